@@ -25,6 +25,7 @@ import sbp
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
 from sbp.hlo.schedule import CHIPS, step_time
 from sbp.infer.cost import row_seconds
+from sbp.infer.memory_shares import MemoryShares
 
 ROWS = (1, 2, 8, 16, 64, 128, 256, 512)
 SIZES = ((2048, 8192), (8192, 2048), (4096, 4096))
@@ -50,7 +51,7 @@ def priced(rows: int, size: tuple[int, int], dtype: str, chip: str) -> float:
     _, weights = node.inputs
     assert isinstance(weights, int)
     row = request.rows_of(node)[0]  # on one device all are alike
-    return row_seconds(request.graph, node, row, request.mesh, {weights: 0.0})
+    return row_seconds(request.graph, node, row, request.mesh, MemoryShares(waited={weights: 0.0}))
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ class _Estimate:
 
     def __init__(self, typing: Typing) -> None:
         self.typing, self.graph, self.mesh = typing, typing.graph, typing.mesh
-        self.waited = typing.graph_request.waited
+        self.shares = typing.graph_request.memory_shares
         self.traffic = traffic(self.graph, self.product_bytes)
 
     @property
@@ -91,7 +91,7 @@ class _Estimate:
         if computes_in_host(node, [self.graph.aval(o) for o in (*node.inputs, *node.outputs)]):
             return 0.0
         row = self.typing.rows[node.id]
-        price = row_seconds(self.graph, node, row, self.mesh, self.waited)
+        price = row_seconds(self.graph, node, row, self.mesh, self.shares)
         return self.local_seconds(node, row) - price
 
     def local_seconds(self, node: Node, row: NdRow) -> float:
@@ -118,7 +118,7 @@ class _Estimate:
             if (node.id, at) in self.traffic.reads:
                 size = math.prod(shape) * _jax.itemsize(self.graph.aval(o).dtype)
                 if isinstance(o, int) and size <= hardware.fast_memory_bytes:
-                    size *= self.waited.get(o, 1.0)
+                    size *= self.shares.waited.get(o, 1.0)
                 moved += size
         for o, shape in zip(node.outputs, outs, strict=True):
             if o in self.traffic.stored:

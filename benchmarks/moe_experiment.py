@@ -1,7 +1,8 @@
 """MoE against dense models with as many FLOPs for each token, few experts against many, deep
 against shallow, on both corpora: what holds of the GShard paper's tables 2 and 3 at this size.
 
-    python -m benchmarks.moe_experiment                    # about 40 minutes on two quiet cores
+    python -m benchmarks.moe_experiment
+    python -m benchmarks.moe_experiment --share 0.5        # 52 minutes on two cores, others at work
     python -m benchmarks.moe_experiment --share 0.1        # a tenth of the steps
     python -m benchmarks.moe_experiment --report           # the report of what is there
 

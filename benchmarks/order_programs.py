@@ -240,6 +240,54 @@ def experts() -> OrderProgram:
     )
 
 
+def scanned_layers() -> OrderProgram:
+    """A scan over layers that are computed again backward, by gradient descent."""
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        @jax.checkpoint
+        def layer(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
+            h = jax.nn.silu(product(x, w["up"]))
+            return x + product(h, w["down"]), None
+
+        x, _ = jax.lax.scan(layer, x.astype(BF16), p)
+        return jnp.mean(jnp.square(x.astype(jnp.float32)))
+
+    params = {"up": aval(6, 1024, 4096), "down": aval(6, 4096, 1024)}
+    return OrderProgram(
+        fn=descent(loss),
+        avals=(params, aval(8192, 1024)),
+        ways={
+            "data parallel": types(P(), P("d")),
+            "fully sharded": types(P(None, "d"), P("d")),
+            "hidden units": types({"up": P(None, None, "d"), "down": P(None, "d")}, P()),
+        },
+        donate=(0,),
+    )
+
+
+def recurrence() -> OrderProgram:
+    """A recurrent layer over 64 positions, by gradient descent."""
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        def turn(h: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.tanh(product(h, p["h"]) + product(x, p["x"])), None
+
+        h, _ = jax.lax.scan(turn, jnp.zeros(x.shape[1:], BF16), x)
+        return jnp.mean(jnp.square(h.astype(jnp.float32)))
+
+    params = {"h": aval(2048, 2048), "x": aval(2048, 2048)}
+    return OrderProgram(
+        fn=descent(loss),
+        avals=(params, aval(64, 1024, 2048)),
+        ways={
+            "examples": types(P(), P(None, "d")),
+            "columns": types(P(None, "d"), P()),
+            "columns and examples": types(P(None, "d"), P(None, "d")),
+        },
+        donate=(0,),
+    )
+
+
 TUNED = (
     mlp_adamw,
     transformer,
@@ -248,5 +296,7 @@ TUNED = (
     embedding_loss,
     optimiser,
     experts,
+    scanned_layers,
+    recurrence,
 )
 """Programs on which prices may be corrected."""

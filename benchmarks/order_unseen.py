@@ -9,32 +9,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.order_programs import BF16, OrderProgram, descent, product, types
-from benchmarks.steps.program import aval
-
-
-def scanned_layers() -> OrderProgram:
-    """A scan over layers that are computed again backward, by gradient descent."""
-
-    def loss(p: Any, x: jax.Array) -> jax.Array:
-        @jax.checkpoint
-        def layer(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
-            h = jax.nn.silu(product(x, w["up"]))
-            return x + product(h, w["down"]), None
-
-        x, _ = jax.lax.scan(layer, x.astype(BF16), p)
-        return jnp.mean(jnp.square(x.astype(jnp.float32)))
-
-    params = {"up": aval(6, 1024, 4096), "down": aval(6, 4096, 1024)}
-    return OrderProgram(
-        fn=descent(loss),
-        avals=(params, aval(8192, 1024)),
-        ways={
-            "data parallel": types(P(), P("d")),
-            "fully sharded": types(P(None, "d"), P("d")),
-            "hidden units": types({"up": P(None, None, "d"), "down": P(None, "d")}, P()),
-        },
-        donate=(0,),
-    )
+from benchmarks.steps.program import ADAMW, aval, training_step
+from benchmarks.steps.transformer import attention, rms_norm
 
 
 def contrastive() -> OrderProgram:
@@ -88,29 +64,6 @@ def decoding() -> OrderProgram:
             "positions": way(P(), P(), P(None, "d"), P()),
         },
         donate=(1, 2),
-    )
-
-
-def recurrence() -> OrderProgram:
-    """A recurrent layer over 64 positions, by gradient descent."""
-
-    def loss(p: Any, x: jax.Array) -> jax.Array:
-        def turn(h: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
-            return jnp.tanh(product(h, p["h"]) + product(x, p["x"])), None
-
-        h, _ = jax.lax.scan(turn, jnp.zeros(x.shape[1:], BF16), x)
-        return jnp.mean(jnp.square(h.astype(jnp.float32)))
-
-    params = {"h": aval(2048, 2048), "x": aval(2048, 2048)}
-    return OrderProgram(
-        fn=descent(loss),
-        avals=(params, aval(64, 1024, 2048)),
-        ways={
-            "examples": types(P(), P(None, "d")),
-            "columns": types(P(None, "d"), P()),
-            "columns and examples": types(P(None, "d"), P(None, "d")),
-        },
-        donate=(0,),
     )
 
 
@@ -178,13 +131,136 @@ def graph_network() -> OrderProgram:
     )
 
 
+def gated_recurrence() -> OrderProgram:
+    """A gated recurrent layer over 32 positions, with AdamW."""
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        def turn(h: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            kept, read = jnp.split(jax.nn.sigmoid(product(x, p["gates"]) + p["bias"]), 2, -1)
+            new = jnp.tanh(product(x, p["in"]) + product(read.astype(BF16) * h, p["state"]))
+            h = (kept * h + (1 - kept) * new).astype(BF16)
+            return h, h
+
+        _, states = jax.lax.scan(turn, jnp.zeros((x.shape[1], 1024), BF16), x)
+        return jnp.mean(jnp.square(product(states, p["out"]).astype(jnp.float32)))
+
+    params = {
+        "gates": aval(512, 2048),
+        "bias": aval(2048),
+        "in": aval(512, 1024),
+        "state": aval(1024, 1024),
+        "out": aval(1024, 512),
+    }
+    columns = {name: P(*[None] * (len(p.shape) - 1), "d") for name, p in params.items()}
+    rows = {name: P("d") for name in params}
+    state = jax.eval_shape(ADAMW.init, params)
+    return OrderProgram(
+        fn=training_step(loss),
+        avals=(params, state, aval(32, 2048, 512)),
+        ways={
+            "examples": types(P(), P(), P(None, "d")),
+            "columns": types(columns, None, P()),
+            "fully sharded": types(rows, None, P(None, "d")),
+        },
+        donate=(0, 1),
+    )
+
+
+def scanned_adamw() -> OrderProgram:
+    """A scan over normalised gated layers that keeps what the backward pass needs, with AdamW."""
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, w: Any) -> tuple[jax.Array, None]:
+            h = rms_norm(x, w["norm"])
+            h = jax.nn.gelu(product(h, w["gate"])) * product(h, w["up"])
+            return x + product(h, w["down"]), None
+
+        x, _ = jax.lax.scan(layer, x.astype(BF16), p)
+        return jnp.mean(jnp.square(x.astype(jnp.float32)))
+
+    up, down = aval(8, 1024, 2048), aval(8, 2048, 1024)
+    params = {"norm": aval(8, 1024), "gate": up, "up": up, "down": down}
+    hidden = {
+        "norm": P(),
+        "gate": P(None, None, "d"),
+        "up": P(None, None, "d"),
+        "down": P(None, "d"),
+    }
+    state = jax.eval_shape(ADAMW.init, params)
+    split = jax.tree.map(lambda m: P(None, "d") if m.ndim > 1 else P(), state)
+    return OrderProgram(
+        fn=training_step(loss),
+        avals=(params, state, aval(16384, 1024)),
+        ways={
+            "data parallel": types(P(), P(), P("d")),
+            "hidden units": types(hidden, None, P()),
+            "moments split": types(P(), split, P("d")),
+        },
+        donate=(0, 1),
+    )
+
+
+def ensemble() -> OrderProgram:
+    """Eight networks that learn from the same examples, by gradient descent."""
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        def one(p: Any) -> jax.Array:
+            y = product(jax.nn.relu(product(x, p["up"])), p["down"])
+            return jnp.mean(jnp.square(y.astype(jnp.float32)))
+
+        return jnp.sum(jax.vmap(one)(p))
+
+    params = {"up": aval(8, 1024, 2048), "down": aval(8, 2048, 256)}
+    return OrderProgram(
+        fn=descent(loss),
+        avals=(params, aval(8192, 1024)),
+        ways={
+            "networks": types(P("d"), P()),
+            "examples": types(P(), P("d")),
+            "hidden units": types({"up": P(None, None, "d"), "down": P(None, "d")}, P()),
+        },
+        donate=(0,),
+    )
+
+
+def cross_attention() -> OrderProgram:
+    """Attention of few queries to a long context, by gradient descent."""
+
+    def loss(p: Any, x: jax.Array, context: jax.Array) -> jax.Array:
+        def heads(x: jax.Array, w: jax.Array) -> jax.Array:
+            return jnp.einsum("bsd,dhk->bshk", x.astype(BF16), w.astype(BF16))
+
+        found = attention(heads(x, p["q"]), heads(context, p["k"]), heads(context, p["v"]), False)
+        y = jnp.einsum("bshk,hkd->bsd", found, p["out"].astype(BF16))
+        return jnp.mean(jnp.square(y.astype(jnp.float32)))
+
+    heads, out = aval(1024, 16, 64), aval(16, 64, 1024)
+    split = {name: P(None, "d") for name in "qkv"} | {"out": P("d")}
+    return OrderProgram(
+        fn=descent(loss),
+        avals=(
+            {"q": heads, "k": heads, "v": heads, "out": out},
+            aval(8, 256, 1024),
+            aval(8, 4096, 1024),
+        ),
+        ways={
+            "examples": types(P(), P("d"), P("d")),
+            "heads": types(split, P(), P()),
+            "context": types(P(), P(), P(None, "d")),
+        },
+        donate=(0,),
+    )
+
+
 UNSEEN = (
-    scanned_layers,
     contrastive,
     decoding,
-    recurrence,
     narrow_sums,
     two_dims,
     graph_network,
+    gated_recurrence,
+    scanned_adamw,
+    ensemble,
+    cross_attention,
 )
 """Programs on which nothing is corrected."""

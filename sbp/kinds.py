@@ -109,6 +109,22 @@ TEXT = Kind("a string", lambda x: isinstance(x, str))
 AXIS = Kind(
     'the name of a mesh axis, such as "data"', lambda x: isinstance(x, str) and bool(x.strip())
 )
+NO_AXIS_NAME = ":,;=%#\"'<>()[]{}"
+"""Characters, besides blanks, that texts of types and plans cannot have in the name of a mesh
+axis."""
+
+AXIS_NAMES = "names of mesh axes have no blanks and none of : , ; = % # quotes and brackets"
+
+
+def can_name(mesh_axis: str) -> bool:
+    """Whether texts of types and plans can name a mesh axis.
+
+    >>> can_name("data"), can_name("a b")
+    (True, False)
+    """
+    return bool(mesh_axis) and not any(c.isspace() or c in NO_AXIS_NAME for c in mesh_axis)
+
+
 AXES = Kind('a collection of names of mesh axes, such as ("data", "model")', are_names)
 
 AXES_OR_NONE = Kind(f"{AXES.what}, or None", lambda x: x is None or are_names(x))

@@ -17,7 +17,18 @@ from typing import TypeVar, overload
 import numpy as np
 
 from sbp.errors import ArgumentKeyError, SbpError, nearest
-from sbp.kinds import AXES, AXES_OR_NONE, AXIS, SHOWN_CHARACTERS, TEXT, Kind, made_of, shown, takes
+from sbp.kinds import (
+    AXES,
+    AXES_OR_NONE,
+    AXIS,
+    NO_AXIS_NAME,
+    SHOWN_CHARACTERS,
+    TEXT,
+    Kind,
+    made_of,
+    shown,
+    takes,
+)
 
 Default = TypeVar("Default")
 
@@ -193,7 +204,10 @@ class NdSbp(Mapping[str, Atom]):
 
 
 _ATOM = re.compile(r"S\((\d+)\)|B|P(?:\((\w+)\))?|\?")
-_NAME = re.compile(r"[A-Za-z_]\w*")
+AXIS_NAME = rf"[^\s{re.escape(NO_AXIS_NAME)}]+"
+"""The names of mesh axes that a type text can hold."""
+
+_NAME = re.compile(AXIS_NAME)
 
 
 @takes("sbp.parse", text=TEXT, mesh_axes=AXES_OR_NONE)

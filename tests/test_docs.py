@@ -125,6 +125,27 @@ def test_links_lead_somewhere(page: Path):
     assert not broken
 
 
+def anchors(page: Path) -> set[str]:
+    """What links to parts of a page may name: its headings in lower case, without punctuation and
+    with a hyphen for each blank, as GitHub and the site make them, and its labels."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    plain = (re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings)
+    return {*plain, *re.findall(r"^\(([\w-]+)\)=$", text, flags=re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_parts_of_pages_lead_somewhere(page: Path):
+    text = page.read_text("utf-8")
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", text)
+    broken = [
+        f"{target}#{anchor}"
+        for target, anchor in links
+        if anchor not in anchors((page.parent / target) if target else page)
+    ]
+    assert not broken
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_are_named_exist(page: Path):
     """A path from the top of the checkout, or the name of a file somewhere in it."""

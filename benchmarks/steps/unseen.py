@@ -1,5 +1,6 @@
 """Steps that were written after the cost model, and that nothing was corrected on: an encoder with
-dropout, a recommender, adapters on frozen weights, and the first pass over a prompt."""
+dropout, a recommender, adapters on frozen weights, and the first pass over a prompt; and those of
+`unseen_data_parallel`."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.steps.program import Mark, Step, aval, training
 from benchmarks.steps.transformer import BF16, rms_norm
+from benchmarks.steps.unseen_data_parallel import mixer, separable, tabular
 
 EIGHT = (("d", 8),)
 
@@ -272,5 +274,5 @@ def prefill() -> Step:
 
 
 UNSEEN: dict[str, Callable[[], Step]] = {
-    f.__name__: f for f in (bert, recommender, adapters, prefill)
+    f.__name__: f for f in (bert, recommender, adapters, prefill, mixer, separable, tabular)
 }

@@ -6,13 +6,13 @@ import difflib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from sbp.api.plan import Plan
 from sbp.errors import SbpError
 from sbp.kinds import FLAG, Kind, instance_of, takes
-from sbp.report.data import plan_data
+from sbp.report.facts import inputs, outputs
 from sbp.report.flows import program_flows
+from sbp.report.strategy import strategy
 
 UPDATE = "SBP_UPDATE_PLANS"
 """The environment variable that, set to 1, writes the files anew."""
@@ -31,8 +31,8 @@ def assert_plan_unchanged(
     more is seen where it is made.
 
     The file has, as text, the mesh, the strategy of each mesh axis, the bytes that one device sends
-    and holds, the types of inputs and outputs, and the collectives with the code that makes their
-    operands. It has no line numbers and no times. The environment variable `SBP_UPDATE_PLANS=1`
+    and holds, the types of inputs and outputs, and the collectives with the code that they are for.
+    It has no line numbers and no times. The environment variable `SBP_UPDATE_PLANS=1`
     writes it, as `update` does.
 
     Arguments:
@@ -85,17 +85,20 @@ def assert_plan_unchanged(
 
 def _lines(plan: Plan) -> Iterator[str]:
     """The plan as the file tells it."""
-    found: dict[str, Any] = plan_data(plan.program, plan.report().output_names)
+    program = plan.program
     yield _HEAD
-    yield f"mesh {' '.join(f'{axis}={size}' for axis, size in found['mesh'].items())}"
-    for axis, text in found["strategy"].items():
-        yield f"strategy of {axis}: {text}"
-    yield f"sent: {found['bytes_sent_per_device']:,.0f} bytes per device"
-    yield f"peak memory: {found['peak_memory_bytes_per_device']:,.0f} bytes per device"
-    for kind in ("input", "output"):
-        for tensor in found[f"{kind}s"]:
-            yield f"{kind} {tensor['name']}: {tensor['shape']} {tensor['type']}"
-    flows = program_flows(plan.program)
+    yield f"mesh {program.mesh}"
+    for use in strategy(program):
+        yield f"strategy of {use.axis}: {use.text}"
+    yield f"sent: {program.cost.bytes_per_device:,.0f} bytes per device"
+    yield f"peak memory: {program.cost.peak_memory_bytes:,.0f} bytes per device"
+    for kind, found in (
+        ("input", inputs(program)),
+        ("output", outputs(program, plan.report().output_names)),
+    ):
+        for tensor in found:
+            yield f"{kind} {tensor.name}: {tensor.shape} {tensor.type!r}"
+    flows = program_flows(program)
     places = [(f"{stop.phase} `{stop.text}`", stop.transfers) for stop in flows.stops]
     for place, transfers in (*places, ("returned", flows.returned)):
         for one in transfers:

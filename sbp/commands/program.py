@@ -298,6 +298,12 @@ def _jitted(
             chosen,
         )
     if isinstance(function, JittedMethod):
+        if axes is not None or options.hardware is not None:
+            raise SbpError(
+                f"{options.target} is a method, which keeps the mesh and the hardware of its"
+                " sbp.jit; leave out --mesh and --hardware, or name a function",
+                code="unknown-option",
+            )
         return function
     if axes is None and context_mesh() is None:
         raise SbpError(

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.export import SymbolicScope, symbolic_shape
 
 from sbp.errors import SbpError, nearest
+from sbp.kinds import AXIS_NAMES, can_name
 
 FORM = "float32[8,16], int32[8]"
 """The form that errors quote."""
@@ -150,9 +151,10 @@ def mesh_axes(text: str) -> Mapping[str, int]:
     axes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (word.strip() for word in part.partition("="))
-        if not name.isidentifier() or not size.isdecimal() or int(size) < 1 or name in axes:
+        if not can_name(name) or not size.isdecimal() or int(size) < 1 or name in axes:
             raise SbpError(
-                f"--mesh {text!r} is not of the form data=2,model=4", code="unknown-option"
+                f"--mesh {text!r} is not of the form data=2,model=4; {AXIS_NAMES}",
+                code="unknown-option",
             )
         axes[name] = int(size)
     return axes

@@ -77,6 +77,7 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         notes.append(f"{more} {were} not dropped to see whether a plan fits then")
     if freed.unshown:
         notes.append(unshown_text(freed.unshown))
+    notes.append("typings that hold less may exist: the search does not try all")
     labels += freed.labels(least.request)
     return Diagnostic(
         code="memory-limit",

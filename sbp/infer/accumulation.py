@@ -45,6 +45,27 @@ class WideSum:
     dim: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How partial sums of a value are added up, and what else its conversions cost.
+
+    Arguments:
+      wide: the wider dtype in which they are accumulated (`WideSum`); None for their own.
+      together: the number of values whose all-reduces start together, this one included
+        (`infer.together`).
+      fused: whether the value reaches memory only where a collective converts it
+        (`infer.memory_shares`).
+    """
+
+    wide: str | None = None
+    together: int = 1
+    fused: bool = False
+
+
+NATIVE = Reduction()
+"""The platform's own."""
+
+
 def block_dim(part: Sequence[int], n: int) -> int | None:
     """The dim along which a sum of parts is cut into blocks, one for each device.
 

@@ -4,13 +4,15 @@ the others."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jax import lax
 
 from sbp import _jax
+from sbp.infer.accumulation import Reduction
+from sbp.infer.memory_shares import MemoryShares
 from sbp.infer.policy import Rules
 from sbp.infer.rows import NdRow, seen_codes
 from sbp.infer.sends import row_sends, row_traffic
@@ -51,8 +53,37 @@ def _precision(node: Node) -> Literal["default", "high", "highest"]:
     )
 
 
+class KernelExchange(NamedTuple):
+    """Seconds of a collective in a kernel, over one mesh axis.
+
+    Attributes:
+      position: of the mesh axis.
+      kind: the collective.
+      before: seconds that run before the work of the kernel.
+      beside: seconds on the links while the kernel works.
+    """
+
+    position: int
+    kind: str
+    before: float
+    beside: float
+
+
+def exchanges(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> Iterator[KernelExchange]:
+    """The collectives in the kernels of a row, in the order in which they run; arguments as
+    `row_seconds`."""
+    for position, sent in row_sends(graph, node, row, mesh):
+        collective = mesh.collective(sent.kind, (position,))
+        if kernel_named(row.kernels[position]).overlaps:
+            started = STEP_LATENCIES * sent.rounds * collective.seconds
+            beside = sent.bytes * collective.seconds_per_byte
+            yield KernelExchange(position, sent.kind, started, beside)
+        else:
+            yield KernelExchange(position, sent.kind, collective.of(sent.bytes, sent.rounds), 0.0)
+
+
 def row_seconds(
-    graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, waited: Mapping[int, float]
+    graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, shares: MemoryShares
 ) -> float:
     """Seconds of a node's kernel under a row: its local work on one device, and its own
     collectives. Work that several devices repeat, since an operand is B, is counted on each of
@@ -63,18 +94,12 @@ def row_seconds(
       node: the node.
       row: the row.
       mesh: the mesh.
-      waited: for values that are fetched before they are read, the share of the reading that is
-          waited for (`infer.prefetch`).
+      shares: how much of what the operation reads and writes reaches memory.
     """
-    seconds, hidden = max(local_seconds(graph, node, row, mesh, waited)), 0.0
-    for position, sent in row_sends(graph, node, row, mesh):
-        collective = mesh.collective(sent.kind, (position,))
-        if kernel_named(row.kernels[position]).overlaps:
-            # One exchange runs at the same time as the work; other exchanges run before it.
-            hidden = max(hidden, sent.bytes * collective.seconds_per_byte)
-            seconds += STEP_LATENCIES * sent.rounds * collective.seconds
-        else:
-            seconds += collective.of(sent.bytes, sent.rounds)
+    seconds, hidden = max(local_seconds(graph, node, row, mesh, shares)), 0.0
+    for exchange in exchanges(graph, node, row, mesh):
+        seconds += exchange.before
+        hidden = max(hidden, exchange.beside)
     return max(seconds, hidden)
 
 
@@ -82,7 +107,7 @@ def undominated(
     rows: Sequence[NdRow],
     seconds: np.ndarray,
     avals: Sequence[Any],
-    widths: Sequence[str | None],
+    reductions: Sequence[Reduction],
     spaces: Spaces,
     rules: Rules,
 ) -> np.ndarray:
@@ -96,8 +121,7 @@ def undominated(
       rows: the rows of a node.
       seconds: the cost of each row.
       avals: of each operand, then of each result.
-      widths: for each operand, then for each result, the wider dtype in which its partial sums are
-        accumulated; None for the platform's own.
+      reductions: for each operand, then for each result, how it is converted.
       spaces: type spaces of the mesh.
       rules: rules that allow a conversion only where all places of the program allow it.
 
@@ -114,7 +138,7 @@ def undominated(
         distinct = sorted(set(types))
         if len(distinct) > 1:
             monoids = frozenset(MONOIDS[-1 - c] for t in distinct for c in t if c < 0)
-            space = spaces.of(aval, monoids, wide=widths[position])
+            space = spaces.of(aval, monoids, reduction=reductions[position])
             known = [t in space.index for t in distinct]
             at = [space.index.get(t, 0) for t in distinct]
             boxing = space.seconds(rules)[np.ix_(at, at)].copy()
@@ -168,25 +192,22 @@ class LocalSeconds(NamedTuple):
 
 
 def local_seconds(
-    graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, waited: Mapping[int, float]
+    graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, shares: MemoryShares
 ) -> LocalSeconds:
     """Seconds of a node's local work on one device, without its collectives; arguments as
     `row_seconds`."""
-    hardware = mesh.hardware
+    hardware, sizes = mesh.hardware, mesh.sizes
 
     def local(shape: Sequence[int], codes: Codes) -> tuple[int, ...]:
-        return local_shape(shape, codes, mesh.sizes)
+        return local_shape(shape, codes, sizes)
 
     ins = [local(graph.aval(o).shape, c) for o, c in zip(node.inputs, seen_codes(row), strict=True)]
     outs = [local(graph.avals[o].shape, c) for o, c in zip(node.outputs, row.outs, strict=True)]
-    traffic = sum(
-        math.prod(s) * _jax.itemsize(graph.aval(o).dtype)
-        for o, s in zip(node.inputs, ins, strict=True)
-    )
-    traffic += sum(
-        math.prod(s) * _jax.itemsize(graph.avals[o].dtype)
-        for o, s in zip(node.outputs, outs, strict=True)
-    )
+    of_each = [
+        math.prod(shape) * _jax.itemsize(graph.aval(o).dtype)
+        for o, shape in zip((*node.inputs, *node.outputs), (*ins, *outs), strict=True)
+    ]
+    traffic = sum(of_each)
     traits = traits_of(node.op)
     if node.op == TRANSFER:
         # Half is read, half is written.
@@ -196,11 +217,14 @@ def local_seconds(
         return LocalSeconds(0.0, traffic / hardware.host_bytes_per_second)
     if traits.flops is None:
         fraction = FUSED_FRACTION if traits.fusion == "partly" else FREE_FRACTION
-        return LocalSeconds(0.0, fraction * traffic / hardware.hbm_bytes_per_second)
-    for o, shape in zip(node.inputs, ins, strict=True):
-        size = math.prod(shape) * _jax.itemsize(graph.aval(o).dtype)
-        if isinstance(o, int) and o in waited and size <= hardware.fast_memory_bytes:
-            traffic -= (1.0 - waited[o]) * size
+        moved = sum(
+            size * (fraction if share is None else share)
+            for size, share in zip(of_each, shares.of(node), strict=True)
+        )
+        return LocalSeconds(0.0, moved / hardware.hbm_bytes_per_second)
+    for size, share in zip(of_each, shares.of(node), strict=True):
+        if share is not None and size <= hardware.fast_memory_bytes:
+            traffic -= (1.0 - share) * size
     traffic += row_traffic(graph, node, row, mesh)
     work = math.prod(kernel_named(name).work for name in set(row.kernels))
     return LocalSeconds(

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from sbp.annotations import annotate_p
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.trace.numbering import SAME
-from sbp.trace.regions import Entry, Exit, interface_of, trips_of
+from sbp.trace.regions import Entry, Exit, interface_of, weighed_trips
 
 Place = tuple[Literal["row", "value", "read", "returned", "output"], Any]
 """Where a `Typing` stores a decision: the row of a node id; the type of a value; the type in which
@@ -297,7 +297,7 @@ class _Walk:
         the results of a branch directly after the branch."""
         interface = interface_of(node)
         if interface.loop:
-            inside = _Here(weight=here.weight * max(1, trips_of(node)), in_loop=True)
+            inside = _Here(weight=here.weight * weighed_trips(node), in_loop=True)
         else:
             inside = _Here(weight=here.weight / len(node.regions), in_loop=here.in_loop)
         entered = [self.enter(node, e, here, inside) for e in interface.entries]

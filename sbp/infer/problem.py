@@ -21,7 +21,7 @@ import numpy as np
 from sbp import _jax
 from sbp.annotations import Pin
 from sbp.errors import SbpInternalError
-from sbp.infer.accumulation import Sums, wide
+from sbp.infer.accumulation import NATIVE, Reduction, Sums, wide
 from sbp.infer.charges import ConversionCharges, PricedEnd
 from sbp.infer.cost import row_seconds, undominated
 from sbp.infer.flow import Decision, Edge, End, Flow
@@ -32,12 +32,11 @@ from sbp.infer.rows import EMPTY, NdRow
 from sbp.infer.sends import allowed_rows
 from sbp.infer.space import Codes, TypeSpace, is_even, stack
 from sbp.infer.typing import Typing
-from sbp.infer.value_space import Spaces
+from sbp.infer.value_space import Needs, Spaces, needs_of
 from sbp.machine.mesh import MeshSpec
 from sbp.solve.axes import solve_axes
 from sbp.solve.costgraph import CostGraph
 from sbp.trace.graph import Graph, Node
-from sbp.types import MONOIDS
 
 DEFERRAL = 1e-12
 """Seconds by which a row that takes a partial and yields a partial is preferred."""
@@ -70,6 +69,7 @@ class Problem:
     types: dict[int, tuple[Codes, ...]] = field(default_factory=dict)
     charged: dict[int, np.ndarray] = field(default_factory=dict)
     waived: list[tuple[int, int, np.ndarray]] = field(default_factory=list)
+    _needs: dict[Any, Needs] = field(default_factory=dict)
     _row_costs: dict[Any, tuple[tuple[NdRow, ...], np.ndarray, Any]] = field(default_factory=dict)
 
     @property
@@ -125,20 +125,20 @@ class Problem:
         aval: Any,
         monoids: frozenset[str],
         codes: Sequence[Codes] = (),
-        wide: str | None = None,
+        reduction: Reduction = NATIVE,
     ) -> TypeSpace:
-        forced = set()
-        for t in codes:
-            for position, c in enumerate(t):
-                if c > 0 and _small(aval.shape, t, self.mesh.sizes, c):
-                    forced.add((position, c - 1))
-        if any(c < 0 for t in codes for c in t):
-            monoids = monoids | {MONOIDS[-1 - c] for t in codes for c in t if c < 0}
-        return self._spaces.of(aval, monoids, frozenset(forced), wide)
+        key = aval.shape, frozenset(codes)
+        if key not in self._needs:
+            self._needs[key] = needs_of(aval.shape, codes, self.mesh.sizes)
+        forced, partial = self._needs[key]
+        return self._spaces.of(aval, monoids | partial, forced, reduction)
 
     def _wide(self, value: int) -> str | None:
         """The dtype in which parts of a value are added; None for the platform's own sum."""
         return wide(self.graph.avals[value].dtype, self._sums.get(value))
+
+    def _reduction(self, value: int) -> Reduction:
+        return self.request.reduction(value, self._wide(value))
 
     def _boundary_types(
         self, aval: Any, wanted: tuple[int | None, ...] | None, *, padded: bool
@@ -242,11 +242,12 @@ class Problem:
         graph, every = self.graph, self._rows(node)
         rules = self.request.rules(node, in_loop=in_loop)
         avals = tuple(graph.aval(o) for o in (*node.inputs, *node.outputs))
-        widths = tuple(
-            self._wide(o) if isinstance(o, int) else None for o in (*node.inputs, *node.outputs)
+        reductions = tuple(
+            self._reduction(o) if isinstance(o, int) else NATIVE
+            for o in (*node.inputs, *node.outputs)
         )
-        waited = self.request.waited
-        key = id(every), node.op, rules, widths, tuple(o in waited for o in node.inputs)
+        shares = self.request.memory_shares
+        key = id(every), node.op, rules, reductions, shares.of(node)
         if key not in self._row_costs:
             rows = allowed_rows(graph, node, every, rules, self.mesh)
             # Of rows with equal costs, one that takes and yields a partial is preferred: the
@@ -258,10 +259,11 @@ class Problem:
                 ]
             )
             seconds = (
-                np.array([row_seconds(graph, node, r, self.mesh, waited) for r in rows])
+                np.array([row_seconds(graph, node, r, self.mesh, shares) for r in rows])
                 - DEFERRAL * carries
             )
-            kept = undominated(rows, seconds, avals, widths, self._spaces, self.request.strictest)
+            strictest = self.request.strictest
+            kept = undominated(rows, seconds, avals, reductions, self._spaces, strictest)
             # The entry keeps `every` alive, since its id is in the key.
             self._row_costs[key] = (
                 tuple(r for r, k in zip(rows, kept, strict=True) if k),
@@ -303,7 +305,7 @@ class Problem:
             monoids = self.native.get(value, EMPTY)
             if self.request.budgets:
                 monoids = detour(aval.dtype, monoids)
-            space = self._space(aval, monoids, sorted(every), self._wide(value))
+            space = self._space(aval, monoids, sorted(every), self._reduction(value))
             if len(ends) == 1:
                 charges.charge(value, space, maker, ends[0])
             else:
@@ -372,8 +374,13 @@ class Problem:
         """For each variable an array [state, axis] of numbers: equal for states that have the same
         atoms on the axis, 0 for B everywhere."""
         profiles = [np.zeros((len(u), len(self.mesh.sizes)), dtype=int) for u in self.costs.unary]
+        # Operations that are alike have one tuple of rows, which `self.rows` keeps alive.
+        known: dict[int, np.ndarray] = {}
         for variable, rows in self.rows.items():
-            profiles[variable] = _profile([(*r.ins, *r.outs) for r in rows], len(self.mesh.sizes))
+            if id(rows) not in known:
+                states = [(*r.ins, *r.outs) for r in rows]
+                known[id(rows)] = _profile(states, len(self.mesh.sizes))
+            profiles[variable] = known[id(rows)]
         for variable, types in self.types.items():
             profiles[variable] = _profile([(t,) for t in types], len(self.mesh.sizes))
         return profiles
@@ -387,8 +394,3 @@ def _profile(states: Sequence[tuple[Codes, ...]], axes: int) -> np.ndarray:
             said = tuple(t[axis] for t in state)
             out[i, axis] = 0 if not any(said) else numbers.setdefault(said, len(numbers) + 1)
     return out
-
-
-def _small(shape: Sequence[int], t: Codes, sizes: Sequence[int], code: int) -> bool:
-    parts = math.prod(n for c, n in zip(t, sizes, strict=True) if c == code)
-    return shape[code - 1] < parts

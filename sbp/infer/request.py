@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sbp.infer.accumulation import (
+    Reduction,
     Sums,
     chosen_sums,
     has_choice,
@@ -17,10 +18,12 @@ from sbp.infer.accumulation import (
 )
 from sbp.infer.completeness import check_complete
 from sbp.infer.flow import Flow, flow_of
+from sbp.infer.memory_shares import MemoryShares, memory_shares
 from sbp.infer.partials import native_partials
 from sbp.infer.policy import Ban, Rules, late_values
 from sbp.infer.prefetch import waited_shares
 from sbp.infer.rows import NdRow, RowTable
+from sbp.infer.together import reduced_together
 from sbp.infer.value_space import Spaces
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.machine.mesh import MeshSpec
@@ -200,11 +203,26 @@ class Request:
         return flow
 
     @functools.cached_property
-    def waited(self) -> Mapping[int, float]:
-        """For each argument that is fetched before products read it, the share of the reading that
-        they wait for."""
+    def memory_shares(self) -> MemoryShares:
+        """How much of what operations read and write reaches memory."""
         asked = dict(zip(self.graph.inputs, self.demand.inputs, strict=True))
-        return waited_shares(self.graph, self.flow, asked, self.mesh)
+        waited = waited_shares(self.graph, self.flow, asked, self.mesh)
+        return memory_shares(self.graph, self.mesh, waited)
+
+    @functools.cached_property
+    def together(self) -> Mapping[int, int]:
+        """For each value whose all-reduce starts with those of others, how many start with it."""
+        return reduced_together(self.graph, self.mesh)
+
+    def reduction(self, value: int, wide: str | None) -> Reduction:
+        """How partial sums of a value are added up, and what else its conversions cost.
+
+        Arguments:
+          value: the value.
+          wide: the wider dtype in which its parts are added; None for their own.
+        """
+        fused = value in self.memory_shares.fused
+        return Reduction(wide, self.together.get(value, 1), fused)
 
     @functools.cached_property
     def native(self) -> Mapping[int, frozenset[str]]:

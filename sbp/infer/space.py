@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from sbp.errors import SbpInternalError
-from sbp.infer.accumulation import WideSum, block_dim
+from sbp.infer.accumulation import NATIVE, Reduction, WideSum, block_dim
 from sbp.infer.policy import Rules
 from sbp.machine.lanes import copies_for_lanes
 from sbp.machine.mesh import MeshSpec
@@ -47,6 +47,10 @@ RELAYOUT_PASSES = 7.0
 """Passes over its result that a gather of partly filled lanes is charged: the TPU compiler lays the
 gathered dim out as the outermost one, and copies an array that meets the result into this layout
 and what comes of both back (`tests/tpu/test_layouts.py`)."""
+
+JOINED_BYTES = 96 * 2**20
+"""Bytes that the TPU compiler reduces in one all-reduce, of values that do not wait for each other:
+a smaller one is charged its share of a start (`infer.together`)."""
 
 LOCAL_SECONDS = 1e-9
 """Seconds that a local step is charged besides, so that no path takes one without need."""
@@ -153,7 +157,6 @@ _CHANGES: dict[tuple[str, str], StepKind] = {
     ("S", "P"): "zero_pad",
 }
 
-
 _SUM = encode(Unreduced("sum"))
 
 
@@ -171,7 +174,7 @@ class TypeSpace:
       monoids: monoids that may occur.
       forced: (mesh axis position, dim) of splits that a pin asks for, although the dim has fewer
           elements than the axis has devices.
-      wide: the wider dtype in which partial sums are accumulated (`WideSum`); None for their own.
+      reduction: how partial sums are added up, and what else conversions cost.
     """
 
     def __init__(
@@ -181,10 +184,10 @@ class TypeSpace:
         mesh: MeshSpec,
         monoids: frozenset[str],
         forced: frozenset[tuple[int, int]] = frozenset(),
-        wide: str | None = None,
+        reduction: Reduction = NATIVE,
     ) -> None:
         self.shape, self.itemsize, self.mesh, self.sizes = shape, itemsize, mesh, mesh.sizes
-        self.forced, self.wide = forced, wide
+        self.forced, self.reduction = forced, reduction
         choices = []
         for position, n in enumerate(self.sizes):
             codes = [
@@ -267,11 +270,11 @@ class TypeSpace:
         here: float,
     ) -> Step:
         there = float(self.local_bytes[self.index[target]])
-        share = (n - 1) / n
-        how = None
-        if self.wide is not None and source[axes[0]] == _SUM and _kind(target[axes[0]]) != "P":
-            part, scattered = local_shape(self.shape, source, self.sizes), target[axes[0]]
-            how = WideSum(self.wide, scattered - 1 if scattered else block_dim(part, n))
+        share, how, wide = (n - 1) / n, None, self.reduction.wide
+        part, result = (local_shape(self.shape, t, self.sizes) for t in (source, target))
+        if wide is not None and source[axes[0]] == _SUM and _kind(target[axes[0]]) != "P":
+            scattered = target[axes[0]]
+            how = WideSum(wide, scattered - 1 if scattered else block_dim(part, n))
             if how.dim is not None:
                 return self._wide_step(kind, axes, source, target, n, how)
         run: str = kind
@@ -288,9 +291,8 @@ class TypeSpace:
             case _:
                 sent = 0.0
         seconds = self._step_seconds(run, axes, sent, max(here, there))
-        parts = [local_shape(self.shape, t, self.sizes) for t in (source, target)]
         on_tpu = self.mesh.hardware.platform == "tpu"
-        if kind == "all_gather" and on_tpu and copies_for_lanes(*parts):
+        if kind == "all_gather" and on_tpu and copies_for_lanes(part, result):
             seconds += RELAYOUT_PASSES * there / self.mesh.hardware.hbm_bytes_per_second
         return Step(kind, axes, source, target, sent, seconds, how)
 
@@ -328,11 +330,21 @@ class TypeSpace:
           buffer_bytes: bytes of the larger of its operand and its result on a device.
         """
         one_pass = buffer_bytes / self.mesh.hardware.hbm_bytes_per_second
+        together = self.reduction.together
         if kind in LOCAL:
-            return LOCAL_SECONDS + LOCAL_PASS * one_pass
+            # Padded parts are no sum of the program: their all-reduce pays its own start.
+            padded = together > 1 and kind in ("zero_pad", "mask")
+            started = self._collective("all_reduce", axes).seconds if padded else 0.0
+            return LOCAL_SECONDS + LOCAL_PASS * one_pass + started
+        starts = 1.0
+        if together > 1 and kind == "all_reduce":
+            starts = min(1.0, max(1 / together, buffer_bytes / JOINED_BYTES))
+        return self._collective(kind, axes).of(sent, starts) + COLLECTIVE_PASS * one_pass
+
+    def _collective(self, kind: str, axes: tuple[int, ...]) -> AlphaBeta:
         if (kind, axes) not in self._collectives:
             self._collectives[kind, axes] = self.mesh.collective(kind, axes)
-        return self._collectives[kind, axes].of(sent) + COLLECTIVE_PASS * one_pass
+        return self._collectives[kind, axes]
 
     def _exchanged(self, source: Codes, dim: int, n: int) -> int:
         """Bytes of one device's part, padded so that `dim` has n equal blocks."""

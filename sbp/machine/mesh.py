@@ -12,8 +12,9 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
+from sbp._jax import ENDS_ON_AXIS_NAMES
 from sbp.errors import ArgumentError, SbpError, nearest, refused
-from sbp.kinds import AXES, Kind, is_whole, shown, takes
+from sbp.kinds import AXES, AXIS_NAMES, Kind, can_name, is_whole, shown, takes
 from sbp.machine.hardware import Hardware as Hardware
 from sbp.machine.lowerings import scatters_whole_mesh
 from sbp.machine.network import AlphaBeta, alpha_beta
@@ -123,7 +124,8 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
 
     Raises:
       SbpError: `unknown-option` for a hardware name that is not in the table, `unknown-axis` for a
-        slow axis that the mesh does not have, `bad-argument` for another kind of mesh.
+        slow axis that the mesh does not have, `bad-argument` for another kind of mesh and for an
+        axis name that no type text can hold or that this JAX cannot run with.
 
     >>> mesh_spec(jax.sharding.AbstractMesh((2, 4), ("data", "model"))).num_devices
     8
@@ -133,6 +135,7 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
             f"mesh is a jax.sharding.Mesh or AbstractMesh, got {type(mesh).__name__}", TypeError
         )
     axes = tuple((str(name), int(size)) for name, size in mesh.shape.items())
+    _check_names(mesh.axis_names, devices=mesh.size if isinstance(mesh, Mesh) else 0)
     is_assumed = hardware is None and isinstance(mesh, AbstractMesh)
     if hardware is None:
         hardware = _hardware_of(mesh)
@@ -148,6 +151,21 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
     for mesh_axis, _ in hardware.slow_axes:
         spec.size(mesh_axis)
     return spec
+
+
+def _check_names(names: Sequence[Any], *, devices: int) -> None:
+    """Refuses the names of mesh axes that no text can have, and those with which JAX ends the
+    process on so many devices; 0 for a mesh without devices."""
+    for name in map(str, names):
+        if not can_name(name):
+            raise SbpError(f"no type text can name the mesh axis {shown(name)}: {AXIS_NAMES}")
+        ends = (devices and not name.isascii()) or (devices > 1 and "\\" in name)
+        if ends and ENDS_ON_AXIS_NAMES:
+            raise SbpError(
+                f"this JAX ends the process on devices of a mesh with an axis {shown(name)}; take a"
+                " name of ASCII characters without backslashes, a jax.sharding.AbstractMesh to plan"
+                " on, or JAX 0.12"
+            )
 
 
 def _hardware_of(mesh: Mesh | AbstractMesh) -> Hardware:
@@ -185,6 +203,7 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
             f"make_mesh takes a size from 1 on for each of the axes, and names that differ, got"
             f" sizes {shown(axis_sizes)} and names {shown(names)}"
         )
+    _check_names(names, devices=math.prod(map(int, axis_sizes)))
     devices = jax.devices()
     need = math.prod(map(int, axis_sizes))
     if need > len(devices):

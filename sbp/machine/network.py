@@ -45,7 +45,7 @@ class AlphaBeta:
     seconds: float
     seconds_per_byte: float
 
-    def of(self, bytes_sent: float, rounds: int = 1) -> float:
+    def of(self, bytes_sent: float, rounds: float = 1) -> float:
         """Seconds of `rounds` collectives that send `bytes_sent` bytes per device in total.
 
         >>> AlphaBeta(1.0, 0.5).of(4.0, rounds=2)

@@ -85,11 +85,13 @@ class _Lowering:
         """The type space of a value, with the given types among its types."""
         types = tuple(types)
         aval = self.typing.graph.avals[value]
-        monoids = frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0) or EMPTY
+        monoids = frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0)
+        monoids |= self.request.native.get(value, EMPTY)
         monoids = detour(aval.dtype, monoids) if self.request.budgets else monoids
         forced = frozenset((i, c - 1) for t in types for i, c in enumerate(t) if c > 0)
         sums_in = wide(aval.dtype, self.typing.sums.get(value))
-        return self.request.spaces.of(aval, monoids, forced, sums_in)
+        reduction = self.request.reduction(value, sums_in)
+        return self.request.spaces.of(aval, monoids, forced, reduction)
 
     def block(self, graph: Graph, returned: tuple[Codes, ...], owner: Node | None = None) -> Block:
         """A graph as instructions.

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from sbp import _jax
 from sbp.infer.space import local_shape
@@ -69,17 +70,35 @@ def peak_memory(typing: Typing, block: Block) -> Peak:
       typing: the types, for shapes and the mesh.
       block: the plan.
     """
-    held, live = _Memory(typing, in_host=False).fullest(block)
+    held, live = DeviceMemory(typing, in_host=False).fullest(block)
     any_in_host = any(map(_jax.in_host, typing.graph.avals.values()))
-    in_host = _Memory(typing, in_host=True).fullest(block)[0] if any_in_host else 0.0
+    in_host = DeviceMemory(typing, in_host=True).fullest(block)[0] if any_in_host else 0.0
     return Peak(bytes=held, temporaries=live, host_bytes=in_host)
 
 
-Live = tuple[float, tuple[Register, ...]]
-"""Most bytes at one moment, and the registers that are live then."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What a plan has in memory while one instruction runs, besides arguments and results.
+
+    Arguments:
+      instruction: the instruction; a loop for what it has besides its body.
+      bytes: of all temporaries.
+      scratch: bytes of these that the instruction needs besides its operands and results.
+      live: the bytes of each temporary: of the program, then of the body of each loop around the
+          instruction. They are right until the next moment is asked for.
+    """
+
+    instruction: Instruction
+    bytes: float
+    scratch: float
+    live: tuple[Mapping[Register, float], ...]
+
+    def registers(self) -> tuple[Register, ...]:
+        """The temporaries that take bytes, in program order."""
+        return tuple(r for sizes in self.live for r, b in sizes.items() if b)
 
 
-class _Memory:
+class DeviceMemory:
     """What a plan has in one of a device's two memories.
 
     Arguments:
@@ -92,14 +111,28 @@ class _Memory:
         self.avals, self.sizes = typing.graph.avals, typing.mesh.sizes
         self.on_tpu = typing.mesh.hardware.platform == "tpu" and not in_host
 
-    def fullest(self, block: Block) -> Live:
+    def fullest(self, block: Block) -> tuple[float, tuple[Register, ...]]:
         """Bytes of the program at its fullest moment, and the temporaries that are live then."""
-        arguments = sum(map(self.size, block.inputs))
+        peak, live = 0.0, tuple[Register, ...]()
+        for moment in self.moments(block):
+            if moment.bytes > peak:
+                peak, live = moment.bytes, moment.registers()
+        held = self.arguments(block) + self.results(block)
+        return held + peak + self.gaps(peak), live
+
+    def arguments(self, block: Block) -> float:
+        """Bytes of the arguments of the program."""
+        return sum(map(self.size, block.inputs))
+
+    def results(self, block: Block) -> float:
+        """Bytes of the results that take no buffers of donated arguments."""
         outputs = sum(self.size(s) for s in block.outputs if isinstance(s, Register))
         donated = sum(self.size(block.inputs[i]) for i in reused(self.typing, block))
-        temporaries, live = self.temporaries(block, top=True)
-        gaps = 0.0 if self.in_host else GAPS
-        return arguments + max(0.0, outputs - donated) + (1 + gaps) * temporaries, live
+        return max(0.0, outputs - donated)
+
+    def gaps(self, temporaries: float) -> float:
+        """Bytes between temporaries."""
+        return 0.0 if self.in_host else GAPS * temporaries
 
     def elements(self, register: Register) -> int:
         """Elements of a register on one device, in any memory."""
@@ -114,17 +147,15 @@ class _Memory:
             return 0.0
         return self.elements(register) * _jax.itemsize(aval.dtype)
 
-    def inner(self, instruction: Instruction) -> Live:
-        """Bytes that an instruction needs besides its operands and results, and the registers that
-        are live inside it when it needs most."""
+    def scratch(self, instruction: Instruction) -> float:
+        """Bytes that an instruction needs besides its operands, its results and its body."""
         match instruction:
             case Loop():
-                found = [self.temporaries(b, top=False) for b in instruction.blocks]
-                return max(found, key=lambda live: live[0], default=(0.0, ()))
+                return 0.0
             case Apply():
-                return instruction.scratch_bytes + self.copies(instruction), ()
+                return instruction.scratch_bytes + self.copies(instruction)
             case Box(source=source, target=target):
-                return self.size(source, copied=True) + self.size(target, copied=True), ()
+                return self.size(source, copied=True) + self.size(target, copied=True)
 
     def copies(self, instruction: Apply) -> float:
         """Bytes of the copies on which XLA sorts or transforms whole lines, or adds up lines."""
@@ -155,12 +186,12 @@ class _Memory:
         itemsize = _jax.itemsize(self.avals[updates.value].dtype)
         return (taken - math.prod(shape)) * itemsize
 
-    def temporaries(self, block: Block, *, top: bool) -> Live:
-        """Most bytes of temporaries that a block has at one moment.
+    def moments(self, block: Block, *, top: bool = True) -> Iterator[Moment]:
+        """What a block has in memory as each of its instructions runs, those of loops included.
 
         Arguments:
           block: the block.
-          top: whether the block is the program, whose results `fullest` counts.
+          top: whether the block is the program, whose results are counted beside the moments.
         """
         kept = {s for s in block.outputs if isinstance(s, Register)}
         found = stored(block, self.avals, self.elements)
@@ -168,11 +199,9 @@ class _Memory:
         for register, at in found.last.items():
             if register not in kept:
                 ends[at].append(register)
-        live, peak = 0.0, 0.0
-        fullest: tuple[Register, ...] = ()
+        live = 0.0
         sizes: dict[Register, float] = {}
         for at, instruction in enumerate(block.instructions):
-            inner, within = self.inner(instruction)
             ending = [s for s in ends[at] if s in sizes]
             for register in found.early.get(at, ()):
                 sizes[register] = self.size(register)
@@ -189,11 +218,15 @@ class _Memory:
                         break
                 sizes[register] = bytes_
                 live += bytes_
-            if live + inner > peak:
-                peak, fullest = live + inner, (*(r for r, b in sizes.items() if b), *within)
+            scratch = self.scratch(instruction)
+            yield Moment(
+                instruction=instruction, bytes=live + scratch, scratch=scratch, live=(sizes,)
+            )
+            for inner in instruction.blocks if isinstance(instruction, Loop) else ():
+                for one in self.moments(inner, top=False):
+                    yield replace(one, bytes=live + one.bytes, live=(sizes, *one.live))
             for source in ending:
                 live -= sizes.pop(source)
-        return peak, fullest
 
     def in_place(
         self, instruction: Instruction, position: int, ending: list[Register]

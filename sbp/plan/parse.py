@@ -23,13 +23,13 @@ from sbp.plan.text import (
     Listing,
     wide_text,
 )
-from sbp.types import parse
+from sbp.types import AXIS_NAME, parse
 
 _NAME = r"%\d+'*"
 _SHAPE = r"[\w<>]+\[[\d,]*\]"
 _OPERAND = rf"(?:{_NAME}|const:{_SHAPE}(?:\{{[^}}]*\}})?|[-+\w.]+:\w+(?:\{{[^}}]*\}})?)"
 _COMMENT = re.compile(r"  # (.*)$")
-_HEAD = re.compile(r"plan ((?:\w+=\d+ )*)boxing=(\w+) (\S+) B per device \{")
+_HEAD = re.compile(rf"plan ((?:{AXIS_NAME}=\d+ )*)boxing=(\w+) (\S+) B per device \{{")
 _VALUE = re.compile(rf"({_NAME}): (?:({_SHAPE}) )?(\S.*)")
 _CALL = re.compile(
     rf"([\w:.-]+)(?:<([^>]*)>|\[([^\]]*)\])?\(((?:{_OPERAND}(?:, {_OPERAND})*)?)\)(?:  (\S+)"

@@ -11,7 +11,7 @@ from sbp.infer.space import to_type
 from sbp.plan.program import Program
 from sbp.report.flows import program_flows
 from sbp.report.parts import Column, Page, Paragraph, Section, Share, Table, TableRow
-from sbp.report.wording import bytes_text
+from sbp.report.wording import branches_text, bytes_text
 from sbp.source.reader import names_at, shortened, users_span
 from sbp.source.text import line_text
 from sbp.trace.graph import Node
@@ -94,16 +94,17 @@ def source_page(program: Program, title: str) -> Page:
       program: the plan.
       title: the function's name.
     """
-    lines = annotated_lines(program)
-    total = program.cost.bytes_per_device
+    lines, flows = annotated_lines(program), program_flows(program)
+    total = flows.bytes
     most = max((a.bytes_per_device for a in lines), default=0.0)
     name = f"`{title}`" if title else "the program"
     rest = total - sum(a.bytes_per_device for a in lines)
     head = (
-        f"each line with the types that it makes, and the bytes that a device sends there of"
-        f" {bytes_text(total)} per call"
-        + (f"; it sends {bytes_text(rest)} for results, at no line" if rest >= 1 else "")
+        "each line with the types that it makes, and the bytes that a device sends for it per call:"
     )
+    head += f" {bytes_text(total)} in all" if total else " none"
+    head += f", {bytes_text(rest)} of them for results or at no line" if rest >= 1 else ""
+    head += f". {branches_text(total, flows.called)}".removesuffix(". ")
     sections = [
         Section(
             title=f"source of {file_name(file)}",

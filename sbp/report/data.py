@@ -9,7 +9,10 @@ from sbp.plan.program import Program
 from sbp.report import facts
 from sbp.report.collectives import Collective, collectives
 from sbp.report.flows import Transfer, program_flows
+from sbp.report.limits import limits
+from sbp.report.live_bytes import live_bytes
 from sbp.report.phases import PHASES
+from sbp.report.schedule import lane_seconds, schedule
 from sbp.report.strategy import strategy
 
 FORMAT = "sbp report 1"
@@ -30,6 +33,9 @@ def plan_data(program: Program, output_names: tuple[str, ...]) -> dict[str, Any]
         "bytes_sent_per_device": program.cost.bytes_per_device,
         "peak_memory_bytes_per_device": program.cost.peak_memory_bytes,
         "modelled_seconds": program.cost.seconds,
+        "seconds_by_lane": lane_seconds(program, schedule(program)),
+        "memory_at_peak": dict(live_bytes(program).peak.bytes),
+        "limits": _limits(program),
         "strategy": {use.axis: use.text for use in strategy(program)},
         "inputs": [_tensor(t) for t in facts.inputs(program)],
         "outputs": [_tensor(t) for t in facts.outputs(program, output_names)],
@@ -38,10 +44,20 @@ def plan_data(program: Program, output_names: tuple[str, ...]) -> dict[str, Any]
     }
 
 
+def _limits(program: Program) -> dict[str, Any]:
+    found = limits(program)
+    return {
+        "flops": found.flops,
+        "repeated_flops": found.repeated,
+        "utilisation": found.utilisation,
+        "seconds_by_bound": found.seconds,
+    }
+
+
 def modules(program: Program) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """The collectives of each scope of `jax.named_scope` and of modules, by phase. Numbers in names
-    of scopes are `*`, so that layers are one. The empty name has what stands in no scope, and
-    what leaves the program or returns to a loop.
+    of scopes are `*`, so that layers are one. The empty name has what stands in no scope; results
+    have a phase of their own there, `returned`. Of a `cond` all branches are there.
 
     Arguments:
       program: the plan.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sbp import _jax
@@ -14,7 +15,7 @@ from sbp.plan.ir import Block, Loop, Register, Source
 from sbp.plan.program import Program, planned_boxes, sending
 from sbp.plan.text import shape_text
 from sbp.report.reasons import output_name
-from sbp.report.wording import SEGMENT_LIMIT, span_text
+from sbp.report.wording import SEGMENT_LIMIT, common_name, span_text, without_numbers
 from sbp.source.annotations import annotated_text, annotation_span
 from sbp.source.reader import shortened
 from sbp.trace.graph import Node
@@ -135,6 +136,19 @@ def outputs(program: Program, output_names: tuple[str, ...]) -> list[Tensor]:
         )
         for i, s in enumerate(program.block.outputs)
     ]
+
+
+def alike(tensors: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
+    """Tensors in order, each with how many there are of it: those of several layers, which have the
+    same shape and type and names that differ only in numbers, are one, with a star in its name.
+
+    Arguments:
+      tensors: the tensors.
+    """
+    groups = defaultdict[Tensor, list[str]](list)
+    for one in tensors:
+        groups[replace(one, name=without_numbers(one.name))].append(one.name)
+    return [(replace(t, name=common_name(names)), len(names)) for t, names in groups.items()]
 
 
 def annotated(program: Program) -> list[AnnotatedTensor]:

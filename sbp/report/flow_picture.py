@@ -12,7 +12,7 @@ from sbp.plan.program import Program
 from sbp.report.flows import Grouping, ProgramFlows, Stop, Transfer, ValueFlow, folded
 from sbp.report.parts import Column, Paragraph, Picture, Share, Table, TableRow
 from sbp.report.svg import CELL, Board, Ink
-from sbp.report.wording import counted, listed
+from sbp.report.wording import branches_text, counted, listed
 from sbp.source.reader import shortened
 from sbp.types import NdSbp, Split, Unreduced
 
@@ -150,7 +150,9 @@ def _caption(sheet: _Sheet) -> str:
     text = (
         f"the program by {places[sheet.flows.grouping]}, coloured by the type on mesh axis"
         f" `{sheet.axis}`. Beside a box stand the collectives that convert what it reads, with the"
-        f" bytes that one device sends per call. {_costliest(sheet)}"
+        " bytes that one device sends per call. An arrow leads to a box from the largest value that"
+        " it reads of its pass, and from each partial one; other values have none."
+        f" {_costliest(sheet)}"
     )
     if sheet.left_out:
         text += f" {counted(sheet.left_out, 'place')} that send least are left out."
@@ -164,9 +166,11 @@ def _costliest(sheet: _Sheet) -> str:
     share = most.bytes / sheet.flows.bytes
     before = {"forward": "the line", "backward": "the gradient of", "update": "the update at"}
     where = f"{before[most.phase]} {most.where}" if most.where else f"the {most.text}"
+    branches = branches_text(sheet.flows.bytes, sheet.flows.called)
+    kinds = listed(dict.fromkeys(t.kind for t in most.transfers))
     return (
-        f"Most bytes, {share:.0%}, are sent for {where}: {most.transfers[0].kind},"
-        f" {bytes_text(most.bytes)}."
+        f"Most bytes, {share:.0%}, are sent for {where}: {bytes_text(most.bytes)} by {kinds}."
+        f"{branches and ' '}{branches}"
     )
 
 
@@ -339,7 +343,7 @@ def _flow_ink(flow: ValueFlow, axis: str) -> Ink:
 def _words(sheet: _Sheet) -> tuple[Table | Paragraph, ...]:
     """The places that send something or where values become partial."""
     told = [s for s in sheet.flows.stops if s.transfers or s.born]
-    if not told:
+    if not told and not sheet.flows.returned:
         return (Paragraph(text="no place sends anything, and no value is partial"),)
     columns = (
         Column(heading="place", wraps=True),

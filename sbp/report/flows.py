@@ -16,12 +16,13 @@ from sbp.errors import file_name, position_text
 from sbp.infer.sends import step_sends
 from sbp.infer.space import LOCAL, Code, to_type
 from sbp.plan.program import Program
-from sbp.report.phases import Phase, phases
-from sbp.report.wording import axes_text, change_text
+from sbp.report.phases import Phase, first_operation, phases
+from sbp.report.sources import ValueSources
+from sbp.report.wording import axes_text, change_text, without_number
 from sbp.source.reader import shortened, users_span
 from sbp.source.text import line_text
 from sbp.trace.graph import Graph, Node, Operand
-from sbp.trace.regions import CONTROL_FLOW, Entry, interface_of, trips_of
+from sbp.trace.regions import CONTROL_FLOW, interface_of, trips_of
 from sbp.trace.scopes import scope_names
 from sbp.trace.traffic import handwritten_bytes
 from sbp.types import NdSbp
@@ -119,17 +120,20 @@ class ProgramFlows:
       stops: in program order.
       flows: between them.
       returned: the collectives of results.
+      called: bytes that one device sends per call. Of a `cond`, the branch that sends most counts;
+        the places have all branches.
       grouping: what a place is.
     """
 
     stops: tuple[Stop, ...]
     flows: tuple[ValueFlow, ...]
     returned: tuple[Transfer, ...]
+    called: float
     grouping: Grouping
 
     @property
     def bytes(self) -> float:
-        """Bytes that one device sends per call."""
+        """Bytes that one device sends at all places."""
         return sum(s.bytes for s in self.stops) + sum(t.bytes for t in self.returned)
 
 
@@ -180,8 +184,7 @@ def _function(node: Node) -> PlaceName:
 
 
 def _scope(node: Node) -> PlaceName:
-    names = ["".join("*" if c.isdigit() else c for c in n) for n in scope_names(node.scope)]
-    name = "/".join(n for n in names if "->" not in n)
+    name = "/".join(without_number(n) for n in scope_names(node.scope) if "->" not in n)
     return PlaceName(name, shortened(name, TEXT_LIMIT) or "(no scope)")
 
 
@@ -213,20 +216,13 @@ class _FlowWalk:
         self.phase = phases(self.graph)
         self.stops: dict[Key, Stop] = {}
         self._at: dict[int, Key] = {}
-        self._maker: dict[int, Node] = {}
-        self._entry: dict[int, tuple[Node, Entry]] = {}
+        self._sources = ValueSources.of(self.graph)
         self._copies: dict[Key, Counter[object]] = {}
         self._visit(self.graph, 1)
 
     def _visit(self, graph: Graph, runs: int) -> None:
         for node in graph.nodes:
-            self._maker.update((v, node) for v in node.outputs)
-            for number, region in enumerate(node.regions):
-                if node.op in CONTROL_FLOW:
-                    fed = interface_of(node).fed[number]
-                    self._entry.update(
-                        (v, (node, e)) for v, e in zip(region.inputs, fed, strict=True)
-                    )
+            for region in node.regions:
                 self._visit(region, runs * trips_of(node))
             if node.op not in CONTROL_FLOW:
                 self._add(node, runs)
@@ -267,6 +263,7 @@ class _FlowWalk:
             stops=tuple(self.stops.values()),
             flows=tuple(found.values()),
             returned=tuple(_joined(returned)),
+            called=self.program.cost.bytes_per_device,
             grouping=grouping,
         )
 
@@ -278,7 +275,7 @@ class _FlowWalk:
         target: int,
     ) -> None:
         for value in self._made(operand, set()):
-            node = self._maker.get(value)
+            node = self._sources.makers.get(value)
             source = -1 if node is None else number[self._at[node.id]]
             if source == target:
                 continue
@@ -301,15 +298,15 @@ class _FlowWalk:
         if not isinstance(operand, int) or operand in seen:
             return
         seen.add(operand)
-        if operand in self._entry:
-            node, entry = self._entry[operand]
+        if operand in self._sources.entries:
+            node, entry = self._sources.entries[operand]
             yield from self._made(node.inputs[entry.operand], seen)
             if entry.kind == "carry":
                 for left in interface_of(node).exits:
-                    if left.entry is entry or left.entry == entry:
+                    if left.entry == entry:
                         yield from self._made(node.regions[left.region].outputs[left.output], seen)
             return
-        node = self._maker.get(operand)
+        node = self._sources.makers.get(operand)
         if node is not None and node.op in CONTROL_FLOW:
             left = interface_of(node).exit_to(node.outputs.index(operand))
             yield from self._made(node.regions[left.region].outputs[left.output], seen)
@@ -372,9 +369,8 @@ class _FlowWalk:
 
     def _place(self, node: Node | None) -> Stop | None:
         """The place of an operation, of a loop that of the first one in it."""
-        while node is not None and node.op in CONTROL_FLOW:
-            node = next((n for region in node.regions for n in region.nodes), None)
-        return None if node is None else self.stops[self._at[node.id]]
+        first = first_operation(node)
+        return None if first is None else self.stops[self._at[first.id]]
 
 
 def folded(program: Program, grouping: Grouping | None = None) -> ProgramFlows:

@@ -6,18 +6,16 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from sbp.infer.cost import local_seconds, row_seconds
-from sbp.plan.ir import Apply, Block, Box, Loop
+from sbp.plan.ir import Apply
 from sbp.plan.program import Program
 from sbp.report.flows import PLACE_NAMES, Grouping
 from sbp.report.parts import Column, Paragraph, Plain, Section, Table, TableRow
-from sbp.report.phases import PHASES, Phase, phases
-from sbp.report.wording import axes_text, counted, seconds_text
+from sbp.report.phases import Phase
+from sbp.report.schedule import Interval, lane_of, schedule
+from sbp.report.wording import counted, seconds_text
 from sbp.signatures import traits_of
 from sbp.trace.graph import Node
-from sbp.trace.regions import CONTROL_FLOW, LOOPS
 
-COMPUTE, MEMORY = "compute", "memory"
 SHOWN_PLACES = 12
 """Places that the table of limits shows; the others are folded."""
 
@@ -61,11 +59,13 @@ class Limits:
       works: its parts, in program order.
       peak: floating-point operations per second of all devices at the rate of 16-bit products.
       modelled: the plan's modelled seconds. The parts may add up to slightly less.
+      by_hand: how many regions written by hand there are, which are not counted.
     """
 
     works: tuple[Work, ...]
     peak: float
     modelled: float
+    by_hand: int
 
     @property
     def flops(self) -> float:
@@ -108,67 +108,47 @@ class _Count:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.phase = phases(program.graph)
         scoped = any(PLACE_NAMES["scope"](n).name for n in program.graph.walk())
         self._grouping: Grouping = "scope" if scoped else "function"
         self.works: dict[tuple[str, Phase], Work] = {}
 
     def limits(self) -> Limits:
         """The result."""
-        self._block(self.program.block, 1.0)
+        found = schedule(self.program)
+        for interval in found.intervals:
+            self._add(interval)
         mesh = self.program.mesh
         return Limits(
             works=tuple(self.works.values()),
             peak=mesh.num_devices * mesh.hardware.flops_per_second,
             modelled=self.program.cost.seconds,
+            by_hand=found.by_hand,
         )
 
-    def _at(self, node: Node | None) -> Work:
-        while node is not None and node.op in CONTROL_FLOW:
-            node = next((n for region in node.regions for n in region.nodes), None)
-        if node is None:
-            place, phase = "arguments and results", PHASES[0]
+    def _add(self, interval: Interval) -> None:
+        node = interval.node
+        place = PLACE_NAMES[self._grouping](node).text if node else "arguments and results"
+        work = self.works.setdefault(
+            (place, interval.phase), Work(place=place, phase=interval.phase)
+        )
+        bound = lane_of(interval, self.program.mesh) if interval.axes else interval.bound
+        if interval.waited:
+            work.seconds[bound] += interval.waited
+        if isinstance(interval.instruction, Apply) and not interval.axes:
+            self._count(interval.instruction.node, interval.runs, work)
+
+    def _count(self, node: Node, runs: float, work: Work) -> None:
+        """Adds the floating-point operations of a product."""
+        graph, flops = self.program.graph, traits_of(node.op).flops
+        if flops is None:
+            return
+        shapes = [tuple(graph.aval(o).shape) for o in node.inputs]
+        results = [tuple(graph.avals[v].shape) for v in node.outputs]
+        count = runs * flops(node.params, shapes, results)
+        if node.is_recomputed:
+            work.repeated += count
         else:
-            place, phase = PLACE_NAMES[self._grouping](node).text, self.phase[node.id]
-        return self.works.setdefault((place, phase), Work(place=place, phase=phase))
-
-    def _block(self, block: Block, runs: float) -> None:
-        for instruction in block.instructions:
-            match instruction:
-                case Box():
-                    work = self._at(instruction.reader or instruction.maker)
-                    for step in instruction.steps:
-                        spent = f"link {axes_text(step, self.program.mesh)}"
-                        local = not step.bytes_sent
-                        work.seconds[MEMORY if local else spent] += runs * step.seconds
-                case Loop(node=node, blocks=blocks, trips=trips):
-                    share = trips if node.op in LOOPS else 1 / len(blocks)
-                    for inner in blocks:
-                        self._block(inner, runs * share)
-                case Apply():
-                    if instruction.row.kernels:
-                        self._apply(instruction, runs)
-
-    def _apply(self, done: Apply, runs: float) -> None:
-        graph, mesh, node = self.program.graph, self.program.mesh, done.node
-        work = self._at(node)
-        flops = traits_of(node.op).flops
-        if flops is not None:
-            shapes = [tuple(graph.aval(o).shape) for o in node.inputs]
-            results = [tuple(graph.avals[v].shape) for v in node.outputs]
-            count = runs * flops(node.params, shapes, results)
-            if node.is_recomputed:
-                work.repeated += count
-            else:
-                work.flops += count
-        waited = self.program.typing.graph_request.waited
-        local = local_seconds(graph, node, done.row, mesh, waited)
-        work.seconds[COMPUTE if local.compute >= local.memory else MEMORY] += runs * max(local)
-        waits = row_seconds(graph, node, done.row, mesh, waited) - max(local)
-        if done.sends and waits:
-            # Of several exchanges in one operation, the one of most bytes names the link.
-            position, _ = max(done.sends, key=lambda sent: sent[1].bytes)
-            work.seconds[f"link {mesh.names[position]}"] += runs * waits
+            work.flops += count
 
 
 def limits_section(program: Program) -> Section:
@@ -187,13 +167,18 @@ def _summary(program: Program, found: Limits) -> str:
         if found.repeated
         else ""
     )
+    by_hand = (
+        f". {counted(found.by_hand, 'region')} written by hand: FLOPs and time are not counted"
+        if found.by_hand
+        else ""
+    )
     return (
         f"{_flops_text(found.flops)} in products on {counted(program.mesh.num_devices, 'device')}"
         f"{repeated}. Predicted utilisation (MFU): {_percent(found.utilisation)}, which is FLOPs /"
         f" (modelled time x {_flops_text(found.peak)}/s, the peak of all devices for 16-bit"
         f" products). The modelled time,"
         f" {seconds_text(found.modelled)}, is spent on {spent}. It is computed by a cost model for"
-        f" hardware {program.mesh.hardware.name}; nothing was measured"
+        f" hardware {program.mesh.hardware.name}; nothing was measured{by_hand}"
     )
 
 

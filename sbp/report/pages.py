@@ -16,6 +16,7 @@ from sbp.report.coverage import coverage_parts
 from sbp.report.finding import finding
 from sbp.report.flow_picture import brief_picture
 from sbp.report.hardware import unmeasured
+from sbp.report.memory_picture import memory_picture
 from sbp.report.parts import (
     Column,
     Facts,
@@ -30,8 +31,9 @@ from sbp.report.parts import (
 from sbp.report.precision import precision
 from sbp.report.shard_picture import LISTED_SHARDS, shard_picture
 from sbp.report.shards import telling_tensor
+from sbp.report.timeline_picture import timeline_picture
 from sbp.report.traffic_picture import traffic_picture
-from sbp.report.wording import bytes_text, counted, listed, place_text, seconds_text
+from sbp.report.wording import bytes_text, counted, listed, place_text, seconds_text, times_text
 from sbp.shardmap.coverage import Coverage
 from sbp.trace.regions import WHILE_TRIPS
 
@@ -94,10 +96,7 @@ def full(
         )
     parts.append(_collectives(program, found, SHOWN_COLLECTIVES, 2))
     if found:
-        sent = replace(traffic_picture(program), instead=())
-        heading = "pictures; report.picture() and report.bytes() have them in words"
-        drawn = (brief_picture(program), sent)
-        parts.append(Section(title=heading, parts=drawn, opened=False))
+        parts.append(_pictures(program))
     parts += precision(program)
     telling = telling_tensor(program)
     if telling is not None:
@@ -140,6 +139,16 @@ def short(
     if diagnostics:
         parts.append(_findings(diagnostics))
     return Page(title=_title(program, title), parts=tuple(parts))
+
+
+def _pictures(program: Program) -> Section:
+    """Pictures of the program, of what is sent, of time and of memory."""
+    others = (traffic_picture(program), timeline_picture(program), memory_picture(program))
+    return Section(
+        title="pictures; report.picture(), .bytes(), .timeline() and .memory() have them in words",
+        parts=(brief_picture(program), *(replace(p, instead=()) for p in others)),
+        opened=False,
+    )
 
 
 def _heading(found: Sequence[object], noun: str) -> str:
@@ -221,8 +230,8 @@ def _collectives(program: Program, found: Sequence[Collective], shown: int, limi
     total = program.cost.bytes_per_device
     columns = (
         Column(heading="collective"),
-        Column(heading="mesh axes"),
-        Column(heading="change"),
+        Column(heading="mesh axes", wraps=True),
+        Column(heading="change", wraps=True),
         Column(heading="tensor", wraps=True),
         Column(heading="runs", right=True),
         Column(heading="per device", right=True),
@@ -258,11 +267,12 @@ def _collectives(program: Program, found: Sequence[Collective], shown: int, limi
 
 
 def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
-    """Arguments or results in order; where there are many, the largest, and the rest folded."""
+    """Arguments or results in order; where there are many, the largest, and the rest folded. Leaves
+    of numbered layers are one row where they are alike."""
     total = sum(t.bytes_per_device for t in found)
-    largest = sorted(range(len(found)), key=lambda i: (-found[i].bytes_per_device, i))[
-        :SHOWN_TENSORS
-    ]
+    rows = facts.alike(found)
+    sizes = [count * t.bytes_per_device for t, count in rows]
+    largest = sorted(range(len(rows)), key=lambda i: (-sizes[i], i))[:SHOWN_TENSORS]
     columns = (
         Column(heading=noun, wraps=True),
         Column(heading="shape"),
@@ -271,25 +281,24 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
         Column(heading="per device", right=True),
     )
 
-    def row(t: facts.Tensor) -> TableRow:
+    def row(i: int) -> TableRow:
+        t, count = rows[i]
         marks = [word for word, marked in (("donated", t.donated), ("padded", t.padded)) if marked]
-        name = t.name + (f" ({', '.join(marks)})" if marks else "")
-        return TableRow(
-            cells=(name, t.shape, repr(t.type), t.local_shape, bytes_text(t.bytes_per_device))
-        )
+        name = times_text(t.name, count) + (f" ({', '.join(marks)})" if marks else "")
+        return TableRow(cells=(name, t.shape, repr(t.type), t.local_shape, bytes_text(sizes[i])))
 
-    rest = [i for i in range(len(found)) if i not in largest]
-    rest_bytes = bytes_text(sum(found[i].bytes_per_device for i in rest))
+    rest = [i for i in range(len(rows)) if i not in largest]
+    smaller = counted(sum(rows[i][1] for i in rest), "smaller one")
     table = Table(
         columns=columns,
-        rows=tuple(row(found[i]) for i in sorted(largest)),
-        folded=tuple(row(found[i]) for i in rest),
-        rest=f"and {counted(len(rest), 'smaller one')}: {rest_bytes} per device" if rest else "",
+        rows=tuple(map(row, sorted(largest))),
+        folded=tuple(map(row, rest)),
+        rest=f"and {smaller}: {bytes_text(sum(sizes[i] for i in rest))} per device" if rest else "",
     )
     return Section(
         title=f"{counted(len(found), noun)}: {bytes_text(total)} per device",
         parts=(table,),
-        opened=len(found) <= SHOWN_TENSORS,
+        opened=len(rows) <= SHOWN_TENSORS,
     )
 
 

@@ -6,10 +6,35 @@ from collections.abc import Set
 from typing import Literal
 
 from sbp.infer.policy import late_values
-from sbp.trace.graph import Graph
+from sbp.plan.ir import Box, Instruction
+from sbp.trace.graph import Graph, Node
+from sbp.trace.regions import CONTROL_FLOW
 
 Phase = Literal["forward", "backward", "update"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "update")
+
+
+def first_operation(node: Node | None) -> Node | None:
+    """The node itself, or of a loop or branch the first operation in it; None where there is none.
+
+    Arguments:
+      node: the node.
+    """
+    while node is not None and node.op in CONTROL_FLOW:
+        node = next((n for region in node.regions for n in region.nodes), None)
+    return node
+
+
+def operation_of(instruction: Instruction) -> Node | None:
+    """The operation that an instruction belongs to: a conversion belongs to what reads it, or else
+    to what makes it. None for a result that is an argument.
+
+    Arguments:
+      instruction: the instruction.
+    """
+    is_box = isinstance(instruction, Box)
+    node = (instruction.reader or instruction.maker) if is_box else instruction.node
+    return first_operation(node)
 
 
 def phases(graph: Graph) -> dict[int, Phase]:

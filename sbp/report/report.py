@@ -18,11 +18,13 @@ from sbp.report.flow_picture import program_picture
 from sbp.report.flows import GROUPINGS, Grouping
 from sbp.report.html import page_html
 from sbp.report.limits import limits_section
+from sbp.report.memory_picture import memory_picture
 from sbp.report.parts import Page, Picture, Section
 from sbp.report.png import png_of
 from sbp.report.shard_picture import shard_picture
 from sbp.report.shards import shards_of
 from sbp.report.terminal import page_lines
+from sbp.report.timeline_picture import timeline_picture
 from sbp.report.traffic_picture import traffic_picture
 from sbp.shardmap.coverage import Coverage
 
@@ -267,6 +269,38 @@ class Report:
         limits: 1.02 KFLOP per call
         """
         return Shown(page=Page(parts=(limits_section(self._planned("modelled")),)))
+
+    def timeline(self) -> Shown:
+        """The modelled step in time: a lane for the device's own work and one for the links of each
+        mesh axis, with the passes, the loops, and what the step waits for longest.
+
+        Raises:
+          SbpError: `unknown-option` where there is no plan to be modelled.
+
+        >>> import jax, sbp
+        >>> mesh = jax.sharding.AbstractMesh((2,), ("model",))
+        >>> step = sbp.jit(lambda x, w: x @ w, mesh, in_types=("model:S(1)", "model:S(0)"))
+        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> "nothing was measured" in step.plan(x, x).report().timeline().text()
+        True
+        """
+        return Shown(page=Page(parts=(timeline_picture(self._planned("modelled")),)))
+
+    def memory(self) -> Shown:
+        """What a device has in memory over program order: weights, optimiser state, activations and
+        other classes, the fullest moment with what is alive then, and the limit.
+
+        Raises:
+          SbpError: `unknown-option` where there is no plan to be drawn.
+
+        >>> import jax, sbp
+        >>> mesh = jax.sharding.AbstractMesh((2,), ("model",))
+        >>> step = sbp.jit(lambda x, w: x @ w, mesh, in_types=("model:S(1)", "model:S(0)"))
+        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> print(step.plan(x, x).report().memory().text().split(",")[0])
+        memory of one device over program order: at most 670.7 B
+        """
+        return Shown(page=Page(parts=(memory_picture(self._planned("drawn")),)))
 
     def _planned(self, what: str) -> Program:
         """The plan; what a report without one cannot have is refused."""

@@ -7,7 +7,6 @@ those of the forward pass.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -15,13 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sbp import _jax
-from sbp.annotations import annotate_p
 from sbp.infer.space import Code
 from sbp.plan.program import Program
-from sbp.report.phases import phases
-from sbp.signatures import kernel_named, traits_of
-from sbp.trace.graph import Graph, Node, Operand
-from sbp.trace.regions import CONTROL_FLOW, Entry, interface_of, trips_of
+from sbp.report.input_uses import InputUses, Product
+from sbp.signatures import kernel_named
+from sbp.trace.graph import Node, Operand
+from sbp.trace.regions import Entry
 
 Role = Literal["data", "sequence", "space", "tensor", "expert", "pipeline", "activations", "none"]
 """What a product splits along a mesh axis.
@@ -40,7 +38,7 @@ NAMES: dict[Role, str] = {
     "tensor": "tensor parallel",
     "expert": "expert parallel",
     "pipeline": "pipeline of stages",
-    "none": "the same on all its devices",
+    "none": "the same on all its devices in forward products",
 }
 SEEN = 0.05
 """Share of the operations, or of the bytes, from which a role is named."""
@@ -64,6 +62,8 @@ class AxisUse:
       tables: what is split of tables that lookups read: `vocabulary` for their rows, `tables` for
         other dims.
       tokens: whether what tensor parallelism adds up stays split between products.
+      idle: whether nothing at all is split or partial along the axis, and no region by hand may
+        use it.
     """
 
     axis: str
@@ -73,6 +73,7 @@ class AxisUse:
     state: dict[str, int]
     tables: tuple[str, ...]
     tokens: bool
+    idle: bool
 
     @property
     def text(self) -> str:
@@ -82,7 +83,7 @@ class AxisUse:
             for role, share in sorted(self.roles.items(), key=lambda item: -item[1])
             if share >= SEEN and role in NAMES
         ]
-        if [role for role, _ in found] == ["none"]:
+        if self.idle:
             return "unused: its devices all do the same"
         said = [
             NAMES[role] + (f" ({share:.0%} of FLOPs)" if share < _MOST and len(found) > 1 else "")
@@ -116,24 +117,8 @@ def strategy(program: Program) -> list[AxisUse]:
     return [
         reading.along(position)
         for position, size in enumerate(program.mesh.sizes)
-        if size > 1 and reading.products
+        if size > 1 and reading.uses.products
     ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Product:
-    """A product of the forward pass.
-
-    Attributes:
-      node: the node.
-      flops: of all its runs, on whole tensors.
-      weight: the operand that is a weight, 0 or 1, and the input of the program that it is; None
-        where both are activations.
-    """
-
-    node: Node
-    flops: float
-    weight: tuple[int, int] | None
 
 
 class _Reading:
@@ -142,104 +127,21 @@ class _Reading:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.graph = program.graph
-        self.phase = phases(self.graph)
-        self._position = {v: n for n, v in enumerate(self.graph.inputs)}
-        self._maker: dict[int, Node] = {}
-        self._entry: dict[int, tuple[Node, Entry]] = {}
-        self._index(self.graph)
-        self.readers = self._readers()
-        self.products = list(self._products(self.graph, 1))
-        self.lookups = [
-            (node, self._root(node.inputs[0]))
-            for node in self.graph.walk()
-            if self.phase[node.id] == "forward" and _is_lookup(node)
-        ]
-        self.weights = {p.weight[1] for p in self.products if p.weight}
-        self.weights |= {root for _, root in self.lookups if root is not None}
-
-    def _index(self, graph: Graph) -> None:
-        for node in graph.nodes:
-            self._maker.update((v, node) for v in node.outputs)
-            for number, region in enumerate(node.regions):
-                if node.op in CONTROL_FLOW:
-                    fed = interface_of(node).fed[number]
-                    self._entry.update(
-                        (inner, (node, e)) for inner, e in zip(region.inputs, fed, strict=True)
-                    )
-                self._index(region)
-
-    def _readers(self) -> dict[int, set[str]]:
-        """The phases that read each input of the program, directly or as an operand that is the
-        input rearranged or cast."""
-        found: dict[int, set[str]] = {n: set() for n in range(len(self.graph.inputs))}
-        for node in self.graph.walk():
-            if node.op in CONTROL_FLOW or _passes(node):
-                continue
-            for operand in node.inputs:
-                root = self._root(operand)
-                if root is not None:
-                    found[root].add(self.phase[node.id])
-        return found
-
-    def _root(self, operand: Operand) -> int | None:
-        """The input of the program that a value is, rearranged, cast, or read in a loop."""
-        while isinstance(operand, int):
-            if operand in self._position:
-                return self._position[operand]
-            if operand in self._entry:
-                node, entry = self._entry[operand]
-                if entry.kind == "carry":
-                    return None
-                operand = node.inputs[entry.operand]
-                continue
-            node = self._maker.get(operand)
-            if node is not None and node.op in CONTROL_FLOW:  # a loop that casts or rearranges
-                left = interface_of(node).exit_to(node.outputs.index(operand))
-                operand = node.regions[left.region].outputs[left.output]
-                continue
-            if node is None or not _passes(node):
-                return None
-            operand = node.inputs[
-                _moved(node) if len(node.outputs) == 1 else node.outputs.index(operand)
-            ]
-        return None
-
-    def _products(self, graph: Graph, runs: int) -> Iterator[_Product]:
-        for node in graph.nodes:
-            for region in node.regions:
-                yield from self._products(region, runs * trips_of(node))
-            traits = traits_of(node.op)
-            if self.phase[node.id] != "forward" or not traits.contracts or traits.flops is None:
-                continue
-            shapes = [tuple(self.graph.aval(o).shape) for o in node.inputs]
-            results = [tuple(self.graph.avals[v].shape) for v in node.outputs]
-            yield _Product(
-                node=node,
-                flops=runs * traits.flops(node.params, shapes, results),
-                weight=self._weight(node),
-            )
-
-    def _weight(self, node: Node) -> tuple[int, int] | None:
-        """Which operand of a product is a weight: an input that the update reads too;
-        without an update, the only operand that is an input, or the second of two."""
-        roots = [(n, r) for n in (1, 0) if (r := self._root(node.inputs[n])) is not None]
-        if "update" in self.phase.values():
-            updated = [(n, r) for n, r in roots if "update" in self.readers[r]]
-            roots = updated or (roots if len(roots) == 1 else [])
-        return roots[0] if roots else None
+        self.uses = InputUses(program)
 
     def along(self, k: int) -> AxisUse:
         """What the mesh axis at a position is used for."""
         roles: dict[Role, float] = dict.fromkeys(NAMES, 0.0)
         used: dict[int, bool] = {}
-        for product in self.products:
-            role, splits = self._role(product, k)
+        part = self._part(k)
+        for product in self.uses.products:
+            role, splits = self._role(product, k, part)
             roles[role] = roles.get(role, 0.0) + product.flops
             if product.weight is not None:
                 root = product.weight[1]
                 used[root] = used.get(root, False) or splits
         tables = set[str]()
-        for node, root in self.lookups:
+        for node, root in self.uses.lookups:
             rows = self._taken(node, k)
             if root is None:
                 continue
@@ -259,7 +161,14 @@ class _Reading:
             state=self._state(k),
             tables=tuple(sorted(tables)),
             tokens=self._tokens(k),
+            idle=self._is_idle(k),
         )
+
+    def _is_idle(self, k: int) -> bool:
+        typing = self.program.typing
+        types = [t for row in typing.rows.values() for t in (*row.ins, *row.outs)]
+        split = any(t[k] for t in (*types, *typing.values.values(), *typing.outputs))
+        return not split and next(self.program.written_by_hand(), None) is None
 
     def _taken(self, node: Node, k: int) -> list[Code]:
         """The codes in which a node takes its operands; what a kernel gathers is B."""
@@ -272,8 +181,14 @@ class _Reading:
     def _made(self, node: Node, k: int) -> Code:
         return self.program.typing.rows[node.id].outs[0][k]
 
-    def _role(self, product: _Product, k: int) -> tuple[Role, bool]:
-        """What a product does along a mesh axis, and whether its weight is split there."""
+    def _role(self, product: Product, k: int, part: Role) -> tuple[Role, bool]:
+        """What a product does along a mesh axis, and whether its weight is split there.
+
+        Arguments:
+          product: the product.
+          k: position of the mesh axis.
+          part: what products split there whose weights are whole.
+        """
         codes = self._taken(product.node, k)
         if product.weight is None:
             return ("activations" if codes[0] > 0 or codes[1] > 0 else "none"), False
@@ -286,13 +201,12 @@ class _Reading:
             kernels = self.program.typing.rows[product.node.id].kernels
             if kernels and kernel_named(kernels[k]).widens is not None:
                 return "space", False
-            return self._part(k), False
+            return part, False
         return ("tensor" if other < 0 else "none"), False
 
-    @functools.cache  # noqa: B019, since it lives as long as one report is made
     def _part(self, k: int) -> Role:
         """What products split whose weights are whole."""
-        meets = [p for p in self.products if p.weight is None]
+        meets = [p for p in self.uses.products if p.weight is None]
         alone = [p for p in meets if 0 in self._taken(p.node, k)]
         # Of attention that splits its examples, both operands of its products are split.
         if 2 * sum(p.flops for p in alone) > sum(p.flops for p in meets) or self._splits_inner(k):
@@ -305,11 +219,11 @@ class _Reading:
         inner = Counter[bool]()
         for n, value in enumerate(self.graph.inputs):
             codes = self.program.typing.values[value]
-            if codes[k] > 0 and n not in self.weights and self.readers[n] != {"update"}:
+            if codes[k] > 0 and n not in self.uses.weights and self.uses.readers[n] != {"update"}:
                 inner[any(0 < c < codes[k] for c in codes)] += _bytes(self.graph.avals[value])
         return inner[True] > inner[False]
 
-    def _takes_turns(self, product: _Product) -> bool:
+    def _takes_turns(self, product: Product) -> bool:
         """Whether a product stands in a loop that has its weights all along, and reads there what
         the turn before gave."""
         assert product.weight is not None
@@ -326,12 +240,12 @@ class _Reading:
             if not isinstance(value, int) or value in seen:
                 continue
             seen.add(value)
-            if value in self._entry:
-                node, entry = self._entry[value]
+            if value in self.uses.sources.entries:
+                node, entry = self.uses.sources.entries[value]
                 yield node, entry
                 waiting.append(node.inputs[entry.operand])
-            elif value in self._maker:
-                waiting += self._maker[value].inputs
+            elif value in self.uses.sources.makers:
+                waiting += self.uses.sources.makers[value].inputs
 
     def _weights(self, used: dict[int, bool], k: int) -> dict[str, int]:
         found: Counter[str] = Counter()
@@ -345,7 +259,7 @@ class _Reading:
     def _state(self, k: int) -> dict[str, int]:
         found: Counter[str] = Counter()
         for n, value in enumerate(self.graph.inputs):
-            if self.readers[n] == {"update"} and n not in self.weights:
+            if self.uses.readers[n] == {"update"} and n not in self.uses.weights:
                 split = self.program.typing.values[value][k] > 0
                 found["split" if split else "whole"] += _bytes(self.graph.avals[value])
         return dict(found)
@@ -356,7 +270,7 @@ class _Reading:
         sent = {"all_reduce": 0.0, "reduce_scatter": 0.0}
         for planned in self.program.boxes():
             maker = planned.box.maker
-            if maker is None or self.phase.get(maker.id) != "forward":
+            if maker is None or self.uses.phase.get(maker.id) != "forward":
                 continue
             for step in planned.box.steps:
                 if step.kind in ("all_reduce", "reduce_scatter") and k in step.mesh_axes:
@@ -364,28 +278,6 @@ class _Reading:
                     halves = 2 if step.kind == "all_reduce" else 1
                     sent[step.kind] += step.bytes_sent * planned.trips / halves
         return sent["reduce_scatter"] > sent["all_reduce"]
-
-
-def _is_lookup(node: Node) -> bool:
-    traits = traits_of(node.op)
-    return traits.moves and 1 in traits.indices and len(node.inputs) == 2
-
-
-def _passes(node: Node) -> bool:
-    """Whether a result is an operand of the node, rearranged or cast."""
-    if node.is_barrier or node.op == annotate_p.name:
-        return True
-    traits = traits_of(node.op)
-    if _is_lookup(node) or not (traits.moves or traits.regroups or traits.carries):
-        return False
-    return len(node.outputs) == 1 and _moved(node) >= 0
-
-
-def _moved(node: Node) -> int:
-    """The only operand of a node that is no index; -1 where there are several."""
-    indices = traits_of(node.op).indices
-    moved = [n for n in range(len(node.inputs)) if n not in indices]
-    return moved[0] if len(moved) == 1 else -1
 
 
 def _bytes(aval: Any) -> int:

@@ -22,7 +22,6 @@ from sbp.report.parts import (
     Share,
     ShownDiagnostic,
     Table,
-    TableRow,
 )
 
 MIN_WIDTH = 40
@@ -44,7 +43,7 @@ def page_lines(page: Page, width: int) -> Iterator[Text]:
             yield Text()
         started, after_finding = True, isinstance(part, ShownDiagnostic)
         if isinstance(part, Section):
-            yield Text(part.title, "bold")
+            yield from (Text(line, "bold") for line in wrap(part.title, width))
             for number, leaf in enumerate(part.parts):
                 if number:
                     yield Text()
@@ -99,8 +98,10 @@ def _fit(text: str, width: int, *, right: bool = False) -> str:
 # ---- tables -------------------------------------------------------------------------------------
 
 
-def _cell(cell: Cell) -> str:
-    return plain(cell) if isinstance(cell, str) else bar(cell)
+def _cell(cell: Cell, *, bars: bool = True) -> str:
+    if isinstance(cell, str):
+        return plain(cell)
+    return bar(cell) if bars else cell.percent
 
 
 def bar(share: Share) -> str:
@@ -110,11 +111,11 @@ def bar(share: Share) -> str:
     return _fit("█" * full + (_EIGHTHS[rest] if rest else ""), BAR_WIDTH) + f" {share.percent:>5}"
 
 
-def _widths(columns: Sequence[Column], rows: Sequence[TableRow], width: int) -> list[int]:
+def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """Column widths. Where the table is too wide, columns that wrap get narrower, the one with most
-    room first."""
+    room first. They may add up to more than there is."""
     wanted = [
-        max([cell_len(c.heading), *(cell_len(_cell(row.cells[i])) for row in rows)])
+        max([cell_len(c.heading), *(cell_len(row[i]) for row in rows)])
         for i, c in enumerate(columns)
     ]
     least = [
@@ -122,7 +123,7 @@ def _widths(columns: Sequence[Column], rows: Sequence[TableRow], width: int) -> 
             max(
                 [
                     cell_len(c.heading),
-                    *(cell_len(word) for row in rows for word in _cell(row.cells[i]).split()),
+                    *(cell_len(word) for row in rows for word in row[i].split()),
                 ]
             )
             if c.wraps
@@ -140,18 +141,27 @@ def _widths(columns: Sequence[Column], rows: Sequence[TableRow], width: int) -> 
 
 
 def _table(table: Table, width: int) -> Iterator[Text]:
-    widths = _widths(table.columns, table.rows, width)
+    """A table in columns; where these have no room, without its bars, or row by row."""
     last = len(table.columns) - 1
+    room = width - len(GAP) * last
+    for bars in (True, False):
+        rows = [[_cell(cell, bars=bars) for cell in row.cells] for row in table.rows]
+        widths = _widths(table.columns, rows, width)
+        if sum(widths) <= room:
+            break
+    else:
+        yield from _records(table, width)
+        return
     yield Text(
         GAP.join(
             _fit(c.heading, w, right=c.right) for c, w in zip(table.columns, widths, strict=True)
         ).rstrip(),
         "dim",
     )
-    for row in table.rows:
+    for row, texts in zip(table.rows, rows, strict=True):
         cells = [
-            wrap(_cell(c), w) if col.wraps else [_cell(c)]
-            for c, w, col in zip(row.cells, widths, table.columns, strict=True)
+            wrap(text, w) if column.wraps else [text]
+            for text, w, column in zip(texts, widths, table.columns, strict=True)
         ]
         for number in range(max(map(len, cells))):
             line = Text()
@@ -165,6 +175,23 @@ def _table(table: Table, width: int) -> Iterator[Text]:
             yield from (Text(f"    {line}", "dim") for line in wrap(row.detail, width - 4))
     if table.rest:
         yield Text(table.rest, "dim")
+
+
+def _records(table: Table, width: int) -> Iterator[Text]:
+    """A table that is too wide for columns: each row by itself, its first cell above the others,
+    which stand behind the headings of their columns."""
+    yield Text(table.columns[0].heading, "dim")
+    for row in table.rows:
+        first, *others = (_cell(cell, bars=False) for cell in row.cells)
+        yield from (Text(line, "bold") for line in wrap(first, width))
+        headings = [column.heading for column in table.columns[1:]]
+        pairs = zip(headings, others, strict=True)
+        said = [f"{heading} {' '.join(cell.split())}" for heading, cell in pairs if cell.strip()]
+        yield from (Text(f"  {line}") for line in wrap("; ".join(said), width - 2))
+        if row.detail:
+            yield from (Text(f"    {line}", "dim") for line in wrap(row.detail, width - 4))
+    if table.rest:
+        yield from (Text(line, "dim") for line in wrap(table.rest, width))
 
 
 # ---- findings -----------------------------------------------------------------------------------

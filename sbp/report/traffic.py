@@ -38,16 +38,18 @@ class SentBytes:
     """What one device sends per call.
 
     Attributes:
-      amounts: the bytes; each byte is in one of them.
+      amounts: the bytes; each byte is in one of them. All branches of a `cond` are there.
+      called: bytes that one device sends per call.
       grouping: what a place is: "scope" or "function".
     """
 
     amounts: tuple[Amount, ...]
+    called: float
     grouping: Grouping
 
     @property
     def bytes(self) -> float:
-        """Bytes that one device sends per call."""
+        """Bytes that one device sends at all places."""
         return sum(a.bytes for a in self.amounts)
 
     def by_moment(self) -> dict[tuple[str, str], float]:
@@ -81,7 +83,9 @@ def traffic(program: Program, grouping: Grouping | None = None) -> SentBytes:
         Amount(axes=t.axes, moment=RETURNED, place="(results)", bytes=t.bytes)
         for t in flows.returned
     ]
-    return SentBytes(amounts=tuple(a for a in amounts if a.bytes), grouping=grouping)
+    return SentBytes(
+        amounts=tuple(a for a in amounts if a.bytes), called=flows.called, grouping=grouping
+    )
 
 
 def _sums(cells: Iterable[tuple[str, str, float]]) -> dict[tuple[str, str], float]:

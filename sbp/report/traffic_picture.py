@@ -11,7 +11,7 @@ from sbp.report.flow_picture import COSTLY, SPLIT
 from sbp.report.parts import Column, Paragraph, Picture, Table, TableRow
 from sbp.report.svg import CELL, Board, Ink
 from sbp.report.traffic import MOMENTS, RETURNED, SentBytes, traffic
-from sbp.report.wording import bytes_text, counted
+from sbp.report.wording import branches_text, bytes_text, counted
 from sbp.source.reader import shortened
 
 MOST_PLACES = 16
@@ -108,7 +108,8 @@ def _caption(found: Sequence[SentBytes]) -> str:
         text += " (this / other in tables)"
     if any(a.moment == RETURNED for t in found for a in t.amounts):
         text += f". `{RETURNED}`: conversions of results"
-    return f"{text}."
+    branches = {branches_text(t.bytes, t.called) for t in found}
+    return " ".join([f"{text}.", *sorted(branches - {""})])
 
 
 def _drawing(both: tuple[Matrix, Matrix]) -> Board:

@@ -52,6 +52,82 @@ def listed(names: Iterable[str], limit: int = 3) -> str:
     return ", ".join(shown[:limit]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def branches_text(shown: float, called: float) -> str:
+    """A sentence where places add up to more than a call sends: branches of conditionals do. Empty
+    elsewhere.
+
+    Arguments:
+      shown: bytes at all places.
+      called: bytes of a call.
+
+    >>> branches_text(8.0, 8.0), branches_text(2048.0, 1024.0)
+    ('', 'All branches of conditionals are here; a call runs one of each, and sends 1.0 KiB.')
+    """
+    if shown <= called * (1 + 1e-6):
+        return ""
+    return (
+        "All branches of conditionals are here; a call runs one of each, and sends"
+        f" {bytes_text(called)}."
+    )
+
+
+def without_number(name: str) -> str:
+    """The name of a scope or of a key with a star for the number of a layer.
+
+    >>> without_number("block_12"), without_number("3"), without_number("conv2d")
+    ('block_*', '*', 'conv2d')
+    """
+    head, line, number = name.rpartition("_")
+    return f"{head}{line}*" if number.isdigit() else name
+
+
+POSITIONED = ("", "result", "args")
+"""What stands before the position of a result, or of an argument without a name."""
+
+
+def without_numbers(name: str) -> str:
+    """The name of a leaf of a tree with a star for the number of each layer. The first number of a
+    result or of an argument without a name is a position, and stays.
+
+    >>> without_numbers("params['blocks'][3]['w2']"), without_numbers("p['layer_0'].w")
+    ("params['blocks'][*]['w2']", "p['layer_*'].w")
+    >>> without_numbers("[0]['blocks'][3]"), without_numbers("result[1]")
+    ("[0]['blocks'][*]", 'result[1]')
+    """
+    found = name.split("[")
+    for at, part in enumerate(found):
+        if at == 0 or (at == 1 and found[0] in POSITIONED):
+            continue
+        key, end, after = part.partition("]")
+        quote = key[:1] if key[:1] in ("'", '"') else ""
+        found[at] = f"{quote}{without_number(key.strip(quote))}{quote}{end}{after}"
+    return "[".join(found)
+
+
+def common_name(names: Sequence[str]) -> str:
+    """One name for leaves whose names `without_numbers` are the same: with a star for each number
+    in which they differ.
+
+    Arguments:
+      names: at least one.
+
+    >>> common_name(["state[0].mu[1]", "state[0].mu[2]"]), common_name(["w[3]"])
+    ('state[0].mu[*]', 'w[3]')
+    """
+    starred = without_numbers(names[0]).split("[")
+    columns = zip(starred, *(name.split("[") for name in names), strict=True)
+    return "[".join(first if len({first, *rest}) == 1 else star for star, first, *rest in columns)
+
+
+def times_text(name: str, count: int) -> str:
+    """A name, and how many there are of it where there are several.
+
+    >>> times_text("w", 1), times_text("blocks[*]", 3)
+    ('w', 'blocks[*] (3)')
+    """
+    return name if count == 1 else f"{name} ({count})"
+
+
 def signed(value: float, text: Callable[[float], str]) -> str:
     """A difference with its sign.
 

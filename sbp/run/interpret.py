@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,14 +23,16 @@ from sbp.run.boxing import Boxing, extent, in_rows, offsets
 from sbp.run.layouts import meets_arguments
 from sbp.run.lookups import late_casts
 from sbp.run.order import computed_before
+from sbp.run.scans import scan_in_place
 from sbp.run.stacks import Stacks
+from sbp.run.turns import kept_casts, received_values, rounded_to_bfloat16
 from sbp.settings import holding
 from sbp.signatures import rule_for
 from sbp.signatures.region import REGION_OPS, parts, pick_p
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.evaluate import evaluate, run_regions
 from sbp.trace.graph import Graph, Node
-from sbp.trace.regions import SCAN
+from sbp.trace.regions import LOOPS, SCAN, interface_of
 from sbp.trace.scopes import scope_within
 
 
@@ -121,6 +123,7 @@ class Interpreter:
         self.stacks: Stacks | None = None
         self.rows: frozenset[Register] = frozenset()  # what is laid out row by row
         self.scope = ""  # the name stack of the region that runs
+        self.loops = 0  # how many loops are around it
 
     @contextmanager
     def at(self, node: Node | None) -> Iterator[None]:
@@ -141,11 +144,20 @@ class Interpreter:
                 self.stacks = Stacks(block, self.kept)
         return self.block(block, args)
 
-    def block(self, block: Block, args: Sequence[Any]) -> list[Any]:
-        """Runs a block on the shards of its inputs; returns the shards of its outputs."""
+    def block(
+        self, block: Block, args: Sequence[Any], kept: frozenset[Register] = frozenset()
+    ) -> list[Any]:
+        """Runs a block on the shards of its inputs; returns the shards of its outputs.
+
+        Arguments:
+          block: the block.
+          args: its inputs.
+          kept: results of casts to bfloat16 that stay in a loop (`sbp.run.turns`).
+        """
         env: dict[Register, Any] = dict(zip(block.inputs, args, strict=True))
         late = late_casts(self.graph, block, self.mesh.sizes)
         early = computed_before(self.graph, block, self.mesh.sizes)
+        received = received_values(block)
 
         def read(source: Source) -> Any:
             return self.constant(source) if isinstance(source, ConstantRegister) else env[source]
@@ -154,6 +166,8 @@ class Interpreter:
             match instruction:
                 case Apply():
                     results = [read(s) for s in instruction.ins]
+                    if not kept.isdisjoint(instruction.outs):
+                        results = [rounded_to_bfloat16(x) for x in results]
                     # A late cast passes its operand on, and what is looked up in it is cast.
                     if late.isdisjoint(instruction.outs):
                         results = self.apply(instruction, results)
@@ -173,7 +187,8 @@ class Interpreter:
                         after = lax.optimization_barrier([env[r] for r in tied])
                         env.update(zip(tied, after, strict=True))
                     with self.at(instruction.node):
-                        results = self.loop(instruction, [read(s) for s in instruction.ins])
+                        operands = [read(s) for s in instruction.ins]
+                        results = self.loop(instruction, operands, received)
                     env.update(zip(instruction.outs, results, strict=True))
         return [read(s) for s in block.outputs]
 
@@ -269,21 +284,57 @@ class Interpreter:
             )
             return [parts(x, mesh_axis, node.params["monoid"], partial=not whole)]
 
-    def loop(self, instruction: Loop, args: list[Any]) -> list[Any]:
-        """Runs a `scan`, `while` or `cond` by JAX's control flow over the blocks."""
-        blocks, outer = instruction.blocks, self.scope
-        stacks = self.stacks if instruction.node.op == SCAN else None
+    def loop(self, instruction: Loop, args: list[Any], received: Set[Register]) -> list[Any]:
+        """Runs a `scan`, `while` or `cond` over its blocks.
+
+        Arguments:
+          instruction: the loop or branch.
+          args: its operands.
+          received: the values around it that come from a collective.
+        """
+        node, blocks, outer = instruction.node, instruction.blocks, self.scope
+        stacks = self.stacks if node.op == SCAN else None
+        on_tpu, is_outermost = self.mesh.hardware.platform == "tpu", not self.loops
 
         def run(region: int, values: Sequence[Any]) -> list[Any]:
-            block = blocks[region]
+            block, kept = blocks[region], frozenset[Register]()
+            if on_tpu and is_outermost:
+                kept = kept_casts(self.graph, instruction, region, received)
             if stacks is None:
-                return self.block(block, values)
+                return self.block(block, values, kept)
             shapes = [self.local(self.graph.avals[r.value].shape, r.codes) for r in block.inputs]
             values = stacks.inputs(instruction, values, shapes)
-            return stacks.outputs(instruction, self.block(block, values))
+            return stacks.outputs(instruction, self.block(block, values, kept))
 
-        self.scope = instruction.node.scope
+        self.scope = node.scope
+        self.loops += node.op in LOOPS
         try:
-            return run_regions(instruction.node, args, run)
+            if on_tpu and node.op == SCAN and (results := self.stacked(instruction)):
+                return run_regions(node, args, run, scan_in_place(results))
+            return run_regions(node, args, run)
         finally:
             self.scope = outer
+            self.loops -= node.op in LOOPS
+
+    def stacked(self, loop: Loop) -> list[jax.ShapeDtypeStruct]:
+        """What each turn of a scan adds to its stacks; none where there are no turns, the program
+        unrolls the scan, or a stack holds keys or lies in the host's memory."""
+        (block,) = loop.blocks
+        avals = [
+            s.constant.aval if isinstance(s, ConstantRegister) else self.graph.avals[s.value]
+            for s in block.outputs
+        ]
+        stacked = [e.output for e in interface_of(loop.node).leaving(0) if e.kind == "stacked"]
+        plain = loop.node.params["unroll"] == 1 and loop.node.params["length"]
+        if not plain or any(
+            _jax.is_extended(avals[n].dtype) or _jax.in_host(avals[n]) for n in stacked
+        ):
+            return []
+        made = [
+            jax.ShapeDtypeStruct(self.local(aval.shape, source.codes), aval.dtype)
+            for aval, source in zip(avals, block.outputs, strict=True)
+        ]
+        if self.stacks is not None:
+            stacks = self.stacks
+            made = jax.eval_shape(lambda *outs: stacks.outputs(loop, outs), *made)
+        return [made[n] for n in stacked]

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sbp import _jax, _jax_call
 from sbp.errors import ArgumentError
-from sbp.infer.accumulation import is_real, wide
+from sbp.infer.accumulation import Reduction, is_real, wide
 from sbp.infer.space import TypeSpace, from_type
 from sbp.kinds import Kind, made_of, reduce_dtype_name
 from sbp.machine.mesh import mesh_spec
@@ -167,7 +167,8 @@ def _reducer(
     target = tuple(max(c, 0) for c in source)
     monoids = frozenset(a.monoid for a in t.values() if isinstance(a, Unreduced))
     forced = frozenset((k, c - 1) for k, c in enumerate(source) if c > 0)
-    space = TypeSpace(shape, dtype.itemsize, spec, monoids, forced, wide(dtype, reduce_dtype))
+    reduction = Reduction(wide(dtype, reduce_dtype))
+    space = TypeSpace(shape, dtype.itemsize, spec, monoids, forced, reduction)
     steps, boxing = space.path(source, target), Boxing(spec)
     after = partition_spec(target, spec, len(shape))
 

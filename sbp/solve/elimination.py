@@ -123,7 +123,7 @@ class _Elimination:
     def __init__(self, core: Core, table_limit: int) -> None:
         self.limit = table_limit
         self.sizes = {v: len(u) for v, u in core.unary.items()}
-        self.tables: dict[int, set[_Table]] = {v: set() for v in self.sizes}
+        self.tables: dict[int, dict[_Table, None]] = {v: {} for v in self.sizes}  # in order
         self.leads: dict[int, tuple[float, int]] = {}
         self.order: list[tuple[int, tuple[int, ...], np.ndarray]] = []
         for v, u in core.unary.items():
@@ -134,12 +134,12 @@ class _Elimination:
 
     def enter(self, table: _Table) -> None:
         for v in table.scope:
-            self.tables[v].add(table)
+            self.tables[v][table] = None
             self.leads.pop(v, None)
 
     def leave(self, table: _Table) -> None:
         for v in table.scope:
-            self.tables[v].discard(table)
+            self.tables[v].pop(table, None)
             self.leads.pop(v, None)
 
     def scope_of(self, v: int) -> tuple[int, ...]:

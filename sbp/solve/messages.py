@@ -3,17 +3,22 @@ cost of a core, and a good solution."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
+from sbp.solve.levels import Levels, batches
 from sbp.solve.reduction import Core
 
-SWEEPS, PATIENCE = 16, 5
+SWEEPS, PATIENCE = 64, 5
 """Most sweeps, and the sweeps without gain after which message passing stops."""
 
-GAIN = 1e-4
+GAIN = 5e-5
 """Share by which a sweep has to raise the bound to count as a gain."""
+
+READ = 4
+"""Sweeps from one solution that is read off the messages to the next."""
 
 FORBIDDEN = 1e3
 """Seconds that stand for an infinite cost while messages are passed. The bound stays valid with any
@@ -64,18 +69,19 @@ def pass_messages(
     passing = _Passing(core, forbidden)
     if start is not None:
         passing.resume(start, core)
-    best: list[int] = []
-    best_cost, bound, gained = np.inf, -np.inf, False
+    best = np.arange(0)
+    best_cost, bound = np.inf, -np.inf
     stale = 0
     finished = False
     for sweep in range(sweeps + 1):
-        states = passing.forward()
-        cost = passing.cost_of(states)
-        if cost < best_cost:
-            gained, best, best_cost = cost < best_cost - 1e-12, states, cost
-        else:
-            gained = False
-        if finished or sweep == sweeps:
+        passing.forward()
+        gained, last = False, finished or sweep == sweeps
+        if last or sweep % READ == 0:
+            states, cost = passing.solution()
+            gained = cost < best_cost - 1e-12
+            if cost < best_cost:
+                best, best_cost = states, cost
+        if last:
             break  # this forward pass computed the marginals
         total = passing.backward()
         gained = gained or total > bound + GAIN * max(abs(bound), 1e-12)
@@ -83,60 +89,18 @@ def pass_messages(
         stale = 0 if gained else stale + 1
         finished = best_cost - bound <= 1e-9 * max(1e-9, abs(best_cost)) or stale >= patience
     return Bounded(
-        states=dict(zip(passing.order, best, strict=True)),
+        states=dict(zip(passing.layout.order, best.tolist(), strict=True)),
         cost=best_cost,
         lower_bound=bound,
         marginals=passing.marginals(),
-        kept={v: core.kept[v] for v in passing.order},
+        kept={v: core.kept[v] for v in passing.layout.order},
         messages=passing.sent(),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Link:
-    """A pair of neighbours, seen from one of them.
-
-    Arguments:
-      other: the position of the neighbour in the order.
-      table: costs, an array [neighbour's state, own state].
-      sent, received: the numbers of the messages to and from the neighbour.
-      room: an array of the table's shape, for sums.
-    """
-
-    other: int
-    table: np.ndarray
-    sent: int
-    received: int
-    room: np.ndarray
-
-    def send(self, scaled: np.ndarray, messages: list[np.ndarray]) -> np.ndarray:
-        """The message to the neighbour, not normalised."""
-        np.add(self.table, scaled - messages[self.received], self.room)
-        return _least(self.room, 1)
-
-
-_least = np.minimum.reduce
-
-
-@dataclass(frozen=True, slots=True)
-class _Visit:
-    """What a sweep does at one variable.
-
-    Arguments:
-      unary: the costs of its states.
-      earlier, later: its links to neighbours on both sides.
-      share: the share of its belief that each message carries.
-    """
-
-    unary: np.ndarray
-    earlier: tuple[_Link, ...]
-    later: tuple[_Link, ...]
-    share: float
-
-
 class _Passing:
-    """The messages between neighbours of a core. A sweep visits the variables in the order of their
-    numbers, then in the opposite order.
+    """The messages between neighbours of a core. A sweep visits the levels of its variables in one
+    direction, then in the other one.
 
     Arguments:
       core: a feasible core.
@@ -144,83 +108,68 @@ class _Passing:
     """
 
     def __init__(self, core: Core, forbidden: float) -> None:
-        self.order = core.order
-        rank = {v: i for i, v in enumerate(self.order)}
-        self.pairs = [(v, w) for v in self.order for w in core.near[v]]
-        number = {pair: i for i, pair in enumerate(self.pairs)}
-        # messages[i] has an entry for each state of the second variable of pairs[i].
-        self.messages = [np.zeros(len(core.unary[w])) for _, w in self.pairs]
-        self.beliefs: list[np.ndarray] = []
-        rooms: dict[tuple[int, ...], np.ndarray] = {}
-
-        def link(v: int, w: int) -> _Link:
-            # The other direction is the transpose: `send` reads rows as fast as columns.
-            table = core.near[w][v]
-            table = np.where(np.isfinite(table), table, forbidden)
-            if table.shape not in rooms:
-                rooms[table.shape] = np.empty(table.shape)
-            return _Link(rank[w], table, number[v, w], number[w, v], rooms[table.shape])
-
-        self.visits: list[_Visit] = []
-        for v in self.order:
-            unary = np.where(np.isfinite(core.unary[v]), core.unary[v], forbidden)
-            around = sorted(core.near[v], key=rank.__getitem__)
-            earlier = tuple(link(v, w) for w in around if rank[w] < rank[v])
-            later = tuple(link(v, w) for w in around if rank[w] > rank[v])
-            share = 1.0 / max(1, len(later), len(earlier))
-            self.visits.append(_Visit(unary, earlier, later, share))
+        layout = self.layout = Levels.of(core)
+        order, starts = layout.order, layout.starts
+        self.sizes = [len(core.unary[v]) for v in order]
+        # The rows of unary costs are infinite in the padding, so no padded state is ever chosen.
+        self.messages = np.zeros((len(layout.pairs), layout.width))
+        self.messages[starts[:-1]] = np.inf
+        for v, row in zip(order, starts.tolist(), strict=False):
+            unary = core.unary[v]
+            self.messages[row, : len(unary)] = np.where(np.isfinite(unary), unary, forbidden)
+        self.later = batches(core, layout, forbidden, later=True)
+        self.earlier = batches(core, layout, forbidden, later=False)
+        tables = [b.tables.size for level in (*self.later, *self.earlier) for b in level]
+        self.room = np.empty(max(tables, default=0))
+        self.beliefs = np.empty((len(order), layout.width))
+        rank = layout.rank
+        before = [sum(rank[w] < rank[v] for w in core.near[v]) for v in order]
+        most = [max(1, b, len(core.near[v]) - b) for b, v in zip(before, order, strict=True)]
+        self.shares = 1.0 / np.array(most)[:, None]
+        self.levels = [
+            (slice(a, b), slice(starts[a], starts[b]), starts[a:b] - starts[a])
+            for a, b in itertools.pairwise(layout.levels)
+        ]
 
     def resume(self, start: Bounded, core: Core) -> None:
         """Takes the messages of an earlier run, for the states that are left. Any messages give a
         valid bound."""
-        for number, (s, t) in enumerate(self.pairs):
-            if (s, t) in start.messages:
+        starts = self.layout.starts.tolist()
+        for number, t in enumerate(self.layout.order):
+            if t in start.kept:
                 left = np.searchsorted(start.kept[t], core.kept[t])
-                self.messages[number] = start.messages[s, t][left]
+                for row in range(starts[number] + 1, starts[number + 1]):
+                    known = start.messages.get(self.layout.pairs[row])
+                    if known is not None:
+                        self.messages[row, : len(left)] = known[left]
 
-    def forward(self) -> list[int]:
-        """Passes messages to later variables.
-
-        Returns:
-          A state for each variable, the best one for the states of the earlier variables.
-        """
-        states: list[int] = []
-        messages, beliefs = self.messages, []
-        for visit in self.visits:
-            belief = visit.unary
-            for link in visit.later:
-                belief = belief + messages[link.received]
-            conditioned = belief
-            for link in visit.earlier:
-                belief = belief + messages[link.received]
-                conditioned = conditioned + link.table[states[link.other]]
-            states.append(int(conditioned.argmin()))
-            beliefs.append(belief)
-            scaled = belief * visit.share
-            for link in visit.later:
+    def forward(self) -> None:
+        """Passes messages to later variables."""
+        messages = self.messages
+        for (level, rows, parts), later in zip(self.levels, self.later, strict=True):
+            belief = self.beliefs[level] = np.add.reduceat(messages[rows], parts, axis=0)
+            scaled = belief * self.shares[level]
+            for batch in later:
                 # Not normalised: a constant in a message changes no difference of costs, and
                 # `backward` takes it out again.
-                messages[link.sent] = link.send(scaled, messages)
-        self.beliefs = beliefs
-        return states
+                message = batch.send(scaled, messages, self.room)
+                messages[batch.sent, : message.shape[1]] = message
 
-    def marginals(self) -> dict[int, np.ndarray]:
-        """For each variable and state, seconds by which the bound with this state is above the
-        bound. Messages from both sides were up to date at each variable of the forward pass."""
-        return {v: b - b.min() for v, b in zip(self.order, self.beliefs, strict=True)}
-
-    def sent(self) -> dict[tuple[int, int], np.ndarray]:
-        """The messages by the variables between which they were passed."""
-        return dict(zip(self.pairs, self.messages, strict=True))
-
-    def cost_of(self, states: list[int]) -> float:
-        """The cost of a choice of one state for each variable."""
-        cost = 0.0
-        for visit, state in zip(self.visits, states, strict=True):
-            cost += float(visit.unary[state])
-            for link in visit.earlier:
-                cost += float(link.table[states[link.other], state])
-        return cost
+    def solution(self) -> tuple[np.ndarray, float]:
+        """A state for each variable, the best one for the states of the earlier variables and the
+        messages of the later ones; and the cost of these states."""
+        states, cost = np.zeros(len(self.sizes), dtype=int), 0.0
+        for (level, rows, parts), earlier in zip(self.levels, self.earlier, strict=True):
+            received = self.messages[rows].copy()
+            for batch in earlier:
+                costs = batch.rows(states)
+                received[batch.received - rows.start, : costs.shape[1]] = costs
+            chosen = np.add.reduceat(received, parts, axis=0).argmin(axis=1)
+            states[level] = chosen
+            cost += float(received[parts, chosen].sum())
+            for batch in earlier:
+                cost += float(received[batch.received - rows.start, chosen[batch.sender]].sum())
+        return states, cost
 
     def backward(self) -> float:
         """Passes messages to earlier variables.
@@ -229,18 +178,28 @@ class _Passing:
           A lower bound on the core's cost.
         """
         total, messages = 0.0, self.messages
-        for visit in reversed(self.visits):
-            belief = visit.unary
-            for link in visit.earlier:
-                belief = belief + messages[link.received]
-            for link in visit.later:
-                belief = belief + messages[link.received]
-            least = float(_least(belief))
-            total += least
-            scaled = (belief - least) * visit.share
-            for link in visit.earlier:
-                message = link.send(scaled, messages)
-                least = float(_least(message))
-                total += least
-                messages[link.sent] = message - least
+        for (level, rows, parts), earlier in zip(
+            reversed(self.levels), reversed(self.earlier), strict=True
+        ):
+            belief = np.add.reduceat(messages[rows], parts, axis=0)
+            least = belief.min(axis=1)
+            total += float(least.sum())
+            scaled = (belief - least[:, None]) * self.shares[level]
+            for batch in earlier:
+                message = batch.send(scaled, messages, self.room)
+                least = message.min(axis=1)
+                total += float(least.sum())
+                messages[batch.sent, : message.shape[1]] = message - least[:, None]
         return total
+
+    def marginals(self) -> dict[int, np.ndarray]:
+        """For each variable and state, seconds by which the bound with this state is above the
+        bound. Messages from both sides were up to date at each variable of the forward pass."""
+        above = self.beliefs - self.beliefs.min(axis=1, initial=np.inf)[:, None]
+        return {
+            v: row[:size] for v, size, row in zip(self.layout.order, self.sizes, above, strict=True)
+        }
+
+    def sent(self) -> dict[tuple[int, int], np.ndarray]:
+        """The messages by the variables between which they were passed."""
+        return dict(zip(self.layout.pairs, self.messages, strict=True))

@@ -127,16 +127,11 @@ class Core:
     def _drop_states(self, v: int) -> set[int]:
         """Drops the states of a variable that are forbidden or dominated; returns the neighbours
         whose tables have changed."""
-        unary = self.unary[v]
         tables = [self.near[v][w] for w in sorted(self.near[v])]
-        alive = np.isfinite(unary)
-        for table in tables:
-            alive &= np.isfinite(table).any(axis=1)
+        alive = self.repeats.of(_useful, self.unary[v], *tables)
         if not alive.any():
             self.feasible = False
             return set()
-        if alive.sum() > 1:
-            alive = self.repeats.of(undominated, unary, alive, *tables)
         return set() if alive.all() else self.keep(v, alive)
 
     def keep(self, v: int, alive: np.ndarray) -> set[int]:
@@ -224,6 +219,19 @@ class Core:
             constant=self.constant,
             repeats=self.repeats,
         )
+
+
+def _useful(unary: np.ndarray, *tables: np.ndarray) -> np.ndarray:
+    """Which states of a variable are neither forbidden nor dominated.
+
+    Arguments:
+      unary: the costs of the states.
+      tables: for each neighbour, a matrix [state, neighbour's state].
+    """
+    alive = np.isfinite(unary)
+    for table in tables:
+        alive &= np.isfinite(table).any(axis=1)
+    return undominated(unary, alive, *tables) if alive.sum() > 1 else alive
 
 
 def undominated(unary: np.ndarray, alive: np.ndarray, *tables: np.ndarray) -> np.ndarray:

@@ -31,7 +31,7 @@ bound is above the best solution."""
 STALE = 1e-3
 """Share by which a round has to raise the bound. Otherwise the search ends."""
 
-STEADY = 2
+STEADY = 1
 """Shares in turn that do not improve a solution, after which larger ones are not tried."""
 
 SHARES = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3e-3, 6e-3, 1.2e-2)
@@ -43,7 +43,7 @@ UNSURE, HALVINGS = 8, 3
 shares are not tried. And the number of shares that are tried between the last good one and the
 next."""
 
-TOLERANCE = 1e-3
+TOLERANCE = 3e-4
 """Gap, as a share of the cost, at which the search stops. The report shows the gap. The cost model
 itself is less precise than that."""
 
@@ -148,14 +148,18 @@ class Search:
                 return self.cost
             found = pass_messages(core, found)
             before, bound = bound, max(bound, core.constant + found.lower_bound)
-            if math.isinf(self.cost):
-                self._offer(_windows(core, found.states, self.table_limit), core)
+            fresh = math.isinf(self.cost)
+            if fresh:
+                self._offer(found.states, core)
             stale = bound - before <= STALE * abs(bound)
             if math.isfinite(self.cost) and (bound > self.cutoff or stale):
                 break
             # `_near` needs the core that `found` is about; `_fix` changes it.
+            known = self.cost
             if self._near(core, found, core.constant + found.lower_bound):
                 return self.cost
+            if fresh and self.cost == known:  # windows take longer than the first search near it
+                self._offer(_windows(core, found.states, self.table_limit), core)
             if math.isinf(self.cost):
                 states, _ = eliminate(core, self.table_limit)
                 self._offer(states, core)
@@ -233,7 +237,8 @@ class Search:
         states = part.extend_over(states)
         self._offer(states, core)
         if unsure > self.unsure:
-            self._offer(_windows(core, states, self.table_limit), core)
+            for some in (states, found.states):
+                self._offer(_windows(core, some, self.table_limit), core)
         return unsure
 
     def _offer(self, states: dict[int, int], core: Core) -> None:

@@ -59,7 +59,10 @@ def evaluate(graph: Graph, args: Sequence[Any], special: Special | None = None) 
 
 
 def run_regions(
-    node: Node, args: Sequence[Any], run: Callable[[int, Sequence[Any]], list[Any]]
+    node: Node,
+    args: Sequence[Any],
+    run: Callable[[int, Sequence[Any]], list[Any]],
+    scan: Callable[..., Any] = lax.scan,
 ) -> list[Any]:
     """Runs a scan, while or cond with JAX's own control flow.
 
@@ -67,6 +70,7 @@ def run_regions(
       node: the node.
       args: values of its operands.
       run: runs a region, by number, on the values of its inputs.
+      scan: runs a scan; takes the arguments of `lax.scan`.
 
     Returns:
       The values of the node's results.
@@ -81,7 +85,7 @@ def run_regions(
                 return tuple(out[: len(initial)]), tuple(out[len(initial) :])
 
             options = {name: node.params[name] for name in ("length", "reverse", "unroll")}
-            carry, ys = lax.scan(step, initial, tuple(interface.operands("slice", args)), **options)
+            carry, ys = scan(step, initial, tuple(interface.operands("slice", args)), **options)
             return [*carry, *ys]
         case "while":
             return list(

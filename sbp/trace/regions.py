@@ -16,6 +16,10 @@ from typing import Any, Literal
 from sbp.errors import SbpInternalError
 from sbp.trace.graph import Graph, Node, Operand
 
+NO_TRIP = 1e-6
+"""Trips of a loop that has none, when types are chosen: its body needs types too, which then cost
+next to nothing."""
+
 WHILE_TRIPS = 8
 """The number of trips assumed for a `while` loop; the true number is unknown before it runs."""
 
@@ -310,6 +314,11 @@ def amount(node: Node, of_regions: Sequence[float]) -> float:
 def trips_are_assumed(node: Node) -> bool:
     """Whether the number of trips is not known before the region runs."""
     return node.op == "while"
+
+
+def weighed_trips(node: Node) -> float:
+    """How often a region's body is taken to run when types are chosen."""
+    return trips_of(node) or NO_TRIP
 
 
 def trips_of(node: Node) -> int:

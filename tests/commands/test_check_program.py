@@ -33,6 +33,13 @@ def plain(x, w, *, square=False):
     y = sbp.split(x, 0, "data") @ w["w"]
     return (y * y if square else y).sum()
 
+class Model:
+    @sbp.jit(mesh=mesh)
+    def method(self, x):
+        return x + 1
+
+model = Model()
+
 def program():
     shape = jax.ShapeDtypeStruct
     return right, (shape((8, 16), "float32"), shape((16, 8), "float32"))
@@ -94,6 +101,10 @@ def test_check(words, status, said, folder, capsys):
             "NameError: name 'undefined_name' is not defined",
         ),
         (["model.py:right", "--arsg"], "unrecognized arguments"),
+        (
+            ["model.py:model.method", "--args", "f32[8]", "--mesh", "data=2"],
+            "is a method, which keeps the mesh",
+        ),
     ],
 )
 def test_what_cannot_be_checked(words, said, folder, capsys):

@@ -15,7 +15,7 @@ from sbp.trace.graph import Graph
 from tests.explain.answers import masked, planned, shape
 from tests.report import why_programs
 from tests.report.golden import assert_golden
-from tests.report.test_report import WIDE, _facts, html_facts
+from tests.report.test_report import WIDE, facts_of, html_facts
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +39,7 @@ def test_golden():
     found = why_programs.plan("megatron_step").diff(data_parallel())
     assert_golden("diff_megatron_step.txt", masked(found.text(110) + "\n"))
     assert_golden("diff_megatron_step.html", masked(found.html(standalone=True)))
-    assert html_facts(found.html()) == _facts(found.text(WIDE))
+    assert html_facts(found.html()) == facts_of(found.text(WIDE))
     assert len(str(found).splitlines()) <= 60
 
 
@@ -254,7 +254,7 @@ def test_different_functions_are_said():
     found = why_programs.plan("megatron_step").diff(why_programs.plan("gshard_layer"))
     assert "these are plans of different functions" in found.text()
     assert found.difference.titles == ("megatron_step", "gshard_layer")
-    assert html_facts(found.html()) == _facts(found.text(WIDE))
+    assert html_facts(found.html()) == facts_of(found.text(WIDE))
 
 
 def test_unrolled_turns_of_a_loop_are_told_apart():

@@ -18,7 +18,7 @@ from tests.explain.conftest import ROOT
 from tests.explain.test_why_prices import PRICED
 from tests.report import why_programs
 from tests.report.golden import assert_golden
-from tests.report.test_report import WIDE, _facts, html_facts
+from tests.report.test_report import WIDE, facts_of, html_facts
 
 ASKED = {
     "megatron_step": ("h", "y", "grads"),
@@ -39,7 +39,7 @@ def test_golden_text(name):
     assert_golden(f"why_{name}.txt", masked(text) if name.endswith("_step") else text)
     for w in told:
         assert len(str(w).splitlines()) <= 60
-        assert html_facts(w.html()) == _facts(w.text(WIDE))
+        assert html_facts(w.html()) == facts_of(w.text(WIDE))
 
 
 def test_golden_html():

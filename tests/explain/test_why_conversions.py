@@ -75,9 +75,25 @@ def test_where_a_partial_carry_is_reduced():
     told = why_programs.plan("accumulated_step").why("total").why
     assert repr(told.type) == "data:P(sum)"
     (one,) = told.conversions
-    assert one.onward
+    assert not one.onward
     assert one.runs == 1
     assert one.bytes_per_device == told.cost.bytes_per_device == 2 * 7 / 8 * 512 * 512 * 4
+
+
+def test_a_partial_value_that_goes_on():
+    """What is made of it is smaller, so it is reduced there."""
+    source = """
+def f(x, w):
+    part = x @ w
+    total = part.sum(0)
+    return total
+"""
+    shapes = shape(512, 4096), shape(4096, 512)
+    plan = planned(source, shapes, in_types=("model:S(1)", "model:S(0)"), out_types="B")
+    told = plan.why("part").why
+    assert "model:P(sum)" in repr(told.type)
+    (one,) = told.conversions
+    assert one.onward and one.bytes_per_device < 512 * 512
 
 
 def test_other_conversions_have_a_next_best():

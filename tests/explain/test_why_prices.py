@@ -256,7 +256,7 @@ def test_a_pin_may_convert_what_the_policy_forbids(name):
         " forbids, S(0) is -"
     )
     assert said in told.text()
-    unproved = explanation(dataclasses.replace(told.why, proved=False), plan.program.mesh).text()
+    unproved = explanation(dataclasses.replace(told.why, proved=False), plan.program.mesh).text(200)
     assert (
         "found by the chooser, which does not always find the cheapest, and an annotation may"
         " convert what the policy forbids" in unproved

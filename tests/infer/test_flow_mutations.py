@@ -71,7 +71,8 @@ def price(request: Request, block: Block, runs: float = 1.0) -> float:
             case Box(steps=steps):
                 total += runs * sum(s.seconds for s in steps)
             case Apply(node=node, row=row) if row.kernels:
-                total += runs * row_seconds(request.graph, node, row, request.mesh, request.waited)
+                shares = request.memory_shares
+                total += runs * row_seconds(request.graph, node, row, request.mesh, shares)
             case Loop(node=node, blocks=blocks, trips=trips):
                 share = trips if node.op in ("scan", "while") else 1 / len(blocks)
                 total += sum(price(request, inner, runs * share) for inner in blocks)

@@ -102,8 +102,9 @@ def typings(typing: Typing, table: RowTable) -> Iterator[Typing]:
 
 def price(typing: Typing) -> float:
     """Seconds of the lowered program: each row and each conversion once."""
+    shares = typing.request.memory_shares
     rows = sum(
-        row_seconds(typing.graph, node, typing.rows[node.id], typing.mesh, typing.request.waited)
+        row_seconds(typing.graph, node, typing.rows[node.id], typing.mesh, shares)
         for node in typing.graph.nodes
     )
     return rows + sum(

@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 import sbp
 from sbp.infer.cost import row_seconds
+from sbp.infer.memory_shares import MemoryShares
 from sbp.infer.rows import NdRow
 from sbp.machine.table import HARDWARE
 
@@ -24,14 +25,14 @@ def planned(fn, *args, types=None, hardware=V5E, mesh=MESH):
     return sbp.jit(fn, mesh, in_types=types, hardware=hardware).plan(*args).program
 
 
-def alone(fn, *shapes, dtype=BF16, hardware=V5E, waited=None):
+def alone(fn, *shapes, dtype=BF16, hardware=V5E, shares=None):
     """Seconds of a program of one operation on one device."""
     mesh = AbstractMesh((1,), ("t",))
     args = [jax.ShapeDtypeStruct(s, dtype) for s in shapes]
     request = planned(fn, *args, hardware=hardware, mesh=mesh).typing.request
     (node,) = request.graph.nodes
     row = NdRow(tuple((0,) for _ in node.inputs), ((0,),))
-    return row_seconds(request.graph, node, row, request.mesh, waited or request.waited)
+    return row_seconds(request.graph, node, row, request.mesh, shares or request.memory_shares)
 
 
 def read(size):
@@ -39,11 +40,11 @@ def read(size):
 
 
 def test_few_rows_take_as_long_as_product_rows():
-    hidden = {0: 0.0, 1: 0.0}
-    times = {m: alone(jnp.matmul, (m, 2048), (2048, 8192), waited=hidden) for m in (2, 16, 48, 96)}
+    hidden = MemoryShares(waited={0: 0.0, 1: 0.0})
+    times = {m: alone(jnp.matmul, (m, 2048), (2048, 8192), shares=hidden) for m in (2, 16, 48, 96)}
     assert times[2] == times[16] == times[48] == 2 * 48 * 2048 * 8192 / V5E.flops_per_second
     assert times[96] == pytest.approx(2 * times[48])
-    few = alone(jnp.matmul, (8192, 2048), (2048, 16), waited=hidden)
+    few = alone(jnp.matmul, (8192, 2048), (2048, 16), shares=hidden)
     assert few == pytest.approx(times[16])
 
 
@@ -63,9 +64,9 @@ def test_reading_is_waited_for_where_nothing_hides_it():
 
 
 def test_weights_beyond_the_fast_memory_are_read_by_the_product():
-    hidden = {0: 0.0, 1: 0.0}
+    hidden = MemoryShares(waited={0: 0.0, 1: 0.0})
     small = dataclasses.replace(V5E, fast_memory_bytes=2**25 - 1)
-    found = alone(jnp.matmul, (16, 2048), (2048, 8192), hardware=small, waited=hidden)
+    found = alone(jnp.matmul, (16, 2048), (2048, 8192), hardware=small, shares=hidden)
     assert found == pytest.approx(read(2**25 + 2 * 16 * 8192))
 
 
@@ -82,14 +83,14 @@ SHAPES = tuple(
 
 def test_other_work_hides_the_reading_of_weights():
     busy = planned(attended_then_projected, *SHAPES).typing.request
-    assert busy.graph.inputs[3] in busy.waited
+    waited = busy.memory_shares.waited[busy.graph.inputs[3]]
     reads = read(sum(2 * s.size for s in SHAPES))
     assert V5E.vector_flops_per_second is not None
     rows = 2 * 64 * 8192 * 128 / V5E.vector_flops_per_second
     size = 2 * (64 * 128 + 64 * 8192 * 128 + 64 * 8192)
     idle = (rows - read(size)) / 4
     assert idle < reads
-    assert busy.waited[busy.graph.inputs[3]] == pytest.approx(1 - idle / reads)
+    assert waited == pytest.approx(1 - idle / reads)
     split = planned(
         attended_then_projected,
         *SHAPES,
@@ -100,9 +101,9 @@ def test_other_work_hides_the_reading_of_weights():
             PartitionSpec("t"),
         ),
     ).typing.request
-    assert max(split.waited.values()) < busy.waited[busy.graph.inputs[3]]
+    assert max(split.memory_shares.waited.values()) < waited
     cpu = planned(attended_then_projected, *SHAPES, hardware=HARDWARE["cpu"]).typing.request
-    assert not cpu.waited
+    assert not cpu.memory_shares.waited
 
 
 def decoder(hardware):

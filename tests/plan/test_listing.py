@@ -3,8 +3,12 @@ wrong."""
 
 import re
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec
 
+import sbp
 from sbp.errors import SbpError
 from sbp.plan.parse import parse_listing
 from sbp.plan.text import ListedConversion, ListedOperation, ListedRegion, listing
@@ -155,3 +159,24 @@ def test_stages_and_wide_sums_parse_back():
         assert str(parse_listing(text)) == text
     with pytest.raises(SbpError, match="line 3"):
         parse_listing(text.replace("float32 along dim 0", "in stages of 4"))
+
+
+def planned_over(names):
+    mesh = jax.sharding.AbstractMesh((2, 4), names)
+    f = sbp.jit(
+        lambda w, x: jnp.tanh(x @ w).sum(0),
+        mesh,
+        in_types=(PartitionSpec(None, names[1]), PartitionSpec(names[0])),
+    )
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    return f.plan(x, x)
+
+
+@pytest.mark.parametrize(
+    "names", [("1", "a-b"), ("d.x", "compute"), ("α", "S"), ("@", "a/b"), ("𝔡", "P")]
+)
+def test_names_of_mesh_axes(names):
+    made = listing(planned_over(names).program)
+    assert parse_listing(str(made)) == made
+    t = sbp.NdSbp({names[0]: sbp.S(0), names[1]: sbp.P})
+    assert sbp.parse(str(t), mesh_axes=names) == t

@@ -98,6 +98,7 @@ def test_values():
         hbm_bytes_per_second=1e13,
         link_bytes_per_second=1e15,
         latency_seconds=0.0,
+        hop_seconds=1e-9,
     )
     f = sbp.jit(
         step,

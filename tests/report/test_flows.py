@@ -18,6 +18,7 @@ from sbp.errors import SbpError
 from sbp.report.flows import GROUPINGS, folded, program_flows
 from sbp.report.png import png_of
 from sbp.report.svg import NAMESPACE
+from sbp.report.wording import bytes_text
 
 MESH = AbstractMesh((2, 4), ("data", "model"))
 
@@ -131,7 +132,9 @@ def test_the_drawing_names_what_the_table_names(plan):
     assert len(drawn) == transfers
     most = max((s for s in flows.stops), key=lambda s: s.bytes)
     returned = sum(t.bytes for t in flows.returned)
-    named = f"{most.where}: {most.transfers[0].kind}" if most.bytes >= returned else "the results: "
+    named = (
+        f"{most.where}: {bytes_text(most.bytes)} by" if most.bytes >= returned else "the results: "
+    )
     assert named in shown.text(400)
     for shape_ in root.iter(f"{{{NAMESPACE}}}rect"):
         right = float(shape_.attrib["x"]) + float(shape_.attrib["width"])
@@ -178,3 +181,33 @@ def test_what_cannot_be_drawn_is_refused(plan):
         plan.report().picture(by="lines")
     with pytest.raises(SbpError, match="there is no plan to be drawn"):
         sbp.Report(program=None).picture()
+
+
+def test_branches_of_a_conditional_are_all_shown_and_that_is_said():
+    def step(x, w, first):
+        h = x @ w
+        return jax.lax.cond(first, lambda h: jnp.tanh(h.sum(0)), lambda h: jnp.sin(h.max(0)), h)
+
+    types = ("data:S(0)", None, None)
+    made = sbp.jit(step, MESH, in_types=types, boxing="reduce")
+    plan = made.plan(shape(64, 256), shape(256, 1024), shape(dtype=bool))
+    found = program_flows(plan.program)
+    assert found.called == plan.cost.bytes_per_device
+    assert found.bytes > found.called * 1.5
+    for shown in (plan.report().picture(), plan.report().bytes(), plan.report().source()):
+        assert "All branches of conditionals are here" in " ".join(str(shown).split())
+
+
+def test_the_numbers_of_layers_fold_and_others_do_not():
+    def step(x):
+        for number in range(3):
+            with jax.named_scope(f"block_{number}"), jax.named_scope("conv2d"):
+                x = jnp.tanh(x)
+        with jax.named_scope("fc1"):
+            x = jnp.sin(x)
+        with jax.named_scope("fc2"):
+            return jnp.cos(x)
+
+    plan = sbp.jit(step, MESH, in_types="data:S(0)").plan(shape(64))
+    names = [s.name for s in program_flows(plan.program, "scope").stops]
+    assert names == ["block_*/conv2d", "fc1", "fc2"]

@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 
 import sbp
 from sbp.report.limits import limits
 
-MESH = AbstractMesh((2, 4), ("data", "model"))
+MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 ROWS, D, H, LAYERS = 512, 256, 1024, 3
 
 
@@ -112,3 +112,19 @@ def test_the_report_says_that_time_is_modelled(plans):
     text = plans["train"].report().roofline().text()
     assert "nothing was measured" in " ".join(text.split()) and "hardware h100" in text
     assert "block" in text and "limits: 4.83 GFLOP per call" in text
+
+
+def test_a_region_by_hand_is_said_not_to_be_counted():
+    def region(x):
+        return jax.lax.psum(x @ x.T, "model")
+
+    split, whole = jax.sharding.PartitionSpec(None, "model"), jax.sharding.PartitionSpec()
+
+    def step(x):
+        inner = jax.shard_map(region, mesh=MESH, in_specs=split, out_specs=whole)
+        return inner(x) @ x
+
+    plan = sbp.jit(step, MESH).plan(shape(64, 64))
+    assert limits(plan.program).by_hand == 1
+    text = " ".join(str(plan.report().roofline()).split())
+    assert "1 region written by hand: FLOPs and time are not counted" in text

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, PartitionSpec
 
 import sbp
 from sbp.report.phases import phases
@@ -93,6 +93,30 @@ def test_an_axis_that_splits_nothing_is_unused():
     weights = {"w_in": "y:S(1)", "w_out": "y:S(0)"}
     found = used(mlp, GRID, (weights, "B"), PARAMS, shape(64, 256), out_types="B", boxing="reduce")
     assert found == ["unused: its devices all do the same", "tensor parallel"]
+
+
+def test_an_axis_that_no_product_uses_is_not_called_unused():
+    x, w = shape(64, 256), shape(256, 128)
+    whole = "the same on all its devices in forward products"
+
+    def later(x, w):
+        return jnp.sort(sbp.annotate(x @ w, "x:B"), 1)
+
+    assert used(later, LINE, ("x:B", "x:B"), x, w, out_types="x:S(0)") == [whole]
+
+    def by_hand(x, w):
+        summed = jax.shard_map(
+            lambda x: jax.lax.psum(x * jax.lax.axis_index("x"), "x"),
+            mesh=LINE,
+            in_specs=PartitionSpec(),
+            out_specs=PartitionSpec(),
+            check_vma=False,
+        )(x)
+        return summed @ w
+
+    assert used(by_hand, LINE, "B", x, w, out_types="B", boxing="explicit") == [whole]
+    (found,) = used(lambda x, w: x @ w, LINE, ("x:B", "x:S(0)"), x, w, out_types="x:B")
+    assert found.startswith(f"{whole}, weights gathered on use")
 
 
 def test_two_axes_are_told_apart():

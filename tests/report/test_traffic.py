@@ -28,7 +28,7 @@ def layer(x, w_in, w_out):
 
 def loss(weights, x):
     for number, (w_in, w_out) in enumerate(weights):
-        with jax.named_scope(f"layer{number}"):
+        with jax.named_scope(f"layer_{number}"):
             x = layer(x, w_in, w_out)
     with jax.named_scope("loss"):
         return jnp.mean(x * x)
@@ -111,8 +111,8 @@ def test_bytes_of_the_backward_pass_are_those_that_its_operations_read(plan):
 
 def test_layers_are_one_row(plan):
     places = {place for _, place in traffic(plan.program, "scope").by_place()}
-    assert "layer*" in places and "sgd" in places
-    assert not any("layer0" in place for place in places)
+    assert "layer_*" in places and "sgd" in places
+    assert not any("layer_0" in place for place in places)
 
 
 def test_two_plans_stand_side_by_side(plan):

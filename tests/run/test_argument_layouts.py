@@ -17,7 +17,15 @@ def step(w, moment, x):
 
 
 def planned(hardware):
-    f = sbp.jit(step, MESH, in_types=("B", "B", "d:S(0)"), out_types=("B", "B"), hardware=hardware)
+    """A plan that may not split the update and gather its results."""
+    f = sbp.jit(
+        step,
+        MESH,
+        in_types=("B", "B", "d:S(0)"),
+        out_types=("B", "B"),
+        boxing="reduce",
+        hardware=hardware,
+    )
     square = jax.ShapeDtypeStruct((512, 512), jnp.float32)
     return f.plan(square, square, jax.ShapeDtypeStruct((4096, 512), jnp.float32))
 
