@@ -3,23 +3,28 @@
 #
 #   make train [ARGS="--preset ..."]    train the MoE Transformer on 8 simulated devices; resumes when
 #                                       interrupted
-#   make test [PYTEST_ARGS="-k ..."]    lint, types, import layers, tests and notebooks
-#   make laws [EXHAUSTIVE=all]          all cases of the tests of which `make test` runs a seeded choice
-#                                       (tests/slices.py), but a share of what follows: conversions on
-#                                       three mesh axes, round trips of conversions, paths of
-#                                       conversions, meshes of the training step; `all` runs all of
-#                                       these and takes hours
-#   make notebooks [PYTEST_ARGS="-k 05"] run the notebooks and write their outputs anew
-#   make test-newest                    the tests on a newer Python with the newest supported JAX, where
-#                                       there is one
+#   make test [PYTEST_ARGS="-k ..."]    lint, types, import layers, and the cases of the gate
+#                                       (tests/gate.py); docs/testing.md says how to run others
+#   make test-newest                    the tests of what may change with JAX, on a newer Python with the
+#                                       newest supported JAX, where there is one (NEWEST_TESTS=tests: all)
 #   make test-tpu                       the tests that compile for TPU ahead of time (installs libtpu,
 #                                       large; needs no TPU)
 #   make test-multiprocess [ARGS="..."] the tests that run in two and in four processes of this machine
 #                                       (ARGS: --processes 2, -k train)
+#   make screenshots                    reports in JupyterLab, Notebook 7 and Chromium
+#   make laws [EXHAUSTIVE=all]          all cases of the tests of which other runs take a seeded choice
+#                                       (tests/slices.py), but a share of what follows: conversions on
+#                                       three mesh axes, round trips of conversions, paths of
+#                                       conversions, meshes of the training step; `all` runs all of
+#                                       these and takes hours
 #   make fuzz [ARGS="--seeds 0:1000"]   random programs on every mesh against one device; failing ones
 #                                       are minimised and printed
 #   make peer [ARGS="--share 0.25"]     JAX's own tests (tests/peer) with every outermost jax.jit replaced by
 #                                       sbp.jit: passed, failed, not applicable with reasons
+#   make deep [ONLY="laws tpu"]         all of these with all their cases; writes docs/deep.md; resumes
+#                                       when interrupted
+#   make mutants [ARGS="--count 200"]   faults put into the package, and which cases find them
+#   make notebooks [PYTEST_ARGS="-k 05"] run the notebooks and write their outputs anew
 #   make bench [ARGS="..."]             the benchmarks, compiled for TPU ahead of time
 #   make docs                           the documentation site, in build/docs; warnings are errors
 #   make format / make lint / make clean
@@ -27,6 +32,10 @@
 VENV := .venv
 NEWEST := .venv-newest
 PY := $(VENV)/bin/python
+# The newest JAX: the tests that run with it, and what they need.
+NEWEST_TESTS ?= @tests/newest.txt
+NEWEST_EXTRAS ?= test
+NEWEST_INSTALLED := $(NEWEST)/.installed-$(NEWEST_EXTRAS)
 TEST_JOBS ?= 2
 EXHAUSTIVE ?= 1
 SLICED_TESTS = $(shell grep -rl 'pytest.mark.laws' tests --include='test_*.py')
@@ -44,18 +53,27 @@ first-python = for p in $(1); do if "$$p" -c 'import sys; sys.exit(sys.version_i
 make-venv = "$(2)/bin/python" -m pip --version >/dev/null 2>&1 || "$(1)" -m venv "$(2)" \
 	|| { "$(1)" -m venv --clear --without-pip "$(2)" && "$(1)" -m pip --python "$(2)/bin/python" install pip; }
 
+# $(call needing,target,reason,command): a command that needs a target which needs the network. Where
+# that is not to be had, the stage says what it leaves out, and ends well.
+needing = @if $(MAKE) --no-print-directory $(1); then $(3); else echo "$@: $(2)"; fi
+
 TPU_AOT_ENV := TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v4-8 TPU_WORKER_HOSTNAMES=localhost JAX_PLATFORMS=cpu ALLOW_MULTIPLE_LIBTPU_LOAD=1
 
-.PHONY: docs train test laws notebooks test-newest test-on-newest test-tpu test-multiprocess fuzz bench lint format clean
+PYTEST = pytest -n $(TEST_JOBS) --dist worksteal
+
+.PHONY: docs train test test-all laws notebooks test-newest test-on-newest test-tpu test-multiprocess screenshots fuzz deep mutants bench lint format clean
 
 train: $(VENV)/.installed
 	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PY) -m sbp.moe.train $(ARGS)
 
 test: lint
-	$(PY) -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
+	$(PY) -m $(PYTEST) --gate $(PYTEST_ARGS)
+
+test-all: $(VENV)/.installed
+	$(PY) -m $(PYTEST) $(PYTEST_ARGS)
 
 laws: $(VENV)/.installed
-	SBP_EXHAUSTIVE=$(EXHAUSTIVE) $(PY) -m pytest -n $(TEST_JOBS) --dist worksteal -m laws $(SLICED_TESTS) $(PYTEST_ARGS)
+	SBP_EXHAUSTIVE=$(EXHAUSTIVE) $(PY) -m $(PYTEST) -m laws $(SLICED_TESTS) $(PYTEST_ARGS)
 
 notebooks: $(VENV)/.installed
 	SBP_UPDATE_GOLDEN=1 $(PY) -m pytest -q tests/test_notebooks.py -k outputs $(PYTEST_ARGS)
@@ -68,15 +86,27 @@ test-newest:
 		$(MAKE) --no-print-directory NEWEST_PYTHON="$$python" test-on-newest; \
 	fi
 
-test-on-newest: $(NEWEST)/.installed
-	@$(NEWEST)/bin/python -c 'import jax, sys; print("test-newest: Python", sys.version.split()[0], "with JAX", jax.__version__)'
-	$(NEWEST)/bin/python -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
+test-on-newest:
+	$(call needing,$(NEWEST_INSTALLED),the newest JAX could not be installed and was not tested,\
+	$(NEWEST)/bin/python -c 'import jax; print("test-newest: JAX", jax.__version__)' \
+	&& $(NEWEST)/bin/python -m $(PYTEST) $(NEWEST_TESTS) $(PYTEST_ARGS))
 
-test-tpu: $(VENV)/.installed-tpu
-	$(TPU_AOT_ENV) $(PY) -m pytest tests/tpu -m tpu $(PYTEST_ARGS)
+test-tpu:
+	$(call needing,$(VENV)/.installed-tpu,libtpu could not be installed; nothing was compiled for TPU,\
+	$(TPU_AOT_ENV) $(PY) -m pytest tests/tpu -m tpu $(PYTEST_ARGS))
 
 test-multiprocess: $(VENV)/.installed
 	$(PY) -m tests.multiprocess.run $(ARGS)
+
+screenshots:
+	$(call needing,$(VENV)/.installed-screenshots,JupyterLab could not be installed; no layout was tested,\
+	$(PY) -m $(PYTEST) tests/screenshots $(PYTEST_ARGS))
+
+deep: $(VENV)/.installed
+	$(PY) -m tests.deep $(ONLY)
+
+mutants: $(VENV)/.installed
+	$(PY) -m tests.mutants.run $(ARGS)
 
 fuzz: $(VENV)/.installed
 	$(PY) -m tests.fuzz.run $(ARGS)
@@ -102,7 +132,7 @@ format: $(VENV)/.installed
 	$(VENV)/bin/ruff format
 
 clean:
-	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis .jax_cache
+	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .jax_cache
 	find sbp tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml
@@ -116,7 +146,11 @@ $(VENV)/.installed-tpu: $(VENV)/.installed
 	$(PY) -m pip install --quiet --editable ".[tpu]"
 	@touch $@
 
-$(NEWEST)/.installed: pyproject.toml
+$(VENV)/.installed-screenshots: $(VENV)/.installed
+	$(PY) -m pip install --quiet --editable ".[screenshots]"
+	@touch $@
+
+$(NEWEST_INSTALLED): pyproject.toml
 	@$(call make-venv,$(NEWEST_PYTHON),$(NEWEST))
-	$(NEWEST)/bin/python -m pip install --quiet --upgrade --editable ".[moe,dev]" jax
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade --editable ".[$(NEWEST_EXTRAS)]" jax
 	@touch $@

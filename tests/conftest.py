@@ -3,7 +3,12 @@ compilation, and a cache of compiled programs."""
 
 import os
 import shutil
+import signal
 from pathlib import Path
+
+import pytest
+
+pytest_plugins = ("tests.gate", "tests.case_seconds")
 
 FLAGS = {
     "--xla_force_host_platform_device_count": "8",
@@ -35,9 +40,27 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
-def pytest_configure() -> None:
-    """Empties a cache that has grown too large, in the process that starts the workers."""
-    if "PYTEST_XDIST_WORKER" in os.environ or not CACHE.exists():
+class Running:
+    """Names the cases that ran when the run was stopped by SIGTERM, as `timeout` stops it."""
+
+    def __init__(self) -> None:
+        self.cases: dict[str, None] = {}
+        signal.signal(signal.SIGTERM, self.stop)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.cases[nodeid] = None
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self.cases.pop(nodeid, None)
+
+    def stop(self, *_: object) -> None:
+        pytest.exit(f"stopped while these cases ran: {', '.join(self.cases) or 'none'}", 1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In the process that starts the workers: empties a cache that has grown too large."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
         return
-    if sum(path.stat().st_size for path in CACHE.iterdir()) > CACHE_BYTES:
+    config.pluginmanager.register(Running())
+    if CACHE.exists() and sum(path.stat().st_size for path in CACHE.iterdir()) > CACHE_BYTES:
         shutil.rmtree(CACHE)

@@ -68,7 +68,6 @@ def test_translate_prints_a_line_for_each_line(run, tmp_path, capsys):
     assert one and two and one != two
 
 
-@pytest.mark.slow
 def test_evaluate_scores_the_runs_sets_and_a_file(run, tmp_path, capsys):
     folder, corpus = run[:2]
     argv = ["evaluate", "--workdir", str(folder)]

@@ -157,7 +157,6 @@ MESHES = [
 
 
 @pytest.mark.laws
-@pytest.mark.slow
 @pytest.mark.parametrize("mesh", sliced(MESHES, 0.25, laws=0.5))
 @pytest.mark.parametrize("reorder", [False, True])
 def test_beams_on_a_mesh_equal_a_search_without_a_cache(model, mesh, reorder):
@@ -183,7 +182,6 @@ VARIANTS = [
 
 
 @pytest.mark.laws
-@pytest.mark.slow
 @pytest.mark.parametrize("variant", sliced(VARIANTS, 0.3, laws=0.5), ids=str)
 def test_beams_of_other_models_equal_a_search_without_a_cache(variant):
     """`make laws` takes half of the variants."""
@@ -198,7 +196,6 @@ def test_beams_of_other_models_equal_a_search_without_a_cache(variant):
             assert_same_hypotheses((found.tokens[place], found.scores[place]), best)
 
 
-@pytest.mark.slow
 def test_a_beam_that_keeps_all_finds_the_best_of_all_texts():
     """Exhaustive search over a vocabulary of three words and EOS."""
     with jax.enable_x64(True):

@@ -76,7 +76,6 @@ def test_a_finite_step_reports_the_norm_of_the_whole_gradient(plan):
     assert all(jax.tree.leaves(changed))
 
 
-@pytest.mark.slow
 def test_clipping_scales_all_gradients_by_one_number():
     """Read from AdamW's second moment, which is (1 - beta2) g^2 after one step."""
     batch = random_batch(MODEL, 0)
@@ -115,7 +114,6 @@ def test_microbatches_add_up_to_the_batch(microbatches):
         np.testing.assert_allclose(a, b, rtol=1e-9)
 
 
-@pytest.mark.slow
 def test_gradients_of_microbatches_are_reduced_once():
     """Four microbatches of the same tokens send what one batch does; with a reduction in each, they
     would send three times the gradients more."""
@@ -125,7 +123,6 @@ def test_gradients_of_microbatches_are_reduced_once():
     assert four.cost.bytes_per_device - one.cost.bytes_per_device < weights / 4
 
 
-@pytest.mark.slow
 def test_a_step_of_microbatches_on_a_mesh_is_that_of_one_device():
     train = dataclasses.replace(TRAIN, accumulate=4)
     plan, batch = planned(train), random_batch(MODEL, 0)
@@ -144,7 +141,6 @@ def test_microbatches_divide_the_groups():
         make_train_step(MODEL, dataclasses.replace(TRAIN, accumulate=3))
 
 
-@pytest.mark.slow
 def test_adamw_is_optaxs():
     train = dataclasses.replace(
         TRAIN, optimizer="adamw", schedule="constant", learning_rate=1e-3, weight_decay=0.1

@@ -11,7 +11,6 @@ from tests.moe.killing import NEVER, assert_same_runs, folders, kill, moments
 from tests.slices import EXHAUSTIVE
 
 
-@pytest.mark.slow
 @pytest.mark.laws
 @pytest.mark.skipif(not EXHAUSTIVE, reason="`make laws` runs it")
 def test_a_program_that_is_killed_twenty_times_ends_as_one_that_is_not(tmp_path):

@@ -157,7 +157,6 @@ def test_loss_without_smoothing_is_cross_entropy_and_excludes_aux():
     np.testing.assert_allclose(loss_fn(params, batch, smoothed)[1].loss, want, rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_steps_are_deterministic_and_remat_changes_nothing():
     cfg = dataclasses.replace(CFG, dropout=0.1)
     train = preset("tiny-test").train
@@ -176,7 +175,6 @@ def test_steps_are_deterministic_and_remat_changes_nothing():
     np.testing.assert_allclose(losses[0], losses[2], rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_float64_reaches_the_router_and_the_optimizer():
     with jax.enable_x64(True):
         cfg = dataclasses.replace(CFG, dtype="float64")

@@ -93,7 +93,6 @@ def gradients_of_the_sum(cfg, sharding=PLAIN):
 
 
 @pytest.mark.laws
-@pytest.mark.slow
 @pytest.mark.parametrize(("axes", "options"), sliced(VARIANTS, 0.2), ids=str)
 def test_a_packed_batch_has_the_loss_and_the_gradients_of_its_pairs(axes, options):
     """M2. Pairs see neither each other nor each other's places; also on a mesh."""

@@ -111,7 +111,6 @@ def test_gradients_are_those_of_the_layers_in_order():
 
 
 @pytest.mark.laws
-@pytest.mark.slow
 @pytest.mark.parametrize("case", sliced(CASES, 1 / 7, laws=3 / 7, seed=3))
 def test_two_steps_equal_one_device(case):
     """In float64, dropout and random routing included; `make laws` leaves out four cases."""

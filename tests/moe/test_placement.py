@@ -63,7 +63,6 @@ def assert_equal_to_one_device(run, steps):
 
 
 @pytest.mark.laws
-@pytest.mark.slow
 @pytest.mark.parametrize("case", sliced(CASES, 2 / 16, laws=3 / 16, seed=66))
 def test_three_steps_equal_one_device(case):
     """`make laws` leaves out 13 of the 16 cases."""

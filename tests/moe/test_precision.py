@@ -110,7 +110,6 @@ def moved(model, steps=3):
     return float(np.mean(np.asarray(after, np.float32) != before))
 
 
-@pytest.mark.slow
 def test_small_updates_move_masters_of_float32_and_not_those_of_bfloat16():
     short = dataclasses.replace(MIXED, param_dtype="bfloat16")
     assert moved(MIXED) > 0.95
@@ -168,7 +167,6 @@ def test_rounding_draws_the_same_bits_on_every_mesh():
         jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
-@pytest.mark.slow
 def test_a_step_of_bfloat16_masters_is_the_same_on_a_mesh():
     """Rounding draws the same bits on every mesh, so weights differ where sums do: rarely."""
     model = dataclasses.replace(MODEL, param_dtype="bfloat16", rounding="stochastic")

@@ -51,7 +51,6 @@ def wanted():
 
 
 @pytest.mark.laws
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "axes",
     sliced(MESHES, 1 / 7, laws=2 / 7, seed=1),

@@ -38,7 +38,6 @@ def test_the_papers_days_and_core_years_follow_from_its_steps(name):
     assert core_years(days, said.cores) == pytest.approx(said.core_years, abs=0.16)
 
 
-@pytest.mark.slow
 def test_weights_are_the_papers():
     for name, said in PUBLISHED.items():
         assert studied(name).parameters / 2**30 == pytest.approx(said.weights, rel=0.04)

@@ -169,7 +169,6 @@ def test_a_run_that_is_killed_as_it_saves_goes_on_as_if_it_were_not(train, tmp_p
     assert_same_runs(killed, whole)
 
 
-@pytest.mark.slow
 def test_a_rate_that_destroys_the_model_ends_the_run(tmp_path, capsys):
     """No update is finite. Through the command line."""
     argv = ["--preset", "tiny-test", "--steps", "9", "--no-eval", "--workdir", str(tmp_path)]

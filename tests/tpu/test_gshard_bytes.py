@@ -46,7 +46,6 @@ def test_small_model_moves_what_the_expert_moves():
     assert_sbp_matches_expert("small", measured)
 
 
-@pytest.mark.slow
 def test_twelve_layers_on_128_cores_move_what_the_expert_moves():
     measured = compile_all("12-layers", "expert", "sbp")
     assert measured["expert"].bytes_per_device / MIB == pytest.approx(3189, rel=0.01), (

@@ -3,20 +3,24 @@
 import linecache
 
 import pytest
+
+pytest.importorskip(
+    "axe_playwright_python",
+    reason="the extra `screenshots` is not installed: see `make screenshots`",
+)
 from axe_playwright_python.sync_playwright import Axe
 
 from sbp.errors import Diagnostic, Label, Span
 from sbp.report.html import page_html
 from sbp.report.parts import Facts, Page, Paragraph
 from sbp.report.report import Report
-from tests.report import hosts
 from tests.report.samples import DIAGNOSTICS, remember_sources
 from tests.report.test_report import report_of
+from tests.screenshots import hosts
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not hosts.CHROMIUM, reason="no Chromium here: layouts were not tested"),
-]
+pytestmark = pytest.mark.skipif(
+    not hosts.CHROMIUM, reason="no Chromium here: layouts were not tested"
+)
 WIDTHS = (360, 500, 1200)
 
 # ---- what is shown ------------------------------------------------------------------------------

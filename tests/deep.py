@@ -1,0 +1,172 @@
+"""The deep run: every stage with all its cases; `make deep` runs this.
+
+    python -m tests.deep [STAGE ..]
+
+Logs, and the cases that have passed, stand in `build/deep`. A run of the same commit goes on where
+the last one was interrupted: a stage that has ended well is not run again, and the tests of an
+interrupted one go on after the cases that passed. `docs/deep.md` has a row for each stage, the last
+time that it ran. Stages of laws and tests that all pass write the lock (`tests/lock.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests import lock
+from tests.case_seconds import read_table
+
+ROOT = Path(__file__).parents[1]
+LOGS = ROOT / "build" / "deep"
+PAGE = ROOT / "docs" / "deep.md"
+
+STAGES = {
+    "lint": ("lint",),
+    "test-all": ("test-all",),
+    "laws": ("laws",),
+    "test-newest": ("test-newest", "NEWEST_TESTS=tests", "NEWEST_EXTRAS=moe,dev"),
+    "test-tpu": ("test-tpu",),
+    "test-multiprocess": ("test-multiprocess", "ARGS=--seconds 1200"),
+    "screenshots": ("screenshots",),
+    "fuzz": ("fuzz", "ARGS=--seeds 0:1000"),
+    "peer": ("peer",),
+}
+"""What each stage gives to `make`."""
+RESUMED = ("test-all", "laws", "test-newest")
+"""Stages whose tests go on after the cases that passed."""
+
+HEAD = """# The deep run
+
+`make deep` runs every stage with all its cases. It writes this page, which shows the last run of
+each stage. [Testing](testing.md) explains the stages and what the gate runs of them.
+
+| Stage | Date | Commit | Versions | Found | Seconds |
+|---|---|---|---|---|---|
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a stage ended.
+
+    Arguments:
+      stage: a key of `STAGES`.
+      date: in UTC.
+      commit: with `+` behind it where the checkout had changes.
+      versions: of Python, JAX and libtpu.
+      found: its last line: counts of tests.
+      seconds: wall time since it was last started.
+      passed: whether it ended well.
+    """
+
+    stage: str
+    date: str
+    commit: str
+    versions: str
+    found: str
+    seconds: float
+    passed: bool
+
+    @property
+    def row(self) -> str:
+        """Its line of the page."""
+        found = self.found if self.passed else f"**failed**: {self.found}"
+        cells = (self.stage, self.date, self.commit, self.versions, found, f"{self.seconds:.0f}")
+        return f"| {' | '.join(cells)} |"
+
+
+def main() -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.deep", description=__doc__)
+    parser.add_argument("stages", nargs="*", choices=[*STAGES, []], help="default: all")
+    stages = parser.parse_args().stages or list(STAGES)
+    LOGS.mkdir(parents=True, exist_ok=True)
+    ended = [run(stage, commit()) for stage in stages]
+    PAGE.write_text(page({e.stage: e for e in ended}, PAGE.read_text("utf-8")), "utf-8")
+    passed = {e.stage for e in ended if e.passed}
+    if {"test-all", "laws"} <= passed:
+        lock.write()
+    failed = [e.stage for e in ended if not e.passed]
+    print(f"deep: {len(passed)} stages passed" + (f"; failed: {', '.join(failed)}" * bool(failed)))
+    return bool(failed)
+
+
+def run(stage: str, at: str) -> Ended:
+    """Runs a stage, unless it has ended well in this commit."""
+    state, table, log = (LOGS / f"{stage}.{kind}" for kind in ("json", "tsv", "log"))
+    before = Ended(**json.loads(state.read_text())) if state.exists() else None
+    same = before is not None and before.commit == at
+    if before is not None and same and before.passed:
+        print(f"deep: {stage} passed before: {before.found}")
+        return before
+    command = ["make", *STAGES[stage]]
+    if stage in RESUMED:
+        if not same:
+            table.unlink(missing_ok=True)
+        command.append(f"PYTEST_ARGS=--seconds={table} --resume")
+    unfinished = Ended(stage, today(), at, versions(), "interrupted", 0.0, passed=False)
+    state.write_text(json.dumps(asdict(unfinished)))
+    print(f"deep: {' '.join(command)}", flush=True)
+    began, lines = time.monotonic(), [""]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    with log.open("a") as file:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            file.write(line)
+            if line.strip():
+                lines.append(line.strip())
+    status = process.wait()
+    found = re.sub(r"^=+ | in [\d.]+s?.*$", "", lines[-1]).strip("= ")
+    if table.exists():
+        passed = sum(how == "passed" for _, how in read_table(table).values())
+        found = f"{found}; {passed} passed in all its parts"
+    seconds = time.monotonic() - began
+    ended = Ended(stage, today(), at, versions(), found, seconds, passed=status == 0)
+    state.write_text(json.dumps(asdict(ended)))
+    return ended
+
+
+def page(ended: dict[str, Ended], before: str) -> str:
+    """The page with the new rows in the place of the old ones of the same stages."""
+    rows = {line.split(" | ")[0].strip("| "): line for line in before.splitlines()}
+    rows |= {stage: e.row for stage, e in ended.items()}
+    return HEAD + "".join(f"{rows[stage]}\n" for stage in STAGES if stage in rows)
+
+
+def today() -> str:
+    return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M}"
+
+
+def versions() -> str:
+    names = {"jax": "JAX", "libtpu": "libtpu"}
+    found = [f"Python {sys.version.split()[0]}"]
+    for package, name in names.items():
+        try:
+            found.append(f"{name} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def commit() -> str:
+    """The commit of the checkout, with `+` behind it where files other than the page differ."""
+    head = ["git", "rev-parse", "--short", "HEAD"]
+    changed = ["git", "status", "--porcelain", "--", ".", ":!docs/deep.md", ":!tests/lock.txt"]
+    name = subprocess.run(head, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    status = subprocess.run(changed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return name.strip() + "+" * bool(status.strip())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
