@@ -70,6 +70,14 @@ def jit_is_disabled() -> bool:
     return bool(_config.disable_jit.value)
 
 
+def needs_jit() -> bool:
+    """Whether JAX's configuration asks for work that calls of `jax.jit` do, and calls of what is
+    compiled ahead do not: finding the operation that made a NaN or an infinity, and compiling again
+    with a profile."""
+    config = jax.config
+    return config.jax_debug_nans or config.jax_debug_infs or config.jax_enable_pgle
+
+
 def check_callable(fn: Any) -> None:
     """JAX's own check of a function that it shall trace.
 
