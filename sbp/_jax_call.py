@@ -74,8 +74,8 @@ def needs_jit() -> bool:
     """Whether JAX's configuration asks for work that calls of `jax.jit` do, and calls of what is
     compiled ahead do not: finding the operation that made a NaN or an infinity, and compiling again
     with a profile."""
-    config = jax.config
-    return config.jax_debug_nans or config.jax_debug_infs or config.jax_enable_pgle
+    asked = (_config.debug_nans, _config.debug_infs, _config.enable_pgle)
+    return any(option.value for option in asked)
 
 
 def check_callable(fn: Any) -> None:
