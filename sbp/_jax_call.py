@@ -70,6 +70,14 @@ def jit_is_disabled() -> bool:
     return bool(_config.disable_jit.value)
 
 
+def needs_jit() -> bool:
+    """Whether JAX's configuration asks for work that calls of `jax.jit` do, and calls of what is
+    compiled ahead do not: finding the operation that made a NaN or an infinity, and compiling again
+    with a profile."""
+    asked = (_config.debug_nans, _config.debug_infs, _config.enable_pgle)
+    return any(option.value for option in asked)
+
+
 def check_callable(fn: Any) -> None:
     """JAX's own check of a function that it shall trace.
 

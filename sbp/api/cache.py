@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sbp.api.plan import Plan
@@ -43,6 +43,13 @@ class PlanCache:
         """The plan of a call signature's key."""
         return self._used(self._plans.get(key))
 
+    def key_for(self, key: Any) -> Any:
+        """The key of the plan that runs a call: the call's own, unless only another plan is there
+        that takes the arguments where they lie."""
+        if key in self._plans:
+            return key
+        return next((k for k, e in self._plans.items() if _serves(k, e.plan, key)), key)
+
     def quick(self, key: Any) -> Plan | None:
         """The plan of a key from `quick_key`."""
         return self._used(self._quick.get(key))
@@ -79,3 +86,14 @@ class PlanCache:
             return None
         entry.used = next(self._uses)
         return entry.plan
+
+
+def _serves(key: Any, plan: Plan, call: Any) -> bool:
+    """Whether a call is one that a plan was made for, except that arguments which were free lie on
+    the mesh now, as the plan takes them: its pins are the plan's own choice."""
+    (mesh, mine), (its_mesh, its) = key, call
+    same = mesh == its_mesh and (*mine[:4], *mine[5:]) == (*its[:4], *its[5:])
+    return same and all(
+        a == b or (a.type is None and b == replace(a, type=t))
+        for a, b, t in zip(mine[4], its[4], plan.program.input_types, strict=True)
+    )

@@ -107,6 +107,16 @@ class Holding:
         t = self.signature.partial[position]
         return shape if t is None else (*(n for n in _part_sizes(t, self.mesh) if n > 1), *shape)
 
+    @functools.cached_property
+    def shapes(self) -> list[jax.ShapeDtypeStruct]:
+        """The flat arguments of the compiled program."""
+        return [
+            jax.ShapeDtypeStruct(self.shape(i), aval.dtype, sharding=sharding)
+            for i, (aval, sharding) in enumerate(
+                zip(self.signature.avals, self.shardings, strict=True)
+            )
+        ]
+
     def is_direct(self, leaves: Sequence[Any]) -> bool:
         """Whether the leaves of arguments, as JAX flattens them, are what the program takes."""
         return not any(

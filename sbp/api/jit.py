@@ -66,7 +66,10 @@ def jit(
       fn: any traceable JAX function: a forward pass, `value_and_grad`, a whole training step.
         Without it, `sbp.jit` returns a decorator: `@sbp.jit(mesh=mesh)`.
       mesh: a `jax.sharding.Mesh`, or an `AbstractMesh` to plan without devices. None takes that of
-        `in_shardings` or `out_shardings`, else that of `jax.set_mesh` at each call.
+        `in_shardings` or `out_shardings`, else that of `jax.set_mesh` at each call. Results have
+        the axis types of the mesh. On the Auto axes of `sbp.make_mesh`, plain JAX code takes them.
+        On the Explicit axes of `jax.make_mesh`, JAX refuses operations on them whose sharding is
+        ambiguous, such as `x[tokens]`.
       in_types: pytree prefixes of types, one per non-static positional argument; None leaves inputs
         free (arrays that carry a NamedSharding on this mesh keep it). An entry may also be a
         function of a leaf's path and shape, `sbp.fully_sharded(..)`, or a dict of entries by

@@ -116,9 +116,10 @@ class Jitted:
                 return plan.run(flat)
         planner = self._on(mesh)
         signature, leaves = planner.reader.read(args, kwargs)
-        plan = self._plan_of(planner, signature)
+        key = self._plans.key_for((mesh, signature.key))
+        plan = self._plan_of(planner, signature, key)
         if quick is not None and plan.holding.is_direct(leaves):
-            self._plans.add_quick(quick, (mesh, signature.key))
+            self._plans.add_quick(quick, key)
         return plan.run(leaves)
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
@@ -191,8 +192,8 @@ class Jitted:
             self._planners[mesh] = planner
         return planner
 
-    def _plan_of(self, planner: Planner, signature: CallSignature) -> Plan:
-        key = planner.reader.mesh, signature.key
+    def _plan_of(self, planner: Planner, signature: CallSignature, key: Any = None) -> Plan:
+        key = key or (planner.reader.mesh, signature.key)
         plan = self._plans.get(key)
         if plan is None:
             plan = planner.plan(signature)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding
 
+from sbp import _jax_call
 from sbp.api.arguments import refuse_taken
 from sbp.api.call import CallReader, CallSignature, quick_key
 from sbp.api.holding import Holding
@@ -200,13 +201,8 @@ class Plan:
         """The `jax.stages.Lowered` of the plan's program, for `.compile()` and its HLO. What it
         compiles to is called as the function is, without static arguments. On an abstract mesh it
         has `.as_text()` and does not compile."""
-        shapes = [
-            jax.ShapeDtypeStruct(self.holding.shape(i), aval.dtype, sharding=sharding)
-            for i, (aval, sharding) in enumerate(
-                zip(self._signature.avals, self._executable.in_shardings, strict=True)
-            )
-        ]
-        return self._executable.lower(shapes, self.holding.structures(self.results.tree))
+        structures = self.holding.structures(self.results.tree)
+        return _jax_call.with_structures(self._executable.lower(self.holding.shapes), *structures)
 
     def report(self) -> Report:
         """The type report of the plan."""
@@ -331,7 +327,7 @@ class Plan:
         if self._joint is not None:
             flat = self._joint.arguments(flat, taken.whole)
         try:
-            outs = self._executable(flat)
+            outs = self._executable(flat, self.holding.shapes)
         except TypeError as error:
             self._refuse_shapes(flat, error)
             raise
@@ -339,7 +335,7 @@ class Plan:
             moved = self._move(flat, taken.moved)
             if moved is None:  # JAX complains of something else
                 raise
-            outs = self._executable(moved)
+            outs = self._executable(moved, self.holding.shapes)
         else:
             self._warn_moved(taken.moved)
         return jax.tree.unflatten(self.results.tree, self.holding.results(outs))

@@ -1,9 +1,9 @@
 """The certificate of a typing: all constraints are evaluated on it, without the chooser and without
 costs.
 
-Evaluated are each constraint on each mesh axis, each row over all axes, and each conversion over
-all axes. The certificate reads the same decisions and edges as the chooser (`infer.flow`).
-`plan.verify` checks the plan without these.
+The certificate evaluates each constraint on each mesh axis, and each decision and each conversion
+over all mesh axes. It reads the same decisions, options and edges as the chooser (`infer.flow`,
+`infer.options`). `plan.verify` checks the plan without these.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any
 from sbp.errors import SbpInternalError
 from sbp.infer.constraints import Constraint, System, Variable, constraints_of
 from sbp.infer.flow import End
+from sbp.infer.options import Options
 from sbp.infer.policy import detour
 from sbp.infer.request import Request
+from sbp.infer.rows import NdRow
 from sbp.infer.space import INFINITE, Code
 from sbp.infer.typing import Typing
 from sbp.types import MONOIDS
@@ -63,8 +65,8 @@ class Certificate:
         for system, have in zip(systems, states, strict=True):
             for constraint in system.constraints:
                 _certify_constraint(system, constraint, have)
+        _certify_options(typing, self.request)
         if systems:
-            _certify_rows(typing, self.request)
             _certify_boxing(typing, systems, states)
 
 
@@ -97,25 +99,26 @@ def _certify_constraint(
         raise _broken(system, constraint, f"made as code {source}, read as code {target}")
 
 
-def _certify_rows(typing: Typing, request: Request) -> None:
-    """Checks that each node has one of its rows over all mesh axes. The rows of an inner axis
-    depend on the shapes that the outer axes leave.
+def _certify_options(typing: Typing, request: Request) -> None:
+    """Checks that each decision has one of its options over all mesh axes. The options of an inner
+    axis depend on the shapes that the outer axes leave.
 
     Raises:
-      SbpInternalError: names the first node with another row.
+      SbpInternalError: names the first decision with another row or type.
     """
+    options = Options(request)
     for decision in request.flow.decisions:
-        node = decision.node
-        if decision.kind != "row" or node is None:
+        choice = typing.choice(decision)
+        if options.has(decision, choice):
             continue
-        rows = request.rows_of(node)
-        row = typing.rows[node.id]
-        if row not in rows:
-            where = f" at {node.span}" if node.span else ""
-            raise SbpInternalError(
-                f"the chosen typing gives {node.op}{where} a row that it does not have: {row.ins}"
-                f" -> {row.outs}"
-            )
+        node = decision.node
+        what = f"{decision.kind} {decision.position + 1}" if node is None else node.op
+        where = f" at {node.span}" if node and node.span else ""
+        if isinstance(choice, NdRow):
+            given = f"a row that it does not have: {choice.ins} -> {choice.outs}"
+        else:
+            given = f"a type that it does not have: {choice}"
+        raise SbpInternalError(f"the chosen typing gives {what}{where} {given}")
 
 
 def _certify_boxing(

@@ -19,18 +19,17 @@ from typing import Any
 import numpy as np
 
 from sbp import _jax
-from sbp.annotations import Pin
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import NATIVE, Reduction, Sums, wide
 from sbp.infer.charges import ConversionCharges, PricedEnd
 from sbp.infer.cost import row_seconds, undominated
-from sbp.infer.flow import Decision, Edge, End, Flow
-from sbp.infer.pins import pinned_codes
+from sbp.infer.flow import Edge, End, Flow
+from sbp.infer.options import Options, typed
 from sbp.infer.policy import Rules, detour
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY, NdRow
 from sbp.infer.sends import allowed_rows
-from sbp.infer.space import Codes, TypeSpace, is_even, stack
+from sbp.infer.space import Codes, TypeSpace, stack
 from sbp.infer.typing import Typing
 from sbp.infer.value_space import Needs, Spaces, needs_of
 from sbp.machine.mesh import MeshSpec
@@ -90,9 +89,8 @@ class Problem:
     def build(self) -> None:
         """Fills `costs`: a variable for each decision, by its number, then the conversions between
         them."""
-        # Asked for once: to find them hashes the whole mesh.
-        self._spaces = self.request.spaces
-        self.native = self.request.native
+        options = Options(self.request)
+        self._spaces, self.native = options.spaces, options.native
         self._sums = self.request.sums
         for number, decision in enumerate(self.flow.decisions):
             if decision.kind == "row":
@@ -100,7 +98,7 @@ class Problem:
                 self.rows[number], seconds = self._priced_rows(decision.node, decision.in_loop)
                 self.costs.variable(decision.weight * seconds)
             else:
-                types = self.types[number] = self._types(decision)
+                types = self.types[number] = options.types(decision)
                 self.costs.variable(np.zeros(len(types)))
                 if decision.kind in ("input", "output"):
                     self._charge(number, types, decision.aval, EMPTY)
@@ -140,24 +138,6 @@ class Problem:
     def _reduction(self, value: int) -> Reduction:
         return self.request.reduction(value, self._wide(value))
 
-    def _boundary_types(
-        self, aval: Any, wanted: tuple[int | None, ...] | None, *, padded: bool
-    ) -> tuple[Codes, ...]:
-        """The types that an input or output may have: even splits unless it is held padded, and
-        partial only where pinned."""
-        wanted = wanted or (None,) * len(self.mesh.sizes)
-        pinned = tuple(0 if c is None else c for c in wanted)
-        space = self._space(aval, EMPTY, (pinned,))
-        return tuple(
-            t
-            for t in space.types
-            if (is_even(aval.shape, t, self.mesh.sizes) or (padded and 0 not in aval.shape))
-            and all(
-                (have >= 0) if want is None else have == want
-                for have, want in zip(t, wanted, strict=True)
-            )
-        )
-
     def codes(self, end: End) -> tuple[Codes, ...]:
         """The type of an end in each state of its variable."""
         rows = self.rows.get(end.variable)
@@ -165,36 +145,6 @@ class Problem:
             return tuple(r.at(end.column) for r in rows)
         types = self.types[end.variable]
         return tuple(stack(t) for t in types) if end.column else types
-
-    def _types(self, decision: Decision) -> tuple[Codes, ...]:
-        """The types of a decision on a value that no row makes."""
-        position, monoids = decision.position, decision.monoids(self.native)
-        aval, demand = decision.aval, self.request.demand
-        match decision.kind:
-            case "input" | "output" as kind:
-                wanted = demand.inputs if kind == "input" else demand.outputs
-                padded = demand.is_padded(kind, position)
-                return self._boundary_types(aval, wanted[position], padded=padded)
-            case "predicate":
-                return ((0,) * len(self.mesh.sizes),)
-            case "annotation" if decision.node and (pin := decision.node.params["pin"]):
-                return self._pinned_types(decision.aval, pin, monoids)
-            case _:
-                pass
-        return tuple(self._space(decision.aval, monoids).types)
-
-    def _pinned_types(self, aval: Any, pin: Pin, monoids: frozenset[str]) -> tuple[Codes, ...]:
-        """The types that agree with a pin."""
-        wanted = pinned_codes(pin, self.mesh)
-        filled = tuple(0 if c is None else c for c in wanted)
-        return tuple(
-            t
-            for t in self._space(aval, monoids, (filled,)).types
-            if all(
-                c - 1 not in pin.whole if w is None else w == c
-                for w, c in zip(wanted, t, strict=True)
-            )
-        )
 
     def _allowed(self, edge: Edge) -> Rules:
         """The conversions that are allowed for a reader."""
@@ -325,6 +275,10 @@ class Problem:
         if solution is None:
             return None
         states = solution.states
+        choices = [
+            (self.rows if n in self.rows else self.types)[n][states[n]]
+            for n in range(len(self.flow.decisions))
+        ]
         charged = sum(float(costs[states[variable]]) for variable, costs in self.charged.items())
         waived = sum(
             float(costs[states[source], states[end]]) for source, end, costs in self.waived
@@ -332,43 +286,13 @@ class Problem:
         return Typing(
             request=self.request,
             graph=self.graph,
-            **self._typed(states),
+            **typed(self.flow, choices),
             sums=self._sums,
             # Both without the price of memory: no typing that takes as few bytes costs less than
             # the bound.
             seconds=solution.cost - charged + waived,
             lower_bound=solution.lower_bound - charged,
         )
-
-    def _typed(self, states: Sequence[int]) -> dict[str, Any]:
-        """The fields of a `Typing` that follow from the states of the decisions."""
-
-        def at(end: End) -> Codes:
-            rows, state = self.rows.get(end.variable), states[end.variable]
-            if rows is not None:
-                return rows[state].at(end.column)
-            chosen = self.types[end.variable][state]
-            return stack(chosen) if end.column else chosen
-
-        values = {value: at(end) for value, end in self.flow.makers.items()}
-        rows = {
-            d.node.id: self.rows[number][states[number]]
-            for number, d in enumerate(self.flow.decisions)
-            if d.kind == "row" and d.node is not None
-        }
-        operands = self.flow.operands()
-        for node in self.graph.walk():
-            if node.id not in rows:
-                ins = tuple(at(operands[node.id][i].end) for i in range(len(node.inputs)))
-                rows[node.id] = NdRow(ins, tuple(values[v] for v in node.outputs))
-        return {
-            "values": values,
-            "rows": rows,
-            "region_outputs": {
-                key: tuple(at(e.end) for e in edges) for key, edges in self.flow.returned().items()
-            },
-            "outputs": tuple(at(e.end) for e in self.flow.edges if e.kind == "output"),
-        }
 
     def _profiles(self) -> list[np.ndarray]:
         """For each variable an array [state, axis] of numbers: equal for states that have the same

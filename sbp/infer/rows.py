@@ -36,6 +36,10 @@ class NdRow:
         return self.ins[column] if column < count else self.outs[column - count]
 
 
+Choice = NdRow | Codes
+"""What a typing has for a decision: the row of a node, or the type of a value that no row makes."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Branch:
     """A row on one mesh axis in codes.

@@ -10,7 +10,7 @@ from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import Sums
 from sbp.infer.flow import Decision
 from sbp.infer.request import Request
-from sbp.infer.rows import NdRow
+from sbp.infer.rows import Choice, NdRow
 from sbp.infer.space import Codes, to_type
 from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Graph
@@ -66,6 +66,11 @@ class Typing:
         if self.graph is self.request.graph:
             return self.request
         return dataclasses.replace(self.request, graph=self.graph, given_sums=self.sums)
+
+    def choice(self, decision: Decision) -> Choice:
+        """The row or type of a decision."""
+        kind, key = decision.place
+        return self.rows[key] if kind == "row" else self.decided(decision)
 
     def decided(self, decision: Decision) -> Codes:
         """The type of a decision on a value.

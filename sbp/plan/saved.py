@@ -1,7 +1,8 @@
 """A plan as a file, and back: the types of its values, what it was made for, and its text.
 
-A plan that is read is trusted in nothing. Its types go through the certificate and the verifier as
-those of the chooser do, and its text has to be the text of what they give.
+sbp does not trust a file. The file must have the shape that `dumps` writes. The certificate and the
+verifier check its types, as they check those of the chooser. Saving the result again must give the
+same types and the same text.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,20 +19,43 @@ import jax
 
 from sbp.errors import SbpError, SbpInternalError
 from sbp.infer.certificate import certify
+from sbp.infer.flow import Decision
+from sbp.infer.options import typed
 from sbp.infer.request import Demand, Request
-from sbp.infer.rows import NdRow
+from sbp.infer.rows import Choice, NdRow
 from sbp.infer.typing import Typing
+from sbp.kinds import shown
 from sbp.plan.fingerprint import digests
-from sbp.plan.listed import wrong_conversions
-from sbp.plan.parse import parse_listing
 from sbp.plan.program import Cost, Program, resolve
 from sbp.plan.saving import Repeat, repeats, save
-from sbp.plan.text import ListedBody, ListedRegion, Listing, listing, node_place
-from sbp.trace.graph import Graph
+from sbp.plan.text import node_place
 from sbp.version import VERSION
 
 FORMAT = 2
 """The version of the file's own form."""
+
+_CODES = [int]
+_SHAPE = {
+    "sbp plan": int,
+    "made_for": {str: str},
+    "program": str,
+    "types": {
+        "values": {str: _CODES},
+        "rows": {str: ([_CODES], [_CODES], [str])},
+        "regions": {str: [_CODES]},
+        "outputs": [_CODES],
+        "seconds": float,
+        "lower_bound": float,
+        "bounds_reuse": bool,
+        "memory_prices": int,
+        "faster": {None: {field.name: float for field in dataclasses.fields(Cost)}},
+    },
+    "removed": [(int, int, _CODES, {None: int}, {None: int})],
+    "seal": str,
+    "plan": [str],
+}
+"""The shape of a file. `[shape]` is a list of any length, a tuple is a list of fixed length,
+`{str: shape}` is an object with any names, and `{None: shape}` is null or the shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,27 +83,12 @@ class SavedPlan:
     @classmethod
     def of(cls, program: Program) -> SavedPlan:
         """A plan as a file has it."""
-        first, last = program.first_typing or program.typing, program.typing
-        types = {
-            "values": {str(v): first.values[v] for v in sorted(first.values)},
-            "rows": {
-                str(n): (row.ins, row.outs, row.kernels) for n, row in sorted(first.rows.items())
-            },
-            "regions": {
-                f"{n}.{i}": codes for (n, i), codes in sorted(first.region_outputs.items())
-            },
-            "outputs": first.outputs,
-            "seconds": first.seconds,
-            "lower_bound": last.lower_bound,
-            "bounds_reuse": last.bounds_reuse,
-            "memory_prices": program.memory_prices,
-            "faster": program.faster and dataclasses.asdict(program.faster),
-        }
+        types, removed = _types(program), _removed(program)
         return cls(
             made_for=_made_for(program.request),
             program=digests(program.request.graph),
             types=types,
-            removed=(removed := tuple(map(_key, program.removed))),
+            removed=removed,
             lines=tuple(str(program).splitlines()),
             seal=_seal(types, removed),
         )
@@ -105,35 +115,24 @@ class SavedPlan:
         """
         try:
             read = json.loads(text)
-            if read["sbp plan"] != FORMAT:
-                raise _refused(f"it has format {read['sbp plan']}, and this version reads {FORMAT}")
-            return cls(
-                made_for={str(k): str(v) for k, v in read["made_for"].items()},
-                program=tuple(read["program"].split()),
-                types=dict(read["types"]),
-                removed=tuple(_tuples(r) for r in read["removed"]),
-                lines=tuple(map(str, read["plan"])),
-                seal=str(read["seal"]),
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise _refused(f"it is no file of plan.save: {error}") from error
-
-    def check_text(self) -> Listing:
-        """The lines of the plan, checked by themselves.
-
-        Raises:
-          SbpError: `saved-plan`, with the first line that does not parse or does not hold.
-        """
-        try:
-            read = parse_listing("\n".join(self.lines))
-        except SbpError as error:
-            raise _refused(error.title, *error.details) from error
-        for wrong in wrong_conversions(read):
-            raise _refused(
-                f"line {wrong.number} of the plan does not hold: {wrong.problem}",
-                self.lines[wrong.number - 1].strip(),
-            )
-        return read
+        form = read.get("sbp plan", FORMAT) if isinstance(read, dict) else FORMAT
+        if form != FORMAT:
+            raise _refused(f"it has format {shown(form)}, and this version reads {FORMAT}")
+        if not _has_shape(read, _SHAPE):
+            raise _refused("it does not have the shape of a file of plan.save")
+        return cls(
+            made_for=read["made_for"],
+            program=tuple(read["program"].split()),
+            types=read["types"],
+            removed=tuple(
+                (value, first, tuple(codes), *loops)
+                for value, first, codes, *loops in read["removed"]
+            ),
+            lines=tuple(read["plan"]),
+            seal=read["seal"],
+        )
 
     def program_for(self, request: Request) -> Program:
         """The plan for a request, without choosing types.
@@ -145,15 +144,12 @@ class SavedPlan:
           SbpError: `saved-plan` where the plan was made for another program, mesh, version or
             option, or does not hold.
         """
-        read = self.check_text()
         self._check_purpose(request)
         try:
             program = self._resolved(request)
         except SbpInternalError as error:
             raise _refused(f"its types do not hold in this program: {error}") from error
-        except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
-            raise _refused(f"its types are not those of this program: {error!r}") from error
-        self._compare(read, program)
+        self._compare(program)
         if self.seal != _seal(self.types, self.removed):
             raise _refused("its figures were changed: the seconds, the bound, or how it was found")
         limit = request.memory_limit
@@ -182,29 +178,12 @@ class SavedPlan:
 
     def _resolved(self, request: Request) -> Program:
         """The program with the types of the file, certified and verified."""
-        read, graph = self.types, request.graph
-        rows = {int(n): NdRow(*map(_tuples, row)) for n, row in read["rows"].items()}
-        regions = {
-            (int(n), int(i)): _tuples(codes)
-            for key, codes in read["regions"].items()
-            for n, i in [key.split(".")]
-        }
-        typing = Typing(
-            request=request,
-            graph=graph,
-            values={int(v): _tuples(codes) for v, codes in read["values"].items()},
-            rows=rows,
-            region_outputs=regions,
-            outputs=_tuples(read["outputs"]),
-            seconds=float(read["seconds"]),
-            lower_bound=float(read["lower_bound"]),
-            bounds_reuse=bool(read["bounds_reuse"]),
-            sums=request.sums,
-        )
-        _check_complete(typing)
+        typing = self._typing(request)
         certify(typing)
         program = first = resolve(typing)
         known = {_key(r): r for r in repeats(typing, first.block)}
+        if len({*self.removed} & known.keys()) != len(self.removed):
+            raise _refused("its repeated conversions are not those of this program")
         removed = tuple(known[key] for key in self.removed)
         if removed:
             typing = save(typing, removed)
@@ -212,26 +191,66 @@ class SavedPlan:
             program = dataclasses.replace(
                 resolve(typing), first_typing=first.typing, removed=removed
             )
+        faster = self.types["faster"]
         return dataclasses.replace(
             program,
             declined=tuple(r for r in known.values() if r not in removed),
-            memory_prices=int(read["memory_prices"]),
-            faster=read["faster"] and Cost(**read["faster"]),
+            memory_prices=self.types["memory_prices"],
+            faster=faster and Cost(**faster),
         )
 
-    def _compare(self, read: Listing, program: Program) -> None:
-        """Compares the text of the file with that of the program, source lines aside."""
-        own, made = _without_comments(read), _without_comments(listing(program))
-        if own == made:
-            return
-        lines = itertools.zip_longest(str(own).splitlines(), str(made).splitlines())
-        for number, (mine, other) in enumerate(lines, 1):
-            if mine != other:
-                raise _refused(
-                    f"line {number} of the plan is not what its types give",
-                    f"the file has: {(mine or '(nothing)').strip()}",
-                    f"its types give: {(other or '(nothing)').strip()}",
-                )
+    def _typing(self, request: Request) -> Typing:
+        """The typing with the decisions of the file. Its other types follow from these."""
+        flow, read = request.flow, self.types
+        try:
+            fields = typed(flow, [self._choice(decision) for decision in flow.decisions])
+        except (KeyError, IndexError) as error:
+            raise _refused("it has no types for some of the program's values") from error
+        every = [*fields["values"].values(), *fields["outputs"]]
+        every += [t for row in fields["rows"].values() for t in (*row.ins, *row.outs)]
+        if any(len(codes) != len(request.mesh.sizes) for codes in every):
+            raise _refused("its types are for another number of mesh axes")
+        return Typing(
+            request=request,
+            graph=request.graph,
+            **fields,
+            seconds=float(read["seconds"]),
+            lower_bound=float(read["lower_bound"]),
+            bounds_reuse=read["bounds_reuse"],
+            sums=request.sums,
+        )
+
+    def _choice(self, decision: Decision) -> Choice:
+        """The row or type that the file has for a decision."""
+        rows, (kind, key) = self.types["rows"], decision.place
+        match kind:
+            case "row":
+                ins, outs, kernels = rows[str(key)]
+                return NdRow(tuple(map(tuple, ins)), tuple(map(tuple, outs)), tuple(kernels))
+            case "value":
+                codes = self.types["values"][str(key)]
+            case "read":
+                node, operand = key
+                codes = rows[str(node)][0][operand]
+            case "returned":
+                node, region, output = key
+                codes = self.types["regions"][f"{node}.{region}"][output]
+            case "output":
+                codes = self.types["outputs"][key]
+        return tuple(codes)
+
+    def _compare(self, program: Program) -> None:
+        """Compares the types and the text of the file with those of its program. The source lines
+        of the text may differ."""
+        lines = itertools.zip_longest(self.lines, str(program).splitlines(), fillvalue="")
+        pairs = [tuple(line.partition("  # ")[0] for line in pair) for pair in lines]
+        wrong = [number for number, (own, made) in enumerate(pairs) if own != made]
+        if wrong:
+            number = next(filter(None, wrong), 0)  # the head has only the sum of the other lines
+            own, made = (line.strip() or "no line" for line in pairs[number])
+            raise _refused(f"line {number + 1} of the plan is `{own}`, and its types give `{made}`")
+        if (self.types, self.removed) != (_types(program), _removed(program)):
+            raise _refused("its types do not agree with each other")
 
 
 def _made_for(request: Request) -> dict[str, str]:
@@ -255,74 +274,58 @@ def _padded(demand: Demand) -> str:
     return ", ".join([*(f"input {i}" for i in inputs), *(f"output {o}" for o in outputs)]) or "none"
 
 
-def _check_complete(typing: Typing) -> None:
-    """Checks that each value and node has its types, and nothing else has.
-
-    Raises:
-      SbpInternalError: where that is not so.
-    """
-    values: set[int] = set()
-    rows: set[int] = set()
-    regions: set[tuple[int, int]] = set()
-    given = typing.values
-
-    def walk(graph: Graph) -> None:
-        values.update(graph.inputs)
-        for node in graph.nodes:
-            values.update(node.outputs)
-            rows.add(node.id)
-            if typing.rows[node.id].outs != tuple(given[v] for v in node.outputs):
-                raise SbpInternalError(f"{node.op} {node_place(node)} gives other types")
-            for number, region in enumerate(node.regions):
-                regions.add((node.id, number))
-                walk(region)
-
-    walk(typing.graph)
-    axes = len(typing.mesh.sizes)
-    every = (*given.values(), *typing.outputs)
-    if (
-        given.keys() != values
-        or typing.rows.keys() != rows
-        or typing.region_outputs.keys() != regions
-        or any(len(codes) != axes for codes in every)
-    ):
-        raise SbpInternalError("the types are not those of the program's values")
+def _types(program: Program) -> dict[str, Any]:
+    """The types and figures of a plan as the file has them."""
+    first, last = program.first_typing or program.typing, program.typing
+    types = {
+        "values": {str(v): first.values[v] for v in sorted(first.values)},
+        "rows": {str(n): (row.ins, row.outs, row.kernels) for n, row in sorted(first.rows.items())},
+        "regions": {f"{n}.{i}": codes for (n, i), codes in sorted(first.region_outputs.items())},
+        "outputs": first.outputs,
+        "seconds": first.seconds,
+        "lower_bound": last.lower_bound,
+        "bounds_reuse": last.bounds_reuse,
+        "memory_prices": program.memory_prices,
+        "faster": program.faster and dataclasses.asdict(program.faster),
+    }
+    return json.loads(json.dumps(types))
 
 
-def _seal(types: dict[str, Any], removed: tuple[Any, ...]) -> str:
-    """A digest of what a file says of its types, read back or not."""
-    text = json.dumps([json.loads(json.dumps(types)), json.loads(json.dumps(removed))])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _removed(program: Program) -> tuple[Any, ...]:
+    return tuple(map(_key, program.removed))
 
 
 def _key(repeat: Repeat) -> tuple[Any, ...]:
     return repeat.value, repeat.first, repeat.codes, repeat.loop, repeat.first_loop
 
 
-def _tuples(x: Any) -> Any:
-    """Lists of JSON as tuples."""
-    return tuple(map(_tuples, x)) if isinstance(x, list) else x
+def _seal(types: dict[str, Any], removed: tuple[Any, ...]) -> str:
+    """A digest of what a file says of its types, its figures included."""
+    return hashlib.sha256(json.dumps([types, removed]).encode()).hexdigest()[:16]
 
 
-def _without_comments(whole: Listing) -> Listing:
-    return dataclasses.replace(whole, body=_plain(whole.body))
-
-
-def _plain(body: ListedBody) -> ListedBody:
-    lines = [
-        dataclasses.replace(
-            line,
-            comment="",
-            **(
-                {"bodies": tuple(map(_plain, line.bodies))}
-                if isinstance(line, ListedRegion)
-                else {}
-            ),
-        )
-        for line in body.lines
-    ]
-    inputs = tuple(dataclasses.replace(given, argument="") for given in body.inputs)
-    return ListedBody(inputs=inputs, lines=tuple(lines), returned=body.returned)
+def _has_shape(x: Any, shape: Any) -> bool:
+    """Whether a part of a file has a shape of `_SHAPE`. `true` is no number, and each number has to
+    be finite as a float."""
+    match shape:
+        case list():
+            return type(x) is list and all(_has_shape(item, shape[0]) for item in x)
+        case tuple():
+            return type(x) is list and len(x) == len(shape) and all(map(_has_shape, x, shape))
+        case dict() if None in shape:
+            return x is None or _has_shape(x, shape[None])
+        case dict() if str in shape:
+            return type(x) is dict and all(_has_shape(item, shape[str]) for item in x.values())
+        case dict():
+            return (
+                type(x) is dict
+                and x.keys() == shape.keys()
+                and all(_has_shape(x[key], inner) for key, inner in shape.items())
+            )
+        case _ if shape in (int, float):
+            return type(x) in (int, shape) and abs(x) <= sys.float_info.max
+        case _:
+            return type(x) is shape
 
 
 def _refused(title: str, *details: str) -> SbpError:

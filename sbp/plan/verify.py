@@ -16,6 +16,7 @@ from sbp.infer.space import Codes, stack
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source
 from sbp.trace.graph import Node
+from sbp.trace.numbering import SAME
 
 
 def verify(block: Block, mesh: MeshSpec) -> None:
@@ -120,6 +121,8 @@ def _verify_block(block: Block, mesh: MeshSpec) -> None:
                     or tuple(r.codes for r in outs) != row.outs
                 ):
                     raise _fail(f"row {row} does not fit its registers", node)
+                if node.op in SAME and row.ins != row.outs:
+                    raise _fail(f"row {row} changes a type without a conversion", node)
             case Box(source=source, target=target, steps=steps, reader=reader):
                 here = read(source, reader)
                 for step in steps:

@@ -119,6 +119,7 @@ class Executable:
             keep_unused=compiling.keep_unused,
             compiler_options=compiling.compiler_options,
         )
+        self._compiled: Any = None
         # Simulated CPU devices below JAX 0.12 abort when more than two executions are in flight on
         # few cores.
         self._in_flight: deque[Any] | None = deque() if is_simulated(mesh) else None
@@ -194,30 +195,33 @@ class Executable:
                     whole = tuple(max(c, 0) for c in codes)
                     inspection.callback(named_sharding(whole, mesh, self.mesh, ndim))
 
-    def lower(self, shapes: Sequence[Any], structures: tuple[Any, Any]) -> Any:
-        """The `jax.stages.Lowered` for flat `ShapeDtypeStruct`s; on an abstract mesh, for the
-        platform of its hardware.
-
-        Arguments:
-          shapes: of the flat arguments.
-          structures: of the arguments and of the results, as the user's function has them.
-        """
+    def lower(self, shapes: Sequence[Any]) -> Any:
+        """The `jax.stages.Lowered` of the program for flat `ShapeDtypeStruct`s; on an abstract
+        mesh, for the platform of its hardware."""
         with _jax_call.without_context_mesh():
             if isinstance(self.mesh, AbstractMesh):
                 platform = self.program.mesh.hardware.platform
-                lowered = self.jitted.trace(*shapes).lower(lowering_platforms=(platform,))
-            else:
-                lowered = self.jitted.lower(*shapes)
-        return _jax_call.with_structures(lowered, *structures)
+                return self.jitted.trace(*shapes).lower(lowering_platforms=(platform,))
+            return self.jitted.lower(*shapes)
 
-    def __call__(self, flat: Sequence[Any]) -> tuple[Any, ...]:
-        """Runs on flat arguments with the shardings of `in_shardings`."""
+    def __call__(self, flat: Sequence[Any], shapes: Sequence[Any]) -> tuple[Any, ...]:
+        """Runs on flat arguments with the shardings of `in_shardings`, which are compiled for once:
+        `jax.jit` compiles for arrays on no mesh, and again for arrays on the mesh.
+
+        Arguments:
+          flat: the arguments.
+          shapes: their `ShapeDtypeStruct`s.
+        """
         self._wait()
+        if _jax_call.needs_jit():
+            run = self.jitted
+        else:
+            self._compiled = run = self._compiled or self.lower(shapes).compile()
         if jax.sharding.get_abstract_mesh().empty:
-            outs = self.jitted(*flat)
+            outs = run(*flat)
         else:
             with _jax_call.without_context_mesh():
-                outs = self.jitted(*flat)
+                outs = run(*flat)
         if self._rehome:
             outs = tuple(
                 jax.device_put(x, s) for x, s in zip(outs, self.out_shardings, strict=True)

@@ -115,7 +115,7 @@ def test_a_reduction_that_became_a_slice_is_refused(path, mesh, tmp_path):
     text = path.read_text()
     assert " = all_reduce[" in text
     (tmp_path / "plan.json").write_text(text.replace(" = all_reduce[", " = slice[", 1))
-    with pytest.raises(sbp.SbpError, match=r"line \d+ of the plan does not hold: slice does not"):
+    with pytest.raises(sbp.SbpError, match=r"line \d+ .* = slice.*its types give `.* = all_reduce"):
         sbp.jit(step, mesh, in_types=TYPES, plan=tmp_path / "plan.json")(W, X)
 
 

@@ -179,14 +179,15 @@ def test_the_two_ways_of_experts_send_the_same_at_the_flip():
     assert below.cost.bytes_per_device == pytest.approx(4 * 1 / 2 * tokens, rel=0.02)
 
 
-def test_two_dimensional_products_when_memory_holds_a_sixteenth():
+def test_two_dimensional_products_when_memory_is_short():
     n = 8192
     whole = n * n * 4
+    limit = 7 / 16 * whole  # 6 / 16 is too little
     mesh = AbstractMesh((4, 4), ("x", "y"))
     args = shape(n, n), shape(n, n)
-    plan = sbp.jit(lambda a, b: a @ b, mesh, hardware="tpu-v5p", memory_limit=whole / 2).plan(*args)
+    plan = sbp.jit(lambda a, b: a @ b, mesh, hardware="tpu-v5p", memory_limit=limit).plan(*args)
     (a, b), _ = plan.in_types
-    assert plan.cost.peak_memory_bytes <= whole / 2
+    assert plan.cost.peak_memory_bytes <= limit
     for t in (a, b, plan.out_types):  # each matrix over both axes
         assert math.prod(4 for axis in ("x", "y") if t[axis] != B) == 16
     assert (
