@@ -86,8 +86,10 @@ class Ended:
 def main() -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.deep", description=__doc__)
-    parser.add_argument("stages", nargs="*", choices=[*STAGES, []], help="default: all")
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(STAGES)}")
     stages = parser.parse_args().stages or list(STAGES)
+    if unknown := [stage for stage in stages if stage not in STAGES]:
+        parser.error(f"no stage is named {', '.join(unknown)}; known: {', '.join(STAGES)}")
     LOGS.mkdir(parents=True, exist_ok=True)
     ended = [run(stage, commit()) for stage in stages]
     PAGE.write_text(page({e.stage: e for e in ended}, PAGE.read_text("utf-8")), "utf-8")

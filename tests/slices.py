@@ -1,8 +1,8 @@
-"""Which cases a test takes: a seeded choice in `make test`, more of them in `make laws`.
+"""Which cases a test has: a seeded choice, and more of them in `make laws`.
 
-The environment variable `SBP_EXHAUSTIVE` says which: unset in `make test`, "1" in `make laws`, and
-"all" in `make laws EXHAUSTIVE=all`, which takes every case and hours. A test that takes a slice has
-the mark `laws`.
+The environment variable `SBP_EXHAUSTIVE` says which: "1" in `make laws`, unset elsewhere, and "all"
+in `make laws EXHAUSTIVE=all`, which takes every case and hours. A test that takes a slice has the
+mark `laws`.
 
 `make laws` leaves out some cases of these, and each of them says which: `tests/run/test_boxing.py`
 (`test_two_axes`, `test_three_axes`, `test_paths_are_cheapest`), `tests/moe/test_step.py`
@@ -34,7 +34,7 @@ def sliced(cases: Iterable[Case], share: float, *, laws: float = 1.0, seed: int 
 
     Arguments:
       cases: in a fixed order.
-      share: the part of them that `make test` takes, in (0, 1]; at least one case.
+      share: the part of them that other runs take, in (0, 1]; at least one case.
       laws: the part that `make laws` takes, in (0, 1]. Below 1 where all of them take many minutes.
       seed: of the choice.
     """
