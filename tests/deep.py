@@ -34,7 +34,7 @@ STAGES = {
     "laws": ("laws",),
     "test-newest": ("test-newest", "NEWEST_TESTS=tests", "NEWEST_EXTRAS=moe,dev"),
     "test-tpu": ("test-tpu",),
-    "test-multiprocess": ("test-multiprocess", "ARGS=--seconds 1200"),
+    "test-multiprocess": ("test-multiprocess",),
     "screenshots": ("screenshots",),
     "fuzz": ("fuzz", "ARGS=--seeds 0:1000"),
     "peer": ("peer",),

@@ -120,6 +120,7 @@ class Executable:
             compiler_options=compiling.compiler_options,
         )
         self._compiled: Any = None
+        self._keys: list[int] = []
         # Simulated CPU devices below JAX 0.12 abort when more than two executions are in flight on
         # few cores.
         self._in_flight: deque[Any] | None = deque() if is_simulated(mesh) else None
@@ -211,12 +212,24 @@ class Executable:
         Arguments:
           flat: the arguments.
           shapes: their `ShapeDtypeStruct`s.
+
+        Raises:
+          ValueError: for an argument with another sharding.
         """
         self._wait()
         if _jax_call.needs_jit():
             run = self.jitted
         else:
-            self._compiled = run = self._compiled or self.lower(shapes).compile()
+            if self._compiled is None:
+                self._compiled = self.lower(shapes).compile()
+                self._keys = [i for i, s in enumerate(shapes) if _jax.is_extended(s.dtype)]
+            run = self._compiled
+            # A compiled program compares the shardings of arrays, and moves keys in silence.
+            for i in self._keys:
+                x, sharding = flat[i], self.in_shardings[i]
+                committed = isinstance(x, jax.Array) and x.committed
+                if committed and not x.sharding.is_equivalent_to(sharding, x.ndim):
+                    raise ValueError(f"keys have sharding {x.sharding} in place of {sharding}")
         if jax.sharding.get_abstract_mesh().empty:
             outs = run(*flat)
         else:

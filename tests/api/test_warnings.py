@@ -52,6 +52,11 @@ def moved():
     sbp.jit(jnp.sin, mesh(), in_types=("d:S(0)",))(x)
 
 
+def moved_keys():
+    keys = jax.device_put(jax.random.split(jax.random.key(3), 8), jax.devices()[-1])
+    sbp.jit(jax.vmap(jax.random.bits), mesh(), in_types=("d:S(0)",))(keys)
+
+
 def nested():
     jax.jit(sbp.jit(jnp.sin, mesh()))(jnp.ones(8))
 
@@ -66,6 +71,7 @@ def nested():
         (ignored, "ignored-constraint"),
         (unchecked_region, "manual-types"),
         (moved, "input-moved"),
+        (moved_keys, "input-moved"),
         (nested, "nested-jit"),
     ],
     ids=lambda x: x.__name__ if callable(x) else x,

@@ -26,7 +26,7 @@ DEVICES = 8
 GRACE_SECONDS = 10.0
 """How long the others may go on after one process has failed. They often wait for it."""
 ABORT_SECONDS = 3.0
-"""How long a process has to write its stack before it is killed."""
+"""How long a process has to say what it did before it gets the next signal."""
 NOISE = b"[Gloo]"
 
 
@@ -140,8 +140,9 @@ def _wait(members: Sequence[_Member], seconds: float, grace: float) -> str:
 
 
 def _kill(members: Sequence[_Member]) -> None:
-    """Ends what still runs: first with a signal at which Python writes its stack."""
-    for sent in (signal.SIGABRT, signal.SIGKILL):
+    """Ends what still runs: first with a signal at which pytest names the case that ran, then with
+    one at which Python writes its stack."""
+    for sent in (signal.SIGTERM, signal.SIGABRT, signal.SIGKILL):
         running = [m for m in members if m.process.poll() is None]
         for member in running:
             os.killpg(member.process.pid, sent)
@@ -216,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status. The last line is in pytest's form."""
     parser = argparse.ArgumentParser(prog="python -m tests.multiprocess.run", description=__doc__)
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4], help="default: 2 4")
-    parser.add_argument("--seconds", type=float, default=280.0, help="time limit of all together")
+    parser.add_argument("--seconds", type=float, default=900.0, help="time limit of all together")
     options, rest = parser.parse_known_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends what was started, too
     start = time.monotonic()
