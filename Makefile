@@ -61,19 +61,22 @@ TPU_AOT_ENV := TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v4-8 TPU_WORKER_HOSTNAM
 
 PYTEST = pytest -n $(TEST_JOBS) --dist worksteal
 
-.PHONY: docs train test test-all laws notebooks test-newest test-on-newest test-tpu test-multiprocess screenshots fuzz deep mutants bench lint format clean
+.PHONY: docs train test test-all laws locked notebooks test-newest test-on-newest test-tpu test-multiprocess screenshots fuzz deep mutants bench lint format clean
 
 train: $(VENV)/.installed
 	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PY) -m sbp.moe.train $(ARGS)
 
 test: lint
-	$(PY) -m $(PYTEST) --gate $(PYTEST_ARGS)
+	$(PY) -m $(PYTEST) --gate --seconds=build/gate.tsv $(PYTEST_ARGS)
 
 test-all: $(VENV)/.installed
 	$(PY) -m $(PYTEST) $(PYTEST_ARGS)
 
 laws: $(VENV)/.installed
 	SBP_EXHAUSTIVE=$(EXHAUSTIVE) $(PY) -m $(PYTEST) -m laws $(SLICED_TESTS) $(PYTEST_ARGS)
+
+locked: $(VENV)/.installed
+	SBP_EXHAUSTIVE=$(EXHAUSTIVE) $(PY) -m $(PYTEST) $(LOCKED_TESTS) $(PYTEST_ARGS)
 
 notebooks: $(VENV)/.installed
 	SBP_UPDATE_GOLDEN=1 $(PY) -m pytest -q tests/test_notebooks.py -k outputs $(PYTEST_ARGS)

@@ -36,6 +36,7 @@ class CaseSeconds:
         self.table = table
         self.seconds: dict[str, float] = defaultdict(float)
         self.outcomes: dict[str, str] = {}
+        table.parent.mkdir(parents=True, exist_ok=True)
         if not resume:
             table.unlink(missing_ok=True)
 

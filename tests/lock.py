@@ -4,7 +4,7 @@
 run in which their cases passed. The hash of a primitive covers the modules of its rule with all
 that they import (kernels, oracle, theorems), and the tests of laws. The hash of a test module
 covers its imports and the files of its folder except other tests. Both cover the versions of
-Python, JAX, NumPy and Z3. `make deep` ignores the lock and writes it.
+Python, JAX, NumPy and Z3. `make deep` ignores the lock, and its stage `locked` writes it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ MODULES = (
     "tests/shardmap/test_wrong.py",
 )
 """Tests that are locked as a whole: fault programs, the gallery, and programs written by hand."""
+TESTS = (*(path.relative_to(ROOT).as_posix() for path in LAWS), *MODULES)
+"""All that is locked."""
 REGISTRY = ("sbp.signatures", "sbp.signatures.families")
 """They import all rules; a test that asks them for a rule by its name needs that rule only."""
 
