@@ -98,10 +98,11 @@ def pytest_process(tmp_path):
     def start(text, *arguments):
         (tmp_path / "test_x.py").write_text(text)
         command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-q"]
+        ours = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_")}
         return subprocess.Popen(
             [*command, *arguments, "--rootdir", str(tmp_path), str(tmp_path / "test_x.py")],
             cwd=lock.ROOT,
-            env=os.environ | {"PYTEST_ADDOPTS": "-p no:cacheprovider"},
+            env=ours | {"PYTEST_ADDOPTS": "-p no:cacheprovider"},
             stdout=subprocess.PIPE,
             text=True,
         )

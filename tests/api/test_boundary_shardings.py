@@ -111,7 +111,7 @@ def test_what_is_moved_is_found_by_shardings(monkeypatch):
         np.testing.assert_array_equal(fn(elsewhere), X * 2)
     calls = []
 
-    def refuse(executable, flat):
+    def refuse(executable, flat, shapes):
         calls.append(flat)
         raise ValueError("incompatible devices, committed to another sharding")
 
