@@ -123,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants.choose", description=__doc__)
     parser.add_argument("--lines", type=Path, required=True, help="of tests.mutants.lines")
     parser.add_argument("--seconds", type=Path, required=True, help="of tests.case_seconds")
-    parser.add_argument("--each", type=float, default=1.0, help="CPU seconds of a test")
+    parser.add_argument("--each", type=float, default=3.0, help="CPU seconds of a test")
     parser.add_argument("--most", type=float, default=8.0, help="CPU seconds of a case")
     options = parser.parse_args()
     seconds = {case: row[0] for case, row in read_table(options.seconds).items()}

@@ -27,7 +27,7 @@ import pytest
 from tests.case_seconds import read_table
 from tests.gate import Gate
 from tests.mutants.lines import recorded
-from tests.mutants.mutate import ROOT, Mutant, drawn, mutated
+from tests.mutants.mutate import AREAS, ROOT, Mutant, drawn, mutated
 
 VERDICTS = Path(__file__).with_name("verdicts.tsv")
 FIRST = 30
@@ -86,11 +86,15 @@ def failing(checkout: Path, cases: Sequence[Case]) -> str:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
+        for module in [m for m in sys.modules if m.split(".")[0] == "tests"]:
+            del sys.modules[module]  # they are those of the sound checkout
         files = dict.fromkeys(case.name.split("::")[0] for case in cases)
         arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", *files]
         status = 3
         try:
             status = pytest.main(arguments, [Chosen([c.name for c in cases], note)])
+            if status > 1 and not note.exists():
+                note.write_text(f"pytest ended with status {int(status)}")
         finally:
             os._exit(int(status))
     end = time.monotonic() + GRACE + 5 * sum(case.seconds for case in cases)
@@ -162,6 +166,20 @@ def main() -> None:
                 table.write("\t".join((str(mutant), mutant.area, *row)) + "\n")
             taken = time.monotonic() - start
             print(f"{number}/{len(wanted)} {mutant}: {row} in {taken:.0f} s", flush=True)
+    print(summary())
+
+
+def summary() -> str:
+    """A table of the verdicts by area, as Markdown."""
+    found = {area: [0, 0, 0] for area in (*AREAS, "all")}
+    for line in VERDICTS.read_text().splitlines()[1:]:
+        _, area, gate, other, _ = line.split("\t")
+        for name in (area, "all"):
+            for column, counts in enumerate((True, bool(gate), bool(other))):
+                found[name][column] += counts
+    rows = (f"| {name} | {' | '.join(map(str, counts))} |" for name, counts in found.items())
+    head = "| Area | Mutants | Found by the gate | Found by the gate or `make deep` |"
+    return "\n".join([head, "|---|---|---|---|", *rows])
 
 
 def judge(mutant: Mutant, checkout: Path, cases: Sequence[Case], most: float) -> tuple[str, ...]:
