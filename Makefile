@@ -12,17 +12,16 @@
 #   make test-multiprocess [ARGS="..."] the tests that run in two and in four processes of this machine
 #                                       (ARGS: --processes 2, -k train)
 #   make screenshots                    reports in JupyterLab, Notebook 7 and Chromium
-#   make laws [EXHAUSTIVE=all]          all cases of the tests of which other runs take a seeded choice
-#                                       (tests/slices.py), but a share of what follows: conversions on
-#                                       three mesh axes, round trips of conversions, paths of
-#                                       conversions, meshes of the training step; `all` runs all of
-#                                       these and takes hours
+#   make laws [EXHAUSTIVE=all]          all cases of the tests that other runs sample (tests/slices.py),
+#                                       except for these, which it samples, too: conversions on three
+#                                       mesh axes, round trips of conversions, paths of conversions,
+#                                       meshes of the training step; `all` runs all and takes hours
 #   make fuzz [ARGS="--seeds 0:1000"]   random programs on every mesh against one device; failing ones
 #                                       are minimised and printed
 #   make peer [ARGS="--share 0.25"]     JAX's own tests (tests/peer) with every outermost jax.jit replaced by
 #                                       sbp.jit: passed, failed, not applicable with reasons
-#   make deep [ONLY="laws tpu"]         all of these with all their cases; writes docs/deep.md; resumes
-#                                       when interrupted
+#   make deep [ONLY="laws test-tpu"]    all tests with all their cases; writes docs/deep.md; resumes when
+#                                       interrupted
 #   make mutants [ARGS="--count 200"]   faults put into the package, and which cases find them
 #   make notebooks [PYTEST_ARGS="-k 05"] run the notebooks and write their outputs anew
 #   make bench [ARGS="..."]             the benchmarks, compiled for TPU ahead of time
@@ -53,9 +52,10 @@ first-python = for p in $(1); do if "$$p" -c 'import sys; sys.exit(sys.version_i
 make-venv = "$(2)/bin/python" -m pip --version >/dev/null 2>&1 || "$(1)" -m venv "$(2)" \
 	|| { "$(1)" -m venv --clear --without-pip "$(2)" && "$(1)" -m pip --python "$(2)/bin/python" install pip; }
 
-# $(call needing,target,reason,command): a command that needs a target which needs the network. Where
-# that is not to be had, the stage says what it leaves out, and ends well.
-needing = @if $(MAKE) --no-print-directory $(1); then $(3); else echo "$@: $(2)"; fi
+# $(call needing,target,reason,command): a command that needs a target whose packages come from the
+# network. Without a network the stage says what it leaves out, and ends well.
+no-network = ! $(PY) -m pip download --quiet --no-deps --no-cache-dir --dest build/network wheel
+needing = @if $(MAKE) --no-print-directory $(1); then $(3); elif $(no-network); then echo "$@: $(2)"; else exit 1; fi
 
 TPU_AOT_ENV := TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v4-8 TPU_WORKER_HOSTNAMES=localhost JAX_PLATFORMS=cpu ALLOW_MULTIPLE_LIBTPU_LOAD=1
 
@@ -108,8 +108,13 @@ screenshots:
 deep: $(VENV)/.installed
 	$(PY) -m tests.deep $(ONLY)
 
-mutants: $(VENV)/.installed
-	$(PY) -m tests.mutants.run $(ARGS)
+mutants: $(VENV)/.installed build/lines
+	$(PY) -m tests.mutants.run --lines=build/lines --seconds=build/seconds.tsv $(ARGS)
+
+# The lines and the CPU seconds of all cases, which only Python 3.12 and newer can record quickly.
+build/lines:
+	-$(MAKE) test-newest NEWEST_TESTS=tests NEWEST_EXTRAS=moe,dev \
+		PYTEST_ARGS="-p tests.mutants.lines --lines=$@ --seconds=build/seconds.tsv"
 
 fuzz: $(VENV)/.installed
 	$(PY) -m tests.fuzz.run $(ARGS)

@@ -2,10 +2,10 @@
 
     python -m tests.deep [STAGE ..]
 
-Logs, and the cases that have passed, stand in `build/deep`. A run of the same commit goes on where
-the last one was interrupted: a stage that has ended well is not run again, and the tests of an
-interrupted one go on after the cases that passed. `docs/deep.md` has a row for each stage, the last
-time that it ran. The stage `locked` runs the tests of the lock (`tests/lock.py`) and writes it.
+Logs, and the cases that have passed, are in `build/deep`. Running again on the same commit resumes:
+stages that passed are skipped, and an interrupted stage goes on after the cases that passed.
+`docs/deep.md` has one row for each stage, for its latest run. The stage `locked` runs the tests of
+the lock (`tests/lock.py`) and writes it.
 """
 
 from __future__ import annotations
@@ -92,10 +92,11 @@ def main() -> int:
     if unknown := [stage for stage in stages if stage not in STAGES]:
         parser.error(f"no stage is named {', '.join(unknown)}; known: {', '.join(STAGES)}")
     LOGS.mkdir(parents=True, exist_ok=True)
+    sources = lock.current()
     ended = [run(stage, commit()) for stage in stages]
     PAGE.write_text(page({e.stage: e for e in ended}, PAGE.read_text("utf-8")), "utf-8")
     passed = {e.stage for e in ended if e.passed}
-    if "locked" in passed:
+    if "locked" in passed and lock.current() == sources:
         lock.write()
     failed = [e.stage for e in ended if not e.passed]
     print(f"deep: {len(passed)} stages passed" + (f"; failed: {', '.join(failed)}" * bool(failed)))
@@ -106,11 +107,13 @@ def run(stage: str, at: str) -> Ended:
     """Runs a stage, unless it has ended well in this commit."""
     state, table, log = (LOGS / f"{stage}.{kind}" for kind in ("json", "tsv", "log"))
     before = Ended(**json.loads(state.read_text())) if state.exists() else None
-    same = before is not None and before.commit == at
+    now = (at, versions())
+    # Two checkouts with changes may differ.
+    same = before is not None and not at.endswith("+") and (before.commit, before.versions) == now
     if before is not None and same and before.passed:
         print(f"deep: {stage} passed before: {before.found}")
         return before
-    command = ["make", *STAGES[stage]]
+    command = ["make", "--no-print-directory", *STAGES[stage]]
     if stage in RESUMED:
         if not same:
             table.unlink(missing_ok=True)

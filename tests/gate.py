@@ -1,7 +1,7 @@
 """Which cases the gate runs.
 
-`pytest --gate` runs all cases except those that `tests/gate.txt` leaves to `make deep`. A line of
-that file is a test and how many of its cases the gate runs, or one case that the gate always runs:
+`pytest --gate` runs all cases except those that `tests/gate.txt` leaves to `make deep`. Each line
+of that file names a test and the number of its cases to run, or one case that always runs:
 
     tests/run/test_boxing.py::test_two_axes 2
     tests/run/test_boxing.py::test_two_axes[S(0)-B]

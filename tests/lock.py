@@ -4,7 +4,8 @@
 run in which their cases passed. The hash of a primitive covers the modules of its rule with all
 that they import (kernels, oracle, theorems), and the tests of laws. The hash of a test module
 covers its imports and the files of its folder except other tests. Both cover the versions of
-Python, JAX, NumPy and Z3. `make deep` ignores the lock, and its stage `locked` writes it.
+Python, JAX, NumPy, Z3, Flax and Optax. `make deep` ignores the lock, and its stage `locked` writes
+it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ FILE = Path(__file__).with_name("lock.txt")
 LAWS = tuple(
     ROOT / "tests" / "signatures" / f"test_{name}.py" for name in ("laws", "complete", "proofs")
 )
-"""Tests with a case for each primitive."""
+"""Modules with laws."""
+OF_PRIMITIVES = ("test_rows_hold", "test_no_row_is_missing", "test_no_theorem_of_a_row_is_refuted")
+"""Their tests that have a case for each primitive."""
 MODULES = (
     "tests/explain/test_fault_programs.py",
     "tests/gallery/test_gallery.py",
@@ -42,14 +45,14 @@ REGISTRY = ("sbp.signatures", "sbp.signatures.families")
 """They import all rules; a test that asks them for a rule by its name needs that rule only."""
 
 
-def key(case: str) -> str | None:
+def key(node: str) -> str | None:
     """What a case is locked by: a primitive or its test module; None where it always runs."""
-    file, _, test = case.partition("::")
+    file, _, test = node.partition("::")
     if file in MODULES:
         return file
-    if ROOT / file in LAWS and (found := re.fullmatch(r"\w+\[([\w-]+)\]", test)):
-        return found[1] if found[1] in primitives() else None
-    return None
+    name, _, case = test.partition("[")
+    primitive = case.removesuffix("]")
+    return primitive if name in OF_PRIMITIVES and primitive in primitives() else None
 
 
 def current() -> dict[str, str]:
@@ -95,12 +98,12 @@ def of_primitive(name: str) -> str:
     """The hash of a primitive."""
     word = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
     rules = [m for m in families() if word.search(_text(_file(m)))]
-    return _hash({*closure(rules, beside=REGISTRY), *_laws()})
+    return _hash({*closure(rules, without=REGISTRY), *_laws()})
 
 
 @cache
 def _laws() -> frozenset[Path]:
-    return frozenset().union(*(imported(path, beside=REGISTRY) for path in LAWS))
+    return frozenset().union(*(imported(path, without=REGISTRY) for path in LAWS))
 
 
 def of_tests(module: str) -> str:
@@ -126,15 +129,17 @@ def families() -> tuple[str, ...]:
     return tuple(sorted(m for m in graph().modules if m.startswith("sbp.signatures.")))
 
 
-def closure(modules: Iterable[str], beside: Collection[str] = ()) -> set[Path]:
-    """The files of modules and of all that they import, `beside` some modules."""
-    found = set(beside)
+def closure(modules: Iterable[str], without: Collection[str] = ()) -> set[Path]:
+    """The files of modules and of all that they import, without some modules."""
+    found = set(without)
     todo = list(modules)
     while todo:
         if (name := todo.pop()) not in found:
             found.add(name)
             todo += _direct(name)
-    return {_file(module) for module in found.difference(beside)}
+    # A package's own module runs when one of its modules is imported.
+    packages = {m.rpartition(".")[0] for m in found} - {"", "sbp"}
+    return {_file(module) for module in packages | found.difference(without)}
 
 
 @cache
@@ -148,7 +153,7 @@ def _file(module: str) -> Path:
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def imported(path: Path, beside: Collection[str] = ()) -> frozenset[Path]:
+def imported(path: Path, without: Collection[str] = ()) -> frozenset[Path]:
     """The files that a file of the tests imports, itself and the package's included."""
     found: set[Path] = set()
     names: set[str] = set()
@@ -164,7 +169,7 @@ def imported(path: Path, beside: Collection[str] = ()) -> frozenset[Path]:
             else:
                 outer = name.rpartition(".")[0] or name
                 todo += [_file(name), _file(outer), file.parent / f"{outer}.py"]
-    return frozenset(found | closure(names, beside))
+    return frozenset(found | closure(names, without))
 
 
 @cache
@@ -199,5 +204,5 @@ def digest(path: Path) -> bytes:
 @cache
 def versions() -> tuple[str, ...]:
     """Of what the verdicts depend on outside of the checkout."""
-    packages = ("jax", "jaxlib", "numpy", "z3-solver")
+    packages = ("jax", "jaxlib", "numpy", "z3-solver", "ml_dtypes", "flax", "optax")
     return platform.python_version(), *map(importlib.metadata.version, packages)

@@ -44,8 +44,8 @@ class PlanCache:
         return self._used(self._plans.get(key))
 
     def key_for(self, key: Any) -> Any:
-        """The key of the plan that runs a call: the call's own, unless only another plan is there
-        that takes the arguments where they lie."""
+        """The call's own key, or the key of an existing plan that takes the arguments as they are
+        placed already."""
         if key in self._plans:
             return key
         return next((k for k, e in self._plans.items() if _serves(k, e.plan, key)), key)
@@ -89,8 +89,8 @@ class PlanCache:
 
 
 def _serves(key: Any, plan: Plan, call: Any) -> bool:
-    """Whether a call is one that a plan was made for, except that arguments which were free lie on
-    the mesh now, as the plan takes them: its pins are the plan's own choice."""
+    """Whether a call is the one that a plan was made for, except that free arguments are on the
+    mesh now: their pinned types are the types that the plan chose."""
     (mesh, mine), (its_mesh, its) = key, call
     same = mesh == its_mesh and (*mine[:4], *mine[5:]) == (*its[:4], *its[5:])
     return same and all(

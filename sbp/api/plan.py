@@ -33,7 +33,7 @@ from sbp.report.report import Report
 from sbp.report.why import Explanation, explanation
 from sbp.report.wording import counted
 from sbp.run.execute import Compiling, Executable
-from sbp.run.joint import JointRun, placed
+from sbp.run.joint import JointRun
 
 _PARTS = {"reader": CallReader, "signature": CallSignature, "program": Program, "traced": Traced}
 
@@ -366,14 +366,11 @@ class Plan:
           names: of arguments that were moved before.
         """
         moved, names = [], list(names)
-        for x, sharding, name in zip(
-            flat, self._executable.in_shardings, self._signature.names, strict=True
-        ):
-            if isinstance(x, jax.Array) and not x.sharding.is_equivalent_to(sharding, x.ndim):
-                if x.committed and name not in names:
-                    names.append(name)
-                x = placed(x, sharding)
-            moved.append(x)
+        for i, (x, name) in enumerate(zip(flat, self._signature.names, strict=True)):
+            there = self._executable.placed(i, x) if isinstance(x, jax.Array) else x
+            if there is not x and x.committed and name not in names:
+                names.append(name)
+            moved.append(there)
         if all(x is y for x, y in zip(moved, flat, strict=True)):
             return None
         self._warn_moved(names)

@@ -29,6 +29,7 @@ from sbp.plan.fingerprint import digests
 from sbp.plan.program import Cost, Program, resolve
 from sbp.plan.saving import Repeat, repeats, save
 from sbp.plan.text import node_place
+from sbp.plan.verify import over_budget
 from sbp.version import VERSION
 
 FORMAT = 2
@@ -145,17 +146,36 @@ class SavedPlan:
             option, or does not hold.
         """
         self._check_purpose(request)
-        try:
-            program = self._resolved(request)
-        except SbpInternalError as error:
-            raise _refused(f"its types do not hold in this program: {error}") from error
-        self._compare(program)
+        program = self._found_without_budgets(request) or self._checked(request)
         if self.seal != _seal(self.types, self.removed):
             raise _refused("its figures were changed: the seconds, the bound, or how it was found")
         limit = request.memory_limit
         if limit is not None and program.cost.peak_memory_bytes > limit:
             raise _refused("it takes more memory than memory_limit")
         return program
+
+    def _checked(self, request: Request) -> Program:
+        """The program with the types of the file, which has the text of the file."""
+        try:
+            program = self._resolved(request)
+        except SbpInternalError as error:
+            raise _refused(f"its types do not hold in this program: {error}") from error
+        self._compare(program)
+        return program
+
+    def _found_without_budgets(self, request: Request) -> Program | None:
+        """The program where planning without the budgets gives it and it keeps to them, as in
+        `sbp.plan.fit`; None for another one."""
+        if not request.budgets:
+            return None
+        try:
+            program = self._checked(dataclasses.replace(request, budgets=()))
+        except SbpError:
+            return None
+        if next(over_budget(program.block, request), None) is not None:
+            return None
+        typing = dataclasses.replace(program.typing, request=request)
+        return dataclasses.replace(program, typing=typing)
 
     def _check_purpose(self, request: Request) -> None:
         now = _made_for(request)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.experimental.layout import Format
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sbp import _jax, _jax_call
@@ -16,7 +17,7 @@ from sbp.infer.space import Codes
 from sbp.plan.program import Program
 from sbp.run.boxing import without_padding
 from sbp.run.interpret import Interpreter
-from sbp.run.specs import named_sharding, partition_spec
+from sbp.run.specs import named_sharding, partition_spec, placed
 
 
 def own_mesh(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
@@ -120,7 +121,7 @@ class Executable:
             compiler_options=compiling.compiler_options,
         )
         self._compiled: Any = None
-        self._keys: list[int] = []
+        self._keys: list[int] | None = None
         # Simulated CPU devices below JAX 0.12 abort when more than two executions are in flight on
         # few cores.
         self._in_flight: deque[Any] | None = deque() if is_simulated(mesh) else None
@@ -205,31 +206,37 @@ class Executable:
                 return self.jitted.trace(*shapes).lower(lowering_platforms=(platform,))
             return self.jitted.lower(*shapes)
 
+    def placed(self, number: int, x: Any) -> Any:
+        """An argument with the sharding and the layout in memory that the program takes."""
+        sharding = self.in_shardings[number]
+        layout = self._compiled and self._compiled.input_formats[0][number].layout
+        if layout is not None and x.format.layout not in (None, layout):
+            x = jax.device_put(x, Format(layout, x.sharding))
+        return x if x.sharding.is_equivalent_to(sharding, x.ndim) else placed(x, sharding)
+
     def __call__(self, flat: Sequence[Any], shapes: Sequence[Any]) -> tuple[Any, ...]:
-        """Runs on flat arguments with the shardings of `in_shardings`, which are compiled for once:
-        `jax.jit` compiles for arrays on no mesh, and again for arrays on the mesh.
+        """Runs on flat arguments. The program is compiled once, for `in_shardings`: `jax.jit`
+        compiles for arrays on no mesh, and again for arrays on the mesh.
 
         Arguments:
           flat: the arguments.
           shapes: their `ShapeDtypeStruct`s.
 
         Raises:
-          ValueError: for an argument with another sharding.
+          ValueError: for an argument with another sharding or layout.
         """
         self._wait()
+        if self._keys is None:
+            self._keys = [i for i, s in enumerate(shapes) if _jax.is_extended(s.dtype)]
+        for i in self._keys:  # JAX compares the shardings of arrays, and moves keys in silence
+            x, sharding = flat[i], self.in_shardings[i]
+            committed = isinstance(x, jax.Array) and x.committed
+            if committed and not x.sharding.is_equivalent_to(sharding, x.ndim):
+                raise ValueError(f"keys have sharding {x.sharding} in place of {sharding}")
         if _jax_call.needs_jit():
             run = self.jitted
         else:
-            if self._compiled is None:
-                self._compiled = self.lower(shapes).compile()
-                self._keys = [i for i, s in enumerate(shapes) if _jax.is_extended(s.dtype)]
-            run = self._compiled
-            # A compiled program compares the shardings of arrays, and moves keys in silence.
-            for i in self._keys:
-                x, sharding = flat[i], self.in_shardings[i]
-                committed = isinstance(x, jax.Array) and x.committed
-                if committed and not x.sharding.is_equivalent_to(sharding, x.ndim):
-                    raise ValueError(f"keys have sharding {x.sharding} in place of {sharding}")
+            self._compiled = run = self._compiled or self.lower(shapes).compile()
         if jax.sharding.get_abstract_mesh().empty:
             outs = run(*flat)
         else:

@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from sbp import _jax
 from sbp.errors import refused
 from sbp.run.agreement import Described, agree, description, processes_of, values_digest
 from sbp.run.execute import Executable
+from sbp.run.specs import placed
 from sbp.types import NdSbp, Split
 
 
@@ -84,28 +85,6 @@ class JointRun:
             if here and not isinstance(x, jax.ShapeDtypeStruct):
                 parts[f"argument {name}"] = Described(values_digest(_jax.words(x)))
         return parts
-
-
-def placed(x: Any, sharding: NamedSharding) -> jax.Array:
-    """An array in a sharding. What a process has as a whole (a NumPy array, an array on its own
-    devices) is one global value, equal in all processes: each takes its part, and nothing is sent.
-
-    Arguments:
-      x: the array.
-      sharding: the sharding, which may have devices of other processes.
-    """
-    is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
-    if is_global or sharding.is_fully_addressable:
-        return jax.device_put(x, sharding)
-    if _jax.is_extended(x.dtype):
-        rank = len(_jax.key_shape(x.dtype))
-        spec = PartitionSpec(*sharding.spec, *[None] * (x.ndim - len(sharding.spec) + rank))
-        return _jax.wrap_key(placed(_jax.words(x), NamedSharding(sharding.mesh, spec)), x.dtype)
-    host = np.asarray(x)
-    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
-    return jax.make_array_from_callback(
-        host.shape, sharding, lambda index: host[index], dtype=host.dtype
-    )
 
 
 def _refuse_split(x: Any, name: str, want: NdSbp | None, mesh: Mesh) -> None:

@@ -1,11 +1,14 @@
-"""Types as JAX writes them: `PartitionSpec` and `NamedSharding`."""
+"""Types as JAX writes them, `PartitionSpec` and `NamedSharding`, and arrays in these."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from sbp import _jax
 from sbp.infer.space import Codes
 from sbp.machine.mesh import MeshSpec
 
@@ -52,3 +55,25 @@ def _dims(codes: Codes, mesh: MeshSpec, ndim: int) -> list[Any]:
         if c > 0:
             dims[c - 1].append(name)
     return [tuple(d) if len(d) > 1 else d[0] if d else None for d in dims]
+
+
+def placed(x: Any, sharding: NamedSharding) -> jax.Array:
+    """An array in a sharding. What a process has as a whole (a NumPy array, an array on its own
+    devices) is one global value, equal in all processes: each takes its part, and nothing is sent.
+
+    Arguments:
+      x: the array.
+      sharding: the sharding, which may have devices of other processes.
+    """
+    is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
+    if is_global or sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    if _jax.is_extended(x.dtype):
+        rank = len(_jax.key_shape(x.dtype))
+        spec = PartitionSpec(*sharding.spec, *[None] * (x.ndim - len(sharding.spec) + rank))
+        return _jax.wrap_key(placed(_jax.words(x), NamedSharding(sharding.mesh, spec)), x.dtype)
+    host = np.asarray(x)
+    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+    return jax.make_array_from_callback(
+        host.shape, sharding, lambda index: host[index], dtype=host.dtype
+    )

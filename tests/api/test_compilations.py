@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.experimental.layout import Format, Layout
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import sbp
 
@@ -12,8 +14,8 @@ TYPES = ("d:S(1)", "d:S(0)")
 PLACES = {
     "NumPy": lambda x, mesh: x,
     "uncommitted": lambda x, mesh: jnp.asarray(x),
-    "split": lambda x, mesh: jax.device_put(x, NamedSharding(mesh, PartitionSpec("d"))),
-    "whole": lambda x, mesh: jax.device_put(x, NamedSharding(mesh, PartitionSpec())),
+    "split": lambda x, mesh: jax.device_put(x, NamedSharding(mesh, P("d"))),
+    "whole": lambda x, mesh: jax.device_put(x, NamedSharding(mesh, P())),
     "another device": lambda x, mesh: jax.device_put(x, jax.devices()[-1]),
 }
 
@@ -73,6 +75,17 @@ def test_a_loop_compiles_once(w_at, x_at, devices, axis, types, donated, compile
         want, sums = plain(want, np.asarray(x))
     np.testing.assert_allclose(state, want, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(total, sums, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:input-moved")
+@pytest.mark.parametrize("spec", [P("d"), P()])
+def test_an_array_in_another_layout_is_taken(spec):
+    mesh = sbp.make_mesh((8,), ("d",))
+    x = np.arange(128, dtype="float32").reshape(8, 16)
+    columns = Format(Layout((1, 0)), NamedSharding(mesh, spec))
+    f = sbp.jit(lambda x: x @ x.T, mesh, in_types=("d:S(0)",))
+    for _ in range(2):
+        np.testing.assert_allclose(f(jax.device_put(x, columns)), x @ x.T, rtol=1e-6)
 
 
 def test_a_plan_that_was_compiled_by_hand_is_not_compiled_again(compiled):

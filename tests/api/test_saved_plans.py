@@ -68,6 +68,23 @@ def test_an_abstract_mesh_plans_for_a_mesh_of_devices(mesh, tmp_path):
     assert_same_results(jax.jit(step)(W, X), ours(W, X))
 
 
+@pytest.mark.parametrize("limit", [None, 1e9])
+@pytest.mark.parametrize("budget", [sbp.forbid("permute"), sbp.forbid(None, axis="y")])
+def test_a_plan_under_budgets_is_the_plan_again(budget, limit, tmp_path):
+    mlp = lambda w, v, x: ((jnp.tanh(x @ w) @ v) ** 2).mean()
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((16, 32), (32, 8), (8, 16))]
+    mesh = sbp.make_mesh((4, 2), ("x", "y"))
+
+    def planned(path=None):
+        grad = jax.grad(mlp, argnums=(0, 1))
+        f = sbp.jit(grad, mesh, budgets=[budget], memory_limit=limit, plan=path)
+        return f.plan(*shapes)
+
+    plan = planned()
+    plan.save(tmp_path / "plan.json")
+    assert str(planned(tmp_path / "plan.json")) == str(plan)
+
+
 def other(w, x):
     return step(w, x * 2.0)
 

@@ -93,7 +93,7 @@ def failing(checkout: Path, cases: Sequence[Case]) -> str:
         status = 3
         try:
             status = pytest.main(arguments, [Chosen([c.name for c in cases], note)])
-            if status > 1 and not note.exists():
+            if status not in (0, 1, pytest.ExitCode.NO_TESTS_COLLECTED) and not note.exists():
                 note.write_text(f"pytest ended with status {int(status)}")
         finally:
             os._exit(int(status))
@@ -189,12 +189,14 @@ def judge(mutant: Mutant, checkout: Path, cases: Sequence[Case], most: float) ->
     path.write_text(mutated(mutant), "utf-8")
     try:
         found, left = in_turn(checkout, (c for c in cases if c.gate), most)
-        if found:
-            return found, found, "0"
-        other, more = in_turn(checkout, (c for c in cases if not c.gate), most)
-        return "", other, "0" if other else f"{left + more:.0f}"
+        other, more = found, 0.0
+        if not found:
+            other, more = in_turn(checkout, (c for c in cases if not c.gate), most)
     finally:
         path.write_text(sound, "utf-8")
+    if failing(checkout, [c for c in cases if c.name == other]):
+        raise SystemExit(f"{other} fails without a mutant, too: mend it first")
+    return found, other, "0" if other else f"{left + more:.0f}"
 
 
 def _covering(
