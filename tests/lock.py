@@ -204,5 +204,6 @@ def digest(path: Path) -> bytes:
 @cache
 def versions() -> tuple[str, ...]:
     """Of what the verdicts depend on outside of the checkout."""
-    packages = ("jax", "jaxlib", "numpy", "z3-solver", "ml_dtypes", "flax", "optax")
-    return platform.python_version(), *map(importlib.metadata.version, packages)
+    packages = {"jax", "jaxlib", "numpy", "z3-solver", "ml_dtypes", "flax", "optax"}
+    found = {d.name: d.version for d in importlib.metadata.distributions() if d.name in packages}
+    return platform.python_version(), *(f"{name} {found[name]}" for name in sorted(found))

@@ -209,9 +209,10 @@ class Executable:
     def placed(self, number: int, x: Any) -> Any:
         """An argument with the sharding and the layout in memory that the program takes."""
         sharding = self.in_shardings[number]
-        layout = self._compiled and self._compiled.input_formats[0][number].layout
-        if layout is not None and x.format.layout not in (None, layout):
-            x = jax.device_put(x, Format(layout, x.sharding))
+        if self._compiled is not None and not _jax.is_extended(x.dtype):
+            layout = self._compiled.input_formats[0][number].layout
+            if x.format.layout not in (None, layout):
+                x = jax.device_put(x, Format(layout, x.sharding))
         return x if x.sharding.is_equivalent_to(sharding, x.ndim) else placed(x, sharding)
 
     def __call__(self, flat: Sequence[Any], shapes: Sequence[Any]) -> tuple[Any, ...]:

@@ -53,8 +53,10 @@ def moved():
 
 
 def moved_keys():
-    keys = jax.device_put(jax.random.split(jax.random.key(3), 8), jax.devices()[-1])
-    sbp.jit(jax.vmap(jax.random.bits), mesh(), in_types=("d:S(0)",))(keys)
+    keys = jax.random.split(jax.random.key(3), 8)
+    f = sbp.jit(jax.vmap(jax.random.bits), mesh(), in_types=("d:S(0)",))
+    f(keys)
+    f(jax.device_put(keys, jax.devices()[-1]))
 
 
 def nested():
