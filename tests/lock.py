@@ -67,7 +67,7 @@ def read() -> dict[str, str]:
 
 
 def write() -> None:
-    """Makes the hashes of the file those of this checkout."""
+    """Writes the hashes of this checkout to the file."""
     FILE.write_text("".join(f"{name} {found}\n" for name, found in sorted(current().items())))
 
 

@@ -87,7 +87,7 @@ def failing(checkout: Path, cases: Sequence[Case]) -> str:
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
         for module in [m for m in sys.modules if m.split(".")[0] == "tests"]:
-            del sys.modules[module]  # they are those of the sound checkout
+            del sys.modules[module]  # it came from the sound checkout
         files = dict.fromkeys(case.name.split("::")[0] for case in cases)
         arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", *files]
         status = 3
