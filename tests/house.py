@@ -19,9 +19,9 @@ from tests.constants import differing
 
 ROOT = Path(__file__).parents[1]
 
-MAX_FUNCTION_LINES = 60
+MAX_FUNCTION_LINES = 80
 MAX_PARAMETERS = 6
-MAX_MODULE_LINES = 400
+MAX_MODULE_LINES = 700
 MAX_COLUMNS = 100
 
 
@@ -74,7 +74,7 @@ LONG: Mapping[str, str] = {
     "sbp/api/jit.py: jit": "documents the parameters of `sbp.jit`",
     "sbp/signatures/custom.py: register": "documents the parameters of `register`",
 }
-"""Functions that may have more than 60 lines, each with its reason: public signatures."""
+"""Functions that may have more than 80 lines, each with its reason: public signatures."""
 
 WIDE: Mapping[str, str] = {
     "sbp/api/jit.py: jit": "the public signature of `sbp.jit`",
@@ -83,7 +83,7 @@ WIDE: Mapping[str, str] = {
 
 
 def functions_are_short(modules: tuple[Module, ...]) -> Iterator[Violation]:
-    """Functions have at most 60 lines, their docstrings included."""
+    """Functions have at most 80 lines, their docstrings included."""
     for m in modules:
         for name, node in _functions(m.tree):
             lines = (node.end_lineno or 0) - node.lineno + 1
@@ -112,7 +112,7 @@ def parameters_are_few(modules: tuple[Module, ...]) -> Iterator[Violation]:
 
 
 def modules_are_short(modules: tuple[Module, ...]) -> Iterator[Violation]:
-    """Modules have at most 400 lines."""
+    """Modules have at most 700 lines."""
     for m in modules:
         lines = m.source.count("\n")
         if lines > MAX_MODULE_LINES:
@@ -141,6 +141,21 @@ def _functions(
             yield prefix + node.name, node
         named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         yield from _functions(node, f"{prefix}{node.name}." if named else prefix)
+
+
+def counts_equal_limits(
+    counts: Mapping[str, int], limits: Mapping[str, tuple[int, str]]
+) -> Iterator[str]:
+    """Folders have as many statements as `tests/statements.txt` says."""
+    for folder in sorted(counts.keys() | limits.keys()):
+        more = counts.get(folder, 0) - limits.get(folder, (0, ""))[0]
+        if more > 0:
+            yield (
+                f"{folder}: {more} statements too many: delete as many, or raise it in"
+                " tests/statements.txt and say why in the line's reason"
+            )
+        elif more < 0:
+            yield f"{folder}: {-more} statements fewer: run python -m benchmarks.size --write"
 
 
 # ---- names --------------------------------------------------------------------------------------

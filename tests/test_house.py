@@ -6,12 +6,14 @@ line whose violation is gone fails the test too, so that the list only becomes s
 
 from __future__ import annotations
 
+import ast
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from benchmarks import size
 from tests import house
 from tests.constants import NOT_TUNED, PAGE, listed, table, witnesses
 from tests.house import RULES, Module, module
@@ -42,6 +44,23 @@ def test_rule(rule: str):
     assert not new, "\n".join([f"{rule}:", *new])
     gone = sorted(left()[rule] - found.keys())
     assert not gone, "\n".join([f"mended; delete from {LEFT.name}:", *gone])
+
+
+def test_statements_only_become_fewer():
+    found = list(house.counts_equal_limits(size.counted(), size.limits()))
+    assert not found, "\n".join(found)
+
+
+def test_statements_say_no():
+    more, fewer, new = house.counts_equal_limits(
+        {"sbp/a": 3, "sbp/b": 1, "sbp/c": 1}, {"sbp/a": (1, ""), "sbp/b": (2, "")}
+    )
+    assert "sbp/a: 2 statements too many" in more and "sbp/c: 1 " in new
+    assert "sbp/b: 1 statements fewer" in fewer
+
+
+def test_statements_are_counted_without_docstrings():
+    assert size.statements(ast.parse('"""A."""\ndef f():\n    """B."""\n    return "c"\n')) == 2
 
 
 def test_test_modules_are_short():
@@ -83,7 +102,7 @@ def test_the_picture_shows_the_imports():
     )
 
 
-LONG = "def f():\n" + "    pass\n" * 60
+LONG = "def f():\n" + "    pass\n" * 80
 
 BROKEN = [
     ("class_names_are_unique", "sbp/a.py", "class C: ...\nclass D:\n    class C: ...\n", "C"),
@@ -103,7 +122,7 @@ BROKEN = [
         "class C:\n    def f(self, a, b, /, c, *d, e, f, g): ...\n",
         "sbp/a.py: C.f",
     ),
-    ("modules_are_short", "sbp/a.py", "a = 1\n" * 401, "sbp/a.py"),
+    ("modules_are_short", "sbp/a.py", "a = 1\n" * 701, "sbp/a.py"),
     ("lines_are_narrow", "sbp/a.py", f"a = '{'b' * 96}'\n", f"sbp/a.py: a = '{'b' * 35}"),
     ("linecache_is_read_in_source", "sbp/api/a.py", "import linecache\n", "sbp/api/a.py"),
     ("patterns_read_what_users_write", "sbp/api/a.py", "from re import match\n", "sbp/api/a.py"),
