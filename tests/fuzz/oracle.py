@@ -12,7 +12,7 @@ from __future__ import annotations
 import signal
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -93,7 +93,8 @@ def judge(program: Program) -> Outcome:
                 f"reference {type(error).__name__}",
             )
         try:
-            got = jax.block_until_ready(run(fn, program))
+            f, args = jitted(program, fn)
+            got = jax.block_until_ready(f(*args))
         except sbp.SbpTypeError as error:
             return Outcome(
                 "no-typing" if program.boxing == "auto" else "refused",
@@ -122,14 +123,15 @@ def judge(program: Program) -> Outcome:
         return Outcome("mismatch", f"leaf {number}: {describe_difference(a, b)}", "mismatch")
 
 
-def run(fn: Callable[..., Any], program: Program) -> Any:
-    """The program on its mesh."""
+def jitted(program: Program, fn: Any = None) -> tuple[Any, list[Any]]:
+    """The program under `sbp.jit` on its mesh, and its arguments."""
+    fn = fn or load(function_source(program), f"fuzz-{program.seed}")["program"]
     mesh = sbp.make_mesh(program.mesh, program.axes)
     make = {"parts_of": parts_of, "padded_of": padded_of}
     args = [jax.tree.map(jnp.asarray, x) for x in arguments(program)]
     for i, (how, type) in program.arrivals().items():
         args[i] = make[how](args[i], type, mesh)
-    return sbp.jit(fn, mesh, **program.sbp_options())(*args)
+    return sbp.jit(fn, mesh, **program.sbp_options()), args
 
 
 def parts_of(x: Any, type: str, mesh: Any) -> sbp.Partial:
