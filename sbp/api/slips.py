@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from jax.sharding import PartitionSpec
@@ -19,7 +19,6 @@ from sbp.api.call import JitOptions
 from sbp.errors import (
     Diagnostic,
     Edit,
-    Help,
     Label,
     OptionEdit,
     SbpError,
@@ -28,7 +27,7 @@ from sbp.errors import (
     Span,
     noting,
 )
-from sbp.explain.edits import priced
+from sbp.explain.change import Change, tried
 from sbp.explain.fault_notes import more_text
 from sbp.explain.faults import LIMITS
 from sbp.kinds import shown
@@ -42,25 +41,6 @@ Attempt = Callable[[JitOptions], Program]
 """Plans the call with other options."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """A change that may mend an error.
-
-    Arguments:
-      text: the change in words.
-      edits: the change itself.
-      options: the options after it.
-      correction: the call after it; None for a change of the options.
-      labels: the places that it changes.
-    """
-
-    text: str
-    edits: tuple[Edit, ...]
-    options: JitOptions
-    correction: Correction | None = None
-    labels: tuple[Label, ...] = ()
-
-
 def diagnosed(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[Diagnostic, ...]:
     """The diagnostics of an error. That of a slip has helps.
 
@@ -72,45 +52,43 @@ def diagnosed(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[D
     found = diagnostics_of(error)
     if len(found) != 1 or not (error.slip or error.option) or found[0].helps:
         return found
-    accepted: list[tuple[_Change, Program]] = []
-    changes, tried = _changes(error, options), 0
-    while tried < min(len(changes), LIMITS.plans) and len(accepted) < LIMITS.helps:
-        program = _tried(changes[tried], attempt)
-        if program is not None:
-            accepted.append((changes[tried], program))
-        tried += 1
-    helps = tuple(_help(change, program) for change, program in accepted)
-    told = accepted[0][0].labels if accepted else changes[0].labels if changes else ()
-    labels = found[0].labels or told or _option_label(error, options)
-    if error.call is not None and told:
-        labels = (*told, *(dataclasses.replace(label, primary=False) for label in labels))
-    notes, left = found[0].notes, len(changes) - tried
+    changes = _changes(error, options)
+    tries = tried(
+        changes,
+        plans=LIMITS.plans,
+        helps=LIMITS.helps,
+        plan=functools.partial(_planned, attempt),
+    )
+    likely = next((one for one, _ in tries.accepted), changes[0] if changes else None)
+    changed = likely.labels if likely is not None else ()
+    labels = found[0].labels or changed or _option_label(error, options)
+    if error.call is not None and changed:
+        labels = (*changed, *(dataclasses.replace(label, primary=False) for label in labels))
+    notes, left = found[0].notes, tries.untried
     if left:
         notes += (f"{more_text(left, 'change')} {'were' if left > 1 else 'was'} not tried",)
+    helps = tuple(one.help(program) for one, program in tries.accepted)
     return (dataclasses.replace(found[0], labels=labels, notes=notes, helps=helps),)
 
 
-def _tried(change: _Change, attempt: Attempt) -> Program | None:
+def _planned(attempt: Attempt, changed: tuple[JitOptions, Correction | None]) -> Program | None:
     """The plan of the call after a change; None where there is none. Its warnings are about a
     program that the user has not written, so they are dropped."""
+    options, correction = changed
     with contextlib.ExitStack() as stack:
         stack.enter_context(noting())
         stack.enter_context(warnings.catch_warnings(action="ignore"))
-        if change.correction is not None:
-            stack.enter_context(correcting(change.correction))
+        if correction is not None:
+            stack.enter_context(correcting(correction))
         try:
-            return attempt(change.options)
+            return attempt(options)
         except SbpInternalError:
             raise
         except Exception:  # the user's function, which may raise anything with another value
             return None
 
 
-def _help(change: _Change, program: Program) -> Help:
-    return priced(change.text, change.edits, program, clears_all_errors=True)
-
-
-def _changes(error: SbpError, options: JitOptions) -> list[_Change]:
+def _changes(error: SbpError, options: JitOptions) -> list[Change]:
     """The changes to try, the likeliest first. Of many swaps, some come last, so that what is
     misspelt is tried, too."""
     if error.call is not None:
@@ -122,7 +100,7 @@ def _changes(error: SbpError, options: JitOptions) -> list[_Change]:
     return [*swaps[:first], *renamed, *swaps[first:]]
 
 
-def _corrected(error: SbpError, options: JitOptions) -> Iterator[_Change]:
+def _corrected(error: SbpError, options: JitOptions) -> Iterator[Change]:
     """The call that has a slip with each likely value."""
     at, slip = error.span or _jax.raising_span(error), error.slip
     if at is None or slip is None:
@@ -131,7 +109,7 @@ def _corrected(error: SbpError, options: JitOptions) -> Iterator[_Change]:
     for right in slip.likely:
         edits = constants_in(at, written, _written(right))
         if edits:
-            yield _Change(
+            yield _change(
                 text=f"write {shown(_written(right))} for {shown(written)} at line {at.line}",
                 edits=edits,
                 options=options,
@@ -139,7 +117,7 @@ def _corrected(error: SbpError, options: JitOptions) -> Iterator[_Change]:
             )
 
 
-def _entries(error: SbpError, options: JitOptions, call: Span) -> Iterator[_Change]:
+def _entries(error: SbpError, options: JitOptions, call: Span) -> Iterator[Change]:
     """The `in_types` of a hand-written region with each likely entry.
 
     Arguments:
@@ -160,7 +138,7 @@ def _entries(error: SbpError, options: JitOptions, call: Span) -> Iterator[_Chan
         if parts:
             edits = (SourceEdit(span=parts[changed][0], replacement=written),)
             labels = (Label(span=parts[changed][0], text="", primary=True),)
-        yield _Change(
+        yield _change(
             text=f"write {written} for entry {changed} of in_types at line {call.line}",
             edits=edits,
             options=options,
@@ -169,12 +147,23 @@ def _entries(error: SbpError, options: JitOptions, call: Span) -> Iterator[_Chan
         )
 
 
+def _change(
+    text: str,
+    edits: tuple[Edit, ...],
+    options: JitOptions,
+    correction: Correction | None = None,
+    labels: tuple[Label, ...] = (),
+) -> Change:
+    """A change of the options, or of a call by `correction`."""
+    return Change(text=text, edits=edits, labels=labels, make=lambda: (options, correction))
+
+
 def _written(value: Any) -> Any:
     """A value as the source has it: the dim of a split."""
     return value.dim if isinstance(value, Split) else value
 
 
-def _swaps(option: str, options: JitOptions) -> Iterator[_Change]:
+def _swaps(option: str, options: JitOptions) -> Iterator[Change]:
     """An option with two of its entries swapped."""
     entries = getattr(options, option)
     if type(entries) not in (tuple, list):
@@ -196,7 +185,7 @@ def _swaps(option: str, options: JitOptions) -> Iterator[_Change]:
                 SourceEdit(span=a, replacement=b_text),
                 SourceEdit(span=b, replacement=a_text),
             )
-        yield _Change(
+        yield _change(
             text=f"swap entries {i} and {k} of {option}",
             edits=edits,
             options=dataclasses.replace(options, **{option: type(entries)(swapped)}),
@@ -209,7 +198,7 @@ def _equal(a: Any, b: Any) -> bool:
     return repr(a) == repr(b)
 
 
-def _renamed(error: SbpError, options: JitOptions) -> Iterator[_Change]:
+def _renamed(error: SbpError, options: JitOptions) -> Iterator[Change]:
     """An option with a key, a type text or an axis of it replaced by each likely one."""
     if error.slip is None:
         return
@@ -222,7 +211,7 @@ def _renamed(error: SbpError, options: JitOptions) -> Iterator[_Change]:
         written = constants_in(part, _written(wrong), _written(right)) if part else ()
         edits: tuple[Edit, ...] = written or (OptionEdit(option=option, value=value),)
         labels = tuple(Label(span=e.span, text="", primary=not n) for n, e in enumerate(written))
-        yield _Change(
+        yield _change(
             text=f"write {shown(_written(right))} for {shown(_written(wrong))} in {option}",
             edits=edits,
             options=dataclasses.replace(options, **{option: value}),

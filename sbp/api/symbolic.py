@@ -27,7 +27,7 @@ from sbp.errors import (
     SbpWarning,
     noting,
 )
-from sbp.explain.edits import priced
+from sbp.explain.change import priced
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Program
@@ -270,7 +270,7 @@ def priced_constraints(call: SizedCall, terms: Iterable[str], program: Program, 
         edits = (OptionEdit(option="constraints", value=terms, function=function),)
     quoted = ", ".join(f'"{t}"' for t in terms)
     text = f"make the sizes with constraints=[{quoted}]: {then}"
-    return priced(text, edits, program, clears_all_errors=True)
+    return priced(text, edits, program)
 
 
 def _unequal(count: ElementCount, where: str) -> UnequalElements:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sbp.errors import Diagnostic, Help, OptionEdit, bytes_text
-from sbp.explain.edits import priced
+from sbp.explain.change import priced
 from sbp.explain.fault_notes import unshown_text
 from sbp.explain.limits import DiagnosisLimits
 from sbp.infer.check import Checker
@@ -128,7 +128,7 @@ def budget_help(request: Request, number: int, *, plans: int) -> Help | None:
         what = "the least that was found"
     text = f"allow {bytes_text(size)} in `{request.budgets[number]}`, {what}"
     edit = OptionEdit(option="budgets", position=number, value=size)
-    return priced(text, (edit,), found.program, clears_all_errors=True)
+    return priced(text, (edit,), found.program)
 
 
 def _is_least(request: Request, number: int, size: float) -> bool:

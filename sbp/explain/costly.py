@@ -5,20 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sbp.errors import Diagnostic, Label, bytes_text
-from sbp.explain.edits import drop_pin, priced
-from sbp.explain.followed import following
+from sbp.errors import Diagnostic, Help, Label, bytes_text
+from sbp.explain.change import tried
+from sbp.explain.edits import drop_pin
 from sbp.explain.names import Names, pinned_text
-from sbp.explain.repins import edits_of
+from sbp.explain.pin_changes import dropped, repinned
 from sbp.infer.choose import choose
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.request import Request
+from sbp.infer.space import Code
 from sbp.plan.fit import best_program
 from sbp.plan.program import Program
-from sbp.source.reader import scope_of, source_text
+from sbp.source.reader import scope_of
 
 DEARER = 0.9
 """An annotation is costly when the plan without it takes at most this share of the time ..."""
@@ -176,7 +177,7 @@ def _dearest_first(request: Request, program: Program, dear: Sequence[PinSite]) 
         if without is None or without.cost.seconds > DEARER * whole.cost.seconds:
             continue
         if _matters(program, whole.cost.seconds, without):
-            found.append(_costly(request, site, whole, without, dropped=len(found)))
+            found.append(_costly(request, site, whole, without, dearer=len(found)))
             request, whole = drop_pin(request, site), without
     return found
 
@@ -197,7 +198,7 @@ def _matters(program: Program, whole: float, without: Program) -> bool:
 
 
 def _costly(
-    request: Request, site: PinSite, program: Program, without: Program, *, dropped: int
+    request: Request, site: PinSite, program: Program, without: Program, *, dearer: int
 ) -> Diagnostic:
     """The warning about one annotation.
 
@@ -206,7 +207,7 @@ def _costly(
       site: the annotation.
       program: the plan with it.
       without: the plan without it.
-      dropped: the number of dearer annotations that both plans leave out.
+      dearer: the number of dearer annotations that both plans leave out.
     """
     assert site.span is not None
     before, after = program.cost, without.cost
@@ -215,12 +216,10 @@ def _costly(
         f"{bytes_text(before.bytes_per_device)} and {_seconds(before.seconds)} per device with it,"
         f" {bytes_text(after.bytes_per_device)} and {_seconds(after.seconds)} without"
     )
-    above = "dearer annotation" if dropped == 1 else f"{dropped} dearer annotations"
+    above = "dearer annotation" if dearer == 1 else f"{dearer} dearer annotations"
     note = f"both plans are without the {above} above"
-    text = f"drop `{source_text(site.span)}` at line {site.span.line}"
-    edits = edits_of(request, site)
-    helps = [following(request, site, without, DEARER)]
-    helps += [priced(text, edits, without, clears_all_errors=True)] if edits else []
+    helps, drop = [*following(request, site, without)], dropped(request, site)
+    helps += [drop.help(without)] if drop.edits else []
     return Diagnostic(
         code="costly-annotation",
         severity="warning",
@@ -229,10 +228,43 @@ def _costly(
             f" {pinned_text(site, request.mesh)} makes the plan {100 * rise:.0f} % dearer"
         ),
         labels=(Label(span=site.span, text=price, primary=True),),
-        notes=(note,) if dropped else (),
-        helps=tuple(h for h in helps if h is not None),
+        notes=(note,) if dearer else (),
+        helps=tuple(helps),
         scope=scope_of(site.nodes[0]),
     )
+
+
+def following(request: Request, site: PinSite, without: Program) -> Iterator[Help]:
+    """The pin in the type in which the plan without it reads the value; none where that is no type
+    for the pin, or where the pin is costly then, too.
+
+    Arguments:
+      request: the program with the pin.
+      site: the pin, an annotation.
+      without: the plan without it.
+    """
+    codes = next(_read(site, without), site.codes)
+    change = repinned(request, site, codes)
+    if codes != site.codes and change.edits:
+        for one, program in tried([change], plans=1).accepted:
+            if without.cost.seconds > DEARER * program.cost.seconds:
+                yield one.help(program)
+
+
+def _read(site: PinSite, without: Program) -> Iterator[tuple[Code | None, ...]]:
+    """The codes in which readers take a value in a plan without its pin, on the mesh axes that the
+    pin names, in program order. Partial codes are left out, which a pin would make last."""
+    made = {node.inputs[0] for node in site.nodes}
+    for node in without.typing.graph.walk():
+        row = without.typing.rows.get(node.id)
+        for number, operand in enumerate(node.inputs if row is not None else ()):
+            if operand in made and row is not None:
+                codes = row.ins[number]
+                if min(codes, default=0) >= 0:
+                    yield tuple(
+                        None if asked is None else code
+                        for asked, code in zip(site.codes, codes, strict=True)
+                    )
 
 
 def _seconds(seconds: float) -> str:

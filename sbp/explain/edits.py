@@ -1,4 +1,4 @@
-"""Edits of a request: a pin dropped, moved to another dim or inserted. Helps are made of them."""
+"""Programs with a pin dropped, moved to another dim or inserted."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 from sbp.annotations import Pin, annotate_p
-from sbp.errors import Edit, Help
 from sbp.explain.placed import Placed
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
-from sbp.plan.program import Program
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.types import NdSbp
 
@@ -151,27 +149,6 @@ def insert_pin(request: Request, placed: Placed, position: int, code: Code) -> R
     before = {node: tuple((v, pin) for v in found) for node, found in placed.before.items()}
     after = dict.fromkeys(placed.after, pin)
     return replace(request, graph=rewrite(graph, before=before, after=after))
-
-
-def priced(
-    text: str, edits: tuple[Edit, ...], program: Program, *, clears_all_errors: bool
-) -> Help:
-    """A help with the price of the plan after it.
-
-    Arguments:
-      text: the change in words.
-      edits: the change itself.
-      program: the plan that was made after the change.
-      clears_all_errors: whether the plan is that of the whole program, and not of the program
-          without the pins of its other errors.
-    """
-    return Help(
-        text=text,
-        edits=edits,
-        bytes_per_device=program.cost.bytes_per_device,
-        peak_memory_bytes=program.cost.peak_memory_bytes,
-        clears_all_errors=clears_all_errors,
-    )
 
 
 def rewrite(

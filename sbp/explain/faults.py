@@ -15,7 +15,8 @@ from sbp.errors import Diagnostic, Help, Label
 from sbp.explain.arrivals import arrives
 from sbp.explain.blame import BlamedFault
 from sbp.explain.budgets import budget_help, impossible_budgets
-from sbp.explain.edits import drop_pin, pinned_value, priced
+from sbp.explain.change import priced
+from sbp.explain.edits import drop_pin, pinned_value
 from sbp.explain.fault_notes import budget_notes, limit_notes, more_text, notes
 from sbp.explain.helps import FoundHelps, Repair
 from sbp.explain.limits import DiagnosisLimits
@@ -343,7 +344,7 @@ def impossible(fault: BlamedFault) -> Diagnostic:
     text = f"leave it free on `{fault.axis}`{carried_text(fault.request, site)}"
     helps = ()
     if program and edits:
-        helps = (priced(text, edits, program, clears_all_errors=True),)
+        helps = (priced(text, edits, program),)
     asked = asked_text(site, pin.code)
     title = f"{fault.names.site(site)} cannot be {asked} on mesh axis `{fault.axis}`"
     return Diagnostic(

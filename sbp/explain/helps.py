@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sbp.errors import Help
-from sbp.explain.edits import drop_pin, priced, site_in
+from sbp.explain.change import Accepted, Change, Tried, priced, tried
+from sbp.explain.edits import drop_pin, site_in
 from sbp.explain.frames import Frames
-from sbp.explain.insertions import Candidate, Insertions
+from sbp.explain.insertions import Insertions
 from sbp.explain.loosening import Looser, blamed, loosened
 from sbp.explain.names import Names
 from sbp.explain.pin_changes import PinChanges
@@ -98,26 +99,27 @@ class Repair:
         left out of the program."""
         trials = self.trials
         base, gone = self.base()
-        policies = self.by_policy(base, 0) if trials.huge else _Accepted()
-        edits = _Accepted() if policies.found else self.by_annotation(base, gone)
-        if not trials.huge:
-            if trials.large and edits.found:
-                policies = _Accepted(skips=next(self.policies(), None) is not None)
-            else:
-                policies = self.by_policy(base, edits.seen)
+        policies, skips = self.by_policy(base) if trials.huge else ([], False)
+        edits = Tried() if policies else self.by_annotation(base, gone)
+        if not trials.huge and trials.large and edits.accepted:
+            skips = next(self.policies(), None) is not None
+        elif not trials.huge:
+            policies, skips = self.by_policy(base)
         unsearched: list[ChangeKind] = []
-        if trials.huge and policies.found:
+        if trials.huge and policies:
             unsearched.append("annotation")
         elif trials.large and self.inserts:
             unsearched.append("new split")
-        pairs = _Accepted()
-        if not any(f.kind in _OF_ONE_PIN for f in edits.found) and "annotation" not in unsearched:
-            pairs = self.by_pairs(base, gone, edits.seen)
-        if pairs.skips:
-            unsearched.append("pair")
-        if policies.skips:
+        pairs = Tried()
+        one_pin = any(one.change.kind in _OF_ONE_PIN for one in edits.accepted)
+        if not one_pin and "annotation" not in unsearched:
+            if not trials.large:
+                pairs = self.by_pairs(base, gone)
+            elif len(self.pairs(base).pins) > 1:
+                unsearched.append("pair")
+        if skips:
             unsearched.append("policy")
-        found = [*edits.found, *pairs.found, *policies.found]
+        found = [*map(self.ranked, (*edits.accepted, *pairs.accepted)), *policies]
         shown = chosen(found, trials.limits.helps)
         return FoundHelps(
             helps=tuple(f.help for f in shown),
@@ -127,7 +129,17 @@ class Repair:
             unsearched=tuple(unsearched),
         )
 
-    def by_annotation(self, base: Request, gone: set[tuple[str, str]]) -> _Accepted:
+    def ranked(self, accepted: Accepted) -> RankedHelp:
+        """An accepted change of the annotations, as a help."""
+        one, program = accepted
+        more, whole = self.became(program), not self.trials.several
+        weaker = "pair" if len(one.pinned) > 1 else "other pin"
+        kind = weaker if one.kind == "pin" and _nested(one, program) else one.kind
+        return RankedHelp(
+            one.help(program, more=more, clears_all_errors=whole), kind, program.cost.seconds
+        )
+
+    def by_annotation(self, base: Request, gone: set[tuple[str, str]]) -> Tried:
         """Annotations and pins changed, until the plans for this fault are made.
 
         Arguments:
@@ -135,79 +147,37 @@ class Repair:
           gone: (mesh axis, name) of the constraints of those pins.
         """
         enough, most = self.trials.limits.plans_of(self.trials.size, self.shown)
-        found: list[RankedHelp] = []
-        seen: set[str] = set()
-        taken: list[Candidate] = []
-        untried: set[str] = set()
-        plans = 0
-        for number, one in enumerate(self.candidates(base)):
-            if one.text in seen or one.instead in taken:
-                continue
-            if plans >= (enough if found else most):
-                untried.add(one.text)
-                continue
-            seen.add(one.text)
-            if not self.trials.may_hold(self.fault.mesh_axis, gone | one.without, one.assumed):
-                continue
-            request = one.make()
-            if request is None:
-                continue
-            plans += 1
-            program = best_program(request)
-            if program is not None:
-                text = one.text + self.became(program)
-                whole = not self.trials.several
-                help_ = priced(text, one.edits, program, clears_all_errors=whole)
-                found.append(_ranked(number, one, help_, program))
-                taken.append(one)
-        return _Accepted(tuple(found), seen=len(seen), plans=plans, untried=len(untried))
+        axis, may_hold = self.fault.mesh_axis, self.trials.may_hold
+        return tried(
+            self.changes(base),
+            plans=most,
+            enough=enough,
+            screen=lambda one: may_hold(axis, gone | one.without, one.assumed),
+        )
 
-    def by_pairs(self, base: Request, gone: set[tuple[str, str]], number: int) -> _Accepted:
-        """Changes of two pins, where no change of one gives a typing: one help for two pins. In a
-        large program none.
+    def by_pairs(self, base: Request, gone: set[tuple[str, str]]) -> Tried:
+        """Changes of two pins, where no change of one gives a typing: one help for two pins.
 
         Arguments:
           base: the program without the pins of its other faults.
           gone: (mesh axis, name) of the constraints of those pins.
-          number: of the first pair among the candidates.
         """
-        pairs = self.pairs(base)
-        if self.trials.large:
-            return _Accepted(skips=len(pairs.pins) > 1)
-        found: list[RankedHelp] = []
-        mended = set[tuple[int, ...]]()
-        plans = untried = 0
-        for one in pairs.candidates(self.trials, gone):
-            if one.pinned in mended:
-                continue
-            if plans >= self.trials.limits.pair_plans:
-                untried += 1
-                continue
-            request = one.make()
-            program = best_program(request) if request else None
-            plans += request is not None
-            if program is not None:
-                text, whole = one.text + self.became(program), not self.trials.several
-                help_ = priced(text, one.edits, program, clears_all_errors=whole)
-                found.append(_ranked(number + len(found), one, help_, program))
-                mended.add(one.pinned)
-        return _Accepted(tuple(found), plans=plans, untried=untried)
+        changes = self.pairs(base).changes_of_two(self.trials, gone)
+        return tried(changes, plans=self.trials.limits.pair_plans)
 
-    def by_policy(self, base: Request, number: int) -> _Accepted:
-        """Policies that allow more. In a large program the first that gives a typing, and only with
-        all faults in the program.
+    def by_policy(self, base: Request) -> tuple[list[RankedHelp], bool]:
+        """Policies that allow more, and whether some were left out because the program is large. In
+        a large program the first that gives a typing, and only with all faults in the program.
 
         Arguments:
           base: the program without the pins of its other faults.
-          number: of the first policy among the candidates.
         """
         found: list[RankedHelp] = []
         large, several = self.trials.large, self.trials.several
         wide = skips = False
         for looser in self.policies():
             if found and (large or looser.wide > wide):
-                skips = skips or large
-                break
+                return found, skips or large
             program, whole = self.trials.policy(looser), True
             if program is None and several:
                 skips = skips or large
@@ -215,10 +185,9 @@ class Repair:
             if program is not None:
                 text = looser.text + (CLEARS_ALL if several and whole else "")
                 help_ = priced(text, looser.edits, program, clears_all_errors=whole)
-                last, seconds = number + len(found), program.cost.seconds
-                found.append(RankedHelp(last, help_, "policy", seconds))
+                found.append(RankedHelp(help_, "policy", program.cost.seconds))
                 wide = looser.wide
-        return _Accepted(tuple(found), skips=skips)
+        return found, skips
 
     def base(self) -> tuple[Request, set[tuple[str, str]]]:
         """The program without the pins that are to blame for its other faults, and (mesh axis,
@@ -262,56 +231,32 @@ class Repair:
         found = blamed(self.trials.request, self.fault)
         yield from loosened(self.trials.request, found, self.position) if found else ()
 
-    # ---- candidates -----------------------------------------------------------------------------
+    # ---- changes --------------------------------------------------------------------------------
 
-    def changes(self, base: Request) -> PinChanges:
+    def pin_changes(self, base: Request) -> PinChanges:
         """The changes of single pins."""
         own = self.trials.request
         return PinChanges(own, base, self.fault, self.node, self.names, self.system)
 
     def pairs(self, base: Request) -> PinPairs:
         """The changes of two pins of the fault, or of findings that end in the same place."""
-        return PinPairs(self.changes(base), (self.fault, *self.trials.faults.others(self.fault)))
+        return PinPairs(
+            self.pin_changes(base), (self.fault, *self.trials.faults.others(self.fault))
+        )
 
-    def candidates(self, base: Request) -> Iterator[Candidate]:
+    def changes(self, base: Request) -> Iterator[Change]:
         """The edits to try: other atoms for a pin, an annotation before the line, a pin dropped."""
-        pins = self.changes(base)
+        pins = self.pin_changes(base)
         yield from pins.moved()
         if self.inserts:
             made = self.trials.arriving(self.fault).made
             yield from Insertions(
                 base, self.fault, made, self.node, self.names, self.system, self.trials.large
-            ).candidates()
+            ).changes()
         yield from pins.drops()
 
 
-def _nested(one: Candidate, program: Program) -> bool:
+def _nested(one: Change, program: Program) -> bool:
     """Whether a pin splits a dim that another mesh axis splits, too, which is seldom meant."""
     each = ([c for c in program.typing.values.get(v, ()) if c > 0] for v in one.pinned)
     return any(len(set(splits)) < len(splits) for splits in each)
-
-
-def _ranked(number: int, one: Candidate, help_: Help, program: Program) -> RankedHelp:
-    """An accepted change of the annotations."""
-    weaker = "pair" if len(one.pinned) > 1 else "other pin"
-    kind = weaker if one.kind == "pin" and _nested(one, program) else one.kind
-    return RankedHelp(number, help_, kind, program.cost.seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class _Accepted:
-    """The result of one search for helps.
-
-    Arguments:
-      found: the accepted helps.
-      seen: the number of candidates that were looked at.
-      plans: the number of plans made.
-      untried: the number of candidates left when no more plans were made.
-      skips: whether changes were left out because the program is large.
-    """
-
-    found: tuple[RankedHelp, ...] = ()
-    seen: int = 0
-    plans: int = 0
-    untried: int = 0
-    skips: bool = False

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from sbp.annotations import annotate_p
-from sbp.errors import Edit, SourceEdit, Span
+from sbp.errors import SourceEdit, Span
+from sbp.explain.change import Change
 from sbp.explain.edits import insert_pin
 from sbp.explain.names import Names
 from sbp.explain.placed import Placed, Placement
@@ -63,38 +64,6 @@ def axis_rows(request: Request, node: Node, position: int) -> Sequence[Any]:
     )
 
 
-HelpKind = Literal["pin", "conversion", "other pin", "drop", "policy", "pair"]
-"""What a help changes: the dim that a pin splits, an annotation before the line, the kind of a
-pin's atom, a pin that is dropped or left free on a mesh axis, a policy or budget, two pins of which
-one no longer splits a dim. Two pins that both split another dim are "pin"."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Candidate:
-    """A change that may give a typing: its words, its edits, and its effect on the constraints.
-
-    Arguments:
-      text: the change in words.
-      edits: the change itself.
-      make: the program after it; None where the change is none of a program that runs.
-      without: (mesh axis, name) of constraints that the change takes away.
-      assumed: literals of states on the fault's mesh axis. The program is in one of these states
-          after the change; empty for any state.
-      kind: what it changes.
-      instead: a smaller change; where it is accepted, this change is not offered.
-      pinned: the values of the pins that ask another code.
-    """
-
-    text: str
-    edits: tuple[Edit, ...]
-    make: Callable[[], Request | None]
-    without: frozenset[tuple[str, str]]
-    assumed: tuple[str, ...] = ()
-    kind: HelpKind = "drop"
-    instead: Candidate | None = None
-    pinned: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class Insertions:
     """Annotations before the line of a fault.
@@ -117,7 +86,7 @@ class Insertions:
     system: System
     large: bool
 
-    def candidates(self) -> Iterator[Candidate]:
+    def changes(self) -> Iterator[Change]:
         """Annotations before the line: first on operands that do not fit a row which the other
         operands fit, then on values that enter the line."""
         node = self.node
@@ -152,12 +121,12 @@ class Insertions:
             name = self.names.entering(value, node, alone=True)
             if name and reads(users_span(node), name):
                 yield from (
-                    candidate
+                    change
                     for code in self.codes(value)
-                    for candidate in self.insertion({value: (SourceRead(name), code)})
+                    for change in self.insertion({value: (SourceRead(name), code)})
                 )
 
-    def at_region(self) -> Iterator[Candidate]:
+    def at_region(self) -> Iterator[Change]:
         """Annotations of the values that enter a loop or a branch."""
         for c, wanted in zip(self.fault.sink, self.fault.wanted, strict=True):
             value = c.convert.value if c.convert else -1
@@ -202,9 +171,7 @@ class Insertions:
         split = not self.large and not self.node.is_batched
         return [0, *(1 + d for d, size in enumerate(shape) if split and size % n == 0)]
 
-    def insertion(
-        self, values: Mapping[Any, tuple[SourceRead | None, Code]]
-    ) -> Iterator[Candidate]:
+    def insertion(self, values: Mapping[Any, tuple[SourceRead | None, Code]]) -> Iterator[Change]:
         """Annotations of values before the line that reads them; none when the source does not
         show one of them.
 
@@ -226,7 +193,7 @@ class Insertions:
         if line and found:
             calls = [call for one in found for call in one.calls]
             where = "before" if all(one.is_statement for one in found) else "at"
-            yield Candidate(
+            yield Change(
                 text=f"{' and '.join(calls)} {where} line {line.line}",
                 edits=tuple(edit for one in found for edit in one.edits),
                 make=functools.partial(_inserted, self.base, found, self.system.position),

@@ -3,25 +3,22 @@ plan fits."""
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sbp import _jax
 from sbp.errors import Diagnostic, Help, Label, OptionEdit, bytes_text
-from sbp.explain.edits import drop_pin, pinned_value, priced
+from sbp.explain.change import Tried, priced, tried
+from sbp.explain.edits import pinned_value
 from sbp.explain.fault_notes import more_text, unshown_text
-from sbp.explain.followed import asking
 from sbp.explain.limits import DiagnosisLimits
 from sbp.explain.names import Names, pinned_text
-from sbp.explain.repins import carried_text, edits_of
+from sbp.explain.pin_changes import dropped, repinned
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.request import Request
 from sbp.infer.space import Codes, local_shape, to_type
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.fit import best_program
 from sbp.plan.ir import Register
 from sbp.plan.program import Program
 from sbp.source.reader import source_text, users_span
@@ -90,7 +87,7 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         notes=tuple(notes),
         helps=(
             *freed.helps,
-            priced(f"memory_limit={enough}", (looser,), least, clears_all_errors=True),
+            priced(f"memory_limit={enough}", (looser,), least),
         ),
     )
 
@@ -154,43 +151,32 @@ def _freed_pins(least: Program) -> FreedPins:
       least: the plan of least memory that was found.
     """
     request, limits = least.request, DiagnosisLimits()
-    names = Names.of(request.graph)
-    sites = [s for s in pin_sites(request) if edits_of(request, s)]
-    sites.sort(key=lambda s: -_pinned_size(request, s))
-    found: list[Help] = []
-    freed: list[PinSite] = []
+    sites = sorted(pin_sites(request), key=lambda s: -_pinned_size(request, s))
+    drops = {d: [s] for s in sites if (d := dropped(request, s)).edits}
     _, most = limits.plans_of(request.size, 1)
-
-    def free(pins: Sequence[PinSite]) -> bool:
-        """Whether a plan fits without some pins; then this is a help."""
-        program = best_program(functools.reduce(drop_pin, pins, request))
-        if program is not None:
-            freed.extend(pins)
-            if len(pins) == 1:
-                found.extend(h for h in [_split_pin(request, pins[0])] if h)
-            edits = tuple(itertools.chain.from_iterable(edits_of(request, s) for s in pins))
-            text = " and ".join(_freed_text(request, names, s) for s in pins)
-            found.append(priced(text, edits, program, clears_all_errors=True))
-        return program is not None
-
-    shown, tried = limits.helps - 1, 0
-    for site in sites[:most]:
-        if len(found) >= shown:
-            break
-        free([site])
-        tried += 1
-    together = [
-        s for s in sites if not s.is_input or request.demand.source(s.position) != "argument"
+    shown = limits.helps - 1
+    alone = tried(drops, plans=most, helps=shown)
+    free = [
+        s
+        for [s] in drops.values()
+        if not s.is_input or request.demand.source(s.position) != "argument"
     ]
-    for count in range(2, min(len(together), most) + 1):
-        if found or free(together[:count]):
-            break
-    return FreedPins(tuple(found[:shown]), tuple(freed), len(found[shown:]), len(sites) - tried)
+    counts = () if alone.accepted else range(2, min(len(free), most) + 1)
+    several = {dropped(request, *free[:count]): free[:count] for count in counts}
+    together = tried(several, plans=most, helps=1)
+    helps, freed = list[Help](), list[PinSite]()
+    for one, program in (*alone.accepted, *together.accepted):
+        if one in drops and len(helps) < shown:
+            splits = _split_pin(request, *drops[one]).accepted
+            helps += [split.help(found) for split, found in splits]
+        helps.append(one.help(program))
+        freed += drops.get(one) or several[one]
+    return FreedPins(tuple(helps[:shown]), tuple(freed), len(helps[shown:]), alone.untried)
 
 
-def _split_pin(request: Request, site: PinSite) -> Help | None:
+def _split_pin(request: Request, site: PinSite) -> Tried:
     """A pin that asks one split more, with which a plan fits: of those with the smallest shard, the
-    first dim; None where there is none.
+    first dim.
 
     Arguments:
       request: the program, with its memory limit.
@@ -198,7 +184,7 @@ def _split_pin(request: Request, site: PinSite) -> Help | None:
     """
     value = pinned_value(request.graph, site)
     if not isinstance(value, int) or min((c or 0 for c in site.codes), default=0) < 0:
-        return None
+        return Tried()
     graph, mesh = request.graph, request.mesh
     codes = tuple(c or 0 for c in site.codes)
     ways = sorted(
@@ -206,20 +192,10 @@ def _split_pin(request: Request, site: PinSite) -> Help | None:
         for k, after in _splits(graph.avals[value].shape, codes, mesh)
         if site.codes[k] is not None
     )
-    for _, _, after in ways:
-        asked = tuple(None if old is None else c for old, c in zip(site.codes, after, strict=True))
-        help_ = asking(request, site, asked)
-        if help_ is not None:
-            return help_[0]
-    return None
-
-
-def _freed_text(request: Request, names: Names, site: PinSite) -> str:
-    """A pin that is dropped, in words."""
-    if site.span:
-        return f"drop `{source_text(site.span)}` at line {site.span.line}"
-    option = "in_types" if site.is_input else "out_types"
-    return f"leave {names.site(site)} free in {option}{carried_text(request, site)}"
+    free = [c is None for c in site.codes]
+    asked = (tuple(None if f else c for f, c in zip(free, t, strict=True)) for _, _, t in ways)
+    changes = [repinned(request, site, a) for a in asked]
+    return tried((c for c in changes if c.edits), plans=len(changes), helps=1)
 
 
 def _pinned_size(request: Request, site: PinSite) -> float:

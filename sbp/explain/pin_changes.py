@@ -1,4 +1,4 @@
-"""Helps that change pins: another atom on the mesh axis of a fault, or no pin."""
+"""Changes of pins: another atom, or no pin."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sbp.explain.edits import drop_pin, move_pin, pinned_value, site_in
-from sbp.explain.insertions import Candidate, states_of
-from sbp.explain.names import Names, behind_vmap
-from sbp.explain.repins import carried_text, edits_of
+from sbp.explain.change import Change
+from sbp.explain.edits import change_pin, drop_pin, move_pin, pinned_value, site_in
+from sbp.explain.insertions import states_of
+from sbp.explain.names import Names, behind_vmap, pinned_text
+from sbp.explain.repins import carried_text, edits_of, edits_to
 from sbp.infer.check import CheckResult
 from sbp.infer.constraints import Constraint, PinSite, System, pin_sites
 from sbp.infer.request import Request
@@ -51,7 +52,7 @@ class PinChanges:
         found = [(pin, site_in(self.base, pin.site)) for pin in pins if pin.site]
         return [(pin, site) for pin, site in found if site is not None]
 
-    def moved(self) -> Iterator[Candidate]:
+    def moved(self) -> Iterator[Change]:
         """Pins that ask another atom on the mesh axis."""
         for pin, site in self.sites:
             others = self.alike(site)
@@ -86,8 +87,8 @@ class PinChanges:
         site: PinSite,
         code: Code,
         others: Sequence[PinSite] = (),
-        instead: Candidate | None = None,
-    ) -> Candidate | None:
+        instead: Change | None = None,
+    ) -> Change | None:
         """A pin that asks another code; None where no state of the program has it, or where it
         cannot be written.
 
@@ -112,7 +113,7 @@ class PinChanges:
         kept = carried_text(self.request, site)
         if others:
             kept += f", and {len(others)} more like it"
-        return Candidate(
+        return Change(
             text=" ".join(self.words(pin, site, code)) + kept,
             edits=tuple(itertools.chain.from_iterable(each)),
             make=functools.partial(all_moved, self.base, [(s, code) for s in (site, *others)], k),
@@ -145,12 +146,12 @@ class PinChanges:
             return "replicate", f"{subject} on `{axis}` {where}"
         return "leave", f"{subject} {decode(code)!r} on `{axis}` {where}"
 
-    def drops(self) -> Iterator[Candidate]:
+    def drops(self) -> Iterator[Change]:
         """Pins dropped, or left free on the fault's mesh axis."""
         for pin, site in self.sites:
             yield from self.dropped(pin, site)
 
-    def dropped(self, pin: Constraint, site: PinSite) -> Iterator[Candidate]:
+    def dropped(self, pin: Constraint, site: PinSite) -> Iterator[Change]:
         """A pin dropped, or left free on the fault's mesh axis.
 
         Arguments:
@@ -161,10 +162,10 @@ class PinChanges:
         request, k, axis = self.request, self.system.position, self.fault.mesh_axis
         name, where, kept = self.names.site(site), self.where(site), carried_text(request, site)
         several = sum(c is not None for c in site.codes) > 1
-        smaller: Candidate | None = None
+        smaller: Change | None = None
         if several or not site.span:
             note = "" if site.span else f' ("{axis}:?"){kept}'
-            smaller = Candidate(
+            smaller = Change(
                 text=f"leave {name} free on `{axis}` {where}{note}",
                 edits=edits_of(request, site, k),
                 make=functools.partial(drop_pin, self.base, site, k),
@@ -180,7 +181,7 @@ class PinChanges:
             )
             edits = edits_of(request, site)
             if edits:
-                yield Candidate(
+                yield Change(
                     text=text,
                     edits=edits,
                     make=functools.partial(drop_pin, self.base, site),
@@ -220,6 +221,47 @@ class PinChanges:
         texts = [source_text(c.site.span) for c in self.twins(site) if c.site]
         column = f", column {site.span.column}" if len(set(texts)) < len(texts) else ""
         return f"at line {site.span.line}{column}" if here else f"at {place(site.span)}{column}"
+
+
+def dropped(request: Request, *sites: PinSite) -> Change:
+    """Pins dropped; the change has no edits where the source does not show one of them.
+
+    Arguments:
+      request: the program.
+      sites: the pins.
+    """
+    names, texts = Names.of(request.graph), list[str]()
+    for site in sites:
+        if site.span:
+            texts.append(f"drop `{source_text(site.span)}` at line {site.span.line}")
+        else:
+            option = "in_types" if site.is_input else "out_types"
+            kept = carried_text(request, site)
+            texts.append(f"leave {names.site(site)} free in {option}{kept}")
+    each = [edits_of(request, site) for site in sites]
+    return Change(
+        text=" and ".join(texts),
+        edits=tuple(dict.fromkeys(itertools.chain(*each))) if all(each) else (),
+        make=functools.partial(functools.reduce, drop_pin, sites, request),
+    )
+
+
+def repinned(request: Request, site: PinSite, codes: tuple[Code | None, ...]) -> Change:
+    """A pin that asks other codes; the change has no edits where none makes it.
+
+    Arguments:
+      request: the program.
+      site: the pin.
+      codes: for each mesh axis what it asks; None leaves the axis free.
+    """
+    option = "in_types" if site.is_input else "out_types"
+    where = f"at line {site.span.line}" if site.span else f"in {option}"
+    asked, name = pinned_text(site, request.mesh, codes), Names.of(request.graph).site(site)
+    return Change(
+        text=f"pin {name} to {asked} {where}",
+        edits=edits_to(request, site, codes),
+        make=functools.partial(change_pin, request, site, codes),
+    )
 
 
 def all_moved(

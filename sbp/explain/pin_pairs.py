@@ -8,7 +8,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from sbp.errors import Edit, OptionEdit, SourceEdit, Span
-from sbp.explain.insertions import Candidate
+from sbp.explain.change import Change
 from sbp.explain.pin_changes import PinChanges, all_moved
 from sbp.explain.repins import carried_text
 from sbp.explain.trials import Trials
@@ -25,13 +25,13 @@ class PinChange:
       pin: the constraint of the pin.
       site: the pin in the program without its other faults.
       code: the code that it asks.
-      candidate: the change of this pin without the other one.
+      change: the change of this pin without the other one.
     """
 
     pin: Constraint
     site: PinSite
     code: Code
-    candidate: Candidate
+    change: Change
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class PinPairs:
         mine = {c.name: c for f in self.findings if f.mesh_axis == axis for c in f.pins}
         return self.changes.sites_of(mine.values())
 
-    def candidates(self, trials: Trials, gone: Set[tuple[str, str]]) -> Iterator[Candidate]:
+    def changes_of_two(self, trials: Trials, gone: Set[tuple[str, str]]) -> Iterator[Change]:
         """The changes of two pins that the constraints allow: those to two splits first, since they
         keep the least memory.
 
@@ -70,7 +70,7 @@ class PinPairs:
             for one, two in itertools.product(a, b)
         ]
         for one, two in sorted(pairs, key=lambda p: sum(c.code <= 0 for c in p)):
-            states = one.candidate.assumed, two.candidate.assumed
+            states = one.change.assumed, two.change.assumed
             if trials.may_hold(axis, gone | _without(one, two), *states):
                 pair = self._pair(one, two)
                 if not _overlap(pair.edits):
@@ -81,14 +81,14 @@ class PinPairs:
         each = ((c, self.changes.repinned(pin, site, c)) for c in self.changes.codes(pin, site))
         return [PinChange(pin, site, c, one) for c, one in each if one is not None]
 
-    def _pair(self, one: PinChange, two: PinChange) -> Candidate:
+    def _pair(self, one: PinChange, two: PinChange) -> Change:
         words, again = (self.changes.words(c.pin, c.site, c.code) for c in (one, two))
         second = again[1] if again[0] == words[0] else " ".join(again)
         kept = carried_text(self.changes.request, one.site, two.site)
         changes = [(c.site, c.code) for c in (one, two)]
-        splits = all(c.candidate.kind == "pin" for c in (one, two))
+        splits = all(c.change.kind == "pin" for c in (one, two))
         edits = dict.fromkeys((*_edits(one, two), *_edits(two, one)))
-        return Candidate(
+        return Change(
             text=f"{' '.join(words)} and {second}{kept}",
             edits=tuple(edits),
             make=functools.partial(
@@ -96,12 +96,12 @@ class PinPairs:
             ),
             without=_without(one, two),
             kind="pin" if splits else "pair",
-            pinned=(*one.candidate.pinned, *two.candidate.pinned),
+            pinned=(*one.change.pinned, *two.change.pinned),
         )
 
 
 def _without(one: PinChange, two: PinChange) -> frozenset[tuple[str, str]]:
-    return one.candidate.without | two.candidate.without
+    return one.change.without | two.change.without
 
 
 def _edits(change: PinChange, other: PinChange) -> list[Edit]:
@@ -112,7 +112,7 @@ def _edits(change: PinChange, other: PinChange) -> list[Edit]:
     def is_given(e: Edit) -> bool:
         return isinstance(e, OptionEdit) and e.option == "in_types" and e.position == given
 
-    return [e for e in change.candidate.edits if given is None or not is_given(e)]
+    return [e for e in change.change.edits if given is None or not is_given(e)]
 
 
 def _overlap(edits: tuple[Edit, ...]) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sbp.errors import Help
+from sbp.explain.change import HelpKind
 from sbp.explain.costly import DEARER
-from sbp.explain.insertions import HelpKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +17,11 @@ class RankedHelp:
     """An accepted help.
 
     Arguments:
-      number: its position among the candidates, to break ties.
       help: the help.
       kind: what it changes.
       seconds: the modelled seconds of the plan after it.
     """
 
-    number: int
     help: Help
     kind: HelpKind
     seconds: float
@@ -55,7 +53,7 @@ def chosen(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
     as with a conversion, which then takes back what the pin does.
 
     Arguments:
-      found: the accepted helps.
+      found: the accepted helps, in the order in which they were tried.
       most: how many are shown.
     """
 
@@ -75,8 +73,8 @@ def chosen(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
         dear = f.kind == "other pin" and dropped <= DEARER * f.seconds
         return "dear pin" if dear else "other pin" if f.kind == "pin" else f.kind
 
-    def rank(f: RankedHelp) -> tuple[int, float, int]:
-        return _MEANT.index(kind(f)), f.help.bytes_per_device, f.number
+    def rank(f: RankedHelp) -> tuple[int, float]:
+        return _MEANT.index(kind(f)), f.help.bytes_per_device
 
     ranked = sorted(found, key=rank)
     single = (f for f in reversed(ranked) if kind(f) != "pair")

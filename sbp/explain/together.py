@@ -5,21 +5,19 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sbp.errors import Diagnostic, Help, Label
-from sbp.explain.edits import drop_pin, pinned_value, priced
+from sbp.explain.change import Change, tried
+from sbp.explain.edits import drop_pin, pinned_value
 from sbp.explain.fault_notes import more_text, unshown_text
-from sbp.explain.followed import asking
 from sbp.explain.limits import DiagnosisLimits
 from sbp.explain.names import Names, pinned_text
-from sbp.explain.repins import carried_text, edits_of
+from sbp.explain.pin_changes import dropped, repinned
 from sbp.infer.choose import choose
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.request import Request
 from sbp.limits import boxing_text
-from sbp.plan.fit import best_program
-from sbp.source.reader import source_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,106 +133,52 @@ def _pin_labels(request: Request, needed: Sequence[PinSite]) -> tuple[list[Label
     return labels, notes
 
 
-@dataclass(slots=True)
-class _HelpSearch:
-    """The helps of pins that have no typing together, and what was left out.
-
-    Arguments:
-      request: the program.
-      limits: on the work and on what is shown.
-      found: the helps.
-      untried: the number of changes for which no plan was made.
-    """
-
-    request: Request
-    limits: DiagnosisLimits
-    found: list[Help] = field(default_factory=list)
-    untried: int = 0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether enough helps were found. In a large program the search ends there."""
-        return len(self.found) >= self.limits.helps and self.request.size > self.limits.large
-
-    def agreeing(self, pins: Sequence[PinSite]) -> None:
-        """Pins that ask what another one asks."""
-        request, plans = self.request, 0
-        for site, other in itertools.permutations(pins, 2):
-            ranks = {len(_shape(request, s)) for s in (site, other)}
-            if site.codes == other.codes or len(ranks) > 1:
-                continue
-            if self.is_over or plans == self.limits.plans:
-                self.untried += 1
-                continue
-            plans += 1
-            asked = asking(request, site, other.codes)
-            if asked is not None and asked[0].text not in {h.text for h in self.found}:
-                self.found.append(asked[0])
-
-    def dropped(self, pins: Sequence[PinSite]) -> None:
-        """Pins that are dropped, one at a time."""
-        for site in pins:
-            edits = edits_of(self.request, site)
-            if edits and self.is_over:
-                self.untried += 1
-                continue
-            program = best_program(drop_pin(self.request, site)) if edits else None
-            if program is not None:
-                text = _dropped_text(self.request, site)
-                self.found.append(priced(text, edits, program, clears_all_errors=True))
-
-    def dropped_in_pairs(self, pins: Sequence[PinSite]) -> None:
-        """Two pins that are dropped: one of these, and one of those that have no typing together
-        without it. In a large program none."""
-        plans = 0
-        if self.request.size > self.limits.large:
-            self.untried += len(pins)
-            return
-        for site in pins:
-            rest = drop_pin(self.request, site)
-            for other in _conflicting_pins(rest, self.limits).shown:
-                edits = edits_of(self.request, site), edits_of(self.request, other)
-                if not all(edits):
-                    continue
-                if plans == self.limits.pair_plans:
-                    self.untried += 1
-                    continue
-                plans += 1
-                program = best_program(drop_pin(rest, other))
-                if program is not None:
-                    texts = [_dropped_text(self.request, s) for s in (site, other)]
-                    both = (*edits[0], *(e for e in edits[1] if e not in edits[0]))
-                    help_ = priced(" and ".join(texts), both, program, clears_all_errors=True)
-                    self.found.append(help_)
-
-
 def _shape(request: Request, site: PinSite) -> tuple[int, ...]:
     return tuple(request.graph.aval(pinned_value(request.graph, site)).shape)
 
 
-def _dropped_text(request: Request, site: PinSite) -> str:
-    """A pin that is dropped, in words."""
-    if site.span:
-        return f"drop `{source_text(site.span)}` at line {site.span.line}"
-    where = "in" if site.is_input else "out"
-    name = Names.of(request.graph).site(site)
-    return f"leave {name} free in {where}_types{carried_text(request, site)}"
-
-
 def _helps(
-    request: Request, needed: Sequence[PinSite], limits: DiagnosisLimits
+    request: Request, pins: Sequence[PinSite], limits: DiagnosisLimits
 ) -> tuple[list[Help], int]:
     """The plans after a change of the pins, and how many were not made: of pins that ask what
     another one asks, of pins dropped, and where neither has a plan, of two pins dropped.
 
     Arguments:
       request: the program.
-      needed: the pins.
+      pins: the pins.
       limits: on the work and on what is shown.
     """
-    search = _HelpSearch(request, limits)
-    search.agreeing(needed)
-    search.dropped(needed)
-    if not search.found:
-        search.dropped_in_pairs(needed)
-    return search.found, search.untried
+    enough, most = limits.plans_of(request.size, 1)
+    agreeing = (
+        repinned(request, site, other.codes)
+        for site, other in itertools.permutations(pins, 2)
+        if site.codes != other.codes and len(_shape(request, site)) == len(_shape(request, other))
+    )
+    drops = (dropped(request, site) for site in pins)
+    found = [
+        tried((c for c in changes if c.edits), plans=most, enough=enough)
+        for changes in (agreeing, drops)
+    ]
+    untried = sum(t.untried for t in found)
+    if not any(t.accepted for t in found) and request.size > limits.large:
+        untried += len(pins)
+    elif not any(t.accepted for t in found):
+        pairs = _two_dropped(request, pins, limits)
+        found = [tried((c for c in pairs if c.edits), plans=limits.pair_plans)]
+        untried += found[0].untried
+    return [one.help(program) for t in found for one, program in t.accepted], untried
+
+
+def _two_dropped(
+    request: Request, pins: Sequence[PinSite], limits: DiagnosisLimits
+) -> Iterator[Change]:
+    """Two pins dropped: one of these, and one of those that have no typing together without it.
+
+    Arguments:
+      request: the program.
+      pins: the pins.
+      limits: on the pins that are shown.
+    """
+    for site in pins:
+        for other in _conflicting_pins(drop_pin(request, site), limits).shown:
+            yield dropped(request, site, other)

@@ -5,8 +5,11 @@ import jax.numpy as jnp
 
 import sbp
 from sbp.errors import SourceEdit
+from sbp.explain import costly as costly_module
+from sbp.explain.change import tried
+from sbp.explain.costly import following
 from sbp.explain.edits import drop_pin
-from sbp.explain.followed import asking, following
+from sbp.explain.pin_changes import repinned
 from sbp.infer.constraints import pin_sites
 from sbp.infer.space import encode
 from sbp.plan.fit import best_program
@@ -50,23 +53,29 @@ def test_a_pin_that_is_asked_what_it_asks_gives_no_help():
     request, site = sites()
     with_pin = best_program(request)
     assert with_pin is not None
-    assert following(request, site, with_pin, 0.1) is None
+    assert not [*following(request, site, with_pin)]
 
 
-def test_what_stays_costly_is_no_help():
+def test_what_stays_costly_is_no_help(monkeypatch):
     request, site = sites()
     without = best_program(drop_pin(request, site))
     assert without is not None
-    assert following(request, site, without, 0.9) is not None
-    assert following(request, site, without, 1e12) is None
+    assert [*following(request, site, without)]
+    monkeypatch.setattr(costly_module, "DEARER", 1e12)
+    assert not [*following(request, site, without)]
+
+
+def accepted(request, site, atom):
+    change = repinned(request, site, (encode(atom),))
+    return tried([change] if change.edits else [], plans=1).accepted
 
 
 def test_a_split_of_a_dim_that_is_not_there_has_no_plan():
     request, site = sites()
-    assert asking(request, site, (encode(sbp.S(2)),)) is None
-    found = asking(request, site, (encode(sbp.S(1)),))
-    assert found is not None and found[0].text.split(" to ")[1].startswith("tensor:S(1) at line")
-    assert found[0].bytes_per_device == found[1].cost.bytes_per_device
+    assert not accepted(request, site, sbp.S(2))
+    ((change, program),) = accepted(request, site, sbp.S(1))
+    assert change.text.split(" to ")[1].startswith("tensor:S(1) at line")
+    assert change.help(program).bytes_per_device == program.cost.bytes_per_device
 
 
 def test_a_dim_of_vmap_is_no_dim_for_a_pin():
@@ -82,8 +91,8 @@ def test_a_dim_of_vmap_is_no_dim_for_a_pin():
     shapes = jax.ShapeDtypeStruct((8, 64, 64), jnp.float32), SMALL
     request = sbp.jit(batched, MESH).trace(*shapes).request
     site = next(s for s in pin_sites(request) if s.source == "annotation")
-    assert asking(request, site, (encode(sbp.S(0)),)) is None
-    found = asking(request, site, (encode(sbp.S(1)),))
-    assert found is not None and " to tensor:S(0) at line" in found[0].text
-    (edit,) = (e for e in found[0].edits if isinstance(e, SourceEdit))
+    assert not accepted(request, site, sbp.S(0))
+    ((change, _),) = accepted(request, site, sbp.S(1))
+    assert " to tensor:S(0) at line" in change.text
+    (edit,) = (e for e in change.edits if isinstance(e, SourceEdit))
     assert edit.replacement == 'sbp.split(row, 0, "tensor")'

@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.errors import Diagnostic, OptionEdit
-from sbp.explain import faults, helps, trials
+from sbp.explain import change, faults, helps, trials
 from sbp.explain.blame import BlamedFault
 from sbp.explain.budgets import budget_help
 from sbp.explain.faults import diagnostic, explain
@@ -83,7 +83,7 @@ def test_a_large_program_makes_few_plans(monkeypatch):
     """Every plan of a large program costs seconds: edits are refused by the constraints at hand."""
     made: list[int] = []
     best_program = helps.best_program
-    for module in (helps, faults, trials):
+    for module in (change, helps, faults, trials):
         monkeypatch.setattr(
             module, "best_program", lambda request: made.append(1) or best_program(request)
         )

@@ -12,7 +12,7 @@ def accepted(number, kind, bytes_, seconds=1.0):
         peak_memory_bytes=None,
         clears_all_errors=True,
     )
-    return RankedHelp(number, help_, kind, seconds)
+    return RankedHelp(help_, kind, seconds)
 
 
 def order(*found):
