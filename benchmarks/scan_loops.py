@@ -6,7 +6,7 @@ shardings, both as the TPU compiler makes them ahead of time.
 
 `jax.jit` runs `lax.scan`, which writes zeros into the stacks of results before the loop fills them,
 and the compiler casts the stack of weights ahead of the loop. sbp leaves out the zeros, and the
-casts stay in the loop (`sbp/run/scans.py`, `sbp/run/turns.py`). The programs are data parallel on
+casts stay in the loop (`sbp/run/interpret.py`). The programs are data parallel on
 8 chips of v5e: weights and moments on each, the batch split. No TPU is needed, only `libtpu`.
 """
 

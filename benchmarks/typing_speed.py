@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from sbp.infer.flow import flow_of
-from sbp.infer.partials import native_partials
+from sbp.infer.request import native_partials
 from sbp.infer.rows import RowTable
 from sbp.machine.mesh import mesh_spec
 from sbp.trace.build import trace

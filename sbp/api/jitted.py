@@ -2,29 +2,368 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
+import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from sbp import _jax, _jax_call
 from sbp.api.arguments import Parameters
-from sbp.api.cache import PlanCache
 from sbp.api.call import CallSignature, JitOptions, function_name, quick_key
 from sbp.api.holding import plain
 from sbp.api.plan import Plan
 from sbp.api.planner import Planner
-from sbp.api.slips import diagnosed
 from sbp.api.tracing import Traced, shapes_of, traced_call
-from sbp.errors import SbpError, SbpWarning, users_stacklevel
-from sbp.kinds import FUNCTION, Kind, instance_of, made_of
+from sbp.errors import (
+    Diagnostic,
+    Edit,
+    Label,
+    OptionEdit,
+    SbpError,
+    SbpInternalError,
+    SbpWarning,
+    SourceEdit,
+    Span,
+    noting,
+    users_stacklevel,
+    warn,
+)
+from sbp.explain.change import Change, tried
+from sbp.explain.fault_notes import more_text
+from sbp.explain.faults import LIMITS
+from sbp.kinds import FUNCTION, Kind, instance_of, made_of, shown
 from sbp.machine.mesh import mesh_spec
 from sbp.plan.program import Program
 from sbp.pytrees import leaves_of
 from sbp.report.finding import diagnostics_of
 from sbp.report.report import Report
+from sbp.slips import Correction, correcting, renamed
+from sbp.source.arguments import argument_span, constants_in, items_of
+from sbp.types import Split
+
+# ---- helps for slips ----------------------------------------------------------------------------
+
+
+Attempt = Callable[[JitOptions], Program]
+"""Plans the call with other options."""
+
+
+def diagnosed(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[Diagnostic, ...]:
+    """The diagnostics of an error. That of a slip has helps.
+
+    Arguments:
+      error: the error.
+      options: of `sbp.jit`.
+      attempt: plans the call with other options.
+    """
+    found = diagnostics_of(error)
+    if len(found) != 1 or not (error.slip or error.option) or found[0].helps:
+        return found
+    changes = _changes(error, options)
+    tries = tried(
+        changes,
+        plans=LIMITS.plans,
+        helps=LIMITS.helps,
+        plan=functools.partial(_planned, attempt),
+    )
+    likely = next((one for one, _ in tries.accepted), changes[0] if changes else None)
+    changed = likely.labels if likely is not None else ()
+    labels = found[0].labels or changed or _option_label(error, options)
+    if error.call is not None and changed:
+        labels = (*changed, *(dataclasses.replace(label, primary=False) for label in labels))
+    notes, left = found[0].notes, tries.untried
+    if left:
+        notes += (f"{more_text(left, 'change')} {'were' if left > 1 else 'was'} not tried",)
+    helps = tuple(one.help(program) for one, program in tries.accepted)
+    return (dataclasses.replace(found[0], labels=labels, notes=notes, helps=helps),)
+
+
+def _planned(attempt: Attempt, changed: tuple[JitOptions, Correction | None]) -> Program | None:
+    """The plan of the call after a change; None where there is none. Its warnings are about a
+    program that the user has not written, so they are dropped."""
+    options, correction = changed
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(noting())
+        stack.enter_context(warnings.catch_warnings(action="ignore"))
+        if correction is not None:
+            stack.enter_context(correcting(correction))
+        try:
+            return attempt(options)
+        except SbpInternalError:
+            raise
+        except Exception:  # the user's function, which may raise anything with another value
+            return None
+
+
+def _changes(error: SbpError, options: JitOptions) -> list[Change]:
+    """The changes to try, the likeliest first. Of many swaps, some come last, so that what is
+    misspelt is tried, too."""
+    if error.call is not None:
+        return list(_entries(error, options, error.call))
+    if not error.option:
+        return list(_corrected(error, options))
+    swaps, renamed = list(_swaps(error.option, options)), list(_renamed(error, options))
+    first = max(0, LIMITS.plans - len(renamed))
+    return [*swaps[:first], *renamed, *swaps[first:]]
+
+
+def _corrected(error: SbpError, options: JitOptions) -> Iterator[Change]:
+    """The call that has a slip with each likely value."""
+    at, slip = error.span or _jax.raising_span(error), error.slip
+    if at is None or slip is None:
+        return
+    written = _written(slip.wrong)
+    for right in slip.likely:
+        edits = constants_in(at, written, _written(right))
+        if edits:
+            yield _change(
+                text=f"write {shown(_written(right))} for {shown(written)} at line {at.line}",
+                edits=edits,
+                options=options,
+                correction=Correction(at, slip.wrong, right),
+            )
+
+
+def _entries(error: SbpError, options: JitOptions, call: Span) -> Iterator[Change]:
+    """The `in_types` of a hand-written region with each likely entry.
+
+    Arguments:
+      error: the error about them.
+      options: of `sbp.jit`.
+      call: the call that made the region.
+    """
+    wrong, likely = (error.slip.wrong, error.slip.likely) if error.slip else ((), ())
+    parts = items_of(call, "in_types", len(wrong))
+    for right in likely:
+        changed = next(i for i, entry in enumerate(right) if entry is not wrong[i])
+        source = next((k for k, other in enumerate(wrong) if other is right[changed]), None)
+        written = parts[source][1] if parts and source is not None else f'"{right[changed]}"'
+        edits: tuple[Edit, ...] = (
+            OptionEdit(option="in_types", value=right, function="sbp.manual"),
+        )
+        labels: tuple[Label, ...] = ()
+        if parts:
+            edits = (SourceEdit(span=parts[changed][0], replacement=written),)
+            labels = (Label(span=parts[changed][0], text="", primary=True),)
+        yield _change(
+            text=f"write {written} for entry {changed} of in_types at line {call.line}",
+            edits=edits,
+            options=options,
+            correction=Correction(call, wrong, right),
+            labels=labels,
+        )
+
+
+def _change(
+    text: str,
+    edits: tuple[Edit, ...],
+    options: JitOptions,
+    correction: Correction | None = None,
+    labels: tuple[Label, ...] = (),
+) -> Change:
+    """A change of the options, or of a call by `correction`."""
+    return Change(text=text, edits=edits, labels=labels, make=lambda: (options, correction))
+
+
+def _written(value: Any) -> Any:
+    """A value as the source has it: the dim of a split."""
+    return value.dim if isinstance(value, Split) else value
+
+
+def _swaps(option: str, options: JitOptions) -> Iterator[Change]:
+    """An option with two of its entries swapped."""
+    entries = getattr(options, option)
+    if type(entries) not in (tuple, list):
+        return
+    parts = items_of(options.at, option, len(entries))
+    for i, k in itertools.combinations(range(len(entries)), 2):
+        if entries[i] is entries[k] or _equal(entries[i], entries[k]):
+            continue
+        swapped = list(entries)
+        swapped[i], swapped[k] = swapped[k], swapped[i]
+        labels: tuple[Label, ...] = ()
+        edits: tuple[Edit, ...] = (OptionEdit(option=option, value=type(entries)(swapped)),)
+        if parts:
+            (a, a_text), (b, b_text) = parts[i], parts[k]
+            text = f"entries {i} and {k} of {option} look swapped"
+            labels = (Label(span=a, text=text, primary=True),)
+            labels += (Label(span=b, text="the other one"),)
+            edits = (
+                SourceEdit(span=a, replacement=b_text),
+                SourceEdit(span=b, replacement=a_text),
+            )
+        yield _change(
+            text=f"swap entries {i} and {k} of {option}",
+            edits=edits,
+            options=dataclasses.replace(options, **{option: type(entries)(swapped)}),
+            labels=labels,
+        )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two entries are the same types. Entries may hold arrays or functions."""
+    return repr(a) == repr(b)
+
+
+def _renamed(error: SbpError, options: JitOptions) -> Iterator[Change]:
+    """An option with a key, a type text or an axis of it replaced by each likely one."""
+    if error.slip is None:
+        return
+    option, wrong = error.option, error.slip.wrong
+    for right in error.slip.likely:
+        value = _replaced(getattr(options, option), wrong, right)
+        if _equal(value, getattr(options, option)):
+            continue
+        part = argument_span(options.at, option)
+        written = constants_in(part, _written(wrong), _written(right)) if part else ()
+        edits: tuple[Edit, ...] = written or (OptionEdit(option=option, value=value),)
+        labels = tuple(Label(span=e.span, text="", primary=not n) for n, e in enumerate(written))
+        yield _change(
+            text=f"write {shown(_written(right))} for {shown(_written(wrong))} in {option}",
+            edits=edits,
+            options=dataclasses.replace(options, **{option: value}),
+            labels=labels,
+        )
+
+
+def _replaced(entry: Any, wrong: Any, right: Any) -> Any:
+    """An entry of an option with another value for a key of a dict, or for a type text or the name
+    in it."""
+    match entry:
+        case dict():
+            return {
+                (right if k == wrong else k): _replaced(v, wrong, right) for k, v in entry.items()
+            }
+        case list():
+            return [_replaced(v, wrong, right) for v in entry]
+        case tuple() if type(entry) is tuple:
+            return tuple(_replaced(v, wrong, right) for v in entry)
+        case str() if isinstance(wrong, str):
+            return renamed(entry, wrong, right)
+        case PartitionSpec():
+            return PartitionSpec(
+                *(
+                    tuple(right if a == wrong else a for a in part)
+                    if isinstance(part, tuple)
+                    else right
+                    if part == wrong
+                    else part
+                    for part in entry
+                )
+            )
+        case str():
+            return entry.replace(repr(wrong), repr(right))
+        case _:
+            return entry
+
+
+def _option_label(error: SbpError, options: JitOptions) -> tuple[Label, ...]:
+    """The place of the option that an error is about."""
+    part = argument_span(options.at, error.option)
+    return (Label(span=part, text="", primary=True),) if part else ()
+
+
+# ---- plans of a function ------------------------------------------------------------------------
+
+
+MOST_PLANS = 256
+"""Plans of one function that are kept. Beyond that number the plan that was not used for longest is
+dropped, with one `many-plans` warning."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A plan, with the number of its last use."""
+
+    plan: Plan
+    used: int
+
+
+class PlanCache:
+    """The plans of one function that were used last.
+
+    Arguments:
+      name: the function's name, for the warning.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._plans: dict[Any, _Entry] = {}
+        self._quick: dict[Any, _Entry] = {}
+        self._uses = itertools.count()
+        self._warned = False
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def get(self, key: Any) -> Plan | None:
+        """The plan of a call signature's key."""
+        return self._used(self._plans.get(key))
+
+    def key_for(self, key: Any) -> Any:
+        """The call's own key, or the key of an existing plan that takes the arguments as they are
+        placed already."""
+        if key in self._plans:
+            return key
+        return next((k for k, e in self._plans.items() if _serves(k, e.plan, key)), key)
+
+    def quick(self, key: Any) -> Plan | None:
+        """The plan of a key from `quick_key`."""
+        return self._used(self._quick.get(key))
+
+    def add(self, key: Any, plan: Plan) -> None:
+        """Keeps a plan. The plan that was not used for longest may be dropped."""
+        while len(self._plans) >= MOST_PLANS:
+            oldest = min(self._plans, key=lambda k: self._plans[k].used)
+            dropped = self._plans.pop(oldest)
+            self._quick = {k: e for k, e in self._quick.items() if e is not dropped}
+            if not self._warned:
+                self._warned = True
+                warn(
+                    "many-plans",
+                    f"{self._name} was called with more than {MOST_PLANS} signatures",
+                    "and drops the plan that was not used for longest; pad shapes to fewer sizes,"
+                    " or pass what changes as an array",
+                )
+        self._plans[key] = _Entry(plan, next(self._uses))
+
+    def add_quick(self, quick: Any, key: Any) -> None:
+        """Lets a second key lead to the plan of a call signature's key."""
+        if len(self._quick) >= MOST_PLANS:
+            self._quick.clear()  # they come back with the next calls
+        self._quick[quick] = self._plans[key]
+
+    def clear(self) -> None:
+        """Drops all plans with their compiled programs."""
+        self._plans.clear()
+        self._quick.clear()
+
+    def _used(self, entry: _Entry | None) -> Plan | None:
+        if entry is None:
+            return None
+        entry.used = next(self._uses)
+        return entry.plan
+
+
+def _serves(key: Any, plan: Plan, call: Any) -> bool:
+    """Whether a call is the one that a plan was made for, except that free arguments are on the
+    mesh now: their pinned types are the types that the plan chose."""
+    (mesh, mine), (its_mesh, its) = key, call
+    same = mesh == its_mesh and (*mine[:4], *mine[5:]) == (*its[:4], *its[5:])
+    return same and all(
+        a == b or (a.type is None and b == replace(a, type=t))
+        for a, b, t in zip(mine[4], its[4], plan.program.input_types, strict=True)
+    )
+
+
+# ---- jit ----------------------------------------------------------------------------------------
+
 
 MESH = Kind(
     "a jax.sharding.Mesh, an AbstractMesh or None",

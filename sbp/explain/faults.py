@@ -7,22 +7,22 @@ the diagnostics.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sbp import _jax
 from sbp.errors import Diagnostic, Help, Label
-from sbp.explain.arrivals import arrives
 from sbp.explain.blame import BlamedFault
 from sbp.explain.budgets import budget_help, impossible_budgets
 from sbp.explain.change import priced
 from sbp.explain.edits import drop_pin, pinned_value
 from sbp.explain.fault_notes import budget_notes, limit_notes, more_text, notes
+from sbp.explain.frames import Frames
 from sbp.explain.helps import FoundHelps, Repair
 from sbp.explain.limits import DiagnosisLimits
-from sbp.explain.names import Names, asked_text
+from sbp.explain.names import BATCHED, Names, asked_text
 from sbp.explain.near_rows import NearRows, near_rows, rule
-from sbp.explain.regions import atoms_text, region_words
+from sbp.explain.regions import atoms_text, left, region_words
 from sbp.explain.repins import carried_text, edits_of
 from sbp.explain.together import no_typing_together
 from sbp.explain.trials import Arriving, IndependentFaults, Trials
@@ -30,13 +30,75 @@ from sbp.infer.check import Checker, CheckResult
 from sbp.infer.constraints import Constraint
 from sbp.infer.literals import POLICY_LITERAL, budget_literal
 from sbp.infer.request import Request
-from sbp.infer.space import decode
+from sbp.infer.space import Code, decode
 from sbp.limits import boxing_text
 from sbp.plan.fit import best_program
 from sbp.source.reader import scope_of, users_span
 from sbp.trace.collector import collecting_less
 from sbp.trace.graph import Node
 from sbp.trace.numbering import twins
+
+# ---- arrivals -----------------------------------------------------------------------------------
+
+
+def arrives(fault: BlamedFault, node: Node, made: Mapping[int, tuple[Code, ...]]) -> str:
+    """The primary label: what arrives at the operands, and what to reduce.
+
+    Arguments:
+      fault: the fault.
+      node: the node at which it shows.
+      made: for each operand the codes in which it can arrive.
+    """
+    shown = fault.names.shown(node)
+    frames = Frames(fault.names, node)
+    users = {i: frames.operands(i, codes) for i, codes in made.items()}
+    behind = {
+        i: f" {BATCHED}" if max(codes, default=0) > 0 and fault.names.is_behind(node, i) else ""
+        for i, codes in users.items()
+    }
+    told = list(
+        dict.fromkeys(f"{shown[i]} is {atoms_text(codes)}{behind[i]}" for i, codes in users.items())
+    )
+    partial = list(dict.fromkeys(shown[i] for i, codes in made.items() if left(codes) == "partial"))
+    n = fault.request.mesh.sizes[fault.position]
+    for i, codes in made.items():
+        dim = codes[0] - 1 if len(codes) == 1 else -1
+        size = fault.request.graph.aval(node.inputs[i]).shape[dim] if dim >= 0 else n
+        if size < n:
+            return (
+                f"{shown[i]} is {atoms_text(users[i])}{behind[i]}, but its dim {users[i][0] - 1} of"
+                f" size {size} is shorter than {n} devices"
+            )
+    if len(fault.found.sink) == 1:
+        hint = (
+            ""
+            if len(partial) < len(told)
+            else "; reduce it first"
+            if len(told) == 1
+            else "; reduce them first"
+        )
+        return f"{', '.join(told)} here, which {node.name} does not take{hint}"
+    direct = all(
+        any(fault.direct(node, c, k.operand) for c in fault.found.pins) for k in fault.found.sink
+    )
+    if len(told) == 1:
+        return (
+            f"{told[0]} on both sides; reduce it first" if partial else f"{told[0]} on both sides"
+        )
+    meet = (
+        "these two cannot meet here"
+        if direct and len(told) == 2
+        else f"{', '.join(told)}: they cannot meet here"
+    )
+    return meet + (
+        f"; reduce {'one of them' if len(partial) == len(told) else partial[0]} first"
+        if partial
+        else ""
+    )
+
+
+# ---- diagnostics --------------------------------------------------------------------------------
+
 
 LIMITS = DiagnosisLimits()
 

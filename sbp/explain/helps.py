@@ -5,29 +5,227 @@ Each edit is planned before it is offered; the plan gives its price.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
-from sbp.errors import Help
-from sbp.explain.change import Accepted, Change, Tried, priced, tried
+from sbp.errors import Edit, Help, OptionEdit, SourceEdit, Span
+from sbp.explain.change import Accepted, Change, HelpKind, Tried, priced, tried
+from sbp.explain.costly import DEARER
 from sbp.explain.edits import drop_pin, site_in
 from sbp.explain.frames import Frames
 from sbp.explain.insertions import Insertions
 from sbp.explain.loosening import Looser, blamed, loosened
 from sbp.explain.names import Names
-from sbp.explain.pin_changes import PinChanges
-from sbp.explain.pin_pairs import PinPairs
-from sbp.explain.ranking import RankedHelp, chosen
+from sbp.explain.pin_changes import PinChanges, all_moved
+from sbp.explain.repins import carried_text
 from sbp.explain.trials import Trials
 from sbp.infer.check import CheckResult
-from sbp.infer.constraints import System
+from sbp.infer.constraints import Constraint, PinSite, System
 from sbp.infer.request import Request
-from sbp.infer.space import decode
+from sbp.infer.space import Code, decode
 from sbp.plan.fit import best_program
 from sbp.plan.program import Program
 from sbp.source.reader import users_span
 from sbp.trace.graph import Node
+
+# ---- order --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RankedHelp:
+    """An accepted help.
+
+    Arguments:
+      help: the help.
+      kind: what it changes.
+      seconds: the modelled seconds of the plan after it.
+    """
+
+    help: Help
+    kind: HelpKind
+    seconds: float
+
+
+RankedKind = Literal[HelpKind, "dear pin"]
+"""A kind of help as it is ranked. "dear pin": an atom for which the plan takes much longer than
+without the pin, such as a weight that is B where it may be split."""
+
+_MEANT: tuple[RankedKind, ...] = (
+    *("pin", "conversion", "other pin", "drop", "dear pin", "policy", "pair"),
+)
+"""Kinds of helps, the likeliest first."""
+
+_PLACES = {"pin": "pin", "conversion": "line", "policy": "policy"}
+"""What a kind of help changes; the others give up a pin or its kind of atom. The first help of each
+place is shown before the second of any."""
+
+
+def chosen(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
+    """The helps that are shown, what was probably meant first: a split of another dim for a pin
+    that is odd, a conversion before the line, another atom for a pin, a pin dropped, another
+    policy; helps of one kind by their bytes. The first of each of `_PLACES` are shown before the
+    second of any. A change of two pins of which one gives up its split comes last, and is shown
+    where there is room.
+
+    A pin is odd where another split makes the plan no dearer than a conversion does: the rest of
+    the program agrees with that split. A pin that loses its split is odd where the plan is as dear
+    as with a conversion, which then takes back what the pin does.
+
+    Arguments:
+      found: the accepted helps, in the order in which they were tried.
+      most: how many are shown.
+    """
+
+    def least(kind: HelpKind) -> tuple[float, float]:
+        of = [f for f in found if f.kind == kind]
+        bytes_ = min((f.help.bytes_per_device for f in of), default=math.inf)
+        return bytes_, min((f.seconds for f in of), default=math.inf)
+
+    conversion, converted = least("conversion")
+    _, dropped = least("drop")
+
+    def kind(f: RankedHelp) -> RankedKind:
+        if f.kind == "pin" and f.help.bytes_per_device <= conversion:
+            return "pin"
+        if f.kind == "other pin" and f.help.bytes_per_device == conversion:
+            return "pin" if f.seconds <= converted else "other pin"
+        dear = f.kind == "other pin" and dropped <= DEARER * f.seconds
+        return "dear pin" if dear else "other pin" if f.kind == "pin" else f.kind
+
+    def rank(f: RankedHelp) -> tuple[int, float]:
+        return _MEANT.index(kind(f)), f.help.bytes_per_device
+
+    ranked = sorted(found, key=rank)
+    single = (f for f in reversed(ranked) if kind(f) != "pair")
+    first = list({_PLACES.get(kind(f), "given up"): f for f in single}.values())
+    shown = [*sorted(first, key=rank), *(f for f in ranked if f not in first)][:most]
+    return sorted(shown, key=rank)
+
+
+# ---- pairs of pins ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PinChange:
+    """Another code for one pin.
+
+    Arguments:
+      pin: the constraint of the pin.
+      site: the pin in the program without its other faults.
+      code: the code that it asks.
+      change: the change of this pin without the other one.
+    """
+
+    pin: Constraint
+    site: PinSite
+    code: Code
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class PinPairs:
+    """Changes of two pins that are to blame.
+
+    Arguments:
+      changes: the changes of single pins.
+      findings: the fault, and the findings that end in the same place. Their pins can make up two
+          sides, such as the terms of two sums that are multiplied.
+    """
+
+    changes: PinChanges
+    findings: tuple[CheckResult, ...]
+
+    @property
+    def pins(self) -> list[tuple[Constraint, PinSite]]:
+        """The pins to blame on the fault's mesh axis, as they are in `base`."""
+        axis = self.changes.fault.mesh_axis
+        mine = {c.name: c for f in self.findings if f.mesh_axis == axis for c in f.pins}
+        return self.changes.sites_of(mine.values())
+
+    def changes_of_two(self, trials: Trials, gone: Set[tuple[str, str]]) -> Iterator[Change]:
+        """The changes of two pins that the constraints allow: those to two splits first, since they
+        keep the least memory.
+
+        Arguments:
+          trials: the program.
+          gone: (mesh axis, name) of the constraints that are left out.
+        """
+        axis = self.changes.fault.mesh_axis
+        pairs = [
+            (one, two)
+            for a, b in itertools.combinations(map(self._changes_of, self.pins), 2)
+            if a and b and trials.may_hold(axis, gone | _without(a[0], b[0]))
+            for one, two in itertools.product(a, b)
+        ]
+        for one, two in sorted(pairs, key=lambda p: sum(c.code <= 0 for c in p)):
+            states = one.change.assumed, two.change.assumed
+            if trials.may_hold(axis, gone | _without(one, two), *states):
+                pair = self._pair(one, two)
+                if not _overlap(pair.edits):
+                    yield pair
+
+    def _changes_of(self, pinned: tuple[Constraint, PinSite]) -> list[PinChange]:
+        pin, site = pinned
+        each = ((c, self.changes.repinned(pin, site, c)) for c in self.changes.codes(pin, site))
+        return [PinChange(pin, site, c, one) for c, one in each if one is not None]
+
+    def _pair(self, one: PinChange, two: PinChange) -> Change:
+        words, again = (self.changes.words(c.pin, c.site, c.code) for c in (one, two))
+        second = again[1] if again[0] == words[0] else " ".join(again)
+        kept = carried_text(self.changes.request, one.site, two.site)
+        changes = [(c.site, c.code) for c in (one, two)]
+        splits = all(c.change.kind == "pin" for c in (one, two))
+        edits = dict.fromkeys((*_edits(one, two), *_edits(two, one)))
+        return Change(
+            text=f"{' '.join(words)} and {second}{kept}",
+            edits=tuple(edits),
+            make=functools.partial(
+                all_moved, self.changes.base, changes, self.changes.system.position
+            ),
+            without=_without(one, two),
+            kind="pin" if splits else "pair",
+            pinned=(*one.change.pinned, *two.change.pinned),
+        )
+
+
+def _without(one: PinChange, two: PinChange) -> frozenset[tuple[str, str]]:
+    return one.change.without | two.change.without
+
+
+def _edits(change: PinChange, other: PinChange) -> list[Edit]:
+    """The edits of a change. An input whose type comes from its argument is edited together with
+    the types of the other inputs; the other change gives its own."""
+    given = other.site.position if other.site.is_input else None
+
+    def is_given(e: Edit) -> bool:
+        return isinstance(e, OptionEdit) and e.option == "in_types" and e.position == given
+
+    return [e for e in change.change.edits if given is None or not is_given(e)]
+
+
+def _overlap(edits: tuple[Edit, ...]) -> bool:
+    """Whether two edits change the same piece of the source, as those of nested annotations do."""
+    spans = [e.span for e in edits if isinstance(e, SourceEdit)]
+    return any(
+        a.file == b.file and _start(a) < _end(b) and _start(b) < _end(a)
+        for a, b in itertools.combinations(spans, 2)
+    )
+
+
+def _start(span: Span) -> tuple[int, int]:
+    return span.line, span.column
+
+
+def _end(span: Span) -> tuple[int, int]:
+    return span.end_line or span.line, span.end_column
+
+
+# ---- helps --------------------------------------------------------------------------------------
+
 
 CLEARS_ALL = ", which clears every error"
 """What is added to a help that is tried on the whole program, its other faults in it."""

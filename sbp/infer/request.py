@@ -4,10 +4,16 @@ value."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterator, Mapping
+import heapq
+import math
+from collections import Counter, defaultdict
+from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sbp import _jax
+from sbp.annotations import Pin
+from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import (
     Reduction,
     Sums,
@@ -16,19 +22,208 @@ from sbp.infer.accumulation import (
     possible_casts,
     rounding_casts,
 )
-from sbp.infer.completeness import check_complete
-from sbp.infer.flow import Flow, flow_of
+from sbp.infer.cost import product_seconds
+from sbp.infer.flow import Edge, Flow, flow_of
 from sbp.infer.memory_shares import MemoryShares, memory_shares
-from sbp.infer.partials import native_partials
 from sbp.infer.policy import Ban, Rules, late_values
-from sbp.infer.prefetch import waited_shares
-from sbp.infer.rows import NdRow, RowTable
+from sbp.infer.rows import EMPTY, NdRow, PartialRow, RowTable, worth_having
 from sbp.infer.together import reduced_together
 from sbp.infer.value_space import Spaces
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.machine.mesh import MeshSpec
+from sbp.signatures import traits_of
+from sbp.signatures.region import REGION_OPS
 from sbp.trace.graph import Graph, Node, Operand
-from sbp.types import MONOIDS
+from sbp.types import MONOIDS, Unreduced
+
+# ---- prefetches ---------------------------------------------------------------------------------
+
+
+Asked = Mapping[int, tuple[int | None, ...] | None]
+"""For each argument of a program the type that is asked for it, in codes; None where it is free."""
+
+
+def waited_shares(graph: Graph, flow: Flow, asked: Asked, mesh: MeshSpec) -> Mapping[int, float]:
+    """For each argument of the program that products read, the share of the reading that they wait
+    for; empty where the hardware fetches nothing ahead.
+
+    The time that hides the reading is that of the program's products beyond their own traffic,
+    split over all devices. An argument is read in the type that is asked for it, and whole where
+    none is asked.
+
+    Arguments:
+      graph: the program.
+      flow: its decisions.
+      asked: types of its arguments.
+      mesh: the mesh and its hardware.
+    """
+    if not mesh.hardware.fast_memory_bytes:
+        return {}
+    read: set[int] = set()
+    idle = taken = 0.0
+    for decision in flow.decisions:
+        node = decision.node
+        if decision.kind != "row" or node is None or traits_of(node.op).flops is None:
+            continue
+        idle += decision.weight * _idle_seconds(graph, node, mesh)
+        for operand in {o for o in node.inputs if isinstance(o, int) and o in asked}:
+            read.add(operand)
+            taken += decision.weight * _read_seconds(graph, operand, asked[operand] or (), mesh)
+    share = max(0.0, 1.0 - idle / taken) if taken else 1.0
+    return dict.fromkeys(sorted(read), share)
+
+
+def _idle_seconds(graph: Graph, node: Node, mesh: MeshSpec) -> float:
+    """Seconds of a product in which memory is idle, with its work split over all devices."""
+    hardware = mesh.hardware
+    avals = [graph.aval(o) for o in (*node.inputs, *node.outputs)]
+    traffic = sum(math.prod(a.shape) * _jax.itemsize(a.dtype) for a in avals)
+    shapes = [a.shape for a in avals]
+    count = len(node.inputs)
+    seconds = product_seconds(graph, node, shapes[:count], shapes[count:], hardware)
+    return max(0.0, seconds - traffic / hardware.hbm_bytes_per_second) / math.prod(mesh.sizes)
+
+
+def _read_seconds(graph: Graph, value: int, codes: tuple[int | None, ...], mesh: MeshSpec) -> float:
+    """Seconds in which a device reads its part of an argument."""
+    aval = graph.avals[value]
+    parts = math.prod(n for c, n in zip(codes, mesh.sizes, strict=False) if c is not None and c > 0)
+    size = math.prod(aval.shape) * _jax.itemsize(aval.dtype)
+    return size / parts / mesh.hardware.hbm_bytes_per_second
+
+
+# ---- partial values -----------------------------------------------------------------------------
+
+
+def native_partials(
+    flow: Flow,
+    table: RowTable,
+    seeds: Mapping[int, frozenset[str]],
+    rounding: Container[int] = (),
+) -> Mapping[int, frozenset[str]]:
+    """For each value, the monoids under which some row yields it partial, or a partial value
+    reaches it. It is the least fixpoint over the edges.
+
+    Arguments:
+      flow: the program's decisions and edges.
+      table: the rows.
+      seeds: for each input that is pinned partial, its monoids.
+      rounding: the ids of casts that may round the parts of a sum.
+    """
+    graph, native = flow.graph, dict(seeds)
+    positions = {n: k for k, n in enumerate(table.mesh.sizes) if n > 1}
+    if not positions:
+        return native
+    into = flow.into()
+    readers: dict[int, set[int]] = defaultdict(set)
+    for edge in flow.edges:
+        if isinstance(edge.operand, int) and edge.kind != "output":
+            readers[edge.operand].add(edge.end.variable)
+    every, waiting = range(len(table.mesh.sizes)), list(range(len(flow.decisions)))
+    queued = set(waiting)
+    while waiting:
+        number = heapq.heappop(waiting)
+        queued.discard(number)
+        decision, given = flow.decisions[number], [_native_of(native, e) for e in into[number]]
+        if decision.kind == "row":
+            assert decision.node is not None
+            node = decision.node
+            ins = [graph.aval(o) for o in node.inputs]
+            outs = [graph.avals[o] for o in node.outputs]
+            axes = every if node.op in REGION_OPS else positions.values()
+            rows = (
+                row
+                for k in axes
+                for row in table.partial_rows(node, ins, outs, k, node.id in rounding)
+            )
+            found = _native_of_rows(node, rows, given)
+        else:
+            found = {v: _pinned_partial(decision.node).union(*given) for v in decision.makes}
+        for value, monoids in found.items():
+            old = native.get(value, EMPTY)
+            if not monoids <= old:
+                native[value] = old | monoids
+                for reader in readers[value] - queued:
+                    queued.add(reader)
+                    heapq.heappush(waiting, reader)
+    return native
+
+
+def _native_of(native: Mapping[int, frozenset[str]], edge: Edge) -> frozenset[str]:
+    """The monoids of the value that an edge reads. An output whose type is tied to an input does
+    not make the input partial, so it has none."""
+    if isinstance(edge.operand, int) and edge.kind != "output":
+        return native.get(edge.operand, EMPTY)
+    return EMPTY
+
+
+def _pinned_partial(node: Node | None) -> frozenset[str]:
+    """The monoids under which an annotation pins its value partial."""
+    pin: Pin | None = node.params.get("pin") if node is not None else None
+    if pin is None:
+        return EMPTY
+    return frozenset(a.monoid for a in pin.type.values() if isinstance(a, Unreduced))
+
+
+def _native_of_rows(
+    node: Node, rows: Iterable[PartialRow], given: Sequence[frozenset[str]]
+) -> dict[int, frozenset[str]]:
+    """For each result of a node, the monoids under which rows yield it partial.
+
+    Arguments:
+      node: the node.
+      rows: its rows with a partial result, of all mesh axes.
+      given: for each operand, the monoids under which it can be partial.
+    """
+    found: dict[int, frozenset[str]] = defaultdict(frozenset)
+    for row in rows:
+        if worth_having(row.ins, tuple(given)):
+            for result, monoid in row.yields:
+                found[node.outputs[result]] |= monoid
+    return found
+
+
+# ---- completeness -------------------------------------------------------------------------------
+
+
+def check_complete(flow: Flow) -> None:
+    """Compares a walk with the program, from which alone it is known what there is to read.
+
+    Arguments:
+      flow: the walk.
+
+    Raises:
+      SbpInternalError: when an operand or output is not read, or a value is not made.
+    """
+    inside = [e for e in flow.edges if e.node is not None and e.kind != "exit"]
+    read = {(e.node.id, e.number) for e in inside if e.node is not None}
+    returned = {key: Counter(e.number for e in edges) for key, edges in flow.returned().items()}
+    returned_by_program = {e.number for e in flow.edges if e.kind == "output"}
+    values = set(flow.graph.inputs)
+    for node in flow.graph.walk():
+        for number in range(len(node.inputs)):
+            if (node.id, number) not in read:
+                raise SbpInternalError(f"the walk lacks operand {number} of {node.op} {node.id}")
+        for k, region in enumerate(node.regions):
+            values.update(region.inputs)
+            for number in range(len(region.outputs)):
+                if number not in returned[node.id, k]:
+                    raise SbpInternalError(
+                        f"the walk lacks result {number} of region {k} of {node.op} {node.id}"
+                    )
+        values.update(node.outputs)
+    for number in range(len(flow.graph.outputs)):
+        if number not in returned_by_program:
+            raise SbpInternalError(f"the walk lacks output {number}")
+    for value in sorted(values):
+        end = flow.makers.get(value)
+        made = flow.decisions[end.variable : end.variable + 1] if end is not None else ()
+        if not made or value not in made[0].makes:
+            raise SbpInternalError(f"the walk does not make the value {value}")
+
+
+# ---- requests -----------------------------------------------------------------------------------
+
 
 TypeSource = Literal["in_types", "argument", "keyword argument"]
 """What asks the type of an input: the `in_types` of `sbp.jit`; without these, the sharding of the

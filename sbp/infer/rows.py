@@ -3,12 +3,12 @@ that the rows of the outer axes leave on a device."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
-from sbp.infer.shards import localised, runs_in_host
 from sbp.infer.space import Code, Codes, encode
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Kernel, Op, Row, all_b, kernel_named, rule_for
@@ -16,7 +16,36 @@ from sbp.signatures.region import REGION_OPS, check_mesh, region_rows
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import Graph, Node
 from sbp.trace.transfers import computes_in_host
-from sbp.types import MONOIDS, Unreduced
+from sbp.types import MONOIDS, Split, Unreduced
+
+# ---- shards -------------------------------------------------------------------------------------
+
+
+def localised(aval: Any, code: Code, n: int) -> Any:
+    """The shape, dtype and memory of one of the `n` shards of a value under a code."""
+    if code <= 0:
+        return aval
+    return _split_aval(tuple(aval.shape), aval.dtype, _jax.in_host(aval), code - 1, n)
+
+
+@functools.lru_cache(maxsize=65536)
+def _split_aval(shape: tuple[int, ...], dtype: Any, host: bool, dim: int, n: int) -> Any:
+    split = (*shape[:dim], -(-shape[dim] // n), *shape[dim + 1 :])
+    return _jax.empty_aval(split, dtype, host=host)
+
+
+def runs_in_host(row: Row, op: Op) -> bool:
+    """Whether a row computes in host memory. The primitive itself does, on shards without padding.
+    Kernels of sbp mix their operands with indices and masks, which lie in device memory."""
+    return row.kernel == "local" and all(
+        op.divides(aval.shape[atom.dim])
+        for aval, atom in zip((*op.ins, *op.outs), (*row.ins, *row.outs), strict=True)
+        if isinstance(atom, Split)
+    )
+
+
+# ---- rows ---------------------------------------------------------------------------------------
+
 
 EMPTY: frozenset[str] = frozenset()
 

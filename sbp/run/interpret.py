@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+import math
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,22 +19,322 @@ from sbp.errors import SbpInternalError
 from sbp.infer.space import Codes, Step, local_shape
 from sbp.machine.lanes import fills_tiles
 from sbp.machine.mesh import MeshSpec
+from sbp.machine.scatters import TILE
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
 from sbp.run.boxing import Boxing, extent, in_rows, offsets
-from sbp.run.layouts import meets_arguments
-from sbp.run.lookups import late_casts
 from sbp.run.order import computed_before
-from sbp.run.scans import scan_in_place
-from sbp.run.stacks import Stacks
-from sbp.run.turns import kept_casts, received_values, rounded_to_bfloat16
 from sbp.settings import holding
-from sbp.signatures import rule_for
+from sbp.signatures import rule_for, traits_of
+from sbp.signatures.casts import looks_up, rounds
 from sbp.signatures.region import REGION_OPS, parts, pick_p
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.evaluate import evaluate, run_regions
 from sbp.trace.graph import Graph, Node
 from sbp.trace.regions import LOOPS, SCAN, interface_of
 from sbp.trace.scopes import scope_within
+
+# ---- scans --------------------------------------------------------------------------------------
+
+
+Body = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[tuple[Any, ...], tuple[Any, ...]]]
+"""The body of a scan: `(carry, slices) -> (carry, results)`."""
+
+
+def scan_in_place(results: Sequence[Any]) -> Callable[..., Any]:
+    """A function in the place of `lax.scan`, which writes zeros into the stacks before each turn
+    writes its own part of them. The TPU compiler does not see that nothing reads the zeros
+    (`python -m benchmarks.scan_loops`).
+
+    Arguments:
+      results: shape and dtype of what a turn adds to each stack.
+    """
+
+    def scan(
+        step: Body,
+        initial: tuple[Any, ...],
+        slices: tuple[Any, ...],
+        *,
+        length: int,
+        reverse: bool,
+        unroll: int,
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        assert unroll == 1
+
+        def turn(state: tuple[Any, ...]) -> tuple[Any, ...]:
+            number, carry, stacks = state
+            at = length - 1 - number if reverse else number
+            carry, made = step(carry, tuple(_at(x, at) for x in slices))
+            stacks = tuple(
+                lax.dynamic_update_index_in_dim(stack, x, at, 0, allow_negative_indices=False)
+                for stack, x in zip(stacks, made, strict=True)
+            )
+            return number + 1, carry, stacks
+
+        stacks = _unwritten(
+            [jax.ShapeDtypeStruct((length, *r.shape), r.dtype) for r in results], initial
+        )
+        state = (0, initial, stacks)
+        _, carry, stacks = lax.while_loop(lambda state: state[0] < length, turn, state)
+        return carry, stacks
+
+    return scan
+
+
+def _at(x: Any, index: Any) -> Any:
+    return lax.dynamic_index_in_dim(x, index, keepdims=False, allow_negative_indices=False)
+
+
+def _unwritten(shapes: Sequence[Any], carry: Sequence[Any]) -> tuple[Any, ...]:
+    """Memory that nothing has written, from when a carry is there.
+
+    The compiler may take such memory at the start of the program, and hold it through all that runs
+    before (`python -m benchmarks.gshard_bytes`: 4.59 GiB in place of 4.02). A conditional cannot
+    run before its predicate, here whether a number of the carry is NaN. Both branches do the same.
+    """
+
+    def made() -> tuple[Any, ...]:
+        return tuple(lax.empty(s.shape, s.dtype) for s in shapes)
+
+    for x in carry:
+        if jnp.issubdtype(x.dtype, jnp.floating) and x.size:
+            number = lax.reshape(lax.slice(x, (0,) * x.ndim, (1,) * x.ndim), ())
+            return lax.cond(number != number, lambda: made(), lambda: made())
+    return made()
+
+
+# ---- layouts ------------------------------------------------------------------------------------
+
+
+def meets_arguments(graph: Graph, block: Block) -> frozenset[Register]:
+    """The results of collectives that elementwise operations combine with two or more arguments, or
+    with one where the program returns them.
+
+    An argument is laid out row by row if its last two dims fill tiles (`lanes.fills_tiles`). The
+    TPU compiler lays the result of a collective out as what it comes from, a gradient of a matrix
+    often column by column, and copies every array that meets it into that layout: a weight and its
+    moments, from the start of the program to its end. Where it meets one argument only, as with
+    SGD, laying the result out by rows takes as long.
+
+    Arguments:
+      graph: the program.
+      block: the program, written out.
+    """
+    # What each result of a collective meets: arguments, and itself where it is returned.
+    met: dict[Register, set[Register]] = {}
+    returned = set(block.outputs)
+    arguments: dict[Register, frozenset[Register]] = {r: frozenset([r]) for r in block.inputs}
+    received: dict[Register, frozenset[Register]] = {}
+    for instruction in block.instructions:
+        if isinstance(instruction, Box):
+            source, target = instruction.source, instruction.target
+            if instruction.bytes_sent:
+                received[target], met[target] = frozenset([target]), {target} & returned
+            elif source in arguments:
+                arguments[target] = arguments[source]
+        elif isinstance(instruction, Apply) and traits_of(instruction.node.op).elementwise:
+            shape = graph.avals[instruction.outs[0].value].shape
+            ins = [
+                s
+                for s in instruction.ins
+                if isinstance(s, Register) and graph.avals[s.value].shape == shape
+            ]
+            own = frozenset[Register]().union(*(arguments.get(s, ()) for s in ins))
+            others = frozenset[Register]().union(*(received.get(s, ()) for s in ins))
+            for result in others:
+                met[result] |= own
+            arguments |= dict.fromkeys(instruction.outs, own) if own else {}
+            received |= dict.fromkeys(instruction.outs, others) if others else {}
+    return frozenset(result for result, those in met.items() if len(those) > 1)
+
+
+# ---- lookups ------------------------------------------------------------------------------------
+
+
+def late_casts(graph: Graph, block: Block, sizes: Sequence[int]) -> frozenset[Register]:
+    """The results of casts that nothing but lookups of fewer elements reads, in the type of the
+    cast.
+
+    Arguments:
+      graph: the program, for shapes and dtypes.
+      block: a block of it.
+      sizes: of the mesh axes.
+    """
+    cast = {
+        i.outs[0]
+        for i in block.instructions
+        if isinstance(i, Apply) and rounds(graph, i.node) and isinstance(i.ins[0], Register)
+    }
+    return frozenset(cast.difference(_read_otherwise(graph, block, sizes))) if cast else frozenset()
+
+
+def _read_otherwise(graph: Graph, block: Block, sizes: Sequence[int]) -> Iterator[Register]:
+    """The registers that something else reads."""
+
+    def elements(register: Register) -> int:
+        return math.prod(local_shape(graph.avals[register.value].shape, register.codes, sizes))
+
+    yield from (s for s in block.outputs if isinstance(s, Register))
+    for instruction in block.instructions:
+        match instruction:
+            case Box():
+                yield instruction.source
+            case Apply() | Loop():
+                for position, source in enumerate(instruction.ins):
+                    if isinstance(source, Register) and not (
+                        isinstance(instruction, Apply)
+                        and looks_up(instruction.node, position)
+                        and elements(instruction.outs[0]) <= elements(source)
+                    ):
+                        yield source
+
+
+# ---- stacks -------------------------------------------------------------------------------------
+
+
+class Stacks:
+    """The stacks of a program that are held as stacks of matrices.
+
+    The TPU compiler lays out an array whose dim before the last is short in tiles of few rows, of
+    which padding takes a part: half of each tile for the tokens of two slots in bfloat16. A matrix
+    with the same rows, one below the other, has no padding.
+
+    Arguments:
+      block: the program, written out.
+      kept: the values that are stacked for a later loop and that the user's program has not.
+    """
+
+    def __init__(self, block: Block, kept: frozenset[int]) -> None:
+        made: set[Register] = set()
+        others = {s for s in block.outputs if isinstance(s, Register)}
+        for instruction in block.instructions:
+            sliced: set[int] = set()
+            if isinstance(instruction, Loop):
+                interface = interface_of(instruction.node)
+                sliced = {e.operand for e in interface.entering("slice")}
+                stacked = {e.result for e in interface.exits if e.kind == "stacked"}
+                outs = enumerate(instruction.outs)
+                made |= {r for n, r in outs if n in stacked and r.value in kept}
+            ins = enumerate(instruction.ins)
+            others |= {s for n, s in ins if isinstance(s, Register) and n not in sliced}
+        self.registers = frozenset(made - others)
+
+    def inputs(self, loop: Loop, values: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
+        """The inputs of a scan's body, each in its own shape.
+
+        Arguments:
+          loop: the scan.
+          values: the inputs, with slices of the stacks as they are held.
+          shapes: of the inputs.
+        """
+        narrow = {
+            position
+            for entry in interface_of(loop.node).entering("slice")
+            if loop.ins[entry.operand] in self.registers
+            for _, position in entry.inputs
+        }
+        return [
+            x.reshape(shapes[position]) if position in narrow else x
+            for position, x in enumerate(values)
+        ]
+
+    def outputs(self, loop: Loop, values: Sequence[Any]) -> list[Any]:
+        """The outputs of a scan's body, with those that are stacked as they are held."""
+        narrow = {
+            e.output
+            for e in interface_of(loop.node).leaving(0)
+            if e.kind == "stacked" and loop.outs[e.result] in self.registers
+        }
+        return [_matrix(x) if n in narrow else x for n, x in enumerate(values)]
+
+
+def _matrix(x: Any) -> Any:
+    """An array with all dims before the last as one, where those fill tiles and the last two of
+    them would not."""
+    matrix = (x.size // x.shape[-1], x.shape[-1]) if x.ndim > 2 and x.size else x.shape
+    short = x.ndim > 2 and x.shape[-2] < TILE[0]
+    return x.reshape(matrix) if short and fills_tiles(matrix) else x
+
+
+# ---- turns of a loop ----------------------------------------------------------------------------
+
+
+def kept_casts(graph: Graph, loop: Loop, number: int, received: Set[Source]) -> frozenset[Register]:
+    """The results of casts from float32 to bfloat16 of what a body gets as slices, moved but not
+    sent.
+
+    The TPU compiler moves such a cast ahead of the loop. There it casts the whole stack: that takes
+    about three times as long as its bytes, and the result lies in memory as long as the loop runs.
+    In the loop, a product casts a slice as it reads it (`python -m benchmarks.scan_loops`). The
+    compiler does not move `lax.reduce_precision`, and a cast of its result gives the same number.
+
+    This is for a loop in no other loop. Where a loop runs once for each microbatch, the cast of its
+    weights ahead of all loops serves all of them. And it is not for a stack that comes from a
+    collective: the compiler moves the cast ahead of that, too, and half of the bytes are sent.
+
+    Arguments:
+      graph: the program, for dtypes.
+      loop: a loop.
+      number: of the body among its blocks.
+      received: the values around the loop that come from a collective.
+    """
+    sliced = {
+        position
+        for entry in interface_of(loop.node).entering("slice")
+        for region, position in entry.inputs
+        if region == number and loop.ins[entry.operand] not in received
+    }
+    block = loop.blocks[number]
+    moved = {r for position, r in enumerate(block.inputs) if position in sliced}
+    found: set[Register] = set()
+    for instruction in block.instructions if moved else ():
+        passed = zip(instruction.ins, instruction.outs, strict=False)
+        if isinstance(instruction, Box):
+            moved |= {r for s, r in passed if s in moved and not instruction.bytes_sent}
+        elif isinstance(instruction, Apply) and not moved.isdisjoint(instruction.ins):
+            node = instruction.node
+            if _to_bfloat16(graph, node):
+                found.update(instruction.outs)
+            elif node.is_barrier or _moves(node):
+                moved |= {r for s, r in passed if s in moved}
+    return frozenset(found)
+
+
+def received_values(block: Block) -> frozenset[Register]:
+    """The values of a block that come from a collective, also where they were moved afterwards."""
+    found: set[Register] = set()
+    for instruction in block.instructions:
+        match instruction:
+            case Box(source=source, target=target):
+                found |= {target} if instruction.bytes_sent or source in found else set()
+            case Apply(node=node) if _moves(node) and not found.isdisjoint(instruction.ins):
+                found.update(instruction.outs)
+            case _:
+                pass
+    return frozenset(found)
+
+
+def _moves(node: Node) -> bool:
+    """Whether a node changes no number of its operand."""
+    return node.op == annotate_p.name or traits_of(node.op).carries in ("arranged", "copied")
+
+
+def _to_bfloat16(graph: Graph, node: Node) -> bool:
+    """Whether a node casts float32 to bfloat16, which has as many exponents: there are no numbers
+    that one of the two operations makes zero and the other does not."""
+    return (
+        rounds(graph, node)
+        and graph.aval(node.inputs[0]).dtype == np.float32
+        and graph.avals[node.outputs[0]].dtype == jnp.bfloat16
+    )
+
+
+def rounded_to_bfloat16(x: Any) -> Any:
+    """The nearest numbers that bfloat16 has, in float32."""
+    info = jnp.finfo(jnp.bfloat16)
+    return lax.reduce_precision(x, info.nexp, info.nmant)
+
+
+# ---- instructions -------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
@@ -152,7 +453,7 @@ class Interpreter:
         Arguments:
           block: the block.
           args: its inputs.
-          kept: results of casts to bfloat16 that stay in a loop (`sbp.run.turns`).
+          kept: results of casts to bfloat16 that stay in a loop (`sbp.run.interpret`).
         """
         env: dict[Register, Any] = dict(zip(block.inputs, args, strict=True))
         late = late_casts(self.graph, block, self.mesh.sizes)

@@ -3,7 +3,12 @@ the comparison between processes before the first run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,11 +16,231 @@ import numpy as np
 from jax.sharding import Mesh
 
 from sbp import _jax
-from sbp.errors import refused
-from sbp.run.agreement import Described, agree, description, processes_of, values_digest
+from sbp.errors import SbpError, refused
+from sbp.plan.fingerprint import digests
+from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop
+from sbp.plan.program import Program
 from sbp.run.execute import Executable
 from sbp.run.specs import placed
+from sbp.trace.graph import Constant, Graph
 from sbp.types import NdSbp, Split
+
+# ---- agreement of processes ---------------------------------------------------------------------
+
+
+SWITCH = "SBP_CHECK_PROCESSES"
+"""The environment variable that turns the comparison off: "0"."""
+
+WAIT_SECONDS = 600
+"""Seconds that a process waits for the others before the first run of a plan."""
+
+_RUNS: dict[tuple[int, ...], int] = {}
+"""For each group of processes, how many plans they have compared. The runtime of JAX numbers its
+collectives in the same way: all processes of a group run the same programs in the same order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One part of what a process is about to run.
+
+    Arguments:
+      digest: equal in all processes that may run together.
+      text: the same for people; empty where it is long.
+    """
+
+    digest: str
+    text: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Described:
+        """A part that is described by a text; a long one is shown without its end."""
+        return cls(_hash([text]), text if len(text) <= 200 else text[:200] + " ..")
+
+
+def processes_of(mesh: Mesh) -> tuple[int, ...]:
+    """The processes that have devices of a mesh, in ascending order."""
+    return tuple(sorted({int(d.process_index) for d in mesh.devices.flat}))
+
+
+def description(program: Program, mesh: Mesh) -> dict[str, Described]:
+    """What a process is about to run, by the names of its parts. The first part that differs is
+    the one to name: a mesh of another shape has another plan, too."""
+    ids = [int(d.id) for d in mesh.devices.flat]
+    kinds = sorted({d.platform for d in mesh.devices.flat})
+    inputs = zip(
+        program.graph.input_names,
+        (program.graph.aval(v) for v in program.graph.inputs),
+        program.input_types,
+        strict=True,
+    )
+    arguments = ", ".join(f"{n}: {a.dtype}{list(a.shape)} {t!r}" for n, a, t in inputs)
+    return {
+        "mesh": Described.of(f"{program.mesh} on {' '.join(kinds)} devices {ids}"),
+        "list of arguments": Described.of(arguments),
+        "program": Described(_hash(digests(program.graph))),
+        "set of constants": Described(_hash(_constants(program.graph))),
+        "choice of types": Described(_hash(_choices(program.block))),
+    }
+
+
+def agree(name: str, parts: Mapping[str, Described], processes: Sequence[int]) -> None:
+    """Waits until all processes are about to run the same plan.
+
+    Arguments:
+      name: the function, for errors.
+      parts: what this process is about to run.
+      processes: the processes of the mesh, in ascending order.
+
+    Raises:
+      SbpError: `processes-differ` in every process, where a part differs, or where a process does
+        not come within `WAIT_SECONDS`.
+    """
+    client = _jax.distributed_client()
+    if client is None or os.environ.get(SWITCH) == "0":
+        return
+    group = tuple(processes)
+    number = _RUNS[group] = _RUNS.get(group, 0) + 1
+    store = _Store(client, f"sbp/{_hash(map(str, group))}", time.monotonic() + WAIT_SECONDS)
+    named = {"name": Described.of(name), **parts}
+    mine = {part: [d.digest, d.text] for part, d in named.items()}
+    store.write(f"{number}/{jax.process_index()}", mine)
+    if jax.process_index() == group[0]:
+        found = _verdict(store, number, group)
+        store.write(f"{number}/verdict", found)
+        if number > 1 and not found:  # all have read the verdict before this one
+            store.delete(f"{number - 1}/")
+    else:
+        # The first process waits for the others, and writes its verdict after that.
+        store.end += WAIT_SECONDS / 10
+        found = store.read(f"{number}/verdict")
+        if found is None:
+            store.write(f"{number}/{jax.process_index()}", None)  # for the first, when it comes
+            found = _absent([group[0]])
+    if found:
+        title = "has to be called in all processes, with the same mesh, options and arguments"
+        raise SbpError(f"{name} {title}; {found}", code="processes-differ")
+
+
+class _Store:
+    """A folder of the key-value store.
+
+    Arguments:
+      client: the client of `jax.distributed`.
+      folder: the folder.
+      end: the time after which nothing is waited for.
+    """
+
+    def __init__(self, client: Any, folder: str, end: float) -> None:
+        self.client, self.folder, self.end = client, folder, end
+
+    def write(self, key: str, value: Any) -> None:
+        """Writes a value, over one that is there."""
+        text = json.dumps(value)
+        self.client.key_value_set(f"{self.folder}/{key}", text, allow_overwrite=True)
+
+    def read(self, key: str) -> Any:
+        """The value of a key, or None where it is not written in time."""
+        left = max(1, round(1000 * (self.end - time.monotonic())))
+        try:
+            return json.loads(self.client.blocking_key_value_get(f"{self.folder}/{key}", left))
+        except jax.errors.JaxRuntimeError:  # in time: the deadline was exceeded
+            return None
+
+    def delete(self, key: str) -> None:
+        """Deletes a key, or a folder whose name ends with a slash."""
+        self.client.key_value_delete(f"{self.folder}/{key}")
+
+
+def _verdict(store: _Store, number: int, group: Sequence[int]) -> str:
+    """What differs, in words; empty for nothing."""
+    written = {p: store.read(f"{number}/{p}") for p in group}
+    absent = [p for p in group if written[p] is None]
+    return _absent(absent) if absent else difference(written)
+
+
+def difference(written: Mapping[int, Mapping[str, Sequence[str]]]) -> str:
+    """The first part that differs between processes, in words; empty for none.
+
+    Arguments:
+      written: for each process, the digest and the text of each part by its name.
+
+    >>> difference({0: {"mesh": ["a", "data=2"]}, 1: {"mesh": ["b", "data=4"]}})
+    'its mesh differs: data=2 in process 0, data=4 in process 1'
+    """
+    first, *_ = written.values()
+    for part in [*first, *(p for other in written.values() for p in other if p not in first)]:
+        groups: dict[str, list[int]] = {}
+        texts: dict[str, str] = {}
+        for process, parts in written.items():
+            digest, text = parts.get(part, ("", "absent"))
+            groups.setdefault(digest, []).append(process)
+            texts[digest] = text
+        if len(groups) == 1:
+            continue
+        if all(texts.values()):
+            each = [f"{texts[d]} in {_named(processes)}" for d, processes in groups.items()]
+            return f"its {part} differs: {', '.join(each)}"
+        return f"its {part} differs between {' and '.join(map(_named, groups.values()))}"
+    return ""
+
+
+def _absent(processes: Sequence[int]) -> str:
+    return f"{_named(processes)} did not come within {WAIT_SECONDS} seconds"
+
+
+def _named(processes: Sequence[int]) -> str:
+    shown = ", ".join(map(str, processes[:8])) + (" .." if len(processes) > 8 else "")
+    return f"process {shown}" if len(processes) == 1 else f"processes {shown}"
+
+
+def _hash(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def values_digest(x: Any) -> str:
+    """The digest of the elements of an array on the host."""
+    x = np.asarray(x)
+    digest = hashlib.sha256(f"{x.dtype}{x.shape}".encode())
+    digest.update(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()[:16]
+
+
+def _constants(graph: Graph) -> Iterator[str]:
+    """The digests of the arrays that a program closes over."""
+    for node in graph.walk():
+        for operand in node.inputs:
+            if isinstance(operand, Constant):
+                yield _constant(operand.value)
+    for operand in graph.outputs:
+        if isinstance(operand, Constant):
+            yield _constant(operand.value)
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return "global"
+    return values_digest(_jax.words(value))
+
+
+def _choices(block: Block) -> Iterator[str]:
+    """The types and kernels of a plan, and its conversions in their order."""
+    yield str(block.inputs)
+    for instruction in block.instructions:
+        match instruction:
+            case Apply():
+                yield f"{instruction.node.op} {instruction.row.kernels} {instruction.outs}"
+            case Box():
+                steps = [(s.kind, s.mesh_axes, s.target, s.wide) for s in instruction.steps]
+                yield f"{instruction.source} {instruction.target} {steps}"
+            case Loop():
+                yield f"{instruction.node.op} {instruction.outs}"
+                for inner in instruction.blocks:
+                    yield from _choices(inner)
+        ins = [s for s in instruction.ins if not isinstance(s, ConstantRegister)]
+        yield str(ins)
+
+
+# ---- joint calls --------------------------------------------------------------------------------
 
 
 class JointRun:

@@ -1,7 +1,7 @@
 """Casts of tables of which few rows are read.
 
 `table.astype(bfloat16)[tokens]` casts the whole table: XLA does not move a cast behind a lookup.
-The rows that were looked up are cast instead (`sbp.run.lookups`).
+The rows that were looked up are cast instead (`sbp.run.interpret`).
 """
 
 from __future__ import annotations

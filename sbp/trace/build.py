@@ -3,27 +3,213 @@ and branches become nodes with regions, and every node keeps the user's source l
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import numpy as np
+from jax import lax
 
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
-from sbp.errors import SbpError, Span
+from sbp.errors import SbpError, SbpInternalError, Span
 from sbp.settings import SETTINGS, Settings
-from sbp.trace.batched import of_batch
-from sbp.trace.calls import INLINED, REMAT, flags_of, solve_operands
 from sbp.trace.collector import collecting_less
-from sbp.trace.graph import Constant, Graph, Inspection, Node, Operand
+from sbp.trace.graph import Constant, Graph, Inspection, Node, Operand, rewritten
 from sbp.trace.joins import with_joins
 from sbp.trace.places import PLACING, Pins, Places
 from sbp.trace.scopes import REMATTED
 from sbp.trace.slices import with_slices
-from sbp.trace.sums import with_sums
 from sbp.trace.transfers import transfer_fields
+
+# ---- equations that only vmap makes -------------------------------------------------------------
+
+
+_OVER_DIMS = {"psum": lax.reduce_sum, "pmax": lax.reduce_max, "pmin": lax.reduce_min}
+"""For each collective that may be over dims, the reduction that it then is."""
+
+
+def of_batch(eqn: Any) -> Any:
+    """The closed jaxpr that does the same as an equation that only `jax.vmap` makes; None for other
+    equations.
+
+    Arguments:
+      eqn: the equation; the jaxpr takes its operands and gives its results.
+    """
+    name, params = eqn.primitive.name, eqn.params
+    if name == "while" and params["cond_jaxpr"].out_avals[0].shape:
+        replacement = _with_one_predicate(eqn)
+    elif name in _OVER_DIMS and all(isinstance(axis, int) for axis in params["axes"]):
+        reduction, dims = _OVER_DIMS[name], params["axes"]
+
+        def replacement(*operands: Any) -> list[Any]:
+            # A gradient has such a collective over no dim.
+            return [reduction(x, dims) if dims else x for x in operands]
+    else:
+        return None
+    avals = [v.aval for v in eqn.invars]
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    with _jax.source_context(eqn.source_info, scope=""):
+        closed, _ = _jax.make_jaxpr(replacement, shapes)
+    return closed
+
+
+def _with_one_predicate(eqn: Any) -> Callable[..., list[Any]]:
+    """A loop that does the same as a `while` with a batched predicate."""
+    cond, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    of_cond = eqn.params["cond_nconsts"]
+    consts = of_cond + eqn.params["body_nconsts"]
+
+    def loop(*operands: Any) -> list[Any]:
+        def predicate(carry: list[Any]) -> jax.Array:
+            (goes_on,) = _jax.eval_jaxpr(cond, (*operands[:of_cond], *carry))
+            return goes_on
+
+        def step(carry: list[Any]) -> list[Any]:
+            goes_on = predicate(carry)
+            stepped = _jax.eval_jaxpr(body, (*operands[of_cond:consts], *carry))
+            return [_chosen(goes_on, new, old) for new, old in zip(stepped, carry, strict=True)]
+
+        def any_goes_on(carry: list[Any]) -> jax.Array:
+            goes_on = predicate(carry)
+            return lax.reduce_or(goes_on, range(goes_on.ndim))
+
+        return lax.while_loop(any_goes_on, step, list(operands[consts:]))
+
+    return loop
+
+
+def _chosen(goes_on: jax.Array, new: Any, old: Any) -> Any:
+    """`new` where the elements of the batch, the first dims, go on; else `old`."""
+    return lax.select(lax.broadcast_in_dim(goes_on, new.shape, range(goes_on.ndim)), new, old)
+
+
+# ---- primitives that call a jaxpr ---------------------------------------------------------------
+
+
+INLINED = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "call": "call_jaxpr",
+    "eval_jaxpr": "jaxpr call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_lin": "jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "composite": "jaxpr call_jaxpr",
+    "custom_vmap_call": "call",
+    "linear_call": "callee",
+    "xla_metadata_call": "jaxpr",
+}
+"""Primitives that only call a jaxpr, with the name of the parameter that is the jaxpr. Releases of
+JAX differ; where a parameter has several names, blanks separate them."""
+
+REMAT = frozenset({"remat", "remat2", "checkpoint"})
+
+
+def solve_operands(lengths: Any, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
+    """The operands of a custom_linear_solve that its solve reads: the constants of the solve and
+    the right-hand sides. Derivatives read the others."""
+    before = lengths.matvec + lengths.vecmat
+    return operands[before : before + lengths.solve] + operands[sum(lengths) :]
+
+
+def flags_of(prevent: Any, operands: tuple[Operand, ...]) -> tuple[bool, ...]:
+    """For each operand of a rematerialised computation, whether `prevent_cse` keeps XLA from
+    merging it with the forward one."""
+    if isinstance(prevent, bool):
+        return (prevent,) * len(operands)
+    if len(prevent) != len(operands):
+        raise SbpInternalError(f"prevent_cse has {len(prevent)} flags for {len(operands)} operands")
+    return tuple(bool(p) for p in prevent)
+
+
+# ---- sums of padded arrays ----------------------------------------------------------------------
+
+
+def with_sums(graph: Graph) -> Graph:
+    """A graph in which gradients that are padded alike by zeros are added before they are padded,
+    in regions too.
+
+    Arguments:
+      graph: a traced program; new values are entered in its table of avals.
+    """
+    if not any(node.op == "add_any" for node in graph.walk()):
+        return graph
+    return rewritten(graph, _summed)
+
+
+def _summed(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
+    """The graph whose own nodes add before they pad.
+
+    Arguments:
+      graph: the graph.
+      inspected: values whose types the program asks for, which stay.
+      ids: unused numbers of nodes.
+    """
+    reads = Counter[Operand](o for node in graph.nodes for o in node.inputs)
+    reads.update(graph.outputs)
+    pads: dict[Operand, Node] = {}
+    nodes: dict[int, Node] = {}
+    values = itertools.count(max(graph.avals, default=-1) + 1)
+    for node in graph.nodes:
+        nodes[node.id] = node
+        if _adds_zeros(node) and reads[node.outputs[0]] == 1:
+            pads[node.outputs[0]] = node
+        if node.op != "add_any" or not inspected.isdisjoint(node.inputs):
+            continue
+        first, second = map(pads.get, node.inputs)
+        if first is None or second is None or not _alike(graph, first, second):
+            continue
+        value = next(values)
+        graph.avals[value] = graph.aval(first.inputs[0])
+        added = (first.inputs[0], second.inputs[0])
+        whole = dataclasses.replace(
+            second, id=next(ids), inputs=(value, second.inputs[1]), outputs=node.outputs
+        )
+        del nodes[first.id], nodes[second.id]
+        nodes[node.id] = dataclasses.replace(node, inputs=added, outputs=(value,))
+        nodes[whole.id] = whole
+        if reads[whole.outputs[0]] == 1:
+            pads[whole.outputs[0]] = whole
+    return dataclasses.replace(graph, nodes=tuple(nodes.values()))
+
+
+def _adds_zeros(node: Node) -> bool:
+    """Whether a node adds zeros to an array, and takes no element from it."""
+    if node.op != "pad" or not isinstance(node.inputs[0], int):
+        return False
+    sizes = itertools.chain.from_iterable(node.params["padding_config"])
+    by = node.inputs[1]
+    return (
+        isinstance(by, Constant)
+        and np.ndim(by.value) == 0
+        and not by.value
+        and all(isinstance(size, int | np.integer) and size >= 0 for size in sizes)
+    )
+
+
+def _alike(graph: Graph, first: Node, second: Node) -> bool:
+    """Whether two pads lengthen arrays of one shape in one way, in one part of the program: of
+    another part, other policies may hold."""
+
+    def of(node: Node) -> tuple[Any, ...]:
+        aval = graph.aval(node.inputs[0])
+        return aval.shape, aval.dtype, node.params, node.scope
+
+    return of(first) == of(second)
+
+
+# ---- graphs -------------------------------------------------------------------------------------
 
 
 @collecting_less()

@@ -2,7 +2,7 @@
 
 A `NamedSharding` that the user asks for is a pin of the value, as `sbp.annotate` makes one. So are
 those of `with_sharding_constraint`, `reshard`, `device_put`, `out_sharding=`, and a `jax.jit`
-inside. `sbp.infer.shardings` finds their types on the mesh.
+inside. `sbp.infer.pins` finds their types on the mesh.
 
 JAX adds shardings of its own, which are no pins: the transpose of a constraint on the cotangent,
 and a `reshard` of a constant to no mesh axis. Devices and layouts have no effect, nor has a kind of

@@ -1,7 +1,7 @@
 """The order of helps."""
 
 from sbp.errors import Help
-from sbp.explain.ranking import RankedHelp, chosen
+from sbp.explain.helps import RankedHelp, chosen
 
 
 def accepted(number, kind, bytes_, seconds=1.0):

@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh
 import sbp
 from sbp.infer.cost import row_seconds
 from sbp.infer.flow import flow_of
-from sbp.infer.partials import native_partials
+from sbp.infer.request import native_partials
 from sbp.infer.rows import RowTable
 from sbp.infer.space import is_even
 from sbp.infer.typing import Typing

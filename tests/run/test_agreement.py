@@ -9,8 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import sbp
-from sbp.run.agreement import description, difference, processes_of, values_digest
-from sbp.run.joint import placed
+from sbp.run.joint import description, difference, placed, processes_of, values_digest
 
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
 

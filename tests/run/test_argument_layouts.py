@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
-from sbp.run.layouts import meets_arguments
+from sbp.run.interpret import meets_arguments
 
 MESH = jax.sharding.AbstractMesh((4,), ("d",))
 

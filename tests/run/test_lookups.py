@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.run.lookups import late_casts
+from sbp.run.interpret import late_casts
 
 
 def looked_up(table, tokens):

@@ -1,4 +1,4 @@
-"""Loops as they run on TPU (`sbp.run.scans`, `sbp.run.turns`), on simulated devices."""
+"""Loops as they run on TPU (`sbp.run.interpret`, `sbp.run.interpret`), on simulated devices."""
 
 import jax
 import jax.numpy as jnp

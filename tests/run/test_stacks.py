@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import sbp
-from sbp.run.stacks import Stacks
+from sbp.run.interpret import Stacks
 
 LAYERS, WIDTH = 3, 128
 

@@ -10,17 +10,19 @@ import z3
 from samples import SAMPLES, equation, primitives
 
 from sbp.signatures import Op, known_kernels
-from sbp.signatures.laws.indices import (
+from sbp.signatures.laws.proofs import (
     INDEX_THEOREMS,
     OF_KERNEL,
+    index_theorem,
     neutral_padding,
     one_holder,
     one_reader,
     own_update,
     ragged_shard,
+    row_status,
+    status,
     window_products,
 )
-from sbp.signatures.laws.proofs import index_theorem, row_status, status
 from sbp.signatures.laws.theorems import Theorem, decide
 from sbp.types import MONOIDS
 

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 from samples import equation, rows, u
 
-from sbp.signatures.families.philox import words
+from sbp.signatures.families.random import words
 from sbp.signatures.laws.oracle import Oracle
 from sbp.types import B, S
 

@@ -12,8 +12,7 @@ from jax import lax
 from samples import SAMPLES, b, equation, equations, f, i, skip_where_jax_lacks
 
 from sbp.signatures import Op, Row, rule_for
-from sbp.signatures.laws.proofs import ScalarOperand, contraction, law, status, theorem
-from sbp.signatures.laws.scalars import SCALAR
+from sbp.signatures.laws.proofs import SCALAR, ScalarOperand, contraction, law, status, theorem
 from sbp.signatures.laws.theorems import Theorem, counterexample, decide
 from sbp.types import B, P, S, Unreduced
 

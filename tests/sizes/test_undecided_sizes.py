@@ -4,7 +4,7 @@ import itertools
 
 import sbp
 from sbp import _jax
-from sbp.api.sized_report import SizedReport
+from sbp.api.planner import SizedReport
 from sbp.signatures import registered
 from sbp.sizes.claims import Claim
 from sbp.sizes.conditions import Decided, SizeLimits, decide

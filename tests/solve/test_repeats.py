@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from sbp.solve.costgraph import CostGraph
-from sbp.solve.reduction import Core
-from sbp.solve.repeats import Repeats
+from sbp.solve.reduction import Core, Repeats
 
 
 def test_equal_arrays_have_one_result():

@@ -12,10 +12,9 @@ import pytest
 
 from sbp.solve.axes import JOINT_ENTRIES, solve_axes
 from sbp.solve.costgraph import CostGraph
-from sbp.solve.elimination import eliminate
 from sbp.solve.messages import Bounded, pass_messages
 from sbp.solve.reduction import Core
-from sbp.solve.search import UNSURE, Search, Solution
+from sbp.solve.search import UNSURE, Search, Solution, eliminate
 from tests.solve.graphs import cases, least, reduced
 
 
