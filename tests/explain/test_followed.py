@@ -5,7 +5,6 @@ import jax.numpy as jnp
 
 import sbp
 from sbp.errors import SourceEdit
-from sbp.explain import costly as costly_module
 from sbp.explain.change import tried
 from sbp.explain.costly import following
 from sbp.explain.edits import drop_pin
@@ -35,8 +34,8 @@ def costly(fn):
 
 def test_the_pin_asks_what_its_readers_take():
     first, second = costly(program).helps
-    line = program.__code__.co_firstlineno + 1
-    assert first.text.startswith("pin ") and first.text.endswith(f" to tensor:S(0) at line {line}")
+    where = f" to tensor:S(0) at line {program.__code__.co_firstlineno + 1}"
+    assert first.text.startswith("pin ") and first.text.endswith(where)
     (edit,) = (e for e in first.edits if isinstance(e, SourceEdit))
     assert edit.replacement == 'sbp.split(x @ w, 0, "tensor")'
     assert second.text.startswith("drop ")
@@ -52,8 +51,7 @@ def test_a_pin_that_is_asked_what_it_asks_gives_no_help():
     """Where the plan reads the value as it is pinned, another type is no better."""
     request, site = sites()
     with_pin = best_program(request)
-    assert with_pin is not None
-    assert not [*following(request, site, with_pin)]
+    assert with_pin is not None and not [*following(request, site, with_pin)]
 
 
 def test_what_stays_costly_is_no_help(monkeypatch):
@@ -61,7 +59,7 @@ def test_what_stays_costly_is_no_help(monkeypatch):
     without = best_program(drop_pin(request, site))
     assert without is not None
     assert [*following(request, site, without)]
-    monkeypatch.setattr(costly_module, "DEARER", 1e12)
+    monkeypatch.setattr("sbp.explain.costly.DEARER", 1e12)
     assert not [*following(request, site, without)]
 
 
