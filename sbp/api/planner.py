@@ -42,7 +42,6 @@ from sbp.report.parts import Facts, Page, Section
 from sbp.report.report import Report, Shown
 from sbp.sizes.conditions import Decided, point_text
 from sbp.sizes.expressions import first_difference, graph_at, is_symbolic, map_sizes
-from sbp.sizes.formula import ALTERNATIVES, FormulaStatus
 from sbp.trace.graph import Graph
 
 # ---- equal sizes --------------------------------------------------------------------------------
@@ -140,7 +139,6 @@ class SizedReport(Report):
             "some": found.holds,
             "open": f"not proved; {found.holds} is needed",
         }[found.status]
-        how += "" if found.formula is None else _LEFT_OUT[found.formula]
         pairs = [
             ("asked for", f"every {found.asked}; other sizes are not covered"),
             ("typing holds for", how),
@@ -150,14 +148,6 @@ class SizedReport(Report):
         pairs += [(limit, f"met where {at}; not decided for other sizes") for limit in self.limits]
         return Section(title="symbolic sizes", parts=(Facts(pairs=tuple(pairs)),))
 
-
-_LEFT_OUT: dict[FormulaStatus, str] = {
-    "reduced": "",
-    "unreduced": "; Z3 gave up on whether all of this is needed",
-    "too many alternatives": f"; as a formula it has more than {ALTERNATIVES} alternatives",
-    "unanswered": "; Z3 gave up on a formula",
-}
-"""What the search for a formula left out."""
 
 PlanFor = Callable[[CallSignature, Callable[..., Any]], Any]
 """Plans a call signature; the second argument traces it."""

@@ -20,8 +20,10 @@ from typing import Literal
 from sbp.sizes.claims import Claim
 from sbp.sizes.exploration import Explored, explore, numbers
 from sbp.sizes.expressions import Point, parsed
-from sbp.sizes.formula import RLIMIT, Formula, FormulaStatus, formula_of
-from sbp.sizes.scope import Scope
+from sbp.sizes.scope import Fact, Region, Scope, Solver
+
+RLIMIT = 300_000
+"""Z3's resource limit of one question about how to write a formula."""
 
 SHOWN = 3
 """Claims that are listed where they have no formula; the others are counted."""
@@ -69,8 +71,7 @@ class Decided:
       asked: the scope in words.
       holds: where the decided claims hold, in the syntax of constraints; the scope where they hold
           for all of it; the claims themselves where they have no formula.
-      formula: the status of the formula in `holds`; None where `holds` is the scope.
-      terms: the facts of `holds` beyond the scope, where it is one conjunction.
+      terms: the facts of the formula; empty where there is none.
       point: the sizes that the typing was chosen at.
       counterexample: sizes of the scope at which the typing does not hold.
       is_smallest: whether no decided claim fails at smaller sizes; False where Z3 found the
@@ -83,7 +84,6 @@ class Decided:
     status: Literal["every", "some", "open"]
     asked: str
     holds: str
-    formula: FormulaStatus | None
     terms: tuple[str, ...]
     point: Point
     counterexample: Point | None
@@ -118,22 +118,21 @@ def decide(
       limits: how far they are decided.
     """
     pairs = [(c, explore(c.holds, scope, point)) for c in claims]
-    limited, formula = _limited(scope, pairs, limits, point)
-    if formula is not None and formula.terms and any(e.open for _, e in pairs):
+    limited, terms = _limited(scope, pairs, limits)
+    if terms and any(e.open for _, e in pairs):
         # Products of symbols are easier where the other claims hold: from mod(m, 8) == 0 follows
         # that 8 divides m*k.
-        narrowed = scope.narrowed(formula.terms)
+        narrowed = scope.narrowed(terms)
         pairs = [(c, explore(c.holds, narrowed, point) if e.open else e) for c, e in pairs]
-        limited, formula = _limited(scope, pairs, limits, point)
+        limited, terms = _limited(scope, pairs, limits)
     failing = [*limited, *((c, e) for c, e in pairs if e.fails and e.open)]
     counterexample, is_smallest = _counterexample(scope, [e for _, e in failing], limits.small)
     at = counterexample or point
     return Decided(
         status="open" if any(e.open for _, e in pairs) else "some" if limited else "every",
         asked=_asked(scope),
-        holds=_holds(scope, limited, formula),
-        formula=None if formula is None else formula.status,
-        terms=() if formula is None else tuple(map(str, formula.terms)),
+        holds=_holds(scope, limited, terms),
+        terms=tuple(map(str, terms)),
         point=point,
         counterexample=counterexample,
         is_smallest=is_smallest,
@@ -152,26 +151,23 @@ def decide(
 
 
 def _limited(
-    scope: Scope, pairs: Sequence[tuple[Claim, Explored]], limits: SizeLimits, point: Point
-) -> tuple[list[tuple[Claim, Explored]], Formula | None]:
+    scope: Scope, pairs: Sequence[tuple[Claim, Explored]], limits: SizeLimits
+) -> tuple[list[tuple[Claim, Explored]], Region]:
     """The decided claims that do not hold everywhere, without those that follow from others, and
-    their formula; None where all decided claims hold everywhere."""
+    their formula; empty where there is none."""
     failing = [(c, e) for c, e in pairs if e.fails and not e.open]
     if not failing:
-        return [], None
-    formula = formula_of(scope, [e for _, e in failing], point, rlimit=limits.formula_rlimit)
-    return [failing[k] for k in formula.needed], formula
+        return [], ()
+    needed = _needed_claims(scope.solver(limits.formula_rlimit), [e for _, e in failing])
+    limited = [failing[k] for k in needed]
+    return limited, _FormulaWriter(scope, [e for _, e in limited], limits.formula_rlimit).formula()
 
 
-def _holds(scope: Scope, limited: Sequence[tuple[Claim, Explored]], formula: Formula | None) -> str:
+def _holds(scope: Scope, limited: Sequence[tuple[Claim, Explored]], terms: Region) -> str:
     """Where the decided claims hold: the formula, or the claims where there is none."""
-    if formula is None:
-        return _asked(scope)
-    if formula.alternatives:
-        return formula.text
     texts = [c.text for c, _ in limited]
     rest = f" and {len(texts) - SHOWN} more conditions" if len(texts) > SHOWN else ""
-    return " and ".join(texts[:SHOWN]) + rest
+    return " and ".join(map(str, terms)) or " and ".join(texts[:SHOWN]) + rest or _asked(scope)
 
 
 def _tried(
@@ -184,6 +180,93 @@ def _tried(
     sizes = [p for p in small if all(e.holds_at(p) for _, e in limited)]
     fails = next((p for p in sizes if not claim.holds(numbers(p))), None)
     return Open(claim=claim, why=explored.open, tried=len(sizes), fails=fails)
+
+
+# ---- formulas -----------------------------------------------------------------------------------
+
+
+def _needed_claims(solver: Solver, explored: Sequence[Explored]) -> list[int]:
+    """The positions of the claims that do not follow from the claims before them. Many operators
+    claim what their operands claim."""
+    found: list[int] = []
+    for position, one in enumerate(explored):
+        term = solver.any_of(one.holds)
+        if not solver.shows(term):
+            found.append(position)
+            solver.add(term)
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _FormulaWriter:
+    """Writes a formula: facts about sizes that hold exactly where some claims do.
+
+    Arguments:
+      scope: the sizes that are asked for.
+      explored: the claims; all of them are decided everywhere.
+      rlimit: Z3's resource limit of one question.
+    """
+
+    scope: Scope
+    explored: Sequence[Explored]
+    rlimit: int
+
+    def formula(self) -> Region:
+        """The facts that follow from the claims and together imply them, without those that are not
+        needed; empty where no such facts were found."""
+        solver = self.scope.solver(self.rlimit)
+        holding = solver.all_terms([solver.any_of(e.holds) for e in self.explored])
+        noted, rests = self.facts()
+        bounds = [
+            Fact(name, ">=", str(least))
+            for name in self.scope.names
+            if (least := solver.least(name, holding)) > 1
+        ]
+        for universe in ([*bounds, *rests], [*noted, *bounds, *rests]):
+            common = [f for f in universe if solver.implied(holding, f)]
+            if self.suffice(common):
+                return self.needed(common)
+        return ()
+
+    def suffice(self, facts: Sequence[Fact]) -> bool:
+        """Whether Z3 shows that all claims hold wherever all of some facts do."""
+        solver = self.scope.narrowed(facts).solver(self.rlimit)
+        return all(solver.shows(solver.any_of(e.holds)) for e in self.explored)
+
+    def needed(self, facts: Sequence[Fact]) -> Region:
+        """Facts without the facts that the claims do not need. The first ones are left out
+        first."""
+        kept = list(facts)
+        for fact in facts:
+            fewer = [f for f in kept if f is not fact]
+            if self.suffice(fewer):
+                kept = fewer
+        return tuple(kept)
+
+    def facts(self) -> tuple[list[Fact], list[Fact]]:
+        """The facts that a formula may have: those noted while the claims were explored, longest
+        first; and the divisibility of single symbols, which reads best."""
+        noted = sorted(
+            {f for e in self.explored for r in (*e.holds, *e.fails) for f in r},
+            key=lambda f: (-len(str(f)), f),
+        )
+        noted = list({min(f, f.opposite): f for f in noted}.values())
+        steps = {k for f in noted for side in (f.left, f.right) for k in _divisors(side)}
+        moduli = sorted({k for step in steps for k in range(2, min(step, 64) + 1) if step % k == 0})
+        return noted, [Fact(f"mod({n}, {k})", "==", "0") for n in self.scope.names for k in moduli]
+
+
+def _divisors(text: str) -> Iterator[int]:
+    """The numbers that a size is divided by."""
+    for node in ast.walk(parsed(text)):
+        match node:
+            case ast.Call(args=[_, ast.Constant(value=int(value))]):
+                yield value
+            case _:
+                continue
+
+
+# ---- points -------------------------------------------------------------------------------------
 
 
 def point_text(point: Point) -> str:

@@ -143,16 +143,12 @@ class Solver:
     A symbol that a constraint makes a multiple of k is k times an integer variable, so that Z3 sees
     that products of symbols divide.
 
-    Attributes:
-      gave_up: whether Z3 has left a question of `implied`, `shows` or `least` open.
-
     Arguments:
       scope: the scope.
       rlimit: Z3's resource limit of one question.
     """
 
     def __init__(self, scope: Scope, rlimit: int = RLIMIT) -> None:
-        self.gave_up = False
         self._context = z3.Context()
         self._solver = z3.Solver(ctx=self._context)
         self._solver.set("rlimit", rlimit)
@@ -210,14 +206,11 @@ class Solver:
                 found = self.point(term, value <= middle)
                 low, high = (low, min(middle, found[name])) if found else (middle + 1, high)
         except Unanswered:
-            self.gave_up = True
             return 1
         return low
 
     def _refutes(self, *terms: Any) -> bool:
-        found = self._solver.check(*terms)
-        self.gave_up |= found == z3.unknown
-        return found == z3.unsat
+        return self._solver.check(*terms) == z3.unsat
 
     def add(self, term: Any) -> None:
         """Asserts a term."""
