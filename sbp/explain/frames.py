@@ -52,7 +52,7 @@ class Frames:
         """
         value = self.node.outputs[number]
         while code > 0:
-            readers = [n for n in self.names.graph.walk() if value in n.inputs]
+            readers = [n for n in self.names.dataflow.readers[value] if n and value in n.inputs]
             if len(readers) != 1 or not self._is_step(readers[0]):
                 return code
             code, value = _moved_on(readers[0], code), readers[0].outputs[0]

@@ -26,6 +26,7 @@ from sbp.source.reader import (
 )
 from sbp.source.scopes import is_free
 from sbp.source.text import Position, parsed_file, position_at, span_of, within
+from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Constant, Graph, Node, Operand
 
 # ---- variables ----------------------------------------------------------------------------------
@@ -191,19 +192,21 @@ class Names:
 
     Arguments:
       graph: the program.
+      dataflow: its values.
       makers: for each value, the node that makes it.
       inputs: for each input of the program, its number.
     """
 
     graph: Graph
+    dataflow: Dataflow
     makers: dict[int, Node]
     inputs: dict[int, int]
 
     @classmethod
     def of(cls, graph: Graph) -> Names:
         """Reads the makers and the inputs off a program."""
-        makers = {v: node for node in graph.walk() for v in node.outputs}
-        return cls(graph, makers, {v: number for number, v in enumerate(graph.inputs)})
+        dataflow, inputs = Dataflow(graph), {v: number for number, v in enumerate(graph.inputs)}
+        return cls(graph, dataflow, dataflow.makers, inputs)
 
     @functools.cached_property
     def made(self) -> frozenset[SourcePosition]:

@@ -105,24 +105,23 @@ class Origins:
     Arguments:
       typing: the program with its types.
       names: of the program's values.
-      fed: for each input of a body, the region and the entry that feeds the input.
       lasts: the last links of chains that have been followed, by value and position of the mesh
           axis.
     """
 
     typing: Typing
     names: Names
-    fed: dict[int, tuple[Node, Entry]]
     lasts: dict[tuple[int, int], Link] = field(default_factory=dict)
 
     @classmethod
     def of(cls, typing: Typing) -> Origins:
-        """Reads off a program which operands feed the inputs of its bodies."""
-        fed: dict[int, tuple[Node, Entry]] = {}
-        for node in typing.graph.walk():
-            for region, entries in zip(node.regions, interface_of(node).fed, strict=True):
-                fed.update({v: (node, e) for v, e in zip(region.inputs, entries, strict=True)})
-        return cls(typing, Names.of(typing.graph), fed)
+        """The origins of a typed program."""
+        return cls(typing, Names.of(typing.graph))
+
+    @property
+    def fed(self) -> dict[int, tuple[Node, Entry]]:
+        """For each input of a body, the region and the entry that feeds the input."""
+        return self.names.dataflow.entries
 
     def is_carry(self, operand: Operand) -> bool:
         """Whether a value is a loop's carry as its body reads it."""

@@ -13,6 +13,7 @@ from sbp.explain.subjects import Subject, kind_of
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
 from sbp.plan.program import Program
+from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.types import NdSbp
 
@@ -151,7 +152,7 @@ def _own_reads(graph: Graph, subject: Subject) -> frozenset[tuple[int, Operand]]
     expression are sorted by turns. Of alike nodes the first belong to the first turn; in a backward
     pass the first belong to the last turn.
     """
-    frame, makers = subject.frame, {v: node for node in graph.walk() for v in node.outputs}
+    frame, makers = subject.frame, Dataflow(graph).makers
     alike: dict[object, list[Node]] = defaultdict(list)
     for node in graph.walk():
         if frame is not None and (frame == node.span or frame in node.stack):

@@ -16,7 +16,8 @@ from sbp.errors import SbpError, Span, file_name, position_text
 from sbp.explain.places import SourcePlace
 from sbp.source.reader import expression_at, names_at, source_text
 from sbp.source.text import Targets
-from sbp.trace.graph import Graph, Node
+from sbp.trace.dataflow import Dataflow
+from sbp.trace.graph import Graph, Node, Operand
 from sbp.trace.regions import SCAN, interface_of
 
 _LINE = re.compile(r"(?P<gradient>gradient of )?(?:line |(?P<file>.+?)(?::|, line ))?(?P<line>\d+)")
@@ -85,7 +86,7 @@ class _Place:
     nodes: list[Node] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Subjects:
     """The subjects of a program.
 
@@ -99,31 +100,17 @@ class Subjects:
 
     graph: Graph
     output_names: tuple[str, ...]
-    readers: dict[int, list[Node | None]]
+    readers: dict[Operand, list[Node | None]]
     places: dict[Span, _Place]
 
     @classmethod
     def of(cls, graph: Graph, output_names: Sequence[str] = ()) -> Subjects:
         """Reads them off a program."""
-        readers: dict[int, list[Node | None]] = defaultdict(list)
         places: dict[Span, _Place] = {}
-
-        def visit(g: Graph, holder: Node | None) -> None:
-            """Reads the program, or the body of a region that `holder` has."""
-            for node in g.nodes:
-                for operand in node.inputs:
-                    if isinstance(operand, int):
-                        readers[operand].append(node)
-                for span in dict.fromkeys(node.stack or (node.span,) if node.span else ()):
-                    places.setdefault(span, _Place(span)).nodes.append(node)
-                for region in node.regions:
-                    visit(region, node)
-            for operand in g.outputs:
-                if isinstance(operand, int):
-                    readers[operand].append(holder)
-
-        visit(graph, None)
-        return cls(graph=graph, output_names=tuple(output_names), readers=readers, places=places)
+        for node in graph.walk():
+            for span in dict.fromkeys(node.stack or (node.span,) if node.span else ()):
+                places.setdefault(span, _Place(span)).nodes.append(node)
+        return cls(graph, tuple(output_names), Dataflow(graph).readers, places)
 
     # ---- look-up --------------------------------------------------------------------------------
 

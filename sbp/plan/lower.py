@@ -17,6 +17,7 @@ from sbp.infer.sends import row_sends
 from sbp.infer.space import Codes, TypeSpace
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Instruction, Loop, Register, Source
+from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.trace.regions import LOOPS, trips_of
 from sbp.types import MONOIDS
@@ -73,7 +74,7 @@ class _Lowering:
         self.typing = typing
         self.request = typing.graph_request
         self.loops = 0
-        self.makers = {v: node for node in typing.graph.walk() for v in node.outputs}
+        self.makers = Dataflow(typing.graph).makers
         self.there = {v: {codes} for v, codes in typing.values.items()}
         self.parents = {
             v: self.tree(v, types)

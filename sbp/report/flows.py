@@ -7,7 +7,7 @@ fold into it, with their count.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -17,12 +17,12 @@ from sbp.infer.sends import step_sends
 from sbp.infer.space import LOCAL, Code, to_type
 from sbp.plan.program import Program
 from sbp.report.phases import Phase, first_operation, phases
-from sbp.report.sources import ValueSources
 from sbp.report.wording import axes_text, change_text, without_number
 from sbp.source.reader import shortened, users_span
 from sbp.source.text import line_text
+from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Graph, Node, Operand
-from sbp.trace.regions import CONTROL_FLOW, interface_of, trips_of
+from sbp.trace.regions import CONTROL_FLOW, trips_of
 from sbp.trace.scopes import scope_names
 from sbp.trace.traffic import handwritten_bytes
 from sbp.types import NdSbp
@@ -216,7 +216,7 @@ class _FlowWalk:
         self.phase = phases(self.graph)
         self.stops: dict[Key, Stop] = {}
         self._at: dict[int, Key] = {}
-        self._sources = ValueSources.of(self.graph)
+        self._dataflow = Dataflow(self.graph)
         self._copies: dict[Key, Counter[object]] = {}
         self._visit(self.graph, 1)
 
@@ -274,8 +274,8 @@ class _FlowWalk:
         operand: Operand,
         target: int,
     ) -> None:
-        for value in self._made(operand, set()):
-            node = self._sources.makers.get(value)
+        for value in self._dataflow.sources(operand):
+            node = self._dataflow.makers.get(value)
             source = -1 if node is None else number[self._at[node.id]]
             if source == target:
                 continue
@@ -291,27 +291,6 @@ class _FlowWalk:
             old = found.get((source, target))
             if old is None or new.size > old.size or (new.partial and not old.partial):
                 found[source, target] = new
-
-    def _made(self, operand: Operand, seen: set[int]) -> Iterator[int]:
-        """The values that an operand is: those that operations make or the program takes, through
-        the regions of loops and branches."""
-        if not isinstance(operand, int) or operand in seen:
-            return
-        seen.add(operand)
-        if operand in self._sources.entries:
-            node, entry = self._sources.entries[operand]
-            yield from self._made(node.inputs[entry.operand], seen)
-            if entry.kind == "carry":
-                for left in interface_of(node).exits:
-                    if left.entry == entry:
-                        yield from self._made(node.regions[left.region].outputs[left.output], seen)
-            return
-        node = self._sources.makers.get(operand)
-        if node is not None and node.op in CONTROL_FLOW:
-            left = interface_of(node).exit_to(node.outputs.index(operand))
-            yield from self._made(node.regions[left.region].outputs[left.output], seen)
-            return
-        yield operand
 
     def _births(self, node: Node, stop: Stop) -> None:
         """Whether an operation makes a value partial whose operands are not."""

@@ -9,8 +9,8 @@ from typing import Literal
 from sbp.annotations import annotate_p
 from sbp.plan.program import Program
 from sbp.report.phases import phases
-from sbp.report.sources import ValueSources
 from sbp.signatures import traits_of
+from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.trace.regions import CONTROL_FLOW, interface_of, trips_of
 
@@ -41,7 +41,7 @@ class InputUses:
 
     Attributes:
       phase: of each node, by its id.
-      sources: where values come from.
+      dataflow: the values of the program.
       readers: for the number of each input, the phases that read it, directly or as an operand that
         is the input rearranged or cast.
       products: those of the forward pass.
@@ -53,7 +53,7 @@ class InputUses:
     def __init__(self, program: Program) -> None:
         self.graph: Graph = program.graph
         self.phase = phases(self.graph)
-        self.sources = ValueSources.of(self.graph)
+        self.dataflow = Dataflow(self.graph)
         self._position = {v: n for n, v in enumerate(self.graph.inputs)}
         self.readers = self._readers()
         self.products = list(self._products(self.graph, 1))
@@ -96,13 +96,13 @@ class InputUses:
         while isinstance(operand, int):
             if operand in self._position:
                 return self._position[operand]
-            if operand in self.sources.entries:
-                node, entry = self.sources.entries[operand]
+            if operand in self.dataflow.entries:
+                node, entry = self.dataflow.entries[operand]
                 if entry.kind == "carry":
                     return None
                 operand = node.inputs[entry.operand]
                 continue
-            node = self.sources.makers.get(operand)
+            node = self.dataflow.makers.get(operand)
             if node is not None and node.op in CONTROL_FLOW:  # a loop that casts or rearranges
                 left = interface_of(node).exit_to(node.outputs.index(operand))
                 operand = node.regions[left.region].outputs[left.output]

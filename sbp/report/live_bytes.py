@@ -196,7 +196,7 @@ class _Memory:
         root = self.uses.root(register.value)
         if root is not None and self.uses.class_of(root) == "weights":
             return "copies of weights"
-        maker = self.uses.sources.makers.get(register.value)
+        maker = self.uses.dataflow.makers.get(register.value)
         if maker is None:
             return "temporaries"
         made, needed = self.uses.phase[maker.id], self.last.get(register)

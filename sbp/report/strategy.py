@@ -240,12 +240,12 @@ class _Reading:
             if not isinstance(value, int) or value in seen:
                 continue
             seen.add(value)
-            if value in self.uses.sources.entries:
-                node, entry = self.uses.sources.entries[value]
+            if value in self.uses.dataflow.entries:
+                node, entry = self.uses.dataflow.entries[value]
                 yield node, entry
                 waiting.append(node.inputs[entry.operand])
-            elif value in self.uses.sources.makers:
-                waiting += self.uses.sources.makers[value].inputs
+            elif value in self.uses.dataflow.makers:
+                waiting += self.uses.dataflow.makers[value].inputs
 
     def _weights(self, used: dict[int, bool], k: int) -> dict[str, int]:
         found: Counter[str] = Counter()
