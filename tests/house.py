@@ -193,8 +193,6 @@ PATTERNS: Mapping[str, str] = {
     "sbp/_jax.py": "messages and frame names of JAX",
     "sbp/api/jit.py": "sizes with a unit, such as `1 GiB`",
     "sbp/explain/subjects.py": "what users ask about, such as `gradient of line 12`",
-    "sbp/hlo/schedule.py": "the text of compiled programs",
-    "sbp/hlo/traffic.py": "the text of compiled programs",
     "sbp/limits.py": "policy marks in a name that `jax.checkpoint` keeps",
     "sbp/moe/counting.py": "a corpus",
     "sbp/plan/parse.py": "the text form of a plan",

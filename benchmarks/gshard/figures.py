@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.progress import track
 
 import sbp
+from benchmarks.gshard.layerpair import LayerPair, all_reduce_seconds, all_to_all_seconds, figure8
+from benchmarks.gshard.paper import ALL_TO_ALL_GROWTH, LAYER_PAIR, RECOMPUTED
+from benchmarks.gshard.study import Study, study
 from sbp.moe.drawing import COLOURS, Drawing, canvas, write_drawings
-from sbp.moe.layerpair import LayerPair, all_reduce_seconds, all_to_all_seconds, figure8
 from sbp.moe.options import Run
-from sbp.moe.paper import ALL_TO_ALL_GROWTH, LAYER_PAIR, RECOMPUTED
 from sbp.moe.presets import PRESETS
-from sbp.moe.study import Study, study
 
 GIB = 2.0**30
 

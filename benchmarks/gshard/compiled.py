@@ -18,9 +18,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import sbp
+from benchmarks.hlo.schedule import CHIPS, step_time
+from benchmarks.hlo.traffic import bytes_by_kind, collectives
 from sbp.errors import SbpError
-from sbp.hlo.schedule import CHIPS, step_time
-from sbp.hlo.traffic import bytes_by_kind, collectives
 
 _ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -40,7 +40,7 @@ class CompiledStep:
       held: bytes held, arguments and temporaries; a donated argument and the result in its place
         count once.
       seconds: of a step, on the compiler's schedule; None for a chip without a clock in
-        `sbp.hlo.schedule.CHIPS`.
+        `benchmarks.hlo.schedule.CHIPS`.
       unknown: instructions without an estimate, which `seconds` leaves out.
       compile_seconds: that the compiler took.
     """

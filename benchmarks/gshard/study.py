@@ -13,9 +13,8 @@ from jax.sharding import AbstractMesh
 from rich.table import Table
 
 import sbp
-from sbp.moe.operators import DEVICES, TABLE4, exponent, planned
-from sbp.moe.options import Run
-from sbp.moe.paper import (
+from benchmarks.gshard.operators import DEVICES, TABLE4, exponent, planned
+from benchmarks.gshard.paper import (
     BASELINE_BLEU,
     LOSSES,
     PUBLISHED,
@@ -23,6 +22,7 @@ from sbp.moe.paper import (
     core_years,
     training_days,
 )
+from sbp.moe.options import Run
 from sbp.moe.presets import PRESETS
 from sbp.moe.step import TrainState, plan_train_step, state_shapes
 from sbp.plan.ir import Loop

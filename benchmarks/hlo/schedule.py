@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sbp.hlo.traffic import (
+from benchmarks.hlo.traffic import (
     ANY_COLLECTIVE,
     OPERAND,
     WHILE,

@@ -16,11 +16,11 @@ from typing import NamedTuple
 from rich.console import Console
 
 import sbp
+from benchmarks.gshard.compiled import comparison, compile_step, slice_mesh
+from benchmarks.gshard.figures import draw
+from benchmarks.gshard.study import operators, study, table
 from sbp.errors import SbpError, nearest
-from sbp.moe.compiled import comparison, compile_step, slice_mesh
-from sbp.moe.figures import draw
 from sbp.moe.options import CommandParser, Run, parse_args
-from sbp.moe.study import operators, study, table
 
 
 class Topology(NamedTuple):

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 import sbp
-from sbp.moe.costs import main
+from benchmarks.gshard.costs import main
+from benchmarks.gshard.figures import figure7, figure8_drawing, figure9, model_run
+from benchmarks.gshard.layerpair import figure8
+from benchmarks.gshard.paper import core_years
+from benchmarks.gshard.study import study
 from sbp.moe.drawing import write_drawings
-from sbp.moe.figures import figure7, figure8_drawing, figure9, model_run
-from sbp.moe.layerpair import figure8
-from sbp.moe.paper import core_years
-from sbp.moe.study import study
 from tests.slices import EXHAUSTIVE
 
 V3 = sbp.HARDWARE["tpu-v3"]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from benchmarks.gshard.costs import main, parse_topology
+from benchmarks.gshard.paper import PUBLISHED, core_years, training_days
+from benchmarks.gshard.study import operators, study, table
 from sbp.errors import SbpError
-from sbp.moe.costs import main, parse_topology
 from sbp.moe.options import Run
-from sbp.moe.paper import PUBLISHED, core_years, training_days
 from sbp.moe.presets import preset
-from sbp.moe.study import operators, study, table
 
 
 @cache
