@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks.gshard.compiled import slice_mesh
 from benchmarks.hlo.schedule import CHIPS, step_time
 from benchmarks.hlo.traffic import bytes_by_kind, collectives
-from sbp.moe.options import Run, parse_args
+from examples.gshard.options import Run, parse_args
 from sbp.moe.sharding import Sharding, sharding_of
 from sbp.moe.step import batch_shapes, make_train_step, plan_train_step, state_shapes
 

@@ -35,16 +35,16 @@ _WORDS = Kind(
 _PROGRAMS: Mapping[str, tuple[str, str]] = {
     "report": ("sbp.commands.check", "report_program"),
     "signatures": ("sbp.commands.signatures", "show_signatures"),
-    "train": ("sbp.moe.train", "main"),
-    "check": ("sbp.moe.check", "main"),
-    "curves": ("sbp.moe.curves", "main"),
-    "export": ("sbp.moe.export", "main"),
+    "train": ("examples.gshard.train", "main"),
+    "check": ("examples.gshard.check", "main"),
+    "curves": ("examples.gshard.curves", "main"),
+    "export": ("examples.gshard.export", "main"),
     "plan": ("benchmarks.gshard.costs", "main"),
-    "translate": ("sbp.moe.commands", "translate"),
-    "evaluate": ("sbp.moe.commands", "evaluate_run"),
+    "translate": ("examples.gshard.commands", "translate"),
+    "evaluate": ("examples.gshard.commands", "evaluate_run"),
 }
 """Commands with a command line of their own, a module and its function, imported when asked for.
-Modules outside `sbp` are only in a checkout, and need the `moe` extra."""
+Modules outside `sbp` are only in a checkout, and need the `gshard` extra."""
 
 _CHECKOUT = Path(__file__).parents[1]
 
@@ -119,7 +119,7 @@ def _program(words: Sequence[str]) -> Callable[[Sequence[str]], int]:
         return getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         raise SbpError(
-            f"sbp {name} needs {error.name}; install the extra: pip install 'sbp-jax[moe]'",
+            f"sbp {name} needs {error.name}; install the extra: pip install 'sbp-jax[gshard]'",
             code="unknown-option",
         ) from None
 

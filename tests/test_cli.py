@@ -183,9 +183,9 @@ def test_a_package_without_the_repository_says_where_training_is(tmp_path):
 
 
 def test_a_program_without_its_libraries_names_the_extra(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sbp.moe.train", None)
+    monkeypatch.setitem(sys.modules, "examples.gshard.train", None)
     assert main(["train"]) == 2
-    assert "install the extra: pip install 'sbp-jax[moe]'" in capsys.readouterr().err
+    assert "install the extra: pip install 'sbp-jax[gshard]'" in capsys.readouterr().err
 
 
 def test_a_command_that_ctrl_c_ends_says_so(capsys, monkeypatch):

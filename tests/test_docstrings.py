@@ -10,7 +10,7 @@ import pytest
 import sbp
 
 ROOT = Path(__file__).parents[1]
-PLAIN = ("benchmarks.gshard",)
+PLAIN = ("benchmarks.gshard", "examples.gshard")
 """Folders of modules outside the package."""
 
 MODULES = sorted(

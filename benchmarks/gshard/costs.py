@@ -19,8 +19,8 @@ import sbp
 from benchmarks.gshard.compiled import comparison, compile_step, slice_mesh
 from benchmarks.gshard.figures import draw
 from benchmarks.gshard.study import operators, study, table
+from examples.gshard.options import CommandParser, Run, parse_args
 from sbp.errors import SbpError, nearest
-from sbp.moe.options import CommandParser, Run, parse_args
 
 
 class Topology(NamedTuple):

@@ -22,8 +22,8 @@ from benchmarks.gshard.paper import (
     core_years,
     training_days,
 )
-from sbp.moe.options import Run
-from sbp.moe.presets import PRESETS
+from examples.gshard.options import Run
+from examples.gshard.presets import PRESETS
 from sbp.moe.step import TrainState, plan_train_step, state_shapes
 from sbp.plan.ir import Loop
 from sbp.report.facts import tensor

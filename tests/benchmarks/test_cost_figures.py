@@ -11,7 +11,7 @@ from benchmarks.gshard.figures import figure7, figure8_drawing, figure9, model_r
 from benchmarks.gshard.layerpair import figure8
 from benchmarks.gshard.paper import core_years
 from benchmarks.gshard.study import study
-from sbp.moe.drawing import write_drawings
+from examples.gshard.drawing import write_drawings
 from tests.slices import EXHAUSTIVE
 
 V3 = sbp.HARDWARE["tpu-v3"]

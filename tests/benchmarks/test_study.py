@@ -10,9 +10,9 @@ from rich.console import Console
 from benchmarks.gshard.costs import main, parse_topology
 from benchmarks.gshard.paper import PUBLISHED, core_years, training_days
 from benchmarks.gshard.study import operators, study, table
+from examples.gshard.options import Run
+from examples.gshard.presets import preset
 from sbp.errors import SbpError
-from sbp.moe.options import Run
-from sbp.moe.presets import preset
 
 
 @cache
