@@ -64,7 +64,7 @@ PYTEST = pytest -n $(TEST_JOBS) --dist worksteal
 .PHONY: docs train test test-all laws locked notebooks test-newest test-on-newest test-tpu test-multiprocess screenshots fuzz deep mutants bench lint format clean
 
 train: $(VENV)/.installed
-	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PY) -m sbp.moe.train $(ARGS)
+	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PY) -m examples.gshard.train $(ARGS)
 
 test: lint
 	$(PY) -m $(PYTEST) --gate --seconds=build/gate.tsv $(PYTEST_ARGS)
@@ -113,7 +113,7 @@ mutants: $(VENV)/.installed build/lines
 
 # The lines and the CPU seconds of all cases, which only Python 3.12 and newer can record quickly.
 build/lines:
-	-$(MAKE) test-newest NEWEST_TESTS=tests NEWEST_EXTRAS=moe,dev \
+	-$(MAKE) test-newest NEWEST_TESTS=tests NEWEST_EXTRAS=gshard,dev \
 		PYTEST_ARGS="-p tests.mutants.lines --lines=$@ --seconds=build/seconds.tsv"
 
 fuzz: $(VENV)/.installed
@@ -141,13 +141,13 @@ format: $(VENV)/.installed
 
 clean:
 	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .jax_cache
-	find sbp tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find sbp tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed: pyproject.toml
 	@python=$$($(call first-python,"$(PY)" $(PYTHON) $(PYTHONS),11)); \
 	if [ -z "$$python" ]; then echo "sbp needs Python 3.11 or newer: install it, or pass PYTHON=/path/to/python"; exit 1; fi; \
 	$(call make-venv,$$python,$(VENV))
-	$(PY) -m pip install --quiet --editable ".[moe,dev]"
+	$(PY) -m pip install --quiet --editable ".[gshard,dev]"
 	@touch $@
 
 $(VENV)/.installed-tpu: $(VENV)/.installed

@@ -20,8 +20,8 @@ from statistics import median
 
 import jax
 
+from examples.gshard.presets import preset
 from sbp.moe.checkpoint import Checkpoints
-from sbp.moe.presets import preset
 from sbp.moe.step import batch_shapes, init_state, make_train_step
 
 STEPS = 4

@@ -26,7 +26,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, PartitionSpec
 
 from benchmarks import gshard_bytes  # sets the ahead-of-time environment before JAX is used
-from sbp.hlo.traffic import (
+from benchmarks.hlo.traffic import (
     ANY_COLLECTIVE,
     callees,
     computations_of,

@@ -23,7 +23,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import sbp
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
-from sbp.hlo.schedule import CHIPS, step_time
+from benchmarks.hlo.schedule import CHIPS, step_time
 from sbp.infer.cost import row_seconds
 from sbp.infer.memory_shares import MemoryShares
 

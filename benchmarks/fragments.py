@@ -10,7 +10,7 @@
 0.0.52) instead of compiling for half an hour.
 
 Each fragment is compiled ahead of time for one v5e chip as a program of its own. The judge is the
-sum of its `estimated_cycles` (`sbp.hlo.schedule`). A seed splits the fragments of each class
+sum of its `estimated_cycles` (`benchmarks.hlo.schedule`). A seed splits the fragments of each class
 into a half on which prices may be tuned, and an unseen half. Classes whose prices are off by more
 than `MOST_OFF`, in the geometric mean, are named at the end.
 """
@@ -34,7 +34,7 @@ from benchmarks.fragment_classes import CLASSES, Fragment, fragments
 from benchmarks.fragments_held_out import HELD_OUT, held_out
 from benchmarks.fused_seconds import estimated_seconds
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
-from sbp.hlo.schedule import CHIPS, step_time
+from benchmarks.hlo.schedule import CHIPS, step_time
 
 MOST_OFF = 0.3
 """How far the price of a class of fragments may be off."""

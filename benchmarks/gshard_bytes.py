@@ -39,7 +39,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 import sbp  # noqa: E402
 from benchmarks.gshard_ref import Config, Params, abstract_arguments, sgd_step  # noqa: E402
-from sbp.hlo.traffic import bytes_by_kind, collectives  # noqa: E402
+from benchmarks.hlo.traffic import bytes_by_kind, collectives  # noqa: E402
 
 AXIS = "d"
 MIB, GIB = 2**20, 2**30

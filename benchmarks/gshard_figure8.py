@@ -1,5 +1,5 @@
 """GShard's figure 8 from a model: what one layer pair costs on 128 to 2048 TPU v3 cores
-(`sbp.moe.layerpair`), and how the step of the whole model grows with depth, from plans.
+(`benchmarks.gshard.layerpair`), and how the step of the whole model grows with depth, from plans.
 
     python -m benchmarks.gshard_figure8
 """
@@ -8,8 +8,8 @@ import jax
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import sbp
+from benchmarks.gshard.layerpair import FIGURE8_BANDS, figure8, figure8_ratios
 from benchmarks.gshard_ref import Config, abstract_arguments, sgd_step
-from sbp.moe.layerpair import FIGURE8_BANDS, figure8, figure8_ratios
 from sbp.plan.program import Cost
 
 DEPTH_BAND = (2.9, 3.3)

@@ -1,10 +1,10 @@
 """GShard's table 4 from plans: how communication and computation of partitioned operators grow with
-the devices (`sbp.moe.operators`).
+the devices (`benchmarks.gshard.operators`).
 
     python -m benchmarks.gshard_table4
 """
 
-from sbp.moe.operators import DEVICES, TABLE4, exponent, planned
+from benchmarks.gshard.operators import DEVICES, TABLE4, exponent, planned
 
 
 def main() -> None:

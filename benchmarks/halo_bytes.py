@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import sbp
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
-from sbp.hlo.traffic import bytes_by_kind, collectives
+from benchmarks.hlo.traffic import bytes_by_kind, collectives
 
 IMAGES = (2, 512, 512, 16)
 KERNELS = ((3, 3, 16, 32), (5, 5, 32, 64), (3, 3, 64, 64))

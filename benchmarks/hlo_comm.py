@@ -1,4 +1,5 @@
-"""Communication of a compiled XLA program, read from its optimised HLO text (`sbp.hlo.traffic`).
+"""Communication of a compiled XLA program, read from its optimised HLO text
+(`benchmarks.hlo.traffic`).
 
 python -m benchmarks.hlo_comm program.hlo.txt 128
 """
@@ -6,7 +7,7 @@ python -m benchmarks.hlo_comm program.hlo.txt 128
 import argparse
 from pathlib import Path
 
-from sbp.hlo.traffic import bytes_by_kind, collectives
+from benchmarks.hlo.traffic import bytes_by_kind, collectives
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
 """Seconds of a step on the TPU compiler's own schedule, read from its optimised HLO text
-(`sbp.hlo.schedule`).
+(`benchmarks.hlo.schedule`).
 
     python -m benchmarks.hlo_time program.hlo.txt 16 --chip v5e
 """
@@ -7,7 +7,7 @@
 import argparse
 from pathlib import Path
 
-from sbp.hlo.schedule import CHIPS, hottest, step_time
+from benchmarks.hlo.schedule import CHIPS, hottest, step_time
 
 
 def main() -> None:

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from examples.gshard.options import parse_args
 from sbp.moe.checkpoint import write_whole
 from sbp.moe.config import ModelConfig
 from sbp.moe.flops import step_flops
 from sbp.moe.metrics import FILE, read_metrics
-from sbp.moe.options import parse_args
 
 STEPS = 400
 """Optimiser steps of a run at `--share 1`."""
@@ -328,7 +328,7 @@ def run(setting: Setting, folder: Path, steps: int) -> int:
     if done.exists() and json.loads(done.read_text("utf-8"))["steps"] >= steps:
         return 0
     workdir.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "sbp.moe.train", *setting.options(steps)]
+    words = [sys.executable, "-m", "examples.gshard.train", *setting.options(steps)]
     with (workdir / "log.txt").open("a", encoding="utf-8") as log:
         child = subprocess.Popen([*words, "--workdir", str(workdir)], stdout=log, stderr=log)
         while child.poll() is None:

@@ -22,10 +22,10 @@ from benchmarks.gshard_bytes import GIB, MIB, held_bytes  # sets the environment
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sbp.hlo.schedule import CHIPS, step_time
-from sbp.hlo.traffic import bytes_by_kind, collectives
-from sbp.moe.compiled import slice_mesh
-from sbp.moe.options import Run, parse_args
+from benchmarks.gshard.compiled import slice_mesh
+from benchmarks.hlo.schedule import CHIPS, step_time
+from benchmarks.hlo.traffic import bytes_by_kind, collectives
+from examples.gshard.options import Run, parse_args
 from sbp.moe.sharding import Sharding, sharding_of
 from sbp.moe.step import batch_shapes, make_train_step, plan_train_step, state_shapes
 

@@ -14,7 +14,7 @@ The loop is that of `benchmarks.steps llama_fsdp` with four layers, forward and 
     halving    as `scan`; a gradient is scattered by exchanges of its halves, of their halves, and
                so on, which are asynchronous
 
-Seconds are of the compiler's schedule (`sbp.hlo.schedule`). No TPU is needed, only `libtpu`.
+Seconds are of the compiler's schedule (`benchmarks.hlo.schedule`). No TPU is needed, only `libtpu`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from jax.sharding import PartitionSpec as P
 
 # The first one sets the ahead-of-time environment before JAX is used.
 from benchmarks.gshard_bytes import MIB, held_bytes
+from benchmarks.hlo.schedule import step_time
 from benchmarks.steps.by_hand import block, gathered
 from benchmarks.steps.program import aval, shardings
 from benchmarks.steps.suite import llama_fsdp
 from benchmarks.steps.transformer import BF16, Axes, Shape, specs_of, weights_of
-from sbp.hlo.schedule import step_time
 
 SHAPE = Shape(
     layers=4,

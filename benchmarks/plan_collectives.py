@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
-from sbp.hlo.traffic import collectives
+from benchmarks.hlo.traffic import collectives
 from sbp.plan.sent import planned_collectives
 
 KINDS = {

@@ -7,7 +7,7 @@
 Each program of `benchmarks.order_programs` and `benchmarks.order_unseen` is planned in three ways,
 which gives three pairs. A way is named after its types of arguments; the plan may convert them. The
 judge reads the seconds of a plan from the program that the TPU compiler makes of it ahead of time
-(`sbp.hlo.schedule`). A pair counts where these are at least 5 % apart; it is right where our
+(`benchmarks.hlo.schedule`). A pair counts where these are at least 5 % apart; it is right where our
 modelled seconds have the same order.
 """
 
@@ -27,9 +27,9 @@ from jax.sharding import Mesh
 
 import sbp
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
+from benchmarks.hlo.schedule import step_time
 from benchmarks.order_programs import TUNED, OrderProgram
 from benchmarks.order_unseen import UNSEEN
-from sbp.hlo.schedule import step_time
 
 APART = 1.05
 """The slower plan's seconds over the faster one's, from which on a pair counts."""

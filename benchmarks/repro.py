@@ -21,8 +21,8 @@ from jax.sharding import Mesh
 
 import sbp
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
-from sbp.hlo.schedule import StepTime, step_time
-from sbp.hlo.traffic import bytes_by_kind, collectives
+from benchmarks.hlo.schedule import StepTime, step_time
+from benchmarks.hlo.traffic import bytes_by_kind, collectives
 
 CHIP = "v5e"
 """Of which all topologies here are."""

@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 
 import sbp
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
-from sbp.hlo.traffic import bytes_by_kind, collectives
+from benchmarks.hlo.traffic import bytes_by_kind, collectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,10 +23,10 @@ from jax.sharding import PartitionSpec as P
 
 # The first one sets the ahead-of-time environment before JAX is used.
 from benchmarks.gshard_bytes import MIB, held_bytes
+from benchmarks.hlo.schedule import step_time
 from benchmarks.order_programs import BF16, descent, product, scanned_layers
 from benchmarks.steps.program import Step, aval, training
 from benchmarks.steps.transformer import Axes, Shape, language_model_loss, specs_of, weights_of
-from sbp.hlo.schedule import step_time
 
 MESH, TOPOLOGY = (("d", 8),), "v5e:2x4"
 

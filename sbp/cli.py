@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -34,16 +35,18 @@ _WORDS = Kind(
 _PROGRAMS: Mapping[str, tuple[str, str]] = {
     "report": ("sbp.commands.check", "report_program"),
     "signatures": ("sbp.commands.signatures", "show_signatures"),
-    "train": ("sbp.moe.train", "main"),
-    "check": ("sbp.moe.check", "main"),
-    "curves": ("sbp.moe.curves", "main"),
-    "export": ("sbp.moe.export", "main"),
-    "plan": ("sbp.moe.costs", "main"),
-    "translate": ("sbp.moe.commands", "translate"),
-    "evaluate": ("sbp.moe.commands", "evaluate_run"),
+    "train": ("examples.gshard.train", "main"),
+    "check": ("examples.gshard.check", "main"),
+    "curves": ("examples.gshard.curves", "main"),
+    "export": ("examples.gshard.export", "main"),
+    "plan": ("benchmarks.gshard.costs", "main"),
+    "translate": ("examples.gshard.commands", "translate"),
+    "evaluate": ("examples.gshard.commands", "evaluate_run"),
 }
-"""Commands with a command line of their own, a module and its function, imported when asked for:
-they need the `moe` extra."""
+"""Commands with a command line of their own, a module and its function, imported when asked for.
+Modules outside `sbp` are only in a checkout, and need the `gshard` extra."""
+
+_CHECKOUT = Path(__file__).parents[1]
 
 _CHECK = ("sbp.commands.check", "check_program")
 """`sbp check` where it is given FILE:FUNCTION."""
@@ -97,16 +100,26 @@ def _program(words: Sequence[str]) -> Callable[[Sequence[str]], int]:
     """The command line of a command; `sbp check` has two, for a program and for a training run.
 
     Raises:
-      SbpError: `unknown-option` where a library of the extra is not installed.
+      SbpError: `unknown-option` outside a checkout that has the command, or where a library of the
+        extra is not installed.
     """
     name, rest = words[0], words[1:]
     about_program = rest in (["--help"], ["-h"]) or any(map(is_target, rest))
     module, function = _CHECK if name == "check" and about_program else _PROGRAMS[name]
+    folder, _, _ = module.replace(".", "/").rpartition("/")
+    if not (_CHECKOUT / folder).is_dir():
+        raise SbpError(
+            f"sbp {name} is in {folder} of the sbp repository, which the installed package leaves"
+            " out; run it in a checkout of the repository",
+            code="unknown-option",
+        )
+    if not module.startswith("sbp."):
+        sys.path.insert(0, str(_CHECKOUT))
     try:
         return getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         raise SbpError(
-            f"sbp {name} needs {error.name}; install the extra: pip install 'sbp-jax[moe]'",
+            f"sbp {name} needs {error.name}; install the extra: pip install 'sbp-jax[gshard]'",
             code="unknown-option",
         ) from None
 

@@ -14,10 +14,6 @@ PAGE = Path(__file__).parents[1] / "docs" / "constants.md"
 
 NOT_TUNED: Mapping[str, str] = {
     "sbp/machine/": "figures of hardware, each with its source beside it",
-    "sbp/moe/paper.py": "figures of the GShard paper",
-    "sbp/moe/figures.py": "models, payloads and devices of the figures of the GShard paper",
-    "sbp/moe/layerpair.py": "shapes and efficiencies of the GShard paper, each with its source",
-    "sbp/moe/operators.py": "sizes of the operators whose growth table 4 of the paper gives",
     "sbp/plan/saved.py: FORMAT": "the version of a file's form",
     **dict.fromkeys(
         (f"sbp/moe/tokens.py: {name}" for name in ("PAD", "BOS", "EOS", "UNK")),

@@ -33,7 +33,7 @@ STAGES = {
     "test-all": ("test-all",),
     "laws": ("laws",),
     "locked": ("locked", f"LOCKED_TESTS={' '.join(lock.TESTS)}"),
-    "test-newest": ("test-newest", "NEWEST_TESTS=tests", "NEWEST_EXTRAS=moe,dev"),
+    "test-newest": ("test-newest", "NEWEST_TESTS=tests", "NEWEST_EXTRAS=gshard,dev"),
     "test-tpu": ("test-tpu",),
     "test-multiprocess": ("test-multiprocess",),
     "screenshots": ("screenshots",),

@@ -1,15 +1,17 @@
 """The command line, and the examples of every code."""
 
 import linecache
+import os
 import shutil
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
 import sbp
-from sbp.cli import main
+from sbp.cli import _PROGRAMS, main
 from sbp.errors import CODES, SbpError, SbpTypeError, SbpWarning
 from sbp.report.codes import PAGES, PRELUDE
 from sbp.report.concepts import CONCEPTS
@@ -154,10 +156,36 @@ def test_plan_prints_a_model_beside_the_paper(capsys):
     assert row.split()[-2] == "0.30"
 
 
+IN_A_CHECKOUT = [name for name, (module, _) in _PROGRAMS.items() if not module.startswith("sbp.")]
+
+
+@pytest.mark.parametrize("name", IN_A_CHECKOUT)
+def test_outside_a_checkout_a_command_says_where_it_is(name, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("sbp.cli._CHECKOUT", tmp_path)
+    assert main([name, "--preset", "tiny-test"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error[unknown-option]: sbp {name} is in ")
+    assert said.endswith("; run it in a checkout of the repository\n") and said.count("\n") == 1
+
+
+def test_a_package_without_the_repository_says_where_training_is(tmp_path):
+    """The package alone, as a wheel installs it."""
+    (tmp_path / "sbp").symlink_to(Path(__file__).parents[1] / "sbp")
+    ran = subprocess.run(
+        [sys.executable, "-m", "sbp.cli", IN_A_CHECKOUT[0]],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 2
+    assert "of the sbp repository" in ran.stderr and "Traceback" not in ran.stderr
+
+
 def test_a_program_without_its_libraries_names_the_extra(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sbp.moe.train", None)
+    monkeypatch.setitem(sys.modules, "examples.gshard.train", None)
     assert main(["train"]) == 2
-    assert "install the extra: pip install 'sbp-jax[moe]'" in capsys.readouterr().err
+    assert "install the extra: pip install 'sbp-jax[gshard]'" in capsys.readouterr().err
 
 
 def test_a_command_that_ctrl_c_ends_says_so(capsys, monkeypatch):

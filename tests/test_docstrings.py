@@ -3,13 +3,23 @@
 import doctest
 import importlib
 import pkgutil
+from pathlib import Path
 
 import pytest
 
 import sbp
 
+ROOT = Path(__file__).parents[1]
+PLAIN = ("benchmarks.gshard", "examples.gshard")
+"""Folders of modules outside the package."""
+
 MODULES = sorted(
-    m.name for m in pkgutil.walk_packages(sbp.__path__, "sbp.") if not m.name.endswith("__main__")
+    m.name
+    for m in (
+        *pkgutil.walk_packages(sbp.__path__, "sbp."),
+        *(m for f in PLAIN for m in pkgutil.iter_modules([ROOT / f.replace(".", "/")], f"{f}.")),
+    )
+    if not m.name.endswith("__main__")
 )
 EXAMPLES = [
     pytest.param(example, id=example.name)

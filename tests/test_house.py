@@ -63,6 +63,13 @@ def test_statements_are_counted_without_docstrings():
     assert size.statements(ast.parse('"""A."""\ndef f():\n    """B."""\n    return "c"\n')) == 2
 
 
+def test_examples_use_public_names():
+    examples = house.package(house.ROOT / "examples")
+    assert examples
+    found = [v.message for v in house.the_library_imports_no_example(examples)]
+    assert not found, "\n".join(found)
+
+
 def test_test_modules_are_short():
     ours = tuple(m for m in house.package(house.ROOT / "tests") if "/jax_tests/" not in m.path)
     found = [v.message for v in house.modules_are_short(ours)]
@@ -102,7 +109,7 @@ def test_the_picture_shows_the_imports():
     )
 
 
-LONG = "def f():\n" + "    pass\n" * 80
+LONG = "def f():\n" + "    pass\n" * house.MAX_FUNCTION_LINES
 
 BROKEN = [
     ("class_names_are_unique", "sbp/a.py", "class C: ...\nclass D:\n    class C: ...\n", "C"),
@@ -122,8 +129,17 @@ BROKEN = [
         "class C:\n    def f(self, a, b, /, c, *d, e, f, g): ...\n",
         "sbp/a.py: C.f",
     ),
-    ("modules_are_short", "sbp/a.py", "a = 1\n" * 701, "sbp/a.py"),
+    ("modules_are_short", "sbp/a.py", "a = 1\n" * (house.MAX_MODULE_LINES + 1), "sbp/a.py"),
     ("lines_are_narrow", "sbp/a.py", f"a = '{'b' * 96}'\n", f"sbp/a.py: a = '{'b' * 35}"),
+    *(
+        ("the_library_imports_no_example", path, f"{code}\n", f"{path}: {name}")
+        for path, code, name in (
+            ("sbp/a.py", "import benchmarks.hlo.traffic", "benchmarks.hlo.traffic"),
+            ("sbp/a.py", "def f():\n    from examples.gshard import data", "examples.gshard"),
+            ("examples/a.py", "from sbp.plan.ir import Loop", "sbp.plan.ir"),
+            ("examples/a.py", "from sbp.moe.step import _wide", "sbp.moe.step._wide"),
+        )
+    ),
     ("linecache_is_read_in_source", "sbp/api/a.py", "import linecache\n", "sbp/api/a.py"),
     ("patterns_read_what_users_write", "sbp/api/a.py", "from re import match\n", "sbp/api/a.py"),
     *(

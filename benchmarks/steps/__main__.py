@@ -31,6 +31,7 @@ import jax
 
 # The first one sets the ahead-of-time environment before JAX is used.
 from benchmarks.gshard_bytes import MIB, held_bytes
+from benchmarks.hlo.schedule import step_time
 from benchmarks.plan_collectives import compared as compared_collectives
 from benchmarks.plan_collectives import table
 from benchmarks.steps.figures import (
@@ -46,7 +47,6 @@ from benchmarks.steps.figures import (
 from benchmarks.steps.program import Step
 from benchmarks.steps.suite import SUITE
 from benchmarks.steps.unseen import UNSEEN
-from sbp.hlo.schedule import step_time
 
 STEPS = SUITE | UNSEEN
 SIDES = ("expert", "shard_map", "jax", "sbp", "free")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
-from sbp.hlo.schedule import CHIPS, StepTime
+from benchmarks.hlo.schedule import CHIPS, StepTime
 
 KEPT = Path(__file__).with_name("figures.csv")
 ASKED = {"bytes": 1.0, "step": 1.02, "memory": 1.05}

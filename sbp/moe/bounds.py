@@ -59,20 +59,13 @@ TRAIN_BOUNDS: Bounds = {
             "checkpoint_every",
             "warmup_steps",
             "min_dim_to_factor",
-            "languages",
-            "train_pairs",
-            "heldout_per_language",
             "accumulate",
             "pipeline_microbatches",
             "max_skipped",
-            "sampling_temperature",
-            "vocabulary_threads",
         ),
         (1, math.inf),
     ),
-    **dict.fromkeys(
-        ("learning_rate", "ramp_steps", "power", "clip_norm", "weight_decay"), (0, math.inf)
-    ),
+    **dict.fromkeys(("learning_rate", "ramp_steps", "clip_norm", "weight_decay"), (0, math.inf)),
     **dict.fromkeys(("beta1", "beta2"), (0, 1)),
     "zero": (0, 4),
     "seed": (0, 2**32),
@@ -80,7 +73,6 @@ TRAIN_BOUNDS: Bounds = {
 TRAIN_CHOICES = {
     "optimizer": ("adafactor", "adamw"),
     "schedule": ("sqrt_decay", "constant", "linear", "cosine"),
-    "corpus": ("phrases", "catalogues"),
 }
 
 

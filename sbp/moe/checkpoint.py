@@ -4,33 +4,282 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import hashlib
 import json
 import logging
 import os
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from sbp.errors import SbpError
-from sbp.moe.binding import (
-    digest_of,
-    kept,
-    run_of,
-    same_content,
-    same_run,
-    saved_steps,
-    write_whole,
-    writing,
-)
-from sbp.moe.fingerprint import fingerprints
-from sbp.moe.hosts import from_first, gathered, is_first, share_folder
+from sbp.moe.config import ModelConfig, TrainConfig
+from sbp.moe.hosts import from_first, gathered, is_first, share_folder, whole
 from sbp.moe.step import TrainState
+
+Tree = Any
+
+# ---- what checkpoints belong to -----------------------------------------------------------------
+
+
+def describe(model: ModelConfig, train: TrainConfig, text: str) -> dict[str, Any]:
+    """What a checkpoint is bound to, as JSON: the configuration and a digest of the training text.
+
+    The section `free` has the options that it is not bound to. The mesh is absent on purpose:
+    results do not depend on it, and a run may resume on another one.
+
+    Arguments:
+      model: the model.
+      train: how it is trained; options of a subclass are bound too, but for those in its `FREE`.
+      text: tells the training text from others.
+    """
+    free = set(train.FREE)
+    if train.schedule in ("linear", "cosine"):  # they end at the last step
+        free -= {"steps"}
+    every = asdict(train)
+    options = {k: v for k, v in every.items() if k not in free}
+    return {
+        "model": asdict(model),
+        "train": options,
+        "corpus": {"digest": text},
+        "free": {k: v for k, v in every.items() if k in free},
+    }
+
+
+def differences(
+    saved: Mapping[str, Any], wanted: Mapping[str, Any], config: type[TrainConfig] = TrainConfig
+) -> list[str]:
+    """One line per option that differs, in the order of the sections.
+
+    Arguments:
+      saved, wanted: from `describe`.
+      config: the class of the training options.
+    """
+    lines = []
+    for section, kind in (("model", ModelConfig), ("train", config), ("corpus", None)):
+        # A run of before an option was there has its default.
+        default = {f.name: f.default for f in fields(kind)} if kind else {}
+        old, new = saved.get(section, {}), wanted[section]
+        for name in sorted({*old, *new}):
+            if name in config.FREE and not (name in old and name in new):
+                continue  # one of the two is not bound to it
+            before = old.get(name, default.get(name))
+            if before != new.get(name):
+                lines.append(f"{section}.{name}: checkpoint {before!r}, now {new.get(name)!r}")
+    return lines
+
+
+def between_processes(
+    first: Mapping[str, Mapping[str, Any]], mine: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """One line per option of which process 0 has another value than this one. The paths of a text
+    may differ, its digest may not."""
+    return [
+        f"{section}.{name}: {first[section].get(name)!r} in process 0, {value!r} in this one"
+        for section, options in mine.items()
+        for name, value in options.items()
+        if name not in ("data", "eval_data") and first[section].get(name) != value
+    ]
+
+
+def same_run(
+    workdir: Path, description: Mapping[str, Any], config: type[TrainConfig] = TrainConfig
+) -> None:
+    """Refuse a folder with checkpoints of another configuration than `describe` gives.
+
+    Raises:
+      SbpError: `bad-checkpoint`, with a line for each option that differs.
+    """
+    if not saved_steps(workdir / "checkpoints"):
+        return
+    if lines := differences(bound(workdir), description, config):
+        raise SbpError(
+            f"{workdir} holds a run of another configuration; choose another --workdir, or move"
+            " this one away:",
+            code="bad-checkpoint",
+            details=lines,
+        )
+
+
+def same_content(workdir: Path, name: str, content: Mapping[str, str]) -> None:
+    """Refuse a folder whose checkpoints belong to other content, such as other vocabularies.
+
+    Arguments:
+      workdir: the folder.
+      name: what the content is, such as "vocabulary".
+      content: digests by name.
+
+    Raises:
+      SbpError: `bad-checkpoint`.
+    """
+    if not saved_steps(workdir / "checkpoints"):
+        return
+    old = bound(workdir).get(name)
+    if old and old != content:
+        other = [key for key in content if old.get(key) != content[key]]
+        raise SbpError(
+            f"the {name} {' and '.join(other)} in {workdir} is not that of its checkpoints; put"
+            " the file of the run back, or choose another --workdir",
+            code="bad-checkpoint",
+        )
+
+
+_SECTIONS = ("model", "train", "corpus")
+
+
+def _saved(sidecar: Path) -> dict[str, Any]:
+    """The configuration in a file.
+
+    Raises:
+      SbpError: `bad-checkpoint` for a file that is none.
+    """
+    try:
+        saved = json.loads(sidecar.read_text("utf-8"))
+        if not all(isinstance(saved[name], dict) for name in _SECTIONS):
+            raise ValueError(sidecar)
+    except (OSError, ValueError, KeyError, TypeError):
+        raise SbpError(
+            f"{sidecar} is not the configuration of a run; choose another --workdir",
+            code="bad-checkpoint",
+        ) from None
+    return saved
+
+
+def digest_of(run: Mapping[str, Any]) -> str:
+    text = json.dumps(run, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def run_of(checkpoint: Path) -> dict[str, Any] | None:
+    """What a checkpoint says that it belongs to; None where it does not, or is damaged there."""
+    try:
+        saved = json.loads((checkpoint / "run" / "metadata").read_text("utf-8"))
+        whole = saved["digest"] == digest_of(saved["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return saved["run"] if whole else None
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Steps that have a checkpoint in a folder, newest first."""
+    if not folder.is_dir():
+        return []
+    names = (path.name for path in folder.iterdir())
+    return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+
+
+def kept(workdir: Path) -> str:
+    """Which checkpoint a run in a folder has where it ends now, in words."""
+    steps = saved_steps(workdir / "checkpoints")
+    return f"the checkpoint of step {steps[0]} is kept" if steps else "no checkpoint is there yet"
+
+
+def bound(workdir: Path) -> dict[str, Any]:
+    """The configuration that the checkpoints of a run belong to: of the newest that can be read,
+    else of the folder.
+
+    Raises:
+      SbpError: `bad-checkpoint` where none can be read.
+    """
+    for step in saved_steps(workdir / "checkpoints"):
+        if run := run_of(workdir / "checkpoints" / str(step)):
+            return run
+    return _saved(workdir / "config.json")
+
+
+# ---- files --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What writes to a file or folder of the user's.
+
+    Raises:
+      SbpError: `bad-checkpoint` with the system's reason where that fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise SbpError(
+            f"cannot write to {path}: {error.strerror}. Make room or mend the folder, or choose"
+            " another place",
+            code="bad-checkpoint",
+        ) from None
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is never seen in part, also where the process is killed.
+
+    Raises:
+      SbpError: `bad-checkpoint` where it cannot be written; what it held is kept.
+    """
+    part = path.with_name(f"{path.name}.part")
+    with writing(path):
+        part.write_bytes(content)
+        part.replace(path)
+
+
+# ---- checksums of arrays, wherever they lie ------------------------------------------------------
+
+_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+
+
+def fingerprints(tree: Any) -> dict[str, str]:
+    """A checksum of each array of a tree, by its path: 16 hexadecimal digits.
+
+    Computed on the devices that hold the array, from integers alone, so that it is the same on
+    every mesh. Each word is multiplied by odd numbers that depend on its place, and the products
+    are added modulo 2**32, twice: a change of one word always shows, other damage almost
+    surely.
+
+    >>> fingerprints({"w": jnp.zeros(3)}) == fingerprints({"w": jnp.ones(3)})
+    False
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    sums = whole(_all_sums([x for _, x in leaves]))
+    return {
+        jax.tree_util.keystr(path): "".join(f"{int(s):08x}" for s in np.asarray(two))
+        for (path, _), two in zip(leaves, sums, strict=True)
+    }
+
+
+def _sums(x: Any) -> jax.Array:
+    """Two sums of an array's words."""
+    x = jnp.asarray(x)
+    if x.dtype.itemsize == 8:
+        words = jax.lax.bitcast_convert_type(x, jnp.uint32)  # two words, on a new last dim
+    else:
+        words = jax.lax.bitcast_convert_type(x, _WORDS[x.dtype.itemsize]).astype(jnp.uint32)
+    place = jnp.zeros(words.shape, jnp.uint32)
+    for dim, size in enumerate(words.shape):
+        place = place * jnp.uint32(size % 2**32) + jax.lax.broadcasted_iota(
+            jnp.uint32, words.shape, dim
+        )
+    return jnp.stack([jnp.sum(words * _odd(place, seed), dtype=jnp.uint32) for seed in (1, 2)])
+
+
+def _odd(place: jax.Array, seed: int) -> jax.Array:
+    """An odd number for each place: the finaliser of MurmurHash3 on it."""
+    h = place + jnp.uint32(0x9E3779B9 * seed % 2**32)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        h = (h ^ (h >> shift)) * jnp.uint32(factor)
+    return h | jnp.uint32(1)
+
+
+_all_sums = jax.jit(lambda arrays: [_sums(x) for x in arrays])
+
+
+# ---- checkpoints --------------------------------------------------------------------------------
 
 
 def _usable(workdir: Path) -> int:
@@ -117,10 +366,23 @@ class Checkpoints:
 
     From opening to `close`, no other run can open the folder. A checkpoint has in itself what it
     belongs to (model, options, text, vocabularies) and a checksum of each array.
+
+    Attributes:
+      workdir: the folder.
     """
 
-    def __init__(self, workdir: Path, description: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        workdir: Path,
+        description: Mapping[str, Any],
+        config: type[TrainConfig] = TrainConfig,
+    ) -> None:
         """Open the folder of a run, new or old.
+
+        Arguments:
+          workdir: the folder.
+          description: what checkpoints belong to, from `describe`.
+          config: the class of the training options, for those that an older run lacks.
 
         Raises:
           SbpError: `bad-checkpoint` when it holds checkpoints of another configuration, another run
@@ -131,10 +393,10 @@ class Checkpoints:
         from_first(lambda: held.append(_usable(workdir)))
         # The other processes of a run hold nothing that would have to be released.
         self._lock: int | None = held[0] if held else os.open(os.devnull, os.O_RDONLY)
-        self._workdir, self._description = workdir, dict(description)
+        self.workdir, self._description = workdir, dict(description)
         self._folder = workdir / "checkpoints"
         try:
-            self._open()
+            self._open(config)
         except BaseException:
             os.close(self._lock)
             raise
@@ -150,9 +412,9 @@ class Checkpoints:
                 raise
             error.add_note(unwritten.message)
 
-    def _open(self) -> None:
-        share_folder(self._workdir)
-        same_run(self._workdir, self._description)
+    def _open(self, config: type[TrainConfig]) -> None:
+        share_folder(self.workdir)
+        same_run(self.workdir, self._description, config)
         with writing(self._folder):
             self._folder.mkdir(exist_ok=True)
             self._manager = ocp.CheckpointManager(
@@ -168,7 +430,7 @@ class Checkpoints:
         Raises:
           SbpError: `bad-checkpoint` where those that are here belong to something else.
         """
-        same_content(self._workdir, name, content)
+        same_content(self.workdir, name, content)
         self._description[name] = dict(content)
 
     @property
@@ -195,7 +457,7 @@ class Checkpoints:
         try:
             if self.latest is None and is_first():
                 text = json.dumps(self._description, indent=2, sort_keys=True) + "\n"
-                write_whole(self._workdir / "config.json", text.encode())
+                write_whole(self.workdir / "config.json", text.encode())
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -226,7 +488,7 @@ class Checkpoints:
     def _unwritten(self, error: Exception) -> SbpError:
         return SbpError(
             f"cannot write a checkpoint to {self._folder}: {_reason(error)};"
-            f" {kept(self._workdir)}. Make room or mend the folder, and the same command goes on",
+            f" {kept(self.workdir)}. Make room or mend the folder, and the same command goes on",
             code="bad-checkpoint",
         )
 
@@ -247,63 +509,25 @@ class Checkpoints:
         Raises:
           SbpError: `bad-checkpoint` where every one is damaged; then none is moved.
         """
-        target = jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            shapes,
-            shardings,
-        )
-        damaged: list[str] = []
-        for step in from_first(lambda: saved_steps(self._folder)):
-            try:
-                found = self._read(step, target, say)
-            except _DamagedError as error:
-                damaged.append(f"the checkpoint of step {step} is damaged: {error}")
-                continue
-            for line in damaged:
-                say(f"{line}; that of step {step} is used")
-            from_first(lambda step=step: self._set_aside(step))
-            self._manager.reload()
-            return found
-        raise SbpError(
-            f"no checkpoint in {self._folder} can be read; choose another --workdir:",
-            code="bad-checkpoint",
-            details=damaged,
-        )
+        target = _on(shapes, shardings)
 
-    def _read(
-        self, step: int, target: TrainState, say: Callable[[str], None]
-    ) -> tuple[TrainState, dict[str, Any]]:
-        checkpoint = self._folder / str(step)
-        run, named = from_first(lambda: (run_of(checkpoint), (checkpoint / "run").exists()))
-        if run is None and named:
-            raise _DamagedError("what it belongs to cannot be read")
-        if run is None:
-            say(f"the checkpoint of step {step} has no checksums, so it is not verified")
-        where: Any = checkpoint.absolute()
-        state: Any = None
-        data: dict[str, Any] = {}
-        # Each process reads its own shards, one of which may be damaged. The manager would wait for
-        # all processes where one has failed.
-        try:
-            state = ocp.StandardCheckpointHandler().restore(
+        def read(where: Any) -> tuple[TrainState, dict[str, Any]]:
+            # Each process reads its own shards, one of which may be damaged. The manager would wait
+            # for all processes where one has failed.
+            state: Any = ocp.StandardCheckpointHandler().restore(
                 where / "state", args=ocp.args.StandardRestore(target)
             )
-            data = dict(ocp.JsonCheckpointHandler().restore(where / "data"))
-        except Exception:  # whatever the libraries raise over damaged files
-            state = None
-        if any(gathered(state is None)):
-            raise _DamagedError(UNREADABLE)
-        if run is not None:
-            sums, found = run["checksums"], fingerprints(state)
-            if wrong := [path for path, digits in found.items() if sums.get(path) != digits]:
-                raise _DamagedError(f"the content of {wrong[0]} has changed")
-            data = run["data"]
-        return state, data
+            return state, dict(ocp.JsonCheckpointHandler().restore(where / "data"))
+
+        step, found = _newest(self._folder, read, say)
+        from_first(lambda: self._set_aside(step))
+        self._manager.reload()
+        return found
 
     def _set_aside(self, last: int) -> None:
         """Move checkpoints of later steps out of the way of those that will be written."""
         for step in [s for s in saved_steps(self._folder) if s > last]:
-            aside = self._workdir / f"damaged-{step}"
+            aside = self.workdir / f"damaged-{step}"
             if aside.exists():
                 shutil.rmtree(aside)
             (self._folder / str(step)).rename(aside)
@@ -324,7 +548,90 @@ class Checkpoints:
             self._lock = None
 
 
-UNREADABLE = "a file of it is missing or cannot be read"
+def read_params(
+    workdir: Path, shapes: Tree, shardings: Tree, say: Callable[[str], None] = print
+) -> Tree:
+    """The parameters of a run's newest checkpoint that is whole, each leaf straight to its
+    sharding. Nothing in the folder is changed or locked.
+
+    Arguments:
+      workdir: the folder of the run.
+      shapes: the parameters as ShapeDtypeStructs.
+      shardings: a tree like them.
+      say: is called with a line about each checkpoint that is damaged or cannot be verified.
+
+    Raises:
+      SbpError: `bad-checkpoint` where every one is damaged.
+    """
+    quiet()
+    item = {"params": _on(shapes, shardings)}
+    asked = ocp.args.PyTreeRestore(
+        item=item,
+        restore_args=ocp.checkpoint_utils.construct_restore_args(item),
+        partial_restore=True,
+    )
+
+    def read(where: Any) -> tuple[TrainState, dict[str, Any]]:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            return TrainState(None, reader.restore(where / "state", args=asked)["params"], None), {}
+
+    _, (state, _) = _newest(workdir / "checkpoints", read, say)
+    return state.params
+
+
+def _on(shapes: Tree, shardings: Tree) -> Tree:
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        shapes,
+        shardings,
+    )
+
+
+_Read = Callable[[Any], tuple[TrainState, dict[str, Any]]]
+"""Reads the state and the place in the data from the folder of a checkpoint."""
+
+
+def _newest(
+    folder: Path, read: _Read, say: Callable[[str], None]
+) -> tuple[int, tuple[TrainState, dict[str, Any]]]:
+    """The newest step whose checkpoint is whole, and what is in it."""
+    damaged: list[str] = []
+    for step in from_first(lambda: saved_steps(folder)):
+        try:
+            found = _verified(folder / str(step), read, say)
+        except _DamagedError as error:
+            damaged.append(f"the checkpoint of step {step} is damaged: {error}")
+            continue
+        for line in damaged:
+            say(f"{line}; that of step {step} is used")
+        return step, found
+    raise SbpError(
+        f"no checkpoint in {folder} can be read; choose another --workdir:",
+        code="bad-checkpoint",
+        details=damaged,
+    )
+
+
+def _verified(
+    checkpoint: Path, read: _Read, say: Callable[[str], None]
+) -> tuple[TrainState, dict[str, Any]]:
+    run, named = from_first(lambda: (run_of(checkpoint), (checkpoint / "run").exists()))
+    if run is None and named:
+        raise _DamagedError("what it belongs to cannot be read")
+    if run is None:
+        say(f"the checkpoint of step {checkpoint.name} has no checksums, so it is not verified")
+    found: Any = None
+    with suppress(Exception):  # whatever the libraries raise over damaged files
+        found = read(checkpoint.absolute())
+    if any(gathered(found is None)):
+        raise _DamagedError("a file of it is missing or cannot be read")
+    state, data = found
+    if run is None:
+        return state, data
+    sums = fingerprints(state)
+    if wrong := [path for path, digits in sums.items() if run["checksums"].get(path) != digits]:
+        raise _DamagedError(f"the content of {wrong[0]} has changed")
+    return state, run["data"]
 
 
 class _DamagedError(Exception):

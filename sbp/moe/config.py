@@ -1,13 +1,12 @@
-"""Configurations of the GShard MoE Transformer and of its training runs."""
+"""Configurations of the GShard MoE Transformer and of its training."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar
 
-from sbp.errors import SbpError, nearest
+from sbp.errors import SbpError
 from sbp.moe.bounds import (
     MODEL_BOUNDS,
     MODEL_CHOICES,
@@ -240,7 +239,7 @@ def _senseless(cfg: ModelConfig) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """One training run.
+    """How a model is trained.
 
     Attributes:
       steps: optimiser steps in all.
@@ -263,24 +262,19 @@ class TrainConfig:
       max_skipped: steps in a row with a loss or gradients that are not finite, each of which
         changes nothing, after which training stops.
       seed: of the parameters, the dropout, the routing and the order of the data.
-      languages: how many of the corpus' languages to use, largest first.
-      train_pairs: sentence pairs of the embedded corpus to generate.
-      heldout_per_language: evaluation pairs for each language, in each held-out set.
-      pack: lay several pairs into each row of a batch, as many as fit; they do not see each other.
-      sampling_temperature: T; pairs of a language with n of them are drawn with a probability
-        proportional to n ** (1 / T). 1 takes the text as it is.
-      character_coverage: share of the text's characters that the vocabularies have, 0.98 to 1.
-      byte_fallback: other characters are spelled by their bytes, not lost.
-      vocabulary_threads: threads that train a vocabulary.
-      power: exponent of the power law over languages; language i gets a share proportional to (i +
-          1) ** -power.
+      pack: rows of a batch hold several pairs of sequences, which do not see each other.
       checkpoint_every: steps between checkpoints.
-      corpus: "phrases", generated, or "catalogues", human translations that Python packages ship.
-      data: path of the user's own parallel text (source, target, language per line), "" for
-          `corpus`.
-      eval_data: path of a test set for the user's text, in the same form; "" to hold out a part of
-          `data`.
     """
+
+    FREE: ClassVar[tuple[str, ...]] = (
+        "steps",
+        "checkpoint_every",
+        "max_skipped",
+        "zero",
+        "sequence_parallel",
+    )
+    """Options that a resumed run may change: they alter neither the state nor what comes next, but
+    where it lies."""
 
     steps: int = 1000
     optimizer: str = "adafactor"
@@ -299,60 +293,13 @@ class TrainConfig:
     sequence_parallel: bool = False
     max_skipped: int = 10
     seed: int = 0
-    languages: int = 20
-    train_pairs: int = 60_000
-    heldout_per_language: int = 20
     pack: bool = False
-    sampling_temperature: float = 1.0
-    character_coverage: float = 1.0
-    byte_fallback: bool = False
-    vocabulary_threads: int = 1
-    power: float = 0.5
     checkpoint_every: int = 200
-    corpus: str = "phrases"
-    data: str = ""
-    eval_data: str = ""
 
     def __post_init__(self) -> None:
-        faults = out_of_bounds(self, TRAIN_BOUNDS) + unknown(self, TRAIN_CHOICES)
-        if not 0.98 <= self.character_coverage <= 1:
-            faults.append(
-                f"character_coverage is {self.character_coverage}; SentencePiece takes 0.98 to 1"
-            )
-        if self.pack and self.sampling_temperature != 1:
-            faults.append(
-                "pack lays pairs into rows that stay as they are, so sampling_temperature cannot"
-                " draw them by language; leave out one of the two"
-            )
-        if faults:
+        if faults := self.faults():
             raise SbpError("; ".join(faults), code="unknown-option")
 
-
-_Config = TypeVar("_Config", ModelConfig, TrainConfig)
-
-
-def override(config: _Config, options: Mapping[str, str]) -> _Config:
-    """Return `config` with fields set from text, each parsed as the type of the field it replaces.
-
-    Arguments:
-      config: the configuration to start from.
-      options: field name to text.
-
-    Raises:
-      SbpError: `unknown-option` for a field that does not exist or a text that does not parse.
-    """
-    values: dict[str, object] = {}
-    for name, text in options.items():
-        if name not in (known := [f.name for f in dataclasses.fields(config)]):
-            raise SbpError(f"no option {name!r}{nearest(name, known)}", code="unknown-option")
-        old = getattr(config, name)
-        try:
-            if isinstance(old, bool):
-                values[name] = {"true": True, "false": False}[text.lower()]
-            else:
-                values[name] = type(old)(text)
-        except (ValueError, KeyError):
-            raise SbpError(
-                f"option {name} needs a value like {old!r}, not {text!r}", code="unknown-option"
-            ) from None
-    return dataclasses.replace(config, **values)
+    def faults(self) -> list[str]:
+        """What is wrong with the options, a clause each."""
+        return out_of_bounds(self, TRAIN_BOUNDS) + unknown(self, TRAIN_CHOICES)

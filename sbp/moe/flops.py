@@ -32,9 +32,8 @@ def forward_flops(cfg: ModelConfig) -> Mapping[str, float]:
       Parts `projections` and `scores` of attention, `dense`, `router`, `experts` and `logits`;
       their sum is the whole.
 
-    >>> from sbp.moe.presets import preset
-    >>> parts = forward_flops(preset("tiny-mt").model)
-    >>> parts["dense"] == 2 * 96 * (32 + 32) * 2 * 128 * 256
+    >>> parts = forward_flops(ModelConfig())
+    >>> parts["dense"] == 2 * 2048 * (128 + 128) * 3 * 2 * 1024 * 8192
     True
     """
     parts: dict[str, float] = dict.fromkeys(

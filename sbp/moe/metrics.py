@@ -1,5 +1,4 @@
-"""What a run reports of each step, by name, and where it is kept: `metrics.jsonl`, and TensorBoard
-on request."""
+"""What a run reports of each step, by name, and where it is kept: `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from sbp.errors import SbpError
 from sbp.machine.table import hardware_of_kind
-from sbp.moe.binding import write_whole, writing
+from sbp.moe.checkpoint import write_whole, writing
 from sbp.moe.config import ModelConfig
 from sbp.moe.flops import step_flops, utilisation
 from sbp.moe.model import Metrics
@@ -146,16 +145,15 @@ def _whole_lines(path: Path) -> Iterator[str]:
 class MetricsLog:
     """Appends one JSON object for each step to `<workdir>/metrics.jsonl`."""
 
-    def __init__(self, workdir: Path | None, first: int, *, tensorboard: bool = False) -> None:
+    def __init__(self, workdir: Path | None, first: int) -> None:
         """Open the file of a run, new or old.
 
         Arguments:
           workdir: the folder of the run; None to keep nothing, as in all processes but one.
           first: steps done. What the file has of later steps, which no checkpoint kept, is left
             out.
-          tensorboard: also write the numbers as curves to `<workdir>/log`.
         """
-        self._file, self._writer = None, None
+        self._file = None
         if workdir is None:
             return
         path = workdir / FILE
@@ -163,10 +161,6 @@ class MetricsLog:
         write_whole(path, "".join(f"{line}\n" for line in kept).encode())
         with writing(path):
             self._file = path.open("a", encoding="utf-8")
-        if tensorboard:
-            from tensorboardX import SummaryWriter
-
-            self._writer = SummaryWriter(str(workdir / "log"), purge_step=first + 1)
 
     def write(self, step: int, values: Values) -> None:
         """Keep the numbers of a step; those that are not finite are null in the file.
@@ -179,13 +173,6 @@ class MetricsLog:
         finite = {name: _finite(value) for name, value in values.items()}
         with writing(Path(self._file.name)):
             print(json.dumps({"step": step, **finite}), file=self._file, flush=True)
-        if self._writer is None:
-            return
-        for name, value in values.items():
-            if isinstance(value, list):
-                self._writer.add_histogram(name, np.asarray(value), step)
-            else:
-                self._writer.add_scalar(name, value, step)
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -194,8 +181,6 @@ class MetricsLog:
         if self._file is not None:
             with suppress(OSError):  # each line was flushed, or its error raised
                 self._file.close()
-        if self._writer is not None:
-            self._writer.close()
 
 
 def _finite(value: Any) -> Any:

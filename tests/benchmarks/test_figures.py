@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.hlo.schedule import CHIPS, StepTime
 from benchmarks.steps.figures import (
     Figures,
     compared,
@@ -18,7 +19,6 @@ from benchmarks.steps.figures import (
 )
 from benchmarks.steps.suite import SUITE
 from benchmarks.steps.unseen import UNSEEN
-from sbp.hlo.schedule import CHIPS, StepTime
 
 README = Path(__file__).parents[2] / "README.md"
 

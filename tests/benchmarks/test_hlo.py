@@ -2,8 +2,8 @@
 
 import pytest
 
-from sbp.hlo.schedule import CHIPS, step_time
-from sbp.hlo.traffic import collectives
+from benchmarks.hlo.schedule import CHIPS, step_time
+from benchmarks.hlo.traffic import collectives
 
 PROGRAM = """\
 HloModule jit_step, is_scheduled=true

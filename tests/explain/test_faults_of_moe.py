@@ -10,10 +10,10 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import sbp
+from examples.gshard.presets import preset
 from sbp.moe import model as moe_model
 from sbp.moe import stack
 from sbp.moe.gating import gate
-from sbp.moe.presets import preset
 from sbp.moe.sharding import Sharding
 from sbp.moe.step import batch_shapes
 from tests.explain.expected import check_wording

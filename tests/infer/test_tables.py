@@ -6,9 +6,9 @@ import dataclasses
 import pytest
 
 import sbp
+from benchmarks.gshard.layerpair import FIGURE8_BANDS, figure8, figure8_ratios
+from benchmarks.gshard.operators import DEVICES, TABLE4, exponent, planned
 from benchmarks.mesh_tensorflow_table1 import TABLE1, kept_bytes, local_flops, plan_layout
-from sbp.moe.layerpair import FIGURE8_BANDS, figure8, figure8_ratios
-from sbp.moe.operators import DEVICES, TABLE4, exponent, planned
 
 
 def test_gshard_figure_8():

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 import sbp
+from examples.gshard.presets import preset
 from sbp import SbpError
-from sbp.moe.checkpoint import Checkpoints
-from sbp.moe.fingerprint import fingerprints
-from sbp.moe.presets import preset
+from sbp.moe.checkpoint import Checkpoints, fingerprints
 from sbp.moe.step import TrainState, init_state
-from tests.moe.limits import files_of_at_most
+from tests.gshard.limits import files_of_at_most
 from tests.slices import EXHAUSTIVE
 
 MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import sbp
+from examples.gshard.config import override
+from examples.gshard.data import make_batch
+from examples.gshard.packing import pack
 from sbp.errors import SbpError
 from sbp.moe.attention import Rotary, attention, keys_values
-from sbp.moe.config import override
-from sbp.moe.data import make_batch
 from sbp.moe.decode import BeamSearch
 from sbp.moe.model import Batch, continue_prefix, init_params, loss_fn
-from sbp.moe.packing import pack
 from sbp.moe.sharding import PLAIN, leaf_types, sharding_of
 from sbp.moe.tokens import BOS, EOS, PAD
 from tests.moe.loops import ordered, softmax

@@ -10,10 +10,10 @@ import numpy as np
 import optax
 import pytest
 
+from examples.gshard.presets import preset
 from sbp import SbpError
 from sbp.moe.model import init_params, loss_fn
 from sbp.moe.optimizer import SCHEDULES
-from sbp.moe.presets import preset
 from sbp.moe.step import gradients, init_state, make_train_step
 from tests.moe.routing import assert_same_counts
 from tests.moe.test_model import random_batch

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 import pytest
 
-from sbp.moe.display import load_bars
+from examples.gshard.display import load_bars
+from examples.gshard.presets import preset
 from sbp.moe.flops import forward_flops, step_flops, utilisation
 from sbp.moe.gating import GatingMetrics
 from sbp.moe.metrics import MetricsLog, Speed, read_metrics, summarize
 from sbp.moe.model import Metrics, init_params, loss_fn
-from sbp.moe.presets import preset
 from sbp.moe.step import init_state, make_train_step
 from tests.moe.routing import routed
 from tests.moe.test_model import QUICK, random_batch

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.moe.data import Encoded, batches, make_batch
+from examples.gshard.data import Encoded, batches, make_batch
+from examples.gshard.packing import pack
+from examples.gshard.presets import preset
 from sbp.moe.model import init_params, loss_fn
-from sbp.moe.packing import Segments, pack
-from sbp.moe.presets import preset
+from sbp.moe.packing import Segments
 from sbp.moe.sharding import PLAIN, sharding_of
 from sbp.moe.tokens import BOS, EOS
 from tests.slices import sliced

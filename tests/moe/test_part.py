@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sbp.moe.data import Encoded, batches
+from examples.gshard.data import Encoded, batches
+from examples.gshard.presets import preset
 from sbp.moe.packing import Segments
 from sbp.moe.part import BatchPart
-from sbp.moe.presets import preset
 from sbp.moe.step import batch_shapes
 
 MODEL = dataclasses.replace(preset("tiny-test").model, groups=8, sequences_per_group=2)

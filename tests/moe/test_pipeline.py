@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import sbp
+from examples.gshard.options import parse_args
+from examples.gshard.presets import preset
 from sbp.errors import SbpError
 from sbp.moe.model import init_params
-from sbp.moe.options import parse_args
 from sbp.moe.pipeline import Pipeline
-from sbp.moe.presets import preset
 from sbp.moe.sharding import sharding_of
 from sbp.moe.step import gradients, init_state, make_train_step
 from tests.moe.routing import assert_same_counts

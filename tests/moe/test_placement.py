@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from sbp.moe.options import parse_args
+from examples.gshard.options import parse_args
 from sbp.moe.sharding import leaf_types
 from sbp.moe.step import init_state, make_train_step, state_shapes
 from tests.moe.routing import assert_same_counts

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from examples.gshard.config import override
+from examples.gshard.presets import preset
 from sbp.errors import SbpError
-from sbp.moe.config import ModelConfig, override
+from sbp.moe.config import ModelConfig
 from sbp.moe.gating import expert_capacity, gate
-from sbp.moe.presets import preset
 from sbp.moe.routers import ROUTERS, balanced_bias
 from sbp.moe.step import init_state, make_train_step
 from tests.moe import loops

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.moe.presets import preset
+from examples.gshard.presets import preset
 from sbp.moe.step import init_state, make_train_step, plan_train_step
 from tests.moe.routing import assert_same_counts
 from tests.moe.test_model import random_batch

@@ -13,14 +13,13 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from sbp.moe.binding import describe
-from sbp.moe.checkpoint import Checkpoints
-from sbp.moe.data import encode_pairs
+from examples.gshard.data import encode_pairs
+from examples.gshard.options import parse_args
+from examples.gshard.sources import load
+from examples.gshard.train import fit, tokenizers
+from sbp.moe.checkpoint import Checkpoints, describe
 from sbp.moe.hosts import from_first
-from sbp.moe.options import parse_args
-from sbp.moe.sources import load
 from sbp.moe.step import init_state, make_train_step
-from sbp.moe.train import fit, tokenizers
 
 STEPS, STOP_AT, FIRST = 5, 3, 2
 """All steps; the one at which two processes are stopped; those that one process does first."""
@@ -37,7 +36,7 @@ def train_on(folder: Path, plan: Any, steps: int = STEPS) -> tuple[int, int]:
     """Begin or resume a run; gives the step at its end and the signal that ended it."""
     run = options(folder, steps)
     corpus = load(run.train, print)
-    with Checkpoints(run.workdir, describe(run.model, run.train, corpus)) as checkpoints:
+    with Checkpoints(run.workdir, describe(run.model, run.train, corpus.digest)) as checkpoints:
         resumes = checkpoints.latest is not None
         found = from_first(
             lambda: tokenizers(corpus, run.model, run.train, run.workdir, resumes=resumes)

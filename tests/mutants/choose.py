@@ -34,7 +34,9 @@ NEWEST_TESTS = (
     "tests/signatures/test_symbolic_rows.py",  # every sample is traced
     "tests/run/test_programs.py",  # programs run
 )
-OTHER_PACKAGES = re.compile(r"\b(flax|optax|equinox|orbax|benchmarks|nbformat|grimp|sbp\.moe)\b")
+OTHER_PACKAGES = re.compile(
+    r"\b(flax|optax|equinox|orbax|benchmarks|examples|nbformat|grimp|sbp\.moe)\b"
+)
 """What tests import that the newest JAX is tested without."""
 
 

@@ -129,7 +129,7 @@ def in_turn(checkout: Path, cases: Iterable[Case], most: float) -> tuple[str, fl
 def checkout_of(folder: Path) -> Path:
     """A copy of the checkout without what runs write."""
     copy = folder / "checkout"
-    names = ("sbp", "tests", "benchmarks", "docs", "notebooks")
+    names = ("sbp", "tests", "benchmarks", "docs", "examples", "notebooks")
     ignored = shutil.ignore_patterns("__pycache__", "mutants")
     for name in names:
         shutil.copytree(ROOT / name, copy / name, ignore=ignored)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sbp.hlo.traffic import collectives
+from benchmarks.hlo.traffic import collectives
 from sbp.infer.space import RELAYOUT_PASSES, TypeSpace, decode
 from sbp.machine.hardware import Hardware
 from sbp.machine.lanes import copies_for_lanes, joins_lanes

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.hlo.traffic import collectives
+from benchmarks.hlo.traffic import collectives
 from tests.run.programs import CASES, NAMES, Case, arguments, function_of
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sbp.moe.costs import main
+from benchmarks.gshard.costs import main
 
 pytestmark = pytest.mark.tpu
 

@@ -11,7 +11,7 @@ from jax import lax
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sbp.hlo.traffic import collectives
+from benchmarks.hlo.traffic import collectives
 from sbp.infer.space import JOINED_BYTES
 
 pytestmark = pytest.mark.tpu

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as Spec
 
 import sbp
-from sbp.hlo.traffic import computations_of, instructions, shape_bytes
+from benchmarks.hlo.traffic import computations_of, instructions, shape_bytes
 from sbp.infer.space import RELAYOUT_PASSES
 from sbp.machine.table import HARDWARE
 

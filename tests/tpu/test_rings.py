@@ -11,7 +11,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 import sbp
-from sbp.hlo.traffic import bytes_by_kind, collectives
+from benchmarks.hlo.traffic import bytes_by_kind, collectives
 from tests.run.test_collectives import assert_within_plan
 from tests.run.test_rotation import ONLY_RINGS
 

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from benchmarks.gshard_bytes import held_bytes
+from benchmarks.hlo.schedule import step_time
 from benchmarks.scan_loops import layers
-from sbp.hlo.schedule import step_time
 
 pytestmark = pytest.mark.tpu
 

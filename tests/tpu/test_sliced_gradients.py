@@ -8,7 +8,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 import sbp
-from sbp.hlo.schedule import step_time
+from benchmarks.hlo.schedule import step_time
 
 pytestmark = pytest.mark.tpu
 

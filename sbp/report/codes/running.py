@@ -341,10 +341,10 @@ sbp.jit(lambda x: x * 2.0, mesh)(x)
         Nothing has been written.
         """,
         """
-python -m sbp.moe.train --data corpus.tsv    # with a line of two columns
+sbp train --data corpus.tsv    # with a line of two columns
 """,
         """
-python -m sbp.moe.train --data corpus.tsv    # source<TAB>target<TAB>language on every line
+sbp train --data corpus.tsv    # source<TAB>target<TAB>language on every line
 """,
         runs=False,
     ),
@@ -357,10 +357,10 @@ python -m sbp.moe.train --data corpus.tsv    # source<TAB>target<TAB>language on
         """,
         """
 # runs/a was begun with another number of experts
-python -m sbp.moe.train --workdir runs/a --set experts=8
+sbp train --workdir runs/a --set experts=8
 """,
         """
-python -m sbp.moe.train --workdir runs/b --set experts=8
+sbp train --workdir runs/b --set experts=8
 """,
         runs=False,
     ),
@@ -373,10 +373,10 @@ python -m sbp.moe.train --workdir runs/b --set experts=8
         other data; another learning rate is another run.
         """,
         """
-python -m sbp.moe.train --workdir runs/a --set learning_rate=1e30
+sbp train --workdir runs/a --set learning_rate=1e30
 """,
         """
-python -m sbp.moe.train --workdir runs/b --set ramp_steps=100 --set clip_norm=1
+sbp train --workdir runs/b --set ramp_steps=100 --set clip_norm=1
 """,
         runs=False,
     ),

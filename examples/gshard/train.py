@@ -1,0 +1,320 @@
+"""The main job: train the GShard MoE Transformer through the plan executor and measure its
+translations.
+
+sbp train --preset tiny-mt --workdir runs/tiny-mt
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+import sbp
+from examples.gshard.config import TranslationConfig
+from examples.gshard.corpus import Corpus
+from examples.gshard.curves import TensorBoard, write_curves
+from examples.gshard.data import Encoded, batches, encode_pairs
+from examples.gshard.display import TrainingDisplay, show_error, show_evaluation
+from examples.gshard.evaluate import MODEL, Evaluation, baselines, evaluate
+from examples.gshard.heldout import plan_loss, sample
+from examples.gshard.options import Run, parse_args, undivided
+from examples.gshard.profiler import Profiler
+from examples.gshard.sources import load
+from examples.gshard.stop import StopSignal
+from examples.gshard.tokenizer import Tokenizer
+from examples.gshard.translator import Translator, plan_search
+from sbp.errors import SbpError
+from sbp.moe.checkpoint import (
+    Checkpoints,
+    between_processes,
+    describe,
+    kept,
+    need_room,
+    write_whole,
+)
+from sbp.moe.config import ModelConfig
+from sbp.moe.decode import BeamSearch
+from sbp.moe.devices import make_mesh, simulate_devices
+from sbp.moe.hosts import agree, from_first, is_first
+from sbp.moe.model import Batch
+from sbp.moe.part import BatchPart
+from sbp.moe.step import TrainState, batch_shapes, plan_train_step, state_shapes
+from sbp.moe.trainer import StepPlan, Trainer
+
+
+def tokenizers(
+    corpus: Corpus,
+    cfg: ModelConfig,
+    train: TranslationConfig,
+    workdir: Path,
+    *,
+    resumes: bool,
+    keep: bool = True,
+) -> tuple[Tokenizer, Tokenizer]:
+    """The source and target vocabularies of a run: trained on its training text and kept in its
+    folder (unless `keep` is false), or those of the run that it resumes. A decoder-only
+    model has two alike, trained on both sides."""
+    found = []
+    for name, size in (("source", cfg.source_vocab), ("target", cfg.target_vocab)):
+        path = workdir / f"{name}.model"
+        if resumes and path.exists():
+            found.append(Tokenizer.load(path))
+            continue
+        sides = (name,) if cfg.encoder_layers else ("source", "target")
+        tokenizer = Tokenizer.train(
+            (getattr(pair, side) for side in sides for pair in corpus.train),
+            size,
+            byte_fallback=train.byte_fallback,
+            coverage=train.character_coverage,
+            threads=train.vocabulary_threads,
+        )
+        if keep:
+            write_whole(path, tokenizer.model)
+        found.append(tokenizer)
+    return found[0], found[1]
+
+
+def plan_step(run: Run, console: Console) -> StepPlan:
+    """Type, price and plan the training step from shapes alone, and print the report.
+
+    Raises:
+      SbpError: when the mesh is larger than the devices, or the step has no typing on it.
+    """
+    started = time.monotonic()
+    plan = plan_train_step(run.model, run.train, make_mesh(run.mesh))
+    show_plan(run, plan, console)
+    console.print(f"planned in {time.monotonic() - started:.1f} s; compiling ..", highlight=False)
+    return plan
+
+
+def show_plan(run: Run, plan: sbp.Plan, console: Console) -> None:
+    """Print the report of the step, what computes in which dtype, and what is not split."""
+    console.print(plan.report().short())
+    console.print(f"precision: {run.model.precision}", highlight=False)
+    for line in undivided(run):
+        console.print(line, highlight=False)
+    if (pipeline := run.pipeline) is not None:
+        line = f"pipeline: {pipeline.microbatches} microbatches, one after the other"
+        if pipeline.stages > 1:
+            line += f", in {pipeline.stages} stages; a stage has none in {pipeline.bubble:.0%}"
+            line += " of the turns"
+        console.print(line, highlight=False)
+
+
+def plan_heldout(
+    run: Run, plan: StepPlan, batches: Sequence[Batch]
+) -> Callable[[TrainState], float]:
+    """Plan the loss of the model on some held-out batches, with its weights where `plan` has
+    them."""
+    shardings = plan.in_shardings[0].params
+    loss = plan_loss(run.model, run.sharding, state_shapes(run.model, run.train).params, shardings)
+    return lambda state: loss(state.params, batches)
+
+
+def fit(
+    run: Run,
+    plan: StepPlan,
+    encoded: Encoded,
+    checkpoints: Checkpoints,
+    console: Console,
+    heldout: Callable[[TrainState], float] | None = None,
+) -> tuple[TrainState, int]:
+    """Initialise or resume, and train, with progress on the console and curves on request.
+
+    Arguments:
+      run: the options of the run.
+      plan: the step.
+      encoded: the training text.
+      checkpoints: where the run is kept.
+      console: where progress is shown.
+      heldout: the loss on held-out text, taken with each checkpoint; None for none.
+
+    Returns:
+      The state, which is saved, and the signal that stopped training (0 where none did).
+
+    Raises:
+      SbpError: `not-finite` where `max_skipped` steps in a row changed nothing.
+    """
+    part = None
+    if jax.process_count() > 1:
+        part = BatchPart.of(plan.in_shardings[1], batch_shapes(run.model, packed=run.train.pack))
+    train, say = run.train, partial(console.print, highlight=False, markup=False)
+    stop = StopSignal(partial(_last_words, run), partial(say, _ASKED))
+    trainer = Trainer(
+        model=run.model,
+        train=train,
+        plan=plan,
+        batches=batches(
+            encoded,
+            run.model,
+            train.seed,
+            part and part.groups,
+            temperature=train.sampling_temperature,
+        ),
+        checkpoints=checkpoints,
+        part=part,
+        heldout=heldout,
+        say=say,
+    )
+    state = trainer.begin()
+    first = int(state.step)
+    curves = TensorBoard(run.workdir, first) if run.tensorboard and is_first() else None
+    profiler, display = (
+        Profiler(run.profile, run.workdir, first),
+        TrainingDisplay(console, first, train.steps),
+    )
+    with stop, curves or nullcontext(), profiler, display:
+        callbacks = [display.update, *([curves.write] if curves else [])]
+        return trainer.fit(state, callbacks, stop=lambda: stop.signal, around=profiler.step)
+
+
+_ASKED = "stops after this step, with a checkpoint; another signal ends the run at once"
+
+
+def _last_words(run: Run) -> str:
+    """What to say of a run that ends at once."""
+    return f"{kept(run.workdir)}; the same command resumes the run, or begins it again"
+
+
+def _packed(run: Run, encoded: Encoded, console: Console) -> Encoded:
+    """The text as rows of several pairs, where the run asks for them."""
+    if not run.train.pack:
+        return encoded
+    rows = encoded.packed(run.train.seed)
+    console.print(
+        f"packed into {len(rows.source):,} rows, {rows.filled:.0%} of which are tokens",
+        highlight=False,
+    )
+    return rows
+
+
+def show_corpus(console: Console, corpus: Corpus, encoded: Encoded) -> None:
+    """Say what is trained on, what is held out, and what is neither."""
+    sets = ", ".join(f"{len(pairs):,} {name}" for name, pairs in corpus.heldout.items())
+    lines = [
+        f"{len(encoded.kept):,} sentence pairs in {len(corpus.languages)} languages to train on;"
+        f" held out: {sets}",
+        *(f"{n:,} pairs are left out: they {why}" for why, n in corpus.discarded.items() if n),
+    ]
+    if long := len(corpus.train) - len(encoded.kept):
+        lines.append(f"{long:,} pairs are left out: they are longer than the model's sequences")
+    console.print("\n".join(lines), highlight=False, markup=False)
+
+
+def translator(
+    run: Run, plan: StepPlan, params: Any, source: Tokenizer, target: Tokenizer
+) -> Translator:
+    """Greedy decoding on the training mesh, with the parameters where the step has them."""
+    shardings = plan.in_shardings[0].params
+    search = BeamSearch(cfg=run.model, sharding=run.sharding)
+    types = jax.tree.map(lambda sharding: sharding.spec, shardings)
+    mesh = jax.tree.leaves(shardings)[0].mesh
+    found = plan_search(search, mesh, jax.eval_shape(lambda: params), types)
+    return Translator(plan=found, params=params, source=source, target=target, cfg=run.model)
+
+
+def score(corpus: Corpus, said: Sequence[str | None]) -> Evaluation:
+    """Compare translations of the held-out sets with those of each baseline."""
+    pairs = corpus.heldout_pairs
+    systems = {MODEL: said, **baselines(corpus.train, pairs)}
+    return evaluate(corpus.heldout, systems, corpus.languages)
+
+
+def save_evaluation(result: Evaluation, path: Path) -> None:
+    """Write the scores as JSON."""
+    text = json.dumps(dataclasses.asdict(result), indent=2, ensure_ascii=False) + "\n"
+    write_whole(path, text.encode())
+
+
+def train(run: Run, console: Console) -> int:
+    """Do the whole job; returns the process's exit code (128 + signal when interrupted)."""
+    started = time.monotonic()
+    if not run.hosts.distributed:  # which has the devices that the hosts have
+        simulate_devices(run.devices // run.hosts.processes)
+    run.hosts.check()
+    if not is_first():
+        console = Console(quiet=True, force_terminal=False)
+    with StopSignal(partial(_last_words, run)):
+        corpus = load(run.train, lambda line: console.print(line, highlight=False, markup=False))
+        described = describe(run.model, run.train, corpus.digest)
+        of_all = {"mesh": run.mesh, "evaluate": run.evaluate}
+        agree("options or text", {**described, "run": of_all}, between_processes)
+        with Checkpoints(run.workdir, described, TranslationConfig) as checkpoints:
+            code, line = _train(run, corpus, checkpoints, console)
+    line += f" ({time.monotonic() - started:.0f} s)"
+    console.print(line, highlight=False, markup=False)
+    return code
+
+
+def _draw(run: Run) -> None:
+    """Draw the curves, in the first process."""
+    if is_first():
+        write_curves(run.workdir)
+
+
+def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console) -> tuple[int, str]:
+    """Train and evaluate; returns the process's exit code and the last line to show."""
+    started = time.monotonic()
+    resumes = checkpoints.latest is not None
+    need_room(run.workdir, state_shapes(run.model, run.train))
+    source, target = from_first(
+        lambda: tokenizers(corpus, run.model, run.train, run.workdir, resumes=resumes)
+    )
+    checkpoints.bind("vocabulary", {"source": source.digest, "target": target.digest})
+    encoded = encode_pairs(corpus.train, source, target, run.model)
+    show_corpus(console, corpus, encoded)
+    encoded = _packed(run, encoded, console)
+    console.print(
+        f"vocabularies of {len(source):,} and {len(target):,} pieces"
+        f" ({time.monotonic() - started:.1f} s)",
+        highlight=False,
+    )
+    held = sample(corpus.heldout_pairs, source, target, run.model, run.train.seed)
+    if not held:
+        console.print("no held-out pair fits the model's sequences: no held-out loss is shown")
+    plan = plan_step(run, console)
+    heldout = plan_heldout(run, plan, held) if held else None
+    try:
+        state, stopped = fit(run, plan, encoded, checkpoints, console, heldout)
+    except SbpError:
+        with suppress(SbpError):  # that of the run is the one to show
+            _draw(run)
+        raise
+    _draw(run)
+    if stopped:
+        line = f"interrupted: step {int(state.step)} is saved in {run.workdir}; the same command"
+        return 128 + stopped, f"{line} resumes"
+    if run.evaluate:
+        said = translator(run, plan, state.params, source, target)(
+            [pair.source for pair in corpus.heldout_pairs]
+        )
+        if is_first():
+            result = score(corpus, said)
+            save_evaluation(result, run.workdir / "evaluation.json")
+            show_evaluation(console, result)
+    return 0, f"done; checkpoint in {run.workdir}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; user errors are printed without a traceback and exit with 2."""
+    try:
+        run = parse_args(sys.argv[1:] if argv is None else argv)
+        with run.hosts.together(show_error):
+            return train(run, Console())
+    except SbpError as error:
+        show_error(error)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,335 @@
+"""The corpus: generated text is right by construction, held-out text unseen; a bad file is named
+with its line."""
+
+import dataclasses
+import random
+import re
+import unicodedata
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+from babel import Locale
+
+from examples.gshard.corpus import (
+    HELDOUT_SETS,
+    Pair,
+    from_pairs,
+    generate,
+    is_heldout,
+    language_counts,
+    parts_of,
+    read_tsv,
+)
+from examples.gshard.data import batches, encode_pairs, evaluation_batches, make_batch
+from examples.gshard.phrases import (
+    CURRENCIES,
+    LANGUAGES,
+    TERRITORIES,
+    TONGUES,
+    UNSEEN_NAMES,
+    draw,
+    render,
+)
+from examples.gshard.presets import preset
+from examples.gshard.tokenizer import Tokenizer
+from sbp.errors import SbpError
+from sbp.moe.tokens import BOS, EOS, PAD
+
+TRAIN = dataclasses.replace(
+    preset("tiny-test").train, languages=5, train_pairs=400, heldout_per_language=5
+)
+MODEL = preset("tiny-test").model
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return generate(TRAIN)
+
+
+@pytest.fixture(scope="module")
+def vocabularies(corpus) -> tuple[Tokenizer, Tokenizer]:
+    return Tokenizer.train([p.source for p in corpus.train], 300), Tokenizer.train(
+        [p.target for p in corpus.train], 300
+    )
+
+
+@pytest.mark.parametrize(
+    ("meaning", "language", "text"),
+    [
+        (("date", 2021, 3, 15, "full"), "en", "Monday, March 15, 2021"),
+        (("date", 2021, 3, 15, "long"), "de", "15. März 2021"),
+        (("quantity", 12.5, "length-kilometer"), "fr", "12,5 kilomètres"),
+        (("duration", (3, 2), (20, 1)), "en", "3 hours and 20 minutes"),
+        (("relative", -5, 2), "en", "5 hours ago"),
+        (("relative", 14, 6), "en", "in 14 years"),
+        (("relative", 3, 5), "es", "dentro de 3 meses"),
+        (("money", 1234, "EUR"), "en", "1,234 euros"),
+        (("percent", 345), "en", "34.5%"),
+        (("territories", "DE", "FR", "JP"), "it", "Germania, Francia e Giappone"),
+        (("languages", "de", "ja"), "en", "German and Japanese"),
+        (("time", 15, 4), "en", "3:04 PM"),
+        (("month", 2021, 3), "ru", "март 2021 г."),
+        (("visit", "IT", 1999, 1, 2), "en", "Italy and January 2, 1999"),
+        (("both", ("percent", 50), ("time", 15, 4)), "de", "5 % und 15:04"),
+    ],
+)
+def test_renderings(meaning, language, text):
+    assert render(meaning, language) == text
+
+
+def test_a_hundred_languages_can_say_things():
+    assert len(LANGUAGES) == len(set(LANGUAGES)) == 100
+    rng = random.Random(0)
+    meanings = [draw(rng) for _ in range(40)]
+    for language in LANGUAGES:
+        assert sum(render(m, language) is not None for m in meanings) > 15, language
+
+
+def test_generation_is_deterministic_and_languages_do_not_disturb_each_other(corpus):
+    assert generate(TRAIN) == corpus
+    more = generate(dataclasses.replace(TRAIN, languages=6, train_pairs=480))
+    held = {p for p in corpus.heldout_pairs if p.language == "de"}
+    assert held and held <= set(more.heldout_pairs)
+    assert generate(dataclasses.replace(TRAIN, seed=1)).train != corpus.train
+
+
+def texts(pairs):
+    return {p.target for p in pairs} | {p.source for p in pairs}
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The corpus of `make train`."""
+    return generate(preset("tiny-mt").train)
+
+
+def test_heldout_text_is_never_trained_on(corpus, whole):
+    for one in (corpus, whole):
+        assert texts(one.heldout_pairs).isdisjoint(texts(one.train))
+    sizes = [len(pairs) for pairs in whole.heldout.values()]
+    assert tuple(whole.heldout) == HELDOUT_SETS and min(sizes) >= 100 and sum(sizes) >= 1000
+    for pairs in corpus.heldout.values():
+        counts = Counter(pair.language for pair in pairs)
+        assert set(counts.values()) == {TRAIN.heldout_per_language}
+        assert set(counts) == set(corpus.languages)
+
+
+def test_references_are_long_enough_for_bleu(whole):
+    pattern = r"\d+(?:[.,]\d+)*|\w+|[^\w\s]"  # "1,234.5" is one token
+    assert min(len(re.findall(pattern, pair.target)) for pair in whole.heldout_pairs) >= 4
+
+
+NAMES = {
+    **{code: ("territories", code) for code in TERRITORIES},
+    **{code: ("languages", code) for code in TONGUES},
+    **{code: ("currencies", code) for code in CURRENCIES},
+}
+
+
+def named(language):
+    """The text of each name but units in a language, from Babel alone."""
+    locale = Locale.parse(language)
+    found = {code: getattr(locale, table).get(key) for code, (table, key) in NAMES.items()}
+    return {code: unicodedata.normalize("NFKC", text) for code, text in found.items() if text}
+
+
+def test_no_training_text_has_an_unseen_name(whole):
+    """Where the name is a part of a longer one, as Sweden of Switzerland in Azeri, that one is no
+    evidence of it."""
+    sources = defaultdict(list)
+    for pair in whole.train:
+        sources[pair.language].append(pair.source)
+        sources["en"].append(pair.target)
+    found = 0
+    for language, lines in sources.items():
+        known = named(language)
+        for code in UNSEEN_NAMES & set(known):
+            longer = [n for c, n in known.items() if c not in UNSEEN_NAMES and known[code] in n]
+            text = "\n".join(lines)
+            for name in longer:
+                text = text.replace(name, "")
+            # A part of a word may be the name by chance where names are two characters long.
+            if known[code] in text and len(known[code]) > 3:
+                raise AssertionError((language, code, known[code]))
+            found += 1
+    assert found > 800
+
+
+def test_unseen_sets_have_what_training_has_not(whole):
+    english = named("en")
+    unseen = {english[code] for code in UNSEEN_NAMES if code in english} | {"mile", "liter"}
+
+    def stem(text):
+        return any(name.split()[-1].rstrip("s") in text for name in unseen) or "kronor" in text
+
+    assert all(stem(pair.target) for pair in whole.heldout["unseen names"])
+    four = [p.target for p in whole.heldout["unseen templates"] if p.target.count(",") == 3]
+    assert len(four) > 100
+    # What is new there is the template alone.
+    for pairs in (whole.heldout["unseen templates"], whole.heldout["recombination"]):
+        assert not [p for p in pairs if stem(p.target)]
+    assert not [p for p in whole.train if re.fullmatch(r"(\w+, ){3}and \w+", p.target)]
+
+
+@pytest.mark.parametrize(
+    ("meaning", "part"),
+    [
+        (("territories", "DE", "FR", "JP", "IT"), "unseen templates"),
+        (("territories", "DE", "SE", "JP"), "unseen names"),
+        (("both", ("date", 2021, 3, 15, "long"), ("money", 3, "EUR")), "unseen templates"),
+        (("both", ("quantity", 3, "length-mile"), ("time", 3, 4)), "unseen names"),
+        (("visit", "UA", 2021, 3, 15), "unseen names"),
+        (("money", 12, "BRL"), "unseen names"),
+    ],
+)
+def test_the_set_of_a_meaning(meaning, part):
+    assert parts_of(meaning, "") == (part,)
+
+
+def test_a_known_meaning_is_trained_on_or_recombined():
+    meanings = [("territories", a, "JP") for a in ("DE", "FR", "IT", "ES", "PT", "NL", "DK", "PL")]
+    found = {parts_of(m, f"{m[1]} {i}") for m in meanings for i in range(20)}
+    assert found == {(), ("recombination",)}
+
+
+def test_numbers_that_render_alike_are_on_one_side():
+    whole, decimal = (render(("quantity", n, "length-kilometer"), "en") for n in (19, 19.0))
+    assert whole == decimal and whole is not None
+    assert is_heldout(str(whole)) == is_heldout(str(decimal))
+
+
+def test_a_source_with_two_translations_is_on_one_side():
+    shared = [Pair(source="mot", target=f"word {i}", language="fr") for i in range(100)]
+    others = [Pair(source=f"wort {i}", target=f"word {i}", language="de") for i in range(100)]
+    split = from_pairs([*shared, *others], 3)
+    assert {p.source for p in split.heldout_pairs}.isdisjoint(p.source for p in split.train)
+    # All 100 pairs of that source went, and those of the others beyond three of a language.
+    assert sum(split.discarded.values()) + len(split.train) + len(split.heldout_pairs) == 200
+
+
+def test_texts_that_differ_in_case_marks_or_punctuation_are_on_one_side():
+    words = [f"Word {i}" for i in range(200)]
+    one = [Pair(source=f"wort {i}", target=w, language="de") for i, w in enumerate(words)]
+    same = [
+        Pair(source=f"mot {i}", target=f"{w.upper()}!", language="fr") for i, w in enumerate(words)
+    ]
+    near = [Pair(source=f"WÖRT {i}.", target=f"other {i}", language="de") for i in range(200)]
+    split = from_pairs([*one, *same, *near], 50)
+
+    def plain(text):
+        letters = unicodedata.normalize("NFKD", text.lower())
+        return "".join(ch for ch in letters if ch.isalnum())
+
+    for side in ("source", "target"):
+        kept, out = (
+            {plain(getattr(p, side)) for p in ps} for ps in (split.train, split.heldout_pairs)
+        )
+        assert kept and out and kept.isdisjoint(out)
+
+
+def test_equal_pairs_are_held_out_once():
+    pairs = [Pair(source=f"wort {i}", target=f"word {i}", language="de") for i in range(100)]
+    split = from_pairs([*pairs, *pairs], 100)
+    assert len(set(split.heldout_pairs)) == len(split.heldout_pairs) > 1
+    assert len(split.train) + len(split.heldout_pairs) + sum(split.discarded.values()) == 200
+
+
+def test_languages_follow_the_power_law():
+    counts = language_counts(("a", "b", "c", "d"), 1000, 1.0)
+    assert counts == {"a": 480, "b": 240, "c": 160, "d": 120}
+    assert set(language_counts(("a", "b"), 10, 0.0).values()) == {5}
+
+
+def test_too_many_languages():
+    with pytest.raises(SbpError, match="1 to 100"):
+        generate(dataclasses.replace(TRAIN, languages=101))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read"),
+        (b"", "no sentence pair"),
+        (b"\n \n", "no sentence pair"),
+        (b"a\tb\tfr\nx\ty\n", r"corpus.tsv:2: 2 columns"),
+        (b"a\tb\tfr\nx\n", r"corpus.tsv:2: 1 column;"),
+        (b"a\tb\tfr\n\tb\tde\n", r"corpus.tsv:2: an empty column"),
+        (b"a\tb\tfr\nx\xff\tb\tde\n", r"corpus.tsv:2: byte 2 is not UTF-8"),
+    ],
+)
+def test_bad_files_are_named_with_their_line(tmp_path, content, message):
+    path = tmp_path / "corpus.tsv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SbpError, match=message) as caught:
+        read_tsv(path)
+    assert caught.value.code == "bad-corpus"
+
+
+def test_own_text_is_read_and_split(tmp_path):
+    path = tmp_path / "corpus.tsv"
+    path.write_text(
+        "".join(f"wort {i}\tword {i}\tde\r\n" for i in range(100)) + "mot 1\tword 1\tfr\n", "utf-8"
+    )
+    pairs = read_tsv(path)
+    assert pairs[0] == Pair(source="wort 0", target="word 0", language="de")
+    split = from_pairs(pairs, 3)
+    assert split.languages == ("de", "fr")
+    assert 0 < len(split.heldout["held out"]) <= 3
+    assert not any(is_heldout(p.target) for p in split.train)
+    assert from_pairs(pairs, 3, seed=1).heldout != from_pairs(pairs, 3, seed=2).heldout
+    assert from_pairs(pairs, 3, seed=1).train == from_pairs(pairs, 3, seed=2).train
+    with pytest.raises(SbpError, match="held out"):
+        from_pairs([p for p in pairs if not is_heldout(p.target)], 3)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    path = tmp_path / "corpus.tsv"
+    path.write_text("Guten Tag\tGood day\tde\n", "utf-8-sig")
+    assert read_tsv(path) == (Pair(source="Guten Tag", target="Good day", language="de"),)
+
+
+def test_tokenizer_round_trip_and_determinism(corpus, vocabularies):
+    source, target = vocabularies
+    texts = [p.target for p in corpus.train[:50]]
+    rows = target.encode(texts)
+    assert all(row[-1] == EOS and PAD not in row for row in rows)
+    assert target.decode(rows) == texts
+    assert target.decode([[BOS, *rows[0], 7, 8]]) == texts[:1]
+    again = Tokenizer.train([p.source for p in corpus.train], 300)
+    assert again.model == source.model
+    with pytest.raises(SbpError, match="no vocabulary of 5 pieces"):
+        Tokenizer.train(texts, 5)
+
+
+def test_batches_resume_where_they_stopped(corpus, vocabularies):
+    encoded = encode_pairs(corpus.train, vocabularies[0], vocabularies[1], MODEL)
+    run = batches(encoded, MODEL, seed=3)
+    per_epoch = len(encoded.source) // MODEL.sequences
+    for _ in range(per_epoch - 1):
+        next(run)
+    state = run.get_state()
+    want = [next(run) for _ in range(4)]
+    resumed = batches(encoded, MODEL, seed=3)
+    resumed.set_state(state)
+    for batch in want:
+        for a, b in zip(batch, next(resumed), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(want[0].source, want[-1].source)
+
+
+def test_batches_shift_the_target_and_fill_with_padding(corpus, vocabularies):
+    encoded = encode_pairs(corpus.train[:3], vocabularies[0], vocabularies[1], MODEL)
+    batch = make_batch(encoded.source, encoded.target, MODEL)
+    target_in, target_out = (x.reshape(MODEL.sequences, -1) for x in batch[1:3])
+    rows = len(encoded.kept)
+    assert (target_in[:rows, 0] == BOS).all() and (target_in[rows:] == PAD).all()
+    assert EOS not in target_in
+    for i, o in zip(target_in[:rows], target_out[:rows], strict=True):
+        n = (o != PAD).sum()
+        np.testing.assert_array_equal(i[1:n], o[: n - 1])
+        assert o[n - 1] == EOS and (i[n:] == PAD).all()
+    ((where, same),) = list(evaluation_batches(encoded, MODEL))
+    assert where == slice(0, rows)
+    np.testing.assert_array_equal(same.source, batch.source)

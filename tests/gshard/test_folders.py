@@ -1,0 +1,105 @@
+"""Folders in which `sbp train` cannot keep a run: an error before the first step, nothing lost."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from examples.gshard.corpus import generate
+from examples.gshard.train import main
+from sbp import SbpError
+from sbp.moe.checkpoint import Checkpoints, describe
+from sbp.moe.metrics import MetricsLog, read_metrics
+from sbp.moe.step import TrainState
+from tests.gshard.limits import files_of_at_most
+from tests.gshard.runs import MODEL, TRAIN
+
+STATE = TrainState(np.int32(2), {"w": np.ones(4)}, None)
+DESCRIPTION = describe(MODEL, TRAIN, generate(TRAIN).digest)
+
+
+def is_a_file(folder):
+    folder.write_text("mine")
+
+
+def is_in_no_folder(folder):
+    """Nobody can make folders here, not even root."""
+    folder.symlink_to("/proc/1/run")
+
+
+def has_a_file_for_checkpoints(folder):
+    folder.mkdir()
+    (folder / "checkpoints").write_text("mine")
+
+
+def is_full(folder):
+    """Linux says of /dev/full what it says of a full disk."""
+    folder.mkdir()
+    (folder / "source.model.part").symlink_to("/dev/full")
+
+
+def has_another_model(folder):
+    with Checkpoints(folder, {**DESCRIPTION, "model": {**DESCRIPTION["model"], "experts": 4}}) as c:
+        c.save(STATE, {})
+
+
+def has_another_vocabulary(folder):
+    with Checkpoints(folder, DESCRIPTION) as checkpoints:
+        checkpoints.bind("vocabulary", {"source": "a", "target": "b"})
+        checkpoints.save(STATE, {})
+
+
+FOLDERS = {
+    is_a_file: "cannot write to {}: File exists. Make room or mend the folder",
+    is_in_no_folder: "cannot write to {}: ",
+    has_a_file_for_checkpoints: "cannot write to {}/checkpoints: ",
+    is_full: "cannot write to {}/source.model: No space left on device. Make room",
+    has_another_model: "{} holds a run of another configuration",
+    has_another_vocabulary: "the vocabulary source and target in {} is not that of its checkpoints",
+}
+
+
+def contents(folder):
+    """What files hold, but for the lock, and but for vocabularies, which a first run makes."""
+    if not folder.is_dir():
+        return folder.read_text() if folder.is_file() else None
+    left_out = {".lock", "source.model", "target.model", "source.model.part"}
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in left_out)
+    return {path: path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("make", FOLDERS, ids=lambda make: make.__name__)
+def test_a_run_is_refused_before_its_first_step(make, tmp_path, capsys):
+    folder = tmp_path / "run"
+    make(folder)
+    before = contents(folder)
+    assert main(["--preset", "tiny-test", "--workdir", str(folder)]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"error[bad-checkpoint]: {FOLDERS[make].format(folder)}")
+    assert "Traceback" not in shown.err and "planned" not in shown.out
+    assert contents(folder) == before
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path, capsys, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**18))
+    assert main(["--preset", "tiny-test", "--workdir", str(tmp_path / "run")]) == 2
+    assert "has 0.2 MiB of room left, and a checkpoint takes 0." in capsys.readouterr().err
+    assert not (tmp_path / "run" / "source.model").exists()
+
+
+def test_a_folder_in_which_a_run_trains_is_refused(tmp_path, capsys):
+    with Checkpoints(tmp_path, DESCRIPTION):
+        assert main(["--preset", "tiny-test", "--workdir", str(tmp_path)]) == 2
+    assert "another run is training in" in capsys.readouterr().err
+
+
+def test_numbers_for_which_there_is_no_room_end_the_run(tmp_path):
+    log, file = MetricsLog(tmp_path, 0), tmp_path / "metrics.jsonl"
+    log.write(1, {"loss": 2.0})
+    full = pytest.raises(SbpError, match=r"cannot write to .*metrics.jsonl: File too large")
+    with files_of_at_most(os.path.getsize(file) + 5), full, log:
+        log.write(2, {"loss": 1.0})
+    assert len(file.read_text().splitlines()) == 2  # one of them in part
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}]
