@@ -17,6 +17,7 @@ reduction inside the region.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import math
@@ -27,23 +28,234 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from sbp import _jax
-from sbp.errors import ArgumentError, SbpError, SbpInternalError, Span
+from sbp.annotations import as_array, as_type
+from sbp.errors import ArgumentError, SbpError, SbpInternalError, Span, refused
 from sbp.handwritten.checking import ClaimingRegion
-from sbp.handwritten.claimed_types import leaf_types, types_by_argument
 from sbp.handwritten.claims import ClaimedArray, without_leads
-from sbp.handwritten.entries import corrected, naming_open, naming_shards
 from sbp.handwritten.one_device import Alone
-from sbp.handwritten.operands import arrays_of
 from sbp.kinds import FLAG, FUNCTION, fits, takes
 from sbp.machine.context import call_without_mesh
 from sbp.machine.mesh import MeshSpec
-from sbp.pytrees import returning_arrays
+from sbp.pytrees import leaves_of, returning_arrays
+from sbp.signatures.factors import admissible
 from sbp.signatures.kernels.shards import padded_blocks, reduced
 from sbp.signatures.region import parts_p, pick_p
-from sbp.types import NdSbp, Split, Unreduced
+from sbp.slips import correcting
+from sbp.types import Broadcast, NdSbp, Split, Unreduced, parse
+
+# ---- operands -----------------------------------------------------------------------------------
+
+
+def arrays_of(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a region, each leaf an array.
+
+    Raises:
+      SbpError: `bad-argument` for a leaf that is no array.
+    """
+    leaves, tree = leaves_of(args, "a manual region")
+    return jax.tree.unflatten(
+        tree, [as_array(x, "a manual region takes pytrees of arrays; each leaf is") for x in leaves]
+    )
+
+
+# ---- entries ------------------------------------------------------------------------------------
+
+
+def corrected(in_types: Any, made: Span | None) -> Any:
+    """The `in_types` of a region, others where a correction of them is being tried.
+
+    Arguments:
+      in_types: as the region was made with.
+      made: the user's line that made the region.
+    """
+    tried = correcting.value
+    if tried is None or made is None or tried.at != made or tried.wrong is not in_types:
+        return in_types
+    return tried.right
+
+
+@contextlib.contextmanager
+def naming_open(in_types: Any, made: Span | None) -> Iterator[None]:
+    """Adds to errors about types that are left open inside which types they may be.
+
+    Arguments:
+      in_types: of the region.
+      made: the user's line that made the region.
+    """
+    try:
+        yield
+    except SbpError as error:
+        entries = in_types if isinstance(in_types, tuple) else ()
+        left_open = [i for i, entry in enumerate(entries) if entry is None]
+        if left_open and error.slip is None:
+            _with_entries(error, in_types, left_open, made)
+        raise
+
+
+@contextlib.contextmanager
+def naming_shards(
+    name: str,
+    in_types: Any,
+    shards: Sequence[tuple[int, ...]],
+    made: Span | None,
+    works: Callable[[], Any],
+) -> Iterator[None]:
+    """Traces the body of a region on shards inside. A body that takes its whole operands and not
+    the shards has other `in_types` than it was written for.
+
+    Arguments:
+      name: of the region.
+      in_types: of the region.
+      shards: the shapes of the shards.
+      made: the user's line that made the region.
+      works: traces the body on its whole operands.
+
+    Raises:
+      SbpError: `manual-types`, also of the kind that the body raises.
+    """
+    try:
+        yield
+    except (SbpError, SbpInternalError):
+        raise
+    except (TypeError, ValueError) as error:
+        try:
+            works()
+        except Exception:  # the user's function, which raises on whole operands, too
+            raise error from None
+        shapes = ", ".join(map(str, shards))
+        said = refused(
+            f"region {name!r} does not take the shards that its in_types give it, of the shapes"
+            f" {shapes}: {' '.join(str(error).split())}",
+            error,
+            code="manual-types",
+        )
+        if isinstance(in_types, tuple):
+            ranks = [len(s) for s in shards] if len(shards) == len(in_types) else []
+            _with_entries(said, in_types, range(len(in_types)), made, ranks)
+        raise said from error
+
+
+def _moved(entry: Any, rank: int) -> Iterator[str]:
+    """The text of a type with each of its splits on each other dim."""
+    own = parse(entry) if isinstance(entry, str) else entry
+    for name, atom in own.items() if isinstance(own, NdSbp) else ():
+        if isinstance(atom, Split):
+            for dim in range(rank):
+                if dim != atom.dim:
+                    yield repr(NdSbp({**own, name: Split(dim)}, own.free))
+
+
+def _with_entries(
+    error: SbpError,
+    in_types: tuple[Any, ...],
+    wrong: Sequence[int],
+    made: Span | None,
+    ranks: Sequence[int] = (),
+) -> None:
+    """Makes an error a slip: each of some entries may be what another one is, or split another dim.
+
+    Arguments:
+      error: the error.
+      in_types: the entries.
+      wrong: positions of the entries that may be wrong.
+      made: the user's line that made the region.
+      ranks: the number of dims of each argument; empty where the arguments are trees.
+    """
+    counts = collections.Counter(map(repr, in_types))
+    others = {repr(t): t for t in in_types if t is not None}
+    ranked = sorted(others, key=lambda text: -counts[text])
+    likely = [
+        (*in_types[:i], others[text], *in_types[i + 1 :])
+        for text in ranked
+        for i in wrong
+        if repr(in_types[i]) != text
+    ]
+    likely += [
+        (*in_types[:i], moved, *in_types[i + 1 :])
+        for i in wrong[: len(ranks)]
+        for moved in _moved(in_types[i], ranks[i])
+    ]
+    error.with_slip(in_types, *likely).call = made
+
+
+# ---- claimed types ------------------------------------------------------------------------------
+
+
+def _is_type(x: Any) -> bool:
+    return x is None or isinstance(
+        x, NdSbp | str | PartitionSpec | NamedSharding | Split | Unreduced | Broadcast
+    )
+
+
+def leaf_types(types: Any, tree: Any, where: str, mesh: MeshSpec | None) -> list[NdSbp]:
+    """The type of each leaf of a pytree of arrays, from a prefix of types.
+
+    Arguments:
+      types: a pytree prefix of complete types.
+      tree: the pytree of arrays.
+      where: `in_types` or `out_types`, for errors.
+      mesh: the mesh; None for a region outside `sbp.jit`.
+
+    Raises:
+      SbpError: `type-syntax` for a type that leaves an axis open, `unknown-axis`,
+          `dim-out-of-range`; `bad-argument` for types that are no prefix, or a monoid that the
+          dtype does not have.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    found: list[NdSbp] = [NdSbp()] * len(leaves)
+
+    def assign(t: Any, subtree: Any) -> None:
+        for i in jax.tree.leaves(subtree):
+            if t is None:
+                raise SbpError(
+                    f"{where} leaves a type open; a manual region needs complete types, such"
+                    ' as "B"',
+                    code="type-syntax",
+                )
+            own = as_type(t, np.ndim(leaves[i]), mesh.names if mesh else None)
+            if own.free:
+                raise SbpError(
+                    f"{where}: {own!r} leaves an axis open; a manual region needs complete types",
+                    code="type-syntax",
+                )
+            for name, atom in own.items():
+                if mesh is not None:
+                    mesh.size(name)
+                if isinstance(atom, Unreduced) and atom.monoid not in admissible(leaves[i].dtype):
+                    raise SbpError(f"{where}: an array of {leaves[i].dtype} cannot be {atom!r}")
+            found[i] = own
+
+    try:
+        jax.tree.map(
+            assign, types, jax.tree.unflatten(structure, range(len(leaves))), is_leaf=_is_type
+        )
+    except ValueError as error:
+        raise SbpError(
+            f"{where} is no prefix of what it types: {str(error).splitlines()[0]}"
+        ) from error
+    return found
+
+
+def types_by_argument(in_types: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    """One prefix of types for each argument of a manual region.
+
+    Raises:
+      SbpError: `bad-argument` when `in_types` has more or fewer entries than there are arguments.
+    """
+    types = in_types if isinstance(in_types, tuple) else (in_types,)
+    if len(types) != len(args):
+        raise SbpError(
+            f"in_types of the manual region has {len(types)} entries for {len(args)} arguments;"
+            " give one each"
+        )
+    return types
+
+
+# ---- regions ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)

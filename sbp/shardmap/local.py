@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from sbp.shardmap.blocks import own_blocks, with_origin
 from sbp.shardmap.distribution import (
     UNKNOWN,
+    WHOLE,
     Distribution,
     Doubt,
+    DoubtKind,
     Fault,
     LocalValue,
     Position,
@@ -23,17 +26,235 @@ from sbp.shardmap.distribution import (
 )
 from sbp.shardmap.divisions import divided
 from sbp.shardmap.excess import excess_of
-from sbp.shardmap.lookups import own_lookups
 from sbp.shardmap.merges import off_and_unknown, put_right, unknown
-from sbp.shardmap.mismatches import mismatch
-from sbp.shardmap.operators import counts, divides, function_of, sums_dims
+from sbp.shardmap.operators import (
+    counts,
+    divides,
+    function_of,
+    joins,
+    looks_up,
+    selects,
+    slices_at,
+    sums_dims,
+)
 from sbp.shardmap.positions import compared, moved, placed
 from sbp.shardmap.readings import Atoms, ways
-from sbp.shardmap.rows import columns_of, own_rows
 from sbp.shardmap.state import State
 from sbp.signatures import rule_for, traits_of
 from sbp.trace.graph import Node
 from sbp.types import Atom, B, P, Split, Unreduced
+
+# ---- rows ---------------------------------------------------------------------------------------
+
+
+def columns_of(state: State, node: Node, ins: Sequence[LocalValue]) -> tuple[LocalValue, ...]:
+    """The columns that an operation joins to the indices of a lookup; empty for any other
+    operation."""
+    if not joins(node):
+        return ()
+    aval = state.graph.avals[node.outputs[0]]
+    last = len(aval.shape) - 1
+    single = all(state.graph.aval(o).shape[last] == 1 for o in node.inputs)
+    whole = jnp.issubdtype(aval.dtype, jnp.integer)
+    return tuple(ins) if single and whole and node.params["dimension"] == last else ()
+
+
+def own_rows(
+    state: State, node: Node, ins: Sequence[LocalValue], found: Sequence[Distribution]
+) -> list[Distribution]:
+    """The distributions of a lookup or a write at the rows of each device's own shard.
+
+    Arguments:
+      state: the region.
+      node: the operation.
+      ins: its operands.
+      found: the distributions of its result by its rows.
+    """
+    if not looks_up(node) or "dimension_numbers" not in node.params:
+        return list(found)
+    return [
+        _lookup_on_axis(state, node, ins, k) or h
+        if h.unknown or (h.fault and h.fault.kind == "local")
+        else h
+        for k, h in enumerate(found)
+    ]
+
+
+def _lookup_on_axis(
+    state: State, node: Node, ins: Sequence[LocalValue], axis: int
+) -> Distribution | None:
+    shape, at = state.graph.aval(node.inputs[0]).shape, state.graph.aval(node.inputs[1]).shape
+    columns = ins[1].columns or (ins[1],)
+    if len(columns) != at[-1]:
+        return None
+    dims, window = _dims(node)
+    writes = len(ins) == 3
+    looked = ins[2] if writes else ins[0]
+    outer = len(state.graph.aval(node.inputs[2]).shape if writes else _out(state, node))
+    places = [d for d in range(outer) if d not in window]
+    for c, d in enumerate(dims):
+        row = _row(columns[c], shape[d], at)
+        if row is None:
+            continue
+        others = [v for i, v in enumerate(columns) if i != c]
+        if any(Split(row) not in v.per_axis[axis].atoms for v in others):
+            return _same_columns(state, node, others, looked.per_axis[axis], axis)
+        here, there = Split(d), Split(places[row])
+        if not writes and looked.per_axis[axis].split == here:
+            return replace(looked.per_axis[axis], atoms=frozenset({there}), under=None)
+        if writes and there in looked.per_axis[axis].atoms and here in ins[0].per_axis[axis].atoms:
+            return replace(looked.per_axis[axis], atoms=frozenset({here}), under=None)
+    return None
+
+
+def _same_columns(
+    state: State, node: Node, others: Sequence[LocalValue], h: Distribution, axis: int
+) -> Distribution | None:
+    """Columns that are the same on every device, beside one that counts the device's own rows."""
+    numbered = any(v.numbered and not (v.position and any(v.position.axes)) for v in others)
+    if not numbered or not h.split or node.backward:
+        return None
+    name = state.names[axis]
+    return replace(
+        UNKNOWN, doubt=Doubt(node, "own-positions", "warning", axis=name, atoms=(h.split,))
+    )
+
+
+def _out(state: State, node: Node) -> tuple[int, ...]:
+    return tuple(state.graph.avals[node.outputs[0]].shape)
+
+
+def _dims(node: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The dim of the first operand that each column indexes; the dims of what is looked up or
+    written that belong to the window."""
+    numbers = node.params["dimension_numbers"]
+    if traits_of(node.op).scatters or hasattr(numbers, "update_window_dims"):
+        return numbers.scatter_dims_to_operand_dims, numbers.update_window_dims
+    return numbers.start_index_map, numbers.offset_dims
+
+
+def _row(column: LocalValue, length: int, shape: Sequence[int]) -> int | None:
+    """The dim along which a column counts all rows of a shard; None for any other column."""
+    p = column.position
+    if p is None or any(p.axes) or p.start or p.term is not None:
+        return None
+    steps = [d for d, step in enumerate(p.dims) if step]
+    one = len(steps) == 1 and p.dims[steps[0]] == 1 and shape[steps[0]] == length
+    return steps[0] if one else None
+
+
+# ---- mismatches ---------------------------------------------------------------------------------
+
+
+def mismatch(
+    state: State, node: Node, ins: Sequence[LocalValue], given: Sequence[Distribution], axis: int
+) -> Doubt:
+    """The doubt about an operation on split operands that no row of its signature takes.
+
+    Arguments:
+      state: the region.
+      node: the operation.
+      ins: its operands.
+      given: their distributions on the mesh axis.
+      axis: the mesh axis.
+    """
+    atoms = next((h.split,) for h in given if h.split)
+    shown = None if joins(node) or looks_up(node) else _shown(state, node, ins, given, axis)
+    if shown is not None:
+        return Doubt(node, shown, "warning", axis=state.names[axis], atoms=atoms)
+    kind = "with-whole" if any(h.split is None for h in given) else "each-shard"
+    return Doubt(node, kind, axis=state.names[axis], atoms=atoms)
+
+
+def _shown(
+    state: State, node: Node, ins: Sequence[LocalValue], given: Sequence[Distribution], axis: int
+) -> DoubtKind | None:
+    """What the program shows of the reason; None for nothing."""
+    whole = [i for i, h in enumerate(given) if B in h.atoms]
+    if any(_same_block(state, node, i, state.sizes[axis]) for i in whole):
+        return "same-block"
+    if any(ins[i].numbered for i in whole):
+        return "own-positions"
+    split = [h.split for h in given if h.split]
+    product = traits_of(node.op).contracts and len(split) > 1  # of rows and columns of others
+    return "crossed" if product or len(set(split)) > 1 else None
+
+
+def _same_block(state: State, node: Node, operand: int, n: int) -> bool:
+    """Whether an operand is one of `n` blocks of a whole value, the same block on all devices."""
+    at = state.maker(node.inputs[operand])
+    while at is not None and (traits_of(at.op).carries or traits_of(at.op).elementwise):
+        ranked = [o for o in at.inputs if state.graph.aval(o).shape]
+        at = state.maker(ranked[0]) if len(ranked) == 1 else None
+    if at is None or not traits_of(at.op).moves:
+        return False
+    whole, *places = at.inputs
+    if places and not slices_at(at):
+        return False
+    before = state.graph.aval(whole).shape
+    after = state.graph.avals[at.outputs[0]].shape
+    if len(before) != len(after):
+        return False
+    cut = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
+    return len(cut) == 1 and cut[0][0] == n * cut[0][1]
+
+
+# ---- lookups ------------------------------------------------------------------------------------
+
+
+def own_lookups(
+    node: Node, ins: Sequence[LocalValue], found: Sequence[Distribution]
+) -> list[Distribution]:
+    """The distributions of an operation on places in a shard, or on what was found there.
+
+    Arguments:
+      node: the operation.
+      ins: its operands.
+      found: the distributions of its result by its rows.
+    """
+    return [
+        _looked_up(node, ins, k) or h if h.unknown and (looks_up(node) or not h.doubt) else h
+        for k, h in enumerate(found)
+    ]
+
+
+def _looked_up(node: Node, ins: Sequence[LocalValue], axis: int) -> Distribution | None:
+    given, traits = [v.per_axis[axis] for v in ins], traits_of(node.op)
+    places = [_is_place(v, axis) for v in ins]
+    lookups = [h.tag == "looked-up" for h in given]
+    if any(lookups):
+        others = [v for v, is_lookup in zip(ins, lookups, strict=True) if not is_lookup]
+        masked = (selects(node) and places[0]) or (traits.multiplies and any(places))
+        rest = others[1:] if selects(node) else []
+        if masked and all(v.zero for v in rest):
+            made = next(h.made for h in given if h.tag == "looked-up")
+            return replace(WHOLE, atoms=frozenset({P}), made=made, tag="owned")
+        moved = traits.moves and lookups[0] and _are_whole(others, axis)
+        return given[0] if moved or (traits.carries and lookups[0]) else None
+    if not any(places):
+        return None
+    if traits.moves and traits.indices == range(1, 2) and len(ins) == 2 and given[0].split:
+        return replace(UNKNOWN, tag="looked-up", made=node)
+    others = [v for v, is_place in zip(ins, places, strict=True) if not is_place]
+    follows = traits.elementwise or traits.moves or traits.carries
+    return replace(UNKNOWN, tag="place") if follows and _are_whole(others, axis) else None
+
+
+def _is_place(v: LocalValue, axis: int) -> bool:
+    """Whether a value is a place in the device's own shard, or a test of one."""
+    h = v.per_axis[axis]
+    p = v.position
+    indexed = p is not None and bool(p.axes[axis])
+    counted = p is not None and p.term is not None  # less the places before the shard
+    return (h.unknown and (h.tag == "place" or indexed)) or (indexed and counted)
+
+
+def _are_whole(values: Sequence[LocalValue], axis: int) -> bool:
+    return all(B in v.per_axis[axis].atoms for v in values)
+
+
+# ---- local operations ---------------------------------------------------------------------------
+
 
 _EXTREMES = (Unreduced("max"), Unreduced("min"))
 

@@ -10,9 +10,9 @@ import numpy as np
 from jax import lax
 
 import sbp
+from sbp.plan.fit import FREED, held_for_loops
 from sbp.plan.reuse import WORTH
 from sbp.plan.saved import SavedPlan
-from sbp.plan.thrift import FREED, held_for_loops
 
 TURNS = 4
 

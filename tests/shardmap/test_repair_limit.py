@@ -4,8 +4,7 @@ import jax
 import pytest
 
 from sbp.machine.mesh import mesh_spec
-from sbp.shardmap.check import traced
-from sbp.shardmap.helps import Helper
+from sbp.shardmap.check import Helper, traced
 from sbp.shardmap.regions import analyse
 from sbp.shardmap.words import diagnostic
 from tests.shardmap.programs.kinds import mesh
