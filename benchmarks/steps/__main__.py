@@ -7,7 +7,7 @@ them ahead of time.
     python -m benchmarks.steps gpt_data --sides sbp --collectives   # of plan and compiled program
     python -m benchmarks.steps gpt_data --sides sbp free            # with types and without
     python -m benchmarks.steps adapters --memory-limit 1930    # ours may hold that many MiB
-    python -m benchmarks.steps --write          # and keeps the figures of README's table
+    python -m benchmarks.steps --write          # and keeps the figures of docs/benchmarks.md
 
 `sbp` has the expert's types of arguments and results and nothing else; `expert` is `jax.jit` with
 constraints on activations; `shard_map` is written by hand, where somebody has; `jax` is `jax.jit`

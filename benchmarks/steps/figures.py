@@ -1,7 +1,8 @@
-"""Figures of compiled steps: how they compare, the file that keeps them, and README's table.
+"""Figures of compiled steps: how they compare, the file that keeps them, and the tables of
+docs/benchmarks.md.
 
 python -m benchmarks.steps --write      # measures, and keeps the figures
-python -m benchmarks.steps.figures      # prints README's table of those that are kept
+python -m benchmarks.steps.figures      # prints the tables of those that are kept
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from benchmarks.hlo.schedule import CHIPS, StepTime
 
 KEPT = Path(__file__).with_name("figures.csv")
 ASKED = {"bytes": 1.0, "step": 1.02, "memory": 1.05}
-"""What is asked of us at most, over the better expert. README's figures above it are bold."""
+"""What is asked of us at most, over the better expert. Figures above it are bold."""
 
 EXPERTS = {"expert": "`jit`", "shard_map": "by hand"}
-"""The sides that we are compared with, and their names in README."""
+"""The sides that we are compared with, and their names in docs/benchmarks.md."""
 
 Ratios = Mapping[str, float]
 
@@ -144,7 +145,7 @@ def _cell(what: str, ratios: Ratios) -> str:
 
 
 def table(figures: Mapping[str, Mapping[str, Figures]], titles: Mapping[str, str]) -> str:
-    """README's table of the steps in `titles`: worst first, that is by the figure that is furthest
+    """The table of the steps in `titles`: worst first, that is by the figure that is furthest
     above what is asked."""
     rows, ratios = [], []
     for name, title in titles.items():
@@ -175,7 +176,7 @@ def table(figures: Mapping[str, Mapping[str, Figures]], titles: Mapping[str, str
 
 
 def free_table(figures: Mapping[str, Mapping[str, Figures]], titles: Mapping[str, str]) -> str:
-    """README's table of the steps in `titles` that were compiled without types: over `sbp` with
+    """The table of the steps in `titles` that were compiled without types: over `sbp` with
     types, in the order of `titles`."""
     rows = []
     for name, title in titles.items():
@@ -187,12 +188,12 @@ def free_table(figures: Mapping[str, Mapping[str, Figures]], titles: Mapping[str
 
 
 def titles(steps: Mapping[str, Callable[[], object]]) -> dict[str, str]:
-    """The name of each step in README: the first sentence of its docstring."""
+    """The name of each step in docs/benchmarks.md: the first sentence of its docstring."""
     return {name: (step.__doc__ or name).split(".")[0] for name, step in steps.items()}
 
 
 def tables() -> list[str]:
-    """README's tables: of the suite, of the steps that nothing was corrected on, and of those that
+    """The tables: of the suite, of the steps that nothing was corrected on, and of those that
     were compiled without types."""
     from benchmarks.steps.suite import SUITE  # here: what reads figures needs no step
     from benchmarks.steps.unseen import UNSEEN
