@@ -159,6 +159,15 @@ def test_files_that_are_named_exist(page: Path):
     assert not gone, f"{page.name} names files that are not there: {gone}"
 
 
+def test_unclear_phrases_do_not_come_back():
+    """`tests/phrases.txt` has parts of sentences that readers had to read twice."""
+    phrases = (ROOT / "tests" / "phrases.txt").read_text("utf-8").splitlines()
+    files = [*PAGES, *(ROOT / "sbp").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    texts = {file.name: " ".join(file.read_text("utf-8").split()) for file in files}
+    found = [f"{name}: {p!r}" for name, text in texts.items() for p in phrases if p in text]
+    assert phrases and not found, "write it as a colleague would say it:\n" + "\n".join(found)
+
+
 def test_excerpts_are_compared():
     assert unmatched("a\n...\nc\n", "a\nb\nc\n") is None
     assert unmatched("c\na\n", "a\nb\nc\n") == "a"

@@ -69,7 +69,7 @@ class Figures:
 
 
 def compared(ours: Figures, *experts: Figures) -> Ratios:
-    """Ours over the better expert, figure by figure. Steps of which one has work without an
+    """Each of our figures divided by the better expert's. Steps of which one has work without an
     estimate of a kind that the other has not do not compare, and are left out."""
     ratios = {
         "bytes": ours.sent / max(1.0, min(e.sent for e in experts)),

@@ -18,7 +18,7 @@ _CODES: dict[DoubtKind, str] = dict.fromkeys(
 def doubt_diagnostic(doubt: Doubt) -> Diagnostic:
     """A doubt in words."""
     span = users_span(doubt.node)
-    text = "nothing is known of this" if doubt.kind in _ENDS else ""
+    text = "sbp knows nothing about this value" if doubt.kind in _ENDS else ""
     return Diagnostic(
         code=_CODES.get(doubt.kind, "not-analysed"),
         severity=doubt.severity,
@@ -42,76 +42,79 @@ _ENDS: tuple[DoubtKind, ...] = ("collective", "groups", "nested", "no-rule")
 
 _DOUBTS: dict[DoubtKind, str] = {
     "added-shards": (
-        "{what} adds up what each device made of its own shard on {axis}; that this is meant is not"
-        " shown"
+        "{what} sums the local shards over {axis}; sbp cannot tell whether you want that sum or the"
+        " sum of the whole array"
     ),
     "candidates": (
-        "what the shards picked is gathered; that one is picked from all of it is not shown"
+        "each device picks from its own shard, and the picks are gathered; sbp cannot tell whether"
+        " the program then picks one of them"
     ),
-    "carry": "the type of a carry of {op} differs with every turn",
-    "claim": "that result {result} is B on {name}, as the region states, is not shown",
-    "collective": "{op} is not analysed",
+    "carry": "the type of a carry of {op} changes with every iteration",
+    "claim": (
+        "the region states that result {result} is B on {name}; sbp cannot tell whether it is"
+    ),
+    "collective": "sbp does not analyze {op}",
     "compares-means": (
-        "{op} compares what are means of one device's shard each; that this is meant is not shown"
+        "{op} compares means of the local shards; sbp cannot tell whether you want that"
     ),
     "copies-back": (
-        "every device sends equal copies, and gets its own back: as often as there are devices, the"
-        " same is computed"
+        "every device sends equal copies and gets its own back, so all devices compute the same"
     ),
     "counted": (
-        "an operand of {what} was counted once for each device; that the other one makes it good is"
-        " not shown"
+        "an operand of {what} is counted once for each device; sbp cannot tell whether the other"
+        " operand makes up for that"
     ),
-    "counts-tests": "{op} counts the devices on which a test of their own part says so",
+    "counts-tests": "{op} counts the devices on which a test of the local part is true",
     "crossed": (
-        "{what} takes blocks of values that are split along different dims on {axis}: each device"
-        " has one block of each value and computes with these only"
+        "{what} combines blocks of values that are split along different dims on {axis}: each"
+        " device has one block of each value and combines only these"
     ),
     "divided-again": (
-        "{what} divides what is reduced on {axis} by {number}: if that is the number of devices,"
-        " the result is {number} times too small; if it is another number, nothing is wrong"
+        "{what} divides a value that is reduced on {axis} by {number}: if that is the number of"
+        " devices, the result is {number} times too small; if it is another number, nothing is"
+        " wrong"
     ),
     "each-shard": (
-        "{what} takes the shards of what is {types} on {axis} each for itself; that this is meant"
-        " is not shown"
+        "{what} works on each local shard of a value that is {types} on {axis}; sbp cannot tell"
+        " whether you want that"
     ),
     "gathered-inside-out": (
-        "shards are gathered along a dim that stays split further in: as one value they come in"
-        " another order"
+        "shards are gathered along a dim that stays split on an inner mesh axis, which changes the"
+        " order of the elements"
     ),
-    "groups": "{op} in groups of an axis is not analysed",
+    "groups": "sbp does not analyze {op} in groups of an axis",
     "joins-shards": (
-        "{op} joins the shards of a value that is {types}, of which nothing is checked"
+        "{op} joins the shards of a value that is {types}; sbp does not check the result"
     ),
-    "nested": "a shard_map inside of a shard_map is not analysed",
+    "nested": "sbp does not analyze a shard_map inside a shard_map",
     "no-rule": "sbp has no signature for {op}",
     "own-positions": (
-        "{what} counts from zero in each shard of a value that is {types} on {axis}: in the whole"
-        " value a device's shard begins at {index} times its length"
+        "{what} counts from zero in each shard of a value that is {types} on {axis}; in the whole"
+        " value, a device's shard begins at {index} times its length"
     ),
     "reordered": (
-        "{what} puts the elements of each shard on {axis} together: as one value they come in"
-        " another order"
+        "{what} joins the elements of each shard on {axis}, which changes the order of the whole"
+        " value"
     ),
     "replaced": (
-        "{what} replaces what is not finite in each device's part, before the parts are reduced"
+        "{what} replaces values that are not finite in each device's part, before the parts are"
+        " reduced"
     ),
     "routed": (
-        "{what} multiplies a partial value with what each device's own tokens came to; that this is"
-        " meant is not shown"
+        "{what} multiplies a partial value by a value that each device computes from its own"
+        " tokens; sbp cannot tell whether you want that"
     ),
     "same-block": (
         "{what} takes the same block of a whole value on every device, and the device's own shard"
-        " of a value that is {types} on {axis}: the block that belongs to the shard begins at"
+        " of a value that is {types} on {axis}; the block that belongs to the shard begins at"
         " {index} times its length"
     ),
     "weighs": (
-        "{what} weighs what each device found of its own shard; that together it is meant is not"
-        " shown"
+        "{what} weighs results of the local shards; sbp cannot tell whether you want their total"
     ),
     "with-whole": (
-        "{what} takes what is {types} on {axis} together with what every device has; that this is"
-        " meant is not shown"
+        "{what} combines a value that is {types} on {axis} with a value that every device has;"
+        " sbp cannot tell whether you want that"
     ),
 }
 

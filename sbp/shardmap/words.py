@@ -116,15 +116,15 @@ _TITLES: dict[Kind, str] = {
 
 _WHY: dict[Why, str] = {
     "branch": "the branches give it different types, or devices may take different ones",
-    "collective": "what this collective returns is not analysed",
+    "collective": "sbp does not analyze this collective",
     "exchange": "from other devices, and no exchange of one split dim for another",
-    "index": "depends on the index of its device in a way that is not followed",
+    "index": "depends on the index of its device in a way that sbp does not follow",
     "loop": "the loop runs along a split dim, or its carry changes its type",
-    "nested": "a shard_map inside of a shard_map",
+    "nested": "a shard_map inside a shard_map",
     "part": "made of one device's own part, for a later step to merge",
     "permute": "from another device",
     "row": "no rule takes operands that are {types}",
-    "side-by-side": "made of the devices' own results side by side, in a way that is not followed",
+    "side-by-side": "made of the devices' own results in a way that sbp does not follow",
 }
 
 
