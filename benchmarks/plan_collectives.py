@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
 from benchmarks.hlo.traffic import collectives
-from sbp.plan.sent import planned_collectives
+from sbp.plan.traffic import sends
 
 KINDS = {
     "all_reduce": "all-reduce",
@@ -98,9 +98,9 @@ def planned(plan: Any) -> dict[Key, Amount]:
     """The collectives of a plan, of which some device sends something."""
     names = plan.program.mesh.names
     return _summed(
-        ((KINDS[c.kind], tuple(a for a in names if a in c.mesh_axes)), c.runs, c.bytes_per_device)
-        for c in planned_collectives(plan.program)
-        if c.bytes_per_device
+        ((KINDS[s.kind], tuple(a for a in names if a in s.mesh_axes)), s.runs, s.bytes)
+        for s in sends(plan.program)
+        if s.bytes
     )
 
 

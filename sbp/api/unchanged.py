@@ -92,16 +92,16 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"strategy of {use.axis}: {use.text}"
     yield f"sent: {program.cost.bytes_per_device:,.0f} bytes per device"
     yield f"peak memory: {program.cost.peak_memory_bytes:,.0f} bytes per device"
-    for kind, found in (
+    for kind, tensors in (
         ("input", inputs(program)),
         ("output", outputs(program, plan.report().output_names)),
     ):
-        for tensor in found:
+        for tensor in tensors:
             yield f"{kind} {tensor.name}: {tensor.shape} {tensor.type!r}"
     flows = program_flows(program)
-    places = [(f"{stop.phase} `{stop.text}`", stop.transfers) for stop in flows.stops]
-    for place, transfers in (*places, ("returned", flows.returned)):
-        for one in transfers:
+    places = [(f"{stop.phase} `{stop.text}`", stop.sends) for stop in flows.stops]
+    for place, found in (*places, ("returned", flows.results.sends)):
+        for one in found:
             yield (
                 f"{place}: {one.kind} on {one.axes}, {one.change}, {one.runs} runs,"
                 f" {one.bytes:,.0f} bytes"

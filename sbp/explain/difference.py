@@ -7,8 +7,8 @@ line, not by its number.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sbp import _jax
@@ -16,11 +16,11 @@ from sbp.explain.names import Names
 from sbp.explain.places import SourcePlace
 from sbp.explain.settings import ComparedPlan, Setting, settings
 from sbp.explain.subjects import Subject, Subjects
-from sbp.infer.space import Code, Step, from_type, local_shape
+from sbp.infer.space import from_type, local_shape
 from sbp.plan.program import Cost, Program
+from sbp.plan.traffic import Send, sends
 from sbp.source.reader import source_text
 from sbp.trace.graph import Node
-from sbp.trace.traffic import handwritten_bytes
 from sbp.types import NdSbp
 
 
@@ -89,9 +89,9 @@ class TrafficKey:
     """Collectives that two plans may have in common.
 
     Arguments:
-      kind: the collective; "by hand" for the collectives of a region written by hand.
+      kind: the collective.
       mesh_axes: names of its mesh axes.
-      before, after: of a conversion, the codes on those axes; empty for other collectives.
+      change: the atoms before and after a conversion; of another collective, where it runs.
       maker: the maker of the value, or the operation that sends.
       reader: the reader of the value; None where an operation sends itself.
       kernel: of an operation that sends itself, its kernel.
@@ -99,8 +99,7 @@ class TrafficKey:
 
     kind: str
     mesh_axes: tuple[str, ...]
-    before: tuple[Code, ...] = ()
-    after: tuple[Code, ...] = ()
+    change: str
     maker: TrafficEnd
     reader: TrafficEnd | None = None
     kernel: str = ""
@@ -279,97 +278,47 @@ def _differing(
 
 
 def _traffic(this: Program, other: Program) -> tuple[TrafficDifference, ...]:
-    ours, theirs = _Sending.of(this), _Sending.of(other)
+    ours, theirs = _sends(this), _sends(other)
     found: list[TrafficDifference] = []
-    for key in dict.fromkeys((*ours.traffic, *theirs.traffic)):
-        here, there = ours.traffic.get(key), theirs.traffic.get(key)
+    for key in dict.fromkeys((*ours, *theirs)):
+        here, there = _summed(ours.get(key, [])), _summed(theirs.get(key, []))
         if here != there:
-            made_at, read_at = (ours if here else theirs).places[key]
+            first = (ours.get(key) or theirs[key])[0]
+            made_at, read_at = (n and SourcePlace.of(n) for n in (first.maker, first.reader))
             found.append(
                 TrafficDifference(key=key, made_at=made_at, read_at=read_at, this=here, other=there)
             )
     return tuple(sorted(found, key=lambda d: -abs(d.bytes_more)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Sending:
-    """The traffic of a plan, with the first place of the maker and of the reader of each key."""
-
-    traffic: dict[TrafficKey, Traffic]
-    places: dict[TrafficKey, tuple[SourcePlace | None, SourcePlace | None]]
-
-    @classmethod
-    def of(cls, program: Program) -> _Sending:
-        """Reads it off a plan."""
-        found = cls({}, {})
-        found.add_conversions(program)
-        mesh = program.mesh
-        for operation, runs in program.kernels():
-            for position, sent in operation.sends:
-                node = operation.node
-                key = TrafficKey(
-                    kind=sent.kind,
-                    mesh_axes=(mesh.names[position],),
-                    maker=_end(node),
-                    kernel=operation.row.kernels[position],
-                )
-                one = Traffic(runs=runs * sent.rounds, bytes_per_device=runs * sent.bytes)
-                found.add(key, one, node)
-        for node, runs in program.written_by_hand():
-            maker = replace(_end(node), gradient=False)
-            key = TrafficKey(kind="by hand", mesh_axes=mesh.names, maker=maker)
-            one = Traffic(runs=runs, bytes_per_device=runs * handwritten_bytes(node))
-            found.add(key, one, node)
-        return found
-
-    def add_conversions(self, program: Program) -> None:
-        """Adds the traffic of a plan's conversions."""
-        names = Names.of(program.graph)
-        for planned in program.boxes():
-            box = planned.box
-            argument = TrafficEnd(text=names.value(box.source.value))
-            for step in box.steps:
-                if step.bytes_sent:
-                    before, after = _atoms(step)
-                    key = TrafficKey(
-                        kind=step.kind,
-                        mesh_axes=tuple(program.mesh.names[i] for i in step.mesh_axes),
-                        before=before,
-                        after=after,
-                        maker=_end(box.maker) if box.maker else argument,
-                        reader=_end(box.reader) if box.reader else TrafficEnd(),
-                    )
-                    sent = step.bytes_sent * planned.trips
-                    one = Traffic(runs=planned.trips, bytes_per_device=sent)
-                    self.add(key, one, box.maker, box.reader)
-
-    def add(
-        self, key: TrafficKey, one: Traffic, maker: Node | None, reader: Node | None = None
-    ) -> None:
-        """Adds the traffic of one place.
-
-        Arguments:
-          key: the key of the place.
-          one: the traffic.
-          maker, reader: the nodes that make and read the value.
-        """
-        old = self.traffic.get(key, Traffic(runs=0, bytes_per_device=0.0))
-        self.traffic[key] = Traffic(
-            runs=old.runs + one.runs, bytes_per_device=old.bytes_per_device + one.bytes_per_device
+def _sends(program: Program) -> dict[TrafficKey, list[Send]]:
+    """The collectives of a plan by what they may have in common with another plan's."""
+    names, found = Names.of(program.graph), defaultdict[TrafficKey, list[Send]](list)
+    for send in sends(program):
+        maker, reader = send.maker and _end(send.maker), None
+        if send.planned is not None:
+            maker = maker or TrafficEnd(text=names.value(send.planned.box.source.value))
+            reader = _end(send.reader) if send.reader else TrafficEnd()
+        assert maker is not None
+        key = TrafficKey(
+            kind=send.kind,
+            mesh_axes=send.mesh_axes,
+            change=send.change,
+            maker=maker,
+            reader=reader,
+            kernel=send.kernel,
         )
-        at = (maker and SourcePlace.of(maker), reader and SourcePlace.of(reader))
-        self.places.setdefault(key, at)
+        found[key].append(send)
+    return found
+
+
+def _summed(found: Sequence[Send]) -> Traffic | None:
+    if not found:
+        return None
+    sent = sum(send.bytes for send in found)
+    return Traffic(runs=sum(send.runs for send in found), bytes_per_device=sent)
 
 
 def _end(node: Node) -> TrafficEnd:
     text = source_text(node.span, 44).replace("`", "'")
     return TrafficEnd(op=node.name, text=text, gradient=node.backward)
-
-
-def _atoms(step: Step) -> tuple[tuple[Code, ...], tuple[Code, ...]]:
-    """The codes on a step's mesh axes before and after it, each once."""
-    before, after = (
-        tuple(dict.fromkeys(codes[i] for i in step.mesh_axes))
-        for codes in (step.source, step.target)
-    )
-    return before, after

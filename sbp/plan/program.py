@@ -154,16 +154,18 @@ class Program:
 
     def boxes(self) -> Iterator[PlannedBox]:
         """All conversions in program order, with their trips."""
-        yield from planned_boxes(self.block)
+        for box, trips, regions, block in walk(self.block):
+            if isinstance(box, Box):
+                yield PlannedBox(box=box, trips=trips, regions=regions, block=block)
 
     def kernels(self) -> Iterator[tuple[Apply, int]]:
         """All operations whose kernels send something, in program order, each with its executions
         per call."""
-        yield from sending(self.block, 1)
+        return ((i, n) for i, n, *_ in walk(self.block) if isinstance(i, Apply) and i.sends)
 
-    def written_by_hand(self) -> Iterator[tuple[Node, int]]:
-        """The regions written by hand, in program order, each with its executions per call."""
-        yield from _written_by_hand(self.block, 1)
+    def written_by_hand(self) -> list[Node]:
+        """The regions written by hand, in program order."""
+        return [node for node in self.graph.walk() if node.op == SHARD_MAP]
 
 
 def resolve(typing: Typing) -> Program:
@@ -203,44 +205,21 @@ def bytes_sent(block: Block) -> float:
     return total
 
 
-def sending(block: Block, trips: int) -> Iterator[tuple[Apply, int]]:
-    """The operations of a block whose kernels send something, each with its executions per call.
-
-    Arguments:
-      block: the block.
-      trips: executions of the block per call.
-    """
-    for instruction in block.instructions:
-        if isinstance(instruction, Apply) and instruction.sends:
-            yield instruction, trips
-        elif isinstance(instruction, Loop):
-            for inner in instruction.blocks:
-                yield from sending(inner, trips * instruction.trips)
-
-
-def planned_boxes(
+def walk(
     block: Block, trips: int = 1, regions: tuple[tuple[Node, int], ...] = ()
-) -> Iterator[PlannedBox]:
-    """All conversions of a block and of its regions, in program order.
+) -> Iterator[tuple[Apply | Box, int, tuple[tuple[Node, int], ...], Block]]:
+    """All operations and conversions of a block and of its regions, in program order, each with its
+    executions per call, the regions around it, outermost first, and its block.
 
     Arguments:
       block: the instructions.
       trips: executions of the block per call.
-      regions: the regions around the block, outermost first.
+      regions: the regions around the block: each node and the number of its body.
     """
     for instruction in block.instructions:
-        if isinstance(instruction, Box):
-            yield PlannedBox(box=instruction, trips=trips, regions=regions, block=block)
-        elif isinstance(instruction, Loop):
+        if isinstance(instruction, Loop):
             for number, inner in enumerate(instruction.blocks):
                 around = (*regions, (instruction.node, number))
-                yield from planned_boxes(inner, trips * instruction.trips, around)
-
-
-def _written_by_hand(block: Block, trips: int) -> Iterator[tuple[Node, int]]:
-    for instruction in block.instructions:
-        if isinstance(instruction, Loop):
-            for inner in instruction.blocks:
-                yield from _written_by_hand(inner, trips * instruction.trips)
-        elif isinstance(instruction, Apply) and instruction.node.op == SHARD_MAP:
-            yield instruction.node, trips
+                yield from walk(inner, trips * instruction.trips, around)
+        else:
+            yield instruction, trips, regions, block

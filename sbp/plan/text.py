@@ -15,7 +15,7 @@ from sbp import _jax
 from sbp.errors import Span, position_text
 from sbp.infer.accumulation import WideSum
 from sbp.infer.sends import step_stages
-from sbp.infer.space import Codes, local_shape, to_type
+from sbp.infer.space import Codes, Step, decode, local_shape, to_type
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
 from sbp.trace.graph import Constant, Node
 from sbp.types import NdSbp
@@ -200,6 +200,23 @@ def stages_text(stages: Sequence[int]) -> str:
     'in stages of 2 and 4'
     """
     return f"in stages of {' and '.join(map(str, stages))}"
+
+
+def change_text(step: Step, stages: Sequence[int] = ()) -> str:
+    """The atoms before and after a step of a conversion, such as `P(sum) -> S(0)`, and how it sums
+    where the user chose a wider dtype or where it runs in several stages.
+
+    Arguments:
+      step: the step.
+      stages: sizes of the groups of its stages; empty where it has none, or they are not shown.
+    """
+    before, after = (
+        ", ".join(dict.fromkeys(repr(decode(codes[i])) for i in step.mesh_axes))
+        for codes in (step.source, step.target)
+    )
+    how = f" ({wide_text(step.wide)})" if step.wide else ""
+    how += f" ({stages_text(stages)})" if stages else ""
+    return f"{before} -> {after}{how}"
 
 
 def place(span: Span) -> str:

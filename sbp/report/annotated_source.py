@@ -47,14 +47,14 @@ def annotated_lines(program: Program) -> tuple[AnnotatedLine, ...]:
     Arguments:
       program: the plan.
     """
+    sent = {
+        name: sum(s.bytes for s in stops) for name, stops in program_flows(program).places.items()
+    }
     nodes: dict[tuple[str, int], list[Node]] = {}
     for node in program.graph.walk():
         span = users_span(node)
-        if span is not None and node.op not in CONTROL_FLOW:
+        if span and (node.op not in CONTROL_FLOW or f"{span.file}:{span.line}" in sent):
             nodes.setdefault((span.file, span.line), []).append(node)
-    sent: dict[str, float] = {}
-    for stop in program_flows(program).stops:
-        sent[stop.name] = sent.get(stop.name, 0.0) + stop.bytes
     files = list(dict.fromkeys(file for file, _ in nodes))
     return tuple(
         AnnotatedLine(

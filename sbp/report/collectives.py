@@ -4,23 +4,21 @@ converted."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sbp.annotations import annotate_p
 from sbp.explain.origins import Origins
 from sbp.explain.places import AtomChange, SourcePlace
 from sbp.explain.reasons import ConversionReason, Reasons
-from sbp.infer.sends import step_sends, step_stages
-from sbp.infer.space import LOCAL, Step
-from sbp.plan.ir import Apply, Block, Loop
-from sbp.plan.program import PlannedBox, Program
+from sbp.plan.ir import Apply, Block
+from sbp.plan.program import Program, walk
 from sbp.plan.text import place, shape_text
+from sbp.plan.traffic import Send, sends
 from sbp.report.reasons import argument_text, maker_text, need_text, output_name
-from sbp.report.wording import axes_text, change_text, listed, node_text, place_cell, place_text
-from sbp.signatures import Sent, kernel_named
+from sbp.report.wording import listed, node_text, place_cell, place_text
+from sbp.signatures import kernel_named
 from sbp.source.annotations import annotation_span
-from sbp.trace.traffic import handwritten_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,57 +59,60 @@ def collectives(program: Program, output_names: tuple[str, ...] = ()) -> list[Co
     """
     reasons = Reasons(program, Origins.of(program.typing))
     groups: dict[tuple[str, ...], list[Collective]] = {}
-    for planned in program.boxes():
-        for step in planned.box.steps:
-            if step.kind in LOCAL:
-                continue
-            reason = reasons.of(planned, AtomChange.of_step(step))
-            aval = program.graph.avals[planned.box.target.value]
-            for sent in step_sends(step, aval, program.mesh):
-                one = _collective(program, planned, (step, sent), reason, output_names)
-                needed = one.needed[0] if reason.need.is_read else ""
-                key = (one.kind, one.mesh_axes, *one.changes, *one.made, needed)
-                groups.setdefault(key, []).append(one)
-    for one in (*_written_by_hand(program), *_inside_kernels(program)):
-        groups.setdefault((one.kind, one.mesh_axes, one.line), []).append(one)
+    for send in sends(program):
+        if send.planned is None or send.step is None:
+            one = _unconverted(program, send)
+            key = one.kind, one.mesh_axes, one.line
+        else:
+            reason = reasons.of(send.planned, AtomChange.of_step(send.step))
+            one = _converted(program, send, reason, output_names)
+            needed = one.needed[0] if reason.need.is_read else ""
+            key = (one.kind, one.mesh_axes, *one.changes, *one.made, needed)
+        groups.setdefault(key, []).append(one)
     return sorted((_merged(group) for group in groups.values()), key=lambda c: -c.bytes_per_device)
 
 
-def _written_by_hand(program: Program) -> Iterator[Collective]:
-    """The collectives of regions written by hand: one entry for each region."""
-    for node, runs in program.written_by_hand():
-        sent = handwritten_bytes(node)
-        if sent:
-            yield Collective(
-                kind="by hand",
-                mesh_axes=", ".join(program.mesh.names),
-                changes=("in a manual region",),
-                runs=runs,
-                bytes_per_device=runs * sent,
-                tensors=tuple(shape_text(program.graph.avals[v]) for v in node.outputs),
-                line=place(node.span) if node.span else "",
-                made=(f"a region written by hand {place_text(SourcePlace.of(node))}",),
-                needed=("it stands there",),
-            )
+def _collective(
+    program: Program, send: Send, values: Iterable[int], line: str, made: str
+) -> Collective:
+    return Collective(
+        kind=send.kind,
+        mesh_axes=send.axes,
+        changes=(send.change,),
+        runs=send.runs,
+        bytes_per_device=send.bytes,
+        tensors=tuple(shape_text(program.graph.avals[v]) for v in values),
+        line=line,
+        made=(made,),
+        needed=(),
+    )
 
 
-def _inside_kernels(program: Program) -> Iterator[Collective]:
-    """The collectives inside kernels: one entry for each operation and mesh axis."""
-    for operation, runs in program.kernels():
-        node = operation.node
-        for position, sent in operation.sends:
-            kernel = kernel_named(operation.row.kernels[position])
-            yield Collective(
-                kind=sent.kind,
-                mesh_axes=program.mesh.names[position],
-                changes=(f"inside {node.name}",),
-                runs=runs * sent.rounds,
-                bytes_per_device=runs * sent.bytes,
-                tensors=tuple(shape_text(program.graph.avals[v]) for v in node.outputs),
-                line=place(node.span) if node.span else "",
-                made=(node_text(node),),
-                needed=(f"its kernel {kernel.name!r}: {kernel.summary}",),
-            )
+def _unconverted(program: Program, send: Send) -> Collective:
+    """A collective inside a kernel or a region written by hand."""
+    node = send.maker
+    assert node is not None
+    made, needed = f"a region written by hand {place_text(SourcePlace.of(node))}", "it stands there"
+    if send.kernel:
+        kernel = kernel_named(send.kernel)
+        made, needed = node_text(node), f"its kernel {kernel.name!r}: {kernel.summary}"
+    line = place(node.span) if node.span else ""
+    one = _collective(program, send, node.outputs, line, made)
+    return dataclasses.replace(one, needed=(needed,))
+
+
+def _converted(
+    program: Program, send: Send, reason: ConversionReason, output_names: tuple[str, ...]
+) -> Collective:
+    """A collective of a conversion."""
+    assert send.planned is not None
+    need, values = reason.need, (send.planned.box.target.value,)
+    one = _collective(program, send, values, _line(reason), maker_text(reason))
+    if need.node is not None or need.is_between:
+        return dataclasses.replace(one, needed=(need_text(reason),))
+    numbers = (n.number for n in reason.needs if n.node is None)
+    returned = listed([output_name(output_names, n) for n in numbers], 1)
+    return dataclasses.replace(one, returned=(returned,))
 
 
 def by_line(found: Iterable[Collective]) -> list[Collective]:
@@ -147,33 +148,6 @@ def detail(one: Collective, limit: int = 2) -> str:
     return f"made by {listed(one.made, limit)}; {needed}"
 
 
-def _collective(
-    program: Program,
-    planned: PlannedBox,
-    sends: tuple[Step, Sent],
-    reason: ConversionReason,
-    output_names: tuple[str, ...],
-) -> Collective:
-    step, sent = sends
-    stages = step_stages(step, program.graph.avals[planned.box.target.value], program.mesh)
-    need, results = reason.need, list[str]()
-    if need.node is None and not need.is_between:
-        numbers = (n.number for n in reason.needs if n.node is None)
-        results = [listed([output_name(output_names, n) for n in numbers], 1)]
-    return Collective(
-        kind=sent.kind,
-        mesh_axes=axes_text(step, program.mesh),
-        changes=(change_text(step, stages),),
-        runs=planned.trips * sent.rounds,
-        bytes_per_device=sent.bytes * planned.trips,
-        tensors=(shape_text(program.graph.avals[planned.box.target.value]),),
-        line=_line(reason),
-        made=(maker_text(reason),),
-        needed=() if results else (need_text(reason),),
-        returned=tuple(results),
-    )
-
-
 def _line(reason: ConversionReason) -> str:
     """The line of the maker; where it has none, that of the reader."""
     reader = reason.need.node if reason.need.is_read else None
@@ -190,9 +164,4 @@ def _line(reason: ConversionReason) -> str:
 
 def instructions(block: Block) -> int:
     """The number of local operations in a block and its regions."""
-    total = 0
-    for instruction in block.instructions:
-        total += isinstance(instruction, Apply)
-        if isinstance(instruction, Loop):
-            total += sum(instructions(inner) for inner in instruction.blocks)
-    return total
+    return sum(isinstance(instruction, Apply) for instruction, *_ in walk(block))

@@ -20,7 +20,6 @@ from sbp.report.parts import Column, Page, Paragraph, Part, Section, Table, Tabl
 from sbp.report.report import Shown
 from sbp.report.settings import setting_cells
 from sbp.report.wording import (
-    atoms_text,
     bytes_text,
     counted,
     place_text,
@@ -192,7 +191,7 @@ def _sent(found: Sequence[TrafficDifference]) -> Table:
             cells=(
                 d.key.kind,
                 ", ".join(d.key.mesh_axes),
-                _change(d),
+                d.key.change,
                 sent(d.this),
                 sent(d.other),
             ),
@@ -208,14 +207,6 @@ def _sent(found: Sequence[TrafficDifference]) -> Table:
         folded=rest,
         rest=f"and {len(rest)} more: {more} in the other" if rest else "",
     )
-
-
-def _change(one: TrafficDifference) -> str:
-    """The atoms before and after; for kernels and manual regions, the sender."""
-    key = one.key
-    if key.reader is not None:
-        return f"{atoms_text(key.before)} -> {atoms_text(key.after)}"
-    return f"inside {key.maker.op}" if key.kernel else "in a manual region"
 
 
 def _ends(one: TrafficDifference) -> str:

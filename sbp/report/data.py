@@ -6,12 +6,12 @@ from typing import Any
 
 from sbp.errors import Diagnostic, Label
 from sbp.plan.program import Program
+from sbp.plan.traffic import PHASES, Send
 from sbp.report import facts
 from sbp.report.collectives import Collective, collectives
-from sbp.report.flows import Transfer, program_flows
+from sbp.report.flows import program_flows
 from sbp.report.limits import limits
 from sbp.report.live_bytes import live_bytes
-from sbp.report.phases import PHASES
 from sbp.report.schedule import lane_seconds, schedule
 from sbp.report.strategy import strategy
 
@@ -65,22 +65,22 @@ def modules(program: Program) -> dict[str, dict[str, list[dict[str, Any]]]]:
     flows = program_flows(program, "scope")
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for stop in flows.stops:
-        if stop.transfers:
+        if stop.sends:
             of_scope = found.setdefault(stop.name, {phase: [] for phase in PHASES})
-            of_scope[stop.phase] += map(_transfer, stop.transfers)
-    if flows.returned:
+            of_scope[stop.phase] += map(_send, stop.sends)
+    if flows.results.sends:
         of_none = found.setdefault("", {phase: [] for phase in PHASES})
-        of_none.setdefault("returned", []).extend(map(_transfer, flows.returned))
+        of_none.setdefault("returned", []).extend(map(_send, flows.results.sends))
     return found
 
 
-def _transfer(transfer: Transfer) -> dict[str, Any]:
+def _send(send: Send) -> dict[str, Any]:
     return {
-        "kind": transfer.kind,
-        "mesh_axes": transfer.axes,
-        "change": transfer.change,
-        "runs": transfer.runs,
-        "bytes_sent_per_device": transfer.bytes,
+        "kind": send.kind,
+        "mesh_axes": send.axes,
+        "change": send.change,
+        "runs": send.runs,
+        "bytes_sent_per_device": send.bytes,
     }
 
 

@@ -12,8 +12,9 @@ from sbp.annotations import Pin, annotate_p
 from sbp.explain.places import SourcePlace
 from sbp.infer.space import Codes, local_shape, to_type
 from sbp.plan.ir import Block, Loop, Register, Source
-from sbp.plan.program import Program, planned_boxes, sending
+from sbp.plan.program import Program
 from sbp.plan.text import shape_text
+from sbp.plan.traffic import Send, sends
 from sbp.report.reasons import output_name
 from sbp.report.wording import SEGMENT_LIMIT, common_name, span_text, without_numbers
 from sbp.source.annotations import annotated_text, annotation_span
@@ -184,25 +185,21 @@ def _annotated(program: Program, node: Node, codes: Codes) -> AnnotatedTensor:
 
 def regions(program: Program) -> list[RegionFact]:
     """Scans, whiles and conds in program order."""
-    return list(_regions(program.block, 1))
+    return list(_regions(program.block, 1, sends(program)))
 
 
-def _regions(block: Block, runs: int) -> Iterator[RegionFact]:
-    for instruction in block.instructions:
-        if isinstance(instruction, Loop):
-            inside = runs * instruction.trips
-            own = [b for inner in instruction.blocks for b in planned_boxes(inner, inside)]
-            operations = [k for inner in instruction.blocks for k in sending(inner, inside)]
+def _regions(block: Block, runs: int, every: Sequence[Send]) -> Iterator[RegionFact]:
+    for loop in block.instructions:
+        if isinstance(loop, Loop):
+            own = [send for send in every if loop.node in send.regions]
             yield RegionFact(
-                op=instruction.node.name,
-                place=SourcePlace.of(instruction.node),
-                trips=instruction.trips,
-                trips_assumed=trips_are_assumed(instruction.node),
-                runs=inside,
-                collectives=sum(any(step.bytes_sent for step in b.box.steps) for b in own)
-                + len(operations),
-                bytes_per_device=sum(b.bytes_per_device for b in own)
-                + sum(o.bytes_sent * n for o, n in operations),
+                op=loop.node.name,
+                place=SourcePlace.of(loop.node),
+                trips=loop.trips,
+                trips_assumed=trips_are_assumed(loop.node),
+                runs=runs * loop.trips,
+                collectives=len({send.planned or send.node for send in own}),
+                bytes_per_device=sum(send.bytes for send in own),
             )
-            for inner in instruction.blocks:
-                yield from _regions(inner, inside)
+            for inner in loop.blocks:
+                yield from _regions(inner, runs * loop.trips, own)

@@ -3,13 +3,13 @@ and the collectives where they run."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sbp.errors import SbpError, bytes_text, nearest
 from sbp.plan.program import Program
-from sbp.report.flows import Grouping, ProgramFlows, Stop, Transfer, ValueFlow, folded
+from sbp.plan.traffic import Send
+from sbp.report.flows import Grouping, ProgramFlows, Stop, ValueFlow, folded, joined
 from sbp.report.parts import Column, Paragraph, Picture, Share, Table, TableRow
 from sbp.report.svg import CELL, Board, Ink
 from sbp.report.wording import branches_text, counted, listed
@@ -43,7 +43,7 @@ class _Spot:
 
     @property
     def height(self) -> float:
-        return _ROW + _LINE * max(0, max(len(s.transfers) for s in self.stops) - 2)
+        return _ROW + _LINE * max(0, max(len(s.sends) for s in self.stops) - 2)
 
 
 @dataclass
@@ -87,24 +87,13 @@ class _Sheet:
         """Pixels for the collectives beside a box."""
         return (_SENT if self.gradient else self.width - _GUTTER - _BOX) - 20
 
-    @functools.cached_property
-    def results(self) -> Stop:
-        """What converts results."""
-        returned = list(self.flows.returned)
-        return Stop(name="", text="results", where="", brief="", phase="update", transfers=returned)
-
-    @functools.cached_property
-    def costliest(self) -> Stop:
-        """The place that most bytes are sent for."""
-        return max((*self.flows.stops, self.results), key=lambda s: s.bytes)
-
 
 def busiest_axis(program: Program, flows: ProgramFlows) -> str:
     """The mesh axis that most bytes are sent over; the first with several devices where none
     are."""
     names = [n for n, size in program.mesh.axes if size > 1] or list(program.mesh.names)
-    everywhere = [t for s in flows.stops for t in s.transfers] + list(flows.returned)
-    sent = {n: sum(t.bytes for t in everywhere if n in t.axes.split(", ")) for n in names}
+    every = [send for stop in (*flows.stops, flows.results) for send in stop.sends]
+    sent = {n: sum(send.bytes for send in every if n in send.mesh_axes) for n in names}
     return max(names, key=lambda n: sent[n])
 
 
@@ -149,10 +138,10 @@ def _caption(sheet: _Sheet) -> str:
     places = {"line": "source line", "function": "function", "scope": "scope"}
     text = (
         f"the program by {places[sheet.flows.grouping]}, coloured by the type on mesh axis"
-        f" `{sheet.axis}`. Beside a box stand the collectives that convert what it reads, with the"
-        " bytes that one device sends per call. An arrow leads to a box from the largest value that"
-        " it reads of its pass, and from each partial one; other values have none."
-        f" {_costliest(sheet)}"
+        f" `{sheet.axis}`. Beside a box stand the collectives that convert what it reads or reduce"
+        " gradients that it makes, with the bytes that one device sends per call. An arrow leads to"
+        " a box from the largest value that it reads of its pass, and from each partial one; other"
+        f" values have none. {_costliest(sheet)}"
     )
     if sheet.left_out:
         text += f" {counted(sheet.left_out, 'place')} that send least are left out."
@@ -160,17 +149,21 @@ def _caption(sheet: _Sheet) -> str:
 
 
 def _costliest(sheet: _Sheet) -> str:
-    most = sheet.costliest
-    if not most.bytes:
+    stops = sheet.flows.costliest
+    if not stops:
         return "No place sends anything."
-    share = most.bytes / sheet.flows.bytes
-    before = {"forward": "the line", "backward": "the gradient of", "update": "the update at"}
-    where = f"{before[most.phase]} {most.where}" if most.where else f"the {most.text}"
+    total = sum(stop.bytes for stop in stops)
+    most, *others = joined(send for stop in stops for send in stop.sends)
+    before = {"backward": "gradient of", "update": "update at"} if len(stops) == 1 else {}
+    place = f"{before.get(stops[0].phase, 'line')} {stops[0].where}"
+    what = f" by {most.kind} over {most.axes}"
+    if others:
+        what = f", {bytes_text(most.bytes)} of them{what}"
     branches = branches_text(sheet.flows.bytes, sheet.flows.called)
-    kinds = listed(dict.fromkeys(t.kind for t in most.transfers))
     return (
-        f"Most bytes, {share:.0%}, are sent for {where}: {bytes_text(most.bytes)} by {kinds}."
-        f"{branches and ' '}{branches}"
+        f"Most bytes, {total / sheet.flows.bytes:.0%}, are sent for the"
+        f" {place if stops[0].where else stops[0].text}:"
+        f" {bytes_text(total)}{what}.{branches and ' '}{branches}"
     )
 
 
@@ -183,7 +176,7 @@ _LEGEND: tuple[tuple[str, Ink, str], ...] = (
     ("P", Ink(color=PARTIAL, opacity=0.35, dashed=True, width=2), "partial"),
     ("P", Ink(color=PARTIAL, opacity=0.7), "begins a partial value"),
     ("P→", Ink(width=0, opacity=0), "ends one"),
-    ("×8", Ink(width=0, opacity=0), "runs, or stands there, 8 times"),
+    ("×8", Ink(width=0, opacity=0), "runs 8 times"),
 )
 
 
@@ -203,7 +196,7 @@ def _drawing(sheet: _Sheet) -> Board:
             top += 22
         row.top = top
         top += row.height + 10
-    board = Board(sheet.width, top + 4 + _LINE * len(sheet.flows.returned))
+    board = Board(sheet.width, top + 4 + _LINE * len(sheet.flows.results.sends))
     _legend(board)
     heads = [(_GUTTER, "forward")]
     if sheet.gradient:
@@ -221,9 +214,9 @@ def _drawing(sheet: _Sheet) -> Board:
             x = _GRADIENT_AT
             _box(board, sheet, row.right, (x, row.top), _GRADIENT, brief=row.left is not None)
             _sent(board, sheet, row.right, (x + _GRADIENT + 8, row.top))
-    if sheet.flows.returned:
+    if sheet.flows.results.sends:
         board.text((_GUTTER, top + 13), "results", Ink(bold=True))
-        _sent(board, sheet, sheet.results, (_GUTTER + _BOX + 8, top))
+        _sent(board, sheet, sheet.flows.results, (_GUTTER + _BOX + 8, top))
     _arrows(board, sheet, "left")
     _arrows(board, sheet, "right")
     return board
@@ -269,24 +262,24 @@ def _box(
 def _sent(board: Board, sheet: _Sheet, stop: Stop, corner: tuple[float, float]) -> None:
     """The collectives of a place, each with a bar of its share."""
     x, y = corner
-    total, is_most = sheet.flows.bytes, stop.bytes == sheet.costliest.bytes > 0
-    for number, transfer in enumerate(stop.transfers):
+    total, is_most = sheet.flows.bytes, any(stop is one for one in sheet.flows.costliest)
+    for number, send in enumerate(stop.sends):
         base = y + 13 + _LINE * number
-        share = transfer.bytes / total if total else 0.0
+        share = send.bytes / total if total else 0.0
         width = (_SENT - 20) * share
         color = COSTLY if is_most else WHOLE
         board.rect((x, base - 11), (max(width, 2), 13), Ink(color=color, opacity=0.3, width=0))
         board.text(
             (x + 4, base),
-            shortened(_transfer_text(transfer), int(sheet.room / CELL)),
+            shortened(_send_text(send), int(sheet.room / CELL)),
             Ink(color=COSTLY if is_most else "currentColor", bold=is_most),
-            title=f"{transfer.change}, {counted(transfer.runs, 'run')}, {share:.0%}",
+            title=f"{send.change}, {counted(send.runs, 'run')}, {share:.0%}",
         )
 
 
-def _transfer_text(transfer: Transfer) -> str:
-    ends = "P→ " if transfer.reduces else ""
-    return f"{ends}{bytes_text(transfer.bytes)} {transfer.kind} {transfer.axes}"
+def _send_text(send: Send) -> str:
+    ends = "P→ " if send.reduces else ""
+    return f"{ends}{bytes_text(send.bytes)} {send.kind} {send.axes}"
 
 
 def _arrows(board: Board, sheet: _Sheet, side: str) -> None:
@@ -342,8 +335,8 @@ def _flow_ink(flow: ValueFlow, axis: str) -> Ink:
 
 def _words(sheet: _Sheet) -> tuple[Table | Paragraph, ...]:
     """The places that send something or where values become partial."""
-    told = [s for s in sheet.flows.stops if s.transfers or s.born]
-    if not told and not sheet.flows.returned:
+    told = [s for s in (*sheet.flows.stops, sheet.flows.results) if s.sends or s.born]
+    if not told:
         return (Paragraph(text="no place sends anything, and no value is partial"),)
     columns = (
         Column(heading="place", wraps=True),
@@ -360,27 +353,13 @@ def _words(sheet: _Sheet) -> tuple[Table | Paragraph, ...]:
                 s.phase,
                 str(s.runs),
                 ("" if s.type is None else repr(s.type)) + (", begins P" if s.born else ""),
-                "; ".join(map(_transfer_text, s.transfers)),
+                "; ".join(map(_send_text, s.sends)),
                 Share(fraction=s.bytes / sheet.flows.bytes if sheet.flows.bytes else 0.0),
             ),
             detail=s.text if s.where else "",
         )
-        for s in sorted(told, key=lambda s: -s.bytes)
+        for s in sorted(told, key=lambda s: (s is sheet.flows.results, -s.bytes))
     ]
-    if sheet.flows.returned:
-        sent = sum(t.bytes for t in sheet.flows.returned)
-        rows.append(
-            TableRow(
-                cells=(
-                    "results",
-                    "",
-                    "1",
-                    "",
-                    "; ".join(map(_transfer_text, sheet.flows.returned)),
-                    Share(fraction=sent / sheet.flows.bytes if sheet.flows.bytes else 0.0),
-                )
-            )
-        )
     shown, rest = rows[:_WORD_ROWS], rows[_WORD_ROWS:]
     return (
         Table(

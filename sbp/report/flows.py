@@ -6,25 +6,23 @@ fold into it, with their count.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from sbp.errors import file_name, position_text
-from sbp.infer.sends import step_sends
-from sbp.infer.space import LOCAL, Code, to_type
+from sbp.errors import Span, file_name, position_text
+from sbp.infer.space import Code, to_type
 from sbp.plan.program import Program
-from sbp.report.phases import Phase, first_operation, phases
-from sbp.report.wording import axes_text, change_text, without_number
+from sbp.plan.traffic import PHASES, Phase, Phases, Send, sends
+from sbp.report.wording import without_number
 from sbp.source.reader import shortened, users_span
 from sbp.source.text import line_text
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.trace.regions import CONTROL_FLOW, trips_of
 from sbp.trace.scopes import scope_names
-from sbp.trace.traffic import handwritten_bytes
 from sbp.types import NdSbp
 
 Grouping = Literal["line", "function", "scope"]
@@ -35,28 +33,11 @@ TEXT_LIMIT = 52
 MOST_PLACES = 90
 """Places above which a picture takes functions or scopes for lines."""
 
+Moment = Phase | Literal["returned"]
+MOMENTS: tuple[Moment, ...] = (*PHASES, "returned")
+"""The passes of a step; last the conversions of results."""
+
 Key = tuple[str, Phase]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
-    """Collectives of one kind at one place.
-
-    Attributes:
-      kind: the collective.
-      axes: the mesh axes it runs over, in words.
-      change: the atoms before and after, in words.
-      runs: per call.
-      bytes: that one device sends per call.
-      reduces: whether it ends a partial value.
-    """
-
-    kind: str
-    axes: str
-    change: str
-    runs: int
-    bytes: float
-    reduces: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,30 +49,29 @@ class Stop:
       text: the source line, or the name of the function or scope.
       where: file and line.
       brief: the same without folders.
-      phase: forward, backward or update.
-      runs: how often its operations run per call: trips of loops, and copies of the line.
+      phase: forward, backward or update; `returned` for the results.
+      runs: how often it runs per call, by the trips of loops and the turns of Python's loops.
       operations: how many there are, each counted once.
       type: of its largest result that another place reads; None where there is none.
       born: whether a value becomes partial here.
-      transfers: the collectives that convert what it reads, that run inside its operations, or that
-        convert what it makes for the next turn of a loop.
+      sends: its collectives (`sbp.plan.traffic.Phases.place`).
     """
 
     name: str
     text: str
-    where: str
-    brief: str
-    phase: Phase
+    where: str = ""
+    brief: str = ""
+    phase: Moment
     runs: int = 1
     operations: int = 0
     type: NdSbp | None = None
     born: bool = False
-    transfers: list[Transfer] = field(default_factory=list)
+    sends: list[Send] = field(default_factory=list[Send])
 
     @property
     def bytes(self) -> float:
         """Bytes that one device sends here per call."""
-        return sum(t.bytes for t in self.transfers)
+        return sum(send.bytes for send in self.sends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +99,7 @@ class ProgramFlows:
     Attributes:
       stops: in program order.
       flows: between them.
-      returned: the collectives of results.
+      results: the place of the collectives that convert results.
       called: bytes that one device sends per call. Of a `cond`, the branch that sends most counts;
         the places have all branches.
       grouping: what a place is.
@@ -127,14 +107,37 @@ class ProgramFlows:
 
     stops: tuple[Stop, ...]
     flows: tuple[ValueFlow, ...]
-    returned: tuple[Transfer, ...]
+    results: Stop
     called: float
     grouping: Grouping
 
     @property
     def bytes(self) -> float:
         """Bytes that one device sends at all places."""
-        return sum(s.bytes for s in self.stops) + sum(t.bytes for t in self.returned)
+        return sum(stop.bytes for stop in (*self.stops, self.results))
+
+    @property
+    def places(self) -> dict[str, list[Stop]]:
+        """The stops that send something, by the names of their places."""
+        found: dict[str, list[Stop]] = {}
+        for stop in (*self.stops, self.results):
+            if stop.bytes:
+                found.setdefault(stop.name, []).append(stop)
+        return found
+
+    @property
+    def costliest(self) -> list[Stop]:
+        """The place that most bytes are sent for; empty where nothing is sent."""
+        return max(self.places.values(), key=lambda stops: sum(s.bytes for s in stops), default=[])
+
+    def sums(self, row: Callable[[Stop], str]) -> dict[tuple[str, str], float]:
+        """Bytes by mesh axes and a property of stops."""
+        found = defaultdict[tuple[str, str], float](float)
+        for stops in self.places.values():
+            for stop in stops:
+                for send in stop.sends:
+                    found[send.axes, row(stop)] += send.bytes
+        return found
 
 
 def program_flows(program: Program, grouping: Grouping = "line") -> ProgramFlows:
@@ -196,16 +199,15 @@ PLACE_NAMES: dict[Grouping, Callable[[Node], PlaceName]] = {
 """The place of a node in each grouping."""
 
 
-def _joined(transfers: Iterable[Transfer]) -> list[Transfer]:
-    """Those of one kind, over the same axes and with the same change as one; most bytes first."""
-    groups: dict[tuple[str, str, str], list[Transfer]] = {}
-    for t in transfers:
-        groups.setdefault((t.kind, t.axes, t.change), []).append(t)
-    joined = [
-        replace(g[0], runs=sum(t.runs for t in g), bytes=sum(t.bytes for t in g))
-        for g in groups.values()
-    ]
-    return sorted(joined, key=lambda t: -t.bytes)
+def joined(found: Iterable[Send]) -> list[Send]:
+    """Collectives of one kind, over the same axes and with the same change as one; most bytes
+    first."""
+    groups: dict[tuple[str, str, str], Send] = {}
+    for send in found:
+        key = send.kind, send.axes, send.change
+        old = groups.setdefault(key, send._replace(runs=0, bytes=0.0))
+        groups[key] = old._replace(runs=old.runs + send.runs, bytes=old.bytes + send.bytes)
+    return sorted(groups.values(), key=lambda send: -send.bytes)
 
 
 class _FlowWalk:
@@ -213,30 +215,43 @@ class _FlowWalk:
 
     def __init__(self, program: Program, key: Callable[[Node], PlaceName]) -> None:
         self.program, self.graph, self._key = program, program.graph, key
-        self.phase = phases(self.graph)
+        self.phase = Phases(self.graph).of
         self.stops: dict[Key, Stop] = {}
         self._at: dict[int, Key] = {}
         self._dataflow = Dataflow(self.graph)
-        self._copies: dict[Key, Counter[object]] = {}
+        self._copies = defaultdict[Key, dict[Span | None, Counter[str]]](
+            lambda: defaultdict(Counter)
+        )
+        self._sends = defaultdict[int | None, list[Send]](list)
+        for send in sends(program):
+            self._sends[None if send.is_returned or not send.node else send.node.id].append(send)
         self._visit(self.graph, 1)
 
     def _visit(self, graph: Graph, runs: int) -> None:
         for node in graph.nodes:
+            named = self._key(node)
+            for send in self._sends[node.id]:
+                self._stop(named, send.phase).sends.append(send)
+            if node.op not in CONTROL_FLOW:
+                self._stop(named, self.phase[node.id])
+                self._at[node.id] = named.name, self.phase[node.id]
+                self._copies[self._at[node.id]][node.span][node.op] += runs
             for region in node.regions:
                 self._visit(region, runs * trips_of(node))
-            if node.op not in CONTROL_FLOW:
-                self._add(node, runs)
 
-    def _add(self, node: Node, runs: int) -> None:
-        named = self._key(node)
-        key = named.name, self.phase[node.id]
-        stop = self.stops.setdefault(key, Stop(**named._asdict(), phase=self.phase[node.id]))
-        self._at[node.id] = key
-        copies = self._copies.setdefault(key, Counter())
-        like = node.op, node.span, tuple(self.graph.avals[v].shape for v in node.outputs)
-        copies[like] += runs
-        stop.runs = max(copies.values())
-        stop.operations = len(copies)
+    def _stop(self, named: PlaceName, phase: Phase) -> Stop:
+        return self.stops.setdefault((named.name, phase), Stop(**named._asdict(), phase=phase))
+
+    def _count(self) -> None:
+        """Finds how often each place runs. An expression that runs once may have several operations
+        of one name, which a library makes, but as a rule one that is alone. A gradient runs as
+        often as its line."""
+        for key, copies in self._copies.items():
+            self.stops[key].operations = sum(map(len, copies.values()))
+            self.stops[key].runs = max(min(count.values()) for count in copies.values())
+        for (name, phase), stop in self.stops.items():
+            if phase == "backward" and (name, "forward") in self.stops:
+                stop.runs = self.stops[name, "forward"].runs
 
     def flows(self, grouping: Grouping) -> ProgramFlows:
         """The result."""
@@ -251,18 +266,19 @@ class _FlowWalk:
                 self._flow(found, number, operand, number[key])
         for operand in self.graph.outputs:
             self._flow(found, number, operand, -1)
-        returned = self._transfers()
+        self._count()
         for stop in self.stops.values():
-            stop.transfers = _joined(stop.transfers)
+            stop.sends = joined(stop.sends)
         stops, largest = list(self.stops.values()), dict[int, float]()
         for flow in found.values():
             if flow.source >= 0 and flow.size >= largest.get(flow.source, 0.0):
                 largest[flow.source] = flow.size
                 stops[flow.source].type = flow.type
+        returned = joined(self._sends[None])
         return ProgramFlows(
             stops=tuple(self.stops.values()),
             flows=tuple(found.values()),
-            returned=tuple(_joined(returned)),
+            results=Stop(name="<results>", text="results", phase="returned", sends=returned),
             called=self.program.cost.bytes_per_device,
             grouping=grouping,
         )
@@ -299,57 +315,17 @@ class _FlowWalk:
             ins: list[Code] = [codes[k] for codes in row.ins]
             stop.born |= any(codes[k] < 0 for codes in row.outs) and all(c >= 0 for c in ins)
 
-    def _transfers(self) -> list[Transfer]:
-        """Puts the collectives where they are needed; gives those of results."""
-        returned: list[Transfer] = []
-        mesh = self.program.mesh
-        for planned in self.program.boxes():
-            aval = self.graph.avals[planned.box.target.value]
-            # What a loop hands on is shown where it is made.
-            handed_on = planned.box.maker if planned.regions else None
-            place = self._place(planned.box.reader or handed_on)
-            for step in planned.box.steps:
-                if step.kind in LOCAL:
-                    continue
-                for sent in step_sends(step, aval, mesh):
-                    ends = any(step.source[k] < 0 <= step.target[k] for k in step.mesh_axes)
-                    (returned if place is None else place.transfers).append(
-                        Transfer(
-                            kind=sent.kind,
-                            axes=axes_text(step, mesh),
-                            change=change_text(step),
-                            runs=planned.trips * sent.rounds,
-                            bytes=sent.bytes * planned.trips,
-                            reduces=ends,
-                        )
-                    )
-        for operation, runs in self.program.kernels():
-            for position, sent in operation.sends:
-                self.stops[self._at[operation.node.id]].transfers.append(
-                    Transfer(
-                        kind=sent.kind,
-                        axes=mesh.names[position],
-                        change=f"inside {operation.node.name}",
-                        runs=runs * sent.rounds,
-                        bytes=runs * sent.bytes,
-                    )
-                )
-        for node, runs in self.program.written_by_hand():
-            self.stops[self._at[node.id]].transfers.append(
-                Transfer(
-                    kind="by hand",
-                    axes=", ".join(mesh.names),
-                    change="in a manual region",
-                    runs=runs,
-                    bytes=runs * handwritten_bytes(node),
-                )
-            )
-        return returned
 
-    def _place(self, node: Node | None) -> Stop | None:
-        """The place of an operation, of a loop that of the first one in it."""
-        first = first_operation(node)
-        return None if first is None else self.stops[self._at[first.id]]
+def traffic(program: Program) -> ProgramFlows:
+    """The flows of a program by the scopes of `jax.named_scope` and of modules; by functions where
+    everything that sends stands in one scope.
+
+    Arguments:
+      program: the plan.
+    """
+    found = program_flows(program, "scope")
+    scopes = found.places.keys() - {found.results.name}
+    return found if len(scopes) > 1 else program_flows(program, "function")
 
 
 def folded(program: Program, grouping: Grouping | None = None) -> ProgramFlows:

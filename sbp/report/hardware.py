@@ -11,6 +11,7 @@ from sbp.machine.hardware import Hardware
 from sbp.machine.lowerings import compiler, scatters_whole_mesh
 from sbp.machine.table import HARDWARE
 from sbp.plan.program import Program
+from sbp.plan.traffic import sends
 from sbp.report.parts import Column, Page, Table, TableRow
 from sbp.report.wording import counted
 
@@ -64,10 +65,10 @@ def unmeasured(program: Program) -> Iterator[str]:
     mesh = program.mesh
     found = scatters_whole_mesh(mesh.hardware, mesh.num_devices)
     whole = any(
-        step.kind == "reduce_scatter"
-        and math.prod(mesh.sizes[i] for i in step.mesh_axes) == mesh.num_devices
-        for planned in program.boxes()
-        for step in planned.box.steps
+        send.step is not None
+        and send.step.kind == "reduce_scatter"
+        and math.prod(mesh.size(axis) for axis in send.mesh_axes) == mesh.num_devices
+        for send in sends(program)
     )
     if found is not None and not found.is_exact and whole:
         yield (

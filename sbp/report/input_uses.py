@@ -8,7 +8,7 @@ from typing import Literal
 
 from sbp.annotations import annotate_p
 from sbp.plan.program import Program
-from sbp.report.phases import phases
+from sbp.plan.traffic import Phases
 from sbp.signatures import traits_of
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Graph, Node, Operand
@@ -40,7 +40,7 @@ class InputUses:
       program: the plan.
 
     Attributes:
-      phase: of each node, by its id.
+      phases: of its operations.
       dataflow: the values of the program.
       readers: for the number of each input, the phases that read it, directly or as an operand that
         is the input rearranged or cast.
@@ -52,7 +52,7 @@ class InputUses:
 
     def __init__(self, program: Program) -> None:
         self.graph: Graph = program.graph
-        self.phase = phases(self.graph)
+        self.phases = Phases(self.graph)
         self.dataflow = Dataflow(self.graph)
         self._position = {v: n for n, v in enumerate(self.graph.inputs)}
         self.readers = self._readers()
@@ -60,7 +60,7 @@ class InputUses:
         self.lookups = [
             (node, self.root(node.inputs[0]))
             for node in self.graph.walk()
-            if self.phase[node.id] == "forward" and is_lookup(node)
+            if self.phases.of[node.id] == "forward" and is_lookup(node)
         ]
         self.weights = {p.weight[1] for p in self.products if p.weight}
         self.weights |= {root for _, root in self.lookups if root is not None}
@@ -88,7 +88,7 @@ class InputUses:
             for operand in node.inputs:
                 root = self.root(operand)
                 if root is not None:
-                    found[root].add(self.phase[node.id])
+                    found[root].add(self.phases.of[node.id])
         return found
 
     def root(self, operand: Operand) -> int | None:
@@ -119,7 +119,7 @@ class InputUses:
             for region in node.regions:
                 yield from self._products(region, runs * trips_of(node))
             traits = traits_of(node.op)
-            if self.phase[node.id] != "forward" or not traits.contracts or traits.flops is None:
+            if self.phases.of[node.id] != "forward" or not traits.contracts or traits.flops is None:
                 continue
             shapes = [tuple(self.graph.aval(o).shape) for o in node.inputs]
             results = [tuple(self.graph.avals[v].shape) for v in node.outputs]
@@ -133,7 +133,7 @@ class InputUses:
         """Which operand of a product is a weight: an input that the update reads too;
         without an update, the only operand that is an input, or the second of two."""
         roots = [(n, r) for n in (1, 0) if (r := self.root(node.inputs[n])) is not None]
-        if "update" in self.phase.values():
+        if "update" in self.phases.of.values():
             updated = [(n, r) for n, r in roots if "update" in self.readers[r]]
             roots = updated or (roots if len(roots) == 1 else [])
         return roots[0] if roots else None

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from sbp.plan.ir import Apply
 from sbp.plan.program import Program
+from sbp.plan.traffic import Phase
 from sbp.report.flows import PLACE_NAMES, Grouping
 from sbp.report.parts import Column, Paragraph, Plain, Section, Table, TableRow
-from sbp.report.phases import Phase
 from sbp.report.schedule import Interval, lane_of, schedule
 from sbp.report.wording import counted, seconds_text
 from sbp.signatures import traits_of

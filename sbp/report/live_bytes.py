@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sbp.explain.names import Names
-from sbp.plan.ir import Block, Instruction, Loop, Register
+from sbp.plan.ir import Block, Loop, Register
 from sbp.plan.memory import DeviceMemory, Moment
 from sbp.plan.program import Program
 from sbp.plan.stored import stored
+from sbp.plan.traffic import PHASES, Phase
 from sbp.report.facts import tensor
 from sbp.report.flows import PLACE_NAMES
 from sbp.report.input_uses import InputClass, InputUses
-from sbp.report.phases import PHASES, Phase, operation_of
 from sbp.report.wording import common_name, without_numbers
 from sbp.types import NdSbp
 
@@ -174,15 +174,11 @@ class _Memory:
             host=self.program.cost.host_memory_bytes,
         )
 
-    def _phase(self, instruction: Instruction) -> Phase:
-        node = operation_of(instruction)
-        return PHASES[0] if node is None else self.uses.phase[node.id]
-
     def _find_last(self, block: Block) -> None:
         """The pass of the last instruction that needs each register."""
         found = stored(block, self.program.typing.graph.avals, self.memory.elements)
         for register, at in found.last.items():
-            self.last[register] = self._phase(block.instructions[at])
+            self.last[register] = self.uses.phases.place(block.instructions[at])[1]
         for instruction in block.instructions:
             for inner in instruction.blocks if isinstance(instruction, Loop) else ():
                 self._find_last(inner)
@@ -199,7 +195,7 @@ class _Memory:
         maker = self.uses.dataflow.makers.get(register.value)
         if maker is None:
             return "temporaries"
-        made, needed = self.uses.phase[maker.id], self.last.get(register)
+        made, needed = self.uses.phases.of[maker.id], self.last.get(register)
         if made == "forward" and needed in ("backward", "update"):
             return "activations"
         return "gradients" if (made, needed) == ("backward", "update") else "temporaries"
@@ -211,9 +207,9 @@ class _Memory:
                 found[self._class(register)] += size
         found["temporaries"] += moment.scratch
         found["gaps"] += self.memory.gaps(moment.bytes)
-        node = operation_of(moment.instruction)
+        node, phase = self.uses.phases.place(moment.instruction)
         return LiveMoment(
-            phase=self._phase(moment.instruction),
+            phase=phase,
             what="" if node is None else node.name,
             where="" if node is None else PLACE_NAMES["line"](node).where,
             bytes={kind: found[kind] for kind in CLASSES if found[kind]},

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from sbp.errors import bytes_text
 from sbp.plan.ir import Loop
 from sbp.plan.program import Program
+from sbp.plan.traffic import Phase
 from sbp.report.flow_picture import COSTLY, PARTIAL, SPLIT, WHOLE
 from sbp.report.live_bytes import CLASSES, HeldTensor, LiveBytes, MemoryClass, live_bytes
 from sbp.report.parts import Column, Paragraph, Picture, Table, TableRow
-from sbp.report.phases import Phase
 from sbp.report.svg import CELL, Board, Ink, Point
 from sbp.report.timeline_picture import draw_phases
 from sbp.report.wording import counted, times_text

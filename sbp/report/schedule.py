@@ -3,7 +3,6 @@ each mesh axis."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -12,8 +11,8 @@ from sbp.infer.cost import exchanges, local_seconds
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, Loop
 from sbp.plan.program import Program
+from sbp.plan.traffic import PHASES, Phase, Phases
 from sbp.report.flows import PLACE_NAMES
-from sbp.report.phases import PHASES, Phase, operation_of, phases
 from sbp.trace.graph import Node
 from sbp.trace.regions import LOOPS, trips_are_assumed
 
@@ -114,23 +113,24 @@ class _Clock:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.phase = phases(program.graph)
+        self.phases = Phases(program.graph)
         self.now = 0.0
         self.loops: list[LoopInterval] = []
         self.branches = 0
+        self.around: list[Node] = []
 
     def schedule(self) -> Schedule:
         """The result."""
-        intervals = tuple(self._block(self.program.block, 1.0, 0))
+        intervals = tuple(self._block(self.program.block, 1.0))
         return Schedule(
             intervals=intervals,
             loops=tuple(sorted(self.loops, key=lambda loop: (loop.start, loop.depth))),
             seconds=self.now,
             branches=self.branches,
-            by_hand=sum(1 for _ in self.program.written_by_hand()),
+            by_hand=len(self.program.written_by_hand()),
         )
 
-    def _block(self, block: Block, runs: float, depth: int) -> Iterator[Interval]:
+    def _block(self, block: Block, runs: float) -> Iterator[Interval]:
         for instruction in block.instructions:
             match instruction:
                 case Box():
@@ -139,8 +139,10 @@ class _Clock:
                     start, is_loop = self.now, node.op in LOOPS
                     share = trips if is_loop else 1 / len(blocks)
                     self.branches += not is_loop
+                    self.around.append(node)
                     for inner in blocks:
-                        yield from self._block(inner, runs * share, depth + is_loop)
+                        yield from self._block(inner, runs * share)
+                    self.around.pop()
                     if is_loop:
                         self.loops.append(
                             LoopInterval(
@@ -149,7 +151,7 @@ class _Clock:
                                 node=node,
                                 trips=trips,
                                 assumed=trips_are_assumed(node),
-                                depth=depth,
+                                depth=sum(n.op in LOOPS for n in self.around),
                             )
                         )
                 case Apply():
@@ -190,7 +192,7 @@ class _Clock:
     def _interval(
         self, instruction: Apply | Box, runs: float, spent: _Spending, times: tuple[float, float]
     ) -> Interval:
-        node = operation_of(instruction)
+        node, phase = self.phases.place(instruction, self.around)
         start, waited = times
         return Interval(
             start=start,
@@ -200,7 +202,7 @@ class _Clock:
             axes=spent.axes,
             what=spent.what,
             node=node,
-            phase=PHASES[0] if node is None else self.phase[node.id],
+            phase=phase,
             runs=runs,
             instruction=instruction,
         )
@@ -227,8 +229,7 @@ def lane_seconds(program: Program, found: Schedule) -> dict[str, dict[Phase, flo
     return sums
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class Cause(NamedTuple):
     """What intervals with the same cause take together.
 
     Attributes:
@@ -236,7 +237,7 @@ class Cause:
       text: the source text of its line.
       where: file and line.
       phase: forward, backward or update.
-      sends: whether it is a collective.
+      axes: positions of the mesh axes of a collective; empty for local work.
       runs: how often it runs per call.
       seconds: modelled seconds that the step waits for it.
     """
@@ -245,43 +246,25 @@ class Cause:
     text: str
     where: str
     phase: Phase
-    sends: bool
-    runs: float
-    seconds: float
-
-
-CauseKey = tuple[str, str, str, Phase, bool]
-"""The fields of a `Cause` before `runs`."""
+    axes: tuple[int, ...]
+    runs: float = 0.0
+    seconds: float = 0.0
 
 
 def causes(found: Schedule) -> list[Cause]:
     """What the step waits for, the longest first. Operations, and conversions for them, are put
-    together by line, pass and name."""
-    runs, seconds = defaultdict[CauseKey, float](float), defaultdict[CauseKey, float](float)
-    for interval in found.intervals:
-        key = cause_of(interval)
-        runs[key] += interval.runs
-        seconds[key] += interval.waited
-    return [
-        Cause(
-            what=what,
-            text=text,
-            where=where,
-            phase=phase,
-            sends=sends,
-            runs=runs[what, text, where, phase, sends],
-            seconds=taken,
-        )
-        for (what, text, where, phase, sends), taken in sorted(
-            seconds.items(), key=lambda item: -item[1]
-        )
-        if taken > 0
-    ]
+    together by line, pass, name and mesh axes."""
+    sums: dict[Cause, Cause] = {}
+    for one in found.intervals:
+        cause = cause_of(one)
+        old = sums.get(cause, cause)
+        sums[cause] = old._replace(runs=old.runs + one.runs, seconds=old.seconds + one.waited)
+    return sorted((c for c in sums.values() if c.seconds > 0), key=lambda c: -c.seconds)
 
 
-def cause_of(interval: Interval) -> CauseKey:
-    """What an interval is put together with others by: see `causes`."""
-    return interval.what, *line_of(interval), interval.phase, bool(interval.axes)
+def cause_of(interval: Interval) -> Cause:
+    """What an interval is put together with others by, without runs and seconds."""
+    return Cause(interval.what, *line_of(interval), interval.phase, interval.axes)
 
 
 def line_of(interval: Interval) -> tuple[str, str]:

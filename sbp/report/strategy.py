@@ -16,6 +16,7 @@ from typing import Any, Literal
 from sbp import _jax
 from sbp.infer.space import Code
 from sbp.plan.program import Program
+from sbp.plan.traffic import sends
 from sbp.report.input_uses import InputUses, Product
 from sbp.signatures import kernel_named
 from sbp.trace.graph import Node, Operand
@@ -168,7 +169,7 @@ class _Reading:
         typing = self.program.typing
         types = [t for row in typing.rows.values() for t in (*row.ins, *row.outs)]
         split = any(t[k] for t in (*types, *typing.values.values(), *typing.outputs))
-        return not split and next(self.program.written_by_hand(), None) is None
+        return not split and not self.program.written_by_hand()
 
     def _taken(self, node: Node, k: int) -> list[Code]:
         """The codes in which a node takes its operands; what a kernel gathers is B."""
@@ -268,15 +269,13 @@ class _Reading:
         """Whether more of what products of the forward pass add up along an axis is left split
         than whole."""
         sent = {"all_reduce": 0.0, "reduce_scatter": 0.0}
-        for planned in self.program.boxes():
-            maker = planned.box.maker
-            if maker is None or self.uses.phase.get(maker.id) != "forward":
-                continue
-            for step in planned.box.steps:
-                if step.kind in ("all_reduce", "reduce_scatter") and k in step.mesh_axes:
-                    # Of one sum, an all-reduce sends twice what a reduce-scatter does.
-                    halves = 2 if step.kind == "all_reduce" else 1
-                    sent[step.kind] += step.bytes_sent * planned.trips / halves
+        for one in sends(self.program):
+            step, maker = one.step, one.maker
+            if step and maker and step.kind in sent and k in step.mesh_axes:
+                # Of one sum, an all-reduce sends twice what a reduce-scatter does.
+                halves = 2 if step.kind == "all_reduce" else 1
+                if self.uses.phases.of[maker.id] == "forward":
+                    sent[step.kind] += one.bytes / halves
         return sent["reduce_scatter"] > sent["all_reduce"]
 
 

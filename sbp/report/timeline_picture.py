@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from sbp.plan.program import Program
+from sbp.plan.traffic import PHASES, Phase
 from sbp.report.flow_picture import COSTLY, PARTIAL, SPLIT, WHOLE
 from sbp.report.parts import Column, Paragraph, Picture, Table, TableRow
-from sbp.report.phases import PHASES, Phase
 from sbp.report.schedule import (
     OWN_LANE,
     Cause,
@@ -59,7 +59,7 @@ def timeline_picture(program: Program) -> Picture:
         nothing = Paragraph(text="no operation of it has a modelled time")
         return Picture(caption=caption, svg=Board(1, 1).svg(caption), instead=(nothing,))
     board = _Drawing(program, found).board()
-    tables = (_lanes_table(program, found), _causes_table(found))
+    tables = (_lanes_table(program, found), _causes_table(program, found))
     return Picture(caption=caption, svg=board.svg(caption), instead=tables)
 
 
@@ -75,7 +75,8 @@ def _caption(program: Program, found: Schedule) -> str:
     most = _longest(found)
     if most is not None:
         share = f"{most.seconds / found.seconds:.0%}"
-        text += f". The longest collective, {share}: {most.what} for {_of(most)}"
+        axes = ", ".join(program.mesh.names[k] for k in most.axes)
+        text += f". The longest collective, {share}: {most.what} over {axes} for {_of(most)}"
     if any(loop.assumed for loop in found.loops):
         text += ". How often a while loop runs is assumed"
     if found.branches:
@@ -88,7 +89,7 @@ def _caption(program: Program, found: Schedule) -> str:
 
 def _longest(found: Schedule) -> Cause | None:
     """The collective that the step waits for longest."""
-    return next((c for c in causes(found) if c.sends), None)
+    return next((c for c in causes(found) if c.axes), None)
 
 
 def _of(cause: Cause) -> str:
@@ -133,7 +134,7 @@ class _Drawing:
         self.lanes: list[int | None] = [None, *used]
         self.depth = min(SHOWN_DEPTH, max((loop.depth + 1 for loop in found.loops), default=0))
         most = _longest(found)
-        self.longest = most and (most.what, most.text, most.where, most.phase, most.sends)
+        self.longest = most and most._replace(runs=0.0, seconds=0.0)
 
     def board(self) -> Board:
         """The drawing."""
@@ -161,7 +162,9 @@ class _Drawing:
 
     def _color(self, interval: Interval) -> str:
         if interval.axes:
-            return COSTLY if cause_of(interval) == self.longest else PARTIAL
+            return (
+                COSTLY if self.longest and cause_of(interval)[:5] == self.longest[:5] else PARTIAL
+            )
         return SPLIT if interval.bound == "compute" else WHOLE
 
     def _x(self, seconds: float) -> float:
@@ -265,7 +268,7 @@ def _lanes_table(program: Program, found: Schedule) -> Table:
     return Table(columns=columns, rows=rows)
 
 
-def _causes_table(found: Schedule) -> Table:
+def _causes_table(program: Program, found: Schedule) -> Table:
     columns = (
         Column(heading="longest", wraps=True),
         Column(heading="line", wraps=True),
@@ -277,7 +280,7 @@ def _causes_table(found: Schedule) -> Table:
     rows = tuple(
         TableRow(
             cells=(
-                one.what,
+                " ".join([one.what, *(program.mesh.names[k] for k in one.axes)]),
                 one.where or one.text,
                 one.phase,
                 f"{one.runs:g}",

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from sbp.plan.program import Program
 from sbp.report.flow_picture import COSTLY, SPLIT
+from sbp.report.flows import MOMENTS, ProgramFlows, program_flows, traffic
 from sbp.report.parts import Column, Paragraph, Picture, Table, TableRow
 from sbp.report.svg import CELL, Board, Ink
-from sbp.report.traffic import MOMENTS, RETURNED, SentBytes, traffic
 from sbp.report.wording import branches_text, bytes_text, counted
 from sbp.source.reader import shortened
 
@@ -41,18 +41,19 @@ class Matrix:
         return sum(b for (r, _), b in self.plans[plan].items() if r == row)
 
 
-def matrices(found: Sequence[SentBytes]) -> tuple[Matrix, Matrix]:
+def matrices(found: Sequence[ProgramFlows]) -> tuple[Matrix, Matrix]:
     """The bytes of one plan, or of several with the same rows and columns: of mesh axes by phase,
     and of places by mesh axes.
 
     Arguments:
-      found: the bytes of each plan.
+      found: the flows of each plan.
     """
-    by_moment = tuple(t.by_moment() for t in found)
+    by_moment = tuple(flows.sums(lambda stop: stop.phase) for flows in found)
     axes = sorted({a for sums in by_moment for a, _ in sums}, key=lambda a: (a.count(","), a))
     sent = {m for sums in by_moment for _, m in sums}
     moments = tuple(m for m in MOMENTS if m in sent)
-    by_place = [{(p, a): b for (a, p), b in t.by_place().items()} for t in found]
+    by_axes = [flows.sums(lambda stop: stop.text) for flows in found]
+    by_place = [{(p, a): b for (a, p), b in sums.items()} for sums in by_axes]
     places = sorted(
         {p for sums in by_place for p, _ in sums},
         key=lambda p: (-max(sum(b for (q, _), b in s.items() if q == p) for s in by_place), p),
@@ -89,9 +90,9 @@ def traffic_picture(program: Program, other: Program | None = None) -> Picture:
     programs = (program,) if other is None else (program, other)
     found = tuple(map(traffic, programs))
     if len({t.grouping for t in found}) > 1:
-        found = tuple(traffic(p, "function") for p in programs)
+        found = tuple(program_flows(p, "function") for p in programs)
     caption = _caption(found)
-    if not any(t.amounts for t in found):
+    if not any(t.bytes for t in found):
         nothing = Paragraph(text="no device sends anything")
         return Picture(caption=caption, svg=Board(1, 1).svg(caption), instead=(nothing,))
     both = matrices(found)
@@ -100,14 +101,14 @@ def traffic_picture(program: Program, other: Program | None = None) -> Picture:
     )
 
 
-def _caption(found: Sequence[SentBytes]) -> str:
+def _caption(found: Sequence[ProgramFlows]) -> str:
     totals = [bytes_text(t.bytes) for t in found]
     text = f"bytes that one device sends per call, by mesh axis: {totals[0]} in all"
     if len(totals) > 1:
         text += f" by this plan, {totals[1]} by the other"
         text += " (this / other in tables)"
-    if any(a.moment == RETURNED for t in found for a in t.amounts):
-        text += f". `{RETURNED}`: conversions of results"
+    if any(t.results.bytes for t in found):
+        text += f". `{MOMENTS[-1]}`: conversions of results"
     branches = {branches_text(t.bytes, t.called) for t in found}
     return " ".join([f"{text}.", *sorted(branches - {""})])
 

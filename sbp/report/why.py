@@ -14,6 +14,7 @@ from sbp.explain.subjects import Subject
 from sbp.infer.space import decode
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost
+from sbp.plan.text import change_text
 from sbp.report.links import link_text
 from sbp.report.parts import Column, Facts, Page, Paragraph, Part, Section, Table, TableRow
 from sbp.report.reasons import deferred_text, full_maker_text, full_need_text, refusal_text
@@ -21,7 +22,6 @@ from sbp.report.report import Shown
 from sbp.report.wording import (
     axes_text,
     bytes_text,
-    change_text,
     counted,
     place_cell,
     place_text,

@@ -10,7 +10,7 @@ from sbp.errors import bytes_text as bytes_text
 from sbp.explain.places import SourcePlace
 from sbp.infer.space import Code, Step, decode
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.text import place, stages_text, wide_text
+from sbp.plan.text import place
 from sbp.source.annotations import annotation_span
 from sbp.source.reader import expression_text, shortened
 from sbp.trace.graph import Node
@@ -144,21 +144,6 @@ def atoms_text(codes: Sequence[Code]) -> str:
     'B, S(1), P(sum)'
     """
     return ", ".join(repr(decode(c)) for c in codes)
-
-
-def change_text(step: Step, stages: Sequence[int] = ()) -> str:
-    """The atoms before and after a step of a conversion, such as `P(sum) -> S(0)`, and how it sums
-    where the user chose a wider dtype or where it runs in several stages.
-
-    Arguments:
-      step: the step.
-      stages: sizes of the groups of its stages; empty where it has none, or they are not shown.
-    """
-    before = dict.fromkeys(step.source[i] for i in step.mesh_axes)
-    after = dict.fromkeys(step.target[i] for i in step.mesh_axes)
-    how = f" ({wide_text(step.wide)})" if step.wide else ""
-    how += f" ({stages_text(stages)})" if stages else ""
-    return f"{atoms_text([*before])} -> {atoms_text([*after])}{how}"
 
 
 def axes_text(step: Step, mesh: MeshSpec) -> str:

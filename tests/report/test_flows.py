@@ -83,7 +83,7 @@ def test_a_partial_value_is_shown_from_its_line_to_its_reduction(plan):
     begins = stop(plan, lines(layer) + 2, "forward")
     assert begins.text == "y = h @ w_out" and begins.born and "model:P(sum)" in repr(begins.type)
     ends = stop(plan, lines(layer) + 3, "forward")
-    assert {(t.kind, t.axes) for t in ends.transfers if t.reduces and "model" in t.axes} == {
+    assert {(t.kind, t.axes) for t in ends.sends if t.reduces and "model" in t.axes} == {
         ("all_reduce", "model")
     }
     assert not stop(plan, lines(layer) + 1, "forward").born
@@ -127,15 +127,11 @@ def test_the_drawing_names_what_the_table_names(plan):
     words = [t.text or "" for t in root.iter(f"{{{NAMESPACE}}}text")]
     assert "y = h @ w_out" in words and "forward" in words and "backward" in words
     flows = program_flows(plan.program)
-    transfers = sum(len(s.transfers) for s in flows.stops) + len(flows.returned)
+    transfers = sum(len(s.sends) for s in (*flows.stops, flows.results))
     drawn = [w for w in words if re.search(r"(all_\w+|reduce_scatter|permute)", w)]
     assert len(drawn) == transfers
-    most = max((s for s in flows.stops), key=lambda s: s.bytes)
-    returned = sum(t.bytes for t in flows.returned)
-    named = (
-        f"{most.where}: {bytes_text(most.bytes)} by" if most.bytes >= returned else "the results: "
-    )
-    assert named in shown.text(400)
+    total = sum(s.bytes for s in flows.costliest)
+    assert f"{flows.costliest[0].where}: {bytes_text(total)}" in shown.text(400)
     for shape_ in root.iter(f"{{{NAMESPACE}}}rect"):
         right = float(shape_.attrib["x"]) + float(shape_.attrib["width"])
         assert right <= float(root.attrib["width"]), "a box is cut"

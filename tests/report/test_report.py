@@ -57,7 +57,7 @@ def masked(text):
     figures = (
         r"(?<=peak memory    )\S+ \S+|(?<=modelled time  )\S+ \S+|\d+(?= local operations?;)"
         r"|(?<=most )\d\S*(?=% cheaper)|(?<=modelled step in time: )[^%]+(?=% of it waiting)"
-        r"|(?<=longest collective, )\d+(?=%: \w+ for the gradient)"
+        r"|(?<=longest collective, )\d+(?=%: \w+ over [\w, ]+ for the gradient)"
     )
     html_figures = r"(?<=<dt>peak memory</dt> <dd>)\S+ \S+|(?<=<dt>modelled time</dt> <dd>)[^<]+"
     html_figures += r'|(?<=<div class="p" tabindex="0">).*?(?=</div>)'
@@ -389,5 +389,5 @@ def test_what_a_manual_region_sends_is_listed():
         jax.ShapeDtypeStruct((16, 8), "float32"), jax.ShapeDtypeStruct((8, 16), "float32")
     )
     found = collectives(plan.program)
-    assert [c.kind for c in found] == ["by hand"]
+    assert [(c.kind, c.mesh_axes) for c in found] == [("all_reduce", "model")]
     assert found[0].bytes_per_device == plan.cost.bytes_per_device == 2 * 3 / 4 * 16 * 16 * 4

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import sbp
-from sbp.report.phases import phases
+from sbp.plan.traffic import Phases
 from sbp.report.strategy import strategy
 
 LINE = AbstractMesh((8,), ("x",))
@@ -190,7 +190,7 @@ def test_phases_of_a_step():
     x = shape(8, 256)
     plan = sbp.jit(mlp_step, LINE).plan(PARAMS, STATE, x, x)
     graph = plan.program.graph
-    found = phases(graph)
+    found = Phases(graph).of
     assert set(found) == {node.id for node in graph.walk()}
     lines = {"forward": set(), "backward": set(), "update": set()}
     for node in graph.walk():

@@ -9,8 +9,9 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.errors import SbpError
+from sbp.report.flows import Grouping, ProgramFlows, program_flows
+from sbp.report.flows import traffic as chosen
 from sbp.report.svg import NAMESPACE
-from sbp.report.traffic import traffic
 from sbp.report.traffic_picture import MOST_PLACES, matrices
 
 MESH = AbstractMesh((2, 4), ("data", "model"))
@@ -65,6 +66,14 @@ def scan():
     return made.plan(stacked, shape(64, 256))
 
 
+def traffic(program, grouping: Grouping | None = None) -> ProgramFlows:
+    return chosen(program) if grouping is None else program_flows(program, grouping)
+
+
+def by_moment(found):
+    return found.sums(lambda stop: stop.phase)
+
+
 def listed(program):
     """Bytes that the plan's conversions list, by their mesh axes, times their trips."""
     found = {}
@@ -82,7 +91,7 @@ def test_sums_are_those_of_the_plan(which, grouping, request):
     found = traffic(program, grouping)
     assert found.bytes == pytest.approx(program.cost.bytes_per_device, rel=1e-12)
     by_axes = {}
-    for (axes, _), bytes_ in found.by_moment().items():
+    for (axes, _), bytes_ in by_moment(found).items():
         by_axes[axes] = by_axes.get(axes, 0.0) + bytes_
     assert by_axes == pytest.approx(listed(program), rel=1e-12)
     for matrix in matrices((found,)):
@@ -93,25 +102,27 @@ def test_sums_are_those_of_the_plan(which, grouping, request):
 
 def test_gradients_are_summed_over_data_once_per_weight(plan):
     """An all-reduce over two devices sends the whole of its operand once: a quarter of a weight."""
-    by_moment = traffic(plan.program).by_moment()
-    assert by_moment["data", "update"] == pytest.approx(2 * LAYERS * WEIGHT / 4)
+    assert by_moment(traffic(plan.program))["data", "backward"] == pytest.approx(
+        2 * LAYERS * WEIGHT / 4
+    )
 
 
-def test_bytes_of_the_backward_pass_are_those_that_its_operations_read(plan):
+def test_bytes_of_the_backward_pass_are_of_what_its_operations_read_and_of_gradients(plan):
     read = sum(
         one.bytes_sent * planned.trips
         for planned in plan.program.boxes()
-        if planned.box.reader is not None and planned.box.reader.backward
+        if any(n is not None and n.backward for n in (planned.box.reader, planned.box.maker))
         for one in planned.box.steps
     )
-    by_moment = traffic(plan.program).by_moment()
+    sums = by_moment(traffic(plan.program))
     assert read > 0
-    assert sum(b for (_, m), b in by_moment.items() if m == "backward") == pytest.approx(read)
+    assert sum(b for (_, m), b in sums.items() if m == "backward") == pytest.approx(read)
 
 
 def test_layers_are_one_row(plan):
-    places = {place for _, place in traffic(plan.program, "scope").by_place()}
-    assert "layer_*" in places and "sgd" in places
+    flows = traffic(plan.program, "scope")
+    places = {place for _, place in flows.sums(lambda stop: stop.text)}
+    assert "layer_*" in places and "sgd" in {stop.text for stop in flows.stops}
     assert not any("layer_0" in place for place in places)
 
 
@@ -152,7 +163,7 @@ def test_many_places_are_added_up_in_one_row():
     made = sbp.jit(many, MESH, in_types=("model:S(1)", "model:S(0)"), boxing="reduce")
     found = traffic(made.plan(shape(64, 64), shape(64, 64)).program)
     _, by_place = matrices((found,))
-    assert len({a.place for a in found.amounts}) > MOST_PLACES
+    assert len(found.places) > MOST_PLACES
     assert len(by_place.rows) == MOST_PLACES + 1 and "other place" in by_place.rows[-1]
     assert sum(by_place.plans[0].values()) == pytest.approx(found.bytes, rel=1e-12)
 

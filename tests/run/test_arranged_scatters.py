@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 
 import sbp
 from sbp.machine.mesh import mesh_spec
-from sbp.plan.sent import planned_collectives
+from sbp.plan.traffic import sends
 from sbp.run.boxing import Boxing
 
 CASES = (
@@ -70,7 +70,7 @@ def test_a_plan_says_what_its_sums_send():
         return f.plan(aval, aval)
 
     def sent(plan):
-        return [(c.kind, c.mesh_axes, c.runs) for c in planned_collectives(plan.program)]
+        return [(s.kind, s.mesh_axes, s.runs) for s in sends(plan.program)]
 
     staged = plan("d:S(0)")
     assert sent(staged) == [("reduce_scatter", ("d",), 2)]
@@ -78,5 +78,5 @@ def test_a_plan_says_what_its_sums_send():
     assert "in stages of 4 and 4" in str(staged.report())
     wide = plan("d:B", reduce_dtype=jnp.float32)
     assert sent(wide) == [("all_to_all", ("d",), 1), ("all_gather", ("d",), 1)]
-    total = sum(c.bytes_per_device for c in planned_collectives(wide.program))
+    total = sum(s.bytes for s in sends(wide.program))
     assert total == wide.cost.bytes_per_device
