@@ -16,7 +16,7 @@ NOT_TUNED: Mapping[str, str] = {
     "sbp/machine/": "figures of hardware, each with its source beside it",
     "sbp/plan/saved.py: FORMAT": "the version of a file's form",
     **dict.fromkeys(
-        (f"sbp/moe/tokens.py: {name}" for name in ("PAD", "BOS", "EOS", "UNK")),
+        (f"sbp/moe/config.py: {name}" for name in ("PAD", "BOS", "EOS", "UNK")),
         "the number of a token",
     ),
 }

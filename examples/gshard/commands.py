@@ -18,9 +18,8 @@ from examples.gshard.deltas import figure6, language_deltas
 from examples.gshard.display import show_evaluation
 from examples.gshard.drawing import canvas, write_drawings
 from examples.gshard.evaluate import MODEL, baselines, copying, evaluate
-from examples.gshard.export import read_export
+from examples.gshard.export import SavedRun, open_run, read_export
 from examples.gshard.options import CommandParser, Run, parse_mesh
-from examples.gshard.saved import SavedRun, open_run
 from examples.gshard.sources import load
 from examples.gshard.translator import Translator, plan_search
 from sbp.errors import SbpError, nearest

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from sbp.errors import SbpError, nearest
-from sbp.moe.bounds import Bounds, out_of_bounds, unknown
-from sbp.moe.config import ModelConfig, TrainConfig
+from sbp.moe.config import Bounds, ModelConfig, TrainConfig, out_of_bounds, unknown
 
 _BOUNDS: Bounds = {
     **dict.fromkeys(

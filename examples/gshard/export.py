@@ -21,12 +21,108 @@ from safetensors.flax import save
 from examples.gshard.config import TranslationConfig
 from examples.gshard.display import show_error
 from examples.gshard.options import CommandParser
-from examples.gshard.saved import SavedRun, Tree, open_run
 from examples.gshard.tokenizer import Tokenizer
-from sbp.errors import SbpError
-from sbp.moe.checkpoint import digest_of, fingerprints, write_whole
+from sbp.errors import SbpError, nearest
+from sbp.moe.checkpoint import bound, digest_of, fingerprints, read_params, saved_steps, write_whole
 from sbp.moe.config import ModelConfig
 from sbp.moe.devices import need_x64
+from sbp.moe.model import init_params
+
+# ---- folders of runs ----------------------------------------------------------------------------
+
+Tree = Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedRun:
+    """A training run with a checkpoint.
+
+    Attributes:
+      workdir: its folder.
+      model: the model.
+      train: how it was trained.
+      corpus: the digest of the training text.
+      source, target: the vocabularies.
+    """
+
+    workdir: Path
+    model: ModelConfig
+    train: TranslationConfig
+    corpus: str
+    source: Tokenizer
+    target: Tokenizer
+
+    @property
+    def shapes(self) -> Tree:
+        """Shapes of the parameters."""
+        return jax.eval_shape(lambda: init_params(jax.random.key(0), self.model))
+
+    def params(self, shardings: Tree, say: Callable[[str], None]) -> Tree:
+        """The parameters of the newest checkpoint that is whole, each leaf straight to its
+        sharding.
+
+        Arguments:
+          shardings: a tree like the parameters.
+          say: is called with a line about each checkpoint that is damaged or cannot be verified.
+
+        Raises:
+          SbpError: `bad-checkpoint` where every one is damaged.
+        """
+        return read_params(self.workdir, self.shapes, shardings, say)
+
+
+def open_run(workdir: Path) -> SavedRun:
+    """A run from what its checkpoints say that they belong to.
+
+    Raises:
+      SbpError: `bad-checkpoint` where the folder has no checkpoint, or its configuration or
+        vocabularies cannot be read; `unknown-option` for a model in float64 without x64.
+    """
+    if not saved_steps(workdir / "checkpoints"):
+        others = workdir.parent.iterdir() if workdir.parent.is_dir() else ()
+        known = [str(path) for path in others if saved_steps(path / "checkpoints")]
+        hint = nearest(str(workdir), sorted(known)).rstrip("?") if known else ""
+        raise SbpError(
+            f"no checkpoint in {workdir}{hint}. Name the --workdir of a training run, or train one"
+            " there (sbp train)",
+            code="bad-checkpoint",
+        )
+    run = bound(workdir)
+    try:
+        model = ModelConfig(**run["model"])
+        train = TranslationConfig(**{**run["train"], **run.get("free", {})})
+    except (TypeError, SbpError) as error:
+        raise SbpError(
+            f"{workdir} holds a run that this version of sbp does not know: {error}",
+            code="bad-checkpoint",
+        ) from None
+    need_x64(model.dtype)
+    return SavedRun(
+        workdir=workdir,
+        model=model,
+        train=train,
+        corpus=run["corpus"].get("digest", ""),
+        source=_vocabulary(workdir, "source", run),
+        target=_vocabulary(workdir, "target", run),
+    )
+
+
+def _vocabulary(workdir: Path, side: str, run: Mapping[str, Any]) -> Tokenizer:
+    path = workdir / f"{side}.model"
+    if not path.exists():
+        raise SbpError(
+            f"{path} is missing; put the file of the run back, or name another --workdir",
+            code="bad-checkpoint",
+        )
+    found = Tokenizer.load(path)
+    if run.get("vocabulary", {}).get(side, found.digest) != found.digest:
+        raise SbpError(
+            f"{path} is not the vocabulary of the checkpoints beside it; put the file of the run"
+            " back, or name another --workdir",
+            code="bad-checkpoint",
+        )
+    return found
+
 
 _FORMAT = "sbp.moe 1"
 _VOCABULARY = "vocabulary/"
@@ -116,7 +212,9 @@ def read_export(file: Path) -> ExportedRun:
             f"{file} holds a model that this version of sbp does not know: {error}"
         ) from None
     need_x64(model.dtype)
-    source, target = (_vocabulary(file, arrays, about, side) for side in ("source", "target"))
+    source, target = (
+        _exported_vocabulary(file, arrays, about, side) for side in ("source", "target")
+    )
     params = {name: x for name, x in arrays.items() if not name.startswith(_VOCABULARY)}
     found = fingerprints(params)
     if wrong := sorted(n for n, s in about["checksums"].items() if found.get(n) != s):
@@ -157,7 +255,7 @@ def _about(file: Path, words: Mapping[str, str]) -> dict[str, Any]:
     )
 
 
-def _vocabulary(
+def _exported_vocabulary(
     file: Path, arrays: Mapping[str, Any], about: Mapping[str, Any], side: str
 ) -> Tokenizer:
     array = arrays.get(_VOCABULARY + side)

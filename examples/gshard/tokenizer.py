@@ -11,7 +11,7 @@ import numpy as np
 import sentencepiece as spm
 
 from sbp.errors import SbpError
-from sbp.moe.tokens import BOS, EOS, PAD, UNK
+from sbp.moe.config import BOS, EOS, PAD, UNK
 
 
 class Tokenizer:

@@ -7,30 +7,35 @@ sbp train --preset tiny-mt --workdir runs/tiny-mt
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from rich.console import Console
 
 import sbp
 from examples.gshard.config import TranslationConfig
-from examples.gshard.corpus import Corpus
+from examples.gshard.corpus import Corpus, Pair
 from examples.gshard.curves import TensorBoard, write_curves
-from examples.gshard.data import Encoded, batches, encode_pairs
+from examples.gshard.data import Encoded, batches, encode_pairs, evaluation_batches
 from examples.gshard.display import TrainingDisplay, show_error, show_evaluation
 from examples.gshard.evaluate import MODEL, Evaluation, baselines, evaluate
-from examples.gshard.heldout import plan_loss, sample
 from examples.gshard.options import Run, parse_args, undivided
 from examples.gshard.profiler import Profiler
 from examples.gshard.sources import load
-from examples.gshard.stop import StopSignal
 from examples.gshard.tokenizer import Tokenizer
 from examples.gshard.translator import Translator, plan_search
 from sbp.errors import SbpError
@@ -42,14 +47,144 @@ from sbp.moe.checkpoint import (
     need_room,
     write_whole,
 )
-from sbp.moe.config import ModelConfig
+from sbp.moe.config import PAD, ModelConfig
 from sbp.moe.decode import BeamSearch
 from sbp.moe.devices import make_mesh, simulate_devices
-from sbp.moe.hosts import agree, from_first, is_first
-from sbp.moe.model import Batch
-from sbp.moe.part import BatchPart
+from sbp.moe.hosts import BatchPart, agree, from_first, is_first
+from sbp.moe.model import Batch, loss_fn
+from sbp.moe.sharding import Sharding
 from sbp.moe.step import TrainState, batch_shapes, plan_train_step, state_shapes
 from sbp.moe.trainer import StepPlan, Trainer
+
+# ---- loss on held-out text ----------------------------------------------------------------------
+
+_BATCHES = 2
+"""Batches of held-out pairs that the loss is taken of: a small share of what lies between two
+checkpoints."""
+
+
+def sample(
+    pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, cfg: ModelConfig, seed: int
+) -> list[Batch]:
+    """A few batches of held-out pairs that were drawn at random, the same for a seed; none where
+    all pairs are longer than the model's sequences."""
+    rows = np.random.default_rng(seed).permutation(len(pairs))
+    try:
+        encoded = encode_pairs([pairs[i] for i in rows], source, target, cfg)
+    except SbpError:  # no pair fits: the run says so and trains without this loss
+        return []
+    every = evaluation_batches(encoded, cfg)
+    return [batch for _, batch in itertools.islice(every, _BATCHES)]
+
+
+def make_loss(cfg: ModelConfig, sharding: Sharding) -> Callable[[Any, Batch], jax.Array]:
+    """A function from (parameters, batch) to the negative log-likelihood per target token, in nats,
+    as it is when translating: without dropout, random routing and label smoothing."""
+
+    def loss(params: Any, batch: Batch) -> jax.Array:
+        return loss_fn(params, batch, cfg, sharding=sharding)[1].nll
+
+    return loss
+
+
+def plan_loss(
+    cfg: ModelConfig, sharding: Sharding, shapes: Any, shardings: Any
+) -> Callable[[Any, Sequence[Batch]], float]:
+    """Plan the loss on the training mesh.
+
+    Arguments:
+      cfg: the model.
+      sharding: the annotations of the training step.
+      shapes: of the parameters.
+      shardings: of the parameters, as the training step keeps them: nothing is moved.
+
+    Returns:
+      A function from (parameters, batches) to the loss per target token of all batches, in nats.
+
+    Raises:
+      SbpError: when the loss has no typing on the mesh.
+    """
+    mesh = jax.tree.leaves(shardings)[0].mesh
+    types = jax.tree.map(lambda sharding: sharding.spec, shardings)
+    plan = sbp.jit(make_loss(cfg, sharding), mesh, in_types=(types, None)).plan(
+        shapes, batch_shapes(cfg)
+    )
+
+    def mean(params: Any, batches: Sequence[Batch]) -> float:
+        tokens = [int(np.sum(batch.target_out != PAD)) for batch in batches]
+        losses = [plan(params, jax.tree.map(jnp.asarray, batch)) for batch in batches]
+        return sum(n * float(x) for n, x in zip(tokens, losses, strict=True)) / sum(tokens)
+
+    return mean
+
+
+# ---- signals ------------------------------------------------------------------------------------
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SHOW_CURSOR = "\x1b[?25h"
+
+
+class StopSignal:
+    """While active, SIGINT and SIGTERM end the process at once, with a line that says what is kept;
+    or they are first noted, so that the step can be saved.
+
+    Python runs its handlers between two of its own instructions, so not while XLA compiles or
+    computes. A thread reads the signals from a pipe, to which the system's handler writes them, and
+    that handler runs at any time.
+
+    Attributes:
+      signal: the signal that was noted last, 0 for none.
+    """
+
+    def __init__(self, kept: Callable[[], str], asked: Callable[[], None] | None = None) -> None:
+        """Signals in one place of a program; those of a place within it come first.
+
+        Arguments:
+          kept: gives what to say when the process ends at once.
+          asked: is called in the thread when the first signal comes, which is then noted; None
+            where the first one ends the process.
+        """
+        self.signal = 0
+        self._kept, self._asked = kept, asked
+
+    def __enter__(self) -> StopSignal:
+        read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._thread = threading.Thread(target=self._watch, args=(read,), daemon=True)
+        self._thread.start()
+        self._old_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._old = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._old_fd)
+        os.close(self._write)
+        self._thread.join()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+
+    def _watch(self, read: int) -> None:
+        asked = self._asked
+        while byte := os.read(read, 1):
+            if byte[0] not in _SIGNALS:
+                continue
+            if asked is None:
+                self._end(byte[0])
+            else:
+                asked()
+                asked = None
+        os.close(read)
+
+    def _end(self, number: int) -> None:
+        """End the process without a word to the other threads, which may be in XLA or hold locks of
+        the console. Nothing that a run writes is lost or left in part by that."""
+        if sys.stdout.isatty():
+            os.write(1, _SHOW_CURSOR.encode())
+        os.write(2, f"\ninterrupted at once: {self._kept()}\n".encode())
+        os._exit(128 + number)
 
 
 def tokenizers(

@@ -12,10 +12,9 @@ import numpy as np
 
 import sbp
 from examples.gshard.tokenizer import Tokenizer, pad_rows
-from sbp.moe.config import ModelConfig
+from sbp.moe.config import PAD, ModelConfig
 from sbp.moe.decode import BeamSearch
 from sbp.moe.hosts import whole
-from sbp.moe.tokens import PAD
 
 Tree = Any
 

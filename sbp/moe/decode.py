@@ -12,13 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from sbp.moe.attention import KeysValues, keys_values
-from sbp.moe.config import ModelConfig
+from sbp.moe.config import BOS, EOS, PAD, ModelConfig
 from sbp.moe.layers import cast_weights, rms_norm, wide_dtype
 from sbp.moe.model import embed, encode, logits_of
 from sbp.moe.packing import places, signal_of
 from sbp.moe.sharding import PLAIN, Sharding
 from sbp.moe.stack import Cache, Memory, Stack
-from sbp.moe.tokens import BOS, EOS, PAD
 
 ALPHA = 0.8
 """Of `length_norm`, as in lingvo's GShard models."""

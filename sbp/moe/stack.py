@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from sbp.moe.attention import KeysValues, Rotary, attention, keys_values
-from sbp.moe.config import ModelConfig
+from sbp.moe.config import PAD, ModelConfig
 from sbp.moe.experts import moe_feed_forward
 from sbp.moe.gating import GatingMetrics, RouterLosses
 from sbp.moe.layers import (
@@ -25,7 +25,6 @@ from sbp.moe.layers import (
 from sbp.moe.packing import places, same_segment
 from sbp.moe.pipeline import Pipeline
 from sbp.moe.sharding import Sharding
-from sbp.moe.tokens import PAD
 
 Tree = Any
 Array = Any  # a jax.Array inside a step, a numpy array outside

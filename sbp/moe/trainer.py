@@ -14,10 +14,9 @@ import jax
 from sbp.errors import SbpError
 from sbp.moe.checkpoint import Checkpoints, kept
 from sbp.moe.config import ModelConfig, TrainConfig
-from sbp.moe.hosts import gathered, is_first, whole
+from sbp.moe.hosts import BatchPart, gathered, is_first, whole
 from sbp.moe.metrics import MetricsLog, Speed, Values, summarize
 from sbp.moe.model import Batch, Metrics
-from sbp.moe.part import BatchPart
 from sbp.moe.step import TrainState, init_state, state_shapes
 
 

@@ -9,8 +9,7 @@ import sbp
 from benchmarks.gshard.costs import main
 from benchmarks.gshard.figures import figure7, figure8_drawing, figure9, model_run
 from benchmarks.gshard.layerpair import figure8
-from benchmarks.gshard.paper import core_years
-from benchmarks.gshard.study import study
+from benchmarks.gshard.study import core_years, study
 from examples.gshard.drawing import write_drawings
 from tests.slices import EXHAUSTIVE
 

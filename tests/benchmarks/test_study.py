@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.gshard.costs import main, parse_topology
-from benchmarks.gshard.paper import PUBLISHED, core_years, training_days
-from benchmarks.gshard.study import operators, study, table
+from benchmarks.gshard.study import PUBLISHED, core_years, operators, study, table, training_days
 from examples.gshard.options import Run
 from examples.gshard.presets import preset
 from sbp.errors import SbpError

@@ -9,7 +9,7 @@ from babel.messages.catalog import Catalog
 from babel.messages.mofile import write_mo
 from babel.messages.pofile import write_po
 
-from examples.gshard.catalogues import PACKAGES, fetch, language_code, read_wheel
+from examples.gshard.sources import PACKAGES, fetch, language_code, read_wheel
 from sbp.errors import SbpError
 
 

@@ -9,16 +9,16 @@ import pytest
 
 from examples.gshard.config import override
 from examples.gshard.corpus import generate
+from examples.gshard.export import open_run
 from examples.gshard.options import parse_args
-from examples.gshard.saved import open_run
 from examples.gshard.sources import load
 from examples.gshard.tokenizer import pad_rows
 from examples.gshard.train import tokenizers
 from sbp.cli import main
 from sbp.moe.checkpoint import Checkpoints, describe
+from sbp.moe.config import EOS
 from sbp.moe.decode import BeamSearch
 from sbp.moe.step import init_state
-from sbp.moe.tokens import EOS
 from tests.moe.test_model import QUICK
 
 RUN = parse_args(

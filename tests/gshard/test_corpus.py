@@ -34,7 +34,7 @@ from examples.gshard.phrases import (
 from examples.gshard.presets import preset
 from examples.gshard.tokenizer import Tokenizer
 from sbp.errors import SbpError
-from sbp.moe.tokens import BOS, EOS, PAD
+from sbp.moe.config import BOS, EOS, PAD
 
 TRAIN = dataclasses.replace(
     preset("tiny-test").train, languages=5, train_pairs=400, heldout_per_language=5

@@ -9,9 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from examples.gshard.corpus import generate
-from examples.gshard.export import export_run, read_export
+from examples.gshard.export import export_run, open_run, read_export
 from examples.gshard.options import parse_args
-from examples.gshard.saved import open_run
 from examples.gshard.train import tokenizers
 from sbp.cli import main
 from sbp.errors import SbpError

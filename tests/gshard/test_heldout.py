@@ -9,13 +9,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import sbp
 from examples.gshard.corpus import Pair, generate
-from examples.gshard.heldout import plan_loss, sample
 from examples.gshard.options import parse_args
 from examples.gshard.presets import preset
 from examples.gshard.tokenizer import Tokenizer
+from examples.gshard.train import plan_loss, sample
+from sbp.moe.config import PAD
 from sbp.moe.model import init_params, loss_fn
 from sbp.moe.sharding import sharding_of
-from sbp.moe.tokens import PAD
 
 RUN = parse_args(["--preset", "tiny-test", "--set", "source_length=24", "--set", "dropout=0.3"])
 

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from examples.gshard.stop import StopSignal
+from examples.gshard.train import StopSignal
 
 ENDLESS = """
 import sys, jax
-from examples.gshard.stop import StopSignal
+from examples.gshard.train import StopSignal
 say = lambda line: print(line, flush=True)
 asked = (lambda: say("asked")) if sys.argv[1] == "asks" else None
 endless = jax.jit(lambda x: jax.lax.while_loop(lambda x: x >= 0, lambda x: x * 0, x))

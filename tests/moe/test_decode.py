@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import sbp
+from sbp.moe.config import BOS, EOS, PAD
 from sbp.moe.decode import BeamSearch
 from sbp.moe.model import decode, encode, init_params
 from sbp.moe.sharding import leaf_types, sharding_of
 from sbp.moe.stack import Memory
-from sbp.moe.tokens import BOS, EOS, PAD
 from tests.moe.test_model import CFG, QUICK, random_batch
 from tests.slices import sliced
 

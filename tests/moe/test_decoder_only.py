@@ -10,14 +10,13 @@ import pytest
 
 import sbp
 from examples.gshard.config import override
-from examples.gshard.data import make_batch
-from examples.gshard.packing import pack
+from examples.gshard.data import make_batch, pack
 from sbp.errors import SbpError
 from sbp.moe.attention import Rotary, attention, keys_values
+from sbp.moe.config import BOS, EOS, PAD
 from sbp.moe.decode import BeamSearch
 from sbp.moe.model import Batch, continue_prefix, init_params, loss_fn
 from sbp.moe.sharding import PLAIN, leaf_types, sharding_of
-from sbp.moe.tokens import BOS, EOS, PAD
 from tests.moe.loops import ordered, softmax
 from tests.moe.test_decode import assert_same_hypotheses, numpy_beam, on_one_device
 from tests.moe.test_model import CFG, QUICK, random_batch

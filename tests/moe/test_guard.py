@@ -13,8 +13,7 @@ import pytest
 from examples.gshard.presets import preset
 from sbp import SbpError
 from sbp.moe.model import init_params, loss_fn
-from sbp.moe.optimizer import SCHEDULES
-from sbp.moe.step import gradients, init_state, make_train_step
+from sbp.moe.step import SCHEDULES, gradients, init_state, make_train_step
 from tests.moe.routing import assert_same_counts
 from tests.moe.test_model import random_batch
 from tests.moe.test_step import planned_step

@@ -10,9 +10,16 @@ import pytest
 
 from examples.gshard.display import load_bars
 from examples.gshard.presets import preset
-from sbp.moe.flops import forward_flops, step_flops, utilisation
 from sbp.moe.gating import GatingMetrics
-from sbp.moe.metrics import MetricsLog, Speed, read_metrics, summarize
+from sbp.moe.metrics import (
+    MetricsLog,
+    Speed,
+    forward_flops,
+    read_metrics,
+    step_flops,
+    summarize,
+    utilisation,
+)
 from sbp.moe.model import Metrics, init_params, loss_fn
 from sbp.moe.step import init_state, make_train_step
 from tests.moe.routing import routed

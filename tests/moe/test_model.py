@@ -10,14 +10,13 @@ import pytest
 from examples.gshard.config import override
 from examples.gshard.presets import preset
 from sbp.errors import SbpError
-from sbp.moe.config import ModelConfig
+from sbp.moe.config import BOS, EOS, PAD, ModelConfig
 from sbp.moe.experts import moe_feed_forward
 from sbp.moe.layers import dropout
 from sbp.moe.model import Batch, decode, encode, init_params, loss_fn
 from sbp.moe.sharding import PLAIN
 from sbp.moe.stack import Memory
 from sbp.moe.step import init_state, make_train_step, stacked_dims
-from sbp.moe.tokens import BOS, EOS, PAD
 from tests.moe.test_gating import loop_gating
 
 CFG = dataclasses.replace(

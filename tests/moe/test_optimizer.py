@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from sbp.moe.config import TrainConfig
-from sbp.moe.optimizer import SCHEDULES, adafactor, sqrt_decay
+from sbp.moe.step import SCHEDULES, adafactor, sqrt_decay
 
 
 def steps(optimizer: Any, params: Any, seeds: Any = range(3)) -> tuple[Any, Any]:

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 import sbp
-from examples.gshard.data import Encoded, batches, make_batch
-from examples.gshard.packing import pack
+from examples.gshard.data import Encoded, batches, make_batch, pack
 from examples.gshard.presets import preset
+from sbp.moe.config import BOS, EOS
 from sbp.moe.model import init_params, loss_fn
 from sbp.moe.packing import Segments
 from sbp.moe.sharding import PLAIN, sharding_of
-from sbp.moe.tokens import BOS, EOS
 from tests.slices import sliced
 
 LONG, MANY = 16, 60

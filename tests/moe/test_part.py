@@ -9,8 +9,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from examples.gshard.data import Encoded, batches
 from examples.gshard.presets import preset
+from sbp.moe.hosts import BatchPart
 from sbp.moe.packing import Segments
-from sbp.moe.part import BatchPart
 from sbp.moe.step import batch_shapes
 
 MODEL = dataclasses.replace(preset("tiny-test").model, groups=8, sequences_per_group=2)

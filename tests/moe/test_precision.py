@@ -13,8 +13,7 @@ from examples.gshard.presets import preset
 from sbp.moe.attention import attention, keys_values
 from sbp.moe.layers import rms_norm
 from sbp.moe.model import init_params, loss_fn
-from sbp.moe.optimizer import round_at_random
-from sbp.moe.step import gradients, init_state, make_train_step
+from sbp.moe.step import gradients, init_state, make_train_step, round_at_random
 from tests.moe.test_model import random_batch
 from tests.moe.test_step import planned_step
 

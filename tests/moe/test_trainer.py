@@ -9,12 +9,11 @@ import pytest
 
 from sbp import SbpError
 from sbp.moe.checkpoint import Checkpoints, describe, read_params
-from sbp.moe.config import ModelConfig, TrainConfig
+from sbp.moe.config import BOS, ModelConfig, TrainConfig
 from sbp.moe.devices import make_mesh
 from sbp.moe.metrics import read_metrics
 from sbp.moe.model import Batch
 from sbp.moe.step import plan_train_step
-from sbp.moe.tokens import BOS
 from sbp.moe.trainer import Trainer
 
 SIZES: dict[str, Any] = dict.fromkeys(
