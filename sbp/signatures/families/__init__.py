@@ -2,17 +2,13 @@
 registry."""
 
 from sbp.signatures.families import contraction as contraction
-from sbp.signatures.families import convolution as convolution
-from sbp.signatures.families import dynamic as dynamic
 from sbp.signatures.families import effects as effects
 from sbp.signatures.families import elementwise as elementwise
 from sbp.signatures.families import indexing as indexing
-from sbp.signatures.families import joining as joining
 from sbp.signatures.families import linalg as linalg
 from sbp.signatures.families import mulhi as mulhi
 from sbp.signatures.families import order as order
 from sbp.signatures.families import pallas as pallas
-from sbp.signatures.families import prefix as prefix
 from sbp.signatures.families import ragged as ragged
 from sbp.signatures.families import random as random
 from sbp.signatures.families import reduction as reduction
