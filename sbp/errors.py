@@ -23,6 +23,7 @@ from sbp.spans import file_name as file_name
 from sbp.spans import position_text as position_text
 
 # ---- words --------------------------------------------------------------------------------------
+# Pieces of the sentences of errors and reports.
 
 
 def bytes_text(count: float) -> str:

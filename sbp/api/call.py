@@ -38,6 +38,8 @@ from sbp.spans import Span
 from sbp.types import NdSbp
 
 # ---- arguments that a call changes --------------------------------------------------------------
+# Arguments that a function changes in place. A traced function gets a copy of each argument, so
+# the caller sees only what the function returns.
 
 
 _CONTAINERS = (tuple, list, dict, type(None))

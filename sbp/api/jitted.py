@@ -48,6 +48,9 @@ from sbp.source.arguments import argument_span, constants_in, items_of
 from sbp.types import Split
 
 # ---- helps for slips ----------------------------------------------------------------------------
+# Helps for errors before a program is typed: a misspelt name, a dim that a tensor does not have,
+# entries of `in_types` and `out_types` in another order. Each help has been tried: the call was
+# planned with it.
 
 
 Attempt = Callable[[JitOptions], Program]
@@ -270,6 +273,7 @@ def _option_label(error: SbpError, options: JitOptions) -> tuple[Label, ...]:
 
 
 # ---- plans of a function ------------------------------------------------------------------------
+# The plans of one function, by call signature.
 
 
 MOST_PLANS = 256

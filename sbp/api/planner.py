@@ -45,6 +45,8 @@ from sbp.sizes.expressions import first_difference, graph_at, is_symbolic, map_s
 from sbp.trace.graph import Graph
 
 # ---- equal sizes --------------------------------------------------------------------------------
+# Two symbolic sizes that a program takes for one: `check` says which, where JAX refuses the
+# program for different sizes and takes it for equal ones.
 
 
 PAIRS = 6
@@ -106,6 +108,7 @@ def _with_equal(call: SizedCall) -> Iterator[tuple[str, CallSignature]]:
 
 
 # ---- reports at symbolic sizes ------------------------------------------------------------------
+# The report on a program with symbolic sizes says for which sizes its typing holds.
 
 
 @dataclass(frozen=True, kw_only=True)

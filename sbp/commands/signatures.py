@@ -35,6 +35,8 @@ from sbp.trace.graph import Graph
 from sbp.types import B, P, S
 
 # ---- functions ----------------------------------------------------------------------------------
+# Signatures of functions of JAX: the primitives that a function traces to with their rows, and
+# what each type of its inputs costs.
 
 
 _MODULES = {

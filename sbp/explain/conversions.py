@@ -25,6 +25,8 @@ from sbp.trace.graph import Node
 from sbp.trace.regions import bodies_of, interface_of
 
 # ---- deferral -----------------------------------------------------------------------------------
+# The cost of a program with a conversion deferred: without the pin that asks for it, with the
+# value carried or returned unconverted, read by another row, or reduced one consumer later.
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from sbp.trace.graph import Node
 from sbp.trace.numbering import twins
 
 # ---- arrivals -----------------------------------------------------------------------------------
+# What arrives at the line of a fault, in words.
 
 
 def arrives(fault: BlamedFault, node: Node, made: Mapping[int, tuple[Code, ...]]) -> str:

@@ -33,6 +33,7 @@ from sbp.source.reader import users_span
 from sbp.trace.graph import Node
 
 # ---- order --------------------------------------------------------------------------------------
+# The order of helps: what was probably meant comes first.
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ def chosen(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
 
 
 # ---- pairs of pins ------------------------------------------------------------------------------
+# Helps that change two pins together, for faults that no change of one pin mends.
 
 
 @dataclass(frozen=True, slots=True)

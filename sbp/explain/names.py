@@ -30,6 +30,7 @@ from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Constant, Graph, Node, Operand
 
 # ---- variables ----------------------------------------------------------------------------------
+# Whether a variable of the user's source is a value of the program, where a line reads it.
 
 
 SourcePosition = tuple[str, Position]

@@ -48,6 +48,7 @@ from sbp.slips import correcting
 from sbp.types import Broadcast, NdSbp, Split, Unreduced, parse
 
 # ---- operands -----------------------------------------------------------------------------------
+# The operands of a hand-written region.
 
 
 def arrays_of(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -63,6 +64,8 @@ def arrays_of(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 # ---- entries ------------------------------------------------------------------------------------
+# Entries of the `in_types` of a hand-written region that were probably meant to be others: those
+# of another argument, or splits of another dim. `check` tries the call with each of them.
 
 
 def corrected(in_types: Any, made: Span | None) -> Any:
@@ -183,6 +186,7 @@ def _with_entries(
 
 
 # ---- claimed types ------------------------------------------------------------------------------
+# Reads the types that a hand-written region claims, one for each of its arrays.
 
 
 def _is_type(x: Any) -> bool:

@@ -23,6 +23,7 @@ from sbp.trace.graph import Graph, Node
 from sbp.types import NdSbp, Split, Unreduced
 
 # ---- shardings ----------------------------------------------------------------------------------
+# Pins that a program asks for in JAX's own words: the types of `NamedSharding`s on a mesh.
 
 
 def pin_of_sharding(

@@ -38,6 +38,8 @@ from sbp.solve.costgraph import CostGraph
 from sbp.trace.graph import Graph, Node
 
 # ---- charges ------------------------------------------------------------------------------------
+# Enters the costs of conversions into a cost graph, as pairwise costs between where a value is
+# made and where it is read.
 
 
 @dataclass(frozen=True, slots=True)

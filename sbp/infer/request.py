@@ -37,6 +37,11 @@ from sbp.trace.graph import Graph, Node, Operand
 from sbp.types import MONOIDS, Unreduced
 
 # ---- prefetches ---------------------------------------------------------------------------------
+# Which operands of products a device fetches into its fast memory before the product runs.
+#
+# A TPU copies arguments of the program from its memory while it computes something else, so a
+# product that reads weights late does not wait for them. The copies are free as long as the
+# program computes for at least the time that they take; what they take beyond that is waited for.
 
 
 Asked = Mapping[int, tuple[int | None, ...] | None]
@@ -93,6 +98,7 @@ def _read_seconds(graph: Graph, value: int, codes: tuple[int | None, ...], mesh:
 
 
 # ---- partial values -----------------------------------------------------------------------------
+# The monoids under which each value of a program can be partial without a conversion to partial.
 
 
 def native_partials(
@@ -184,6 +190,8 @@ def _native_of_rows(
 
 
 # ---- completeness -------------------------------------------------------------------------------
+# Whether the walk over a program's decisions has all of the program in it: each operand, each
+# result of a region and each output is read, and each value is made.
 
 
 def check_complete(flow: Flow) -> None:

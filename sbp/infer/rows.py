@@ -19,6 +19,7 @@ from sbp.trace.transfers import computes_in_host
 from sbp.types import MONOIDS, Split, Unreduced
 
 # ---- shards -------------------------------------------------------------------------------------
+# The shards that rows work on.
 
 
 def localised(aval: Any, code: Code, n: int) -> Any:

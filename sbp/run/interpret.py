@@ -34,6 +34,7 @@ from sbp.trace.regions import LOOPS, SCAN, interface_of
 from sbp.trace.scopes import scope_within
 
 # ---- scans --------------------------------------------------------------------------------------
+# A scan whose stacked results start as memory that nothing has written.
 
 
 Body = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[tuple[Any, ...], tuple[Any, ...]]]
@@ -103,6 +104,7 @@ def _unwritten(shapes: Sequence[Any], carry: Sequence[Any]) -> tuple[Any, ...]:
 
 
 # ---- layouts ------------------------------------------------------------------------------------
+# Which exchanged values meet arguments of the program, element by element.
 
 
 def meets_arguments(graph: Graph, block: Block) -> frozenset[Register]:
@@ -148,6 +150,7 @@ def meets_arguments(graph: Graph, block: Block) -> frozenset[Register]:
 
 
 # ---- lookups ------------------------------------------------------------------------------------
+# Casts of tables of which few rows are read: the rows are cast instead.
 
 
 def late_casts(graph: Graph, block: Block, sizes: Sequence[int]) -> frozenset[Register]:
@@ -189,6 +192,7 @@ def _read_otherwise(graph: Graph, block: Block, sizes: Sequence[int]) -> Iterato
 
 
 # ---- stacks -------------------------------------------------------------------------------------
+# What one loop stacks for a later one: in the matrices that fill tiles of a TPU.
 
 
 class Stacks:
@@ -256,6 +260,7 @@ def _matrix(x: Any) -> Any:
 
 
 # ---- turns of a loop ----------------------------------------------------------------------------
+# Casts of what a loop slices: they stay in the turns of the loop.
 
 
 def kept_casts(graph: Graph, loop: Loop, number: int, received: Set[Source]) -> frozenset[Register]:

@@ -26,6 +26,11 @@ from sbp.trace.graph import Constant, Graph
 from sbp.types import NdSbp, Split
 
 # ---- agreement of processes ---------------------------------------------------------------------
+# Several processes that run one plan: before the first run they compare what they run.
+#
+# Processes that run different programs wait for each other without end, or compute wrong values.
+# So each process writes a description of its plan to the key-value store of `jax.distributed`. The
+# first process of the mesh compares them, and all of them read its verdict.
 
 
 SWITCH = "SBP_CHECK_PROCESSES"

@@ -40,6 +40,7 @@ from sbp.trace.regions import interface_of, trips_of
 from sbp.types import Atom, B, P, Split, Unreduced
 
 # ---- joins --------------------------------------------------------------------------------------
+# A value that comes by one of two ways: the carry of a loop, the result of a branch.
 
 
 def join(a: LocalValue, b: LocalValue, node: Node) -> LocalValue:
@@ -108,6 +109,7 @@ def _join(
 
 
 # ---- communication ------------------------------------------------------------------------------
+# The result of a collective, on the mesh axes that it runs over and on the others.
 
 
 def collective(state: State, node: Node, ins: Sequence[LocalValue]) -> list[LocalValue]:

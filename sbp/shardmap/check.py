@@ -24,6 +24,8 @@ from sbp.trace.build import body_graph
 from sbp.trace.graph import Graph
 
 # ---- helps --------------------------------------------------------------------------------------
+# Helps: edits of the source that remove a finding and add none, with the bytes that the edited
+# program sends as their price.
 
 
 MAX_HELPS = 3

@@ -29,6 +29,13 @@ from sbp.trace.regions import LOOPS, trips_are_assumed, trips_of
 from sbp.types import B, P
 
 # ---- counts -------------------------------------------------------------------------------------
+# Divisions by hand whose number equals the count of a shard's own elements.
+#
+# `(y - t) / y.size` and `x.T @ d / x.shape[0]` are traced with a number. Where it equals the local
+# count along a split dim, it may be that count, and then a sum over devices of what follows is as
+# many times too large as there are devices; or it is another number, and then it says nothing. The
+# program is analysed under both readings (`analyse`). It is right if it is right under one of
+# them.
 
 
 LEAST = 3

@@ -45,6 +45,11 @@ from sbp.trace.graph import Node
 from sbp.types import Atom, B, P, Split, Unreduced
 
 # ---- rows ---------------------------------------------------------------------------------------
+# Lookups by position in a device's own shard: `logp[jnp.arange(n), labels]` on a split batch.
+#
+# The indices of such a lookup are columns, one for each dim. Where the column of a split dim
+# counts the rows of the shard, each device looks up in its own rows, so that the result is split
+# as the other columns are. The gradient, which adds at the same places, is split as well.
 
 
 def columns_of(state: State, node: Node, ins: Sequence[LocalValue]) -> tuple[LocalValue, ...]:
@@ -144,6 +149,12 @@ def _row(column: LocalValue, length: int, shape: Sequence[int]) -> int | None:
 
 
 # ---- mismatches ---------------------------------------------------------------------------------
+# Operations on shards for which no row fits: what the program shows of the reason.
+#
+# Two operands split along different dims give each device one block of the one and one of the
+# other. An operand that every device cuts from the same place, or numbers from zero, does not
+# belong to the device's own shard. These are warnings. Where nothing of this is shown, a note says
+# that the operation takes the shards each for itself.
 
 
 def mismatch(
@@ -200,6 +211,12 @@ def _same_block(state: State, node: Node, operand: int, n: int) -> bool:
 
 
 # ---- lookups ------------------------------------------------------------------------------------
+# Lookups of a device in its own shard, at places counted from the beginning of the shard: of those
+# that lie elsewhere it takes zero, so that the lookups of all devices add up.
+#
+# With `here = ids - axis_index(axis) * n` and `mine = (0 <= here) & (here < n)`, the lookup
+# `where(mine, table[clip(here, 0, n - 1)], 0)` in a table whose rows are split is P(sum)
+# (Megatron-LM, https://arxiv.org/abs/1909.08053, section 3).
 
 
 def own_lookups(

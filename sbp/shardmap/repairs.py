@@ -39,6 +39,8 @@ from sbp.trace.graph import Graph, Node
 from sbp.types import Split, Unreduced
 
 # ---- candidates ---------------------------------------------------------------------------------
+# Candidates for the repair of a finding, and their parts: calls of collectives, places of new
+# reductions, reductions that come too late.
 
 
 TouchedValue = tuple[int, int, bool]

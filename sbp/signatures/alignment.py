@@ -29,6 +29,9 @@ from sbp.trace.parts import is_zero
 from sbp.trace.slices import Cut, cuts_of, shape_of, slicing, whole
 
 # ---- shifts -------------------------------------------------------------------------------------
+# Shifted arrays, and slices of arrays that begin earlier or end later.
+#
+# A *lifted* value has some elements before and after those of the value itself; nobody reads them.
 
 
 def resized(aval: Any, dim: int, size: int) -> Any:

@@ -28,6 +28,7 @@ from sbp.trace.graph import Graph, Node, Operand, constant, rewritten
 from sbp.trace.slices import cuts_of, slicing
 
 # ---- mirrors ------------------------------------------------------------------------------------
+# Mirror images of operations: they compute reversed results from reversed operands.
 
 
 _MOVING = frozenset({"slice", "split", "pad", "concatenate", "join_slices"})

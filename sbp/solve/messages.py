@@ -11,6 +11,8 @@ import numpy as np
 from sbp.solve.reduction import HUGE, Core
 
 # ---- levels -------------------------------------------------------------------------------------
+# The arrays of message passing: variables in levels without links inside, so that one NumPy
+# operation sends the messages of a whole level.
 
 
 PADDING = 16_384

@@ -18,6 +18,8 @@ import numpy as np
 from sbp.solve.costgraph import CostGraph, Place
 
 # ---- repeats ------------------------------------------------------------------------------------
+# Results by the contents of the arrays that they follow from: repeated layers of a program have
+# equal tables, and what follows from them is worked out once.
 
 
 DIGEST = 16

@@ -14,6 +14,8 @@ from sbp.solve.messages import Bounded, pass_messages
 from sbp.solve.reduction import Core
 
 # ---- elimination --------------------------------------------------------------------------------
+# Minimisation by variable elimination (bucket elimination). It is exact while tables stay small.
+# Where a table would be too large, the variable with the clearest best state is set to that state.
 
 
 @dataclass(slots=True, eq=False)

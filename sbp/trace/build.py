@@ -27,6 +27,15 @@ from sbp.trace.slices import with_slices
 from sbp.trace.transfers import transfer_fields
 
 # ---- equations that only vmap makes -------------------------------------------------------------
+# Equations that only `jax.vmap` makes, as ordinary ones.
+#
+# A loop whose predicate depends on the mapped values becomes a `while` whose predicate is an
+# array. Such an equation cannot be written with `jax.lax.while_loop`. JAX lowers it to a loop that
+# goes on while any element does, and keeps the values of the elements that have ended. The trace
+# has the latter form: its types and its plan are those of an ordinary loop.
+#
+# A collective over the mapped axis, such as the `lax.pmean` of a batch norm, becomes a collective
+# over a dim of its operand. That is a reduction, and the trace has the reduction.
 
 
 _OVER_DIMS = {"psum": lax.reduce_sum, "pmax": lax.reduce_max, "pmin": lax.reduce_min}
@@ -89,6 +98,7 @@ def _chosen(goes_on: jax.Array, new: Any, old: Any) -> Any:
 
 
 # ---- primitives that call a jaxpr ---------------------------------------------------------------
+# The primitives that only call a jaxpr, and their parameters.
 
 
 INLINED = {
@@ -134,6 +144,14 @@ def flags_of(prevent: Any, operands: tuple[Operand, ...]) -> tuple[bool, ...]:
 
 
 # ---- sums of padded arrays ----------------------------------------------------------------------
+# Sums of padded arrays, padded after the sum.
+#
+# JAX makes the gradient of an array that is sliced twice, as `logits[:, :-1]` in a loss that reads
+# it for its normaliser and for its targets, of one zero pad for each slice, and adds the padded
+# arrays. XLA stores both arrays, and each product that reads the gradient adds them again. Added
+# before they are padded, they are one array, which the TPU compiler rounds to the dtype of the
+# products: of the logits of a large vocabulary, gigabytes less
+# (`tests/tpu/test_sliced_gradients.py`).
 
 
 def with_sums(graph: Graph) -> Graph:

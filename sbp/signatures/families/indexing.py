@@ -30,6 +30,8 @@ from sbp.signatures.traits import Traits
 from sbp.types import B, Split, Unreduced
 
 # ---- dynamic slices -----------------------------------------------------------------------------
+# `dynamic_slice` and `dynamic_update_slice`. Along a split dim, each device reads or writes the
+# part of the window that falls on its shard.
 
 
 # These two do not nest: on the sizes that one mesh axis leaves of a dim, a rule for another axis
@@ -158,6 +160,9 @@ def _dynamic_update_slice(op: Op) -> Sequence[Row]:
 
 
 # ---- dims of indexing ---------------------------------------------------------------------------
+# The roles of the dims of a gather or scatter, read from JAX's dimension numbers. A dim is a batch
+# dim, or it is read or written whole, or an index picks one element of it, or an index picks a
+# window of it.
 
 
 def gather_factors(

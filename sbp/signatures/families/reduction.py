@@ -28,6 +28,7 @@ from sbp.signatures.traits import Traits
 from sbp.types import B, Split
 
 # ---- prefixes -----------------------------------------------------------------------------------
+# Cumulative operators. Along a split dim, each shard joins in the total of the shards before it.
 
 
 _PREFIX_MONOIDS = {"cumsum": "sum", "cummax": "max", "cummin": "min", "cumprod": "prod"}

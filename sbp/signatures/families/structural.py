@@ -22,6 +22,8 @@ from sbp.trace.join_slices import Piece, joined
 from sbp.types import Split
 
 # ---- joins --------------------------------------------------------------------------------------
+# `concatenate`, and `join_slices`: slices of arrays, one after the other, such as `jnp.roll`.
+# Along a split dim each element goes to the device that needs it, once.
 
 
 def _pieces(params: dict[str, Any], ins: Sequence[Any]) -> tuple[Piece, ...]:

@@ -38,6 +38,8 @@ from sbp.signatures.traits import Shape, Traits
 from sbp.types import B, P, Split
 
 # ---- convolutions -------------------------------------------------------------------------------
+# `conv_general_dilated`. Batch, feature and group dims split by their factors; spatial dims split
+# with halo exchange, in the image only or in image and kernel.
 
 
 def spatial_windows(params: dict[str, Any], k: int, size: int, window: int, out: int) -> Windows:

@@ -4,7 +4,7 @@ every device, one neighbour at a time.
 If both operands are split on free dims, or only one on a contracted dim, no product of shards is a
 part of the result. One could gather one operand. Here its shards go round a ring of devices
 instead, and each device multiplies the shard that it has (Cannon's algorithm on one mesh axis). On
-two mesh axes both operands may go round (`kernels.panels`). The devices send as many bytes as for
+two mesh axes both operands may go round (the panels below). The devices send as many bytes as for
 gathering, but no device stores the whole operand, and a device multiplies while it sends.
 """
 
@@ -26,6 +26,12 @@ from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
 from sbp.types import Atom, B, Split
 
 # ---- panels -------------------------------------------------------------------------------------
+# Products whose operands both go round, each on a mesh axis of its own: panel by panel (SUMMA: van
+# de Geijn and Watts, 1997).
+#
+# A panel is a part of a contracted dim. In each step the devices send one panel of both operands
+# round their rings, and multiply; no device stores an operand as a whole. A device sends each
+# shard once, as in a product where one operand goes round.
 
 
 @dataclass(frozen=True, slots=True)

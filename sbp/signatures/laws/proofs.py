@@ -2,7 +2,7 @@
 f(p2)), which is a theorem of Z3.
 
 Floats are reals, and integers are bit vectors, which wrap. A row with a split rests on a theorem
-about indices, in `laws.indices`. That a primitive treats each index of a dim in the same way is its
+about indices. That a primitive treats each index of a dim in the same way is its
 definition; where this is not obvious, the tests enumerate cases.
 """
 
@@ -27,6 +27,12 @@ Term = Any
 
 
 # ---- indices ------------------------------------------------------------------------------------
+# Theorems about the places of elements, on which split rows and their kernels rest. They are in
+# linear arithmetic, for all sizes.
+#
+# A dim of length L is on n devices in blocks of c = ceil(L / n) elements: device i has the
+# elements from index i * c on, and the last blocks are padded. Each theorem is stated for a given
+# n; every other number is any integer.
 
 
 def _ints(names: str) -> tuple[Term, ...]:
@@ -297,6 +303,8 @@ OF_KERNEL: dict[str, str] = {
 
 
 # ---- scalars ------------------------------------------------------------------------------------
+# Primitives as terms of Z3, on one element of each operand. Floats are reals; integers are bit
+# vectors, which wrap.
 
 
 BITS = 5
