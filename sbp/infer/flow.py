@@ -6,7 +6,7 @@ and read at ends of other decisions. Each read is an edge, on which the value ma
 
 `flow_of` is the only walk over a program that lists these. Its result is the source of the cost
 tables (`infer.problem`), the Z3 constraints (`infer.constraints`), the monoids under which values
-can be partial (`infer.partials`), the sums that are accumulated in float32 (`infer.accumulation`),
+can be partial (`infer.request`), the sums that are accumulated in float32 (`infer.accumulation`),
 the claims of a typing about symbolic sizes (`sizes.claims`), and the certificate
 (`infer.certificate`). `plan.verify` walks the plan on its own.
 """

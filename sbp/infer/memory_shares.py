@@ -31,7 +31,7 @@ class MemoryShares:
 
     Arguments:
       waited: for values that are fetched before products read them, the share that products wait
-          for (`infer.prefetch`).
+          for (`infer.request`).
       read: for an operation that is no product, by its id, the share of each operand; None for the
           constant one.
       written: for results of such operations, the share that is written.
