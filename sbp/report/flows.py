@@ -199,7 +199,7 @@ PLACE_NAMES: dict[Grouping, Callable[[Node], PlaceName]] = {
 """The place of a node in each grouping."""
 
 
-def joined(found: Iterable[Send]) -> list[Send]:
+def merge(found: Iterable[Send]) -> list[Send]:
     """Collectives of one kind, over the same axes and with the same change as one; most bytes
     first."""
     groups: dict[tuple[str, str, str], Send] = {}
@@ -268,13 +268,13 @@ class _FlowWalk:
             self._flow(found, number, operand, -1)
         self._count()
         for stop in self.stops.values():
-            stop.sends = joined(stop.sends)
+            stop.sends = merge(stop.sends)
         stops, largest = list(self.stops.values()), dict[int, float]()
         for flow in found.values():
             if flow.source >= 0 and flow.size >= largest.get(flow.source, 0.0):
                 largest[flow.source] = flow.size
                 stops[flow.source].type = flow.type
-        returned = joined(self._sends[None])
+        returned = merge(self._sends[None])
         return ProgramFlows(
             stops=tuple(self.stops.values()),
             flows=tuple(found.values()),
