@@ -19,6 +19,7 @@ from jax import lax
 from jax.sharding import AbstractMesh
 
 import sbp
+from sbp.plan.traffic import sends
 
 DEVICES = (32, 128, 512, 2048)
 """Square tori of TPU v3 chips, two cores each."""
@@ -173,14 +174,13 @@ def planned(row: Operator, devices: int, hardware: str = "tpu-v3") -> Planned:
         hardware=hardware,
     )
     plan = f.plan(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in row.shapes(devices)))
-    steps = [s for b in plan.program.boxes() for s in b.box.steps if s.bytes_sent]
-    kernels = [(p, s) for a, _ in plan.program.kernels() for p, s in a.sends]
-    communication = sum(s.seconds for s in steps)
-    communication += sum(
-        plan.program.mesh.collective(s.kind, (p,)).of(s.bytes, s.rounds) for p, s in kernels
+    found, mesh = sends(plan.program), plan.program.mesh
+    communication = sum(
+        s.step.seconds if s.step else mesh.collective(s.kind, (0,)).of(s.bytes, s.runs)
+        for s in found
     )
     return Planned(
-        kinds=frozenset([*(s.kind for s in steps), *(s.kind for _, s in kernels)]),
+        kinds=frozenset(s.kind for s in found),
         sent=plan.cost.bytes_per_device,
         communication=communication,
         compute=plan.cost.seconds - communication,

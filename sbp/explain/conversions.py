@@ -21,7 +21,7 @@ from sbp.infer.space import Code, Codes, Step
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.fit import cheapest
 from sbp.plan.program import PlannedBox, Program
-from sbp.trace.graph import Node
+from sbp.trace.graph import Node, Operand
 from sbp.trace.regions import bodies_of, interface_of
 
 # ---- deferral -----------------------------------------------------------------------------------
@@ -260,16 +260,14 @@ class SubjectConversions:
     def aliases(self) -> frozenset[int]:
         """The subject's values, the values from which the last steps of its expression make them,
         and the inputs of bodies that they feed."""
-        mine = set(self.subject.values)
-        nodes = list(self.program.graph.walk())
-        for node in reversed(nodes):
+        mine, dataflow = set[Operand](self.subject.values), self.origins.names.dataflow
+        for node in reversed(list(self.program.graph.walk())):
             if not mine.isdisjoint(node.outputs) and self._is_last_step(node):
-                mine.update(o for o in node.inputs if isinstance(o, int))
-        for node in nodes:
-            for number, operand in enumerate(node.inputs):
-                if isinstance(operand, int) and operand in mine:
-                    mine.update(body.inputs[i] for body, i in bodies_of(node, number))
-        return frozenset(mine)
+                mine.update(node.inputs)
+        for value, (node, entry) in dataflow.entries.items():
+            if node.inputs[entry.operand] in mine:
+                mine.add(value)
+        return frozenset(v for v in mine if isinstance(v, int))
 
     def _is_last_step(self, node: Node) -> bool:
         """Whether a node and the maker of its operand belong to one expression of the user, as a

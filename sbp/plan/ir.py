@@ -6,6 +6,7 @@ the registers `ins` and write the registers `outs`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sbp.errors import Span
@@ -137,3 +138,23 @@ class Block:
     inputs: tuple[Register, ...]
     instructions: tuple[Instruction, ...]
     outputs: tuple[Source, ...]
+
+
+def walk(
+    block: Block, trips: int = 1, regions: tuple[tuple[Node, int], ...] = ()
+) -> Iterator[tuple[Apply | Box, int, tuple[tuple[Node, int], ...], Block]]:
+    """All operations and conversions of a block and of its regions, in program order, each with its
+    executions per call, the regions around it, outermost first, and its block.
+
+    Arguments:
+      block: the instructions.
+      trips: executions of the block per call.
+      regions: the regions around the block: each node and the number of its body.
+    """
+    for instruction in block.instructions:
+        if isinstance(instruction, Loop):
+            for number, inner in enumerate(instruction.blocks):
+                around = (*regions, (instruction.node, number))
+                yield from walk(inner, trips * instruction.trips, around)
+        else:
+            yield instruction, trips, regions, block

@@ -10,7 +10,7 @@ from sbp.infer.request import Request
 from sbp.infer.space import to_type
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source
+from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source, walk
 from sbp.plan.lower import ORDERED_TYPES, lower, types_read
 from sbp.plan.memory import peak_memory, reused
 from sbp.plan.saving import Repeat
@@ -203,23 +203,3 @@ def bytes_sent(block: Block) -> float:
         else:
             total += instruction.bytes_sent
     return total
-
-
-def walk(
-    block: Block, trips: int = 1, regions: tuple[tuple[Node, int], ...] = ()
-) -> Iterator[tuple[Apply | Box, int, tuple[tuple[Node, int], ...], Block]]:
-    """All operations and conversions of a block and of its regions, in program order, each with its
-    executions per call, the regions around it, outermost first, and its block.
-
-    Arguments:
-      block: the instructions.
-      trips: executions of the block per call.
-      regions: the regions around the block: each node and the number of its body.
-    """
-    for instruction in block.instructions:
-        if isinstance(instruction, Loop):
-            for number, inner in enumerate(instruction.blocks):
-                around = (*regions, (instruction.node, number))
-                yield from walk(inner, trips * instruction.trips, around)
-        else:
-            yield instruction, trips, regions, block

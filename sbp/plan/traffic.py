@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 from sbp.infer.policy import late_values
 from sbp.infer.sends import step_sends, step_stages
 from sbp.infer.space import Codes, Step
-from sbp.plan.ir import Box, Instruction
-from sbp.plan.program import PlannedBox, Program, walk
+from sbp.plan.ir import Box, Instruction, walk
+from sbp.plan.program import PlannedBox, Program
 from sbp.plan.text import change_text
 from sbp.signatures import Sent
 from sbp.trace.collectives import KINDS, SENT_AS, SHARD_MAP
@@ -69,17 +69,6 @@ class Send(NamedTuple):
         """Whether it ends a partial value."""
         return self.step is not None and _reduces(self.step.source, self.step.target)
 
-    def of(self, sent: Sent, mesh_axes: tuple[str, ...], change: str, **more: Any) -> Send:
-        """A collective with the place and the runs of this one."""
-        return self._replace(
-            kind=sent.kind,
-            mesh_axes=mesh_axes,
-            change=change,
-            runs=self.runs * sent.rounds,
-            bytes=self.runs * sent.bytes,
-            **more,
-        )
-
 
 def sends(program: Program) -> tuple[Send, ...]:
     """The collectives of a plan in program order: of conversions, of kernels, and of regions
@@ -105,15 +94,29 @@ def _sends(program: Program) -> Iterator[Send]:
                 change = change_text(step, step_stages(step, aval, mesh))
                 over = tuple(names[k] for k in step.mesh_axes)
                 for sent in step_sends(step, aval, mesh):
-                    yield here.of(sent, over, change, planned=planned, step=step)
+                    yield _collective(here, sent, over, change, planned=planned, step=step)
         elif i.node.op == SHARD_MAP:
             for run in collective_runs(i.node):
                 sent = Sent(SENT_AS[KINDS[run.node.op]], run.bytes_per_device, run.runs)
-                yield here.of(sent, run.mesh_axes, "in a manual region")
+                yield _collective(here, sent, run.mesh_axes, "in a manual region")
         else:
             for k, sent in i.sends:
                 inside, kernel = f"inside {i.node.name}", i.row.kernels[k]
-                yield here.of(sent, (names[k],), inside, kernel=kernel)
+                yield _collective(here, sent, (names[k],), inside, kernel=kernel)
+
+
+def _collective(
+    here: Send, sent: Sent, mesh_axes: tuple[str, ...], change: str, **more: Any
+) -> Send:
+    """A collective at the place of `here`, which runs as often."""
+    return here._replace(
+        kind=sent.kind,
+        mesh_axes=mesh_axes,
+        change=change,
+        runs=here.runs * sent.rounds,
+        bytes=here.runs * sent.bytes,
+        **more,
+    )
 
 
 class Phases:

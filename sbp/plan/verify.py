@@ -14,7 +14,7 @@ from sbp.errors import SbpInternalError
 from sbp.infer.request import Request
 from sbp.infer.space import Codes, stack
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source
+from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source, walk
 from sbp.trace.graph import Node
 from sbp.trace.numbering import SAME
 
@@ -59,35 +59,24 @@ class ForbiddenCollective(NamedTuple):
     reader: Node | None
 
 
-def over_budget(
-    block: Block, request: Request, *, owner: Node | None = None, in_loop: bool = False
-) -> Iterator[ForbiddenCollective]:
+def over_budget(block: Block, request: Request) -> Iterator[ForbiddenCollective]:
     """The collectives of a plan that budgets forbid, in program order.
 
     Arguments:
-      block: the plan, or the body of a region.
+      block: the plan.
       request: the request with its budgets.
-      owner: the node whose region the block is; None for the plan.
-      in_loop: whether the block is inside a loop.
     """
-    if not request.budgets:
-        return
-    for instruction in block.instructions:
-        match instruction:
-            case Box(source=source, steps=steps, reader=reader):
-                bans = request.rules(
-                    reader or owner, value=source.value, in_loop=in_loop, free=True
-                ).bans
-                sends = [(s.kind, s.mesh_axes, s.bytes_sent) for s in steps]
-            case Apply(node=reader, sends=sends_of_kernels):
-                bans = request.rules(reader, in_loop=in_loop, free=True).bans
-                sends = [(s.kind, (position,), s.bytes) for position, s in sends_of_kernels]
-            case Loop(node=node, blocks=blocks):
-                for inner in blocks:
-                    yield from over_budget(
-                        inner, request, owner=node, in_loop=in_loop or node.op in ("scan", "while")
-                    )
-                continue
+    for instruction, _, regions, _ in walk(block) if request.budgets else ():
+        in_loop = any(node.op in ("scan", "while") for node, _ in regions)
+        if isinstance(instruction, Box):
+            reader, value = instruction.reader, instruction.source.value
+            at = reader or (regions[-1][0] if regions else None)
+            bans = request.rules(at, value=value, in_loop=in_loop, free=True).bans
+            sends = [(s.kind, s.mesh_axes, s.bytes_sent) for s in instruction.steps]
+        else:
+            reader = instruction.node
+            bans = request.rules(reader, in_loop=in_loop, free=True).bans
+            sends = [(s.kind, (position,), s.bytes) for position, s in instruction.sends]
         yield from (
             ForbiddenCollective(*send, reader)
             for send in sends

@@ -11,8 +11,8 @@ from sbp.annotations import annotate_p
 from sbp.explain.origins import Origins
 from sbp.explain.places import AtomChange, SourcePlace
 from sbp.explain.reasons import ConversionReason, Reasons
-from sbp.plan.ir import Apply, Block
-from sbp.plan.program import Program, walk
+from sbp.plan.ir import Apply, Block, walk
+from sbp.plan.program import Program
 from sbp.plan.text import place, shape_text
 from sbp.plan.traffic import Send, sends
 from sbp.report.reasons import argument_text, maker_text, need_text, output_name
@@ -61,11 +61,11 @@ def collectives(program: Program, output_names: tuple[str, ...] = ()) -> list[Co
     groups: dict[tuple[str, ...], list[Collective]] = {}
     for send in sends(program):
         if send.planned is None or send.step is None:
-            one = _unconverted(program, send)
+            one = _of_operation(program, send)
             key = one.kind, one.mesh_axes, one.line
         else:
             reason = reasons.of(send.planned, AtomChange.of_step(send.step))
-            one = _converted(program, send, reason, output_names)
+            one = _of_conversion(program, send, reason, output_names)
             needed = one.needed[0] if reason.need.is_read else ""
             key = (one.kind, one.mesh_axes, *one.changes, *one.made, needed)
         groups.setdefault(key, []).append(one)
@@ -88,7 +88,7 @@ def _collective(
     )
 
 
-def _unconverted(program: Program, send: Send) -> Collective:
+def _of_operation(program: Program, send: Send) -> Collective:
     """A collective inside a kernel or a region written by hand."""
     node = send.maker
     assert node is not None
@@ -101,7 +101,7 @@ def _unconverted(program: Program, send: Send) -> Collective:
     return dataclasses.replace(one, needed=(needed,))
 
 
-def _converted(
+def _of_conversion(
     program: Program, send: Send, reason: ConversionReason, output_names: tuple[str, ...]
 ) -> Collective:
     """A collective of a conversion."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from sbp.errors import SbpError, bytes_text, nearest
 from sbp.plan.program import Program
 from sbp.plan.traffic import Send
-from sbp.report.flows import Grouping, ProgramFlows, Stop, ValueFlow, folded, joined
+from sbp.report.flows import Grouping, ProgramFlows, Stop, ValueFlow, folded, merge
 from sbp.report.parts import Column, Paragraph, Picture, Share, Table, TableRow
 from sbp.report.svg import CELL, Board, Ink
 from sbp.report.wording import branches_text, counted, listed
@@ -153,7 +153,7 @@ def _costliest(sheet: _Sheet) -> str:
     if not stops:
         return "No place sends anything."
     total = sum(stop.bytes for stop in stops)
-    most, *others = joined(send for stop in stops for send in stop.sends)
+    most, *others = merge(send for stop in stops for send in stop.sends)
     before = {"backward": "gradient of", "update": "update at"} if len(stops) == 1 else {}
     place = f"{before.get(stops[0].phase, 'line')} {stops[0].where}"
     what = f" by {most.kind} over {most.axes}"

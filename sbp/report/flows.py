@@ -6,6 +6,7 @@ fold into it, with their count.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -92,7 +93,7 @@ class ValueFlow:
     partial: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ProgramFlows:
     """The program as places and what flows between them.
 
@@ -116,7 +117,7 @@ class ProgramFlows:
         """Bytes that one device sends at all places."""
         return sum(stop.bytes for stop in (*self.stops, self.results))
 
-    @property
+    @functools.cached_property
     def places(self) -> dict[str, list[Stop]]:
         """The stops that send something, by the names of their places."""
         found: dict[str, list[Stop]] = {}
@@ -125,7 +126,7 @@ class ProgramFlows:
                 found.setdefault(stop.name, []).append(stop)
         return found
 
-    @property
+    @functools.cached_property
     def costliest(self) -> list[Stop]:
         """The place that most bytes are sent for; empty where nothing is sent."""
         return max(self.places.values(), key=lambda stops: sum(s.bytes for s in stops), default=[])
@@ -199,7 +200,7 @@ PLACE_NAMES: dict[Grouping, Callable[[Node], PlaceName]] = {
 """The place of a node in each grouping."""
 
 
-def joined(found: Iterable[Send]) -> list[Send]:
+def merge(found: Iterable[Send]) -> list[Send]:
     """Collectives of one kind, over the same axes and with the same change as one; most bytes
     first."""
     groups: dict[tuple[str, str, str], Send] = {}
@@ -268,13 +269,13 @@ class _FlowWalk:
             self._flow(found, number, operand, -1)
         self._count()
         for stop in self.stops.values():
-            stop.sends = joined(stop.sends)
+            stop.sends = merge(stop.sends)
         stops, largest = list(self.stops.values()), dict[int, float]()
         for flow in found.values():
             if flow.source >= 0 and flow.size >= largest.get(flow.source, 0.0):
                 largest[flow.source] = flow.size
                 stops[flow.source].type = flow.type
-        returned = joined(self._sends[None])
+        returned = merge(self._sends[None])
         return ProgramFlows(
             stops=tuple(self.stops.values()),
             flows=tuple(found.values()),

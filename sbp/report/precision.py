@@ -7,6 +7,7 @@ from collections import defaultdict
 from sbp.infer.accumulation import is_real
 from sbp.infer.space import encode
 from sbp.plan.program import Program
+from sbp.plan.traffic import sends
 from sbp.report.parts import Column, Paragraph, Section, Table, TableRow
 from sbp.report.wording import bytes_text, counted, listed, node_text
 from sbp.signatures import ROUNDED_PARTS
@@ -29,14 +30,14 @@ def precision(program: Program) -> tuple[Section, ...]:
     """
     graph, sums = program.graph, program.typing.sums
     found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
-    for planned in program.boxes():
-        dtype = graph.avals[planned.box.target.value].dtype
-        for step in planned.box.steps:
-            reduces = step.kind in ("all_reduce", "reduce_scatter")
-            if reduces and step.source[step.mesh_axes[0]] == _SUM and is_real(dtype):
+    for send in sends(program):
+        step, planned = send.step, send.planned
+        # An all-gather of blocks that were exchanged and added belongs to the same sum.
+        if step and planned and send.reduces and send.kind != "all_gather":
+            dtype = graph.avals[planned.box.target.value].dtype
+            if step.source[step.mesh_axes[0]] == _SUM and is_real(dtype):
                 wide = step.wide if step.wide and step.wide.dim is not None else None
-                how = wide.dtype if wide else f"{dtype}, by the platform"
-                entry = found[str(dtype), how]
+                entry = found[str(dtype), wide.dtype if wide else f"{dtype}, by the platform"]
                 entry[0] += planned.trips
                 entry[1] += step.bytes_sent * planned.trips
     if not sums or not found:

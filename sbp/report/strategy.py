@@ -269,13 +269,15 @@ class _Reading:
         """Whether more of what products of the forward pass add up along an axis is left split
         than whole."""
         sent = {"all_reduce": 0.0, "reduce_scatter": 0.0}
-        for one in sends(self.program):
-            step, maker = one.step, one.maker
-            if step and maker and step.kind in sent and k in step.mesh_axes:
+        forward = (
+            (one, one.step)
+            for one in sends(self.program)
+            if one.maker and self.uses.phases.of[one.maker.id] == "forward"
+        )
+        for one, step in forward:
+            if step and step.kind in sent and k in step.mesh_axes:
                 # Of one sum, an all-reduce sends twice what a reduce-scatter does.
-                halves = 2 if step.kind == "all_reduce" else 1
-                if self.uses.phases.of[maker.id] == "forward":
-                    sent[step.kind] += one.bytes / halves
+                sent[step.kind] += one.bytes / (2 if step.kind == "all_reduce" else 1)
         return sent["reduce_scatter"] > sent["all_reduce"]
 
 

@@ -20,7 +20,6 @@ from sbp.report.parts import Column, Facts, Page, Paragraph, Part, Section, Tabl
 from sbp.report.reasons import deferred_text, full_maker_text, full_need_text, refusal_text
 from sbp.report.report import Shown
 from sbp.report.wording import (
-    axes_text,
     bytes_text,
     counted,
     place_cell,
@@ -292,7 +291,8 @@ def _steps(why: Why, found: Sequence[ExplainedConversion]) -> Table:
 
 def _conversion(why: Why, one: ExplainedConversion) -> TableRow:
     steps = ", ".join(s.kind for s in one.steps)
-    axes = ", ".join(dict.fromkeys(axes_text(s, one.mesh) for s in one.steps))
+    names = (one.mesh.names[k] for step in one.steps for k in step.mesh_axes)
+    axes = ", ".join(dict.fromkeys(names))
     change = ", ".join(dict.fromkeys(map(change_text, one.steps)))
     return TableRow(
         cells=(steps, axes, change, str(one.runs), bytes_text(one.bytes_per_device)),

@@ -8,8 +8,7 @@ from sbp.annotations import annotate_p
 from sbp.errors import Span
 from sbp.errors import bytes_text as bytes_text
 from sbp.explain.places import SourcePlace
-from sbp.infer.space import Code, Step, decode
-from sbp.machine.mesh import MeshSpec
+from sbp.infer.space import Code, decode
 from sbp.plan.text import place
 from sbp.source.annotations import annotation_span
 from sbp.source.reader import expression_text, shortened
@@ -144,11 +143,6 @@ def atoms_text(codes: Sequence[Code]) -> str:
     'B, S(1), P(sum)'
     """
     return ", ".join(repr(decode(c)) for c in codes)
-
-
-def axes_text(step: Step, mesh: MeshSpec) -> str:
-    """The names of a step's mesh axes."""
-    return ", ".join(mesh.names[i] for i in step.mesh_axes)
 
 
 def place_text(at: SourcePlace) -> str:

@@ -2,48 +2,55 @@
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.trace.regions import CONTROL_FLOW, Entry, interface_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Dataflow:
     """The values of a program, those of regions included.
 
-    Attributes:
+    Arguments:
       graph: the program.
-      makers: the node that makes a value; none for the inputs of the program and of regions.
-      entries: of each input of the region of a loop or branch, the loop or branch, and how the
-        operand enters it.
-      readers: the nodes that read an operand, in program order; a result of a region has the loop
-        or branch among them, a result of the program has None.
     """
 
     graph: Graph
-    makers: dict[int, Node] = field(default_factory=dict[int, Node])
-    entries: dict[int, tuple[Node, Entry]] = field(default_factory=dict[int, tuple[Node, Entry]])
-    readers: dict[Operand, list[Node | None]] = field(
-        default_factory=lambda: defaultdict[Operand, list[Node | None]](list)
-    )
 
-    def __post_init__(self) -> None:
-        self._enter(self.graph, None)
+    @functools.cached_property
+    def makers(self) -> dict[int, Node]:
+        """The node that makes a value; none for the inputs of the program and of regions."""
+        return {v: node for node in self.graph.walk() for v in node.outputs}
 
-    def _enter(self, graph: Graph, holder: Node | None) -> None:
-        for node in graph.nodes:
-            self.makers.update(dict.fromkeys(node.outputs, node))
-            for operand in dict.fromkeys(node.inputs):
-                self.readers[operand].append(node)
-            for region, fed in zip(node.regions, interface_of(node).fed, strict=True):
-                entered = ((node, entry) for entry in fed)
-                self.entries.update(zip(region.inputs, entered, strict=True))
-                self._enter(region, node)
-        for operand in dict.fromkeys(graph.outputs):
-            self.readers[operand].append(holder)
+    @functools.cached_property
+    def entries(self) -> dict[int, tuple[Node, Entry]]:
+        """Of each input of the region of a loop or branch, the loop or branch, and how the operand
+        enters it."""
+        return {
+            value: (node, entry)
+            for node in self.graph.walk()
+            for region, fed in zip(node.regions, interface_of(node).fed, strict=True)
+            for value, entry in zip(region.inputs, fed, strict=True)
+        }
+
+    @functools.cached_property
+    def readers(self) -> dict[Operand, list[Node | None]]:
+        """The nodes that read an operand, in program order; then the loops and branches whose
+        regions return it, and None where the program does."""
+        nodes = list(self.graph.walk())
+        reads: list[tuple[Operand, Node | None]] = [
+            (o, node) for node in nodes for o in node.inputs
+        ]
+        reads += [(o, node) for node in nodes for r in node.regions for o in r.outputs]
+        reads += [(o, None) for o in self.graph.outputs]
+        found = defaultdict[Operand, list[Node | None]](list)
+        for operand, reader in dict.fromkeys(reads):
+            found[operand].append(reader)
+        return found
 
     def sources(self, operand: Operand) -> Iterator[int]:
         """The values that an operand is: those that operations make or the program takes, through
