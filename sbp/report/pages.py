@@ -3,16 +3,22 @@ of a program without a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from sbp.annotations import Pin
-from sbp.errors import Diagnostic, position_text
+from sbp.errors import Diagnostic, Span, position_text
+from sbp.infer.accumulation import is_real
+from sbp.infer.space import encode
+from sbp.limits import policies_text
+from sbp.plan.lower import ORDERED_TYPES
 from sbp.plan.program import Program
+from sbp.plan.text import place
+from sbp.plan.traffic import sends
 from sbp.report import facts
-from sbp.report.choice import choice, strategy_line
-from sbp.report.collectives import Collective, by_line, collectives, detail
-from sbp.report.coverage import coverage_parts
+from sbp.report.collectives import Collective, by_line, collectives, detail, instructions
 from sbp.report.finding import finding
 from sbp.report.flow_picture import brief_picture
 from sbp.report.hardware import unmeasured
@@ -28,14 +34,237 @@ from sbp.report.parts import (
     Table,
     TableRow,
 )
-from sbp.report.precision import precision
 from sbp.report.shard_picture import LISTED_SHARDS, shard_picture
 from sbp.report.shards import telling_tensor
+from sbp.report.strategy import strategy
 from sbp.report.timeline_picture import timeline_picture
 from sbp.report.traffic_picture import traffic_picture
-from sbp.report.wording import bytes_text, counted, listed, place_text, seconds_text, times_text
+from sbp.report.wording import (
+    bytes_text,
+    counted,
+    listed,
+    node_text,
+    place_text,
+    seconds_text,
+    times_text,
+)
 from sbp.shardmap.coverage import Coverage
+from sbp.shardmap.run_words import run_text
+from sbp.shardmap.words import why_text
+from sbp.signatures import ROUNDED_PARTS
 from sbp.trace.regions import WHILE_TRIPS
+from sbp.types import Unreduced
+
+# ---- coverage -----------------------------------------------------------------------------------
+# What `sbp.check_shard_map` read of a program and what it did not, as parts of a page.
+
+
+def coverage_parts(read: Coverage) -> tuple[Section, ...]:
+    """A section on what was checked, and one on what was not where there is such a thing."""
+    sent = sum(c.bytes_per_device for c in read.collectives)
+    checked = (
+        f"{counted(read.regions, 'region')} with {counted(read.values, 'value')},"
+        f" {counted(len(read.collectives), 'collective')}: {bytes_text(sent)} per device"
+    )
+    parts = (_unchecked_collectives(read),) if read.collectives else ()
+    first = Section(title=f"checked: {checked}", parts=parts)
+    if not (read.unread or read.unshown):
+        return (first,)
+    return first, Section(title="not checked: values without a reading", parts=_unread(read))
+
+
+def _unchecked_collectives(read: Coverage) -> Table:
+    return Table(
+        columns=(
+            Column(heading="collective", wraps=True),
+            Column(heading="at"),
+            Column(heading="mesh axes"),
+            Column(heading="runs", right=True),
+            Column(heading="per device", right=True),
+            Column(heading="operand"),
+        ),
+        rows=tuple(
+            TableRow(
+                cells=(
+                    f"`{c.text}`",
+                    _at(c.span),
+                    ", ".join(c.mesh_axes),
+                    f"{c.runs:,}",
+                    bytes_text(c.bytes_per_device),
+                    "checked" if c.read else "not checked",
+                )
+            )
+            for c in read.collectives
+        ),
+    )
+
+
+def _unread(read: Coverage) -> tuple[Table | Paragraph, ...]:
+    values = Table(
+        columns=(
+            Column(heading="value", wraps=True),
+            Column(heading="at"),
+            Column(heading="mesh axes"),
+            Column(heading="why", wraps=True),
+        ),
+        rows=tuple(
+            TableRow(cells=(f"`{u.text}`", _at(u.span), ", ".join(u.mesh_axes), why_text(u)))
+            for u in read.unread
+        ),
+    )
+    parts: list[Table | Paragraph] = [values] if read.unread else []
+    if read.dependent:
+        verb = "depends" if read.dependent == 1 else "depend"
+        more = f"{counted(read.dependent, 'further value')} without a reading {verb} on these"
+        parts.append(Paragraph(text=more))
+    parts += [Paragraph(text=run_text(run)) for run in read.runs]
+    for span, result, mesh_axis in read.unshown:
+        where = f" of the region at {place(span)}" if span else ""
+        text = f"result {result}{where}: its type on `{mesh_axis}` is claimed and not checked"
+        parts.append(Paragraph(text=text))
+    return tuple(parts)
+
+
+def _at(span: Span | None) -> str:
+    return place(span) if span else ""
+
+
+# ---- precision ----------------------------------------------------------------------------------
+# Program -> the dtypes in which its sums over devices are added, where the user chose any.
+
+
+SHOWN_CASTS = 4
+"""Casts that round parts are named up to this number, and counted beyond it."""
+
+_SUM = encode(Unreduced("sum"))
+
+
+def precision(program: Program) -> tuple[Section, ...]:
+    """The sums of a plan by the dtype in which they are added, and the casts before them.
+
+    Arguments:
+      program: the plan.
+
+    Returns:
+      A section; none where the user chose no `reduce_dtype`, and where no float is summed.
+    """
+    graph, sums = program.graph, program.typing.sums
+    found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
+    for send in sends(program):
+        step, planned = send.step, send.planned
+        # An all-gather of blocks that were exchanged and added belongs to the same sum.
+        if step and planned and send.reduces and send.kind != "all_gather":
+            dtype = graph.avals[planned.box.target.value].dtype
+            if step.source[step.mesh_axes[0]] == _SUM and is_real(dtype):
+                wide = step.wide if step.wide and step.wide.dim is not None else None
+                entry = found[str(dtype), wide.dtype if wide else f"{dtype}, by the platform"]
+                entry[0] += planned.trips
+                entry[1] += step.bytes_sent * planned.trips
+    if not sums or not found:
+        return ()
+    columns = (
+        Column(heading="parts"),
+        Column(heading="added in"),
+        Column(heading="runs", right=True),
+        Column(heading="per device", right=True),
+    )
+    rows = tuple(
+        TableRow(cells=(parts, how, str(int(runs)), bytes_text(sent)))
+        for (parts, how), (runs, sent) in sorted(found.items())
+    )
+    parts = (Table(columns=columns, rows=rows), *_rounded(program))
+    return (Section(title="precision of sums over devices", parts=parts),)
+
+
+def _rounded(program: Program) -> tuple[Paragraph, ...]:
+    """The casts that round parts before they are summed."""
+    casts = [
+        node_text(node)
+        for node in program.graph.walk()
+        if ROUNDED_PARTS.name in program.typing.rows[node.id].kernels
+    ]
+    if not casts:
+        return ()
+    what = counted(len(casts), "cast")
+    where = listed(casts, SHOWN_CASTS)
+    return (Paragraph(text=f"{what} of parts before their sum (`reduce_dtype`): {where}"),)
+
+
+# ---- how types were chosen ----------------------------------------------------------------------
+# Program -> how its types were chosen: the strategy that they make, how good the choice is, and
+# what the search left out.
+
+
+def strategy_line(program: Program) -> Iterator[Paragraph]:
+    """What each mesh axis is used for, in a line."""
+    found = strategy(program)
+    if found:
+        yield Paragraph(text="; ".join(f"`{use.axis}`: {use.text}" for use in found))
+
+
+def choice(program: Program) -> Iterator[Paragraph]:
+    """How the types were chosen, and what the search left out."""
+    yield from (Paragraph(text=text) for text in (_choice(program), *_left_out(program)))
+
+
+def _choice(program: Program) -> str:
+    gap = program.typing.gap
+    most = max(0.1, math.ceil(1000 * gap) / 10)
+    found = "the cheapest that were found; " + (
+        f"others may be at most {most:.1f}% cheaper in the cost model"
+        if gap < 1
+        else "how much cheaper others may be is not known"
+    )
+    how = "proved cheapest in the cost model" if program.typing.optimal else found
+    if not program.typing.bounds_reuse:
+        how += ", before what gradients keep from the forward pass"
+    boxing = policies_text(
+        program.request.boxing, program.request.axis_policies, program.mesh.names
+    )
+    return (
+        f"{counted(instructions(program.block), 'local operation')}; boxing `{boxing}`; the types"
+        f" are {how}"
+    )
+
+
+def _left_out(program: Program) -> Iterator[str]:
+    """What the search for the plan left out."""
+    if program.faster is not None:
+        faster = program.faster
+        yield (
+            f"a faster plan takes {seconds_text(faster.seconds)}, sends"
+            f" {bytes_text(faster.bytes_per_device)} and holds"
+            f" {bytes_text(faster.peak_memory_bytes)} per device: this one holds less;"
+            " memory_limit= says how much a plan may hold, and the fastest that fits is taken"
+        )
+    elif program.memory_prices:
+        yield (
+            "the cheapest plan does not fit the memory limit: types were chosen at"
+            f" {counted(program.memory_prices, 'price')} per byte of memory, and this is the"
+            " cheapest of their plans that fits; a plan at a price between may be cheaper"
+        )
+    if program.declined:
+        declined = program.declined
+        why = (
+            "; memory_limit= says how much a plan may hold, and what fits is kept"
+            if program.request.memory_limit is None
+            else ", for which the memory limit has no room"
+        )
+        yield (
+            f"the backward pass repeats {counted(len(declined), 'conversion')} of the forward pass:"
+            f" keeping the results would send {bytes_text(sum(r.bytes_sent for r in declined))} and"
+            f" take {seconds_text(sum(r.seconds for r in declined))} less per call, and hold up to"
+            f" {bytes_text(sum(r.bytes_kept for r in declined))} more per device{why}"
+        )
+    if program.unordered_values:
+        yield (
+            f"the conversions of {counted(program.unordered_values, 'value')} to more than"
+            f" {ORDERED_TYPES} types were priced in one order; another order may send less"
+        )
+
+
+# ---- pages --------------------------------------------------------------------------------------
+
 
 SHOWN_COLLECTIVES = 12
 SHOWN_SHORT = 8
