@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -51,7 +50,21 @@ _CHECKOUT = Path(__file__).parents[1]
 _CHECK = ("sbp.commands.check", "check_program")
 """`sbp check` where it is given FILE:FUNCTION."""
 
-_COMMANDS = ("explain", "hardware", "completion", *_PROGRAMS)
+_COMMANDS: Mapping[str, str] = {
+    "explain": "what a code or a word of reports means: no-signature, P, boxing, ZeRO",
+    "signatures": "the rows of a primitive, or of a function such as softmax",
+    "hardware": "the device kinds that costs can be counted on, with their figures",
+    "train": "train the GShard MoE Transformer (sbp train --help)",
+    "check": "check FILE:FUNCTION; or whether sbp train would begin with these options",
+    "report": "the full report on FILE:FUNCTION",
+    "curves": "draw the curves of a training run as an HTML page",
+    "export": "a trained model as one safetensors file",
+    "plan": "types and price of a training step, without training it",
+    "translate": "translate text with a trained model",
+    "evaluate": "score a trained model on a test set",
+    "completion": "a script that completes commands in bash, zsh or fish",
+}
+"""All commands, each with its line of help."""
 
 
 @takes("sbp.cli.main", argv=_WORDS)
@@ -78,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             case "explain":
                 _explain(console, " ".join(options.name))
             case "completion":
-                print(completion_script(options.shell, _commands(parser)))
+                print(completion_script(options.shell, _COMMANDS))
             case "hardware":
                 console.print(Shown(page=hardware_page()))
             case _:
@@ -108,8 +121,9 @@ def _program(words: Sequence[str]) -> Callable[[Sequence[str]], int]:
     module, function = _CHECK if name == "check" and about_program else _PROGRAMS[name]
     folder, _, _ = module.replace(".", "/").rpartition("/")
     if not (_CHECKOUT / folder).is_dir():
+        called = "sbp check without FILE:FUNCTION" if name == "check" else f"sbp {name}"
         raise SbpError(
-            f"sbp {name} is in {folder} of the sbp repository, which the installed package leaves"
+            f"{called} is in {folder} of the sbp repository, which the installed package leaves"
             " out; run it in a checkout of the repository",
             code="unknown-option",
         )
@@ -128,44 +142,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sbp", description="A distributed type system for JAX.")
     parser.add_argument("--version", action="version", version=f"sbp {_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    explain = commands.add_parser(
-        "explain", help="what a code or a word of reports means: no-signature, P, boxing, ZeRO"
-    )
-    explain.add_argument(
+    parts = {name: commands.add_parser(name, help=about) for name, about in _COMMANDS.items()}
+    parts["explain"].add_argument(
         "name",
         metavar="NAME",
         nargs="*",
         help="a code such as no-signature, or a concept such as P, boxing or mesh axis; all of them"
         " when left out",
     )
-    commands.add_parser(
-        "signatures", help="the rows of a primitive, or of a function such as softmax"
-    )
-    commands.add_parser(
-        "hardware", help="the device kinds that costs can be counted on, with their figures"
-    )
-    commands.add_parser("train", help="train the GShard MoE Transformer (sbp train --help)")
-    commands.add_parser(
-        "check", help="check FILE:FUNCTION; or whether sbp train would begin with these options"
-    )
-    commands.add_parser("report", help="the full report on FILE:FUNCTION")
-    commands.add_parser("curves", help="draw the curves of a training run as an HTML page")
-    commands.add_parser("export", help="a trained model as one safetensors file")
-    commands.add_parser("plan", help="types and price of a training step, without training it")
-    commands.add_parser("translate", help="translate text with a trained model")
-    commands.add_parser("evaluate", help="score a trained model on a test set")
-    completion = commands.add_parser(
-        "completion", help="a script that completes commands in bash, zsh or fish"
-    )
-    completion.add_argument("shell", choices=SHELLS)
+    parts["completion"].add_argument("shell", choices=SHELLS)
     return parser
-
-
-def _commands(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """The commands of a parser, each with its line of help."""
-    actions: list[Any] = vars(parser)["_actions"]  # argparse has no other way to read them
-    (parts,) = (a for a in actions if a.dest == "command")
-    return {a.dest: a.help or "" for a in vars(parts)["_choices_actions"]}
 
 
 def _version() -> str:

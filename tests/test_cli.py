@@ -164,7 +164,7 @@ def test_outside_a_checkout_a_command_says_where_it_is(name, capsys, monkeypatch
     monkeypatch.setattr("sbp.cli._CHECKOUT", tmp_path)
     assert main([name, "--preset", "tiny-test"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"error[unknown-option]: sbp {name} is in ")
+    assert said.startswith(f"error[unknown-option]: sbp {name} ") and "gshard of the sbp" in said
     assert said.endswith("; run it in a checkout of the repository\n") and said.count("\n") == 1
 
 

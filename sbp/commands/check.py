@@ -42,35 +42,8 @@ _TARGET = (
 )
 
 
-def check_parser(program: str = "sbp check") -> argparse.ArgumentParser:
-    """The command line of `sbp check FILE:FUNCTION`."""
-    parser = argparse.ArgumentParser(
-        prog=program,
-        description="Check the types of a program. Nothing of it runs, and no device is needed.",
-        epilog=f"{_STATUSES} Without FILE:FUNCTION, `sbp check` takes the options of `sbp train`"
-        " and tells whether that run would begin.",
-    )
-    _add_options(parser)
-    return parser
-
-
-def report_parser(program: str = "sbp report") -> argparse.ArgumentParser:
-    """The command line of `sbp report FILE:FUNCTION`."""
-    parser = argparse.ArgumentParser(
-        prog=program,
-        description="Show the full report on a program: types, collectives, bytes, memory, time.",
-        epilog=_STATUSES,
-    )
-    _add_options(parser)
-    parser.add_argument("--short", action="store_true", help="the short report")
-    parser.add_argument(
-        "--source", action="store_true", help="the source, each line with its types and bytes"
-    )
-    parser.add_argument("--html", metavar="FILE", help="write the report to this file as HTML")
-    return parser
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_check_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `sbp check FILE:FUNCTION`."""
     parser.add_argument("target", metavar="TARGET", help=_TARGET)
     parser.add_argument(
         "--args",
@@ -97,6 +70,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `sbp report FILE:FUNCTION`."""
+    add_check_options(parser)
+    parser.add_argument("--short", action="store_true", help="the short report")
+    parser.add_argument(
+        "--source", action="store_true", help="the source, each line with its types and bytes"
+    )
+    parser.add_argument("--html", metavar="FILE", help="write the report to this file as HTML")
+
+
 def check_program(words: Sequence[str]) -> int:
     """`sbp check FILE:FUNCTION`: the findings, and what the program costs.
 
@@ -106,7 +89,14 @@ def check_program(words: Sequence[str]) -> int:
     Returns:
       The exit status.
     """
-    return _answer(check_parser().parse_args(words))
+    parser = argparse.ArgumentParser(
+        prog="sbp check",
+        description="Check the types of a program. Nothing of it runs, and no device is needed.",
+        epilog=f"{_STATUSES} Without FILE:FUNCTION, `sbp check` takes the options of `sbp train`"
+        " and tells whether that run would begin.",
+    )
+    add_check_options(parser)
+    return _answer(parser.parse_args(words))
 
 
 def report_program(words: Sequence[str]) -> int:
@@ -118,7 +108,13 @@ def report_program(words: Sequence[str]) -> int:
     Returns:
       The exit status.
     """
-    return _answer(report_parser().parse_args(words))
+    parser = argparse.ArgumentParser(
+        prog="sbp report",
+        description="Show the full report on a program: types, collectives, bytes, memory, time.",
+        epilog=_STATUSES,
+    )
+    add_report_options(parser)
+    return _answer(parser.parse_args(words))
 
 
 def _answer(given: argparse.Namespace) -> int:

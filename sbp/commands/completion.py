@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import shtab
 
-from sbp.commands.check import check_parser, report_parser
-from sbp.commands.signatures import signatures_parser
+from sbp.commands.check import add_check_options, add_report_options
+from sbp.commands.signatures import add_signature_options
 from sbp.errors import CODES
 from sbp.report.concepts import concept_words
 from sbp.signatures import known_primitives
@@ -32,11 +32,14 @@ def completion_script(shell: str, commands: Mapping[str, str]) -> str:
         part = parts.add_parser(name, help=about)
         match name:
             case "check":
-                _copy(check_parser(), part)
+                add_check_options(part)
+                _complete(part, "target", complete=shtab.FILE)
             case "report":
-                _copy(report_parser(), part)
+                add_report_options(part)
+                _complete(part, "target", complete=shtab.FILE)
             case "signatures":
-                _copy(signatures_parser(), part, sorted(known_primitives()))
+                add_signature_options(part)
+                _complete(part, "name", choices=sorted(known_primitives()))
             case "explain":
                 words = [w for w in concept_words() if " " not in w]
                 part.add_argument("name", nargs="*", choices=[*CODES, *words])
@@ -47,26 +50,7 @@ def completion_script(shell: str, commands: Mapping[str, str]) -> str:
     return shtab.complete(whole, shell=shell)
 
 
-def _copy(
-    source: argparse.ArgumentParser, target: argparse.ArgumentParser, names: Sequence[str] = ()
-) -> None:
-    """Gives a parser the options of another one; its positional argument is one of `names`, or a
-    file where there are none."""
-    actions: list[argparse.Action] = vars(source)["_actions"]  # argparse has no other way to read
-    for action in actions:
-        if "--help" in action.option_strings:
-            continue
-        if action.option_strings:
-            _add(target, action)
-        elif names:
-            target.add_argument(action.dest, nargs="?", choices=list(names))
-        else:
-            completed: Any = target.add_argument(action.dest)
-            completed.complete = shtab.FILE
-
-
-def _add(target: argparse.ArgumentParser, action: argparse.Action) -> None:
-    if action.nargs == 0:
-        target.add_argument(*action.option_strings, action="store_true", help=action.help)
-    else:
-        target.add_argument(*action.option_strings, metavar=action.metavar, help=action.help)
+def _complete(parser: argparse.ArgumentParser, argument: str, **values: Any) -> None:
+    """Says what an argument may be; its help is too long for a shell."""
+    (action,) = (a for a in vars(parser)["_actions"] if a.dest == argument)
+    vars(action).update(values, help=None, metavar=None)

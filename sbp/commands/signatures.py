@@ -22,12 +22,8 @@ from sbp.signatures import Row, known_primitives, rule_for
 from sbp.signatures.examples import sample
 
 
-def signatures_parser(program: str = "sbp signatures") -> argparse.ArgumentParser:
-    """The command line of `sbp signatures`."""
-    parser = argparse.ArgumentParser(
-        prog=program,
-        description="Show which types of operands give which types of results, on one mesh axis.",
-    )
+def add_signature_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `sbp signatures`."""
     parser.add_argument(
         "name",
         metavar="NAME",
@@ -42,7 +38,6 @@ def signatures_parser(program: str = "sbp signatures") -> argparse.ArgumentParse
         ' f32[16,32]"',
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
 
 
 def show_signatures(words: Sequence[str]) -> int:
@@ -57,7 +52,12 @@ def show_signatures(words: Sequence[str]) -> int:
     Raises:
       SbpError: `unknown-option` where nothing has the name, with the nearest one.
     """
-    given = signatures_parser().parse_args(words)
+    parser = argparse.ArgumentParser(
+        prog="sbp signatures",
+        description="Show which types of operands give which types of results, on one mesh axis.",
+    )
+    add_signature_options(parser)
+    given = parser.parse_args(words)
     page, data = _answer(given.name, given.args)
     if given.json:
         print(json.dumps(data, indent=2))
