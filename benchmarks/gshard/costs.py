@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -128,18 +127,18 @@ def _topology(args: argparse.Namespace, run: Run) -> Topology | None:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line: the options of a training run, and those of `_parser`."""
+def main(argv: Sequence[str]) -> int:
+    """The command line of `sbp plan`: the options of a training run, and those of `_parser`.
+
+    Raises:
+      SbpError: for options that do not fit, and what planning raises.
+    """
     args, rest = _parser().parse_known_args(argv)
     console = Console(highlight=False)
-    try:
-        if args.figures is not None:
-            _figures(args, rest, console)
-        else:
-            _show(args, parse_args(rest), console)
-    except SbpError as error:
-        print(f"error[{error.code}]: {error.message}", file=sys.stderr)
-        return 2
+    if args.figures is not None:
+        _figures(args, rest, console)
+    else:
+        _show(args, parse_args(rest), console)
     return 0
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 import sbp
-from benchmarks.gshard.layerpair import LayerPair, all_reduce_seconds, all_to_all_seconds, figure8
+from benchmarks.gshard.figure8 import LayerPair, all_reduce_seconds, all_to_all_seconds, figure8
 from benchmarks.gshard.study import ALL_TO_ALL_GROWTH, LAYER_PAIR, RECOMPUTED, Study, study
 from examples.gshard.drawing import COLOURS, Drawing, canvas, write_drawings
 from examples.gshard.options import Run

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 from rich.table import Table
 
 import sbp
-from benchmarks.gshard.operators import DEVICES, TABLE4, exponent, planned
+from benchmarks.gshard.table4 import DEVICES, TABLE4, exponent, planned
 from examples.gshard.options import Run
 from examples.gshard.presets import PRESETS
 from sbp.moe.step import TrainState, plan_train_step, state_shapes

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from rich.console import Console
 
 from examples.gshard.config import TranslationConfig
 from examples.gshard.data import encode_pairs
-from examples.gshard.display import show_error
 from examples.gshard.options import Run, parse_args
 from examples.gshard.sources import load
 from examples.gshard.train import show_corpus, show_plan, tokenizers
@@ -84,16 +82,13 @@ def check(run: Run, console: Console) -> None:
     show_plan(run, plan_train_step(run.model, run.train, AbstractMesh(sizes, names)), console)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line, with the options of `sbp train`; exits with 2 where training would be
-    refused."""
-    try:
-        words = sys.argv[1:] if argv is None else argv
-        run = parse_args(words, program="sbp check", description=_ABOUT)
-        console = Console()
-        check(run, console)
-        console.print(f"sbp train would begin in {run.workdir}", highlight=False, markup=False)
-    except SbpError as error:
-        show_error(error)
-        return 2
+def main(argv: Sequence[str]) -> int:
+    """The command line, with the options of `sbp train`.
+
+    Raises:
+      SbpError: where training would be refused.
+    """
+    run, console = parse_args(argv, program="sbp check", description=_ABOUT), Console()
+    check(run, console)
+    console.print(f"sbp train would begin in {run.workdir}", highlight=False, markup=False)
     return 0

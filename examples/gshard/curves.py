@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from examples.gshard.display import show_error
 from examples.gshard.options import CommandParser
 from sbp.errors import SbpError
 from sbp.moe.checkpoint import write_whole
@@ -261,20 +260,20 @@ class TensorBoard:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line of `sbp curves`."""
+    """The command line of `sbp curves`.
+
+    Raises:
+      SbpError: `bad-checkpoint` for a folder without a run.
+    """
     about = "Draw the curves of a run again, also while it is training."
     parser = CommandParser(prog="sbp curves", description=about, allow_abbrev=False)
     parser.add_argument("workdir", metavar="RUN", help="folder of a training run")
-    try:
-        workdir = Path(parser.parse_all(argv).workdir)
-        page = write_curves(workdir)
-        if page is None:
-            raise SbpError(
-                f"{workdir / FILE} has no step of a run; name the --workdir of one",
-                code="bad-checkpoint",
-            )
-    except SbpError as error:
-        show_error(error)
-        return 2
+    workdir = Path(parser.parse_all(argv).workdir)
+    page = write_curves(workdir)
+    if page is None:
+        raise SbpError(
+            f"{workdir / FILE} has no step of a run; name the --workdir of one",
+            code="bad-checkpoint",
+        )
     print(f"wrote {page}")
     return 0

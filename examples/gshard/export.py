@@ -19,7 +19,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.flax import save
 
 from examples.gshard.config import TranslationConfig
-from examples.gshard.display import show_error
 from examples.gshard.options import CommandParser
 from examples.gshard.tokenizer import Tokenizer
 from sbp.errors import SbpError, nearest
@@ -273,7 +272,11 @@ def _bad(message: str) -> SbpError:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line of `sbp export`."""
+    """The command line of `sbp export`.
+
+    Raises:
+      SbpError: as `open_run` and `export_run` do.
+    """
     parser = CommandParser(
         prog="sbp export",
         description="Write a trained model, its configuration and its vocabularies as one"
@@ -282,12 +285,8 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--workdir", required=True, help="folder of a training run")
     parser.add_argument("file", metavar="FILE", help="such as model.safetensors")
-    try:
-        args = parser.parse_all(argv)
-        file = Path(args.file)
-        export_run(open_run(Path(args.workdir)), file, lambda line: print(line, file=sys.stderr))
-    except SbpError as error:
-        show_error(error)
-        return 2
+    args = parser.parse_all(argv)
+    file = Path(args.file)
+    export_run(open_run(Path(args.workdir)), file, lambda line: print(line, file=sys.stderr))
     print(f"wrote {file} ({file.stat().st_size / 2**20:,.1f} MiB)")
     return 0

@@ -9,8 +9,9 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -164,6 +165,19 @@ class Hosts:
                 f" --processes {said[wrong[0]]}; give all the same number",
                 code="processes-differ",
             )
+
+
+def between_processes(
+    first: Mapping[str, Mapping[str, Any]], mine: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """One line per option of which process 0 has another value than this one. The paths of a text
+    may differ, its digest may not."""
+    return [
+        f"{section}.{name}: {first[section].get(name)!r} in process 0, {value!r} in this one"
+        for section, options in mine.items()
+        for name, value in options.items()
+        if name not in ("data", "eval_data") and first[section].get(name) != value
+    ]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

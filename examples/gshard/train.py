@@ -33,6 +33,7 @@ from examples.gshard.curves import TensorBoard, write_curves
 from examples.gshard.data import Encoded, batches, encode_pairs, evaluation_batches
 from examples.gshard.display import TrainingDisplay, show_error, show_evaluation
 from examples.gshard.evaluate import MODEL, Evaluation, baselines, evaluate
+from examples.gshard.hosts import between_processes
 from examples.gshard.options import Run, parse_args, undivided
 from examples.gshard.profiler import Profiler
 from examples.gshard.sources import load
@@ -41,7 +42,6 @@ from examples.gshard.translator import Translator, plan_search
 from sbp.errors import SbpError
 from sbp.moe.checkpoint import (
     Checkpoints,
-    between_processes,
     describe,
     kept,
     need_room,

@@ -50,7 +50,7 @@ HARDWARE: dict[str, Hardware] = {
         # Two devices (cores) a chip. Links are 496 (v2) and 656 (v3) Gbit/s: Jouppi et al., A
         # Domain-Specific Supercomputer for Training Deep Neural Networks, CACM 63(7), 2020. Half of
         # that is taken to be one way: it gives the all-to-all times that the GShard paper measured
-        # on v3 (figure 8), which twice as much does not (`benchmarks/gshard/layerpair.py`).
+        # on v3 (figure 8), which twice as much does not (`benchmarks/gshard/figure8.py`).
         Hardware(
             name="tpu-v2",
             flops_per_second=22.5e12,

@@ -79,19 +79,6 @@ def differences(
     return lines
 
 
-def between_processes(
-    first: Mapping[str, Mapping[str, Any]], mine: Mapping[str, Mapping[str, Any]]
-) -> list[str]:
-    """One line per option of which process 0 has another value than this one. The paths of a text
-    may differ, its digest may not."""
-    return [
-        f"{section}.{name}: {first[section].get(name)!r} in process 0, {value!r} in this one"
-        for section, options in mine.items()
-        for name, value in options.items()
-        if name not in ("data", "eval_data") and first[section].get(name) != value
-    ]
-
-
 def same_run(
     workdir: Path, description: Mapping[str, Any], config: type[TrainConfig] = TrainConfig
 ) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 import sbp
-from benchmarks.gshard.costs import main
+from benchmarks.gshard.figure8 import figure8
 from benchmarks.gshard.figures import figure7, figure8_drawing, figure9, model_run
-from benchmarks.gshard.layerpair import figure8
 from benchmarks.gshard.study import core_years, study
 from examples.gshard.drawing import write_drawings
+from sbp.cli import main
 from tests.slices import EXHAUSTIVE
 
 V3 = sbp.HARDWARE["tpu-v3"]
@@ -113,5 +113,5 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, capsys):
     (tmp_path / "file").write_text("")
     with pytest.raises(sbp.SbpError, match="cannot write figures"):
         write_drawings(tmp_path / "file", "costs.html", "Costs", (figure9(V3),))
-    assert main(["--figures", str(tmp_path), "--hardware", "tpu-v33"]) == 2
+    assert main(["plan", "--figures", str(tmp_path), "--hardware", "tpu-v33"]) == 2
     assert 'did you mean "tpu-v3"' in capsys.readouterr().err

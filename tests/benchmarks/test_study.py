@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.gshard.costs import main, parse_topology
+from benchmarks.gshard.costs import parse_topology
 from benchmarks.gshard.study import PUBLISHED, core_years, operators, study, table, training_days
 from examples.gshard.options import Run
 from examples.gshard.presets import preset
+from sbp.cli import main
 from sbp.errors import SbpError
 
 
@@ -157,11 +158,11 @@ def test_what_is_no_topology_is_refused(text, said):
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, said, capsys):
-    assert main(["--preset", "gshard-600b", *options]) == 2
+    assert main(["plan", "--preset", "gshard-600b", *options]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_without_the_tpu_compiler_the_extra_is_named(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["--preset", "gshard-600b", "--topology", "v3:32x32", "--compile"]) == 2
+    assert main(["plan", "--preset", "gshard-600b", "--topology", "v3:32x32", "--compile"]) == 2
     assert "pip install 'sbp-jax[tpu]'" in capsys.readouterr().err

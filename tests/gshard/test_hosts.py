@@ -6,10 +6,9 @@ import sys
 
 import pytest
 
-from examples.gshard.hosts import Hosts
+from examples.gshard.hosts import Hosts, between_processes
 from examples.gshard.options import parse_args
 from sbp.errors import SbpError
-from sbp.moe.checkpoint import between_processes
 
 AT = ["--coordinator", "host0:1234"]
 

@@ -6,8 +6,8 @@ import dataclasses
 import pytest
 
 import sbp
-from benchmarks.gshard.layerpair import FIGURE8_BANDS, figure8, figure8_ratios
-from benchmarks.gshard.operators import DEVICES, TABLE4, exponent, planned
+from benchmarks.gshard.figure8 import FIGURE8_BANDS, figure8, figure8_ratios
+from benchmarks.gshard.table4 import DEVICES, TABLE4, exponent, planned
 from benchmarks.mesh_tensorflow_table1 import TABLE1, kept_bytes, local_flops, plan_layout
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.gshard.costs import main
+from sbp.cli import main
 
 pytestmark = pytest.mark.tpu
 
@@ -17,7 +17,7 @@ FILLED = [word for name, size in SIZES.items() for word in ("--set", f"{name}={s
 
 
 def test_a_compiled_step_sends_and_holds_what_was_planned_or_nearly(capsys):
-    assert main([*OPTIONS, *FILLED, "--topology", "v3:2x2", "--compile"]) == 0
+    assert main(["plan", *OPTIONS, *FILLED, "--topology", "v3:2x2", "--compile"]) == 0
     shown = capsys.readouterr().out
     lines = {line[:34].strip(): line[34:].split() for line in shown.splitlines()}
     assert "compiled by the TPU compiler, in" in shown
@@ -32,5 +32,8 @@ def test_a_compiled_step_sends_and_holds_what_was_planned_or_nearly(capsys):
 
 
 def test_a_slice_that_the_compiler_does_not_know_is_refused(capsys):
-    assert main([*OPTIONS, "--mesh", "data=9,expert=2", "--topology", "v3:3x3", "--compile"]) == 2
+    assert (
+        main(["plan", *OPTIONS, "--mesh", "data=9,expert=2", "--topology", "v3:3x3", "--compile"])
+        == 2
+    )
     assert "has no topology 'v3:3x3'" in capsys.readouterr().err

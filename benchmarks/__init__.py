@@ -1,0 +1,1 @@
+"""Measurements of sbp, and of the programs that it makes."""

@@ -1,0 +1,1 @@
+"""`sbp plan`: costs of the GShard paper's models, with its figures and tables."""

@@ -1,0 +1,1 @@
+"""`sbp train`: a GShard mixture-of-experts Transformer that learns to translate."""
