@@ -61,7 +61,7 @@ CODES: dict[str, str] = {
     "no-signature": "an operator has no signature for the types its operands are pinned to",
     "annotation-conflict": "two annotations cannot both hold under the boxing policy",
     "no-typing": "the program as a whole has no typing",
-    "memory-limit": "no typing fits the memory limit",
+    "memory-limit": "no typing was found that fits the memory limit",
     "budget": "no plan keeps within a budget on collectives",
     "solver-limit": "the checker reached its resource limit before it could decide",
     "type-syntax": "a type text does not parse",

@@ -80,7 +80,7 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         code="memory-limit",
         severity="error",
         title=(
-            f"no typing fits {bytes_text(limit)} per device; the least that was found is {found}"
+            f"no typing was found that fits {bytes_text(limit)} per device; the least is {found}"
             " per device"
         ),
         labels=tuple(labels),

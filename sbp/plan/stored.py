@@ -5,7 +5,8 @@ computed from has to be there as long. It stores
 
 * what products, convolutions, collectives, loops and all other operations without fusion give, and
   several arrays joined to one; a product that one elementwise operation reads continues into it,
-  and the result of that is stored, unless it is a cast to a wider dtype for several readers;
+  and the result of that is stored whole, also where only a slice of it is read, unless it is a cast
+  to a wider dtype for several readers;
 * what such operations read, products and reductions excepted, which compute their operands;
 * what several operations read if a product continues into it;
 * what several products or reductions read if it is drawn at random, or if two costly operations,
@@ -272,7 +273,9 @@ class _Choice:
         several, inside = len(reading) > 1, readings.fused.issuperset(reading)
         if register in readings.kept or not all(map(readings.computes_operands, reading)):
             return True
-        if not reading or (of_product and (several or not inside)):
+        # No product gives only a slice of its result.
+        cut = any(self.elements(o) < self.elements(register) for i in reading for o in i.outs)
+        if not reading or (of_product and (several or not inside or cut)):
             return True
         if of_product and readings.is_widened(register):
             return True

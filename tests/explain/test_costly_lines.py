@@ -75,5 +75,5 @@ def test_memory_limit_names_what_is_large():
         sbp.jit(program, MESH, memory_limit=1e4).plan(SQUARE, SQUARE, SQUARE)
     (d,) = raised.value.diagnostics
     assert d.code == "memory-limit"
-    assert re.fullmatch(r"no typing fits 9\.8 KiB per device; the least that was found is [\d.]+ MiB per device", d.title)
+    assert re.fullmatch(r"no typing was found that fits 9\.8 KiB per device; the least is [\d.]+ MiB per device", d.title)
     assert any(re.match(r"(x|w1|w2|h) of shape \(1024, 1024\) as .* takes [\d.]+ [KM]iB per device", n) for n in d.notes)

@@ -104,7 +104,7 @@ def test_the_error_says_the_floor_what_fills_it_and_what_would_halve_it():
     (edit,) = found.helps[-1].edits
     assert isinstance(edit, OptionEdit)
     floor = f"{edit.value / 2**20:.1f} MiB per device"
-    assert found.title.endswith(f"the least that was found is {floor}")
+    assert found.title.endswith(f"the least is {floor}")
     first, second, *_ = found.notes
     assert first.startswith("w of shape (1024, 1024) as B takes 4.0 MiB per device; as S(0) on `y`")
     assert second.endswith("takes 512.0 KiB per device; twice the devices on `x` would halve it")

@@ -67,6 +67,14 @@ def test_a_product_continues_into_the_operation_that_reads_it():
     assert temporaries(fn, X, SQUARE, types=("d:S(0)", "B")) == pytest.approx(0.5 + 2 * 0.5)
 
 
+def test_a_product_of_which_a_slice_is_read_is_stored_whole():
+    def fn(x, w):
+        h = sbp.replicate(jnp.tanh(x @ w), "d")
+        return h @ x.T
+
+    assert temporaries(fn, X, SQUARE, types="B") == pytest.approx(4)
+
+
 def softmax(x, w):
     scores = x @ w
     top = jnp.exp(scores - lax.stop_gradient(scores).max(-1, keepdims=True))
