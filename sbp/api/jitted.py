@@ -75,7 +75,9 @@ def diagnosed(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[D
         helps=LIMITS.helps,
         plan=functools.partial(_planned, attempt),
     )
-    likely = next((one for one, _ in tries.accepted), changes[0] if changes else None)
+    # The labels of a swap say that entries look swapped, which only a plan shows.
+    plain = (one for one in changes if not any(label.text for label in one.labels))
+    likely = next((one for one, _ in tries.accepted), next(plain, None))
     changed = likely.labels if likely is not None else ()
     labels = found[0].labels or changed or _option_label(error, options)
     if error.call is not None and changed:

@@ -217,7 +217,7 @@ def _costly(
         f" {bytes_text(after.bytes_per_device)} and {_seconds(after.seconds)} without"
     )
     above = "dearer annotation" if dearer == 1 else f"{dearer} dearer annotations"
-    note = f"both plans are without the {above} above"
+    note = f"both plans and the helps are without the {above} above"
     helps, drop = [*following(request, site, without)], dropped(request, site)
     helps += [drop.help(without)] if drop.edits else []
     return Diagnostic(

@@ -111,7 +111,8 @@ def limit_notes(
         yield f"{size}, so helps are priced without reuse of forward conversions"
     errors = len(trials.faults.first) - 1
     if errors and any(not h.clears_all_errors for h in found.helps):
-        yield f"helps are priced with the other {errors} error{'s' * (errors > 1)} out of the way"
+        those = "error is" if errors == 1 else f"{errors} errors are"
+        yield f"the prices of helps assume that the other {those} mended"
     untold = 1 + errors - fault.shown
     if untold > 0:
         least = "" if trials.faults.complete else "at least "

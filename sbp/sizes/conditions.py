@@ -166,7 +166,8 @@ def _limited(
 def _holds(scope: Scope, limited: Sequence[tuple[Claim, Explored]], terms: Region) -> str:
     """Where the decided claims hold: the formula, or the claims where there is none."""
     texts = [c.text for c, _ in limited]
-    rest = f" and {len(texts) - SHOWN} more conditions" if len(texts) > SHOWN else ""
+    more = len(texts) - SHOWN
+    rest = f" and {more} more condition{'s' * (more > 1)}" if more > 0 else ""
     return " and ".join(map(str, terms)) or " and ".join(texts[:SHOWN]) + rest or _asked(scope)
 
 

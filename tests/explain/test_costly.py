@@ -94,4 +94,4 @@ def test_a_second_costly_annotation_is_priced_without_the_first(tmp_path):
     warned = [d for d in report(lines, tmp_path).diagnostics if d.severity == "warning"]
     assert len(warned) == 2
     assert not warned[0].notes
-    assert warned[1].notes == ("both plans are without the dearer annotation above",)
+    assert warned[1].notes == ("both plans and the helps are without the dearer annotation above",)

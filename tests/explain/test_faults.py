@@ -118,7 +118,7 @@ def test_two_independent_faults_are_both_told():
     first, second = diagnose(program, SQUARE, SQUARE, SQUARE)
     assert first.primary is not None and second.primary is not None
     assert first.primary.span.line < second.primary.span.line
-    assert "helps are priced with the other 1 error out of the way" in first.notes
+    assert "the prices of helps assume that the other error is mended" in first.notes
 
 
 def test_one_cause_on_two_axes_is_one_fault():

@@ -127,7 +127,7 @@ def test_claims_are_shown_where_z3_finds_no_formula():
     scope, claims = Scope(("b",), ()), claimed(2, 3, 5, 7)
     found = decide(claims, scope, {"b": 210}, SizeLimits(formula_rlimit=1))
     assert (found.status, found.terms) == ("some", ())
-    assert found.holds == "2 divides b and 3 divides b and 5 divides b and 1 more conditions"
+    assert found.holds == "2 divides b and 3 divides b and 5 divides b and 1 more condition"
     found = decide(claims, scope, {"b": 210})
     assert found.terms and found.holds == " and ".join(found.terms)
 
