@@ -147,7 +147,8 @@ def _independent(checker: Checker, request: Request, most: int) -> IndependentFa
     """The independent faults of a program.
 
     Each is found with the pins, policies and budgets that are to blame for the earlier ones left
-    out. Faults that end in one place are one fault, whatever the pins and the mesh axis.
+    out. Findings that end in one place are one fault, except for those of other pins on another
+    mesh axis.
 
     Arguments:
       checker: the constraints of the program.
@@ -164,7 +165,9 @@ def _independent(checker: Checker, request: Request, most: int) -> IndependentFa
             or {(found.mesh_axis, c.name) for c in found.pins}
             or {(found.mesh_axis, POLICY_LITERAL)}
         )
-        same.setdefault(_key(found), []).append(found)
+        place = _key(found)
+        known = (k for k in same if k[0] == place and any(_is_related(f, found) for f in same[k]))
+        same.setdefault(next(known, (place, found.mesh_axis)), []).append(found)
         # With nothing left to leave out, the checker would find the same fault for ever.
         stuck = to_blame <= without
         if not stuck:
@@ -202,6 +205,16 @@ def _key(fault: CheckResult) -> tuple[Any, ...]:
     ]
     alone = len(found) == 1 and fault.sink[0].kind == "equation"
     return tuple(f[:3] for f in found) if alone else tuple(found) or fault.pins
+
+
+def _is_related(fault: CheckResult, other: CheckResult) -> bool:
+    """Whether two findings that end in one place are on one mesh axis, or have a pin in common."""
+    pins = {c.name for c in fault.pins}
+    return (
+        fault.mesh_axis == other.mesh_axis
+        or not (pins and other.pins)
+        or any(c.name in pins for c in other.pins)
+    )
 
 
 def diagnostic(fault: BlamedFault) -> Diagnostic:

@@ -121,6 +121,17 @@ def test_two_independent_faults_are_both_told():
     assert "the prices of helps assume that the other error is mended" in first.notes
 
 
+def test_two_causes_on_two_axes_are_two_faults():
+    def program(x, w):
+        x = sbp.split(x, 1, "tensor")  # and: x is S(1) on `tensor`
+        w = sbp.split(w, 0, "data")  # and: w is S(0) on `data`
+        return jnp.tanh(x @ w)  # error: no-signature: has no SBP signature on mesh axis `data`
+
+    found = sbp.jit(program, MESH_2D, boxing="explicit").check(SQUARE, SQUARE).diagnostics
+    texts = [[h.text.split(" at ")[0] for h in d.helps if d.title.endswith("`")] for d in found]
+    assert texts[0][0].endswith("split w on dim 1") and texts[1][0].endswith("split x on dim 0")
+
+
 def test_one_cause_on_two_axes_is_one_fault():
     def program(x, y):
         x = sbp.split(x, 0, "data", "tensor")  # and: x is S(0) on `data`
