@@ -62,8 +62,8 @@ def no_typing_together(request: Request, limits: DiagnosisLimits) -> Diagnostic:
     axes = ", ".join(f"`{a}`" for a in request.mesh.names)
     policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
     why = (
-        f"each axis alone has one under {policies}; together, a dim may be too short for all of them,"
-        " and an outer axis cannot split a dim that an inner one already splits"
+        f"each axis alone has one under {policies}; together, a dim may be too short for all of"
+        " them, and an outer axis cannot split a dim that an inner one already splits"
     )
     found, untried = _helps(request, pins.shown, limits)
     helps = sorted(found, key=lambda h: h.bytes_per_device)
