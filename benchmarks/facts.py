@@ -69,7 +69,7 @@ def steps() -> Facts:
 
 
 def reductions() -> Facts:
-    """The programs of `benchmarks.repro`, most of which reduce as late as they can."""
+    """The programs of `benchmarks.repro`. Most of them have a reduction that can come late."""
     for name, case in repro.CASES.items():
         for label, options in case.choices.items():
             options = {"hardware": f"tpu-{repro.CHIP}", **options}

@@ -128,7 +128,7 @@ def _topology(args: argparse.Namespace, run: Run) -> Topology | None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line of `sbp plan`: the options of a training run, and those of `_parser`.
+    """The command line of `sbp plan`. It takes the options of a training run and of `_parser`.
 
     Raises:
       SbpError: for options that do not fit, and what planning raises.

@@ -2,7 +2,7 @@
 docs/benchmarks.md.
 
 python -m benchmarks.steps --write      # measures, and keeps the figures
-python -m benchmarks.steps.figures      # prints the tables of those that are kept
+python -m benchmarks.steps.figures      # prints the tables of the figures that were kept
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Figures:
 
 
 def compared(ours: Figures, *experts: Figures) -> Ratios:
-    """Each of our figures divided by the better expert's. Steps of which one has work without an
-    estimate of a kind that the other has not do not compare, and are left out."""
+    """sbp's figures divided by the better expert's. The time is left out where the compiler can
+    estimate only one of the two programs."""
     ratios = {
         "bytes": ours.sent / max(1.0, min(e.sent for e in experts)),
         "memory": ours.held / min(e.held for e in experts),
@@ -193,7 +193,7 @@ def titles(steps: Mapping[str, Callable[[], object]]) -> dict[str, str]:
 
 
 def tables() -> list[str]:
-    """The tables: of the suite, of the steps that nothing was corrected on, and of those that
+    """The three tables: the suite, the steps that no price was corrected on, and the steps that
     were compiled without types."""
     from benchmarks.steps.suite import SUITE  # here: what reads figures needs no step
     from benchmarks.steps.unseen import UNSEEN
