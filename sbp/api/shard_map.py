@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
@@ -12,10 +11,8 @@ from sbp.kinds import FUNCTION, fits, takes
 from sbp.machine.mesh import mesh_spec
 from sbp.pytrees import leaves_of
 from sbp.report.report import Report
-from sbp.shardmap.alone import compared_runs
-from sbp.shardmap.check import diagnostics_of, in_source_order, traced
-from sbp.shardmap.regions import analyse
-from sbp.shardmap.run_words import run_diagnostics
+from sbp.shardmap.check import analysed, check_mesh, diagnostics_of, traced
+from sbp.shardmap.one_device import compared_runs
 
 
 @takes("sbp.check_shard_map", fn=FUNCTION)
@@ -71,11 +68,9 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     """
     spec = mesh_spec(mesh)
     fits(fn, args)
-    found = analyse(graph := traced(fn, args, mesh), spec)
-    said, coverage = diagnostics_of(graph, spec, found), found.coverage
-    if all(d.severity == "note" or d.code == "not-analysed" for d in said):
-        leaves, _ = leaves_of(args, "sbp.check_shard_map")
-        runs = compared_runs(graph, fn, lambda f: traced(f, args, mesh), leaves, spec, found)
-        coverage = replace(coverage, runs=tuple(runs))
-    said, title = in_source_order([*said, *run_diagnostics(coverage)]), getattr(fn, "__name__", "")
-    return Report(program=None, diagnostics=said, title=title, coverage=coverage)
+    check_mesh(graph := traced(fn, args, mesh), spec)
+    leaves, _ = leaves_of(args, "sbp.check_shard_map")
+    compared = compared_runs(graph, fn, lambda f: traced(f, args, mesh), leaves, spec)
+    found, title = analysed(compared, spec), getattr(fn, "__name__", "")
+    said = diagnostics_of(found, spec)
+    return Report(program=None, diagnostics=said, title=title, coverage=found.coverage)

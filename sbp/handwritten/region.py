@@ -34,9 +34,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from sbp import _jax
 from sbp.annotations import as_array, as_type
 from sbp.errors import ArgumentError, SbpError, SbpInternalError, Span, refused
-from sbp.handwritten.checking import ClaimingRegion
-from sbp.handwritten.claims import ClaimedArray, without_leads
-from sbp.handwritten.one_device import Alone
+from sbp.handwritten.checking import ClaimedArray, ClaimingRegion, RegionBody
 from sbp.kinds import FLAG, FUNCTION, fits, takes
 from sbp.machine.context import call_without_mesh
 from sbp.machine.mesh import MeshSpec
@@ -409,18 +407,14 @@ class _Region:
         ins = [self.claim(x, t) for x, t in zip(flat, types, strict=True)]
         given, shards = ins, [c.local(self.mesh.sizes) for c in ins]
         one = self.abstract_of((1,) * len(self.mesh.names))
-        works = functools.partial(self.body, given, tree, one)
+        works = functools.partial(self.body, given, tree, out_types, one)
         with naming_shards(self.name, in_types, shards, self.made, works):
-            body, closed_over, out_tree, local_outs = self.body(ins, tree, self.abstract)
-        ins = [*(self.claim(c, NdSbp()) for c in closed_over), *ins]
-        out_claims = leaf_types(
-            out_types, jax.tree.unflatten(out_tree, local_outs), "out_types", self.mesh
-        )
-        outs = [self.whole(o, t) for o, t in zip(local_outs, out_claims, strict=True)]
-        self.check(body, ins, outs, closed_over, functools.partial(self.alone, given, tree))
+            body, out_tree = self.body(ins, tree, out_types, self.abstract)
+        self.check(body, functools.partial(self.again, given, tree, out_types))
+        ins, outs, closed_over = body.ins, body.outs, body.closed_over
         encoded = [self.encode(x, h) for x, h in zip((*closed_over, *flat), ins, strict=True)]
         mapped = jax.shard_map(
-            lambda *shards: self.shards(body, ins, outs, shards),
+            lambda *shards: self.shards(body, shards),
             mesh=self.abstract,
             in_specs=tuple(self.spec(h) for h in ins),
             out_specs=tuple(self.spec(h) for h in outs),
@@ -515,28 +509,26 @@ class _Region:
         names = self.mesh.names
         return AbstractMesh(tuple(sizes), names, axis_types=(AxisType.Auto,) * len(names))
 
-    def alone(
-        self, ins: Sequence[ClaimedArray], tree: Any, name: str, copied: Callable[[Any], Any]
-    ) -> tuple[Any, list[ClaimedArray]]:
-        """The body of a copied function, with one device on a mesh axis, and its operands."""
-        mesh = self.abstract_of(tuple(1 if a == name else n for a, n in self.mesh.axes))
-        other = _Region(copied(self.fn), self.scope, self.padded, self.made)
-        body, closed_over, _, _ = other.body(ins, tree, mesh)
-        return body, [*(self.claim(c, NdSbp()) for c in closed_over), *ins]
+    def again(
+        self, ins: Sequence[ClaimedArray], tree: Any, out_types: Any, fn: Callable[..., Any]
+    ) -> RegionBody:
+        """The body of another function."""
+        other = _Region(fn, self.scope, self.padded, self.made)
+        return other.body(ins, tree, out_types, self.abstract)[0]
 
     def body(
-        self, ins: Sequence[ClaimedArray], tree: Any, mesh: AbstractMesh
-    ) -> tuple[Any, list[Any], Any, list[Any]]:
-        """The body as a jaxpr from the shards of one device to its shards of the results.
+        self, ins: Sequence[ClaimedArray], tree: Any, out_types: Any, mesh: AbstractMesh
+    ) -> tuple[RegionBody, Any]:
+        """The body from the shards of one device to its shards of the results.
 
         Arguments:
           ins: its operands.
           tree: their tree.
+          out_types: the types of its results, as `manual` takes them.
           mesh: the mesh that its collectives name.
 
         Returns:
-          The jaxpr; the arrays that `fn` closes over, which are its first operands; the tree of the
-          results; their local shapes.
+          The body, and the tree of the results.
         """
         seen: list[Any] = []
 
@@ -568,48 +560,45 @@ class _Region:
             raise SbpInternalError(
                 f"the operands of a manual region are not where they are expected:\n{outer}"
             )
-        return eqn.params["jaxpr"], [jnp.asarray(c) for c in closed_over], out_tree, outs
+        claims = leaf_types(out_types, jax.tree.unflatten(out_tree, outs), "out_types", self.mesh)
+        arrays = [jnp.asarray(c) for c in closed_over]
+        body = RegionBody(
+            jaxpr=eqn.params["jaxpr"],
+            mesh=eqn.params["mesh"],
+            ins=[*(self.claim(c, NdSbp()) for c in arrays), *ins],
+            outs=[self.whole(o, t) for o, t in zip(outs, claims, strict=True)],
+            closed_over=arrays,
+        )
+        return body, out_tree
 
-    def shards(
-        self,
-        body: Any,
-        ins: Sequence[ClaimedArray],
-        outs: Sequence[ClaimedArray],
-        shards: Sequence[Any],
-    ) -> tuple[Any, ...]:
+    def shards(self, body: RegionBody, shards: Sequence[Any]) -> tuple[Any, ...]:
         """Runs the body on shards with the leading dims of `spec`; the body itself takes and gives
         shards without them."""
-        results = _jax.eval_jaxpr(body, without_leads(ins, self.mesh, shards))
-        leading = [sum(not isinstance(a, Split) for a in h.atoms) for h in outs]
+        pairs = zip(shards, body.ins, strict=True)
+        own = [x.reshape(h.local(self.mesh.sizes)) for x, h in pairs]
+        results = _jax.eval_jaxpr(body.jaxpr, own)
+        leading = [sum(not isinstance(a, Split) for a in h.atoms) for h in body.outs]
         return tuple(y.reshape((1,) * k + y.shape) for y, k in zip(results, leading, strict=True))
 
-    def check(
-        self,
-        body: Any,
-        ins: Sequence[ClaimedArray],
-        outs: Sequence[ClaimedArray],
-        closed_over: Sequence[Any],
-        alone: Alone,
-    ) -> None:
-        """Checks the claims of a region, unless this trace has checked the same ones. Takes what
-        `ClaimingRegion` does.
+    def check(self, body: RegionBody, again: Callable[[Callable[..., Any]], RegionBody]) -> None:
+        """Checks the claims of a region, unless this trace has checked the same ones.
+
+        Arguments:
+          body: its body.
+          again: traces another function in the place of the region's.
 
         Raises:
           SbpTypeError: `manual-types`, with all claims that do not hold.
         """
-        region = ClaimingRegion(
+        if body.key in self.scope.checked:
+            return
+        self.scope.checked.add(body.key)
+        ClaimingRegion(
             name=self.name,
+            fn=self.fn,
             body=body,
-            ins=ins,
-            outs=outs,
-            closed_over=closed_over,
+            again=again,
             mesh=self.mesh,
-            abstract=self.abstract,
             span=self.span,
             made=self.made,
-            fn=self.fn,
-            alone=alone,
-        )
-        if region.key not in self.scope.checked:
-            self.scope.checked.add(region.key)
-            region.check()
+        ).check()

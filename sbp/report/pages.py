@@ -49,8 +49,7 @@ from sbp.report.wording import (
     times_text,
 )
 from sbp.shardmap.coverage import Coverage
-from sbp.shardmap.run_words import run_text
-from sbp.shardmap.words import why_text
+from sbp.shardmap.words import run_text
 from sbp.signatures import ROUNDED_PARTS
 from sbp.trace.regions import WHILE_TRIPS
 from sbp.types import Unreduced
@@ -66,14 +65,12 @@ def coverage_parts(read: Coverage) -> tuple[Section, ...]:
         f"{counted(read.regions, 'region')} with {counted(read.values, 'value')},"
         f" {counted(len(read.collectives), 'collective')}: {bytes_text(sent)} per device"
     )
-    parts = (_unchecked_collectives(read),) if read.collectives else ()
-    first = Section(title=f"checked: {checked}", parts=parts)
-    if not (read.unread or read.unshown):
-        return (first,)
-    return first, Section(title="not checked: values without a reading", parts=_unread(read))
+    parts = (_checked_collectives(read),) if read.collectives else ()
+    runs = (Paragraph(text=run_text(run)) for run in read.runs)
+    return (Section(title=f"checked: {checked}", parts=(*parts, *runs)),)
 
 
-def _unchecked_collectives(read: Coverage) -> Table:
+def _checked_collectives(read: Coverage) -> Table:
     return Table(
         columns=(
             Column(heading="collective", wraps=True),
@@ -81,7 +78,6 @@ def _unchecked_collectives(read: Coverage) -> Table:
             Column(heading="mesh axes"),
             Column(heading="runs", right=True),
             Column(heading="per device", right=True),
-            Column(heading="operand"),
         ),
         rows=tuple(
             TableRow(
@@ -91,38 +87,11 @@ def _unchecked_collectives(read: Coverage) -> Table:
                     ", ".join(c.mesh_axes),
                     f"{c.runs:,}",
                     bytes_text(c.bytes_per_device),
-                    "checked" if c.read else "not checked",
                 )
             )
             for c in read.collectives
         ),
     )
-
-
-def _unread(read: Coverage) -> tuple[Table | Paragraph, ...]:
-    values = Table(
-        columns=(
-            Column(heading="value", wraps=True),
-            Column(heading="at"),
-            Column(heading="mesh axes"),
-            Column(heading="why", wraps=True),
-        ),
-        rows=tuple(
-            TableRow(cells=(f"`{u.text}`", _at(u.span), ", ".join(u.mesh_axes), why_text(u)))
-            for u in read.unread
-        ),
-    )
-    parts: list[Table | Paragraph] = [values] if read.unread else []
-    if read.dependent:
-        verb = "depends" if read.dependent == 1 else "depend"
-        more = f"{counted(read.dependent, 'further value')} without a reading {verb} on these"
-        parts.append(Paragraph(text=more))
-    parts += [Paragraph(text=run_text(run)) for run in read.runs]
-    for span, result, mesh_axis in read.unshown:
-        where = f" of the region at {place(span)}" if span else ""
-        text = f"result {result}{where}: its type on `{mesh_axis}` is claimed and not checked"
-        parts.append(Paragraph(text=text))
-    return tuple(parts)
 
 
 def _at(span: Span | None) -> str:

@@ -1,8 +1,9 @@
-"""The check of a program with `jax.shard_map`: its trace, and its findings as diagnostics."""
+"""The check of a program with `jax.shard_map`: its trace, its findings and their repairs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -10,22 +11,103 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from sbp.errors import Diagnostic, Help, refused
+from sbp.errors import Diagnostic, Help, SbpError, SbpInternalError, position_text, refused
 from sbp.machine.mesh import MeshSpec
 from sbp.pytrees import leaves_of, returning_arrays
-from sbp.shardmap.doubt_words import doubt_diagnostic
+from sbp.shardmap.coverage import Coverage, coverage
 from sbp.shardmap.edits import GraphEdit, bytes_sent, edited
-from sbp.shardmap.regions import Analysis, analyse
-from sbp.shardmap.repairs import RepairCandidate, Repairs
+from sbp.shardmap.emulation import FAILURES, program_run
+from sbp.shardmap.faults import Finding, Findings, FoundRepairs, Kind
+from sbp.shardmap.one_device import OTHER_SHAPE, Comparisons, claims, uneven
+from sbp.shardmap.repairs import Repairs
 from sbp.shardmap.sites import Sites
-from sbp.shardmap.state import Finding, FoundRepairs
-from sbp.shardmap.words import diagnostic, primary
+from sbp.shardmap.words import diagnostic, primary, run_diagnostic
 from sbp.trace.build import body_graph
-from sbp.trace.graph import Graph
+from sbp.trace.collectives import SHARD_MAP
+from sbp.trace.graph import Graph, Node
+
+# ---- analysis -----------------------------------------------------------------------------------
+
+_COUNTED: tuple[Kind, ...] = ("averaged", "doubled", "pending", "scaled", "scales")
+_BY_SHARD: tuple[Kind, ...] = ("blocks", "local", "own-positions", "same-block")
+"""Kinds of faults that are none where a number may stand for the number of devices, or where a
+device ranks its own elements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Analysis:
+    """The analysis of a program.
+
+    Arguments:
+      compared: its comparisons with one device of each mesh axis.
+      findings: the faults.
+      ends: for each mesh axis, operations at which types end because of a value of another device
+          or of the device's index.
+      coverage: what was checked.
+    """
+
+    compared: Comparisons
+    findings: tuple[Finding, ...]
+    ends: dict[str, list[Node]]
+    coverage: Coverage
+
+
+def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
+    """Checks that a program has regions, over a given mesh.
+
+    Raises:
+      SbpError: `bad-argument` when there is none, or one over another mesh.
+    """
+    every = [node for node in graph.walk() if node.op == SHARD_MAP]
+    if not every:
+        raise SbpError(
+            "the function has no jax.shard_map in it, and there is nothing to check; sbp.jit types"
+            " plain functions"
+        )
+    for node in every:
+        given = {str(k): int(n) for k, n in node.params["mesh"].shape.items()}
+        if given != dict(mesh.axes):
+            where = f" at {position_text(node.span.file, node.span.line)}" if node.span else ""
+            own = " ".join(f"{k}={n}" for k, n in given.items())
+            raise SbpError(
+                f"the shard_map{where} is over the mesh {own}, but mesh={mesh}; give the mesh of"
+                " the program"
+            )
+
+
+def analysed(compared: Comparisons, mesh: MeshSpec) -> Analysis:
+    """The faults of a program, by its comparisons."""
+    found = Findings(mesh.names)
+    for c in compared.compared:
+        name = c.run.mesh_axis
+        if not c.types:
+            continue
+        own = Findings(mesh.names)
+        for node, results in claims(compared.graph):
+            manual = node.params.get("newly_manual_axes", node.params.get("manual_axes", ()))
+            uneven = [i for at, i, a in compared.uneven if (at, a) == (node.id, name)]
+            if name in manual:
+                own.region(node, (c.types, c.first), name, results, uneven)
+        found.ends |= own.ends
+        for finding in own.found.values():
+            meant = [b for b in c.run.because if b != OTHER_SHAPE]
+            if not (meant and finding.fault.kind in (*_COUNTED, *_BY_SHARD)):
+                found.enter(finding)
+    findings = found.found.values()
+    placed = {f.fault.node.id for f in findings if f.fault.kind != "local"}
+    # A collective that mixes up the dims of a value does so on other mesh axes as well.
+    mixed = [f for f in findings if f.fault.kind == "local" and f.fault.node.id in placed]
+    return Analysis(
+        compared=compared,
+        findings=tuple(f for f in findings if f not in mixed),
+        ends=found.ends,
+        coverage=coverage(compared),
+    )
+
 
 # ---- helps --------------------------------------------------------------------------------------
-# Helps: edits of the source that remove a finding and add none, with the bytes that the edited
-# program sends as their price.
+# Helps: edits of the source with which the program computes on the mesh what it does on one device,
+# with the bytes that the edited program sends as their price.
 
 
 MAX_HELPS = 3
@@ -43,20 +125,17 @@ class Helper:
     """Tries repairs on a program.
 
     Arguments:
-      graph: the program.
       mesh: its mesh.
-      found: its findings and doubts.
+      found: its analysis.
       tried: the largest number of repairs that are tried for one finding.
     """
 
-    def __init__(
-        self, graph: Graph, mesh: MeshSpec, found: Analysis, *, tried: int = TRIED
-    ) -> None:
-        self.tried = tried
-        self.graph, self.mesh = graph, mesh
-        self.sites = Sites(graph)
-        self.keys = frozenset(f.key for f in found.findings)
-        self.doubts = frozenset(d.key for d in found.doubts)
+    def __init__(self, mesh: MeshSpec, found: Analysis, *, tried: int = TRIED) -> None:
+        self.tried, self.mesh, self.compared = tried, mesh, found.compared
+        self.graph = found.compared.graph
+        self.sites = Sites(self.graph)
+        got = self.compared.got
+        self.wrong = self.compared.uneven | (self.compared.wrong_of(got) if got else set())
 
     def helps(self, finding: Finding) -> FoundRepairs:
         """The accepted repairs."""
@@ -65,89 +144,44 @@ class Helper:
         if finding.region.backward:  # it follows from the region that is differentiated
             return FoundRepairs()
         most = 1 if finding.fault.kind in _ONE else MAX_HELPS
-        accepted = 0
         repairs = Repairs(self.mesh, self.sites).of(finding)
         for repair in islice(repairs, self.tried):
             if repair.place in places or (repair.spare and found):
                 continue
-            new = {h.text: h for h in self.ways(finding, repair) if h.text not in found}
-            found |= new
-            if new:
-                places |= {repair.place} - {None}
-                accepted += 1
-                if accepted == most:
+            for edit in repair.edits:
+                left = self.left(edit)
+                if left is not None and edit.text not in found:
+                    made, wrong = left
+                    found[edit.text] = Help(
+                        text=edit.text,
+                        edits=(*edit.source, *edit.options),
+                        bytes_per_device=bytes_sent(made),
+                        peak_memory_bytes=None,
+                        clears_all_errors=not wrong,
+                    )
+                    places |= {repair.place} - {None}
                     break
+            if len(found) == most:
+                break
         return FoundRepairs(
             helps=tuple(sorted(found.values(), key=lambda h: h.bytes_per_device)),
             untried=most > 1 and next(repairs, None) is not None,
         )
 
-    def ways(self, finding: Finding, repair: RepairCandidate) -> list[Help]:
-        """The accepted variants of a repair, as helps: one, or several with a condition each where
-        the checker cannot decide between them."""
-        made = [(e, self.accepted(finding, e)) for e in repair.edits]
-        right = [(k, e, g) for k, (e, g) in enumerate(made) if g is not None]
-        if any(self.accepted(finding, e) is not None for e in repair.contrary if right):
-            return []
-        if len(right) == 1 or repair.contrary:
-            return [self.help(finding, e, g) for _, e, g in right[:1]]
-        return [self.help(finding, e, g, repair.conditions[k]) for k, e, g in right]
-
-    def help(self, finding: Finding, edit: GraphEdit, made: Graph, condition: str = "") -> Help:
-        """An edit with its price.
-
-        Arguments:
-          finding: what it repairs.
-          edit: the edit.
-          made: the edited program.
-          condition: the condition under which it is right; empty for none.
-        """
-        return Help(
-            text=f"{edit.text}, {condition}" if condition else edit.text,
-            edits=(*edit.source, *edit.options),
-            bytes_per_device=bytes_sent(made),
-            peak_memory_bytes=None,
-            clears_all_errors=not self.keys - {finding.key},
-            condition=condition,
-        )
-
-    def accepted(self, finding: Finding, edit: GraphEdit) -> Graph | None:
-        """The edited program. None where the finding remains, another one appears, something about
-        the edited values is unknown, or the source does not show the place of the edit."""
+    def left(self, edit: GraphEdit) -> tuple[Graph, frozenset[Any]] | None:
+        """The edited program, and which of its results are wrong. None where these are not fewer
+        than before, or where the source does not show the place of the edit."""
         if not (edit.source or edit.options):
             return None
         made = edited(self.graph, edit, dict(self.mesh.axes))
-        found = analyse(made, self.mesh)
-        left = [f for f in found.findings if not f.region.backward]
-        if any(
-            f.key == finding.key or f.key not in self.keys or _follows(f, finding) for f in left
-        ):
+        try:
+            got = program_run(made)(self.compared.values)
+        except SbpInternalError:
+            raise
+        except FAILURES:  # shapes that no longer fit
             return None
-        return None if self.open(found, finding, edit) else made
-
-    def open(self, found: Analysis, finding: Finding, edit: GraphEdit) -> bool:
-        """Whether something about the edited values is unknown, so that the edit is not shown to be
-        right."""
-        claims = {(finding.region.id, finding.result, a) for a in finding.mesh_axes}
-        if finding.claim is not None and claims & found.unshown:
-            return True
-        maker = self.sites.maker(finding.region, finding.result)
-        claimed = set[int]() if maker is None or finding.claim is None else {maker.id}
-        near = self.sites.connected(edit.touched() | claimed)
-        return any(
-            d.key not in self.doubts or d.node.id in near or d.node.id == finding.region.id
-            for d in found.doubts
-        )
-
-
-def _follows(other: Finding, finding: Finding) -> bool:
-    """Whether a finding in a gradient is a consequence of another one in the forward part; a repair
-    must remove both."""
-    return (
-        primary(other).backward
-        and not primary(finding).backward
-        and bool(set(other.mesh_axes) & set(finding.mesh_axes))
-    )
+        wrong = self.compared.wrong_of(got) | uneven(made, got, self.mesh)
+        return (made, wrong) if wrong < self.wrong else None
 
 
 # ---- checks -------------------------------------------------------------------------------------
@@ -191,23 +225,21 @@ def _abstract(x: Any) -> jax.ShapeDtypeStruct:
     )
 
 
-def diagnostics_of(
-    graph: Graph, mesh: MeshSpec, found: Analysis, *, helped: bool = True
-) -> tuple[Diagnostic, ...]:
-    """The findings and doubts of a program in words, in source order.
+def diagnostics_of(found: Analysis, mesh: MeshSpec) -> tuple[Diagnostic, ...]:
+    """The findings of a program in words, in source order; then comparisons that show a fault and
+    that no finding explains, and axes on which nothing was compared.
 
     Arguments:
-      graph: the program.
+      found: the analysis of the program.
       mesh: its mesh.
-      found: its findings and doubts.
-      helped: whether findings get helps.
     """
-    helper = Helper(graph, mesh, found) if helped else None
-    said = [
-        diagnostic(f, mesh, helper.helps(f) if helper else FoundRepairs())
-        for f in _causes(found.findings)
-    ]
-    said += [doubt_diagnostic(d) for d in found.doubts]
+    helper = Helper(mesh, found) if found.findings else None
+    causes = _causes(found.findings)
+    said = [diagnostic(f, mesh, helper.helps(f)) for f in causes if helper]
+    shown = (
+        run_diagnostic(c.run, found.ends.get(c.run.mesh_axis, ())) for c in found.compared.compared
+    )
+    said += [d for d in shown if d is not None and not causes]
     return in_source_order(said)
 
 
@@ -225,12 +257,10 @@ def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
     forward = [f for f in findings if not primary(f).backward]
 
     def follows(finding: Finding) -> bool:
-        certain = finding.severity == "error"
-        causes = [f for f in forward if f.severity == "error" or not certain]
-        axes = {axis for f in causes for axis in f.mesh_axes}
+        axes = {axis for f in forward for axis in f.mesh_axes}
         if primary(finding).backward and axes & set(finding.mesh_axes):
             return True
-        return any(_misdirected(finding, f) for f in causes)
+        return any(_misdirected(finding, f) for f in forward)
 
     return [f for f in findings if not follows(f)]
 

@@ -13,7 +13,7 @@ from jax import lax
 
 from sbp import _jax
 from sbp.errors import OptionEdit, SourceEdit, Span
-from sbp.shardmap.divisions import PMEAN
+from sbp.shardmap.faults import PMEAN
 from sbp.shardmap.specs import split_over, without
 from sbp.trace.collectives import CALLED, SHARD_MAP
 from sbp.trace.graph import Constant, Graph, Node, Operand, constant
@@ -209,7 +209,7 @@ class _Editor:
                 like,
                 id=new,
                 op=op,
-                primitive=None,
+                primitive=lax.div_p if op == lax.div_p.name else None,
                 params=params,
                 inputs=tuple(inputs),
                 outputs=(output,),

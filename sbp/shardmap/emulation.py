@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
 
 from sbp import _jax
 from sbp.errors import SbpError
-from sbp.trace.collectives import KINDS, SHARD_MAP
-from sbp.trace.evaluate import evaluate
+from sbp.shardmap.specs import atom_of
+from sbp.signatures import traits_of
+from sbp.trace.collectives import KINDS, REDUCTIONS, SHARD_MAP, names_of
+from sbp.trace.evaluate import environment, run_node, run_regions
 from sbp.trace.graph import Graph, Node
-from sbp.trace.regions import trips_of
+from sbp.trace.regions import SCAN, trips_of
+from sbp.types import NdSbp, Split, Unreduced
 
 CHECKED_ELEMENTS = 2**22
 """Elements that any value of a region may have, over all devices, for the region to be run without
@@ -118,40 +121,154 @@ def differ(got: np.ndarray, want: np.ndarray, tolerance: float = 0.0) -> bool:
     return not bool(np.where(finite, near, ~np.isfinite(want) & ~np.isfinite(got)).all())
 
 
-# ---- regions ------------------------------------------------------------------------------------
+# ---- runs ---------------------------------------------------------------------------------------
 
 
-def program_run(graph: Graph) -> Callable[[Sequence[Any]], list[np.ndarray]]:
-    """A function that runs a program on values of its inputs, its regions device by device.
+@dataclass(frozen=True, slots=True, eq=False)
+class Ran:
+    """A run of a program.
+
+    Arguments:
+      results: its results; keys are given by their data.
+      values: the values of its regions: a leading dim for each mesh axis, a dim for the trips of
+          each scan around it, then its own dims.
+    """
+
+    results: list[np.ndarray]
+    values: dict[int, np.ndarray]
+
+
+def program_run(graph: Graph) -> Callable[[Sequence[Any]], Ran]:
+    """A function that runs a program on values of its inputs, its regions for all devices in one
+    call.
+
+    Random draws are replaced by a constant: the devices of a right program may draw other numbers
+    than one device does. Floats of less than 32 bits become float32, so that no rounding hides a
+    difference.
 
     Arguments:
       graph: a program with `shard_map`s.
-
-    Returns:
-      The function; keys in its results are given by their data.
     """
 
-    def whole(*args: Any) -> list[Any]:
-        return [plain(y) for y in evaluate(graph, args, {SHARD_MAP: _region})]
+    def whole(*inputs: Any) -> Any:
+        outs, values = _recorded(graph, inputs, 0)
+        return [plain(y) for y in outs], {v: plain(y) for v, y in values.items()}
 
     compiled: list[Any] = []
 
-    def run(args: Sequence[Any]) -> list[np.ndarray]:
+    def run(args: Sequence[Any]) -> Ran:
+        # Compiled first: under `jax.ensure_compile_time_eval`, JAX would evaluate an `axis_index`
+        # in a loop at once, outside of its axis. The function may be called where JAX is tracing.
         if not compiled:
-            compiled.append(jax.jit(whole).lower(*args).compile())
-        return executed(compiled[0], args)
+            compiled.append(jax.jit(whole).lower(*args).compile(_QUICKLY))
+        with jax.ensure_compile_time_eval():
+            outs, values = jax.device_get(compiled[0](*args))
+        return Ran([np.asarray(y) for y in outs], {v: np.asarray(y) for v, y in values.items()})
 
     return run
 
 
-def executed(compiled: Any, args: Sequence[Any]) -> list[np.ndarray]:
-    """The results of a compiled function, also where JAX is tracing another one.
+_QUICKLY = {"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": True}
+"""Options of the compiler: these programs run once."""
 
-    It is compiled before: under `jax.ensure_compile_time_eval`, JAX would evaluate an `axis_index`
-    in a loop at once, outside of its axis.
+_DRAWN = 0x61C88647
+"""The bits that a random draw gives: a uniform number of 0.38."""
+
+
+def _recorded(graph: Graph, args: Sequence[Any], axes: int) -> tuple[list[Any], dict[int, Any]]:
+    """The results of a graph, and the values of all regions in it.
+
+    Arguments:
+      graph: the graph.
+      args: values of its inputs.
+      axes: the number of mesh axes, in a region; 0 outside.
     """
-    with jax.ensure_compile_time_eval():
-        return [np.asarray(y) for y in jax.device_get(compiled(*args))]
+    found: dict[int, Any] = {}
+
+    def act(node: Node, ins: list[Any]) -> list[Any]:
+        ins, inner = [_wide(x) for x in ins], dict[int, Any]()
+        if node.op == SHARD_MAP:
+            outs, inner = _region(node, ins, axes)
+        elif node.op == SCAN:
+            outs, inner = _scan(node, ins, axes)
+        elif node.regions:
+            regions = node.regions
+            outs = run_regions(node, ins, lambda n, x: _recorded(regions[n], x, axes)[0])
+        elif draws(node):
+            outs = [_drawn(graph.avals[v], ins) for v in node.outputs]
+        else:
+            outs = run_node(*_widened(graph, node, ins), ONE_AXIS_AT_A_TIME)
+        found.update(inner)
+        if axes:
+            found.update(zip(node.outputs, outs, strict=True))
+        return outs
+
+    if axes:
+        found.update(zip(graph.inputs, args, strict=True))
+    return [_wide(y) for y in environment(graph, args, act)], found
+
+
+def draws(node: Node) -> bool:
+    """Whether an operation draws random numbers."""
+    generates = traits_of(node.op).generates
+    return generates == "draws" or (generates == "counter" and bool(node.inputs))
+
+
+def _drawn(aval: Any, ins: Sequence[Any]) -> Any:
+    """What a draw gives: the same number everywhere; the next key is the one before."""
+    if any((x.shape, x.dtype) == (aval.shape, aval.dtype) for x in ins):
+        return next(x for x in ins if (x.shape, x.dtype) == (aval.shape, aval.dtype))
+    if jnp.issubdtype(aval.dtype, jnp.inexact):
+        return jnp.full(aval.shape, _DRAWN / 2**32, aval.dtype)
+    return jnp.full(aval.shape, _DRAWN >> max(0, 32 - 8 * aval.dtype.itemsize), aval.dtype)
+
+
+def _scan(node: Node, args: Sequence[Any], axes: int) -> tuple[list[Any], dict[int, Any]]:
+    inner: dict[int, Any] = {}
+
+    def scan(step: Any, initial: Any, xs: Any, **options: Any) -> Any:
+        def with_values(carry: Any, x: Any) -> Any:
+            values.clear()
+            carry, ys = step(carry, x)
+            return carry, (ys, dict(values))
+
+        carry, (ys, every) = lax.scan(with_values, initial, xs, **options)
+        inner.update(every)
+        return carry, ys
+
+    values: dict[int, Any] = {}
+
+    def one(number: int, inputs: Sequence[Any]) -> list[Any]:
+        outs, found = _recorded(node.regions[number], inputs, axes)
+        values.update(found)
+        return outs
+
+    outs = run_regions(node, args, one, scan)
+    if not axes:  # of a scan around regions: its trips come after the mesh axes
+        maps = (n for n in node.regions[0].walk() if n.op == SHARD_MAP)
+        behind = next((len(n.params["mesh"].shape) for n in maps), 0)
+        inner = {v: jnp.moveaxis(y, 0, behind) for v, y in inner.items()}
+    return outs, inner
+
+
+def _wide_of(dtype: Any) -> Any:
+    """The dtype in the place of a float of less than 32 bits."""
+    low = jnp.issubdtype(dtype, jnp.floating) and np.dtype(dtype).itemsize < 4
+    return np.dtype(np.float32) if low else dtype
+
+
+def _wide(x: Any) -> Any:
+    return x if _jax.is_extended(x.dtype) else jnp.asarray(x, _wide_of(x.dtype))
+
+
+def _widened(graph: Graph, node: Node, ins: Sequence[Any]) -> tuple[Node, list[Any]]:
+    """An operation on the wider floats, with its operands."""
+    if node.op == "bitcast_convert_type":
+        return node, [
+            jnp.asarray(x, graph.aval(o).dtype) for x, o in zip(ins, node.inputs, strict=True)
+        ]
+    params = {k: _wide_of(v) if isinstance(v, np.dtype) else v for k, v in node.params.items()}
+    return replace(node, params=params), list(ins)
 
 
 def plain(y: Any) -> Any:
@@ -159,15 +276,17 @@ def plain(y: Any) -> Any:
     return jax.random.key_data(y) if _jax.is_extended(y.dtype) else y
 
 
-def _region(node: Node, args: Sequence[Any]) -> list[Any]:
-    """The results of a `shard_map`."""
+def _region(node: Node, args: Sequence[Any], axes: int) -> tuple[list[Any], dict[int, Any]]:
+    """The results of a `shard_map`, and its values."""
+    if axes:
+        raise NotImplementedError("a shard_map inside a shard_map")
     sizes = {str(name): int(n) for name, n in node.params["mesh"].shape.items()}
     body = node.params["body"]
     shards = [_cut(x, s, sizes) for x, s in zip(args, node.params["in_specs"], strict=True)]
-    results = on_every_device(lambda *x: evaluate(body, x, ONE_AXIS_AT_A_TIME), list(sizes))(
-        *shards
-    )
-    return [_joined(y, s, sizes) for y, s in zip(results, node.params["out_specs"], strict=True)]
+    every = on_every_device(lambda *x: _recorded(body, x, len(sizes)), list(sizes))
+    results, values = every(*shards)
+    outs = zip(results, node.params["out_specs"], strict=True)
+    return [_joined(y, s, sizes) for y, s in outs], values
 
 
 def on_every_device(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
@@ -182,10 +301,10 @@ def on_every_device(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..
     return fn
 
 
-def _axes_by_dim(spec: Any, rank: int) -> list[tuple[str, ...]]:
+def _axes_by_dim(spec: Any, rank: int, names: Sequence[str]) -> list[tuple[str, ...]]:
     """The mesh axes that split each dim, outermost first."""
-    if not isinstance(spec, PartitionSpec) or getattr(spec, "unreduced", None):
-        raise NotImplementedError(f"operands and results of type {spec}")
+    if isinstance(spec, NdSbp):
+        return [tuple(a for a in names if spec.get(a) == Split(d)) for d in range(rank)]
     entries = [() if e is None else e if isinstance(e, tuple) else (e,) for e in tuple(spec)]
     return [tuple(str(a) for a in e) for e in entries] + [()] * (rank - len(entries))
 
@@ -194,7 +313,7 @@ def _cut(x: Any, spec: Any, sizes: dict[str, int]) -> Any:
     """The shards of an array: a leading dim for each mesh axis, in the order of the mesh."""
     shape: list[int] = []
     places: dict[str, int] = {}
-    for length, axes in zip(x.shape, _axes_by_dim(spec, x.ndim), strict=True):
+    for length, axes in zip(x.shape, _axes_by_dim(spec, x.ndim, list(sizes)), strict=True):
         for a in axes:
             places[a] = len(shape)
             shape.append(sizes[a])
@@ -203,17 +322,47 @@ def _cut(x: Any, spec: Any, sizes: dict[str, int]) -> Any:
     split = [a for a in sizes if a in places]
     y = jnp.moveaxis(x.reshape(shape), [places[a] for a in split], range(len(split)))
     for i, (a, n) in enumerate(sizes.items()):
-        if a not in places:
+        atom = atom_of(spec, a)
+        if isinstance(atom, Unreduced):
+            y = jnp.moveaxis(_parts(y, atom.monoid, n), 0, i)
+        elif a not in places:
             y = jnp.broadcast_to(jnp.expand_dims(y, i), (*y.shape[:i], n, *y.shape[i:]))
     return y
 
 
+def _parts(x: Any, monoid: str, n: int) -> Any:
+    """Parts that make up an array, no two of which are equal."""
+    if monoid == "sum":
+        draw = np.random.default_rng(n).standard_normal((n - 1, *x.shape)) * 4
+        rest = jnp.asarray(draw, x.dtype)
+        return jnp.concatenate([(x - rest.sum(0))[None], rest])
+    owner = jnp.arange(x.size).reshape(x.shape) % n
+    others = {"max": lambda: x - 1, "min": lambda: x + 1, "prod": lambda: jnp.ones_like(x)}
+    tests = {"and": lambda: jnp.ones_like(x), "or": lambda: jnp.zeros_like(x)}
+    other = (others | tests)[monoid]()
+    return jnp.stack([jnp.where(owner == k, x, other) for k in range(n)])
+
+
+_JOINS = {
+    "sum": jnp.sum,
+    "max": jnp.max,
+    "min": jnp.min,
+    "prod": jnp.prod,
+    "and": jnp.all,
+    "or": jnp.any,
+}
+
+
 def _joined(y: Any, spec: Any, sizes: dict[str, int]) -> Any:
     """The array that shards make up; of equal parts, that of the first device."""
-    by_dim = _axes_by_dim(spec, y.ndim - len(sizes))
+    by_dim = _axes_by_dim(spec, y.ndim - len(sizes), list(sizes))
     used = {a for axes in by_dim for a in axes}
     for i, a in reversed(list(enumerate(sizes))):
-        y = y if a in used else y[(slice(None),) * i + (0,)]
+        atom = atom_of(spec, a)
+        if isinstance(atom, Unreduced):
+            y = _JOINS[atom.monoid](y, axis=i)
+        elif a not in used:
+            y = y[(slice(None),) * i + (0,)]
     left = [a for a in sizes if a in used]
     order: list[int] = []
     shape: list[int] = []
@@ -226,28 +375,39 @@ def _joined(y: Any, spec: Any, sizes: dict[str, int]) -> Any:
 # ---- collectives for which vmap has no rule -----------------------------------------------------
 
 
+def _reduce(node: Node, args: Sequence[Any]) -> list[Any]:
+    """A reduction over devices; an edit of a program may have renamed it."""
+    if node.params.get("axis_index_groups") is not None:
+        raise NotImplementedError(f"{node.op} in groups of an axis")
+    reduce = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[REDUCTIONS[node.op]]
+    return [reduce(x, node.params["axes"]) for x in args]
+
+
 def _gather(node: Node, args: Sequence[Any]) -> list[Any]:
     """An all-gather one axis at a time, the inner one first: `vmap` has none over several axes."""
-    p = node.params
-    names = p["axis_name"] if isinstance(p["axis_name"], tuple) else (p["axis_name"],)
-    if len(names) == 1 or p["axis_index_groups"] is not None or not p["tiled"]:
-        return _jax.bind(node.primitive, args, p)
-    (x,) = args
-    for name in reversed(names):
-        x = lax.all_gather(x, name, axis=p["all_gather_dimension"], tiled=True)
+    p, (x,) = node.params, args
+    for name in reversed(_one_by_one(node)):
+        x = lax.all_gather(x, name, axis=p["all_gather_dimension"], tiled=p["tiled"])
     return [x]
 
 
 def _scatter(node: Node, args: Sequence[Any]) -> list[Any]:
     """A reduce-scatter one axis at a time, the outer one first."""
-    p = node.params
-    names = p["axis_name"] if isinstance(p["axis_name"], tuple) else (p["axis_name"],)
-    if len(names) == 1 or p["axis_index_groups"] is not None or not p["tiled"]:
-        return _jax.bind(node.primitive, args, p)
-    (x,) = args
-    for name in names:
-        x = lax.psum_scatter(x, name, scatter_dimension=p["scatter_dimension"], tiled=True)
+    p, (x,) = node.params, args
+    for name in _one_by_one(node):
+        x = lax.psum_scatter(x, name, scatter_dimension=p["scatter_dimension"], tiled=p["tiled"])
     return [x]
+
+
+def _one_by_one(node: Node) -> tuple[str, ...]:
+    """The mesh axes of a collective that runs over them one at a time."""
+    named = names_of(node)
+    names = named if isinstance(named, tuple) else (named,)
+    if node.params["axis_index_groups"] is not None or (
+        len(names) > 1 and not node.params["tiled"]
+    ):
+        raise NotImplementedError(f"{node.op} in groups of an axis, or untiled over several axes")
+    return names
 
 
 def _permute(node: Node, args: Sequence[Any]) -> list[Any]:
@@ -274,7 +434,11 @@ def _permute(node: Node, args: Sequence[Any]) -> list[Any]:
     return [jnp.where(mine < 0, jnp.zeros_like(x), every[mine])]
 
 
-ONE_AXIS_AT_A_TIME = {"all_gather": _gather, "reduce_scatter": _scatter} | dict.fromkeys(
-    (op for op, kind in KINDS.items() if kind == "permute"), _permute
-)
+_ACTS = {
+    "reduce": _reduce,
+    "gathering": _gather,
+    "scattering": _scatter,
+    "permute": _permute,
+}
+ONE_AXIS_AT_A_TIME = {op: _ACTS[kind] for op, kind in KINDS.items() if kind in _ACTS}
 """Functions in the place of collectives whose rules for `vmap` lack a case."""

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 
 from sbp.errors import OptionEdit, Span
 from sbp.machine.mesh import MeshSpec
-from sbp.shardmap.distribution import Fault
-from sbp.shardmap.divisions import PMEAN
 from sbp.shardmap.edits import GraphEdit, Reduce, respecified
+from sbp.shardmap.faults import PMEAN, Fault, Finding
 from sbp.shardmap.rewrites import (
     Edits,
     after_statement,
@@ -32,7 +31,6 @@ from sbp.shardmap.rewrites import (
 )
 from sbp.shardmap.sites import Site, Sites, WrittenOperand
 from sbp.shardmap.specs import outs_of
-from sbp.shardmap.state import Finding
 from sbp.source.reader import source_text, users_span
 from sbp.trace.collectives import CALLED, REDUCING_CALLS
 from sbp.trace.graph import Graph, Node
@@ -52,18 +50,12 @@ class RepairCandidate:
     """One repair with its variants: a sum and a mean, where either may be meant.
 
     Arguments:
-      edits: the variants.
-      conditions: for each variant, the condition that a help states where the checker accepts
-          several variants.
-      contrary: edits that are wrong if a variant is right. If the checker accepts one of them, it
-          knows too little of the value, and the repair is not offered.
+      edits: the variants; the first that is right is offered.
       place: the values that are reduced. Only the first accepted repair of a place is offered.
       spare: whether the repair is offered only if there is no other.
     """
 
     edits: tuple[GraphEdit, ...]
-    conditions: tuple[str, ...] = ("",)
-    contrary: tuple[GraphEdit, ...] = ()
     place: object = None
     spare: bool = False
 
@@ -121,14 +113,12 @@ class LateReduction:
       source: the change as edits of the source.
       drop: the mesh axes that it loses, by the id of the node.
       divide: its new divisors, by the id of the node.
-      kept: the divisors that a kept sum would need if it still added parts.
     """
 
     text: str = ""
     source: Edits = ()
     drop: dict[int, tuple[str, ...]] = field(default_factory=dict)
     divide: dict[int, int] = field(default_factory=dict)
-    kept: dict[int, int] = field(default_factory=dict)
 
 
 # ---- repairs ------------------------------------------------------------------------------------
@@ -157,6 +147,9 @@ class Repairs:
             case "pending" if fault.made is not None:
                 yield from self.average(fault.made, axes)
                 yield from self.drop(fault.made, axes)
+            case "scaled" if fault.made is not None:
+                yield from self.average(fault.made, axes)
+                yield from self.drop(fault.made, axes)
             case "monoid":
                 yield from self.rename(fault.node, reduction_of(fault))
             case "missing":
@@ -170,7 +163,7 @@ class Repairs:
                 if fault.made is not None:  # a sum over the shards of what was to stay split
                     yield from self.drop(fault.made, axes)
                 yield _one(self.unclaimed(finding, GraphEdit("")))
-            case "nonlinear" | "product" | "ratio" | "added" | "scales" | "mixed" | "own-block":
+            case "nonlinear" | "product" | "ratio" | "added" | "scales" | "mixed":
                 yield from self.reduce_earlier(finding)
             case _:
                 pass
@@ -266,9 +259,7 @@ class Repairs:
         what, named = " and ".join(p.text for p in places), quoted(finding.mesh_axes)
         late = late or LateReduction()
 
-        def edit(
-            name: str, divisors: tuple[int, ...], kept: dict[int, int] | None = None
-        ) -> GraphEdit:
+        def edit(name: str, divisors: tuple[int, ...]) -> GraphEdit:
             added = tuple(
                 Reduce(node, k, axes, op, d, after=is_after)
                 for place, d in zip(places, divisors, strict=True)
@@ -280,20 +271,13 @@ class Repairs:
                 in_order((*source, *late.source)),
                 reduce=added,
                 drop=late.drop,
-                divide=kept or late.divide,
+                divide=late.divide,
             )
 
-        ones, total = (1,) * len(places), op == CALLED["sum"]
-        mean = edit(CALLED["mean"], (n,) * len(places))
-        contrary = [edit(op, (n, *ones[1:]))] if total and len(places) > 1 else []
-        contrary += [edit(op, ones, late.kept)] if late.kept else []
-        return RepairCandidate(
-            (edit(op, ones), mean) if total else (edit(op, ones),),
-            ("if it is a share of a sum", "if it is the mean of its own shard"),
-            tuple(contrary),
-            (op, places),
-            any(not is_after for place in places for *_, is_after in place.values),
-        )
+        ones = edit(op, (1,) * len(places))
+        mean = (edit(CALLED["mean"], (n,) * len(places)),) if op == CALLED["sum"] else ()
+        spare = any(not is_after for place in places for *_, is_after in place.values)
+        return RepairCandidate((ones, *mean), (op, places), spare)
 
     def scatter(self, finding: Finding, dim: int) -> Iterator[RepairCandidate]:
         """A partial result that is returned as split: scattered, or reduced and returned as
@@ -361,8 +345,7 @@ class Repairs:
             gone = self.without(call, axes)
             if gone is not None:
                 yield gone
-        kept = {n.id: self.size(axes) for n in call.nodes} if call is not None else {}
-        yield LateReduction(kept=kept if call is not None and call.name == CALLED["sum"] else {})
+        yield LateReduction()
 
     def places(self, finding: Finding, op: str) -> Iterator[tuple[ReducedPlace, ...]]:
         """The places where a value may be reduced before an operation: for all its readers, or for

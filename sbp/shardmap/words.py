@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from sbp.errors import Diagnostic, Label
+from sbp.errors import Diagnostic, Label, Span
 from sbp.machine.mesh import MeshSpec
-from sbp.shardmap.coverage import UnreadValue, Why
-from sbp.shardmap.distribution import Kind
-from sbp.shardmap.doubt_words import source_of, types_text
-from sbp.shardmap.specs import outs_of, spec_text
-from sbp.shardmap.state import Finding, FoundRepairs, Reading
-from sbp.source.reader import scope_of, users_span
-from sbp.trace.collectives import SUMS
+from sbp.shardmap.faults import Finding, FoundRepairs, Kind
+from sbp.shardmap.one_device import RANKS, ComparedRun
+from sbp.shardmap.specs import outs_of
+from sbp.source.reader import scope_of, source_text, users_span
+from sbp.trace.collectives import KINDS, SUMS
 from sbp.trace.graph import Node
-from sbp.types import B, Split
+from sbp.types import Atom, B, Split
 
 _CODES: dict[Kind, str] = {
     "averaged": "wrong-reduction",
     "blocks": "wrong-placement",
-    "claimed-order": "wrong-placement",
     "copies": "wrong-placement",
     "copies-as-partial": "wrong-placement",
     "copies-as-split": "wrong-placement",
@@ -28,15 +25,14 @@ _CODES: dict[Kind, str] = {
     "local": "local-result",
     "missing": "missing-reduction",
     "monoid": "wrong-reduction",
-    "not-returned": "wrong-placement",
-    "order": "wrong-placement",
     "partial-as-split": "wrong-placement",
-    "own-block": "missing-reduction",
     "pending": "wrong-reduction",
     "predicate": "missing-reduction",
-    "rewritten": "wrong-placement",
+    "own-positions": "wrong-placement",
+    "same-block": "wrong-placement",
+    "scaled": "wrong-reduction",
     "split-as-whole": "wrong-placement",
-    "unmasked": "local-result",
+    "uneven": "wrong-placement",
     "wrong-dim": "wrong-placement",
     "wrong-gather": "wrong-placement",
 }
@@ -63,7 +59,7 @@ def diagnostic(finding: Finding, mesh: MeshSpec, repairs: FoundRepairs) -> Diagn
     words = _Words(finding, mesh)
     return Diagnostic(
         code=code_of(finding),
-        severity=finding.severity,
+        severity="error",
         title=words.title(),
         labels=tuple(words.labels()),
         notes=(*words.notes(), *more),
@@ -72,21 +68,10 @@ def diagnostic(finding: Finding, mesh: MeshSpec, repairs: FoundRepairs) -> Diagn
     )
 
 
-_KERNELS = {
-    "candidates": "picks from each shard alone",
-    "masked_gather": "looks up in each shard alone",
-    "pair": "finds an index within each shard alone",
-    "prefix": "runs over each shard alone",
-    "sorting_network": "sorts each shard alone",
-}
-"""For each kernel, the text about an operation that needs it on a split dim."""
-
-
 _TITLES: dict[Kind, str] = {
     "added": "{what} adds a whole value to a partial one on {axes}",
     "averaged": "{what} averages the parts of a sum on {axes}",
     "blocks": "{what} takes a sum of different shards for one shard on {axes}",
-    "claimed-order": "{result} is split in another order than {claim} says on {axes}",
     "copies": "{what} moves {n} equal copies on {axes}",
     "copies-as-partial": "{result} is whole on {axes} and returned as {claim}",
     "copies-as-split": "{result} is whole on {axes} and returned as {claim}",
@@ -96,41 +81,21 @@ _TITLES: dict[Kind, str] = {
     "mixed": "{what} takes a split and a partial value on {axes}",
     "monoid": "{what} reduces a value that is {types} on {axes}",
     "nonlinear": "{what} takes a partial value on {axes}",
-    "not-returned": "{what} takes the results of other devices' shards for its own on {axes}",
-    "order": "{what} meets shards in another order on {axes}",
-    "own-block": "{what} takes one block of a partial value on {axes}",
     "partial-as-split": "{what} is left partial on {axes} and taken as {claim}",
     "pending": "{what} adds up means of shards on {axes}",
     "predicate": "the predicate of {what} is left partial on {axes}",
     "product": "{what} multiplies partial values on {axes}",
     "ratio": "{what} divides by a partial value on {axes}",
-    "rewritten": "{what} writes one device's block on {axes} and is taken as whole",
     "scales": "{what} adds values that are {n} times apart on {axes}",
+    "own-positions": "{what} counts from zero in each shard on {axes}",
+    "same-block": "{what} takes the same block of a whole value on all devices of {axes}",
+    "scaled": "{what} is {n} times too large on {axes}",
     "split-as-whole": "{result} is {types} on {axes} and returned as {claim}",
-    "unmasked": "{what} also looks up places of other shards on {axes}",
+    "uneven": "{result} differs between the devices of {axes} and is returned as {claim}",
     "wrong-dim": "{result} is {types} on {axes} and returned as {claim}",
     "wrong-gather": "{what} gathers dim {dim} of a value that is {types} on {axes}",
 }
 """The title of a finding: the subject as written, what is not possible, the mesh axes."""
-
-
-_WHY: dict[Why, str] = {
-    "branch": "the branches give it different types, or devices may take different ones",
-    "collective": "sbp does not analyze this collective",
-    "exchange": "from other devices, and no exchange of one split dim for another",
-    "index": "depends on the index of its device in a way that sbp does not follow",
-    "loop": "the loop runs along a split dim, or its carry changes its type",
-    "nested": "a shard_map inside a shard_map",
-    "part": "made of one device's own part, for a later step to merge",
-    "permute": "from another device",
-    "row": "no rule takes operands that are {types}",
-    "side-by-side": "made of the devices' own results in a way that sbp does not follow",
-}
-
-
-def why_text(value: UnreadValue) -> str:
-    """Why a value has no reading, in words."""
-    return _WHY[value.why].format(types=", ".join(value.types))
 
 
 def primary(finding: Finding) -> Node:
@@ -165,22 +130,9 @@ class _Words:
         return f"the gradient of {text}" if node.backward else text
 
     def title(self) -> str:
-        """The title; that of a warning names the reading under which the program is wrong."""
-        if self.finding.reading is None:
-            return self.wrong()
-        return f"{self.wrong()}, if {self.counted(self.finding.reading)}"
-
-    def counted(self, reading: Reading) -> str:
-        """A reading of a division in words."""
-        counted = "devices" if reading.counts == "devices" else "elements of one shard"
-        return f"the {reading.number:g} in {self.subject(reading.node)} is the number of {counted}"
-
-    def wrong(self) -> str:
         """The subject as written, what is not possible, the mesh axis."""
         claim = "" if self.finding.claim is None else repr(self.finding.claim)
-        if self.fault.kind == "claimed-order":
-            claim = spec_text(self.finding.region.params["out_specs"][self.finding.result])
-        elif self.fault.kind == "partial-as-split" and not claim:
+        if self.fault.kind == "partial-as-split" and not claim:
             claim = f"S({self.fault.operand})"
         return _TITLES[self.fault.kind].format(
             what=self.subject(primary(self.finding)),
@@ -188,7 +140,7 @@ class _Words:
             claim=claim,
             axes=self.axes,
             dim=self.fault.operand,
-            kernel=_KERNELS.get(self.fault.kernel, ""),
+            kernel=RANKS.get(self.fault.node.op, "works on each shard alone"),
             n=self.n,
             types=self.types,
         )
@@ -199,10 +151,6 @@ class _Words:
             case "nonlinear" | "product":
                 taken = self.types if self.fault.atoms else "two partial sums"
                 return f"it does not take {taken}; reduce first"
-            case "own-block":
-                return f"each device has its own part of its block of {self.types}; reduce first"
-            case "unmasked":
-                return "set it to zero where the place is not in this shard, before it is added up"
             case "ratio":
                 return "a ratio of shares is no share of the ratio; reduce both first"
             case "added":
@@ -217,8 +165,6 @@ class _Words:
                 return "this is no gradient of one shard"
             case "wrong-gather":
                 return f"the shards follow one another along dim {' or '.join(self.dims())}"
-            case "order" | "claimed-order":
-                return "the axes of a split dim are ordered, the first one outermost"
             case "copies":
                 return "its operand is B: every device has the same"
             case "doubled":
@@ -229,12 +175,17 @@ class _Words:
                 return f"{self.n} times too large; means of shards are averaged"
             case "monoid":
                 return f"parts of {self.types} join otherwise"
+            case "own-positions":
+                index = " and ".join(f'lax.axis_index("{a}")' for a in self.finding.mesh_axes)
+                return f"in the whole value, a device's shard begins at {index} times its length"
+            case "same-block":
+                return "the block that belongs to a device depends on its index"
+            case "uneven":
+                return "from here on, devices have other values"
+            case "scaled":
+                return f"{self.n} times too large"
             case "predicate":
                 return "devices would go different ways"
-            case "rewritten":
-                return f"the other blocks along dim {self.dims()[0]} stay as they were"
-            case "not-returned":
-                return "one operand is of other devices' shards; send it back first"
             case "missing" | "partial-as-split":
                 return f"{self.types if self.fault.atoms else 'partial'} from here on"
             case "split-as-whole" | "wrong-dim":
@@ -268,7 +219,6 @@ class _Words:
                 "doubled": "reduced here first",
                 "copies": "whole from here on",
                 "blocks": "the shards are added up here",
-                "not-returned": "sent here",
             }
             yield fault.made, text.get(fault.kind, "partial from here on")
         if self.finding.observer is not None and self.finding.observer is not main:
@@ -295,13 +245,100 @@ class _Words:
                         f"the sum over devices at line {span.line} runs over"
                         f" {', '.join(f'`{a}`' for a in axes)}"
                     )
-        if self.finding.reading is not None:
-            yield (
-                f"two readings: if {self.counted(self.finding.reading)}, this is wrong; if it is"
-                " another number, nothing is wrong"
-            )
         if primary(self.finding).backward:
             yield (
                 "with check_vma=True, JAX itself adds up the gradient of what is whole; with"
                 " check_vma=False it does not"
             )
+
+
+def source_of(node: Node) -> str:
+    """The user's expression for a node."""
+    return source_text(users_span(node)) or node.op
+
+
+def types_text(atoms: tuple[Atom, ...]) -> str:
+    """Types that a value may have, in words."""
+    return " or ".join(map(repr, atoms)) or "of unknown type"
+
+
+# ---- comparisons --------------------------------------------------------------------------------
+
+DIFFERS = "differs-on-one-device"
+
+
+def run_text(run: ComparedRun) -> str:
+    """What a comparison came to, as a sentence."""
+    where = f"on one device of mesh axis `{run.mesh_axis}`"
+    if run.untried:
+        return f"it is not compared with a run {where}: {run.untried}"
+    if run.lost or not run.apart:
+        lost = f"; {_lost(run)}" if run.lost else ""
+        return f"{where} it computes the same: {_how(run)}{lost}"
+    text = f"{where} it computes another value of {_results(run.apart)}: {_how(run)}"
+    return f"{text}; {'; '.join(run.because)}" if run.because else text
+
+
+def _how(run: ComparedRun) -> str:
+    values = "its arguments" if run.given else "random values of its shapes"
+    if run.stages:
+        return f"its {run.size} stages were run one after the other, on {values}"
+    return f"run with {run.size} devices and with one, on {values}"
+
+
+def _results(numbers: tuple[int, ...]) -> str:
+    return f"result{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _lost(run: ComparedRun) -> str:
+    """That a part of some results is made of constants."""
+    return f"{_results(run.lost)}: a slice along the first dim depends on no argument"
+
+
+def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
+    """A comparison that shows a fault, or did not take place, in words; None for any other.
+
+    Arguments:
+      run: the comparison.
+      ends: operations at which types end.
+    """
+    axis = f"mesh axis `{run.mesh_axis}`"
+    if run.untried:
+        return Diagnostic(
+            code="not-analysed",
+            severity="warning",
+            title=f"the program is not checked on {axis}: {run.untried}",
+        )
+    if not run.wrong:
+        return None
+    title = (
+        f"{_results(run.apart)} differ{'' if len(run.apart) > 1 else 's'} on one device of {axis}"
+    )
+    return Diagnostic(
+        code=DIFFERS,
+        severity="warning",
+        title=_lost(run) if run.lost else title,
+        labels=tuple(_labels(ends)),
+        notes=(
+            run_text(run),
+            f"what is marked has no type on {axis}: a wrong neighbour, owner, offset or number of"
+            " steps changes the result, and so does a part that one device is meant to play",
+        ),
+    )
+
+
+_FIRST = ("permute", "exchange")
+"""Kinds of collectives whose result comes from other devices; they are marked first."""
+
+
+def _labels(ends: Sequence[Node]) -> Iterator[Label]:
+    """Labels on values without a type, the most telling one as the primary one."""
+    seen = set[Span]()
+    for node in sorted(ends, key=lambda n: KINDS.get(n.op) not in _FIRST):
+        span = users_span(node)
+        if span is not None and span not in seen:
+            sent = (
+                "from another device" if KINDS.get(node.op) in _FIRST else "depends on the device"
+            )
+            yield Label(span=span, text=sent, primary=not seen)
+            seen.add(span)

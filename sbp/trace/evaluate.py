@@ -41,6 +41,19 @@ def evaluate(graph: Graph, args: Sequence[Any], special: Special | None = None) 
     Raises:
       SbpError: for collectives of JAX's explicit mode, which have no meaning on plain shards.
     """
+    return environment(graph, args, lambda node, ins: run_node(node, ins, special or {}))
+
+
+def environment(
+    graph: Graph, args: Sequence[Any], act: Callable[[Node, list[Any]], list[Any]]
+) -> list[Any]:
+    """The results of a graph of which a function runs each equation.
+
+    Arguments:
+      graph: the graph.
+      args: values of its inputs.
+      act: takes an equation and the values of its operands, and gives those of its results.
+    """
     env: dict[int, Any] = dict(zip(graph.inputs, args, strict=True))
 
     def read(operand: Operand) -> Any:
@@ -53,7 +66,7 @@ def evaluate(graph: Graph, args: Sequence[Any], special: Special | None = None) 
 
     for node in graph.nodes:
         with _jax.source_context(node.source_info):
-            results = _run(node, [read(o) for o in node.inputs], special or {})
+            results = act(node, [read(o) for o in node.inputs])
         env.update(zip(node.outputs, results, strict=True))
     return [read(o) for o in graph.outputs]
 
@@ -103,7 +116,8 @@ def run_regions(
             return list(lax.switch(index, branches, *interface.operands("constant", args)))
 
 
-def _run(node: Node, args: list[Any], special: Special) -> list[Any]:
+def run_node(node: Node, args: list[Any], special: Special) -> list[Any]:
+    """The results of one equation."""
     if node.op in special:
         return special[node.op](node, args)
     params = node.params

@@ -1,0 +1,425 @@
+"""Where a value of a hand-written region loses its meaning, from measured types.
+
+A result of a region is wrong on a mesh axis where it has not the type that out_specs claim. Its
+fault is found backwards: through values without a reading to the operation whose operands all have
+one, or, for a result that is another type than is claimed, to the operation that gave it this type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from sbp.errors import Help
+from sbp.shardmap.measured import Reading, Readings, Types, is_good
+from sbp.shardmap.specs import atom_of
+from sbp.signatures import traits_of
+from sbp.trace.collectives import AXIS_INDEX, KINDS, REDUCTIONS, names_of
+from sbp.trace.dataflow import Dataflow
+from sbp.trace.graph import Graph, Node, Operand
+from sbp.trace.regions import CONTROL_FLOW, interface_of
+from sbp.types import Atom, B, Split, Unreduced
+
+PMEAN = "lax.parallel.pmean"
+"""The function of JAX that `lax.pmean` calls; its division has this frame."""
+
+Kind = Literal[
+    "added",
+    "averaged",
+    "blocks",
+    "copies",
+    "copies-as-partial",
+    "copies-as-split",
+    "doubled",
+    "local",
+    "missing",
+    "mixed",
+    "monoid",
+    "nonlinear",
+    "own-positions",
+    "partial-as-split",
+    "pending",
+    "predicate",
+    "product",
+    "ratio",
+    "same-block",
+    "scaled",
+    "scales",
+    "split-as-whole",
+    "uneven",
+    "wrong-dim",
+    "wrong-gather",
+]
+"""The kinds of faults; the module `words` has their text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A loss of meaning.
+
+    Arguments:
+      kind: the kind of fault.
+      node: the operation that makes the faulty value.
+      made: the operation that made its operand partial, or that first reduced it.
+      operand: the position of the faulty operand, or of its dim.
+      atoms: the types that the operand has on the mesh axis.
+      partial: positions of the partial operands.
+    """
+
+    kind: Kind
+    node: Node
+    made: Node | None = None
+    operand: int = 0
+    atoms: tuple[Atom, ...] = ()
+    partial: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finding:
+    """A fault that makes a result of a region wrong.
+
+    Arguments:
+      fault: the fault.
+      mesh_axes: the mesh axes on which it occurs.
+      observer: the first reduction of the faulty value; None where there is none.
+      region: the shard_map.
+      result: the position of the region's result.
+      claim: the type that out_specs give that result on the mesh axis; None where the finding is
+          not about out_specs.
+    """
+
+    fault: Fault
+    mesh_axes: tuple[str, ...]
+    observer: Node | None
+    region: Node
+    result: int = 0
+    claim: Atom | None = None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Two findings are one if their keys are equal: the same fault of one call."""
+        f = self.fault
+        where = (
+            (f.node.span or f.node.id, f.node.op, f.node.backward)
+            if f.node is not self.region
+            else (f.node.id, self.result)
+        )
+        return f.kind, where
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRepairs:
+    """The helps of one finding.
+
+    Arguments:
+      helps: the accepted repairs, cheapest first.
+      untried: whether the search for repairs stopped at a limit before all were tried.
+    """
+
+    helps: tuple[Help, ...] = ()
+    untried: bool = False
+
+
+@dataclass(slots=True)
+class Findings:
+    """The findings of a program, by their keys, and the places at which types end.
+
+    Arguments:
+      names: the mesh axes.
+      found: the findings.
+      ends: for each mesh axis, operations whose results have no type because of a value of another
+          device or of the device's index.
+    """
+
+    names: tuple[str, ...]
+    found: dict[tuple[Any, ...], Finding] = field(default_factory=dict)
+    ends: dict[str, list[Node]] = field(default_factory=dict)
+
+    def enter(self, finding: Finding) -> None:
+        """Enters a finding; the same one on several mesh axes is one."""
+        known = self.found.get(finding.key)
+        if known is not None:
+            both = {*known.mesh_axes, *finding.mesh_axes}
+            finding = replace(known, mesh_axes=tuple(a for a in self.names if a in both))
+        self.found[finding.key] = finding
+
+    def region(
+        self,
+        node: Node,
+        types: tuple[Types, Types],
+        name: str,
+        results: Sequence[int],
+        uneven: Collection[int],
+    ) -> None:
+        """Enters the faults of a region on a mesh axis.
+
+        Arguments:
+          node: the region.
+          types: the measured types on the axis, and those in the first trip of each scan.
+          name: the mesh axis.
+          results: positions of the results that claim a type.
+          uneven: positions of results that differ between devices and claim to be equal.
+        """
+        body, begin = (Body(node.params["body"], t, name) for t in types)
+        for i in results:
+            operand = body.graph.outputs[i]
+            claim = atom_of(node.params["out_specs"][i], name)
+            if not isinstance(operand, int) or body.is_claimed(operand, claim):
+                continue
+            shape = body.graph.aval(operand).shape
+            if isinstance(claim, Split) and shape[claim.dim] == 1:
+                continue  # one element for each device: what each of them has, side by side
+            about = body.claimed(operand, claim)
+            made = [(about, None)] if about else body.lost(operand) or begin.lost(operand)
+            ends = body.ends or begin.ends
+            if not made and i in uneven:
+                maker = ends[0] if ends else body.flow.makers.get(operand, node)
+                about, made = Fault("uneven", maker), [(Fault("uneven", maker), None)]
+            for fault, observer in made:
+                stated = claim if about else None
+                self.enter(Finding(fault, (name,), observer, node, i, stated))
+            self.ends.setdefault(name, []).extend(ends)
+
+
+_EMPTY: Readings = frozenset()
+
+
+class Body:
+    """The body of a region with its types on a mesh axis."""
+
+    def __init__(self, graph: Graph, types: Types, name: str) -> None:
+        self.graph, self.types, self.name = graph, types, name
+        self.flow = Dataflow(graph)
+        self.order = {node.id: i for i, node in enumerate(graph.walk())}
+        self.ends: list[Node] = []
+
+    # ---- types ----------------------------------------------------------------------------------
+
+    def readings(self, operand: Operand) -> Readings:
+        """The readings of a value; a constant of the program is the same on all devices."""
+        if not isinstance(operand, int):
+            return frozenset({Reading(B, 0)})
+        return self.types.get(operand, _EMPTY)
+
+    def atoms(self, operand: Operand, power: int | None = 0) -> tuple[Atom, ...]:
+        """The types of a value in a fixed order, those with another power left out."""
+        found = {r.atom for r in self.readings(operand) if power is None or r.power == power}
+        return tuple(sorted(found, key=repr))
+
+    def is_claimed(self, operand: Operand, claim: Atom) -> bool:
+        return operand not in self.types or Reading(claim, 0) in self.readings(operand)
+
+    def is_partial(self, operand: Operand) -> bool:
+        """Whether every reading of a value is partial; that of equal parts, which are n times the
+        whole value, does not count."""
+        found = self.readings(operand)
+        whole = any(not isinstance(r.atom, Unreduced) for r in found)
+        return bool(found) and not whole
+
+    def is_whole(self, operand: Operand) -> bool:
+        return Reading(B, 0) in self.readings(operand)
+
+    def split(self, operand: Operand) -> Split | None:
+        """The dim along which a value is split; None for a value that is whole as well."""
+        found = [a for a in self.atoms(operand) if isinstance(a, Split)]
+        return found[0] if found and not self.is_whole(operand) else None
+
+    def stacked(self, operand: Operand) -> Operand | None:
+        """The value whose parts on all devices stand side by side in a value; None for others."""
+        maker = self.flow.makers.get(operand) if isinstance(operand, int) else None
+        if maker is None or not self.over(maker) or KINDS[maker.op] != "gathering":
+            return None
+        return None if maker.params["tiled"] else maker.inputs[0]
+
+    def is_good(self, operand: Operand) -> bool:
+        stacked = self.stacked(operand)
+        return is_good(self.readings(operand if stacked is None else stacked))
+
+    # ---- the way back ---------------------------------------------------------------------------
+
+    def before(self, value: Operand) -> list[Operand]:
+        """The values that a value is made of, or is in another round of a loop."""
+        if not isinstance(value, int):
+            return []
+        if value in self.flow.entries:
+            node, entry = self.flow.entries[value]
+            turns = [
+                e for e in interface_of(node).exits if entry.kind == "carry" and e.entry == entry
+            ]
+            return [
+                node.inputs[entry.operand],
+                *(node.regions[e.region].outputs[e.output] for e in turns),
+            ]
+        maker = self.flow.makers.get(value)
+        if maker is None:
+            return []
+        if maker.op not in CONTROL_FLOW:
+            return list(maker.inputs)
+        at = maker.outputs.index(value)
+        exits = [e for e in interface_of(maker).exits if e.result == at]
+        decides = [maker.inputs[0]] if maker.op == "cond" else []
+        return [*decides, *(maker.regions[e.region].outputs[e.output] for e in exits)]
+
+    def reached(self, value: Operand) -> set[Operand]:
+        """The values without a meaning through which a value depends on what has one."""
+        seen, waiting = set[Operand](), [value]
+        while waiting:
+            at = waiting.pop()
+            if at not in seen and isinstance(at, int) and not self.is_good(at):
+                seen.add(at)
+                waiting += self.before(at)
+        return seen
+
+    def origin(self, value: Operand, *, pending: bool = False) -> Node | None:
+        """The operation that first made a value partial, or a mean that is still to be divided."""
+        made, seen = None, set[Operand]()
+        while isinstance(value, int) and value not in seen:
+            seen.add(value)
+            maker = self.flow.makers.get(value)
+            made = maker if maker is not None and maker.op not in CONTROL_FLOW else made
+            others = (v for v in self.before(value) if isinstance(v, int) and self.is_partial(v))
+            value = next((v for v in others if not (pending and self.atoms(v))), -1)
+        return made
+
+    def reducer(self, value: Operand) -> Node | None:
+        """The last collective over the mesh axis that a whole value went through."""
+        seen, waiting = set[Operand](), [value]
+        while waiting:
+            at = waiting.pop(0)
+            if at in seen or not isinstance(at, int):
+                continue
+            seen.add(at)
+            maker = self.flow.makers.get(at)
+            if (
+                maker is not None
+                and self.over(maker)
+                and KINDS[maker.op] in ("reduce", "gathering")
+            ):
+                return maker
+            waiting += [v for v in self.before(at) if self.is_whole(v)]
+        return None
+
+    def over(self, node: Node) -> bool:
+        """Whether a collective runs over the mesh axis."""
+        named = names_of(node) if node.op in KINDS else ()
+        return self.name in (named if isinstance(named, tuple | list) else (named,))
+
+    # ---- faults ---------------------------------------------------------------------------------
+
+    def claimed(self, operand: int, claim: Atom) -> Fault | None:
+        """The fault of a result that has a meaning, and another one than out_specs claim."""
+        found, node = self.atoms(operand), self.flow.makers.get(operand)
+        if node is None or not is_good(self.readings(operand)):
+            return None
+        dim = claim.dim if isinstance(claim, Split) else 0
+        if isinstance(claim, Unreduced):
+            kind = "copies-as-partial" if B in found else "wrong-dim"
+            return Fault(kind, node, self.reducer(operand))
+        if self.is_partial(operand):
+            made, partial = self.origin(operand) or node, self.atoms(operand, None)[:1]
+            kind = "missing" if claim == B else "partial-as-split"
+            return Fault(kind, made, made, 0, partial)
+        split = tuple(a for a in found if isinstance(a, Split))
+        if claim == B:
+            return Fault("split-as-whole", node, None, 0, split)
+        if B in found:
+            return Fault("copies-as-split", node, self.reducer(operand), dim, (B,))
+        return Fault("wrong-dim", node, None, dim, split)
+
+    def lost(self, operand: int) -> list[tuple[Fault, Node | None]]:
+        """The fault of a result without a meaning, and the first reduction of the faulty value;
+        nothing where values of other devices or the index of a device have a part in it."""
+        reached = self.reached(operand)
+        makers = {m.id: m for v in reached if (m := self.flow.makers.get(v)) is not None}  # pyright: ignore
+        nodes = sorted(makers.values(), key=lambda m: self.order[m.id])
+        nodes = [m for m in nodes if m.op not in CONTROL_FLOW]
+        first = [m for m in nodes if not reached & {*m.inputs}]
+        measured = [m for m in first if any(v in self.types for v in m.outputs)]
+        faults = [(m, fault) for m in measured if (fault := self.of_operation(m)) is not None]
+        ends = [m for m in measured if all(m is not known for known, _ in faults)]
+        self.ends += ends
+        if not faults or ends:
+            return []
+        node, fault = faults[0]
+        reads = [m for m in nodes if m is not node and self.over(m) and m.op in REDUCTIONS]
+        after = next((m for m in reads if self.order[m.id] > self.order[node.id]), None)
+        return [(fault, after)]
+
+    def of_operation(self, node: Node) -> Fault | None:
+        """The fault of an operation whose operands have a meaning; None where it depends on other
+        devices or on the index of its device on purpose."""
+        if node.op == AXIS_INDEX:
+            return None
+        if self.over(node):
+            return self.of_collective(node)
+        ins = node.inputs
+        stack = next((x for o in ins if (x := self.stacked(o)) is not None), None)
+        if stack is not None:
+            pending = self.is_partial(stack) and not self.atoms(stack)
+            return (
+                Fault("pending", self.origin(stack, pending=True) or node, node)
+                if pending
+                else None
+            )
+        partial = tuple(i for i, o in enumerate(ins) if self.is_partial(o))
+        split = [i for i, o in enumerate(ins) if self.split(o)]
+        traits, function = traits_of(node.op), traits_of(node.op).numpy
+        if partial:
+            atoms = self.atoms(ins[partial[0]], None)[:1]
+            made = self.origin(ins[partial[0]])
+            kind: Kind = "nonlinear"
+            if split:
+                kind = "mixed"
+            elif function is np.divide and 1 in partial:
+                kind = "ratio"
+                return Fault(kind, node, self.origin(ins[1]), 1, partial=partial)
+            elif len(partial) > 1 and traits.multiplies:
+                kind = "product"
+            elif function in (np.add, np.subtract):
+                kind = "added" if len(partial) < len(ins) else "scales"
+                whole = next((i for i in range(len(ins)) if i not in partial), 0)
+                return Fault(kind, node, made, whole, partial=partial)
+            return Fault(kind, node, made, partial[0], atoms, partial=partial)
+        out = self.readings(node.outputs[0])
+        if any(not isinstance(r.atom, Unreduced) for r in out):
+            down = any(r.atom == B and r.power < 0 for r in out)
+            return Fault("averaged" if down else "scaled", node, self.reducer(ins[0]))
+        if split:
+            atoms = self.atoms(ins[split[0]])
+            return Fault(
+                "local", node, None, split[0], tuple(a for a in atoms if isinstance(a, Split))
+            )
+        if not ins:
+            return Fault("own-positions", node)
+        return Fault("same-block", node) if traits.moves else None
+
+    def of_collective(self, node: Node) -> Fault | None:
+        """The fault of a collective over the mesh axis."""
+        kind, operand = KINDS[node.op], node.inputs[0]
+        split, dim = self.split(operand), node.params.get("all_gather_dimension", 0)
+        if kind in ("reduce", "scattering"):
+            monoid = REDUCTIONS.get(node.op, "sum")
+            if self.is_whole(operand):
+                return Fault("doubled", node, self.reducer(operand))
+            if split:
+                return Fault("blocks", node, None, 0, (split,))
+            atoms = self.atoms(operand)
+            if monoid == "sum" and not atoms:  # a mean of each shard
+                return Fault("pending", self.origin(operand, pending=True) or node, node)
+            wrong = bool(atoms) and Unreduced(monoid) not in atoms
+            return Fault("monoid", node, self.origin(operand), 0, atoms[:1]) if wrong else None
+        if kind == "gathering" and node.params["tiled"]:
+            if self.is_whole(operand):
+                return Fault("copies", node, self.reducer(operand), dim)
+            if split:
+                return Fault("wrong-gather", node, None, dim, (split,))
+            if self.is_partial(operand):
+                return Fault(
+                    "partial-as-split", node, self.origin(operand), dim, self.atoms(operand)[:1]
+                )
+        if kind == "exchange" and self.is_whole(operand):
+            return Fault("copies", node, self.reducer(operand), node.params["concat_axis"])
+        return None

@@ -1,0 +1,190 @@
+"""Measured types: which of B, S and P each value of a hand-written region is, by running it.
+
+A program runs on the mesh and with one device on a mesh axis. By the definition of the types, a
+value on the mesh is B, S(d) or P(sum) on that axis where its parts make up, in numbers, the value
+of the run with one device. A power of the axis size counts as well: the sum over n devices of the
+means of their shards is n times the mean.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from sbp.shardmap.emulation import Ran, differ
+from sbp.trace.collectives import AXIS_INDEX, SHARD_MAP
+from sbp.trace.graph import Graph, Node
+from sbp.trace.regions import SCAN, interface_of
+from sbp.types import Atom, B, Split, Unreduced
+
+
+class Reading(NamedTuple):
+    """A type that a value has on a mesh axis: the parts make up the value of one device, times the
+    size of the axis to a power."""
+
+    atom: Atom
+    power: int
+
+
+Readings = frozenset[Reading]
+Types = Mapping[int, Readings]
+"""The readings of each value that the program has with one device as well; a value without any has
+lost its meaning."""
+
+_POWERS = (0, 1, -1, 2, -2)
+
+_NUMBERS = {"sum": np.sum, "max": np.max, "min": np.min}
+_TESTS = {"and": np.all, "or": np.any}
+"""How the parts of P make up a value."""
+
+
+def readings(parts: np.ndarray, whole: np.ndarray, axis: int, axes: int) -> Readings:
+    """The readings of a value on a mesh axis.
+
+    Arguments:
+      parts: the value on the mesh: a leading dim for each mesh axis, then its own dims.
+      whole: the value with one device on the axis.
+      axis: the position of the mesh axis.
+      axes: the number of mesh axes.
+    """
+    n = parts.shape[axis]
+    each, want = np.moveaxis(parts, axis, 0), np.take(whole, 0, axis)
+    found: set[Reading] = set()
+    if each.shape[1:] == want.shape:
+        if not any(differ(x, each[0]) for x in each[1:]):
+            found |= {Reading(B, k) for k in _powers(each[0], want, n)}
+        for monoid, join in (_TESTS if parts.dtype == np.bool_ else _NUMBERS).items():
+            joined = join(_wide(each), axis=0)
+            powers = _powers(joined, want, n)
+            found |= {Reading(Unreduced(monoid), k) for k in powers if monoid == "sum" or not k}
+    for d in range(axes - 1, want.ndim):
+        if [s * (n if i == d else 1) for i, s in enumerate(each.shape[1:])] == [*want.shape]:
+            joined = np.concatenate([*each], d)
+            found |= {Reading(Split(d - axes + 1), k) for k in _powers(joined, want, n)}
+    return frozenset(found)
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def _powers(got: np.ndarray, want: np.ndarray, n: int) -> Iterator[int]:
+    """The powers of `n` by which a value is the wanted one; 0 alone for integers."""
+    if not differ(np.asarray(got, want.dtype), want):
+        yield 0
+    elif jnp.issubdtype(want.dtype, jnp.inexact) and np.any(want):
+        yield from (
+            k for k in _POWERS[1:] if not differ(got, np.asarray(want * float(n) ** k, want.dtype))
+        )
+
+
+def measured(
+    graph: Graph,
+    ran: Ran,
+    alone: Graph,
+    want: Ran,
+    axis: int,
+    axes: int,
+    *,
+    first: bool = False,
+) -> Types:
+    """The types of the values of all regions on a mesh axis.
+
+    Arguments:
+      graph: the program.
+      ran: its run on the mesh.
+      alone: the program with one device on the axis.
+      want: the run of that.
+      axis: the position of the mesh axis.
+      axes: the number of mesh axes.
+      first: whether only the first trip of each scan counts.
+    """
+    trips = _trips(graph, 0) if first else {}
+    same = counterparts(graph, alone)
+    by_index = indexed(graph)
+
+    def of(value: int, x: np.ndarray, whole: np.ndarray) -> Readings:
+        at = (slice(None),) * axes + (0,) * trips.get(value, 0)
+        found = readings(x[at], whole[at], axis, axes)
+        if value in by_index:  # the least index is that of one device
+            return frozenset(r for r in found if not isinstance(r.atom, Unreduced))
+        return found
+
+    return {
+        v: of(v, x, want.values[same[v]])
+        for v, x in ran.values.items()
+        if same.get(v) in want.values
+    }
+
+
+def indexed(graph: Graph) -> set[int]:
+    """The integers and tests that depend on the index of their device, and numbers that depend on
+    nothing else."""
+    found, literal = set[int](), set[int]()
+    for node, region in _nodes(graph):
+        if region is None:
+            continue
+        made, own = {o for o in node.inputs if isinstance(o, int)}, {*node.outputs}
+        dtypes = [region.params["body"].avals[v].dtype for v in own]
+        counts = all(d == np.bool_ or jnp.issubdtype(d, jnp.integer) for d in dtypes)
+        if node.op == AXIS_INDEX or (found & made and (counts or made <= found | literal)):
+            found |= own
+        elif made <= literal:
+            literal |= own
+        for inner, fed in zip(node.regions, interface_of(node).fed, strict=True):
+            pairs = zip(inner.inputs, fed, strict=True)
+            found |= {v for v, entry in pairs if node.inputs[entry.operand] in found}
+    return found
+
+
+def _trips(graph: Graph, depth: int) -> dict[int, int]:
+    """The number of scans around each value."""
+    found = dict.fromkeys(graph.inputs, depth) if depth else {}
+    for node in graph.nodes:
+        found |= dict.fromkeys(node.outputs, depth)
+        for inner in _bodies(node):
+            found |= _trips(inner, depth + (node.op == SCAN))
+    return found
+
+
+def counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
+    """For each value of a program the same one in another trace of it. Operations of one line and
+    kind are matched in order."""
+
+    def listed(program: Graph) -> dict[object, list[Node]]:
+        found = defaultdict[object, list[Node]](list)
+        for node, _ in _nodes(program):
+            found[node.op, node.stack, node.backward].append(node)
+        return found
+
+    others, same = listed(alone), dict[int, int]()
+    for key, nodes in listed(graph).items():
+        for a, b in zip(nodes, others.get(key, ()), strict=False):
+            pairs = [(a.outputs, b.outputs)]
+            pairs += [(x.inputs, y.inputs) for x, y in zip(_bodies(a), _bodies(b), strict=False)]
+            for mine, theirs in pairs:
+                if len(mine) == len(theirs):
+                    same |= dict(zip(mine, theirs, strict=True))
+    return same
+
+
+def _bodies(node: Node) -> tuple[Graph, ...]:
+    return (node.params["body"],) if node.op == SHARD_MAP else node.regions
+
+
+def _nodes(graph: Graph) -> Iterator[tuple[Node, Node | None]]:
+    """The operations of a program with those of its regions, each with its region."""
+    for node in graph.walk():
+        yield node, None
+        if node.op == SHARD_MAP:
+            yield from ((inner, node) for inner in node.params["body"].walk())
+
+
+def is_good(found: Readings) -> bool:
+    """Whether a value has its meaning. A partial value that is still to be divided has it."""
+    own = [r for r in found if not isinstance(r.atom, Unreduced)]
+    return any(r.power == 0 for r in own) if own else bool(found)

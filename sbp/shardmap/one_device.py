@@ -1,0 +1,672 @@
+"""Compares a program with the same program on one device of a mesh axis, by running both.
+
+A program that is written for any number of devices computes on one what it computes on many. Both
+run without devices, on the program's own arguments where these are arrays and on random values
+elsewhere.
+
+Some right programs compute another value there: each device ranks its own elements, or has a part
+of its own to play. `ComparedRun.because` has what shows that.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from sbp import _jax
+from sbp._jax_regions import Bind, of_call, regions_bound_by
+from sbp.errors import SbpInternalError
+from sbp.machine.mesh import MeshSpec
+from sbp.shardmap.emulation import (
+    FAILURES,
+    Ran,
+    differ,
+    not_emulated,
+    program_run,
+    reason_of,
+    too_large,
+)
+from sbp.shardmap.measured import Types, is_good, measured
+from sbp.shardmap.specs import atom_of
+from sbp.shardmap.written_sizes import AxisInCode, WrittenSizes
+from sbp.signatures import traits_of
+from sbp.trace.collectives import KINDS, SHARD_MAP, names_of
+from sbp.trace.graph import Graph, Node
+from sbp.types import B
+
+NUMBERS = 3
+"""Variables whose numbers are read in both ways, as a count of devices and as another number. Their
+combinations are tried; a program with more is not judged."""
+
+SLICES = 16
+"""Slices of an operand that are changed one by one, to see which slices of a result they reach."""
+
+
+OTHER_SHAPE = "the shape of its result depends on the number of devices"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedRun:
+    """A comparison of a program with the same program on one device of a mesh axis.
+
+    Arguments:
+      mesh_axis: the mesh axis.
+      size: its size.
+      apart: positions of the program's results that differ, as leaves.
+      untried: why it was not compared; empty where it was.
+      because: what shows that a difference may be meant; empty where nothing does.
+      given: whether all values are the program's own arguments.
+      stages: whether it was compared with its stages, one after the other.
+      lost: positions of results of which a slice along the first dim depends on no argument, where
+          the results are the same and the program sends values from device to device. Of stages,
+          such a result counts as one that differs: each takes what the one before returns.
+    """
+
+    mesh_axis: str
+    size: int
+    apart: tuple[int, ...] = ()
+    untried: str = ""
+    because: tuple[str, ...] = ()
+    given: bool = True
+    stages: bool = False
+    lost: tuple[int, ...] = ()
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the results differ, and nothing shows that this may be meant."""
+        return bool(self.apart) and not self.because
+
+
+class NotOnOneDevice(ValueError):
+    """The program cannot be traced on one device of the axis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A way to read a program on one device.
+
+    Arguments:
+      names: variables of the user's code whose numbers are read as counts of devices.
+      chained: whether a region with one stage for each device becomes regions with one stage, one
+          after the other.
+    """
+
+    names: tuple[str, ...] = ()
+    chained: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Compared:
+    """A comparison with what it ran.
+
+    Arguments:
+      run: what it came to.
+      alone: how the program was read on one device.
+      types: the types of the values of all regions, where results differ.
+      first: likewise, in the first trip of each scan.
+      uneven: whether a result differs between devices that the program says to be equal.
+    """
+
+    run: ComparedRun
+    alone: Attempt = field(default_factory=lambda: Attempt())
+    types: Types = field(default_factory=dict)
+    first: Types = field(default_factory=dict)
+    uneven: bool = False
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the program is wrong on the mesh axis, or may be meant to differ."""
+        return self.uneven or bool(self.run.apart)
+
+
+# ---- attempts -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class OneDeviceComparison:
+    """A comparison in the making.
+
+    Arguments:
+      graph: the program.
+      got: its run on the mesh.
+      alone: traces it on one device of the axis.
+      written: the sizes that the functions of its regions have from outside; complete after `alone`
+          was called once.
+      mesh: the mesh.
+      values: the program's arguments.
+      given: whether these are its own arguments.
+      chained: whether the program may be a pipeline, which sends values from device to device.
+    """
+
+    graph: Graph
+    got: Ran
+    alone: Callable[[Attempt], Graph]
+    written: WrittenSizes
+    mesh: MeshSpec
+    values: Sequence[Any]
+    given: bool
+    chained: bool
+
+    @property
+    def axis(self) -> AxisInCode:
+        return self.written.axis
+
+    def result(self, apart: tuple[int, ...] = (), **more: Any) -> ComparedRun:
+        axis = self.axis
+        return ComparedRun(
+            mesh_axis=axis.name, size=axis.size, apart=apart, given=self.given, **more
+        )
+
+    def made(self, uneven: Collection[int], meant: Iterable[str]) -> Compared:
+        """The result of the first attempt that computes the same; of all attempts, if none does.
+
+        Arguments:
+          uneven: positions of results that differ between devices, where the program says that they
+              do not.
+          meant: what shows that a difference may be meant.
+        """
+        failed: dict[Attempt, str] = {}
+        apart: dict[Attempt, tuple[tuple[int, ...], Graph, Ran]] = {}
+        because = set(meant)
+        for attempt in self.attempts():
+            try:
+                alone = self.alone(attempt)
+                run = program_run(alone)
+                want = run(self.values)
+            except SbpInternalError:
+                raise
+            except FAILURES as error:  # of code that is not written for one device; the report says
+                failed[attempt] = reason_of(error)
+                continue
+            pairs = list(zip(self.got.results, want.results, strict=True))
+            differs = tuple(i for i, (x, y) in enumerate(pairs) if _apart(x, y))
+            if not differs and not uneven:
+                lost = self.unreached() if self.chained else ()
+                wrong = lost if attempt.chained else ()
+                same = self.result(wrong, stages=attempt.chained, lost=lost)
+                return Compared(run=same, alone=attempt)
+            apart[attempt] = differs, alone, want
+            if any(x.shape != y.shape for x, y in pairs):
+                because.add(OTHER_SHAPE)
+            elif attempt.chained and not all(_multiple(*pairs[i]) for i in differs):
+                reached = zip(self.reaches(self.graph), self.reaches(alone), strict=True)
+                if all((x == y).all() for x, y in reached):
+                    because.add("its stages may differ from one another")
+        if not apart:
+            first = next(iter(failed.values()))
+            return Compared(run=self.result(untried=f"it does not run there: {first}"))
+        return self.judged(apart, failed, because, bool(uneven))
+
+    def attempts(self) -> Iterator[Attempt]:
+        """Attempts, the simplest first. The numbers that may count devices are known after it."""
+        yield Attempt()
+        names = sorted(self.written.numbers)
+        chosen = [
+            c
+            for k in range(len(names), 0, -1)
+            for c in itertools.combinations(names, k)
+            if len(names) <= NUMBERS
+        ]
+        yield from (Attempt(c) for c in chosen)
+        if self.chained:
+            yield Attempt(chained=True)
+            yield from (Attempt(c, chained=True) for c in chosen)
+
+    def judged(
+        self,
+        apart: dict[Attempt, tuple[tuple[int, ...], Graph, Ran]],
+        failed: dict[Attempt, str],
+        because: set[str],
+        uneven: bool,
+    ) -> Compared:
+        """The result of attempts of which none computes the same."""
+        written, chained = self.written, any(a.chained for a in apart)
+        because |= {f"{x} may stand for the number of devices" for x in written.fixed}
+        if len(written.numbers) > NUMBERS:
+            because.add("many of its numbers may stand for the number of devices")
+        stuck = {n for a in failed if a.names and a.chained == chained for n in a.names}
+        if stuck:
+            listed = ", ".join(f"`{n}`" for n in sorted(stuck))
+            because.add(f"{listed} may stand for the number of devices, or follow from it")
+        last = [a for a in apart if a.chained == chained][-1]
+        axis, axes = self.mesh.names.index(self.axis.name), len(self.mesh.names)
+        typed = [
+            (measured(self.graph, self.got, alone, want, axis, axes), attempt)
+            for attempt, (_, alone, want) in apart.items()
+            if not attempt.chained
+        ]
+        types, best = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
+        _, alone, want = apart[best]
+        first = measured(self.graph, self.got, alone, want, axis, axes, first=True)
+        because |= set(_ranks(self.graph, types))
+        run = self.result(apart[last][0], because=tuple(sorted(because)), stages=chained)
+        return Compared(run=run, alone=best, types=types, first=first, uneven=uneven)
+
+    def reaches(self, graph: Graph) -> list[np.ndarray]:
+        """For each result, which of its slices along the first dim change with which slice of which
+        argument: a row for each slice of an argument."""
+        run = program_run(graph)
+        before = run(self.values).results
+        found: list[list[np.ndarray]] = [[] for _ in before]
+        for i, x in enumerate(map(np.asarray, self.values)):
+            if not _sliced(x):
+                continue
+            for k in range(x.shape[0]):
+                other = x.copy()
+                other[k] = np.random.default_rng([i, k]).standard_normal(x.shape[1:])
+                after = run([*self.values[:i], other, *self.values[i + 1 :]]).results
+                for rows, a, b in zip(found, before, after, strict=True):
+                    rows.append(_changed(a, b))
+        return [np.asarray(rows) for rows in found]
+
+    def unreached(self) -> tuple[int, ...]:
+        """Results with a slice that depends on no argument; none where some argument cannot be
+        changed slice by slice."""
+        if not all(map(_sliced, map(np.asarray, self.values))):
+            return ()
+        every = enumerate(self.reaches(self.graph))
+        return tuple(i for i, x in every if x.size and not x.any(0).all())
+
+
+def _sliced(x: np.ndarray) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating) and x.ndim > 0 and x.shape[0] <= SLICES
+
+
+def _changed(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    other = np.atleast_1d(np.asarray(before != after))
+    return np.asarray(other.reshape(len(other), -1).any(1))
+
+
+def _multiple(got: np.ndarray, want: np.ndarray) -> bool:
+    """Whether a value is another one times a number."""
+    most = int(np.argmax(np.abs(want))) if want.size else 0
+    factor = got.flat[most] / want.flat[most] if want.size and want.flat[most] else np.nan
+    return bool(np.isfinite(factor)) and not differ(got, np.asarray(want * factor, want.dtype))
+
+
+def _apart(got: np.ndarray, want: np.ndarray) -> bool:
+    return got.shape != want.shape or differ(got, want)
+
+
+# ---- the program on one device ------------------------------------------------------------------
+
+_TRACES = itertools.count()
+"""Numbers the traces: JAX shall take none that it cached for another mesh."""
+
+
+@dataclass(slots=True, eq=False)
+class Resized:
+    """Traces a program with a mesh axis at size 1.
+
+    Arguments:
+      fn: its function.
+      traced: traces a function as the program.
+      axis: the mesh axis.
+      written: the sizes that its functions have from outside; complete after the first trace.
+    """
+
+    fn: Any
+    traced: Callable[[Any], Graph]
+    axis: AxisInCode
+    written: WrittenSizes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.written = WrittenSizes(self.axis)
+
+    def graph(self, attempt: Attempt) -> Graph:
+        """The program on one device of the axis.
+
+        Raises:
+          NotOnOneDevice: where the program cannot be read so.
+        """
+
+        self.written.read(self.fn)
+        copied = self.written.replaced(attempt.names)
+
+        def act(bind: Bind, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
+            size = dict(params["mesh"].shape).get(self.axis.name)
+            mine = size == self.axis.size or (size == 1 and all(map(of_call, params["subfuns"])))
+            if not mine:  # of another mesh, or the gradient of one that is already alone
+                return bind(args, params)
+            for fn in params["subfuns"]:
+                self.written.read(fn)
+            alone = params | {
+                "mesh": self.axis.mesh_alone(params["mesh"]),
+                "subfuns": tuple(copied(fn) for fn in params["subfuns"]),
+            }
+            if attempt.chained:
+                return self.chain(bind, args, alone)
+            return bind(args, alone)
+
+        try:
+            with _jax.own_traces(f"sbp_alone_{next(_TRACES)}"), regions_bound_by(act):
+                return self.traced(copied(self.fn))
+        except SbpInternalError:
+            raise
+        except Exception as error:  # the user's function, which may raise anything on other sizes
+            raise NotOnOneDevice(reason_of(error)) from error
+
+    def chain(self, bind: Bind, args: Sequence[Any], params: dict[str, Any]) -> Any:
+        """The stages of a pipeline, one after the other: a pipeline of n stages computes what n
+        pipelines of one stage do, of which each takes the result of the one before."""
+        dims = [self.axis_dim(x.shape, s) for x, s in zip(args, params["in_specs"], strict=True)]
+        if all(d is None for d in dims):
+            raise NotOnOneDevice("no operand has one element for each device")
+        given, out = list(args), None
+        for stage in range(self.axis.size):
+            shards = [
+                x if d is None else lax.slice_in_dim(x, stage, stage + 1, axis=d)
+                for x, d in zip(given, dims, strict=True)
+            ]
+            out = bind(tuple(shards), params)
+            results = list(out)
+            streams = [
+                i
+                for i, (x, d) in enumerate(zip(given, dims, strict=True))
+                if d is None and [(x.shape, x.dtype)] == [(y.shape, y.dtype) for y in results]
+            ]
+            if len(streams) != 1:
+                raise NotOnOneDevice("no operand alone is of the result's shape")
+            given[streams[0]] = results[0]
+        return out
+
+    def axis_dim(self, shape: Sequence[int], spec: Any) -> int | None:
+        """The dim of which each device of the axis has one element; None if there is none."""
+        entries = tuple(spec) if isinstance(spec, PartitionSpec) else ()
+        alone = [d for d, e in enumerate(entries) if e in (self.axis.name, (self.axis.name,))]
+        return next((d for d in alone if shape[d] == self.axis.size), None)
+
+
+def compared_runs(
+    graph: Graph,
+    fn: Any,
+    traced: Callable[[Any], Graph],
+    leaves: Sequence[Any],
+    mesh: MeshSpec,
+    *,
+    chained: bool = True,
+    because: Iterable[str] = (),
+) -> Comparisons:
+    """Compares a program with the same program on one device of each mesh axis.
+
+    Arguments:
+      graph: the program.
+      fn: its function.
+      traced: traces a function as the program.
+      leaves: its arguments: arrays, numbers, or shapes.
+      mesh: its mesh.
+      chained: whether the stages of a pipeline may be run one after the other.
+      because: what shows that a difference may be meant.
+    """
+    values, guessed = _values(leaves)
+    own = {
+        name: Resized(fn, traced, AxisInCode(name, n, lengths_of(graph, name)))
+        for name, n in mesh.axes
+        if n > 1
+    }
+    found = Comparisons(graph=graph, fn=fn, traced=traced, axes=own, guessed=guessed)
+    if reason := too_large(graph, 1):
+        return found.untried(reason)
+    given, meant = all(map(_given, leaves)), tuple(because)
+    for found.values in (values, _poisoned(values)):
+        try:
+            found.run = found.run or program_run(graph)
+            found.got = found.run(found.values)
+        except SbpInternalError:
+            raise
+        except FAILURES as error:  # of `vmap`
+            return found.untried(not_emulated(error))
+        found.uneven = uneven(graph, found.got, mesh)
+        found.compared = [
+            OneDeviceComparison(
+                graph=graph,
+                got=found.got,
+                alone=resized.graph,
+                written=resized.written,
+                mesh=mesh,
+                values=found.values,
+                given=given,
+                chained=chained and _permutes(graph, name),
+            ).made([i for _, i, a in found.uneven if a == name], meant)
+            for name, resized in own.items()
+        ]
+        tests = any(node.op == "is_finite" for node in _bodies(graph))
+        if not tests or any(c.wrong for c in found.compared):
+            break
+    return found
+
+
+def _poisoned(values: Sequence[Any]) -> list[Any]:
+    """Values of which the last element of each array is not finite, for programs that test that."""
+
+    def of(x: Any) -> Any:
+        if not jnp.issubdtype(x.dtype, jnp.floating) or not np.ndim(x):
+            return x
+        other = np.array(x)
+        other[(-1,) * other.ndim] = np.nan
+        return jnp.asarray(other, x.dtype)
+
+    return [of(x) for x in values]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Comparisons:
+    """A program with its comparisons on all mesh axes.
+
+    Arguments:
+      graph: the program.
+      fn: its function.
+      traced: traces a function as the program.
+      axes: traces it with one device, by the mesh axis.
+      guessed: whether integers among its arguments had to be guessed.
+      values: its arguments.
+      run: runs it on the mesh.
+      got: its run on the mesh; None where it was not run.
+      uneven: results of regions that differ between the devices of a mesh axis, and that out_specs
+          claim to be equal: the region's id, the position, the axis.
+      compared: the comparisons.
+    """
+
+    graph: Graph
+    fn: Any
+    traced: Callable[[Any], Graph]
+    axes: dict[str, Resized]
+    guessed: bool
+    values: Sequence[Any] = ()
+    run: Callable[[Sequence[Any]], Ran] | None = None
+    got: Ran | None = None
+    uneven: frozenset[tuple[Any, ...]] = frozenset()
+    compared: list[Compared] = field(default_factory=list)
+    wanted: Sequence[np.ndarray] | None = None
+
+    def untried(self, reason: str) -> Comparisons:
+        """The same program, of which nothing was compared."""
+        runs = (
+            ComparedRun(mesh_axis=name, size=r.axis.size, untried=reason)
+            for name, r in self.axes.items()
+        )
+        self.compared = [Compared(run=run) for run in runs]
+        return self
+
+    def wrong_of(self, got: Ran) -> frozenset[tuple[Any, ...]]:
+        """The results of a run that differ from those of the program with one device on all mesh
+        axes on which it is wrong."""
+        if self.wanted is None:
+            trace = self.traced
+            for c in self.compared:
+                if c.wrong:
+                    axis = self.axes[c.run.mesh_axis].axis
+                    trace = functools.partial(_alone, trace, axis, c.alone)
+            self.wanted = program_run(trace(self.fn))(self.values).results
+        pairs = zip(got.results, self.wanted, strict=True)
+        return frozenset((i,) for i, (x, y) in enumerate(pairs) if _apart(x, y))
+
+
+def _alone(traced: Callable[[Any], Graph], axis: AxisInCode, attempt: Attempt, fn: Any) -> Graph:
+    return Resized(fn, traced, axis).graph(attempt)
+
+
+def claims(graph: Graph) -> Iterator[tuple[Node, list[int]]]:
+    """The regions of a program in order, each with the positions of the results that claim a type:
+    those that not only a gradient takes back as they are."""
+    readers: dict[Any, list[tuple[Node | None, Any]]] = {}
+    for node in graph.walk():
+        specs = node.params["in_specs"] if node.op == SHARD_MAP else (None,) * len(node.inputs)
+        for operand, spec in zip(node.inputs, specs, strict=True):
+            readers.setdefault(operand, []).append((node, spec))
+    inner = [g for node in graph.walk() for g in node.regions]
+    for operand in (o for g in (graph, *inner) for o in g.outputs):
+        readers.setdefault(operand, []).append((None, None))
+    for node in graph.walk():
+        if node.op == SHARD_MAP:
+            pairs = enumerate(zip(node.outputs, node.params["out_specs"], strict=True))
+            yield (
+                node,
+                [
+                    i
+                    for i, (v, spec) in pairs
+                    if not readers.get(v) or any(not _goes_back(r, spec, s) for r, s in readers[v])
+                ],
+            )
+
+
+def _goes_back(reader: Node | None, spec: Any, taken: Any) -> bool:
+    """Whether only the region of a gradient reads a region's result, with the same spec: a
+    residual, whose spec claims nothing."""
+    return reader is not None and reader.op == SHARD_MAP and reader.backward and spec == taken
+
+
+def uneven(graph: Graph, ran: Ran, mesh: MeshSpec) -> frozenset[tuple[int, int, str]]:
+    """The results of regions that differ between devices and claim to be equal."""
+    found: set[tuple[int, int, str]] = set()
+    for node, results in claims(graph):
+        for i in results:
+            x = ran.values.get(node.params["body"].outputs[i])
+            for axis, (name, n) in enumerate(mesh.axes if x is not None else ()):
+                if atom_of(node.params["out_specs"][i], name) != B or x is None:
+                    continue
+                each = np.moveaxis(x, axis, 0)
+                if any(differ(each[k], each[0]) for k in range(1, n)):
+                    found.add((node.id, i, name))
+    return frozenset(found)
+
+
+def _given(x: Any) -> bool:
+    """Whether an argument is a value that this process has, not a shape."""
+    if isinstance(x, jax.Array):
+        return not isinstance(x, _jax.Tracer) and x.is_fully_addressable
+    return isinstance(x, np.ndarray | np.generic | bool | int | float | complex)
+
+
+def _values(leaves: Sequence[Any]) -> tuple[list[Any], bool]:
+    """Values for all arguments, and whether integers had to be guessed."""
+    values: list[Any] = []
+    guessed = False
+    for i, x in enumerate(leaves):
+        if _given(x):
+            plain = isinstance(x, jax.Array) and not _jax.is_extended(x.dtype)
+            values.append(np.asarray(x) if plain else x)
+            continue
+        draw = np.random.default_rng([7, i])
+        if _jax.is_extended(x.dtype):
+            words = draw.integers(0, 2**32, (*x.shape, *_jax.key_shape(x.dtype)), np.uint32)
+            values.append(_jax.wrap_key(words, x.dtype))
+        elif jnp.issubdtype(x.dtype, jnp.inexact):
+            values.append(jnp.asarray(draw.standard_normal(x.shape), x.dtype))
+        else:
+            guessed = True
+            high = 2 if x.dtype == np.bool_ else 8
+            values.append(jnp.asarray(draw.integers(0, high, x.shape), x.dtype))
+    return values, guessed
+
+
+# ---- what may be meant --------------------------------------------------------------------------
+
+
+def _bodies(graph: Graph) -> Iterator[Node]:
+    """The operations of all regions."""
+    for region in graph.walk():
+        if region.op == SHARD_MAP:
+            yield from region.params["body"].walk()
+
+
+def _permutes(graph: Graph, name: str) -> bool:
+    """Whether a region sends values along a mesh axis from device to device."""
+    named = (names_of(node) for node in _bodies(graph) if KINDS.get(node.op) == "permute")
+    return any(name in (x if isinstance(x, tuple | list) else (x,)) for x in named)
+
+
+def lengths_of(graph: Graph, name: str) -> frozenset[int]:
+    """The lengths of one device's shards along dims that a mesh axis splits."""
+    found: set[int] = set()
+    for region in graph.walk():
+        if region.op != SHARD_MAP:
+            continue
+        body = region.params["body"]
+        for value, spec in zip(body.inputs, region.params["in_specs"], strict=True):
+            entries: tuple[Any, ...] = tuple(spec) if isinstance(spec, PartitionSpec) else ()
+            for d, e in enumerate(entries):
+                if e == name or (isinstance(e, tuple) and name in e):
+                    found.add(body.aval(value).shape[d])
+    return frozenset(found)
+
+
+def _ranks(graph: Graph, types: Types) -> Iterator[str]:
+    """Whether the devices rank their own elements, and something depends on the ranks, as which
+    tokens of a shard are over its capacity.
+
+    Arguments:
+      graph: a program with regions.
+      types: its types on the mesh axis.
+    """
+    every = list(_bodies(graph))
+    ranked = [
+        node
+        for node in every
+        if node.op in RANKS and not is_good(types.get(node.outputs[0], frozenset()))
+    ]
+    reached = {v for node in ranked for v in node.outputs}
+    while more := {v for node in every if _takes(node, reached) for v in node.outputs} - reached:
+        reached |= more
+        for node in every:
+            for region in node.regions if reached & set(node.inputs) else ():
+                reached |= set(region.inputs)
+    for node in every:
+        picked = {node.inputs[i] for i in _places(node)}
+        compares = traits_of(node.op).scales == "compared" and len(node.inputs) == 2
+        if reached & (set(node.inputs) if compares else picked):
+            yield "each device ranks its own elements, and what has no place may be dropped"
+            return
+
+
+RANKS = {
+    "argmax": "finds an index within each shard alone",
+    "argmin": "finds an index within each shard alone",
+    "cumlogsumexp": "runs over each shard alone",
+    "cummax": "runs over each shard alone",
+    "cummin": "runs over each shard alone",
+    "cumprod": "runs over each shard alone",
+    "cumsum": "runs over each shard alone",
+    "sort": "sorts each shard alone",
+    "top_k": "picks from each shard alone",
+}
+"""Operations that rank or add up the elements along a dim, and what they do to a split one."""
+
+
+def _takes(node: Node, values: set[int]) -> bool:
+    """Whether an operation, or one of its regions, depends on some values."""
+    return any(values & {*inputs} for inputs in (node.inputs, *(r.outputs for r in node.regions)))
+
+
+def _places(node: Node) -> range:
+    indices = traits_of(node.op).indices
+    return range(indices.start, min(indices.stop, len(node.inputs)))
