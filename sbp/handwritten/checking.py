@@ -162,6 +162,9 @@ class ClaimingRegion:
         if wrong:
             raise SbpTypeError([self._claimed(d) for d in wrong])
         for d in said:
+            if d.severity == "note":
+                note(self._claimed(d))
+                continue
             span = d.primary.span if d.primary else self.span
             with noting():  # a report has the finding itself, with its labels and notes
                 warn(CODE, f"in manual region {self.name!r}", d.title, span=span)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -16,22 +16,26 @@ from sbp.machine.mesh import MeshSpec
 from sbp.pytrees import leaves_of, returning_arrays
 from sbp.shardmap.coverage import Coverage, coverage
 from sbp.shardmap.edits import GraphEdit, bytes_sent, edited
-from sbp.shardmap.emulation import FAILURES, program_run
-from sbp.shardmap.faults import Finding, Findings, FoundRepairs, Kind
-from sbp.shardmap.one_device import OTHER_SHAPE, Comparisons, claims, uneven
+from sbp.shardmap.emulation import FAILURES
+from sbp.shardmap.faults import (
+    BY_SHARD,
+    COUNTED,
+    PMEAN,
+    Fault,
+    Finding,
+    Findings,
+    FoundRepairs,
+    reversed_order,
+)
+from sbp.shardmap.one_device import Comparisons, claims
 from sbp.shardmap.repairs import Repairs
 from sbp.shardmap.sites import Sites
 from sbp.shardmap.words import diagnostic, primary, run_diagnostic
 from sbp.trace.build import body_graph
 from sbp.trace.collectives import SHARD_MAP
-from sbp.trace.graph import Graph, Node
+from sbp.trace.graph import Constant, Graph, Node
 
 # ---- analysis -----------------------------------------------------------------------------------
-
-_COUNTED: tuple[Kind, ...] = ("averaged", "doubled", "pending", "scaled", "scales")
-_BY_SHARD: tuple[Kind, ...] = ("blocks", "local", "own-positions", "same-block")
-"""Kinds of faults that are none where a number may stand for the number of devices, or where a
-device ranks its own elements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,12 +91,21 @@ def analysed(compared: Comparisons, mesh: MeshSpec) -> Analysis:
             manual = node.params.get("newly_manual_axes", node.params.get("manual_axes", ()))
             uneven = [i for at, i, a in compared.uneven if (at, a) == (node.id, name)]
             if name in manual:
-                own.region(node, (c.types, c.first), name, results, uneven)
+                own.region(node, (c.types, *c.trips), name, results, uneven, c.numbers)
         found.ends |= own.ends
         for finding in own.found.values():
-            meant = [b for b in c.run.because if b != OTHER_SHAPE]
-            if not (meant and finding.fault.kind in (*_COUNTED, *_BY_SHARD)):
-                found.enter(finding)
+            if c.meant and finding.fault.kind in (*COUNTED, *BY_SHARD):
+                continue
+            node, numbers = finding.fault.node, compared.axes[name].written.numbers
+            library = any(f == PMEAN or f.startswith("numpy.reductions.") for f in node.library)
+            scaled = any(isinstance(o, Constant) and not o.aval.shape for o in node.inputs)
+            if finding.fault.kind in COUNTED and scaled and not library:
+                finding = replace(finding, numbers=(*finding.numbers, *sorted(numbers)))
+            found.enter(finding)
+    if not found.found and all(c.wrong for c in compared.compared):
+        for node, _ in claims(compared.graph):
+            if axes := reversed_order(node, mesh.names):
+                found.enter(Finding(Fault("order", node), axes, None, node))
     findings = found.found.values()
     placed = {f.fault.node.id for f in findings if f.fault.kind != "local"}
     # A collective that mixes up the dims of a value does so on other mesh axes as well.
@@ -134,8 +147,7 @@ class Helper:
         self.tried, self.mesh, self.compared = tried, mesh, found.compared
         self.graph = found.compared.graph
         self.sites = Sites(self.graph)
-        got = self.compared.got
-        self.wrong = self.compared.uneven | (self.compared.wrong_of(got) if got else set())
+        self.wrong = self.compared.wrong_of(self.graph, mesh)
 
     def helps(self, finding: Finding) -> FoundRepairs:
         """The accepted repairs."""
@@ -175,12 +187,11 @@ class Helper:
             return None
         made = edited(self.graph, edit, dict(self.mesh.axes))
         try:
-            got = program_run(made)(self.compared.values)
+            wrong = self.compared.wrong_of(made, self.mesh)
         except SbpInternalError:
             raise
         except FAILURES:  # shapes that no longer fit
             return None
-        wrong = self.compared.wrong_of(got) | uneven(made, got, self.mesh)
         return (made, wrong) if wrong < self.wrong else None
 
 
@@ -268,7 +279,7 @@ def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
 def _misdirected(doubled: Finding, missing: Finding) -> bool:
     """Whether a reduction over the wrong mesh axis reduces the value of another finding, which is
     not reduced over the right one."""
-    if (doubled.fault.kind, missing.fault.kind) != ("doubled", "missing"):
+    if doubled.fault.kind not in ("blocks", "doubled") or missing.fault.kind != "missing":
         return False
     if doubled.region is not missing.region or set(doubled.mesh_axes) & set(missing.mesh_axes):
         return False

@@ -7,15 +7,16 @@ one, or, for a result that is another type than is claimed, to the operation tha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 
-from sbp.errors import Help
+from sbp.errors import Help, Severity
 from sbp.shardmap.measured import Reading, Readings, Types, is_good
-from sbp.shardmap.specs import atom_of
+from sbp.shardmap.specs import atom_of, outside
 from sbp.signatures import traits_of
 from sbp.trace.collectives import AXIS_INDEX, KINDS, REDUCTIONS, names_of
 from sbp.trace.dataflow import Dataflow
@@ -39,6 +40,8 @@ Kind = Literal[
     "mixed",
     "monoid",
     "nonlinear",
+    "order",
+    "own-block",
     "own-positions",
     "partial-as-split",
     "pending",
@@ -54,6 +57,14 @@ Kind = Literal[
     "wrong-gather",
 ]
 """The kinds of faults; the module `words` has their text."""
+
+
+COUNTED: tuple[Kind, ...] = ("averaged", "doubled", "pending", "scaled", "scales")
+"""Kinds of faults that are none where a number stands for the number of devices."""
+
+BY_SHARD: tuple[Kind, ...] = ("blocks", "local", "own-positions", "same-block")
+"""Kinds of faults that are none where devices send each other what they made of their shards, or
+rank their own elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,8 @@ class Finding:
       result: the position of the region's result.
       claim: the type that out_specs give that result on the mesh axis; None where the finding is
           not about out_specs.
+      numbers: numbers of the program that may stand for the number of devices, in which case it may
+          be right.
     """
 
     fault: Fault
@@ -97,6 +110,12 @@ class Finding:
     region: Node
     result: int = 0
     claim: Atom | None = None
+    numbers: tuple[str, ...] = ()
+
+    @property
+    def severity(self) -> Severity:
+        """A warning where the program may be right."""
+        return "warning" if self.numbers else "error"
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -149,21 +168,23 @@ class Findings:
     def region(
         self,
         node: Node,
-        types: tuple[Types, Types],
+        types: Sequence[Types],
         name: str,
         results: Sequence[int],
         uneven: Collection[int],
+        numbers: Mapping[int, str],
     ) -> None:
         """Enters the faults of a region on a mesh axis.
 
         Arguments:
           node: the region.
-          types: the measured types on the axis, and those in the first trip of each scan.
+          types: the measured types on the axis, then those in single trips of each scan.
           name: the mesh axis.
           results: positions of the results that claim a type.
           uneven: positions of results that differ between devices and claim to be equal.
+          numbers: by the id of an operation, a number in it that may count devices.
         """
-        body, begin = (Body(node.params["body"], t, name) for t in types)
+        body, *trips = (Body(node.params["body"], t, name) for t in types)
         for i in results:
             operand = body.graph.outputs[i]
             claim = atom_of(node.params["out_specs"][i], name)
@@ -173,15 +194,33 @@ class Findings:
             if isinstance(claim, Split) and shape[claim.dim] == 1:
                 continue  # one element for each device: what each of them has, side by side
             about = body.claimed(operand, claim)
-            made = [(about, None)] if about else body.lost(operand) or begin.lost(operand)
-            ends = body.ends or begin.ends
+            tried = (b.lost(operand) for b in (body, *trips))
+            made = [(about, None)] if about else next(filter(None, tried), [])
+            ends = next((b.ends for b in (body, *trips) if b.ends), [])
             if not made and i in uneven:
-                maker = ends[0] if ends else body.flow.makers.get(operand, node)
-                about, made = Fault("uneven", maker), [(Fault("uneven", maker), None)]
+                about = Fault("uneven", body.divided(operand) or node)
+                made = [(about, None)]
             for fault, observer in made:
                 stated = claim if about else None
-                self.enter(Finding(fault, (name,), observer, node, i, stated))
+                counts = body.counts(operand, numbers) if fault.kind in COUNTED else ()
+                self.enter(Finding(fault, (name,), observer, node, i, stated, counts))
             self.ends.setdefault(name, []).extend(ends)
+
+
+def places_of(node: Node) -> range:
+    """The positions of the operands that say where elements of the first one are."""
+    indices, count = traits_of(node.op).indices, len(node.inputs)
+    return range(indices.start, min(indices.stop, count)) if traits_of(node.op).moves else range(0)
+
+
+def reversed_order(region: Node, names: Sequence[str]) -> tuple[str, ...]:
+    """Two mesh axes that the specs of a region order in two ways on a dim; empty where none do."""
+    found: set[tuple[str, str]] = set()
+    for spec in (*region.params["in_specs"], *region.params["out_specs"]):
+        for name in names:
+            before = outside(spec, name, tuple(names)) or ()
+            found |= {(names[k], name) for k in before}
+    return next(((a, b) for a, b in sorted(found) if (b, a) in found), ())
 
 
 _EMPTY: Readings = frozenset()
@@ -273,6 +312,40 @@ class Body:
                 waiting += self.before(at)
         return seen
 
+    def counts(self, value: Operand, numbers: Mapping[int, str]) -> tuple[str, ...]:
+        """The numbers on the way of a value that is off by a power of the number of devices."""
+        makers = (self.flow.makers.get(v) for v in self.reached(value) if isinstance(v, int))
+        return tuple(sorted({numbers[m.id] for m in makers if m and m.id in numbers}))
+
+    def divided(self, value: Operand) -> Node | None:
+        """The first operation on numbers after which the devices have other values."""
+        reached = self.reached(value)
+        nodes = [m for v in reached if isinstance(v, int) and (m := self.flow.makers.get(v))]
+        numbers = [
+            m
+            for m in nodes
+            if m.op not in CONTROL_FLOW
+            and jnp.issubdtype(self.graph.avals[m.outputs[0]].dtype, jnp.inexact)
+        ]
+        return min(numbers or nodes, key=lambda m: self.order[m.id], default=None)
+
+    def sent(self, value: Operand) -> list[Node]:
+        """The operations that bring what a value depends on from other devices; what each of these
+        made of its own shard is meant for them."""
+        seen, waiting, found = set[Operand](), [value], dict[int, Node]()
+        while waiting:
+            at = waiting.pop()
+            if at in seen or not isinstance(at, int):
+                continue
+            seen.add(at)
+            waiting += self.before(at)
+            maker = self.flow.makers.get(at)
+            if maker is not None and self.over(maker):
+                exchanged = KINDS[maker.op] in ("permute", "exchange")
+                if exchanged or self.stacked(at) is not None:
+                    found[maker.id] = maker
+        return sorted(found.values(), key=lambda m: self.order[m.id])
+
     def origin(self, value: Operand, *, pending: bool = False) -> Node | None:
         """The operation that first made a value partial, or a mean that is still to be divided."""
         made, seen = None, set[Operand]()
@@ -317,7 +390,7 @@ class Body:
         dim = claim.dim if isinstance(claim, Split) else 0
         if isinstance(claim, Unreduced):
             kind = "copies-as-partial" if B in found else "wrong-dim"
-            return Fault(kind, node, self.reducer(operand))
+            return Fault(kind, node, self.reducer(operand), 0, found[:1])
         if self.is_partial(operand):
             made, partial = self.origin(operand) or node, self.atoms(operand, None)[:1]
             kind = "missing" if claim == B else "partial-as-split"
@@ -340,13 +413,29 @@ class Body:
         measured = [m for m in first if any(v in self.types for v in m.outputs)]
         faults = [(m, fault) for m in measured if (fault := self.of_operation(m)) is not None]
         ends = [m for m in measured if all(m is not known for known, _ in faults)]
+        sent = self.sent(operand)
+        if not faults or any(fault.kind not in (*COUNTED, "monoid") for _, fault in faults):
+            ends += sent
         self.ends += ends
         if not faults or ends:
-            return []
+            return [] if sent else self.own_block(nodes, reached)
         node, fault = faults[0]
         reads = [m for m in nodes if m is not node and self.over(m) and m.op in REDUCTIONS]
         after = next((m for m in reads if self.order[m.id] > self.order[node.id]), None)
         return [(fault, after)]
+
+    def own_block(
+        self, nodes: Sequence[Node], reached: set[Operand]
+    ) -> list[tuple[Fault, Node | None]]:
+        """The fault of an operation that takes one block of a partial value, by the device's
+        index."""
+        for node in nodes:
+            places = [node.inputs[i] for i in places_of(node)]
+            if reached & {*places} and self.is_partial(node.inputs[0]):
+                atoms = self.atoms(node.inputs[0], None)[:1]
+                fault = Fault("own-block", node, self.origin(node.inputs[0]), 0, atoms, (0,))
+                return [(fault, None)]
+        return []
 
     def of_operation(self, node: Node) -> Fault | None:
         """The fault of an operation whose operands have a meaning; None where it depends on other
@@ -382,7 +471,7 @@ class Body:
                 kind = "added" if len(partial) < len(ins) else "scales"
                 whole = next((i for i in range(len(ins)) if i not in partial), 0)
                 return Fault(kind, node, made, whole, partial=partial)
-            return Fault(kind, node, made, partial[0], atoms, partial=partial)
+            return Fault(kind, node, made, min(partial), atoms, partial=partial)
         out = self.readings(node.outputs[0])
         if any(not isinstance(r.atom, Unreduced) for r in out):
             down = any(r.atom == B and r.power < 0 for r in out)
@@ -409,8 +498,9 @@ class Body:
             atoms = self.atoms(operand)
             if monoid == "sum" and not atoms:  # a mean of each shard
                 return Fault("pending", self.origin(operand, pending=True) or node, node)
-            wrong = bool(atoms) and Unreduced(monoid) not in atoms
-            return Fault("monoid", node, self.origin(operand), 0, atoms[:1]) if wrong else None
+            if atoms and Unreduced(monoid) not in atoms:
+                return Fault("monoid", node, self.origin(operand), 0, atoms[:1])
+            return None
         if kind == "gathering" and node.params["tiled"]:
             if self.is_whole(operand):
                 return Fault("copies", node, self.reducer(operand), dim)

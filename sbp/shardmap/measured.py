@@ -9,15 +9,17 @@ means of their shards is n times the mean.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+from sbp import _jax
 from sbp.shardmap.emulation import Ran, differ
 from sbp.trace.collectives import AXIS_INDEX, SHARD_MAP
-from sbp.trace.graph import Graph, Node
+from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.trace.regions import SCAN, interface_of
 from sbp.types import Atom, B, Split, Unreduced
 
@@ -89,8 +91,7 @@ def measured(
     want: Ran,
     axis: int,
     axes: int,
-    *,
-    first: bool = False,
+    trip: int | None = None,
 ) -> Types:
     """The types of the values of all regions on a mesh axis.
 
@@ -101,24 +102,26 @@ def measured(
       want: the run of that.
       axis: the position of the mesh axis.
       axes: the number of mesh axes.
-      first: whether only the first trip of each scan counts.
+      trip: the trip of each scan that counts; None for all trips.
     """
-    trips = _trips(graph, 0) if first else {}
-    same = counterparts(graph, alone)
+    trips = {} if trip is None else _trips(graph, 0)
+    same = _counterparts(graph, alone)
     by_index = indexed(graph)
 
-    def of(value: int, x: np.ndarray, whole: np.ndarray) -> Readings:
-        at = (slice(None),) * axes + (0,) * trips.get(value, 0)
-        found = readings(x[at], whole[at], axis, axes)
-        if value in by_index:  # the least index is that of one device
-            return frozenset(r for r in found if not isinstance(r.atom, Unreduced))
-        return found
-
-    return {
-        v: of(v, x, want.values[same[v]])
-        for v, x in ran.values.items()
-        if same.get(v) in want.values
-    }
+    found: dict[int, Readings] = {}
+    for v, parts in ran.values.items():
+        whole = want.values.get(same.get(v, -1))
+        if whole is None or not (parts.size and whole.size):
+            continue  # in a loop without trips
+        for _ in range(trips.get(v, 0)):  # the first dim behind the mesh axes
+            last = min(parts.shape[axes], whole.shape[axes]) - 1
+            parts, whole = (np.take(y, min(trip or 0, last), axes) for y in (parts, whole))
+        with np.errstate(all="ignore"):
+            own = readings(parts, whole, axis, axes)
+        # The least index of a device is that of one device alone.
+        partial = {r for r in own if isinstance(r.atom, Unreduced)}
+        found[v] = own - partial if v in by_index else own
+    return found
 
 
 def indexed(graph: Graph) -> set[int]:
@@ -151,9 +154,9 @@ def _trips(graph: Graph, depth: int) -> dict[int, int]:
     return found
 
 
-def counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
-    """For each value of a program the same one in another trace of it. Operations of one line and
-    kind are matched in order."""
+def _matched(graph: Graph, alone: Graph) -> Iterator[tuple[Node, Node]]:
+    """The operations of a program with the same ones in another trace of it. Operations of one line
+    and kind are matched in order."""
 
     def listed(program: Graph) -> dict[object, list[Node]]:
         found = defaultdict[object, list[Node]](list)
@@ -161,15 +164,58 @@ def counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
             found[node.op, node.stack, node.backward].append(node)
         return found
 
-    others, same = listed(alone), dict[int, int]()
+    others = listed(alone)
     for key, nodes in listed(graph).items():
-        for a, b in zip(nodes, others.get(key, ()), strict=False):
-            pairs = [(a.outputs, b.outputs)]
-            pairs += [(x.inputs, y.inputs) for x, y in zip(_bodies(a), _bodies(b), strict=False)]
-            for mine, theirs in pairs:
-                if len(mine) == len(theirs):
-                    same |= dict(zip(mine, theirs, strict=True))
+        yield from zip(nodes, others.get(key, ()), strict=False)
+
+
+def _counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
+    """For each value of a program the same one in another trace of it."""
+    same = dict[int, int]()
+    for a, b in _matched(graph, alone):
+        pairs = [(a.outputs, b.outputs)]
+        pairs += [(x.inputs, y.inputs) for x, y in zip(_bodies(a), _bodies(b), strict=False)]
+        for mine, theirs in pairs:
+            if len(mine) == len(theirs):
+                same |= dict(zip(mine, theirs, strict=True))
     return same
+
+
+def fixed_numbers(graph: Graph, alone: Graph, n: int) -> dict[int, tuple[int, str]]:
+    """Numbers that are the same with one device, and that the number of devices divides: they may
+    count them. By the id of an operation, the id of the same one with one device, and the number.
+    """
+    found: dict[int, tuple[int, str]] = {}
+    for a, b in _matched(graph, alone):
+        for x, y in zip(a.inputs, b.inputs, strict=False):
+            if not (isinstance(x, Constant) and isinstance(y, Constant)) or x.aval.shape:
+                continue
+            if _jax.is_extended(x.aval.dtype) or x.value != y.value:
+                continue
+            number = float(np.real(x.value))
+            times = number if number >= 1 else 1 / number if number > 0 else 0.0
+            if times > 1 and times % n == 0:
+                found[a.id] = b.id, f"{number:g}"
+    return found
+
+
+def renumbered(graph: Graph, nodes: Collection[int], n: int) -> Graph:
+    """A program in which the numbers of some operations count `n` times fewer things."""
+
+    def of(operand: Operand) -> Operand:
+        if not isinstance(operand, Constant) or operand.aval.shape:
+            return operand
+        x = np.asarray(operand.value)
+        return Constant(np.asarray(x / n if x >= 1 else x * n, x.dtype), operand.aval)
+
+    def node(old: Node) -> Node:
+        inputs = tuple(map(of, old.inputs)) if old.id in nodes else old.inputs
+        params, regions = old.params, tuple(renumbered(r, nodes, n) for r in old.regions)
+        if old.op == SHARD_MAP:
+            params = params | {"body": renumbered(params["body"], nodes, n)}
+        return replace(old, inputs=inputs, params=params, regions=regions)
+
+    return replace(graph, nodes=tuple(map(node, graph.nodes)))
 
 
 def _bodies(node: Node) -> tuple[Graph, ...]:

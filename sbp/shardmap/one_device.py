@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,13 +35,14 @@ from sbp.shardmap.emulation import (
     reason_of,
     too_large,
 )
-from sbp.shardmap.measured import Types, is_good, measured
+from sbp.shardmap.faults import places_of
+from sbp.shardmap.measured import Types, fixed_numbers, is_good, measured, renumbered
 from sbp.shardmap.specs import atom_of
 from sbp.shardmap.written_sizes import AxisInCode, WrittenSizes
 from sbp.signatures import traits_of
-from sbp.trace.collectives import KINDS, SHARD_MAP, names_of
+from sbp.trace.collectives import AXIS_INDEX, KINDS, SHARD_MAP, names_of
 from sbp.trace.graph import Graph, Node
-from sbp.types import B
+from sbp.types import B, Split
 
 NUMBERS = 3
 """Variables whose numbers are read in both ways, as a count of devices and as another number. Their
@@ -49,9 +50,6 @@ combinations are tried; a program with more is not judged."""
 
 SLICES = 16
 """Slices of an operand that are changed one by one, to see which slices of a result they reach."""
-
-
-OTHER_SHAPE = "the shape of its result depends on the number of devices"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +61,7 @@ class ComparedRun:
       size: its size.
       apart: positions of the program's results that differ, as leaves.
       untried: why it was not compared; empty where it was.
+      refused: whether that is because the function does not run on one device.
       because: what shows that a difference may be meant; empty where nothing does.
       given: whether all values are the program's own arguments.
       stages: whether it was compared with its stages, one after the other.
@@ -75,6 +74,7 @@ class ComparedRun:
     size: int
     apart: tuple[int, ...] = ()
     untried: str = ""
+    refused: bool = False
     because: tuple[str, ...] = ()
     given: bool = True
     stages: bool = False
@@ -112,15 +112,19 @@ class Compared:
       run: what it came to.
       alone: how the program was read on one device.
       types: the types of the values of all regions, where results differ.
-      first: likewise, in the first trip of each scan.
+      trips: likewise, in the first and the second trip of each scan.
       uneven: whether a result differs between devices that the program says to be equal.
+      meant: whether the program shows that a difference may be meant.
+      numbers: by the id of an operation, a number in it that may count devices.
     """
 
     run: ComparedRun
     alone: Attempt = field(default_factory=lambda: Attempt())
     types: Types = field(default_factory=dict)
-    first: Types = field(default_factory=dict)
+    trips: tuple[Types, ...] = ()
     uneven: bool = False
+    meant: bool = False
+    numbers: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def wrong(self) -> bool:
@@ -144,6 +148,7 @@ class OneDeviceComparison:
       mesh: the mesh.
       values: the program's arguments.
       given: whether these are its own arguments.
+      guessed: whether integers among them had to be guessed.
       chained: whether the program may be a pipeline, which sends values from device to device.
     """
 
@@ -154,6 +159,7 @@ class OneDeviceComparison:
     mesh: MeshSpec
     values: Sequence[Any]
     given: bool
+    guessed: bool
     chained: bool
 
     @property
@@ -195,15 +201,14 @@ class OneDeviceComparison:
                 same = self.result(wrong, stages=attempt.chained, lost=lost)
                 return Compared(run=same, alone=attempt)
             apart[attempt] = differs, alone, want
-            if any(x.shape != y.shape for x, y in pairs):
-                because.add(OTHER_SHAPE)
-            elif attempt.chained and not all(_multiple(*pairs[i]) for i in differs):
+            if attempt.chained and not all(_multiple(*pairs[i]) for i in differs):
                 reached = zip(self.reaches(self.graph), self.reaches(alone), strict=True)
                 if all((x == y).all() for x, y in reached):
                     because.add("its stages may differ from one another")
         if not apart:
             first = next(iter(failed.values()))
-            return Compared(run=self.result(untried=f"it does not run there: {first}"))
+            run = self.result(untried=f"it does not run there: {first}", refused=True)
+            return Compared(run=run)
         return self.judged(apart, failed, because, bool(uneven))
 
     def attempts(self) -> Iterator[Attempt]:
@@ -233,7 +238,9 @@ class OneDeviceComparison:
         because |= {f"{x} may stand for the number of devices" for x in written.fixed}
         if len(written.numbers) > NUMBERS:
             because.add("many of its numbers may stand for the number of devices")
-        stuck = {n for a in failed if a.names and a.chained == chained for n in a.names}
+        counts = {n for n, x in written.numbers.items() if x in (self.axis.size, self.axis.devices)}
+        tried = {n for a in failed if a.names and a.chained == chained for n in a.names}
+        stuck = tried & counts
         if stuck:
             listed = ", ".join(f"`{n}`" for n in sorted(stuck))
             because.add(f"{listed} may stand for the number of devices, or follow from it")
@@ -246,10 +253,31 @@ class OneDeviceComparison:
         ]
         types, best = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
         _, alone, want = apart[best]
-        first = measured(self.graph, self.got, alone, want, axis, axes, first=True)
-        because |= set(_ranks(self.graph, types))
+        fixed = fixed_numbers(self.graph, alone, self.axis.size)
+        for chosen in () if uneven or not fixed else (fixed, *({i: fixed[i]} for i in fixed)):
+            other = renumbered(alone, {i for i, _ in chosen.values()}, self.axis.size)
+            pairs = zip(self.got.results, program_run(other)(self.values).results, strict=True)
+            if not any(_apart(x, y) for x, y in pairs):
+                return Compared(run=self.result(), alone=best)
+        trips = tuple(measured(self.graph, self.got, alone, want, axis, axes, t) for t in (0, 1))
+        because |= {*_ranks(self.graph, types), *_picks(self.graph, self.axis.size)} | set(
+            _one_each(self.graph, alone, self.axis.name)
+        )
+        meant = bool(because)
+        if any(x.shape != y.shape for x, y in zip(self.got.results, want.results, strict=True)):
+            because.add("the shape of its result depends on the number of devices")
+        if self.guessed:
+            because.add("integers were not given, and random ones were taken")
         run = self.result(apart[last][0], because=tuple(sorted(because)), stages=chained)
-        return Compared(run=run, alone=best, types=types, first=first, uneven=uneven)
+        return Compared(
+            run=run,
+            alone=best,
+            types=types,
+            trips=trips,
+            uneven=uneven,
+            meant=meant,
+            numbers={i: number for i, (_, number) in fixed.items()},
+        )
 
     def reaches(self, graph: Graph) -> list[np.ndarray]:
         """For each result, which of its slices along the first dim change with which slice of which
@@ -288,6 +316,8 @@ def _changed(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 def _multiple(got: np.ndarray, want: np.ndarray) -> bool:
     """Whether a value is another one times a number."""
+    if got.shape != want.shape:
+        return False
     most = int(np.argmax(np.abs(want))) if want.size else 0
     factor = got.flat[most] / want.flat[most] if want.size and want.flat[most] else np.nan
     return bool(np.isfinite(factor)) and not differ(got, np.asarray(want * factor, want.dtype))
@@ -407,17 +437,20 @@ def compared_runs(
       chained: whether the stages of a pipeline may be run one after the other.
       because: what shows that a difference may be meant.
     """
-    values, guessed = _values(leaves)
+    with jax.ensure_compile_time_eval():  # the caller may be tracing
+        values, guessed = _values(leaves)
+        others = None if all(map(_given, leaves)) else _values(leaves, 1)[0]
+        poisoned = _poisoned(graph, values)
     own = {
-        name: Resized(fn, traced, AxisInCode(name, n, lengths_of(graph, name)))
+        name: Resized(fn, traced, AxisInCode(name, n, lengths_of(graph, name), mesh.num_devices))
         for name, n in mesh.axes
         if n > 1
     }
-    found = Comparisons(graph=graph, fn=fn, traced=traced, axes=own, guessed=guessed)
+    found = Comparisons(graph=graph, fn=fn, traced=traced, axes=own, others=others)
     if reason := too_large(graph, 1):
         return found.untried(reason)
     given, meant = all(map(_given, leaves)), tuple(because)
-    for found.values in (values, _poisoned(values)):
+    for found.values in (values, poisoned):
         try:
             found.run = found.run or program_run(graph)
             found.got = found.run(found.values)
@@ -435,6 +468,7 @@ def compared_runs(
                 mesh=mesh,
                 values=found.values,
                 given=given,
+                guessed=guessed,
                 chained=chained and _permutes(graph, name),
             ).made([i for _, i, a in found.uneven if a == name], meant)
             for name, resized in own.items()
@@ -445,17 +479,25 @@ def compared_runs(
     return found
 
 
-def _poisoned(values: Sequence[Any]) -> list[Any]:
-    """Values of which the last element of each array is not finite, for programs that test that."""
+def _poisoned(graph: Graph, values: Sequence[Any]) -> list[Any]:
+    """Values for programs that test for finite numbers: the last element of each array that a
+    region splits is not finite."""
+    split = {
+        v
+        for node in graph.walk()
+        if node.op == SHARD_MAP
+        for v, spec in zip(node.inputs, node.params["in_specs"], strict=True)
+        if any(isinstance(atom_of(spec, name), Split) for name in node.params["mesh"].shape)
+    }
 
-    def of(x: Any) -> Any:
-        if not jnp.issubdtype(x.dtype, jnp.floating) or not np.ndim(x):
+    def of(value: int, x: Any) -> Any:
+        if value not in split or not jnp.issubdtype(x.dtype, jnp.floating):
             return x
         other = np.array(x)
         other[(-1,) * other.ndim] = np.nan
         return jnp.asarray(other, x.dtype)
 
-    return [of(x) for x in values]
+    return [of(v, x) for v, x in zip(graph.inputs, values, strict=True)]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -467,8 +509,8 @@ class Comparisons:
       fn: its function.
       traced: traces a function as the program.
       axes: traces it with one device, by the mesh axis.
-      guessed: whether integers among its arguments had to be guessed.
       values: its arguments.
+      others: other values for them; None where they are given.
       run: runs it on the mesh.
       got: its run on the mesh; None where it was not run.
       uneven: results of regions that differ between the devices of a mesh axis, and that out_specs
@@ -480,13 +522,13 @@ class Comparisons:
     fn: Any
     traced: Callable[[Any], Graph]
     axes: dict[str, Resized]
-    guessed: bool
     values: Sequence[Any] = ()
+    others: Sequence[Any] | None = None
     run: Callable[[Sequence[Any]], Ran] | None = None
     got: Ran | None = None
     uneven: frozenset[tuple[Any, ...]] = frozenset()
     compared: list[Compared] = field(default_factory=list)
-    wanted: Sequence[np.ndarray] | None = None
+    wanted: list[list[np.ndarray]] | None = None
 
     def untried(self, reason: str) -> Comparisons:
         """The same program, of which nothing was compared."""
@@ -497,18 +539,27 @@ class Comparisons:
         self.compared = [Compared(run=run) for run in runs]
         return self
 
-    def wrong_of(self, got: Ran) -> frozenset[tuple[Any, ...]]:
-        """The results of a run that differ from those of the program with one device on all mesh
-        axes on which it is wrong."""
+    def wrong_of(self, graph: Graph, mesh: MeshSpec) -> frozenset[tuple[Any, ...]]:
+        """The results of a program on the mesh that differ from those of this program with one
+        device on all mesh axes on which it is wrong; then its uneven results."""
+        sets = [self.values, *([] if self.others is None else [self.others])]
         if self.wanted is None:
             trace = self.traced
             for c in self.compared:
                 if c.wrong:
                     axis = self.axes[c.run.mesh_axis].axis
                     trace = functools.partial(_alone, trace, axis, c.alone)
-            self.wanted = program_run(trace(self.fn))(self.values).results
-        pairs = zip(got.results, self.wanted, strict=True)
-        return frozenset((i,) for i, (x, y) in enumerate(pairs) if _apart(x, y))
+            run = program_run(trace(self.fn))
+            self.wanted = [run(values).results for values in sets]
+        run = program_run(graph)
+        every = [run(values) for values in sets]
+        pairs = (
+            (i, x, y)
+            for got, wanted in zip(every, self.wanted, strict=True)
+            for i, (x, y) in enumerate(zip(got.results, wanted, strict=True))
+        )
+        wrong = {(i,) for i, x, y in pairs if _apart(x, y)}
+        return frozenset(wrong).union(*(uneven(graph, got, mesh) for got in every))
 
 
 def _alone(traced: Callable[[Any], Graph], axis: AxisInCode, attempt: Attempt, fn: Any) -> Graph:
@@ -567,7 +618,7 @@ def _given(x: Any) -> bool:
     return isinstance(x, np.ndarray | np.generic | bool | int | float | complex)
 
 
-def _values(leaves: Sequence[Any]) -> tuple[list[Any], bool]:
+def _values(leaves: Sequence[Any], seed: int = 0) -> tuple[list[Any], bool]:
     """Values for all arguments, and whether integers had to be guessed."""
     values: list[Any] = []
     guessed = False
@@ -576,16 +627,19 @@ def _values(leaves: Sequence[Any]) -> tuple[list[Any], bool]:
             plain = isinstance(x, jax.Array) and not _jax.is_extended(x.dtype)
             values.append(np.asarray(x) if plain else x)
             continue
-        draw = np.random.default_rng([7, i])
+        draw = np.random.default_rng([seed, i])
         if _jax.is_extended(x.dtype):
             words = draw.integers(0, 2**32, (*x.shape, *_jax.key_shape(x.dtype)), np.uint32)
             values.append(_jax.wrap_key(words, x.dtype))
         elif jnp.issubdtype(x.dtype, jnp.inexact):
             values.append(jnp.asarray(draw.standard_normal(x.shape), x.dtype))
-        else:
+        elif x.dtype == np.bool_ or x.shape:
             guessed = True
             high = 2 if x.dtype == np.bool_ else 8
             values.append(jnp.asarray(draw.integers(0, high, x.shape), x.dtype))
+        else:  # a length, of which several devices have a part
+            guessed = True
+            values.append(jnp.asarray((5, 11)[seed], x.dtype))
     return values, guessed
 
 
@@ -641,7 +695,7 @@ def _ranks(graph: Graph, types: Types) -> Iterator[str]:
             for region in node.regions if reached & set(node.inputs) else ():
                 reached |= set(region.inputs)
     for node in every:
-        picked = {node.inputs[i] for i in _places(node)}
+        picked = {node.inputs[i] for i in places_of(node)}
         compares = traits_of(node.op).scales == "compared" and len(node.inputs) == 2
         if reached & (set(node.inputs) if compares else picked):
             yield "each device ranks its own elements, and what has no place may be dropped"
@@ -662,11 +716,37 @@ RANKS = {
 """Operations that rank or add up the elements along a dim, and what they do to a split one."""
 
 
+def _one_each(graph: Graph, alone: Graph, name: str) -> Iterator[str]:
+    """Whether a region returns one element for each device, whatever their number."""
+    for (a, results), (b, _) in zip(claims(graph), claims(alone), strict=False):
+        for i in results:
+            claim = atom_of(a.params["out_specs"][i], name)
+            bodies = [node.params["body"] for node in (a, b)]
+            shapes = [g.aval(g.outputs[i]).shape for g in bodies if i < len(g.outputs)]
+            if isinstance(claim, Split) and all(x[claim.dim] == 1 for x in shapes):
+                yield "a region returns one element for each device"
+                return
+
+
+_AS_IT_IS = {"add", "broadcast_in_dim", "convert_element_type", "lt", "reshape", "select_n"}
+"""Operations through which the index of a device is still an index; JAX adds the length of the dim
+to a negative one."""
+
+
+def _picks(graph: Graph, n: int) -> Iterator[str]:
+    """Whether each device picks one of n elements, as many as there are devices, by its index."""
+    for region in graph.walk():
+        body = region.params["body"] if region.op == SHARD_MAP else None
+        own = set[int]()
+        for node in body.walk() if body is not None else ():
+            if node.op == AXIS_INDEX or (node.op in _AS_IT_IS and own & {*node.inputs}):
+                own |= {*node.outputs}
+            shape = body.aval(node.inputs[0]).shape if body and node.inputs else ()
+            if n in shape and {node.inputs[i] for i in places_of(node)} & own:
+                yield "each device picks an element by its index, of as many as there are devices"
+                return
+
+
 def _takes(node: Node, values: set[int]) -> bool:
     """Whether an operation, or one of its regions, depends on some values."""
     return any(values & {*inputs} for inputs in (node.inputs, *(r.outputs for r in node.regions)))
-
-
-def _places(node: Node) -> range:
-    indices = traits_of(node.op).indices
-    return range(indices.start, min(indices.stop, len(node.inputs)))

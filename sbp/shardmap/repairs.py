@@ -163,7 +163,7 @@ class Repairs:
                 if fault.made is not None:  # a sum over the shards of what was to stay split
                     yield from self.drop(fault.made, axes)
                 yield _one(self.unclaimed(finding, GraphEdit("")))
-            case "nonlinear" | "product" | "ratio" | "added" | "scales" | "mixed":
+            case "nonlinear" | "product" | "ratio" | "added" | "scales" | "mixed" | "own-block":
                 yield from self.reduce_earlier(finding)
             case _:
                 pass

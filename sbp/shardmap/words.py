@@ -28,6 +28,8 @@ _CODES: dict[Kind, str] = {
     "partial-as-split": "wrong-placement",
     "pending": "wrong-reduction",
     "predicate": "missing-reduction",
+    "order": "wrong-placement",
+    "own-block": "missing-reduction",
     "own-positions": "wrong-placement",
     "same-block": "wrong-placement",
     "scaled": "wrong-reduction",
@@ -59,7 +61,7 @@ def diagnostic(finding: Finding, mesh: MeshSpec, repairs: FoundRepairs) -> Diagn
     words = _Words(finding, mesh)
     return Diagnostic(
         code=code_of(finding),
-        severity="error",
+        severity=finding.severity,
         title=words.title(),
         labels=tuple(words.labels()),
         notes=(*words.notes(), *more),
@@ -71,7 +73,7 @@ def diagnostic(finding: Finding, mesh: MeshSpec, repairs: FoundRepairs) -> Diagn
 _TITLES: dict[Kind, str] = {
     "added": "{what} adds a whole value to a partial one on {axes}",
     "averaged": "{what} averages the parts of a sum on {axes}",
-    "blocks": "{what} takes a sum of different shards for one shard on {axes}",
+    "blocks": "{what} adds up the shards of a value that is {types} on {axes}",
     "copies": "{what} moves {n} equal copies on {axes}",
     "copies-as-partial": "{result} is whole on {axes} and returned as {claim}",
     "copies-as-split": "{result} is whole on {axes} and returned as {claim}",
@@ -87,6 +89,8 @@ _TITLES: dict[Kind, str] = {
     "product": "{what} multiplies partial values on {axes}",
     "ratio": "{what} divides by a partial value on {axes}",
     "scales": "{what} adds values that are {n} times apart on {axes}",
+    "order": "the specs of {what} split a dim in two orders over {axes}",
+    "own-block": "{what} takes one block of a partial value on {axes}",
     "own-positions": "{what} counts from zero in each shard on {axes}",
     "same-block": "{what} takes the same block of a whole value on all devices of {axes}",
     "scaled": "{what} is {n} times too large on {axes}",
@@ -162,7 +166,7 @@ class _Words:
             case "local":
                 return f"its operand is {self.types}: the others' shards are not seen"
             case "blocks":
-                return "this is no gradient of one shard"
+                return "one device has no shards to add up: sum the dim first, or gather it"
             case "wrong-gather":
                 return f"the shards follow one another along dim {' or '.join(self.dims())}"
             case "copies":
@@ -175,6 +179,10 @@ class _Words:
                 return f"{self.n} times too large; means of shards are averaged"
             case "monoid":
                 return f"parts of {self.types} join otherwise"
+            case "order":
+                return "the axes of a split dim are ordered, the first one outermost"
+            case "own-block":
+                return f"each device has its own part of its block of {self.types}; reduce first"
             case "own-positions":
                 index = " and ".join(f'lax.axis_index("{a}")' for a in self.finding.mesh_axes)
                 return f"in the whole value, a device's shard begins at {index} times its length"
@@ -218,7 +226,6 @@ class _Words:
             text = {
                 "doubled": "reduced here first",
                 "copies": "whole from here on",
-                "blocks": "the shards are added up here",
             }
             yield fault.made, text.get(fault.kind, "partial from here on")
         if self.finding.observer is not None and self.finding.observer is not main:
@@ -245,6 +252,12 @@ class _Words:
                         f"the sum over devices at line {span.line} runs over"
                         f" {', '.join(f'`{a}`' for a in axes)}"
                     )
+        if self.finding.numbers:
+            listed = " or ".join(f"`{n}`" for n in self.finding.numbers)
+            yield (
+                f"if {listed} stands for the number of devices, nothing may be wrong; with"
+                " lax.axis_size in its place, sbp can tell"
+            )
         if primary(self.finding).backward:
             yield (
                 "with check_vma=True, JAX itself adds up the gradient of what is whole; with"
@@ -306,14 +319,20 @@ def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
     if run.untried:
         return Diagnostic(
             code="not-analysed",
-            severity="warning",
+            severity="note" if run.refused else "warning",
             title=f"the program is not checked on {axis}: {run.untried}",
         )
-    if not run.wrong:
+    if not run.apart:
         return None
     title = (
         f"{_results(run.apart)} differ{'' if len(run.apart) > 1 else 's'} on one device of {axis}"
     )
+    if run.because:
+        return Diagnostic(
+            code=DIFFERS,
+            severity="note",
+            title=f"{title}, which may be meant: {'; '.join(run.because)}",
+        )
     return Diagnostic(
         code=DIFFERS,
         severity="warning",

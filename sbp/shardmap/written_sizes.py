@@ -42,11 +42,13 @@ class AxisInCode:
       name: its name.
       size: its size.
       lengths: the lengths that operands of the region have on one device along dims that it splits.
+      devices: the number of devices of the mesh.
     """
 
     name: str
     size: int
     lengths: frozenset[int] = frozenset()
+    devices: int = 0
 
     def alone(self, value: float) -> float | None:
         """What a number becomes on an axis of size 1, if it may depend on the size: the size, the
@@ -54,8 +56,8 @@ class AxisInCode:
         n = self.size
         if isinstance(value, float):
             return 1.0 if value in (float(n), 1.0 / n) else None
-        if value == n:
-            return 1
+        if value in (n, self.devices):
+            return value // n
         if value == n - 1 and n > 2:
             return 0
         return value * n if value in self.lengths and value > 1 else None
@@ -64,7 +66,9 @@ class AxisInCode:
         """What a number in the source becomes: the size, or the last index. Shorter numbers than 3
         are too frequent to be the last index."""
         n = self.size
-        return 1 if value == n else 0 if value == n - 1 and n > 3 else None
+        if value in (n, self.devices):
+            return value // n
+        return 0 if value == n - 1 and n > 3 else None
 
     def in_mesh(self, mesh: Any) -> bool:
         """Whether a mesh has this axis."""
@@ -122,9 +126,9 @@ class WrittenSizes:
             used = _names(getattr(value.func, "__code__", None))
             for name, x in (("", value.func), *named.items()):
                 self._see(str(name), x, depth, seen)
-                self._attributes(x, used)
+                self._attributes(x, used, depth, seen)
         elif isinstance(value, types.MethodType):
-            self._attributes(value.__self__, _names(value.__func__.__code__))
+            self._attributes(value.__self__, _names(value.__func__.__code__), depth, seen)
             self._follow(value.__func__, depth, seen)
         elif isinstance(value, _JIT):
             self._follow(value.__wrapped__, depth, seen)
@@ -133,7 +137,7 @@ class WrittenSizes:
                 self._constants(value.__code__)
             for name, x in _taken(value):
                 self._see(name, x, depth, seen)
-                self._attributes(x, _names(value.__code__))
+                self._attributes(x, _names(value.__code__), depth, seen)
         elif isinstance(value, types.FunctionType):
             return
         elif (inner := getattr(value, "__wrapped__", None)) is not None:
@@ -177,11 +181,13 @@ class WrittenSizes:
         if found.others:
             self.fixed.add("a mesh or a list of pairs of another module or function")
 
-    def _attributes(self, value: Any, names: set[str]) -> None:
+    def _attributes(self, value: Any, names: set[str], depth: int, seen: set[int]) -> None:
         """Adds the attributes of a value that a function uses: settings, a model, a module."""
         if isinstance(value, types.ModuleType):
-            for name in sorted(names) if value.__name__.split(".")[0] not in _LIBRARIES else ():
-                self._keep(name, getattr(value, name, None), DEPTH, set())
+            known = value.__name__.split(".")[0] in _LIBRARIES
+            installed = "site-packages" in str(getattr(value, "__file__", ""))
+            for name in () if known or installed else sorted(names):
+                self._keep(name, getattr(value, name, None), depth, seen)
             return
         if _plain(value) or isinstance(value, _FOLLOWED) or hasattr(value, "dtype"):
             return

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as PS
 
 import sbp
-from sbp.shardmap.run_words import DIFFERS
+from sbp.shardmap.words import DIFFERS
 from tests.shardmap.programs.kinds import mesh
 from tests.shardmap.programs.wrong.subtle import BOTH, NOT_TOLD, SQUARE, STEP, W, X, Y, squared
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.shardmap.run_words import DIFFERS
+from sbp.shardmap.words import DIFFERS
 from tests.shardmap.practice import (
     data,
     dense,
