@@ -11,10 +11,17 @@ from sbp.errors import Span
 from sbp.shardmap.comparison import ComparedRun
 from sbp.shardmap.distribution import LocalValue
 from sbp.source.reader import source_text, users_span
-from sbp.trace.collectives import AXIS_INDEX, KINDS, SHARD_MAP, is_collective, names_of
+from sbp.trace.collectives import (
+    AXIS_INDEX,
+    KINDS,
+    SHARD_MAP,
+    CollectiveRun,
+    collective_runs,
+    is_collective,
+    names_of,
+)
 from sbp.trace.graph import Graph, Node
 from sbp.trace.regions import LOOPS
-from sbp.trace.traffic import CollectiveRun, collective_runs
 
 Why = Literal[
     "branch",

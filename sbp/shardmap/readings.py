@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from sbp import _jax
 from sbp.shardmap.operators import reshapes
 from sbp.signatures import rule_for, traits_of
-from sbp.signatures.kernels.regroup import reshape_groups
+from sbp.signatures.kernels.halo import reshape_groups
 from sbp.signatures.rule import Op, Row
 from sbp.trace.graph import Graph, Node
 from sbp.types import Atom, B, Split, Unreduced

@@ -25,8 +25,7 @@ from sbp.signatures.clusters import Cluster, Wiring, cluster_of, split_values
 from sbp.signatures.kernels.halo import bytes_beside
 from sbp.trace.graph import Graph, Node, Operand, constant, rewritten
 from sbp.trace.joins import Joined, join_node, without_unread
-from sbp.trace.parts import is_zero
-from sbp.trace.slices import Cut, cuts_of, shape_of, slicing, whole
+from sbp.trace.slices import Cut, cuts_of, is_zero, shape_of, slicing, whole
 
 # ---- shifts -------------------------------------------------------------------------------------
 # Shifted arrays, and slices of arrays that begin earlier or end later.

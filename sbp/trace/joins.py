@@ -18,19 +18,23 @@ from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from sbp.trace.graph import Graph, Node, Operand, rewritten
-from sbp.trace.join_slices import join_slices_p
-from sbp.trace.parts import (
+from sbp.trace.slices import (
+    Cuts,
     PaddedSlice,
     Slice,
     at_most,
+    cuts_of,
     is_most,
     is_zero,
+    join_slices_p,
     plain,
+    shape_of,
+    slicing,
     summed,
+    whole,
     with_single_pads,
     within,
 )
-from sbp.trace.slices import Cuts, cuts_of, shape_of, slicing, whole
 
 
 def with_joins(graph: Graph) -> Graph:

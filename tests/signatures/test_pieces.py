@@ -11,7 +11,7 @@ from samples import equation, f, rows
 
 from sbp.signatures.kernels.pieces import Pieces
 from sbp.signatures.laws.oracle import Oracle
-from sbp.trace.join_slices import join_slices_p
+from sbp.trace.slices import join_slices_p
 from sbp.types import S
 
 

@@ -13,8 +13,7 @@ from jax import lax
 from sbp import _jax
 from sbp.settings import settings_of
 from sbp.signatures.factors import FactorMap, dim_factors, split_rows
-from sbp.signatures.families.elementwise import split_atoms
-from sbp.signatures.families.mulhi import high_half
+from sbp.signatures.families.elementwise import high_half, split_atoms
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, Split

@@ -21,8 +21,7 @@ from jax import lax
 from sbp.signatures.factors import Dims, FactorMap, admissible
 from sbp.signatures.kernels.halo import bytes_beside
 from sbp.signatures.kernels.shards import sum_dtype, without_padding
-from sbp.signatures.placed import PlacedOp
-from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
+from sbp.signatures.rule import Kernel, LocalContext, Op, PlacedOp, Row, Sent, add_kernel
 from sbp.types import Atom, B, Split
 
 # ---- panels -------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def own_update(_: int) -> Theorem:
 def window_products(dilation: int) -> Theorem:
     """The products of an image element and an element of an uneven shard of a window, of which
     `real` elements are no padding. Each product of a real element is in exactly one of the two
-    convolutions of `kernels.window_sums`, and the first has zeros where padding reads.
+    convolutions of `families.windows.summed`, and the first has zeros where padding reads.
 
     Result o reads, with element k of the shard, position `dilation * k + start` of the image; here
     `start` is `stride * o`, and `last` is that of the last result.

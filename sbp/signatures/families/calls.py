@@ -1,10 +1,4 @@
-"""`pallas_call`: a kernel runs once for each point of a grid, on blocks of its operands.
-
-A grid dim is *independent* where its points share nothing: the kernel does not ask for its place on
-it, every result has a block for each of its points, and nothing that the kernel writes for one
-point is read for the next one. The dims of operands and results that such a grid dim counts the
-blocks of split together: each device runs the same kernel on a smaller grid.
-"""
+"""Calls of code that sbp does not see: callbacks and Pallas kernels."""
 
 from __future__ import annotations
 
@@ -13,11 +7,69 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jax import lax
+
 from sbp import _jax
-from sbp.signatures.families.contraction import dot_flops
-from sbp.signatures.rule import LocalContext, Op, Row, Rule, add_rule, all_b, bind_with
+from sbp.signatures.families.linalg import dot_flops
+from sbp.signatures.rule import LocalContext, Op, Row, Rule, add_rule, all_b, bind_with, replicated
 from sbp.signatures.traits import Traits
 from sbp.types import B, Split
+
+# ---- callbacks ----------------------------------------------------------------------------------
+# Callbacks. A callback that is called for its effect sees whole values and runs once, on the first
+# device; with `partitioned=True` it runs on every device and sees the shard.
+
+
+def _callback_rows(op: Op) -> tuple[Row, ...]:
+    """Whole operands. A partitioned callback with one operand also takes even shards: padding is
+    never observable, and neither are parts of a sum."""
+    if not op.params.get("partitioned") or len(op.ins) != 1:
+        return (all_b(op),)
+    dims = [d for d, size in enumerate(op.ins[0].shape) if size and op.divides(size)]
+    return (all_b(op), *(Row((Split(d),), ()) for d in dims))
+
+
+def _call(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Runs the callback: a partitioned one on every device, another one on the first."""
+
+    def run(*operands: Any) -> tuple[Any, ...]:
+        bind_with(ctx, operands)
+        return ()
+
+    if ctx.params.get("partitioned"):
+        run(*args)
+    else:
+        lax.cond(ctx.is_first_device(), run, lambda *operands: (), *args)
+    return []
+
+
+for _name in ("debug_callback", "debug_print", "io_callback"):
+    add_rule(
+        Rule(
+            name=_name,
+            rows=_callback_rows,
+            traits=Traits(effect=True, opaque=_name == "io_callback"),
+            local=_call,
+            reason="an effect happens once and sees whole values",
+        )
+    )
+
+
+replicated(
+    "pure_callback",
+    reason="the host function sees whole values",
+    traits=Traits(opaque=True),
+)
+
+
+# ---- pallas_call --------------------------------------------------------------------------------
+# `pallas_call`: a kernel runs once for each point of a grid, on blocks of its operands.
+#
+# A grid dim is *independent* where its points share nothing: the kernel does not ask for its place
+# on it, every result has a block for each of its points, and nothing that the kernel writes for one
+# point is read for the next one. The dims of operands and results that such a grid dim counts the
+# blocks of split together: each device runs the same kernel on a smaller grid.
+
 
 _ASKS_FOR_PLACE = "program_id"
 """What a kernel asks about one grid dim, which stands among the parameters as `axis`. The number of
