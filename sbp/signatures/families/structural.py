@@ -19,7 +19,7 @@ from sbp.signatures.factors import (
     owned_monoid,
     split_rows,
 )
-from sbp.signatures.kernels.exchange import Need, fetch
+from sbp.signatures.kernels.exchange import Need, Pieces, fetch
 from sbp.signatures.kernels.halo import (
     Exchange,
     Exchanges,
@@ -28,7 +28,6 @@ from sbp.signatures.kernels.halo import (
     padded_shard,
     split_groups,
 )
-from sbp.signatures.kernels.pieces import Pieces, fetch_pieces
 from sbp.signatures.kernels.shards import owned_along, picked_along
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.traits import Traits
@@ -194,9 +193,7 @@ def _split_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     if not ctx.in_axes(0, axis):
         return bind_with(ctx, args)
     ((name, n),) = ctx.in_axes(0, axis)
-    return [
-        fetch(ctx, args[0], axis, name, need, None) for need in _split_needs(ctx.params["sizes"], n)
-    ]
+    return [fetch(ctx, args[0], axis, name, need) for need in _split_needs(ctx.params["sizes"], n)]
 
 
 @exchanges("split")
@@ -290,7 +287,7 @@ def _rev_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     for d in ctx.params["dimensions"]:
         if ctx.in_axes(0, d):
             ((axis, n),) = ctx.in_axes(0, d)
-            x = fetch(ctx, x, d, axis, _mirrored(ctx.global_ins[0].shape[d], n), None)
+            x = fetch(ctx, x, d, axis, _mirrored(ctx.global_ins[0].shape[d], n))
     return bind_with(ctx, (x,))
 
 
@@ -335,7 +332,7 @@ def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
                 ((axis, n),) = axes
                 first, last = group.dims[0], group.dims[-1]
                 flat = x.reshape(*x.shape[:first], -1, *x.shape[last + 1 :])
-                x = fetch(ctx, flat, first, axis, group.need(n), None)
+                x = fetch(ctx, flat, first, axis, group.need(n))
     return bind_with(ctx, (x,), new_sizes=ctx.local_outs[0], dimensions=None)
 
 
@@ -454,7 +451,7 @@ def _join_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     for k, (x, need) in enumerate(zip(args, needs, strict=True)):
         if x.ndim and ctx.in_axes(k, d) and not stays:
             ((axis, _),) = axes
-            out = fetch_pieces(ctx, x, d, axis, need, out)
+            out = fetch(ctx, x, d, axis, need, out)
         elif x is not out:
             rest.append((x, need))
     shape = ctx.local_outs[0]

@@ -24,7 +24,7 @@ from sbp.signatures.factors import (
 )
 from sbp.signatures.families.linalg import bilinear_rows
 from sbp.signatures.families.structural import halo_rows, split_dim
-from sbp.signatures.kernels.exchange import Need, fetch, of_device
+from sbp.signatures.kernels.exchange import Need, fetch, filled, of_device
 from sbp.signatures.kernels.halo import (
     Exchange,
     Exchanges,
@@ -639,8 +639,10 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
             continue
         ((axis, n),) = ctx.in_axes(1, d)
         cotangents, read = _touching(windows, n)
-        source = fetch(ctx, source, d, axis, cotangents, np.zeros((), source.dtype))
-        operand = fetch(ctx, operand, d, axis, read, _never_chosen(ctx.params, operand.dtype))
+        source = fetch(ctx, source, d, axis, cotangents)
+        source = filled(source, d, axis, cotangents, np.zeros((), source.dtype))
+        operand = fetch(ctx, operand, d, axis, read)
+        operand = filled(operand, d, axis, read, _never_chosen(ctx.params, operand.dtype))
         # The shard may have elements before or after those that windows read: pad both sides.
         chunk = ctx.local_ins[1][d]
         room = max(0, *(abs(chunk * i - s) for i, s in enumerate(read.starts)), chunk)

@@ -18,8 +18,7 @@ from typing import Any
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.kernels.exchange import Need, fetch, of_device
-from sbp.signatures.kernels.pieces import Pieces
+from sbp.signatures.kernels.exchange import Need, Pieces, fetch, filled, of_device, sent
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
 
 
@@ -145,7 +144,7 @@ def padded_shard(
       An array with the elements of `x` and of its neighbours at their positions in the padded dim.
     """
     axis, n = over
-    found = fetch(ctx, x, dim, axis, windows.need(n), fill)
+    found = _read(ctx, x, dim, over, windows, fill)
     if windows.base == 1:
         return found
     # The GSPMD paper has three cases, by how the phases of the devices differ. Here each device
@@ -161,6 +160,16 @@ def padded_shard(
     )
 
 
+def _read(
+    ctx: LocalContext, x: Any, dim: int, over: tuple[str, int], windows: Windows, fill: Any
+) -> Any:
+    """The elements that this device's results read; arguments as those of `padded_shard`."""
+    axis, n = over
+    need = windows.need(n)
+    found = fetch(ctx, x, dim, axis, need)
+    return found if fill is None else filled(found, dim, axis, need, fill)
+
+
 def dilated_shard(
     ctx: LocalContext, x: Any, dim: int, over: tuple[str, int], windows: Windows, fill: Any
 ) -> tuple[Any, tuple[int, int], int]:
@@ -174,11 +183,10 @@ def dilated_shard(
       no room in memory then. Where the devices begin at different phases, the array is the part
       itself.
     """
-    axis, n = over
-    padding = windows.padding(n)
+    padding = windows.padding(over[1])
     if windows.base == 1 or padding is None:
         return padded_shard(ctx, x, dim, over, windows, fill), (0, 0), 1
-    return fetch(ctx, x, dim, axis, windows.need(n), fill), padding, windows.base
+    return _read(ctx, x, dim, over, windows, fill), padding, windows.base
 
 
 def bytes_beside(aval: Any, *dims: int) -> float:
@@ -231,7 +239,7 @@ def _halo_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     """One collective-permute for each round of each exchange."""
     found = []
     for e in _EXCHANGES[op.name](op, row):
-        elements, count = e.need.sent()
+        elements, count = sent(e.need)
         if elements:
             found.append(
                 Sent("permute", elements * bytes_beside(op.ins[e.operand], *e.dims), count)
