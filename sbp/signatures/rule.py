@@ -326,7 +326,7 @@ traits."""
 def rule(
     *names: str,
     traits: TraitsOf | None = None,
-    local: Callable[[LocalContext, Sequence[Any]], list[Any]] | None = None,
+    **fields: Any,
 ) -> Callable[[Callable[[Op], Sequence[Row]]], Any]:
     """Decorator that adds a rule: `@rule("rev", traits=Traits(moves=True))`.
 
@@ -335,34 +335,26 @@ def rule(
     Arguments:
       names: the primitives that the rule is for.
       traits: what these primitives are, beside their rows.
-      local: what runs on the shards, as in `Rule`.
+      fields: other fields of the `Rule`, such as `local`, which runs on the shards.
 
     Raises:
       SbpInternalError: for a rule without traits, and for a primitive that has a rule already.
     """
 
     def enter(rows: Callable[[Op], Sequence[Row]]) -> Callable[[Op], Sequence[Row]]:
-        file = rows.__code__.co_filename if inspect.isfunction(rows) else "the rule's file"
         for name in names:
-            known = _given_traits(name, traits, file)
+            if traits is None:
+                file = rows.__code__.co_filename if inspect.isfunction(rows) else "the rule's file"
+                raise SbpInternalError(
+                    f"the rule of primitive {name!r} has no traits: give `traits=Traits(..)` in"
+                    f" {file}"
+                )
+            known = traits if isinstance(traits, Traits) else traits(name)
             all_rows = functools.partial(_with_all_b, rows)
-            add_rule(Rule(name=name, rows=all_rows, traits=known, local=local))
+            add_rule(Rule(name=name, rows=all_rows, traits=known, **fields))
         return rows
 
     return enter
-
-
-def _given_traits(name: str, traits: TraitsOf | None, file: str) -> Traits:
-    """The traits of one primitive.
-
-    Raises:
-      SbpInternalError: if there are none; the message names `file`.
-    """
-    if traits is None:
-        raise SbpInternalError(
-            f"the rule of primitive {name!r} has no traits: give `traits=Traits(..)` in {file}"
-        )
-    return traits if isinstance(traits, Traits) else traits(name)
 
 
 def _with_all_b(rows: Callable[[Op], Sequence[Row]], op: Op) -> tuple[Row, ...]:
@@ -374,23 +366,6 @@ def all_b(op: Op) -> Row:
     """The row that is right for every operator: each device has all operands and computes all
     results."""
     return Row((B,) * len(op.ins), (B,) * len(op.outs))
-
-
-def replicated(*names: str, reason: str, traits: TraitsOf | None = None) -> None:
-    """Adds rules that have only the all-B row.
-
-    Arguments:
-      names: the primitives.
-      reason: why no other row is right.
-      traits: what the primitives are, beside their rows.
-
-    Raises:
-      SbpInternalError: for a rule without traits, and for a primitive that has a rule already.
-    """
-    file = inspect.stack()[1].filename
-    for name in names:
-        known = _given_traits(name, traits, file)
-        add_rule(Rule(name=name, rows=lambda op: (all_b(op),), traits=known, reason=reason))
 
 
 def bind_with(ctx: LocalContext, args: Sequence[Any], **changes: Any) -> list[Any]:

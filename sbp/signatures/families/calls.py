@@ -11,7 +11,7 @@ from jax import lax
 
 from sbp import _jax
 from sbp.signatures.families.linalg import dot_flops
-from sbp.signatures.rule import LocalContext, Op, Row, Rule, add_rule, all_b, bind_with, replicated
+from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.traits import Traits
 from sbp.types import B, Split
 
@@ -20,13 +20,13 @@ from sbp.types import B, Split
 # device; with `partitioned=True` it runs on every device and sees the shard.
 
 
-def _callback_rows(op: Op) -> tuple[Row, ...]:
+def _callback_rows(op: Op) -> Sequence[Row]:
     """Whole operands. A partitioned callback with one operand also takes even shards: padding is
     never observable, and neither are parts of a sum."""
     if not op.params.get("partitioned") or len(op.ins) != 1:
-        return (all_b(op),)
+        return ()
     dims = [d for d, size in enumerate(op.ins[0].shape) if size and op.divides(size)]
-    return (all_b(op), *(Row((Split(d),), ()) for d in dims))
+    return [Row((Split(d),), ()) for d in dims]
 
 
 def _call(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -43,22 +43,14 @@ def _call(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return []
 
 
-for _name in ("debug_callback", "debug_print", "io_callback"):
-    add_rule(
-        Rule(
-            name=_name,
-            rows=_callback_rows,
-            traits=Traits(effect=True, opaque=_name == "io_callback"),
-            local=_call,
-            reason="an effect happens once and sees whole values",
-        )
-    )
-
-
-replicated(
-    "pure_callback",
-    reason="the host function sees whole values",
-    traits=Traits(opaque=True),
+rule(
+    *("debug_callback", "debug_print", "io_callback"),
+    traits=lambda name: Traits(effect=True, opaque=name == "io_callback"),
+    local=_call,
+    reason="an effect happens once and sees whole values",
+)(_callback_rows)
+rule("pure_callback", traits=Traits(opaque=True), reason="the host function sees whole values")(
+    lambda op: ()
 )
 
 
@@ -221,7 +213,7 @@ def _flops(params: dict[str, Any], ins: Sequence[Any], outs: Sequence[Any]) -> f
 
 
 def _rows(op: Op) -> Sequence[Row]:
-    rows = [all_b(op)]
+    rows = []
     for grid_dim in independent_dims(op.params):
         counted = zip((*grid_dim.ins, *grid_dim.outs), (*op.ins, *op.outs), strict=True)
         shards = [
@@ -230,7 +222,7 @@ def _rows(op: Op) -> Sequence[Row]:
         if all(shard % block == 0 for shard, block in shards):
             ins = tuple(B if at is None else Split(at[0]) for at in grid_dim.ins)
             rows.append(Row(ins, tuple(Split(dim) for dim, _ in grid_dim.outs)))
-    return tuple(rows)
+    return rows
 
 
 def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -257,8 +249,4 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     )
 
 
-add_rule(
-    Rule(
-        name="pallas_call", rows=_rows, traits=Traits(flops=_flops), local=_local, unread=why_whole
-    )
-)
+rule("pallas_call", traits=Traits(flops=_flops), local=_local, unread=why_whole)(_rows)

@@ -24,15 +24,13 @@ from sbp.signatures.rule import (
     LocalContext,
     Op,
     Row,
-    Rule,
-    add_rule,
     bind_with,
     names,
     rule,
     rule_for,
 )
 from sbp.signatures.traits import Traits
-from sbp.types import Atom, B, Split, Unreduced
+from sbp.types import B, Split, Unreduced
 
 _of = functools.partial(Traits, elementwise=True, pointwise=True)
 """Traits that elementwise primitives share, and others as arguments."""
@@ -354,25 +352,14 @@ def elementwise_rows(op: Op) -> Sequence[Row]:
 rule(*ELEMENTWISE, traits=ELEMENTWISE.__getitem__, local=bind_with)(elementwise_rows)
 
 
+@rule(
+    "optimization_barrier",
+    traits=Traits(moves=True, scales="together", fusion="free"),
+    local=lambda ctx, args: _jax.optimization_barrier(args),
+)
 def _barrier_rows(op: Op) -> Sequence[Row]:
     """One operand of the barrier: it keeps every type."""
-    dtype = op.ins[0].dtype
-    atoms: list[Atom] = [
-        B,
-        *(Split(d) for d in range(len(op.ins[0].shape))),
-        *(Unreduced(m) for m in admissible(dtype)),
-    ]
-    return [Row((a,), (a,)) for a in atoms]
-
-
-add_rule(
-    Rule(
-        name="optimization_barrier",
-        rows=_barrier_rows,
-        traits=Traits(moves=True, scales="together", fusion="free"),
-        local=lambda ctx, args: _jax.optimization_barrier(args),
-    )
-)
+    return [*split_atoms(op), *moved_rows(op)]
 
 
 # ---- mulhi --------------------------------------------------------------------------------------

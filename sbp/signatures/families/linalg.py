@@ -19,6 +19,7 @@ from sbp.signatures.factors import (
     factor_atom,
     linear_rows,
     multilinear_rows,
+    rows_beside,
     split_rows,
 )
 from sbp.signatures.kernels.rotation import rotated, rotation_rows
@@ -444,6 +445,6 @@ def _summed(ctx: LocalContext, a: Any) -> Any:
 @rule("fft", traits=Traits(linear_map=True, whole=True), local=bind_with)
 def _fft(op: Op) -> Sequence[Row]:
     """Linear. The transformed dims are the last ones and do not split."""
-    batch = len(op.ins[0].shape) - len(op.params["fft_lengths"])
-    dims = tuple(f"b{i}" if i < batch else None for i in range(len(op.ins[0].shape)))
-    return [*split_rows(op, FactorMap(ins=(dims,), outs=(dims,))), *linear_rows(op)]
+    rank = len(op.ins[0].shape)
+    transformed = range(rank - len(op.params["fft_lengths"]), rank)
+    return [*rows_beside(op, transformed), *linear_rows(op)]

@@ -12,7 +12,7 @@ from jax import lax
 
 from sbp import _jax
 from sbp.settings import settings_of
-from sbp.signatures.factors import FactorMap, dim_factors, split_rows
+from sbp.signatures.factors import rows_beside
 from sbp.signatures.families.elementwise import high_half, split_atoms
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.traits import Traits
@@ -292,5 +292,4 @@ def _iota_2x32_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 @rule("iota_2x32_shape", traits=Traits(generates="counter"), local=_iota_2x32_local)
 def _iota_2x32(op: Op) -> Sequence[Row]:
     """The counters themselves."""
-    dims = dim_factors(len(op.outs[0].shape))
-    return split_rows(op, FactorMap(ins=(), outs=(dims, dims))) if _counts(op) else []
+    return rows_beside(op) if _counts(op) else []

@@ -12,7 +12,15 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.factors import FactorMap, admissible, dim_factors, monoid_rows, split_rows
+from sbp.signatures.factors import (
+    FactorMap,
+    admissible,
+    dim_factors,
+    monoid_rows,
+    rows_beside,
+    rows_without,
+    split_rows,
+)
 from sbp.signatures.kernels.halo import bytes_beside
 from sbp.signatures.kernels.shards import filled_shards, neutral, without_padding
 from sbp.signatures.rule import (
@@ -111,8 +119,7 @@ def _prefix_traits(name: str) -> Traits:
 def _cumulative(op: Op) -> Sequence[Row]:
     """Other dims split; the operator's own dim splits with the kernel `prefix`."""
     axis = int(op.params["axis"])
-    dims = dim_factors(len(op.ins[0].shape), [axis])
-    rows = split_rows(op, FactorMap(ins=(dims,), outs=(dims,)))
+    rows = rows_beside(op, [axis])
     monoid = _PREFIX_MONOIDS.get(op.name)
     rows += monoid_rows(op, monoid) if monoid in admissible(op.ins[0].dtype) else []
     if op.ins[0].shape[axis] > 0:
@@ -171,8 +178,7 @@ def _reduce(op: Op) -> Sequence[Row]:
 
 @rule("reduce_xor", traits=Traits(), local=bind_with)
 def _reduce_whole(op: Op) -> Sequence[Row]:
-    dims = dim_factors(len(op.ins[0].shape), op.params["axes"])
-    return split_rows(op, FactorMap(ins=(dims,), outs=(tuple(d for d in dims if d is not None),)))
+    return rows_without(op, op.params["axes"])
 
 
 def _reduce_by_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -218,11 +224,8 @@ add_kernel(
 def _reduce_by(op: Op) -> Sequence[Row]:
     """A reduction by any associative function: other dims split; a reduced dim splits with the
     kernel `reduced_shards`."""
-    count = len(op.ins) // 2
-    dims = dim_factors(len(op.ins[0].shape), op.params["dimensions"])
-    kept = tuple(d for d in dims if d is not None)
-    rows = split_rows(op, FactorMap(ins=(dims,) * count + ((),) * count, outs=(kept,) * count))
-    reduced = op.params["dimensions"]
+    count, reduced = len(op.ins) // 2, op.params["dimensions"]
+    rows = rows_without(op, reduced)
     if not all(op.ins[0].shape[d] for d in reduced):
         return rows
     for d in reduced:
@@ -233,9 +236,7 @@ def _reduce_by(op: Op) -> Sequence[Row]:
 
 @rule("approx_top_k", traits=Traits(), local=bind_with)
 def _approx_top_k(op: Op) -> Sequence[Row]:
-    axis = op.params["reduction_dimension"] % len(op.ins[0].shape)
-    dims = dim_factors(len(op.ins[0].shape), [axis])
-    return split_rows(op, FactorMap(ins=(dims,), outs=(dims,) * len(op.outs)))
+    return rows_beside(op, [op.params["reduction_dimension"] % len(op.ins[0].shape)])
 
 
 # ---- folds --------------------------------------------------------------------------------------
@@ -345,8 +346,7 @@ add_kernel(
 @rule("argmax", "argmin", traits=Traits(orderless=True), local=_extreme_local)
 def _extreme(op: Op) -> Sequence[Row]:
     """Other dims split; the searched dim splits with the kernel `pair`."""
-    dims = dim_factors(len(op.ins[0].shape), op.params["axes"])
-    rows = split_rows(op, FactorMap(ins=(dims,), outs=(tuple(d for d in dims if d is not None),)))
+    rows = rows_without(op, op.params["axes"])
     if op.ins[0].shape[op.params["axes"][0]] > 0:
         rows.append(Row((Split(op.params["axes"][0]),), (B,), kernel="pair"))
     return rows
@@ -399,10 +399,8 @@ add_kernel(
 @rule("top_k", traits=Traits(scales="together", orderless=True), local=_top_k_local)
 def _top_k(op: Op) -> Sequence[Row]:
     """Other dims split; the searched dim splits with the kernel `candidates`."""
-    rank = len(op.ins[0].shape)
-    axis = _top_k_axis(op.params, rank)
-    dims = dim_factors(rank, [axis])
-    rows = split_rows(op, FactorMap(ins=(dims,), outs=(dims,) * len(op.outs)))
+    axis = _top_k_axis(op.params, len(op.ins[0].shape))
+    rows = rows_beside(op, [axis])
     if 0 not in op.ins[0].shape:
         rows.append(Row((Split(axis),), (B, B), kernel="candidates"))
     return rows
@@ -486,8 +484,7 @@ def _sort(op: Op) -> Sequence[Row]:
     """Other dims split; the sorted dim splits over 2**k devices with the kernel
     `sorting_network`."""
     axis = int(op.params["dimension"])
-    dims = dim_factors(len(op.ins[0].shape), [axis])
-    rows = split_rows(op, FactorMap(ins=(dims,) * len(op.ins), outs=(dims,) * len(op.outs)))
+    rows = rows_beside(op, [axis])
     if op.axis_size & (op.axis_size - 1) == 0 and 0 not in op.ins[0].shape:
         rows.append(
             Row(

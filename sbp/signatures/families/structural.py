@@ -17,6 +17,8 @@ from sbp.signatures.factors import (
     monoid_rows,
     moved_rows,
     owned_monoid,
+    rows_beside,
+    rows_without,
     split_rows,
 )
 from sbp.signatures.kernels.exchange import Need, Pieces, fetch
@@ -156,9 +158,8 @@ def _slice(op: Op) -> Sequence[Row]:
     sizes = zip(op.ins[0].shape, op.outs[0].shape, strict=True)
     windows = [_slice_windows(op.params, d, size, out) for d, (size, out) in enumerate(sizes)]
     cut = [d for d, w in enumerate(windows) if not w.is_identity]
-    dims = dim_factors(len(windows), cut)
     rows = [
-        *split_rows(op, FactorMap(ins=(dims,), outs=(dims,))),
+        *rows_beside(op, cut),
         *moved_rows(op),
         *_moving_rows(op, cut, windows),
     ]
@@ -210,12 +211,9 @@ def _split_exchanges(op: Op, row: Row) -> Exchanges:
 def _split(op: Op) -> Sequence[Row]:
     """Other dims split; the dim that is cut into results splits with halo exchange."""
     axis = op.params["axis"]
-    dims = dim_factors(len(op.ins[0].shape), [axis])
-    rows = [*split_rows(op, FactorMap(ins=(dims,), outs=(dims,) * len(op.outs))), *moved_rows(op)]
-    return [
-        *rows,
-        *(halo_rows(op, [axis]) if all(a.shape[axis] >= op.axis_size for a in op.outs) else []),
-    ]
+    has_shards = all(a.shape[axis] >= op.axis_size for a in op.outs)
+    along = halo_rows(op, [axis]) if has_shards else []
+    return [*rows_beside(op, [axis]), *moved_rows(op), *along]
 
 
 # ---- pad ----------------------------------------------------------------------------------------
@@ -260,15 +258,13 @@ def _window_exchanges(op: Op, row: Row) -> Exchanges:
 def _pad(op: Op) -> Sequence[Row]:
     """The operand and the padding value are partial together: parts of the value 1.0 join to 1.0,
     so the padding is right."""
-    whole = [tuple(c) == (0, 0, 0) for c in op.params["padding_config"]]
-    dims = tuple(f"d{i}" if w else None for i, w in enumerate(whole))
-    padded = [d for d, w in enumerate(whole) if not w and op.ins[0].shape[d] >= op.axis_size]
+    padded = [d for d, c in enumerate(op.params["padding_config"]) if tuple(c) != (0, 0, 0)]
     sizes = zip(op.ins[0].shape, op.outs[0].shape, strict=True)
     windows = [_pad_windows(op.params, d, size, out) for d, (size, out) in enumerate(sizes)]
     return [
-        *split_rows(op, FactorMap(ins=(dims, ()), outs=(dims,))),
+        *rows_beside(op, padded),
         *moved_rows(op),
-        *_moving_rows(op, padded, windows),
+        *_moving_rows(op, [d for d in padded if op.ins[0].shape[d] >= op.axis_size], windows),
     ]
 
 
@@ -301,12 +297,8 @@ def _rev_exchanges(op: Op, row: Row) -> Exchanges:
 @rule("rev", traits=Traits(moves=True, scales="together"), local=_rev_local)
 def _rev(op: Op) -> Sequence[Row]:
     """Other dims split; reversed dims split with halo exchange."""
-    dims = dim_factors(len(op.ins[0].shape), op.params["dimensions"])
-    return [
-        *split_rows(op, FactorMap(ins=(dims,), outs=(dims,))),
-        *moved_rows(op),
-        *halo_rows(op, op.params["dimensions"]),
-    ]
+    turned = op.params["dimensions"]
+    return [*rows_beside(op, turned), *moved_rows(op), *halo_rows(op, turned)]
 
 
 # ---- reshape ------------------------------------------------------------------------------------
@@ -485,12 +477,10 @@ def _joining(op: Op) -> Sequence[Row]:
     """Other dims split; the dim of the result along which the operands lie splits with an
     exchange, or without one where each element stays in its place."""
     axis = int(op.params["dimension"])
-    dims = dim_factors(len(op.outs[0].shape), [axis])
-    ins = tuple(dims if a.shape else () for a in op.ins)
     along = halo_rows(op, [axis])
     if _is_in_place(op.params, op.ins, op.outs[0]):
         along = [replace(row, kernel="aligned") for row in along]
-    return [*split_rows(op, FactorMap(ins=ins, outs=(dims,))), *moved_rows(op), *along]
+    return [*rows_beside(op, [axis]), *moved_rows(op), *along]
 
 
 # ---- structure ----------------------------------------------------------------------------------
@@ -543,10 +533,8 @@ def _broadcast_in_dim(op: Op) -> Sequence[Row]:
     local=bind_with,
 )
 def _squeeze(op: Op) -> Sequence[Row]:
-    gone = {d % len(op.ins[0].shape) for d in op.params["dimensions"]}
-    dims = dim_factors(len(op.ins[0].shape), gone)
-    out = tuple(d for i, d in enumerate(dims) if i not in gone)
-    return [*split_rows(op, FactorMap(ins=(dims,), outs=(out,))), *moved_rows(op)]
+    gone = [d % len(op.ins[0].shape) for d in op.params["dimensions"]]
+    return [*rows_without(op, gone), *moved_rows(op)]
 
 
 @rule("stack", traits=Traits(moves=True, scales="together"), local=bind_with)
@@ -561,15 +549,13 @@ def _stack(op: Op) -> Sequence[Row]:
 
 @rule("unstack", traits=Traits(moves=True, scales="together"), local=bind_with)
 def _unstack(op: Op) -> Sequence[Row]:
-    dims = dim_factors(len(op.ins[0].shape), [op.params["axis"]])
-    out = tuple(d for d in dims if d is not None)
-    return [*split_rows(op, FactorMap(ins=(dims,), outs=(out,) * len(op.outs))), *moved_rows(op)]
+    return [*rows_without(op, [op.params["axis"]]), *moved_rows(op)]
 
 
 @rule("tile", traits=Traits(moves=True, scales="together"), local=bind_with)
 def _tile(op: Op) -> Sequence[Row]:
-    dims = tuple(f"d{i}" if times == 1 else None for i, times in enumerate(op.params["reps"]))
-    return [*split_rows(op, FactorMap(ins=(dims,), outs=(dims,))), *moved_rows(op)]
+    repeated = [d for d, times in enumerate(op.params["reps"]) if times != 1]
+    return [*rows_beside(op, repeated), *moved_rows(op)]
 
 
 @rule("bitcast_convert_type", traits=Traits(fusion="free"), local=bind_with)
@@ -611,18 +597,10 @@ def _iota_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     ]
 
 
-@rule("iota", traits=Traits(generates="counter", fusion="inlined"), local=_iota_local)
-def _iota(op: Op) -> Sequence[Row]:
-    return split_rows(
-        op, FactorMap(ins=((),) * len(op.ins), outs=(dim_factors(len(op.outs[0].shape)),))
-    )
+rule("iota", traits=Traits(generates="counter", fusion="inlined"), local=_iota_local)(rows_beside)
 
 
-@rule(
+# A buffer whose elements have no meaning.
+rule(
     "empty", traits=Traits(), local=lambda ctx, args: bind_with(ctx, args, shape=ctx.local_outs[0])
-)
-def _empty(op: Op) -> Sequence[Row]:
-    """Rows for a buffer whose elements have no meaning: every dim splits."""
-    return split_rows(
-        op, FactorMap(ins=((),) * len(op.ins), outs=(dim_factors(len(op.outs[0].shape)),))
-    )
+)(rows_beside)

@@ -13,13 +13,12 @@ import numpy as np
 from jax import lax
 
 from sbp.signatures.factors import (
-    Dims,
     FactorMap,
     admissible,
-    dim_factors,
     linear_rows,
     monoid_rows,
     moved_rows,
+    rows_beside,
     split_rows,
 )
 from sbp.signatures.families.linalg import bilinear_rows
@@ -451,8 +450,8 @@ def windows_of(params: dict[str, Any], dim: int, size: int, out: int) -> Windows
     )
 
 
-def _dims(op: Op, operand: Any, out: Any) -> tuple[Dims, list[int]]:
-    """The factors of the dims along which windows do not slide, and a list of the other dims.
+def _slides(op: Op, operand: Any, out: Any) -> list[int]:
+    """The dims along which windows slide.
 
     Arguments:
       op: the equation.
@@ -460,12 +459,11 @@ def _dims(op: Op, operand: Any, out: Any) -> tuple[Dims, list[int]]:
       out: aval with one element for each window.
     """
     sizes = zip(operand.shape, out.shape, strict=True)
-    slides = [
+    return [
         d
         for d, (size, result) in enumerate(sizes)
         if not windows_of(op.params, d, size, result).is_identity
     ]
-    return dim_factors(len(operand.shape), slides), slides
 
 
 def _without_padding(params: dict[str, Any], dims: Sequence[int]) -> dict[str, Any]:
@@ -547,11 +545,9 @@ def _reduce_exchanges(op: Op, row: Row) -> Exchanges:
 )
 def _reduce_window(op: Op) -> Sequence[Row]:
     """Dims that windows do not slide along split; the others split with halo exchange."""
-    dims, slides = _dims(op, op.ins[0], op.outs[0])
-    monoid = op.name.rsplit("_", 1)[-1]
-    rows = split_rows(op, FactorMap(ins=(dims,), outs=(dims,)))
+    slides, monoid = _slides(op, op.ins[0], op.outs[0]), op.name.rsplit("_", 1)[-1]
     return [
-        *rows,
+        *rows_beside(op, slides),
         *(monoid_rows(op, monoid) if monoid in admissible(op.ins[0].dtype) else []),
         *_halo(op, slides),
     ]
@@ -564,14 +560,9 @@ def _reduce_window_by(op: Op) -> Sequence[Row]:
     Along a dim with padding or a base dilation windows do not split: XLA for CPU leaves these
     positions out, and no element that an exchange could fill in is neutral for every function.
     """
-    count = len(op.ins) // 2
-    dims, slides = _dims(op, op.ins[0], op.outs[0])
-    base = op.params["base_dilation"]
+    slides, base = _slides(op, op.ins[0], op.outs[0]), op.params["base_dilation"]
     full = [d for d in slides if tuple(op.params["padding"][d]) == (0, 0) and base[d] == 1]
-    return [
-        *split_rows(op, FactorMap(ins=(dims,) * count + ((),) * count, outs=(dims,) * count)),
-        *_halo(op, full),
-    ]
+    return [*rows_beside(op, slides), *_halo(op, full)]
 
 
 def _halo(op: Op, dims: Sequence[int]) -> list[Row]:
@@ -606,12 +597,8 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 def _select_and_gather_add(op: Op) -> Sequence[Row]:
     """The tangent of the element that each window of the second operand chooses; linear in the
     tangents, the first operand."""
-    dims, slides = _dims(op, op.ins[0], op.outs[0])
-    return [
-        *split_rows(op, FactorMap(ins=(dims, dims), outs=(dims,))),
-        *moved_rows(op, (0,)),
-        *_halo(op, slides),
-    ]
+    slides = _slides(op, op.ins[0], op.outs[0])
+    return [*rows_beside(op, slides), *moved_rows(op, (0,)), *_halo(op, slides)]
 
 
 def _touching(windows: Windows, n: int) -> tuple[Need, Need]:
@@ -673,17 +660,12 @@ def _select_and_scatter_add(op: Op) -> Sequence[Row]:
     """Adds each window's cotangent to the element that the window of the second operand chooses;
     linear in the cotangents, the first operand."""
     source, operand = op.ins
-    dims, slides = _dims(op, operand, source)
-    return [
-        *split_rows(op, FactorMap(ins=(dims, dims), outs=(dims,))),
-        *linear_rows(op, (0,)),
-        *_halo(op, slides),
-    ]
+    slides = _slides(op, operand, source)
+    return [*rows_beside(op, slides), *linear_rows(op, (0,)), *_halo(op, slides)]
 
 
 @rule("select_and_scatter", traits=Traits(), local=bind_with)
 def _select_and_scatter(op: Op) -> Sequence[Row]:
     """With any pair of functions and an initial value: only dims along which windows do not slide
     split."""
-    dims, _ = _dims(op, op.ins[0], op.ins[1])
-    return split_rows(op, FactorMap(ins=(dims, dims, ()), outs=(dims,)))
+    return rows_beside(op, _slides(op, op.ins[0], op.ins[1]))
