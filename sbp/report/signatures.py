@@ -52,12 +52,11 @@ def _family(name: str, rules: list[Rule]) -> Section:
 
 
 def family(rule: Rule) -> str:
-    """The name of the module with a rule: elementwise, contraction, reduction, .."""
+    """The name of the module with a rule: elementwise, linalg, reduction, .."""
     rows: Any = rule.rows
     while isinstance(rows, functools.partial):
         rows = rows.args[0] if rows.args and callable(rows.args[0]) else rows.func
-    found = str(getattr(rows, "__module__", "")).rsplit(".", 1)[-1]
-    return "replicated" if rule.reason and found == "rule" else found
+    return str(getattr(rows, "__module__", "")).rsplit(".", 1)[-1]
 
 
 def signature_page(primitive: str) -> Page:

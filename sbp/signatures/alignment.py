@@ -151,14 +151,7 @@ class Maker:
     def __init__(self, wiring: Wiring, ids: Iterator[int]) -> None:
         self.wiring, self.graph, self.ids = wiring, wiring.graph, ids
         self.before: dict[int, list[Node]] = defaultdict(list)
-        self._values = itertools.count(max(self.graph.avals, default=0) + 1)
         self._shifted: dict[tuple[Operand, int, int, int], tuple[int, Operand]] = {}
-
-    def value(self, aval: Any) -> int:
-        """A new value."""
-        value = next(self._values)
-        self.graph.avals[value] = aval
-        return value
 
     def emit(self, at: int, like: Node, aval: Any, **changes: Any) -> int:
         """The result of a new node, which is like another one but for some changes.
@@ -169,7 +162,7 @@ class Maker:
           aval: shape and dtype of the result.
           changes: what differs.
         """
-        out = self.value(aval)
+        out = self.graph.new_value(aval)
         node = dataclasses.replace(like, id=next(self.ids), outputs=(out,), regions=(), **changes)
         self.before[at].append(node)
         return out
@@ -242,7 +235,7 @@ class Maker:
           pieces: the slices.
           x: the value.
         """
-        out = self.value(self.graph.aval(x))
+        out = self.graph.new_value(self.graph.aval(x))
         node = dataclasses.replace(like, id=next(self.ids), outputs=(out,), title="pad")
         self.before[at].append(join_node(node, dim, pieces))
         return out
@@ -490,7 +483,7 @@ class _Lifting:
         outputs, slices = [], []
         for value in node.outputs:
             dim = split[value]
-            out = self.maker.value(resized(graph.avals[value], dim, self.lift.total))
+            out = graph.new_value(resized(graph.avals[value], dim, self.lift.total))
             self.lifted[value] = out
             outputs.append(out)
             slices.append(self.maker.cut(node, out, dim, self.lift.by, value))

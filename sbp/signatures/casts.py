@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Set
 
 import numpy as np
@@ -32,13 +31,12 @@ def with_hoisted_casts(graph: Graph) -> Graph:
     """
     if not any(node.op in LOOPS for node in graph.walk()):
         return graph
-    values = itertools.count(max(graph.avals) + 1)
 
     def rewrite(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
         nodes: list[Node] = []
         for node in graph.nodes:
             if node.op in LOOPS:
-                hoisted = _Hoisting(graph, node, inspected, values, ids)
+                hoisted = _Hoisting(graph, node, inspected, ids)
                 nodes += hoisted.before
                 node = hoisted.loop
             nodes.append(node)
@@ -54,7 +52,7 @@ class _Hoisting:
       graph: the graph around the loop.
       loop: the loop.
       inspected: values whose types the program asks for, which stay.
-      values, ids: unused numbers of values and of nodes.
+      ids: unused numbers of nodes.
 
     Attributes:
       before: the nodes that now stand ahead of the loop.
@@ -66,10 +64,9 @@ class _Hoisting:
         graph: Graph,
         loop: Node,
         inspected: Set[int],
-        values: Iterator[int],
         ids: Iterator[int],
     ) -> None:
-        self.graph, self.values, self.ids = graph, values, ids
+        self.graph, self.ids = graph, ids
         self.before: list[Node] = []
         self.outside: dict[int, Operand] = {}
         body_number = body_of(loop)
@@ -112,8 +109,7 @@ class _Hoisting:
             node = self.makers[value]
             operand = node.inputs[0]
             assert isinstance(operand, int)
-            new = next(self.values)
-            self.graph.avals[new] = self.graph.avals[value]
+            new = self.graph.new_value(self.graph.avals[value])
             inputs = (self._made(operand),)
             self.before.append(
                 dataclasses.replace(node, id=next(self.ids), inputs=inputs, outputs=(new,))

@@ -328,7 +328,6 @@ class _Emission:
 
     def __init__(self, part: _Part, ids: Iterator[int]) -> None:
         self.part, self.graph, self.ids = part, part.wiring.graph, ids
-        self.values = itertools.count(max(self.graph.avals, default=0) + 1)
         self.nodes: list[Node] = []
         self.made: dict[tuple[Operand, bool], Operand] = {}
 
@@ -358,8 +357,7 @@ class _Emission:
         """The number of a form of a value that is made now."""
         found = self.part.reversals.get(value) if is_reversed else value
         if not isinstance(found, int):
-            found = next(self.values)
-            self.graph.avals[found] = self.graph.aval(value)
+            found = self.graph.new_value(self.graph.aval(value))
         self.made[value, is_reversed] = found
         return found
 

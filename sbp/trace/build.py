@@ -178,7 +178,6 @@ def _summed(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
     reads.update(graph.outputs)
     pads: dict[Operand, Node] = {}
     nodes: dict[int, Node] = {}
-    values = itertools.count(max(graph.avals, default=-1) + 1)
     for node in graph.nodes:
         nodes[node.id] = node
         if _adds_zeros(node) and reads[node.outputs[0]] == 1:
@@ -188,8 +187,7 @@ def _summed(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
         first, second = map(pads.get, node.inputs)
         if first is None or second is None or not _alike(graph, first, second):
             continue
-        value = next(values)
-        graph.avals[value] = graph.aval(first.inputs[0])
+        value = graph.new_value(graph.aval(first.inputs[0]))
         added = (first.inputs[0], second.inputs[0])
         whole = dataclasses.replace(
             second, id=next(ids), inputs=(value, second.inputs[1]), outputs=node.outputs
@@ -313,18 +311,13 @@ class _Builder:
     def graph(
         self, jaxpr: Any, input_names: tuple[str, ...] = (), within: _Within | None = None
     ) -> Graph:
-        opened, consts = _jax.open_jaxpr(jaxpr)
-        env: dict[Any, Operand] = {}
-        for var, value in zip(opened.constvars, consts, strict=True):
-            env[var] = Constant(value, _jax.plain_aval(var.aval))
-        for var in opened.invars:
-            env[var] = self.new_value(var.aval)
-        inputs = tuple(v for v in (env[var] for var in opened.invars) if isinstance(v, int))
+        opened, _ = _jax.open_jaxpr(jaxpr)
+        inputs = tuple(self.new_value(var.aval) for var in opened.invars)
         nodes: list[Node] = []
-        self.equations(opened, env, nodes, within or _Within())
+        outputs = self.called(jaxpr, inputs, nodes, within or _Within())
         return Graph(
             inputs=inputs,
-            outputs=tuple(self.read(env, v) for v in opened.outvars),
+            outputs=outputs,
             nodes=tuple(nodes),
             avals=self.avals,
             input_names=input_names,
@@ -477,7 +470,6 @@ class _Builder:
         self, eqn: Any, operands: tuple[Operand, ...], nodes: list[Node], at: _Within
     ) -> tuple[Operand, ...]:
         """The results of an equation that becomes a node."""
-        self.check_effects(eqn, at.frames)
         params = dict(eqn.params)
         if eqn.primitive is annotate_p:
             del params["at"]  # the node has the frames
@@ -485,7 +477,7 @@ class _Builder:
         settings = Settings.of(eqn, at.metadata)
         if settings != Settings.current():
             params[SETTINGS] = settings
-        _check_values(eqn, at.frames)
+        _check_effects(eqn, at.frames)
         outputs = tuple(self.new_value(v.aval) for v in eqn.outvars)
         nodes.append(
             self.made(
@@ -533,19 +525,18 @@ class _Builder:
     def regions(self, name: str, params: dict[str, Any], at: _Within) -> tuple[Graph, ...]:
         match name:
             case "scan":
-                keys = ["jaxpr"]
                 params["num_consts"], params["num_carry"] = _jax.scan_counts(params)
+                bodies = [params.pop("jaxpr")]
             case "while":
-                keys = ["cond_jaxpr", "body_jaxpr"]
+                bodies = [params.pop("cond_jaxpr"), params.pop("body_jaxpr")]
             case "cond":
-                branches = params.pop("branches")
-                return tuple(self.graph(b, within=at) for b in branches)
+                bodies = params.pop("branches")
             case "shard_map":
                 params["body"] = self.graph(params.pop("jaxpr"), within=replace(at, manual=True))
                 return ()
             case _:
                 return ()
-        return tuple(self.graph(params.pop(key), within=at) for key in keys)
+        return tuple(self.graph(body, within=at) for body in bodies)
 
     def frames_of(self, eqn: Any) -> tuple[Span, ...]:
         if eqn.primitive is annotate_p:
@@ -561,28 +552,23 @@ class _Builder:
             self.libraries[key] = _jax.library_of(eqn.source_info)
         return self.libraries[key]
 
-    def check_effects(self, eqn: Any, frames: tuple[Span, ...]) -> None:
-        if eqn.primitive.name == "io_callback" and eqn.outvars:
-            where = f" at {frames[0]}" if frames else ""
-            raise SbpError(
-                f"io_callback with results{where} cannot run once for all devices; use"
-                " jax.pure_callback or return nothing",
-                code="unsupported-effect",
-                span=frames[0] if frames else None,
-            )
 
-
-def _check_values(eqn: Any, frames: tuple[Span, ...]) -> None:
-    """Refuses an equation that makes a token."""
-    if all(hasattr(v.aval, "shape") for v in eqn.outvars):
+def _check_effects(eqn: Any, frames: tuple[Span, ...]) -> None:
+    """Refuses an equation that makes a token, and an `io_callback` with results."""
+    name = eqn.primitive.name
+    if not all(hasattr(v.aval, "shape") for v in eqn.outvars):
+        why = (
+            "makes a token, which orders effects and has no type; leave tokens out, and order by"
+            " the values that operations read"
+        )
+    elif name == "io_callback" and eqn.outvars:
+        name = "io_callback with results"
+        why = "cannot run once for all devices; use jax.pure_callback or return nothing"
+    else:
         return
     where = f" at {frames[0]}" if frames else ""
-    raise SbpError(
-        f"{eqn.primitive.name}{where} makes a token, which orders effects and has no type; leave"
-        " tokens out, and order by the values that operations read",
-        code="unsupported-effect",
-        span=frames[0] if frames else None,
-    )
+    span = frames[0] if frames else None
+    raise SbpError(f"{name}{where} {why}", code="unsupported-effect", span=span)
 
 
 def _has(pin: Pin, operand: Operand, nodes: list[Node]) -> bool:

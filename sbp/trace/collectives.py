@@ -100,8 +100,7 @@ def is_collective(op: str) -> bool:
 
 def handwritten_bytes(node: Node) -> float:
     """Bytes that one device sends when a `shard_map` node runs once."""
-    sizes = {str(name): int(n) for name, n in node.params["mesh"].shape.items()}
-    return _of_body(node.params["body"], sizes)
+    return _of_body(node.params["body"], _mesh_sizes(node))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,8 +122,12 @@ class CollectiveRun:
 
 def collective_runs(region: Node) -> Iterator[CollectiveRun]:
     """The collectives of a `shard_map` node, in program order, with those in loops and branches."""
-    sizes = {str(name): int(n) for name, n in region.params["mesh"].shape.items()}
-    yield from _runs(region.params["body"], sizes, 1)
+    yield from _runs(region.params["body"], _mesh_sizes(region), 1)
+
+
+def _mesh_sizes(region: Node) -> dict[str, int]:
+    """The sizes of the mesh axes of a `shard_map` node."""
+    return {str(name): int(n) for name, n in region.params["mesh"].shape.items()}
 
 
 def _runs(graph: Graph, sizes: dict[str, int], runs: int) -> Iterator[CollectiveRun]:
@@ -137,12 +140,11 @@ def _runs(graph: Graph, sizes: dict[str, int], runs: int) -> Iterator[Collective
 
 
 def _of_body(graph: Graph, sizes: dict[str, int]) -> float:
-    total = 0.0
-    for node in graph.nodes:
-        inner = [_of_body(region, sizes) for region in node.regions]
-        total += amount(node, inner)
-        total += _of_collective(graph, node, sizes)
-    return total
+    return sum(
+        amount(node, [_of_body(region, sizes) for region in node.regions])
+        + _of_collective(graph, node, sizes)
+        for node in graph.nodes
+    )
 
 
 def _of_collective(graph: Graph, node: Node, sizes: dict[str, int]) -> float:

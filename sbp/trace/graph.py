@@ -162,6 +162,12 @@ class Graph:
         """Shape and dtype of an operand."""
         return operand.aval if isinstance(operand, Constant) else self.avals[operand]
 
+    def new_value(self, aval: Any) -> int:
+        """A new value, entered in the table of avals, whose numbers rise."""
+        value = next(reversed(self.avals), -1) + 1
+        self.avals[value] = aval
+        return value
+
     def walk(self) -> Iterator[Node]:
         """All nodes, those of regions after the node that holds them."""
         for node in self.nodes:

@@ -317,8 +317,7 @@ class _Joins:
         nodes: list[Node] = []
         inputs, before = [], dict(self.cut_values)
         for operand in total.inputs:
-            part = max(self.graph.avals) + 1
-            self.graph.avals[part] = self.graph.avals[value]
+            part = self.graph.new_value(self.graph.avals[value])
             found = self.taken(node, part, operand, cuts)
             if found is None:
                 self.cut_values = before
@@ -341,8 +340,7 @@ class _Joins:
             return x, []
         if (x, own) in self.cut_values:
             return self.cut_values[x, own], []
-        value = max(self.graph.avals) + 1
-        self.graph.avals[value] = aval.update(shape=shape_of(own))
+        value = self.graph.new_value(aval.update(shape=shape_of(own)))
         nodes = self.sliced(node, value, x, own)
         self.cut_values[x, own] = found = self.instead.get(value, value)
         return found, nodes

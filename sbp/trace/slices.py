@@ -264,8 +264,8 @@ def _single_pads(graph: Graph, pad: Node, ids: Iterator[int]) -> list[Node]:
         (value,), number = pad.outputs, pad.id
         shape[d] = graph.avals[value].shape[d]
         if d != dims[-1]:
-            value, number = max(graph.avals) + 1, next(ids)
-            graph.avals[value] = graph.avals[pad.outputs[0]].update(shape=tuple(shape))
+            aval = graph.avals[value].update(shape=tuple(shape))
+            value, number = graph.new_value(aval), next(ids)
         own = tuple(c if e == d else (0, 0, 0) for e, c in enumerate(config))
         fields = {"inputs": (x, pad.inputs[1]), "outputs": (value,), "id": number}
         nodes.append(dataclasses.replace(pad, params={"padding_config": own}, **fields))

@@ -597,10 +597,10 @@ def _iota_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     ]
 
 
-rule("iota", traits=Traits(generates="counter", fusion="inlined"), local=_iota_local)(rows_beside)
-
-
-# A buffer whose elements have no meaning.
-rule(
+@rule("iota", traits=Traits(generates="counter", fusion="inlined"), local=_iota_local)
+@rule(
     "empty", traits=Traits(), local=lambda ctx, args: bind_with(ctx, args, shape=ctx.local_outs[0])
-)(rows_beside)
+)
+def _created(op: Op) -> Sequence[Row]:
+    """Every dim splits. The elements of `empty` have no meaning."""
+    return rows_beside(op)
