@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -135,8 +135,7 @@ def _through(first: Cut, then: Cut) -> Cut:
 # Slices of values and copies of scalars, one after the other along a dim.
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """Neighbouring elements of a value along a dim; of a scalar, copies.
 
     Arguments:

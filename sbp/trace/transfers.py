@@ -67,7 +67,7 @@ def returned_in(graph: Graph, hosts: Sequence[bool | None]) -> Graph:
         if operand not in made:
             copy = _jax.empty_aval(aval.shape, aval.dtype, bool(aval.weak_type), host)
             made[operand] = value = graph.new_value(copy)
-            fields = {"inputs": (operand,), "outputs": (value,), **transfer_fields(host)}
-            nodes.append(Node(id=next(numbers), **fields))
+            fields = transfer_fields(host)
+            nodes.append(Node(id=next(numbers), inputs=(operand,), outputs=(value,), **fields))
         outputs[position] = made[operand]
     return dataclasses.replace(graph, nodes=tuple(nodes), outputs=tuple(outputs))
