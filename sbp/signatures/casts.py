@@ -36,86 +36,64 @@ def with_hoisted_casts(graph: Graph) -> Graph:
         nodes: list[Node] = []
         for node in graph.nodes:
             if node.op in LOOPS:
-                hoisted = _Hoisting(graph, node, inspected, ids)
-                nodes += hoisted.before
-                node = hoisted.loop
+                before, node = _hoisted(graph, node, inspected, ids)
+                nodes += before
             nodes.append(node)
         return dataclasses.replace(graph, nodes=tuple(nodes))
 
     return rewritten(graph, rewrite)
 
 
-class _Hoisting:
-    """One loop, whose body reads hoisted casts.
+def _hoisted(
+    graph: Graph, loop: Node, inspected: Set[int], ids: Iterator[int]
+) -> tuple[list[Node], Node]:
+    """The nodes that stand ahead of a loop, and the loop that reads their results.
 
     Arguments:
       graph: the graph around the loop.
       loop: the loop.
       inspected: values whose types the program asks for, which stay.
       ids: unused numbers of nodes.
-
-    Attributes:
-      before: the nodes that now stand ahead of the loop.
-      loop: the loop that reads their results.
     """
+    number = body_of(loop)
+    body = loop.regions[number]
+    fed = interface_of(loop).fed[number]
+    # Values of the body that are fixed, each with what it is outside of the loop; and the nodes
+    # that move elements of them.
+    outside: dict[Operand, Operand] = {
+        value: loop.inputs[entry.operand]
+        for value, entry in zip(body.inputs, fed, strict=True)
+        if entry.kind == "constant"
+    }
+    makers: dict[Operand, Node] = {}
+    hoisted: list[Node] = []
+    for node in body.nodes:
+        if node.is_barrier:
+            pairs = zip(node.inputs, node.outputs, strict=True)
+            outside |= {out: outside[o] for o, out in pairs if o in outside}
+        elif _moves(graph, node) and node.inputs[0] in {*outside, *makers}:
+            makers[node.outputs[0]] = node
+            if _narrows(graph, node) and node.outputs[0] not in inspected:
+                hoisted.append(node)
+    before: list[Node] = []
 
-    def __init__(
-        self,
-        graph: Graph,
-        loop: Node,
-        inspected: Set[int],
-        ids: Iterator[int],
-    ) -> None:
-        self.graph, self.ids = graph, ids
-        self.before: list[Node] = []
-        self.outside: dict[int, Operand] = {}
-        body_number = body_of(loop)
-        body = loop.regions[body_number]
-        fed = interface_of(loop).fed[body_number]
-        fixed: dict[int, Operand] = {
-            value: loop.inputs[entry.operand]
-            for value, entry in zip(body.inputs, fed, strict=True)
-            if entry.kind == "constant"
-        }
-        makers: dict[int, Node] = {}
-        hoisted: list[Node] = []
-        for node in body.nodes:
-            if node.is_barrier:
-                fixed |= {
-                    out: fixed[o]
-                    for o, out in zip(node.inputs, node.outputs, strict=True)
-                    if isinstance(o, int) and o in fixed
-                }
-            elif _moves(self.graph, node) and node.inputs[0] in {*fixed, *makers}:
-                makers[node.outputs[0]] = node
-                if _narrows(graph, node) and node.outputs[0] not in inspected:
-                    hoisted.append(node)
-        self.fixed, self.makers = fixed, makers
-        self.loop = self._with(loop, body_number, hoisted) if hoisted else loop
-
-    def _with(self, loop: Node, body_number: int, hoisted: list[Node]) -> Node:
-        """The loop that reads the results of nodes of its body as constants."""
-        body, outer = loop.regions[body_number], [self._made(n.outputs[0]) for n in hoisted]
-        nodes = _read_nodes(body, {n.id for n in hoisted})
-        read = {*body.outputs, *(o for n in nodes for o in n.inputs)}
-        made = {n.outputs[0]: o for n, o in zip(hoisted, outer, strict=True)}
-        return with_body_constants(loop, dataclasses.replace(body, nodes=nodes), read, made)
-
-    def _made(self, value: int) -> Operand:
+    def made(value: Operand) -> Operand:
         """A value of the body, made ahead of the loop."""
-        if value in self.fixed:
-            return self.fixed[value]
-        if value not in self.outside:
-            node = self.makers[value]
-            operand = node.inputs[0]
-            assert isinstance(operand, int)
-            new = self.graph.new_value(self.graph.avals[value])
-            inputs = (self._made(operand),)
-            self.before.append(
-                dataclasses.replace(node, id=next(self.ids), inputs=inputs, outputs=(new,))
-            )
-            self.outside[value] = new
-        return self.outside[value]
+        if value not in outside:
+            node = makers[value]
+            inputs, new = (made(node.inputs[0]),), graph.new_value(graph.aval(value))
+            fields = {"id": next(ids), "inputs": inputs, "outputs": (new,)}
+            before.append(dataclasses.replace(node, **fields))
+            outside[value] = new
+        return outside[value]
+
+    if not hoisted:
+        return before, loop
+    constants = {node.outputs[0]: made(node.outputs[0]) for node in hoisted}
+    nodes = _read_nodes(body, {n.id for n in hoisted})
+    read = {*body.outputs, *(o for n in nodes for o in n.inputs)}
+    body = dataclasses.replace(body, nodes=nodes)
+    return before, with_body_constants(loop, body, read, constants)
 
 
 def _read_nodes(body: Graph, hoisted: Set[int]) -> tuple[Node, ...]:
@@ -163,14 +141,8 @@ def rounds(graph: Graph, node: Node) -> bool:
       graph: a program with the node.
       node: the node.
     """
-    traits = traits_of(node.op)
-    if not (traits.carries == "rounded" and traits.adapts and len(node.inputs) == 1):
-        return False
-    before, after = graph.aval(node.inputs[0]).dtype, graph.avals[node.outputs[0]].dtype
-    return (
-        _jax.itemsize(after) < _jax.itemsize(before)
-        and jnp.issubdtype(before, np.floating)
-        and jnp.issubdtype(after, np.floating)
+    return _narrows(graph, node) and all(
+        jnp.issubdtype(graph.aval(o).dtype, np.floating) for o in (*node.inputs, *node.outputs)
     )
 
 

@@ -230,6 +230,8 @@ class Rule:
       reason: why no other row is right, for a rule that has only the all-B row.
       unread: from the parameters of an equation, why the rule finds no row besides all-B in it;
           empty where it does. None for a rule that reads all its equations.
+      exchanges: for an op and a row with the kernel `halo`, what that kernel exchanges: each an
+          `Exchange` of `kernels.halo`.
     """
 
     name: str
@@ -238,6 +240,7 @@ class Rule:
     local: Callable[[LocalContext, Sequence[Any]], list[Any]] | None = None
     reason: str = ""
     unread: Callable[[dict[str, Any]], str] | None = None
+    exchanges: Callable[[Op, Row], Sequence[Any]] | None = None
 
 
 _RULES: dict[str, Rule] = {}

@@ -103,7 +103,7 @@ class Node:
     def is_barrier(self) -> bool:
         """Whether the node returns each of its operands as it is, and XLA computes nothing
         across it."""
-        return self.op == "optimization_barrier"
+        return self.op == BARRIER
 
     def params_key(self, kept: list[Any]) -> tuple[tuple[str, Any], ...]:
         """The parameters as a dictionary key.

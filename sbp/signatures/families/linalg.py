@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -214,32 +213,15 @@ add_kernel(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Roles:
-    """The factors of a ragged product, named as in `dot_factors`; the groups are `g`.
-
-    Arguments:
-      lhs: factors of the left operand.
-      rhs: factors of the right operand.
-      sizes: factors of the group sizes.
-      out: factors of the result.
-      ragged: the factor that the groups divide.
-    """
-
-    lhs: Dims
-    rhs: Dims
-    sizes: Dims
-    out: Dims
-    ragged: str
-
-
-def _roles(params: dict[str, Any], ranks: Sequence[int]) -> _Roles:
-    """The factors of a ragged product.
+def _roles(params: dict[str, Any], ins: Sequence[Any]) -> tuple[FactorMap, str]:
+    """The factors of a ragged product, named as in `dot_factors` with `g` for the groups, and the
+    factor that the groups divide.
 
     Arguments:
       params: parameters of the `ragged_dot_general`.
-      ranks: numbers of dims of its operands: left, right, group sizes.
+      ins: avals of its operands: left, right, group sizes.
     """
+    ranks = [len(a.shape) for a in ins]
     numbers = params["ragged_dot_dimension_numbers"]
     m = dot_factors(numbers.dot_dimension_numbers, ranks[0], ranks[1])
     (lhs_contract, _), (lhs_batch, _) = numbers.dot_dimension_numbers
@@ -256,16 +238,8 @@ def _roles(params: dict[str, Any], ranks: Sequence[int]) -> _Roles:
     ]
     prefix = [lhs[d] for d in outer[: outer.index(position)]]
     sizes: Dims = ("g",) if ranks[2] == 1 else (*prefix, "g")
-    return _Roles(lhs, tuple(rhs), sizes, ("g", *out) if ragged[0] == "k" else tuple(out), ragged)
-
-
-def _of_context(ctx: LocalContext) -> _Roles:
-    return _roles(ctx.params, [len(a.shape) for a in ctx.global_ins])
-
-
-def _before(sizes: Any) -> Any:
-    """The number of rows before each group."""
-    return jnp.cumsum(sizes, -1) - sizes
+    results = ("g", *out) if ragged[0] == "k" else tuple(out)
+    return FactorMap(ins=(lhs, tuple(rhs), sizes), outs=(results,)), ragged
 
 
 def _spread(x: Any, factors: Dims, over: Dims, shape: Sequence[int]) -> Any:
@@ -286,28 +260,27 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     The padding of both operands along contracted dims becomes zero (zero times a NaN in the other
     operand's padding would be NaN), and so do padded matrices, which no row multiplies.
     """
-    roles = _of_context(ctx)
+    roles, ragged = _roles(ctx.params, ctx.global_ins)
+    (lhs_dims, rhs_dims, size_dims), (out_dims,) = roles.ins, roles.outs
     operands = list(args[:2])
-    for k, factors in enumerate((roles.lhs, roles.rhs)):
+    for k, factors in enumerate((lhs_dims, rhs_dims)):
         dims = [d for d, f in enumerate(factors) if f is not None and (f[0] == "k" or f == "g")]
         operands[k] = without_padding(ctx, k, operands[k], tuple(dims), "sum")
     lhs, rhs = operands
     sizes = args[2].astype(jnp.int32)
-    at = roles.lhs.index(roles.ragged)
+    at = lhs_dims.index(ragged)
     if ctx.in_axes(0, at):
         start, extent = ctx.in_offset(0, at), ctx.in_extent(0, at)
-        first = _before(sizes)
+        first = jnp.cumsum(sizes, -1) - sizes  # the number of rows before each group
         sizes = jnp.maximum(
             jnp.minimum(first + sizes, start + extent) - jnp.maximum(first, start), 0
         )
     total = ctx.global_ins[2].shape[-1]
-    if roles.out[0] == "g":
+    if out_dims[0] == "g":
         groups, first_group = ctx.local_outs[0][0], ctx.out_offset(0, 0)
-    elif "g" in roles.rhs:
-        groups, first_group = (
-            rhs.shape[roles.rhs.index("g")],
-            ctx.in_offset(1, roles.rhs.index("g")),
-        )
+    elif "g" in rhs_dims:
+        along = rhs_dims.index("g")
+        groups, first_group = rhs.shape[along], ctx.in_offset(1, along)
     else:
         groups, first_group = total, 0
     if groups == total:
@@ -318,23 +291,23 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     # keep their places; `kept` makes them zero.
     skipped = jnp.sum(jnp.where(lax.iota(jnp.int32, total) < mine[0], sizes, 0), -1)
     counted = counted.at[..., 0].add(skipped)
-    others = tuple(f for f in roles.sizes if f != "g")
+    others = tuple(f for f in size_dims if f != "g")
 
     def kept(x: Any, factors: Dims) -> Any:
         """The value with zeros in the rows before the first group of this shard."""
         rows = lax.broadcasted_iota(
-            jnp.int32, (*skipped.shape, x.shape[factors.index(roles.ragged)]), skipped.ndim
+            jnp.int32, (*skipped.shape, x.shape[factors.index(ragged)]), skipped.ndim
         )
         return jnp.where(
-            _spread(rows >= skipped[..., None], (*others, roles.ragged), factors, x.shape),
+            _spread(rows >= skipped[..., None], (*others, ragged), factors, x.shape),
             x,
             jnp.zeros((), x.dtype),
         )
 
-    if roles.out[0] == "g":
-        return bind_with(ctx, (kept(lhs, roles.lhs), kept(rhs, roles.rhs), counted))
+    if out_dims[0] == "g":
+        return bind_with(ctx, (kept(lhs, lhs_dims), kept(rhs, rhs_dims), counted))
     (out,) = bind_with(ctx, (lhs, rhs, counted))
-    return [kept(out, roles.out)]
+    return [kept(out, out_dims)]
 
 
 @rule(
@@ -345,29 +318,27 @@ def _ragged_dot_general(op: Op) -> Sequence[Row]:
     groups with `ragged_groups`."""
     if len(op.ins) != 3 or op.params.get("group_offset") is not None:
         return []
-    roles = _roles(op.params, [len(a.shape) for a in op.ins])
+    roles, ragged = _roles(op.params, op.ins)
+    (lhs, rhs, _), (out,) = roles.ins, roles.outs
 
     def without(dims: Dims) -> Dims:
-        return tuple(None if f in ("g", roles.ragged) else f for f in dims)
+        return tuple(None if f in ("g", ragged) else f for f in dims)
 
-    ins = tuple(map(without, (roles.lhs, roles.rhs, roles.sizes)))
+    ins = tuple(map(without, roles.ins))
     sums = "sum" in admissible(op.outs[0].dtype)
     m = FactorMap(
-        ins=ins, outs=(without(roles.out),), contract="sum" if sums else None, masks_padding=True
+        ins=ins, outs=(without(out),), contract="sum" if sums else None, masks_padding=True
     )
     rows = [*split_rows(op, m), *bilinear_rows(op)]
 
-    ragged = tuple(factor_atom(dims, roles.ragged) for dims in (roles.lhs, roles.rhs))
-    if roles.ragged in roles.out:
-        rows.append(
-            Row((*ragged, B), (factor_atom(roles.out, roles.ragged),), kernel="ragged_shards")
-        )
-    elif sums:
-        rows.append(Row((*ragged, B), (P,), kernel="ragged_shards"))
-    if roles.out[0] == "g":
+    rows_split = (factor_atom(lhs, ragged), factor_atom(rhs, ragged), B)
+    if ragged in out or sums:
+        result = factor_atom(out, ragged) if ragged in out else P
+        rows.append(Row(rows_split, (result,), kernel="ragged_shards"))
+    if out[0] == "g":
         rows.append(Row((B, B, B), (Split(0),), kernel="ragged_groups"))
-    elif "g" in roles.rhs and sums:
-        rows.append(Row((B, factor_atom(roles.rhs, "g"), B), (P,), kernel="ragged_groups"))
+    elif "g" in rhs and sums:
+        rows.append(Row((B, factor_atom(rhs, "g"), B), (P,), kernel="ragged_groups"))
     return rows
 
 
@@ -427,7 +398,9 @@ def _batched(op: Op) -> Sequence[Row]:
 @rule(
     "symmetric_product",
     traits=Traits(),
-    local=lambda ctx, args: bind_with(ctx, (_summed(ctx, args[0]), args[1])),
+    local=lambda ctx, args: bind_with(
+        ctx, (without_padding(ctx, 0, args[0], (args[0].ndim - 1,), "sum"), args[1])
+    ),
 )
 def _symmetric_product(op: Op) -> Sequence[Row]:
     """alpha a a' + beta c. Splitting the columns of a gives a partial result; c is partial then."""
@@ -436,10 +409,6 @@ def _symmetric_product(op: Op) -> Sequence[Row]:
     return split_rows(
         op, FactorMap(ins=(a, c), outs=(c,), contract="sum", accumulate=(1,), masks_padding=True)
     )
-
-
-def _summed(ctx: LocalContext, a: Any) -> Any:
-    return without_padding(ctx, 0, a, (a.ndim - 1,), "sum")
 
 
 @rule("fft", traits=Traits(linear_map=True, whole=True), local=bind_with)

@@ -127,10 +127,10 @@ _OF_EACH_KEY = {"key<fry>", "key<fry4>", "key<phx2>", "key<phx4>", *_HARDWARE}
 """JAX's own kinds of keys."""
 
 
-def _each_key_alone(op: Op, keys: Any) -> bool:
-    """Whether the numbers that a key draws do not depend on the other keys of its batch; False for
-    kinds of keys that are not JAX's own."""
-    dtype = str(keys.dtype)
+def _each_key_alone(op: Op) -> bool:
+    """Whether what is made of a key, or the key that is made, does not depend on the others of its
+    batch; False for kinds of keys that are not JAX's own."""
+    dtype = next((str(a.dtype) for a in (*op.ins, *op.outs) if _jax.is_extended(a.dtype)), "")
     return dtype in _OF_EACH_KEY and op.name not in _HARDWARE.get(dtype, ())
 
 
@@ -146,27 +146,20 @@ def _words(op: Op) -> Sequence[Row]:
     return batch_rows(op)
 
 
-@rule("random_seed", traits=Traits(), local=bind_with)
-def _seed(op: Op) -> Sequence[Row]:
-    return batch_rows(op) if str(op.outs[0].dtype) in _OF_EACH_KEY else []
-
-
-@rule("random_split", traits=Traits(), local=bind_with)
-def _random_split(op: Op) -> Sequence[Row]:
-    """Only dims of the batch of keys split. Every device computes all new keys of its shard."""
-    return batch_rows(op) if _each_key_alone(op, op.ins[0]) else []
+@rule(
+    *("random_gamma", "random_seed", "random_split"),
+    traits=lambda name: Traits(generates="draws" if name == "random_gamma" else ""),
+    local=bind_with,
+)
+def _of_keys(op: Op) -> Sequence[Row]:
+    """Only dims of the batch of keys split. Every device computes all new keys of its shard; a draw
+    depends on its position in the whole result, inside of JAX."""
+    return batch_rows(op) if _each_key_alone(op) else []
 
 
 @rule("random_fold_in", traits=Traits(), local=bind_with)
 def _fold_in(op: Op) -> Sequence[Row]:
-    return split_atoms(op) if _each_key_alone(op, op.ins[0]) else []
-
-
-@rule("random_gamma", traits=Traits(generates="draws"), local=bind_with)
-def _random_gamma(op: Op) -> Sequence[Row]:
-    """Only dims of the batch of keys split. Other dims draw by their position in the whole result,
-    inside of JAX."""
-    return batch_rows(op) if _each_key_alone(op, op.ins[0]) else []
+    return split_atoms(op) if _each_key_alone(op) else []
 
 
 def counters(
@@ -254,7 +247,7 @@ def _random_bits(op: Op) -> Sequence[Row]:
     key = op.ins[0]
     if str(key.dtype) in _HARDWARE:
         return stream_rows(op)
-    rows = batch_rows(op) if _each_key_alone(op, key) else []
+    rows = batch_rows(op) if _each_key_alone(op) else []
     if str(key.dtype) == "key<fry>" and _counts(op):
         drawn: list[Atom] = [Split(d) for d in range(len(key.shape), len(op.outs[0].shape))]
         rows += [Row((B,), (atom,)) for atom in drawn]

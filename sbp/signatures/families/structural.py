@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,6 @@ from sbp.signatures.kernels.halo import (
     Exchange,
     Exchanges,
     Windows,
-    exchanges,
     padded_shard,
     split_groups,
 )
@@ -75,6 +74,23 @@ def halo_rows(op: Op, dims: Sequence[int]) -> list[Row]:
             if Split(d) in ins:
                 rows.append(Row(tuple(ins), (Split(d),) * len(op.outs), kernel="halo"))
     return rows
+
+
+def window_exchanges(op: Op, row: Row, windows_of: Callable[..., Windows]) -> Exchanges:
+    """One exchange for each operand that windows read along the split dim.
+
+    Arguments:
+      op: the equation.
+      row: the row.
+      windows_of: gives the windows along a dim, from the parameters, the dim, and its sizes in an
+          operand and in the result.
+    """
+    d, n = split_dim(row), op.axis_size
+    return [
+        windows_of(op.params, d, a.shape[d], op.outs[0].shape[d]).exchange(k, d, n)
+        for k, a in enumerate(op.ins)
+        if a.shape
+    ]
 
 
 def _moving_rows(op: Op, dims: Sequence[int], windows: Sequence[Windows]) -> list[Row]:
@@ -152,7 +168,12 @@ def _owned_part(ctx: LocalContext, x: Any, dim: int) -> Any:
     return owned_along(ctx, x, index, dim)
 
 
-@rule("slice", traits=Traits(moves=True, scales="together"), local=_slice_local)
+@rule(
+    "slice",
+    traits=Traits(moves=True, scales="together"),
+    local=_slice_local,
+    exchanges=lambda op, row: window_exchanges(op, row, _slice_windows),
+)
 def _slice(op: Op) -> Sequence[Row]:
     """Whole dims split; a cut dim splits with halo exchange, or with a partial result."""
     sizes = zip(op.ins[0].shape, op.outs[0].shape, strict=True)
@@ -197,7 +218,6 @@ def _split_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [fetch(ctx, args[0], axis, name, need) for need in _split_needs(ctx.params["sizes"], n)]
 
 
-@exchanges("split")
 def _split_exchanges(op: Op, row: Row) -> Exchanges:
     """One exchange for each result."""
     d = split_dim(row)
@@ -207,7 +227,12 @@ def _split_exchanges(op: Op, row: Row) -> Exchanges:
     ]
 
 
-@rule("split", traits=Traits(moves=True, scales="together"), local=_split_local)
+@rule(
+    "split",
+    traits=Traits(moves=True, scales="together"),
+    local=_split_local,
+    exchanges=_split_exchanges,
+)
 def _split(op: Op) -> Sequence[Row]:
     """Other dims split; the dim that is cut into results splits with halo exchange."""
     axis = op.params["axis"]
@@ -244,17 +269,12 @@ def _pad_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return bind_with(ctx, (x, value), padding_config=tuple(config))
 
 
-@exchanges("slice", "pad")
-def _window_exchanges(op: Op, row: Row) -> Exchanges:
-    """The exchange of a slice or pad along the split dim."""
-    d = split_dim(row)
-    windows = (_slice_windows if op.name == "slice" else _pad_windows)(
-        op.params, d, op.ins[0].shape[d], op.outs[0].shape[d]
-    )
-    return [windows.exchange(0, d, op.axis_size)]
-
-
-@rule("pad", traits=Traits(moves=True, scales="together"), local=_pad_local)
+@rule(
+    "pad",
+    traits=Traits(moves=True, scales="together"),
+    local=_pad_local,
+    exchanges=lambda op, row: window_exchanges(op, row, _pad_windows),
+)
 def _pad(op: Op) -> Sequence[Row]:
     """The operand and the padding value are partial together: parts of the value 1.0 join to 1.0,
     so the padding is right."""
@@ -287,14 +307,15 @@ def _rev_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return bind_with(ctx, (x,))
 
 
-@exchanges("rev")
 def _rev_exchanges(op: Op, row: Row) -> Exchanges:
     d = split_dim(row)
     need = _mirrored(op.ins[0].shape[d], op.axis_size)
     return [Exchange(0, (d,), need, need.width)]
 
 
-@rule("rev", traits=Traits(moves=True, scales="together"), local=_rev_local)
+@rule(
+    "rev", traits=Traits(moves=True, scales="together"), local=_rev_local, exchanges=_rev_exchanges
+)
 def _rev(op: Op) -> Sequence[Row]:
     """Other dims split; reversed dims split with halo exchange."""
     turned = op.params["dimensions"]
@@ -328,7 +349,6 @@ def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return bind_with(ctx, (x,), new_sizes=ctx.local_outs[0], dimensions=None)
 
 
-@exchanges("reshape")
 def _reshape_exchanges(op: Op, row: Row) -> Exchanges:
     """The exchange of the group of dims whose leading dim the row splits."""
     order = _order(op.params, len(op.ins[0].shape))
@@ -354,6 +374,7 @@ def _reshape_exchanges(op: Op, row: Row) -> Exchanges:
         adapts=True,
     ),
     local=_reshape_local,
+    exchanges=_reshape_exchanges,
 )
 def _reshape(op: Op) -> Sequence[Row]:
     """The leading dim of each group of dims splits.
@@ -456,7 +477,6 @@ def _join_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [out]
 
 
-@exchanges("concatenate", "join_slices")
 def _exchanges(op: Op, row: Row) -> Exchanges:
     """One exchange for each operand that is split."""
     d = split_dim(row)
@@ -472,7 +492,7 @@ def _exchanges(op: Op, row: Row) -> Exchanges:
 _MOVES = Traits(moves=True, scales="together")
 
 
-@rule("concatenate", "join_slices", traits=_MOVES, local=_join_local)
+@rule("concatenate", "join_slices", traits=_MOVES, local=_join_local, exchanges=_exchanges)
 def _joining(op: Op) -> Sequence[Row]:
     """Other dims split; the dim of the result along which the operands lie splits with an
     exchange, or without one where each element stays in its place."""

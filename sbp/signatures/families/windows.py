@@ -22,14 +22,13 @@ from sbp.signatures.factors import (
     split_rows,
 )
 from sbp.signatures.families.linalg import bilinear_rows
-from sbp.signatures.families.structural import halo_rows, split_dim
+from sbp.signatures.families.structural import halo_rows, split_dim, window_exchanges
 from sbp.signatures.kernels.exchange import Need, fetch, filled, of_device
 from sbp.signatures.kernels.halo import (
     Exchange,
     Exchanges,
     Windows,
     dilated_shard,
-    exchanges,
     padded_shard,
 )
 from sbp.signatures.kernels.shards import neutral, sum_dtype, without_padding
@@ -346,7 +345,6 @@ def _are_several(bases: Iterable[int]) -> bool:
     return sum(base > 1 for base in bases) > 1
 
 
-@exchanges("conv_general_dilated")
 def _conv_exchanges(op: Op, row: Row) -> Exchanges:
     """The halo of the image along the spatial dim that the row splits."""
     for i, j, _, windows in _spatial(op.params, op.ins[0], op.ins[1], op.outs[0]):
@@ -365,6 +363,7 @@ def _conv_exchanges(op: Op, row: Row) -> Exchanges:
     "conv_general_dilated",
     traits=Traits(pointwise=True, contracts=True, scales="each", flops=conv_flops),
     local=_conv_local,
+    exchanges=_conv_exchanges,
 )
 def _conv_general_dilated(op: Op) -> Sequence[Row]:
     """Batch, features and contracted features split by their factors; feature and batch groups
@@ -466,19 +465,6 @@ def _slides(op: Op, operand: Any, out: Any) -> list[int]:
     ]
 
 
-def _without_padding(params: dict[str, Any], dims: Sequence[int]) -> dict[str, Any]:
-    """The window parameters with no padding and no base dilation along some dims, where the
-    exchange has done both."""
-    changed: dict[str, Any] = {
-        "padding": tuple((0, 0) if d in dims else tuple(p) for d, p in enumerate(params["padding"]))
-    }
-    if params.get("base_dilation") is not None:
-        changed["base_dilation"] = tuple(
-            1 if d in dims else b for d, b in enumerate(params["base_dilation"])
-        )
-    return changed
-
-
 def _fetched(
     ctx: LocalContext, xs: Sequence[Any], fills: Sequence[Any]
 ) -> tuple[list[Any], dict[str, Any]]:
@@ -502,38 +488,36 @@ def _fetched(
                 for x, fill in zip(out, fills, strict=True)
             ]
             dims.append(d)
-    return out, _without_padding(ctx.params, dims) if dims else {}
+    # The exchange has padded these dims, and put holes between elements.
+    without = {"padding": (0, 0), "base_dilation": 1}
+    return out, {
+        name: tuple(value if d in dims else own for d, own in enumerate(ctx.params[name]))
+        for name, value in without.items()
+        if dims and ctx.params.get(name) is not None
+    }
 
 
 def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The padding is the monoid's neutral element."""
-    monoid = ctx.primitive.name.rsplit("_", 1)[-1]
-    xs, changes = _fetched(ctx, args, [neutral(monoid, args[0].dtype)])
-    return bind_with(ctx, xs, **changes)
+    """Reduces windows with the padding that the function ignores.
+
+    That is the monoid's neutral element. Of another function, windows read no padding along a split
+    dim. The padding of tangents is 0; that of the operand that chooses among them is never chosen.
+    """
+    name, xs, others = ctx.primitive.name, args, args[:0]
+    if name == "select_and_gather_add":
+        tangents, operand = args
+        fills = [np.zeros((), tangents.dtype), _never_chosen(ctx.params, operand.dtype)]
+    elif name == "reduce_window":
+        xs, others = args[: len(args) // 2], args[len(args) // 2 :]
+        fills = others
+    else:
+        fills = [neutral(name.rsplit("_", 1)[-1], args[0].dtype)]
+    fetched, changes = _fetched(ctx, xs, fills)
+    return bind_with(ctx, [*fetched, *others], **changes)
 
 
-def _reduce_by_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The windows read no padding along a split dim; what the exchange fills in is not used."""
-    count = len(args) // 2
-    xs, changes = _fetched(ctx, args[:count], args[count:])
-    return bind_with(ctx, [*xs, *args[count:]], **changes)
-
-
-@exchanges(
-    "reduce_window_sum",
-    "reduce_window_max",
-    "reduce_window_min",
-    "reduce_window",
-    "select_and_gather_add",
-)
 def _reduce_exchanges(op: Op, row: Row) -> Exchanges:
-    """One exchange for each operand that windows read."""
-    d = split_dim(row)
-    moved = [(k, a) for k, a in enumerate(op.ins) if a.shape]
-    return [
-        windows_of(op.params, d, a.shape[d], op.outs[0].shape[d]).exchange(k, d, op.axis_size)
-        for k, a in moved
-    ]
+    return window_exchanges(op, row, windows_of)
 
 
 @rule(
@@ -542,6 +526,7 @@ def _reduce_exchanges(op: Op, row: Row) -> Exchanges:
     "reduce_window_min",
     traits=lambda name: Traits(pointwise=True, reduces=name.rsplit("_", 1)[-1]),
     local=_reduce_local,
+    exchanges=_reduce_exchanges,
 )
 def _reduce_window(op: Op) -> Sequence[Row]:
     """Dims that windows do not slide along split; the others split with halo exchange."""
@@ -553,7 +538,7 @@ def _reduce_window(op: Op) -> Sequence[Row]:
     ]
 
 
-@rule("reduce_window", traits=Traits(), local=_reduce_by_local)
+@rule("reduce_window", traits=Traits(), local=_reduce_local, exchanges=_reduce_exchanges)
 def _reduce_window_by(op: Op) -> Sequence[Row]:
     """A window reduction by any function.
 
@@ -585,15 +570,12 @@ def _never_chosen(params: dict[str, Any], dtype: Any) -> np.ndarray:
     return neutral("max" if params["select_prim"].name in ("ge", "gt") else "min", dtype)
 
 
-def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The padding of the tangents is 0; that of the operand is never chosen."""
-    tangents, operand = args
-    fills = [np.zeros((), tangents.dtype), _never_chosen(ctx.params, operand.dtype)]
-    xs, changes = _fetched(ctx, args, fills)
-    return bind_with(ctx, xs, **changes)
-
-
-@rule("select_and_gather_add", traits=Traits(moves=True), local=_gather_local)
+@rule(
+    "select_and_gather_add",
+    traits=Traits(moves=True),
+    local=_reduce_local,
+    exchanges=_reduce_exchanges,
+)
 def _select_and_gather_add(op: Op) -> Sequence[Row]:
     """The tangent of the element that each window of the second operand chooses; linear in the
     tangents, the first operand."""
@@ -644,7 +626,6 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [out]
 
 
-@exchanges("select_and_scatter_add")
 def _scatter_exchanges(op: Op, row: Row) -> Exchanges:
     """The exchanges of the cotangents and of the operand."""
     d = split_dim(row)
@@ -655,7 +636,12 @@ def _scatter_exchanges(op: Op, row: Row) -> Exchanges:
     return [Exchange(0, (d,), cotangents, cotangents.width), Exchange(1, (d,), read, read.width)]
 
 
-@rule("select_and_scatter_add", traits=Traits(linear_map=True), local=_scatter_local)
+@rule(
+    "select_and_scatter_add",
+    traits=Traits(linear_map=True),
+    local=_scatter_local,
+    exchanges=_scatter_exchanges,
+)
 def _select_and_scatter_add(op: Op) -> Sequence[Row]:
     """Adds each window's cotangent to the element that the window of the second operand chooses;
     linear in the cotangents, the first operand."""

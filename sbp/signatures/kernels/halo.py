@@ -11,7 +11,7 @@ paper (appendix A.4) misprints the limit of a shard's range; the formula here is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from jax import lax
 
 from sbp import _jax
 from sbp.signatures.kernels.exchange import Need, Pieces, fetch, filled, of_device, sent
-from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
+from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel, rule_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,30 +215,18 @@ class Exchange:
 
 Exchanges = list[Exchange]
 
-_EXCHANGES: dict[str, Callable[[Op, Row], Exchanges]] = {}
-"""For each primitive with halo rows, the exchanges of an equation under a row."""
 
-
-def exchanges(
-    *names: str,
-) -> Callable[[Callable[[Op, Row], Exchanges]], Callable[[Op, Row], Exchanges]]:
-    """Decorator: enters a function from an op and a row to the exchanges of the halo kernel.
-
-    Arguments:
-      names: the primitives that the function is for.
-    """
-
-    def enter(of: Callable[[Op, Row], Exchanges]) -> Callable[[Op, Row], Exchanges]:
-        _EXCHANGES.update(dict.fromkeys(names, of))
-        return of
-
-    return enter
+def _exchanges(op: Op, row: Row) -> Sequence[Exchange]:
+    """The exchanges of an equation under a row with the halo kernel."""
+    rule = rule_for(op.name)
+    assert rule is not None and rule.exchanges is not None
+    return rule.exchanges(op, row)
 
 
 def _halo_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     """One collective-permute for each round of each exchange."""
     found = []
-    for e in _EXCHANGES[op.name](op, row):
+    for e in _exchanges(op, row):
         elements, count = sent(e.need)
         if elements:
             found.append(
@@ -249,9 +237,7 @@ def _halo_sends(op: Op, row: Row) -> tuple[Sent, ...]:
 
 def _halo_widens(op: Op, row: Row) -> tuple[tuple[int, int, int], ...]:
     """The length of each shard after its exchange."""
-    return tuple(
-        (e.operand, e.dims[0], e.after) for e in _EXCHANGES[op.name](op, row) if len(e.dims) == 1
-    )
+    return tuple((e.operand, e.dims[0], e.after) for e in _exchanges(op, row) if len(e.dims) == 1)
 
 
 add_kernel(
