@@ -20,7 +20,7 @@ from typing import Any
 from sbp.trace.graph import Graph, Node, Operand, rewritten
 from sbp.trace.slices import (
     Cuts,
-    PaddedSlice,
+    Padded,
     Slice,
     at_most,
     cuts_of,
@@ -202,8 +202,10 @@ class _Joins:
         if node.op == "concatenate":
             dim = int(node.params["dimension"])
             return dim, [self.cut(o, dim) for o in node.inputs]
-        pads = [self.padded(n) for n in self.pads(node)]
-        return summed([p for p in pads if p is not None]) if pads and all(pads) else None
+        pads = self.pads(node)
+        found = [p for p in map(self.padded, pads) if p is not None]
+        is_along_one_dim = len(found) == len(pads) and len({dim for dim, _ in found}) == 1
+        return (found[0][0], summed(*(s for _, s in found))) if is_along_one_dim else None
 
     def maker(self, value: Operand) -> Node | None:
         """The node that makes a value; None for inputs of the graph and constants."""
@@ -332,8 +334,8 @@ class _Joins:
         found = [m for m in makers if m is not None and m.op == "pad" and is_zero(m.inputs[1])]
         return found if len(found) == 2 else []
 
-    def padded(self, pad: Node) -> PaddedSlice | None:
-        """A pad along one dim; None for other pads."""
+    def padded(self, pad: Node) -> tuple[int, Padded] | None:
+        """The dim of a pad along one dim, and its slices; None for other pads."""
         x, value = pad.inputs
         config = [tuple(map(plain, c)) for c in pad.params["padding_config"]]
         dims = [d for d, c in enumerate(config) if c != (0, 0, 0)]
@@ -342,4 +344,4 @@ class _Joins:
         low, high, interior = config[dims[0]]
         if interior or not (at_most(0, low) and at_most(0, high)):
             return None
-        return PaddedSlice(dims[0], low, self.cut(x, dims[0]), high, value)
+        return dims[0], (Slice(value, 0, low), self.cut(x, dims[0]), Slice(value, 0, high))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -163,43 +162,20 @@ def within(parts: Sequence[Slice], cut: Cut) -> list[Slice]:
     return slices
 
 
-@dataclass(frozen=True, slots=True)
-class PaddedSlice:
-    """A slice between copies of a scalar.
-
-    Arguments:
-      dim: the dim.
-      low: copies before the slice.
-      body: the slice.
-      high: copies after it.
-      value: the scalar.
-    """
-
-    dim: int
-    low: Any
-    body: Slice
-    high: Any
-    value: Operand
+Padded = tuple[Slice, Slice, Slice]
+"""Copies of a scalar, a slice, and copies of the scalar."""
 
 
-def summed(pads: Sequence[PaddedSlice]) -> tuple[int, list[Slice]]:
+def summed(first: Padded, *others: Padded) -> list[Slice]:
     """The slices of a pad, or of the sum of two pads with zeros; none where the slices of the two
     overlap."""
-    first, last = pads[0], pads[-1]
-    if len(pads) == 2:
-        if first.dim != last.dim:
-            return first.dim, []
-        if not at_most(first.low + first.body.size, last.low):
-            first, last = last, first
-        if not at_most(first.low + first.body.size, last.low):
-            return first.dim, []
-
-    def copies(size: Any) -> Slice:
-        return Slice(first.value, 0, size)
-
-    between = [copies(last.low - first.low - first.body.size), last.body] if len(pads) == 2 else []
-    slices = [copies(first.low), first.body, *between, copies(last.high)]
-    return first.dim, [s for s in slices if s.size != 0]
+    slices = [[*first]] if not others else []
+    for (before, left, _), (low, right, after) in itertools.permutations((first, *others), 2):
+        if at_most(before.size + left.size, low.size):
+            zeros = before._replace(size=low.size - before.size - left.size)
+            end = before._replace(size=after.size)
+            slices.append([before, left, zeros, right, end])
+    return [s for s in slices[0] if s.size != 0] if slices else []
 
 
 def is_zero(operand: Operand) -> bool:
