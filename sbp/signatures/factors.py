@@ -92,15 +92,22 @@ def split_rows(op: Op, m: FactorMap) -> list[Row]:
 
 def rows_beside(op: Op, dims: Collection[int] = ()) -> list[Row]:
     """The rows of an operator whose operands and results have the same dims: each splits one dim in
-    all of them. Scalars stay B.
+    all of them.
+
+    Scalar operands stay B, and so do operands with size 1 where the result is longer.
 
     Arguments:
       op: the equation.
       dims: the dims that no row splits.
     """
-    factors = dim_factors(len(op.outs[0].shape), dims)
-    ins, outs = (tuple(factors if a.shape else () for a in side) for side in (op.ins, op.outs))
-    return split_rows(op, FactorMap(ins=ins, outs=outs))
+    rank = max((len(a.shape) for a in op.outs), default=0)
+    rows = []
+    for dim in range(rank):
+        size, split = op.outs[0].shape[dim], Split(dim)
+        if dim not in dims:
+            ins = (len(a.shape) == rank and a.shape[dim] == size for a in op.ins)
+            rows.append(Row(tuple(split if has else B for has in ins), (split,) * len(op.outs)))
+    return rows
 
 
 def rows_without(op: Op, dims: Collection[int]) -> list[Row]:

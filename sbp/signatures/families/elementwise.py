@@ -18,6 +18,7 @@ from sbp.signatures.factors import (
     monoid_rows,
     moved_rows,
     multilinear_rows,
+    rows_beside,
 )
 from sbp.signatures.rule import (
     ROUNDED_PARTS,
@@ -30,7 +31,7 @@ from sbp.signatures.rule import (
     rule_for,
 )
 from sbp.signatures.traits import Traits
-from sbp.types import B, Split, Unreduced
+from sbp.types import B, Unreduced
 
 _of = functools.partial(Traits, elementwise=True, pointwise=True)
 """Traits that elementwise primitives share, and others as arguments."""
@@ -118,21 +119,6 @@ _SWAPPED = {"max": "min", "min": "max"}
 """The monoid of the result of a falling function, by that of the operand."""
 
 PMAX, PMIN = Unreduced("max"), Unreduced("min")
-
-
-def split_atoms(op: Op) -> list[Row]:
-    """One row for each dim of the result; every operand that has the dim is split there too.
-
-    Scalar operands stay B, and so do operands with size 1 where the result is longer.
-    """
-    rank = max((len(a.shape) for a in op.outs), default=0)
-    rows = []
-    for dim in range(rank):
-        split = Split(dim)
-        size = op.outs[0].shape[dim]
-        ins = tuple(split if len(a.shape) == rank and a.shape[dim] == size else B for a in op.ins)
-        rows.append(Row(ins, (split,) * len(op.outs)))
-    return rows
 
 
 def is_float(dtype: Any) -> bool:
@@ -346,7 +332,7 @@ def cast_rows(op: Op) -> list[Row]:
 
 def elementwise_rows(op: Op) -> Sequence[Row]:
     """All rows of an elementwise primitive except all-B."""
-    return [*split_atoms(op), *partial_rows(op)]
+    return [*rows_beside(op), *partial_rows(op)]
 
 
 rule(*ELEMENTWISE, traits=ELEMENTWISE.__getitem__, local=bind_with)(elementwise_rows)
@@ -359,7 +345,7 @@ rule(*ELEMENTWISE, traits=ELEMENTWISE.__getitem__, local=bind_with)(elementwise_
 )
 def _barrier_rows(op: Op) -> Sequence[Row]:
     """One operand of the barrier: it keeps every type."""
-    return [*split_atoms(op), *moved_rows(op)]
+    return [*rows_beside(op), *moved_rows(op)]
 
 
 # ---- mulhi --------------------------------------------------------------------------------------

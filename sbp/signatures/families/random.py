@@ -13,7 +13,7 @@ from jax import lax
 from sbp import _jax
 from sbp.settings import settings_of
 from sbp.signatures.factors import rows_beside
-from sbp.signatures.families.elementwise import high_half, split_atoms
+from sbp.signatures.families.elementwise import high_half
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, Split
@@ -159,7 +159,7 @@ def _of_keys(op: Op) -> Sequence[Row]:
 
 @rule("random_fold_in", traits=Traits(), local=bind_with)
 def _fold_in(op: Op) -> Sequence[Row]:
-    return split_atoms(op) if _each_key_alone(op) else []
+    return rows_beside(op) if _each_key_alone(op) else []
 
 
 def counters(
