@@ -24,7 +24,7 @@ from sbp.commands.shapes import arguments
 from sbp.errors import SbpError
 from sbp.plan.text import shape_text
 from sbp.report.facts import outputs
-from sbp.report.parts import Column, Page, Paragraph, Part, Section, Table, TableRow
+from sbp.report.parts import Page, Paragraph, Part, Section, table
 from sbp.report.report import Shown
 from sbp.report.signatures import AXIS_SIZE, op_of, signature_page, signatures_page, suggestion
 from sbp.report.wording import bytes_text, counted, listed
@@ -391,23 +391,17 @@ def function_page(found: FunctionSignature) -> Page:
     parts: list[Part] = []
     if found.others:
         parts.append(Paragraph(text=f"the same name is also {listed(found.others)}"))
-    rows = tuple(
-        TableRow(
-            cells=(
-                p.name if p.count == 1 else f"{p.name} ({p.count} times)",
-                f"{', '.join(p.inputs)} -> {', '.join(p.outputs)}",
-                "; ".join(map(row_text, p.rows)) or ("none" if p.known else "no rule: held B"),
-            )
+    rows = [
+        (
+            p.name if p.count == 1 else f"{p.name} ({p.count} times)",
+            f"{', '.join(p.inputs)} -> {', '.join(p.outputs)}",
+            "; ".join(map(row_text, p.rows)) or ("none" if p.known else "no rule: held B"),
         )
         for p in found.primitives
-    )
-    columns = (
-        Column(heading="primitive", wraps=True),
-        Column(heading="on", wraps=True),
-        Column(heading="rows besides all B", wraps=True),
-    )
+    ]
     title = counted(len(rows), "primitive") + ", each with its rows on one mesh axis"
-    parts.append(Section(title=title, parts=(Table(columns=columns, rows=rows),)))
+    made = table(("primitive", "on", "rows besides all B"), rows)
+    parts.append(Section(title=title, parts=(made,)))
     if found.calls:
         parts.append(_calls(found))
     shapes = ", ".join(found.inputs)
@@ -426,18 +420,12 @@ def row_text(row: Row) -> str:
 
 
 def _calls(found: FunctionSignature) -> Section:
-    columns = (
-        *(Column(heading=shape) for shape in found.inputs),
-        Column(heading=""),
-        Column(heading="result", wraps=True),
-        Column(heading="sends", right=True),
-    )
-    rows = tuple(
-        TableRow(cells=(*c.inputs, "->", " ".join(c.outputs), f"{bytes_text(c.bytes_per_device)}"))
-        for c in found.calls
+    rows = (
+        (*c.inputs, "->", " ".join(c.outputs), bytes_text(c.bytes_per_device)) for c in found.calls
     )
     title = f"the function as a whole, on one mesh axis of {AXIS_SIZE} devices: its cheapest plans"
-    return Section(title=title, parts=(Table(columns=columns, rows=rows),))
+    made = table((*found.inputs, "", "result", ">sends"), rows)
+    return Section(title=title, parts=(made,))
 
 
 def _data(found: FunctionSignature) -> dict[str, Any]:

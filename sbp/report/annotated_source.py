@@ -10,7 +10,7 @@ from sbp.errors import file_name
 from sbp.infer.space import to_type
 from sbp.plan.program import Program
 from sbp.report.flows import program_flows
-from sbp.report.parts import Column, Page, Paragraph, Section, Share, Table, TableRow
+from sbp.report.parts import Page, Paragraph, Section, Share, Table, table
 from sbp.report.wording import branches_text, bytes_text
 from sbp.source.reader import names_at, shortened, users_span
 from sbp.source.text import line_text
@@ -121,28 +121,19 @@ def source_page(program: Program, title: str) -> Page:
 
 def _table(lines: Sequence[AnnotatedLine], total: float, most: float) -> Table:
     """A row for each line; the most expensive line of the program is marked."""
-    columns = (
-        Column(heading="line", right=True),
-        Column(heading="source", wraps=True),
-        Column(heading="makes", wraps=True),
-        Column(heading="sends", right=True),
-        Column(heading="share"),
-    )
     texts = [a.code.expandtabs(4) for a in lines if a.code]
     margin = min((len(t) - len(t.lstrip()) for t in texts), default=0)
-    rows = tuple(
-        TableRow(
-            cells=(
-                f"{'> ' if a.bytes_per_device and a.bytes_per_device == most else ''}{a.line}",
-                _code(a.code, margin),
-                ", ".join(f"{name}: {made}" if name else made for name, made in a.makes),
-                bytes_text(a.bytes_per_device) if a.bytes_per_device else "",
-                Share(fraction=a.bytes_per_device / total) if a.bytes_per_device else "",
-            )
+    rows = (
+        (
+            f"{'> ' if a.bytes_per_device and a.bytes_per_device == most else ''}{a.line}",
+            _code(a.code, margin),
+            ", ".join(f"{name}: {made}" if name else made for name, made in a.makes),
+            bytes_text(a.bytes_per_device) if a.bytes_per_device else "",
+            Share(fraction=a.bytes_per_device / total) if a.bytes_per_device else "",
         )
         for a in lines
     )
-    return Table(columns=columns, rows=rows)
+    return table((">line", "source", "makes", ">sends", "share"), rows)
 
 
 def _code(code: str | None, margin: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 from sbp.explain.difference import (
@@ -26,7 +27,7 @@ from sbp.explain.settings import (
 from sbp.limits import Budget, policies_text
 from sbp.machine.hardware import Network
 from sbp.plan.text import place
-from sbp.report.parts import Column, Page, Paragraph, Part, Section, Table, TableRow
+from sbp.report.parts import Page, Paragraph, Part, Section, Table, table
 from sbp.report.report import Shown
 from sbp.report.wording import (
     bytes_text,
@@ -211,108 +212,59 @@ def page(found: Difference) -> Page:
 
 
 def _settings(found: Sequence[Setting]) -> Table:
-    columns = tuple(Column(heading=h, wraps=True) for h in ("what", "this", "other"))
-    rows = tuple(TableRow(cells=setting_cells(setting)) for setting in found)
-    rest = rows[SHOWN_SETTINGS:]
-    return Table(
-        columns=columns,
-        rows=rows[:SHOWN_SETTINGS],
-        folded=rest,
-        rest=f"and {len(rest)} more" if rest else "",
-    )
+    return table(("what", "this", "other"), map(setting_cells, found), shown=SHOWN_SETTINGS)
 
 
 def _costs(found: Difference) -> Table:
     a, b = found.costs
-    columns = (
-        Column(heading="cost"),
-        Column(heading="this", right=True),
-        Column(heading="other", right=True),
-        Column(heading="difference", right=True),
-    )
+    figures: list[tuple[str, float, float, Callable[[float], str]]] = [
+        ("sent", a.bytes_per_device, b.bytes_per_device, bytes_text),
+        ("modelled time", a.seconds, b.seconds, seconds_text),
+        ("peak memory", a.peak_memory_bytes, b.peak_memory_bytes, bytes_text),
+    ]
+    if a.host_memory_bytes or b.host_memory_bytes:
+        figures.append(("host memory", a.host_memory_bytes, b.host_memory_bytes, bytes_text))
 
-    def row(name: str, x: float, y: float, text: Callable[[float], str]) -> TableRow:
+    def row(name: str, x: float, y: float, text: Callable[[float], str]) -> tuple[str, ...]:
         share = f" ({100 * (y - x) / x:+.1f} %)" if x and y != x else ""
-        return TableRow(
-            cells=(name, text(x), text(y), f"{signed(y - x, text)}{share}" if y != x else "none")
-        )
+        return name, text(x), text(y), f"{signed(y - x, text)}{share}" if y != x else "none"
 
-    rows = (
-        row("sent", a.bytes_per_device, b.bytes_per_device, bytes_text),
-        row("modelled time", a.seconds, b.seconds, seconds_text),
-        row("peak memory", a.peak_memory_bytes, b.peak_memory_bytes, bytes_text),
-        *(
-            (row("host memory", a.host_memory_bytes, b.host_memory_bytes, bytes_text),)
-            if a.host_memory_bytes or b.host_memory_bytes
-            else ()
-        ),
-    )
-    return Table(columns=columns, rows=rows)
+    return table(("cost", ">this", ">other", ">difference"), starmap(row, figures))
 
 
 def _values(noun: str, found: Sequence[ValueDifference], shown: int) -> Table:
-    columns = (
-        Column(heading=noun, wraps=True),
-        Column(heading="this", wraps=True),
-        Column(heading="other", wraps=True),
-        Column(heading="per device", right=True),
-        Column(heading="other's", right=True),
-        Column(heading="line"),
-    )
-
-    def row(d: ValueDifference) -> TableRow:
-        figures = (bytes_text(d.this.bytes_per_device), bytes_text(d.other.bytes_per_device))
-        name = f"{'gradient of ' if d.is_gradient else ''}`{d.name}`"
-        at = d.this.place
-        line = "" if at is None or at.span is None else place(at.span)
-        return TableRow(cells=(name, repr(d.this.type), repr(d.other.type), *figures, line))
-
-    rows = tuple(map(row, found))
-    rest = rows[shown:]
-    return Table(
-        columns=columns,
-        rows=rows[:shown],
-        folded=rest,
-        rest=f"and {len(rest)} smaller" if rest else "",
-    )
-
-
-def _sent(found: Sequence[TrafficDifference]) -> Table:
-    columns = (
-        Column(heading="step"),
-        Column(heading="mesh axes"),
-        Column(heading="change"),
-        Column(heading="this", right=True),
-        Column(heading="other", right=True),
-    )
-
-    def sent(one: Traffic | None) -> str:
-        return (
-            "none"
-            if one is None
-            else f"{bytes_text(one.bytes_per_device)} in {counted(one.runs, 'run')}"
-        )
-
-    rows = tuple(
-        TableRow(
-            cells=(
-                d.key.kind,
-                ", ".join(d.key.mesh_axes),
-                d.key.change,
-                sent(d.this),
-                sent(d.other),
-            ),
-            detail=_ends(d),
+    rows = (
+        (
+            f"{'gradient of ' if d.is_gradient else ''}`{d.name}`",
+            repr(d.this.type),
+            repr(d.other.type),
+            bytes_text(d.this.bytes_per_device),
+            bytes_text(d.other.bytes_per_device),
+            "" if d.this.place is None or d.this.place.span is None else place(d.this.place.span),
         )
         for d in found
     )
-    rest = rows[SHOWN_SENT:]
+    headings = (noun, "this", "other", ">per device", ">other's", "line")
+    return table(headings, rows, shown=shown, rest="and {} smaller".format)
+
+
+def _sent(found: Sequence[TrafficDifference]) -> Table:
+    def sent(one: Traffic | None) -> str:
+        if one is None:
+            return "none"
+        return f"{bytes_text(one.bytes_per_device)} in {counted(one.runs, 'run')}"
+
+    rows = (
+        (d.key.kind, ", ".join(d.key.mesh_axes), d.key.change, sent(d.this), sent(d.other))
+        for d in found
+    )
     more = signed(sum(d.bytes_more for d in found[SHOWN_SENT:]), bytes_text)
-    return Table(
-        columns=columns,
-        rows=rows[:SHOWN_SENT],
-        folded=rest,
-        rest=f"and {len(rest)} more: {more} in the other" if rest else "",
+    return table(
+        ("step", "mesh axes", "change", ">this", ">other"),
+        rows,
+        details=map(_ends, found),
+        shown=SHOWN_SENT,
+        rest=lambda n: f"and {n} more: {more} in the other",
     )
 
 

@@ -10,10 +10,9 @@ from sbp.plan.traffic import PHASES, Send
 from sbp.report import facts
 from sbp.report.collectives import Collective, collectives
 from sbp.report.flows import program_flows
-from sbp.report.limits import limits
-from sbp.report.live_bytes import live_bytes
-from sbp.report.schedule import lane_seconds, schedule
+from sbp.report.memory import live_bytes
 from sbp.report.strategy import strategy
+from sbp.report.timeline import lane_seconds, limits, schedule
 
 FORMAT = "sbp report 1"
 """The form of the data. The number rises when a key goes or changes its meaning; keys may be
@@ -33,7 +32,7 @@ def plan_data(program: Program, output_names: tuple[str, ...]) -> dict[str, Any]
         "bytes_sent_per_device": program.cost.bytes_per_device,
         "peak_memory_bytes_per_device": program.cost.peak_memory_bytes,
         "modelled_seconds": program.cost.seconds,
-        "seconds_by_lane": lane_seconds(program, schedule(program)),
+        "seconds_by_lane": lane_seconds(schedule(program)),
         "memory_at_peak": dict(live_bytes(program).peak.bytes),
         "limits": _limits(program),
         "strategy": {use.axis: use.text for use in strategy(program)},

@@ -35,6 +35,7 @@ class Tensor:
       bytes_per_device: bytes of one device's shard.
       donated: whether it is a donated argument.
       padded: whether it is held as `sbp.Padded`.
+      kind, where: of what is in memory: its class, and the line that makes it.
     """
 
     name: str
@@ -44,6 +45,8 @@ class Tensor:
     bytes_per_device: float
     donated: bool = False
     padded: bool = False
+    kind: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,19 +115,22 @@ def tensor(program: Program, source: Source, name: str) -> Tensor:
     )
 
 
+def input_names(program: Program) -> Sequence[str]:
+    """The names of the arguments."""
+    return program.graph.input_names or [f"args[{i}]" for i in range(len(program.block.inputs))]
+
+
 def inputs(program: Program) -> list[Tensor]:
     """The arguments."""
-    names = program.graph.input_names or tuple(
-        f"args[{i}]" for i in range(len(program.block.inputs))
-    )
-    reused = program.reused
     return [
         replace(
             tensor(program, register, name),
-            donated=number in reused,
+            donated=number in program.reused,
             padded=program.request.demand.is_padded("input", number),
         )
-        for number, (register, name) in enumerate(zip(program.block.inputs, names, strict=True))
+        for number, (register, name) in enumerate(
+            zip(program.block.inputs, input_names(program), strict=True)
+        )
     ]
 
 

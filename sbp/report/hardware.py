@@ -12,7 +12,7 @@ from sbp.machine.lowerings import compiler, scatters_whole_mesh
 from sbp.machine.table import HARDWARE
 from sbp.plan.program import Program
 from sbp.plan.traffic import sends
-from sbp.report.parts import Column, Page, Table, TableRow
+from sbp.report.parts import Page, table
 from sbp.report.wording import counted
 
 
@@ -24,20 +24,18 @@ def hardware_page() -> Page:
     """
     headings = (
         "name",
-        "TFLOP/s",
-        "float32",
-        "memory",
-        "GB/s",
+        ">TFLOP/s",
+        ">float32",
+        ">memory",
+        ">GB/s",
         "network",
-        "link",
-        "joins",
-        "beyond",
+        ">link",
+        ">joins",
+        ">beyond",
     )
-    columns = tuple(Column(heading=h, right=h not in ("name", "network")) for h in headings)
-    rows = tuple(TableRow(cells=_cells(h)) for h in HARDWARE.values())
     return Page(
         title="hardware, of one JAX device; links and what is beyond in GB/s, one way",
-        parts=(Table(columns=columns, rows=rows),),
+        parts=(table(headings, map(_cells, HARDWARE.values())),),
     )
 
 

@@ -11,7 +11,6 @@ from typing import assert_never
 
 from rich.cells import cell_len
 
-from sbp.report.markup import pieces
 from sbp.report.parts import (
     Cell,
     Excerpt,
@@ -25,6 +24,7 @@ from sbp.report.parts import (
     ShownDiagnostic,
     Table,
     TableRow,
+    pieces,
 )
 from sbp.report.svg import FILE_ATTRIBUTES
 
@@ -147,7 +147,7 @@ def _scrolled(made: str) -> str:
 
 def _table(table: Table) -> str:
     def side(number: int) -> str:
-        return ' class="n"' if table.columns[number].right else ""
+        return ' class="n"' if number in table.right else ""
 
     def rows(some: Iterable[TableRow]) -> str:
         made: list[str] = []
@@ -159,11 +159,11 @@ def _table(table: Table) -> str:
             if row.detail:
                 made.append(
                     '<tr class="d"><td'
-                    f' colspan="{len(table.columns)}">{_text(row.detail)}</td></tr>'
+                    f' colspan="{len(table.headings)}">{_text(row.detail)}</td></tr>'
                 )
         return "\n".join(made)
 
-    head = " ".join(f"<th{side(i)}>{_text(c.heading)}</th>" for i, c in enumerate(table.columns))
+    head = " ".join(f"<th{side(i)}>{_text(h)}</th>" for i, h in enumerate(table.headings))
     body = f"<tbody>\n{rows(table.rows)}\n</tbody>"
     shown = _scrolled(f"<table><thead><tr>{head}</tr></thead>{body}</table>")
     if not table.rest:

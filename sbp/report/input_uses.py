@@ -119,15 +119,9 @@ class InputUses:
             for region in node.regions:
                 yield from self._products(region, runs * trips_of(node))
             traits = traits_of(node.op)
-            if self.phases.of[node.id] != "forward" or not traits.contracts or traits.flops is None:
-                continue
-            shapes = [tuple(self.graph.aval(o).shape) for o in node.inputs]
-            results = [tuple(self.graph.avals[v].shape) for v in node.outputs]
-            yield Product(
-                node=node,
-                flops=runs * traits.flops(node.params, shapes, results),
-                weight=self._weight(node),
-            )
+            if self.phases.of[node.id] == "forward" and traits.contracts and traits.flops:
+                flops = runs * flops_of(self.graph, node)
+                yield Product(node=node, flops=flops, weight=self._weight(node))
 
     def _weight(self, node: Node) -> tuple[int, int] | None:
         """Which operand of a product is a weight: an input that the update reads too;
@@ -137,6 +131,14 @@ class InputUses:
             updated = [(n, r) for n, r in roots if "update" in self.readers[r]]
             roots = updated or (roots if len(roots) == 1 else [])
         return roots[0] if roots else None
+
+
+def flops_of(graph: Graph, node: Node) -> float:
+    """The floating-point operations of a product; 0 for other operations."""
+    flops = traits_of(node.op).flops
+    shapes = [tuple(graph.aval(o).shape) for o in node.inputs]
+    results = [tuple(graph.avals[v].shape) for v in node.outputs]
+    return 0.0 if flops is None else flops(node.params, shapes, results)
 
 
 def is_lookup(node: Node) -> bool:

@@ -20,11 +20,10 @@ from sbp.plan.traffic import sends
 from sbp.report import facts
 from sbp.report.collectives import Collective, by_line, collectives, detail, instructions
 from sbp.report.finding import finding
-from sbp.report.flow_picture import brief_picture
+from sbp.report.flows import brief_picture
 from sbp.report.hardware import unmeasured
-from sbp.report.memory_picture import memory_picture
+from sbp.report.memory import memory_picture
 from sbp.report.parts import (
-    Column,
     Facts,
     Page,
     Paragraph,
@@ -32,12 +31,12 @@ from sbp.report.parts import (
     Section,
     Share,
     Table,
-    TableRow,
+    table,
 )
 from sbp.report.shard_picture import LISTED_SHARDS, shard_picture
 from sbp.report.shards import telling_tensor
 from sbp.report.strategy import strategy
-from sbp.report.timeline_picture import timeline_picture
+from sbp.report.timeline import timeline_picture
 from sbp.report.traffic_picture import traffic_picture
 from sbp.report.wording import (
     bytes_text,
@@ -70,59 +69,42 @@ def coverage_parts(read: Coverage) -> tuple[Section, ...]:
     first = Section(title=f"checked: {checked}", parts=parts)
     if not (read.unread or read.unshown):
         return (first,)
-    return first, Section(title="not checked: values without a reading", parts=_unread(read))
+    return first, Section(title="not checked: values without a reading", parts=tuple(_unread(read)))
 
 
 def _unchecked_collectives(read: Coverage) -> Table:
-    return Table(
-        columns=(
-            Column(heading="collective", wraps=True),
-            Column(heading="at"),
-            Column(heading="mesh axes"),
-            Column(heading="runs", right=True),
-            Column(heading="per device", right=True),
-            Column(heading="operand"),
-        ),
-        rows=tuple(
-            TableRow(
-                cells=(
-                    f"`{c.text}`",
-                    _at(c.span),
-                    ", ".join(c.mesh_axes),
-                    f"{c.runs:,}",
-                    bytes_text(c.bytes_per_device),
-                    "checked" if c.read else "not checked",
-                )
-            )
-            for c in read.collectives
-        ),
+    rows = (
+        (
+            f"`{c.text}`",
+            _at(c.span),
+            ", ".join(c.mesh_axes),
+            f"{c.runs:,}",
+            bytes_text(c.bytes_per_device),
+            "checked" if c.read else "not checked",
+        )
+        for c in read.collectives
     )
+    return table(("collective", "at", "mesh axes", ">runs", ">per device", "operand"), rows)
 
 
-def _unread(read: Coverage) -> tuple[Table | Paragraph, ...]:
-    values = Table(
-        columns=(
-            Column(heading="value", wraps=True),
-            Column(heading="at"),
-            Column(heading="mesh axes"),
-            Column(heading="why", wraps=True),
-        ),
-        rows=tuple(
-            TableRow(cells=(f"`{u.text}`", _at(u.span), ", ".join(u.mesh_axes), why_text(u)))
-            for u in read.unread
-        ),
-    )
-    parts: list[Table | Paragraph] = [values] if read.unread else []
+def _unread(read: Coverage) -> Iterator[Table | Paragraph]:
+    if read.unread:
+        yield table(
+            ("value", "at", "mesh axes", "why"),
+            (
+                (f"`{u.text}`", _at(u.span), ", ".join(u.mesh_axes), why_text(u))
+                for u in read.unread
+            ),
+        )
     if read.dependent:
         verb = "depends" if read.dependent == 1 else "depend"
         more = f"{counted(read.dependent, 'further value')} without a reading {verb} on these"
-        parts.append(Paragraph(text=more))
-    parts += [Paragraph(text=run_text(run)) for run in read.runs]
+        yield Paragraph(text=more)
+    yield from (Paragraph(text=run_text(run)) for run in read.runs)
     for span, result, mesh_axis in read.unshown:
         where = f" of the region at {place(span)}" if span else ""
         text = f"result {result}{where}: its type on `{mesh_axis}` is claimed and not checked"
-        parts.append(Paragraph(text=text))
-    return tuple(parts)
+        yield Paragraph(text=text)
 
 
 def _at(span: Span | None) -> str:
@@ -162,18 +144,13 @@ def precision(program: Program) -> tuple[Section, ...]:
                 entry[1] += step.bytes_sent * planned.trips
     if not sums or not found:
         return ()
-    columns = (
-        Column(heading="parts"),
-        Column(heading="added in"),
-        Column(heading="runs", right=True),
-        Column(heading="per device", right=True),
-    )
-    rows = tuple(
-        TableRow(cells=(parts, how, str(int(runs)), bytes_text(sent)))
+    rows = (
+        (parts, how, str(int(runs)), bytes_text(sent))
         for (parts, how), (runs, sent) in sorted(found.items())
     )
-    parts = (Table(columns=columns, rows=rows), *_rounded(program))
-    return (Section(title="precision of sums over devices", parts=parts),)
+    shown = table(("parts", "added in", ">runs", ">per device"), rows)
+    title = "precision of sums over devices"
+    return (Section(title=title, parts=(shown, *_rounded(program))),)
 
 
 def _rounded(program: Program) -> tuple[Paragraph, ...]:
@@ -320,9 +297,7 @@ def full(
     parts += [Paragraph(text=text) for text in unmeasured(program)]
     annotated = facts.annotated(program)
     if annotated:
-        parts.append(
-            Section(title=_heading(annotated, "annotated tensor"), parts=(_annotated(annotated),))
-        )
+        parts.append(_annotated(annotated))
     parts.append(_collectives(program, found, SHOWN_COLLECTIVES, 2))
     if found:
         parts.append(_pictures(program))
@@ -360,9 +335,7 @@ def short(
     annotated = facts.annotated(program)
     parts: list[Part] = [_cost(program), *strategy_line(program)]
     if annotated:
-        parts.append(
-            Section(title=_heading(annotated, "annotated tensor"), parts=(_annotated(annotated),))
-        )
+        parts.append(_annotated(annotated))
     parts.append(_collectives(program, by_line(found), SHOWN_SHORT, 1))
     parts += precision(program)
     if diagnostics:
@@ -378,10 +351,6 @@ def _pictures(program: Program) -> Section:
         parts=(brief_picture(program), *(replace(p, instead=()) for p in others)),
         opened=False,
     )
-
-
-def _heading(found: Sequence[object], noun: str) -> str:
-    return counted(len(found), noun)
 
 
 def _title(program: Program, title: str) -> str:
@@ -410,34 +379,22 @@ def _cost(program: Program) -> Facts:
     )
 
 
-def _annotated(found: Sequence[facts.AnnotatedTensor]) -> Table:
-    columns = (
-        Column(heading="tensor", wraps=True),
-        Column(heading="shape"),
-        Column(heading="pinned", wraps=True),
-        Column(heading="type", wraps=True),
-        Column(heading="per device", right=True),
-        Column(heading="line"),
-    )
-    rows = [
-        TableRow(
-            cells=(
-                f"{a.name} again" if a.is_repeat else a.name,
-                a.tensor.shape,
-                _pin_text(a.pin),
-                repr(a.tensor.type),
-                bytes_text(a.tensor.bytes_per_device),
-                position_text(a.file, a.line),
-            )
+def _annotated(found: Sequence[facts.AnnotatedTensor]) -> Section:
+    rows = (
+        (
+            f"{a.name} again" if a.is_repeat else a.name,
+            a.tensor.shape,
+            _pin_text(a.pin),
+            repr(a.tensor.type),
+            bytes_text(a.tensor.bytes_per_device),
+            position_text(a.file, a.line),
         )
         for a in found
-    ]
-    rest = rows[SHOWN_TENSORS:]
-    return Table(
-        columns=columns,
-        rows=tuple(rows[:SHOWN_TENSORS]),
-        folded=tuple(rest),
-        rest=f"and {len(rest)} more" if rest else "",
+    )
+    headings = ("tensor", "shape", "pinned", "type", ">per device", "line")
+    return Section(
+        title=counted(len(found), "annotated tensor"),
+        parts=(table(headings, rows, shown=SHOWN_TENSORS),),
     )
 
 
@@ -457,41 +414,30 @@ def _collectives(program: Program, found: Sequence[Collective], shown: int, limi
             title="collectives", parts=(Paragraph(text="none: no device sends anything"),)
         )
     total = program.cost.bytes_per_device
-    columns = (
-        Column(heading="collective"),
-        Column(heading="mesh axes", wraps=True),
-        Column(heading="change", wraps=True),
-        Column(heading="tensor", wraps=True),
-        Column(heading="runs", right=True),
-        Column(heading="per device", right=True),
-        Column(heading="share"),
-    )
-    rows = tuple(
-        TableRow(
-            cells=(
-                c.kind,
-                c.mesh_axes,
-                listed(c.changes, 1),
-                listed(c.tensors, 1),
-                str(c.runs),
-                bytes_text(c.bytes_per_device),
-                Share(fraction=c.bytes_per_device / total if total else 0.0),
-            ),
-            detail=detail(c, limit),
+    rows = (
+        (
+            c.kind,
+            c.mesh_axes,
+            listed(c.changes, 1),
+            listed(c.tensors, 1),
+            str(c.runs),
+            bytes_text(c.bytes_per_device),
+            Share(fraction=c.bytes_per_device / total if total else 0.0),
         )
         for c in found
     )
-    rest = found[shown:]
-    text = (
-        f"and {len(rest)} more groups: {bytes_text(sum(c.bytes_per_device for c in rest))} per"
-        " device"
-        if rest
-        else ""
+    rest = bytes_text(sum(c.bytes_per_device for c in found[shown:]))
+    made = table(
+        ("collective", "mesh axes", "change", "tensor", ">runs", ">per device", "share"),
+        rows,
+        details=(detail(c, limit) for c in found),
+        shown=shown,
+        rest=lambda n: f"and {n} more groups: {rest} per device",
     )
     runs = counted(sum(c.runs for c in found), "run")
     return Section(
         title=f"collectives: {runs}, {bytes_text(total)} per device",
-        parts=(Table(columns=columns, rows=rows[:shown], folded=rows[shown:], rest=text),),
+        parts=(made,),
     )
 
 
@@ -502,52 +448,32 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
     rows = facts.alike(found)
     sizes = [count * t.bytes_per_device for t, count in rows]
     largest = sorted(range(len(rows)), key=lambda i: (-sizes[i], i))[:SHOWN_TENSORS]
-    columns = (
-        Column(heading=noun, wraps=True),
-        Column(heading="shape"),
-        Column(heading="type", wraps=True),
-        Column(heading="on one device"),
-        Column(heading="per device", right=True),
-    )
 
-    def row(i: int) -> TableRow:
+    def row(i: int) -> tuple[str, ...]:
         t, count = rows[i]
         marks = [word for word, marked in (("donated", t.donated), ("padded", t.padded)) if marked]
         name = times_text(t.name, count) + (f" ({', '.join(marks)})" if marks else "")
-        return TableRow(cells=(name, t.shape, repr(t.type), t.local_shape, bytes_text(sizes[i])))
+        return name, t.shape, repr(t.type), t.local_shape, bytes_text(sizes[i])
 
     rest = [i for i in range(len(rows)) if i not in largest]
     smaller = counted(sum(rows[i][1] for i in rest), "smaller one")
-    table = Table(
-        columns=columns,
-        rows=tuple(map(row, sorted(largest))),
-        folded=tuple(map(row, rest)),
-        rest=f"and {smaller}: {bytes_text(sum(sizes[i] for i in rest))} per device" if rest else "",
+    made = table(
+        (noun, "shape", "type", "on one device", ">per device"),
+        map(row, [*sorted(largest), *rest]),
+        shown=len(largest),
+        rest=lambda _: f"and {smaller}: {bytes_text(sum(sizes[i] for i in rest))} per device",
     )
     return Section(
         title=f"{counted(len(found), noun)}: {bytes_text(total)} per device",
-        parts=(table,),
+        parts=(made,),
         opened=len(rows) <= SHOWN_TENSORS,
     )
 
 
 def _regions(found: Sequence[facts.RegionFact]) -> Table:
-    columns = (
-        Column(heading="region"),
-        Column(heading="line", wraps=True),
-        Column(heading="trips", right=True),
-        Column(heading="runs of the body", right=True),
-        Column(heading="conversions that send", right=True),
-        Column(heading="per device", right=True),
-    )
-    rows: list[TableRow] = []
-    for r in found:
-        assumed = (
-            f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed"
-            if r.trips_assumed
-            else ""
-        )
-        cells = (
+    assumed = f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed"
+    rows = (
+        (
             r.op,
             place_text(r.place),
             str(r.trips),
@@ -555,5 +481,10 @@ def _regions(found: Sequence[facts.RegionFact]) -> Table:
             str(r.collectives),
             bytes_text(r.bytes_per_device),
         )
-        rows.append(TableRow(cells=cells, detail=assumed))
-    return Table(columns=columns, rows=tuple(rows))
+        for r in found
+    )
+    return table(
+        ("region", "line", ">trips", ">runs of the body", ">conversions that send", ">per device"),
+        rows,
+        details=(assumed if r.trips_assumed else "" for r in found),
+    )

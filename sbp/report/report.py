@@ -14,17 +14,15 @@ from sbp.report import pages
 from sbp.report.annotated_source import source_page
 from sbp.report.data import FORMAT, finding_data, plan_data
 from sbp.report.finding import diagnostics_of, finding
-from sbp.report.flow_picture import program_picture
-from sbp.report.flows import GROUPINGS, Grouping
+from sbp.report.flows import GROUPINGS, Grouping, program_picture
 from sbp.report.html import page_html
-from sbp.report.limits import limits_section
-from sbp.report.memory_picture import memory_picture
+from sbp.report.memory import memory_picture
 from sbp.report.parts import Page, Picture, Section
-from sbp.report.png import png_of
 from sbp.report.shard_picture import shard_picture
 from sbp.report.shards import shards_of
+from sbp.report.svg import png_of
 from sbp.report.terminal import page_lines
-from sbp.report.timeline_picture import timeline_picture
+from sbp.report.timeline import limits_section, timeline_picture
 from sbp.report.traffic_picture import traffic_picture
 from sbp.shardmap.coverage import Coverage
 

@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sbp.report.parts import Column, Paragraph, Picture, Plain, Table, TableRow
+from sbp.report.parts import Paragraph, Picture, Plain, table
 from sbp.report.shards import Extent, ShardFact, TensorShards
-from sbp.report.svg import CELL, Board, Ink
+from sbp.report.svg import CELL, PARTIAL, SPLIT, WHOLE, Board, Ink
 from sbp.report.wording import counted, listed
 from sbp.source.reader import shortened
 from sbp.types import Unreduced
@@ -24,8 +24,6 @@ MOST_PANELS = 6
 
 LISTED_SHARDS = 16
 """Shards in the words of a picture; as many again are folded, and the others counted."""
-
-SPLIT, WHOLE, PARTIAL = "#3b82f6", "#8a8f98", "#f59e0b"
 
 _WIDE, _HIGH, _GAP, _SHEET, _PAGE = 150.0, 44.0, 82.0, 6.0, 1000.0
 
@@ -105,7 +103,7 @@ def _cut(found: TensorShards, dim: int, longest: float, gap: float) -> _Cut:
     return _Cut(dim=dim, extents=tuple(shown), left_out=left_out, pixels=pixels)
 
 
-def _devices_text(devices: Sequence[int], limit: int = 3) -> str:
+def _devices_text(devices: Sequence[int], limit: int = 3, between: str = ",") -> str:
     """Devices with their runs joined, such as `0-3, 8-11`; the middle of many is left out."""
     runs: list[list[int]] = []
     for device in devices:
@@ -116,7 +114,7 @@ def _devices_text(devices: Sequence[int], limit: int = 3) -> str:
     texts = [str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs]
     if len(texts) > limit:
         texts = [*texts[: limit - 1], "..", texts[-1]]
-    return ",".join(texts)
+    return between.join(texts)
 
 
 def _label(group: Sequence[ShardFact], limit: int = 3) -> str:
@@ -306,33 +304,21 @@ def _caption(found: TensorShards) -> str:
 
 
 def _words(found: TensorShards) -> tuple[Plain, ...]:
-    partial = found.summands > 1
-    columns = (
-        Column(heading="elements", wraps=True),
-        *((Column(heading="summand"),) if partial else ()),
-        Column(heading="devices", wraps=True),
+    def row(shard: ShardFact) -> tuple[str, ...]:
+        summand = (f"{shard.summand + 1} of {found.summands}",) if found.summands > 1 else ()
+        return _elements(found, shard), *summand, _devices_text(shard.devices, 8, ", ")
+
+    told, left = found.shards[: 2 * LISTED_SHARDS], len(found.shards) - LISTED_SHARDS
+    made = table(
+        ("elements", *(("summand",) if found.summands > 1 else ()), "devices"),
+        map(row, told),
+        shown=LISTED_SHARDS,
+        rest=lambda _: f"and {counted(left, 'more shard')}",
     )
-    rows = [
-        TableRow(
-            cells=(
-                _elements(found, shard),
-                *((f"{shard.summand + 1} of {found.summands}",) if partial else ()),
-                _devices_text(shard.devices, 8).replace(",", ", "),
-            )
-        )
-        for shard in found.shards[: 2 * LISTED_SHARDS]
-    ]
-    left = len(found.shards) - LISTED_SHARDS
-    table = Table(
-        columns=columns,
-        rows=tuple(rows[:LISTED_SHARDS]),
-        folded=tuple(rows[LISTED_SHARDS:]),
-        rest=f"and {counted(left, 'more shard')}" if left > 0 else "",
-    )
-    untold = len(found.shards) - len(rows)
-    if untold > 0:
-        return table, Paragraph(text=f"{counted(untold, 'shard')} of these are not listed here.")
-    return (table,)
+    untold = counted(len(found.shards) - len(told), "shard")
+    if len(found.shards) > len(told):
+        return made, Paragraph(text=f"{untold} of these are not listed here.")
+    return (made,)
 
 
 def _elements(found: TensorShards, shard: ShardFact) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sbp.errors import SbpError, bytes_text
 from sbp.plan.text import shape_text
-from sbp.report.parts import Column, Page, Paragraph, Section, Table, TableRow
+from sbp.report.parts import Page, Paragraph, Section, Table, table
 from sbp.report.wording import counted
 from sbp.signatures import Op, Row, Rule, kernel_named, known_primitives, rule_for
 from sbp.signatures.examples import sample
@@ -43,11 +43,8 @@ def _family(name: str, rules: list[Rule]) -> Section:
     parts: list[Paragraph | Table] = []
     if split := [r.name for r in rules if not r.reason]:
         parts.append(Paragraph(text=", ".join(split)))
-    if whole := [r for r in rules if r.reason]:
-        columns = (Column(heading="all B"), Column(heading="because", wraps=True))
-        parts.append(
-            Table(columns=columns, rows=tuple(TableRow(cells=(r.name, r.reason)) for r in whole))
-        )
+    if whole := [(r.name, r.reason) for r in rules if r.reason]:
+        parts.append(table(("all B", "because"), whole))
     return Section(title=f"{name}: {counted(len(rules), 'primitive')}", parts=tuple(parts))
 
 
@@ -99,14 +96,12 @@ def _rows_table(op: Op, rows: Sequence[Row]) -> Table:
         (*map(repr, r.ins), "->", *map(repr, r.outs), *_kernel_cells(op, r), row_status(op, r))
         for r in rows
     ]
-    headings = [*map(shape_text, op.ins), "", *map(shape_text, op.outs), "kernel", "sends", "known"]
+    headings = [*map(shape_text, op.ins), "", *map(shape_text, op.outs)]
+    headings += ["kernel", ">sends", "known"]
     shown = [
         k for k in range(len(headings)) if k < len(headings) - 3 or any(row[k] for row in cells)
     ]
-    columns = tuple(Column(heading=headings[k], right=headings[k] == "sends") for k in shown)
-    return Table(
-        columns=columns, rows=tuple(TableRow(cells=tuple(row[k] for k in shown)) for row in cells)
-    )
+    return table((headings[k] for k in shown), ([row[k] for k in shown] for row in cells))
 
 
 def _kernel_cells(op: Op, row: Row) -> tuple[str, str]:
@@ -121,26 +116,10 @@ def _legend(op: Op, rows: Sequence[Row]) -> tuple[Table, ...]:
     """The meaning of the names of kernels and proofs in a table of rows."""
     kernels = sorted({r.kernel for r in rows} - {"local"})
     statuses = {row_status(op, r) for r in rows}
-    legends = (
-        (
-            "kernel",
-            "what runs on the shards",
-            [(name, kernel_named(name).summary) for name in kernels],
-        ),
-        (
-            "known",
-            "because",
-            [(name, because) for name, because in KNOWN.items() if name in statuses],
-        ),
-    )
-    return tuple(
-        Table(
-            columns=(Column(heading=heading), Column(heading=explained, wraps=True)),
-            rows=tuple(TableRow(cells=pair) for pair in pairs),
-        )
-        for heading, explained, pairs in legends
-        if pairs
-    )
+    runs = [(name, kernel_named(name).summary) for name in kernels]
+    known = [(name, because) for name, because in KNOWN.items() if name in statuses]
+    legends = (("kernel", "what runs on the shards"), runs), (("known", "because"), known)
+    return tuple(table(headings, pairs) for headings, pairs in legends if pairs)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

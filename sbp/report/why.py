@@ -4,7 +4,7 @@ conversions."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from sbp.explain.alternatives import Outcome
@@ -16,7 +16,7 @@ from sbp.infer.space import decode
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost
 from sbp.plan.text import change_text
-from sbp.report.parts import Column, Facts, Page, Paragraph, Part, Section, Table, TableRow
+from sbp.report.parts import Facts, Page, Paragraph, Part, Section, Table, table
 from sbp.report.reasons import deferred_text, full_maker_text, full_need_text, refusal_text
 from sbp.report.report import Shown
 from sbp.report.wording import (
@@ -174,30 +174,20 @@ def _cost(cost: Cost) -> str:
 
 def _axis(why: Why, story: AxisStory) -> Section:
     links = without_passing(story.links)
-    columns = (
-        Column(heading="value", wraps=True),
-        Column(heading="type"),
-        Column(heading="because", wraps=True),
-        Column(heading="line"),
-    )
     rows = [
-        TableRow(
-            cells=(
-                str(link.subject),
-                repr(decode(link.atom)),
-                link_text(link),
-                place_cell(link.place),
-            )
-        )
+        (str(link.subject), repr(decode(link.atom)), link_text(link), place_cell(link.place))
         for link in links
     ]
-    kept, rest = rows, rows[:0]
     if len(rows) > SHOWN_LINKS:  # the ends of a chain say most
-        kept, rest = [*rows[: SHOWN_LINKS - 1], rows[-1]], rows[SHOWN_LINKS - 1 : -1]
-    text = f"and {len(rest)} more between the last two" if rest else ""
-    table = Table(columns=columns, rows=tuple(kept), folded=tuple(rest), rest=text)
+        rows.insert(SHOWN_LINKS - 1, rows.pop())
+    made = table(
+        ("value", "type", "because", "line"),
+        rows,
+        shown=SHOWN_LINKS,
+        rest="and {} more between the last two".format,
+    )
     return Section(
-        title=f"on `{story.mesh_axis}` {story.atom}: {verdict(why, story)}", parts=(table,)
+        title=f"on `{story.mesh_axis}` {story.atom}: {verdict(why, story)}", parts=(made,)
     )
 
 
@@ -263,53 +253,34 @@ def difference(cost: Cost, base: Cost) -> str:
 
 
 def _alternatives(why: Why) -> Section:
-    columns = (
-        Column(heading="pinned"),
-        Column(heading="type then", wraps=True),
-        Column(heading="sent per device", right=True),
-        Column(heading="time", right=True),
-        Column(heading="difference", wraps=True),
-    )
-    own = TableRow(
-        cells=(
-            "as it is",
-            repr(why.type),
-            bytes_text(why.cost.bytes_per_device),
-            seconds_text(why.cost.seconds),
-            "",
-        )
-    )
-    rows = [_alternative(why, a) for a in why.alternatives]
-    kept, rest = rows[:SHOWN_TYPES], rows[SHOWN_TYPES:]
-    left = [f"{counted(len(rest), 'dearer type')}"] if rest else []
+    dearer = len(why.alternatives) - SHOWN_TYPES
+    left = [counted(dearer, "dearer type")] if dearer > 0 else []
     if why.untried:
         types = counted(why.untried, "type")
         left.append(f"{types} not tried; plan.why(.., refine=True) tries more")
     if why.untried_pairs:
         left.append(f"{counted(why.untried_pairs, 'pair')} of atoms on two mesh axes not tried")
-    table = Table(
-        columns=columns,
-        rows=(own, *kept),
-        folded=tuple(rest),
-        rest=f"and {'; '.join(left)}" if left else "",
+    made = table(
+        ("pinned", "type then", ">sent per device", ">time", "difference"),
+        (
+            ("as it is", repr(why.type), *_figures(why.cost), ""),
+            *(_alternative(why, a) for a in why.alternatives),
+        ),
+        shown=1 + SHOWN_TYPES,
     )
-    return Section(title="other types, each planned anew", parts=(table,))
+    made = replace(made, rest=f"and {'; '.join(left)}" if left else "")
+    return Section(title="other types, each planned anew", parts=(made,))
 
 
-def _alternative(why: Why, one: Alternative) -> TableRow:
+def _alternative(why: Why, one: Alternative) -> tuple[str, ...]:
     if one.cost is None:
         reason = "" if one.outcome.refusal is None else refusal_text(one.outcome.refusal)
-        return TableRow(cells=(one.change, "no typing", "", "", reason))
-    gap = difference(one.cost, why.cost)
-    return TableRow(
-        cells=(
-            one.change,
-            repr(one.type),
-            bytes_text(one.cost.bytes_per_device),
-            seconds_text(one.cost.seconds),
-            gap,
-        )
-    )
+        return one.change, "no typing", "", "", reason
+    return one.change, repr(one.type), *_figures(one.cost), difference(one.cost, why.cost)
+
+
+def _figures(cost: Cost) -> tuple[str, str]:
+    return bytes_text(cost.bytes_per_device), seconds_text(cost.seconds)
 
 
 # ---- conversions --------------------------------------------------------------------------------
@@ -338,32 +309,23 @@ def _conversions(why: Why) -> Iterator[Section]:
 
 
 def _steps(why: Why, found: Sequence[ExplainedConversion]) -> Table:
-    columns = (
-        Column(heading="step", wraps=True),
-        Column(heading="mesh axes"),
-        Column(heading="change"),
-        Column(heading="runs", right=True),
-        Column(heading="per device", right=True),
+    rows = (
+        (
+            ", ".join(s.kind for s in one.steps),
+            ", ".join(dict.fromkeys(one.mesh.names[k] for s in one.steps for k in s.mesh_axes)),
+            ", ".join(dict.fromkeys(map(change_text, one.steps))),
+            str(one.runs),
+            bytes_text(one.bytes_per_device),
+        )
+        for one in found
     )
-    rows = [_conversion(why, c) for c in found]
-    kept, rest = rows[:SHOWN_CONVERSIONS], rows[SHOWN_CONVERSIONS:]
     sent = bytes_text(sum(c.bytes_per_device for c in found[SHOWN_CONVERSIONS:]))
-    return Table(
-        columns=columns,
-        rows=tuple(kept),
-        folded=tuple(rest),
-        rest=f"and {len(rest)} more: {sent} per device" if rest else "",
-    )
-
-
-def _conversion(why: Why, one: ExplainedConversion) -> TableRow:
-    steps = ", ".join(s.kind for s in one.steps)
-    names = (one.mesh.names[k] for step in one.steps for k in step.mesh_axes)
-    axes = ", ".join(dict.fromkeys(names))
-    change = ", ".join(dict.fromkeys(map(change_text, one.steps)))
-    return TableRow(
-        cells=(steps, axes, change, str(one.runs), bytes_text(one.bytes_per_device)),
-        detail=conversion_text(why, one),
+    return table(
+        ("step", "mesh axes", "change", ">runs", ">per device"),
+        rows,
+        details=(conversion_text(why, one) for one in found),
+        shown=SHOWN_CONVERSIONS,
+        rest=lambda n: f"and {n} more: {sent} per device",
     )
 
 
@@ -391,21 +353,10 @@ def _outcome_text(outcome: Outcome, base: Cost) -> str:
 
 def _others(found: Sequence[tuple[Subject, object]]) -> Section:
     """Other values with the same name or line."""
-    columns = (
-        Column(heading="value", wraps=True),
-        Column(heading="type", wraps=True),
-        Column(heading="line"),
+    boundary = {"input": "an input", "output": "an output"}
+    rows = (
+        (_name(s), repr(type_), place_cell(s.place) or boundary.get(s.kind, ""))
+        for s, type_ in found
     )
-    rows = []
-    for subject, t in found:
-        boundary = {"input": "an input", "output": "an output"}.get(subject.kind, "")
-        where = place_cell(subject.place) or boundary
-        rows.append(TableRow(cells=(_name(subject), repr(t), where)))
-    rest = rows[SHOWN_OTHERS:]
-    table = Table(
-        columns=columns,
-        rows=tuple(rows[:SHOWN_OTHERS]),
-        folded=tuple(rest),
-        rest=f"and {len(rest)} more" if rest else "",
-    )
-    return Section(title="of the same name or line", parts=(table,))
+    made = table(("value", "type", "line"), rows, shown=SHOWN_OTHERS)
+    return Section(title="of the same name or line", parts=(made,))
