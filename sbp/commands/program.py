@@ -24,7 +24,7 @@ from sbp.api.shard_map import check_shard_map
 from sbp.commands.shapes import arguments, mesh_axes
 from sbp.errors import Diagnostic, SbpError, nearest
 from sbp.moe.devices import simulate_devices
-from sbp.report.finding import diagnostics_of
+from sbp.report.pages import diagnostics_of
 from sbp.report.report import Report
 
 SIMULATED = 8

@@ -17,8 +17,8 @@ from sbp.plan.stored import stored
 from sbp.plan.traffic import PHASES, Phase
 from sbp.report.facts import Tensor, alike, input_names, tensor
 from sbp.report.flows import PLACE_NAMES
-from sbp.report.input_uses import InputClass, InputUses
 from sbp.report.parts import Picture, Table, table
+from sbp.report.strategy import InputClass, InputUses
 from sbp.report.svg import (
     CELL,
     COSTLY,

@@ -8,33 +8,38 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from sbp import _jax
 from sbp.annotations import Pin
-from sbp.errors import Diagnostic, Span, position_text
+from sbp.errors import Diagnostic, Help, Label, SbpError, SbpTypeError, Span, position_text
+from sbp.explain.places import SourcePlace
 from sbp.infer.accumulation import is_real
 from sbp.infer.space import encode
 from sbp.limits import policies_text
+from sbp.machine.lowerings import compiler, scatters_whole_mesh
 from sbp.plan.lower import ORDERED_TYPES
 from sbp.plan.program import Program
 from sbp.plan.text import place
 from sbp.plan.traffic import sends
 from sbp.report import facts
-from sbp.report.collectives import Collective, by_line, collectives, detail, instructions
-from sbp.report.finding import finding
+from sbp.report.facts import Collective, by_line, collectives, detail, instructions
 from sbp.report.flows import brief_picture
-from sbp.report.hardware import unmeasured
 from sbp.report.memory import memory_picture
 from sbp.report.parts import (
+    Excerpt,
     Facts,
+    Mark,
     Page,
     Paragraph,
     Part,
+    PricedHelp,
     Section,
     Share,
+    ShownDiagnostic,
+    SourceLine,
     Table,
     table,
 )
-from sbp.report.shard_picture import LISTED_SHARDS, shard_picture
-from sbp.report.shards import telling_tensor
+from sbp.report.shards import LISTED_SHARDS, shard_picture, telling_tensor
 from sbp.report.strategy import strategy
 from sbp.report.timeline import timeline_picture
 from sbp.report.traffic_picture import traffic_picture
@@ -51,8 +56,91 @@ from sbp.shardmap.coverage import Coverage
 from sbp.shardmap.run_words import run_text
 from sbp.shardmap.words import why_text
 from sbp.signatures import ROUNDED_PARTS
-from sbp.trace.regions import WHILE_TRIPS
+from sbp.source.reader import character_index
+from sbp.source.text import line_text
+from sbp.trace.regions import WHILE_TRIPS, trips_are_assumed
 from sbp.types import Unreduced
+
+# ---- findings -----------------------------------------------------------------------------------
+# Diagnostic -> ShownDiagnostic: adds the source lines with marks, and words the prices.
+
+
+def finding(diagnostic: Diagnostic) -> ShownDiagnostic:
+    """A diagnostic with its source lines."""
+    return ShownDiagnostic(
+        severity=diagnostic.severity,
+        code=diagnostic.code,
+        title=diagnostic.title,
+        excerpts=tuple(_excerpts(diagnostic)),
+        rule=diagnostic.rule,
+        rows=diagnostic.rows,
+        notes=diagnostic.notes,
+        helps=tuple(PricedHelp(text=h.text, price=_price(h)) for h in diagnostic.helps),
+    )
+
+
+def _price(help_: Help) -> str:
+    """What a device sends after a help, and its memory where a plan was made."""
+    sent = bytes_text(help_.bytes_per_device)
+    if help_.peak_memory_bytes is None:
+        return f"{sent} per device"
+    return f"{sent} sent, {bytes_text(help_.peak_memory_bytes)} memory per device"
+
+
+def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
+    """The diagnostics of an error. An error without any becomes one, at the line that it names or
+    else at the user's line that raised it."""
+    if isinstance(error, SbpTypeError):
+        return error.diagnostics
+    span = error.span or _jax.raising_span(error)
+    labels = (Label(span=span, text="", primary=True),) if span else ()
+    labels = (*labels, *error.related)
+    notes = tuple(f"  {line}" for line in error.details)
+    found = Diagnostic(
+        code=error.code, severity="error", title=error.title, labels=labels, notes=notes
+    )
+    return (found,)
+
+
+def _excerpts(diagnostic: Diagnostic) -> Iterator[Excerpt]:
+    """One excerpt for each file, that of the primary label first."""
+    primary = diagnostic.primary
+    if primary is None:
+        return
+    files = dict.fromkeys([primary.span.file, *(label.span.file for label in diagnostic.labels)])
+    for file in files:
+        labels = [label for label in diagnostic.labels if label.span.file == file]
+        at = primary if file == primary.span.file else labels[0]
+        place = position_text(file, at.span.line, at.span.column)
+        yield Excerpt(
+            place=place,
+            scope=diagnostic.scope if at is primary else "",
+            lines=tuple(_lines(file, labels)),
+        )
+
+
+def _lines(file: str, labels: list[Label]) -> Iterator[SourceLine]:
+    for number in sorted({label.span.line for label in labels}):
+        text = line_text(file, number)
+        here = sorted(
+            (label for label in labels if label.span.line == number),
+            key=lambda label: (label.primary, label.span),
+        )
+        yield SourceLine(
+            number=number, text=text, marks=tuple(_mark(text, label) for label in here)
+        )
+
+
+def _mark(text: str | None, label: Label) -> Mark:
+    """The columns of a label in its line. An expression of several lines is marked to the end of
+    its first line."""
+    if text is None:
+        return Mark(start=0, end=1, text=label.text, primary=label.primary)
+    start = character_index(text, label.span.column)
+    whole = label.span.end_line in (0, label.span.line)
+    end = character_index(text, label.span.end_column) if whole else len(text.rstrip())
+    return Mark(start=start, end=max(end, start + 1), text=label.text, primary=label.primary)
+
 
 # ---- coverage -----------------------------------------------------------------------------------
 # What `sbp.check_shard_map` read of a program and what it did not, as parts of a page.
@@ -240,6 +328,26 @@ def _left_out(program: Program) -> Iterator[str]:
         )
 
 
+def unmeasured(program: Program) -> Iterator[str]:
+    """The slice whose measured collectives stand for those of this mesh, where a reduce-scatter
+    over all devices depends on it."""
+    mesh = program.mesh
+    found = scatters_whole_mesh(mesh.hardware, mesh.num_devices)
+    whole = any(
+        send.step is not None
+        and send.step.kind == "reduce_scatter"
+        and math.prod(mesh.size(axis) for axis in send.mesh_axes) == mesh.num_devices
+        for send in sends(program)
+    )
+    if found is not None and not found.is_exact and whole:
+        yield (
+            f"collectives of {mesh.hardware.name} with {counted(mesh.num_devices, 'device')} were"
+            f" not measured: reduce-scatters over all devices are taken to compile as on"
+            f" {found.hardware} {found.slice} ({compiler()}); `scatters_whole_mesh` of"
+            " `sbp.Hardware` says otherwise"
+        )
+
+
 # ---- pages --------------------------------------------------------------------------------------
 
 
@@ -311,9 +419,8 @@ def full(
         parts.append(Section(title=heading, parts=both, opened=few))
     parts.append(_tensors("input", facts.inputs(program)))
     parts.append(_tensors("output", facts.outputs(program, output_names)))
-    regions = facts.regions(program)
-    if regions:
-        parts.append(Section(title="regions", parts=(_regions(regions),)))
+    if regions := _regions(program):
+        parts.append(Section(title="regions", parts=(regions,)))
     if diagnostics:
         parts.append(_findings(diagnostics))
     return Page(title=_title(program, title), parts=tuple(parts))
@@ -382,12 +489,12 @@ def _cost(program: Program) -> Facts:
 def _annotated(found: Sequence[facts.AnnotatedTensor]) -> Section:
     rows = (
         (
-            f"{a.name} again" if a.is_repeat else a.name,
+            f"{a.tensor.name} again" if a.is_repeat else a.tensor.name,
             a.tensor.shape,
             _pin_text(a.pin),
             repr(a.tensor.type),
             bytes_text(a.tensor.bytes_per_device),
-            position_text(a.file, a.line),
+            a.tensor.where,
         )
         for a in found
     )
@@ -470,21 +577,24 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
     )
 
 
-def _regions(found: Sequence[facts.RegionFact]) -> Table:
+def _regions(program: Program) -> Table | None:
+    """The loops and branches; none where there are none."""
+    found = list(facts.regions(program))
     assumed = f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed"
     rows = (
         (
-            r.op,
-            place_text(r.place),
-            str(r.trips),
-            str(r.runs),
-            str(r.collectives),
-            bytes_text(r.bytes_per_device),
+            loop.node.name,
+            place_text(SourcePlace.of(loop.node)),
+            str(loop.trips),
+            str(runs),
+            str(len({send.planned or send.node for send in sent})),
+            bytes_text(sum(send.bytes for send in sent)),
         )
-        for r in found
+        for loop, runs, sent in found
     )
-    return table(
+    made = table(
         ("region", "line", ">trips", ">runs of the body", ">conversions that send", ">per device"),
         rows,
-        details=(assumed if r.trips_assumed else "" for r in found),
+        details=(assumed if trips_are_assumed(loop.node) else "" for loop, *_ in found),
     )
+    return made if found else None

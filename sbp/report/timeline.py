@@ -14,8 +14,8 @@ from sbp.plan.ir import Apply, Block, Box, Loop
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase, Phases
 from sbp.report.flows import PLACE_NAMES
-from sbp.report.input_uses import flops_of
 from sbp.report.parts import Paragraph, Picture, Section, Table, table
+from sbp.report.strategy import flops_of
 from sbp.report.svg import (
     CELL,
     COSTLY,
