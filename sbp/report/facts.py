@@ -20,12 +20,15 @@ from sbp.plan.ir import Apply, Block, Loop, Register, Source, walk
 from sbp.plan.program import Program
 from sbp.plan.text import place, shape_text
 from sbp.plan.traffic import Send, sends
-from sbp.report.reasons import argument_text, maker_text, need_text, output_name
 from sbp.report.wording import (
     SEGMENT_LIMIT,
+    argument_text,
     common_name,
     listed,
+    maker_text,
+    need_text,
     node_text,
+    output_name,
     place_cell,
     place_text,
     span_text,

@@ -44,10 +44,45 @@ _SCALE = Kind(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """A page that shows itself: `print` and files get plain text, rich consoles styled text, and
-    notebooks HTML.
+class Shows:
+    """What shows itself: `print` and files get plain text, rich consoles styled text, and notebooks
+    HTML."""
+
+    __slots__ = ()
+
+    def _shown(self) -> Page:
+        """The page."""
+        raise NotImplementedError
+
+    @takes("text", skip=1, width=_WIDTH)
+    def text(self, width: int = TEXT_WIDTH) -> str:
+        """Plain text of at most `width` columns, the same on every terminal."""
+        return "\n".join(line.plain.rstrip() for line in page_lines(self._shown(), width))
+
+    @takes("html", skip=1, standalone=FLAG)
+    def html(self, *, standalone: bool = False) -> str:
+        """HTML with inline CSS and no script; a whole document when `standalone`."""
+        return page_html(self._shown(), standalone=standalone)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from page_lines(self._shown(), options.max_width)
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return {"text/plain": self.text(), "text/html": self.html()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Shown(Shows):
+    """A page that shows itself.
 
     Arguments:
       page: the page.
@@ -55,10 +90,8 @@ class Shown:
 
     page: Page
 
-    @takes("text", skip=1, width=_WIDTH)
-    def text(self, width: int = TEXT_WIDTH) -> str:
-        """Plain text of at most `width` columns, the same on every terminal."""
-        return "\n".join(self.lines(width))
+    def _shown(self) -> Page:
+        return self.page
 
     @takes("lines", skip=1, width=_WIDTH)
     def lines(self, width: int = TEXT_WIDTH) -> list[str]:
@@ -82,23 +115,6 @@ class Shown:
         """
         return tuple(png_of(svg, scale) for svg in self.svg())
 
-    @takes("html", skip=1, standalone=FLAG)
-    def html(self, *, standalone: bool = False) -> str:
-        """HTML with inline CSS and no script; a whole document when `standalone`."""
-        return page_html(self.page, standalone=standalone)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from page_lines(self.page, options.max_width)
-
-    def _repr_html_(self) -> str:
-        return self.html()
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return {"text/plain": self.text(), "text/html": self.html()}
-
 
 _DIAGNOSTICS = Kind(
     "a tuple of sbp.Diagnostic",
@@ -121,8 +137,8 @@ def _or_none(kind: Kind) -> Kind:
     output_names=_NAMES,
     coverage=_or_none(instance_of(Coverage, "sbp.check_shard_map")),
 )
-@dataclass(frozen=True, kw_only=True)
-class Report:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Report(Shows):
     """The report on a program.
 
     Arguments:
@@ -331,30 +347,8 @@ class Report:
             "diagnostics": [finding_data(d) for d in self.diagnostics],
         }
 
-    @takes("Report.text", skip=1, width=_WIDTH)
-    def text(self, width: int = TEXT_WIDTH) -> str:
-        """The report as plain text."""
-        return self.full().text(width)
-
-    @takes("Report.html", skip=1, standalone=FLAG)
-    def html(self, *, standalone: bool = False) -> str:
-        """The report as HTML; a whole document when `standalone`."""
-        return self.full().html(standalone=standalone)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def __repr__(self) -> str:
-        return self.text()
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self.full()
-
-    def _repr_html_(self) -> str:
-        return self.html()
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return {"text/plain": self.text(), "text/html": self.html()}
+    def _shown(self) -> Page:
+        return self.full().page
 
 
 # ---- data ---------------------------------------------------------------------------------------

@@ -1,30 +1,53 @@
-"""Why -> page: the type of a value, its origin, the prices of other types, the reasons of its
-conversions."""
+"""Answers about plans as pages: `plan.why(name)`, the type of a value with its origin, the prices
+of other types and the reasons of its conversions; and `plan.diff(other)`, two plans together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import assert_never
+from itertools import starmap
+from typing import Any
 
 from sbp.explain.alternatives import Outcome
 from sbp.explain.answers import Alternative, AxisStory, Why
 from sbp.explain.conversions import ExplainedConversion
+from sbp.explain.difference import (
+    Difference,
+    Traffic,
+    TrafficDifference,
+    TrafficEnd,
+    ValueDifference,
+    compare,
+)
 from sbp.explain.origins import Link, Partner, without_passing
+from sbp.explain.places import AxisRow, SourcePlace
+from sbp.explain.settings import (
+    ComparedPlan,
+    HardwareName,
+    LinePolicies,
+    PinnedAtoms,
+    ProgramPolicies,
+    Setting,
+)
 from sbp.explain.subjects import Subject
 from sbp.infer.space import decode
+from sbp.limits import Budget, policies_text
+from sbp.machine.hardware import Network
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost
-from sbp.plan.text import change_text
+from sbp.plan.text import change_text, place
 from sbp.report.parts import Facts, Page, Paragraph, Part, Section, Table, table
-from sbp.report.reasons import deferred_text, full_maker_text, full_need_text, refusal_text
 from sbp.report.report import Shown
 from sbp.report.wording import (
     atoms_text,
     bytes_text,
     counted,
+    deferred_text,
+    full_maker_text,
+    full_need_text,
     place_cell,
     place_text,
+    refusal_text,
     seconds_text,
     signed,
 )
@@ -34,50 +57,44 @@ from sbp.source.reader import source_text
 # The origin of an atom of a value, in words.
 
 
+_LINKS = {
+    "annotation": "pinned by {annotation}",
+    "free annotation": "left free by the annotation",
+    "input": "pinned by the input's type",
+    "output": "pinned by the output's type",
+    "free input": "an input whose type is left free",
+    "free output": "an output whose type is left free",
+    "donated output": "it takes the buffer, and so the type, of the donated input {donor}",
+    "row": "{row}",
+    "new": "{row}",
+    "converted": "made as {made} and converted for {op}",
+    "converted result": "made as {made} and converted where the body returns it",
+    "carry": "one type over all trips, chosen with what the body returns",
+    "body input": "as it comes into the body of {op}",
+    "body carry": "what the body of {op} carries",
+    "body result": "what the body of {op} returns",
+    "more": "and so on over {more}",
+}
+
+
 def link_text(link: Link) -> str:
     """How one value of a chain of origins got its atom."""
-    op = "" if link.node is None else link.node.name
-    match link.kind:
-        case "annotation":
-            span = None if link.node is None else link.node.span
-            return f"pinned by `{source_text(span, 60)}`" if span else "pinned by an annotation"
-        case "free annotation":
-            return "left free by the annotation"
-        case "input" | "output":
-            return f"pinned by the {link.kind}'s type"
-        case "free input":
-            return "an input whose type is left free"
-        case "free output":
-            return "an output whose type is left free"
-        case "donated output":
-            return f"it takes the buffer, and so the type, of the donated input {link.donor}"
-        case "row" | "new":
-            return _row_text(link, op)
-        case "converted":
-            return f"made as {decode(link.made)!r} and converted for {op}"
-        case "converted result":
-            return f"made as {decode(link.made)!r} and converted where the body returns it"
-        case "carry":
-            return "one type over all trips, chosen with what the body returns"
-        case "body input":
-            return f"as it comes into the body of {op}"
-        case "body carry" | "body result":
-            return f"what the body of {op} {'carries' if link.kind == 'body carry' else 'returns'}"
-        case "more":
-            return f"and so on over {counted(link.left_out, 'value')}"
-        case _:
-            assert_never(link.kind)
-
-
-def _row_text(link: Link, op: str) -> str:
-    """The row of an operation, with the other operands that decide the atom and their origins."""
-    assert link.row is not None
-    kernel = f" by its kernel {link.kernel!r}" if link.kernel else ""
-    text = (
-        f"{op}: {atoms_text(link.row.ins)} -> {atoms_text(link.row.outs)}{kernel}"
-        if link.row.ins
-        else f"{op} makes it {atoms_text(link.row.outs)}"
+    op, span = ("", None) if link.node is None else (link.node.name, link.node.span)
+    return _LINKS[link.kind].format(
+        annotation=f"`{source_text(span, 60)}`" if span else "an annotation",
+        donor=link.donor,
+        row=_row_text(link.row, link, op) if link.row else "",
+        made=repr(decode(link.made)),
+        op=op,
+        more=counted(link.left_out, "value"),
     )
+
+
+def _row_text(row: AxisRow, link: Link, op: str) -> str:
+    """The row of an operation, with the other operands that decide the atom and their origins."""
+    kernel = f" by its kernel {link.kernel!r}" if link.kernel else ""
+    outs = atoms_text(row.outs)
+    text = f"{op}: {atoms_text(row.ins)} -> {outs}{kernel}" if row.ins else f"{op} makes it {outs}"
     partners = ", ".join(f"{p.name} is {_partner_text(p)}" for p in link.partners)
     return f"{text}; {partners}" if partners else text
 
@@ -92,7 +109,7 @@ def _partner_text(partner: Partner) -> str:
     return f"{atom}, an input" if end.subject == partner.name else f"{atom}, from {end.subject}"
 
 
-# ---- answers ------------------------------------------------------------------------------------
+# ---- why ----------------------------------------------------------------------------------------
 
 
 SHOWN_LINKS, SHOWN_TYPES, SHOWN_CONVERSIONS, SHOWN_OTHERS = 6, 8, 3, 4
@@ -112,36 +129,20 @@ class Explanation(Shown):
 
     why: Why
 
-    def __repr__(self) -> str:
-        return self.text()
-
 
 def explanation(why: Why, mesh: MeshSpec) -> Explanation:
     """The answer with its page."""
-    return Explanation(page=page(why, mesh), why=why)
-
-
-def page(why: Why, mesh: MeshSpec) -> Page:
-    """An answer as parts."""
     parts: list[Part] = [_head(why)]
     if len(why.types) > 1:
         copies = ", ".join(f"{t!r} {counted(n, 'time')}" for t, n in why.types)
-        parts.append(
-            Paragraph(
-                text=(
-                    "the program makes it more than once, in unrolled layers or in"
-                    f" rematerialisation: {copies}"
-                )
-            )
-        )
+        text = "the program makes it more than once, in unrolled layers or in rematerialisation"
+        parts.append(Paragraph(text=f"{text}: {copies}"))
     parts += [_axis(why, story) for story in why.axes]
-    parts.append(_alternatives(why))
-    parts += _conversions(why)
+    parts += [_alternatives(why), *_conversions(why)]
     if why.others:
         parts.append(_others(why.others))
-    return Page(
-        title=f"why {_name(why.subject)} is {why.type!r} on mesh {mesh}", parts=tuple(parts)
-    )
+    title = f"why {_name(why.subject)} is {why.type!r} on mesh {mesh}"
+    return Explanation(page=Page(title=title, parts=tuple(parts)), why=why)
 
 
 def _name(subject: Subject) -> str:
@@ -360,3 +361,212 @@ def _others(found: Sequence[tuple[Subject, object]]) -> Section:
     )
     made = table(("value", "type", "line"), rows, shown=SHOWN_OTHERS)
     return Section(title="of the same name or line", parts=(made,))
+
+
+# ---- settings -----------------------------------------------------------------------------------
+# What was asked differently of two plans, in words.
+
+
+_SUBJECTS = {
+    "figure": "{subject}",
+    "network": "network of `{subject}`",
+    "policy": "policy of `{subject}`",
+    "input": "input `{subject}`",
+    "output": "output `{subject}`",
+    "annotation": "`{subject}`",
+}
+"""What was asked, by the kind of a setting; other kinds are their own words."""
+
+
+def setting_cells(setting: Setting) -> tuple[str, str, str]:
+    """What was asked, and what each plan was asked for."""
+    what = _SUBJECTS.get(setting.kind, setting.kind).format(subject=setting.subject)
+    text = _VALUES.get(setting.kind, str)
+    return what, text(setting.this), text(setting.other)
+
+
+def _several(texts: Iterable[str]) -> str:
+    return ", ".join(sorted(set(texts))) or "none"
+
+
+def _budget(budget: Budget) -> str:
+    """A budget, its size to the byte."""
+    return f"{budget} ({budget.above:.0f} B)" if budget.above else str(budget)
+
+
+def _hardware(hardware: HardwareName) -> str:
+    return hardware.name if hardware.is_known else f"{hardware.name} with other figures"
+
+
+def _figure(value: object) -> str:
+    """A value of a description of hardware. No two values look alike."""
+    match value:
+        case None:
+            return "none"
+        case Network():
+            return f"{_figure(value.bytes_per_second)} B/s after {_figure(value.latency_seconds)} s"
+        case float() if float(short := f"{value:g}") == value:
+            return short
+        case _:
+            return str(value)
+
+
+def _policies(policies: ProgramPolicies) -> str:
+    return policies_text(policies.boxing, policies.axis_policies, policies.axes)
+
+
+def _line_policies(policies: LinePolicies) -> str:
+    return _several(
+        ", within ".join(f"{p} on `{axis}`" if axis else p for p, axis in around)
+        for around in policies
+    )
+
+
+def _pins(pins: tuple[PinnedAtoms, ...]) -> str:
+    texts = (" ".join(f"{axis}:{atom!r}" for axis, atom in atoms) or "B" for atoms in pins)
+    return "; ".join(texts) or "not pinned"
+
+
+_VALUES: dict[str, Callable[[Any], str]] = {
+    "mesh": lambda axes: " ".join(f"{axis}={size}" for axis, size in axes),
+    "hardware": _hardware,
+    "figure": _figure,
+    "network": lambda network: _figure(network) if network else "none of its own",
+    "boxing": _policies,
+    "memory limit": lambda limit: "none" if limit is None else f"{limit:.0f} B",
+    "budgets": lambda budgets: _several(map(_budget, budgets)),
+    "reduce_dtype": lambda dtype: dtype or "the platform's own",
+    "donated": lambda names: _several(f"`{name}`" for name in names),
+    "policy": _line_policies,
+    "input": _pins,
+    "output": _pins,
+    "annotation": _pins,
+}
+"""How the values of a setting are written, by its kind."""
+
+
+# ---- comparison ---------------------------------------------------------------------------------
+
+
+SHOWN_SETTINGS, SHOWN_SENT, SHOWN_VALUES, SHOWN_BOUNDARY = 6, 5, 6, 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Comparison(Shown):
+    """The result of `plan.diff(other)`. It shows itself; `difference` has the figures."""
+
+    difference: Difference
+
+
+def comparison(this: ComparedPlan, other: ComparedPlan) -> Comparison:
+    """Two plans compared."""
+    found = compare(this, other)
+    first, second = found.titles
+    names = f"`{first}`" if first == second else f"`{first}` and `{second}`"
+    parts = tuple(_differences(found))
+    page = Page(title=f"{names}: this plan and the other", parts=parts)
+    return Comparison(page=page, difference=found)
+
+
+def _differences(found: Difference) -> Iterator[Part]:
+    if len(set(found.titles)) > 1:
+        matched = f"{counted(found.matched, 'value')} with the same name or line text"
+        yield Paragraph(text=f"these are plans of different functions; {matched}")
+    if found.same:
+        yield Paragraph(text="nothing differs")
+        return
+    if found.settings:
+        yield Section(title="asked differently", parts=(_settings(found.settings),))
+    yield Section(title="cost of a call, per device", parts=(_costs(found),))
+    if found.sent:
+        more = signed(sum(d.bytes_more for d in found.sent), bytes_text)
+        title = f"conversions that differ: {counted(len(found.sent), 'kind')}, {more} in the other"
+        yield Section(title=title, parts=(_sent(found.sent),))
+    for noun, differing, shown in (
+        ("input", found.inputs, SHOWN_BOUNDARY),
+        ("output", found.outputs, SHOWN_BOUNDARY),
+        ("value", found.values, SHOWN_VALUES),
+    ):
+        if differing:
+            title = f"{counted(len(differing), noun)} of another type"
+            yield Section(title=title, parts=(_values(noun, differing, shown),))
+    alike = found.matched - len(found.inputs) - len(found.outputs) - len(found.values)
+    both = zip(found.unmatched, ("this", "the other"), strict=True)
+    only = " and ".join(f"{n} only in {which}" for n, which in both if n)
+    text = f"{counted(alike, 'value')} of the same type in both"
+    yield Paragraph(text=f"{text}; {only}" if only else text)
+
+
+def _settings(found: Sequence[Setting]) -> Table:
+    return table(("what", "this", "other"), map(setting_cells, found), shown=SHOWN_SETTINGS)
+
+
+def _costs(found: Difference) -> Table:
+    a, b = found.costs
+    figures: list[tuple[str, float, float, Callable[[float], str]]] = [
+        ("sent", a.bytes_per_device, b.bytes_per_device, bytes_text),
+        ("modelled time", a.seconds, b.seconds, seconds_text),
+        ("peak memory", a.peak_memory_bytes, b.peak_memory_bytes, bytes_text),
+    ]
+    if a.host_memory_bytes or b.host_memory_bytes:
+        figures.append(("host memory", a.host_memory_bytes, b.host_memory_bytes, bytes_text))
+
+    def row(name: str, x: float, y: float, text: Callable[[float], str]) -> tuple[str, ...]:
+        share = f" ({100 * (y - x) / x:+.1f} %)" if x and y != x else ""
+        return name, text(x), text(y), f"{signed(y - x, text)}{share}" if y != x else "none"
+
+    return table(("cost", ">this", ">other", ">difference"), starmap(row, figures))
+
+
+def _values(noun: str, found: Sequence[ValueDifference], shown: int) -> Table:
+    rows = (
+        (
+            f"{'gradient of ' if d.is_gradient else ''}`{d.name}`",
+            repr(d.this.type),
+            repr(d.other.type),
+            bytes_text(d.this.bytes_per_device),
+            bytes_text(d.other.bytes_per_device),
+            "" if d.this.place is None or d.this.place.span is None else place(d.this.place.span),
+        )
+        for d in found
+    )
+    headings = (noun, "this", "other", ">per device", ">other's", "line")
+    return table(headings, rows, shown=shown, rest="and {} smaller".format)
+
+
+def _sent(found: Sequence[TrafficDifference]) -> Table:
+    def sent(one: Traffic | None) -> str:
+        if one is None:
+            return "none"
+        return f"{bytes_text(one.bytes_per_device)} in {counted(one.runs, 'run')}"
+
+    rows = (
+        (d.key.kind, ", ".join(d.key.mesh_axes), d.key.change, sent(d.this), sent(d.other))
+        for d in found
+    )
+    more = signed(sum(d.bytes_more for d in found[SHOWN_SENT:]), bytes_text)
+    return table(
+        ("step", "mesh axes", "change", ">this", ">other"),
+        rows,
+        details=map(_ends, found),
+        shown=SHOWN_SENT,
+        rest=lambda n: f"and {n} more: {more} in the other",
+    )
+
+
+def _ends(one: TrafficDifference) -> str:
+    """The maker and the reader of a value that is sent."""
+    key = one.key
+    made = f"{_end(key.maker, 'an argument of a body')}{_at(one.made_at)}"
+    read = f", for {_end(key.reader, 'the end')}{_at(one.read_at)}" if key.reader else ""
+    return made + read
+
+
+def _end(end: TrafficEnd, otherwise: str) -> str:
+    if not end.op:
+        return f"`{end.text}`" if end.text else otherwise
+    return f"{end.op} `{end.text}`" if end.text else end.op
+
+
+def _at(at: SourcePlace | None) -> str:
+    return "" if at is None else f" {place_text(at)}"
