@@ -44,7 +44,7 @@ from sbp.pytrees import leaves_of
 from sbp.report.pages import diagnostics_of
 from sbp.report.report import Report
 from sbp.slips import Correction, correcting, renamed
-from sbp.source.arguments import argument_span, constants_in, items_of
+from sbp.source.editing import argument_span, constants_in, items_of
 from sbp.types import Split
 
 # ---- helps for slips ----------------------------------------------------------------------------

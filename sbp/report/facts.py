@@ -35,8 +35,7 @@ from sbp.report.wording import (
     without_numbers,
 )
 from sbp.signatures import kernel_named
-from sbp.source.annotations import annotated_text, annotation_span
-from sbp.source.reader import shortened
+from sbp.source.reader import annotated_text, annotation_span, shortened
 from sbp.trace.graph import Node
 from sbp.types import NdSbp
 

@@ -189,21 +189,22 @@ def _bar(share: Share) -> str:
 
 
 def _finding(part: ShownDiagnostic) -> str:
-    made = [f"<b>{part.severity}[{part.code}]</b>: <b>{_text(part.title)}</b>"]
-    made += [_excerpt(e) for e in part.excerpts]
-    if part.rule:
-        rows = "\n".join(_rule_row(row.inputs, row.outputs, row.remark) for row in part.rows)
+    found = part.diagnostic
+    made = [f"<b>{found.severity}[{found.code}]</b>: <b>{_text(found.title)}</b>"]
+    made += map(_excerpt, part.excerpts)
+    if found.rule:
+        rows = "\n".join(_rule_row(row.inputs, row.outputs, row.remark) for row in found.rows)
         made.append(
             "<details open><summary>rule:"
-            f" {_text(part.rule)}</summary>\n{_scrolled(f'<table>{rows}</table>')}</details>"
+            f" {_text(found.rule)}</summary>\n{_scrolled(f'<table>{rows}</table>')}</details>"
         )
-    made += [f"<div><b>note</b>: {_text(note)}</div>" for note in part.notes]
+    made += [f"<div><b>note</b>: {_text(note)}</div>" for note in found.notes]
     made += [
-        f'<div class="h"><span><b>help</b>: {_text(h.text)}</span> <b>{_text(h.price)}</b></div>'
-        for h in part.helps
+        f'<div class="h"><span><b>help</b>: {_text(text)}</span> <b>{_text(price)}</b></div>'
+        for text, price in part.helps
     ]
     made.append(f"<div><b>more</b>: <code>{_text(part.more)}</code></div>")
-    return f'<div class="f {part.severity}">' + "\n".join(made) + "</div>"
+    return f'<div class="f {found.severity}">' + "\n".join(made) + "</div>"
 
 
 def _rule_row(inputs: Sequence[str], outputs: Sequence[str], remark: str) -> str:

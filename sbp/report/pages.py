@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from sbp import _jax
 from sbp.annotations import Pin
-from sbp.errors import Diagnostic, Help, Label, SbpError, SbpTypeError, Span, position_text
+from sbp.errors import Diagnostic, Label, SbpError, SbpTypeError, Span, position_text
 from sbp.explain.places import SourcePlace
 from sbp.infer.accumulation import is_real
 from sbp.infer.space import encode
@@ -31,7 +31,6 @@ from sbp.report.parts import (
     Page,
     Paragraph,
     Part,
-    PricedHelp,
     Section,
     Share,
     ShownDiagnostic,
@@ -62,29 +61,12 @@ from sbp.trace.regions import WHILE_TRIPS, trips_are_assumed
 from sbp.types import Unreduced
 
 # ---- findings -----------------------------------------------------------------------------------
-# Diagnostic -> ShownDiagnostic: adds the source lines with marks, and words the prices.
+# Diagnostic -> ShownDiagnostic: adds the source lines with marks.
 
 
 def finding(diagnostic: Diagnostic) -> ShownDiagnostic:
     """A diagnostic with its source lines."""
-    return ShownDiagnostic(
-        severity=diagnostic.severity,
-        code=diagnostic.code,
-        title=diagnostic.title,
-        excerpts=tuple(_excerpts(diagnostic)),
-        rule=diagnostic.rule,
-        rows=diagnostic.rows,
-        notes=diagnostic.notes,
-        helps=tuple(PricedHelp(text=h.text, price=_price(h)) for h in diagnostic.helps),
-    )
-
-
-def _price(help_: Help) -> str:
-    """What a device sends after a help, and its memory where a plan was made."""
-    sent = bytes_text(help_.bytes_per_device)
-    if help_.peak_memory_bytes is None:
-        return f"{sent} per device"
-    return f"{sent} sent, {bytes_text(help_.peak_memory_bytes)} memory per device"
+    return ShownDiagnostic(diagnostic=diagnostic, excerpts=tuple(_excerpts(diagnostic)))
 
 
 def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
@@ -262,9 +244,8 @@ def _rounded(program: Program) -> tuple[Paragraph, ...]:
 
 def strategy_line(program: Program) -> Iterator[Paragraph]:
     """What each mesh axis is used for, in a line."""
-    found = strategy(program)
-    if found:
-        yield Paragraph(text="; ".join(f"`{use.axis}`: {use.text}" for use in found))
+    if found := strategy(program):
+        yield Paragraph(text="; ".join(f"`{axis}`: {text}" for axis, text in found.items()))
 
 
 def choice(program: Program) -> Iterator[Paragraph]:
@@ -389,65 +370,65 @@ def _findings(diagnostics: Sequence[Diagnostic]) -> Section:
     return Section(title=title, parts=tuple(map(finding, diagnostics)))
 
 
-def full(
-    program: Program, title: str, output_names: tuple[str, ...], diagnostics: Sequence[Diagnostic]
+def plan_page(
+    program: Program,
+    title: str,
+    output_names: tuple[str, ...],
+    diagnostics: Sequence[Diagnostic],
+    *,
+    short: bool = False,
 ) -> Page:
-    """The full report of a plan: cost, tensors, collectives, regions, findings.
+    """The report of a plan: cost, tensors, collectives, regions, findings.
 
     Arguments:
       program: the plan.
       title: the function's name.
       output_names: names of the results.
       diagnostics: the findings.
+      short: whether it is that for training programs: annotated tensors, collectives by source
+        line, bytes, memory and time.
     """
+    parts = [*_head(program, short=short), *_sent(program, output_names, short=short)]
+    if not short:
+        parts += _tensors_and_regions(program, output_names)
+    if diagnostics:
+        parts.append(_findings(diagnostics))
+    return Page(title=_title(program, title), parts=tuple(parts))
+
+
+def _head(program: Program, *, short: bool) -> Iterator[Part]:
+    yield _cost(program)
+    yield from strategy_line(program)
+    if not short:
+        yield from choice(program)
+        yield from (Paragraph(text=text) for text in unmeasured(program))
+    if annotated := facts.annotated(program):
+        yield _annotated(annotated)
+
+
+def _sent(program: Program, output_names: tuple[str, ...], *, short: bool) -> Iterator[Part]:
     found = collectives(program, output_names)
-    parts: list[Part] = [_cost(program), *strategy_line(program), *choice(program)]
-    parts += [Paragraph(text=text) for text in unmeasured(program)]
-    annotated = facts.annotated(program)
-    if annotated:
-        parts.append(_annotated(annotated))
-    parts.append(_collectives(program, found, SHOWN_COLLECTIVES, 2))
-    if found:
-        parts.append(_pictures(program))
-    parts += precision(program)
+    if short:
+        yield _collectives(program, by_line(found), SHOWN_SHORT, 1)
+    else:
+        yield _collectives(program, found, SHOWN_COLLECTIVES, 2)
+        if found:
+            yield _pictures(program)
+    yield from precision(program)
+
+
+def _tensors_and_regions(program: Program, output_names: tuple[str, ...]) -> Iterator[Part]:
     telling = telling_tensor(program)
     if telling is not None:
         heading = "where a tensor lives; report.where(name) shows others"
         drawn = shard_picture(telling)
         both = (replace(drawn, instead=()), *drawn.instead)
         few = len(telling.shards) <= LISTED_SHARDS
-        parts.append(Section(title=heading, parts=both, opened=few))
-    parts.append(_tensors("input", facts.inputs(program)))
-    parts.append(_tensors("output", facts.outputs(program, output_names)))
+        yield Section(title=heading, parts=both, opened=few)
+    yield _tensors("input", facts.inputs(program))
+    yield _tensors("output", facts.outputs(program, output_names))
     if regions := _regions(program):
-        parts.append(Section(title="regions", parts=(regions,)))
-    if diagnostics:
-        parts.append(_findings(diagnostics))
-    return Page(title=_title(program, title), parts=tuple(parts))
-
-
-def short(
-    program: Program, title: str, output_names: tuple[str, ...], diagnostics: Sequence[Diagnostic]
-) -> Page:
-    """The short report of a plan, for training programs: annotated tensors, collectives by source
-    line, bytes, memory and time.
-
-    Arguments:
-      program: the plan.
-      title: the function's name.
-      output_names: names of the results.
-      diagnostics: the findings.
-    """
-    found = collectives(program, output_names)
-    annotated = facts.annotated(program)
-    parts: list[Part] = [_cost(program), *strategy_line(program)]
-    if annotated:
-        parts.append(_annotated(annotated))
-    parts.append(_collectives(program, by_line(found), SHOWN_SHORT, 1))
-    parts += precision(program)
-    if diagnostics:
-        parts.append(_findings(diagnostics))
-    return Page(title=_title(program, title), parts=tuple(parts))
+        yield Section(title="regions", parts=(regions,))
 
 
 def _pictures(program: Program) -> Section:

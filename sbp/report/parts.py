@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from sbp.errors import RuleRow, Severity
+from sbp.errors import Diagnostic, bytes_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,30 +146,31 @@ class Excerpt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PricedHelp:
-    """An edit, with the bytes that the plan sends after it."""
-
-    text: str
-    price: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShownDiagnostic:
     """A diagnostic with its source lines, ready to be rendered."""
 
-    severity: Severity
-    code: str
-    title: str
+    diagnostic: Diagnostic
     excerpts: tuple[Excerpt, ...] = ()
-    rule: str = ""
-    rows: tuple[RuleRow, ...] = ()
-    notes: tuple[str, ...] = ()
-    helps: tuple[PricedHelp, ...] = ()
 
     @property
     def more(self) -> str:
         """Where to read on."""
-        return f"sbp explain {self.code}"
+        return f"sbp explain {self.diagnostic.code}"
+
+    @property
+    def helps(self) -> list[tuple[str, str]]:
+        """The edits, each with what a device sends after it, and its memory where a plan was
+        made."""
+        return [
+            (
+                h.text,
+                f"{bytes_text(h.bytes_per_device)} per device"
+                if h.peak_memory_bytes is None
+                else f"{bytes_text(h.bytes_per_device)} sent,"
+                f" {bytes_text(h.peak_memory_bytes)} memory per device",
+            )
+            for h in self.diagnostic.helps
+        ]
 
 
 Plain = Table | Facts | Paragraph

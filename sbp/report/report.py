@@ -169,18 +169,19 @@ class Report(Shows):
 
     def full(self) -> Shown:
         """The full report."""
-        if self.program is None:
-            return Shown(page=pages.refusal(self.title, self.diagnostics, self.coverage))
-        return Shown(page=pages.full(self.program, self.title, self.output_names, self.diagnostics))
+        return self._page()
 
     def short(self) -> Shown:
         """The short form: annotated tensors, collectives by source line, bytes and memory per
         device."""
+        return self._page(short=True)
+
+    def _page(self, *, short: bool = False) -> Shown:
+        title, findings = self.title, self.diagnostics
         if self.program is None:
-            return self.full()
-        return Shown(
-            page=pages.short(self.program, self.title, self.output_names, self.diagnostics)
-        )
+            return Shown(page=pages.refusal(title, findings, self.coverage))
+        names = self.output_names
+        return Shown(page=pages.plan_page(self.program, title, names, findings, short=short))
 
     @takes("Report.picture", skip=1, axis=_or_none(TEXT), by=_or_none(one_of(GROUPINGS)))
     def picture(self, axis: str | None = None, by: Grouping | None = None) -> Shown:
@@ -381,7 +382,7 @@ def plan_data(program: Program, output_names: tuple[str, ...]) -> dict[str, Any]
             "utilisation": limited.utilisation,
             "seconds_by_bound": limited.seconds,
         },
-        "strategy": {use.axis: use.text for use in strategy(program)},
+        "strategy": strategy(program),
         "inputs": [_tensor(t) for t in facts.inputs(program)],
         "outputs": [_tensor(t) for t in facts.outputs(program, output_names)],
         "collectives": [_collective(c) for c in facts.collectives(program, output_names)],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -204,79 +204,12 @@ SEEN = 0.05
 _MOST = 1 - SEEN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AxisUse:
-    """What one mesh axis is used for.
-
-    Attributes:
-      axis: its name.
-      size: its devices.
-      roles: shares of the floating-point operations of the products with weights in the forward
-        pass; of a program without weights, of all products.
-      weights: bytes of the weights, by how they are along the axis: `split` (between calls and in
-        their products), `gathered` (split between calls, whole in their products), `cut` (whole
-        between calls, split in their products), `whole`.
-      state: bytes of the optimiser's state, `split` or `whole`.
-      tables: what is split of tables that lookups read: `vocabulary` for their rows, `tables` for
-        other dims.
-      tokens: whether what tensor parallelism adds up stays split between products.
-      idle: whether nothing at all is split or partial along the axis, and no region by hand may
-        use it.
-    """
-
-    axis: str
-    size: int
-    roles: dict[Role, float]
-    weights: dict[str, int]
-    state: dict[str, int]
-    tables: tuple[str, ...]
-    tokens: bool
-    idle: bool
-
-    @property
-    def text(self) -> str:
-        """In words."""
-        found: list[tuple[Role, float]] = [
-            (role, share)
-            for role, share in sorted(self.roles.items(), key=lambda item: -item[1])
-            if share >= SEEN and role in NAMES
-        ]
-        if self.idle:
-            return "unused: its devices all do the same"
-        said = [
-            NAMES[role] + (f" ({share:.0%} of FLOPs)" if share < _MOST and len(found) > 1 else "")
-            for role, share in found
-        ]
-        if "tensor" in dict(found) and self.tokens:
-            said.append("tokens split between its products (sequence parallel)")
-        said += [f"{table} split" for table in self.tables]
-        said += self._stored(dict(found))
-        return ", ".join(said) or "products of activations alone"
-
-    def _stored(self, found: dict[Role, float]) -> Iterator[str]:
-        """What is split only for its memory."""
-        total = sum(self.weights.values())
-        gathered = _share(self.weights.get("gathered", 0), total)
-        if gathered >= SEEN:
-            some = "" if gathered >= _MOST else f" ({gathered:.0%} of them)"
-            yield f"weights gathered on use (FSDP){some}"
-            if "tensor" not in found and "expert" not in found:
-                yield "not tensor parallel"
-        else:
-            held = _share(self.state.get("split", 0), sum(self.state.values()))
-            kept = _share(self.weights.get("split", 0) + self.weights.get("cut", 0), total)
-            if held >= SEEN and held > kept + SEEN:
-                yield "optimiser split (ZeRO-1)"
-
-
-def strategy(program: Program) -> list[AxisUse]:
-    """What each mesh axis with more than one device is used for, in the order of the mesh."""
+def strategy(program: Program) -> dict[str, str]:
+    """What each mesh axis with more than one device is used for, in words, in the order of the
+    mesh; empty for a program without products."""
     reading = _Reading(program)
-    return [
-        reading.along(position)
-        for position, size in enumerate(program.mesh.sizes)
-        if size > 1 and reading.uses.products
-    ]
+    axes = program.mesh.axes if reading.uses.products else ()
+    return {axis: reading.use(k) for k, (axis, size) in enumerate(axes) if size > 1}
 
 
 class _Reading:
@@ -287,40 +220,64 @@ class _Reading:
         self.graph = program.graph
         self.uses = InputUses(program)
 
-    def along(self, k: int) -> AxisUse:
-        """What the mesh axis at a position is used for."""
-        roles: dict[Role, float] = dict.fromkeys(NAMES, 0.0)
-        used: dict[int, bool] = {}
+    def use(self, k: int) -> str:
+        """What the mesh axis at a position is used for. Of roles, the shares are those of the
+        floating-point operations of products with weights; in a program without weights, of all
+        products."""
+        if self._is_idle(k):
+            return "unused: its devices all do the same"
         part = self._part(k)
+        roles: dict[Role, float] = {**dict.fromkeys(NAMES, 0.0), "activations": 0.0}
+        split: dict[int, bool] = {}
         for product in self.uses.products:
             role, splits = self._role(product, k, part)
-            roles[role] = roles.get(role, 0.0) + product.flops
+            roles[role] += product.flops
             if product.weight is not None:
                 root = product.weight[1]
-                used[root] = used.get(root, False) or splits
+                split[root] = split.get(root, False) or splits
         tables = set[str]()
         for node, root in self.uses.lookups:
-            rows = self._taken(node, k)
-            if root is None:
-                continue
-            used[root] = used.get(root, False) or rows[0] > 0
-            if rows[0] > 0:
-                tables.add("vocabulary" if self._made(node, k) < 0 else "tables")
-        meeting = roles.pop("activations", 0.0)
-        if not any(roles.values()):
-            roles["activations"] = meeting
+            rows = self._taken(node, k)[0] > 0
+            if root is not None:
+                split[root] = split.get(root, False) or rows
+                if rows:
+                    tables.add("vocabulary" if self._made(node, k) < 0 else "tables")
+        del roles["activations"]
         total = sum(roles.values())
-        mesh = self.program.mesh
-        return AxisUse(
-            axis=mesh.names[k],
-            size=mesh.sizes[k],
-            roles={role: _share(flops, total) for role, flops in roles.items()},
-            weights=self._weights(used, k),
-            state=self._state(k),
-            tables=tuple(sorted(tables)),
-            tokens=self._tokens(k),
-            idle=self._is_idle(k),
-        )
+        most = sorted(roles.items(), key=lambda item: -item[1])
+        found: dict[Role, float] = {
+            role: flops / total for role, flops in most if total and flops / total >= SEEN
+        }
+        said = [
+            NAMES[role] + (f" ({share:.0%} of FLOPs)" if share < _MOST and len(found) > 1 else "")
+            for role, share in found.items()
+        ]
+        if "tensor" in found and self._tokens(k):
+            said.append("tokens split between its products (sequence parallel)")
+        said += [f"{table} split" for table in sorted(tables)]
+        said += self._stored(k, split, found.keys())
+        return ", ".join(said) or "products of activations alone"
+
+    def _stored(self, k: int, split: dict[int, bool], roles: Set[str]) -> Iterator[str]:
+        """What is split only for its memory.
+
+        Arguments:
+          k: position of the mesh axis.
+          split: for the inputs that are weights, whether products or lookups split them there.
+          roles: those of the products.
+        """
+        weights, state = self._weights(split, k), self._state(k)
+        gathered = _share(weights["gathered"], weights.total())
+        if gathered >= SEEN:
+            some = "" if gathered >= _MOST else f" ({gathered:.0%} of them)"
+            yield f"weights gathered on use (FSDP){some}"
+            if roles.isdisjoint(("tensor", "expert")):
+                yield "not tensor parallel"
+        else:
+            held = _share(state["split"], state.total())
+            kept = _share(weights["split"] + weights["cut"], weights.total())
+            if held >= SEEN and held > kept + SEEN:
+                yield "optimiser split (ZeRO-1)"
 
     def _is_idle(self, k: int) -> bool:
         typing = self.program.typing
@@ -405,22 +362,26 @@ class _Reading:
             elif value in self.uses.dataflow.makers:
                 waiting += self.uses.dataflow.makers[value].inputs
 
-    def _weights(self, used: dict[int, bool], k: int) -> dict[str, int]:
-        found: Counter[str] = Counter()
-        for root, splits in used.items():
+    def _weights(self, split: dict[int, bool], k: int) -> Counter[str]:
+        """Bytes of the weights, by how they are along the axis: `split` (between calls and in their
+        products), `gathered` (split between calls, whole in their products), `cut` (whole between
+        calls, split in their products), `whole`."""
+        found = Counter[str]()
+        for root, splits in split.items():
             value = self.graph.inputs[root]
             stored = self.program.typing.values[value][k] > 0
             kind = ("split" if stored else "cut") if splits else "gathered" if stored else "whole"
             found[kind] += _bytes(self.graph.avals[value])
-        return dict(found)
+        return found
 
-    def _state(self, k: int) -> dict[str, int]:
-        found: Counter[str] = Counter()
+    def _state(self, k: int) -> Counter[str]:
+        """Bytes of the optimiser's state, `split` or `whole`."""
+        found = Counter[str]()
         for n, value in enumerate(self.graph.inputs):
             if self.uses.readers[n] == {"update"} and n not in self.uses.weights:
                 split = self.program.typing.values[value][k] > 0
                 found["split" if split else "whole"] += _bytes(self.graph.avals[value])
-        return dict(found)
+        return found
 
     def _tokens(self, k: int) -> bool:
         """Whether more of what products of the forward pass add up along an axis is left split

@@ -9,6 +9,7 @@ from typing import assert_never
 from rich.cells import cell_len
 from rich.text import Text
 
+from sbp.errors import RuleRow
 from sbp.report.parts import (
     Cell,
     Excerpt,
@@ -187,8 +188,8 @@ def _records(table: Table, width: int) -> Iterator[Text]:
 
 
 def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
-    style = SEVERITY_STYLE[part.severity]
-    yield Text.assemble((f"{part.severity}[{part.code}]", style), (f": {part.title}", "bold"))
+    found, style = part.diagnostic, SEVERITY_STYLE[part.diagnostic.severity]
+    yield Text.assemble((f"{found.severity}[{found.code}]", style), (f": {found.title}", "bold"))
     digits = max((len(str(line.number)) for e in part.excerpts for line in e.lines), default=1)
     gutter = " " * (digits + 1)
     for number, excerpt in enumerate(part.excerpts):
@@ -198,13 +199,13 @@ def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
         yield from _excerpt(excerpt, digits, style)
     if part.excerpts:
         yield Text(f"{gutter}|", "cyan")
-    if part.rule:
-        yield Text.assemble((f"{gutter}= ", "cyan"), ("rule", "bold"), f": {part.rule}")
-        yield from _indented(_rule_rows(part), gutter + "    ")
-    for note in part.notes:
+    if found.rule:
+        yield Text.assemble((f"{gutter}= ", "cyan"), ("rule", "bold"), f": {found.rule}")
+        yield from _indented(_rule_rows(found.rows), gutter + "    ")
+    for note in found.notes:
         yield from _remark(gutter, "note", note, "", width)
-    for helped in part.helps:
-        yield from _remark(gutter, "help", helped.text, helped.price, width)
+    for text, price in part.helps:
+        yield from _remark(gutter, "help", text, price, width)
     yield from _remark(gutter, "more", part.more, "", width)
 
 
@@ -227,11 +228,11 @@ def _excerpt(excerpt: Excerpt, digits: int, style: str) -> Iterator[Text]:
             )
 
 
-def _rule_rows(part: ShownDiagnostic) -> Iterator[Text]:
+def _rule_rows(rows: Sequence[RuleRow]) -> Iterator[Text]:
     """The rule's rows in columns: operands, results, remark."""
-    cells = [(*row.inputs, "->", *row.outputs) for row in part.rows]
+    cells = [(*row.inputs, "->", *row.outputs) for row in rows]
     widths = [max(map(cell_len, column)) for column in zip_longest(*cells, fillvalue="")]
-    for row, texts in zip(part.rows, cells, strict=True):
+    for row, texts in zip(rows, cells, strict=True):
         fitted = [
             _fit(text, w + (2 if text == "->" else 4))
             for text, w in zip(texts, widths, strict=False)

@@ -14,8 +14,7 @@ from sbp.explain.reasons import Argument, ConversionNeed, ConversionReason, Part
 from sbp.infer.space import Code, decode
 from sbp.limits import boxing_text
 from sbp.plan.text import place
-from sbp.source.annotations import annotation_span
-from sbp.source.reader import expression_text, shortened, source_text
+from sbp.source.reader import annotation_span, expression_text, shortened, source_text
 from sbp.trace.graph import Node
 
 SEGMENT_LIMIT = 44
@@ -400,7 +399,7 @@ def refusal_text(found: Refusal) -> str:
 
 def output_name(output_names: Sequence[str], number: int) -> str:
     """The name of a result of the program."""
-    return output_names[number] if number < len(output_names) else f"result[{number}]"
+    return output_names[number] if 0 <= number < len(output_names) else f"result[{number}]"
 
 
 def _node(node: Node) -> str:

@@ -131,6 +131,16 @@ def span_of(part: ast.expr | ast.stmt, file: str) -> Span:
     )
 
 
+def start_of(span: Span) -> Span:
+    """The place before a span."""
+    return point(span.file, span.line, span.column)
+
+
+def point(file: str, line: int, column: int) -> Span:
+    """A place between two characters."""
+    return Span(file=file, line=line, column=column, end_column=column, end_line=line)
+
+
 def contains(outer: Span, inner: Span) -> bool:
     """Whether `inner` lies in `outer`, or equals it."""
     first, last = position_at(outer), position_at(inner)
