@@ -21,7 +21,7 @@ from sbp.errors import CODES, SbpError, nearest
 from sbp.kinds import Kind, takes
 from sbp.report.codes import PAGES, PRELUDE
 from sbp.report.concepts import CONCEPTS, concept_named, concept_words
-from sbp.report.hardware import hardware_page
+from sbp.report.pages import hardware_page
 from sbp.report.parts import Page, Paragraph, Part
 from sbp.report.report import Shown
 

@@ -23,15 +23,13 @@ from sbp.explain.origins import Link, Partner, without_passing
 from sbp.explain.places import AxisRow, SourcePlace
 from sbp.explain.settings import (
     ComparedPlan,
-    HardwareName,
     LinePolicies,
     PinnedAtoms,
-    ProgramPolicies,
     Setting,
 )
 from sbp.explain.subjects import Subject
 from sbp.infer.space import decode
-from sbp.limits import Budget, policies_text
+from sbp.limits import policies_text
 from sbp.machine.hardware import Network
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost
@@ -389,15 +387,6 @@ def _several(texts: Iterable[str]) -> str:
     return ", ".join(sorted(set(texts))) or "none"
 
 
-def _budget(budget: Budget) -> str:
-    """A budget, its size to the byte."""
-    return f"{budget} ({budget.above:.0f} B)" if budget.above else str(budget)
-
-
-def _hardware(hardware: HardwareName) -> str:
-    return hardware.name if hardware.is_known else f"{hardware.name} with other figures"
-
-
 def _figure(value: object) -> str:
     """A value of a description of hardware. No two values look alike."""
     match value:
@@ -409,10 +398,6 @@ def _figure(value: object) -> str:
             return short
         case _:
             return str(value)
-
-
-def _policies(policies: ProgramPolicies) -> str:
-    return policies_text(policies.boxing, policies.axis_policies, policies.axes)
 
 
 def _line_policies(policies: LinePolicies) -> str:
@@ -429,12 +414,15 @@ def _pins(pins: tuple[PinnedAtoms, ...]) -> str:
 
 _VALUES: dict[str, Callable[[Any], str]] = {
     "mesh": lambda axes: " ".join(f"{axis}={size}" for axis, size in axes),
-    "hardware": _hardware,
+    "hardware": lambda known: known.name if known.is_known else f"{known.name} with other figures",
     "figure": _figure,
     "network": lambda network: _figure(network) if network else "none of its own",
-    "boxing": _policies,
+    "boxing": lambda given: policies_text(given.boxing, given.axis_policies, given.axes),
     "memory limit": lambda limit: "none" if limit is None else f"{limit:.0f} B",
-    "budgets": lambda budgets: _several(map(_budget, budgets)),
+    # Sizes are to the byte.
+    "budgets": lambda budgets: _several(
+        f"{b} ({b.above:.0f} B)" if b.above else str(b) for b in budgets
+    ),
     "reduce_dtype": lambda dtype: dtype or "the platform's own",
     "donated": lambda names: _several(f"`{name}`" for name in names),
     "policy": _line_policies,

@@ -530,13 +530,12 @@ def _drawing(sheet: _Sheet) -> Board:
         y = sheet.rows[sheet.update_from].top - 10
         board.text((_GUTTER, y), "update", Ink(bold=True))
     for row in sheet.rows:
-        if row.left is not None:
-            _box(board, sheet, row.left, (_GUTTER, row.top), _BOX)
-            _sent(board, sheet, row.left, (_GUTTER + _BOX + 8, row.top))
-        if row.right is not None:
-            at, beside = (_GRADIENT_AT, row.top), (_GRADIENT_AT + _GRADIENT + 8, row.top)
-            _box(board, sheet, row.right, at, _GRADIENT, brief=row.left is not None)
-            _sent(board, sheet, row.right, beside)
+        columns = (row.left, _GUTTER, _BOX), (row.right, _GRADIENT_AT, _GRADIENT)
+        for stop, x, width in columns:
+            if stop is not None:
+                brief = stop is row.right and row.left is not None
+                _box(board, sheet, stop, (x, row.top), width, brief=brief)
+                _sent(board, sheet, stop, (x + width + 8, row.top))
     if sheet.flows.results.sends:
         board.text((_GUTTER, top + 13), "results", Ink(bold=True))
         _sent(board, sheet, sheet.flows.results, (_GUTTER + _BOX + 8, top))

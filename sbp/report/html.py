@@ -94,12 +94,8 @@ def page_html(page: Page, *, standalone: bool = False) -> str:
 
 def _text(text: str) -> str:
     """Escaped text with `code`."""
-    return "".join(
-        f"<code>{html.escape(p.content, quote=False)}</code>"
-        if p.is_code
-        else html.escape(p.content, quote=False)
-        for p in pieces(text)
-    )
+    escaped = ((html.escape(part, quote=False), is_code) for part, is_code in pieces(text))
+    return "".join(f"<code>{part}</code>" if is_code else part for part, is_code in escaped)
 
 
 def _section(section: Section) -> str:

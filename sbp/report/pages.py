@@ -15,7 +15,9 @@ from sbp.explain.places import SourcePlace
 from sbp.infer.accumulation import is_real
 from sbp.infer.space import encode
 from sbp.limits import policies_text
+from sbp.machine.hardware import Hardware
 from sbp.machine.lowerings import compiler, scatters_whole_mesh
+from sbp.machine.table import HARDWARE
 from sbp.plan.lower import ORDERED_TYPES
 from sbp.plan.program import Program
 from sbp.plan.text import place
@@ -128,18 +130,19 @@ def _mark(text: str | None, label: Label) -> Mark:
 # What `sbp.check_shard_map` read of a program and what it did not, as parts of a page.
 
 
-def coverage_parts(read: Coverage) -> tuple[Section, ...]:
+def coverage_parts(read: Coverage) -> Iterator[Section]:
     """A section on what was checked, and one on what was not where there is such a thing."""
     sent = sum(c.bytes_per_device for c in read.collectives)
     checked = (
         f"{counted(read.regions, 'region')} with {counted(read.values, 'value')},"
         f" {counted(len(read.collectives), 'collective')}: {bytes_text(sent)} per device"
     )
-    parts = (_unchecked_collectives(read),) if read.collectives else ()
-    first = Section(title=f"checked: {checked}", parts=parts)
-    if not (read.unread or read.unshown):
-        return (first,)
-    return first, Section(title="not checked: values without a reading", parts=tuple(_unread(read)))
+    yield Section(
+        title=f"checked: {checked}",
+        parts=(_unchecked_collectives(read),) if read.collectives else (),
+    )
+    if read.unread or read.unshown:
+        yield Section(title="not checked: values without a reading", parts=tuple(_unread(read)))
 
 
 def _unchecked_collectives(read: Coverage) -> Table:
@@ -307,6 +310,50 @@ def _left_out(program: Program) -> Iterator[str]:
             f"the conversions of {counted(program.unordered_values, 'value')} to more than"
             f" {ORDERED_TYPES} types were priced in one order; another order may send less"
         )
+
+
+# ---- hardware -----------------------------------------------------------------------------------
+
+
+def hardware_page() -> Page:
+    """All hardware that has a name. Figures are those of one JAX device, links those of a chip.
+
+    >>> hardware_page().parts[0].rows[1].cells[:2]
+    ('tpu-v3', '61.5')
+    """
+    headings = (
+        "name",
+        ">TFLOP/s",
+        ">float32",
+        ">memory",
+        ">GB/s",
+        "network",
+        ">link",
+        ">joins",
+        ">beyond",
+    )
+    return Page(
+        title="hardware, of one JAX device; links and what is beyond in GB/s, one way",
+        parts=(table(headings, map(_hardware_cells, HARDWARE.values())),),
+    )
+
+
+def _hardware_cells(h: Hardware) -> tuple[str, ...]:
+    return (
+        h.name,
+        _figure(h.flops_per_second / 1e12),
+        _figure(h.product_flops_per_second(4) / 1e12),
+        bytes_text(h.hbm_bytes),
+        _figure(h.hbm_bytes_per_second / 1e9),
+        f"{h.torus_dims}-D torus" if h.topology == "torus" else "switch",
+        _figure(h.link_bytes_per_second / 1e9),
+        "" if h.beyond is None else str(h.joined_devices),
+        "" if h.beyond is None else _figure(h.beyond.bytes_per_second / 1e9),
+    )
+
+
+def _figure(value: float) -> str:
+    return f"{value:.4g}"
 
 
 def unmeasured(program: Program) -> Iterator[str]:

@@ -218,24 +218,17 @@ class Page:
 # Only renderers read the marks of a text. No other code of sbp does.
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A piece of a text: plain words, or code without its backticks."""
+def pieces(text: str) -> list[tuple[str, bool]]:
+    """The pieces of a text in order, and whether each is code. A backtick without a partner is
+    plain.
 
-    content: str
-    is_code: bool = False
-
-
-def pieces(text: str) -> list[Piece]:
-    """The pieces of a text in order. A backtick without a partner is plain.
-
-    >>> [(p.content, p.is_code) for p in pieces("made by `x @ w` at a.py:1")]
+    >>> pieces("made by `x @ w` at a.py:1")
     [('made by ', False), ('x @ w', True), (' at a.py:1', False)]
     """
     parts = text.split("`")
     if len(parts) % 2 == 0:
         parts[-2:] = [f"{parts[-2]}`{parts[-1]}"]
-    return [Piece(part, number % 2 == 1) for number, part in enumerate(parts) if part or number % 2]
+    return [(part, number % 2 == 1) for number, part in enumerate(parts) if part or number % 2]
 
 
 def plain(text: str) -> str:
@@ -251,11 +244,11 @@ def words(text: str) -> list[str]:
     """
     found: list[str] = []
     joins = False
-    for piece in pieces(text):
-        parts = [f"`{piece.content}`"] if piece.is_code else piece.content.split()
-        starts_anew = not piece.is_code and piece.content[:1].isspace()
+    for content, is_code in pieces(text):
+        parts = [f"`{content}`"] if is_code else content.split()
+        starts_anew = not is_code and content[:1].isspace()
         if joins and not starts_anew and parts:
             found[-1] += parts.pop(0)
         found += parts
-        joins = piece.is_code or not piece.content[-1:].isspace()
+        joins = is_code or not content[-1:].isspace()
     return found

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from sbp.errors import Diagnostic, Label, SbpError
+from sbp.errors import Diagnostic, Label, SbpError, file_name
+from sbp.infer.space import to_type
 from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, takes
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Send
 from sbp.report import facts, pages
-from sbp.report.annotated_source import source_page
 from sbp.report.flows import GROUPINGS, Grouping, program_flows, program_picture
 from sbp.report.html import page_html
 from sbp.report.memory import live_bytes, memory_picture
-from sbp.report.parts import Page, Picture, Section
+from sbp.report.parts import Page, Paragraph, Picture, Section, Share, Table, table
 from sbp.report.shards import shard_picture, shards_of
 from sbp.report.strategy import strategy
 from sbp.report.svg import png_of
@@ -29,7 +30,12 @@ from sbp.report.timeline import (
     timeline_picture,
 )
 from sbp.report.traffic_picture import traffic_picture
+from sbp.report.wording import branches_text, bytes_text
 from sbp.shardmap.coverage import Coverage
+from sbp.source.reader import names_at, shortened, users_span
+from sbp.source.text import line_text
+from sbp.trace.graph import Node
+from sbp.trace.regions import CONTROL_FLOW
 
 TEXT_WIDTH = 120
 """Columns of plain text by default."""
@@ -350,6 +356,139 @@ class Report(Shows):
 
     def _shown(self) -> Page:
         return self.full().page
+
+
+# ---- source -------------------------------------------------------------------------------------
+# Program -> annotated source: the user's lines, each with the types that it makes and the bytes
+# that it sends.
+
+
+SHOWN_CODE = 72
+"""Characters of a source line."""
+
+_INDENT = "\N{NO-BREAK SPACE}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotatedLine:
+    """A line of the user with what it makes.
+
+    Arguments:
+      file, line: where it stands.
+      code: its text; None where there is no source.
+      makes: names of the values that it makes in the forward pass, each with its type.
+      bytes_per_device: bytes that one device sends at the line per call, in all phases.
+    """
+
+    file: str
+    line: int
+    code: str | None
+    makes: tuple[tuple[str, str], ...]
+    bytes_per_device: float
+
+
+def annotated_lines(program: Program) -> tuple[AnnotatedLine, ...]:
+    """The user's lines that make values, by file and line; files in program order.
+
+    Arguments:
+      program: the plan.
+    """
+    sent = {
+        name: sum(s.bytes for s in stops) for name, stops in program_flows(program).places.items()
+    }
+    nodes: dict[tuple[str, int], list[Node]] = {}
+    for node in program.graph.walk():
+        span = users_span(node)
+        if span and (node.op not in CONTROL_FLOW or f"{span.file}:{span.line}" in sent):
+            nodes.setdefault((span.file, span.line), []).append(node)
+    files = list(dict.fromkeys(file for file, _ in nodes))
+    return tuple(
+        AnnotatedLine(
+            file=file,
+            line=line,
+            code=line_text(file, line),
+            makes=_makes(program, nodes[file, line]),
+            bytes_per_device=sent.get(f"{file}:{line}", 0.0),
+        )
+        for file, line in sorted(nodes, key=lambda at: (files.index(at[0]), at[1]))
+    )
+
+
+def _makes(program: Program, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
+    """The values of a line with their types: those of its last operation in the forward pass, which
+    make its result; the gradient's where it has no other."""
+    forward = [n for n in nodes if not n.backward] or list(nodes)
+    last = forward[-1]
+    targets = names_at(users_span(last))
+    names = [name for group in targets for name in group]
+    found = dict.fromkeys(
+        (
+            names[k] if len(names) == len(last.outputs) else "",
+            repr(to_type(program.typing.values[value], program.mesh)) or "B",
+        )
+        for node in forward
+        if node.op == last.op and users_span(node) == users_span(last)
+        for k, value in enumerate(node.outputs)
+    )
+    return tuple(found)
+
+
+def source_page(program: Program, title: str) -> Page:
+    """The annotated source as a page: a section for each file.
+
+    Arguments:
+      program: the plan.
+      title: the function's name.
+    """
+    lines, flows = annotated_lines(program), program_flows(program)
+    total = flows.bytes
+    most = max((a.bytes_per_device for a in lines), default=0.0)
+    name = f"`{title}`" if title else "the program"
+    rest = total - sum(a.bytes_per_device for a in lines)
+    head = (
+        "each line with the types that it makes, and the bytes that a device sends for it per call:"
+    )
+    head += f" {bytes_text(total)} in all" if total else " none"
+    head += f", {bytes_text(rest)} of them for results or at no line" if rest >= 1 else ""
+    head += f". {branches_text(total, flows.called)}".removesuffix(". ")
+    sections = [
+        Section(
+            title=f"source of {file_name(file)}",
+            parts=(_lines_table([a for a in lines if a.file == file], total, most),),
+        )
+        for file in dict.fromkeys(a.file for a in lines)
+    ]
+    empty = () if sections else (Paragraph(text="no operation has a line of the user"),)
+    return Page(
+        title=f"source of {name} on mesh {program.mesh}",
+        parts=(Paragraph(text=head), *empty, *sections),
+    )
+
+
+def _lines_table(lines: Sequence[AnnotatedLine], total: float, most: float) -> Table:
+    """A row for each line; the most expensive line of the program is marked."""
+    texts = [a.code.expandtabs(4) for a in lines if a.code]
+    margin = min((len(t) - len(t.lstrip()) for t in texts), default=0)
+    rows = (
+        (
+            f"{'> ' if a.bytes_per_device and a.bytes_per_device == most else ''}{a.line}",
+            _code(a.code, margin),
+            ", ".join(f"{name}: {made}" if name else made for name, made in a.makes),
+            bytes_text(a.bytes_per_device) if a.bytes_per_device else "",
+            Share(fraction=a.bytes_per_device / total) if a.bytes_per_device else "",
+        )
+        for a in lines
+    )
+    return table((">line", "source", "makes", ">sends", "share"), rows)
+
+
+def _code(code: str | None, margin: int) -> str:
+    """A source line, its indentation kept and its end left out where it is long."""
+    if code is None:
+        return "(no source at hand)"
+    whole = code.expandtabs(4)[margin:].rstrip()
+    bare = whole.lstrip()
+    return _INDENT * (len(whole) - len(bare)) + shortened(bare.replace("`", "'"), SHOWN_CODE)
 
 
 # ---- data ---------------------------------------------------------------------------------------

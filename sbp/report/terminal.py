@@ -1,12 +1,15 @@
-"""Parts -> lines of a terminal. The plain text is the same lines without styles."""
+"""Parts -> lines of a terminal; the plain text is the same lines without styles. Also progress of
+work that takes seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import zip_longest
 from typing import assert_never
 
 from rich.cells import cell_len
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from sbp.errors import RuleRow
@@ -259,3 +262,26 @@ def _remark(gutter: str, kind: str, text: str, price: str, width: int) -> Iterat
         if price and number + 1 == len(lines):
             shown.append(_fit(price, room - cell_len(line), right=True), "bold")
         yield shown
+
+
+# ---- progress -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def counting_down(what: str) -> Iterator[Callable[[int], None]]:
+    """Shows a bar, in a terminal or a notebook, until the work is done.
+
+    Yields a function that takes how many steps are left, before each step.
+
+    Arguments:
+      what: the steps, such as "plans".
+    """
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeElapsedColumn(), transient=True) as shown:
+        task = shown.add_task(what, total=None)
+
+        def left(steps: int) -> None:
+            total = shown.tasks[task].total or steps
+            shown.update(task, total=total, completed=max(0, total - steps))
+
+        yield left

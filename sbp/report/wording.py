@@ -152,20 +152,16 @@ def place_text(at: SourcePlace) -> str:
     """A place in a sentence. For a gradient it is the forward line."""
     if at.span is None:
         return "in generated code"
-    return f"{_pass(at, 'in the gradient of', 'recomputed at') or 'at'} {place(at.span)}"
+    before = "in the gradient of" if at.gradient else "recomputed at" if at.recomputed else "at"
+    return f"{before} {place(at.span)}"
 
 
 def place_cell(at: SourcePlace | None) -> str:
     """A place in a table; empty for none."""
-    if at is None:
-        return ""
-    if at.span is None:
-        return "in generated code"
-    return f"{_pass(at, 'gradient of ', 'recomputed ')}{place(at.span)}"
-
-
-def _pass(at: SourcePlace, gradient: str, recomputed: str) -> str:
-    return gradient if at.gradient else recomputed if at.recomputed else ""
+    if at is None or at.span is None:
+        return "" if at is None else "in generated code"
+    before = "gradient of " if at.gradient else "recomputed " if at.recomputed else ""
+    return before + place(at.span)
 
 
 def quoted(span: Span) -> str:

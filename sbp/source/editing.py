@@ -186,13 +186,8 @@ def _keywords(atoms: Mapping[str, Atom], module: str) -> list[str]:
     """Atoms as the keywords of `annotate`."""
 
     def written(atom: Atom) -> str:
-        match atom:
-            case Split(dim=dim):
-                return f"{module}.S({dim})"
-            case Broadcast():
-                return f"{module}.B"
-            case Unreduced(monoid=op):
-                return f'{module}.P("{op}")'
+        text = f'P("{atom.monoid}")' if isinstance(atom, Unreduced) else repr(atom)
+        return f"{module}.{text}"
 
     named = [f"{axis}={written(a)}" for axis, a in atoms.items() if axis.isidentifier()]
     rest = [f'"{axis}": {written(a)}' for axis, a in atoms.items() if not axis.isidentifier()]

@@ -76,10 +76,9 @@ def _parsed(text: str) -> ParsedSource:
         if isinstance(node, ast.expr) and not isinstance(node, ast.Name | ast.Constant):
             found.expressions.setdefault(position_of(node), node)
         match node:
-            case ast.Assign(targets=[target], value=value):
-                found.assigned.update(_assigned(target, value))
             case (
-                ast.AnnAssign(target=target, value=ast.expr() as value)
+                ast.Assign(targets=[target], value=value)
+                | ast.AnnAssign(target=target, value=ast.expr() as value)
                 | ast.NamedExpr(target=target, value=value)
             ):
                 found.assigned.update(_assigned(target, value))

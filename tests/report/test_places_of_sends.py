@@ -7,8 +7,8 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.plan.traffic import sends
-from sbp.report.annotated_source import annotated_lines
 from sbp.report.flows import program_flows
+from sbp.report.report import annotated_lines
 from sbp.report.timeline import causes, schedule
 from sbp.report.wording import bytes_text
 
