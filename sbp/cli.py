@@ -20,7 +20,7 @@ from sbp.commands.signatures import show_signatures
 from sbp.errors import CODES, SbpError, nearest
 from sbp.kinds import Kind, takes
 from sbp.report.codes import PAGES, PRELUDE
-from sbp.report.concepts import CONCEPTS, concept_named, concept_words
+from sbp.report.concepts import CONCEPT_WORDS, CONCEPTS, concept_named
 from sbp.report.pages import hardware_page
 from sbp.report.parts import Page, Paragraph, Part
 from sbp.report.report import Shown
@@ -142,7 +142,7 @@ def _explain(console: Console, name: str) -> None:
         paragraphs = [Paragraph(text=text) for text in (concept.text, also, see) if text]
         console.print(Shown(page=Page(title=concept.name, parts=tuple(paragraphs))), soft_wrap=True)
     else:
-        near = get_close_matches(name, (*CODES, *concept_words()), n=1, cutoff=0.5)
+        near = get_close_matches(name, (*CODES, *CONCEPT_WORDS), n=1, cutoff=0.5)
         meant = concept_named(near[0]) if near else None
         nearest_name = meant.name if meant else "".join(near)
         hint = f'; did you mean "{nearest_name}"?' if near else "; `sbp explain` lists them"

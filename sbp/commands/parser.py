@@ -9,7 +9,7 @@ from typing import Any
 import shtab
 
 from sbp.errors import CODES
-from sbp.report.concepts import concept_words
+from sbp.report.concepts import CONCEPT_WORDS
 from sbp.signatures import known_primitives
 
 COMMANDS: Mapping[str, str] = {
@@ -152,7 +152,7 @@ def completion_script(shell: str) -> str:
     """
     # Helps of these are too long for a shell.
     file = {"complete": shtab.FILE, "help": None, "metavar": None}
-    concepts = [word for word in concept_words() if " " not in word]
+    concepts = [word for word in CONCEPT_WORDS if " " not in word]
     names = {"explain": [*CODES, *concepts], "signatures": sorted(known_primitives())}
     replaced: dict[tuple[str, str], Any] = {
         (command, "name"): {"choices": choices, "help": None, "metavar": None}

@@ -4,7 +4,7 @@ of a program without a plan."""
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -401,14 +401,9 @@ def refusal(
 
 
 def _verdict(diagnostics: Sequence[Diagnostic]) -> str:
-    errors = sum(d.severity == "error" for d in diagnostics)
-    others = sum(d.severity == "warning" for d in diagnostics)
-    if not errors and not others:
-        return "no findings"
-    return ", ".join(
-        ([counted(errors, "error")] if errors else [])
-        + ([counted(others, "warning")] if others else [])
-    )
+    counts = Counter(d.severity for d in diagnostics)
+    kinds = ("error", "warning")
+    return ", ".join(counted(counts[k], k) for k in kinds if counts[k]) or "no findings"
 
 
 def _findings(diagnostics: Sequence[Diagnostic]) -> Section:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 from sbp.errors import SbpError
@@ -237,7 +236,13 @@ def png_of(svg: str, scale: float) -> bytes:
     Raises:
       SbpError: `unknown-option` where a library of the extra is not installed.
     """
-    resvg, matplotlib = (_library(name) for name in ("resvg_py", "matplotlib"))
+    try:
+        resvg, matplotlib = map(importlib.import_module, ("resvg_py", "matplotlib"))
+    except ModuleNotFoundError as error:
+        raise SbpError(
+            f"a picture as PNG needs {error.name}; install the extra: pip install 'sbp-jax[png]'",
+            code="unknown-option",
+        ) from None
     fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     return bytes(
         resvg.svg_to_bytes(
@@ -250,13 +255,3 @@ def png_of(svg: str, scale: float) -> bytes:
             monospace_family="DejaVu Sans Mono",
         )
     )
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError:
-        raise SbpError(
-            f"a picture as PNG needs {name}; install the extra: pip install 'sbp-jax[png]'",
-            code="unknown-option",
-        ) from None

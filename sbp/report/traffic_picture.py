@@ -49,32 +49,23 @@ def matrices(found: Sequence[ProgramFlows]) -> tuple[Matrix, Matrix]:
     axes = sorted({a for sums in by_moment for a, _ in sums}, key=lambda a: (a.count(","), a))
     sent = {m for sums in by_moment for _, m in sums}
     moments = tuple(m for m in MOMENTS if m in sent)
-    by_axes = [flows.sums(lambda stop: stop.text) for flows in found]
-    by_place = [{(p, a): b for (a, p), b in sums.items()} for sums in by_axes]
-    places = sorted(
-        {p for sums in by_place for p, _ in sums},
-        key=lambda p: (-max(sum(b for (q, _), b in s.items() if q == p) for s in by_place), p),
-    )
-    others = set(places[MOST_PLACES:])
-    if others:
-        rest = counted(len(others), "other place")
-        by_place = [_folded(sums, others, rest) for sums in by_place]
-        places = [*places[:MOST_PLACES], rest]
+    every = [flows.sums(lambda stop: stop.text) for flows in found]
+    most = {
+        place: max(sum(b for (_, p), b in sums.items() if p == place) for sums in every)
+        for sums in every
+        for _, place in sums
+    }
+    places = sorted(most, key=lambda place: (-most[place], place))
+    others = places[MOST_PLACES:]
+    named = dict.fromkeys(places) | dict.fromkeys(others, counted(len(others), "other place"))
+    folded = [flows.sums(lambda stop: named[stop.text] or stop.text) for flows in found]
+    by_place = tuple({(p, a): b for (a, p), b in sums.items()} for sums in folded)
+    rows = tuple(dict.fromkeys(named[place] or place for place in places))
     corner = "scope" if all(t.grouping == "scope" for t in found) else "function"
     return (
         Matrix(corner="mesh axes", rows=tuple(axes), columns=moments, plans=by_moment),
-        Matrix(corner=corner, rows=tuple(places), columns=tuple(axes), plans=tuple(by_place)),
+        Matrix(corner=corner, rows=rows, columns=tuple(axes), plans=by_place),
     )
-
-
-def _folded(
-    sums: dict[tuple[str, str], float], others: set[str], rest: str
-) -> dict[tuple[str, str], float]:
-    found: dict[tuple[str, str], float] = {}
-    for (place, axes), bytes_ in sums.items():
-        key = (rest if place in others else place), axes
-        found[key] = found.get(key, 0.0) + bytes_
-    return found
 
 
 def traffic_picture(program: Program, other: Program | None = None) -> Picture:
