@@ -362,13 +362,11 @@ def _jitted(
     if isinstance(function, Jitted):
         if axes is None and given.hardware is None:
             return function
-        chosen = function.options
-        if given.hardware is not None:
-            chosen = dataclasses.replace(chosen, hardware=given.hardware)
+        hardware = given.hardware or function.options.hardware
         return Jitted(
             inspect.unwrap(function, stop=lambda f: not isinstance(f, Jitted)),
             axes or function.mesh,
-            chosen,
+            dataclasses.replace(function.options, hardware=hardware),
         )
     if isinstance(function, JittedMethod):
         if axes is not None or given.hardware is not None:

@@ -327,23 +327,19 @@ def _traced(
     Raises:
       SbpError: `unknown-option` where it does not take the arguments.
     """
-    if given is not None:
-        call, shapes = _of_arrays(function, given)
+    needed = _needed(function)
+    usual = sorted(_usual(), key=lambda args: needed is not None and len(args) != needed)
+    for tried in [given] if given is not None else [(args, {}) for args in usual]:
+        call, shapes = _of_arrays(function, tried)
         try:
-            return trace(call, shapes)[0], call, shapes
+            graph, _ = trace(call, shapes)
         except Exception as error:  # JAX raises many kinds for arguments that do not fit
+            if given is None:
+                continue  # the next may fit
             raise SbpError(
                 f"{name} does not take these --args: {error}", code="unknown-option"
             ) from error
-    needed = _needed(function)
-    usual = _usual()
-    for args in sorted(usual, key=lambda args: needed is not None and len(args) != needed):
-        call, shapes = _of_arrays(function, (args, {}))
-        try:
-            graph, _ = trace(call, shapes)
-        except Exception:  # JAX raises many kinds for arguments that do not fit; the next may fit
-            continue
-        if graph.nodes:
+        if graph.nodes or given is not None:
             return graph, call, shapes
     raise SbpError(
         f'{name} takes none of the arguments that sbp tries; give some, such as --args "f32[8,16]"',
