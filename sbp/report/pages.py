@@ -235,9 +235,8 @@ def _rounded(program: Program) -> tuple[Paragraph, ...]:
     ]
     if not casts:
         return ()
-    what = counted(len(casts), "cast")
-    where = listed(casts, SHOWN_CASTS)
-    return (Paragraph(text=f"{what} of parts before their sum (`reduce_dtype`): {where}"),)
+    text = f"{counted(len(casts), 'cast')} of parts before their sum (`reduce_dtype`)"
+    return (Paragraph(text=f"{text}: {listed(casts, SHOWN_CASTS)}"),)
 
 
 # ---- how types were chosen ----------------------------------------------------------------------

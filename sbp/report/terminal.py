@@ -153,6 +153,7 @@ def _table(table: Table, width: int) -> Iterator[Text]:
         for cells in zip_longest(*columns, fillvalue=""):
             line = Text(_joined(table, cells, widths))
             line.stylize("bold", 0, len(cells[0]))
+            line.highlight_regex(f"[{_EIGHTHS.strip()}]+", "cyan")  # bars
             yield line
         yield from _lines(row.detail, width, "dim", 4)
     yield from _lines(table.rest, width, "dim")
