@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 
 from benchmarks.steps.program import Mark
 from benchmarks.steps.unseen import adapters, bert, recommender
-from sbp.report.limits import limits
+from sbp.report.timeline import limits
 
 
 def main() -> None:

@@ -73,6 +73,8 @@ def write_api(folder: Path) -> None:
             continue
         kind = "class" if inspect.isclass(thing) else "function"
         options = "\n   :members:\n   :undoc-members:" if kind == "class" else ""
+        if thing is sbp.Report:  # it shows itself as other pages do
+            options += "\n   :inherited-members:"
         directive = f".. auto{kind}:: sbp.{name}{options}"
         parts.append(f"## {name}\n\n```{{eval-rst}}\n{directive}\n```")
     (folder / "api.md").write_text("\n\n".join(parts) + "\n", "utf-8")

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import signal
 import sys
@@ -15,13 +14,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from sbp.commands.completion import SHELLS, completion_script
-from sbp.commands.program import is_target
+from sbp.commands.check import is_target, show_program
+from sbp.commands.parser import COMMANDS, command_parser, completion_script
+from sbp.commands.signatures import show_signatures
 from sbp.errors import CODES, SbpError, nearest
 from sbp.kinds import Kind, takes
 from sbp.report.codes import PAGES, PRELUDE
-from sbp.report.concepts import CONCEPTS, concept_named, concept_words
-from sbp.report.hardware import hardware_page
+from sbp.report.concepts import CONCEPT_WORDS, CONCEPTS, concept_named
+from sbp.report.pages import hardware_page
 from sbp.report.parts import Page, Paragraph, Part
 from sbp.report.report import Shown
 
@@ -32,8 +32,6 @@ _WORDS = Kind(
 
 
 _PROGRAMS: Mapping[str, tuple[str, str]] = {
-    "report": ("sbp.commands.check", "report_program"),
-    "signatures": ("sbp.commands.signatures", "show_signatures"),
     "train": ("examples.gshard.train", "main"),
     "check": ("examples.gshard.check", "main"),
     "curves": ("examples.gshard.curves", "main"),
@@ -43,28 +41,10 @@ _PROGRAMS: Mapping[str, tuple[str, str]] = {
     "evaluate": ("examples.gshard.commands", "evaluate_run"),
 }
 """Commands with a command line of their own, a module and its function, imported when asked for.
-Modules outside `sbp` are only in a checkout, and need the `gshard` extra."""
+They are only in a checkout, and need the `gshard` extra. `sbp check` is also a command for
+FILE:FUNCTION."""
 
 _CHECKOUT = Path(__file__).parents[1]
-
-_CHECK = ("sbp.commands.check", "check_program")
-"""`sbp check` where it is given FILE:FUNCTION."""
-
-_COMMANDS: Mapping[str, str] = {
-    "explain": "what a code or a word of reports means: no-signature, P, boxing, ZeRO",
-    "signatures": "the rows of a primitive, or of a function such as softmax",
-    "hardware": "the device kinds that costs can be counted on, with their figures",
-    "train": "in a checkout: train the GShard MoE Transformer",
-    "check": "check FILE:FUNCTION; in a checkout also whether sbp train would begin",
-    "report": "the full report on FILE:FUNCTION",
-    "curves": "in a checkout: draw the curves of a training run as an HTML page",
-    "export": "in a checkout: a trained model as one safetensors file",
-    "plan": "in a checkout: types and price of a training step, without training it",
-    "translate": "in a checkout: translate text with a trained model",
-    "evaluate": "in a checkout: score a trained model on a test set",
-    "completion": "a script that completes commands in bash, zsh or fish",
-}
-"""All commands, each with its line of help."""
 
 
 @takes("sbp.cli.main", argv=_WORDS)
@@ -79,19 +59,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        if words and words[0] in _PROGRAMS:
-            return _program(words)(words[1:])
-        if words and not words[0].startswith("-") and words[0] not in _COMMANDS:
-            hint = nearest(words[0], _COMMANDS)
-            raise SbpError(f"no command {words[0]!r}{hint}", code="unknown-option")
-        parser = _parser()
-        options = parser.parse_args(words)
+        name, rest = (words[0], words[1:]) if words else ("", [])
+        about_program = rest in (["--help"], ["-h"]) or any(map(is_target, rest))
+        if name in _PROGRAMS and not (name == "check" and about_program):
+            return _program(name)(rest)
+        if name and not name.startswith("-") and name not in COMMANDS:
+            hint = nearest(name, COMMANDS)
+            raise SbpError(f"no command {name!r}{hint}", code="unknown-option")
+        parser = command_parser(_version())
+        given = parser.parse_args(words)
         console = Console(highlight=False)
-        match options.command:
+        match given.command:
+            case "check" | "report":
+                return show_program(given)
             case "explain":
-                _explain(console, " ".join(options.name))
+                _explain(console, " ".join(given.name))
+            case "signatures":
+                show_signatures(given)
             case "completion":
-                print(completion_script(options.shell, _COMMANDS))
+                print(completion_script(given.shell))
             case "hardware":
                 console.print(Shown(page=hardware_page()))
             case _:
@@ -109,16 +95,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _program(words: Sequence[str]) -> Callable[[Sequence[str]], int]:
-    """The command line of a command; `sbp check` has two, for a program and for a training run.
+def _program(name: str) -> Callable[[Sequence[str]], int]:
+    """The command line of a command.
 
     Raises:
       SbpError: `unknown-option` outside a checkout that has the command, or where a library of the
         extra is not installed.
     """
-    name, rest = words[0], words[1:]
-    about_program = rest in (["--help"], ["-h"]) or any(map(is_target, rest))
-    module, function = _CHECK if name == "check" and about_program else _PROGRAMS[name]
+    module, function = _PROGRAMS[name]
     folder, _, _ = module.replace(".", "/").rpartition("/")
     if not (_CHECKOUT / folder).is_dir():
         called = "sbp check without FILE:FUNCTION" if name == "check" else f"sbp {name}"
@@ -127,8 +111,7 @@ def _program(words: Sequence[str]) -> Callable[[Sequence[str]], int]:
             " out; run it in a checkout of the repository",
             code="unknown-option",
         )
-    if not module.startswith("sbp."):
-        sys.path.insert(0, str(_CHECKOUT))
+    sys.path.insert(0, str(_CHECKOUT))
     try:
         return getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
@@ -136,22 +119,6 @@ def _program(words: Sequence[str]) -> Callable[[Sequence[str]], int]:
             f"sbp {name} needs {error.name}; install the extra: pip install 'sbp-jax[gshard]'",
             code="unknown-option",
         ) from None
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="sbp", description="A distributed type system for JAX.")
-    parser.add_argument("--version", action="version", version=f"sbp {_version()}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    parts = {name: commands.add_parser(name, help=about) for name, about in _COMMANDS.items()}
-    parts["explain"].add_argument(
-        "name",
-        metavar="NAME",
-        nargs="*",
-        help="a code such as no-signature, or a concept such as P, boxing or mesh axis; all of them"
-        " when left out",
-    )
-    parts["completion"].add_argument("shell", choices=SHELLS)
-    return parser
 
 
 def _version() -> str:
@@ -175,7 +142,7 @@ def _explain(console: Console, name: str) -> None:
         paragraphs = [Paragraph(text=text) for text in (concept.text, also, see) if text]
         console.print(Shown(page=Page(title=concept.name, parts=tuple(paragraphs))), soft_wrap=True)
     else:
-        near = get_close_matches(name, (*CODES, *concept_words()), n=1, cutoff=0.5)
+        near = get_close_matches(name, (*CODES, *CONCEPT_WORDS), n=1, cutoff=0.5)
         meant = concept_named(near[0]) if near else None
         nearest_name = meant.name if meant else "".join(near)
         hint = f'; did you mean "{nearest_name}"?' if near else "; `sbp explain` lists them"

@@ -12,10 +12,10 @@ import pytest
 
 import sbp
 from sbp.cli import _PROGRAMS, main
+from sbp.commands.signatures import signature_page, signatures_page
 from sbp.errors import CODES, SbpError, SbpTypeError, SbpWarning
 from sbp.report.codes import PAGES, PRELUDE
 from sbp.report.concepts import CONCEPTS
-from sbp.report.signatures import signature_page, signatures_page
 from sbp.signatures import known_primitives
 from sbp.signatures.examples import SAMPLES, sample
 

@@ -25,7 +25,7 @@ from sbp.machine.mesh import MeshSpec
 from sbp.pytrees import leaves_of
 from sbp.run.padded import Padded, fits_on, is_laid_out
 from sbp.run.partial import Partial
-from sbp.source.arguments import argument_span, constants_in
+from sbp.source.editing import argument_span, constants_in
 from sbp.types import Atom, B, Broadcast, NdSbp, Split, Unreduced
 
 _TYPE_FORMS = (

@@ -41,10 +41,10 @@ from sbp.kinds import FUNCTION, Kind, instance_of, made_of, shown
 from sbp.machine.mesh import mesh_spec
 from sbp.plan.program import Program
 from sbp.pytrees import leaves_of
-from sbp.report.finding import diagnostics_of
+from sbp.report.pages import diagnostics_of
 from sbp.report.report import Report
 from sbp.slips import Correction, correcting, renamed
-from sbp.source.arguments import argument_span, constants_in, items_of
+from sbp.source.editing import argument_span, constants_in, items_of
 from sbp.types import Split
 
 # ---- helps for slips ----------------------------------------------------------------------------

@@ -27,10 +27,9 @@ from sbp.kinds import FLAG, instance_of, made_of, shown, takes
 from sbp.plan.program import Cost, Program
 from sbp.plan.saved import SavedPlan
 from sbp.pytrees import leaves_of
-from sbp.report.compare import Comparison, comparison
-from sbp.report.progress import counting_down
+from sbp.report.answers import Comparison, Explanation, comparison, explanation
 from sbp.report.report import Report
-from sbp.report.why import Explanation, explanation
+from sbp.report.terminal import counting_down
 from sbp.report.wording import counted
 from sbp.run.execute import Compiling, Executable
 from sbp.run.joint import JointRun

@@ -46,7 +46,7 @@ from sbp.sizes.expressions import (
 )
 from sbp.sizes.scope import Scope, Unanswered
 from sbp.sizes.undecided import deciding_sizes
-from sbp.source.arguments import sizes_edits
+from sbp.source.editing import sizes_edits
 from sbp.spans import Span
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph

@@ -33,7 +33,7 @@ from sbp.pytrees import paths_of
 from sbp.run.execute import Boundary
 from sbp.run.specs import partition_spec
 from sbp.signatures.alignment import with_alignment
-from sbp.signatures.hoisting import with_hoisted_casts
+from sbp.signatures.casts import with_hoisted_casts
 from sbp.signatures.reversal import with_mirrors
 from sbp.sizes.elements import check_symbols
 from sbp.sizes.expressions import refuse_symbolic

@@ -88,8 +88,8 @@ def _lines(plan: Plan) -> Iterator[str]:
     program = plan.program
     yield _HEAD
     yield f"mesh {program.mesh}"
-    for use in strategy(program):
-        yield f"strategy of {use.axis}: {use.text}"
+    for axis, text in strategy(program).items():
+        yield f"strategy of {axis}: {text}"
     yield f"sent: {program.cost.bytes_per_device:,.0f} bytes per device"
     yield f"peak memory: {program.cost.peak_memory_bytes:,.0f} bytes per device"
     for kind, tensors in (

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import enum
+import importlib
+import importlib.util
+import inspect
 import json
+import math
 import sys
 import sysconfig
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
+from typing import Any
 
+import jax
+from jax.sharding import AbstractMesh
 from rich.console import Console
 
 import sbp
-from sbp.commands.program import ProgramOptions, UserCodeError, checked
-from sbp.errors import SbpError
-from sbp.report.pages import refusal
-from sbp.report.parts import Facts, Page, Part
+from sbp._jax_call import context_mesh
+from sbp.api.jit import jit
+from sbp.api.jitted import Jitted, JittedMethod
+from sbp.api.shard_map import check_shard_map
+from sbp.commands.shapes import arguments, mesh_axes
+from sbp.errors import SbpError, nearest
+from sbp.moe.devices import simulate_devices
+from sbp.report.pages import diagnostics_of, refusal
+from sbp.report.parts import Facts, Page
 from sbp.report.report import Report, Shown
 from sbp.report.wording import bytes_text, seconds_text
 from sbp.source.reader import in_library
@@ -32,102 +45,18 @@ class ExitStatus(enum.IntEnum):
     NOT_CHECKED = 2
 
 
-_STATUSES = (
-    "Exit status: 0 where the program has no error, 1 where it has one, 2 where it could not be"
-    " checked."
-)
-_TARGET = (
-    "FILE:FUNCTION or MODULE:FUNCTION. The function is an sbp.jit function, a plain function (with"
-    " --mesh), or a function without arguments that returns (function, arguments)"
-)
-
-
-def add_check_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `sbp check FILE:FUNCTION`."""
-    parser.add_argument("target", metavar="TARGET", help=_TARGET)
-    parser.add_argument(
-        "--args",
-        metavar="SHAPES",
-        help="the arguments, such as \"float32[8,16], {'w': f32[16,32]}, training=True\"",
-    )
-    parser.add_argument(
-        "--mesh", metavar="AXES", help="mesh axes, outer first, such as data=2,model=4"
-    )
-    parser.add_argument(
-        "--hardware", metavar="NAME", help="count costs on this hardware (sbp hardware lists it)"
-    )
-    parser.add_argument(
-        "--devices",
-        metavar="N",
-        type=int,
-        help="simulate N devices, for a file that makes a mesh of devices itself",
-    )
-    parser.add_argument(
-        "--shard-map",
-        action="store_true",
-        help="check the collectives of a program that is written with jax.shard_map",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def add_report_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `sbp report FILE:FUNCTION`."""
-    add_check_options(parser)
-    parser.add_argument("--short", action="store_true", help="the short report")
-    parser.add_argument(
-        "--source", action="store_true", help="the source, each line with its types and bytes"
-    )
-    parser.add_argument("--html", metavar="FILE", help="write the report to this file as HTML")
-
-
-def check_program(words: Sequence[str]) -> int:
-    """`sbp check FILE:FUNCTION`: the findings, and what the program costs.
+def show_program(given: argparse.Namespace) -> int:
+    """`sbp check FILE:FUNCTION`: the findings, and what the program costs; `sbp report
+    FILE:FUNCTION`: the full report.
 
     Arguments:
-      words: the words after `sbp check`.
+      given: the options of the command.
 
     Returns:
       The exit status.
     """
-    parser = argparse.ArgumentParser(
-        prog="sbp check",
-        description="Check the types of a program. Nothing of it runs, and no device is needed.",
-        epilog=f"{_STATUSES} Without FILE:FUNCTION, `sbp check` takes the options of `sbp train`"
-        " and tells whether that run would begin.",
-    )
-    add_check_options(parser)
-    return _answer(parser.parse_args(words))
-
-
-def report_program(words: Sequence[str]) -> int:
-    """`sbp report FILE:FUNCTION`: the full report.
-
-    Arguments:
-      words: the words after `sbp report`.
-
-    Returns:
-      The exit status.
-    """
-    parser = argparse.ArgumentParser(
-        prog="sbp report",
-        description="Show the full report on a program: types, collectives, bytes, memory, time.",
-        epilog=_STATUSES,
-    )
-    add_report_options(parser)
-    return _answer(parser.parse_args(words))
-
-
-def _answer(given: argparse.Namespace) -> int:
-    options = ProgramOptions(
-        target=given.target,
-        args=given.args,
-        mesh=given.mesh,
-        devices=given.devices,
-        hardware=given.hardware,
-        shard_map=given.shard_map,
-    )
     try:
-        report = checked(options)
+        report = _checked(given)
     except UserCodeError as error:
         _show_users_error(error, given.target)
         return ExitStatus.NOT_CHECKED
@@ -152,7 +81,7 @@ def _page(report: Report, given: argparse.Namespace) -> Shown:
 
 def _findings(report: Report) -> Page:
     """The findings, a line that counts them, and the cost of the plan where there is one."""
-    parts: tuple[Part, ...] = refusal(report.title, report.diagnostics, report.coverage).parts
+    parts = refusal(report.title, report.diagnostics, report.coverage).parts
     if report.program is None:
         return Page(parts=parts)
     cost = report.program.cost
@@ -185,7 +114,7 @@ def _show_users_error(error: UserCodeError, target: str) -> None:
     assert cause is not None  # `raise .. from`
     shown = traceback.format_tb(_users_part(cause.__traceback__))
     name = type(cause).__name__
-    hint = " If it needs more devices: --devices N" if error.loading else ""
+    hint = " If it needs more devices: --devices N" if isinstance(error, LoadingError) else ""
     print(
         f"{''.join(shown)}{name}: {cause}\nsbp could not check {target}: its code raised {name}."
         f"{hint}",
@@ -203,3 +132,254 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
             return part
         part = part.tb_next
     return trace
+
+
+# ---- the program --------------------------------------------------------------------------------
+
+
+SIMULATED = 8
+"""Simulated devices where nothing says how many."""
+
+
+class FaultInProgram(Exception):
+    """The program raises an error of sbp, which is the cause of this one, before it is traced."""
+
+
+class UserCodeError(Exception):
+    """The user's own code raised an exception, which is the cause of this one."""
+
+
+class LoadingError(UserCodeError):
+    """The same, before the program was traced."""
+
+
+def is_target(word: str) -> bool:
+    """Whether a word of the command line names a program.
+
+    >>> is_target("train.py:step"), is_target("train.py"), is_target("data=2")
+    (True, True, False)
+    """
+    name, _, _ = word.partition(":")
+    return name.endswith(".py") or (":" in word and not word.startswith("-") and "=" not in name)
+
+
+def _checked(given: argparse.Namespace) -> Report:
+    """The report on the program that the options name.
+
+    Raises:
+      SbpError: `unknown-option` where there is no such program, or it lacks arguments or a mesh.
+      UserCodeError: where the user's code raises something else while it is loaded or traced.
+    """
+    mesh = mesh_axes(given.mesh) if given.mesh is not None else {}
+    if given.devices is not None:  # other kinds of devices are not used
+        jax.config.update("jax_platforms", "cpu")
+    # Programs that are checked send nothing to simulated devices.
+    simulate_devices(given.devices or max(SIMULATED, math.prod(mesh.values())))
+    values = None if given.args is None else arguments(given.args)
+    try:
+        function, args, kwargs = _call(_found(given.target), values, given.target)
+    except FaultInProgram as fault:
+        error = fault.__cause__
+        assert isinstance(error, SbpError)  # `raise .. from`
+        return Report(program=None, diagnostics=diagnostics_of(error), title=given.target)
+    axes = AbstractMesh(tuple(mesh.values()), tuple(mesh)) if mesh else None
+    if given.shard_map:
+        if axes is None:
+            raise SbpError(
+                "--shard-map needs the mesh of the program, such as --mesh data=2,model=4",
+                code="unknown-option",
+            )
+        return _run(lambda: check_shard_map(function, *args, mesh=axes, **kwargs))
+    jitted = _jitted(function, axes, given)
+    return _run(lambda: jitted.check(*args, **kwargs))
+
+
+def _loading(action: Callable[[], Any]) -> Any:
+    """What an action returns that runs the user's code before it is traced.
+
+    Raises:
+      FaultInProgram: where it raises an error of sbp.
+      SbpError: `mesh-devices` where the file makes a mesh of more devices than there are.
+      LoadingError: where it raises anything else.
+    """
+    try:
+        return _run(action, LoadingError)
+    except SbpError as error:
+        if error.code == "mesh-devices":
+            raise
+        raise FaultInProgram from error
+
+
+def _run(action: Callable[[], Any], kind: type[UserCodeError] = UserCodeError) -> Any:
+    """What an action returns that runs the user's code.
+
+    Raises:
+      SbpError: where it raises one.
+      UserCodeError: where it raises anything else.
+    """
+    try:
+        return action()
+    except SbpError:
+        raise
+    except (Exception, SystemExit) as error:  # any exception may come from the user's code
+        raise kind from error
+
+
+# ---- finding the function -----------------------------------------------------------------------
+
+
+def _found(target: str) -> Any:
+    """The object that FILE:FUNCTION names.
+
+    Raises:
+      SbpError: `unknown-option` where the file or the name does not exist.
+    """
+    place, _, path = target.partition(":")
+    if not path:
+        raise SbpError(f"{target} names no function; write {place}:FUNCTION", code="unknown-option")
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise SbpError(f"no file {place}{_near_file(place)}", code="unknown-option")
+        found: Any = _loading(lambda: _loaded(Path(place)))
+    else:
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            found = _loading(lambda: importlib.import_module(place))
+        except UserCodeError as error:
+            missing = error.__cause__
+            if isinstance(missing, ModuleNotFoundError) and place.startswith(f"{missing.name}"):
+                raise SbpError(
+                    f"no module {place}; a file is named with its ending, such as model.py:step",
+                    code="unknown-option",
+                ) from None
+            raise
+    for name in path.split("."):
+        if not hasattr(found, name):
+            names = [n for n in dir(found) if callable(getattr(found, n)) and n[0] != "_"]
+            raise SbpError(f"{place} has no {path!r}{nearest(name, names)}", code="unknown-option")
+        found = getattr(found, name)
+    return found
+
+
+def _near_file(place: str) -> str:
+    """The nearest file of the same folder, in words."""
+    folder = Path(place).parent
+    names = [str(folder / p.name) for p in folder.glob("*.py")] if folder.is_dir() else []
+    return nearest(place, names)
+
+
+def _loaded(file: Path) -> ModuleType:
+    """The module of a file, imported as the part of its package where it lies in one."""
+    file = file.resolve()
+    root, names = file.parent, [file.stem]
+    while (root / "__init__.py").is_file():
+        names.insert(0, root.name)
+        root = root.parent
+    sys.path.insert(0, str(root))
+    if len(names) > 1:
+        return importlib.import_module(".".join(n for n in names if n != "__init__"))
+    name = file.stem if file.stem not in sys.modules else f"program_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None  # the file ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- its arguments and mesh ---------------------------------------------------------------------
+
+_Call = tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]
+
+
+def _call(found: Any, given: tuple[tuple[Any, ...], dict[str, Any]] | None, target: str) -> _Call:
+    """The function that is checked, with its arguments: those of the command line, else those that
+    `found` returns together with the function.
+
+    Raises:
+      SbpError: `unknown-option` where there are no arguments.
+    """
+    if isinstance(found, tuple):
+        made = _program(found)
+        if made is not None and given is None:
+            return made
+    if not callable(found):
+        raise SbpError(
+            f"{target} is {type(found).__name__}, not a function; name a function, or an sbp.jit"
+            " function",
+            code="unknown-option",
+        )
+    if given is not None:
+        return (found, *given)
+    needed = _needed(found)
+    if needed:
+        raise SbpError(
+            f"{target} takes {', '.join(needed)}; give their shapes, such as --args"
+            f' "{", ".join(["float32[8,16]"] * len(needed))}", or name a function without'
+            " arguments that returns (function, arguments)",
+            code="unknown-option",
+        )
+    if not isinstance(found, Jitted):
+        made = _program(_loading(found))
+        if made is not None:
+            return made
+    return found, (), {}
+
+
+def _program(value: Any) -> _Call | None:
+    """(function, arguments) or (function, arguments, keyword arguments); None for other values."""
+    match value:
+        case (fn, tuple() | list() as args) if callable(fn):
+            return fn, args, {}
+        case (fn, tuple() | list() as args, dict() as kwargs) if callable(fn):
+            return fn, args, kwargs
+        case _:
+            return None
+
+
+def _needed(function: Callable[..., Any]) -> list[str]:
+    """The parameters that have no default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions have none
+        return []
+    variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [
+        p.name
+        for p in parameters
+        if p.default is inspect.Parameter.empty and p.kind not in variable
+    ]
+
+
+def _jitted(
+    function: Callable[..., Any], axes: AbstractMesh | None, given: argparse.Namespace
+) -> Any:
+    """The function under `sbp.jit`, with the mesh and the hardware of the command line.
+
+    Raises:
+      SbpError: `unknown-option` where no mesh is given.
+    """
+    if isinstance(function, Jitted):
+        if axes is None and given.hardware is None:
+            return function
+        hardware = given.hardware or function.options.hardware
+        return Jitted(
+            inspect.unwrap(function, stop=lambda f: not isinstance(f, Jitted)),
+            axes or function.mesh,
+            dataclasses.replace(function.options, hardware=hardware),
+        )
+    if isinstance(function, JittedMethod):
+        if axes is not None or given.hardware is not None:
+            raise SbpError(
+                f"{given.target} is a method, which keeps the mesh and the hardware of its"
+                " sbp.jit; leave out --mesh and --hardware, or name a function",
+                code="unknown-option",
+            )
+        return function
+    if axes is None and context_mesh() is None:
+        raise SbpError(
+            f"{given.target} is a plain function and has no mesh; give one, such as --mesh"
+            " data=2,model=4, or name an sbp.jit function",
+            code="unknown-option",
+        )
+    return jit(function, axes, hardware=given.hardware)

@@ -1,15 +1,17 @@
-"""The command `sbp signatures [NAME]`: primitives, and functions of JAX."""
+"""The command `sbp signatures [NAME]`: all primitives that have signatures, the rows of one
+primitive, and functions of JAX."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import difflib
+import functools
 import inspect
 import itertools
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,15 +26,136 @@ from sbp.commands.shapes import arguments
 from sbp.errors import SbpError
 from sbp.plan.text import shape_text
 from sbp.report.facts import outputs
-from sbp.report.parts import Column, Page, Paragraph, Part, Section, Table, TableRow
+from sbp.report.parts import Page, Paragraph, Section, Table, table
 from sbp.report.report import Shown
-from sbp.report.signatures import AXIS_SIZE, op_of, signature_page, signatures_page, suggestion
 from sbp.report.wording import bytes_text, counted, listed
-from sbp.signatures import Row, known_primitives, rule_for
+from sbp.signatures import Op, Row, Rule, kernel_named, known_primitives, rule_for
 from sbp.signatures.examples import sample
+from sbp.signatures.laws.proofs import row_status
 from sbp.trace.build import trace
-from sbp.trace.graph import Graph
+from sbp.trace.graph import Graph, Node
 from sbp.types import B, P, S
+
+# ---- primitives ---------------------------------------------------------------------------------
+
+
+AXIS_SIZE = 4
+"""Size of the mesh axis of the shown rows. It divides every dim of the samples."""
+
+KNOWN = {
+    "proved": "Z3 proves the scalar law behind it",
+    "enumerated": "it holds on small tensors that are cut into adversarial parts",
+    "assumed": "it holds on small tensors, and Z3 has not decided its scalar law",
+}
+"""How a row is known to hold."""
+
+
+def signatures_page() -> Page:
+    """All primitives with signatures, by family."""
+    rules = [rule for rule in map(rule_for, known_primitives()) if rule is not None]
+    families = sorted({family(rule) for rule in rules})
+    sections = tuple(_family(name, [r for r in rules if family(r) == name]) for name in families)
+    return Page(
+        title=f"signatures of {counted(len(rules), 'primitive')} in {len(families)} families",
+        parts=sections,
+    )
+
+
+def _family(name: str, rules: list[Rule]) -> Section:
+    """The primitives of one family, with the reason of each whose only row is all B."""
+    parts: list[Paragraph | Table] = []
+    if split := [r.name for r in rules if not r.reason]:
+        parts.append(Paragraph(text=", ".join(split)))
+    if whole := [(r.name, r.reason) for r in rules if r.reason]:
+        parts.append(table(("all B", "because"), whole))
+    return Section(title=f"{name}: {counted(len(rules), 'primitive')}", parts=tuple(parts))
+
+
+def family(rule: Rule) -> str:
+    """The name of the module with a rule: elementwise, linalg, reduction, .."""
+    rows: Any = rule.rows
+    while isinstance(rows, functools.partial):
+        rows = rows.args[0] if rows.args and callable(rows.args[0]) else rows.func
+    return str(getattr(rows, "__module__", "")).rsplit(".", 1)[-1]
+
+
+def signature_page(primitive: str) -> Page:
+    """The rows of one primitive on its sample.
+
+    Raises:
+      SbpError: `unknown-option` for a primitive without a rule, with the nearest name.
+    """
+    rule = rule_for(primitive)
+    if rule is None:
+        near = suggestion(primitive, known_primitives())
+        raise SbpError(f"no signature for a primitive {primitive!r}{near}", code="unknown-option")
+    parts = [Paragraph(text=f"held B on every mesh axis: {rule.reason}")] if rule.reason else []
+    title = f"{primitive}: {family(rule)}"
+    found = sample(primitive)
+    if found is None:
+        return Page(
+            title=title, parts=(*parts, Paragraph(text="there is no sample to show its rows on"))
+        )
+    op = op_of(*found)
+    rows = rule.rows(op)
+    head = f"{counted(len(rows), 'row')} on one mesh axis of size {AXIS_SIZE}, on a sample"
+    return Page(
+        title=title,
+        parts=(*parts, Section(title=head, parts=(_rows_table(op, rows),)), *_legend(op, rows)),
+    )
+
+
+def op_of(graph: Graph, node: Node) -> Op:
+    """A node of a graph as rules see it, on a mesh axis of `AXIS_SIZE` devices."""
+    ins, outs = tuple(map(graph.aval, node.inputs)), tuple(graph.avals[o] for o in node.outputs)
+    return Op(node.op, node.params, ins, outs, AXIS_SIZE)
+
+
+def _rows_table(op: Op, rows: Sequence[Row]) -> Table:
+    """A table of rows: atoms, the kernel, the bytes that it sends, and how the row is known. Empty
+    columns are left out."""
+    cells = [
+        (*map(repr, r.ins), "->", *map(repr, r.outs), *_kernel_cells(op, r), row_status(op, r))
+        for r in rows
+    ]
+    headings = [*map(shape_text, op.ins), "", *map(shape_text, op.outs)]
+    headings += ["kernel", ">sends", "known"]
+    shown = [
+        k for k in range(len(headings)) if k < len(headings) - 3 or any(row[k] for row in cells)
+    ]
+    return table((headings[k] for k in shown), ([row[k] for k in shown] for row in cells))
+
+
+def _kernel_cells(op: Op, row: Row) -> tuple[str, str]:
+    kernel = kernel_named(row.kernel)
+    sent = sum(s.bytes for s in kernel.sends(op, row)) if kernel.sends else 0.0
+    return "" if row.kernel == "local" else row.kernel, (
+        bytes_text(sent) if kernel.communicates else ""
+    )
+
+
+def _legend(op: Op, rows: Sequence[Row]) -> tuple[Table, ...]:
+    """The meaning of the names of kernels and proofs in a table of rows."""
+    kernels = sorted({r.kernel for r in rows} - {"local"})
+    statuses = {row_status(op, r) for r in rows}
+    runs = [(name, kernel_named(name).summary) for name in kernels]
+    known = [(name, because) for name, because in KNOWN.items() if name in statuses]
+    legends = (("kernel", "what runs on the shards"), runs), (("known", "because"), known)
+    return tuple(table(headings, pairs) for headings, pairs in legends if pairs)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The nearest name, else the command that lists all primitives.
+
+    Arguments:
+      name: a name that nothing has.
+      known: the names that there are.
+    """
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    if close:
+        return f'; did you mean "{close[0]}"?'
+    return "; `sbp signatures` lists those that have one"
+
 
 # ---- functions ----------------------------------------------------------------------------------
 # Signatures of functions of JAX: the primitives that a function traces to with their rows, and
@@ -55,87 +178,55 @@ _SPELLINGS = {"jax.numpy": "jnp", "np": "jnp", "nn": "jax.nn", "lax": "jax.lax"}
 """Other names of the same modules."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedPrimitive:
-    """A primitive of a traced function.
-
-    Arguments:
-      name: the primitive.
-      inputs, outputs: dtypes and shapes.
-      rows: its rows on one mesh axis, without the row of all B.
-      known: whether it has a rule.
-      count: how often it stands in the function with these shapes.
-    """
-
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    rows: tuple[Row, ...]
-    known: bool
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TypedCall:
-    """The cheapest plan of a function for some types of its inputs, on one mesh axis.
-
-    Arguments:
-      inputs, outputs: the types.
-      bytes_per_device: bytes that one device sends.
-    """
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    bytes_per_device: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionSignature:
-    """What `sbp signatures` says about a function.
-
-    Arguments:
-      name: where it is found, such as `jax.nn.softmax`.
-      inputs: dtypes and shapes of the arguments it was traced with.
-      primitives: its primitives in program order.
-      calls: what types of the inputs cost; empty for functions of more than two arrays.
-      others: functions of the same name in other modules.
-    """
-
-    name: str
-    inputs: tuple[str, ...]
-    primitives: tuple[TracedPrimitive, ...]
-    calls: tuple[TypedCall, ...]
-    others: tuple[str, ...] = ()
-
-
 _Given = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def function_signature(name: str, given: _Given | None = None) -> FunctionSignature | None:
-    """The signature of a function of JAX.
+def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
+    """The page and the data of a function of JAX.
 
     Arguments:
       name: `softmax`, `jax.nn.softmax`, `jnp.linalg.norm`.
       given: positional and keyword arguments; None tries usual ones.
 
-    Returns:
-      The signature; None where JAX has no function of this name.
-
     Raises:
-      SbpError: `unknown-option` where the function does not take the arguments.
+      SbpError: `unknown-option` where JAX has no function of this name, or where it does not take
+        the arguments.
     """
     found = list(_functions(name))
     if not found:
-        return None
+        raise SbpError(
+            f"no primitive and no function of JAX is called {name!r}{near_names(name)}",
+            code="unknown-option",
+        )
     shown, function = found[0]
+    others = [other for other, same in found[1:] if same is not function]
     graph, call, shapes = _traced(shown, function, given)
-    return FunctionSignature(
-        name=shown,
-        inputs=tuple(map(shape_text, shapes)),
-        primitives=tuple(_primitives(graph)),
-        calls=tuple(_calls_of_functions(call, shapes)) if 1 <= len(shapes) <= 2 else (),
-        others=tuple(other for other, same in found[1:] if same is not function),
+    inputs, primitives = tuple(map(shape_text, shapes)), Counter(_primitives(graph))
+    calls = list(_calls(call, shapes)) if 1 <= len(shapes) <= 2 else []
+    same = (Paragraph(text=f"the same name is also {listed(others)}"),) if others else ()
+    costs = (_calls_section(inputs, calls),) if calls else ()
+    page = Page(
+        title=f"`{shown}` traced on {', '.join(inputs) or 'no arrays'}",
+        parts=(*same, _primitives_section(primitives), *costs),
     )
+    data = {
+        "function": shown,
+        "inputs": inputs,
+        "others": others,
+        "primitives": [
+            {
+                "primitive": primitive,
+                "inputs": ins,
+                "outputs": outs,
+                "count": count,
+                "known": known,
+                "rows": [*map(_row_data, rows)],
+            }
+            for (primitive, ins, outs, rows, known), count in primitives.items()
+        ],
+        "calls": calls,
+    }
+    return page, data
 
 
 def near_names(name: str) -> str:
@@ -235,23 +326,19 @@ def _traced(
     Raises:
       SbpError: `unknown-option` where it does not take the arguments.
     """
-    if given is not None:
-        call, shapes = _of_arrays(function, given)
+    needed = _needed(function)
+    usual = sorted(_usual(), key=lambda args: needed is not None and len(args) != needed)
+    for tried in [given] if given is not None else [(args, {}) for args in usual]:
+        call, shapes = _of_arrays(function, tried)
         try:
-            return trace(call, shapes)[0], call, shapes
+            graph, _ = trace(call, shapes)
         except Exception as error:  # JAX raises many kinds for arguments that do not fit
+            if given is None:
+                continue  # the next may fit
             raise SbpError(
                 f"{name} does not take these --args: {error}", code="unknown-option"
             ) from error
-    needed = _needed(function)
-    usual = _usual()
-    for args in sorted(usual, key=lambda args: needed is not None and len(args) != needed):
-        call, shapes = _of_arrays(function, (args, {}))
-        try:
-            graph, _ = trace(call, shapes)
-        except Exception:  # JAX raises many kinds for arguments that do not fit; the next may fit
-            continue
-        if graph.nodes:
+        if graph.nodes or given is not None:
             return graph, call, shapes
     raise SbpError(
         f'{name} takes none of the arguments that sbp tries; give some, such as --args "f32[8,16]"',
@@ -275,10 +362,13 @@ def _of_arrays(function: Callable[..., Any], given: _Given) -> tuple[Callable[..
     return call, [leaves[i] for i in arrays]
 
 
-def _primitives(graph: Graph) -> Iterator[TracedPrimitive]:
-    """The primitives of a graph, each once for the same shapes and parameters."""
-    counts: dict[tuple[Any, ...], int] = {}
-    kept: dict[tuple[Any, ...], TracedPrimitive] = {}
+_Primitive = tuple[str, tuple[str, ...], tuple[str, ...], tuple[Row, ...], bool]
+"""A primitive of a traced function: its name, the dtypes and shapes of its operands and results,
+its rows on one mesh axis without the row of all B, and whether it has a rule."""
+
+
+def _primitives(graph: Graph) -> Iterator[_Primitive]:
+    """The primitives of a graph in program order."""
     for node in graph.walk():
         if node.regions:
             continue
@@ -287,21 +377,12 @@ def _primitives(graph: Graph) -> Iterator[TracedPrimitive]:
         split = tuple(row for row in rows if {*row.ins, *row.outs} != {B})
         ins = tuple(shape_text(graph.aval(v)) for v in node.inputs)
         outs = tuple(shape_text(graph.avals[v]) for v in node.outputs)
-        key = node.name, ins, outs, split
-        counts[key] = counts.get(key, 0) + 1
-        kept[key] = TracedPrimitive(
-            name=node.name,
-            inputs=ins,
-            outputs=outs,
-            rows=split,
-            known=rule is not None,
-            count=counts[key],
-        )
-    yield from kept.values()
+        yield node.name, ins, outs, split, rule is not None
 
 
-def _calls_of_functions(call: Callable[..., Any], shapes: Sequence[Any]) -> Iterator[TypedCall]:
-    """What each type of the inputs costs on a mesh axis of `AXIS_SIZE` devices."""
+def _calls(call: Callable[..., Any], shapes: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """The cheapest plan of a function for each type of its inputs, on a mesh axis of `AXIS_SIZE`
+    devices: the types, and the bytes that one device sends."""
     mesh = AbstractMesh((AXIS_SIZE,), ("axis",))
     choices = [
         [B, *(S(d) for d in range(len(s.shape))), *([P] if _adds(s) else [])] for s in shapes
@@ -310,11 +391,11 @@ def _calls_of_functions(call: Callable[..., Any], shapes: Sequence[Any]) -> Iter
         typed = jit(call, mesh, in_types=tuple(f"axis:{atom!r}" for atom in atoms))
         program = typed.check(*shapes).program
         if program is not None:
-            yield TypedCall(
-                inputs=tuple(map(repr, atoms)),
-                outputs=tuple(repr(t.type.get("axis", B)) for t in outputs(program, ())),
-                bytes_per_device=program.cost.bytes_per_device,
-            )
+            yield {
+                "inputs": tuple(map(repr, atoms)),
+                "outputs": tuple(repr(t.type.get("axis", B)) for t in outputs(program, ())),
+                "bytes_per_device": program.cost.bytes_per_device,
+            }
 
 
 def _adds(shape: Any) -> bool:
@@ -322,51 +403,23 @@ def _adds(shape: Any) -> bool:
     return jnp.issubdtype(shape.dtype, jnp.inexact)
 
 
-# ---- primitives ---------------------------------------------------------------------------------
+# ---- answers ------------------------------------------------------------------------------------
 
 
-def add_signature_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of `sbp signatures`."""
-    parser.add_argument(
-        "name",
-        metavar="NAME",
-        nargs="?",
-        help="a primitive such as dot_general, or a function of JAX such as softmax or"
-        " jnp.linalg.norm, which is traced; all primitives when left out",
-    )
-    parser.add_argument(
-        "--args",
-        metavar="SHAPES",
-        help="the arguments that a function is traced with, such as \"'ij,jk->ik', f32[8,16],"
-        ' f32[16,32]"',
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def show_signatures(words: Sequence[str]) -> int:
+def show_signatures(given: argparse.Namespace) -> None:
     """`sbp signatures [NAME]`.
 
     Arguments:
-      words: the words after `sbp signatures`.
-
-    Returns:
-      The exit status, 0.
+      given: the options of the command.
 
     Raises:
       SbpError: `unknown-option` where nothing has the name, with the nearest one.
     """
-    parser = argparse.ArgumentParser(
-        prog="sbp signatures",
-        description="Show which types of operands give which types of results, on one mesh axis.",
-    )
-    add_signature_options(parser)
-    given = parser.parse_args(words)
     page, data = _answer(given.name, given.args)
     if given.json:
         print(json.dumps(data, indent=2))
     else:
         Console(highlight=False).print(Shown(page=page), soft_wrap=True)
-    return 0
 
 
 def _answer(name: str | None, args: str | None) -> tuple[Page, Any]:
@@ -377,41 +430,20 @@ def _answer(name: str | None, args: str | None) -> tuple[Page, Any]:
         return signature_page(name), {"primitive": name, "rows": _sample_rows(name)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of shapes that the user did not choose
-        found = function_signature(name, None if args is None else arguments(args))
-    if found is None:
-        raise SbpError(
-            f"no primitive and no function of JAX is called {name!r}{near_names(name)}",
-            code="unknown-option",
-        )
-    return function_page(found), _data(found)
+        return _function_answer(name, None if args is None else arguments(args))
 
 
-def function_page(found: FunctionSignature) -> Page:
-    """The signature of a function as a page."""
-    parts: list[Part] = []
-    if found.others:
-        parts.append(Paragraph(text=f"the same name is also {listed(found.others)}"))
-    rows = tuple(
-        TableRow(
-            cells=(
-                p.name if p.count == 1 else f"{p.name} ({p.count} times)",
-                f"{', '.join(p.inputs)} -> {', '.join(p.outputs)}",
-                "; ".join(map(row_text, p.rows)) or ("none" if p.known else "no rule: held B"),
-            )
+def _primitives_section(primitives: Counter[_Primitive]) -> Section:
+    rows = (
+        (
+            primitive if count == 1 else f"{primitive} ({count} times)",
+            f"{', '.join(ins)} -> {', '.join(outs)}",
+            "; ".join(map(row_text, rows)) or ("none" if known else "no rule: held B"),
         )
-        for p in found.primitives
+        for (primitive, ins, outs, rows, known), count in primitives.items()
     )
-    columns = (
-        Column(heading="primitive", wraps=True),
-        Column(heading="on", wraps=True),
-        Column(heading="rows besides all B", wraps=True),
-    )
-    title = counted(len(rows), "primitive") + ", each with its rows on one mesh axis"
-    parts.append(Section(title=title, parts=(Table(columns=columns, rows=rows),)))
-    if found.calls:
-        parts.append(_calls(found))
-    shapes = ", ".join(found.inputs)
-    return Page(title=f"`{found.name}` traced on {shapes or 'no arrays'}", parts=tuple(parts))
+    title = f"{counted(len(primitives), 'primitive')}, each with its rows on one mesh axis"
+    return Section(title=title, parts=(table(("primitive", "on", "rows besides all B"), rows),))
 
 
 def row_text(row: Row) -> str:
@@ -425,40 +457,13 @@ def row_text(row: Row) -> str:
     return f"{' '.join(map(repr, row.ins))} -> {' '.join(map(repr, row.outs))}{kernel}"
 
 
-def _calls(found: FunctionSignature) -> Section:
-    columns = (
-        *(Column(heading=shape) for shape in found.inputs),
-        Column(heading=""),
-        Column(heading="result", wraps=True),
-        Column(heading="sends", right=True),
-    )
-    rows = tuple(
-        TableRow(cells=(*c.inputs, "->", " ".join(c.outputs), f"{bytes_text(c.bytes_per_device)}"))
-        for c in found.calls
+def _calls_section(inputs: Sequence[str], calls: Sequence[dict[str, Any]]) -> Section:
+    rows = (
+        (*c["inputs"], "->", " ".join(c["outputs"]), bytes_text(c["bytes_per_device"]))
+        for c in calls
     )
     title = f"the function as a whole, on one mesh axis of {AXIS_SIZE} devices: its cheapest plans"
-    return Section(title=title, parts=(Table(columns=columns, rows=rows),))
-
-
-def _data(found: FunctionSignature) -> dict[str, Any]:
-    """The signature as data that JSON can hold."""
-    return {
-        "function": found.name,
-        "inputs": found.inputs,
-        "others": found.others,
-        "primitives": [
-            {
-                "primitive": p.name,
-                "inputs": p.inputs,
-                "outputs": p.outputs,
-                "count": p.count,
-                "known": p.known,
-                "rows": [*map(_row_data, p.rows)],
-            }
-            for p in found.primitives
-        ],
-        "calls": [dataclasses.asdict(c) for c in found.calls],
-    }
+    return Section(title=title, parts=(table((*inputs, "", "result", ">sends"), rows),))
 
 
 def _row_data(row: Row) -> dict[str, Any]:

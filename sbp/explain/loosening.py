@@ -20,7 +20,7 @@ from sbp.limits import (
     policy_mark,
     with_policy,
 )
-from sbp.source.policies import Region, loosened_policies, under_policy
+from sbp.source.editing import Region, loosened_policies, under_policy
 from sbp.source.reader import users_span
 from sbp.source.text import contains
 from sbp.trace.graph import Graph, Node
@@ -158,9 +158,9 @@ def _policy_edits(graph: Graph, old: Policy, new: Policy, axis: str) -> tuple[So
     files = dict.fromkeys(span.file for node in concerned for span in node.stack)
     found = [one for file in files for one in loosened_policies(file, old, new, axis)]
     shown = all(
-        any(contains(one.body, span) for one in found for span in node.stack) for node in concerned
+        any(contains(body, span) for body, _ in found for span in node.stack) for node in concerned
     )
-    return tuple(one.edit for one in found) if shown else ()
+    return tuple(edit for _, edit in found) if shown else ()
 
 
 def boxing_edit(

@@ -16,7 +16,6 @@ from sbp.infer.constraints import PinSite
 from sbp.infer.space import Code, decode
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of
-from sbp.source.bindings import VariableBinding, binding_of
 from sbp.source.reader import (
     SourceRead,
     called_text,
@@ -24,7 +23,7 @@ from sbp.source.reader import (
     operand_expressions,
     read_of,
 )
-from sbp.source.scopes import is_free
+from sbp.source.scopes import VariableBinding, binding_of, is_free
 from sbp.source.text import Position, parsed_file, position_at, span_of, within
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Constant, Graph, Node, Operand

@@ -18,8 +18,7 @@ from sbp.errors import Diagnostic, note
 from sbp.kinds import fits
 from sbp.machine.mesh import MeshSpec
 from sbp.pytrees import leaves_of, returning_arrays
-from sbp.signatures.custom import custom_for
-from sbp.signatures.laws.refutation import Custom, Sample
+from sbp.signatures.custom import Custom, Sample, custom_for
 from sbp.trace.build import trace
 from sbp.trace.evaluate import evaluate
 from sbp.trace.graph import Graph, Node

@@ -16,10 +16,9 @@ from sbp.plan.memory import peak_memory, reused
 from sbp.plan.saving import Repeat
 from sbp.plan.text import listing
 from sbp.plan.verify import verify, verify_budgets
-from sbp.trace.collectives import SHARD_MAP
+from sbp.trace.collectives import SHARD_MAP, handwritten_bytes
 from sbp.trace.graph import Graph, Node
 from sbp.trace.regions import amount
-from sbp.trace.traffic import handwritten_bytes
 from sbp.types import NdSbp
 
 

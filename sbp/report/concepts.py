@@ -265,24 +265,18 @@ CONCEPTS = (
 )
 
 
+CONCEPT_WORDS = {word: concept for concept in CONCEPTS for word in (concept.name, *concept.also)}
+"""The concept of each name."""
+
+
 def concept_named(name: str) -> Concept | None:
     """The concept of a name: in the case that is given, else in any; None for other names.
 
     >>> concept_named("partial").name, concept_named("zero").name
     ('P', 'ZeRO')
     """
-    words = _words()
-    asked, folded = _plain(name), {_plain(word): c for word, c in reversed(words.items())}
-    return words.get(name) or folded.get(asked)
-
-
-def concept_words() -> tuple[str, ...]:
-    """All names of concepts."""
-    return tuple(_words())
-
-
-def _words() -> dict[str, Concept]:
-    return {word: c for c in CONCEPTS for word in (c.name, *c.also)}
+    folded = {_plain(word): concept for word, concept in reversed(CONCEPT_WORDS.items())}
+    return CONCEPT_WORDS.get(name) or folded.get(_plain(name))
 
 
 def _plain(name: str) -> str:

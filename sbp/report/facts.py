@@ -1,27 +1,45 @@
-"""Program -> facts: tensors with types, annotated tensors, regions."""
+"""Program -> facts: tensors with types, annotated tensors, regions, and collectives with the lines
+that make the values and need them converted."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
-from sbp.explain.places import SourcePlace
+from sbp.errors import position_text
+from sbp.explain.origins import Origins
+from sbp.explain.places import AtomChange, SourcePlace
+from sbp.explain.reasons import ConversionReason, Reasons
 from sbp.infer.space import Codes, local_shape, to_type
-from sbp.plan.ir import Block, Loop, Register, Source
+from sbp.plan.ir import Apply, Block, Loop, Register, Source, walk
 from sbp.plan.program import Program
-from sbp.plan.text import shape_text
+from sbp.plan.text import place, shape_text
 from sbp.plan.traffic import Send, sends
-from sbp.report.reasons import output_name
-from sbp.report.wording import SEGMENT_LIMIT, common_name, span_text, without_numbers
-from sbp.source.annotations import annotated_text, annotation_span
-from sbp.source.reader import shortened
+from sbp.report.wording import (
+    SEGMENT_LIMIT,
+    argument_text,
+    common_name,
+    listed,
+    maker_text,
+    need_text,
+    node_text,
+    output_name,
+    place_cell,
+    place_text,
+    span_text,
+    without_numbers,
+)
+from sbp.signatures import kernel_named
+from sbp.source.reader import annotated_text, annotation_span, shortened
 from sbp.trace.graph import Node
-from sbp.trace.regions import trips_are_assumed
 from sbp.types import NdSbp
+
+# ---- tensors ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,19 +49,25 @@ class Tensor:
     Arguments:
       name: the user's name.
       shape, local_shape: dtype and shape of the tensor and of one device's shard.
+      global_shape: the shape of the tensor.
       type: its type.
       bytes_per_device: bytes of one device's shard.
       donated: whether it is a donated argument.
       padded: whether it is held as `sbp.Padded`.
+      kind: the class of what is in memory.
+      where: the line of an annotation, and the line that makes what is in memory.
     """
 
     name: str
     shape: str
+    global_shape: tuple[int, ...]
     type: NdSbp
     local_shape: str
     bytes_per_device: float
     donated: bool = False
     padded: bool = False
+    kind: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,44 +75,14 @@ class AnnotatedTensor:
     """An annotated tensor.
 
     Arguments:
-      name: the source text of the tensor.
-      file, line: file and line of the annotation.
+      tensor: the tensor with its inferred type; its name is its source text.
       pin: the type that the annotation asks for.
-      tensor: the tensor with its inferred type.
-      global_shape: its global shape.
       is_repeat: whether it is a copy in a backward pass, with another type than the first.
     """
 
-    name: str
-    file: str
-    line: int
-    pin: Pin
     tensor: Tensor
-    global_shape: tuple[int, ...]
+    pin: Pin
     is_repeat: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RegionFact:
-    """A loop or branch.
-
-    Arguments:
-      op: scan, while or cond.
-      place: its line.
-      trips: runs of a body each time the region runs.
-      trips_assumed: whether `trips` is assumed, because it is known only when the region runs.
-      runs: runs of a body per call.
-      collectives: the number of conversions and kernels in its bodies that send something.
-      bytes_per_device: bytes that one device sends in its bodies per call.
-    """
-
-    op: str
-    place: SourcePlace
-    trips: int
-    trips_assumed: bool
-    runs: int
-    collectives: int
-    bytes_per_device: float
 
 
 def tensor(program: Program, source: Source, name: str) -> Tensor:
@@ -105,6 +99,7 @@ def tensor(program: Program, source: Source, name: str) -> Tensor:
     return Tensor(
         name=name,
         shape=shape_text(aval),
+        global_shape=tuple(aval.shape),
         type=to_type(source.codes, program.mesh),
         local_shape=shape_text(aval, source.codes, program.mesh.sizes),
         bytes_per_device=math.prod(local_shape(aval.shape, source.codes, program.mesh.sizes))
@@ -112,19 +107,22 @@ def tensor(program: Program, source: Source, name: str) -> Tensor:
     )
 
 
+def input_names(program: Program) -> Sequence[str]:
+    """The names of the arguments."""
+    return program.graph.input_names or [f"args[{i}]" for i in range(len(program.block.inputs))]
+
+
 def inputs(program: Program) -> list[Tensor]:
     """The arguments."""
-    names = program.graph.input_names or tuple(
-        f"args[{i}]" for i in range(len(program.block.inputs))
-    )
-    reused = program.reused
     return [
         replace(
             tensor(program, register, name),
-            donated=number in reused,
+            donated=number in program.reused,
             padded=program.request.demand.is_padded("input", number),
         )
-        for number, (register, name) in enumerate(zip(program.block.inputs, names, strict=True))
+        for number, (register, name) in enumerate(
+            zip(program.block.inputs, input_names(program), strict=True)
+        )
     ]
 
 
@@ -158,48 +156,193 @@ def annotated(program: Program) -> list[AnnotatedTensor]:
     found: dict[AnnotatedTensor, None] = {}
     for node in program.graph.walk():
         if node.op == annotate_p.name and node.params["pin"] is not None and node.stack:
-            fact = _annotated(program, node, program.typing.values[node.outputs[0]])
+            made = _annotated(program, node, program.typing.values[node.outputs[0]])
+            fact = AnnotatedTensor(tensor=made, pin=node.params["pin"])
             if fact not in found:
                 repeats = node.backward and any(
-                    (f.file, f.line, f.pin, f.name) == (fact.file, fact.line, fact.pin, fact.name)
+                    (f.tensor.where, f.pin, f.tensor.name) == (made.where, fact.pin, made.name)
                     for f in found
                 )
                 found[replace(fact, is_repeat=repeats)] = None
     return list(found)
 
 
-def _annotated(program: Program, node: Node, codes: Codes) -> AnnotatedTensor:
+def _annotated(program: Program, node: Node, codes: Codes) -> Tensor:
     span = annotation_span(node)
     assert span is not None
-    value = node.outputs[0]
     name = shortened(annotated_text(span), SEGMENT_LIMIT) or span_text(span) or "a tensor"
-    return AnnotatedTensor(
-        name=name,
-        file=span.file,
-        line=span.line,
-        pin=node.params["pin"],
-        tensor=tensor(program, Register(value, codes), name),
-        global_shape=tuple(program.graph.avals[value].shape),
-    )
+    made = tensor(program, Register(node.outputs[0], codes), name)
+    return replace(made, where=position_text(span.file, span.line))
 
 
-def regions(program: Program) -> list[RegionFact]:
-    """Scans, whiles and conds in program order."""
-    return list(_regions(program.block, 1, sends(program)))
+# ---- regions ------------------------------------------------------------------------------------
 
 
-def _regions(block: Block, runs: int, every: Sequence[Send]) -> Iterator[RegionFact]:
+def regions(program: Program) -> Iterator[tuple[Loop, int, Sequence[Send]]]:
+    """Scans, whiles and conds in program order, each with the runs of its bodies per call and what
+    they send.
+
+    Arguments:
+      program: the plan.
+    """
+    return _regions(program.block, 1, sends(program))
+
+
+def _regions(
+    block: Block, runs: int, every: Sequence[Send]
+) -> Iterator[tuple[Loop, int, Sequence[Send]]]:
     for loop in block.instructions:
         if isinstance(loop, Loop):
             own = [send for send in every if loop.node in send.regions]
-            yield RegionFact(
-                op=loop.node.name,
-                place=SourcePlace.of(loop.node),
-                trips=loop.trips,
-                trips_assumed=trips_are_assumed(loop.node),
-                runs=runs * loop.trips,
-                collectives=len({send.planned or send.node for send in own}),
-                bytes_per_device=sum(send.bytes for send in own),
-            )
+            yield loop, runs * loop.trips, own
             for inner in loop.blocks:
                 yield from _regions(inner, runs * loop.trips, own)
+
+
+def instructions(block: Block) -> int:
+    """The number of local operations in a block and its regions."""
+    return sum(isinstance(instruction, Apply) for instruction, *_ in walk(block))
+
+
+# ---- collectives --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """Collectives of one kind on the same mesh axes, made and needed at the same lines.
+
+    Arguments:
+      kind: the collective.
+      mesh_axes: names of the mesh axes it runs over.
+      changes: the atoms on these axes before and after, in words.
+      runs: executions per call.
+      bytes_per_device: bytes one device sends per call.
+      tensors: dtype and global shape of the converted values.
+      line: the line that makes the value; the line of the reader where there is none.
+      made: the makers of the values, in words.
+      needed: the readers that need the values converted, in words, without results of the program.
+      returned: names of the results of the program that are returned converted.
+    """
+
+    kind: str
+    mesh_axes: str
+    changes: tuple[str, ...]
+    runs: int
+    bytes_per_device: float
+    tensors: tuple[str, ...]
+    line: str
+    made: tuple[str, ...]
+    needed: tuple[str, ...]
+    returned: tuple[str, ...] = ()
+
+
+def collectives(program: Program, output_names: tuple[str, ...] = ()) -> list[Collective]:
+    """The plan's collectives, grouped, most bytes first; groups of equal bytes in program order.
+
+    Arguments:
+      program: the plan.
+      output_names: names of the results.
+    """
+    reasons = Reasons(program, Origins.of(program.typing))
+    groups = defaultdict[Hashable, list[Collective]](list)
+    for send in sends(program):
+        if send.planned is None or send.step is None:
+            one = _of_operation(program, send)
+            groups[one.kind, one.mesh_axes, one.line].append(one)
+        else:
+            reason = reasons.of(send.planned, AtomChange.of_step(send.step))
+            one = _of_conversion(program, send, reason, output_names)
+            needed = one.needed if reason.need.is_read else ()
+            groups[one.kind, one.mesh_axes, one.changes, one.made, needed].append(one)
+    return _merged(groups)
+
+
+def _collective(program: Program, send: Send, values: Iterable[int], **told: Any) -> Collective:
+    return Collective(
+        kind=send.kind,
+        mesh_axes=send.axes,
+        changes=(send.change,),
+        runs=send.runs,
+        bytes_per_device=send.bytes,
+        tensors=tuple(shape_text(program.graph.avals[v]) for v in values),
+        **told,
+    )
+
+
+def _of_operation(program: Program, send: Send) -> Collective:
+    """A collective inside a kernel or a region written by hand."""
+    node = send.maker
+    assert node is not None
+    made, needed = f"a region written by hand {place_text(SourcePlace.of(node))}", "it stands there"
+    if send.kernel:
+        kernel = kernel_named(send.kernel)
+        made, needed = node_text(node), f"its kernel {kernel.name!r}: {kernel.summary}"
+    line = place(node.span) if node.span else ""
+    return _collective(program, send, node.outputs, line=line, made=(made,), needed=(needed,))
+
+
+def _of_conversion(
+    program: Program, send: Send, reason: ConversionReason, output_names: tuple[str, ...]
+) -> Collective:
+    """A collective of a conversion."""
+    assert send.planned is not None
+    need, values = reason.need, (send.planned.box.target.value,)
+    ends: dict[str, tuple[str, ...]] = {"needed": (need_text(reason),)}
+    if need.node is None and not need.is_between:
+        results = [output_name(output_names, n.number) for n in reason.needs if n.node is None]
+        ends = {"needed": (), "returned": (listed(results, 1),)}
+    return _collective(
+        program, send, values, line=_line(reason), made=(maker_text(reason),), **ends
+    )
+
+
+def by_line(found: Iterable[Collective]) -> list[Collective]:
+    """Groups of collectives merged by kind, mesh axes and source line."""
+    groups = defaultdict[Hashable, list[Collective]](list)
+    for one in found:
+        groups[one.kind, one.mesh_axes, one.line].append(one)
+    return _merged(groups)
+
+
+def _merged(groups: Mapping[Hashable, Sequence[Collective]]) -> list[Collective]:
+    """One collective for each group, most bytes first."""
+    merged = (
+        replace(
+            group[0],
+            changes=tuple(dict.fromkeys(change for c in group for change in c.changes)),
+            runs=sum(c.runs for c in group),
+            bytes_per_device=sum(c.bytes_per_device for c in group),
+            tensors=tuple(t for c in group for t in c.tensors),
+            made=tuple(dict.fromkeys(m for c in group for m in c.made)),
+            needed=tuple(dict.fromkeys(n for c in group for n in c.needed)),
+            returned=tuple(dict.fromkeys(n for c in group for n in c.returned)),
+        )
+        for group in groups.values()
+    )
+    return sorted(merged, key=lambda c: -c.bytes_per_device)
+
+
+def detail(one: Collective, limit: int = 2) -> str:
+    """The makers and readers of a collective, in a sentence.
+
+    Arguments:
+      one: the collective.
+      limit: how many makers, readers and results are named; the others are counted.
+    """
+    returned = (f"returned as {listed(one.returned, limit)}",) if one.returned else ()
+    needed = listed((*one.needed, *returned), limit)
+    return f"made by {listed(one.made, limit)}; {needed}"
+
+
+def _line(reason: ConversionReason) -> str:
+    """The line of the maker; where it has none, that of the reader."""
+    reader = reason.need.node if reason.need.is_read else None
+    for node in (reason.maker, reader):
+        if node is not None and node.span is not None:
+            annotates = node.op == annotate_p.name
+            span = (annotation_span(node) if annotates else None) or node.span
+            return (
+                f"{'the ' if node.backward else ''}{place_cell(SourcePlace(span, node.backward))}"
+            )
+    argument = "" if reason.argument is None else argument_text(reason.argument)
+    return argument or "the end of the program"

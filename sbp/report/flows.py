@@ -1,4 +1,5 @@
-"""Program -> flows: the program as a graph of the user's lines, for a picture of it.
+"""Program -> flows: the program as a graph of the user's lines, and a picture of it: each line with
+the type that it makes, its gradient beside it, and the collectives where they run.
 
 A line is one place however often it runs: the layers of a loop, a scan or a module used many times
 fold into it, with their count.
@@ -8,23 +9,28 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from sbp.errors import Span, file_name, position_text
-from sbp.infer.space import Code, to_type
+from sbp.errors import SbpError, Span, bytes_text, file_name, nearest, position_text
+from sbp.infer.space import to_type
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase, Phases, Send, sends
-from sbp.report.wording import without_number
+from sbp.report.parts import Picture, Share, Table, table
+from sbp.report.svg import CELL, COSTLY, PARTIAL, SPLIT, WHOLE, Board, Ink, picture
+from sbp.report.wording import branches_text, counted, listed, without_number
 from sbp.source.reader import shortened, users_span
 from sbp.source.text import line_text
 from sbp.trace.dataflow import Dataflow
-from sbp.trace.graph import Graph, Node, Operand
+from sbp.trace.graph import Graph, Node
 from sbp.trace.regions import CONTROL_FLOW, trips_of
 from sbp.trace.scopes import scope_names
-from sbp.types import NdSbp
+from sbp.types import Atom, Broadcast, NdSbp, Split, Unreduced
+
+# ---- flows --------------------------------------------------------------------------------------
+
 
 Grouping = Literal["line", "function", "scope"]
 GROUPINGS: tuple[Grouping, ...] = ("line", "function", "scope")
@@ -160,6 +166,9 @@ class PlaceName(NamedTuple):
     brief: str = ""
 
 
+_NOWHERE = PlaceName("", "(no source)")
+
+
 def _brief(path: str) -> str:
     """A path whose name in reports has no folder; cells of notebooks keep theirs."""
     name = file_name(path)
@@ -169,7 +178,7 @@ def _brief(path: str) -> str:
 def _line(node: Node) -> PlaceName:
     span = users_span(node)
     if span is None:
-        return PlaceName("", "(no source)")
+        return _NOWHERE
     text = (line_text(span.file, span.line) or "").strip()
     return PlaceName(
         f"{span.file}:{span.line}",
@@ -182,7 +191,7 @@ def _line(node: Node) -> PlaceName:
 def _function(node: Node) -> PlaceName:
     span = users_span(node)
     if span is None:
-        return PlaceName("", "(no source)")
+        return _NOWHERE
     name, brief = file_name(span.file), file_name(_brief(span.file))
     return PlaceName(f"{span.file}:{span.function}", span.function or "module level", name, brief)
 
@@ -219,7 +228,6 @@ class _FlowWalk:
         self.phase = Phases(self.graph).of
         self.stops: dict[Key, Stop] = {}
         self._at: dict[int, Key] = {}
-        self._dataflow = Dataflow(self.graph)
         self._copies = defaultdict[Key, dict[Span | None, Counter[str]]](
             lambda: defaultdict(Counter)
         )
@@ -227,6 +235,7 @@ class _FlowWalk:
         for send in sends(program):
             self._sends[None if send.is_returned or not send.node else send.node.id].append(send)
         self._visit(self.graph, 1)
+        self._count()
 
     def _visit(self, graph: Graph, runs: int) -> None:
         for node in graph.nodes:
@@ -234,7 +243,8 @@ class _FlowWalk:
             for send in self._sends[node.id]:
                 self._stop(named, send.phase).sends.append(send)
             if node.op not in CONTROL_FLOW:
-                self._stop(named, self.phase[node.id])
+                stop = self._stop(named, self.phase[node.id])
+                stop.born |= self._begins_partial(node)
                 self._at[node.id] = named.name, self.phase[node.id]
                 self._copies[self._at[node.id]][node.span][node.op] += runs
             for region in node.regions:
@@ -242,6 +252,14 @@ class _FlowWalk:
 
     def _stop(self, named: PlaceName, phase: Phase) -> Stop:
         return self.stops.setdefault((named.name, phase), Stop(**named._asdict(), phase=phase))
+
+    def _begins_partial(self, node: Node) -> bool:
+        """Whether an operation makes a value partial on a mesh axis whose operands are not."""
+        row = self.program.typing.rows[node.id]
+        return any(
+            any(codes[k] < 0 for codes in row.outs) and all(codes[k] >= 0 for codes in row.ins)
+            for k in range(len(self.program.mesh.sizes))
+        )
 
     def _count(self) -> None:
         """Finds how often each place runs. An expression that runs once may have several operations
@@ -251,70 +269,53 @@ class _FlowWalk:
             self.stops[key].operations = sum(map(len, copies.values()))
             self.stops[key].runs = max(min(count.values()) for count in copies.values())
         for (name, phase), stop in self.stops.items():
+            stop.sends = merge(stop.sends)
             if phase == "backward" and (name, "forward") in self.stops:
                 stop.runs = self.stops[name, "forward"].runs
 
     def flows(self, grouping: Grouping) -> ProgramFlows:
         """The result."""
         found: dict[tuple[int, int], ValueFlow] = {}
-        number = {key: n for n, key in enumerate(self.stops)}
-        for node in self.graph.walk():
-            if node.op in CONTROL_FLOW:
-                continue
-            key = self._at[node.id]
-            self._births(node, self.stops[key])
-            for operand in node.inputs:
-                self._flow(found, number, operand, number[key])
-        for operand in self.graph.outputs:
-            self._flow(found, number, operand, -1)
-        self._count()
-        for stop in self.stops.values():
-            stop.sends = merge(stop.sends)
-        stops, largest = list(self.stops.values()), dict[int, float]()
+        for new in self._every():
+            ends = new.source, new.target
+            old = found.get(ends)
+            if old is None or new.size > old.size or (new.partial and not old.partial):
+                found[ends] = new
+        stops, largest = tuple(self.stops.values()), dict[int, float]()
         for flow in found.values():
             if flow.source >= 0 and flow.size >= largest.get(flow.source, 0.0):
                 largest[flow.source] = flow.size
                 stops[flow.source].type = flow.type
         returned = merge(self._sends[None])
         return ProgramFlows(
-            stops=tuple(self.stops.values()),
+            stops=stops,
             flows=tuple(found.values()),
             results=Stop(name="<results>", text="results", phase="returned", sends=returned),
             called=self.program.cost.bytes_per_device,
             grouping=grouping,
         )
 
-    def _flow(
-        self,
-        found: dict[tuple[int, int], ValueFlow],
-        number: dict[Key, int],
-        operand: Operand,
-        target: int,
-    ) -> None:
-        for value in self._dataflow.sources(operand):
-            node = self._dataflow.makers.get(value)
-            source = -1 if node is None else number[self._at[node.id]]
-            if source == target:
-                continue
-            codes = self.program.typing.values[value]
-            aval = self.graph.avals[value]
-            new = ValueFlow(
-                source=source,
-                target=target,
-                type=to_type(codes, self.program.mesh),
-                size=float(aval.size * aval.dtype.itemsize) if aval.shape else 0.0,
-                partial=any(c < 0 for c in codes),
-            )
-            old = found.get((source, target))
-            if old is None or new.size > old.size or (new.partial and not old.partial):
-                found[source, target] = new
-
-    def _births(self, node: Node, stop: Stop) -> None:
-        """Whether an operation makes a value partial whose operands are not."""
-        row = self.program.typing.rows[node.id]
-        for k in range(len(self.program.mesh.sizes)):
-            ins: list[Code] = [codes[k] for codes in row.ins]
-            stop.born |= any(codes[k] < 0 for codes in row.outs) and all(c >= 0 for c in ins)
+    def _every(self) -> Iterator[ValueFlow]:
+        """The values that operations read and that the program returns."""
+        number = {key: n for n, key in enumerate(self.stops)}
+        at = {node: number[key] for node, key in self._at.items()}
+        nodes = [node for node in self.graph.walk() if node.id in at]
+        reads = [(operand, at[node.id]) for node in nodes for operand in node.inputs]
+        reads += [(operand, -1) for operand in self.graph.outputs]
+        dataflow = Dataflow(self.graph)
+        for operand, target in reads:
+            for value in dataflow.sources(operand):
+                maker, aval = dataflow.makers.get(value), self.graph.avals[value]
+                source = -1 if maker is None else at[maker.id]
+                codes = self.program.typing.values[value]
+                if source != target:
+                    yield ValueFlow(
+                        source=source,
+                        target=target,
+                        type=to_type(codes, self.program.mesh),
+                        size=float(aval.size * aval.dtype.itemsize) if aval.shape else 0.0,
+                        partial=any(c < 0 for c in codes),
+                    )
 
 
 def traffic(program: Program) -> ProgramFlows:
@@ -338,8 +339,337 @@ def folded(program: Program, grouping: Grouping | None = None) -> ProgramFlows:
     """
     if grouping is not None:
         return program_flows(program, grouping)
-    found = [program_flows(program, g) for g in GROUPINGS[:1]]
-    if len(found[0].stops) > MOST_PLACES:
-        found += [program_flows(program, g) for g in GROUPINGS[1:]]
-    fitting = [f for f in found if 3 < len(f.stops) <= MOST_PLACES]
-    return fitting[0] if fitting else min(found, key=lambda f: (len(f.stops) <= 3, len(f.stops)))
+    lines = program_flows(program)
+    if len(lines.stops) <= MOST_PLACES:
+        return lines
+    coarser = [program_flows(program, g) for g in GROUPINGS[1:]]
+    fitting = [f for f in coarser if 3 < len(f.stops) <= MOST_PLACES]
+    smallest = min([lines, *coarser], key=lambda f: (len(f.stops) <= 3, len(f.stops)))
+    return fitting[0] if fitting else smallest
+
+
+# ---- picture ------------------------------------------------------------------------------------
+
+
+MOST_ROWS = 160
+"""Rows of a picture; those that send least are left out, and it says so."""
+_GUTTER, _BOX, _SENT, _GRADIENT = 56.0, 300.0, 196.0, 130.0
+_GRADIENT_AT = _GUTTER + _BOX + _SENT + _GUTTER
+"""Where the boxes of the backward pass begin, in pixels."""
+
+_WIDTH = _GRADIENT_AT + _GRADIENT + _SENT
+
+_ROW, _LINE = 38.0, 15.0
+_TRACKS = 7
+_WORD_ROWS = 16
+
+
+@dataclass(slots=True)
+class _Spot:
+    """A place: its stop in the forward pass or the update, and in the backward pass."""
+
+    left: Stop | None = None
+    right: Stop | None = None
+    top: float = 0.0
+
+    @property
+    def stops(self) -> list[Stop]:
+        return [s for s in (self.left, self.right) if s is not None]
+
+    @property
+    def height(self) -> float:
+        return _ROW + _LINE * max(0, max(len(s.sends) for s in self.stops) - 2)
+
+
+class _Sheet:
+    """What is drawn.
+
+    Arguments:
+      flows: the places.
+      axis: the mesh axis whose atoms colour them.
+    """
+
+    def __init__(self, flows: ProgramFlows, axis: str) -> None:
+        self.flows, self.axis = flows, axis
+        found: dict[tuple[bool, str], _Spot] = {}
+        for stop in flows.stops:
+            row = found.setdefault((stop.phase == "update", stop.name), _Spot())
+            if stop.phase == "backward":
+                row.right = stop
+            else:
+                row.left = stop
+        most = sorted(found, key=lambda at: -sum(s.bytes for s in found[at].stops))[:MOST_ROWS]
+        shown = [at for at in found if at in most]
+        self.left_out = len(found) - len(shown)
+        self.rows = [found[at] for at in sorted(shown, key=lambda at: at[0])]
+        self.update_from = sum(not is_update for is_update, _ in shown)
+
+    @property
+    def gradient(self) -> bool:
+        """Whether there is a backward pass."""
+        return any(row.right is not None for row in self.rows)
+
+    @property
+    def room(self) -> float:
+        """Pixels for the collectives beside a box."""
+        return (_SENT if self.gradient else _WIDTH - _GUTTER - _BOX) - 20
+
+
+def busiest_axis(program: Program, flows: ProgramFlows) -> str:
+    """The mesh axis that most bytes are sent over; the first with several devices where none
+    are."""
+    names = [n for n, size in program.mesh.axes if size > 1] or list(program.mesh.names)
+    every = [send for stop in (*flows.stops, flows.results) for send in stop.sends]
+    sent = {n: sum(send.bytes for send in every if n in send.mesh_axes) for n in names}
+    return max(names, key=lambda n: sent[n])
+
+
+def program_picture(
+    program: Program, axis: str | None = None, grouping: Grouping | None = None
+) -> Picture:
+    """The program as a picture.
+
+    Arguments:
+      program: the plan.
+      axis: the mesh axis whose atoms colour it; None for the one that most bytes are sent over.
+      grouping: what a place is; None to choose.
+
+    Raises:
+      SbpError: `unknown-axis` for an axis that the mesh has not.
+    """
+    if axis is not None and axis not in program.mesh.names:
+        raise SbpError(
+            f"no mesh axis {axis!r}{nearest(axis, program.mesh.names)}; the mesh has"
+            f" {listed(program.mesh.names)}",
+            code="unknown-axis",
+        )
+    sheet = _sheet(program, axis, grouping)
+    shown = picture(_costliest(sheet), _drawing(sheet), _words(sheet))
+    return replace(shown, caption=_caption(sheet))
+
+
+def brief_picture(program: Program) -> Picture:
+    """The same for a page that has its words elsewhere: what costs most is said."""
+    sheet = _sheet(program)
+    return picture(_costliest(sheet), _drawing(sheet))
+
+
+def _sheet(program: Program, axis: str | None = None, grouping: Grouping | None = None) -> _Sheet:
+    flows = folded(program, grouping)
+    return _Sheet(flows, axis or busiest_axis(program, flows))
+
+
+def _caption(sheet: _Sheet) -> str:
+    places = {"line": "source line", "function": "function", "scope": "scope"}
+    text = (
+        f"the program by {places[sheet.flows.grouping]}, coloured by the type on mesh axis"
+        f" `{sheet.axis}`. Beside a box stand the collectives that convert what it reads or reduce"
+        " gradients that it makes, with the bytes that one device sends per call. An arrow leads to"
+        " a box from the largest value that it reads of its pass, and from each partial one; other"
+        f" values have none. {_costliest(sheet)}"
+    )
+    if sheet.left_out:
+        text += f" {counted(sheet.left_out, 'place')} that send least are left out."
+    return text
+
+
+def _costliest(sheet: _Sheet) -> str:
+    stops = sheet.flows.costliest
+    if not stops:
+        return "No place sends anything."
+    total = sum(stop.bytes for stop in stops)
+    most, *others = merge(send for stop in stops for send in stop.sends)
+    before = {"backward": "gradient of", "update": "update at"} if len(stops) == 1 else {}
+    place = f"{before.get(stops[0].phase, 'line')} {stops[0].where}"
+    what = f" by {most.kind} over {most.axes}"
+    if others:
+        what = f", {bytes_text(most.bytes)} of them{what}"
+    branches = branches_text(sheet.flows.bytes, sheet.flows.called)
+    return (
+        f"Most bytes, {total / sheet.flows.bytes:.0%}, are sent for the"
+        f" {place if stops[0].where else stops[0].text}:"
+        f" {bytes_text(total)}{what}.{branches and ' '}{branches}"
+    )
+
+
+# ---- drawing ------------------------------------------------------------------------------------
+
+
+_LEGEND: tuple[tuple[str, Ink, str], ...] = (
+    ("S", Ink(color=SPLIT), "split"),
+    ("B", Ink(color=WHOLE, opacity=0.18), "whole"),
+    ("P", Ink(color=PARTIAL, opacity=0.35, dashed=True, width=2), "partial"),
+    ("P", Ink(color=PARTIAL, opacity=0.7), "begins a partial value"),
+    ("P→", Ink(width=0, opacity=0), "ends one"),
+    ("×8", Ink(width=0, opacity=0), "runs 8 times"),
+)
+
+
+def _legend(board: Board) -> None:
+    x = _GUTTER
+    for sign, ink, meaning in _LEGEND:
+        board.rect((x, 3), (22, 14), ink)
+        board.text((x + 11, 14), sign, anchor="middle")
+        board.text((x + 27, 14), meaning)
+        x += 40 + CELL * len(meaning)
+
+
+def _drawing(sheet: _Sheet) -> Board:
+    top = 48.0
+    for number, row in enumerate(sheet.rows):
+        if number == sheet.update_from and number:
+            top += 22
+        row.top = top
+        top += row.height + 10
+    board = Board(_WIDTH, top + 4 + _LINE * len(sheet.flows.results.sends))
+    _legend(board)
+    board.text((_GUTTER, 38), "forward", Ink(bold=True))
+    if sheet.gradient:
+        board.text((_GRADIENT_AT, 38), "backward", Ink(bold=True))
+    if sheet.update_from < len(sheet.rows) and sheet.update_from:
+        y = sheet.rows[sheet.update_from].top - 10
+        board.text((_GUTTER, y), "update", Ink(bold=True))
+    for row in sheet.rows:
+        columns = (row.left, _GUTTER, _BOX), (row.right, _GRADIENT_AT, _GRADIENT)
+        for stop, x, width in columns:
+            if stop is not None:
+                brief = stop is row.right and row.left is not None
+                _box(board, sheet, stop, (x, row.top), width, brief=brief)
+                _sent(board, sheet, stop, (x + width + 8, row.top))
+    if sheet.flows.results.sends:
+        board.text((_GUTTER, top + 13), "results", Ink(bold=True))
+        _sent(board, sheet, sheet.flows.results, (_GUTTER + _BOX + 8, top))
+    _arrows(board, sheet, "left")
+    _arrows(board, sheet, "right")
+    return board
+
+
+_INKS: dict[type[Atom], tuple[Ink, Ink]] = {
+    Unreduced: (
+        Ink(color=PARTIAL, opacity=0.35, dashed=True, width=2),
+        Ink(color=PARTIAL, width=2.5, dashed=True),
+    ),
+    Split: (Ink(color=SPLIT), Ink(color=SPLIT, width=1.5)),
+    Broadcast: (Ink(color=WHOLE, opacity=0.18), Ink(color=WHOLE, width=1.5)),
+}
+"""How a box and an arrow look, by the atom of what is made."""
+
+
+def _inks(type_: NdSbp | None, axis: str) -> tuple[Ink, Ink]:
+    return _INKS[Broadcast if type_ is None else type(type_.get(axis))]
+
+
+def _box(
+    board: Board,
+    sheet: _Sheet,
+    stop: Stop,
+    corner: tuple[float, float],
+    width: float,
+    *,
+    brief: bool = False,
+) -> None:
+    x, y = corner
+    told = f"{stop.where} {stop.text}: {counted(stop.operations, 'operation')}"
+    board.rect(corner, (width, _ROW), _inks(stop.type, sheet.axis)[0], title=told)
+    room = int((width - 10) / CELL)
+    count = f" ×{stop.runs}" if stop.runs > 1 else ""
+    kind = "" if stop.type is None else repr(stop.type)
+    if stop.born:
+        board.rect((x + width - 16, y + 3), (13, 14), Ink(color=PARTIAL, opacity=0.7))
+        board.text((x + width - 9.5, y + 14), "P", Ink(bold=True), anchor="middle")
+        room -= 2
+    first = f"gradient{count}" if brief else stop.text
+    under = kind if brief else f"{stop.brief}{count}  {kind}"
+    board.text((x + 6, y + 15), shortened(first, room), title="" if brief else stop.text)
+    board.text((x + 6, y + 30), shortened(under, room))
+
+
+def _sent(board: Board, sheet: _Sheet, stop: Stop, corner: tuple[float, float]) -> None:
+    """The collectives of a place, each with a bar of its share."""
+    x, y = corner
+    is_most = any(stop is one for one in sheet.flows.costliest)
+    bar, word = (COSTLY, COSTLY) if is_most else (WHOLE, "currentColor")
+    for number, send in enumerate(stop.sends):
+        base, share = y + 13 + _LINE * number, send.bytes / (sheet.flows.bytes or 1)
+        width = max((_SENT - 20) * share, 2)
+        board.rect((x, base - 11), (width, 13), Ink(color=bar, opacity=0.3, width=0))
+        board.text(
+            (x + 4, base),
+            shortened(_send_text(send), int(sheet.room / CELL)),
+            Ink(color=word, bold=is_most),
+            title=f"{send.change}, {counted(send.runs, 'run')}, {share:.0%}",
+        )
+
+
+def _send_text(send: Send) -> str:
+    ends = "P→ " if send.reduces else ""
+    return f"{ends}{bytes_text(send.bytes)} {send.kind} {send.axes}"
+
+
+def _arrows(board: Board, sheet: _Sheet, side: str) -> None:
+    """The largest flow into each box of a column, and partial ones."""
+    place = {
+        id(stop): number
+        for number, row in enumerate(sheet.rows)
+        for stop in row.stops
+        if (stop is row.right) == (side == "right")
+    }
+    ends = [id(stop) for stop in sheet.flows.stops]
+    flows = [
+        (place[ends[f.source]], place[ends[f.target]], f)
+        for f in sheet.flows.flows
+        if min(f.source, f.target) >= 0 and ends[f.source] in place and ends[f.target] in place
+    ]
+    largest = {stop: max(f.size for _, s, f in flows if s == stop) for _, stop, _ in flows}
+    shown = [(a, b, f) for a, b, f in flows if f.partial or f.size == largest[b]]
+    edge = _GUTTER if side == "left" else _GRADIENT_AT
+    taken: list[list[tuple[int, int]]] = [[] for _ in range(_TRACKS)]
+    for start, stop, flow in sorted(shown, key=lambda item: abs(item[1] - item[0])):
+        ink, told = _inks(flow.type, sheet.axis)[1], f"{flow.type!r}, {bytes_text(flow.size)} whole"
+        first, last = sheet.rows[start].top, sheet.rows[stop].top
+        if abs(stop - start) == 1:
+            x, down = edge + 22, stop > start
+            ends = (x, first + (_ROW if down else 0)), (x, last + (0 if down else _ROW))
+            board.line(ends, ink, arrow=True, title=told)
+            continue
+        track = _free_track(taken, min(start, stop), max(start, stop))
+        x, y0, y1 = edge - 8 - 7 * track, first + _ROW * 0.66, last + _ROW * 0.33
+        board.line(((edge, y0), (x, y0), (x, y1), (edge, y1)), ink, arrow=True, title=told)
+
+
+def _free_track(taken: list[list[tuple[int, int]]], low: int, high: int) -> int:
+    """The innermost track beside the boxes on which nothing runs between two rows; the outermost
+    where all are taken."""
+    free = (n for n, runs in enumerate(taken) if all(b <= low or a >= high for a, b in runs))
+    track = next(free, _TRACKS - 1)
+    taken[track].append((low, high))
+    return track
+
+
+# ---- words --------------------------------------------------------------------------------------
+
+
+def _words(sheet: _Sheet) -> Table | str:
+    """The places that send something or where values become partial."""
+    flows = sheet.flows
+    told = [s for s in (*flows.stops, flows.results) if s.sends or s.born]
+    told.sort(key=lambda s: (s is flows.results, -s.bytes))
+    cells = (
+        (
+            f"{s.where or s.text}",
+            s.phase,
+            str(s.runs),
+            ("" if s.type is None else repr(s.type)) + (", begins P" if s.born else ""),
+            "; ".join(map(_send_text, s.sends)),
+            Share(fraction=s.bytes / (flows.bytes or 1)),
+        )
+        for s in told
+    )
+    made = table(
+        ("place", "pass", ">times", "makes", "sends", "share"),
+        cells,
+        details=(s.text if s.where else "" for s in told),
+        shown=_WORD_ROWS,
+        rest=lambda n: f"and {counted(n, 'more place')}",
+    )
+    return made if told else "no place sends anything, and no value is partial"

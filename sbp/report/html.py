@@ -11,7 +11,6 @@ from typing import assert_never
 
 from rich.cells import cell_len
 
-from sbp.report.markup import pieces
 from sbp.report.parts import (
     Cell,
     Excerpt,
@@ -25,6 +24,7 @@ from sbp.report.parts import (
     ShownDiagnostic,
     Table,
     TableRow,
+    pieces,
 )
 from sbp.report.svg import FILE_ATTRIBUTES
 
@@ -94,12 +94,8 @@ def page_html(page: Page, *, standalone: bool = False) -> str:
 
 def _text(text: str) -> str:
     """Escaped text with `code`."""
-    return "".join(
-        f"<code>{html.escape(p.content, quote=False)}</code>"
-        if p.is_code
-        else html.escape(p.content, quote=False)
-        for p in pieces(text)
-    )
+    escaped = ((html.escape(part, quote=False), is_code) for part, is_code in pieces(text))
+    return "".join(f"<code>{part}</code>" if is_code else part for part, is_code in escaped)
 
 
 def _section(section: Section) -> str:
@@ -147,7 +143,7 @@ def _scrolled(made: str) -> str:
 
 def _table(table: Table) -> str:
     def side(number: int) -> str:
-        return ' class="n"' if table.columns[number].right else ""
+        return ' class="n"' if number in table.right else ""
 
     def rows(some: Iterable[TableRow]) -> str:
         made: list[str] = []
@@ -159,11 +155,11 @@ def _table(table: Table) -> str:
             if row.detail:
                 made.append(
                     '<tr class="d"><td'
-                    f' colspan="{len(table.columns)}">{_text(row.detail)}</td></tr>'
+                    f' colspan="{len(table.headings)}">{_text(row.detail)}</td></tr>'
                 )
         return "\n".join(made)
 
-    head = " ".join(f"<th{side(i)}>{_text(c.heading)}</th>" for i, c in enumerate(table.columns))
+    head = " ".join(f"<th{side(i)}>{_text(h)}</th>" for i, h in enumerate(table.headings))
     body = f"<tbody>\n{rows(table.rows)}\n</tbody>"
     shown = _scrolled(f"<table><thead><tr>{head}</tr></thead>{body}</table>")
     if not table.rest:
@@ -189,21 +185,22 @@ def _bar(share: Share) -> str:
 
 
 def _finding(part: ShownDiagnostic) -> str:
-    made = [f"<b>{part.severity}[{part.code}]</b>: <b>{_text(part.title)}</b>"]
-    made += [_excerpt(e) for e in part.excerpts]
-    if part.rule:
-        rows = "\n".join(_rule_row(row.inputs, row.outputs, row.remark) for row in part.rows)
+    found = part.diagnostic
+    made = [f"<b>{found.severity}[{found.code}]</b>: <b>{_text(found.title)}</b>"]
+    made += map(_excerpt, part.excerpts)
+    if found.rule:
+        rows = "\n".join(_rule_row(row.inputs, row.outputs, row.remark) for row in found.rows)
         made.append(
             "<details open><summary>rule:"
-            f" {_text(part.rule)}</summary>\n{_scrolled(f'<table>{rows}</table>')}</details>"
+            f" {_text(found.rule)}</summary>\n{_scrolled(f'<table>{rows}</table>')}</details>"
         )
-    made += [f"<div><b>note</b>: {_text(note)}</div>" for note in part.notes]
+    made += [f"<div><b>note</b>: {_text(note)}</div>" for note in found.notes]
     made += [
-        f'<div class="h"><span><b>help</b>: {_text(h.text)}</span> <b>{_text(h.price)}</b></div>'
-        for h in part.helps
+        f'<div class="h"><span><b>help</b>: {_text(text)}</span> <b>{_text(price)}</b></div>'
+        for text, price in part.helps
     ]
     made.append(f"<div><b>more</b>: <code>{_text(part.more)}</code></div>")
-    return f'<div class="f {part.severity}">' + "\n".join(made) + "</div>"
+    return f'<div class="f {found.severity}">' + "\n".join(made) + "</div>"
 
 
 def _rule_row(inputs: Sequence[str], outputs: Sequence[str], remark: str) -> str:

@@ -4,40 +4,45 @@ of a program without a plan."""
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from sbp import _jax
 from sbp.annotations import Pin
-from sbp.errors import Diagnostic, Span, position_text
+from sbp.errors import Diagnostic, Label, SbpError, SbpTypeError, Span, position_text
+from sbp.explain.places import SourcePlace
 from sbp.infer.accumulation import is_real
 from sbp.infer.space import encode
 from sbp.limits import policies_text
+from sbp.machine.hardware import Hardware
+from sbp.machine.lowerings import compiler, scatters_whole_mesh
+from sbp.machine.table import HARDWARE
 from sbp.plan.lower import ORDERED_TYPES
 from sbp.plan.program import Program
 from sbp.plan.text import place
 from sbp.plan.traffic import sends
 from sbp.report import facts
-from sbp.report.collectives import Collective, by_line, collectives, detail, instructions
-from sbp.report.finding import finding
-from sbp.report.flow_picture import brief_picture
-from sbp.report.hardware import unmeasured
-from sbp.report.memory_picture import memory_picture
+from sbp.report.facts import Collective, by_line, collectives, detail, instructions
+from sbp.report.flows import brief_picture
+from sbp.report.memory import memory_picture
 from sbp.report.parts import (
-    Column,
+    Excerpt,
     Facts,
+    Mark,
     Page,
     Paragraph,
     Part,
     Section,
     Share,
+    ShownDiagnostic,
+    SourceLine,
     Table,
-    TableRow,
+    table,
 )
-from sbp.report.shard_picture import LISTED_SHARDS, shard_picture
-from sbp.report.shards import telling_tensor
+from sbp.report.shards import LISTED_SHARDS, shard_picture, telling_tensor
 from sbp.report.strategy import strategy
-from sbp.report.timeline_picture import timeline_picture
+from sbp.report.timeline import timeline_picture
 from sbp.report.traffic_picture import traffic_picture
 from sbp.report.wording import (
     bytes_text,
@@ -51,14 +56,80 @@ from sbp.report.wording import (
 from sbp.shardmap.coverage import Coverage
 from sbp.shardmap.words import run_text
 from sbp.signatures import ROUNDED_PARTS
-from sbp.trace.regions import WHILE_TRIPS
+from sbp.source.reader import character_index
+from sbp.source.text import line_text
+from sbp.trace.regions import WHILE_TRIPS, trips_are_assumed
 from sbp.types import Unreduced
+
+# ---- findings -----------------------------------------------------------------------------------
+# Diagnostic -> ShownDiagnostic: adds the source lines with marks.
+
+
+def finding(diagnostic: Diagnostic) -> ShownDiagnostic:
+    """A diagnostic with its source lines."""
+    return ShownDiagnostic(diagnostic=diagnostic, excerpts=tuple(_excerpts(diagnostic)))
+
+
+def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
+    """The diagnostics of an error. An error without any becomes one, at the line that it names or
+    else at the user's line that raised it."""
+    if isinstance(error, SbpTypeError):
+        return error.diagnostics
+    span = error.span or _jax.raising_span(error)
+    labels = (Label(span=span, text="", primary=True),) if span else ()
+    labels = (*labels, *error.related)
+    notes = tuple(f"  {line}" for line in error.details)
+    found = Diagnostic(
+        code=error.code, severity="error", title=error.title, labels=labels, notes=notes
+    )
+    return (found,)
+
+
+def _excerpts(diagnostic: Diagnostic) -> Iterator[Excerpt]:
+    """One excerpt for each file, that of the primary label first."""
+    primary = diagnostic.primary
+    if primary is None:
+        return
+    files = dict.fromkeys([primary.span.file, *(label.span.file for label in diagnostic.labels)])
+    for file in files:
+        labels = [label for label in diagnostic.labels if label.span.file == file]
+        at = primary if file == primary.span.file else labels[0]
+        place = position_text(file, at.span.line, at.span.column)
+        yield Excerpt(
+            place=place,
+            scope=diagnostic.scope if at is primary else "",
+            lines=tuple(_lines(file, labels)),
+        )
+
+
+def _lines(file: str, labels: list[Label]) -> Iterator[SourceLine]:
+    for number in sorted({label.span.line for label in labels}):
+        text = line_text(file, number)
+        here = sorted(
+            (label for label in labels if label.span.line == number),
+            key=lambda label: (label.primary, label.span),
+        )
+        yield SourceLine(
+            number=number, text=text, marks=tuple(_mark(text, label) for label in here)
+        )
+
+
+def _mark(text: str | None, label: Label) -> Mark:
+    """The columns of a label in its line. An expression of several lines is marked to the end of
+    its first line."""
+    if text is None:
+        return Mark(start=0, end=1, text=label.text, primary=label.primary)
+    start = character_index(text, label.span.column)
+    whole = label.span.end_line in (0, label.span.line)
+    end = character_index(text, label.span.end_column) if whole else len(text.rstrip())
+    return Mark(start=start, end=max(end, start + 1), text=label.text, primary=label.primary)
+
 
 # ---- coverage -----------------------------------------------------------------------------------
 # What `sbp.check_shard_map` read of a program and what it did not, as parts of a page.
 
 
-def coverage_parts(read: Coverage) -> tuple[Section, ...]:
+def coverage_parts(read: Coverage) -> Iterator[Section]:
     """A section on what was checked, and one on what was not where there is such a thing."""
     sent = sum(c.bytes_per_device for c in read.collectives)
     checked = (
@@ -67,31 +138,21 @@ def coverage_parts(read: Coverage) -> tuple[Section, ...]:
     )
     parts = (_checked_collectives(read),) if read.collectives else ()
     runs = (Paragraph(text=run_text(run)) for run in read.runs)
-    return (Section(title=f"checked: {checked}", parts=(*parts, *runs)),)
+    yield Section(title=f"checked: {checked}", parts=(*parts, *runs))
 
 
 def _checked_collectives(read: Coverage) -> Table:
-    return Table(
-        columns=(
-            Column(heading="collective", wraps=True),
-            Column(heading="at"),
-            Column(heading="mesh axes"),
-            Column(heading="runs", right=True),
-            Column(heading="per device", right=True),
-        ),
-        rows=tuple(
-            TableRow(
-                cells=(
-                    f"`{c.text}`",
-                    _at(c.span),
-                    ", ".join(c.mesh_axes),
-                    f"{c.runs:,}",
-                    bytes_text(c.bytes_per_device),
-                )
-            )
-            for c in read.collectives
-        ),
+    rows = (
+        (
+            f"`{c.text}`",
+            _at(c.span),
+            ", ".join(c.mesh_axes),
+            f"{c.runs:,}",
+            bytes_text(c.bytes_per_device),
+        )
+        for c in read.collectives
     )
+    return table(("collective", "at", "mesh axes", ">runs", ">per device"), rows)
 
 
 def _at(span: Span | None) -> str:
@@ -131,18 +192,13 @@ def precision(program: Program) -> tuple[Section, ...]:
                 entry[1] += step.bytes_sent * planned.trips
     if not sums or not found:
         return ()
-    columns = (
-        Column(heading="parts"),
-        Column(heading="added in"),
-        Column(heading="runs", right=True),
-        Column(heading="per device", right=True),
-    )
-    rows = tuple(
-        TableRow(cells=(parts, how, str(int(runs)), bytes_text(sent)))
+    rows = (
+        (parts, how, str(int(runs)), bytes_text(sent))
         for (parts, how), (runs, sent) in sorted(found.items())
     )
-    parts = (Table(columns=columns, rows=rows), *_rounded(program))
-    return (Section(title="precision of sums over devices", parts=parts),)
+    shown = table(("parts", "added in", ">runs", ">per device"), rows)
+    title = "precision of sums over devices"
+    return (Section(title=title, parts=(shown, *_rounded(program))),)
 
 
 def _rounded(program: Program) -> tuple[Paragraph, ...]:
@@ -154,9 +210,8 @@ def _rounded(program: Program) -> tuple[Paragraph, ...]:
     ]
     if not casts:
         return ()
-    what = counted(len(casts), "cast")
-    where = listed(casts, SHOWN_CASTS)
-    return (Paragraph(text=f"{what} of parts before their sum (`reduce_dtype`): {where}"),)
+    text = f"{counted(len(casts), 'cast')} of parts before their sum (`reduce_dtype`)"
+    return (Paragraph(text=f"{text}: {listed(casts, SHOWN_CASTS)}"),)
 
 
 # ---- how types were chosen ----------------------------------------------------------------------
@@ -166,9 +221,8 @@ def _rounded(program: Program) -> tuple[Paragraph, ...]:
 
 def strategy_line(program: Program) -> Iterator[Paragraph]:
     """What each mesh axis is used for, in a line."""
-    found = strategy(program)
-    if found:
-        yield Paragraph(text="; ".join(f"`{use.axis}`: {use.text}" for use in found))
+    if found := strategy(program):
+        yield Paragraph(text="; ".join(f"`{axis}`: {text}" for axis, text in found.items()))
 
 
 def choice(program: Program) -> Iterator[Paragraph]:
@@ -232,6 +286,70 @@ def _left_out(program: Program) -> Iterator[str]:
         )
 
 
+# ---- hardware -----------------------------------------------------------------------------------
+
+
+def hardware_page() -> Page:
+    """All hardware that has a name. Figures are those of one JAX device, links those of a chip.
+
+    >>> hardware_page().parts[0].rows[1].cells[:2]
+    ('tpu-v3', '61.5')
+    """
+    headings = (
+        "name",
+        ">TFLOP/s",
+        ">float32",
+        ">memory",
+        ">GB/s",
+        "network",
+        ">link",
+        ">joins",
+        ">beyond",
+    )
+    return Page(
+        title="hardware, of one JAX device; links and what is beyond in GB/s, one way",
+        parts=(table(headings, map(_hardware_cells, HARDWARE.values())),),
+    )
+
+
+def _hardware_cells(h: Hardware) -> tuple[str, ...]:
+    return (
+        h.name,
+        _figure(h.flops_per_second / 1e12),
+        _figure(h.product_flops_per_second(4) / 1e12),
+        bytes_text(h.hbm_bytes),
+        _figure(h.hbm_bytes_per_second / 1e9),
+        f"{h.torus_dims}-D torus" if h.topology == "torus" else "switch",
+        _figure(h.link_bytes_per_second / 1e9),
+        "" if h.beyond is None else str(h.joined_devices),
+        "" if h.beyond is None else _figure(h.beyond.bytes_per_second / 1e9),
+    )
+
+
+def _figure(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def unmeasured(program: Program) -> Iterator[str]:
+    """The slice whose measured collectives stand for those of this mesh, where a reduce-scatter
+    over all devices depends on it."""
+    mesh = program.mesh
+    found = scatters_whole_mesh(mesh.hardware, mesh.num_devices)
+    whole = any(
+        send.step is not None
+        and send.step.kind == "reduce_scatter"
+        and math.prod(mesh.size(axis) for axis in send.mesh_axes) == mesh.num_devices
+        for send in sends(program)
+    )
+    if found is not None and not found.is_exact and whole:
+        yield (
+            f"collectives of {mesh.hardware.name} with {counted(mesh.num_devices, 'device')} were"
+            f" not measured: reduce-scatters over all devices are taken to compile as on"
+            f" {found.hardware} {found.slice} ({compiler()}); `scatters_whole_mesh` of"
+            " `sbp.Hardware` says otherwise"
+        )
+
+
 # ---- pages --------------------------------------------------------------------------------------
 
 
@@ -257,14 +375,9 @@ def refusal(
 
 
 def _verdict(diagnostics: Sequence[Diagnostic]) -> str:
-    errors = sum(d.severity == "error" for d in diagnostics)
-    others = sum(d.severity == "warning" for d in diagnostics)
-    if not errors and not others:
-        return "no findings"
-    return ", ".join(
-        ([counted(errors, "error")] if errors else [])
-        + ([counted(others, "warning")] if others else [])
-    )
+    counts = Counter(d.severity for d in diagnostics)
+    kinds = ("error", "warning")
+    return ", ".join(counted(counts[k], k) for k in kinds if counts[k]) or "no findings"
 
 
 def _findings(diagnostics: Sequence[Diagnostic]) -> Section:
@@ -273,70 +386,65 @@ def _findings(diagnostics: Sequence[Diagnostic]) -> Section:
     return Section(title=title, parts=tuple(map(finding, diagnostics)))
 
 
-def full(
-    program: Program, title: str, output_names: tuple[str, ...], diagnostics: Sequence[Diagnostic]
+def plan_page(
+    program: Program,
+    title: str,
+    output_names: tuple[str, ...],
+    diagnostics: Sequence[Diagnostic],
+    *,
+    short: bool = False,
 ) -> Page:
-    """The full report of a plan: cost, tensors, collectives, regions, findings.
+    """The report of a plan: cost, tensors, collectives, regions, findings.
 
     Arguments:
       program: the plan.
       title: the function's name.
       output_names: names of the results.
       diagnostics: the findings.
+      short: whether it is that for training programs: annotated tensors, collectives by source
+        line, bytes, memory and time.
     """
+    parts = [*_head(program, short=short), *_sent(program, output_names, short=short)]
+    if not short:
+        parts += _tensors_and_regions(program, output_names)
+    if diagnostics:
+        parts.append(_findings(diagnostics))
+    return Page(title=_title(program, title), parts=tuple(parts))
+
+
+def _head(program: Program, *, short: bool) -> Iterator[Part]:
+    yield _cost(program)
+    yield from strategy_line(program)
+    if not short:
+        yield from choice(program)
+        yield from (Paragraph(text=text) for text in unmeasured(program))
+    if annotated := facts.annotated(program):
+        yield _annotated(annotated)
+
+
+def _sent(program: Program, output_names: tuple[str, ...], *, short: bool) -> Iterator[Part]:
     found = collectives(program, output_names)
-    parts: list[Part] = [_cost(program), *strategy_line(program), *choice(program)]
-    parts += [Paragraph(text=text) for text in unmeasured(program)]
-    annotated = facts.annotated(program)
-    if annotated:
-        parts.append(
-            Section(title=_heading(annotated, "annotated tensor"), parts=(_annotated(annotated),))
-        )
-    parts.append(_collectives(program, found, SHOWN_COLLECTIVES, 2))
-    if found:
-        parts.append(_pictures(program))
-    parts += precision(program)
+    if short:
+        yield _collectives(program, by_line(found), SHOWN_SHORT, 1)
+    else:
+        yield _collectives(program, found, SHOWN_COLLECTIVES, 2)
+        if found:
+            yield _pictures(program)
+    yield from precision(program)
+
+
+def _tensors_and_regions(program: Program, output_names: tuple[str, ...]) -> Iterator[Part]:
     telling = telling_tensor(program)
     if telling is not None:
         heading = "where a tensor lives; report.where(name) shows others"
         drawn = shard_picture(telling)
         both = (replace(drawn, instead=()), *drawn.instead)
         few = len(telling.shards) <= LISTED_SHARDS
-        parts.append(Section(title=heading, parts=both, opened=few))
-    parts.append(_tensors("input", facts.inputs(program)))
-    parts.append(_tensors("output", facts.outputs(program, output_names)))
-    regions = facts.regions(program)
-    if regions:
-        parts.append(Section(title="regions", parts=(_regions(regions),)))
-    if diagnostics:
-        parts.append(_findings(diagnostics))
-    return Page(title=_title(program, title), parts=tuple(parts))
-
-
-def short(
-    program: Program, title: str, output_names: tuple[str, ...], diagnostics: Sequence[Diagnostic]
-) -> Page:
-    """The short report of a plan, for training programs: annotated tensors, collectives by source
-    line, bytes, memory and time.
-
-    Arguments:
-      program: the plan.
-      title: the function's name.
-      output_names: names of the results.
-      diagnostics: the findings.
-    """
-    found = collectives(program, output_names)
-    annotated = facts.annotated(program)
-    parts: list[Part] = [_cost(program), *strategy_line(program)]
-    if annotated:
-        parts.append(
-            Section(title=_heading(annotated, "annotated tensor"), parts=(_annotated(annotated),))
-        )
-    parts.append(_collectives(program, by_line(found), SHOWN_SHORT, 1))
-    parts += precision(program)
-    if diagnostics:
-        parts.append(_findings(diagnostics))
-    return Page(title=_title(program, title), parts=tuple(parts))
+        yield Section(title=heading, parts=both, opened=few)
+    yield _tensors("input", facts.inputs(program))
+    yield _tensors("output", facts.outputs(program, output_names))
+    if regions := _regions(program):
+        yield Section(title="regions", parts=(regions,))
 
 
 def _pictures(program: Program) -> Section:
@@ -347,10 +455,6 @@ def _pictures(program: Program) -> Section:
         parts=(brief_picture(program), *(replace(p, instead=()) for p in others)),
         opened=False,
     )
-
-
-def _heading(found: Sequence[object], noun: str) -> str:
-    return counted(len(found), noun)
 
 
 def _title(program: Program, title: str) -> str:
@@ -379,34 +483,22 @@ def _cost(program: Program) -> Facts:
     )
 
 
-def _annotated(found: Sequence[facts.AnnotatedTensor]) -> Table:
-    columns = (
-        Column(heading="tensor", wraps=True),
-        Column(heading="shape"),
-        Column(heading="pinned", wraps=True),
-        Column(heading="type", wraps=True),
-        Column(heading="per device", right=True),
-        Column(heading="line"),
-    )
-    rows = [
-        TableRow(
-            cells=(
-                f"{a.name} again" if a.is_repeat else a.name,
-                a.tensor.shape,
-                _pin_text(a.pin),
-                repr(a.tensor.type),
-                bytes_text(a.tensor.bytes_per_device),
-                position_text(a.file, a.line),
-            )
+def _annotated(found: Sequence[facts.AnnotatedTensor]) -> Section:
+    rows = (
+        (
+            f"{a.tensor.name} again" if a.is_repeat else a.tensor.name,
+            a.tensor.shape,
+            _pin_text(a.pin),
+            repr(a.tensor.type),
+            bytes_text(a.tensor.bytes_per_device),
+            a.tensor.where,
         )
         for a in found
-    ]
-    rest = rows[SHOWN_TENSORS:]
-    return Table(
-        columns=columns,
-        rows=tuple(rows[:SHOWN_TENSORS]),
-        folded=tuple(rest),
-        rest=f"and {len(rest)} more" if rest else "",
+    )
+    headings = ("tensor", "shape", "pinned", "type", ">per device", "line")
+    return Section(
+        title=counted(len(found), "annotated tensor"),
+        parts=(table(headings, rows, shown=SHOWN_TENSORS),),
     )
 
 
@@ -426,41 +518,30 @@ def _collectives(program: Program, found: Sequence[Collective], shown: int, limi
             title="collectives", parts=(Paragraph(text="none: no device sends anything"),)
         )
     total = program.cost.bytes_per_device
-    columns = (
-        Column(heading="collective"),
-        Column(heading="mesh axes", wraps=True),
-        Column(heading="change", wraps=True),
-        Column(heading="tensor", wraps=True),
-        Column(heading="runs", right=True),
-        Column(heading="per device", right=True),
-        Column(heading="share"),
-    )
-    rows = tuple(
-        TableRow(
-            cells=(
-                c.kind,
-                c.mesh_axes,
-                listed(c.changes, 1),
-                listed(c.tensors, 1),
-                str(c.runs),
-                bytes_text(c.bytes_per_device),
-                Share(fraction=c.bytes_per_device / total if total else 0.0),
-            ),
-            detail=detail(c, limit),
+    rows = (
+        (
+            c.kind,
+            c.mesh_axes,
+            listed(c.changes, 1),
+            listed(c.tensors, 1),
+            str(c.runs),
+            bytes_text(c.bytes_per_device),
+            Share(fraction=c.bytes_per_device / total if total else 0.0),
         )
         for c in found
     )
-    rest = found[shown:]
-    text = (
-        f"and {len(rest)} more groups: {bytes_text(sum(c.bytes_per_device for c in rest))} per"
-        " device"
-        if rest
-        else ""
+    rest = bytes_text(sum(c.bytes_per_device for c in found[shown:]))
+    made = table(
+        ("collective", "mesh axes", "change", "tensor", ">runs", ">per device", "share"),
+        rows,
+        details=(detail(c, limit) for c in found),
+        shown=shown,
+        rest=lambda n: f"and {n} more groups: {rest} per device",
     )
     runs = counted(sum(c.runs for c in found), "run")
     return Section(
         title=f"collectives: {runs}, {bytes_text(total)} per device",
-        parts=(Table(columns=columns, rows=rows[:shown], folded=rows[shown:], rest=text),),
+        parts=(made,),
     )
 
 
@@ -471,58 +552,46 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
     rows = facts.alike(found)
     sizes = [count * t.bytes_per_device for t, count in rows]
     largest = sorted(range(len(rows)), key=lambda i: (-sizes[i], i))[:SHOWN_TENSORS]
-    columns = (
-        Column(heading=noun, wraps=True),
-        Column(heading="shape"),
-        Column(heading="type", wraps=True),
-        Column(heading="on one device"),
-        Column(heading="per device", right=True),
-    )
 
-    def row(i: int) -> TableRow:
+    def row(i: int) -> tuple[str, ...]:
         t, count = rows[i]
         marks = [word for word, marked in (("donated", t.donated), ("padded", t.padded)) if marked]
         name = times_text(t.name, count) + (f" ({', '.join(marks)})" if marks else "")
-        return TableRow(cells=(name, t.shape, repr(t.type), t.local_shape, bytes_text(sizes[i])))
+        return name, t.shape, repr(t.type), t.local_shape, bytes_text(sizes[i])
 
     rest = [i for i in range(len(rows)) if i not in largest]
     smaller = counted(sum(rows[i][1] for i in rest), "smaller one")
-    table = Table(
-        columns=columns,
-        rows=tuple(map(row, sorted(largest))),
-        folded=tuple(map(row, rest)),
-        rest=f"and {smaller}: {bytes_text(sum(sizes[i] for i in rest))} per device" if rest else "",
+    made = table(
+        (noun, "shape", "type", "on one device", ">per device"),
+        map(row, [*sorted(largest), *rest]),
+        shown=len(largest),
+        rest=lambda _: f"and {smaller}: {bytes_text(sum(sizes[i] for i in rest))} per device",
     )
     return Section(
         title=f"{counted(len(found), noun)}: {bytes_text(total)} per device",
-        parts=(table,),
+        parts=(made,),
         opened=len(rows) <= SHOWN_TENSORS,
     )
 
 
-def _regions(found: Sequence[facts.RegionFact]) -> Table:
-    columns = (
-        Column(heading="region"),
-        Column(heading="line", wraps=True),
-        Column(heading="trips", right=True),
-        Column(heading="runs of the body", right=True),
-        Column(heading="conversions that send", right=True),
-        Column(heading="per device", right=True),
+def _regions(program: Program) -> Table | None:
+    """The loops and branches; none where there are none."""
+    found = list(facts.regions(program))
+    assumed = f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed"
+    rows = (
+        (
+            loop.node.name,
+            place_text(SourcePlace.of(loop.node)),
+            str(loop.trips),
+            str(runs),
+            str(len({send.planned or send.node for send in sent})),
+            bytes_text(sum(send.bytes for send in sent)),
+        )
+        for loop, runs, sent in found
     )
-    rows: list[TableRow] = []
-    for r in found:
-        assumed = (
-            f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed"
-            if r.trips_assumed
-            else ""
-        )
-        cells = (
-            r.op,
-            place_text(r.place),
-            str(r.trips),
-            str(r.runs),
-            str(r.collectives),
-            bytes_text(r.bytes_per_device),
-        )
-        rows.append(TableRow(cells=cells, detail=assumed))
-    return Table(columns=columns, rows=tuple(rows))
+    made = table(
+        ("region", "line", ">trips", ">runs of the body", ">conversions that send", ">per device"),
+        rows,
+        details=(assumed if trips_are_assumed(loop.node) else "" for loop, *_ in found),
+    )
+    return made if found else None

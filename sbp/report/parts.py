@@ -5,9 +5,11 @@ Words in `backticks` are code. Every renderer shows all facts of a part, in the 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 
-from sbp.errors import RuleRow, Severity
+from sbp.errors import Diagnostic, bytes_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +28,6 @@ Cell = str | Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A column: its heading, side, and whether its cells may wrap when the terminal is narrow."""
-
-    heading: str
-    right: bool = False
-    wraps: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
     """Cells, and a sentence below them."""
 
@@ -44,12 +37,58 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows under headings. `rest` sums up the `folded` rows; HTML can open them."""
+    """Rows under headings (`table` makes one).
 
-    columns: tuple[Column, ...]
+    Arguments:
+      headings: one for each column.
+      right: the numbers of the columns whose cells stand at the right and do not wrap.
+      rows: the rows that are shown.
+      folded: further rows, which HTML can open.
+      rest: what sums them up.
+    """
+
+    headings: tuple[str, ...]
+    right: frozenset[int]
     rows: tuple[TableRow, ...]
     folded: tuple[TableRow, ...] = ()
     rest: str = ""
+
+
+def table(
+    headings: Iterable[str],
+    rows: Iterable[Iterable[Cell]],
+    *,
+    details: Iterable[str] = (),
+    shown: int | None = None,
+    rest: Callable[[int], str] = "and {} more".format,
+) -> Table:
+    """A table.
+
+    Arguments:
+      headings: one for each column; one that begins with `>` is that of figures, which stand at
+        the right.
+      rows: the cells of each row.
+      details: the sentence below each row.
+      shown: the number of rows that are shown; None for all. The others are folded.
+      rest: their number in words.
+
+    >>> found = table(("name", ">size"), [("a", "1"), ("b", "2"), ("c", "3")], shown=1)
+    >>> found.headings, found.right, len(found.rows), found.rest
+    (('name', 'size'), frozenset({1}), 1, 'and 2 more')
+    """
+    names = tuple(headings)
+    made = tuple(
+        TableRow(cells=tuple(cells), detail=detail)
+        for cells, detail in zip_longest(rows, details, fillvalue="")
+    )
+    kept = len(made) if shown is None else min(shown, len(made))
+    return Table(
+        headings=tuple(name.removeprefix(">") for name in names),
+        right=frozenset(k for k, name in enumerate(names) if name[:1] == ">"),
+        rows=made[:kept],
+        folded=made[kept:],
+        rest=rest(len(made) - kept) if made[kept:] else "",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,30 +146,31 @@ class Excerpt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PricedHelp:
-    """An edit, with the bytes that the plan sends after it."""
-
-    text: str
-    price: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShownDiagnostic:
     """A diagnostic with its source lines, ready to be rendered."""
 
-    severity: Severity
-    code: str
-    title: str
+    diagnostic: Diagnostic
     excerpts: tuple[Excerpt, ...] = ()
-    rule: str = ""
-    rows: tuple[RuleRow, ...] = ()
-    notes: tuple[str, ...] = ()
-    helps: tuple[PricedHelp, ...] = ()
 
     @property
     def more(self) -> str:
         """Where to read on."""
-        return f"sbp explain {self.code}"
+        return f"sbp explain {self.diagnostic.code}"
+
+    @property
+    def helps(self) -> list[tuple[str, str]]:
+        """The edits, each with what a device sends after it, and its memory where a plan was
+        made."""
+        return [
+            (
+                h.text,
+                f"{bytes_text(h.bytes_per_device)} per device"
+                if h.peak_memory_bytes is None
+                else f"{bytes_text(h.bytes_per_device)} sent,"
+                f" {bytes_text(h.peak_memory_bytes)} memory per device",
+            )
+            for h in self.diagnostic.helps
+        ]
 
 
 Plain = Table | Facts | Paragraph
@@ -172,3 +212,43 @@ class Page:
 
     title: str = ""
     parts: tuple[Part, ...]
+
+
+# ---- marks --------------------------------------------------------------------------------------
+# Only renderers read the marks of a text. No other code of sbp does.
+
+
+def pieces(text: str) -> list[tuple[str, bool]]:
+    """The pieces of a text in order, and whether each is code. A backtick without a partner is
+    plain.
+
+    >>> pieces("made by `x @ w` at a.py:1")
+    [('made by ', False), ('x @ w', True), (' at a.py:1', False)]
+    """
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        parts[-2:] = [f"{parts[-2]}`{parts[-1]}"]
+    return [(part, number % 2 == 1) for number, part in enumerate(parts) if part or number % 2]
+
+
+def plain(text: str) -> str:
+    """A text without its marks."""
+    return text.replace("`", "")
+
+
+def words(text: str) -> list[str]:
+    """The words of a text with their marks. Code is not split.
+
+    >>> words("made by `x @ w`, once")
+    ['made', 'by', '`x @ w`,', 'once']
+    """
+    found: list[str] = []
+    joins = False
+    for content, is_code in pieces(text):
+        parts = [f"`{content}`"] if is_code else content.split()
+        starts_anew = not is_code and content[:1].isspace()
+        if joins and not starts_anew and parts:
+            found[-1] += parts.pop(0)
+        found += parts
+        joins = is_code or not content[-1:].isspace()
+    return found

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from sbp.errors import Diagnostic, SbpError
+from sbp.errors import Diagnostic, Label, SbpError, file_name
+from sbp.infer.space import to_type
 from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, takes
 from sbp.plan.program import Program
-from sbp.report import pages
-from sbp.report.annotated_source import source_page
-from sbp.report.data import FORMAT, finding_data, plan_data
-from sbp.report.finding import diagnostics_of, finding
-from sbp.report.flow_picture import program_picture
-from sbp.report.flows import GROUPINGS, Grouping
+from sbp.plan.traffic import PHASES, Send
+from sbp.report import facts, pages
+from sbp.report.flows import GROUPINGS, Grouping, program_flows, program_picture
 from sbp.report.html import page_html
-from sbp.report.limits import limits_section
-from sbp.report.memory_picture import memory_picture
-from sbp.report.parts import Page, Picture, Section
-from sbp.report.png import png_of
-from sbp.report.shard_picture import shard_picture
-from sbp.report.shards import shards_of
+from sbp.report.memory import live_bytes, memory_picture
+from sbp.report.parts import Page, Paragraph, Picture, Section, Share, Table, table
+from sbp.report.shards import shard_picture, shards_of
+from sbp.report.strategy import strategy
+from sbp.report.svg import png_of
 from sbp.report.terminal import page_lines
-from sbp.report.timeline_picture import timeline_picture
+from sbp.report.timeline import (
+    lane_seconds,
+    limits,
+    limits_section,
+    schedule,
+    timeline_picture,
+)
 from sbp.report.traffic_picture import traffic_picture
+from sbp.report.wording import branches_text, bytes_text
 from sbp.shardmap.coverage import Coverage
+from sbp.source.reader import names_at, shortened, users_span
+from sbp.source.text import line_text
+from sbp.trace.graph import Node
+from sbp.trace.regions import CONTROL_FLOW
 
 TEXT_WIDTH = 120
 """Columns of plain text by default."""
@@ -41,10 +50,45 @@ _SCALE = Kind(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """A page that shows itself: `print` and files get plain text, rich consoles styled text, and
-    notebooks HTML.
+class Shows:
+    """What shows itself: `print` and files get plain text, rich consoles styled text, and notebooks
+    HTML."""
+
+    __slots__ = ()
+
+    def _shown(self) -> Page:
+        """The page."""
+        raise NotImplementedError
+
+    @takes("text", skip=1, width=_WIDTH)
+    def text(self, width: int = TEXT_WIDTH) -> str:
+        """Plain text of at most `width` columns, the same on every terminal."""
+        return "\n".join(line.plain.rstrip() for line in page_lines(self._shown(), width))
+
+    @takes("html", skip=1, standalone=FLAG)
+    def html(self, *, standalone: bool = False) -> str:
+        """HTML with inline CSS and no script; a whole document when `standalone`."""
+        return page_html(self._shown(), standalone=standalone)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from page_lines(self._shown(), options.max_width)
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return {"text/plain": self.text(), "text/html": self.html()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Shown(Shows):
+    """A page that shows itself.
 
     Arguments:
       page: the page.
@@ -52,10 +96,8 @@ class Shown:
 
     page: Page
 
-    @takes("text", skip=1, width=_WIDTH)
-    def text(self, width: int = TEXT_WIDTH) -> str:
-        """Plain text of at most `width` columns, the same on every terminal."""
-        return "\n".join(self.lines(width))
+    def _shown(self) -> Page:
+        return self.page
 
     @takes("lines", skip=1, width=_WIDTH)
     def lines(self, width: int = TEXT_WIDTH) -> list[str]:
@@ -79,23 +121,6 @@ class Shown:
         """
         return tuple(png_of(svg, scale) for svg in self.svg())
 
-    @takes("html", skip=1, standalone=FLAG)
-    def html(self, *, standalone: bool = False) -> str:
-        """HTML with inline CSS and no script; a whole document when `standalone`."""
-        return page_html(self.page, standalone=standalone)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from page_lines(self.page, options.max_width)
-
-    def _repr_html_(self) -> str:
-        return self.html()
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return {"text/plain": self.text(), "text/html": self.html()}
-
 
 _DIAGNOSTICS = Kind(
     "a tuple of sbp.Diagnostic",
@@ -118,8 +143,8 @@ def _or_none(kind: Kind) -> Kind:
     output_names=_NAMES,
     coverage=_or_none(instance_of(Coverage, "sbp.check_shard_map")),
 )
-@dataclass(frozen=True, kw_only=True)
-class Report:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Report(Shows):
     """The report on a program.
 
     Arguments:
@@ -150,18 +175,19 @@ class Report:
 
     def full(self) -> Shown:
         """The full report."""
-        if self.program is None:
-            return Shown(page=pages.refusal(self.title, self.diagnostics, self.coverage))
-        return Shown(page=pages.full(self.program, self.title, self.output_names, self.diagnostics))
+        return self._page()
 
     def short(self) -> Shown:
         """The short form: annotated tensors, collectives by source line, bytes and memory per
         device."""
+        return self._page(short=True)
+
+    def _page(self, *, short: bool = False) -> Shown:
+        title, findings = self.title, self.diagnostics
         if self.program is None:
-            return self.full()
-        return Shown(
-            page=pages.short(self.program, self.title, self.output_names, self.diagnostics)
-        )
+            return Shown(page=pages.refusal(title, findings, self.coverage))
+        names = self.output_names
+        return Shown(page=pages.plan_page(self.program, title, names, findings, short=short))
 
     @takes("Report.picture", skip=1, axis=_or_none(TEXT), by=_or_none(one_of(GROUPINGS)))
     def picture(self, axis: str | None = None, by: Grouping | None = None) -> Shown:
@@ -328,36 +354,284 @@ class Report:
             "diagnostics": [finding_data(d) for d in self.diagnostics],
         }
 
-    @takes("Report.text", skip=1, width=_WIDTH)
-    def text(self, width: int = TEXT_WIDTH) -> str:
-        """The report as plain text."""
-        return self.full().text(width)
+    def _shown(self) -> Page:
+        return self.full().page
 
-    @takes("Report.html", skip=1, standalone=FLAG)
-    def html(self, *, standalone: bool = False) -> str:
-        """The report as HTML; a whole document when `standalone`."""
-        return self.full().html(standalone=standalone)
 
-    def __str__(self) -> str:
-        return self.text()
+# ---- source -------------------------------------------------------------------------------------
+# Program -> annotated source: the user's lines, each with the types that it makes and the bytes
+# that it sends.
 
-    def __repr__(self) -> str:
-        return self.text()
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self.full()
+SHOWN_CODE = 72
+"""Characters of a source line."""
 
-    def _repr_html_(self) -> str:
-        return self.html()
+_INDENT = "\N{NO-BREAK SPACE}"
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        return {"text/plain": self.text(), "text/html": self.html()}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotatedLine:
+    """A line of the user with what it makes.
+
+    Arguments:
+      file, line: where it stands.
+      code: its text; None where there is no source.
+      makes: names of the values that it makes in the forward pass, each with its type.
+      bytes_per_device: bytes that one device sends at the line per call, in all phases.
+    """
+
+    file: str
+    line: int
+    code: str | None
+    makes: tuple[tuple[str, str], ...]
+    bytes_per_device: float
+
+
+def annotated_lines(program: Program) -> tuple[AnnotatedLine, ...]:
+    """The user's lines that make values, by file and line; files in program order.
+
+    Arguments:
+      program: the plan.
+    """
+    sent = {
+        name: sum(s.bytes for s in stops) for name, stops in program_flows(program).places.items()
+    }
+    nodes: dict[tuple[str, int], list[Node]] = {}
+    for node in program.graph.walk():
+        span = users_span(node)
+        if span and (node.op not in CONTROL_FLOW or f"{span.file}:{span.line}" in sent):
+            nodes.setdefault((span.file, span.line), []).append(node)
+    files = list(dict.fromkeys(file for file, _ in nodes))
+    return tuple(
+        AnnotatedLine(
+            file=file,
+            line=line,
+            code=line_text(file, line),
+            makes=_makes(program, nodes[file, line]),
+            bytes_per_device=sent.get(f"{file}:{line}", 0.0),
+        )
+        for file, line in sorted(nodes, key=lambda at: (files.index(at[0]), at[1]))
+    )
+
+
+def _makes(program: Program, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
+    """The values of a line with their types: those of its last operation in the forward pass, which
+    make its result; the gradient's where it has no other."""
+    forward = [n for n in nodes if not n.backward] or list(nodes)
+    last = forward[-1]
+    targets = names_at(users_span(last))
+    names = [name for group in targets for name in group]
+    found = dict.fromkeys(
+        (
+            names[k] if len(names) == len(last.outputs) else "",
+            repr(to_type(program.typing.values[value], program.mesh)) or "B",
+        )
+        for node in forward
+        if node.op == last.op and users_span(node) == users_span(last)
+        for k, value in enumerate(node.outputs)
+    )
+    return tuple(found)
+
+
+def source_page(program: Program, title: str) -> Page:
+    """The annotated source as a page: a section for each file.
+
+    Arguments:
+      program: the plan.
+      title: the function's name.
+    """
+    lines, flows = annotated_lines(program), program_flows(program)
+    total = flows.bytes
+    most = max((a.bytes_per_device for a in lines), default=0.0)
+    name = f"`{title}`" if title else "the program"
+    rest = total - sum(a.bytes_per_device for a in lines)
+    head = (
+        "each line with the types that it makes, and the bytes that a device sends for it per call:"
+    )
+    head += f" {bytes_text(total)} in all" if total else " none"
+    head += f", {bytes_text(rest)} of them for results or at no line" if rest >= 1 else ""
+    head += f". {branches_text(total, flows.called)}".removesuffix(". ")
+    sections = [
+        Section(
+            title=f"source of {file_name(file)}",
+            parts=(_lines_table([a for a in lines if a.file == file], total, most),),
+        )
+        for file in dict.fromkeys(a.file for a in lines)
+    ]
+    empty = () if sections else (Paragraph(text="no operation has a line of the user"),)
+    return Page(
+        title=f"source of {name} on mesh {program.mesh}",
+        parts=(Paragraph(text=head), *empty, *sections),
+    )
+
+
+def _lines_table(lines: Sequence[AnnotatedLine], total: float, most: float) -> Table:
+    """A row for each line; the most expensive line of the program is marked."""
+    texts = [a.code.expandtabs(4) for a in lines if a.code]
+    margin = min((len(t) - len(t.lstrip()) for t in texts), default=0)
+    rows = (
+        (
+            f"{'> ' if a.bytes_per_device and a.bytes_per_device == most else ''}{a.line}",
+            _code(a.code, margin),
+            ", ".join(f"{name}: {made}" if name else made for name, made in a.makes),
+            bytes_text(a.bytes_per_device) if a.bytes_per_device else "",
+            Share(fraction=a.bytes_per_device / total) if a.bytes_per_device else "",
+        )
+        for a in lines
+    )
+    return table((">line", "source", "makes", ">sends", "share"), rows)
+
+
+def _code(code: str | None, margin: int) -> str:
+    """A source line, its indentation kept and its end left out where it is long."""
+    if code is None:
+        return "(no source at hand)"
+    whole = code.expandtabs(4)[margin:].rstrip()
+    bare = whole.lstrip()
+    return _INDENT * (len(whole) - len(bare)) + shortened(bare.replace("`", "'"), SHOWN_CODE)
+
+
+# ---- data ---------------------------------------------------------------------------------------
+
+
+FORMAT = "sbp report 1"
+"""The form of the data. The number rises when a key goes or changes its meaning; keys may be
+added."""
+
+
+def plan_data(program: Program, output_names: tuple[str, ...]) -> dict[str, Any]:
+    """A plan as data. All bytes are those of one device, and of one call where they are sent.
+
+    Arguments:
+      program: the plan.
+      output_names: names of the results.
+    """
+    limited = limits(program)
+    return {
+        "mesh": dict(program.mesh.axes),
+        "hardware": program.mesh.hardware.name,
+        "bytes_sent_per_device": program.cost.bytes_per_device,
+        "peak_memory_bytes_per_device": program.cost.peak_memory_bytes,
+        "modelled_seconds": program.cost.seconds,
+        "seconds_by_lane": lane_seconds(schedule(program)),
+        "memory_at_peak": dict(live_bytes(program).peak.bytes),
+        "limits": {
+            "flops": limited.flops,
+            "repeated_flops": limited.repeated,
+            "utilisation": limited.utilisation,
+            "seconds_by_bound": limited.seconds,
+        },
+        "strategy": strategy(program),
+        "inputs": [_tensor(t) for t in facts.inputs(program)],
+        "outputs": [_tensor(t) for t in facts.outputs(program, output_names)],
+        "collectives": [_collective(c) for c in facts.collectives(program, output_names)],
+        "modules": modules(program),
+    }
+
+
+def modules(program: Program) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """The collectives of each scope of `jax.named_scope` and of modules, by phase. Numbers in names
+    of scopes are `*`, so that layers are one. The empty name has what stands in no scope; results
+    have a phase of their own there, `returned`. Of a `cond` all branches are there.
+
+    Arguments:
+      program: the plan.
+    """
+    flows = program_flows(program, "scope")
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for stop in flows.stops:
+        if stop.sends:
+            of_scope = found.setdefault(stop.name, {phase: [] for phase in PHASES})
+            of_scope[stop.phase] += map(_send, stop.sends)
+    if flows.results.sends:
+        of_none = found.setdefault("", {phase: [] for phase in PHASES})
+        of_none.setdefault("returned", []).extend(map(_send, flows.results.sends))
+    return found
+
+
+def _send(send: Send) -> dict[str, Any]:
+    return {
+        "kind": send.kind,
+        "mesh_axes": send.axes,
+        "change": send.change,
+        "runs": send.runs,
+        "bytes_sent_per_device": send.bytes,
+    }
+
+
+def _tensor(tensor: facts.Tensor) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "shape": tensor.shape,
+        "type": repr(tensor.type),
+        "on_one_device": tensor.local_shape,
+        "bytes_per_device": tensor.bytes_per_device,
+        "donated": tensor.donated,
+        "padded": tensor.padded,
+    }
+
+
+def _collective(one: facts.Collective) -> dict[str, Any]:
+    return {
+        "kind": one.kind,
+        "mesh_axes": one.mesh_axes,
+        "changes": list(one.changes),
+        "runs": one.runs,
+        "bytes_sent_per_device": one.bytes_per_device,
+        "tensors": list(one.tensors),
+        "line": one.line,
+        "made": list(one.made),
+        "needed": list(one.needed),
+        "returned": list(one.returned),
+    }
+
+
+def finding_data(diagnostic: Diagnostic) -> dict[str, Any]:
+    """A finding as data.
+
+    Arguments:
+      diagnostic: the finding.
+    """
+    return {
+        "code": diagnostic.code,
+        "severity": diagnostic.severity,
+        "title": diagnostic.title,
+        "scope": diagnostic.scope,
+        "labels": [_label(label) for label in diagnostic.labels],
+        "notes": list(diagnostic.notes),
+        "helps": [
+            {
+                "text": h.text,
+                "bytes_sent_per_device": h.bytes_per_device,
+                "peak_memory_bytes_per_device": h.peak_memory_bytes,
+            }
+            for h in diagnostic.helps
+        ],
+    }
+
+
+def _label(label: Label) -> dict[str, Any]:
+    span = label.span
+    return {
+        "file": span.file,
+        "line": span.line,
+        "column": span.column,
+        "end_line": span.end_line or span.line,
+        "end_column": span.end_column,
+        "text": label.text,
+        "primary": label.primary,
+    }
+
+
+# ---- errors -------------------------------------------------------------------------------------
 
 
 def render_error(error: SbpError, width: int = TEXT_WIDTH) -> list[str]:
     """The lines that IPython and notebooks show for an sbp error in place of a stack trace
     (`_render_traceback_`)."""
-    return Shown(page=Page(parts=tuple(map(finding, diagnostics_of(error))))).lines(width)
+    return Shown(page=Page(parts=tuple(map(pages.finding, pages.diagnostics_of(error))))).lines(
+        width
+    )
 
 
 SbpError.renderer = render_error

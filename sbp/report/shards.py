@@ -1,18 +1,28 @@
 """Tensor -> shards: the elements of a tensor on each device of the mesh, and which summand of them
-the device has where the tensor is partial."""
+the device has where the tensor is partial; and a picture: the tensor with its dims cut in
+proportion, and in each block the devices that have it."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from sbp.errors import SbpError
 from sbp.explain.subjects import Subject, Subjects
 from sbp.plan.ir import Register, Source
 from sbp.plan.program import Program
 from sbp.report.facts import Tensor, annotated, tensor
-from sbp.types import NdSbp, Split, Unreduced
+from sbp.report.parts import Picture, Table, table
+from sbp.report.svg import CELL, PARTIAL, SPLIT, WHOLE, Board, Ink, Point, picture
+from sbp.report.wording import counted, listed
+from sbp.source.reader import shortened
+from sbp.types import Atom, NdSbp, Split, Unreduced
+
+# ---- shards -------------------------------------------------------------------------------------
+
 
 Extent = tuple[int, int]
 """The first index of a shard along a dim, and the first one behind it."""
@@ -74,19 +84,20 @@ class TensorShards:
 
     def axes_of(self, dim: int) -> tuple[str, ...]:
         """The mesh axes with several devices that split a dim, outer first."""
-        return tuple(a for a, n in self.mesh if n > 1 and self.type.get(a) == Split(dim))
+        return tuple(a for a, atom in self._atoms() if atom == Split(dim))
 
     @property
     def partial_axes(self) -> tuple[str, ...]:
         """The mesh axes with several devices that it is partial on."""
-        return tuple(a for a, n in self.mesh if n > 1 and isinstance(self.type.get(a), Unreduced))
+        return tuple(a for a, atom in self._atoms() if isinstance(atom, Unreduced))
 
     @property
     def copied_axes(self) -> tuple[str, ...]:
         """The mesh axes with several devices along which all devices have the same."""
-        return tuple(
-            a for a, n in self.mesh if n > 1 and not isinstance(self.type.get(a), Split | Unreduced)
-        )
+        return tuple(a for a, atom in self._atoms() if not isinstance(atom, Split | Unreduced))
+
+    def _atoms(self) -> list[tuple[str, Atom]]:
+        return [(a, self.type.get(a)) for a, n in self.mesh if n > 1]
 
 
 def tensor_shards(
@@ -139,24 +150,22 @@ def tensor_shards(
 def telling_tensor(program: Program) -> TensorShards | None:
     """The annotated tensor that the most mesh axes split or are partial on, the first of several;
     without annotations the input, the largest of several. None where all are whole."""
-    found = [(a.tensor, a.global_shape) for a in annotated(program)]
+    found = [a.tensor for a in annotated(program)]
     if not found:
-        names = program.graph.input_names
-        found = [
-            (tensor(program, r, n), _shape(program, r))
-            for n, r in zip(names, program.block.inputs, strict=False)
-        ]
-        found.sort(key=lambda f: -f[0].bytes_per_device)
-    axes = program.mesh.axes
+        registers = zip(program.block.inputs, program.graph.input_names, strict=False)
+        found = [tensor(program, register, name) for register, name in registers]
+        found.sort(key=lambda fact: -fact.bytes_per_device)
+    several = [axis for axis, n in program.mesh.axes if n > 1]
 
     def told(fact: Tensor) -> int:
-        kinds = [fact.type.get(axis) for axis, n in axes if n > 1]
-        return sum(isinstance(kind, Split | Unreduced) for kind in kinds)
+        return sum(isinstance(fact.type.get(axis), Split | Unreduced) for axis in several)
 
-    best = max(found, key=lambda f: told(f[0]), default=None)
-    if best is None or not told(best[0]):
-        return None
-    return tensor_shards(best[0].name, best[0].shape, best[1], best[0].type, axes)
+    best = max(found, key=told, default=None)
+    return _shards(program, best) if best is not None and told(best) else None
+
+
+def _shards(program: Program, fact: Tensor) -> TensorShards:
+    return tensor_shards(fact.name, fact.shape, fact.global_shape, fact.type, program.mesh.axes)
 
 
 def shards_of(program: Program, name: str | int, output_names: tuple[str, ...]) -> TensorShards:
@@ -175,26 +184,8 @@ def shards_of(program: Program, name: str | int, output_names: tuple[str, ...]) 
     if not sources:
         raise SbpError(f"the plan does not make `{subject.label}`: its uses need no value of it")
     facts = [tensor(program, s, subject.label) for s in sources]
-    shape = _shape(program, sources[0])
-    found = tensor_shards(subject.label, facts[0].shape, shape, facts[0].type, program.mesh.axes)
-    others = tuple(t for t in dict.fromkeys(f.type for f in facts) if t != found.type)
-    return TensorShards(
-        name=found.name,
-        text=found.text,
-        shape=found.shape,
-        type=found.type,
-        mesh=found.mesh,
-        shards=found.shards,
-        times=len(sources),
-        types=others,
-    )
-
-
-def _shape(program: Program, source: Source) -> tuple[int, ...]:
-    aval = (
-        program.graph.avals[source.value] if isinstance(source, Register) else source.constant.aval
-    )
-    return tuple(aval.shape)
+    others = tuple(t for t in dict.fromkeys(f.type for f in facts) if t != facts[0].type)
+    return replace(_shards(program, facts[0]), times=len(sources), types=others)
 
 
 def _sources(program: Program, subject: Subject) -> list[Source]:
@@ -204,3 +195,286 @@ def _sources(program: Program, subject: Subject) -> list[Source]:
         return [program.block.outputs[subject.position]]
     values = program.typing.values
     return [Register(v, values[v]) for v in subject.values if v in values]
+
+
+# ---- picture ------------------------------------------------------------------------------------
+
+
+MOST_BLOCKS = 8
+"""Blocks of one dim that are drawn; further ones are a gap with their number."""
+
+MOST_PANELS = 6
+"""Blocks of third and further dims, each of which is a drawing of its own."""
+
+LISTED_SHARDS = 16
+"""Shards in the words of a picture; as many again are folded, and the others counted."""
+
+_WIDE, _HIGH, _GAP, _SHEET, _PAGE = 150.0, 44.0, 82.0, 6.0, 1000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cut:
+    """A dim as it is drawn.
+
+    Arguments:
+      dim: the dim; -1 where the tensor has no such dim.
+      extents: its blocks that have elements; None stands for those that are left out.
+      left_out: their number.
+      pixels: the length of each.
+    """
+
+    dim: int
+    extents: tuple[Extent | None, ...]
+    left_out: int
+    pixels: tuple[float, ...]
+
+
+def shard_picture(found: TensorShards) -> Picture:
+    """Where a tensor lives, as a picture with the same in words.
+
+    Arguments:
+      found: its shards.
+    """
+    untold = len(found.shards) - 2 * LISTED_SHARDS
+    more = (f"{counted(untold, 'shard')} of these are not listed here.",) if untold > 0 else ()
+    return picture(_caption(found), _ShardDrawing(found).board(), _words(found), *more)
+
+
+def _drawn_dims(found: TensorShards) -> tuple[int, int, tuple[int, ...]]:
+    """The dim from left to right, the dim from top to bottom, and the other dims that are split."""
+    split = [d for d in range(len(found.shape)) if found.axes_of(d)]
+    shown = sorted({*split[:2]})
+    for dim in reversed(range(len(found.shape))):
+        if len(shown) < 2 and dim not in shown:
+            shown = sorted([*shown, dim])
+    across = shown[-1] if shown else -1
+    down = shown[0] if len(shown) > 1 else -1
+    return across, down, tuple(split[2:])
+
+
+def _devices_text(devices: Sequence[int], limit: int = 3, between: str = ",") -> str:
+    """Devices with their runs joined, such as `0-3, 8-11`; the middle of many is left out."""
+    groups = itertools.groupby(enumerate(devices), key=lambda at: at[1] - at[0])
+    runs = [[device for _, device in group] for _, group in groups]
+    texts = [f"{run[0]}-{run[-1]}" if run[1:] else str(run[0]) for run in runs]
+    return between.join(_elided(texts, limit))
+
+
+def _label(group: Sequence[ShardFact], limit: int = 3) -> str:
+    """The devices of a block: a sum of those of its summands."""
+    return " + ".join(_elided([_devices_text(s.devices, limit) for s in group], limit))
+
+
+def _elided(texts: list[str], limit: int) -> list[str]:
+    return texts if len(texts) <= limit else [*texts[: limit - 1], "..", texts[-1]]
+
+
+def _dim_text(found: TensorShards, dim: int) -> str:
+    """A dim and what splits it; empty for a dim that the tensor has not."""
+    if dim < 0:
+        return ""
+    axes = found.axes_of(dim)
+    how = f"split over {listed(axes)}" if axes else "whole"
+    return f"dim {dim} ({found.shape[dim]}): {how}"
+
+
+def _extent_text(found: TensorShards, dim: int, extent: Extent | None) -> str:
+    if extent is None:
+        return ".."
+    return ":" if extent == (0, found.shape[dim]) else f"{extent[0]}:{extent[1]}"
+
+
+class _ShardDrawing:
+    """The drawing of a tensor: one panel for each block of its third and further dims that are
+    split.
+
+    Arguments:
+      found: its shards.
+    """
+
+    def __init__(self, found: TensorShards) -> None:
+        self.found = found
+        self.blocks: dict[tuple[Extent, ...], list[ShardFact]] = defaultdict(list)
+        for shard in sorted(found.shards, key=lambda s: s.summand):
+            if not shard.is_empty:
+                self.blocks[shard.extents].append(shard)
+        across, down, self.rest = _drawn_dims(found)
+        room = CELL * (2 + max((len(_label(group)) for group in self.blocks.values()), default=0))
+        self.columns = self._cut(across, min(max(64.0, room), _WIDE), _GAP)
+        self.rows = self._cut(down, _HIGH, 0.8 * _HIGH)
+        self.sheets = min(found.summands - 1, 3)
+        ticks = [len(_extent_text(found, down, e)) for e in self.rows.extents if e and down >= 0]
+        self.left = CELL * (max(ticks, default=0) + 1) + 4
+
+    def _extents(self, dim: int) -> list[Extent]:
+        return sorted({extents[dim] for extents in self.blocks})
+
+    def _cut(self, dim: int, longest: float, gap: float) -> _Cut:
+        """A dim whose longest block has `longest` pixels, and the others in proportion."""
+        extents = self._extents(dim) if dim >= 0 else [(0, 1)]
+        left_out = max(0, len(extents) - MOST_BLOCKS)
+        shown: list[Extent | None] = [*extents]
+        if left_out:
+            shown[MOST_BLOCKS - 2 : -2] = [None]
+        if len(extents) == 1:
+            longest *= 2  # a whole dim looks like one
+        most = max((stop - start for start, stop in extents), default=1)
+        pixels = tuple(gap if e is None else longest * (e[1] - e[0]) / most for e in shown)
+        return _Cut(dim=dim, extents=tuple(shown), left_out=left_out, pixels=pixels)
+
+    def board(self) -> Board:
+        """The panels in rows as wide as a page."""
+        cuts = [self._extents(dim) for dim in self.rest]
+        panels = [*itertools.islice(itertools.product(*cuts), MOST_PANELS)]
+        more = math.prod(map(len, cuts)) - len(panels)
+        sheets, heading = _SHEET * self.sheets, CELL * (len(self._heading(self.columns)) + 2)
+        wide = max(heading, self.left + sum(self.columns.pixels), CELL * 26) + sheets + 24
+        lines = 1 + (self.rows.dim >= 0) + bool(self.rest)
+        high = sum(self.rows.pixels) + sheets + 36 + 16 * lines
+        beside = max(1, min(len(panels), int(_PAGE / wide)))
+        tall = high * max(1, -(-len(panels) // beside)) + (18 if more > 0 else 0)
+        board = Board(wide * beside, tall)
+        if not self.blocks:
+            board.rect((4, 4), (wide - 8, _HIGH), Ink(color=WHOLE, opacity=0.1, dashed=True))
+            board.text((12, 4 + _HIGH / 2), "no elements on any device")
+            return board
+        for number, panel in enumerate(panels):
+            row, column = divmod(number, beside)
+            fixed = dict(zip(self.rest, panel, strict=True))
+            self._panel(board, fixed, (column * wide, row * high))
+        if more > 0:
+            board.text((4, board.height - 5), f"and {counted(more, 'such drawing')} more")
+        return board
+
+    def _heading(self, cut: _Cut) -> str:
+        return _dim_text(self.found, cut.dim)
+
+    def _panel(self, board: Board, fixed: dict[int, Extent], corner: Point) -> None:
+        """The blocks of two dims; `fixed` has the block of each other dim that is split."""
+        found, columns, rows, (x, y) = self.found, self.columns, self.rows, corner
+        if fixed:
+            text = ", ".join(f"dim {d} = {_extent_text(found, d, e)}" for d, e in fixed.items())
+            board.text((x + 4, y + 12), text, Ink(bold=True))
+            y += 16
+        for cut, sign in ((columns, "\N{RIGHTWARDS ARROW}"), (rows, "\N{DOWNWARDS ARROW}")):
+            if cut.dim >= 0:
+                board.text((x + 4, y + 12), f"{sign} {self._heading(cut)}")
+                y += 16
+        x, y = x + self.left, y + _SHEET * self.sheets + 16
+        for sheet in range(self.sheets, 0, -1):
+            behind = x + _SHEET * sheet, y - _SHEET * sheet
+            size = sum(columns.pixels), sum(rows.pixels)
+            board.rect(behind, size, Ink(color=PARTIAL, opacity=0.12, dashed=True))
+        top = y
+        for row, (down, high) in enumerate(zip(rows.extents, rows.pixels, strict=True)):
+            if rows.dim >= 0 and high >= 10:
+                text = _extent_text(found, rows.dim, down)
+                board.text((x - 5, top + high / 2 + 4), text, anchor="end")
+            at = x
+            for column, (across, wide) in enumerate(
+                zip(columns.extents, columns.pixels, strict=True)
+            ):
+                if row == 0 and columns.dim >= 0:
+                    text = _extent_text(found, columns.dim, across)
+                    board.inside(at, at + wide, y - _SHEET * self.sheets - 4, text)
+                here = {**fixed, columns.dim: across, rows.dim: down}
+                self._block(board, here, (at, top), (wide, high), (row + column) % 2 == 1)
+                at += wide
+            top += high
+
+    def _block(
+        self,
+        board: Board,
+        here: dict[int, Extent | None],
+        corner: Point,
+        size: Point,
+        is_odd: bool,
+    ) -> None:
+        """A block with its devices, or a gap where blocks are not drawn. Neighbours have different
+        shades."""
+        left, right, middle = corner[0], corner[0] + size[0], corner[1] + size[1] / 2 + 4
+        counts = [cut.left_out for cut in (self.columns, self.rows) if here[cut.dim] is None]
+        if counts:
+            board.rect(corner, size, Ink(color=WHOLE, opacity=0.05, dashed=True))
+            text = f"+ {counts[0]} more" if len(counts) == 1 else ".."
+            board.text(((left + right) / 2, middle), text, anchor="middle")
+            return
+        extents = (here.get(d) or (0, n) for d, n in enumerate(self.found.shape))
+        group = self.blocks[tuple(extents)]
+        color, title = PARTIAL if len(group) > 1 else SPLIT, "device " + _label(group, 16)
+        board.rect(corner, size, Ink(color=color, opacity=0.4 if is_odd else 0.22), title=title)
+        label = shortened(_label(group), max(3, int((size[0] - 4) / CELL)))
+        if size[1] >= 14:
+            board.inside(left, right, middle, label, title)
+
+
+# ---- words --------------------------------------------------------------------------------------
+
+
+def _caption(found: TensorShards) -> str:
+    mesh = " ".join(f"{a}={n}" for a, n in found.mesh)
+    made = [f"where `{found.name}` {found.text}, {found.type!r}, lives on mesh {mesh}."]
+    split = [d for d in range(len(found.shape)) if found.axes_of(d)]
+    for dim in split:
+        blocks = math.prod(n for a, n in found.mesh if a in found.axes_of(dim))
+        made.append(
+            f"Dim {dim} is split into {counted(blocks, 'block')} over {listed(found.axes_of(dim))}."
+        )
+    if found.partial_axes:
+        op = found.type.get(found.partial_axes[0])
+        assert isinstance(op, Unreduced)
+        parts = (
+            f"{found.summands} summands of each element are on different devices"
+            if op.monoid == "sum"
+            else f"each element is the {op.monoid} of {found.summands} parts on different devices"
+        )
+        made.append(
+            f"It is partial, {op!r}, over {listed(found.partial_axes)}: {parts}, and `+` stands"
+            " between these."
+        )
+    if found.copied_axes:
+        what = "block" if split else "summand" if found.partial_axes else "whole"
+        every = f"Every {what} is" if what != "whole" else "It is whole and the same"
+        made.append(
+            f"{every} on {counted(found.copies, 'device')}, along {listed(found.copied_axes)}."
+        )
+    empty = sorted(d for s in found.shards if s.is_empty for d in s.devices)
+    if empty and math.prod(found.shape):
+        has = "has" if len(empty) == 1 else "have"
+        made.append(
+            f"{counted(len(empty), 'device')} {has} no element of it: {_devices_text(empty)}."
+        )
+    across, down, rest = _drawn_dims(found)
+    hidden = [str(d) for d in range(len(found.shape)) if d not in (across, down, *rest)]
+    if hidden:
+        made.append(f"Not drawn, since they are whole: dims {listed(hidden, 8)}.")
+    if found.types:
+        others = listed(map(repr, found.types))
+        made.append(f"The program makes it {found.times} times; other types of it: {others}.")
+    return " ".join([*made, "Numbers are devices, in the order of `mesh.devices.flat`."])
+
+
+def _words(found: TensorShards) -> Table:
+    partial, told = found.summands > 1, found.shards[: 2 * LISTED_SHARDS]
+    rows = (
+        (
+            _elements(found, shard),
+            *((f"{shard.summand + 1} of {found.summands}",) if partial else ()),
+            _devices_text(shard.devices, 8, ", "),
+        )
+        for shard in told
+    )
+    left = counted(len(found.shards) - LISTED_SHARDS, "more shard")
+    return table(
+        ("elements", *(("summand",) if partial else ()), "devices"),
+        rows,
+        shown=LISTED_SHARDS,
+        rest=lambda _: f"and {left}",
+    )
+
+
+def _elements(found: TensorShards, shard: ShardFact) -> str:
+    if shard.is_empty:
+        return "none"
+    texts = [_extent_text(found, dim, e) for dim, e in enumerate(shard.extents)]
+    return f"[{', '.join(texts)}]"

@@ -1,26 +1,183 @@
-"""Program -> strategy: what each mesh axis is used for, in the names of the field.
+"""Program -> what its inputs are (weights, the optimiser's state, or other arguments), and its
+strategy: what each mesh axis is used for, in the names of the field.
 
-Everything is read from the types of the plan: the mesh axes may have any names. The share of a role
-is that of the floating-point operations of the forward pass; products of the backward pass follow
-those of the forward pass.
+The strategy is read from the types of the plan: the mesh axes may have any names. The share of a
+role is that of the floating-point operations of the forward pass; products of the backward pass
+follow those of the forward pass.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from sbp import _jax
+from sbp.annotations import annotate_p
 from sbp.infer.space import Code
 from sbp.plan.program import Program
-from sbp.plan.traffic import sends
-from sbp.report.input_uses import InputUses, Product
-from sbp.signatures import kernel_named
-from sbp.trace.graph import Node, Operand
-from sbp.trace.regions import Entry
+from sbp.plan.traffic import Phases, sends
+from sbp.signatures import kernel_named, traits_of
+from sbp.trace.dataflow import Dataflow
+from sbp.trace.graph import Graph, Node, Operand
+from sbp.trace.regions import CONTROL_FLOW, Entry, interface_of, trips_of
+
+# ---- inputs -------------------------------------------------------------------------------------
+
+
+InputClass = Literal["weights", "optimiser", "other arguments"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A product of the forward pass.
+
+    Attributes:
+      node: the node.
+      flops: of all its runs, on whole tensors.
+      weight: the operand that is a weight, 0 or 1, and the input of the program that it is; None
+        where both are activations.
+    """
+
+    node: Node
+    flops: float
+    weight: tuple[int, int] | None
+
+
+class InputUses:
+    """How a program uses its inputs.
+
+    Arguments:
+      program: the plan.
+
+    Attributes:
+      phases: of its operations.
+      dataflow: the values of the program.
+      readers: for the number of each input, the phases that read it, directly or as an operand that
+        is the input rearranged or cast.
+      products: those of the forward pass.
+      lookups: those of the forward pass, each with the number of the input that is its table, or
+        None.
+      weights: the numbers of the inputs that products and lookups take as weights.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.graph: Graph = program.graph
+        self.phases = Phases(self.graph)
+        self.dataflow = Dataflow(self.graph)
+        self._position = {v: n for n, v in enumerate(self.graph.inputs)}
+        self.readers = self._readers()
+        self.products = list(self._products(self.graph, 1))
+        self.lookups = [
+            (node, self.root(node.inputs[0]))
+            for node in self.graph.walk()
+            if self.phases.of[node.id] == "forward" and is_lookup(node)
+        ]
+        self.weights = {p.weight[1] for p in self.products if p.weight}
+        self.weights |= {root for _, root in self.lookups if root is not None}
+
+    def class_of(self, number: int) -> InputClass:
+        """What an input is. In a step with an update, weights are what the update reads too, and
+        the optimiser's state is what it alone reads; elsewhere weights are those of products and
+        lookups.
+
+        Arguments:
+          number: of the input.
+        """
+        read = self.readers[number]
+        if number in self.weights or ("update" in read and len(read) > 1):
+            return "weights"
+        return "optimiser" if read == {"update"} else "other arguments"
+
+    def _readers(self) -> dict[int, set[str]]:
+        """The phases that read each input of the program, directly or as an operand that is the
+        input rearranged or cast."""
+        found: dict[int, set[str]] = {n: set() for n in range(len(self.graph.inputs))}
+        for node in self.graph.walk():
+            if node.op in CONTROL_FLOW or _passes(node):
+                continue
+            for operand in node.inputs:
+                root = self.root(operand)
+                if root is not None:
+                    found[root].add(self.phases.of[node.id])
+        return found
+
+    def root(self, operand: Operand) -> int | None:
+        """The input of the program that a value is, rearranged, cast, or read in a loop."""
+        while isinstance(operand, int):
+            if operand in self._position:
+                return self._position[operand]
+            if operand in self.dataflow.entries:
+                node, entry = self.dataflow.entries[operand]
+                if entry.kind == "carry":
+                    return None
+                operand = node.inputs[entry.operand]
+                continue
+            node = self.dataflow.makers.get(operand)
+            if node is not None and node.op in CONTROL_FLOW:  # a loop that casts or rearranges
+                left = interface_of(node).exit_to(node.outputs.index(operand))
+                operand = node.regions[left.region].outputs[left.output]
+                continue
+            if node is None or not _passes(node):
+                return None
+            operand = node.inputs[
+                _moved(node) if len(node.outputs) == 1 else node.outputs.index(operand)
+            ]
+        return None
+
+    def _products(self, graph: Graph, runs: int) -> Iterator[Product]:
+        for node in graph.nodes:
+            for region in node.regions:
+                yield from self._products(region, runs * trips_of(node))
+            traits = traits_of(node.op)
+            if self.phases.of[node.id] == "forward" and traits.contracts and traits.flops:
+                flops = runs * flops_of(self.graph, node)
+                yield Product(node=node, flops=flops, weight=self._weight(node))
+
+    def _weight(self, node: Node) -> tuple[int, int] | None:
+        """Which operand of a product is a weight: an input that the update reads too;
+        without an update, the only operand that is an input, or the second of two."""
+        roots = [(n, r) for n in (1, 0) if (r := self.root(node.inputs[n])) is not None]
+        if "update" in self.phases.of.values():
+            updated = [(n, r) for n, r in roots if "update" in self.readers[r]]
+            roots = updated or (roots if len(roots) == 1 else [])
+        return roots[0] if roots else None
+
+
+def flops_of(graph: Graph, node: Node) -> float:
+    """The floating-point operations of a product; 0 for other operations."""
+    flops = traits_of(node.op).flops
+    shapes = [tuple(graph.aval(o).shape) for o in node.inputs]
+    results = [tuple(graph.avals[v].shape) for v in node.outputs]
+    return 0.0 if flops is None else flops(node.params, shapes, results)
+
+
+def is_lookup(node: Node) -> bool:
+    traits = traits_of(node.op)
+    return traits.moves and 1 in traits.indices and len(node.inputs) == 2
+
+
+def _passes(node: Node) -> bool:
+    """Whether a result is an operand of the node, rearranged or cast."""
+    if node.is_barrier or node.op == annotate_p.name:
+        return True
+    traits = traits_of(node.op)
+    if is_lookup(node) or not (traits.moves or traits.regroups or traits.carries):
+        return False
+    return len(node.outputs) == 1 and _moved(node) >= 0
+
+
+def _moved(node: Node) -> int:
+    """The only operand of a node that is no index; -1 where there are several."""
+    indices = traits_of(node.op).indices
+    moved = [n for n in range(len(node.inputs)) if n not in indices]
+    return moved[0] if len(moved) == 1 else -1
+
+
+# ---- strategy -----------------------------------------------------------------------------------
+
 
 Role = Literal["data", "sequence", "space", "tensor", "expert", "pipeline", "activations", "none"]
 """What a product splits along a mesh axis.
@@ -47,79 +204,12 @@ SEEN = 0.05
 _MOST = 1 - SEEN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AxisUse:
-    """What one mesh axis is used for.
-
-    Attributes:
-      axis: its name.
-      size: its devices.
-      roles: shares of the floating-point operations of the products with weights in the forward
-        pass; of a program without weights, of all products.
-      weights: bytes of the weights, by how they are along the axis: `split` (between calls and in
-        their products), `gathered` (split between calls, whole in their products), `cut` (whole
-        between calls, split in their products), `whole`.
-      state: bytes of the optimiser's state, `split` or `whole`.
-      tables: what is split of tables that lookups read: `vocabulary` for their rows, `tables` for
-        other dims.
-      tokens: whether what tensor parallelism adds up stays split between products.
-      idle: whether nothing at all is split or partial along the axis, and no region by hand may
-        use it.
-    """
-
-    axis: str
-    size: int
-    roles: dict[Role, float]
-    weights: dict[str, int]
-    state: dict[str, int]
-    tables: tuple[str, ...]
-    tokens: bool
-    idle: bool
-
-    @property
-    def text(self) -> str:
-        """In words."""
-        found: list[tuple[Role, float]] = [
-            (role, share)
-            for role, share in sorted(self.roles.items(), key=lambda item: -item[1])
-            if share >= SEEN and role in NAMES
-        ]
-        if self.idle:
-            return "unused: its devices all do the same"
-        said = [
-            NAMES[role] + (f" ({share:.0%} of FLOPs)" if share < _MOST and len(found) > 1 else "")
-            for role, share in found
-        ]
-        if "tensor" in dict(found) and self.tokens:
-            said.append("tokens split between its products (sequence parallel)")
-        said += [f"{table} split" for table in self.tables]
-        said += self._stored(dict(found))
-        return ", ".join(said) or "products of activations alone"
-
-    def _stored(self, found: dict[Role, float]) -> Iterator[str]:
-        """What is split only for its memory."""
-        total = sum(self.weights.values())
-        gathered = _share(self.weights.get("gathered", 0), total)
-        if gathered >= SEEN:
-            some = "" if gathered >= _MOST else f" ({gathered:.0%} of them)"
-            yield f"weights gathered on use (FSDP){some}"
-            if "tensor" not in found and "expert" not in found:
-                yield "not tensor parallel"
-        else:
-            held = _share(self.state.get("split", 0), sum(self.state.values()))
-            kept = _share(self.weights.get("split", 0) + self.weights.get("cut", 0), total)
-            if held >= SEEN and held > kept + SEEN:
-                yield "optimiser split (ZeRO-1)"
-
-
-def strategy(program: Program) -> list[AxisUse]:
-    """What each mesh axis with more than one device is used for, in the order of the mesh."""
+def strategy(program: Program) -> dict[str, str]:
+    """What each mesh axis with more than one device is used for, in words, in the order of the
+    mesh; empty for a program without products."""
     reading = _Reading(program)
-    return [
-        reading.along(position)
-        for position, size in enumerate(program.mesh.sizes)
-        if size > 1 and reading.uses.products
-    ]
+    axes = program.mesh.axes if reading.uses.products else ()
+    return {axis: reading.use(k) for k, (axis, size) in enumerate(axes) if size > 1}
 
 
 class _Reading:
@@ -130,40 +220,64 @@ class _Reading:
         self.graph = program.graph
         self.uses = InputUses(program)
 
-    def along(self, k: int) -> AxisUse:
-        """What the mesh axis at a position is used for."""
-        roles: dict[Role, float] = dict.fromkeys(NAMES, 0.0)
-        used: dict[int, bool] = {}
+    def use(self, k: int) -> str:
+        """What the mesh axis at a position is used for. Of roles, the shares are those of the
+        floating-point operations of products with weights; in a program without weights, of all
+        products."""
+        if self._is_idle(k):
+            return "unused: its devices all do the same"
         part = self._part(k)
+        roles: dict[Role, float] = {**dict.fromkeys(NAMES, 0.0), "activations": 0.0}
+        split: dict[int, bool] = {}
         for product in self.uses.products:
             role, splits = self._role(product, k, part)
-            roles[role] = roles.get(role, 0.0) + product.flops
+            roles[role] += product.flops
             if product.weight is not None:
                 root = product.weight[1]
-                used[root] = used.get(root, False) or splits
+                split[root] = split.get(root, False) or splits
         tables = set[str]()
         for node, root in self.uses.lookups:
-            rows = self._taken(node, k)
-            if root is None:
-                continue
-            used[root] = used.get(root, False) or rows[0] > 0
-            if rows[0] > 0:
-                tables.add("vocabulary" if self._made(node, k) < 0 else "tables")
-        meeting = roles.pop("activations", 0.0)
-        if not any(roles.values()):
-            roles["activations"] = meeting
+            rows = self._taken(node, k)[0] > 0
+            if root is not None:
+                split[root] = split.get(root, False) or rows
+                if rows:
+                    tables.add("vocabulary" if self._made(node, k) < 0 else "tables")
+        del roles["activations"]
         total = sum(roles.values())
-        mesh = self.program.mesh
-        return AxisUse(
-            axis=mesh.names[k],
-            size=mesh.sizes[k],
-            roles={role: _share(flops, total) for role, flops in roles.items()},
-            weights=self._weights(used, k),
-            state=self._state(k),
-            tables=tuple(sorted(tables)),
-            tokens=self._tokens(k),
-            idle=self._is_idle(k),
-        )
+        most = sorted(roles.items(), key=lambda item: -item[1])
+        found: dict[Role, float] = {
+            role: flops / total for role, flops in most if total and flops / total >= SEEN
+        }
+        said = [
+            NAMES[role] + (f" ({share:.0%} of FLOPs)" if share < _MOST and len(found) > 1 else "")
+            for role, share in found.items()
+        ]
+        if "tensor" in found and self._tokens(k):
+            said.append("tokens split between its products (sequence parallel)")
+        said += [f"{table} split" for table in sorted(tables)]
+        said += self._stored(k, split, found.keys())
+        return ", ".join(said) or "products of activations alone"
+
+    def _stored(self, k: int, split: dict[int, bool], roles: Set[str]) -> Iterator[str]:
+        """What is split only for its memory.
+
+        Arguments:
+          k: position of the mesh axis.
+          split: for the inputs that are weights, whether products or lookups split them there.
+          roles: those of the products.
+        """
+        weights, state = self._weights(split, k), self._state(k)
+        gathered = _share(weights["gathered"], weights.total())
+        if gathered >= SEEN:
+            some = "" if gathered >= _MOST else f" ({gathered:.0%} of them)"
+            yield f"weights gathered on use (FSDP){some}"
+            if roles.isdisjoint(("tensor", "expert")):
+                yield "not tensor parallel"
+        else:
+            held = _share(state["split"], state.total())
+            kept = _share(weights["split"] + weights["cut"], weights.total())
+            if held >= SEEN and held > kept + SEEN:
+                yield "optimiser split (ZeRO-1)"
 
     def _is_idle(self, k: int) -> bool:
         typing = self.program.typing
@@ -248,22 +362,26 @@ class _Reading:
             elif value in self.uses.dataflow.makers:
                 waiting += self.uses.dataflow.makers[value].inputs
 
-    def _weights(self, used: dict[int, bool], k: int) -> dict[str, int]:
-        found: Counter[str] = Counter()
-        for root, splits in used.items():
+    def _weights(self, split: dict[int, bool], k: int) -> Counter[str]:
+        """Bytes of the weights, by how they are along the axis: `split` (between calls and in their
+        products), `gathered` (split between calls, whole in their products), `cut` (whole between
+        calls, split in their products), `whole`."""
+        found = Counter[str]()
+        for root, splits in split.items():
             value = self.graph.inputs[root]
             stored = self.program.typing.values[value][k] > 0
             kind = ("split" if stored else "cut") if splits else "gathered" if stored else "whole"
             found[kind] += _bytes(self.graph.avals[value])
-        return dict(found)
+        return found
 
-    def _state(self, k: int) -> dict[str, int]:
-        found: Counter[str] = Counter()
+    def _state(self, k: int) -> Counter[str]:
+        """Bytes of the optimiser's state, `split` or `whole`."""
+        found = Counter[str]()
         for n, value in enumerate(self.graph.inputs):
             if self.uses.readers[n] == {"update"} and n not in self.uses.weights:
                 split = self.program.typing.values[value][k] > 0
                 found["split" if split else "whole"] += _bytes(self.graph.avals[value])
-        return dict(found)
+        return found
 
     def _tokens(self, k: int) -> bool:
         """Whether more of what products of the forward pass add up along an axis is left split

@@ -1,4 +1,4 @@
-"""Shapes -> SVG: the drawing board of the report's pictures.
+"""Shapes -> SVG and PNG: the drawing board of the report's pictures.
 
 A picture has no style sheet and no script: it looks the same inside a report, in a file and as PNG.
 Text and thin lines have the colour of the page around it (`currentColor`), and fills are half
@@ -7,9 +7,17 @@ transparent, so it is readable on light and dark pages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from xml.etree import ElementTree
+
+from sbp.errors import SbpError
+from sbp.plan.traffic import PHASES, Phase
+from sbp.report.parts import Paragraph, Picture, Plain
+from sbp.source.reader import shortened
 
 NAMESPACE = "http://www.w3.org/2000/svg"
 FILE_ATTRIBUTES = f' xmlns="{NAMESPACE}" style="background:white"'
@@ -22,7 +30,13 @@ FONT_SIZE = 11
 CELL = 6.7
 """Width of one cell of monospaced text at `FONT_SIZE`, in pixels, rounded up."""
 
+PHASE_HEIGHT = 14.0
+"""Pixels of the band of passes."""
+
 Point = tuple[float, float]
+
+SPLIT, WHOLE, PARTIAL, COSTLY = "#3b82f6", "#8a8f98", "#f59e0b", "#dc2626"
+"""The colours of what is split, whole and partial, and of what costs most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,45 +79,48 @@ class Board:
 
     def rect(self, corner: Point, size: Point, ink: Ink = Ink(), *, title: str = "") -> None:
         """A filled box from its top left `corner`; `size` is its width and height."""
-        box = self._add("rect", x=corner[0], y=corner[1], width=size[0], height=size[1])
-        box.set("rx", _number(min(3, size[0] / 2, size[1] / 2)))
-        box.set("fill", ink.color)
-        box.set("fill-opacity", _number(ink.opacity))
-        if ink.width:
-            _stroke(box, ink)
-        _title(box, title)
+        box = {"x": corner[0], "y": corner[1], "width": size[0], "height": size[1]}
+        self._add("rect", {**box, "rx": min(3, size[0] / 2, size[1] / 2), **_fill(ink)}, title)
 
     def line(
         self, points: Sequence[Point], ink: Ink = Ink(), *, arrow: bool = False, title: str = ""
     ) -> None:
         """Straight lines from point to point, with a head at the last where `arrow` is true."""
-        line = self._add("polyline", points=_path(points), fill="none")
-        _stroke(line, ink)
-        _title(line, title)
+        self._add("polyline", {"points": _path(points), "fill": "none", **_stroke(ink)}, title)
         if arrow:
-            self._add(
-                "polygon", points=_path(_head(points[-2], points[-1], ink.width)), fill=ink.color
-            )
+            head = _head(points[-2], points[-1], ink.width)
+            self._add("polygon", {"points": _path(head), "fill": ink.color})
 
     def area(self, points: Sequence[Point], ink: Ink = Ink(), *, title: str = "") -> None:
         """A filled polygon."""
-        area = self._add("polygon", points=_path(points), fill=ink.color)
-        area.set("fill-opacity", _number(ink.opacity))
-        if ink.width:
-            _stroke(area, ink)
-        _title(area, title)
+        self._add("polygon", {"points": _path(points), **_fill(ink)}, title)
 
     def text(
         self, at: Point, text: str, ink: Ink = Ink(), *, anchor: str = "start", title: str = ""
     ) -> None:
         """A label whose base line is at height `at[1]`; `anchor` is what of it stands at `at[0]`:
         its "start", "middle" or "end"."""
-        label = self._add("text", x=at[0], y=at[1], fill=ink.color)
-        label.set("text-anchor", anchor)
-        if ink.bold:
-            label.set("font-weight", "bold")
-        label.text = _printable(text)
-        _title(label, title)
+        bold = {"font-weight": "bold"} if ink.bold else {}
+        where = {"x": at[0], "y": at[1], "fill": ink.color, "text-anchor": anchor}
+        self._add("text", {**where, **bold}, title, text)
+
+    def label(
+        self, at: Point, text: str, room: float, ink: Ink = Ink(), *, anchor: str = "start"
+    ) -> None:
+        """A text that is cut where it is longer than `room` pixels, and whole under the pointer."""
+        self.text(at, shortened(text, int(room / CELL)), ink, anchor=anchor, title=text)
+
+    def inside(
+        self, left: float, right: float, y: float, text: str, title: str = "", spare: int = 0
+    ) -> None:
+        """A text in the middle between two edges, where it has room, with `spare` characters."""
+        if right - left > CELL * (len(text) + spare):
+            self.text(((left + right) / 2, y), text, anchor="middle", title=title)
+
+    def key(self, at: Point, ink: Ink, text: str, *, title: str = "") -> None:
+        """What a colour means, behind a box of it."""
+        self.rect(at, (11, 11), ink)
+        self.text((at[0] + 16, at[1] + 10), text, title=title)
 
     def svg(self, description: str) -> str:
         """The drawing as SVG.
@@ -111,36 +128,72 @@ class Board:
         Arguments:
           description: what it shows, for those who cannot see it.
         """
-        root = ElementTree.Element("svg", {"xmlns": NAMESPACE, "style": "background:white"})
-        size = _number(self.width), _number(self.height)
-        root.set("width", size[0])
-        root.set("height", size[1])
-        root.set("viewBox", f"0 0 {size[0]} {size[1]}")
-        root.set("role", "img")
-        root.set("aria-label", _printable(description))
-        root.set("font-family", FONT)
-        root.set("font-size", str(FONT_SIZE))
+        width, height = _number(self.width), _number(self.height)
+        root = ElementTree.Element(
+            "svg",
+            {
+                "xmlns": NAMESPACE,
+                "style": "background:white",
+                "width": width,
+                "height": height,
+                "viewBox": f"0 0 {width} {height}",
+                "role": "img",
+                "aria-label": _printable(description),
+                "font-family": FONT,
+                "font-size": str(FONT_SIZE),
+            },
+        )
         root.extend(self._shapes)
         return ElementTree.tostring(root, encoding="unicode")
 
-    def _add(self, tag: str, **attributes: float | str) -> ElementTree.Element:
-        shape = ElementTree.Element(tag)
-        for name, value in attributes.items():
-            shape.set(name, value if isinstance(value, str) else _number(value))
+    def _add(
+        self, tag: str, attributes: Mapping[str, float | str], title: str = "", text: str = ""
+    ) -> None:
+        shown = {k: v if isinstance(v, str) else _number(v) for k, v in attributes.items()}
+        shape = ElementTree.Element(tag, shown)
+        shape.text = _printable(text) or None
+        if title:
+            ElementTree.SubElement(shape, "title").text = _printable(title)
         self._shapes.append(shape)
-        return shape
 
 
-def _title(shape: ElementTree.Element, title: str) -> None:
-    if title:
-        ElementTree.SubElement(shape, "title").text = _printable(title)
+def draw_phases(board: Board, ends: Iterable[tuple[Phase, float, float]], top: float) -> None:
+    """Draws the passes along the top of a picture, with their names where these have room.
+
+    Arguments:
+      board: what is drawn on.
+      ends: what stands in the picture from left to right: its pass, and where it begins and ends.
+      top: the height of their upper edge.
+    """
+    for phase, joined in groupby(ends, key=lambda end: end[0]):
+        parts = list(joined)
+        left, right = parts[0][1], max(end for _, _, end in parts)
+        if right - left >= 1:
+            shade = Ink(opacity=0.08 * (1 + PHASES.index(phase)), width=0)
+            board.rect((left, top), (right - left, PHASE_HEIGHT), shade, title=phase)
+            board.inside(left, right, top + 11, phase, title=phase, spare=1)
 
 
-def _stroke(shape: ElementTree.Element, ink: Ink) -> None:
-    shape.set("stroke", ink.color)
-    shape.set("stroke-width", _number(ink.width))
-    if ink.dashed:
-        shape.set("stroke-dasharray", "4 3")
+def picture(caption: str, board: Board | None, *instead: Plain | str) -> Picture:
+    """A picture with its words.
+
+    Arguments:
+      caption: what it shows, in a sentence.
+      board: the drawing; None where there is nothing to draw.
+      instead: the same in words and tables.
+    """
+    words = tuple(Paragraph(text=p) if isinstance(p, str) else p for p in instead)
+    return Picture(caption=caption, svg=(board or Board(1, 1)).svg(caption), instead=words)
+
+
+def _fill(ink: Ink) -> dict[str, float | str]:
+    filled = {"fill": ink.color, "fill-opacity": ink.opacity}
+    return {**filled, **_stroke(ink)} if ink.width else filled
+
+
+def _stroke(ink: Ink) -> dict[str, float | str]:
+    dashes = {"stroke-dasharray": "4 3"} if ink.dashed else {}
+    return {"stroke": ink.color, "stroke-width": ink.width, **dashes}
 
 
 def _path(points: Sequence[Point]) -> str:
@@ -170,3 +223,35 @@ def _number(value: float) -> str:
 def _printable(text: str) -> str:
     """Characters that XML forbids are replaced."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def png_of(svg: str, scale: float) -> bytes:
+    """A picture as PNG on a white ground, with the fonts that matplotlib brings: it is the same on
+    every machine. Characters that these fonts lack, such as Chinese ones, are empty boxes.
+
+    Arguments:
+      svg: the picture.
+      scale: pixels of the PNG for a pixel of the picture.
+
+    Raises:
+      SbpError: `unknown-option` where a library of the extra is not installed.
+    """
+    try:
+        resvg, matplotlib = map(importlib.import_module, ("resvg_py", "matplotlib"))
+    except ModuleNotFoundError as error:
+        raise SbpError(
+            f"a picture as PNG needs {error.name}; install the extra: pip install 'sbp-jax[png]'",
+            code="unknown-option",
+        ) from None
+    fonts = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    return bytes(
+        resvg.svg_to_bytes(
+            svg_string=svg,
+            zoom=scale,
+            background="white",
+            skip_system_fonts=True,
+            font_files=[str(fonts / f"DejaVuSansMono{face}.ttf") for face in ("", "-Bold")],
+            font_family="DejaVu Sans Mono",
+            monospace_family="DejaVu Sans Mono",
+        )
+    )

@@ -1,17 +1,20 @@
-"""Parts -> lines of a terminal. The plain text is the same lines without styles."""
+"""Parts -> lines of a terminal; the plain text is the same lines without styles. Also progress of
+work that takes seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from itertools import zip_longest
 from typing import assert_never
 
 from rich.cells import cell_len
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from sbp.report.markup import plain, words
+from sbp.errors import RuleRow
 from sbp.report.parts import (
     Cell,
-    Column,
     Excerpt,
     Facts,
     Leaf,
@@ -22,6 +25,8 @@ from sbp.report.parts import (
     Share,
     ShownDiagnostic,
     Table,
+    plain,
+    words,
 )
 
 MIN_WIDTH = 40
@@ -34,16 +39,14 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 def page_lines(page: Page, width: int) -> Iterator[Text]:
     """A page as lines of at most `width` cells. Source lines and single words may be longer."""
     width = max(width, MIN_WIDTH)
-    started = after_finding = False
-    if page.title:
-        yield from (Text(line, "bold") for line in wrap(page.title, width))
-        started = True
+    yield from _lines(page.title, width, "bold")
+    started, after_finding = bool(page.title), False
     for part in page.parts:
         if started and (after_finding or not isinstance(part, Paragraph | Facts)):
             yield Text()
         started, after_finding = True, isinstance(part, ShownDiagnostic)
         if isinstance(part, Section):
-            yield from (Text(line, "bold") for line in wrap(part.title, width))
+            yield from _lines(part.title, width, "bold")
             for number, leaf in enumerate(part.parts):
                 if number:
                     yield Text()
@@ -60,7 +63,7 @@ def _indented(lines: Iterable[Text], by: str) -> Iterator[Text]:
 def _leaf(part: Leaf, width: int) -> Iterator[Text]:
     match part:
         case Paragraph():
-            yield from (Text(line) for line in wrap(part.text, width))
+            yield from _lines(part.text, width)
         case Facts():
             room = max(cell_len(name) for name, _ in part.pairs)
             for name, value in part.pairs:
@@ -68,7 +71,7 @@ def _leaf(part: Leaf, width: int) -> Iterator[Text]:
         case Table():
             yield from _table(part, width)
         case Picture():
-            yield from (Text(line) for line in wrap(part.caption, width))
+            yield from _lines(part.caption, width)
             for plain_part in part.instead:
                 yield from _leaf(plain_part, width)
         case ShownDiagnostic():
@@ -111,95 +114,86 @@ def bar(share: Share) -> str:
     return _fit("█" * full + (_EIGHTHS[rest] if rest else ""), BAR_WIDTH) + f" {share.percent:>5}"
 
 
-def _widths(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Column widths. Where the table is too wide, columns that wrap get narrower, the one with most
-    room first. They may add up to more than there is."""
-    wanted = [
-        max([cell_len(c.heading), *(cell_len(row[i]) for row in rows)])
-        for i, c in enumerate(columns)
-    ]
+def _widths(rows: Sequence[Sequence[str]], fixed: Set[int], width: int) -> list[int]:
+    """Widths of the columns of texts, the headings first. Where they have no room, columns get
+    narrower, the one with most room first, but not those in `fixed`. They may add up to more than
+    there is."""
+    columns = list(zip(*rows, strict=True))
+    wanted = [max(map(cell_len, column)) for column in columns]
     least = [
-        (
-            max(
-                [
-                    cell_len(c.heading),
-                    *(cell_len(word) for row in rows for word in row[i].split()),
-                ]
-            )
-            if c.wraps
-            else wanted[i]
-        )
-        for i, c in enumerate(columns)
+        wanted[i] if i in fixed else max(map(cell_len, [heading, *" ".join(cells).split()]))
+        for i, (heading, *cells) in enumerate(columns)
     ]
     spare = width - len(GAP) * (len(columns) - 1)
-    while sum(wanted) > spare:
+    while sum(wanted) > spare and wanted != least:
         room = [w - m for w, m in zip(wanted, least, strict=True)]
-        if max(room) <= 0:
-            break
         wanted[room.index(max(room))] -= 1
     return wanted
 
 
 def _table(table: Table, width: int) -> Iterator[Text]:
     """A table in columns; where these have no room, without its bars, or row by row."""
-    last = len(table.columns) - 1
-    room = width - len(GAP) * last
+    shares = {
+        i for row in table.rows for i, cell in enumerate(row.cells) if isinstance(cell, Share)
+    }
     for bars in (True, False):
         rows = [[_cell(cell, bars=bars) for cell in row.cells] for row in table.rows]
-        widths = _widths(table.columns, rows, width)
-        if sum(widths) <= room:
+        widths = _widths([table.headings, *rows], table.right | shares, width)
+        if sum(widths) + len(GAP) * (len(widths) - 1) <= width:
             break
     else:
         yield from _records(table, width)
         return
-    yield Text(
-        GAP.join(
-            _fit(c.heading, w, right=c.right) for c, w in zip(table.columns, widths, strict=True)
-        ).rstrip(),
-        "dim",
-    )
+    yield Text(_joined(table, table.headings, widths), "dim")
     for row, texts in zip(table.rows, rows, strict=True):
-        cells = [
-            wrap(text, w) if column.wraps else [text]
-            for text, w, column in zip(texts, widths, table.columns, strict=True)
+        columns = [
+            [text] if i in table.right | shares else wrap(text, w)
+            for i, (text, w) in enumerate(zip(texts, widths, strict=True))
         ]
-        for number in range(max(map(len, cells))):
-            line = Text()
-            for i, (lines, w, column) in enumerate(zip(cells, widths, table.columns, strict=True)):
-                text = lines[number] if number < len(lines) else ""
-                style = "bold" if i == 0 else "cyan" if isinstance(row.cells[i], Share) else ""
-                line.append(_fit(text, w, right=column.right) + ("" if i == last else GAP), style)
-            line.rstrip()
+        for cells in zip_longest(*columns, fillvalue=""):
+            line = Text(_joined(table, cells, widths))
+            line.stylize("bold", 0, len(cells[0]))
+            line.highlight_regex(f"[{_EIGHTHS.strip()}]+", "cyan")  # bars
             yield line
-        if row.detail:
-            yield from (Text(f"    {line}", "dim") for line in wrap(row.detail, width - 4))
-    if table.rest:
-        yield Text(table.rest, "dim")
+        yield from _lines(row.detail, width, "dim", 4)
+    yield from _lines(table.rest, width, "dim")
+
+
+def _joined(table: Table, cells: Sequence[str], widths: Sequence[int]) -> str:
+    """The cells of a line of a table, each on its side."""
+    fitted = (
+        _fit(cell, w, right=i in table.right)
+        for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
+    )
+    return GAP.join(fitted).rstrip()
+
+
+def _lines(text: str, width: int, style: str = "", indent: int = 0) -> Iterator[Text]:
+    """A text in lines; none for an empty text."""
+    for line in wrap(text, width - indent) if text else ():
+        yield Text(" " * indent + line, style)
 
 
 def _records(table: Table, width: int) -> Iterator[Text]:
     """A table that is too wide for columns: each row by itself, its first cell above the others,
     which stand behind the headings of their columns."""
-    yield Text(table.columns[0].heading, "dim")
+    yield Text(table.headings[0], "dim")
     for row in table.rows:
         first, *others = (_cell(cell, bars=False) for cell in row.cells)
-        yield from (Text(line, "bold") for line in wrap(first, width))
-        headings = [column.heading for column in table.columns[1:]]
-        pairs = zip(headings, others, strict=True)
+        yield from _lines(first, width, "bold")
+        pairs = zip(table.headings[1:], others, strict=True)
         said = [f"{heading} {' '.join(cell.split())}" for heading, cell in pairs if cell.strip()]
-        yield from (Text(f"  {line}") for line in wrap("; ".join(said), width - 2))
-        if row.detail:
-            yield from (Text(f"    {line}", "dim") for line in wrap(row.detail, width - 4))
-    if table.rest:
-        yield from (Text(line, "dim") for line in wrap(table.rest, width))
+        yield from _lines("; ".join(said), width, indent=2)
+        yield from _lines(row.detail, width, "dim", 4)
+    yield from _lines(table.rest, width, "dim")
 
 
 # ---- findings -----------------------------------------------------------------------------------
 
 
 def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
-    style = SEVERITY_STYLE[part.severity]
-    yield Text.assemble((f"{part.severity}[{part.code}]", style), (f": {part.title}", "bold"))
+    found, style = part.diagnostic, SEVERITY_STYLE[part.diagnostic.severity]
+    yield Text.assemble((f"{found.severity}[{found.code}]", style), (f": {found.title}", "bold"))
     digits = max((len(str(line.number)) for e in part.excerpts for line in e.lines), default=1)
     gutter = " " * (digits + 1)
     for number, excerpt in enumerate(part.excerpts):
@@ -209,13 +203,13 @@ def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
         yield from _excerpt(excerpt, digits, style)
     if part.excerpts:
         yield Text(f"{gutter}|", "cyan")
-    if part.rule:
-        yield Text.assemble((f"{gutter}= ", "cyan"), ("rule", "bold"), f": {part.rule}")
-        yield from _indented(_rule_rows(part), gutter + "    ")
-    for note in part.notes:
+    if found.rule:
+        yield Text.assemble((f"{gutter}= ", "cyan"), ("rule", "bold"), f": {found.rule}")
+        yield from _indented(_rule_rows(found.rows), gutter + "    ")
+    for note in found.notes:
         yield from _remark(gutter, "note", note, "", width)
-    for helped in part.helps:
-        yield from _remark(gutter, "help", helped.text, helped.price, width)
+    for text, price in part.helps:
+        yield from _remark(gutter, "help", text, price, width)
     yield from _remark(gutter, "more", part.more, "", width)
 
 
@@ -238,23 +232,18 @@ def _excerpt(excerpt: Excerpt, digits: int, style: str) -> Iterator[Text]:
             )
 
 
-def _rule_rows(part: ShownDiagnostic) -> Iterator[Text]:
+def _rule_rows(rows: Sequence[RuleRow]) -> Iterator[Text]:
     """The rule's rows in columns: operands, results, remark."""
-    ins, outs = (
-        _column_widths([r.inputs for r in part.rows]),
-        _column_widths([r.outputs for r in part.rows]),
-    )
-    for row in part.rows:
-        left = "".join(_fit(cell, w + 4) for cell, w in zip(row.inputs, ins, strict=False))
-        right = "".join(_fit(cell, w + 4) for cell, w in zip(row.outputs, outs, strict=False))
-        line = Text.assemble(f"{left}->  {right}", (row.remark, "italic"))
+    cells = [(*row.inputs, "->", *row.outputs) for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip_longest(*cells, fillvalue="")]
+    for row, texts in zip(rows, cells, strict=True):
+        fitted = [
+            _fit(text, w + (2 if text == "->" else 4))
+            for text, w in zip(texts, widths, strict=False)
+        ]
+        line = Text.assemble("".join(fitted), (row.remark, "italic"))
         line.rstrip()
         yield line
-
-
-def _column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    count = max((len(row) for row in rows), default=0)
-    return [max(cell_len(row[i]) for row in rows if i < len(row)) for i in range(count)]
 
 
 def _remark(gutter: str, kind: str, text: str, price: str, width: int) -> Iterator[Text]:
@@ -274,3 +263,26 @@ def _remark(gutter: str, kind: str, text: str, price: str, width: int) -> Iterat
         if price and number + 1 == len(lines):
             shown.append(_fit(price, room - cell_len(line), right=True), "bold")
         yield shown
+
+
+# ---- progress -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def counting_down(what: str) -> Iterator[Callable[[int], None]]:
+    """Shows a bar, in a terminal or a notebook, until the work is done.
+
+    Yields a function that takes how many steps are left, before each step.
+
+    Arguments:
+      what: the steps, such as "plans".
+    """
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeElapsedColumn(), transient=True) as shown:
+        task = shown.add_task(what, total=None)
+
+        def left(steps: int) -> None:
+            total = shown.tasks[task].total or steps
+            shown.update(task, total=total, completed=max(0, total - steps))
+
+        yield left

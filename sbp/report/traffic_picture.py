@@ -7,18 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sbp.plan.program import Program
-from sbp.report.flow_picture import COSTLY, SPLIT
 from sbp.report.flows import MOMENTS, ProgramFlows, program_flows, traffic
-from sbp.report.parts import Column, Paragraph, Picture, Table, TableRow
-from sbp.report.svg import CELL, Board, Ink
+from sbp.report.parts import Picture, Table, table
+from sbp.report.svg import COSTLY, SPLIT, Board, Ink, picture
 from sbp.report.wording import branches_text, bytes_text, counted
-from sbp.source.reader import shortened
 
 MOST_PLACES = 16
 """Rows of places; the others are added up in one more row."""
 
 _NAME, _CELL, _ROW, _GAP = 170.0, 78.0, 24.0, 30.0
-_NAME_CHARS = int((_NAME - 10) / CELL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,32 +49,23 @@ def matrices(found: Sequence[ProgramFlows]) -> tuple[Matrix, Matrix]:
     axes = sorted({a for sums in by_moment for a, _ in sums}, key=lambda a: (a.count(","), a))
     sent = {m for sums in by_moment for _, m in sums}
     moments = tuple(m for m in MOMENTS if m in sent)
-    by_axes = [flows.sums(lambda stop: stop.text) for flows in found]
-    by_place = [{(p, a): b for (a, p), b in sums.items()} for sums in by_axes]
-    places = sorted(
-        {p for sums in by_place for p, _ in sums},
-        key=lambda p: (-max(sum(b for (q, _), b in s.items() if q == p) for s in by_place), p),
-    )
-    others = set(places[MOST_PLACES:])
-    if others:
-        rest = counted(len(others), "other place")
-        by_place = [_folded(sums, others, rest) for sums in by_place]
-        places = [*places[:MOST_PLACES], rest]
+    every = [flows.sums(lambda stop: stop.text) for flows in found]
+    most = {
+        place: max(sum(b for (_, p), b in sums.items() if p == place) for sums in every)
+        for sums in every
+        for _, place in sums
+    }
+    places = sorted(most, key=lambda place: (-most[place], place))
+    others = places[MOST_PLACES:]
+    named = dict.fromkeys(places) | dict.fromkeys(others, counted(len(others), "other place"))
+    folded = [flows.sums(lambda stop: named[stop.text] or stop.text) for flows in found]
+    by_place = tuple({(p, a): b for (a, p), b in sums.items()} for sums in folded)
+    rows = tuple(dict.fromkeys(named[place] or place for place in places))
     corner = "scope" if all(t.grouping == "scope" for t in found) else "function"
     return (
         Matrix(corner="mesh axes", rows=tuple(axes), columns=moments, plans=by_moment),
-        Matrix(corner=corner, rows=tuple(places), columns=tuple(axes), plans=tuple(by_place)),
+        Matrix(corner=corner, rows=rows, columns=tuple(axes), plans=by_place),
     )
-
-
-def _folded(
-    sums: dict[tuple[str, str], float], others: set[str], rest: str
-) -> dict[tuple[str, str], float]:
-    found: dict[tuple[str, str], float] = {}
-    for (place, axes), bytes_ in sums.items():
-        key = (rest if place in others else place), axes
-        found[key] = found.get(key, 0.0) + bytes_
-    return found
 
 
 def traffic_picture(program: Program, other: Program | None = None) -> Picture:
@@ -93,12 +81,9 @@ def traffic_picture(program: Program, other: Program | None = None) -> Picture:
         found = tuple(program_flows(p, "function") for p in programs)
     caption = _caption(found)
     if not any(t.bytes for t in found):
-        nothing = Paragraph(text="no device sends anything")
-        return Picture(caption=caption, svg=Board(1, 1).svg(caption), instead=(nothing,))
+        return picture(caption, None, "no device sends anything")
     both = matrices(found)
-    return Picture(
-        caption=caption, svg=_drawing(both).svg(caption), instead=tuple(map(_table, both))
-    )
+    return picture(caption, _drawing(both), *map(_table, both))
 
 
 def _caption(found: Sequence[ProgramFlows]) -> str:
@@ -127,7 +112,7 @@ def _drawing(both: tuple[Matrix, Matrix]) -> Board:
         board.text((4, top + 16), matrix.corner, Ink(bold=True))
         for number, row in enumerate(matrix.rows):
             y = top + _ROW * (number + 1) + 16
-            board.text((4, y), shortened(row, _NAME_CHARS), title=row)
+            board.label((4, y), row, _NAME - 10)
         for plan in range(plans):
             _cells(board, matrix, plan, (_NAME + block * plan, top))
         top += _ROW * (len(matrix.rows) + 1) + _GAP
@@ -138,11 +123,9 @@ def _cells(board: Board, matrix: Matrix, plan: int, corner: tuple[float, float])
     """The cells of one plan: each with its bytes, darker the more it sends."""
     left, top = corner
     most = max((b for sums in matrix.plans for b in sums.values()), default=0.0)
-    room = int((_CELL - 6) / CELL)
     for number, column in enumerate((*matrix.columns, "sum")):
         x = left + _CELL * number + _CELL / 2
-        name = shortened(column, room)
-        board.text((x, top + 16), name, Ink(bold=True), anchor="middle", title=column)
+        board.label((x, top + 16), column, _CELL - 6, Ink(bold=True), anchor="middle")
     for at, row in enumerate(matrix.rows):
         y = top + _ROW * (at + 1)
         for number, column in enumerate(matrix.columns):
@@ -162,20 +145,15 @@ def _cells(board: Board, matrix: Matrix, plan: int, corner: tuple[float, float])
 
 def _table(matrix: Matrix) -> Table:
     """The same in words; of two plans, both numbers in a cell."""
-    columns = (
-        Column(heading=matrix.corner, wraps=True),
-        *(Column(heading=c, right=True, wraps=True) for c in (*matrix.columns, "sum")),
+    rows = (
+        (
+            row,
+            *(_cell([sums.get((row, c), 0.0) for sums in matrix.plans]) for c in matrix.columns),
+            _cell([matrix.sum_of(plan, row) for plan in range(len(matrix.plans))]),
+        )
+        for row in matrix.rows
     )
-
-    def row(name: str) -> TableRow:
-        cells = [
-            _cell([sums.get((name, column), 0.0) for sums in matrix.plans])
-            for column in matrix.columns
-        ]
-        sums = [matrix.sum_of(plan, name) for plan in range(len(matrix.plans))]
-        return TableRow(cells=(name, *cells, _cell(sums)))
-
-    return Table(columns=columns, rows=tuple(map(row, matrix.rows)))
+    return table((matrix.corner, *(f">{c}" for c in (*matrix.columns, "sum"))), rows)
 
 
 def _cell(values: Sequence[float]) -> str:

@@ -1,17 +1,20 @@
-"""The words for figures, types and source lines in every report."""
+"""The words for figures, types, source lines and reasons of conversions in every report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from sbp.annotations import annotate_p
 from sbp.errors import Span
 from sbp.errors import bytes_text as bytes_text
-from sbp.explain.places import SourcePlace
+from sbp.explain.alternatives import Refusal
+from sbp.explain.places import AxisRow, SourcePlace, ValueName
+from sbp.explain.reasons import Argument, ConversionNeed, ConversionReason, PartnerRows
 from sbp.infer.space import Code, decode
+from sbp.limits import boxing_text
 from sbp.plan.text import place
-from sbp.source.annotations import annotation_span
-from sbp.source.reader import expression_text, shortened
+from sbp.source.reader import annotation_span, expression_text, shortened, source_text
 from sbp.trace.graph import Node
 
 SEGMENT_LIMIT = 44
@@ -149,20 +152,16 @@ def place_text(at: SourcePlace) -> str:
     """A place in a sentence. For a gradient it is the forward line."""
     if at.span is None:
         return "in generated code"
-    return f"{_pass(at, 'in the gradient of', 'recomputed at') or 'at'} {place(at.span)}"
+    before = "in the gradient of" if at.gradient else "recomputed at" if at.recomputed else "at"
+    return f"{before} {place(at.span)}"
 
 
 def place_cell(at: SourcePlace | None) -> str:
     """A place in a table; empty for none."""
-    if at is None:
-        return ""
-    if at.span is None:
-        return "in generated code"
-    return f"{_pass(at, 'gradient of ', 'recomputed ')}{place(at.span)}"
-
-
-def _pass(at: SourcePlace, gradient: str, recomputed: str) -> str:
-    return gradient if at.gradient else recomputed if at.recomputed else ""
+    if at is None or at.span is None:
+        return "" if at is None else "in generated code"
+    before = "gradient of " if at.gradient else "recomputed " if at.recomputed else ""
+    return before + place(at.span)
 
 
 def quoted(span: Span) -> str:
@@ -193,3 +192,221 @@ def node_text(node: Node, beside: Node | None = None) -> str:
     if beside is not None and (node.span, node.backward) == (beside.span, beside.backward):
         return f"{node.name} there"
     return f"{node.name}{quoted(node.span)} {place_text(SourcePlace.of(node))}"
+
+
+# ---- conversions in the report ------------------------------------------------------------------
+
+
+def maker_text(reason: ConversionReason) -> str:
+    """The maker of the value, for the report."""
+    if reason.maker is not None:
+        return node_text(reason.maker)
+    assert reason.argument is not None
+    return argument_text(reason.argument) or "an argument"
+
+
+def argument_text(argument: Argument) -> str:
+    """An input of the program or of a body in words; empty for an input without a name."""
+    if argument.node is None:
+        return f"input {argument.name}" if argument.name else ""
+    if argument.kind == "carry":
+        return f"the carry of {argument.node.op} {place_text(SourcePlace.of(argument.node))}"
+    outside = "a constant" if argument.is_constant else ""
+    if argument.outside is not None:
+        outside = argument_text(argument.outside)
+    outside = outside or f"an operand of {node_text(argument.node)}"
+    return f"a slice of {outside}" if argument.kind == "slice" else outside
+
+
+def need_text(reason: ConversionReason) -> str:
+    """The reader of the converted value and its reason, for the report. Results of the program are
+    not named."""
+    need = reason.need
+    if need.node is None:
+        return "returned"
+    if not need.is_read:
+        return f"returned by the body of {need.node.op} {place_text(SourcePlace.of(need.node))}"
+    if need.kind == "pin":
+        span = annotation_span(need.node)
+        return "pinned by" if span is None else f"pinned by{quoted(span)} at {place(span)}"
+    return f"needed by {node_text(need.node, reason.maker)}, {_sentence(_REPORTED, need)}"
+
+
+# ---- conversions in the answer to a question ----------------------------------------------------
+
+
+def full_maker_text(reason: ConversionReason, value: ValueName) -> str:
+    """The maker of the value with its row, for `plan.why`."""
+    maker = reason.maker
+    if maker is None:
+        return str(value)
+    if maker.op == annotate_p.name:
+        return f"the annotation {_expression(maker)}{place_text(SourcePlace.of(maker))}"
+    return f"{_node(maker)}{_row(reason.row)}"
+
+
+def full_need_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
+    """The reader of the converted value, and why it does not take the value as it was made.
+
+    Arguments:
+      need: the need for the conversion.
+      output_names: names of the program's results.
+    """
+    if need.is_between:
+        return "on the way to another type that is read"
+    if need.node is None:
+        return _sentence(_RETURNED, need, output_names)
+    if need.is_read:
+        return _sentence(_READ, need)
+    text = _sentence(_LEFT, need)
+    if need.blocker is None:
+        return text
+    before = decode(need.change.before)
+    return f"{text}: each trip reads it in {_node(need.blocker)}, which has no row for {before!r}"
+
+
+def deferred_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
+    """The start of a sentence about the program with the conversion elsewhere.
+
+    Arguments:
+      need: the need for the conversion.
+      output_names: names of the program's results.
+    """
+    return _sentence(_DEFERRED, need, output_names)
+
+
+_REPORTED = {
+    "no signature": "which has no signature",
+    "rounding": "which has no row for {before}",
+    "not linear": "which has no row for {before}",
+    "partners": "which takes {after} here",
+    "choice": "which takes {after} here",
+    "": "which takes {after}",
+}
+"""Why a reader needs a conversion, in the report. Here and below, by the kind of the need; the last
+line is that of all others."""
+
+_PREDICATE = "it is the predicate of {node}, which every device has to know"
+
+_READ = {
+    "pin": "pinned as {after} by `{source}` {place}",
+    "predicate": _PREDICATE,
+    "carry": "carried as {after} by {node}",
+    "body": "taken into the body as {after} by {node}",
+    "no signature": "needed by {node}, which has no signature and takes all operands B",
+    "rounding": "needed by {node}: a cast to {dtype} would round each part, so the sum comes first"
+    "{allowing}",
+    "not linear": "needed by {node}, which has no row for {before}: it is not linear in this"
+    " operand",
+    "partners": "needed by {node}, which takes {before} only beside {partners}",
+    "choice": "needed by {node}, which takes {before} as well",
+    "": "needed by {node}, whose row takes {after}{row}",
+}
+"""The same in the answer to a question, for a value that a node reads."""
+
+_LEFT = {
+    "predicate": _PREDICATE,
+    "carry": "carried as {after} over all trips of {node}",
+    "": "returned as {after} by the body of {node}",
+}
+"""The same for a value that the body of a region returns."""
+
+_RETURNED = {
+    "pinned output": "returned as `{output}`, which is pinned as {after}",
+    "donated output": "returned as `{output}`, which takes the buffer and so the type of the"
+    " donated input {donor}",
+    "whole output": "returned as `{output}`: what a program returns is not partial unless its type"
+    " says so",
+    "": "returned as `{output}`, whose type is left free",
+}
+"""The same for a result of the program."""
+
+_DEFERRED = {
+    "pin": "Without that pin",
+    "carry": "Carried as {before}",
+    "body": "{taken} as {before}",
+    "row": "The next best, where it takes another type",
+    "partners": "Reduced one consumer later, after {node}",
+    "choice": "Reduced one consumer later, after {node}",
+    "": "`{output}` returned as {before}",
+}
+
+
+def _sentence(
+    templates: Mapping[str, str], need: ConversionNeed, output_names: Sequence[str] = ()
+) -> str:
+    """The sentence of a need."""
+    node, allowing = need.node, f" (reduce_dtype=jnp.{need.allowing} allows it to come after)"
+    of_node: dict[str, Any] = {}
+    if node is not None:
+        of_node = {"node": _node(node), "place": _place(node), "source": source_text(node.span)}
+        of_node["dtype"] = node.params.get("new_dtype")
+    return templates.get(need.kind, templates[""]).format(
+        before=repr(decode(need.change.before)),
+        after=repr(decode(need.change.after)),
+        allowing=allowing if need.allowing else "",
+        partners=_partners(need.partners) if need.partners else "",
+        row=_row(need.row),
+        output=output_name(output_names, need.number),
+        donor=need.donor,
+        taken="Taken into the body" if need.is_read else "Returned",
+        **of_node,
+    )
+
+
+def _row(row: AxisRow | None) -> str:
+    """A row in parentheses; empty for none."""
+    return "" if row is None else f" ({atoms_text(row.ins)} -> {atoms_text(row.outs)})"
+
+
+def _partners(found: PartnerRows) -> str:
+    """The atoms that rows take beside the partial value, and the atoms that are there."""
+
+    def named(codes: Sequence[Code], between: str) -> str:
+        pairs = zip(found.names, codes, strict=True)
+        return ", ".join(f"{name}{between}{decode(code)!r}" for name, code in pairs)
+
+    rows = sorted({named(row, " ") for row in found.rows})
+    more = [f"{len(rows) - 3} more"] if len(rows) > 3 else []
+    return f"{' or '.join([*rows[:3], *more])}, and {named(found.atoms, ' is ')}"
+
+
+_REFUSALS = {
+    "joint": "no types of all mesh axes together",
+    "memory": "nothing that fits the memory limit",
+    "exceeds memory": "it does not fit the memory limit",
+    "rows": "no row reaches it {axis}",
+    "result": "the program would have to return {arrives} {axis}",
+    "reader": "{node} does not take {arrives} {axis}",
+    "not there": "it was not in the program before conversions were taken together",
+    "no row": "no row takes it so",
+}
+
+
+def refusal_text(found: Refusal) -> str:
+    """Why a changed program has no plan."""
+    axis = f"on `{found.mesh_axis}`"
+    if found.boxing is not None:
+        axis += f" under {boxing_text(found.boxing, found.axis_policies, found.axes)}"
+    arrives = " or ".join(dict.fromkeys(repr(decode(c)) for c in found.arriving)) or "nothing"
+    node = "" if found.node is None else _node(found.node)
+    return _REFUSALS[found.kind].format(axis=axis, arrives=arrives, node=node)
+
+
+def output_name(output_names: Sequence[str], number: int) -> str:
+    """The name of a result of the program."""
+    return output_names[number] if 0 <= number < len(output_names) else f"result[{number}]"
+
+
+def _node(node: Node) -> str:
+    return f"{node.name} {_expression(node)}{_place(node)}"
+
+
+def _place(node: Node) -> str:
+    return place_text(SourcePlace.of(node))
+
+
+def _expression(node: Node) -> str:
+    """The user's expression in backticks and a blank; empty where there is no source."""
+    text = source_text(node.span, SEGMENT_LIMIT).replace("`", "'")
+    return f"`{text}` " if text else ""

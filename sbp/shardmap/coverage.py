@@ -9,8 +9,7 @@ from typing import Any
 from sbp.errors import Span
 from sbp.shardmap.one_device import ComparedRun, Comparisons
 from sbp.source.reader import source_text, users_span
-from sbp.trace.collectives import SHARD_MAP
-from sbp.trace.traffic import CollectiveRun, collective_runs
+from sbp.trace.collectives import SHARD_MAP, CollectiveRun, collective_runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,9 @@ from sbp import _jax
 from sbp.errors import OptionEdit, SourceEdit, Span
 from sbp.shardmap.faults import PMEAN
 from sbp.shardmap.specs import split_over, without
-from sbp.trace.collectives import CALLED, SHARD_MAP
+from sbp.trace.collectives import CALLED, SHARD_MAP, handwritten_bytes
 from sbp.trace.graph import Constant, Graph, Node, Operand, constant
 from sbp.trace.regions import amount
-from sbp.trace.traffic import handwritten_bytes
 
 
 @dataclass(frozen=True, slots=True)

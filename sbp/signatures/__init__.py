@@ -13,11 +13,11 @@ from sbp.signatures.custom import unregister as unregister
 from sbp.signatures.factors import FactorMap as FactorMap
 from sbp.signatures.fallback import REFUSED as REFUSED
 from sbp.signatures.fallback import traits_of as traits_of
-from sbp.signatures.placed import PlacedOp as PlacedOp
 from sbp.signatures.rule import ROUNDED_PARTS as ROUNDED_PARTS
 from sbp.signatures.rule import Kernel as Kernel
 from sbp.signatures.rule import LocalContext as LocalContext
 from sbp.signatures.rule import Op as Op
+from sbp.signatures.rule import PlacedOp as PlacedOp
 from sbp.signatures.rule import Row as Row
 from sbp.signatures.rule import Rule as Rule
 from sbp.signatures.rule import Sent as Sent

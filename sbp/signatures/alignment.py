@@ -14,8 +14,7 @@ import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax import lax
@@ -24,9 +23,8 @@ from sbp import _jax
 from sbp.signatures.clusters import Cluster, Wiring, cluster_of, split_values
 from sbp.signatures.kernels.halo import bytes_beside
 from sbp.trace.graph import Graph, Node, Operand, constant, rewritten
-from sbp.trace.joins import Joined, join_node, without_unread
-from sbp.trace.parts import is_zero
-from sbp.trace.slices import Cut, cuts_of, shape_of, slicing, whole
+from sbp.trace.joins import join_node, without_unread
+from sbp.trace.slices import Cuts, Slice, cuts_of, is_zero, shape_of, slicing, whole
 
 # ---- shifts -------------------------------------------------------------------------------------
 # Shifted arrays, and slices of arrays that begin earlier or end later.
@@ -39,59 +37,26 @@ def resized(aval: Any, dim: int, size: int) -> Any:
     return aval.update(shape=(*aval.shape[:dim], size, *aval.shape[dim + 1 :]))
 
 
-@dataclass(frozen=True, slots=True)
-class Strided:
+class Strided(NamedTuple):
     """A value as every `stride`-th element of another one, along a dim.
 
     Arguments:
       source: the other value.
-      dim: the dim.
       cuts: where the source is cut, for each dim.
+      start: the first element along the dim.
+      stride: the distance of two elements in the source.
+      size: the number of elements.
+      beside: where the slice cuts other dims.
+      cuts_one_dim: whether it has all elements along the other dims.
     """
 
     source: Operand
-    dim: int
-    cuts: tuple[Cut, ...]
-
-    @property
-    def start(self) -> int:
-        """The first element."""
-        return self.cuts[self.dim][0]
-
-    @property
-    def stride(self) -> int:
-        """The distance of two elements in the source."""
-        return self.cuts[self.dim][2]
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return shape_of(self.cuts)[self.dim]
-
-    def cuts_one_dim(self, wiring: Wiring) -> bool:
-        """Whether it has all elements along the other dims."""
-        shape = wiring.graph.aval(self.source).shape
-        return self.beside == whole(shape[: self.dim] + shape[self.dim + 1 :])
-
-    @property
-    def beside(self) -> tuple[Cut, ...]:
-        """Where the slice cuts other dims."""
-        return tuple(cut for d, cut in enumerate(self.cuts) if d != self.dim)
-
-    @property
-    def is_shifted(self) -> bool:
-        """Whether its elements are further on in the source than in the value."""
-        return self.start >= self.stride
-
-    def moved(self, first: int, size: int) -> tuple[Cut, ...]:
-        """The cuts of a slice that begins elsewhere along the dim.
-
-        Arguments:
-          first: the first element.
-          size: the number of elements.
-        """
-        cut = (first, first + (size - 1) * self.stride + 1, self.stride)
-        return (*self.cuts[: self.dim], cut, *self.cuts[self.dim + 1 :])
+    cuts: Cuts
+    start: int
+    stride: int
+    size: int
+    beside: Cuts
+    cuts_one_dim: bool
 
 
 def strided(wiring: Wiring, value: Operand, dim: int) -> Strided | None:
@@ -99,31 +64,30 @@ def strided(wiring: Wiring, value: Operand, dim: int) -> Strided | None:
     node = wiring.maker(value)
     if not isinstance(value, int) or node is None or node.op not in ("slice", "split"):
         return None
-    cuts = cuts_of(node, value, wiring.graph.aval(node.inputs[0]).shape)
-    return None if cuts is None else Strided(node.inputs[0], dim, cuts)
+    (source,) = node.inputs
+    shape = wiring.graph.aval(source).shape
+    cuts = cuts_of(node, value, shape)
+    if cuts is None:
+        return None
+    start, _, stride = cuts[dim]
+    beside, others = cuts[:dim] + cuts[dim + 1 :], whole(shape[:dim] + shape[dim + 1 :])
+    return Strided(source, cuts, start, stride, shape_of(cuts)[dim], beside, beside == others)
 
 
-@dataclass(frozen=True, slots=True)
-class Interior:
-    """A node that pads along one dim.
-
-    Arguments:
-      low: padding before the first element.
-      interior: padding between two elements.
-    """
-
-    low: int
-    interior: int
-
-
-def padded(node: Node, dim: int) -> Interior | None:
-    """How a node pads along a dim; None for nodes that do something else, or pad other dims."""
+def padded(node: Node, dim: int) -> tuple[int, int] | None:
+    """The place that a pad gives the first element along a dim, and the distance of two elements;
+    None for nodes that do something else, or pad other dims."""
     if node.op != "pad":
         return None
     config = [tuple(map(int, c)) for c in node.params["padding_config"]]
     if any(c != (0, 0, 0) for d, c in enumerate(config) if d != dim):
         return None
-    return Interior(config[dim][0], config[dim][2])
+    return config[dim][0], config[dim][2] + 1
+
+
+def between(fill: Operand, part: Slice, before: int, after: int) -> list[Slice]:
+    """A slice between copies of a scalar."""
+    return [s for s in (Slice(fill, 0, before), part, Slice(fill, 0, after)) if s.size]
 
 
 def padding(aval: Any, dim: int, low: int, interior: int, out: int) -> tuple[Any, ...]:
@@ -146,20 +110,14 @@ class Maker:
 
     Arguments:
       wiring: the graph as it was; new values are entered in its table of avals.
+      asked: values that the program returns or asks the type of.
       ids: unused numbers of nodes.
     """
 
-    def __init__(self, wiring: Wiring, ids: Iterator[int]) -> None:
-        self.wiring, self.graph, self.ids = wiring, wiring.graph, ids
+    def __init__(self, wiring: Wiring, asked: Set[int], ids: Iterator[int]) -> None:
+        self.wiring, self.graph, self.asked, self.ids = wiring, wiring.graph, asked, ids
         self.before: dict[int, list[Node]] = defaultdict(list)
-        self._values = itertools.count(max(self.graph.avals, default=0) + 1)
         self._shifted: dict[tuple[Operand, int, int, int], tuple[int, Operand]] = {}
-
-    def value(self, aval: Any) -> int:
-        """A new value."""
-        value = next(self._values)
-        self.graph.avals[value] = aval
-        return value
 
     def emit(self, at: int, like: Node, aval: Any, **changes: Any) -> int:
         """The result of a new node, which is like another one but for some changes.
@@ -170,7 +128,7 @@ class Maker:
           aval: shape and dtype of the result.
           changes: what differs.
         """
-        out = self.value(aval)
+        out = self.graph.new_value(aval)
         node = dataclasses.replace(like, id=next(self.ids), outputs=(out,), regions=(), **changes)
         self.before[at].append(node)
         return out
@@ -201,7 +159,7 @@ class Maker:
             inputs=(x, fill),
         )
 
-    def slice(self, at: int, like: Node, source: Operand, cuts: tuple[Cut, ...]) -> Operand:
+    def slice(self, at: int, like: Node, source: Operand, cuts: Cuts) -> Operand:
         """A slice of a value; the value itself if the slice has all of it.
 
         Arguments:
@@ -216,24 +174,7 @@ class Maker:
         sliced = aval.update(shape=shape_of(cuts))
         return self.emit(at, like, sliced, inputs=(source,), **slicing(cuts))
 
-    def cut(self, like: Node, x: int, dim: int, first: int, value: int) -> Node:
-        """A node that makes a value as a slice of another one.
-
-        Arguments:
-          like: the node that it is like.
-          x: the other value.
-          dim: the dim.
-          first: the first element.
-          value: the value.
-        """
-        shape, out = self.graph.avals[x].shape, self.graph.avals[value].shape
-        cut = (first, first + out[dim], 1)
-        cuts = (*whole(shape[:dim]), cut, *whole(shape[dim + 1 :]))
-        return dataclasses.replace(
-            like, id=next(self.ids), inputs=(x,), outputs=(value,), **slicing(cuts)
-        )
-
-    def join(self, at: int, like: Node, dim: int, pieces: Sequence[Joined], x: Operand) -> int:
+    def join(self, at: int, like: Node, dim: int, pieces: Sequence[Slice], x: Operand) -> int:
         """Slices one after the other, of the shape of a value.
 
         Arguments:
@@ -243,7 +184,7 @@ class Maker:
           pieces: the slices.
           x: the value.
         """
-        out = self.value(self.graph.aval(x))
+        out = self.graph.new_value(self.graph.aval(x))
         node = dataclasses.replace(like, id=next(self.ids), outputs=(out,), title="pad")
         self.before[at].append(join_node(node, dim, pieces))
         return out
@@ -283,9 +224,9 @@ class Maker:
         for operand in total.inputs:
             node = self.wiring.maker(operand)
             how = padded(node, dim) if node is not None else None
-            if node is None or how is None or how.interior != 1 or not is_zero(node.inputs[1]):
+            if node is None or how is None or how[1] != 2 or not is_zero(node.inputs[1]):
                 return None
-            found[how.low] = node
+            found[how[0]] = node
         size = self.graph.aval(x).shape[dim]
         if set(found) != {0, 1} or any(
             2 * self.graph.aval(n.inputs[0]).shape[dim] != size for n in found.values()
@@ -309,17 +250,16 @@ def with_alignment(graph: Graph) -> Graph:
 def _aligned(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
     wiring = Wiring.of(graph)
     asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
-    maker = Maker(wiring, ids)
+    maker = Maker(wiring, asked, ids)
     instead: dict[int, list[Node]] = {}
     seen: set[int] = set()
     for node in graph.nodes:
-        for lift in _lifts(wiring, node, seen):
-            found = _Lifting(wiring, maker, lift, asked)
-            if found.saves() > 0 and not found.replaces(instead):
-                instead |= found.nodes()
+        for lift in _lifts(maker, node, seen):
+            if lift.saves() > 0 and not lift.replaces(instead):
+                instead |= lift.nodes()
     for at, node in enumerate(graph.nodes):
         if at not in instead and node.op == "pad":
-            put = _put_back(wiring, maker, at, node)
+            put = _put_back(maker, at, node)
             instead |= {at: [put]} if put is not None else {}
     if not instead:
         return graph
@@ -331,88 +271,78 @@ def _aligned(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
     return dataclasses.replace(graph, nodes=tuple(without_unread(made, asked)))
 
 
-def _put_back(wiring: Wiring, maker: Maker, at: int, node: Node) -> Node | None:
+def _put_back(maker: Maker, at: int, node: Node) -> Node | None:
     """The node instead of a pad that puts a slice where the array has it: a pad of the array with
     the other elements replaced; None for other pads. Gradients of slices are such pads.
 
     Arguments:
-      wiring: the graph.
       maker: makes a further node.
       at: the position of the pad.
       node: the pad.
     """
     x, fill = node.inputs
-    out = wiring.graph.avals[node.outputs[0]]
+    graph, out = maker.graph, maker.graph.avals[node.outputs[0]]
     for dim, size in enumerate(out.shape):
-        view, how = strided(wiring, x, dim), padded(node, dim)
-        if view is None or how is None or view.stride != 1 or not view.cuts_one_dim(wiring):
+        view, how = strided(maker.wiring, x, dim), padded(node, dim)
+        if view is None or how is None or view.stride != 1 or not view.cuts_one_dim:
             continue
-        whole_size, count = wiring.graph.aval(view.source).shape[dim], view.size
+        whole_size, count = graph.aval(view.source).shape[dim], view.size
         if not count:
             continue
-        step = how.interior + 1 if count > 1 else -(-size // whole_size)
-        if how.low != view.start * step or not 0 <= size - 1 - (whole_size - 1) * step < step:
+        low, step = how if count > 1 else (how[0], -(-size // whole_size))
+        if low != view.start * step or not 0 <= size - 1 - (whole_size - 1) * step < step:
             continue
         after = whole_size - view.start - count
-        pieces = [(fill, 0, view.start), (view.source, view.start, count), (fill, 0, after)]
-        kept = [p for p in pieces if p[2]]
+        part = Slice(view.source, view.start, count)
+        kept = between(fill, part, view.start, after)
         if step == 1:
             return join_node(node, dim, kept)
         masked = maker.join(at, node, dim, kept, view.source)
-        config = padding(wiring.graph.aval(masked), dim, 0, step - 1, size)
+        config = padding(graph.aval(masked), dim, 0, step - 1, size)
         params = {"padding_config": config}
         return dataclasses.replace(node, inputs=(masked, fill), params=params)
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Lift:
-    """A cluster and where a reader puts its values: at `by` in a result of `total` elements."""
-
-    cluster: Cluster
-    size: int
-    by: int
-    total: int
-
-
-def _lifts(wiring: Wiring, node: Node, seen: set[int]) -> Iterator[_Lift]:
+def _lifts(maker: Maker, node: Node, seen: set[int]) -> Iterator[_Lifting]:
     """The lifts that put operands of a concatenation at their places.
 
     Arguments:
-      wiring: the graph.
+      maker: makes further nodes.
       node: a node, of any operator.
       seen: values whose clusters have been found; new ones are added.
     """
     if node.op != "concatenate":
         return
-    dim, at = int(node.params["dimension"]), 0
-    total = wiring.graph.avals[node.outputs[0]].shape[dim]
+    dim, at, graph = int(node.params["dimension"]), 0, maker.graph
+    total = graph.avals[node.outputs[0]].shape[dim]
     for operand in node.inputs:
-        size = wiring.graph.aval(operand).shape[dim]
+        size = graph.aval(operand).shape[dim]
         if isinstance(operand, int) and at and size and operand not in seen:
-            cluster = cluster_of(wiring, operand, dim)
+            cluster = cluster_of(maker.wiring, operand, dim)
             if cluster is not None and operand in cluster.dims:
                 seen |= cluster.dims.keys()
                 # Leaves are shifted behind zeros. Keys have no zero.
-                avals = map(wiring.graph.aval, cluster.leaves)
+                avals = map(graph.aval, cluster.leaves)
                 if not any(_jax.is_extended(a.dtype) for a in avals):
-                    yield _Lift(cluster, size, at, total)
+                    yield _Lifting(maker, cluster, size=size, by=at, total=total)
         at += size
 
 
 class _Lifting:
-    """The nodes of one lift.
+    """A cluster whose values are lifted to where a reader puts them.
 
     Arguments:
-      wiring: the graph.
       maker: makes further nodes.
-      lift: what is lifted.
-      asked: values that the program returns or asks the type of.
+      cluster: what is lifted.
+      size: the number of elements of its values along the dim.
+      by: where the reader puts the first one.
+      total: the number of elements of the reader's result.
     """
 
-    def __init__(self, wiring: Wiring, maker: Maker, lift: _Lift, asked: Set[int]) -> None:
-        self.wiring, self.graph, self.maker = wiring, wiring.graph, maker
-        self.lift, self.asked = lift, asked
+    def __init__(self, maker: Maker, cluster: Cluster, *, size: int, by: int, total: int) -> None:
+        self.maker, self.wiring, self.graph = maker, maker.wiring, maker.graph
+        self.cluster, self.size, self.by, self.total = cluster, size, by, total
         self.lifted: dict[Operand, Operand] = {}
         self.views: list[tuple[Strided, Operand]] = []
 
@@ -420,25 +350,25 @@ class _Lifting:
 
     def saves(self) -> float:
         """The bytes that each device sends less to its neighbour, where a dim is split."""
-        lift, graph = self.lift, self.graph
+        graph = self.graph
         saved = 0.0
-        for leaf, dim in lift.cluster.leaves.items():
+        for leaf, dim in self.cluster.leaves.items():
             view = strided(self.wiring, leaf, dim)
-            was = view is not None and view.is_shifted
+            was = view is not None and view.start >= view.stride
             moves = view is None or not 0 <= self.first(view) < view.stride
             saved += (was - moves) * bytes_beside(graph.aval(leaf), dim)
-        for value, dim in lift.cluster.dims.items():
+        for value, dim in self.cluster.dims.items():
             across = bytes_beside(graph.avals[value], dim)
-            stays = value in self.asked
+            stays = value in self.maker.asked
             for at in self.outside(value):
                 node = graph.nodes[at]
                 how = padded(node, dim)
                 if self.joins(node, value):
                     saved += across
                 elif how is not None and node.inputs[0] == value:
-                    step = how.interior + 1
-                    saved += across * (not 0 <= how.low < step)
-                    saved -= across * (not 0 <= how.low - lift.by * step < step)
+                    low, step = how
+                    saved += across * (not 0 <= low < step)
+                    saved -= across * (not 0 <= low - self.by * step < step)
                 else:
                     stays = True
             saved -= across * stays
@@ -446,55 +376,59 @@ class _Lifting:
 
     def first(self, view: Strided) -> int:
         """The element of a slice's source that is first in the lifted slice."""
-        return view.start - view.stride * self.lift.by
+        return view.start - view.stride * self.by
 
     def outside(self, value: int) -> list[int]:
         """The positions of the nodes that read a value and are not in the cluster."""
         found = self.wiring.readers.get(value, ())
-        return [at for at in dict.fromkeys(found) if at not in self.lift.cluster.nodes]
+        return [at for at in dict.fromkeys(found) if at not in self.cluster.nodes]
 
     def joins(self, node: Node, value: int) -> bool:
         """Whether a node concatenates a value at the place that it is lifted to."""
-        dim = self.lift.cluster.dims[value]
+        dim = self.cluster.dims[value]
         if node.op != "concatenate" or node.params["dimension"] != dim:
             return False
         avals = [self.graph.aval(o) for o in node.inputs]
         ends = itertools.accumulate((a.shape[dim] for a in avals), initial=0)
         at = [end for end, operand in zip(ends, node.inputs, strict=False) if operand == value]
         total = sum(a.shape[dim] for a in avals)
-        return at == [self.lift.by] and total == self.lift.total
+        return at == [self.by] and total == self.total
 
     def replaces(self, instead: dict[int, list[Node]]) -> bool:
         """Whether another lift has replaced one of the nodes that this one replaces."""
-        at = {at for v in self.lift.cluster.dims for at in self.outside(v)}
-        return not instead.keys().isdisjoint(at | self.lift.cluster.nodes.keys())
+        at = {at for v in self.cluster.dims for at in self.outside(v)}
+        return not instead.keys().isdisjoint(at | self.cluster.nodes.keys())
 
     # ---- new nodes -------------------------------------------------------------------------------
 
     def nodes(self) -> dict[int, list[Node]]:
         """For each position of a node that is replaced, the nodes that come there."""
-        found = {at: self.computed(at) for at in self.lift.cluster.nodes}
-        for value in self.lift.cluster.dims:
+        found = {at: self.computed(at) for at in self.cluster.nodes}
+        for value in self.cluster.dims:
             for at in self.outside(value):
                 node = self.graph.nodes[at]
                 if at not in found and self.joins(node, value):
                     found[at] = [self.joined(node)]
-                elif padded(node, self.lift.cluster.dims[value]) and node.inputs[0] == value:
+                elif padded(node, self.cluster.dims[value]) and node.inputs[0] == value:
                     found[at] = [self.padded(at, node, value)]
         return found
 
     def computed(self, at: int) -> list[Node]:
         """A node of the cluster on lifted operands, and slices of its results as they were."""
         node, graph = self.graph.nodes[at], self.graph
-        split = dict(split_values(node, self.lift.cluster.nodes[at]))
+        split = dict(split_values(node, self.cluster.nodes[at]))
         inputs = tuple(self.operand(at, node, o) if o in split else o for o in node.inputs)
         outputs, slices = [], []
         for value in node.outputs:
             dim = split[value]
-            out = self.maker.value(resized(graph.avals[value], dim, self.lift.total))
+            out = graph.new_value(resized(graph.avals[value], dim, self.total))
             self.lifted[value] = out
             outputs.append(out)
-            slices.append(self.maker.cut(node, out, dim, self.lift.by, value))
+            shape = graph.avals[out].shape
+            cut = (self.by, self.by + graph.avals[value].shape[dim], 1)
+            cuts = (*whole(shape[:dim]), cut, *whole(shape[dim + 1 :]))
+            fields = {"id": next(self.maker.ids), "inputs": (out,), "outputs": (value,)}
+            slices.append(dataclasses.replace(node, **fields, **slicing(cuts)))
         params = dict(node.params)
         if "shape" in params:
             params["shape"] = self.graph.aval(outputs[0]).shape
@@ -509,59 +443,61 @@ class _Lifting:
 
     def leaf(self, at: int, node: Node, operand: Operand) -> Operand:
         """A lifted leaf: a slice that begins earlier, or a shifted array."""
-        dim, lift = self.lift.cluster.leaves[operand], self.lift
+        dim = self.cluster.leaves[operand]
         view = strided(self.wiring, operand, dim)
         if view is None:
-            return self.maker.shifted(at, node, operand, dim, lift.by, lift.total)
+            return self.maker.shifted(at, node, operand, dim, self.by, self.total)
         shape, first = self.graph.aval(view.source).shape, self.first(view)
-        if first >= 0 and first + (lift.total - 1) * view.stride < shape[dim]:
-            cuts = view.moved(first, lift.total)
+        if first >= 0 and first + (self.total - 1) * view.stride < shape[dim]:
+            cut = (first, first + (self.total - 1) * view.stride + 1, view.stride)
+            cuts = (*view.cuts[:dim], cut, *view.cuts[dim + 1 :])
             found = self.maker.slice(at, node, view.source, cuts)
-            self.views.append((Strided(view.source, dim, cuts), found))
+            self.views.append((view._replace(start=first), found))
             return found
-        if view.stride == 1 and view.cuts_one_dim(self.wiring):
-            return self.maker.shifted(at, node, view.source, dim, -first, lift.total)
-        return self.maker.shifted(at, node, operand, dim, lift.by, lift.total)
+        if view.stride == 1 and view.cuts_one_dim:
+            return self.maker.shifted(at, node, view.source, dim, -first, self.total)
+        return self.maker.shifted(at, node, operand, dim, self.by, self.total)
 
     def joined(self, node: Node) -> Node:
         """A concatenation of lifted operands, each at its place."""
         dim, at = int(node.params["dimension"]), 0
-        pieces: list[Joined] = []
+        pieces: list[Slice] = []
         for operand in node.inputs:
             size = self.graph.aval(operand).shape[dim]
-            if operand in self.lift.cluster.dims and at == self.lift.by:
-                pieces.append((self.lifted[operand], at, size))
+            if operand in self.cluster.dims and at == self.by:
+                pieces.append(Slice(self.lifted[operand], at, size))
             else:
                 pieces.append(self.in_place(operand, dim, at, size))
             at += size
         return join_node(node, dim, pieces)
 
-    def in_place(self, operand: Operand, dim: int, at: int, size: int) -> Joined:
+    def in_place(self, operand: Operand, dim: int, at: int, size: int) -> Slice:
         """An operand of a concatenation as a part of a lifted slice of the same array, if there is
         one that has the same elements at the same place."""
         own = strided(self.wiring, operand, dim)
         if own is None:
-            return (operand, 0, size)
+            return Slice(operand, 0, size)
         for view, lifted in self.views:
             stride = own.stride if size > 1 else view.stride
             same = own.source == view.source and own.beside == view.beside
             if same and stride == view.stride and own.start == view.start + at * stride:
-                return (lifted, at, size)
-        return (operand, 0, size)
+                return Slice(lifted, at, size)
+        return Slice(operand, 0, size)
 
     def padded(self, at: int, node: Node, value: int) -> Node:
         """A pad of a lifted value. Elements that the value itself does not have are replaced by the
         padding, if they are in the result."""
-        dim, lift = self.lift.cluster.dims[value], self.lift
+        dim = self.cluster.dims[value]
         how = padded(node, dim)
         assert how is not None
-        lifted, step = self.lifted[value], how.interior + 1
-        low, out = how.low - lift.by * step, self.graph.avals[node.outputs[0]].shape[dim]
-        after = lift.total - lift.by - lift.size
-        ends = how.low + (lift.size - 1) * step  # the last element of the value itself
-        if (how.low >= step and lift.by) or (after and ends + step < out):
-            fill = node.inputs[1]
-            pieces = [(fill, 0, lift.by), (lifted, lift.by, lift.size), (fill, 0, after)]
-            lifted = self.maker.join(at, node, dim, [p for p in pieces if p[2]], lifted)
-        params = {"padding_config": padding(self.graph.aval(lifted), dim, low, how.interior, out)}
+        lifted, (low, step) = self.lifted[value], how
+        out = self.graph.avals[node.outputs[0]].shape[dim]
+        after = self.total - self.by - self.size
+        ends = low + (self.size - 1) * step  # the last element of the value itself
+        if (low >= step and self.by) or (after and ends + step < out):
+            part = Slice(lifted, self.by, self.size)
+            pieces = between(node.inputs[1], part, self.by, after)
+            lifted = self.maker.join(at, node, dim, pieces, lifted)
+        first = low - self.by * step
+        params = {"padding_config": padding(self.graph.aval(lifted), dim, first, step - 1, out)}
         return dataclasses.replace(node, inputs=(lifted, node.inputs[1]), params=params)

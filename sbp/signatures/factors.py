@@ -17,7 +17,7 @@ import numpy as np
 
 from sbp import _jax
 from sbp.signatures.rule import Op, Row
-from sbp.types import Atom, B, P, Split, Unreduced
+from sbp.types import Atom, B, Split, Unreduced
 
 Dims = tuple[str | None, ...]
 """The factor of each dim of one tensor; None for a dim that no row splits."""
@@ -90,6 +90,40 @@ def split_rows(op: Op, m: FactorMap) -> list[Row]:
     return rows
 
 
+def rows_beside(op: Op, dims: Collection[int] = ()) -> list[Row]:
+    """The rows of an operator whose operands and results have the same dims: each splits one dim in
+    all of them.
+
+    Scalar operands stay B, and so do operands with size 1 where the result is longer.
+
+    Arguments:
+      op: the equation.
+      dims: the dims that no row splits.
+    """
+    rank = max((len(a.shape) for a in op.outs), default=0)
+    rows = []
+    for dim in range(rank):
+        size, split = op.outs[0].shape[dim], Split(dim)
+        if dim not in dims:
+            ins = (len(a.shape) == rank and a.shape[dim] == size for a in op.ins)
+            rows.append(Row(tuple(split if has else B for has in ins), (split,) * len(op.outs)))
+    return rows
+
+
+def rows_without(op: Op, dims: Collection[int]) -> list[Row]:
+    """The rows of an operator whose results lack some dims of its operands: each splits another
+    dim. Scalars stay B.
+
+    Arguments:
+      op: the equation.
+      dims: the dims that the results lack.
+    """
+    factors = dim_factors(len(op.ins[0].shape), dims)
+    kept = tuple(factor for factor in factors if factor is not None)
+    ins = tuple(factors if a.shape else () for a in op.ins)
+    return split_rows(op, FactorMap(ins=ins, outs=(kept,) * len(op.outs)))
+
+
 def admissible(dtype: np.dtype) -> tuple[str, ...]:
     """The monoids under which values of a dtype can be partial.
 
@@ -115,6 +149,22 @@ def owned_monoid(dtype: Any) -> str | None:
     return "sum" if "sum" in monoids else "or" if "or" in monoids else None
 
 
+def monoid_rows(op: Op, *monoids: str, positions: Sequence[int] | None = None) -> list[Row]:
+    """Rows in which operands are partial together, under a monoid that the operator commutes with.
+
+    Arguments:
+      op: the equation.
+      monoids: the monoids, one for each row.
+      positions: the operands that are partial; None for all.
+    """
+    chosen = range(len(op.ins)) if positions is None else positions
+    rows = []
+    for atom in map(Unreduced, monoids):
+        ins = tuple(atom if i in chosen else B for i in range(len(op.ins)))
+        rows.append(Row(ins, (atom,) * len(op.outs)))
+    return rows
+
+
 def moved_rows(op: Op, positions: Sequence[int] | None = None) -> list[Row]:
     """Partial rows of an operator that only moves elements; it commutes with every monoid of the
     dtype.
@@ -123,17 +173,7 @@ def moved_rows(op: Op, positions: Sequence[int] | None = None) -> list[Row]:
       op: the equation.
       positions: the operands whose elements move, which are partial together; None for all.
     """
-    chosen = range(len(op.ins)) if positions is None else positions
-    rows = []
-    for monoid in admissible(op.outs[0].dtype):
-        atom = Unreduced(monoid)
-        rows.append(
-            Row(
-                tuple(atom if i in chosen else B for i in range(len(op.ins))),
-                (atom,) * len(op.outs),
-            )
-        )
-    return rows
+    return monoid_rows(op, *admissible(op.outs[0].dtype), positions=positions)
 
 
 def linear_rows(op: Op, positions: Sequence[int] | None = None) -> list[Row]:
@@ -143,9 +183,7 @@ def linear_rows(op: Op, positions: Sequence[int] | None = None) -> list[Row]:
       op: the equation.
       positions: the operands in which the operator is linear; None for all.
     """
-    chosen = range(len(op.ins)) if positions is None else positions
-    ins = tuple(P if i in chosen else B for i in range(len(op.ins)))
-    return [Row(ins, (P,) * len(op.outs))]
+    return monoid_rows(op, "sum", positions=positions)
 
 
 def multilinear_rows(op: Op, positions: Sequence[int]) -> list[Row]:
@@ -157,8 +195,3 @@ def multilinear_rows(op: Op, positions: Sequence[int]) -> list[Row]:
       positions: the operands that may be the partial one; the operator is linear in each.
     """
     return [row for i in positions for row in linear_rows(op, (i,))]
-
-
-def monoid_rows(op: Op, *monoids: str) -> list[Row]:
-    """Rows in which all operands are partial under a monoid that the operator commutes with."""
-    return [Row((Unreduced(m),) * len(op.ins), (Unreduced(m),) * len(op.outs)) for m in monoids]

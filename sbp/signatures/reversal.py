@@ -125,7 +125,9 @@ def with_mirrors(graph: Graph) -> Graph:
 def _mirrored(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
     asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
     seen: set[tuple[Operand, int]] = set()
-    while (reversal := _next_reversal(graph, seen)) is not None:
+    while reversal := next(
+        (n for n in graph.nodes if len(reversed_dims(n)) == 1 and _key(n) not in seen), None
+    ):
         part = _Part.around(Wiring.of(graph), reversal, asked)
         seen.add(_key(reversal))
         if part is None:
@@ -136,12 +138,6 @@ def _mirrored(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
     return graph
 
 
-def _next_reversal(graph: Graph, seen: Set[tuple[Operand, int]]) -> Node | None:
-    """The first node that reverses one dim of an array and is not among those seen."""
-    found = (n for n in graph.nodes if len(reversed_dims(n)) == 1)
-    return next((n for n in found if _key(n) not in seen), None)
-
-
 def _key(reversal: Node) -> tuple[int, int]:
     """The result of a node that reverses one dim, and the dim."""
     return reversal.outputs[0], reversed_dims(reversal)[0]
@@ -150,7 +146,7 @@ def _key(reversal: Node) -> tuple[int, int]:
 # ---- what is mirrored ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Part:
     """Operations around a reversal, of which some are mirrored.
 
@@ -208,41 +204,34 @@ class _Part:
                 if is_new and dims.get(x, dims.get(y)) == dims.get(y, dims.get(x)) == d:
                     dims |= {x: d, y: d}
                     sources[y], reversals[x] = x, y
-        return _Part(
-            wiring=wiring,
-            asked=asked,
-            along=along,
-            sources=sources,
-            reversals=reversals,
-            dims=dims,
-            mirrored=set(along),
-        )
+        return _Part(wiring, asked, along, sources, reversals, dims, mirrored=set(along))
 
     def shrink(self) -> bool:
         """Leaves out nodes whose mirror images reverse no fewer bytes; whether those that remain
         reverse fewer bytes than the program."""
+        values = {self.sources.get(v, v) for v in self.dims}
+        was = self._with(set(self.mirrored), values)
         changed = True
         while changed:
             changed = False
             for at in itertools.chain(sorted(self.along), sorted(self.along, reverse=True)):
-                before = self._cost_beside(at)
-                self.mirrored.symmetric_difference_update({at})
-                delta = self._cost_beside(at) - before
-                if delta < 0 or (delta == 0 and at not in self.mirrored):
-                    changed = True
-                else:
+                beside = {self.sources.get(v, v) for v in self.along[at]}
+                before, after = self._costs(beside), self._with({at}, beside)
+                if after < before or (after == before and at in self.mirrored):
                     self.mirrored.symmetric_difference_update({at})
-        values = {self.sources.get(v, v) for v in self.dims}
-        cost = sum(map(self._cost, values))
-        kept = set(self.mirrored)
-        self.mirrored.clear()
-        was = sum(map(self._cost, values))
-        self.mirrored.update(kept)
-        return cost < was
+                    changed = True
+        return self._costs(values) < was
 
-    def _cost_beside(self, at: int) -> int:
-        """The bytes of the reversals of a node's operands and results."""
-        return sum(map(self._cost, {self.sources.get(v, v) for v in self.along[at]}))
+    def _costs(self, values: Set[Operand]) -> int:
+        """The bytes that are reversed to make values."""
+        return sum(map(self._cost, values))
+
+    def _with(self, nodes: Set[int], values: Set[Operand]) -> int:
+        """The bytes that are reversed to make values, with other forms of some nodes."""
+        self.mirrored.symmetric_difference_update(nodes)
+        found = self._costs(values)
+        self.mirrored.symmetric_difference_update(nodes)
+        return found
 
     def _cost(self, value: Operand) -> int:
         """The bytes that are reversed to make the forms of a value that are read.
@@ -328,7 +317,6 @@ class _Emission:
 
     def __init__(self, part: _Part, ids: Iterator[int]) -> None:
         self.part, self.graph, self.ids = part, part.wiring.graph, ids
-        self.values = itertools.count(max(self.graph.avals, default=0) + 1)
         self.nodes: list[Node] = []
         self.made: dict[tuple[Operand, bool], Operand] = {}
 
@@ -358,8 +346,7 @@ class _Emission:
         """The number of a form of a value that is made now."""
         found = self.part.reversals.get(value) if is_reversed else value
         if not isinstance(found, int):
-            found = next(self.values)
-            self.graph.avals[found] = self.graph.aval(value)
+            found = self.graph.new_value(self.graph.aval(value))
         self.made[value, is_reversed] = found
         return found
 

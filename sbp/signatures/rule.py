@@ -1,7 +1,6 @@
 """Rows, rules and kernels, and the registry that finds a rule by the name of its primitive.
 
-Importing `sbp.signatures.families` fills the registry.
-"""
+Importing `sbp.signatures.families` fills the registry."""
 
 from __future__ import annotations
 
@@ -13,9 +12,35 @@ from typing import Any, Protocol
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
-from sbp.signatures.placed import PlacedOp
 from sbp.signatures.traits import Traits
-from sbp.types import Atom, B
+from sbp.types import Atom, B, Split
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedOp:
+    """An equation with its row on all mesh axes.
+
+    Arguments:
+      params: the primitive's parameters, for global shapes.
+      ins: avals of the whole operands.
+      atoms: for each operand its atom on each mesh axis.
+      kernels: the kernel on each mesh axis.
+      sizes: sizes of the mesh axes.
+    """
+
+    params: dict[str, Any]
+    ins: tuple[Any, ...]
+    atoms: tuple[tuple[Atom, ...], ...]
+    kernels: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    def shard(self, operand: int, dim: int) -> tuple[int, bool]:
+        """The length of a shard of an operand along one dim, and whether no shard has padding."""
+        size, even = self.ins[operand].shape[dim], True
+        for atom, n in zip(self.atoms[operand], self.sizes, strict=True):
+            if atom == Split(dim):
+                size, even = -(-size // n), even and size % n == 0
+        return size, even
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +230,8 @@ class Rule:
       reason: why no other row is right, for a rule that has only the all-B row.
       unread: from the parameters of an equation, why the rule finds no row besides all-B in it;
           empty where it does. None for a rule that reads all its equations.
+      exchanges: for an op and a row with the kernel `halo`, what that kernel exchanges: each an
+          `Exchange` of `kernels.halo`.
     """
 
     name: str
@@ -213,6 +240,7 @@ class Rule:
     local: Callable[[LocalContext, Sequence[Any]], list[Any]] | None = None
     reason: str = ""
     unread: Callable[[dict[str, Any]], str] | None = None
+    exchanges: Callable[[Op, Row], Sequence[Any]] | None = None
 
 
 _RULES: dict[str, Rule] = {}
@@ -301,7 +329,7 @@ traits."""
 def rule(
     *names: str,
     traits: TraitsOf | None = None,
-    local: Callable[[LocalContext, Sequence[Any]], list[Any]] | None = None,
+    **fields: Any,
 ) -> Callable[[Callable[[Op], Sequence[Row]]], Any]:
     """Decorator that adds a rule: `@rule("rev", traits=Traits(moves=True))`.
 
@@ -310,34 +338,26 @@ def rule(
     Arguments:
       names: the primitives that the rule is for.
       traits: what these primitives are, beside their rows.
-      local: what runs on the shards, as in `Rule`.
+      fields: other fields of the `Rule`, such as `local`, which runs on the shards.
 
     Raises:
       SbpInternalError: for a rule without traits, and for a primitive that has a rule already.
     """
 
     def enter(rows: Callable[[Op], Sequence[Row]]) -> Callable[[Op], Sequence[Row]]:
-        file = rows.__code__.co_filename if inspect.isfunction(rows) else "the rule's file"
         for name in names:
-            known = _given_traits(name, traits, file)
+            if traits is None:
+                file = rows.__code__.co_filename if inspect.isfunction(rows) else "the rule's file"
+                raise SbpInternalError(
+                    f"the rule of primitive {name!r} has no traits: give `traits=Traits(..)` in"
+                    f" {file}"
+                )
+            known = traits if isinstance(traits, Traits) else traits(name)
             all_rows = functools.partial(_with_all_b, rows)
-            add_rule(Rule(name=name, rows=all_rows, traits=known, local=local))
+            add_rule(Rule(name=name, rows=all_rows, traits=known, **fields))
         return rows
 
     return enter
-
-
-def _given_traits(name: str, traits: TraitsOf | None, file: str) -> Traits:
-    """The traits of one primitive.
-
-    Raises:
-      SbpInternalError: if there are none; the message names `file`.
-    """
-    if traits is None:
-        raise SbpInternalError(
-            f"the rule of primitive {name!r} has no traits: give `traits=Traits(..)` in {file}"
-        )
-    return traits if isinstance(traits, Traits) else traits(name)
 
 
 def _with_all_b(rows: Callable[[Op], Sequence[Row]], op: Op) -> tuple[Row, ...]:
@@ -349,23 +369,6 @@ def all_b(op: Op) -> Row:
     """The row that is right for every operator: each device has all operands and computes all
     results."""
     return Row((B,) * len(op.ins), (B,) * len(op.outs))
-
-
-def replicated(*names: str, reason: str, traits: TraitsOf | None = None) -> None:
-    """Adds rules that have only the all-B row.
-
-    Arguments:
-      names: the primitives.
-      reason: why no other row is right.
-      traits: what the primitives are, beside their rows.
-
-    Raises:
-      SbpInternalError: for a rule without traits, and for a primitive that has a rule already.
-    """
-    file = inspect.stack()[1].filename
-    for name in names:
-        known = _given_traits(name, traits, file)
-        add_rule(Rule(name=name, rows=lambda op: (all_b(op),), traits=known, reason=reason))
 
 
 def bind_with(ctx: LocalContext, args: Sequence[Any], **changes: Any) -> list[Any]:

@@ -1,17 +1,44 @@
-"""Edits of the user's source that change, remove or add an annotation."""
+"""Edits of the user's source that change, remove or add an annotation, put `sbp.policy` around a
+statement or change its policy, or change arguments of a call."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from sbp.errors import SourceEdit, Span
-from sbp.source.imports import ANNOTATIONS, SbpNames, names_of_sbp
-from sbp.source.reader import SourceRead, expression_at
-from sbp.source.scopes import function_of, innermost, is_local, owner_of, statement_of
-from sbp.source.text import ParsedSource, contains, exact_text, line_text, parsed_file, span_of
+from sbp.limits import Policy
+from sbp.slips import renamed
+from sbp.source.reader import (
+    ANNOTATIONS,
+    SbpNames,
+    SourceRead,
+    expression_at,
+    name_called,
+    names_of_sbp,
+)
+from sbp.source.scopes import (
+    binding_of,
+    function_of,
+    innermost,
+    is_local,
+    owner_of,
+    statement_at,
+    statement_of,
+)
+from sbp.source.text import (
+    ParsedSource,
+    contains,
+    exact_text,
+    line_text,
+    parsed_file,
+    point,
+    span_of,
+    start_of,
+)
 from sbp.types import Atom, Broadcast, NdSbp, Split, Unreduced
 
 Part = Literal["result", "cotangent", "whole"]
@@ -159,13 +186,8 @@ def _keywords(atoms: Mapping[str, Atom], module: str) -> list[str]:
     """Atoms as the keywords of `annotate`."""
 
     def written(atom: Atom) -> str:
-        match atom:
-            case Split(dim=dim):
-                return f"{module}.S({dim})"
-            case Broadcast():
-                return f"{module}.B"
-            case Unreduced(monoid=op):
-                return f'{module}.P("{op}")'
+        text = f'P("{atom.monoid}")' if isinstance(atom, Unreduced) else repr(atom)
+        return f"{module}.{text}"
 
     named = [f"{axis}={written(a)}" for axis, a in atoms.items() if axis.isidentifier()]
     rest = [f'"{axis}": {written(a)}' for axis, a in atoms.items() if not axis.isidentifier()]
@@ -203,15 +225,8 @@ def converted(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> tuple[
     if statement is not None and owner is function_of(source, here):
         before = _before(statement, line.file)
         if before is not None:
-            start = span_of(statement, line.file)
             made = f"{read.code} = {_call(read.code, atoms, module)}{before}"
-            place = Span(
-                file=line.file,
-                line=start.line,
-                column=start.column,
-                end_column=start.column,
-                end_line=start.line,
-            )
+            place = start_of(span_of(statement, line.file))
             return (SourceEdit(span=place, replacement=made, imports=imports),)
     scope = owner if owner is not None else function_of(source, here)
     return tuple(
@@ -224,9 +239,7 @@ def converted(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> tuple[
 def statement_span(line: Span) -> Span | None:
     """The statement that an expression stands in, a compound one up to its body; None where the
     source does not show it."""
-    source = parsed_file(line.file)
-    here = innermost(source, line)
-    statement = statement_of(source, here) if here is not None else None
+    statement = statement_at(parsed_file(line.file), line)
     if statement is None:
         return None
     span, body = span_of(statement, line.file), getattr(statement, "body", None)
@@ -268,3 +281,235 @@ def _before(statement: ast.stmt, file: str) -> str | None:
     if not head.strip():
         return None if tail.startswith(b"elif") else "\n" + head.decode()
     return "; " if isinstance(statement, _SIMPLE) else None
+
+
+# ---- policies -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A statement under a policy.
+
+    Arguments:
+      edits: the edits that put the policy around the statement.
+      statement: the span of the statement.
+      inner: spans of lambdas in it, which run where they are called.
+    """
+
+    edits: tuple[SourceEdit, ...]
+    statement: Span
+    inner: tuple[Span, ...]
+
+    def runs(self, stack: Sequence[Span]) -> bool:
+        """Whether an operation with these frames is traced while the statement runs."""
+        return any(
+            contains(self.statement, frame) and not any(contains(i, frame) for i in self.inner)
+            for frame in stack
+        )
+
+
+def under_policy(line: Span, policy: Policy, axis: str) -> Region | None:
+    """The statement of a line, with a policy around it on one mesh axis; None where the statement
+    has statements inside, or shares a line with another one."""
+    source, names = parsed_file(line.file), names_of_sbp(line.file)
+    statement = statement_at(source, line)
+    if statement is None or not isinstance(statement, _SIMPLE):
+        return None
+    span = span_of(statement, line.file)
+    first, last = line_text(line.file, span.line) or "", line_text(line.file, span.end_line) or ""
+    head, tail = first.encode()[: span.column - 1], last.encode()[span.end_column - 1 :].strip()
+    if head.strip() or (tail and not tail.startswith(b"#")):
+        return None  # it shares a line with another statement
+    imports = () if names.module else ("import sbp",)
+    indent, step = head.decode(), "\t" if head[:1] == b"\t" else "    "
+    opened = f'with {names.module or "sbp"}.policy("{policy}", "{axis}"):\n{indent}{step}'
+    edits = [SourceEdit(span=start_of(span), replacement=opened, imports=imports)]
+    edits += [
+        SourceEdit(span=point(line.file, number, 1), replacement=step)
+        for number in range(span.line + 1, span.end_line + 1)
+        if not _in_text(statement, number)
+    ]
+    lambdas = (n for n in ast.walk(statement) if isinstance(n, ast.Lambda))
+    return Region(tuple(edits), span, tuple(span_of(n, line.file) for n in lambdas))
+
+
+def _in_text(statement: ast.stmt, line: int) -> bool:
+    """Whether a line begins inside a string, which an indent would change."""
+    return any(
+        isinstance(node, ast.Constant | ast.JoinedStr)
+        and node.lineno < line <= (node.end_lineno or node.lineno)
+        for node in ast.walk(statement)
+    )
+
+
+def loosened_policies(
+    file: str, old: Policy, new: Policy, axis: str
+) -> Iterator[tuple[Span, SourceEdit]]:
+    """Edits that change the policy of a file's regions on one mesh axis, each behind the span of
+    the region's statements.
+
+    Arguments:
+      file: the file.
+      old: the policy to replace; a region that sets it on all axes gets a policy on `axis` inside.
+      new: the policy in its place.
+      axis: the mesh axis.
+    """
+    source, names = parsed_file(file), names_of_sbp(file)
+    for node in ast.walk(source.tree) if source.tree else ():
+        if not isinstance(node, ast.With):
+            continue
+        last = span_of(node.body[-1], file)
+        body = replace(
+            span_of(node.body[0], file), end_line=last.end_line, end_column=last.end_column
+        )
+        for item in node.items:
+            text = _changed(item.context_expr, names, (old, new, axis), file)
+            if text:
+                edit = SourceEdit(span=span_of(item.context_expr, file), replacement=text)
+                yield body, edit
+
+
+def _changed(call: ast.expr, names: SbpNames, change: tuple[Policy, Policy, str], file: str) -> str:
+    """The new source text of a policy call; empty where the call stays.
+
+    Arguments:
+      call: the call.
+      names: the names that the file has for sbp.
+      change: the old policy, the new one and the mesh axis.
+      file: the file.
+    """
+    old, new, axis = change
+    if not isinstance(call, ast.Call) or names.function(call.func) != "policy":
+        return ""
+    written = [a.value if isinstance(a, ast.Constant) else None for a in call.args]
+    if not written or written[0] != old or None in written:
+        return ""
+    func = exact_text(span_of(call.func, file))
+    if written[1:] == [axis]:
+        return f'{func}("{new}", "{axis}")'
+    if len(written) > 1 and axis not in written[1:]:
+        return ""
+    return f'{exact_text(span_of(call, file))}, {func}("{new}", "{axis}")'
+
+
+# ---- arguments of calls -------------------------------------------------------------------------
+
+
+def argument_span(call: Span | None, name: str) -> Span | None:
+    """The place of a keyword argument: the expression in the call, and where that is a variable,
+    the expression that was assigned to it. None where the source does not show it.
+
+    Arguments:
+      call: the call.
+      name: the keyword.
+    """
+    expression = expression_at(call)[0]
+    keywords = expression.keywords if isinstance(expression, ast.Call) else []
+    part = next((k.value for k in keywords if k.arg == name), None)
+    if part is None or call is None:
+        return None
+    span = span_of(part, call.file)
+    variable = part.id if isinstance(part, ast.Name) else ""
+    while variable:
+        binding = binding_of(variable, span)
+        if binding is None or binding.span is None or not binding.whole:
+            return None
+        span, variable = binding.span, binding.name
+    return span
+
+
+def items_of(call: Span | None, name: str, count: int) -> list[tuple[Span, str]]:
+    """The places and texts of the items of a keyword argument that is written as a tuple or list;
+    empty where the source does not show so many.
+
+    Arguments:
+      call: the call.
+      name: the keyword.
+      count: the number of items.
+    """
+    at = argument_span(call, name)
+    part = expression_at(at)[0]
+    if at is None or not isinstance(part, ast.Tuple | ast.List) or len(part.elts) != count:
+        return []
+    spans = [span_of(item, at.file) for item in part.elts]
+    return [(span, exact_text(span)) for span in spans]
+
+
+def constants_in(at: Span, old: Any, new: Any) -> tuple[SourceEdit, ...]:
+    """Edits that replace a constant in an expression. A name of a keyword argument, and a name in
+    the text of a type, count as constants.
+
+    Arguments:
+      at: the expression.
+      old: the constant.
+      new: the constant in its place.
+    """
+    source = parsed_file(at.file)
+    found: dict[Span, SourceEdit] = {}
+    for part in ast.walk(source.tree) if source.tree is not None else ():
+        if isinstance(part, ast.keyword) and part.arg and part.arg == old and type(new) is str:
+            begin = point(at.file, part.lineno, part.col_offset + 1)
+            span = replace(begin, end_column=begin.column + len(part.arg.encode()))
+            if contains(at, span):
+                found[span] = SourceEdit(span=span, replacement=new)
+        elif isinstance(part, ast.Constant | ast.UnaryOp) and contains(at, span_of(part, at.file)):
+            text = _constant(part, old, new)
+            if text:
+                span = span_of(part, at.file)
+                found[span] = SourceEdit(span=span, replacement=text)
+    return tuple(found[span] for span in sorted(found))
+
+
+def _constant(part: ast.expr, old: Any, new: Any) -> str:
+    """The source text of a constant after the replacement; empty where it stays."""
+    try:
+        value = ast.literal_eval(part)
+    except (ValueError, TypeError):
+        return ""
+    changed = value
+    if type(value) is type(old) and value == old:
+        changed = new
+    elif isinstance(value, str) and isinstance(old, str) and isinstance(new, str):
+        changed = renamed(value, old, new)
+    elif isinstance(value, str) and isinstance(old, int) and isinstance(new, int):
+        changed = value.replace(f"S({old})", f"S({new})")
+    if changed is value or changed == value:
+        return ""
+    text = repr(changed)
+    return text if '"' in text or not isinstance(changed, str) else f'"{changed}"'
+
+
+def sizes_edits(
+    made_at: Span | None, names: Sequence[str], constraints: Sequence[str]
+) -> tuple[SourceEdit, ...]:
+    """Edits that give the call of `jax.export.symbolic_shape` which makes some sizes other
+    constraints; none where the file does not show one such call.
+
+    Arguments:
+      made_at: a place in the file.
+      names: the sizes.
+      constraints: the constraints.
+    """
+    source = parsed_file(made_at.file) if made_at is not None else None
+    if made_at is None or source is None or source.tree is None:
+        return ()
+    found = (node for node in ast.walk(source.tree) if isinstance(node, ast.Call))
+    calls = [call for call in found if _makes_sizes(call, names)]
+    if len(calls) != 1:
+        return ()
+    (call,) = calls
+    texts = ", ".join(f'"{c}"' for c in constraints)
+    given = next((k.value for k in call.keywords if k.arg == "constraints"), None)
+    if given is not None:
+        return (SourceEdit(span=span_of(given, made_at.file), replacement=f"[{texts}]"),)
+    whole = span_of(call, made_at.file)
+    text = exact_text(whole).rstrip().removesuffix(")").rstrip().removesuffix(",")
+    return (SourceEdit(span=whole, replacement=f"{text}, constraints=[{texts}])"),)
+
+
+def _makes_sizes(call: ast.Call, names: Sequence[str]) -> bool:
+    match call.args:
+        case [ast.Constant(value=written), *_] if name_called(call) == "symbolic_shape":
+            return set(names) <= set(re.findall(r"\w+", str(written)))
+        case _:
+            return False

@@ -1,8 +1,11 @@
-"""The names and expressions of the user, read from the source text at a span."""
+"""The names and expressions of the user, read from the source text at a span: also the names that a
+file has for `sbp` and its functions, and the tensors that annotations name."""
 
 from __future__ import annotations
 
 import ast
+import functools
+import itertools
 import re
 import sys
 from dataclasses import dataclass
@@ -11,12 +14,10 @@ from jax import lax
 
 from sbp.errors import Span
 from sbp.limits import policies_in
-from sbp.source.imports import ANNOTATIONS, names_of_sbp
 from sbp.source.text import (
-    ParsedSource,
-    Position,
     Targets,
     exact_text,
+    file_text,
     parsed_file,
     position_at,
     span_of,
@@ -25,35 +26,32 @@ from sbp.trace.graph import Node
 from sbp.trace.scopes import scope_names
 
 
-def _at(span: Span) -> tuple[ParsedSource, Position]:
-    """The source text of a span, and the span as a position in it."""
-    return parsed_file(span.file), position_at(span)
-
-
 def names_at(span: Span | None) -> Targets:
     """The names that the expression at a span is assigned to; empty when it is not."""
-    if span is None:
-        return ()
-    source, position = _at(span)
-    return source.assigned.get(position, ())
+    return () if span is None else parsed_file(span.file).assigned.get(position_at(span), ())
 
 
 def expression_at(span: Span | None) -> tuple[ast.expr | None, str]:
     """The expression at a span and the name it is assigned to."""
     if span is None:
         return None, ""
-    source, position = _at(span)
-    match source.assigned.get(position):
+    found = parsed_file(span.file).expressions.get(position_at(span))
+    match names_at(span):
         case ((name,),):
-            return source.expressions.get(position), name
+            return found, name
         case _:
-            return source.expressions.get(position), ""
+            return found, ""
 
 
 def called_name(span: Span | None) -> str:
     """The name of the function that the expression at a span calls, without its module; empty when
     it is no call."""
-    match expression_at(span)[0]:
+    return name_called(expression_at(span)[0])
+
+
+def name_called(part: ast.expr | None) -> str:
+    """The name of the function that an expression calls, as `called_name`."""
+    match part:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
             return name
         case _:
@@ -165,13 +163,12 @@ def called_text(part: ast.expr, file: str) -> str:
 
 def first_argument(node: Node) -> SourceRead | None:
     """The first argument of the call at a node; None when its line is no call."""
-    expression = expression_at(users_span(node))[0]
     span = users_span(node)
-    return (
-        read_of(expression.args[0], span.file)
-        if isinstance(expression, ast.Call) and expression.args and span
-        else None
-    )
+    match expression_at(span)[0]:
+        case ast.Call(args=[first, *_]) if span is not None:
+            return read_of(first, span.file)
+        case _:
+            return None
 
 
 def scope_of(node: Node) -> str:
@@ -185,3 +182,155 @@ def scope_of(node: Node) -> str:
         s.function for s in reversed(node.stack) if s.function and not s.function.startswith("<")
     ]
     return f"{'/'.join(named or called)}, forward" if named or called else "forward"
+
+
+# ---- names of sbp --------------------------------------------------------------------------------
+
+
+ANNOTATIONS = frozenset({"annotate", "split", "replicate", "shard", "partial"})
+"""Functions of sbp that pin their first argument."""
+
+
+LIBRARIES = frozenset({"jax", "functools", "equinox", "flax", "optax", "chex", "haiku", "builtins"})
+"""Modules with functions that call their arguments, such as `jax.tree.map`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SbpNames:
+    """The names that a file has for `sbp` and its functions.
+
+    Arguments:
+      module: the name of the package, `sbp` or an alias; empty when the file does not import it.
+      functions: by name in the file, the function of sbp that it imports.
+      others: by name in the file, the module that the name is imported from; empty for a name that
+          the file defines.
+    """
+
+    module: str
+    functions: dict[str, str]
+    others: dict[str, str]
+
+    def function(self, func: ast.expr) -> str:
+        """The function of sbp that an expression names; empty when it names another one.
+
+        A notebook cell may use names that another cell imports. In a cell, `sbp.split` and `split`
+        count as sbp's, unless the cell defines these names.
+        """
+        match func:
+            case ast.Attribute(value=ast.Name(id=module), attr=name):
+                return name if module in (self.module or "sbp", "sbp") else ""
+            case ast.Name(id=name) if name in self.functions:
+                return self.functions[name]
+            case ast.Name(id=name) if name in ANNOTATIONS and name not in self.others:
+                return name
+            case _:
+                return ""
+
+    def of_library(self, func: ast.expr) -> bool:
+        """Whether an expression names a function of `LIBRARIES`."""
+        root = func
+        while isinstance(root, ast.Attribute | ast.Call):
+            root = root.value if isinstance(root, ast.Attribute) else root.func
+        name = root.id if isinstance(root, ast.Name) else ""
+        home = self.others.get(name, {"map": "builtins"}.get(name, name))
+        return home.partition(".")[0] in LIBRARIES
+
+
+def names_of_sbp(file: str) -> SbpNames:
+    """The names that a file has for `sbp` and its functions."""
+    return _names(file_text(file), file)
+
+
+@functools.lru_cache(maxsize=64)
+def _names(text: str, file: str) -> SbpNames:  # the text is part of the key: files change
+    module, functions, others = "", dict[str, str](), dict[str, str]()
+    source = parsed_file(file)
+    for node in ast.walk(source.tree) if source.tree else ():
+        outside = not any(
+            isinstance(p, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            for p in source.around(node)
+        )
+        match node:
+            case ast.Import(names=names):
+                for alias in names:
+                    name = alias.asname or alias.name.split(".")[0]
+                    if alias.name == "sbp" and outside:
+                        module = name
+                    elif alias.name != "sbp":
+                        others[name] = alias.name
+            case ast.ImportFrom(module=whence, names=names):
+                for alias in names:
+                    if whence == "sbp" or (whence or "").startswith("sbp."):
+                        functions[alias.asname or alias.name] = alias.name
+                    else:
+                        others[alias.asname or alias.name] = whence or ""
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                if outside:
+                    others[name] = ""
+            case _:
+                pass
+    return SbpNames(module, functions, others)
+
+
+# ---- annotations --------------------------------------------------------------------------------
+
+
+def annotation_span(node: Node) -> Span | None:
+    """The user's line that annotates. Where a function of the user only annotates its argument, it
+    is the line that calls this function."""
+    for span, caller in itertools.pairwise(node.stack):
+        parameters = _wrappers(file_text(span.file)).get((span.line, span.column - 1), ())
+        if not (annotated_text(span) in parameters and _calls(caller, span.function)):
+            return span
+    return node.stack[-1] if node.stack else node.span
+
+
+@functools.cache
+def _wrappers(source: str) -> dict[tuple[int, int], frozenset[str]]:
+    """The functions of a source text whose body is one `return`: by the position (line, column) of
+    the returned expression, the parameters of the function."""
+    found: dict[tuple[int, int], frozenset[str]] = {}
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # a notebook's cell with magics
+        return found
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(
+                body=[ast.Return(value=ast.expr() as value)]
+                | [ast.Expr(), ast.Return(value=ast.expr() as value)]
+            ):
+                arguments = node.args
+            case ast.Lambda(body=value):
+                arguments = node.args
+            case _:
+                continue
+        found[value.lineno, value.col_offset] = frozenset(
+            a.arg for a in (*arguments.posonlyargs, *arguments.args)
+        )
+    return found
+
+
+def _calls(caller: Span, function: str) -> bool:
+    """Whether the caller's expression is a call of a function of this name; a lambda may have any
+    name."""
+    call, name = _call_at(caller), function.rsplit(".", 1)[-1]
+    if call is not None and isinstance(call.func, ast.Name) and name == "<lambda>":
+        return True
+    return name_called(call) == name
+
+
+def annotated_text(span: Span) -> str:
+    """The source of a call's first argument, such as `x` of `sbp.split(x, 0, "data")`; empty when
+    the span is no call."""
+    call = _call_at(span)
+    return ast.unparse(call.args[0]) if call is not None and call.args else ""
+
+
+def _call_at(span: Span) -> ast.Call | None:
+    """The call at a span, also of a text that does not parse as a whole."""
+    try:
+        found = ast.parse(expression_text(span), mode="eval").body
+    except SyntaxError:
+        return None
+    return found if isinstance(found, ast.Call) else None

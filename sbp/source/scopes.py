@@ -1,11 +1,18 @@
-"""The functions and statements of a source text, and which of them binds a name."""
+"""The functions and statements of a source text, which of them binds a name, and the expression or
+parameter that a variable names at a line.
+
+The answer follows from the source text. There is none where the text does not decide, as for a
+variable that a loop or one branch assigns.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
+from dataclasses import dataclass
 
 from sbp.errors import Span
-from sbp.source.text import ParsedSource, contains, span_of
+from sbp.source.text import ParsedSource, contains, file_text, parsed_file, position_at, span_of
 
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -25,6 +32,12 @@ def statement_of(source: ParsedSource, part: ast.AST) -> ast.stmt | None:
     if isinstance(part, ast.stmt):
         return part
     return next((p for p in source.around(part) if isinstance(p, ast.stmt)), None)
+
+
+def statement_at(source: ParsedSource, span: Span) -> ast.stmt | None:
+    """The innermost statement that a span stands in."""
+    here = innermost(source, span)
+    return None if here is None else statement_of(source, here)
 
 
 def function_of(source: ParsedSource, part: ast.AST) -> ast.AST | None:
@@ -108,3 +121,134 @@ def stored_in(scope: ast.AST) -> set[str]:
         if node is scope or not isinstance(node, inner):
             open_ += ast.iter_child_nodes(node)
     return found - shared
+
+
+# ---- variables ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariableBinding:
+    """The expression or parameter that a variable names.
+
+    Arguments:
+      span: the expression that was assigned to it; None for a parameter.
+      name: the expression's text, if it is a name; empty for others and for a parameter.
+      whole: whether the variable is the whole expression; False for an element of it.
+      function: for a parameter, the name of its function.
+      position: for a parameter, its position; -1 for a keyword-only parameter.
+    """
+
+    span: Span | None = None
+    name: str = ""
+    whole: bool = True
+    function: str = ""
+    position: int = -1
+
+
+def binding_of(name: str, at: Span) -> VariableBinding | None:
+    """The expression or parameter that a variable names where an expression reads it; None where
+    the text does not decide.
+
+    Arguments:
+      name: the variable.
+      at: the expression that reads it.
+    """
+    return _binding(file_text(at.file), name, at)
+
+
+@functools.lru_cache(maxsize=4096)
+def _binding(text: str, name: str, at: Span) -> VariableBinding | None:
+    source = parsed_file(at.file)
+    here = source.expressions.get(position_at(at)) or innermost(source, at)
+    if here is None or not text:
+        return None
+    owner = owner_of(source, here, name)
+    if not isinstance(owner, FUNCTIONS | ast.Module):
+        return None
+    around = set(source.around(here)) | {here}
+    stores = _stores(source, owner, name)
+    before = [s for s in stores if _is_before(source, s, at)]
+    loops = [p for p in around if isinstance(p, ast.For | ast.AsyncFor | ast.While)]
+    if any(loop in source.around(s) for s in stores if s not in before for loop in loops):
+        return None  # the trip before may have assigned it
+    if before:
+        last = max(before, key=lambda s: (s.end_lineno or 0, s.end_col_offset or 0))
+        return _assigned(source, last, at.file) if _is_passed(source, last, around) else None
+    return _parameter(owner, name) if isinstance(owner, FUNCTIONS) else None
+
+
+def _stores(source: ParsedSource, owner: ast.AST, name: str) -> list[ast.Name]:
+    """Where a function or a module assigns a name, functions inside it left out."""
+    return [
+        part
+        for part in ast.walk(owner)
+        if isinstance(part, ast.Name)
+        and part.id == name
+        and isinstance(part.ctx, ast.Store)
+        and next((p for p in source.around(part) if p is owner or name in _own(p)), None) is owner
+    ]
+
+
+def _own(part: ast.AST) -> set[str]:
+    """The names that a function inside another one assigns."""
+    return stored_in(part) if isinstance(part, FUNCTIONS | ast.Lambda) else set()
+
+
+def _is_before(source: ParsedSource, store: ast.Name, at: Span) -> bool:
+    """Whether a store comes before an expression. An assignment stores at its end."""
+    assigning = (
+        part
+        for part in source.around(store)
+        if isinstance(part, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr)
+    )
+    end = next(assigning, store)
+    return (end.end_lineno or 0, end.end_col_offset or 0) <= (at.line, at.column - 1)
+
+
+def _is_passed(source: ParsedSource, store: ast.Name, around: set[ast.AST]) -> bool:
+    """Whether the statement of a store runs before the line whenever the line does."""
+    part = statement_of(source, store)
+    while part is not None and (parent := source.parents.get(part)) is not None:
+        if parent in around:
+            blocks = [getattr(parent, block, []) for block in ("body", "orelse", "finalbody")]
+            return any(part in block and not around.isdisjoint(block) for block in blocks)
+        part = parent if isinstance(parent, ast.With) else None
+    return False
+
+
+def _assigned(source: ParsedSource, store: ast.Name, file: str) -> VariableBinding | None:
+    """The expression that a store assigns."""
+    target: ast.expr = store
+    elements: list[int] = []
+    for part in source.around(store):
+        match part:
+            case ast.Tuple(elts=elts) | ast.List(elts=elts):
+                elements.insert(0, elts.index(target))
+                target = part
+            case (
+                ast.Assign(value=value)
+                | ast.AnnAssign(value=ast.expr() as value)
+                | ast.NamedExpr(value=value)
+            ):
+                return _element(value, elements, file)
+            case _:
+                return None
+    return None
+
+
+def _element(value: ast.expr, elements: list[int], file: str) -> VariableBinding:
+    """The element of an assigned expression that a variable of its target stands for."""
+    left = list(elements)
+    while left and isinstance(value, ast.Tuple | ast.List) and left[0] < len(value.elts):
+        if any(isinstance(e, ast.Starred) for e in value.elts):
+            break
+        value = value.elts[left.pop(0)]
+    name = value.id if isinstance(value, ast.Name) and not left else ""
+    return VariableBinding(span=span_of(value, file), name=name, whole=not left)
+
+
+def _parameter(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> VariableBinding:
+    """A parameter of a function."""
+    positional = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+    position = positional.index(name) if name in positional else -1
+    return VariableBinding(function=function.name, position=position)

@@ -76,10 +76,9 @@ def _parsed(text: str) -> ParsedSource:
         if isinstance(node, ast.expr) and not isinstance(node, ast.Name | ast.Constant):
             found.expressions.setdefault(position_of(node), node)
         match node:
-            case ast.Assign(targets=[target], value=value):
-                found.assigned.update(_assigned(target, value))
             case (
-                ast.AnnAssign(target=target, value=ast.expr() as value)
+                ast.Assign(targets=[target], value=value)
+                | ast.AnnAssign(target=target, value=ast.expr() as value)
                 | ast.NamedExpr(target=target, value=value)
             ):
                 found.assigned.update(_assigned(target, value))
@@ -129,6 +128,16 @@ def span_of(part: ast.expr | ast.stmt, file: str) -> Span:
         end_column=(part.end_col_offset or 0) + 1,
         end_line=part.end_lineno or part.lineno,
     )
+
+
+def start_of(span: Span) -> Span:
+    """The place before a span."""
+    return point(span.file, span.line, span.column)
+
+
+def point(file: str, line: int, column: int) -> Span:
+    """A place between two characters."""
+    return Span(file=file, line=line, column=column, end_column=column, end_line=line)
 
 
 def contains(outer: Span, inner: Span) -> bool:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from sbp.annotations import Pin, annotate_p
 from sbp.errors import SbpError, SbpInternalError, Span
 from sbp.settings import SETTINGS, Settings
 from sbp.trace.collector import collecting_less
-from sbp.trace.graph import Constant, Graph, Inspection, Node, Operand, rewritten
+from sbp.trace.graph import BARRIER, Constant, Graph, Inspection, Node, Operand, rewritten
 from sbp.trace.joins import with_joins
 from sbp.trace.places import PLACING, Pins, Places
 from sbp.trace.scopes import REMATTED
@@ -178,7 +178,6 @@ def _summed(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
     reads.update(graph.outputs)
     pads: dict[Operand, Node] = {}
     nodes: dict[int, Node] = {}
-    values = itertools.count(max(graph.avals, default=-1) + 1)
     for node in graph.nodes:
         nodes[node.id] = node
         if _adds_zeros(node) and reads[node.outputs[0]] == 1:
@@ -188,8 +187,7 @@ def _summed(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
         first, second = map(pads.get, node.inputs)
         if first is None or second is None or not _alike(graph, first, second):
             continue
-        value = next(values)
-        graph.avals[value] = graph.aval(first.inputs[0])
+        value = graph.new_value(graph.aval(first.inputs[0]))
         added = (first.inputs[0], second.inputs[0])
         whole = dataclasses.replace(
             second, id=next(ids), inputs=(value, second.inputs[1]), outputs=node.outputs
@@ -281,12 +279,14 @@ class _Within:
       scope: JAX's name stack of the call or loop.
       manual: whether the place is in the body of a hand-written region.
       metadata: names and values that the calls around them give to their operations.
+      nodes: the nodes so far of the graph around them.
     """
 
     frames: tuple[Span, ...] = ()
     scope: str = ""
     manual: bool = False
     metadata: tuple[tuple[str, Any], ...] = ()
+    nodes: list[Node] = field(default_factory=list)
 
     @property
     def span(self) -> Span | None:
@@ -313,19 +313,14 @@ class _Builder:
     def graph(
         self, jaxpr: Any, input_names: tuple[str, ...] = (), within: _Within | None = None
     ) -> Graph:
-        opened, consts = _jax.open_jaxpr(jaxpr)
-        env: dict[Any, Operand] = {}
-        for var, value in zip(opened.constvars, consts, strict=True):
-            env[var] = Constant(value, _jax.plain_aval(var.aval))
-        for var in opened.invars:
-            env[var] = self.new_value(var.aval)
-        inputs = tuple(v for v in (env[var] for var in opened.invars) if isinstance(v, int))
-        nodes: list[Node] = []
-        self.equations(opened, env, nodes, within or _Within())
+        opened, _ = _jax.open_jaxpr(jaxpr)
+        inputs = tuple(self.new_value(var.aval) for var in opened.invars)
+        at = replace(within or _Within(), nodes=[])
+        outputs = self.called(jaxpr, inputs, at)
         return Graph(
             inputs=inputs,
-            outputs=tuple(self.read(env, v) for v in opened.outvars),
-            nodes=tuple(nodes),
+            outputs=outputs,
+            nodes=tuple(at.nodes),
             avals=self.avals,
             input_names=input_names,
         )
@@ -335,11 +330,15 @@ class _Builder:
             return Constant(atom.val, _jax.plain_aval(atom.aval))
         return env[atom]
 
-    def equations(
-        self, jaxpr: Any, env: dict[Any, Operand], nodes: list[Node], within: _Within
-    ) -> None:
-        """Appends the nodes of a jaxpr's equations and fills `env` with their results."""
-        for eqn in jaxpr.eqns:
+    def called(
+        self, called: Any, operands: tuple[Operand, ...], within: _Within
+    ) -> tuple[Operand, ...]:
+        """The results of a jaxpr on these operands, after its nodes have been appended."""
+        body, consts = _jax.open_jaxpr(called)
+        env: dict[Any, Operand] = dict(zip(body.invars, operands, strict=True))
+        for var, value in zip(body.constvars, consts, strict=True):
+            env[var] = Constant(value, _jax.plain_aval(var.aval))
+        for eqn in body.eqns:
             name = eqn.primitive.name
             own = _jax.name_stack_of(eqn.source_info)
             at = replace(
@@ -349,42 +348,43 @@ class _Builder:
             )
             operands = tuple(self.read(env, v) for v in eqn.invars)
             before, after = self.places.pins(eqn, at.span, at.scope, manual=at.manual)
-            operands = self.pinned(eqn, operands, before, nodes, at)
+            operands = self.pinned(eqn, operands, before, at)
             if name in INLINED or name == "custom_linear_solve":
-                results = self.inlined(eqn, operands, nodes, at)
+                results = self.inlined(eqn, operands, at)
             elif (chosen := self.chosen_branch(eqn)) is not None and name == "platform_index":
                 results = (Constant(np.int32(chosen), _jax.plain_aval(eqn.outvars[0].aval)),)
             elif chosen is not None:
-                results = self.called(eqn.params["branches"][chosen], operands[1:], nodes, at)
+                results = self.called(eqn.params["branches"][chosen], operands[1:], at)
             elif (ordinary := of_batch(eqn)) is not None:
-                results = self.called(ordinary, operands, nodes, at)
+                results = self.called(ordinary, operands, at)
             elif name in PLACING:
-                results = self.placed(eqn, operands, after, nodes, at)
+                results = self.placed(eqn, operands, after, at)
             elif name == "inspect_sharding" and not at.manual:
                 self.inspections.append(Inspection(operands[0], eqn.params["callback"]))
                 results = ()
             else:
-                results = self.node(eqn, operands, nodes, at)
+                results = self.node(eqn, operands, at)
             if name not in PLACING:
-                results = self.pinned(eqn, results, after, nodes, at)
+                results = self.pinned(eqn, results, after, at)
             env.update(zip(eqn.outvars, results, strict=True))
+        return tuple(self.read(env, out) for out in body.outvars)
 
     def pinned(
-        self, eqn: Any, operands: tuple[Operand, ...], pins: Pins, nodes: list[Node], at: _Within
+        self, eqn: Any, operands: tuple[Operand, ...], pins: Pins, at: _Within
     ) -> tuple[Operand, ...]:
         """The operands with an annotation of each that has a pin."""
         found: list[Operand] = []
         for operand, pin in zip(operands, pins, strict=True):
-            if pin is None or _has(pin, operand, nodes):
+            if pin is None or _has(pin, operand, at.nodes):
                 found.append(operand)
                 continue
             params = {"pin": pin, "cotangent": None}
             fields = {"op": annotate_p.name, "primitive": annotate_p, "params": params}
-            found.append(self.copied(eqn, operand, self.aval(operand), nodes, (at, fields)))
+            found += self.emit(eqn, at, (operand,), [self.aval(operand)], **fields)
         return tuple(found)
 
     def placed(
-        self, eqn: Any, operands: tuple[Operand, ...], pins: Pins, nodes: list[Node], at: _Within
+        self, eqn: Any, operands: tuple[Operand, ...], pins: Pins, at: _Within
     ) -> tuple[Operand, ...]:
         """The results of an equation that puts its operands elsewhere: in another memory, then in
         the type of a pin."""
@@ -393,50 +393,47 @@ class _Builder:
             host = _jax.in_host(var.aval)
             if host != _jax.in_host(self.aval(operand)):
                 fields = transfer_fields(host, eqn, position)
-                operand = self.copied(eqn, operand, var.aval, nodes, (at, fields))
+                (operand,) = self.emit(eqn, at, (operand,), [var.aval], **fields)
             found.append(operand)
-        return self.pinned(eqn, tuple(found), pins, nodes, at)
-
-    def copied(
-        self,
-        eqn: Any,
-        operand: Operand,
-        aval: Any,
-        nodes: list[Node],
-        how: tuple[_Within, dict[str, Any]],
-    ) -> int:
-        """The result of a new node that returns an operand, in another type or memory.
-
-        Arguments:
-          eqn: the equation that asks for it.
-          operand: the operand.
-          aval: that of the result.
-          nodes: the nodes so far.
-          how: the place of the node, and its operator, primitive and parameters.
-        """
-        at, fields = how
-        value = self.new_value(aval)
-        nodes.append(self.made(eqn, at, inputs=(operand,), outputs=(value,), **fields))
-        return value
+        return self.pinned(eqn, tuple(found), pins, at)
 
     def aval(self, operand: Operand) -> Any:
         """Shape, dtype and memory of an operand."""
         return self.avals[operand] if isinstance(operand, int) else operand.aval
 
-    def made(self, eqn: Any, at: _Within, **fields: Any) -> Node:
-        """A node at the user's line of an equation."""
-        return Node(
-            id=next(self.node_ids),
-            span=at.span,
-            stack=at.frames,
-            scope=at.scope,
-            source_info=eqn.source_info,
-            **fields,
-        )
+    def emit(
+        self,
+        eqn: Any,
+        at: _Within,
+        inputs: tuple[Operand, ...],
+        avals: Iterable[Any],
+        **fields: Any,
+    ) -> tuple[int, ...]:
+        """The results of a new node at the user's line of an equation.
 
-    def inlined(
-        self, eqn: Any, operands: tuple[Operand, ...], nodes: list[Node], at: _Within
-    ) -> tuple[Operand, ...]:
+        Arguments:
+          eqn: the equation.
+          at: its place.
+          inputs: the operands of the node.
+          avals: those of its results.
+          fields: its other fields.
+        """
+        outputs = tuple(map(self.new_value, avals))
+        at.nodes.append(
+            Node(
+                id=next(self.node_ids),
+                inputs=inputs,
+                outputs=outputs,
+                span=at.span,
+                stack=at.frames,
+                scope=at.scope,
+                source_info=eqn.source_info,
+                **fields,
+            )
+        )
+        return outputs
+
+    def inlined(self, eqn: Any, operands: tuple[Operand, ...], at: _Within) -> tuple[Operand, ...]:
         """The results of an equation that only calls a jaxpr; the jaxpr's nodes replace it."""
         name = eqn.primitive.name
         recomputed = name in REMAT and eqn.params.get("differentiated")
@@ -446,23 +443,11 @@ class _Builder:
         else:
             called = next(eqn.params[k] for k in INLINED[name].split() if k in eqn.params)
         if recomputed and eqn.params.get("prevent_cse"):
-            operands = self.barrier(eqn, operands, nodes, at)
+            operands = self.barrier(eqn, operands, at)
         inside = f"{at.scope}/{REMATTED}" if recomputed else at.scope
         metadata = (*at.metadata, *eqn.params.get("xla_metadata", ()))
         within = replace(at, scope=inside, metadata=metadata)
-        return self.called(called, operands, nodes, within)
-
-    def called(
-        self, called: Any, operands: tuple[Operand, ...], nodes: list[Node], within: _Within
-    ) -> tuple[Operand, ...]:
-        """The results of a jaxpr on these operands, after its nodes have been appended."""
-        body, consts = _jax.open_jaxpr(called)
-        env: dict[Any, Operand] = {}
-        for var, value in zip(body.constvars, consts, strict=True):
-            env[var] = Constant(value, _jax.plain_aval(var.aval))
-        env.update(zip(body.invars, operands, strict=True))
-        self.equations(body, env, nodes, within)
-        return tuple(self.read(env, out) for out in body.outvars)
+        return self.called(called, operands, within)
 
     def chosen_branch(self, eqn: Any) -> int | None:
         """The position of the branch for the platform, of an equation that is part of a
@@ -473,11 +458,8 @@ class _Builder:
                 return position
         return None
 
-    def node(
-        self, eqn: Any, operands: tuple[Operand, ...], nodes: list[Node], at: _Within
-    ) -> tuple[Operand, ...]:
+    def node(self, eqn: Any, operands: tuple[Operand, ...], at: _Within) -> tuple[Operand, ...]:
         """The results of an equation that becomes a node."""
-        self.check_effects(eqn, at.frames)
         params = dict(eqn.params)
         if eqn.primitive is annotate_p:
             del params["at"]  # the node has the frames
@@ -485,26 +467,20 @@ class _Builder:
         settings = Settings.of(eqn, at.metadata)
         if settings != Settings.current():
             params[SETTINGS] = settings
-        _check_values(eqn, at.frames)
-        outputs = tuple(self.new_value(v.aval) for v in eqn.outvars)
-        nodes.append(
-            self.made(
-                eqn,
-                at,
-                op=_jax.op_name(eqn),
-                primitive=eqn.primitive,
-                params=params,
-                inputs=operands,
-                outputs=outputs,
-                regions=regions,
-                library=self.library_of(eqn),
-            )
+        _check_effects(eqn, at.frames)
+        return self.emit(
+            eqn,
+            at,
+            operands,
+            [v.aval for v in eqn.outvars],
+            op=_jax.op_name(eqn),
+            primitive=eqn.primitive,
+            params=params,
+            regions=regions,
+            library=self.library_of(eqn),
         )
-        return outputs
 
-    def barrier(
-        self, eqn: Any, operands: tuple[Operand, ...], nodes: list[Node], at: _Within
-    ) -> tuple[Operand, ...]:
+    def barrier(self, eqn: Any, operands: tuple[Operand, ...], at: _Within) -> tuple[Operand, ...]:
         """Puts an `optimization_barrier` on the operands of a rematerialised computation: without
         it XLA merges that computation with the forward one."""
         prevent = eqn.params["prevent_cse"]
@@ -515,37 +491,26 @@ class _Builder:
         through = tuple(o for o, h in zip(operands, held, strict=True) if h)
         if not through:
             return operands
-        outputs = tuple(self.new_value(self.avals[o]) for o in through if isinstance(o, int))
-        nodes.append(
-            self.made(
-                eqn,
-                at,
-                op="optimization_barrier",
-                primitive=None,
-                params={},
-                inputs=through,
-                outputs=outputs,
-            )
-        )
-        fresh = iter(outputs)
+        avals = map(self.aval, through)
+        fields = {"op": BARRIER, "primitive": None, "params": {}}
+        fresh = iter(self.emit(eqn, at, through, avals, **fields))
         return tuple(next(fresh) if h else o for o, h in zip(operands, held, strict=True))
 
     def regions(self, name: str, params: dict[str, Any], at: _Within) -> tuple[Graph, ...]:
         match name:
             case "scan":
-                keys = ["jaxpr"]
                 params["num_consts"], params["num_carry"] = _jax.scan_counts(params)
+                bodies = [params.pop("jaxpr")]
             case "while":
-                keys = ["cond_jaxpr", "body_jaxpr"]
+                bodies = [params.pop("cond_jaxpr"), params.pop("body_jaxpr")]
             case "cond":
-                branches = params.pop("branches")
-                return tuple(self.graph(b, within=at) for b in branches)
+                bodies = params.pop("branches")
             case "shard_map":
                 params["body"] = self.graph(params.pop("jaxpr"), within=replace(at, manual=True))
                 return ()
             case _:
                 return ()
-        return tuple(self.graph(params.pop(key), within=at) for key in keys)
+        return tuple(self.graph(body, within=at) for body in bodies)
 
     def frames_of(self, eqn: Any) -> tuple[Span, ...]:
         if eqn.primitive is annotate_p:
@@ -561,28 +526,23 @@ class _Builder:
             self.libraries[key] = _jax.library_of(eqn.source_info)
         return self.libraries[key]
 
-    def check_effects(self, eqn: Any, frames: tuple[Span, ...]) -> None:
-        if eqn.primitive.name == "io_callback" and eqn.outvars:
-            where = f" at {frames[0]}" if frames else ""
-            raise SbpError(
-                f"io_callback with results{where} cannot run once for all devices; use"
-                " jax.pure_callback or return nothing",
-                code="unsupported-effect",
-                span=frames[0] if frames else None,
-            )
 
-
-def _check_values(eqn: Any, frames: tuple[Span, ...]) -> None:
-    """Refuses an equation that makes a token."""
-    if all(hasattr(v.aval, "shape") for v in eqn.outvars):
+def _check_effects(eqn: Any, frames: tuple[Span, ...]) -> None:
+    """Refuses an equation that makes a token, and an `io_callback` with results."""
+    name = eqn.primitive.name
+    if not all(hasattr(v.aval, "shape") for v in eqn.outvars):
+        why = (
+            "makes a token, which orders effects and has no type; leave tokens out, and order by"
+            " the values that operations read"
+        )
+    elif name == "io_callback" and eqn.outvars:
+        name = "io_callback with results"
+        why = "cannot run once for all devices; use jax.pure_callback or return nothing"
+    else:
         return
     where = f" at {frames[0]}" if frames else ""
-    raise SbpError(
-        f"{eqn.primitive.name}{where} makes a token, which orders effects and has no type; leave"
-        " tokens out, and order by the values that operations read",
-        code="unsupported-effect",
-        span=frames[0] if frames else None,
-    )
+    span = frames[0] if frames else None
+    raise SbpError(f"{name}{where} {why}", code="unsupported-effect", span=span)
 
 
 def _has(pin: Pin, operand: Operand, nodes: list[Node]) -> bool:

@@ -1,11 +1,16 @@
-"""The table of collectives: the primitives that name mesh axes, and the functions of `jax.lax` that
-bind them."""
+"""Collectives of hand-written regions: the primitives that name mesh axes, the functions of
+`jax.lax` that bind them, and the bytes that they send."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from sbp.trace.graph import Node
+from sbp import _jax
+from sbp.trace.graph import Graph, Node
+from sbp.trace.regions import amount, trips_of
 
 SHARD_MAP = "shard_map"
 """The primitive of `jax.shard_map`."""
@@ -86,3 +91,88 @@ def is_collective(op: str) -> bool:
     asynchronous = op.endswith(("_start", "_done"))
     unreduced = op.startswith(("unreduced_", "reduced_vary", "vary_unreduced", "psend", "precv"))
     return op in NAMED or asynchronous or unreduced
+
+
+# ---- what collectives send ----------------------------------------------------------------------
+# The bytes that the collectives of a hand-written region send, counted as those of a plan: by the
+# ring optimum, with loop trips.
+
+
+def handwritten_bytes(node: Node) -> float:
+    """Bytes that one device sends when a `shard_map` node runs once."""
+    return _of_body(node.params["body"], _mesh_sizes(node))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CollectiveRun:
+    """A collective of a hand-written region.
+
+    Arguments:
+      node: the collective.
+      mesh_axes: the mesh axes that it runs over.
+      runs: how often it runs when the region runs once; in a branch, when that branch is taken.
+      bytes_per_device: the bytes that one device sends in all these runs.
+    """
+
+    node: Node
+    mesh_axes: tuple[str, ...]
+    runs: int
+    bytes_per_device: float
+
+
+def collective_runs(region: Node) -> Iterator[CollectiveRun]:
+    """The collectives of a `shard_map` node, in program order, with those in loops and branches."""
+    yield from _runs(region.params["body"], _mesh_sizes(region), 1)
+
+
+def _mesh_sizes(region: Node) -> dict[str, int]:
+    """The sizes of the mesh axes of a `shard_map` node."""
+    return {str(name): int(n) for name, n in region.params["mesh"].shape.items()}
+
+
+def _runs(graph: Graph, sizes: dict[str, int], runs: int) -> Iterator[CollectiveRun]:
+    for node in graph.nodes:
+        for inner in node.regions:
+            yield from _runs(inner, sizes, runs * trips_of(node))
+        if node.op in KINDS:
+            sent = runs * _of_collective(graph, node, sizes)
+            yield CollectiveRun(node, tuple(_mesh_axes(node)), runs, sent)
+
+
+def _of_body(graph: Graph, sizes: dict[str, int]) -> float:
+    return sum(
+        amount(node, [_of_body(region, sizes) for region in node.regions])
+        + _of_collective(graph, node, sizes)
+        for node in graph.nodes
+    )
+
+
+def _of_collective(graph: Graph, node: Node, sizes: dict[str, int]) -> float:
+    names = names_of(node)
+    if names is None or not node.inputs:
+        return 0.0
+    operands = sum(_bytes(graph.aval(o)) for o in node.inputs)
+    groups = node.params.get("axis_index_groups")
+    n = len(groups[0]) if groups else math.prod(sizes[a] for a in _mesh_axes(node))
+    match KINDS.get(node.op):
+        case "reduce":
+            return 2 * (n - 1) / n * operands
+        case "gathering":
+            return (n - 1) * operands
+        case "scattering" | "exchange":
+            return (n - 1) / n * operands
+        case "permute" | "broadcast":
+            return operands if n > 1 else 0.0
+        case None:
+            return 0.0
+
+
+def _mesh_axes(node: Node) -> list[str]:
+    names = names_of(node)
+    return [
+        a for a in (names if isinstance(names, tuple | list) else (names,)) if isinstance(a, str)
+    ]
+
+
+def _bytes(aval: Any) -> float:
+    return math.prod(aval.shape) * _jax.itemsize(aval.dtype)

@@ -103,7 +103,7 @@ class Node:
     def is_barrier(self) -> bool:
         """Whether the node returns each of its operands as it is, and XLA computes nothing
         across it."""
-        return self.op == "optimization_barrier"
+        return self.op == BARRIER
 
     def params_key(self, kept: list[Any]) -> tuple[tuple[str, Any], ...]:
         """The parameters as a dictionary key.
@@ -161,6 +161,12 @@ class Graph:
     def aval(self, operand: Operand) -> Any:
         """Shape and dtype of an operand."""
         return operand.aval if isinstance(operand, Constant) else self.avals[operand]
+
+    def new_value(self, aval: Any) -> int:
+        """A new value, entered in the table of avals, whose numbers rise."""
+        value = next(reversed(self.avals), -1) + 1
+        self.avals[value] = aval
+        return value
 
     def walk(self) -> Iterator[Node]:
         """All nodes, those of regions after the node that holds them."""

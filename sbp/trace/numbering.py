@@ -37,24 +37,23 @@ class Numbering:
 
     def of(self, operand: Operand) -> Hashable:
         """The number of a value, or a key for a constant."""
-        if isinstance(operand, Constant):
-            value = (
-                np.asarray(operand.value)
-                if np.ndim(operand.value) == 0 and not _jax.is_extended(operand.aval.dtype)
-                else None
-            )
-            return (
-                ("constant", str(operand.aval.dtype), value.tobytes())
-                if value is not None
-                else ("array", id(operand.value))
-            )
-        return self._of[operand]
+        if not isinstance(operand, Constant):
+            return self._of[operand]
+        if np.ndim(operand.value) == 0 and not _jax.is_extended(operand.aval.dtype):
+            return ("constant", str(operand.aval.dtype), np.asarray(operand.value).tobytes())
+        return ("array", id(operand.value))
 
     def _number(self, key: Any) -> int:
         if key not in self._known:
             self._known[key] = next(self._fresh)
             self._keys[self._known[key]] = key
         return self._known[key]
+
+    def _same(self, operand: Operand) -> int:
+        """The number of a value that equals an operand."""
+        if isinstance(operand, Constant):
+            return self._number(("same", self.of(operand)))
+        return self._of[operand]
 
     def _new(self, value: int) -> None:
         self._of[value] = self._number(("value", value))
@@ -67,11 +66,7 @@ class Numbering:
         for node in graph.nodes:
             if node.op in SAME:
                 for operand, value in zip(node.inputs, node.outputs, strict=True):
-                    self._of[value] = (
-                        self._number(("same", self.of(operand)))
-                        if isinstance(operand, Constant)
-                        else self._of[operand]
-                    )
+                    self._of[value] = self._same(operand)
             elif node.op == "scan":
                 self._scan(node)
             elif node.regions:
@@ -93,11 +88,7 @@ class Numbering:
         for entry, value in zip(interface.fed[0], body.inputs, strict=True):
             operand = node.inputs[entry.operand]
             if entry.kind == "constant":
-                self._of[value] = (
-                    self._number(("same", self.of(operand)))
-                    if isinstance(operand, Constant)
-                    else self._of[operand]
-                )
+                self._of[value] = self._same(operand)
             elif entry.kind == "slice":
                 whole: tuple[Any, ...] = (
                     self._keys.get(self._of[operand], ()) if isinstance(operand, int) else ()

@@ -12,7 +12,7 @@ carries are in its types of the results (`sbp.trace.transfers`).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.experimental.layout import Format
@@ -51,15 +51,6 @@ CONSTRAINTS = frozenset({"with_sharding_constraint", "reshard", "device_put"})
 Pins = tuple[Pin | None, ...]
 
 
-class _Where(NamedTuple):
-    """An equation and its place, as `Places.pins` takes them."""
-
-    eqn: Any
-    span: Span | None
-    scope: str
-    manual: bool
-
-
 class Places:
     """Reads the places that equations ask for, and collects what has no effect, for warnings."""
 
@@ -77,31 +68,29 @@ class Places:
         """
         if (asked := compute_type_of(eqn)) is not None:
             self._ignore("ignored-constraint", span, f'compute_on("{asked}")', _COMPUTE)
-        operands, results = places_of(eqn)
-        where = _Where(eqn, span, scope, manual)
-        return (
-            tuple(self._pin(where, p, v) for p, v in zip(operands, eqn.invars, strict=True)),
-            tuple(self._pin(where, p, v) for p, v in zip(results, eqn.outvars, strict=True)),
-        )
-
-    def _pin(self, where: _Where, place: Any, var: Any) -> Pin | None:
-        """The pin of one operand or result; None where the user asks for none."""
-        eqn, span, manual = where.eqn, where.span, where.manual
-        if place is None or not _is_users(eqn, place, where.scope):
-            return None
         call = _call_of(eqn)
-        sharding = sharding_of(place)
-        if (memory := memory_of(place)) is not None and not _jax.in_host(var.aval):
-            self._ignore("ignored-memory", span, f"{call} to {memory} memory", _MEMORY)
-        if isinstance(place, Format):
-            self._ignore("ignored-constraint", span, f"the layout of {call}", _PLACE)
-        if manual and names_devices(place):
-            self._ignore("ignored-constraint", span, call, _MANUAL)
-        elif sharding is None and names_devices(place):
-            self._ignore("ignored-constraint", span, call, _PLACE)
-        if manual or sharding is None:
-            return None
-        return Pin(NdSbp(), complete=True, sharding=sharding, asked_by=call)
+
+        def pin(place: Any, var: Any) -> Pin | None:
+            """The pin of one operand or result; None where the user asks for none."""
+            if place is None or not _is_users(eqn, place, scope):
+                return None
+            sharding = sharding_of(place)
+            if (memory := memory_of(place)) is not None and not _jax.in_host(var.aval):
+                self._ignore("ignored-memory", span, f"{call} to {memory} memory", _MEMORY)
+            if isinstance(place, Format):
+                self._ignore("ignored-constraint", span, f"the layout of {call}", _PLACE)
+            if names_devices(place) and (manual or sharding is None):
+                why = _MANUAL if manual else _PLACE
+                self._ignore("ignored-constraint", span, call, why)
+            if manual or sharding is None:
+                return None
+            return Pin(NdSbp(), complete=True, sharding=sharding, asked_by=call)
+
+        operands, results = places_of(eqn)
+        return (
+            tuple(map(pin, operands, eqn.invars)),
+            tuple(map(pin, results, eqn.outvars)),
+        )
 
     def _ignore(self, code: str, span: Span | None, what: str, why: str) -> None:
         self._ignored.setdefault((code, span), (what, why))

@@ -8,6 +8,7 @@ each copy is a node of its own.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,38 +54,20 @@ def returned_in(graph: Graph, hosts: Sequence[bool | None]) -> Graph:
     """The graph with its results in the memory that the user asked for.
 
     Arguments:
-      graph: a program.
+      graph: a program; new values are entered in its table of avals.
       hosts: for each result, whether it lies in host memory; None leaves it where it is.
     """
     nodes, outputs = list(graph.nodes), list[Operand](graph.outputs)
-    avals = dict(graph.avals)
-    number = 1 + max((n.id for n in graph.walk()), default=-1)
+    numbers = itertools.count(1 + max((n.id for n in graph.walk()), default=-1))
     made: dict[Operand, int] = {}
     for position, (operand, host) in enumerate(zip(graph.outputs, hosts, strict=True)):
         aval = graph.aval(operand)
         if host is None or host == _jax.in_host(aval):
             continue
         if operand not in made:
-            made[operand] = value = 1 + max(avals, default=-1)
-            avals[value] = _jax.empty_aval(aval.shape, aval.dtype, bool(aval.weak_type), host)
+            copy = _jax.empty_aval(aval.shape, aval.dtype, bool(aval.weak_type), host)
+            made[operand] = value = graph.new_value(copy)
             fields = transfer_fields(host)
-            nodes.append(Node(id=number, inputs=(operand,), outputs=(value,), **fields))
-            number += 1
+            nodes.append(Node(id=next(numbers), inputs=(operand,), outputs=(value,), **fields))
         outputs[position] = made[operand]
-    if not made:
-        return graph
-    return _with_avals(
-        dataclasses.replace(graph, nodes=tuple(nodes), outputs=tuple(outputs)), avals
-    )
-
-
-def _with_avals(graph: Graph, avals: dict[int, Any]) -> Graph:
-    """The graph and its regions with another table of avals, which they share."""
-
-    def of(node: Node) -> Node:
-        if not node.regions:
-            return node
-        regions = tuple(_with_avals(r, avals) for r in node.regions)
-        return dataclasses.replace(node, regions=regions)
-
-    return dataclasses.replace(graph, nodes=tuple(map(of, graph.nodes)), avals=avals)
+    return dataclasses.replace(graph, nodes=tuple(nodes), outputs=tuple(outputs))

@@ -23,7 +23,7 @@ import jax
 
 import sbp
 from sbp.errors import Diagnostic, OptionEdit, SbpError, SourceEdit
-from sbp.report.finding import diagnostics_of
+from sbp.report.pages import diagnostics_of
 from tests.edits import edited_text, split_edits
 
 FOLDER = pathlib.Path(__file__).parent / "faults"

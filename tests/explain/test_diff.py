@@ -10,7 +10,7 @@ import pytest
 
 import sbp
 from sbp.errors import SbpError
-from sbp.report.compare import setting_cells
+from sbp.report.answers import setting_cells
 from sbp.trace.graph import Graph
 from tests.explain.answers import masked, planned, shape
 from tests.report import why_programs

@@ -18,7 +18,7 @@ from sbp.explain.names import Names
 from sbp.explain.trials import IndependentFaults, Trials
 from sbp.explain.why import why
 from sbp.infer.check import Checker
-from sbp.report.why import explanation, link_text
+from sbp.report.answers import explanation, link_text
 from tests.explain.answers import planned
 from tests.explain.expected import MESH, MESH_2D, SQUARE, shape
 

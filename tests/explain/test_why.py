@@ -9,8 +9,8 @@ import pytest
 
 import sbp
 from sbp.explain.names import Names
-from sbp.report.reasons import refusal_text
-from sbp.report.why import link_text
+from sbp.report.answers import link_text
+from sbp.report.wording import refusal_text
 from sbp.trace.graph import Graph
 from tests.explain.answers import MESH, masked, planned, shape
 from tests.explain.conftest import ROOT

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from sbp.report.reasons import full_need_text
+from sbp.report.wording import full_need_text
 from tests.explain.answers import planned, shape
 from tests.report import why_programs
 

@@ -7,8 +7,8 @@ import jax
 import pytest
 
 from sbp.plan import fit
-from sbp.report.reasons import deferred_text
-from sbp.report.why import explanation
+from sbp.report.answers import explanation
+from sbp.report.wording import deferred_text
 from sbp.trace.numbering import Twins
 from tests.explain.answers import planned, shape
 

@@ -12,7 +12,7 @@ from sbp.infer.accumulation import Reduction
 from sbp.infer.value_space import Spaces
 from sbp.machine.mesh import mesh_spec
 from sbp.machine.table import HARDWARE
-from sbp.report.schedule import schedule
+from sbp.report.timeline import schedule
 
 V5E = HARDWARE["tpu-v5e"]
 ROWS, WIDTH = 4096, 2048

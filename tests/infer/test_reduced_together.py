@@ -11,7 +11,7 @@ import sbp
 from sbp.infer.accumulation import Reduction
 from sbp.infer.space import TypeSpace
 from sbp.machine.mesh import mesh_spec
-from sbp.report.schedule import schedule
+from sbp.report.timeline import schedule
 
 MESH = AbstractMesh((16,), ("d",))
 WIDTHS = (64, 96, 32, 48)

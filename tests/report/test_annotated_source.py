@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 
 import sbp
-from sbp.report.annotated_source import SHOWN_CODE, annotated_lines
+from sbp.report.report import SHOWN_CODE, annotated_lines
 
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 

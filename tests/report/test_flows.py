@@ -16,8 +16,7 @@ from jax.sharding import AbstractMesh
 import sbp
 from sbp.errors import SbpError
 from sbp.report.flows import GROUPINGS, folded, program_flows
-from sbp.report.png import png_of
-from sbp.report.svg import NAMESPACE
+from sbp.report.svg import NAMESPACE, png_of
 from sbp.report.wording import bytes_text
 
 MESH = AbstractMesh((2, 4), ("data", "model"))

@@ -7,9 +7,9 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.plan.traffic import sends
-from sbp.report.annotated_source import annotated_lines
 from sbp.report.flows import program_flows
-from sbp.report.schedule import causes, schedule
+from sbp.report.report import annotated_lines
+from sbp.report.timeline import causes, schedule
 from sbp.report.wording import bytes_text
 
 MESH = AbstractMesh((2, 4), ("data", "model"))
@@ -76,10 +76,10 @@ def test_the_caption_says_what_one_collective_sends(plan):
 
 def test_collectives_over_different_axes_have_different_times(plan):
     found = [c for c in causes(schedule(plan.program)) if c.axes]
-    here = [c for c in found if c.where.endswith(at(layer, 2)) and c.phase == "forward"]
+    here = [c for c in found if c.line[1].endswith(at(layer, 2)) and c.phase == "forward"]
     assert sorted((c.what, c.axes, c.runs) for c in here) == [
-        ("all_reduce", (0,), LAYERS),
-        ("all_reduce", (1,), LAYERS),
+        ("all_reduce", ("data",), LAYERS),
+        ("all_reduce", ("model",), LAYERS),
     ]
 
 

@@ -7,7 +7,7 @@ import pytest
 import sbp
 from sbp.explain.places import AtomChange, ValueName
 from sbp.explain.reasons import ConversionNeed, PartnerRows
-from sbp.report.reasons import full_need_text
+from sbp.report.wording import full_need_text
 
 
 @pytest.mark.parametrize(("count", "said"), [(3, ""), (5, " or 2 more")])

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import sbp
 from sbp.errors import SbpError, SbpTypeError
-from sbp.report.collectives import collectives
+from sbp.report.facts import collectives
 from sbp.report.report import Report, render_error
 from sbp.report.terminal import wrap
 from sbp.report.wording import bytes_text, seconds_text

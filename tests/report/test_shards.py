@@ -14,8 +14,14 @@ import sbp
 from sbp.errors import SbpError
 from sbp.report.parts import Page
 from sbp.report.report import Shown
-from sbp.report.shard_picture import MOST_BLOCKS, MOST_PANELS, shard_picture
-from sbp.report.shards import shards_of, telling_tensor, tensor_shards
+from sbp.report.shards import (
+    MOST_BLOCKS,
+    MOST_PANELS,
+    shard_picture,
+    shards_of,
+    telling_tensor,
+    tensor_shards,
+)
 from sbp.report.svg import NAMESPACE
 from sbp.types import Split, Unreduced, parse
 

@@ -36,7 +36,7 @@ def mlp_step(params, state, x, y):
 def used(step, mesh, types, *args, **options):
     """The words for each mesh axis."""
     plan = sbp.jit(step, mesh, in_types=types, **options).plan(*args)
-    return [use.text for use in strategy(plan.program)]
+    return list(strategy(plan.program).values())
 
 
 def state_of(weights):

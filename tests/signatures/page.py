@@ -9,8 +9,8 @@ from typing import Any
 
 from samples import SAMPLES, equations, primitives
 
+from sbp.commands.signatures import KNOWN, family
 from sbp.plan.text import shape_text
-from sbp.report.signatures import KNOWN, family
 from sbp.signatures import Op, Row, all_b, known_kernels, known_primitives, rule_for
 from sbp.signatures.fallback import FALLBACK, REFUSED
 from sbp.signatures.laws.proofs import row_status

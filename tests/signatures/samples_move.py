@@ -13,7 +13,7 @@ from calls import CLIP, FILL, PROMISE, b, bind, c, f, i, keys, more, u
 from jax import lax
 from jax.experimental import io_callback
 
-from sbp.trace.join_slices import join_slices_p
+from sbp.trace.slices import join_slices_p
 
 # movement
 more(

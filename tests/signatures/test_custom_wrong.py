@@ -15,8 +15,7 @@ from registrations import TRIPLE, X, row_sums, row_sums_local, triple, triple_p
 import sbp
 from sbp.errors import SbpError
 from sbp.signatures import Row, register, registered, rule_for, unregister
-from sbp.signatures.custom import custom_for
-from sbp.signatures.laws.refutation import parse_row
+from sbp.signatures.custom import custom_for, parse_row
 from sbp.types import B, P, S
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from windows import drawn_windows
 
-from sbp.signatures.kernels.exchange import Need, rounds
+from sbp.signatures.kernels.exchange import Need, rounds, sent
 from sbp.signatures.kernels.halo import Windows
 
 
@@ -108,8 +108,8 @@ def test_rounds_deliver_what_is_needed(seed):
 def test_what_is_sent():
     """A window of three elements takes one from each neighbour; a reversal sends the shard once;
     what stays is not sent."""
-    assert Windows(size=64, out=64, low=1, window=3).need(8).sent() == (2, 2)
-    assert Windows(size=64, out=32, stride=2, window=2).need(8).sent() == (0, 0)
+    assert sent(Windows(size=64, out=64, low=1, window=3).need(8)) == (2, 2)
+    assert sent(Windows(size=64, out=32, stride=2, window=2).need(8)) == (0, 0)
     mirrored = Need(64, 8, tuple(64 - 8 * (k + 1) for k in range(8)), 8)
-    assert mirrored.sent() == (8, 1)
-    assert Windows(size=64, out=63, low=-1).need(8).sent() == (1, 1)
+    assert sent(mirrored) == (8, 1)
+    assert sent(Windows(size=64, out=63, low=-1).need(8)) == (1, 1)

@@ -15,8 +15,8 @@ from windows import drawn_windows
 
 import sbp
 from sbp.signatures import Op, Row, rule_for
+from sbp.signatures.families.windows import rereads
 from sbp.signatures.kernels.halo import Windows
-from sbp.signatures.kernels.window_sums import rereads
 from sbp.signatures.laws.oracle import OpTypes, Oracle
 from sbp.types import B, P, S, Split
 

@@ -21,7 +21,7 @@ from sbp.machine.mesh import mesh_spec
 from sbp.signatures import kernel_named
 from sbp.signatures.laws.oracle import ListPlace, OpTypes, Oracle
 from sbp.trace.graph import Node
-from sbp.trace.join_slices import join_slices_p
+from sbp.trace.slices import join_slices_p
 from sbp.types import MONOIDS, B, P, S
 from tests.slices import sliced
 

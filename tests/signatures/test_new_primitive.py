@@ -15,8 +15,7 @@ from jax.sharding import PartitionSpec
 import sbp
 from sbp import P, _jax
 from sbp.signatures import Op, Row, Traits
-from sbp.signatures.factors import linear_rows
-from sbp.signatures.families.elementwise import split_atoms
+from sbp.signatures.factors import linear_rows, rows_beside
 from sbp.signatures.rule import remove_rule, rule
 
 doubled_p = _jax.Primitive("test_doubled")
@@ -34,7 +33,7 @@ def doubled(x: jax.Array) -> jax.Array:
 
 def entered(traits: Traits) -> None:
     def rows(op: Op) -> list[Row]:
-        return [*split_atoms(op), *linear_rows(op)]
+        return [*rows_beside(op), *linear_rows(op)]
 
     rule("test_doubled", traits=traits)(rows)
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from samples import equation, f, rows
 
-from sbp.signatures.kernels.pieces import Pieces
+from sbp.signatures.kernels.exchange import Pieces, rounds, sent
 from sbp.signatures.laws.oracle import Oracle
-from sbp.trace.join_slices import join_slices_p
+from sbp.trace.slices import join_slices_p
 from sbp.types import S
 
 
@@ -36,12 +36,14 @@ def test_rounds_deliver_the_pieces(seed: int):
         for at, start, count in need.parts:
             want[at : at + count] = x[start : start + count]
         got = np.full((need.n, need.width), -1)
-        for group in need.rounds():
-            assert len({m.source for m in group}) == len({m.target for m in group}) == len(group)
-            assert len({m.source == m.target for m in group}) == 1
-            for m in group:
-                mine = x[m.source * need.chunk :][: need.chunk]
-                got[m.target, m.place : m.place + m.width] = mine[m.first : m.first + m.width]
+        for r in rounds(need):
+            assert len({s for s, _ in r.pairs}) == len({t for _, t in r.pairs}) == len(r.pairs)
+            assert all((s == t) == r.is_own for s, t in r.pairs)
+            for source, target in r.pairs:
+                kept = np.arange(r.low[target], r.high[target])
+                got[target, kept] = x[
+                    source * need.chunk + r.first[source] + kept - r.place[target]
+                ]
         np.testing.assert_array_equal(got.ravel()[: need.out], want)
 
 
@@ -51,7 +53,7 @@ def test_a_roll_sends_what_changes_its_device(n: int, shift: int):
     """Of shards of 8 elements, a roll by at most 8 sends `shift` elements in one round."""
     size = 8 * n
     need = Pieces(size, size, n, ((0, size - shift, shift), (shift, 0, size - shift)))
-    assert need.sent() == (shift, 1)
+    assert sent(need) == (shift, 1)
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -59,7 +61,7 @@ def test_a_concatenation_sends_no_shard_more_than_needed(n: int):
     """Of the first of two arrays with shards of 4 elements, two shards go to each device of the
     first half, so there are two rounds; device 0 of two devices has one of its two already."""
     first = Pieces(4 * n, 8 * n, n, ((0, 0, 4 * n),))
-    assert first.sent() == (4 * min(2, n - 1), min(2, n - 1))
+    assert sent(first) == (4 * min(2, n - 1), min(2, n - 1))
 
 
 def test_joins_of_drawn_pieces():

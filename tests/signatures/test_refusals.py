@@ -27,7 +27,7 @@ from sbp.signatures import (
     rule_for,
     traits_of,
 )
-from sbp.signatures.rule import _KERNELS, _RULES, add_kernel, replicated, rule
+from sbp.signatures.rule import _KERNELS, _RULES, add_kernel, rule
 from sbp.types import B, P, S
 
 PMAX = P("max")
@@ -72,8 +72,6 @@ def test_a_rule_entered_twice_is_refused_at_import():
         add_rule(before)
     with pytest.raises(SbpInternalError, match="two rules for primitive 'neg'"):
         rule("neg", traits=Traits())(lambda op: [])
-    with pytest.raises(SbpInternalError, match="two rules for primitive 'neg'"):
-        replicated("neg", reason="none", traits=Traits())
     assert rule_for("neg") is before
 
 

@@ -10,7 +10,7 @@ import pytest
 from sbp.errors import SbpInternalError
 from sbp.signatures import Traits, known_primitives, traits_of
 from sbp.signatures.fallback import FALLBACK, REFUSED
-from sbp.signatures.rule import names, replicated, rule
+from sbp.signatures.rule import names, rule
 
 ANSWERS: dict[str, tuple[str, Callable[[Traits], object]]] = {
     "moves": (
@@ -189,6 +189,4 @@ def test_nothing_is_known_of_others():
 def test_a_rule_without_traits_is_refused_and_its_file_named():
     with pytest.raises(SbpInternalError, match=r"'unheard_of' has no traits: .*test_traits\.py"):
         rule("unheard_of")(lambda op: [])
-    with pytest.raises(SbpInternalError, match=r"'unheard_of' has no traits: .*test_traits\.py"):
-        replicated("unheard_of", reason="none")
     assert "unheard_of" not in known_primitives()

@@ -5,7 +5,7 @@ import linecache
 
 import pytest
 
-from sbp.source.bindings import VariableBinding, binding_of
+from sbp.source.scopes import VariableBinding, binding_of
 from sbp.source.text import exact_text, span_of
 
 FILE = "bound_source.py"

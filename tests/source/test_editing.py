@@ -6,8 +6,14 @@ import linecache
 import pytest
 
 from sbp.errors import Span
-from sbp.source.editing import Part, PinnedPart, converted, repinned
-from sbp.source.policies import loosened_policies, under_policy
+from sbp.source.editing import (
+    Part,
+    PinnedPart,
+    converted,
+    loosened_policies,
+    repinned,
+    under_policy,
+)
 from sbp.source.reader import SourceRead
 from sbp.source.text import span_of
 from sbp.types import B, P, S
@@ -244,5 +250,5 @@ def test_a_lambda_does_not_run_where_it_stands():
 )
 def test_policies_give_way_in_their_regions(call, after):
     text = remember(f"import sbp\nwith {call}:\n    y = x\n")
-    edits = [one.edit for one in loosened_policies(FILE, "reduce", "auto", "a")]
+    edits = [edit for _, edit in loosened_policies(FILE, "reduce", "auto", "a")]
     assert edited_text(text, edits) == f"import sbp\nwith {after}:\n    y = x\n"

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from sbp import _jax
 from sbp.signatures.factors import (
@@ -17,20 +18,20 @@ from sbp.signatures.factors import (
     monoid_rows,
     moved_rows,
     multilinear_rows,
+    rows_beside,
 )
 from sbp.signatures.rule import (
     ROUNDED_PARTS,
+    LocalContext,
     Op,
     Row,
-    Rule,
-    add_rule,
     bind_with,
     names,
     rule,
     rule_for,
 )
 from sbp.signatures.traits import Traits
-from sbp.types import Atom, B, Split, Unreduced
+from sbp.types import B, Unreduced
 
 _of = functools.partial(Traits, elementwise=True, pointwise=True)
 """Traits that elementwise primitives share, and others as arguments."""
@@ -118,21 +119,6 @@ _SWAPPED = {"max": "min", "min": "max"}
 """The monoid of the result of a falling function, by that of the operand."""
 
 PMAX, PMIN = Unreduced("max"), Unreduced("min")
-
-
-def split_atoms(op: Op) -> list[Row]:
-    """One row for each dim of the result; every operand that has the dim is split there too.
-
-    Scalar operands stay B, and so do operands with size 1 where the result is longer.
-    """
-    rank = max((len(a.shape) for a in op.outs), default=0)
-    rows = []
-    for dim in range(rank):
-        split = Split(dim)
-        size = op.outs[0].shape[dim]
-        ins = tuple(split if len(a.shape) == rank and a.shape[dim] == size else B for a in op.ins)
-        rows.append(Row(ins, (split,) * len(op.outs)))
-    return rows
 
 
 def is_float(dtype: Any) -> bool:
@@ -346,28 +332,55 @@ def cast_rows(op: Op) -> list[Row]:
 
 def elementwise_rows(op: Op) -> Sequence[Row]:
     """All rows of an elementwise primitive except all-B."""
-    return [*split_atoms(op), *partial_rows(op)]
+    return [*rows_beside(op), *partial_rows(op)]
 
 
 rule(*ELEMENTWISE, traits=ELEMENTWISE.__getitem__, local=bind_with)(elementwise_rows)
 
 
+@rule(
+    "optimization_barrier",
+    traits=Traits(moves=True, scales="together", fusion="free"),
+    local=lambda ctx, args: _jax.optimization_barrier(args),
+)
 def _barrier_rows(op: Op) -> Sequence[Row]:
     """One operand of the barrier: it keeps every type."""
-    dtype = op.ins[0].dtype
-    atoms: list[Atom] = [
-        B,
-        *(Split(d) for d in range(len(op.ins[0].shape))),
-        *(Unreduced(m) for m in admissible(dtype)),
-    ]
-    return [Row((a,), (a,)) for a in atoms]
+    return [*rows_beside(op), *moved_rows(op)]
 
 
-add_rule(
-    Rule(
-        name="optimization_barrier",
-        rows=_barrier_rows,
-        traits=Traits(moves=True, scales="together", fusion="free"),
-        local=lambda ctx, args: _jax.optimization_barrier(args),
+# ---- mulhi --------------------------------------------------------------------------------------
+# `mulhi`, the high half of a product of integers, computed from half words: under `shard_map`, JAX
+# 0.10 and 0.12 cannot compile the primitive on CPU.
+
+
+def high_half(x: Any, y: Any) -> Any:
+    """The high word of the product of two integers of the same dtype.
+
+    >>> int(high_half(jnp.int32(2**30), jnp.int32(-12)))
+    -3
+    """
+    dtype = x.dtype
+    width = jnp.iinfo(dtype).bits
+    word = jnp.dtype(f"uint{width}")
+    half, mask = jnp.asarray(width // 2, word), jnp.asarray(2 ** (width // 2) - 1, word)
+    a, b = lax.bitcast_convert_type(x, word), lax.bitcast_convert_type(y, word)
+    (a1, a0), (b1, b0) = ((lax.shift_right_logical(v, half), v & mask) for v in (a, b))
+    carried = lax.shift_right_logical(a0 * b0, half) + (a1 * b0 & mask) + (a0 * b1 & mask)
+    high = (
+        a1 * b1
+        + lax.shift_right_logical(a1 * b0, half)
+        + lax.shift_right_logical(a0 * b1, half)
+        + lax.shift_right_logical(carried, half)
     )
-)
+    if jnp.issubdtype(dtype, jnp.signedinteger):
+        # Read as an unsigned word, a negative number is larger by 2**width.
+        zero = jnp.zeros((), word)
+        high = high - jnp.where(x < 0, b, zero) - jnp.where(y < 0, a, zero)
+    return lax.bitcast_convert_type(high, dtype)
+
+
+def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    return [high_half(*jnp.broadcast_arrays(*args))]
+
+
+rule("mulhi", traits=Traits(monotone="++"), local=_local)(elementwise_rows)

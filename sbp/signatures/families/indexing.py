@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from sbp.signatures.factors import (
     split_rows,
 )
 from sbp.signatures.kernels.shards import clipped, owned_along, picked_along, without_padding
-from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
+from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, names, rule
 from sbp.signatures.traits import Traits
 from sbp.types import B, Split, Unreduced
 
@@ -165,129 +166,113 @@ def _dynamic_update_slice(op: Op) -> Sequence[Row]:
 # window of it.
 
 
-def gather_factors(
-    params: dict[str, Any], operand_shape: Sequence[int], indices_rank: int, out_rank: int
-) -> FactorMap:
-    """The factors of a gather: whole slices `w`, index batches `i` and operand batch dims `b`.
+_OF_GATHER = names("""
+    offset_dims collapsed_slice_dims operand_batching_dims start_indices_batching_dims
+    start_index_map
+""")
+_OF_SCATTER = names("""
+    update_window_dims inserted_window_dims operand_batching_dims scatter_indices_batching_dims
+    scatter_dims_to_operand_dims
+""")
+"""The attributes of JAX's dimension numbers, in the order of the fields of `Indexing` that they
+give."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Indexing:
+    """Where indices point in the operand of a gather or scatter. Its slices are the result of a
+    gather, or the updates of a scatter.
 
     Arguments:
-      params: parameters of the gather.
-      operand_shape: shape of the operand.
-      indices_rank: number of dims of the indices.
-      out_rank: number of dims of the result.
-    """
-    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
-    operand: list[str | None] = [None] * len(operand_shape)
-    indices: list[str | None] = [f"i{d}" for d in range(indices_rank - 1)] + [None]
-    for n, (d, i) in enumerate(
-        zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
-    ):
-        operand[d] = indices[i] = f"b{n}"
-    out: list[str | None] = [None] * out_rank
-    for d, o in zip(gather_window(numbers, len(operand_shape)), numbers.offset_dims, strict=True):
-        # A dim that is read whole splits: on a shard, as on the whole operand, its index is
-        # clipped to 0 or fills.
-        if sizes[d] == operand_shape[d]:
-            operand[d] = out[o] = f"w{d}"
-    batch = iter(indices[:-1])
-    for o in range(out_rank):
-        if o not in numbers.offset_dims:
-            out[o] = next(batch)
-    return FactorMap(ins=(tuple(operand), tuple(indices)), outs=(tuple(out),))
-
-
-def gather_window(numbers: Any, rank: int) -> list[int]:
-    """Operand dims of a gather that the window dims of the result stand for, in order."""
-    return [
-        d
-        for d in range(rank)
-        if d not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    ]
-
-
-def looked_up(numbers: Any) -> list[int]:
-    """Operand dims of a gather where an index picks one element, such as the vocabulary of an
-    embedding."""
-    return [int(d) for d in numbers.collapsed_slice_dims if d in numbers.start_index_map]
-
-
-def in_windows(numbers: Any, sizes: Sequence[int], shape: Sequence[int]) -> list[int]:
-    """Operand dims of a gather where an index picks a window.
-
-    Arguments:
-      numbers: the dimension numbers.
-      sizes: the slice sizes.
       shape: shape of the operand.
+      slices: shape of the slices.
+      window: the dims of the slices that stand for dims of the operand.
+      dropped: dims of the operand that the slices lack, batch dims excepted.
+      batch: pairs of a batch dim of the operand and one of the indices.
+      pointed: for each component of an index, the dim of the operand that it points into.
     """
-    kept = (d for d in numbers.start_index_map if d not in numbers.collapsed_slice_dims)
-    return [int(d) for d in kept if 0 < sizes[d] < shape[d]]
 
+    shape: tuple[int, ...]
+    slices: tuple[int, ...]
+    window: tuple[int, ...]
+    dropped: tuple[int, ...]
+    batch: tuple[tuple[int, int], ...]
+    pointed: tuple[int, ...]
 
-def scatter_factors(
-    params: dict[str, Any], operand: Sequence[int], indices_rank: int, updates: Sequence[int]
-) -> tuple[Dims, Dims, Dims]:
-    """The factors of a scatter's operand, indices and updates, named as those of a gather.
+    @staticmethod
+    def of(params: dict[str, Any], ins: Sequence[Any], outs: Sequence[Any]) -> Indexing:
+        """The roles that JAX's dimension numbers give to dims.
 
-    Arguments:
-      params: parameters of the scatter.
-      operand: shape of the operand.
-      indices_rank: number of dims of the indices.
-      updates: shape of the updates.
-    """
-    numbers = params["dimension_numbers"]
-    on_operand: list[str | None] = [None] * len(operand)
-    on_indices: list[str | None] = [f"i{d}" for d in range(indices_rank - 1)] + [None]
-    on_updates: list[str | None] = [None] * len(updates)
-    for n, (d, i) in enumerate(
-        zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
-    ):
-        on_operand[d] = on_indices[i] = f"b{n}"
-    for d, u in zip(scatter_window(numbers, len(operand)), numbers.update_window_dims, strict=True):
-        # A dim that is written whole splits: on a shard, as on the whole operand, its index is
-        # clipped to 0 or dropped.
-        if updates[u] == operand[d]:
-            on_operand[d] = on_updates[u] = f"w{d}"
-    batch = iter(on_indices[:-1])
-    for u in range(len(updates)):
-        if u not in numbers.update_window_dims:
-            on_updates[u] = next(batch)
-    return tuple(on_operand), tuple(on_indices), tuple(on_updates)
+        Arguments:
+          params: parameters of a gather or scatter.
+          ins: avals of its operands.
+          outs: avals of its results.
+        """
+        numbers = params["dimension_numbers"]
+        gathers = isinstance(numbers, lax.GatherDimensionNumbers)
+        fields = _OF_GATHER if gathers else _OF_SCATTER
+        window, dropped, operand, indices, pointed = (getattr(numbers, name) for name in fields)
+        return Indexing(
+            shape=tuple(ins[0].shape),
+            slices=tuple((outs[0] if gathers else ins[2]).shape),
+            window=tuple(window),
+            dropped=tuple(dropped),
+            batch=tuple(zip(operand, indices, strict=True)),
+            pointed=tuple(pointed),
+        )
 
+    @property
+    def slice_dim(self) -> dict[int, int]:
+        """The dim of the slices for each dim of the operand that they have."""
+        without = {*self.dropped, *(d for d, _ in self.batch)}
+        kept = [d for d in range(len(self.shape)) if d not in without]
+        return dict(zip(kept, self.window, strict=True))
 
-def scatter_window(numbers: Any, rank: int) -> list[int]:
-    """Operand dims of a scatter that the window dims of the updates stand for, in order."""
-    return [
-        d
-        for d in range(rank)
-        if d not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    ]
+    @property
+    def outside(self) -> list[int]:
+        """The dims of the slices that have one index for each index of the batch."""
+        return [d for d in range(len(self.slices)) if d not in self.window]
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """For each dim of the operand, how many elements a slice has."""
+        found = self.slice_dim
+        return tuple(self.slices[found[d]] if d in found else 1 for d in range(len(self.shape)))
 
-def hit_dims(numbers: Any) -> list[int]:
-    """Operand dims of a scatter where an index picks one element."""
-    return [
-        int(d) for d in numbers.inserted_window_dims if d in numbers.scatter_dims_to_operand_dims
-    ]
+    @property
+    def picked(self) -> list[int]:
+        """Dims of the operand where an index picks one element, such as the vocabulary of an
+        embedding."""
+        return [int(d) for d in self.dropped if d in self.pointed]
 
+    @property
+    def windows(self) -> list[int]:
+        """Dims of the operand where an index picks a window."""
+        sizes = self.sizes
+        return [
+            int(d) for d in self.pointed if d not in self.dropped and 0 < sizes[d] < self.shape[d]
+        ]
 
-def scatter_windows(numbers: Any, operand: Sequence[int], updates: Sequence[int]) -> dict[int, int]:
-    """Operand dims of a scatter where an index picks a window, with the size of the window.
+    def factors(self, indices_rank: int) -> tuple[Dims, Dims, Dims]:
+        """The factors of the operand, the indices and the slices: whole slices `w`, index batches
+        `i` and batch dims of the operand `b`.
 
-    Arguments:
-      numbers: the dimension numbers.
-      operand: shape of the operand.
-      updates: shape of the updates.
-    """
-    sizes = zip(
-        scatter_window(numbers, len(operand)),
-        (updates[u] for u in numbers.update_window_dims),
-        strict=True,
-    )
-    return {
-        d: size
-        for d, size in sizes
-        if d in numbers.scatter_dims_to_operand_dims and 0 < size < operand[d]
-    }
+        Arguments:
+          indices_rank: number of dims of the indices.
+        """
+        operand: list[str | None] = [None] * len(self.shape)
+        indices: list[str | None] = [f"i{d}" for d in range(indices_rank - 1)] + [None]
+        slices: list[str | None] = [None] * len(self.slices)
+        for n, (d, i) in enumerate(self.batch):
+            operand[d] = indices[i] = f"b{n}"
+        for d, s in self.slice_dim.items():
+            # A dim that is read or written whole splits: on a shard, as on the whole operand, its
+            # index is clipped to 0, or fills or drops.
+            if self.slices[s] == self.shape[d]:
+                operand[d] = slices[s] = f"w{d}"
+        for d, factor in zip(self.outside, indices[:-1], strict=True):
+            slices[d] = factor
+        return tuple(operand), tuple(indices), tuple(slices)
 
 
 # ---- rules --------------------------------------------------------------------------------------
@@ -328,13 +313,6 @@ _SCATTER_MONOID = {
 """The monoid by which each scatter joins updates to its operand; `scatter` itself overwrites."""
 
 
-def _local_sizes(ctx: LocalContext) -> tuple[int, ...]:
-    """Slice sizes on the shard: a whole slice becomes the size of the shard, another one stays as
-    it is."""
-    wholes = zip(ctx.params["slice_sizes"], ctx.global_ins[0].shape, ctx.local_ins[0], strict=True)
-    return tuple(min(local, size) if size == whole else size for size, whole, local in wholes)
-
-
 def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """Gathers on the shard. Along a split dim that indices point into, each device reads the
     elements that it owns and sets its other results to zero.
@@ -345,13 +323,15 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     window; windows that miss the shard read zeros.
     """
     operand, indices = args
-    numbers = ctx.params["dimension_numbers"]
-    sizes, shape = ctx.params["slice_sizes"], ctx.global_ins[0].shape
-    windows = [d for d in in_windows(numbers, sizes, shape) if ctx.in_axes(0, d)]
-    picked = [
-        d for d in looked_up(numbers) if ctx.in_axes(0, d) and shape[d] != ctx.local_ins[0][d]
-    ]
-    changes: dict[str, Any] = {"slice_sizes": _local_sizes(ctx)}
+    dims = Indexing.of(ctx.params, ctx.global_ins, ctx.global_outs)
+    sizes, shape = ctx.params["slice_sizes"], dims.shape
+    windows = [d for d in dims.windows if ctx.in_axes(0, d)]
+    picked = [d for d in dims.picked if ctx.in_axes(0, d) and shape[d] != ctx.local_ins[0][d]]
+    # A slice of a whole dim is the shard.
+    local_sizes = zip(sizes, shape, ctx.local_ins[0], strict=True)
+    changes: dict[str, Any] = {
+        "slice_sizes": tuple(min(n, s) if s == whole else s for s, whole, n in local_sizes)
+    }
     if not windows and not picked:
         if indices.shape != tuple(ctx.global_ins[1].shape):
             changes["indices_are_sorted"] = False  # padded indices are not sorted
@@ -359,7 +339,7 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     mine: Any = True
     filled = _filled(ctx, indices)
     components = []
-    for c, d in enumerate(numbers.start_index_map):
+    for c, d in enumerate(dims.pointed):
         inside, outside = clipped(indices[..., c], shape[d] - sizes[d] + 1)
         if d not in (*windows, *picked):
             components.append(_as_int32(indices[..., c]))
@@ -382,9 +362,9 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     # Indices that other devices own are clipped, so they are not sorted.
     changes["indices_are_sorted"] = False
     (out,) = bind_with(ctx, (operand, jnp.stack(components, -1)), **changes)
-    batch = [o for o in range(out.ndim) if o not in numbers.offset_dims]
     mine = jnp.broadcast_to(mine, indices.shape[:-1])
-    return [jnp.where(lax.broadcast_in_dim(mine, out.shape, batch), out, jnp.zeros((), out.dtype))]
+    owned = lax.broadcast_in_dim(mine, out.shape, dims.outside)
+    return [jnp.where(owned, out, jnp.zeros((), out.dtype))]
 
 
 def _filled(ctx: LocalContext, indices: Any) -> Any:
@@ -414,21 +394,18 @@ def _as_int32(index: Any) -> Any:
 def _gather(op: Op) -> Sequence[Row]:
     """Index batches and whole slices split; a dim that indices point into splits with a partial
     result; the operand may be partial."""
-    numbers, mode = op.params["dimension_numbers"], _MODE.from_any(op.params["mode"])
-    params = op.params | {"slice_sizes": _localised_sizes(op)}
-    rows = split_rows(
-        op, gather_factors(params, op.ins[0].shape, len(op.ins[1].shape), len(op.outs[0].shape))
-    )
+    dims, mode = Indexing.of(op.params, op.ins, op.outs), _MODE.from_any(op.params["mode"])
+    operand, indices, out = dims.factors(len(op.ins[1].shape))
+    rows = split_rows(op, FactorMap(ins=(operand, indices), outs=(out,)))
     monoid = owned_monoid(op.outs[0].dtype)
     if monoid and mode != _MODE.ONE_HOT:
         joined = Unreduced(monoid)
         rows += [
             Row((Split(d), B), (joined,), kernel="masked_gather")
-            for d in looked_up(numbers)
+            for d in dims.picked
             if op.ins[0].shape[d] > 1
         ]
-        windows = in_windows(numbers, params["slice_sizes"], op.ins[0].shape)
-        rows += [Row((Split(d), B), (joined,), kernel="masked_windows") for d in windows]
+        rows += [Row((Split(d), B), (joined,), kernel="masked_windows") for d in dims.windows]
     for row in moved_rows(op, (0,)):
         if mode != _MODE.FILL_OR_DROP or _fill_is_joined(op, row.ins[0]):
             rows.append(row)
@@ -449,16 +426,6 @@ def _fill_is_joined(op: Op, atom: Any) -> bool:
     return fill == 0 or (fill == 1 and atom.monoid == "prod")
 
 
-def _localised_sizes(op: Op) -> tuple[int, ...]:
-    """Slice sizes on shapes that outer mesh axes leave, read from the window dims of the result."""
-    numbers = op.params["dimension_numbers"]
-    sizes = list(op.params["slice_sizes"])
-    window = gather_window(numbers, len(sizes))
-    for d, o in zip(window, numbers.offset_dims, strict=True):
-        sizes[d] = op.outs[0].shape[o]
-    return tuple(sizes)
-
-
 def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """Scatters on the shard. Along a split dim that indices point into, each device writes the
     updates that fall on its shard and drops the others.
@@ -467,16 +434,14 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     which are cut off at the end.
     """
     operand, indices, updates = args
-    numbers, mode = ctx.params["dimension_numbers"], _MODE.from_any(ctx.params["mode"])
+    dims = Indexing.of(ctx.params, ctx.global_ins, ctx.global_outs)
+    mode, shape = _MODE.from_any(ctx.params["mode"]), dims.shape
     monoid = _SCATTER_MONOID.get(ctx.primitive.name)
-    batch = [u for u in range(updates.ndim) if u not in numbers.update_window_dims]
     if monoid is not None:
-        updates = without_padding(ctx, 2, updates, tuple(batch), monoid)
-    windows = scatter_windows(numbers, ctx.global_ins[0].shape, ctx.global_ins[2].shape)
+        updates = without_padding(ctx, 2, updates, tuple(dims.outside), monoid)
+    windows = {d: dims.sizes[d] for d in dims.windows}
     split = [
-        d
-        for d in (*hit_dims(numbers), *windows)
-        if ctx.in_axes(0, d) and ctx.global_ins[0].shape[d] != ctx.local_ins[0][d]
+        d for d in (*dims.picked, *windows) if ctx.in_axes(0, d) and shape[d] != ctx.local_ins[0][d]
     ]
     changes: dict[str, Any] = {}
     if split or tuple(indices.shape) != tuple(ctx.global_ins[1].shape):
@@ -486,19 +451,12 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         return bind_with(ctx, (operand, indices, updates), **changes)
     local = ctx.local_ins[0]
     margin = [windows[d] if d in split and d in windows else 0 for d in range(operand.ndim)]
-    whole_window = dict(
-        zip(
-            scatter_window(numbers, operand.ndim),
-            (updates.shape[u] for u in numbers.update_window_dims),
-            strict=True,
-        )
-    )
     components = []
-    for c, d in enumerate(numbers.scatter_dims_to_operand_dims):
-        index, whole = _as_int32(indices[..., c]), ctx.global_ins[0].shape[d]
-        size = windows.get(d, 1)
+    for c, d in enumerate(dims.pointed):
+        index, whole, size = _as_int32(indices[..., c]), shape[d], windows.get(d, 1)
         if d not in split:
-            last = operand.shape[d] - whole_window.get(d, 1)
+            place = dims.slice_dim.get(d)
+            last = operand.shape[d] - (1 if place is None else updates.shape[place])
             components.append(jnp.clip(index, 0, last) if mode == _MODE.CLIP else index)
             continue
         index = jnp.clip(index, 0, whole - size) if mode == _MODE.CLIP else index
@@ -541,10 +499,8 @@ def _scatter_traits(name: str) -> Traits:
 def _scatter(op: Op) -> Sequence[Row]:
     """Rows that split the updates have a partial operand and a partial result, under the scatter's
     monoid. Whole slices split; so do dims that indices point into."""
-    numbers = op.params["dimension_numbers"]
-    operand, indices, updates = scatter_factors(
-        op.params, op.ins[0].shape, len(op.ins[1].shape), op.ins[2].shape
-    )
+    dims = Indexing.of(op.params, op.ins, op.outs)
+    operand, indices, updates = dims.factors(len(op.ins[1].shape))
     monoid = _SCATTER_MONOID.get(op.name)
     if monoid not in admissible(op.outs[0].dtype):
         monoid = None
@@ -558,11 +514,10 @@ def _scatter(op: Op) -> Sequence[Row]:
     rows = split_rows(op, m)
     rows += [
         Row((Split(d), B, B), (Split(d),), kernel="shifted_scatter")
-        for d in hit_dims(numbers)
+        for d in dims.picked
         if op.ins[0].shape[d] > 1
     ]
-    windows = scatter_windows(numbers, op.ins[0].shape, op.ins[2].shape)
-    rows += [Row((Split(d), B, B), (Split(d),), kernel="shifted_windows") for d in windows]
+    rows += [Row((Split(d), B, B), (Split(d),), kernel="shifted_windows") for d in dims.windows]
     rows += _folded_rows(op)
     match op.name:
         case "scatter-add" | "scatter-sub":

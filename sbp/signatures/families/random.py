@@ -12,9 +12,8 @@ from jax import lax
 
 from sbp import _jax
 from sbp.settings import settings_of
-from sbp.signatures.factors import FactorMap, dim_factors, split_rows
-from sbp.signatures.families.elementwise import split_atoms
-from sbp.signatures.families.mulhi import high_half
+from sbp.signatures.factors import rows_beside
+from sbp.signatures.families.elementwise import high_half
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, Split
@@ -128,10 +127,10 @@ _OF_EACH_KEY = {"key<fry>", "key<fry4>", "key<phx2>", "key<phx4>", *_HARDWARE}
 """JAX's own kinds of keys."""
 
 
-def _each_key_alone(op: Op, keys: Any) -> bool:
-    """Whether the numbers that a key draws do not depend on the other keys of its batch; False for
-    kinds of keys that are not JAX's own."""
-    dtype = str(keys.dtype)
+def _each_key_alone(op: Op) -> bool:
+    """Whether what is made of a key, or the key that is made, does not depend on the others of its
+    batch; False for kinds of keys that are not JAX's own."""
+    dtype = next((str(a.dtype) for a in (*op.ins, *op.outs) if _jax.is_extended(a.dtype)), "")
     return dtype in _OF_EACH_KEY and op.name not in _HARDWARE.get(dtype, ())
 
 
@@ -147,27 +146,20 @@ def _words(op: Op) -> Sequence[Row]:
     return batch_rows(op)
 
 
-@rule("random_seed", traits=Traits(), local=bind_with)
-def _seed(op: Op) -> Sequence[Row]:
-    return batch_rows(op) if str(op.outs[0].dtype) in _OF_EACH_KEY else []
-
-
-@rule("random_split", traits=Traits(), local=bind_with)
-def _random_split(op: Op) -> Sequence[Row]:
-    """Only dims of the batch of keys split. Every device computes all new keys of its shard."""
-    return batch_rows(op) if _each_key_alone(op, op.ins[0]) else []
+@rule(
+    *("random_gamma", "random_seed", "random_split"),
+    traits=lambda name: Traits(generates="draws" if name == "random_gamma" else ""),
+    local=bind_with,
+)
+def _of_keys(op: Op) -> Sequence[Row]:
+    """Only dims of the batch of keys split. Every device computes all new keys of its shard; a draw
+    depends on its position in the whole result, inside of JAX."""
+    return batch_rows(op) if _each_key_alone(op) else []
 
 
 @rule("random_fold_in", traits=Traits(), local=bind_with)
 def _fold_in(op: Op) -> Sequence[Row]:
-    return split_atoms(op) if _each_key_alone(op, op.ins[0]) else []
-
-
-@rule("random_gamma", traits=Traits(generates="draws"), local=bind_with)
-def _random_gamma(op: Op) -> Sequence[Row]:
-    """Only dims of the batch of keys split. Other dims draw by their position in the whole result,
-    inside of JAX."""
-    return batch_rows(op) if _each_key_alone(op, op.ins[0]) else []
+    return rows_beside(op) if _each_key_alone(op) else []
 
 
 def counters(
@@ -255,7 +247,7 @@ def _random_bits(op: Op) -> Sequence[Row]:
     key = op.ins[0]
     if str(key.dtype) in _HARDWARE:
         return stream_rows(op)
-    rows = batch_rows(op) if _each_key_alone(op, key) else []
+    rows = batch_rows(op) if _each_key_alone(op) else []
     if str(key.dtype) == "key<fry>" and _counts(op):
         drawn: list[Atom] = [Split(d) for d in range(len(key.shape), len(op.outs[0].shape))]
         rows += [Row((B,), (atom,)) for atom in drawn]
@@ -293,5 +285,4 @@ def _iota_2x32_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 @rule("iota_2x32_shape", traits=Traits(generates="counter"), local=_iota_2x32_local)
 def _iota_2x32(op: Op) -> Sequence[Row]:
     """The counters themselves."""
-    dims = dim_factors(len(op.outs[0].shape))
-    return split_rows(op, FactorMap(ins=(), outs=(dims, dims))) if _counts(op) else []
+    return rows_beside(op) if _counts(op) else []

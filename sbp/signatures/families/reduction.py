@@ -1,16 +1,26 @@
-"""Reductions. Splitting a reduced dim gives a partial result; splitting another dim splits the
-result."""
+"""Reductions, cumulative operators, searches and sorts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from sbp.signatures.factors import FactorMap, admissible, dim_factors, monoid_rows, split_rows
-from sbp.signatures.kernels.folds import by_jaxpr, fold
+from sbp import _jax
+from sbp.signatures.factors import (
+    FactorMap,
+    admissible,
+    dim_factors,
+    monoid_rows,
+    rows_beside,
+    rows_without,
+    split_rows,
+)
 from sbp.signatures.kernels.halo import bytes_beside
 from sbp.signatures.kernels.shards import filled_shards, neutral, without_padding
 from sbp.signatures.rule import (
@@ -25,7 +35,7 @@ from sbp.signatures.rule import (
     rule,
 )
 from sbp.signatures.traits import Traits
-from sbp.types import B, Split
+from sbp.types import B, Split, Unreduced
 
 # ---- prefixes -----------------------------------------------------------------------------------
 # Cumulative operators. Along a split dim, each shard joins in the total of the shards before it.
@@ -109,8 +119,7 @@ def _prefix_traits(name: str) -> Traits:
 def _cumulative(op: Op) -> Sequence[Row]:
     """Other dims split; the operator's own dim splits with the kernel `prefix`."""
     axis = int(op.params["axis"])
-    dims = dim_factors(len(op.ins[0].shape), [axis])
-    rows = split_rows(op, FactorMap(ins=(dims,), outs=(dims,)))
+    rows = rows_beside(op, [axis])
     monoid = _PREFIX_MONOIDS.get(op.name)
     rows += monoid_rows(op, monoid) if monoid in admissible(op.ins[0].dtype) else []
     if op.ins[0].shape[axis] > 0:
@@ -169,8 +178,7 @@ def _reduce(op: Op) -> Sequence[Row]:
 
 @rule("reduce_xor", traits=Traits(), local=bind_with)
 def _reduce_whole(op: Op) -> Sequence[Row]:
-    dims = dim_factors(len(op.ins[0].shape), op.params["axes"])
-    return split_rows(op, FactorMap(ins=(dims,), outs=(tuple(d for d in dims if d is not None),)))
+    return rows_without(op, op.params["axes"])
 
 
 def _reduce_by_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -216,11 +224,8 @@ add_kernel(
 def _reduce_by(op: Op) -> Sequence[Row]:
     """A reduction by any associative function: other dims split; a reduced dim splits with the
     kernel `reduced_shards`."""
-    count = len(op.ins) // 2
-    dims = dim_factors(len(op.ins[0].shape), op.params["dimensions"])
-    kept = tuple(d for d in dims if d is not None)
-    rows = split_rows(op, FactorMap(ins=(dims,) * count + ((),) * count, outs=(kept,) * count))
-    reduced = op.params["dimensions"]
+    count, reduced = len(op.ins) // 2, op.params["dimensions"]
+    rows = rows_without(op, reduced)
     if not all(op.ins[0].shape[d] for d in reduced):
         return rows
     for d in reduced:
@@ -231,6 +236,273 @@ def _reduce_by(op: Op) -> Sequence[Row]:
 
 @rule("approx_top_k", traits=Traits(), local=bind_with)
 def _approx_top_k(op: Op) -> Sequence[Row]:
-    axis = op.params["reduction_dimension"] % len(op.ins[0].shape)
-    dims = dim_factors(len(op.ins[0].shape), [axis])
-    return split_rows(op, FactorMap(ins=(dims,), outs=(dims,) * len(op.outs)))
+    return rows_beside(op, [op.params["reduction_dimension"] % len(op.ins[0].shape)])
+
+
+# ---- folds --------------------------------------------------------------------------------------
+# Folds along a dim by a function of pairs of elements, without an initial value.
+
+
+Combine = Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+"""Combines the elements of two lists of arrays of one shape, one by one."""
+
+
+def by_jaxpr(jaxpr: Any) -> Combine:
+    """The function of a `reduce` on arrays.
+
+    Arguments:
+      jaxpr: takes the scalars of the left elements, then those of the right ones.
+    """
+
+    def combine(left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
+        shape = left[0].shape
+        flat = [x.reshape(-1) for x in (*left, *right)]
+        found = jax.vmap(lambda *scalars: _jax.eval_jaxpr(jaxpr, scalars))(*flat)
+        return [x.reshape(shape) for x in found]
+
+    return combine
+
+
+def fold(combine: Combine, xs: Sequence[Any], dim: int, real: Any = None) -> list[Any]:
+    """The elements along a dim, combined in their order, in pairs of neighbours.
+
+    Arguments:
+      combine: is associative; no neutral element is needed.
+      xs: arrays of one shape, with at least one element along the dim.
+      dim: it is not in the results.
+      real: how many of the elements along the dim are combined: those at the front. Where it is 0,
+        the results are arbitrary. None for all.
+    """
+    xs = list(xs)
+    step = 1  # an element stands for so many of the first ones
+    while (size := xs[0].shape[dim]) > 1:
+        paired = size - size % 2
+        left = [lax.slice_in_dim(x, 0, paired, 2, dim) for x in xs]
+        right = [lax.slice_in_dim(x, 1, paired, 2, dim) for x in xs]
+        both = combine(left, right)
+        if real is not None:
+            starts = step * (2 * lax.broadcasted_iota(jnp.int32, left[0].shape, dim) + 1)
+            both = [jnp.where(starts < real, b, x) for b, x in zip(both, left, strict=True)]
+        if paired < size:
+            alone = [lax.slice_in_dim(x, paired, size, 1, dim) for x in xs]
+            both = [lax.concatenate(p, dim) for p in zip(both, alone, strict=True)]
+        xs, step = both, 2 * step
+    return [lax.index_in_dim(x, 0, dim, keepdims=False) for x in xs]
+
+
+# ---- searches and sorts -------------------------------------------------------------------------
+# `argmax`, `argmin`, `top_k` and `sort`. Along a split dim, each device searches or sorts its own
+# shard, and the devices compare their results.
+
+
+_NOWHERE = np.int32(np.iinfo(np.int32).max)
+"""The index of padding: larger than every index of an element."""
+
+
+def _size(aval: Any) -> int:
+    return math.prod(aval.shape)
+
+
+# ---- argmax and argmin: pairs of a value and its index ------------------------------------------
+
+
+def _extreme_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Compares the winners of all shards, each with its index. Among equal elements the first wins;
+    NaNs count as equal. The winner's value is reduced, since TPU gathers elements slowly."""
+    (dim,) = ctx.params["axes"]
+    axes = ctx.in_axes(0, dim)
+    if not axes:
+        return bind_with(ctx, args)
+    name = "max" if ctx.primitive.name == "argmax" else "min"
+    extreme = jnp.max if name == "max" else jnp.min
+    x = without_padding(ctx, 0, args[0], (dim,), name)
+    (at,) = bind_with(ctx, (x,), index_dtype=np.dtype(np.int32))
+    value = extreme(x, dim)
+    index = jnp.where(at < ctx.in_extent(0, dim), at + ctx.in_offset(0, dim), _NOWHERE)
+    for axis, _ in reversed(axes):
+        values, indices = lax.all_gather(value, axis), lax.all_gather(index, axis)
+        value = extreme(values, 0)
+        ties = (values == value) | ((values != values) & (value != value))
+        index = jnp.min(jnp.where(ties, indices, _NOWHERE), 0)
+    return [index.astype(ctx.global_outs[0].dtype)]
+
+
+def _pair_sends(op: Op, row: Row) -> tuple[Sent, ...]:
+    """Each device sends its (value, index) pairs to all others; values and indices go in two
+    collectives."""
+    pair = _jax.itemsize(op.ins[0].dtype) + _NOWHERE.itemsize
+    return (Sent("all_gather", (op.axis_size - 1) * _size(op.outs[0]) * pair, 2),)
+
+
+add_kernel(
+    Kernel(
+        name="pair",
+        summary="(value, index) of each shard is gathered and compared",
+        sends=_pair_sends,
+    )
+)
+
+
+@rule("argmax", "argmin", traits=Traits(orderless=True), local=_extreme_local)
+def _extreme(op: Op) -> Sequence[Row]:
+    """Other dims split; the searched dim splits with the kernel `pair`."""
+    rows = rows_without(op, op.params["axes"])
+    if op.ins[0].shape[op.params["axes"][0]] > 0:
+        rows.append(Row((Split(op.params["axes"][0]),), (B,), kernel="pair"))
+    return rows
+
+
+# ---- top_k --------------------------------------------------------------------------------------
+
+
+def _top_k_axis(params: dict[str, Any], rank: int) -> int:
+    return params.get("axis", rank - 1) % rank
+
+
+def _top_k_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Gathers the k largest elements of each shard, in order, and takes the k largest of those.
+    Among equal elements the first wins, as on one device."""
+    dim = _top_k_axis(ctx.params, args[0].ndim)
+    if not ctx.in_axes(0, dim):
+        return bind_with(ctx, args)
+    ((axis, _),) = ctx.in_axes(0, dim)
+    x = without_padding(ctx, 0, args[0], (dim,), "max")
+    values, at = bind_with(ctx, (x,), k=min(ctx.params["k"], x.shape[dim]))
+    values = lax.all_gather(values, axis, axis=dim, tiled=True)
+    indices = lax.all_gather(
+        at + jnp.asarray(ctx.in_offset(0, dim), at.dtype), axis, axis=dim, tiled=True
+    )
+    best, chosen = bind_with(ctx, (values,), k=ctx.params["k"])
+    return [best, jnp.take_along_axis(indices, chosen, dim)]
+
+
+def _candidate_sends(op: Op, row: Row) -> tuple[Sent, ...]:
+    """Each device sends its k best elements, or its whole shard if that is shorter, to all others;
+    values and indices go in two collectives."""
+    dim = _top_k_axis(op.params, len(op.ins[0].shape))
+    size = op.ins[0].shape[dim]
+    kept = min(op.params["k"], -(-size // op.axis_size)) * _size(op.ins[0]) // size
+    pair = sum(_jax.itemsize(a.dtype) for a in op.outs)
+    return (Sent("all_gather", (op.axis_size - 1) * kept * pair, 2),)
+
+
+add_kernel(
+    Kernel(
+        name="candidates",
+        summary="the k best of each shard are gathered, the best of those kept",
+        sends=_candidate_sends,
+        nests=False,
+    )
+)
+
+
+@rule("top_k", traits=Traits(scales="together", orderless=True), local=_top_k_local)
+def _top_k(op: Op) -> Sequence[Row]:
+    """Other dims split; the searched dim splits with the kernel `candidates`."""
+    axis = _top_k_axis(op.params, len(op.ins[0].shape))
+    rows = rows_beside(op, [axis])
+    if 0 not in op.ins[0].shape:
+        rows.append(Row((Split(axis),), (B, B), kernel="candidates"))
+    return rows
+
+
+# ---- sort ---------------------------------------------------------------------------------------
+
+
+def _network(n: int) -> list[tuple[int, int]]:
+    """The stages of Batcher's bitonic sorting network on n = 2**k places, as pairs: the size of the
+    runs, and the distance between partners."""
+    stages, run = [], 2
+    while run <= n:
+        distance = run // 2
+        while distance:
+            stages.append((run, distance))
+            distance //= 2
+        run *= 2
+    return stages
+
+
+def _sort_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Sorts shards, then merges and splits pairs of shards along a sorting network.
+
+    Padding sorts last. Equal keys are in the order of their indices, as in a stable sort.
+    """
+    dim, keys = ctx.params["dimension"], ctx.params["num_keys"]
+    if not ctx.in_axes(0, dim):
+        return bind_with(ctx, args)
+    ((axis, n),) = ctx.in_axes(0, dim)
+    size = args[0].shape[dim]
+    place = lax.broadcasted_iota(jnp.int32, args[0].shape, dim)
+    is_padding = (place >= ctx.in_extent(0, dim)).astype(jnp.int32)
+    even = isinstance(ctx.in_extent(0, dim), int)
+    first = [] if even else [is_padding]
+    operands = [*first, *args[:keys], place + ctx.in_offset(0, dim), *args[keys:]]
+
+    def ordered(values: Sequence[Any]) -> list[Any]:
+        return list(bind_with(ctx, values, num_keys=len(first) + keys + 1, is_stable=False))
+
+    operands = ordered(operands)
+    me = lax.axis_index(axis)
+    for run, distance in _network(n):
+        theirs = [ctx.permute(x, axis, [(i, i ^ distance) for i in range(n)]) for x in operands]
+        merged = ordered(
+            [lax.concatenate(pair, dim) for pair in zip(operands, theirs, strict=True)]
+        )
+        low = ((me & run) == 0) == ((me & distance) == 0)
+        halves = (
+            (lax.slice_in_dim(x, 0, size, axis=dim), lax.slice_in_dim(x, size, 2 * size, axis=dim))
+            for x in merged
+        )
+        operands = [jnp.where(low, a, b) for a, b in halves]
+    own = operands[len(first) :]
+    return [*own[:keys], *own[keys + 1 :]]
+
+
+def _sort_sends(op: Op, row: Row) -> tuple[Sent, ...]:
+    """Each stage of the network sends the whole shard of every operand to a partner."""
+    dim, n = op.params["dimension"], op.axis_size
+    size = op.ins[0].shape[dim]
+    elements = -(-size // n) * (_size(op.ins[0]) // size)
+    # With each element go its index and, where shards are uneven, whether it is padding.
+    itemsize = sum(_jax.itemsize(a.dtype) for a in op.ins) + 4 + (0 if op.divides(size) else 4)
+    count = len(_network(n))
+    return (Sent("permute", count * elements * itemsize, count * (len(op.ins) + 1)),)
+
+
+add_kernel(
+    Kernel(
+        name="sorting_network",
+        summary="shards are merged and split along a bitonic network",
+        sends=_sort_sends,
+        nests=False,
+    )
+)
+
+
+@rule("sort", traits=Traits(moves=True, scales="together", orderless=True), local=_sort_local)
+def _sort(op: Op) -> Sequence[Row]:
+    """Other dims split; the sorted dim splits over 2**k devices with the kernel
+    `sorting_network`."""
+    axis = int(op.params["dimension"])
+    rows = rows_beside(op, [axis])
+    if op.axis_size & (op.axis_size - 1) == 0 and 0 not in op.ins[0].shape:
+        rows.append(
+            Row(
+                (Split(axis),) * len(op.ins),
+                (Split(axis),) * len(op.outs),
+                kernel="sorting_network",
+            )
+        )
+    return [*rows, *_moved_along(op)]
+
+
+def _moved_along(op: Op) -> list[Row]:
+    """Rows in which operands that are not keys are partial: the keys, which are B, determine the
+    order of a stable sort."""
+    keys = op.params["num_keys"]
+    moved = op.ins[keys:]
+    if not moved or not op.params["is_stable"]:
+        return []
+    common = set.intersection(*(set(admissible(a.dtype)) for a in moved))
+    atoms = [(B,) * keys + (Unreduced(m),) * len(moved) for m in sorted(common)]
+    return [Row(a, a) for a in atoms]

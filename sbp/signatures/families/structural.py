@@ -1,25 +1,405 @@
-"""Primitives that rearrange whole dims. They keep every partial operand, and each dim splits that
-has the same size on both sides."""
+"""Primitives that move elements or rearrange whole dims."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from sbp.signatures.factors import FactorMap, dim_factors, monoid_rows, moved_rows, split_rows
-from sbp.signatures.families.shifting import halo_rows, split_dim
-from sbp.signatures.kernels.halo import Exchange, Exchanges, exchanges
-from sbp.signatures.kernels.pieces import Pieces, fetch_pieces
-from sbp.signatures.kernels.shards import picked_along
-from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
+from sbp.signatures.factors import (
+    FactorMap,
+    dim_factors,
+    monoid_rows,
+    moved_rows,
+    owned_monoid,
+    rows_beside,
+    rows_without,
+    split_rows,
+)
+from sbp.signatures.kernels.exchange import Need, Pieces, fetch
+from sbp.signatures.kernels.halo import (
+    Exchange,
+    Exchanges,
+    Windows,
+    padded_shard,
+    split_groups,
+)
+from sbp.signatures.kernels.shards import owned_along, picked_along
+from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
 from sbp.signatures.traits import Traits
-from sbp.trace.join_slices import Piece, joined
-from sbp.types import Split
+from sbp.trace.slices import Piece, joined
+from sbp.types import Atom, B, Split, Unreduced
+
+# ---- moves along a dim --------------------------------------------------------------------------
+# Primitives that move elements along a dim: `slice`, `split`, `pad`, `rev`, `reshape`. Along a
+# split dim, devices exchange elements with their neighbours.
+
+
+# Does not nest: on the sizes that one mesh axis leaves of a dim, a rule for another axis cannot
+# distinguish a slice from the whole dim.
+add_kernel(
+    Kernel(
+        name="masked_slice",
+        summary="each device puts down the elements it owns; the parts add up",
+        nests=False,
+    )
+)
+
+
+def split_dim(row: Row) -> int:
+    """The dim that a row splits in all of its results."""
+    (atom,) = set(row.outs)
+    assert isinstance(atom, Split)
+    return atom.dim
+
+
+def halo_rows(op: Op, dims: Sequence[int]) -> list[Row]:
+    """Rows that split a dim of operands and results; an operand shorter than the mesh axis stays B.
+
+    Arguments:
+      op: the equation.
+      dims: the dims to split, one for each row.
+    """
+    rows = []
+    for d in dims:
+        if all(a.shape[d] > 0 for a in (*op.ins, *op.outs) if a.shape):
+            ins: list[Atom] = [
+                Split(d) if len(a.shape) > d and a.shape[d] >= op.axis_size else B for a in op.ins
+            ]
+            if Split(d) in ins:
+                rows.append(Row(tuple(ins), (Split(d),) * len(op.outs), kernel="halo"))
+    return rows
+
+
+def window_exchanges(op: Op, row: Row, windows_of: Callable[..., Windows]) -> Exchanges:
+    """One exchange for each operand that windows read along the split dim.
+
+    Arguments:
+      op: the equation.
+      row: the row.
+      windows_of: gives the windows along a dim, from the parameters, the dim, and its sizes in an
+          operand and in the result.
+    """
+    d, n = split_dim(row), op.axis_size
+    return [
+        windows_of(op.params, d, a.shape[d], op.outs[0].shape[d]).exchange(k, d, n)
+        for k, a in enumerate(op.ins)
+        if a.shape
+    ]
+
+
+def _moving_rows(op: Op, dims: Sequence[int], windows: Sequence[Windows]) -> list[Row]:
+    """The rows of `halo_rows`, with the kernel `aligned` for those that send nothing.
+
+    Arguments:
+      op: the equation.
+      dims: the dims to split, one for each row.
+      windows: what the results read along each dim.
+    """
+    return [
+        dataclasses.replace(row, kernel="aligned")
+        if windows[split_dim(row)].is_aligned(op.axis_size)
+        else row
+        for row in halo_rows(op, dims)
+    ]
+
+
+# ---- slice --------------------------------------------------------------------------------------
+
+
+def _slice_windows(params: dict[str, Any], dim: int, size: int, out: int) -> Windows:
+    """The windows of a slice along a dim: one element each."""
+    strides = params["strides"]
+    return Windows(
+        size=size, out=out, stride=strides[dim] if strides else 1, low=-params["start_indices"][dim]
+    )
+
+
+def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Slices the shard. Where a split dim is cut, the device has the elements of its own results or
+    fetches them if the result is split there; otherwise it puts the elements that it owns at their
+    places."""
+    (x,) = args
+    start, limit = list(ctx.params["start_indices"]), list(ctx.params["limit_indices"])
+    strides = list(ctx.params["strides"] or (1,) * x.ndim)
+    owned = []
+    for d, (size, out) in enumerate(
+        zip(ctx.global_ins[0].shape, ctx.global_outs[0].shape, strict=True)
+    ):
+        windows = _slice_windows(ctx.params, d, size, out)
+        if not ctx.in_axes(0, d):
+            continue
+        if windows.is_identity:
+            start[d], limit[d] = 0, x.shape[d]
+        elif ctx.local_outs[0][d] == out:
+            owned.append(d)
+            start[d], limit[d], strides[d] = 0, x.shape[d], 1
+        elif windows.is_aligned(_devices(ctx, d)):
+            limit[d] = x.shape[d]
+        else:
+            (over,) = ctx.in_axes(0, d)
+            x = padded_shard(ctx, x, d, over, windows, None)
+            start[d], limit[d] = 0, x.shape[d]
+    (out,) = bind_with(
+        ctx, (x,), start_indices=tuple(start), limit_indices=tuple(limit), strides=tuple(strides)
+    )
+    for d in owned:
+        out = _owned_part(ctx, out, d)
+    return [out]
+
+
+def _devices(ctx: LocalContext, dim: int) -> int:
+    """The number of shards of a dim of the first operand."""
+    return math.prod(n for _, n in ctx.in_axes(0, dim))
+
+
+def _owned_part(ctx: LocalContext, x: Any, dim: int) -> Any:
+    """The elements of a slice that this device owns, at their places in the whole result; zeros
+    elsewhere."""
+    windows = _slice_windows(
+        ctx.params, dim, ctx.global_ins[0].shape[dim], ctx.global_outs[0].shape[dim]
+    )
+    index = lax.iota(jnp.int32, windows.out) * windows.stride - windows.low - ctx.in_offset(0, dim)
+    return owned_along(ctx, x, index, dim)
+
+
+@rule(
+    "slice",
+    traits=Traits(moves=True, scales="together"),
+    local=_slice_local,
+    exchanges=lambda op, row: window_exchanges(op, row, _slice_windows),
+)
+def _slice(op: Op) -> Sequence[Row]:
+    """Whole dims split; a cut dim splits with halo exchange, or with a partial result."""
+    sizes = zip(op.ins[0].shape, op.outs[0].shape, strict=True)
+    windows = [_slice_windows(op.params, d, size, out) for d, (size, out) in enumerate(sizes)]
+    cut = [d for d, w in enumerate(windows) if not w.is_identity]
+    rows = [
+        *rows_beside(op, cut),
+        *moved_rows(op),
+        *_moving_rows(op, cut, windows),
+    ]
+    monoid = owned_monoid(op.outs[0].dtype)
+    if monoid and all(op.outs[0].shape):
+        # A partial result that is larger costs more to reduce than the operand to gather. Where
+        # nothing is exchanged, the row that splits the result is the better one, too.
+        small = [d for d in cut if 2 * op.outs[0].shape[d] < op.ins[0].shape[d]]
+        owned = [d for d in small if not windows[d].is_aligned(op.axis_size)]
+        rows += [Row((Split(d),), (Unreduced(monoid),), kernel="masked_slice") for d in owned]
+    return rows
+
+
+# ---- split into several results -----------------------------------------------------------------
+
+
+def _split_needs(sizes: Sequence[int], n: int) -> list[Need]:
+    """For each result, the range of the operand that each device needs."""
+    total, needs, before = sum(sizes), [], 0
+    for size in sizes:
+        chunk = -(-size // n)
+        needs.append(
+            Need(total, -(-total // n), tuple(before + chunk * i for i in range(n)), chunk)
+        )
+        before += size
+    return needs
+
+
+def _split_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Fetches, for each result, the elements of this device's shard of it."""
+    axis = ctx.params["axis"]
+    if not ctx.in_axes(0, axis):
+        return bind_with(ctx, args)
+    ((name, n),) = ctx.in_axes(0, axis)
+    return [fetch(ctx, args[0], axis, name, need) for need in _split_needs(ctx.params["sizes"], n)]
+
+
+def _split_exchanges(op: Op, row: Row) -> Exchanges:
+    """One exchange for each result."""
+    d = split_dim(row)
+    return [
+        Exchange(0, (d,), need, need.width)
+        for need in _split_needs([a.shape[d] for a in op.outs], op.axis_size)
+    ]
+
+
+@rule(
+    "split",
+    traits=Traits(moves=True, scales="together"),
+    local=_split_local,
+    exchanges=_split_exchanges,
+)
+def _split(op: Op) -> Sequence[Row]:
+    """Other dims split; the dim that is cut into results splits with halo exchange."""
+    axis = op.params["axis"]
+    has_shards = all(a.shape[axis] >= op.axis_size for a in op.outs)
+    along = halo_rows(op, [axis]) if has_shards else []
+    return [*rows_beside(op, [axis]), *moved_rows(op), *along]
+
+
+# ---- pad ----------------------------------------------------------------------------------------
+
+
+def _pad_windows(params: dict[str, Any], dim: int, size: int, out: int) -> Windows:
+    """The windows of a pad along a dim; interior padding is a base dilation."""
+    low, _, interior = params["padding_config"][dim]
+    return Windows(size=size, out=out, low=low, base=interior + 1)
+
+
+def _pad_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Fetches the elements of the device's own results along split dims if it does not have them,
+    and pads the other dims."""
+    x, value = args
+    config = list(ctx.params["padding_config"])
+    for d, (size, out) in enumerate(
+        zip(ctx.global_ins[0].shape, ctx.global_outs[0].shape, strict=True)
+    ):
+        windows = _pad_windows(ctx.params, d, size, out)
+        if not ctx.in_axes(0, d) or windows.is_identity:
+            continue
+        if windows.is_aligned(_devices(ctx, d)):
+            config[d] = (windows.low, windows.base - 1 - windows.low, windows.base - 1)
+            continue
+        (over,) = ctx.in_axes(0, d)
+        x, config[d] = padded_shard(ctx, x, d, over, windows, value), (0, 0, 0)
+    return bind_with(ctx, (x, value), padding_config=tuple(config))
+
+
+@rule(
+    "pad",
+    traits=Traits(moves=True, scales="together"),
+    local=_pad_local,
+    exchanges=lambda op, row: window_exchanges(op, row, _pad_windows),
+)
+def _pad(op: Op) -> Sequence[Row]:
+    """The operand and the padding value are partial together: parts of the value 1.0 join to 1.0,
+    so the padding is right."""
+    padded = [d for d, c in enumerate(op.params["padding_config"]) if tuple(c) != (0, 0, 0)]
+    sizes = zip(op.ins[0].shape, op.outs[0].shape, strict=True)
+    windows = [_pad_windows(op.params, d, size, out) for d, (size, out) in enumerate(sizes)]
+    return [
+        *rows_beside(op, padded),
+        *moved_rows(op),
+        *_moving_rows(op, [d for d in padded if op.ins[0].shape[d] >= op.axis_size], windows),
+    ]
+
+
+# ---- rev ----------------------------------------------------------------------------------------
+
+
+def _mirrored(size: int, n: int) -> Need:
+    """The range that each device needs to reverse a dim."""
+    chunk = -(-size // n)
+    return Need(size, chunk, tuple(size - chunk * (i + 1) for i in range(n)), chunk)
+
+
+def _rev_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Fetches mirrored shards, then reverses each."""
+    (x,) = args
+    for d in ctx.params["dimensions"]:
+        if ctx.in_axes(0, d):
+            ((axis, n),) = ctx.in_axes(0, d)
+            x = fetch(ctx, x, d, axis, _mirrored(ctx.global_ins[0].shape[d], n))
+    return bind_with(ctx, (x,))
+
+
+def _rev_exchanges(op: Op, row: Row) -> Exchanges:
+    d = split_dim(row)
+    need = _mirrored(op.ins[0].shape[d], op.axis_size)
+    return [Exchange(0, (d,), need, need.width)]
+
+
+@rule(
+    "rev", traits=Traits(moves=True, scales="together"), local=_rev_local, exchanges=_rev_exchanges
+)
+def _rev(op: Op) -> Sequence[Row]:
+    """Other dims split; reversed dims split with halo exchange."""
+    turned = op.params["dimensions"]
+    return [*rows_beside(op, turned), *moved_rows(op), *halo_rows(op, turned)]
+
+
+# ---- reshape ------------------------------------------------------------------------------------
+
+
+def _order(params: dict[str, Any], rank: int) -> tuple[int, ...]:
+    """The order in which a reshape reads the operand's dims. Its parameter `dimensions` may
+    transpose them."""
+    order = params.get("dimensions")
+    return tuple(range(rank)) if order is None else tuple(map(int, order))
+
+
+def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Exchanges elements where the shards of the two sides differ, then reshapes the shard."""
+    order = _order(ctx.params, args[0].ndim)
+    x = lax.transpose(args[0], order)
+    source, target = tuple(ctx.global_ins[0].shape[d] for d in order), ctx.global_outs[0].shape
+    if 0 not in source:
+        # The loop starts at the last group, so that dims of earlier groups keep their numbers.
+        for group in reversed(split_groups(source, target)):
+            axes = ctx.in_axes(0, order[group.lead])
+            if len(axes) == 1 and not group.keeps_shards(axes[0][1]):
+                ((axis, n),) = axes
+                first, last = group.dims[0], group.dims[-1]
+                flat = x.reshape(*x.shape[:first], -1, *x.shape[last + 1 :])
+                x = fetch(ctx, flat, first, axis, group.need(n))
+    return bind_with(ctx, (x,), new_sizes=ctx.local_outs[0], dimensions=None)
+
+
+def _reshape_exchanges(op: Op, row: Row) -> Exchanges:
+    """The exchange of the group of dims whose leading dim the row splits."""
+    order = _order(op.params, len(op.ins[0].shape))
+    source, target = tuple(op.ins[0].shape[d] for d in order), op.outs[0].shape
+    group = next(
+        g
+        for g in split_groups(source, target)
+        if (Split(order[g.lead]), Split(g.lead_out)) == (row.ins[0], row.outs[0])
+    )
+    need = group.need(op.axis_size)
+    return [Exchange(0, tuple(order[d] for d in group.dims), need, need.width)]
+
+
+@rule(
+    "reshape",
+    traits=Traits(
+        moves=True,
+        carries="arranged",
+        regroups=True,
+        scales="together",
+        fusion="inlined",
+        unnamed=True,
+        adapts=True,
+    ),
+    local=_reshape_local,
+    exchanges=_reshape_exchanges,
+)
+def _reshape(op: Op) -> Sequence[Row]:
+    """The leading dim of each group of dims splits.
+
+    The reshape is local if the mesh axis divides the leading dims of both sides, or if the dim is a
+    whole group and keeps its size. Otherwise devices exchange elements.
+    """
+    order = _order(op.params, len(op.ins[0].shape))
+    source, target = tuple(op.ins[0].shape[d] for d in order), op.outs[0].shape
+    dims: list[str | None] = [None] * len(source)
+    out: list[str | None] = [None] * len(target)
+    moved: list[Row] = []
+    if 0 not in source:
+        for group in split_groups(source, target):
+            lead, lead_out = order[group.lead], group.lead_out
+            if group.keeps_shards(op.axis_size):
+                dims[lead] = out[lead_out] = f"g{lead}"
+            elif min(source[group.lead], target[lead_out]) >= op.axis_size:
+                moved.append(Row((Split(lead),), (Split(lead_out),), kernel="halo"))
+    return [
+        *split_rows(op, FactorMap(ins=(tuple(dims),), outs=(tuple(out),))),
+        *moved_rows(op),
+        *moved,
+    ]
+
 
 # ---- joins --------------------------------------------------------------------------------------
 # `concatenate`, and `join_slices`: slices of arrays, one after the other, such as `jnp.roll`.
@@ -84,7 +464,7 @@ def _join_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     for k, (x, need) in enumerate(zip(args, needs, strict=True)):
         if x.ndim and ctx.in_axes(k, d) and not stays:
             ((axis, _),) = axes
-            out = fetch_pieces(ctx, x, d, axis, need, out)
+            out = fetch(ctx, x, d, axis, need, out)
         elif x is not out:
             rest.append((x, need))
     shape = ctx.local_outs[0]
@@ -97,7 +477,6 @@ def _join_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [out]
 
 
-@exchanges("concatenate", "join_slices")
 def _exchanges(op: Op, row: Row) -> Exchanges:
     """One exchange for each operand that is split."""
     d = split_dim(row)
@@ -113,20 +492,20 @@ def _exchanges(op: Op, row: Row) -> Exchanges:
 _MOVES = Traits(moves=True, scales="together")
 
 
-@rule("concatenate", "join_slices", traits=_MOVES, local=_join_local)
+@rule("concatenate", "join_slices", traits=_MOVES, local=_join_local, exchanges=_exchanges)
 def _joining(op: Op) -> Sequence[Row]:
     """Other dims split; the dim of the result along which the operands lie splits with an
     exchange, or without one where each element stays in its place."""
     axis = int(op.params["dimension"])
-    dims = dim_factors(len(op.outs[0].shape), [axis])
-    ins = tuple(dims if a.shape else () for a in op.ins)
     along = halo_rows(op, [axis])
     if _is_in_place(op.params, op.ins, op.outs[0]):
         along = [replace(row, kernel="aligned") for row in along]
-    return [*split_rows(op, FactorMap(ins=ins, outs=(dims,))), *moved_rows(op), *along]
+    return [*rows_beside(op, [axis]), *moved_rows(op), *along]
 
 
 # ---- structure ----------------------------------------------------------------------------------
+# Primitives that rearrange whole dims. They keep every partial operand, and each dim splits that
+# has the same size on both sides.
 
 
 _ARRANGES = Traits(
@@ -174,10 +553,8 @@ def _broadcast_in_dim(op: Op) -> Sequence[Row]:
     local=bind_with,
 )
 def _squeeze(op: Op) -> Sequence[Row]:
-    gone = {d % len(op.ins[0].shape) for d in op.params["dimensions"]}
-    dims = dim_factors(len(op.ins[0].shape), gone)
-    out = tuple(d for i, d in enumerate(dims) if i not in gone)
-    return [*split_rows(op, FactorMap(ins=(dims,), outs=(out,))), *moved_rows(op)]
+    gone = [d % len(op.ins[0].shape) for d in op.params["dimensions"]]
+    return [*rows_without(op, gone), *moved_rows(op)]
 
 
 @rule("stack", traits=Traits(moves=True, scales="together"), local=bind_with)
@@ -192,15 +569,13 @@ def _stack(op: Op) -> Sequence[Row]:
 
 @rule("unstack", traits=Traits(moves=True, scales="together"), local=bind_with)
 def _unstack(op: Op) -> Sequence[Row]:
-    dims = dim_factors(len(op.ins[0].shape), [op.params["axis"]])
-    out = tuple(d for d in dims if d is not None)
-    return [*split_rows(op, FactorMap(ins=(dims,), outs=(out,) * len(op.outs))), *moved_rows(op)]
+    return [*rows_without(op, [op.params["axis"]]), *moved_rows(op)]
 
 
 @rule("tile", traits=Traits(moves=True, scales="together"), local=bind_with)
 def _tile(op: Op) -> Sequence[Row]:
-    dims = tuple(f"d{i}" if times == 1 else None for i, times in enumerate(op.params["reps"]))
-    return [*split_rows(op, FactorMap(ins=(dims,), outs=(dims,))), *moved_rows(op)]
+    repeated = [d for d, times in enumerate(op.params["reps"]) if times != 1]
+    return [*rows_beside(op, repeated), *moved_rows(op)]
 
 
 @rule("bitcast_convert_type", traits=Traits(fusion="free"), local=bind_with)
@@ -243,17 +618,9 @@ def _iota_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 
 @rule("iota", traits=Traits(generates="counter", fusion="inlined"), local=_iota_local)
-def _iota(op: Op) -> Sequence[Row]:
-    return split_rows(
-        op, FactorMap(ins=((),) * len(op.ins), outs=(dim_factors(len(op.outs[0].shape)),))
-    )
-
-
 @rule(
     "empty", traits=Traits(), local=lambda ctx, args: bind_with(ctx, args, shape=ctx.local_outs[0])
 )
-def _empty(op: Op) -> Sequence[Row]:
-    """Rows for a buffer whose elements have no meaning: every dim splits."""
-    return split_rows(
-        op, FactorMap(ins=((),) * len(op.ins), outs=(dim_factors(len(op.outs[0].shape)),))
-    )
+def _created(op: Op) -> Sequence[Row]:
+    """Every dim splits. The elements of `empty` have no meaning."""
+    return rows_beside(op)

@@ -1,41 +1,199 @@
-"""Reductions over sliding windows, and the derivatives of their maxima. Along a split dim,
-neighbours send the elements that windows reach."""
+"""Convolutions, reductions over sliding windows, and the derivatives of their maxima. Along a split
+dim, neighbours send the elements that windows reach."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from sbp.signatures.factors import (
-    Dims,
     FactorMap,
     admissible,
-    dim_factors,
     linear_rows,
     monoid_rows,
     moved_rows,
+    rows_beside,
     split_rows,
 )
-from sbp.signatures.families.contraction import bilinear_rows
-from sbp.signatures.families.shifting import halo_rows, split_dim
-from sbp.signatures.kernels.exchange import Need, fetch, of_device
+from sbp.signatures.families.linalg import bilinear_rows
+from sbp.signatures.families.structural import halo_rows, split_dim, window_exchanges
+from sbp.signatures.kernels.exchange import Need, fetch, filled, of_device
 from sbp.signatures.kernels.halo import (
     Exchange,
     Exchanges,
     Windows,
     dilated_shard,
-    exchanges,
     padded_shard,
 )
-from sbp.signatures.kernels.shards import neutral, without_padding
-from sbp.signatures.kernels.window_sums import UnevenWindow, rereads, summed
+from sbp.signatures.kernels.shards import neutral, sum_dtype, without_padding
 from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.traits import Shape, Traits
 from sbp.types import B, P, Split
+
+# ---- uneven shards of a window ------------------------------------------------------------------
+# Convolutions whose window is split over devices in uneven shards, as in the gradient of a
+# convolution by its kernel.
+#
+# The last devices have fewer window elements than the others; the rest of their shard is padding.
+# Zeros in its place are not enough: zero times an infinity of the image is NaN, in results that do
+# not read that element. So each product of an image element and padding must be left out, or have
+# zeros on both sides. The kernel adds two convolutions. The first reads the image as far as no
+# window element but padding would be next, and the shard with zeros. The second reads the few
+# elements after that, which only the last results read: it has a copy of them for each result, each
+# with zeros where the result does not read.
+#
+# A zero in the image may meet a non-finite element of the window: every result reads every element
+# of the window, so that all results are non-finite.
+
+
+def rereads(windows: Windows, chunk: int) -> int:
+    """The number of the last elements of a shard of the window whose reads lie partly behind the
+    first read of the element after the shard.
+
+    Arguments:
+      windows: the windows of the convolution.
+      chunk: elements of the window in a shard.
+    """
+    return min(windows.stride * (windows.out - 1) // windows.dilation, chunk)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnevenWindow:
+    """A spatial dim whose window is split in uneven shards.
+
+    Arguments:
+      number: the number of the spatial dim.
+      lhs: its position in the image, which holds what this device's shard of the window reads.
+      rhs: its position in the kernel.
+      out: its position in the result.
+      windows: the windows of the whole convolution.
+      real: how many elements of this device's shard of the kernel are not padding; a traced int32.
+    """
+
+    number: int
+    lhs: int
+    rhs: int
+    out: int
+    windows: Windows
+    real: Any
+
+    def first(self, term: Term) -> Term:
+        """The products of the shard with the image elements before the first that padding reads."""
+        place = lax.broadcasted_iota(jnp.int32, term.lhs.shape, self.lhs)
+        kept = place < self.windows.dilation * self.real
+        return Term(jnp.where(kept, term.lhs, np.zeros((), term.lhs.dtype)), term.rhs, term.folded)
+
+    def second(self, term: Term, batch: int) -> Term:
+        """The other products. Each result has a copy of the image elements that it reads; the
+        copies lie along the batch dim.
+
+        Arguments:
+          term: the image and the shard.
+          batch: position of the batch dim in the image.
+        """
+        w, d, chunk = self.windows, self.lhs, term.rhs.shape[self.rhs]
+        count = rereads(w, chunk)
+        after = lax.dynamic_slice_in_dim(
+            term.lhs, w.dilation * self.real, w.stride * (w.out - 1) - w.dilation + 1, d
+        )
+        element = np.arange(count) - count  # counted from the end of the real elements
+        read = w.stride * np.arange(w.out)[:, None] + w.dilation * element
+        copies = jnp.take(after, np.maximum(read, 0).ravel(), axis=d)
+        copies = copies.reshape(*copies.shape[:d], w.out, count, *copies.shape[d + 1 :])
+        kept = (read >= 0) & (element + self.real >= 0)
+        kept = lax.broadcast_in_dim(kept, copies.shape, (d, d + 1))
+        copies = jnp.where(kept, copies, np.zeros((), copies.dtype))
+        at = batch + (batch > d)
+        copies = jnp.moveaxis(copies, d, at + 1 if at < d else at)
+        before = [(count, 0, 0) if e == self.rhs else (0, 0, 0) for e in range(term.rhs.ndim)]
+        return Term(
+            copies.reshape(*copies.shape[:batch], -1, *copies.shape[batch + 2 :]),
+            lax.dynamic_slice_in_dim(
+                lax.pad(term.rhs, np.zeros((), term.rhs.dtype), before), self.real, count, self.rhs
+            ),
+            (*term.folded, self),
+        )
+
+    def unfolded(self, result: Any, batch: int) -> Any:
+        """A result of copies, with the dim in its place again.
+
+        Arguments:
+          result: the convolution of the copies.
+          batch: position of the batch dim in the result.
+        """
+        shape, count = result.shape, self.windows.out
+        apart = result.reshape(*shape[:batch], -1, count, *shape[batch + 1 :])
+        swapped = jnp.swapaxes(apart, batch + 1, self.out + (self.out > batch))
+        return jnp.squeeze(swapped, batch + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One convolution of a sum.
+
+    Arguments:
+      lhs: its image.
+      rhs: its kernel.
+      folded: the dims whose results lie along the batch dim.
+    """
+
+    lhs: Any
+    rhs: Any
+    folded: tuple[UnevenWindow, ...] = ()
+
+
+_ALONE = {"window_strides": 1, "rhs_dilation": 1, "padding": (0, 0), "lhs_dilation": 1}
+"""The parameters of a convolution along a dim with one result."""
+
+
+def summed(
+    lhs: Any,
+    rhs: Any,
+    uneven: Sequence[UnevenWindow],
+    params: Mapping[str, Any],
+    convolve: Callable[..., Any],
+) -> Any:
+    """The convolution of an image with a shard of a kernel, whose padding is zero.
+
+    Arguments:
+      lhs: what the shard reads of the image.
+      rhs: the shard.
+      uneven: the dims whose window is split in uneven shards.
+      params: parameters of the convolution of `lhs` and `rhs`.
+      convolve: convolves two arrays; takes changed parameters as keywords.
+    """
+    numbers = params["dimension_numbers"]
+    terms = [Term(lhs, rhs)]
+    for dim in uneven:
+        several = rereads(dim.windows, rhs.shape[dim.rhs]) > 0
+        seconds = [dim.second(t, numbers.lhs_spec[0]) for t in terms] if several else []
+        terms = [*(dim.first(t) for t in terms), *seconds]
+    if len(terms) == 1:
+        return convolve(terms[0].lhs, terms[0].rhs)
+    out = params["preferred_element_type"] or jnp.result_type(lhs, rhs)
+    results = []
+    for term in terms:
+        changed = {name: list(params[name]) for name in _ALONE}
+        for dim in term.folded:
+            for name, value in _ALONE.items():
+                changed[name][dim.number] = value
+        found = convolve(
+            term.lhs,
+            term.rhs,
+            preferred_element_type=sum_dtype(np.dtype(out)),
+            **{name: tuple(value) for name, value in changed.items()},
+        )
+        for dim in reversed(term.folded):
+            found = dim.unfolded(found, numbers.out_spec[0])
+        results.append(found)
+    return lax.convert_element_type(sum(results[1:], results[0]), out)
+
 
 # ---- convolutions -------------------------------------------------------------------------------
 # `conv_general_dilated`. Batch, feature and group dims split by their factors; spatial dims split
@@ -187,7 +345,6 @@ def _are_several(bases: Iterable[int]) -> bool:
     return sum(base > 1 for base in bases) > 1
 
 
-@exchanges("conv_general_dilated")
 def _conv_exchanges(op: Op, row: Row) -> Exchanges:
     """The halo of the image along the spatial dim that the row splits."""
     for i, j, _, windows in _spatial(op.params, op.ins[0], op.ins[1], op.outs[0]):
@@ -206,6 +363,7 @@ def _conv_exchanges(op: Op, row: Row) -> Exchanges:
     "conv_general_dilated",
     traits=Traits(pointwise=True, contracts=True, scales="each", flops=conv_flops),
     local=_conv_local,
+    exchanges=_conv_exchanges,
 )
 def _conv_general_dilated(op: Op) -> Sequence[Row]:
     """Batch, features and contracted features split by their factors; feature and batch groups
@@ -241,7 +399,7 @@ def _conv_general_dilated(op: Op) -> Sequence[Row]:
 
 def _splits_window(op: Op, windows: Windows) -> bool:
     """Whether the window may be split: in even shards, or in uneven ones if the copies of
-    `window_sums` are not larger than the whole image."""
+    `summed` are not larger than the whole image."""
     if op.divides(windows.window):
         return True
     return windows.out * rereads(windows, -(-windows.window // op.axis_size)) <= windows.size
@@ -291,8 +449,8 @@ def windows_of(params: dict[str, Any], dim: int, size: int, out: int) -> Windows
     )
 
 
-def _dims(op: Op, operand: Any, out: Any) -> tuple[Dims, list[int]]:
-    """The factors of the dims along which windows do not slide, and a list of the other dims.
+def _slides(op: Op, operand: Any, out: Any) -> list[int]:
+    """The dims along which windows slide.
 
     Arguments:
       op: the equation.
@@ -300,25 +458,11 @@ def _dims(op: Op, operand: Any, out: Any) -> tuple[Dims, list[int]]:
       out: aval with one element for each window.
     """
     sizes = zip(operand.shape, out.shape, strict=True)
-    slides = [
+    return [
         d
         for d, (size, result) in enumerate(sizes)
         if not windows_of(op.params, d, size, result).is_identity
     ]
-    return dim_factors(len(operand.shape), slides), slides
-
-
-def _without_padding(params: dict[str, Any], dims: Sequence[int]) -> dict[str, Any]:
-    """The window parameters with no padding and no base dilation along some dims, where the
-    exchange has done both."""
-    changed: dict[str, Any] = {
-        "padding": tuple((0, 0) if d in dims else tuple(p) for d, p in enumerate(params["padding"]))
-    }
-    if params.get("base_dilation") is not None:
-        changed["base_dilation"] = tuple(
-            1 if d in dims else b for d, b in enumerate(params["base_dilation"])
-        )
-    return changed
 
 
 def _fetched(
@@ -344,38 +488,36 @@ def _fetched(
                 for x, fill in zip(out, fills, strict=True)
             ]
             dims.append(d)
-    return out, _without_padding(ctx.params, dims) if dims else {}
+    # The exchange has padded these dims, and put holes between elements.
+    without = {"padding": (0, 0), "base_dilation": 1}
+    return out, {
+        name: tuple(value if d in dims else own for d, own in enumerate(ctx.params[name]))
+        for name, value in without.items()
+        if dims and ctx.params.get(name) is not None
+    }
 
 
 def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The padding is the monoid's neutral element."""
-    monoid = ctx.primitive.name.rsplit("_", 1)[-1]
-    xs, changes = _fetched(ctx, args, [neutral(monoid, args[0].dtype)])
-    return bind_with(ctx, xs, **changes)
+    """Reduces windows with the padding that the function ignores.
+
+    That is the monoid's neutral element. Of another function, windows read no padding along a split
+    dim. The padding of tangents is 0; that of the operand that chooses among them is never chosen.
+    """
+    name, xs, others = ctx.primitive.name, args, args[:0]
+    if name == "select_and_gather_add":
+        tangents, operand = args
+        fills = [np.zeros((), tangents.dtype), _never_chosen(ctx.params, operand.dtype)]
+    elif name == "reduce_window":
+        xs, others = args[: len(args) // 2], args[len(args) // 2 :]
+        fills = others
+    else:
+        fills = [neutral(name.rsplit("_", 1)[-1], args[0].dtype)]
+    fetched, changes = _fetched(ctx, xs, fills)
+    return bind_with(ctx, [*fetched, *others], **changes)
 
 
-def _reduce_by_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The windows read no padding along a split dim; what the exchange fills in is not used."""
-    count = len(args) // 2
-    xs, changes = _fetched(ctx, args[:count], args[count:])
-    return bind_with(ctx, [*xs, *args[count:]], **changes)
-
-
-@exchanges(
-    "reduce_window_sum",
-    "reduce_window_max",
-    "reduce_window_min",
-    "reduce_window",
-    "select_and_gather_add",
-)
 def _reduce_exchanges(op: Op, row: Row) -> Exchanges:
-    """One exchange for each operand that windows read."""
-    d = split_dim(row)
-    moved = [(k, a) for k, a in enumerate(op.ins) if a.shape]
-    return [
-        windows_of(op.params, d, a.shape[d], op.outs[0].shape[d]).exchange(k, d, op.axis_size)
-        for k, a in moved
-    ]
+    return window_exchanges(op, row, windows_of)
 
 
 @rule(
@@ -384,34 +526,28 @@ def _reduce_exchanges(op: Op, row: Row) -> Exchanges:
     "reduce_window_min",
     traits=lambda name: Traits(pointwise=True, reduces=name.rsplit("_", 1)[-1]),
     local=_reduce_local,
+    exchanges=_reduce_exchanges,
 )
 def _reduce_window(op: Op) -> Sequence[Row]:
     """Dims that windows do not slide along split; the others split with halo exchange."""
-    dims, slides = _dims(op, op.ins[0], op.outs[0])
-    monoid = op.name.rsplit("_", 1)[-1]
-    rows = split_rows(op, FactorMap(ins=(dims,), outs=(dims,)))
+    slides, monoid = _slides(op, op.ins[0], op.outs[0]), op.name.rsplit("_", 1)[-1]
     return [
-        *rows,
+        *rows_beside(op, slides),
         *(monoid_rows(op, monoid) if monoid in admissible(op.ins[0].dtype) else []),
         *_halo(op, slides),
     ]
 
 
-@rule("reduce_window", traits=Traits(), local=_reduce_by_local)
+@rule("reduce_window", traits=Traits(), local=_reduce_local, exchanges=_reduce_exchanges)
 def _reduce_window_by(op: Op) -> Sequence[Row]:
     """A window reduction by any function.
 
     Along a dim with padding or a base dilation windows do not split: XLA for CPU leaves these
     positions out, and no element that an exchange could fill in is neutral for every function.
     """
-    count = len(op.ins) // 2
-    dims, slides = _dims(op, op.ins[0], op.outs[0])
-    base = op.params["base_dilation"]
+    slides, base = _slides(op, op.ins[0], op.outs[0]), op.params["base_dilation"]
     full = [d for d in slides if tuple(op.params["padding"][d]) == (0, 0) and base[d] == 1]
-    return [
-        *split_rows(op, FactorMap(ins=(dims,) * count + ((),) * count, outs=(dims,) * count)),
-        *_halo(op, full),
-    ]
+    return [*rows_beside(op, slides), *_halo(op, full)]
 
 
 def _halo(op: Op, dims: Sequence[int]) -> list[Row]:
@@ -434,24 +570,17 @@ def _never_chosen(params: dict[str, Any], dtype: Any) -> np.ndarray:
     return neutral("max" if params["select_prim"].name in ("ge", "gt") else "min", dtype)
 
 
-def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The padding of the tangents is 0; that of the operand is never chosen."""
-    tangents, operand = args
-    fills = [np.zeros((), tangents.dtype), _never_chosen(ctx.params, operand.dtype)]
-    xs, changes = _fetched(ctx, args, fills)
-    return bind_with(ctx, xs, **changes)
-
-
-@rule("select_and_gather_add", traits=Traits(moves=True), local=_gather_local)
+@rule(
+    "select_and_gather_add",
+    traits=Traits(moves=True),
+    local=_reduce_local,
+    exchanges=_reduce_exchanges,
+)
 def _select_and_gather_add(op: Op) -> Sequence[Row]:
     """The tangent of the element that each window of the second operand chooses; linear in the
     tangents, the first operand."""
-    dims, slides = _dims(op, op.ins[0], op.outs[0])
-    return [
-        *split_rows(op, FactorMap(ins=(dims, dims), outs=(dims,))),
-        *moved_rows(op, (0,)),
-        *_halo(op, slides),
-    ]
+    slides = _slides(op, op.ins[0], op.outs[0])
+    return [*rows_beside(op, slides), *moved_rows(op, (0,)), *_halo(op, slides)]
 
 
 def _touching(windows: Windows, n: int) -> tuple[Need, Need]:
@@ -479,8 +608,10 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
             continue
         ((axis, n),) = ctx.in_axes(1, d)
         cotangents, read = _touching(windows, n)
-        source = fetch(ctx, source, d, axis, cotangents, np.zeros((), source.dtype))
-        operand = fetch(ctx, operand, d, axis, read, _never_chosen(ctx.params, operand.dtype))
+        source = fetch(ctx, source, d, axis, cotangents)
+        source = filled(source, d, axis, cotangents, np.zeros((), source.dtype))
+        operand = fetch(ctx, operand, d, axis, read)
+        operand = filled(operand, d, axis, read, _never_chosen(ctx.params, operand.dtype))
         # The shard may have elements before or after those that windows read: pad both sides.
         chunk = ctx.local_ins[1][d]
         room = max(0, *(abs(chunk * i - s) for i, s in enumerate(read.starts)), chunk)
@@ -495,7 +626,6 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [out]
 
 
-@exchanges("select_and_scatter_add")
 def _scatter_exchanges(op: Op, row: Row) -> Exchanges:
     """The exchanges of the cotangents and of the operand."""
     d = split_dim(row)
@@ -506,22 +636,22 @@ def _scatter_exchanges(op: Op, row: Row) -> Exchanges:
     return [Exchange(0, (d,), cotangents, cotangents.width), Exchange(1, (d,), read, read.width)]
 
 
-@rule("select_and_scatter_add", traits=Traits(linear_map=True), local=_scatter_local)
+@rule(
+    "select_and_scatter_add",
+    traits=Traits(linear_map=True),
+    local=_scatter_local,
+    exchanges=_scatter_exchanges,
+)
 def _select_and_scatter_add(op: Op) -> Sequence[Row]:
     """Adds each window's cotangent to the element that the window of the second operand chooses;
     linear in the cotangents, the first operand."""
     source, operand = op.ins
-    dims, slides = _dims(op, operand, source)
-    return [
-        *split_rows(op, FactorMap(ins=(dims, dims), outs=(dims,))),
-        *linear_rows(op, (0,)),
-        *_halo(op, slides),
-    ]
+    slides = _slides(op, operand, source)
+    return [*rows_beside(op, slides), *linear_rows(op, (0,)), *_halo(op, slides)]
 
 
 @rule("select_and_scatter", traits=Traits(), local=bind_with)
 def _select_and_scatter(op: Op) -> Sequence[Row]:
     """With any pair of functions and an initial value: only dims along which windows do not slide
     split."""
-    dims, _ = _dims(op, op.ins[0], op.ins[1])
-    return split_rows(op, FactorMap(ins=(dims, dims, ()), outs=(dims,)))
+    return rows_beside(op, _slides(op, op.ins[0], op.ins[1]))

@@ -6,22 +6,20 @@ dilation * k` for `0 <= k < window` of a padded array. That array has `base - 1`
 operand's elements. A slice has windows of one element, a pad has a base, a convolution has all of
 it. The kernel fetches the elements that the device's own results read and puts them at their
 positions in the padded array; the primitive then runs without padding and base dilation. The GSPMD
-paper (appendix A.4) misprints the limit of a shard's range; the formula here is the right one.
-"""
+paper (appendix A.4) misprints the limit of a shard's range; the formula here is the right one."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.kernels.exchange import Need, fetch, of_device
-from sbp.signatures.kernels.pieces import Pieces
-from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
+from sbp.signatures.kernels.exchange import Need, Pieces, fetch, filled, of_device, sent
+from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel, rule_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +144,7 @@ def padded_shard(
       An array with the elements of `x` and of its neighbours at their positions in the padded dim.
     """
     axis, n = over
-    found = fetch(ctx, x, dim, axis, windows.need(n), fill)
+    found = _read(ctx, x, dim, over, windows, fill)
     if windows.base == 1:
         return found
     # The GSPMD paper has three cases, by how the phases of the devices differ. Here each device
@@ -162,6 +160,16 @@ def padded_shard(
     )
 
 
+def _read(
+    ctx: LocalContext, x: Any, dim: int, over: tuple[str, int], windows: Windows, fill: Any
+) -> Any:
+    """The elements that this device's results read; arguments as those of `padded_shard`."""
+    axis, n = over
+    need = windows.need(n)
+    found = fetch(ctx, x, dim, axis, need)
+    return found if fill is None else filled(found, dim, axis, need, fill)
+
+
 def dilated_shard(
     ctx: LocalContext, x: Any, dim: int, over: tuple[str, int], windows: Windows, fill: Any
 ) -> tuple[Any, tuple[int, int], int]:
@@ -175,11 +183,10 @@ def dilated_shard(
       no room in memory then. Where the devices begin at different phases, the array is the part
       itself.
     """
-    axis, n = over
-    padding = windows.padding(n)
+    padding = windows.padding(over[1])
     if windows.base == 1 or padding is None:
         return padded_shard(ctx, x, dim, over, windows, fill), (0, 0), 1
-    return fetch(ctx, x, dim, axis, windows.need(n), fill), padding, windows.base
+    return _read(ctx, x, dim, over, windows, fill), padding, windows.base
 
 
 def bytes_beside(aval: Any, *dims: int) -> float:
@@ -208,31 +215,19 @@ class Exchange:
 
 Exchanges = list[Exchange]
 
-_EXCHANGES: dict[str, Callable[[Op, Row], Exchanges]] = {}
-"""For each primitive with halo rows, the exchanges of an equation under a row."""
 
-
-def exchanges(
-    *names: str,
-) -> Callable[[Callable[[Op, Row], Exchanges]], Callable[[Op, Row], Exchanges]]:
-    """Decorator: enters a function from an op and a row to the exchanges of the halo kernel.
-
-    Arguments:
-      names: the primitives that the function is for.
-    """
-
-    def enter(of: Callable[[Op, Row], Exchanges]) -> Callable[[Op, Row], Exchanges]:
-        _EXCHANGES.update(dict.fromkeys(names, of))
-        return of
-
-    return enter
+def _exchanges(op: Op, row: Row) -> Sequence[Exchange]:
+    """The exchanges of an equation under a row with the halo kernel."""
+    rule = rule_for(op.name)
+    assert rule is not None and rule.exchanges is not None
+    return rule.exchanges(op, row)
 
 
 def _halo_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     """One collective-permute for each round of each exchange."""
     found = []
-    for e in _EXCHANGES[op.name](op, row):
-        elements, count = e.need.sent()
+    for e in _exchanges(op, row):
+        elements, count = sent(e.need)
         if elements:
             found.append(
                 Sent("permute", elements * bytes_beside(op.ins[e.operand], *e.dims), count)
@@ -242,9 +237,7 @@ def _halo_sends(op: Op, row: Row) -> tuple[Sent, ...]:
 
 def _halo_widens(op: Op, row: Row) -> tuple[tuple[int, int, int], ...]:
     """The length of each shard after its exchange."""
-    return tuple(
-        (e.operand, e.dims[0], e.after) for e in _EXCHANGES[op.name](op, row) if len(e.dims) == 1
-    )
+    return tuple((e.operand, e.dims[0], e.after) for e in _exchanges(op, row) if len(e.dims) == 1)
 
 
 add_kernel(
@@ -263,3 +256,99 @@ add_kernel(
         nests=False,
     )
 )
+
+
+# ---- reshapes -----------------------------------------------------------------------------------
+# Reshapes of a split dim: groups of dims that have the same elements on both sides, and the
+# exchange between devices where shards differ.
+
+
+def reshape_groups(
+    source: Sequence[int], target: Sequence[int]
+) -> list[tuple[list[int], list[int]]]:
+    """The finest grouping of the dims of a reshape, as pairs of dim lists with the same number of
+    elements.
+
+    >>> reshape_groups((6, 4), (2, 3, 4))
+    [([0], [0, 1]), ([1], [2])]
+    """
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(source) or j < len(target):
+        left, right = [], []
+        a = b = 1
+        if i < len(source):
+            left, a, i = [i], source[i], i + 1
+        if j < len(target):
+            right, b, j = [j], target[j], j + 1
+        while a != b:
+            if a < b and i < len(source):
+                left.append(i)
+                a, i = a * source[i], i + 1
+            elif b < a and j < len(target):
+                right.append(j)
+                b, j = b * target[j], j + 1
+            else:
+                return groups
+        groups.append((left, right))
+    return groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReshapeGroup:
+    """Dims of a reshape whose elements are the same before and after; their leading dims split.
+
+    Arguments:
+      source: sizes of the operand's dims.
+      target: sizes of the result's dims.
+      dims: the group's dims of the operand.
+      lead: the first of them with more than one element.
+      lead_out: the first of the group's dims of the result with more than one element.
+    """
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    dims: tuple[int, ...]
+    lead: int
+    lead_out: int
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the group."""
+        return math.prod(self.source[d] for d in self.dims)
+
+    def keeps_shards(self, n: int) -> bool:
+        """Whether the shards of the operand on n devices, reshaped, are those of the result."""
+        rows, rows_out = self.source[self.lead], self.target[self.lead_out]
+        return (rows % n == 0 and rows_out % n == 0) or rows == rows_out == self.size
+
+    def need(self, n: int) -> Need:
+        """The range of the group's elements that each of n devices needs. A shard has a number of
+        whole rows of the leading dim, before and after."""
+        rows, rows_out = self.source[self.lead], self.target[self.lead_out]
+        wanted = -(-rows_out // n) * (self.size // rows_out)
+        return Need(
+            self.size,
+            -(-rows // n) * (self.size // rows),
+            tuple(wanted * i for i in range(n)),
+            wanted,
+        )
+
+
+def split_groups(source: Sequence[int], target: Sequence[int]) -> list[ReshapeGroup]:
+    """The groups of a reshape with more than one element; other groups have no dim to split."""
+    found = []
+    for left, right in reshape_groups(source, target):
+        lead = next((d for d in left if source[d] > 1), None)
+        lead_out = next((d for d in right if target[d] > 1), None)
+        if lead is not None and lead_out is not None:
+            found.append(
+                ReshapeGroup(
+                    source=tuple(source),
+                    target=tuple(target),
+                    dims=tuple(left),
+                    lead=lead,
+                    lead_out=lead_out,
+                )
+            )
+    return found

@@ -11,7 +11,7 @@ gathering, but no device stores the whole operand, and a device multiplies while
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,7 @@ from jax import lax
 from sbp.signatures.factors import Dims, FactorMap, admissible
 from sbp.signatures.kernels.halo import bytes_beside
 from sbp.signatures.kernels.shards import sum_dtype, without_padding
-from sbp.signatures.placed import PlacedOp
-from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
+from sbp.signatures.rule import Kernel, LocalContext, Op, PlacedOp, Row, Sent, add_kernel
 from sbp.types import Atom, B, Split
 
 # ---- panels -------------------------------------------------------------------------------------
@@ -79,23 +78,6 @@ def gathered(ctx: LocalContext, x: Any, moving: RotatedOperand) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContractedDim:
-    """A contracted dim of a product whose operands go round.
-
-    Arguments:
-      dims: the dim in both operands.
-      sizes: its length in a shard of each operand.
-      parts: for each operand, how many shards it has along this dim on its ring.
-      is_even: whether no shard has padding along it.
-    """
-
-    dims: tuple[int, int]
-    sizes: tuple[int, int]
-    parts: tuple[int, int]
-    is_even: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Panels:
     """The panels of a contracted dim. The dim is `blocks` blocks, of which a shard has one or
     several; a panel has a slice of each block.
@@ -113,18 +95,30 @@ class Panels:
     count: int
 
     @staticmethod
-    def of(contracted: Sequence[ContractedDim], most: int) -> Panels | None:
+    def of(
+        contracted: Iterable[tuple[int, int]],
+        rings: Sequence[tuple[int, int, int]],
+        shard: Callable[[int, int], tuple[int, bool]],
+    ) -> Panels | None:
         """The panels of a product; None where no contracted dim has blocks of one size.
 
         Arguments:
-          contracted: its contracted dims.
-          most: most panels.
+          contracted: each contracted dim in both operands.
+          rings: for each operand that goes round its position, the dim that its mesh axis splits,
+              and the number of devices.
+          shard: for an operand and a dim, the length of a shard and whether no shard has padding.
         """
-        for c in contracted:
-            blocks, total = math.lcm(*c.parts), c.parts[0] * c.sizes[0]
-            if c.is_even and total == c.parts[1] * c.sizes[1] and total % blocks == 0:
+        for dims in contracted:
+            parts = [1, 1]
+            for operand, dim, n in rings:
+                parts[operand] = n if dim == dims[operand] else 1
+            (left, even_left), (right, even_right) = map(shard, (0, 1), dims)
+            blocks, total = math.lcm(*parts), parts[0] * left
+            is_even = even_left and even_right and total % blocks == 0
+            if is_even and total == parts[1] * right:
+                most = max(n for _, _, n in rings)
                 count = max(k for k in range(1, most + 1) if total // blocks % k == 0)
-                return Panels(dims=c.dims, parts=c.parts, blocks=blocks, count=count)
+                return Panels(dims=dims, parts=(parts[0], parts[1]), blocks=blocks, count=count)
         return None
 
     def panel(self, x: Any, operand: int, number: Any) -> Any:
@@ -235,23 +229,14 @@ def _panel_count(placed: PlacedOp) -> int:
     axes = [i for i, name in enumerate(placed.kernels) if name in ROTATIONS]
     if len(axes) != 2:
         return 1
-    moved = [ROTATIONS.index(placed.kernels[i]) for i in axes]
     (lhs, rhs), _ = placed.params["dimension_numbers"]
-    found = []
-    for dims in sorted(zip(lhs, rhs, strict=True)):
-        parts = [1, 1]
-        for i, k in zip(axes, moved, strict=True):
-            parts[k] = placed.sizes[i] if placed.atoms[k][i] == Split(dims[k]) else 1
-        shards = [placed.shard(k, d) for k, d in enumerate(dims)]
-        found.append(
-            ContractedDim(
-                dims=dims,
-                sizes=(shards[0][0], shards[1][0]),
-                parts=(parts[0], parts[1]),
-                is_even=all(even for _, even in shards),
-            )
-        )
-    panels = Panels.of(found, max(placed.sizes[i] for i in axes))
+    rings = []
+    for i in axes:
+        operand = ROTATIONS.index(placed.kernels[i])
+        atom = placed.atoms[operand][i]
+        assert isinstance(atom, Split)
+        rings.append((operand, atom.dim, placed.sizes[i]))
+    panels = Panels.of(sorted(zip(lhs, rhs, strict=True)), rings, placed.shard)
     return 1 if panels is None else panels.count
 
 
@@ -342,23 +327,13 @@ def _panels(
     ctx: LocalContext, m: FactorMap, args: Sequence[Any], rotating: Sequence[RotatedOperand]
 ) -> Panels | None:
     """The panels of a product whose operands both go round."""
-    found = []
-    for factor in m.ins[0]:
-        if factor is None or factor not in m.ins[1] or factor in m.outs[0]:
-            continue
-        dims = m.ins[0].index(factor), m.ins[1].index(factor)
-        parts = [1, 1]
-        for r in rotating:
-            parts[r.operand] = r.n if r.factor == factor else 1
-        found.append(
-            ContractedDim(
-                dims=dims,
-                sizes=(args[0].shape[dims[0]], args[1].shape[dims[1]]),
-                parts=(parts[0], parts[1]),
-                is_even=all(isinstance(ctx.in_extent(k, d), int) for k, d in enumerate(dims)),
-            )
-        )
-    return Panels.of(found, max(r.n for r in rotating))
+
+    def shard(operand: int, dim: int) -> tuple[int, bool]:
+        return args[operand].shape[dim], isinstance(ctx.in_extent(operand, dim), int)
+
+    contracted = [f for f in m.ins[0] if f is not None and f in m.ins[1] and f not in m.outs[0]]
+    dims = ((m.ins[0].index(f), m.ins[1].index(f)) for f in contracted)
+    return Panels.of(dims, [(r.operand, r.dim, r.n) for r in rotating], shard)
 
 
 def rotated(

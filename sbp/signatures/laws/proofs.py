@@ -39,12 +39,17 @@ def _ints(names: str) -> tuple[Term, ...]:
     return tuple(z3.Ints(names))
 
 
-def _minimum(a: Term, b: Term) -> Term:
-    return z3.If(a <= b, a, b)
+JOIN: dict[str, Callable[[Term, Term], Term]] = {
+    "sum": lambda x, y: x + y,
+    "prod": lambda x, y: x * y,
+    "max": lambda x, y: z3.If(x >= y, x, y),
+    "min": lambda x, y: z3.If(x <= y, x, y),
+    "and": lambda x, y: z3.And(x, y) if z3.is_bool(x) else x & y,
+    "or": lambda x, y: z3.Or(x, y) if z3.is_bool(x) else x | y,
+}
+"""The value that two parts stand for under each monoid."""
 
-
-def _maximum(a: Term, b: Term) -> Term:
-    return z3.If(a >= b, a, b)
+_minimum, _maximum = JOIN["min"], JOIN["max"]
 
 
 def _clip(x: Term, low: Term, high: Term) -> Term:
@@ -157,7 +162,7 @@ def own_update(_: int) -> Theorem:
 def window_products(dilation: int) -> Theorem:
     """The products of an image element and an element of an uneven shard of a window, of which
     `real` elements are no padding. Each product of a real element is in exactly one of the two
-    convolutions of `kernels.window_sums`, and the first has zeros where padding reads.
+    convolutions of `families.windows.summed`, and the first has zeros where padding reads.
 
     Result o reads, with element k of the shard, position `dilation * k + start` of the image; here
     `start` is `stride * o`, and `last` is that of the last result.
@@ -245,21 +250,17 @@ def counter(_: int) -> Theorem:
 
 def neutral_padding(monoid: str) -> Theorem:
     """A neutral element as padding does not change a reduction."""
-    x, e = z3.Reals("x e")
-    p, q = z3.BitVecs("p q", WORD)
-    match monoid:
-        case "sum":
-            return Theorem((e == 0,), x + e == x)
-        case "prod":
-            return Theorem((e == 1,), x * e == x)
-        case "max":
-            return Theorem((e <= x,), _maximum(x, e) == x)
-        case "min":
-            return Theorem((e >= x,), _minimum(x, e) == x)
-        case "and":
-            return Theorem((q == ~z3.BitVecVal(0, WORD),), p & q == p)
-        case _:
-            return Theorem((q == 0,), p | q == p)
+    bits = monoid in ("and", "or")
+    x, e = z3.BitVecs("x e", WORD) if bits else z3.Reals("x e")
+    neutral = {
+        "sum": lambda: e == 0,
+        "prod": lambda: e == 1,
+        "max": lambda: e <= x,
+        "min": lambda: e >= x,
+        "and": lambda: e == -1,  # all bits are set
+        "or": lambda: e == 0,
+    }
+    return Theorem((neutral[monoid](),), JOIN[monoid](x, e) == x)
 
 
 def strided_blocks(stride: int) -> Theorem:
@@ -323,19 +324,7 @@ def join(monoid: str, x: Term, y: Term, unsigned: bool = False) -> Term:
     """
     if unsigned and monoid in ("max", "min"):
         return z3.If(z3.UGE(x, y) if monoid == "max" else z3.ULE(x, y), x, y)
-    match monoid:
-        case "sum":
-            return x + y
-        case "prod":
-            return x * y
-        case "max":
-            return z3.If(x >= y, x, y)
-        case "min":
-            return z3.If(x <= y, x, y)
-        case "and":
-            return z3.And(x, y) if z3.is_bool(x) else x & y
-        case _:
-            return z3.Or(x, y) if z3.is_bool(x) else x | y
+    return JOIN[monoid](x, y)
 
 
 def variable(name: str, dtype: np.dtype) -> Term:

@@ -1,10 +1,4 @@
-"""`pallas_call`: a kernel runs once for each point of a grid, on blocks of its operands.
-
-A grid dim is *independent* where its points share nothing: the kernel does not ask for its place on
-it, every result has a block for each of its points, and nothing that the kernel writes for one
-point is read for the next one. The dims of operands and results that such a grid dim counts the
-blocks of split together: each device runs the same kernel on a smaller grid.
-"""
+"""Calls of code that sbp does not see: callbacks and Pallas kernels."""
 
 from __future__ import annotations
 
@@ -13,11 +7,61 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jax import lax
+
 from sbp import _jax
-from sbp.signatures.families.contraction import dot_flops
-from sbp.signatures.rule import LocalContext, Op, Row, Rule, add_rule, all_b, bind_with
+from sbp.signatures.families.linalg import dot_flops
+from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
 from sbp.signatures.traits import Traits
 from sbp.types import B, Split
+
+# ---- callbacks ----------------------------------------------------------------------------------
+# Callbacks. A callback that is called for its effect sees whole values and runs once, on the first
+# device; with `partitioned=True` it runs on every device and sees the shard.
+
+
+def _callback_rows(op: Op) -> Sequence[Row]:
+    """Whole operands. A partitioned callback with one operand also takes even shards: padding is
+    never observable, and neither are parts of a sum."""
+    if not op.params.get("partitioned") or len(op.ins) != 1:
+        return ()
+    dims = [d for d, size in enumerate(op.ins[0].shape) if size and op.divides(size)]
+    return [Row((Split(d),), ()) for d in dims]
+
+
+def _call(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """Runs the callback: a partitioned one on every device, another one on the first."""
+
+    def run(*operands: Any) -> tuple[Any, ...]:
+        bind_with(ctx, operands)
+        return ()
+
+    if ctx.params.get("partitioned"):
+        run(*args)
+    else:
+        lax.cond(ctx.is_first_device(), run, lambda *operands: (), *args)
+    return []
+
+
+rule(
+    *("debug_callback", "debug_print", "io_callback"),
+    traits=lambda name: Traits(effect=True, opaque=name == "io_callback"),
+    local=_call,
+    reason="an effect happens once and sees whole values",
+)(_callback_rows)
+rule("pure_callback", traits=Traits(opaque=True), reason="the host function sees whole values")(
+    lambda op: ()
+)
+
+
+# ---- pallas_call --------------------------------------------------------------------------------
+# `pallas_call`: a kernel runs once for each point of a grid, on blocks of its operands.
+#
+# A grid dim is *independent* where its points share nothing: the kernel does not ask for its place
+# on it, every result has a block for each of its points, and nothing that the kernel writes for one
+# point is read for the next one. The dims of operands and results that such a grid dim counts the
+# blocks of split together: each device runs the same kernel on a smaller grid.
+
 
 _ASKS_FOR_PLACE = "program_id"
 """What a kernel asks about one grid dim, which stands among the parameters as `axis`. The number of
@@ -169,7 +213,7 @@ def _flops(params: dict[str, Any], ins: Sequence[Any], outs: Sequence[Any]) -> f
 
 
 def _rows(op: Op) -> Sequence[Row]:
-    rows = [all_b(op)]
+    rows = []
     for grid_dim in independent_dims(op.params):
         counted = zip((*grid_dim.ins, *grid_dim.outs), (*op.ins, *op.outs), strict=True)
         shards = [
@@ -178,7 +222,7 @@ def _rows(op: Op) -> Sequence[Row]:
         if all(shard % block == 0 for shard, block in shards):
             ins = tuple(B if at is None else Split(at[0]) for at in grid_dim.ins)
             rows.append(Row(ins, tuple(Split(dim) for dim, _ in grid_dim.outs)))
-    return tuple(rows)
+    return rows
 
 
 def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -205,8 +249,4 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     )
 
 
-add_rule(
-    Rule(
-        name="pallas_call", rows=_rows, traits=Traits(flops=_flops), local=_local, unread=why_whole
-    )
-)
+rule("pallas_call", traits=Traits(flops=_flops), local=_local, unread=why_whole)(_rows)

@@ -1,0 +1,560 @@
+"""Answers about plans as pages: `plan.why(name)`, the type of a value with its origin, the prices
+of other types and the reasons of its conversions; and `plan.diff(other)`, two plans together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import starmap
+from typing import Any
+
+from sbp.explain.alternatives import Outcome
+from sbp.explain.answers import Alternative, AxisStory, Why
+from sbp.explain.conversions import ExplainedConversion
+from sbp.explain.difference import (
+    Difference,
+    Traffic,
+    TrafficDifference,
+    TrafficEnd,
+    ValueDifference,
+    compare,
+)
+from sbp.explain.origins import Link, Partner, without_passing
+from sbp.explain.places import AxisRow, SourcePlace
+from sbp.explain.settings import (
+    ComparedPlan,
+    LinePolicies,
+    PinnedAtoms,
+    Setting,
+)
+from sbp.explain.subjects import Subject
+from sbp.infer.space import decode
+from sbp.limits import policies_text
+from sbp.machine.hardware import Network
+from sbp.machine.mesh import MeshSpec
+from sbp.plan.program import Cost
+from sbp.plan.text import change_text, place
+from sbp.report.parts import Facts, Page, Paragraph, Part, Section, Table, table
+from sbp.report.report import Shown
+from sbp.report.wording import (
+    atoms_text,
+    bytes_text,
+    counted,
+    deferred_text,
+    full_maker_text,
+    full_need_text,
+    place_cell,
+    place_text,
+    refusal_text,
+    seconds_text,
+    signed,
+)
+from sbp.source.reader import source_text
+
+# ---- links --------------------------------------------------------------------------------------
+# The origin of an atom of a value, in words.
+
+
+_LINKS = {
+    "annotation": "pinned by {annotation}",
+    "free annotation": "left free by the annotation",
+    "input": "pinned by the input's type",
+    "output": "pinned by the output's type",
+    "free input": "an input whose type is left free",
+    "free output": "an output whose type is left free",
+    "donated output": "it takes the buffer, and so the type, of the donated input {donor}",
+    "row": "{row}",
+    "new": "{row}",
+    "converted": "made as {made} and converted for {op}",
+    "converted result": "made as {made} and converted where the body returns it",
+    "carry": "one type over all trips, chosen with what the body returns",
+    "body input": "as it comes into the body of {op}",
+    "body carry": "what the body of {op} carries",
+    "body result": "what the body of {op} returns",
+    "more": "and so on over {more}",
+}
+
+
+def link_text(link: Link) -> str:
+    """How one value of a chain of origins got its atom."""
+    op, span = ("", None) if link.node is None else (link.node.name, link.node.span)
+    return _LINKS[link.kind].format(
+        annotation=f"`{source_text(span, 60)}`" if span else "an annotation",
+        donor=link.donor,
+        row=_row_text(link.row, link, op) if link.row else "",
+        made=repr(decode(link.made)),
+        op=op,
+        more=counted(link.left_out, "value"),
+    )
+
+
+def _row_text(row: AxisRow, link: Link, op: str) -> str:
+    """The row of an operation, with the other operands that decide the atom and their origins."""
+    kernel = f" by its kernel {link.kernel!r}" if link.kernel else ""
+    outs = atoms_text(row.outs)
+    text = f"{op}: {atoms_text(row.ins)} -> {outs}{kernel}" if row.ins else f"{op} makes it {outs}"
+    partners = ", ".join(f"{p.name} is {_partner_text(p)}" for p in link.partners)
+    return f"{text}; {partners}" if partners else text
+
+
+def _partner_text(partner: Partner) -> str:
+    """The atom of another operand, and the end of its chain of origins."""
+    atom, end = repr(decode(partner.atom)), partner.end
+    if end.kind == "annotation" and end.place is not None:
+        return f"{atom}, pinned {place_text(end.place)}"
+    if end.kind not in ("input", "free input"):
+        return atom
+    return f"{atom}, an input" if end.subject == partner.name else f"{atom}, from {end.subject}"
+
+
+# ---- why ----------------------------------------------------------------------------------------
+
+
+SHOWN_LINKS, SHOWN_TYPES, SHOWN_CONVERSIONS, SHOWN_OTHERS = 6, 8, 3, 4
+
+SAME = 1e-6
+"""Share of a plan's time below which two plans are called equal: the chooser breaks ties by
+less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Explanation(Shown):
+    """The result of `plan.why(name)`. It shows itself; `why` has the figures.
+
+    Arguments:
+      why: the answer as data: `why.type`, `why.alternatives`, `why.conversions`, ..
+    """
+
+    why: Why
+
+
+def explanation(why: Why, mesh: MeshSpec) -> Explanation:
+    """The answer with its page."""
+    parts: list[Part] = [_head(why)]
+    if len(why.types) > 1:
+        copies = ", ".join(f"{t!r} {counted(n, 'time')}" for t, n in why.types)
+        text = "the program makes it more than once, in unrolled layers or in rematerialisation"
+        parts.append(Paragraph(text=f"{text}: {copies}"))
+    parts += [_axis(why, story) for story in why.axes]
+    parts += [_alternatives(why), *_conversions(why)]
+    if why.others:
+        parts.append(_others(why.others))
+    title = f"why {_name(why.subject)} is {why.type!r} on mesh {mesh}"
+    return Explanation(page=Page(title=title, parts=tuple(parts)), why=why)
+
+
+def _name(subject: Subject) -> str:
+    name = f"`{subject.label.replace('`', '')}`"
+    what = {"input": "input ", "output": "output "}.get(
+        subject.kind,
+        "gradient of " if subject.gradient and not subject.label.isidentifier() else "",
+    )
+    return what + name
+
+
+def _head(why: Why) -> Facts:
+    shape = f"{why.dtype}[{','.join(map(str, why.shape))}]"
+    local = f"[{','.join(map(str, why.local_shape))}]"
+    pairs = [
+        ("value", f"{shape}, {local} on one device: {bytes_text(why.bytes_per_device)} per device")
+    ]
+    if why.subject.place is not None:
+        pairs.append(("made", place_text(why.subject.place)))
+    pairs.append(("plan", _cost(why.cost)))
+    return Facts(pairs=tuple(pairs))
+
+
+def _cost(cost: Cost) -> str:
+    return f"{bytes_text(cost.bytes_per_device)} sent per device, {seconds_text(cost.seconds)}"
+
+
+# ---- axes ---------------------------------------------------------------------------------------
+
+
+def _axis(why: Why, story: AxisStory) -> Section:
+    links = without_passing(story.links)
+    rows = [
+        (str(link.subject), repr(decode(link.atom)), link_text(link), place_cell(link.place))
+        for link in links
+    ]
+    if len(rows) > SHOWN_LINKS:  # the ends of a chain say most
+        rows.insert(SHOWN_LINKS - 1, rows.pop())
+    made = table(
+        ("value", "type", "because", "line"),
+        rows,
+        shown=SHOWN_LINKS,
+        rest="and {} more between the last two".format,
+    )
+    return Section(
+        title=f"on `{story.mesh_axis}` {story.atom}: {verdict(why, story)}", parts=(made,)
+    )
+
+
+def verdict(why: Why, story: AxisStory) -> str:
+    """Whether an atom is pinned, forced or chosen by its cost, and then by how much.
+
+    A plan with one more annotation may be cheaper than a plan that is proved cheapest, because
+    policies do not apply to annotations.
+    """
+    best = story.next_best
+    if story.pinned:
+        if best is None or best.cost is None or best.type is None:
+            return "pinned here"
+        return (
+            f"pinned here; left free it would be {best.type.get(story.mesh_axis)!r},"
+            f" {difference(best.cost, why.cost)}"
+        )
+    if best is None or best.cost is None:
+        return "no other typing" if story.tried else "no other type was tried"
+    atom = dict(best.wanted).get(story.mesh_axis, "another")
+    if story.links[0].kind == "donated output":
+        return (
+            f"as the donated input; {atom} if the output's type were given,"
+            f" {difference(best.cost, why.cost)}"
+        )
+    if abs(best.cost.seconds - why.cost.seconds) <= SAME * why.cost.seconds:
+        return f"chosen among equals; {atom} costs the same"
+    if best.cost.seconds < why.cost.seconds:
+        gap = difference(best.cost, why.cost)
+        if why.proved and why.evades:
+            return (
+                "the cheapest under the boxing policy; an annotation may convert what that"
+                f" forbids, {atom} is {gap}"
+            )
+        more = (
+            ", and an annotation may convert what the policy forbids" if why.evades else ""
+        )  # within the gap that the report states
+        return (
+            f"found by the chooser, which does not always find the cheapest{more}; {atom} is {gap}"
+        )
+    return f"chosen by cost; next best {atom}, {difference(best.cost, why.cost)}"
+
+
+def difference(cost: Cost, base: Cost) -> str:
+    """The difference between two costs: time, its share, and bytes sent.
+
+    >>> cost = lambda n: Cost(bytes_per_device=4 * n, seconds=n, peak_memory_bytes=0)
+    >>> dear, cheap = cost(3.0), cost(2.0)
+    >>> difference(dear, cheap)
+    '+1 s (+50.0 %), +4.0 B sent'
+    """
+    time, sent = cost.seconds - base.seconds, cost.bytes_per_device - base.bytes_per_device
+    share = f" ({100 * time / base.seconds:+.1f} %)" if abs(time) >= 5e-4 * base.seconds > 0 else ""
+    first = (
+        "the same time"
+        if abs(time) <= SAME * base.seconds
+        else f"{signed(time, seconds_text)}{share}"
+    )
+    return f"{first}, {signed(sent, bytes_text)} sent" if sent else first
+
+
+# ---- alternatives -------------------------------------------------------------------------------
+
+
+def _alternatives(why: Why) -> Section:
+    dearer = len(why.alternatives) - SHOWN_TYPES
+    left = [counted(dearer, "dearer type")] if dearer > 0 else []
+    if why.untried:
+        types = counted(why.untried, "type")
+        left.append(f"{types} not tried; plan.why(.., refine=True) tries more")
+    if why.untried_pairs:
+        left.append(f"{counted(why.untried_pairs, 'pair')} of atoms on two mesh axes not tried")
+    made = table(
+        ("pinned", "type then", ">sent per device", ">time", "difference"),
+        (
+            ("as it is", repr(why.type), *_figures(why.cost), ""),
+            *(_alternative(why, a) for a in why.alternatives),
+        ),
+        shown=1 + SHOWN_TYPES,
+    )
+    made = replace(made, rest=f"and {'; '.join(left)}" if left else "")
+    return Section(title="other types, each planned anew", parts=(made,))
+
+
+def _alternative(why: Why, one: Alternative) -> tuple[str, ...]:
+    if one.cost is None:
+        reason = "" if one.outcome.refusal is None else refusal_text(one.outcome.refusal)
+        return one.change, "no typing", "", "", reason
+    return one.change, repr(one.type), *_figures(one.cost), difference(one.cost, why.cost)
+
+
+def _figures(cost: Cost) -> tuple[str, str]:
+    return bytes_text(cost.bytes_per_device), seconds_text(cost.seconds)
+
+
+# ---- conversions --------------------------------------------------------------------------------
+
+
+def _conversions(why: Why) -> Iterator[Section]:
+    own, onward = (
+        [c for c in why.conversions if c.onward == is_onward] for is_onward in (False, True)
+    )
+    if own:
+        total = bytes_text(sum(c.bytes_per_device for c in own))
+        yield Section(
+            title=f"conversions: {counted(len(own), 'kind')}, {total} per device",
+            parts=(_steps(why, own),),
+        )
+    elif not onward:
+        yield Section(
+            title="conversions",
+            parts=(Paragraph(text="none: every reader takes it as it is made"),),
+        )
+    if onward:
+        yield Section(
+            title="it goes on partial, and what is made of it is reduced",
+            parts=(_steps(why, onward),),
+        )
+
+
+def _steps(why: Why, found: Sequence[ExplainedConversion]) -> Table:
+    rows = (
+        (
+            ", ".join(s.kind for s in one.steps),
+            ", ".join(dict.fromkeys(one.mesh.names[k] for s in one.steps for k in s.mesh_axes)),
+            ", ".join(dict.fromkeys(map(change_text, one.steps))),
+            str(one.runs),
+            bytes_text(one.bytes_per_device),
+        )
+        for one in found
+    )
+    sent = bytes_text(sum(c.bytes_per_device for c in found[SHOWN_CONVERSIONS:]))
+    return table(
+        ("step", "mesh axes", "change", ">runs", ">per device"),
+        rows,
+        details=(conversion_text(why, one) for one in found),
+        shown=SHOWN_CONVERSIONS,
+        rest=lambda n: f"and {n} more: {sent} per device",
+    )
+
+
+def conversion_text(why: Why, one: ExplainedConversion) -> str:
+    """The maker and the reader of a converted value, and the cost of the plan with the conversion
+    elsewhere."""
+    made = full_maker_text(one.reason, one.value)
+    needed = full_need_text(one.reason.need, why.output_names)
+    takes = "take" if one.others > 1 else "takes"
+    more = f"; {counted(one.others, 'more reader')} {takes} the result" if one.others else ""
+    text = f"made by {made}; {needed}{more}"
+    if one.reason.need.is_forced:
+        return text
+    elsewhere = deferred_text(one.reason.need, why.output_names)
+    outcome = "not tried" if one.instead is None else _outcome_text(one.instead, why.cost)
+    return f"{text}. {elsewhere}: {outcome}"
+
+
+def _outcome_text(outcome: Outcome, base: Cost) -> str:
+    if outcome.refusal is not None:
+        return f"no typing ({refusal_text(outcome.refusal)})"
+    assert outcome.cost is not None
+    return difference(outcome.cost, base)
+
+
+def _others(found: Sequence[tuple[Subject, object]]) -> Section:
+    """Other values with the same name or line."""
+    boundary = {"input": "an input", "output": "an output"}
+    rows = (
+        (_name(s), repr(type_), place_cell(s.place) or boundary.get(s.kind, ""))
+        for s, type_ in found
+    )
+    made = table(("value", "type", "line"), rows, shown=SHOWN_OTHERS)
+    return Section(title="of the same name or line", parts=(made,))
+
+
+# ---- settings -----------------------------------------------------------------------------------
+# What was asked differently of two plans, in words.
+
+
+_SUBJECTS = {
+    "figure": "{subject}",
+    "network": "network of `{subject}`",
+    "policy": "policy of `{subject}`",
+    "input": "input `{subject}`",
+    "output": "output `{subject}`",
+    "annotation": "`{subject}`",
+}
+"""What was asked, by the kind of a setting; other kinds are their own words."""
+
+
+def setting_cells(setting: Setting) -> tuple[str, str, str]:
+    """What was asked, and what each plan was asked for."""
+    what = _SUBJECTS.get(setting.kind, setting.kind).format(subject=setting.subject)
+    text = _VALUES.get(setting.kind, str)
+    return what, text(setting.this), text(setting.other)
+
+
+def _several(texts: Iterable[str]) -> str:
+    return ", ".join(sorted(set(texts))) or "none"
+
+
+def _figure(value: object) -> str:
+    """A value of a description of hardware. No two values look alike."""
+    match value:
+        case None:
+            return "none"
+        case Network():
+            return f"{_figure(value.bytes_per_second)} B/s after {_figure(value.latency_seconds)} s"
+        case float() if float(short := f"{value:g}") == value:
+            return short
+        case _:
+            return str(value)
+
+
+def _line_policies(policies: LinePolicies) -> str:
+    return _several(
+        ", within ".join(f"{p} on `{axis}`" if axis else p for p, axis in around)
+        for around in policies
+    )
+
+
+def _pins(pins: tuple[PinnedAtoms, ...]) -> str:
+    texts = (" ".join(f"{axis}:{atom!r}" for axis, atom in atoms) or "B" for atoms in pins)
+    return "; ".join(texts) or "not pinned"
+
+
+_VALUES: dict[str, Callable[[Any], str]] = {
+    "mesh": lambda axes: " ".join(f"{axis}={size}" for axis, size in axes),
+    "hardware": lambda known: known.name if known.is_known else f"{known.name} with other figures",
+    "figure": _figure,
+    "network": lambda network: _figure(network) if network else "none of its own",
+    "boxing": lambda given: policies_text(given.boxing, given.axis_policies, given.axes),
+    "memory limit": lambda limit: "none" if limit is None else f"{limit:.0f} B",
+    # Sizes are to the byte.
+    "budgets": lambda budgets: _several(
+        f"{b} ({b.above:.0f} B)" if b.above else str(b) for b in budgets
+    ),
+    "reduce_dtype": lambda dtype: dtype or "the platform's own",
+    "donated": lambda names: _several(f"`{name}`" for name in names),
+    "policy": _line_policies,
+    "input": _pins,
+    "output": _pins,
+    "annotation": _pins,
+}
+"""How the values of a setting are written, by its kind."""
+
+
+# ---- comparison ---------------------------------------------------------------------------------
+
+
+SHOWN_SETTINGS, SHOWN_SENT, SHOWN_VALUES, SHOWN_BOUNDARY = 6, 5, 6, 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Comparison(Shown):
+    """The result of `plan.diff(other)`. It shows itself; `difference` has the figures."""
+
+    difference: Difference
+
+
+def comparison(this: ComparedPlan, other: ComparedPlan) -> Comparison:
+    """Two plans compared."""
+    found = compare(this, other)
+    first, second = found.titles
+    names = f"`{first}`" if first == second else f"`{first}` and `{second}`"
+    parts = tuple(_differences(found))
+    page = Page(title=f"{names}: this plan and the other", parts=parts)
+    return Comparison(page=page, difference=found)
+
+
+def _differences(found: Difference) -> Iterator[Part]:
+    if len(set(found.titles)) > 1:
+        matched = f"{counted(found.matched, 'value')} with the same name or line text"
+        yield Paragraph(text=f"these are plans of different functions; {matched}")
+    if found.same:
+        yield Paragraph(text="nothing differs")
+        return
+    if found.settings:
+        yield Section(title="asked differently", parts=(_settings(found.settings),))
+    yield Section(title="cost of a call, per device", parts=(_costs(found),))
+    if found.sent:
+        more = signed(sum(d.bytes_more for d in found.sent), bytes_text)
+        title = f"conversions that differ: {counted(len(found.sent), 'kind')}, {more} in the other"
+        yield Section(title=title, parts=(_sent(found.sent),))
+    for noun, differing, shown in (
+        ("input", found.inputs, SHOWN_BOUNDARY),
+        ("output", found.outputs, SHOWN_BOUNDARY),
+        ("value", found.values, SHOWN_VALUES),
+    ):
+        if differing:
+            title = f"{counted(len(differing), noun)} of another type"
+            yield Section(title=title, parts=(_values(noun, differing, shown),))
+    alike = found.matched - len(found.inputs) - len(found.outputs) - len(found.values)
+    both = zip(found.unmatched, ("this", "the other"), strict=True)
+    only = " and ".join(f"{n} only in {which}" for n, which in both if n)
+    text = f"{counted(alike, 'value')} of the same type in both"
+    yield Paragraph(text=f"{text}; {only}" if only else text)
+
+
+def _settings(found: Sequence[Setting]) -> Table:
+    return table(("what", "this", "other"), map(setting_cells, found), shown=SHOWN_SETTINGS)
+
+
+def _costs(found: Difference) -> Table:
+    a, b = found.costs
+    figures: list[tuple[str, float, float, Callable[[float], str]]] = [
+        ("sent", a.bytes_per_device, b.bytes_per_device, bytes_text),
+        ("modelled time", a.seconds, b.seconds, seconds_text),
+        ("peak memory", a.peak_memory_bytes, b.peak_memory_bytes, bytes_text),
+    ]
+    if a.host_memory_bytes or b.host_memory_bytes:
+        figures.append(("host memory", a.host_memory_bytes, b.host_memory_bytes, bytes_text))
+
+    def row(name: str, x: float, y: float, text: Callable[[float], str]) -> tuple[str, ...]:
+        share = f" ({100 * (y - x) / x:+.1f} %)" if x and y != x else ""
+        return name, text(x), text(y), f"{signed(y - x, text)}{share}" if y != x else "none"
+
+    return table(("cost", ">this", ">other", ">difference"), starmap(row, figures))
+
+
+def _values(noun: str, found: Sequence[ValueDifference], shown: int) -> Table:
+    rows = (
+        (
+            f"{'gradient of ' if d.is_gradient else ''}`{d.name}`",
+            repr(d.this.type),
+            repr(d.other.type),
+            bytes_text(d.this.bytes_per_device),
+            bytes_text(d.other.bytes_per_device),
+            "" if d.this.place is None or d.this.place.span is None else place(d.this.place.span),
+        )
+        for d in found
+    )
+    headings = (noun, "this", "other", ">per device", ">other's", "line")
+    return table(headings, rows, shown=shown, rest="and {} smaller".format)
+
+
+def _sent(found: Sequence[TrafficDifference]) -> Table:
+    def sent(one: Traffic | None) -> str:
+        if one is None:
+            return "none"
+        return f"{bytes_text(one.bytes_per_device)} in {counted(one.runs, 'run')}"
+
+    rows = (
+        (d.key.kind, ", ".join(d.key.mesh_axes), d.key.change, sent(d.this), sent(d.other))
+        for d in found
+    )
+    more = signed(sum(d.bytes_more for d in found[SHOWN_SENT:]), bytes_text)
+    return table(
+        ("step", "mesh axes", "change", ">this", ">other"),
+        rows,
+        details=map(_ends, found),
+        shown=SHOWN_SENT,
+        rest=lambda n: f"and {n} more: {more} in the other",
+    )
+
+
+def _ends(one: TrafficDifference) -> str:
+    """The maker and the reader of a value that is sent."""
+    key = one.key
+    made = f"{_end(key.maker, 'an argument of a body')}{_at(one.made_at)}"
+    read = f", for {_end(key.reader, 'the end')}{_at(one.read_at)}" if key.reader else ""
+    return made + read
+
+
+def _end(end: TrafficEnd, otherwise: str) -> str:
+    if not end.op:
+        return f"`{end.text}`" if end.text else otherwise
+    return f"{end.op} `{end.text}`" if end.text else end.op
+
+
+def _at(at: SourcePlace | None) -> str:
+    return "" if at is None else f" {place_text(at)}"

@@ -1,0 +1,376 @@
+"""Program -> what a device has in memory, moment by moment and by class, and what is alive when it
+has most; as a picture over program order, with the peak and the limit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from sbp.errors import bytes_text
+from sbp.explain.names import Names
+from sbp.plan.ir import Block, Loop, Register
+from sbp.plan.memory import DeviceMemory, Moment
+from sbp.plan.program import Program
+from sbp.plan.stored import stored
+from sbp.plan.traffic import PHASES, Phase
+from sbp.report.facts import Tensor, alike, input_names, tensor
+from sbp.report.flows import PLACE_NAMES
+from sbp.report.parts import Picture, Table, table
+from sbp.report.strategy import InputClass, InputUses
+from sbp.report.svg import (
+    CELL,
+    COSTLY,
+    PARTIAL,
+    SPLIT,
+    WHOLE,
+    Board,
+    Ink,
+    Point,
+    draw_phases,
+    picture,
+)
+from sbp.report.wording import counted, times_text
+from sbp.source.reader import shortened
+from sbp.trace.graph import Node
+from sbp.trace.regions import LOOPS
+
+MemoryClass = (
+    InputClass
+    | Literal["results", "copies of weights", "activations", "gradients", "temporaries", "gaps"]
+)
+"""What bytes are for.
+
+* `weights`, `optimiser`, `other arguments`: arguments, as `InputUses` tells them;
+* `results`: those that take no buffers of donated arguments;
+* `copies of weights`: gathered, cast or rearranged;
+* `activations`: what the forward pass makes and a later pass needs;
+* `gradients`: what the backward pass makes and the update needs;
+* `temporaries`: all else that operations make, and what they need while they run;
+* `gaps`: what is lost between the last four.
+"""
+CLASSES: tuple[MemoryClass, ...] = (
+    "weights",
+    "optimiser",
+    "other arguments",
+    "results",
+    "copies of weights",
+    "activations",
+    "gradients",
+    "temporaries",
+    "gaps",
+)
+
+COLUMNS = 165
+"""Moments that a picture shows. Of several that it shows as one, the fullest is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveMoment:
+    """What a device has while one instruction runs.
+
+    Attributes:
+      phase: the pass that it belongs to.
+      what, where: the operation, and its file and line.
+      bytes: by class.
+    """
+
+    phase: Phase
+    what: str
+    where: str
+    bytes: dict[MemoryClass, float]
+
+    @property
+    def total(self) -> float:
+        """Bytes of all classes."""
+        return sum(self.bytes.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveBytes:
+    """What a device has in its own memory.
+
+    Attributes:
+      moments: in program order; the body of a loop stands there once.
+      held: arguments and temporaries that are alive at the peak, the largest first, with how many
+        there are of each: those of several layers are one. The name of a temporary is the user's,
+        or that of the operation that makes it.
+      limit: bytes that a device may have.
+    """
+
+    moments: tuple[LiveMoment, ...]
+    held: tuple[tuple[Tensor, int], ...]
+    limit: float
+
+    @property
+    def peak(self) -> LiveMoment:
+        """The fullest moment."""
+        return max(self.moments, key=lambda m: m.total)
+
+
+def live_bytes(program: Program) -> LiveBytes:
+    """What a device has in memory as the program runs.
+
+    Arguments:
+      program: the plan.
+    """
+    return _Memory(program).live()
+
+
+class _Memory:
+    """Sorts what a program has in memory into classes."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.names = program, input_names(program)
+        self.memory = DeviceMemory(program.typing, in_host=False)
+        self.uses = InputUses(program)
+        self.last: dict[Register, Phase] = {}
+        self._find_last(program.block)
+        self.kind = functools.cache(self._kind)
+        self.fixed: dict[MemoryClass, float] = dict.fromkeys(CLASSES, 0.0)
+        for number, register in enumerate(program.block.inputs):
+            self.fixed[self.uses.class_of(number)] += self.memory.size(register)
+        self.fixed["results"] = self.memory.results(program.block)
+
+    def live(self) -> LiveBytes:
+        """The result."""
+        sizes = [moment.bytes for moment in self.memory.moments(self.program.block)]
+        count = min(len(sizes), COLUMNS)
+        columns = [
+            range(len(sizes) * n // count, len(sizes) * (n + 1) // count) for n in range(count)
+        ]
+        shown = {max(column, key=lambda i: sizes[i]) for column in columns}
+        most = max(range(len(sizes)), key=lambda i: sizes[i], default=-1)
+        moments, held = list[LiveMoment](), list(self._arguments())
+        for number, moment in enumerate(self.memory.moments(self.program.block)):
+            if number in shown:
+                moments.append(self._moment(moment))
+            if number == most:
+                held += self._temporaries(moment)
+        if not moments:  # the program returns its arguments
+            moments = [LiveMoment(phase=PHASES[0], what="", where="", bytes=dict(self.fixed))]
+        asked = self.program.request.memory_limit
+        return LiveBytes(
+            moments=tuple(moments),
+            held=tuple(sorted(alike(held), key=lambda one: -one[1] * one[0].bytes_per_device)),
+            limit=self.program.mesh.hardware.hbm_bytes if asked is None else asked,
+        )
+
+    def _find_last(self, block: Block) -> None:
+        """The pass of the last instruction that needs each register."""
+        found = stored(block, self.program.graph.avals, self.memory.elements)
+        for register, at in found.last.items():
+            self.last[register] = self.uses.phases.place(block.instructions[at])[1]
+        for instruction in block.instructions:
+            for inner in instruction.blocks if isinstance(instruction, Loop) else ():
+                self._find_last(inner)
+
+    def _kind(self, register: Register) -> MemoryClass:
+        root = self.uses.root(register.value)
+        if root is not None and self.uses.class_of(root) == "weights":
+            return "copies of weights"
+        maker = self.uses.dataflow.makers.get(register.value)
+        if maker is None:
+            return "temporaries"
+        made, needed = self.uses.phases.of[maker.id], self.last.get(register)
+        if made == "forward" and needed in ("backward", "update"):
+            return "activations"
+        return "gradients" if (made, needed) == ("backward", "update") else "temporaries"
+
+    def _moment(self, moment: Moment) -> LiveMoment:
+        found = dict(self.fixed)
+        for sizes in moment.live:
+            for register, size in sizes.items():
+                found[self.kind(register)] += size
+        found["temporaries"] += moment.scratch
+        found["gaps"] += self.memory.gaps(moment.bytes)
+        node, phase = self.uses.phases.place(moment.instruction)
+        return LiveMoment(
+            phase=phase,
+            what="" if node is None else node.name,
+            where=_where(node),
+            bytes={kind: found[kind] for kind in CLASSES if found[kind]},
+        )
+
+    def _arguments(self) -> Iterator[Tensor]:
+        inputs = zip(self.program.block.inputs, self.names, strict=True)
+        for number, (register, name) in enumerate(inputs):
+            if self.memory.size(register):
+                yield self._tensor(register, self.uses.class_of(number), name)
+
+    def _temporaries(self, moment: Moment) -> Iterator[Tensor]:
+        names = Names.of(self.program.graph)
+        for register in moment.registers():
+            maker, root = names.makers.get(register.value), self.uses.root(register.value)
+            made = maker.name if maker else "in a loop"
+            name = names.value(register.value) or (made if root is None else self.names[root])
+            yield self._tensor(register, self.kind(register), name, maker)
+
+    def _tensor(
+        self, register: Register, kind: MemoryClass, name: str, maker: Node | None = None
+    ) -> Tensor:
+        made = tensor(self.program, register, name)
+        size = self.memory.size(register)
+        return replace(made, kind=kind, where=_where(maker), bytes_per_device=size)
+
+
+def _where(node: Node | None) -> str:
+    return "" if node is None else PLACE_NAMES["line"](node).where
+
+
+# ---- picture ------------------------------------------------------------------------------------
+
+SHOWN_HELD = 12
+"""Tensors that the table of the peak shows; the others are folded."""
+
+COLORS: dict[MemoryClass, str] = {
+    "weights": SPLIT,
+    "optimiser": "#8b5cf6",
+    "other arguments": WHOLE,
+    "results": "#14b8a6",
+    "copies of weights": "#0ea5e9",
+    "activations": PARTIAL,
+    "gradients": "#ec4899",
+    "temporaries": "#84cc16",
+    "gaps": WHOLE,
+}
+
+MIN_SHARE = 0.001
+"""Share of the limit from which it is told with a digit."""
+
+DRAWN_LIMIT = 2.0
+"""Times the peak up to which the line of the limit is in the picture."""
+
+_NAME, _PLOT, _TALL, _TOP, _KEY = 84.0, 660.0, 180.0, 22.0, 18.0
+_KEYS = 3
+"""Classes of the key in a row."""
+
+
+def memory_picture(program: Program) -> Picture:
+    """What a device has in memory over program order.
+
+    Arguments:
+      program: the plan.
+    """
+    found = live_bytes(program)
+    caption = _caption(program, found)
+    if not found.peak.total:
+        return picture(caption, None, "it holds nothing")
+    return picture(caption, _drawing(found), _class_table(found), _held_table(found.held))
+
+
+def _caption(program: Program, found: LiveBytes) -> str:
+    peak, name = found.peak, program.mesh.hardware.name
+    text = f"memory of one device over program order: at most {bytes_text(peak.total)}"
+    if peak.what:
+        text += ", in the update" if peak.phase == "update" else f", in the {peak.phase} pass"
+        text += f", {peak.what} of {peak.where}" if peak.where else f", {peak.what}"
+    share, limit = peak.total / found.limit, bytes_text(found.limit)
+    text += f"; {share:.1%} of " if share >= MIN_SHARE else "; under 0.1% of "
+    is_asked = program.request.memory_limit is not None
+    text += f"memory_limit, {limit}" if is_asked else f"the {limit} of hardware {name}"
+    if host := program.cost.host_memory_bytes:
+        text += f". {bytes_text(host)} of host memory are not in it"
+    loops = any(isinstance(i, Loop) and i.node.op in LOOPS for i in program.block.instructions)
+    return f"{text}. The body of a loop stands there once." if loops else f"{text}."
+
+
+def _drawing(found: LiveBytes) -> Board:
+    classes: list[MemoryClass] = [c for c in CLASSES if any(m.bytes.get(c) for m in found.moments)]
+    peak = found.peak
+    shows_limit = found.limit <= DRAWN_LIMIT * peak.total
+    most = 1.1 * (max(found.limit, peak.total) if shows_limit else peak.total)
+    rows = -(-len(classes) // _KEYS)
+    board = Board(_NAME + _PLOT + 4, _TOP + _TALL + 14 + _KEY * rows)
+    wide, bottom = _PLOT / len(found.moments), _TOP + _TALL
+
+    def y(bytes_: float) -> float:
+        return bottom - _TALL * bytes_ / most
+
+    ends: list[tuple[Phase, float, float]] = [
+        (moment.phase, _NAME + wide * n, _NAME + wide * (n + 1))
+        for n, moment in enumerate(found.moments)
+    ]
+    draw_phases(board, ends, 2)
+    below = [0.0] * len(found.moments)
+    for kind in classes:
+        above = [b + m.bytes.get(kind, 0.0) for b, m in zip(below, found.moments, strict=True)]
+        upper, lower = _steps(list(map(y, above)), wide), _steps(list(map(y, below)), wide)
+        board.area([*upper, *reversed(lower)], _ink(kind), title=_told(found, kind))
+        below = above
+    for bytes_ in (0.0, peak.total / 2, peak.total):
+        board.line([(_NAME - 4, y(bytes_)), (_NAME, y(bytes_))], Ink(width=0.8))
+        told = bytes_text(bytes_) if bytes_ else "0"
+        board.text((_NAME - 8, y(bytes_) + 4), told, anchor="end")
+    board.line([(_NAME, _TOP), (_NAME, bottom), (_NAME + _PLOT, bottom)], Ink(width=0.8))
+    at = _NAME + wide * (found.moments.index(peak) + 0.5)
+    board.line([(at, y(peak.total)), (at, bottom)], Ink(dashed=True), title="the fullest moment")
+    told = f"limit {bytes_text(found.limit)}"
+    if shows_limit:
+        corners = [(_NAME, y(found.limit)), (_NAME + _PLOT, y(found.limit))]
+        board.line(corners, Ink(color=COSTLY, dashed=True, width=1.5), title=told)
+    above = y(found.limit) - 4 if shows_limit else _TOP + 11
+    board.text((_NAME + _PLOT, above), told if shows_limit else f"{told}, above", anchor="end")
+    board.text((4, bottom + 22), "at the peak")
+    _key(board, found, classes, bottom + 12)
+    return board
+
+
+def _ink(kind: MemoryClass) -> Ink:
+    return Ink(color=COLORS[kind], opacity=0.2 if kind == "gaps" else 0.45, width=0)
+
+
+def _told(found: LiveBytes, kind: MemoryClass) -> str:
+    return f"{kind}: {bytes_text(found.peak.bytes.get(kind, 0.0))} at the peak"
+
+
+def _steps(heights: Sequence[float], wide: float) -> list[Point]:
+    """The corners of a line of steps from left to right."""
+    found: list[Point] = []
+    for n, height in enumerate(heights):
+        ends = (_NAME + wide * n, height), (_NAME + wide * (n + 1), height)
+        if found and found[-1][1] == height:
+            found[-1] = ends[1]
+        else:
+            found.extend(ends)
+    return found
+
+
+def _key(board: Board, found: LiveBytes, classes: Sequence[MemoryClass], top: float) -> None:
+    """The colours of the classes, with their bytes at the peak."""
+    for number, kind in enumerate(classes):
+        row, column = divmod(number, _KEYS)
+        told = f"{kind} {bytes_text(found.peak.bytes.get(kind, 0.0))}"
+        text = shortened(told, int((_PLOT / _KEYS - 20) / CELL))
+        at = _NAME + _PLOT / _KEYS * column, top + _KEY * row
+        board.key(at, _ink(kind), text, title=_told(found, kind))
+
+
+def _class_table(found: LiveBytes) -> Table:
+    sizes = found.peak.bytes.items()
+    rows = (
+        (kind, bytes_text(size), f"{size / found.peak.total:.1%}") for kind, size in sizes if size
+    )
+    return table(("class", ">at the peak", ">share"), rows)
+
+
+def _held_table(held: Sequence[tuple[Tensor, int]]) -> Table:
+    rows = (
+        (
+            times_text(one.name, count),
+            one.kind,
+            one.shape,
+            repr(one.type),
+            one.where,
+            bytes_text(count * one.bytes_per_device),
+        )
+        for one, count in held
+    )
+    size = bytes_text(sum(count * one.bytes_per_device for one, count in held[SHOWN_HELD:]))
+    return table(
+        ("alive at the peak", "class", "shape", "type", "line", ">per device"),
+        rows,
+        shown=SHOWN_HELD,
+        rest=lambda n: f"and {counted(n, 'smaller one')}: {size}",
+    )

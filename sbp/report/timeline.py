@@ -1,0 +1,604 @@
+"""Program -> its modelled time: when a device computes and when it waits for the links along each
+mesh axis, a picture of it, and what limits the program."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
+
+from sbp.infer.cost import exchanges, local_seconds
+from sbp.plan.ir import Apply, Block, Box, Loop
+from sbp.plan.program import Program
+from sbp.plan.traffic import PHASES, Phase, Phases
+from sbp.report.flows import PLACE_NAMES
+from sbp.report.parts import Paragraph, Picture, Section, Table, table
+from sbp.report.strategy import flops_of
+from sbp.report.svg import (
+    CELL,
+    COSTLY,
+    PARTIAL,
+    PHASE_HEIGHT,
+    SPLIT,
+    WHOLE,
+    Board,
+    Ink,
+    draw_phases,
+    picture,
+)
+from sbp.report.wording import counted, seconds_text
+from sbp.trace.graph import Node
+from sbp.trace.regions import CONTROL_FLOW, LOOPS, trips_are_assumed
+
+# ---- schedule -----------------------------------------------------------------------------------
+
+
+OWN_LANE = "compute"
+"""The name of the lane of a device's own work, bound by products or by memory."""
+
+
+class Interval(NamedTuple):
+    """Time that one device spends on one thing. All runs of a loop's body are one interval.
+
+    Attributes:
+      what: the collective or the operation.
+      start, seconds: modelled; `start` is 0 where the call begins.
+      waited: of these seconds, those that the step waits for; the others run beside its work.
+      bound: what they are spent on: `compute`, `memory` (of the device or of its host), or `link`
+        with the names of the mesh axes whose links are used.
+      axes: names of these axes; empty for local work.
+      node: the operation that it belongs to; for a conversion its reader. None for a result that is
+        an argument.
+      phase: forward, backward or update.
+      runs: how often it runs per call. A branch of a `cond` runs a part of a time.
+      instruction: the instruction.
+    """
+
+    what: str
+    start: float
+    seconds: float
+    waited: float
+    bound: str
+    axes: tuple[str, ...]
+    node: Node | None
+    phase: Phase
+    runs: float
+    instruction: Apply | Box
+
+    @property
+    def lane(self) -> str:
+        """The device's own lane, or that of the links."""
+        return self.bound if self.axes else OWN_LANE
+
+    @property
+    def line(self) -> tuple[str, str]:
+        """The text of its line, and where it stands."""
+        if self.node is None:
+            return "(results)", ""
+        place = PLACE_NAMES["line"](self.node)
+        return place.text, place.where
+
+    @property
+    def cause(self) -> tuple[str, tuple[str, str], Phase, tuple[str, ...]]:
+        """What it is put together with others by."""
+        return self.what, self.line, self.phase, self.axes
+
+
+class LoopInterval(NamedTuple):
+    """Time of a loop; `depth` says how many loops are around it."""
+
+    start: float
+    seconds: float
+    loop: Loop
+    depth: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The modelled schedule of a program.
+
+    Attributes:
+      intervals: in program order; what runs beside an operation comes after it.
+      loops: the outer ones before those inside them.
+      seconds: from the first to the last; the sum of the seconds that the step waits for.
+    """
+
+    intervals: tuple[Interval, ...]
+    loops: tuple[LoopInterval, ...]
+    seconds: float
+
+
+def schedule(program: Program) -> Schedule:
+    """The schedule that the cost model gives a program: its instructions one after another, but for
+    exchanges that run beside the products that use them."""
+    return _Clock(program).schedule()
+
+
+class _Clock:
+    """Runs a program in modelled time."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.phases = Phases(program.graph)
+        self.now = 0.0
+        self.loops: list[LoopInterval] = []
+        self.around: list[Node] = []
+
+    def schedule(self) -> Schedule:
+        """The result."""
+        intervals = tuple(self._block(self.program.block, 1.0))
+        loops = sorted(self.loops, key=lambda loop: (loop.start, loop.depth))
+        return Schedule(intervals=intervals, loops=tuple(loops), seconds=self.now)
+
+    def _block(self, block: Block, runs: float) -> Iterator[Interval]:
+        for i in block.instructions:
+            if isinstance(i, Loop):
+                yield from self._loop(i, runs)
+                continue
+            node, phase = self.phases.place(i, self.around)
+            here = Interval("", 0.0, 0.0, 0.0, "memory", (), node, phase, runs, i)
+            if isinstance(i, Box):
+                for step in i.steps:
+                    axes = step.mesh_axes if step.bytes_sent else ()
+                    yield self._next(self._named(here, step.kind, axes), step.seconds)
+            elif i.row.kernels:
+                yield from self._apply(here, i)
+
+    def _loop(self, loop: Loop, runs: float) -> Iterator[Interval]:
+        start, is_loop = self.now, loop.node.op in LOOPS
+        share = loop.trips if is_loop else 1 / len(loop.blocks)
+        self.around.append(loop.node)
+        for inner in loop.blocks:
+            yield from self._block(inner, runs * share)
+        self.around.pop()
+        if is_loop:
+            depth = sum(n.op in LOOPS for n in self.around)
+            self.loops.append(LoopInterval(start, self.now - start, loop, depth))
+
+    def _apply(self, here: Interval, done: Apply) -> Iterator[Interval]:
+        graph, mesh, node = self.program.graph, self.program.mesh, done.node
+        begin = self.now
+        found = list(exchanges(graph, node, done.row, mesh)) if done.sends else []
+        for one in found:
+            if one.before:
+                yield self._next(self._named(here, one.kind, (one.position,)), one.before)
+        shares = self.program.typing.graph_request.memory_shares
+        local = local_seconds(graph, node, done.row, mesh, shares)
+        bound = "compute" if local.compute >= local.memory else "memory"
+        yield self._next(here._replace(what=node.name, bound=bound), max(local))
+        for one in found:
+            if one.beside:
+                seconds = here.runs * one.beside
+                late = max(0.0, begin + seconds - self.now)
+                beside = self._named(here, one.kind, (one.position,))
+                yield beside._replace(start=begin, seconds=seconds, waited=late)
+                self.now += late
+
+    def _named(self, here: Interval, kind: str, positions: Sequence[int]) -> Interval:
+        """A step of a conversion or of a kernel, over the mesh axes at some positions."""
+        axes = tuple(self.program.mesh.names[k] for k in positions)
+        bound = f"link {', '.join(axes)}" if axes else "memory"
+        return here._replace(what=kind, axes=axes, bound=bound)
+
+    def _next(self, here: Interval, seconds: float) -> Interval:
+        """What runs now, and all that follows waits for."""
+        start, taken = self.now, here.runs * seconds
+        self.now += taken
+        return here._replace(start=start, seconds=taken, waited=taken)
+
+
+def lane_seconds(found: Schedule) -> dict[str, dict[Phase, float]]:
+    """Modelled seconds that the step waits for, by lane and phase. A collective over several mesh
+    axes has a lane of its own here.
+
+    Arguments:
+      found: the schedule of a program.
+    """
+    sums: dict[str, dict[Phase, float]] = {OWN_LANE: dict.fromkeys(PHASES, 0.0)}
+    for interval in found.intervals:
+        row = sums.setdefault(interval.lane, dict.fromkeys(PHASES, 0.0))
+        row[interval.phase] += interval.waited
+    return sums
+
+
+def causes(found: Schedule) -> list[Interval]:
+    """What the step waits for, the longest first: operations, and conversions for them, put
+    together by line, pass, name and mesh axes, with the sums of their runs and seconds."""
+    sums: dict[object, Interval] = {}
+    for one in found.intervals:
+        old = sums.get(one.cause, one._replace(runs=0.0, waited=0.0))
+        both = {"runs": old.runs + one.runs, "waited": old.waited + one.waited}
+        sums[one.cause] = old._replace(**both)
+    return sorted((c for c in sums.values() if c.waited > 0), key=lambda c: -c.waited)
+
+
+def _by_hand(program: Program) -> str:
+    """The number of regions that are written by hand, in words; empty for none."""
+    count = len(program.written_by_hand())
+    return f"{counted(count, 'region')} written by hand" if count else ""
+
+
+# ---- picture ------------------------------------------------------------------------------------
+
+
+SHOWN_WAITS = 12
+"""Rows of the table of what takes longest; the others are folded."""
+
+SHOWN_DEPTH = 3
+"""Loops inside each other that have a line of their own."""
+
+_NAME, _PLOT, _LANE, _LOOP, _TOP, _TICKS, _KEY = 84.0, 660.0, 30.0, 18.0, 4.0, 24.0, 18.0
+_BAND = PHASE_HEIGHT + 4
+
+_SEEN = 2.0
+"""Pixels from which an interval has a box of its own; shorter ones share the boxes of columns."""
+
+_SHADES = 4
+
+
+def timeline_picture(program: Program) -> Picture:
+    """The modelled step in time.
+
+    Arguments:
+      program: the plan.
+    """
+    found = schedule(program)
+    caption = _caption(program, found)
+    if not found.seconds:
+        return picture(caption, None, "no operation of it has a modelled time")
+    board = _TimeDrawing(program, found).board()
+    return picture(caption, board, _lanes_table(found), _causes_table(found))
+
+
+def _caption(program: Program, found: Schedule) -> str:
+    text = f"the modelled step in time: {seconds_text(found.seconds)}"
+    links = sum(i.waited for i in found.intervals if i.axes)
+    beside = sum(i.seconds - i.waited for i in found.intervals)
+    if links:
+        text += f", {links / found.seconds:.0%} of it waiting for collectives"
+    text += ". All is the critical path"
+    text += f", but {seconds_text(beside)} of exchanges beside products" if beside else ""
+    text += "; compilers may overlap more"
+    if most := _longest(found):
+        share = f"{most.waited / found.seconds:.0%}"
+        axes, place = ", ".join(most.axes), most.line[1] or most.line[0]
+        of = f"the gradient of {place}" if most.phase == "backward" else place
+        text += f". The longest collective, {share}: {most.what} over {axes} for {of}"
+    if any(trips_are_assumed(one.loop.node) for one in found.loops):
+        text += ". How often a while loop runs is assumed"
+    if any(n.op in CONTROL_FLOW - LOOPS for n in program.graph.walk()):
+        text += ". Each branch of a conditional has an equal part of a run"
+    if by_hand := _by_hand(program):
+        text += f". {by_hand}: only the time of reading and writing is modelled"
+    return f"{text}. Hardware {program.mesh.hardware.name}; nothing was measured."
+
+
+def _longest(found: Schedule) -> Interval | None:
+    """The collective that the step waits for longest."""
+    return next((c for c in causes(found) if c.axes), None)
+
+
+class _TimeDrawing:
+    """The drawing of a schedule.
+
+    Arguments:
+      program: the plan.
+      found: its schedule.
+    """
+
+    def __init__(self, program: Program, found: Schedule) -> None:
+        self.found, self.longest = found, _longest(found)
+        used = {axis for i in found.intervals for axis in i.axes}
+        self.lanes = ["", *(name for name in program.mesh.names if name in used)]
+        self.depth = min(SHOWN_DEPTH, max((loop.depth + 1 for loop in found.loops), default=0))
+
+    def board(self) -> Board:
+        """The drawing."""
+        lanes = _TOP + _BAND + _LANE * len(self.lanes)
+        below = lanes + _LOOP * self.depth
+        board = Board(_NAME + _PLOT + 4, below + _TICKS + _KEY)
+        ends: list[tuple[Phase, float, float]] = [
+            (i.phase, *self._ends(i)) for i in self.found.intervals if i.waited
+        ]
+        draw_phases(board, ends, _TOP)
+        for number, lane in enumerate(self.lanes):
+            top = _TOP + _BAND + _LANE * number
+            board.label((4, top + 19), lane or OWN_LANE, _NAME - 8, Ink(bold=True))
+            board.line([(_NAME, top + _LANE), (_NAME + _PLOT, top + _LANE)], Ink(width=0.3))
+            self._lane(board, lane, top)
+        for loop in self.found.loops:
+            if loop.depth < self.depth:
+                self._loop(board, loop, lanes + _LOOP * loop.depth)
+        self._ticks(board, below)
+        self._key(board, below + _TICKS)
+        return board
+
+    def _color(self, interval: Interval) -> str:
+        if interval.axes:
+            is_longest = self.longest is not None and interval.cause == self.longest.cause
+            return COSTLY if is_longest else PARTIAL
+        return SPLIT if interval.bound == "compute" else WHOLE
+
+    def _ends(self, one: Interval | LoopInterval) -> tuple[float, float]:
+        """The left and the right edge of a time."""
+        pixels = _PLOT / self.found.seconds
+        return _NAME + pixels * one.start, _NAME + pixels * (one.start + one.seconds)
+
+    def _lane(self, board: Board, lane: str, top: float) -> None:
+        own = [i for i in self.found.intervals if (lane in i.axes if i.axes else not lane)]
+        small = list[Interval]()
+        for one in own:
+            left, right = self._ends(one)
+            if right - left < _SEEN:
+                small.append(one)
+                continue
+            beside = one.waited < one.seconds
+            told = f"{one.what}, {one.phase}: {seconds_text(one.seconds)}. {' '.join(one.line)}"
+            told = told.strip()
+            if beside:
+                told += f". {seconds_text(one.seconds - one.waited)} of it beside the work"
+            ink = Ink(color=self._color(one), opacity=0.35, width=0.5, dashed=beside)
+            board.rect((left, top + 3), (right - left, _LANE - 6), ink, title=told)
+            board.inside(left, right, top + 19, one.what, title=told, spare=1)
+        self._columns(board, small, top)
+
+    def _columns(self, board: Board, small: Sequence[Interval], top: float) -> None:
+        """Short intervals: the share of each column of pixels that they fill."""
+        filled: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for one in small:
+            left, right = (x - _NAME for x in self._ends(one))
+            for column in range(int(left), int(right) + 1):
+                share = min(right, column + 1) - max(left, column)
+                filled[self._color(one)][column] += max(0.0, share)
+        for color, shares in filled.items():
+            shades = [(c, min(_SHADES, round(_SHADES * shares[c] + 0.4))) for c in sorted(shares)]
+            # Columns beside each other with the same shade are one box.
+            for (_, shade), run in groupby(
+                enumerate(shades), key=lambda at: (at[1][0] - at[0], at[1][1])
+            ):
+                columns = [column for _, (column, _) in run]
+                ink = Ink(color=color, opacity=0.35 * shade / _SHADES, width=0)
+                corner, size = (_NAME + columns[0], top + 3), (float(len(columns)), _LANE - 6)
+                if shade:
+                    board.rect(corner, size, ink, title="short operations")
+
+    def _loop(self, board: Board, one: LoopInterval, top: float) -> None:
+        left, right = self._ends(one)
+        if right - left < _SEEN:
+            return
+        node = one.loop.node
+        assumed = " (assumed)" if trips_are_assumed(node) else ""
+        each = ", in each of the runs around it" if one.depth else ""
+        label = f"all {one.loop.trips} runs{assumed} of {node.name}{each}"
+        told = f"{label}: {seconds_text(one.seconds)}"
+        corners = [(left, top + 2), (left, top + 6), (right, top + 6), (right, top + 2)]
+        board.line(corners, Ink(width=0.8), title=told)
+        board.inside(left, right, top + 17, label, title=told)
+
+    def _ticks(self, board: Board, top: float) -> None:
+        for part, anchor in enumerate(("start", "middle", "middle", "middle", "end")):
+            x = _NAME + _PLOT * part / 4
+            board.line([(x, top), (x, top + 4)], Ink(width=0.8))
+            text = seconds_text(self.found.seconds * part / 4) if part else "0"
+            board.text((x, top + 17), text, anchor=anchor)
+
+    def _key(self, board: Board, top: float) -> None:
+        """What the colours mean."""
+        links = any(i.axes for i in self.found.intervals)
+        beside = any(i.waited < i.seconds for i in self.found.intervals)
+        said = [(SPLIT, "bound by products"), (WHOLE, "by memory")]
+        said += [(PARTIAL, "collectives")] * links
+        said += [(COSTLY, "the longest")] * (self.longest is not None)
+        said += [(PARTIAL, "beside products")] * beside
+        x = _NAME
+        for color, text in said:
+            dashed = text == "beside products"
+            board.key((x, top + 4), Ink(color=color, opacity=0.35, width=0.5, dashed=dashed), text)
+            x += 16 + CELL * (len(text) + 3)
+
+
+def _lanes_table(found: Schedule) -> Table:
+    sums = lane_seconds(found)
+    shown: list[Phase] = [p for p in PHASES if any(row[p] for row in sums.values())]
+
+    def cell(seconds: float) -> str:
+        return seconds_text(seconds) if seconds else "-"
+
+    rows = (
+        (lane, *(cell(row[p]) for p in shown), cell(sum(row.values())))
+        for lane, row in sums.items()
+    )
+    return table(("lane", *(f">{p}" for p in (*shown, "sum"))), rows)
+
+
+def _causes_table(found: Schedule) -> Table:
+    rows = (
+        (
+            " ".join([one.what, *one.axes]),
+            one.line[1] or one.line[0],
+            one.phase,
+            f"{one.runs:g}",
+            seconds_text(one.waited),
+            f"{one.waited / found.seconds:.1%}",
+        )
+        for one in causes(found)
+    )
+    return table(
+        ("longest", "line", "pass", ">runs", ">modelled", ">share"),
+        rows,
+        shown=SHOWN_WAITS,
+        rest=lambda n: f"and {counted(n, 'shorter one')}",
+    )
+
+
+# ---- limits -------------------------------------------------------------------------------------
+
+
+SHOWN_PLACES = 12
+"""Places that the table of limits shows; the others are folded."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """What one part of the program does per call.
+
+    Attributes:
+      place: its scopes, or the function that it stands in.
+      phase: forward, backward or update.
+      flops: floating-point operations of its products on all devices together, without what
+        rematerialisation repeats and what several devices do alike.
+      repeated: those that rematerialisation repeats.
+      seconds: modelled seconds by what they are spent on: `compute`, `memory`, or `link NAME` for
+        the links along mesh axes.
+    """
+
+    place: str
+    phase: Phase
+    flops: float = 0.0
+    repeated: float = 0.0
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
+
+    @property
+    def total(self) -> float:
+        """Its modelled seconds."""
+        return sum(self.seconds.values())
+
+    @property
+    def bound(self) -> str:
+        """What most of its seconds are spent on; empty where it takes none."""
+        return max(self.seconds, key=lambda k: self.seconds[k]) if self.total else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What limits a program.
+
+    Attributes:
+      works: its parts, in program order.
+      peak: floating-point operations per second of all devices at the rate of 16-bit products.
+      modelled: the plan's modelled seconds. The parts may add up to slightly less.
+    """
+
+    works: tuple[Work, ...]
+    peak: float
+    modelled: float
+
+    @property
+    def flops(self) -> float:
+        """Model FLOPs of one call."""
+        return sum(w.flops for w in self.works)
+
+    @property
+    def repeated(self) -> float:
+        """Those that rematerialisation repeats."""
+        return sum(w.repeated for w in self.works)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Modelled seconds of one call by what they are spent on."""
+        found = defaultdict[str, float](float)
+        for work in self.works:
+            for name, seconds in work.seconds.items():
+                found[name] += seconds
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    @property
+    def utilisation(self) -> float:
+        """Model FLOPs utilisation: FLOPs over what all devices can do in the modelled seconds.
+
+        Source: Chowdhery et al., "PaLM" (arXiv:2204.02311), appendix B. As there, what
+        rematerialisation repeats does not count.
+        """
+        possible = self.peak * self.modelled
+        return self.flops / possible if possible else 0.0
+
+
+def limits(program: Program) -> Limits:
+    """What limits a program. Of a `cond`, the mean of its branches counts, as in the modelled
+    time; regions written by hand are not counted, since their time is not modelled."""
+    scoped = any(PLACE_NAMES["scope"](n).name for n in program.graph.walk())
+    named = PLACE_NAMES["scope" if scoped else "function"]
+    works: dict[tuple[str, Phase], Work] = {}
+    for one in schedule(program).intervals:
+        place = named(one.node).text if one.node else "arguments and results"
+        work = works.setdefault((place, one.phase), Work(place=place, phase=one.phase))
+        if one.waited:
+            work.seconds[one.bound] += one.waited
+        if isinstance(one.instruction, Apply) and not one.axes:
+            node = one.instruction.node
+            flops = one.runs * flops_of(program.graph, node)
+            if node.is_recomputed:
+                work.repeated += flops
+            else:
+                work.flops += flops
+    mesh = program.mesh
+    return Limits(
+        works=tuple(works.values()),
+        peak=mesh.num_devices * mesh.hardware.flops_per_second,
+        modelled=program.cost.seconds,
+    )
+
+
+def limits_section(program: Program) -> Section:
+    """What limits a program, as a part of a report."""
+    found = limits(program)
+    parts = Paragraph(text=_summary(program, found)), _limits_table(found)
+    return Section(title=f"limits: {_flops_text(found.flops)} per call", parts=parts)
+
+
+def _summary(program: Program, found: Limits) -> str:
+    total = sum(found.seconds.values())
+    spent = ", ".join(f"{name} {_percent(s / total)}" for name, s in found.seconds.items() if s > 0)
+    spent = spent or "nothing"
+    repeated = (
+        f", beside {_flops_text(found.repeated)} that the backward pass repeats"
+        if found.repeated
+        else ""
+    )
+    by_hand = _by_hand(program)
+    by_hand = f". {by_hand}: FLOPs and time are not counted" if by_hand else ""
+    return (
+        f"{_flops_text(found.flops)} in products on {counted(program.mesh.num_devices, 'device')}"
+        f"{repeated}. Predicted utilisation (MFU): {_percent(found.utilisation)}, which is FLOPs /"
+        f" (modelled time x {_flops_text(found.peak)}/s, the peak of all devices for 16-bit"
+        f" products). The modelled time,"
+        f" {seconds_text(found.modelled)}, is spent on {spent}. It is computed by a cost model for"
+        f" hardware {program.mesh.hardware.name}; nothing was measured{by_hand}"
+    )
+
+
+def _limits_table(found: Limits) -> Table:
+    total = sum(found.seconds.values())
+    works = sorted((w for w in found.works if w.total), key=lambda w: -w.total)
+    rows = (
+        (
+            w.place,
+            w.phase,
+            _flops_text(w.flops),
+            seconds_text(w.total),
+            _percent(w.total / total),
+            f"{w.bound} ({_percent(w.seconds[w.bound] / w.total)})",
+        )
+        for w in works
+    )
+    return table(
+        ("part", "pass", ">FLOPs", ">modelled", ">share", "bound by"),
+        rows,
+        shown=SHOWN_PLACES,
+        rest=lambda n: f"and {counted(n, 'smaller part')}",
+    )
+
+
+def _flops_text(flops: float) -> str:
+    """A number of operations with three significant digits and a unit of thousands."""
+    units = ["", "K", "M", "G", "T", "P", "E"]
+    while flops >= 1000 and len(units) > 1:
+        flops /= 1000
+        units.pop(0)
+    return f"{flops:.3g} {units[0]}FLOP"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"
