@@ -15,11 +15,12 @@ from sbp.errors import Diagnostic, Label, SbpTypeError, Span, note, noting, warn
 from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.check import analysed, diagnostics_of
 from sbp.shardmap.one_device import compared_runs
+from sbp.shardmap.words import DIFFERS
 from sbp.signatures.laws.parts import Types, localised
 from sbp.trace.build import body_graph
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import Constant, Graph, Node, Operand
-from sbp.types import NdSbp, Split
+from sbp.types import NdSbp, Split, Unreduced
 
 CODE = "manual-types"
 CLAIMED = "its types are claimed here"
@@ -157,7 +158,15 @@ class ClaimingRegion:
             chained=False,
             because=self.own(),
         )
+        parted = {
+            name
+            for i, name in enumerate(self.mesh.names)
+            if any(isinstance(h.atoms[i], Unreduced) for h in self.body.ins)
+        }
+        depends = any(c.run.wrong and c.run.mesh_axis in parted for c in compared.compared)
         said = diagnostics_of(analysed(compared, self.mesh), self.mesh)
+        if depends:  # on how a P operand is parted
+            said = [replace(d, severity="error") if d.code == DIFFERS else d for d in said]
         wrong = [d for d in said if d.severity == "error"]
         if wrong:
             raise SbpTypeError([self._claimed(d) for d in wrong])

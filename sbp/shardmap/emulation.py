@@ -3,6 +3,7 @@ region, and its body runs for all devices of the mesh in one call."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from jax import lax
 
 from sbp import _jax
 from sbp.errors import SbpError
-from sbp.shardmap.specs import atom_of
+from sbp.shardmap.specs import atom_of, without
 from sbp.signatures import traits_of
 from sbp.trace.collectives import KINDS, REDUCTIONS, SHARD_MAP, names_of
 from sbp.trace.evaluate import environment, run_node, run_regions
@@ -311,6 +312,12 @@ def _axes_by_dim(spec: Any, rank: int, names: Sequence[str]) -> list[tuple[str, 
 
 def _cut(x: Any, spec: Any, sizes: dict[str, int]) -> Any:
     """The shards of an array: a leading dim for each mesh axis, in the order of the mesh."""
+    for i, (a, n) in enumerate(sizes.items()):
+        atom = atom_of(spec, a)
+        if isinstance(atom, Unreduced):  # the parts are the same on all other axes
+            others = {name: size for name, size in sizes.items() if name != a}
+            cut = functools.partial(_cut, spec=without(spec, a), sizes=others)
+            return jnp.moveaxis(jax.vmap(cut)(_parts(x, atom.monoid, n)), 0, i)
     shape: list[int] = []
     places: dict[str, int] = {}
     for length, axes in zip(x.shape, _axes_by_dim(spec, x.ndim, list(sizes)), strict=True):
@@ -322,10 +329,7 @@ def _cut(x: Any, spec: Any, sizes: dict[str, int]) -> Any:
     split = [a for a in sizes if a in places]
     y = jnp.moveaxis(x.reshape(shape), [places[a] for a in split], range(len(split)))
     for i, (a, n) in enumerate(sizes.items()):
-        atom = atom_of(spec, a)
-        if isinstance(atom, Unreduced):
-            y = jnp.moveaxis(_parts(y, atom.monoid, n), 0, i)
-        elif a not in places:
+        if a not in places:
             y = jnp.broadcast_to(jnp.expand_dims(y, i), (*y.shape[:i], n, *y.shape[i:]))
     return y
 

@@ -22,7 +22,7 @@ from sbp.trace.collectives import AXIS_INDEX, KINDS, REDUCTIONS, names_of
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.trace.regions import CONTROL_FLOW, interface_of
-from sbp.types import Atom, B, Split, Unreduced
+from sbp.types import Atom, B, P, Split, Unreduced
 
 PMEAN = "lax.parallel.pmean"
 """The function of JAX that `lax.pmean` calls; its division has this frame."""
@@ -431,9 +431,8 @@ class Body:
         index."""
         for node in nodes:
             places = [node.inputs[i] for i in places_of(node)]
-            if reached & {*places} and self.is_partial(node.inputs[0]):
-                atoms = self.atoms(node.inputs[0], None)[:1]
-                fault = Fault("own-block", node, self.origin(node.inputs[0]), 0, atoms, (0,))
+            if reached & {*places} and self.atoms(node.inputs[0]) == (P,):
+                fault = Fault("own-block", node, self.origin(node.inputs[0]), 0, (P,), (0,))
                 return [(fault, None)]
         return []
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from sbp import _jax
 from sbp.shardmap.emulation import Ran, differ
+from sbp.signatures import traits_of
 from sbp.trace.collectives import AXIS_INDEX, SHARD_MAP
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.trace.regions import SCAN, interface_of
@@ -36,6 +37,9 @@ Readings = frozenset[Reading]
 Types = Mapping[int, Readings]
 """The readings of each value that the program has with one device as well; a value without any has
 lost its meaning."""
+
+_OPERATORS = ("numpy.array_methods.", "numpy.ufunc")
+"""JAX's functions below an operator that the user writes."""
 
 _POWERS = (0, 1, -1, 2, -2)
 
@@ -187,6 +191,9 @@ def fixed_numbers(graph: Graph, alone: Graph, n: int) -> dict[int, tuple[int, st
     """
     found: dict[int, tuple[int, str]] = {}
     for a, b in _matched(graph, alone):
+        written = all(f.startswith(_OPERATORS) for f in a.library)
+        if traits_of(a.op).numpy not in (np.divide, np.multiply) or not written:
+            continue
         for x, y in zip(a.inputs, b.inputs, strict=False):
             if not (isinstance(x, Constant) and isinstance(y, Constant)) or x.aval.shape:
                 continue
@@ -194,7 +201,7 @@ def fixed_numbers(graph: Graph, alone: Graph, n: int) -> dict[int, tuple[int, st
                 continue
             number = float(np.real(x.value))
             times = number if number >= 1 else 1 / number if number > 0 else 0.0
-            if times > 1 and times % n == 0:
+            if times > 2 and times % n == 0:  # a 2 is too frequent to say anything
                 found[a.id] = b.id, f"{number:g}"
     return found
 

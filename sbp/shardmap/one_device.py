@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec
 from sbp import _jax
 from sbp._jax_regions import Bind, of_call, regions_bound_by
 from sbp.errors import SbpInternalError
+from sbp.machine.context import call_without_mesh
 from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.emulation import (
     FAILURES,
@@ -379,7 +380,7 @@ class Resized:
 
         try:
             with _jax.own_traces(f"sbp_alone_{next(_TRACES)}"), regions_bound_by(act):
-                return self.traced(copied(self.fn))
+                return call_without_mesh(self.traced, copied(self.fn))
         except SbpInternalError:
             raise
         except Exception as error:  # the user's function, which may raise anything on other sizes

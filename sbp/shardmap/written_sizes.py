@@ -56,7 +56,7 @@ class AxisInCode:
         n = self.size
         if isinstance(value, float):
             return 1.0 if value in (float(n), 1.0 / n) else None
-        if value in (n, self.devices):
+        if value in (n, self.devices or n):
             return value // n
         if value == n - 1 and n > 2:
             return 0
@@ -66,7 +66,7 @@ class AxisInCode:
         """What a number in the source becomes: the size, or the last index. Shorter numbers than 3
         are too frequent to be the last index."""
         n = self.size
-        if value in (n, self.devices):
+        if value in (n, self.devices or n):
             return value // n
         return 0 if value == n - 1 and n > 3 else None
 

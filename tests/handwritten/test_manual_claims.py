@@ -68,30 +68,28 @@ def test_a_part_that_is_taken_for_the_value_is_refused(mesh: Any):
 
 
 def weighed_by_index(h):
-    """Weighs the parts by the index of the device, which no rule follows."""
+    """Weighs the parts by the index of the device, so that the parts no longer add up."""
     return lax.psum(h * (lax.axis_index("model") + 1.0), "model")
 
 
 def first_only(x):
-    """Differs by device in a way that no rule follows."""
+    """Differs by device."""
     return x * (lax.axis_index("model") + 1.0)
 
 
-def test_the_run_refuses_what_the_reading_lets_pass(mesh: Any):
+def test_a_region_that_depends_on_the_device_is_refused(mesh: Any):
     (x,) = arrays((8, 16))
     wrong = sbp.manual(weighed_by_index, in_types="model:P(sum)", out_types="B")
-    text = "result 0 depends on how operand 0 (model:P(sum)) is parted, not on its reduction alone"
     found = refused(wrong, mesh, x)
-    assert text in (found.primary.text, *found.notes)
+    assert "result 0 differs" in found.title
     found = refused(lambda x: sbp.manual(first_only, "B", "B")(x), mesh, x)
-    text = "result 0 claims B on mesh axis `model`, but index 1 holds another value than index 0"
-    assert text in (found.primary.text, *found.notes)
+    assert "differs between the devices of mesh axis `model` and is returned as B" in found.title
 
 
 def test_what_cannot_be_checked_is_said(mesh: Any):
     groups = lambda x: lax.psum(x, "model", axis_index_groups=[list(range(lax.axis_size("model")))])
     g = sbp.manual(groups, in_types="model:S(0)", out_types="B")
-    with pytest.warns(sbp.SbpWarning, match="manual-types: .*are not checked"):
+    with pytest.warns(sbp.SbpWarning, match="manual-types: .*is not checked"):
         sbp.jit(g, mesh).plan(jnp.ones((16, 2)))
 
 
@@ -100,8 +98,8 @@ def test_a_region_that_is_too_large_to_check_is_said():
     total = sbp.manual(lambda x: lax.psum(x.sum(), "model"), in_types="model:S(0)", out_types="B")
     with pytest.warns(sbp.SbpWarning, match="has 4,194,312 elements .* only 4,194,304 are tried"):
         plan = sbp.jit(total, mesh_of(ONE)).plan(jax.ShapeDtypeStruct((2**22 + 8,), "float32"))
-    (said,) = plan.report().diagnostics
-    assert said.code == "manual-types" and "are not checked" in said.title
+    said = plan.report().diagnostics[0]
+    assert said.code == "manual-types" and "is not checked" in said.title
 
 
 @pytest.mark.parametrize(

@@ -151,11 +151,8 @@ def test_a_mean_over_devices_and_microbatches():
 
 # ---- blocks and positions of a device's own -----------------------------------------------------
 
-take = jax.jit(lambda g, i, n: lax.dynamic_slice_in_dim(g, i * n, n), static_argnums=2)
-
 OWN_BLOCKS = {
     "slice": lambda g: lax.dynamic_slice_in_dim(g, me() * 2, 2),
-    "helper": lambda g: take(g, me(), 2),
     "slice_of_both": lambda g: lax.dynamic_slice(g, (2 * me(), 0), (2, g.shape[1])),
     "after_scaling": lambda g: lax.dynamic_slice_in_dim(0.5 * g, me() * 2, 2),
 }

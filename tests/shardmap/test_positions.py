@@ -27,9 +27,11 @@ def test_a_wrong_program_is_rejected_and_its_twin_is_not(name):
         told += 1
         assert [d.code for d in report.diagnostics] == [pair.code], report.text()
         (error,) = report.diagnostics
-        assert error.severity == "error"
+        assert error.severity == pair.severity
         for axis in ("data", "model"):
             assert (f"`{axis}`" in error.title) == (axis in pair.axes), error.title
+        if error.severity == "note":  # the devices rank their own tokens
+            continue
         assert error.primary is not None
         line = linecache.getline(error.primary.span.file, error.primary.span.line)
         assert pair.at in line, line
@@ -37,7 +39,7 @@ def test_a_wrong_program_is_rejected_and_its_twin_is_not(name):
     assert told
     for vma in flavours(pair):
         if not vma or jax_accepts(pair, "right"):
-            assert not check(pair, "right", vma).diagnostics
+            assert all(d.severity == "note" for d in check(pair, "right", vma).diagnostics)
 
 
 @pytest.mark.parametrize("name", list(PAIRS))
@@ -58,7 +60,7 @@ def test_a_right_program_is_accepted_and_right(name, vma):
     program = PROGRAMS[name]
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in program.args]
     report = sbp.check_shard_map(program.make(vma), *shapes, mesh=mesh())
-    assert not report.diagnostics, report.text()
+    assert all(d.severity == "note" for d in report.diagnostics), report.text()
     got = jax.tree.leaves(jax.jit(program.make(vma))(*program.args))
     want = jax.tree.leaves(jax.jit(program.reference)(*program.args))
     for g, w in zip(got, want, strict=True):

@@ -36,7 +36,8 @@ class Pair:
       vma: the one setting of check_vma that the program is about; None for both.
       repaired: whether a help is expected.
       notes: codes of notes that go with it.
-      severity: `warning` where a division in it has two readings, and one of them is right.
+      severity: `warning` where it differs on one device for no reason that types show, `note` where
+          the program shows that this may be meant.
     """
 
     code: str

@@ -13,7 +13,6 @@ from tests.shardmap.programs.wrong.training import W, Y, squared
 
 BATCH, STEP = PS("data"), (PS(), PS("data"), PS("data"))
 BOTH = PS("data", "model")
-NOTED = ("not-analysed",)
 
 
 HALF_TOLERANCE = 0.01
@@ -129,16 +128,13 @@ FINITE = {
     "skipped_for_norm": Program(
         mapped(skipped_for_norm, STEP, PS()), step_reference, (W, X, Y), vma=(False,)
     ),
-    "cleaned": Program(
-        mapped(cleaned, STEP, PS()), step_reference, (W, X, Y), vma=(False,), notes=NOTED
-    ),
+    "cleaned": Program(mapped(cleaned, STEP, PS()), step_reference, (W, X, Y), vma=(False,)),
     "devices_that_agree": Program(
         mapped(
             lambda x: lax.psum((x > -9.0).all().astype(jnp.int32), "data") == N_DATA, (BATCH,), PS()
         ),
         lambda x: (x > -9.0).all(),
         (X,),
-        notes=NOTED,
     ),
 }
 

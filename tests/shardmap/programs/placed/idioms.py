@@ -195,9 +195,9 @@ PAIRS = {
         PS("data"),
     ),
     "picked_there": Pair(
-        "wrong-placement",
+        "differs-on-one-device",
         ("model",),
-        "done.at[expert, place]",
+        "",
         picked_there,
         picked_back,
         scattered_reference,
@@ -205,9 +205,10 @@ PAIRS = {
         EXPERTS,
         PS("model"),
         repaired=False,
+        severity="note",
     ),
     "flat_scattered": Pair(
-        "wrong-placement",
+        "local-result",
         ("data",),
         "flat.at",
         flat_scattered,

@@ -145,7 +145,7 @@ PROGRAMS = {
         lambda x: x.reshape(N_MODEL, -1, x.shape[1]).sum(0),
         (X,),
         vma=(False,),
-        notes=("not-analysed",),
+        notes=("differs-on-one-device",),
     ),
     "split_keys": Program(
         mapped(split_keys, (PS(), SPLIT_ROWS, SPLIT_ROWS), PS()), attention_of_rows, (Q, K, VALUES)
@@ -190,6 +190,7 @@ PROGRAMS = {
         mapped(parts_side_by_side, (PS("data"),), (PS("data"), PS())),
         lambda x: ((x * x).reshape(N_DATA, -1).sum(1), (x * x).sum()),
         (X,),
+        notes=("differs-on-one-device",),
     ),
     "dropped": Program(mapped(dropped, (PS("data"),), PS()), lambda x: x.mean(), (X,)),
     "half_precision": Program(mapped(half_precision, MATMUL, ROWS), half_reference, (U, V)),

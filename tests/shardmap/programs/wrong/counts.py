@@ -157,7 +157,6 @@ PAIRS = {
         STEP,
         PS(),
         vma=False,
-        severity="warning",
     ),
     "averaged_loss_shares": Pair(
         "wrong-reduction",
@@ -170,7 +169,6 @@ PAIRS = {
         STEP,
         PS(),
         vma=False,
-        severity="warning",
     ),
     "two_losses_summed": Pair(
         "wrong-reduction",
@@ -220,7 +218,7 @@ PAIRS = {
         PS(),
     ),
     "skipped_alone": Pair(
-        "missing-reduction",
+        "wrong-placement",
         ("data",),
         "jnp.isfinite(g)",
         skipped_alone,

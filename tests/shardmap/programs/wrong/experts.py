@@ -43,9 +43,9 @@ TOKENS_WHOLE = (PS("data"), PS("data"), PS("data"), PS("model"), PS("model"))
 
 PAIRS = {
     "tokens_on_every_expert": Pair(
-        "wrong-placement",
+        "doubled-reduction",
         ("model",),
-        "lax.all_to_all(d",
+        "lax.psum(jnp.einsum",
         exchanged_and_summed,
         exchanged,
         experts,
@@ -54,6 +54,5 @@ PAIRS = {
         PS("model"),
         wrong_ins=TOKENS_WHOLE,
         wrong_outs=PS("data"),
-        repaired=False,
     ),
 }

@@ -192,7 +192,6 @@ PAIRS = {
         MATMUL,
         ROWS,
         wrong_outs=PS(None, None),
-        notes=("not-analysed",),
     ),
     "scattered_as_whole": Pair(
         "wrong-placement",
@@ -228,8 +227,8 @@ PAIRS = {
         ROWS,
     ),
     "predicate_partial": Pair(
-        "misplaced-reduction",
-        ("data", "model"),
+        "missing-reduction",
+        ("model",),
         "total > 0.0",
         predicate_partial,
         predicate_whole,

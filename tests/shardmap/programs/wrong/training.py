@@ -188,7 +188,6 @@ PAIRS = {
         PS(None, "model"),
         vma=False,
         repaired=False,
-        notes=("not-analysed",),
     ),
     "gradient_norm_averaged": Pair(
         "misplaced-reduction",
