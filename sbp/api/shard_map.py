@@ -22,8 +22,8 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
 
     For each mesh axis, the program is traced again with one device on the axis. Both programs run
     without devices, on the arguments that are arrays and on random values elsewhere. A random draw
-    gives a constant, and floats of less than 32 bits become float32. A result that differs is
-    wrong.
+    gives a constant, and floats of less than 32 bits become float32. Callbacks run too. A result
+    that differs is wrong.
 
     sbp measures the type of each value on the axis: which of B, S(d) and P makes up the value of
     one device, times a power of the axis size. The error is at the operation after which a value
@@ -47,8 +47,8 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
       A report: `ok`; `diagnostics` with the codes `missing-reduction`, `doubled-reduction`,
       `misplaced-reduction`, `wrong-reduction`, `wrong-placement`, `local-result`,
       `differs-on-one-device` and `not-analysed`; and `coverage`: the collectives with their bytes,
-      and the comparison with one device of each mesh axis. A help is an edit with which the program
-      computes the same as on one device, with the bytes that the edited regions send.
+      and the comparison with one device of each mesh axis. A help is an edit with which fewer results
+      differ from one device, with the bytes that the edited regions send.
 
     Raises:
       SbpError: `bad-argument` for another kind of mesh, one that is not the program's, and a

@@ -558,12 +558,13 @@ sbp train --workdir runs/b --set ramp_steps=100 --set clip_norm=1
         "not-analysed",
         """
         sbp.check_shard_map did not check the program on this mesh axis, because it could not run
-        the program. A warning says so if the program is too large to run without devices, or if its
-        collectives cannot run so: collectives in groups of an axis, and a shard_map inside a
-        shard_map. A note says so if the function raises an error on one device.
+        the program. A warning says so if the program is too large to run without devices, or if it
+        has an operation that cannot run so: a collective in groups of an axis, a shard_map inside a
+        shard_map, or a callback without a vmap_method. A note says so if the function raises an
+        error on one device.
 
         The program may be right. Call sbp.check_shard_map with smaller arguments, or check the part
-        of the program without such collectives.
+        of the program without such operations.
         """,
         _example(
             '(x):\n    return jax.lax.psum(x.sum(), "model", axis_index_groups=[[0, 1], [2, 3]])',
