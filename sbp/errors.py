@@ -111,8 +111,10 @@ CODES: dict[str, str] = {
     "local-result": (
         "in a shard_map, what was computed on each shard alone is taken as the result for the whole"
     ),
-    "differs-on-one-device": "in a shard_map, an untyped result that differs on one device",
-    "not-analysed": "in a shard_map, something that the checker cannot say",
+    "differs-on-one-device": (
+        "in a shard_map, a result that differs on one device, which no operation explains"
+    ),
+    "not-analysed": "in a shard_map, a program that the checker cannot run",
     "layout-conflict": "two dims of one tensor that a layout splits over one mesh axis",
     "layout-names": (
         "dim names that do not fit a tensor: not one for each dim, or one of them twice"

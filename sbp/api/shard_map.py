@@ -20,24 +20,22 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     """Checks a program that uses `jax.shard_map`: missing, doubled and misplaced reductions, and
     results whose type is not the one that out_specs claim.
 
-    Every value of every region gets a type on each mesh axis, starting from in_specs: whole, split
-    or partial, with the divisor that a mean still needs. A program that is wrong under every
-    reading gets an error. A local operation on a split dim that no rule covers gets a note, and a
-    warning where the program shows the reason; so does a result that may be intended for each
-    shard.
+    For each mesh axis, the program is traced again with one device on the axis. Both programs run
+    without devices, on the arguments that are arrays and on random values elsewhere. A random draw
+    gives a constant, and floats of less than 32 bits become float32. Callbacks run too. A result
+    that differs is wrong.
 
-    The verdict depends on the traced equations, and on the functions of JAX that made them. Where
-    the program is wrong if a number counts devices, and right if it is another number, the finding
-    is a warning that names both readings.
+    sbp measures the type of each value on the axis: which of B, S(d) and P makes up the value of
+    one device, times a power of the axis size. The error is at the operation after which a value
+    has no type, though all its operands have one, or at the operation that gave a result another
+    type than out_specs claim. A difference that no operation explains is the warning
+    `differs-on-one-device`. It is a note if you may mean the difference, as where each device ranks
+    its own elements.
 
-    Values that are meant to differ by device have no reading: values that went round a ring, came
-    from an all-to-all that exchanges no dims, or depend on `axis_index` in a way that is not
-    linear. `coverage` lists where readings end. Where they do, and there is no error and no
-    warning, the program is traced again with one device on that mesh axis, and both run without
-    devices, on the arguments that are arrays and on random values elsewhere. A result that differs
-    is the warning `differs-on-one-device`, unless something shows that this may be meant, which
-    `coverage.runs` has. A sum for a mean is not found if it only shows in gradients that stay
-    split.
+    A number in the program may stand for the number of devices or for something else. sbp tries
+    both. If such a number may explain a fault of a count, the finding is a warning that names the
+    number; write `lax.axis_size` for the number of devices. A program that is too large, or that
+    cannot be run without devices, gets the warning `not-analysed`.
 
     Arguments:
       fn: any traceable function with `shard_map` in it, in jit, loops or gradients too.
@@ -48,9 +46,9 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     Returns:
       A report: `ok`; `diagnostics` with the codes `missing-reduction`, `doubled-reduction`,
       `misplaced-reduction`, `wrong-reduction`, `wrong-placement`, `local-result`,
-      `differs-on-one-device` and `not-analysed`, whose helps are checked edits with the bytes that
-      the edited regions send; and `coverage`: the collectives with their bytes, the values without
-      a reading, and what a run on one device came to.
+      `differs-on-one-device` and `not-analysed`; and `coverage`: the collectives with their bytes,
+      and the comparison with one device of each mesh axis. A help is an edit with which fewer results
+      differ from one device, with the bytes that the edited regions send.
 
     Raises:
       SbpError: `bad-argument` for another kind of mesh, one that is not the program's, and a

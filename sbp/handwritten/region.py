@@ -309,9 +309,9 @@ def manual(
       on axes of size 1.
 
     Raises (when it is called):
-      SbpTypeError: `manual-types` when `fn` does not keep the types it claims: with findings of
-          `sbp.check_shard_map`, or a result that differs between devices when `fn` is run on random
-          values.
+      SbpTypeError: `manual-types` when `fn` does not keep the types it claims. `fn` runs on random
+          values, on the mesh and with one device on each mesh axis, as in `sbp.check_shard_map`. A
+          difference that no operation of `fn` explains is a warning.
       SbpError: `unknown-axis`, `dim-out-of-range`, `type-syntax`, `bad-argument` for a dim that
           does not divide.
 

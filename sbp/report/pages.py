@@ -126,11 +126,11 @@ def _mark(text: str | None, label: Label) -> Mark:
 
 
 # ---- coverage -----------------------------------------------------------------------------------
-# What `sbp.check_shard_map` read of a program and what it did not, as parts of a page.
+# What `sbp.check_shard_map` checked of a program, as parts of a page.
 
 
 def coverage_parts(read: Coverage) -> Iterator[Section]:
-    """A section on what was checked, and one on what was not where there is such a thing."""
+    """A section with the collectives of a program and its comparisons with one device."""
     sent = sum(c.bytes_per_device for c in read.collectives)
     checked = (
         f"{counted(read.regions, 'region')} with {counted(read.values, 'value')},"
@@ -366,7 +366,7 @@ def refusal(
     Arguments:
       title: the function's name.
       diagnostics: the findings.
-      coverage: what was read of it; it is shown where there is no error.
+      coverage: what was checked of it; it is shown where there is no error.
     """
     head = Paragraph(text=_verdict(diagnostics) + (f" in `{title}`" if title else ""))
     wrong = any(d.severity == "error" for d in diagnostics)

@@ -152,7 +152,7 @@ class Report(Shows):
       diagnostics: the findings, in source order.
       title: the function's name.
       output_names: names of the results.
-      coverage: what `sbp.check_shard_map` read; None for other reports.
+      coverage: what `sbp.check_shard_map` checked; None for other reports.
 
     >>> report = Report(program=None, title="step")
     >>> report.ok, str(report)

@@ -401,14 +401,14 @@ sbp train --workdir runs/b --set ramp_steps=100 --set clip_norm=1
     CodePage(
         "missing-reduction",
         """
-        In a shard_map each device has its share of a value, a partial sum or the maximum of its own
-        shard, and the value is returned or used as though it were the whole. A product whose
-        contracted dim is split is such a value, and so are a sum, a maximum or a mean along a split
-        dim.
+        In a shard_map each device has a part of a value, such as a partial sum or the maximum of
+        its own shard, and the program returns or uses the part as if it were the whole value. A
+        product whose contracted dim is split gives such parts. So does a sum, a maximum or a mean
+        along a split dim.
 
-        Reduce it with lax.psum (lax.pmax for a maximum, lax.pmean for the mean of a shard), or
-        return it split with lax.psum_scatter. The label shows where it became partial. With
-        check_vma=True, JAX itself refuses some of these.
+        Reduce the value with lax.psum (lax.pmax for a maximum, lax.pmean for the mean of a shard),
+        or return it split with lax.psum_scatter. The label shows where it becomes partial. With
+        check_vma=True, JAX itself refuses some of these programs.
         """,
         _example("(x, w):\n    return x @ w", _MATMUL, _ROWS),
         _example('(x, w):\n    return jax.lax.psum(x @ w, "model")', _MATMUL, _ROWS),
@@ -416,11 +416,13 @@ sbp train --workdir runs/b --set ramp_steps=100 --set clip_norm=1
     CodePage(
         "doubled-reduction",
         """
-        What is reduced is whole already: each device has the same, and their sum is as many times
-        too much as there are devices. The label shows the first reduction. With check_vma=True, the
-        gradient of something whole is reduced by JAX: one more sum doubles it.
+        A reduction takes a value that every device has. The sum over n devices is n times too
+        large. The label shows the first reduction. With check_vma=True, JAX itself reduces the
+        gradient of a whole value, and a second sum counts it n times.
 
-        Drop the second reduction, or divide by the number of devices (lax.pmean does both).
+        Drop the second reduction, or divide by the number of devices (lax.pmean does both). The
+        finding is a warning if a number in the program may be this divisor: write
+        lax.axis_size for the number of devices.
         """,
         _example(
             '(x, w):\n    y = jax.lax.psum(x @ w, "model")\n    return jax.lax.psum(y, "model")',
@@ -432,13 +434,13 @@ sbp train --workdir runs/b --set ramp_steps=100 --set clip_norm=1
     CodePage(
         "misplaced-reduction",
         """
-        A reduction comes too late: before it stands an operation that does not commute with it. A
-        nonlinear function of a sum is not the sum of its values on the parts; a bias added to each
-        part is added once for each device; the product and the ratio of two partial values are no
-        parts of the product and the ratio; a split value minus the maximum of its own shard is
-        shifted by another number on each device.
+        A reduction comes after an operation that does not commute with it. The sum of a nonlinear
+        function of the parts is not the function of the sum. A bias that is added to each part
+        counts once for each device. The products of the parts of two values do not add up to the
+        product of the values, and neither do the ratios. If each device subtracts the maximum of
+        its own shard, it subtracts another number than the others.
 
-        Reduce before that operation.
+        Reduce before this operation.
         """,
         _example('(x, w):\n    return jax.lax.psum(jnp.tanh(x @ w), "model")', _MATMUL, _ROWS),
         _example('(x, w):\n    return jnp.tanh(jax.lax.psum(x @ w, "model"))', _MATMUL, _ROWS),
@@ -446,16 +448,17 @@ sbp train --workdir runs/b --set ramp_steps=100 --set clip_norm=1
     CodePage(
         "wrong-reduction",
         """
-        A value is reduced otherwise than it is partial: lax.pmean of parts of a sum is too small by
-        the number of devices, lax.psum of means of shards is too large by it, and the largest of
-        partial sums is nothing that one device would compute.
+        A reduction does not fit the parts that it takes. Over n devices, lax.pmean of the parts of
+        a sum is n times too small, and lax.psum of the means of shards is n times too large. The
+        largest of some partial sums has no meaning on one device.
 
-        A division by hand is read as the mean that it is: lax.psum(x.sum(), axis) /
-        lax.axis_size(axis) is that pmean, and divided by the length of one shard the sum is too
-        large by the number of devices.
+        A division by hand is checked like lax.pmean: lax.psum(x.sum(), axis) / lax.axis_size(axis)
+        is n times too small. If a number in the program may explain the difference, the finding is
+        a warning that names the number. Write lax.axis_size for the number of devices: sbp then
+        knows what you mean.
 
-        A sum along a split dim takes lax.psum, a mean along one takes lax.pmean (shards are equally
-        long), a maximum lax.pmax.
+        Use lax.psum for a sum along a split dim, lax.pmean for a mean (all shards have the same
+        length), and lax.pmax for a maximum.
         """,
         _example(
             '(x):\n    return jax.lax.psum(x.mean(), "data")',
@@ -473,17 +476,16 @@ sbp train --workdir runs/b --set ramp_steps=100 --set clip_norm=1
     CodePage(
         "wrong-placement",
         """
-        A collective or out_specs take a value as held otherwise than it is: a partial value or one
-        that every device has is returned as split, so that the result holds several copies; a dim
-        that is split over two mesh axes is returned, or gathered, as split over them in another
-        order; what is split on one dim is gathered along another, or returned as whole; an
-        all-to-all or a gather sends copies of what every device has (tokens that in_specs do not
-        split over the experts' axis). A value in which each device has rewritten its own block only
-        is taken as whole; what an all-to-all brought from other devices is multiplied with what
-        stayed, before it was sent back.
+        A collective or out_specs assume another placement than the value has. out_specs may split a
+        value that every device has, so that the result holds several copies; or they may split a
+        partial value, call a split value whole, or name another dim or another order of mesh axes.
+        A gather may run along another dim than the value is split on. A gather or an all-to-all may
+        send copies of a value that every device has. lax.psum may add the shards of a split value
+        to one another. Positions may count from zero in each shard.
 
-        Name in out_specs the dim that the value is split on, gather along that dim, and split in
-        in_specs what devices shall share out among themselves.
+        Name in out_specs the dim that the value is split on, and gather along this dim. Split in
+        in_specs the arrays of which each device is to have a part. A device's shard begins at
+        lax.axis_index(axis) times its length.
         """,
         _example("(x, w):\n    return x @ w", _MATMUL, 'PartitionSpec(("data", "model"), None)'),
         _example(
@@ -496,13 +498,13 @@ sbp train --workdir runs/b --set ramp_steps=100 --set clip_norm=1
     CodePage(
         "local-result",
         """
-        An operation that needs a dim whole, such as a cumulative sum, a sort, an argmax, a top-k or
-        a lookup, ran on each shard of a split dim alone, and what it returned is taken as the
-        result for the whole dim.
+        An operation that needs a whole dim runs on each shard of a split dim alone, and the program
+        uses its result as the result for the whole dim. Such operations are a cumulative sum, a
+        sort, an argmax, a top-k, a roll and a lookup.
 
-        Gather the operand first, or combine what the shards returned: for an argmax the best values
-        and their indices, for a cumulative sum the totals of the shards before. A group that is
-        meant to be local belongs on a dim of its own.
+        Gather the operand first, or combine the results of the shards: the best values and their
+        indices for an argmax, the totals of the earlier shards for a cumulative sum. If you mean a
+        result for each group, give the groups a dim of their own and split this dim.
         """,
         _example(
             "(x):\n    return jnp.argmax(x, -1)",
@@ -520,17 +522,18 @@ sbp train --workdir runs/b --set ramp_steps=100 --set clip_norm=1
     CodePage(
         "differs-on-one-device",
         """
-        A result depends on values without a type: blocks on their way round a ring, edges that
-        neighbours sent, what a pipeline passes on, numbers that depend on the index of a device. So
-        sbp traced the program again with one device on that mesh axis, ran both programs on the
-        same values, and the result differs. The usual causes are a ring that is one step short, a
-        block of the wrong owner, a mask or an offset that counts from zero on every device, a sum
-        that is not rescaled, a halo of the wrong neighbour. A pipeline is compared with its stages,
-        one after the other.
+        sbp traced the program again with one device on a mesh axis and ran both programs on the
+        same values. A result differs, and sbp does not find the operation at fault. The labels mark
+        values that come from another device or depend on the index of a device. The usual causes
+        are a ring that is one step short, a block of the wrong owner, a wrong mask or offset, a sum
+        that is not rescaled, and a halo from the wrong neighbor. sbp compares a pipeline with its
+        stages, one after the other.
 
-        Nothing is wrong where a device is meant to compute what one device does not. The lines that
-        are marked are where types end. Take the number of devices from lax.axis_size: a number that
-        is written down is tried in both readings, as the number of devices and as another one.
+        Nothing is wrong if you mean the result to depend on the number of devices. If the program
+        shows that you may mean it, the finding is a note with the reason: each device ranks its own
+        elements, or a region returns one element for each device. Take the number of devices from
+        lax.axis_size. For a number in the source, sbp tries both meanings, the number of devices
+        and another number.
         """,
         _example(
             '(x):\n    n = jax.lax.axis_size("model")\n'
@@ -554,17 +557,14 @@ sbp train --workdir runs/b --set ramp_steps=100 --set clip_norm=1
     CodePage(
         "not-analysed",
         """
-        Something that sbp.check_shard_map cannot say. A warning stands where the analysis ends: an
-        operation without a signature, a collective in groups of an axis. A note stands where a
-        claim is taken on trust: a value that went round a ring is whole, as out_specs say, but no
-        rule shows it; shards of a split value are added to one another. A note stands, too, where a
-        local operation takes a split dim as it lies on one device (a slice, a roll, local
-        positions, a mask, the same random numbers on every shard, a reshape that mixes shards), and
-        where the literal that a sum over devices is divided by may count one thing as well as
-        another.
+        sbp.check_shard_map did not check the program on this mesh axis, because it could not run
+        the program. A warning says so if the program is too large to run without devices, or if it
+        has an operation that cannot run so: a collective in groups of an axis, a shard_map inside a
+        shard_map, or a callback without a vmap_method. A note says so if the function raises an
+        error on one device.
 
-        Nothing need be wrong with the program for that. What depends on such a value is not
-        checked: look at these lines yourself.
+        The program may be right. Call sbp.check_shard_map with smaller arguments, or check the part
+        of the program without such operations.
         """,
         _example(
             '(x):\n    return jax.lax.psum(x.sum(), "model", axis_index_groups=[[0, 1], [2, 3]])',

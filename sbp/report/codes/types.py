@@ -208,12 +208,14 @@ report = sbp.jit(f, mesh).check(large, large)
     CodePage(
         "manual-types",
         """
-        A manual region is code of the user's own with named-axis collectives. The types that it
-        claims for its results do not follow from the types that it claims for its arguments: a
-        reduction is missing, stands there twice, comes too late, or runs over the wrong mesh axis.
-        Or the body does not take the shards that in_types give it, though it takes whole arrays.
-        The body is read as sbp.check_shard_map reads a jax.shard_map, and then run on random values
-        for all devices of the mesh.
+        A manual region is your own code with named-axis collectives. Its results do not have the
+        types that out_types claim: a reduction is missing, occurs twice, comes too late, or runs
+        over the wrong mesh axis. Or the body takes whole arrays, but not the shards that in_types
+        give it.
+
+        sbp runs the region on random values, on the mesh and with one device on each mesh axis, as
+        sbp.check_shard_map does. It is an error if sbp finds the operation at fault. It is a
+        warning if the results differ and no operation explains it, or if the region cannot be run.
         """,
         """
 g = sbp.manual(lambda x, w: x @ w, in_types=("model:S(1)", "model:S(0)"), out_types="B")  # no psum
