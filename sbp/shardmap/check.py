@@ -192,7 +192,9 @@ class Helper:
             raise
         except FAILURES:  # shapes that no longer fit
             return None
-        return (made, wrong) if wrong < self.wrong else None
+        results, before = ({w for w in every if len(w) == 1} for every in (wrong, self.wrong))
+        fewer = results < before or (not before and wrong < self.wrong)
+        return (made, wrong) if fewer and wrong <= self.wrong else None
 
 
 # ---- checks -------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from sbp import _jax
 from sbp.errors import SbpError
 from sbp.shardmap.specs import atom_of, without
 from sbp.signatures import traits_of
+from sbp.signatures.traits import BITCAST
 from sbp.trace.collectives import KINDS, REDUCTIONS, SHARD_MAP, names_of
 from sbp.trace.evaluate import environment, run_node, run_regions
 from sbp.trace.graph import Graph, Node
@@ -264,7 +265,7 @@ def _wide(x: Any) -> Any:
 
 def _widened(graph: Graph, node: Node, ins: Sequence[Any]) -> tuple[Node, list[Any]]:
     """An operation on the wider floats, with its operands."""
-    if node.op == "bitcast_convert_type":
+    if node.op == BITCAST:
         return node, [
             jnp.asarray(x, graph.aval(o).dtype) for x, o in zip(ins, node.inputs, strict=True)
         ]

@@ -299,7 +299,7 @@ class Body:
             return list(maker.inputs)
         at = maker.outputs.index(value)
         exits = [e for e in interface_of(maker).exits if e.result == at]
-        decides = [maker.inputs[0]] if maker.op == "cond" else []
+        decides = interface_of(maker).operands("predicate", maker.inputs)
         return [*decides, *(maker.regions[e.region].outputs[e.output] for e in exits)]
 
     def reached(self, value: Operand) -> set[Operand]:
@@ -369,7 +369,7 @@ class Body:
             if (
                 maker is not None
                 and self.over(maker)
-                and KINDS[maker.op] in ("reduce", "gathering")
+                and KINDS[maker.op] not in ("permute", "exchange")
             ):
                 return maker
             waiting += [v for v in self.before(at) if self.is_whole(v)]
@@ -488,7 +488,7 @@ class Body:
         """The fault of a collective over the mesh axis."""
         kind, operand = KINDS[node.op], node.inputs[0]
         split, dim = self.split(operand), node.params.get("all_gather_dimension", 0)
-        if kind in ("reduce", "scattering"):
+        if node.op in REDUCTIONS or kind == "scattering":
             monoid = REDUCTIONS.get(node.op, "sum")
             if self.is_whole(operand):
                 return Fault("doubled", node, self.reducer(operand))

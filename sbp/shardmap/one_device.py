@@ -41,6 +41,7 @@ from sbp.shardmap.measured import Types, fixed_numbers, is_good, measured, renum
 from sbp.shardmap.specs import atom_of
 from sbp.shardmap.written_sizes import AxisInCode, WrittenSizes
 from sbp.signatures import traits_of
+from sbp.signatures.traits import KEEPS_INDICES, RANKS
 from sbp.trace.collectives import AXIS_INDEX, KINDS, SHARD_MAP, names_of
 from sbp.trace.graph import Graph, Node
 from sbp.types import B, Split
@@ -474,7 +475,7 @@ def compared_runs(
             ).made([i for _, i, a in found.uneven if a == name], meant)
             for name, resized in own.items()
         ]
-        tests = any(node.op == "is_finite" for node in _bodies(graph))
+        tests = any(traits_of(node.op).numpy is np.isfinite for node in _bodies(graph))
         if not tests or any(c.wrong for c in found.compared):
             break
     return found
@@ -703,20 +704,6 @@ def _ranks(graph: Graph, types: Types) -> Iterator[str]:
             return
 
 
-RANKS = {
-    "argmax": "finds an index within each shard alone",
-    "argmin": "finds an index within each shard alone",
-    "cumlogsumexp": "runs over each shard alone",
-    "cummax": "runs over each shard alone",
-    "cummin": "runs over each shard alone",
-    "cumprod": "runs over each shard alone",
-    "cumsum": "runs over each shard alone",
-    "sort": "sorts each shard alone",
-    "top_k": "picks from each shard alone",
-}
-"""Operations that rank or add up the elements along a dim, and what they do to a split one."""
-
-
 def _one_each(graph: Graph, alone: Graph, name: str) -> Iterator[str]:
     """Whether a region returns one element for each device, whatever their number."""
     for (a, results), (b, _) in zip(claims(graph), claims(alone), strict=False):
@@ -729,18 +716,13 @@ def _one_each(graph: Graph, alone: Graph, name: str) -> Iterator[str]:
                 return
 
 
-_AS_IT_IS = {"add", "broadcast_in_dim", "convert_element_type", "lt", "reshape", "select_n"}
-"""Operations through which the index of a device is still an index; JAX adds the length of the dim
-to a negative one."""
-
-
 def _picks(graph: Graph, n: int) -> Iterator[str]:
     """Whether each device picks one of n elements, as many as there are devices, by its index."""
     for region in graph.walk():
         body = region.params["body"] if region.op == SHARD_MAP else None
         own = set[int]()
         for node in body.walk() if body is not None else ():
-            if node.op == AXIS_INDEX or (node.op in _AS_IT_IS and own & {*node.inputs}):
+            if node.op == AXIS_INDEX or (node.op in KEEPS_INDICES and own & {*node.inputs}):
                 own |= {*node.outputs}
             shape = body.aval(node.inputs[0]).shape if body and node.inputs else ()
             if n in shape and {node.inputs[i] for i in places_of(node)} & own:

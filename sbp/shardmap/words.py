@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from sbp.errors import Diagnostic, Label, Span
 from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.faults import Finding, FoundRepairs, Kind
-from sbp.shardmap.one_device import RANKS, ComparedRun
+from sbp.shardmap.one_device import ComparedRun
 from sbp.shardmap.specs import outs_of
+from sbp.signatures.traits import RANKS
 from sbp.source.reader import scope_of, source_text, users_span
 from sbp.trace.collectives import KINDS, SUMS
 from sbp.trace.graph import Node

@@ -126,3 +126,24 @@ class Traits:
     unnamed: bool = False
     adapts: bool = False
     numpy: Callable[..., Any] | None = None
+
+
+RANKS = {
+    "argmax": "finds an index within each shard alone",
+    "argmin": "finds an index within each shard alone",
+    "cumlogsumexp": "runs over each shard alone",
+    "cummax": "runs over each shard alone",
+    "cummin": "runs over each shard alone",
+    "cumprod": "runs over each shard alone",
+    "cumsum": "runs over each shard alone",
+    "sort": "sorts each shard alone",
+    "top_k": "picks from each shard alone",
+}
+"""Operations that rank or add up the elements along a dim, and what they do to a split one."""
+
+KEEPS_INDICES = {"add", "broadcast_in_dim", "convert_element_type", "lt", "reshape", "select_n"}
+"""Operations through which the index of a device is still an index; JAX adds the length of the dim
+to a negative one."""
+
+BITCAST = "bitcast_convert_type"
+"""The operator that reads the bits of an array as another dtype."""

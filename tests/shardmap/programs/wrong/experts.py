@@ -54,5 +54,6 @@ PAIRS = {
         PS("model"),
         wrong_ins=TOKENS_WHOLE,
         wrong_outs=PS("data"),
+        vma=False,
     ),
 }
