@@ -47,8 +47,8 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
       A report: `ok`; `diagnostics` with the codes `missing-reduction`, `doubled-reduction`,
       `misplaced-reduction`, `wrong-reduction`, `wrong-placement`, `local-result`,
       `differs-on-one-device` and `not-analysed`; and `coverage`: the collectives with their bytes,
-      and the comparison with one device of each mesh axis. A help is an edit with which fewer results
-      differ from one device, with the bytes that the edited regions send.
+      and the comparison with one device of each mesh axis. A help is an edit with which fewer
+      results differ from one device, with the bytes that the edited regions send.
 
     Raises:
       SbpError: `bad-argument` for another kind of mesh, one that is not the program's, and a

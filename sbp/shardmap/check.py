@@ -27,9 +27,10 @@ from sbp.shardmap.faults import (
     FoundRepairs,
     reversed_order,
 )
-from sbp.shardmap.one_device import Comparisons, claims
+from sbp.shardmap.one_device import Comparisons
 from sbp.shardmap.repairs import Repairs
 from sbp.shardmap.sites import Sites
+from sbp.shardmap.specs import claims
 from sbp.shardmap.words import diagnostic, primary, run_diagnostic
 from sbp.trace.build import body_graph
 from sbp.trace.collectives import SHARD_MAP

@@ -60,7 +60,7 @@ def reason_of(error: Exception) -> str:
 
 def not_emulated(error: Exception) -> str:
     """Why a region was not run without devices, by the error of the run."""
-    return f"its collectives cannot be run without devices ({reason_of(error)})"
+    return f"it cannot be run without devices ({reason_of(error)})"
 
 
 def too_large(graph: Graph, devices: int) -> str:

@@ -185,9 +185,20 @@ def _counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
     return same
 
 
-def fixed_numbers(graph: Graph, alone: Graph, n: int) -> dict[int, tuple[int, str]]:
-    """Numbers that are the same with one device, and that the number of devices divides: they may
-    count them. By the id of an operation, the id of the same one with one device, and the number.
+def fixed_numbers(
+    graph: Graph, alone: Graph, n: int, lengths: Collection[int]
+) -> dict[int, tuple[int, str]]:
+    """Numbers that the user's lines multiply or divide by, that are the same with one device, and
+    that may count devices or the elements of a shard.
+
+    Arguments:
+      graph: the program.
+      alone: the program with one device on the mesh axis.
+      n: the size of the axis.
+      lengths: the lengths of shards along it.
+
+    Returns:
+      By the id of an operation, the id of the same one with one device, and the number.
     """
     found: dict[int, tuple[int, str]] = {}
     for a, b in _matched(graph, alone):
@@ -201,7 +212,9 @@ def fixed_numbers(graph: Graph, alone: Graph, n: int) -> dict[int, tuple[int, st
                 continue
             number = float(np.real(x.value))
             times = number if number >= 1 else 1 / number if number > 0 else 0.0
-            if times > 2 and times % n == 0:  # a 2 is too frequent to say anything
+            if times > 2 and (
+                times % n == 0 or times in lengths
+            ):  # a 2 is too frequent to say anything
                 found[a.id] = b.id, f"{number:g}"
     return found
 

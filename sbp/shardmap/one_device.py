@@ -36,14 +36,13 @@ from sbp.shardmap.emulation import (
     reason_of,
     too_large,
 )
-from sbp.shardmap.faults import places_of
+from sbp.shardmap.meant import bodies, lengths_of, one_each, permutes, picks, ranks
 from sbp.shardmap.measured import Types, fixed_numbers, is_good, measured, renumbered
-from sbp.shardmap.specs import atom_of
+from sbp.shardmap.specs import atom_of, claims
 from sbp.shardmap.written_sizes import AxisInCode, WrittenSizes
 from sbp.signatures import traits_of
-from sbp.signatures.traits import KEEPS_INDICES, RANKS
-from sbp.trace.collectives import AXIS_INDEX, KINDS, SHARD_MAP, names_of
-from sbp.trace.graph import Graph, Node
+from sbp.trace.collectives import SHARD_MAP
+from sbp.trace.graph import Graph
 from sbp.types import B, Split
 
 NUMBERS = 3
@@ -255,15 +254,17 @@ class OneDeviceComparison:
         ]
         types, best = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
         _, alone, want = apart[best]
-        fixed = fixed_numbers(self.graph, alone, self.axis.size)
-        for chosen in () if uneven or not fixed else (fixed, *({i: fixed[i]} for i in fixed)):
-            other = renumbered(alone, {i for i, _ in chosen.values()}, self.axis.size)
+        fixed = fixed_numbers(self.graph, alone, self.axis.size, self.axis.lengths)
+        devices = {f"{n:g}" for n in (self.axis.size, self.axis.devices)}
+        counts = {i for i, number in fixed.values() if number in devices}
+        for chosen in () if uneven or not counts else (counts, *({i} for i in counts)):
+            other = renumbered(alone, chosen, self.axis.size)
             pairs = zip(self.got.results, program_run(other)(self.values).results, strict=True)
             if not any(_apart(x, y) for x, y in pairs):
                 return Compared(run=self.result(), alone=best)
         trips = tuple(measured(self.graph, self.got, alone, want, axis, axes, t) for t in (0, 1))
-        because |= {*_ranks(self.graph, types), *_picks(self.graph, self.axis.size)} | set(
-            _one_each(self.graph, alone, self.axis.name)
+        because |= {*ranks(self.graph, types), *picks(self.graph, self.axis.size)} | set(
+            one_each(self.graph, alone, self.axis.name)
         )
         meant = bool(because)
         if any(x.shape != y.shape for x, y in zip(self.got.results, want.results, strict=True)):
@@ -471,11 +472,11 @@ def compared_runs(
                 values=found.values,
                 given=given,
                 guessed=guessed,
-                chained=chained and _permutes(graph, name),
+                chained=chained and permutes(graph, name),
             ).made([i for _, i, a in found.uneven if a == name], meant)
             for name, resized in own.items()
         ]
-        tests = any(traits_of(node.op).numpy is np.isfinite for node in _bodies(graph))
+        tests = any(traits_of(node.op).numpy is np.isfinite for node in bodies(graph))
         if not tests or any(c.wrong for c in found.compared):
             break
     return found
@@ -568,36 +569,6 @@ def _alone(traced: Callable[[Any], Graph], axis: AxisInCode, attempt: Attempt, f
     return Resized(fn, traced, axis).graph(attempt)
 
 
-def claims(graph: Graph) -> Iterator[tuple[Node, list[int]]]:
-    """The regions of a program in order, each with the positions of the results that claim a type:
-    those that not only a gradient takes back as they are."""
-    readers: dict[Any, list[tuple[Node | None, Any]]] = {}
-    for node in graph.walk():
-        specs = node.params["in_specs"] if node.op == SHARD_MAP else (None,) * len(node.inputs)
-        for operand, spec in zip(node.inputs, specs, strict=True):
-            readers.setdefault(operand, []).append((node, spec))
-    inner = [g for node in graph.walk() for g in node.regions]
-    for operand in (o for g in (graph, *inner) for o in g.outputs):
-        readers.setdefault(operand, []).append((None, None))
-    for node in graph.walk():
-        if node.op == SHARD_MAP:
-            pairs = enumerate(zip(node.outputs, node.params["out_specs"], strict=True))
-            yield (
-                node,
-                [
-                    i
-                    for i, (v, spec) in pairs
-                    if not readers.get(v) or any(not _goes_back(r, spec, s) for r, s in readers[v])
-                ],
-            )
-
-
-def _goes_back(reader: Node | None, spec: Any, taken: Any) -> bool:
-    """Whether only the region of a gradient reads a region's result, with the same spec: a
-    residual, whose spec claims nothing."""
-    return reader is not None and reader.op == SHARD_MAP and reader.backward and spec == taken
-
-
 def uneven(graph: Graph, ran: Ran, mesh: MeshSpec) -> frozenset[tuple[int, int, str]]:
     """The results of regions that differ between devices and claim to be equal."""
     found: set[tuple[int, int, str]] = set()
@@ -643,93 +614,3 @@ def _values(leaves: Sequence[Any], seed: int = 0) -> tuple[list[Any], bool]:
             guessed = True
             values.append(jnp.asarray((5, 11)[seed], x.dtype))
     return values, guessed
-
-
-# ---- what may be meant --------------------------------------------------------------------------
-
-
-def _bodies(graph: Graph) -> Iterator[Node]:
-    """The operations of all regions."""
-    for region in graph.walk():
-        if region.op == SHARD_MAP:
-            yield from region.params["body"].walk()
-
-
-def _permutes(graph: Graph, name: str) -> bool:
-    """Whether a region sends values along a mesh axis from device to device."""
-    named = (names_of(node) for node in _bodies(graph) if KINDS.get(node.op) == "permute")
-    return any(name in (x if isinstance(x, tuple | list) else (x,)) for x in named)
-
-
-def lengths_of(graph: Graph, name: str) -> frozenset[int]:
-    """The lengths of one device's shards along dims that a mesh axis splits."""
-    found: set[int] = set()
-    for region in graph.walk():
-        if region.op != SHARD_MAP:
-            continue
-        body = region.params["body"]
-        for value, spec in zip(body.inputs, region.params["in_specs"], strict=True):
-            entries: tuple[Any, ...] = tuple(spec) if isinstance(spec, PartitionSpec) else ()
-            for d, e in enumerate(entries):
-                if e == name or (isinstance(e, tuple) and name in e):
-                    found.add(body.aval(value).shape[d])
-    return frozenset(found)
-
-
-def _ranks(graph: Graph, types: Types) -> Iterator[str]:
-    """Whether the devices rank their own elements, and something depends on the ranks, as which
-    tokens of a shard are over its capacity.
-
-    Arguments:
-      graph: a program with regions.
-      types: its types on the mesh axis.
-    """
-    every = list(_bodies(graph))
-    ranked = [
-        node
-        for node in every
-        if node.op in RANKS and not is_good(types.get(node.outputs[0], frozenset()))
-    ]
-    reached = {v for node in ranked for v in node.outputs}
-    while more := {v for node in every if _takes(node, reached) for v in node.outputs} - reached:
-        reached |= more
-        for node in every:
-            for region in node.regions if reached & set(node.inputs) else ():
-                reached |= set(region.inputs)
-    for node in every:
-        picked = {node.inputs[i] for i in places_of(node)}
-        compares = traits_of(node.op).scales == "compared" and len(node.inputs) == 2
-        if reached & (set(node.inputs) if compares else picked):
-            yield "each device ranks its own elements, and what has no place may be dropped"
-            return
-
-
-def _one_each(graph: Graph, alone: Graph, name: str) -> Iterator[str]:
-    """Whether a region returns one element for each device, whatever their number."""
-    for (a, results), (b, _) in zip(claims(graph), claims(alone), strict=False):
-        for i in results:
-            claim = atom_of(a.params["out_specs"][i], name)
-            bodies = [node.params["body"] for node in (a, b)]
-            shapes = [g.aval(g.outputs[i]).shape for g in bodies if i < len(g.outputs)]
-            if isinstance(claim, Split) and all(x[claim.dim] == 1 for x in shapes):
-                yield "a region returns one element for each device"
-                return
-
-
-def _picks(graph: Graph, n: int) -> Iterator[str]:
-    """Whether each device picks one of n elements, as many as there are devices, by its index."""
-    for region in graph.walk():
-        body = region.params["body"] if region.op == SHARD_MAP else None
-        own = set[int]()
-        for node in body.walk() if body is not None else ():
-            if node.op == AXIS_INDEX or (node.op in KEEPS_INDICES and own & {*node.inputs}):
-                own |= {*node.outputs}
-            shape = body.aval(node.inputs[0]).shape if body and node.inputs else ()
-            if n in shape and {node.inputs[i] for i in places_of(node)} & own:
-                yield "each device picks an element by its index, of as many as there are devices"
-                return
-
-
-def _takes(node: Node, values: set[int]) -> bool:
-    """Whether an operation, or one of its regions, depends on some values."""
-    return any(values & {*inputs} for inputs in (node.inputs, *(r.outputs for r in node.regions)))

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from sbp.trace.graph import Node
+from sbp.trace.collectives import SHARD_MAP
+from sbp.trace.graph import Graph, Node
 from sbp.types import Atom, B, NdSbp, P, Split
 
 
@@ -91,3 +93,33 @@ def spec_text(spec: Any) -> str:
 
 def _axes(entry: Any) -> tuple[Any, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
+
+
+def claims(graph: Graph) -> Iterator[tuple[Node, list[int]]]:
+    """The regions of a program in order, each with the positions of the results that claim a type:
+    those that not only a gradient takes back as they are."""
+    readers: dict[Any, list[tuple[Node | None, Any]]] = {}
+    for node in graph.walk():
+        specs = node.params["in_specs"] if node.op == SHARD_MAP else (None,) * len(node.inputs)
+        for operand, spec in zip(node.inputs, specs, strict=True):
+            readers.setdefault(operand, []).append((node, spec))
+    inner = [g for node in graph.walk() for g in node.regions]
+    for operand in (o for g in (graph, *inner) for o in g.outputs):
+        readers.setdefault(operand, []).append((None, None))
+    for node in graph.walk():
+        if node.op == SHARD_MAP:
+            pairs = enumerate(zip(node.outputs, node.params["out_specs"], strict=True))
+            yield (
+                node,
+                [
+                    i
+                    for i, (v, spec) in pairs
+                    if not readers.get(v) or any(not _goes_back(r, spec, s) for r, s in readers[v])
+                ],
+            )
+
+
+def _goes_back(reader: Node | None, spec: Any, taken: Any) -> bool:
+    """Whether only the region of a gradient reads a region's result, with the same spec: a
+    residual, whose spec claims nothing."""
+    return reader is not None and reader.op == SHARD_MAP and reader.backward and spec == taken

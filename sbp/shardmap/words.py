@@ -157,7 +157,9 @@ class _Words:
                 taken = self.types if self.fault.atoms else "two partial sums"
                 return f"it does not take {taken}; reduce first"
             case "ratio":
-                return "a ratio of shares is no share of the ratio; reduce both first"
+                return (
+                    "reduce both operands first: the ratio of two parts is not a part of the ratio"
+                )
             case "added":
                 return f"each of {self.n} devices adds it; reduce first, then add"
             case "scales":
@@ -179,7 +181,7 @@ class _Words:
             case "pending":
                 return f"{self.n} times too large; means of shards are averaged"
             case "monoid":
-                return f"parts of {self.types} join otherwise"
+                return f"the parts of {self.types} need another reduction"
             case "order":
                 return "the axes of a split dim are ordered, the first one outermost"
             case "own-block":
@@ -256,8 +258,8 @@ class _Words:
         if self.finding.numbers:
             listed = " or ".join(f"`{n}`" for n in self.finding.numbers)
             yield (
-                f"if {listed} stands for the number of devices, nothing may be wrong; with"
-                " lax.axis_size in its place, sbp can tell"
+                f"the program may be right if {listed} stands for the number of devices; write"
+                " lax.axis_size there, and sbp can tell"
             )
         if primary(self.finding).backward:
             yield (
@@ -285,19 +287,19 @@ def run_text(run: ComparedRun) -> str:
     """What a comparison came to, as a sentence."""
     where = f"on one device of mesh axis `{run.mesh_axis}`"
     if run.untried:
-        return f"it is not compared with a run {where}: {run.untried}"
+        return f"sbp did not compare the program with a run {where}, because {run.untried}"
     if run.lost or not run.apart:
         lost = f"; {_lost(run)}" if run.lost else ""
-        return f"{where} it computes the same: {_how(run)}{lost}"
-    text = f"{where} it computes another value of {_results(run.apart)}: {_how(run)}"
+        return f"{where} the program computes the same: {_how(run)}{lost}"
+    text = f"{where} the program computes another value of {_results(run.apart)}: {_how(run)}"
     return f"{text}; {'; '.join(run.because)}" if run.because else text
 
 
 def _how(run: ComparedRun) -> str:
     values = "its arguments" if run.given else "random values of its shapes"
     if run.stages:
-        return f"its {run.size} stages were run one after the other, on {values}"
-    return f"run with {run.size} devices and with one, on {values}"
+        return f"sbp ran its {run.size} stages one after the other, on {values}"
+    return f"sbp ran it with {run.size} devices and with one, on {values}"
 
 
 def _results(numbers: tuple[int, ...]) -> str:
@@ -341,8 +343,8 @@ def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
         labels=tuple(_labels(ends)),
         notes=(
             run_text(run),
-            f"what is marked has no type on {axis}: a wrong neighbour, owner, offset or number of"
-            " steps changes the result, and so does a part that one device is meant to play",
+            f"the marked values have no type on {axis}; look for a wrong neighbor, owner, offset or"
+            " number of steps, or for an operation that only some devices are meant to run",
         ),
     )
 

@@ -63,7 +63,7 @@ def test_a_right_program_computes_the_same(name):
     assert (run.mesh_axis, run.size) == ("model", N_MODEL)
     assert run.apart == () and not run.untried and run.given
     assert run.stages == (name == "pipeline")
-    assert "it computes the same" in report.text(200)
+    assert "the program computes the same" in report.text(200)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_program_that_is_too_large_is_not_run(monkeypatch):
     monkeypatch.setattr(emulation, "CHECKED_ELEMENTS", 100)
     run, report = run_of(body)
     assert "elements over all devices" in run.untried
-    assert "it is not compared" in report.text(200)
+    assert "sbp did not compare" in report.text(200)
 
 
 class OnlyOnFour(Exception):
