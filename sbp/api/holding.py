@@ -11,9 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from sbp.api.boundary import axes_of, shape_of
+from sbp.api.boundary import Asked, axes_of, shape_of
 from sbp.api.call import CallSignature
-from sbp.api.memories import Asked
 from sbp.errors import refused
 from sbp.kinds import shown
 from sbp.plan.program import Program

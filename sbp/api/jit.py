@@ -12,12 +12,11 @@ from typing import Any
 from jax.sharding import AbstractMesh, Mesh
 
 from sbp import _jax, _jax_call
-from sbp.api.arguments import Names, Numbers
-from sbp.api.call import JitOptions
+from sbp.api.boundary import is_given, mesh_of, types_of
+from sbp.api.call import JitOptions, Names, Numbers
 from sbp.api.jitted import MESH
 from sbp.api.jitted import Jitted as Jitted
-from sbp.api.planfile import paths_of_plans
-from sbp.api.shardings import is_given, mesh_of, types_of
+from sbp.api.plan import paths_of_plans
 from sbp.errors import ArgumentError, SbpError, nearest, refused
 from sbp.kinds import AXIS, FLAG, reduce_dtype_name, refuse_unless, shown, takes
 from sbp.limits import BOXING, POLICIES, Budget, Policy

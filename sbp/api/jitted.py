@@ -14,8 +14,7 @@ from typing import Any
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from sbp import _jax, _jax_call
-from sbp.api.arguments import Parameters
-from sbp.api.call import CallSignature, JitOptions, function_name, quick_key
+from sbp.api.call import CallSignature, JitOptions, Parameters, function_name, quick_key
 from sbp.api.holding import plain
 from sbp.api.plan import Plan
 from sbp.api.planner import Planner
@@ -34,8 +33,7 @@ from sbp.errors import (
     users_stacklevel,
     warn,
 )
-from sbp.explain.change import Change, tried
-from sbp.explain.fault_notes import more_text
+from sbp.explain.change import Change, more_text, tried
 from sbp.explain.faults import LIMITS
 from sbp.kinds import FUNCTION, Kind, instance_of, made_of, shown
 from sbp.machine.mesh import mesh_spec

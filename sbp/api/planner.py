@@ -13,15 +13,11 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from sbp import _jax
-from sbp.api.arguments import Parameters
-from sbp.api.boundary import about_option, check_types
-from sbp.api.call import CallReader, CallSignature, JitOptions
-from sbp.api.plan import Plan
-from sbp.api.planfile import load_program
-from sbp.api.results import asked_outputs
-from sbp.api.shardings import check_meshes
+from sbp.api.boundary import about_option, check_meshes, check_types
+from sbp.api.call import CallReader, CallSignature, JitOptions, Parameters
+from sbp.api.plan import Plan, load_program
 from sbp.api.symbolic import SizedCall, UnequalElements, priced_constraints
-from sbp.api.tracing import Tracer, traced_call
+from sbp.api.tracing import Tracer, asked_outputs, traced_call
 from sbp.errors import (
     Diagnostic,
     Help,
@@ -34,7 +30,7 @@ from sbp.errors import (
     noting,
 )
 from sbp.explain.faults import explain
-from sbp.explain.memory import memory_diagnostic
+from sbp.explain.together import memory_diagnostic
 from sbp.machine.mesh import mesh_spec
 from sbp.plan.fit import fit
 from sbp.plan.program import Program

@@ -13,9 +13,8 @@ from typing import Any
 
 import jax
 
-from sbp.api.boundary import even_boundary
+from sbp.api.boundary import Asked, even_boundary
 from sbp.api.call import CallSignature
-from sbp.api.memories import Asked
 from sbp.errors import (
     ArgumentTypeError,
     Edit,

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from sbp.explain.limits import DiagnosisLimits
-from sbp.explain.loosening import Looser
+from sbp.errors import Edit
+from sbp.explain.change import DiagnosisLimits
+from sbp.explain.edits import pinned_value
+from sbp.explain.names import BATCHED, Names, asked_text, behind_vmap
 from sbp.infer.check import Checker, CheckResult
 from sbp.infer.constraints import Constraint, System
 from sbp.infer.request import Request
 from sbp.infer.space import Code
 from sbp.plan.fit import best_program
 from sbp.plan.program import Program
+from sbp.signatures import traits_of
+from sbp.source.reader import source_text, users_span
+from sbp.trace.graph import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,26 @@ class IndependentFaults:
         return next((same for first, same in pairs if first is fault), ())
 
 
+@dataclass(frozen=True, slots=True)
+class Looser:
+    """A policy that allows more.
+
+    Arguments:
+      key: which policy, and where.
+      text: the change in words.
+      edits: the change itself.
+      make: a program under it.
+      wide: whether it changes more than the line of the fault, so that it is for when nothing less
+          gives a typing.
+    """
+
+    key: tuple[Any, ...]
+    text: str
+    edits: tuple[Edit, ...]
+    make: Callable[[Request], Request]
+    wide: bool = False
+
+
 @dataclass(slots=True)
 class Trials:
     """A program without a typing, and the edits that were tried on it.
@@ -100,10 +125,6 @@ class Trials:
                 parts.append(other)
                 seen.add(other.sink[0].operand)
         return Arriving(tuple(parts))
-
-    def system(self, mesh_axis: str) -> System:
-        """The constraints of a mesh axis."""
-        return next(s for s in self.checker.systems if s.mesh_axis == mesh_axis)
 
     @property
     def size(self) -> int:
@@ -166,3 +187,91 @@ class Trials:
             hopeless = not free and checker.check(explain=False).status == "unsat"
             self.by_policy[looser.key] = None if hopeless else best_program(request)
         return self.by_policy[looser.key]
+
+
+@dataclass(frozen=True, slots=True)
+class BlamedFault:
+    """A fault with the trials on its program.
+
+    Arguments:
+      trials: the program and its faults.
+      found: the fault.
+      names: the names of the program's values.
+      shown: the number of faults that are shown.
+    """
+
+    trials: Trials
+    found: CheckResult
+    names: Names
+    shown: int
+
+    @property
+    def request(self) -> Request:
+        """The program, and what its types are chosen by."""
+        return self.trials.request
+
+    @property
+    def axis(self) -> str:
+        """The mesh axis."""
+        return self.found.mesh_axis
+
+    @property
+    def position(self) -> int:
+        """The position of the mesh axis."""
+        return self.request.mesh.names.index(self.axis)
+
+    @property
+    def system(self) -> System:
+        """The constraints of the mesh axis."""
+        return next(s for s in self.trials.checker.systems if s.mesh_axis == self.axis)
+
+    def subject(self, node: Node) -> str:
+        """A node as a title names it: by the user's expression."""
+        text = f"`{source_text(users_span(node)) or node.name}`"
+        return f"the gradient of {text}" if node.in_gradient else text
+
+    def direct(self, node: Node, pin: Constraint, operand: int | None = None) -> bool:
+        """Whether a pin is on a value that the node itself reads.
+
+        Arguments:
+          node: the node.
+          pin: the pin.
+          operand: the operand that is asked about; None for any operand at which the fault ends.
+        """
+        if pin.site is None or node.regions:
+            return False
+        pinned = {n.outputs[0] for n in pin.site.nodes}
+        if pin.site.source == "input":
+            pinned = {self.request.graph.inputs[pin.site.position]}
+        return any(
+            node.inputs[c.operand] in pinned
+            for c in self.found.sink
+            if operand is None or c.operand == operand
+        )
+
+    def pin_text(self, pin: Constraint, node: Node) -> str:
+        """The atom that a pin asks, and the role of a split dim in the node."""
+        assert pin.site is not None
+        asked = asked_text(pin.site, pin.code)
+        text = f"{self.names.site(pin.site)} is {asked} on `{self.axis}`"
+        if pin.code > 0:
+            shape = self.request.graph.aval(pinned_value(self.request.graph, pin.site)).shape
+            behind = behind_vmap(pin.site, pin.code)
+            text += " under vmap" if behind != 0 else ""
+            sizes = "x".join(map(str, shape[behind or 0 :]))
+            dim = f": dim {pin.code - 1 - (behind or 0)} of {sizes}"
+            text += self.role(pin, node) or dim + (f" {BATCHED}" if behind is None else "")
+        return text
+
+    def role(self, pin: Constraint, node: Node) -> str:
+        """The role of a pinned dim in the contraction that reads it; empty for other nodes."""
+        numbers = node.params.get("dimension_numbers", ())
+        if not traits_of(node.op).contracts or len(numbers) != 2 or pin.site is None:
+            return ""
+        contract, batch = numbers
+        for c in self.found.sink:
+            if self.direct(node, pin, c.operand):
+                if pin.code - 1 in contract[c.operand]:
+                    return ", the contracted dim"
+                return ", a batch dim" if pin.code - 1 in batch[c.operand] else ", not contracted"
+        return ""

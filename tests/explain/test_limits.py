@@ -10,13 +10,12 @@ from jax.sharding import AbstractMesh
 import sbp
 from sbp.errors import Diagnostic, OptionEdit
 from sbp.explain import change, faults, helps, trials
-from sbp.explain.blame import BlamedFault
-from sbp.explain.budgets import budget_help
+from sbp.explain.change import DiagnosisLimits
 from sbp.explain.faults import diagnostic, explain
-from sbp.explain.limits import DiagnosisLimits, WhyLimits
 from sbp.explain.names import Names
-from sbp.explain.trials import IndependentFaults, Trials
-from sbp.explain.why import why
+from sbp.explain.together import budget_help
+from sbp.explain.trials import BlamedFault, IndependentFaults, Trials
+from sbp.explain.why import WhyLimits, why
 from sbp.infer.check import Checker
 from sbp.report.answers import explanation, link_text
 from tests.explain.answers import planned
