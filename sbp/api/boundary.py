@@ -46,14 +46,18 @@ class Asked:
     Arguments:
       type: its type; None leaves it free.
       padded: whether it is held as `sbp.Padded`, so that its splits need not divide.
-      memory: the kind of memory; None where it is not said.
+      memory: the kind of memory; None where it is not said. Of an argument of a call, the kind in
+        which it arrives; None for the device's own.
       spec: the `PartitionSpec` that the user wrote for the type; None for another form.
+      in_host: whether the function gets an argument as a value in host memory. It gets one in
+        device memory where the argument is no JAX array yet, as with `jax.jit`.
     """
 
     type: NdSbp | None
     padded: bool = False
     memory: str | None = None
     spec: PartitionSpec | None = None
+    in_host: bool = False
 
     @classmethod
     def of(cls, t: NdSbp, entry: Any, padded: bool) -> Asked:
@@ -81,23 +85,6 @@ class Asked:
 FREE = Asked(None)
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentMemory:
-    """The memory in which an argument arrives.
-
-    Arguments:
-      kind: JAX's name of it; None for the device's own.
-      in_host: whether the function gets a value in host memory. It gets one in device memory where
-        the argument is no JAX array yet, as with `jax.jit`.
-    """
-
-    kind: str | None = None
-    in_host: bool = False
-
-
-DEVICE = ArgumentMemory()
-
-
 def own_kind(kind: str | None, mesh: Mesh | AbstractMesh) -> str | None:
     """A kind of memory; None for the device's own."""
     default = (
@@ -106,8 +93,8 @@ def own_kind(kind: str | None, mesh: Mesh | AbstractMesh) -> str | None:
     return None if kind in (None, default, "device") else kind
 
 
-def memory_of(leaf: Any, asked: Asked, name: str, mesh: Mesh | AbstractMesh) -> ArgumentMemory:
-    """The memory of an argument.
+def with_memory(leaf: Any, asked: Asked, name: str, mesh: Mesh | AbstractMesh) -> Asked:
+    """What is asked of an argument, with the memory in which it arrives.
 
     Arguments:
       leaf: the argument.
@@ -134,7 +121,7 @@ def memory_of(leaf: Any, asked: Asked, name: str, mesh: Mesh | AbstractMesh) -> 
         )
     kind = has if placed else wants
     is_array = placed or isinstance(array, jax.ShapeDtypeStruct)
-    return ArgumentMemory(kind, is_array and kind == HOST) if kind else DEVICE
+    return replace(asked, memory=kind, in_host=is_array and kind == HOST)
 
 
 def result_kind(

@@ -14,16 +14,15 @@ from jax.sharding import AbstractMesh, Mesh
 
 from sbp import _jax_call
 from sbp.api.boundary import (
-    ArgumentMemory,
     Asked,
     about_option,
     broadcast_types,
     carried_type,
     held_as,
     is_type_leaf,
-    memory_of,
     shape_of,
     type_of_leaf,
+    with_memory,
 )
 from sbp.api.trees import (
     KeyPath,
@@ -324,7 +323,6 @@ class CallSignature:
       names: the user's name of each flat argument, such as `params['w']`.
       call: the function of flat arguments.
       asked: what is asked of each flat argument.
-      memories: the memory in which each flat argument arrives.
       sources: for each flat argument, what asks for its type.
       donated_args: for each donated argument the flat positions of its leaves.
     """
@@ -336,7 +334,6 @@ class CallSignature:
     names: tuple[str, ...]
     call: Callable[..., Any]
     asked: tuple[Asked, ...]
-    memories: tuple[ArgumentMemory, ...]
     sources: tuple[TypeSource, ...]
     donated_args: tuple[tuple[int, ...], ...]
 
@@ -438,7 +435,7 @@ class CallReader:
         asked = tuple(held_as(a, leaf, self.mesh) for a, leaf in zip(given, leaves, strict=True))
         each = tuple(zip(leaves, asked, names, strict=True))
         avals = tuple(_aval_of(x, a.type, n) for x, a, n in each)
-        memories = tuple(memory_of(*one, self.mesh) for one in each)
+        asked = tuple(with_memory(*one, self.mesh) for one in each)
         fn, name, count = self.fn, self.name, len(args)
 
         def call(*flat: Any) -> Any:
@@ -454,7 +451,7 @@ class CallReader:
             watched.warn(result, name, lambda path: self._leaf_name(path, positions))
             return result
 
-        keys = tuple(map(_aval_key, avals, memories)), _typed(statics), _typed(static_kwargs)
+        keys = tuple(map(_aval_key, avals, asked)), _typed(statics), _typed(static_kwargs)
         signature = CallSignature(
             key=(tree, *keys, asked, _jax_call.trace_key()),
             tree=tree,
@@ -463,7 +460,6 @@ class CallReader:
             names=names,
             call=call,
             asked=asked,
-            memories=memories,
             sources=sources,
             donated_args=self._donated(tree, positions, len(args)),
         )
@@ -580,8 +576,9 @@ class CallReader:
         ]
 
 
-def _aval_key(aval: jax.ShapeDtypeStruct, memory: ArgumentMemory) -> tuple[Any, ...]:
-    return aval.shape, aval.dtype, bool(getattr(aval, "weak_type", False)), memory
+def _aval_key(aval: jax.ShapeDtypeStruct, asked: Asked) -> tuple[Any, ...]:
+    weak = bool(getattr(aval, "weak_type", False))
+    return aval.shape, aval.dtype, weak, asked.memory, asked.in_host
 
 
 def _typed(statics: Mapping[Any, Any]) -> tuple[tuple[Any, type, Any], ...]:

@@ -227,7 +227,7 @@ def traced_call(
     out_asked, out_names = asked_outputs(reader, results)
     graph, kinds = placed_results(graph, out_asked, out_names, reader)
     tied = tied_outputs(signature, graph, results.tree, out_asked)
-    by_axis, in_kinds = options.axis_policies, tuple(m.kind for m in signature.memories)
+    by_axis, in_kinds = options.axis_policies, tuple(a.memory for a in signature.asked)
     request = Request(
         graph=graph,
         mesh=spec,
@@ -321,8 +321,8 @@ def _placed(
     """
     found: list[jax.ShapeDtypeStruct] = []
     each = zip(signature.avals, types, signature.sources, signature.asked, strict=True)
-    for (aval, t, source, asked), memory in zip(each, signature.memories, strict=True):
-        kind = HOST if memory.kind == HOST else None
+    for aval, t, source, asked in each:
+        kind = HOST if asked.memory == HOST else None
         pinned = t is not None and source != "in_types" and not t.is_partial and not asked.padded
         if explicit and t is not None and pinned:
             sharding = NamedSharding(
@@ -418,7 +418,7 @@ class _FlatResults:
     ) -> _FlatResults:
         """The function of a call. An array that JAX makes for the call is put into the memory that
         is asked for it, and the function gets it in device memory."""
-        copied = tuple(m.kind == HOST and not m.in_host for m in signature.memories)
+        copied = tuple(a.memory == HOST and not a.in_host for a in signature.asked)
         call = cls(signature.call, reader.name, pins, copied)
         _jax_call.traced_as(call, reader.fn, signature.names)
         return call

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sbp.annotations import annotate_p
-from sbp.explain.edits import Types, pin_subject, unpin_subject
+from sbp.explain.edits import Types, pin_subject
 from sbp.explain.origins import Origins
 from sbp.explain.reasons import ConversionNeed, ConversionReason, Reasons
 from sbp.explain.subjects import AtomChange, Subject, ValueName, changed_axes
@@ -18,7 +18,7 @@ from sbp.infer.conditioned import EndCondition, choose_under
 from sbp.infer.constraints import pin_sites
 from sbp.infer.request import Request
 from sbp.infer.space import Code, Codes, Step
-from sbp.limits import Policy
+from sbp.limits import boxing_text
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.fit import best_program, cheapest
 from sbp.plan.program import Cost, PlannedBox, Program
@@ -48,17 +48,14 @@ class Refusal:
       mesh_axis: the mesh axis without types; empty where no single axis is to blame.
       node: the reader.
       arriving: the codes in which the value could arrive at the reader or the result.
-      boxing, axis_policies, axes: the policy, the policies of mesh axes and the names of the axes,
-        where the policy is to blame; `boxing` is None elsewhere.
+      policies: the boxing policies in words, where these are to blame; empty elsewhere.
     """
 
     kind: RefusalKind
     mesh_axis: str = ""
     node: Node | None = None
     arriving: tuple[Code, ...] = ()
-    boxing: Policy | None = None
-    axis_policies: tuple[Policy | None, ...] = ()
-    axes: tuple[str, ...] = ()
+    policies: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,22 +116,14 @@ def refusal(request: Request) -> Refusal:
     fault = check(request)
     if fault.status != "unsat":
         return Refusal(kind="joint" if request.memory_limit is None else "memory")
-    axis = fault.mesh_axis
-    boxing = request.boxing if fault.policy else None
-    policies, axes = request.axis_policies, request.mesh.names
-    if not fault.sink:
-        return Refusal(
-            kind="rows", mesh_axis=axis, boxing=boxing, axis_policies=policies, axes=axes
-        )
-    node = fault.sink[0].node
+    node = fault.sink[0].node if fault.sink else None
+    policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
     return Refusal(
-        kind="result" if node is None else "reader",
-        mesh_axis=axis,
+        kind="rows" if not fault.sink else "result" if node is None else "reader",
+        mesh_axis=fault.mesh_axis,
         node=node,
-        arriving=tuple(fault.made[0]),
-        boxing=boxing,
-        axis_policies=policies,
-        axes=axes,
+        arriving=tuple(fault.made[0]) if fault.sink else (),
+        policies=policies if fault.policy else "",
     )
 
 
@@ -149,12 +138,10 @@ class Deferral:
 
     Arguments:
       request: the program as it was asked for.
-      origins: of the plan.
       group: the conversion at all places that are alike.
     """
 
     request: Request
-    origins: Origins
     group: Sequence[PlannedBox]
 
     @property
@@ -252,9 +239,7 @@ class Deferral:
             for n in site.nodes
         ]
         subject = Subject(label="", kind="annotation", values=tuple(n.outputs[0] for n in nodes))
-        for k in self._changed:
-            request = unpin_subject(request, subject, k)
-        return planned(request)
+        return planned(pin_subject(request, subject, dict.fromkeys(self._changed)))
 
     def _returned_unconverted(self, need: ConversionNeed) -> Program | Refusal:
         """With a result of the program pinned to the type it is made in."""
@@ -355,7 +340,7 @@ class SubjectConversions:
         instead: Alternative | None = None
         is_tried = tried and not reason.need.is_forced
         if is_tried:
-            found = Deferral(self.program.request, self.origins, group).plan(reason.need)
+            found = Deferral(self.program.request, group).plan(reason.need)
             instead = Alternative.of(found, self.program.request, self.subject)
         return ExplainedConversion(
             steps=first.box.steps,

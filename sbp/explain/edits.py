@@ -8,14 +8,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import SourceEdit, Span
 from sbp.explain.subjects import Subject, kind_of
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.pins import pinned_codes
-from sbp.infer.request import Request
+from sbp.infer.request import Demand, Request
 from sbp.infer.space import Code, decode
 from sbp.plan.program import Program
 from sbp.source.editing import statement_span
@@ -232,17 +232,21 @@ def change_pin(request: Request, site: PinSite, codes: tuple[Code | None, ...]) 
 def _with_codes(request: Request, site: PinSite, codes: tuple[Code | None, ...]) -> Request:
     if site.is_input:
         return _with_input(request, site, codes)
-    match site.source:
-        case "output":
-            wanted = None if all(c is None for c in codes) else codes
-            demand = request.demand
-            outputs = tuple(
-                wanted if i == site.position else t for i, t in enumerate(demand.outputs)
-            )
-            return replace(request, demand=replace(demand, outputs=outputs))
-        case _:
-            pins = {n.id: _changed(n.params["pin"], codes, request) for n in site.nodes}
-            return replace(request, graph=rewrite(request.graph, at=pins))
+    if site.source == "output":
+        demand = _demanding(request.demand, "output", site.position, codes)
+        return replace(request, demand=demand)
+    pins = {n.id: _changed(n.params["pin"], codes, request) for n in site.nodes}
+    return replace(request, graph=rewrite(request.graph, at=pins))
+
+
+def _demanding(
+    demand: Demand, kind: Literal["input", "output"], position: int, codes: tuple[Code | None, ...]
+) -> Demand:
+    """What is asked of inputs and outputs, with another type of one of them."""
+    wanted = None if all(c is None for c in codes) else codes
+    given = demand.inputs if kind == "input" else demand.outputs
+    asked = tuple(wanted if i == position else t for i, t in enumerate(given))
+    return replace(demand, inputs=asked) if kind == "input" else replace(demand, outputs=asked)
 
 
 def _with_input(request: Request, site: PinSite, codes: tuple[Code | None, ...]) -> Request:
@@ -257,10 +261,7 @@ def _with_input(request: Request, site: PinSite, codes: tuple[Code | None, ...])
             for new, differs, kept in zip(codes, changed, pinned, strict=True)
         )
 
-    outer = edited(old)
-    demand = request.demand
-    wanted = None if all(c is None for c in outer) else outer
-    inputs = tuple(wanted if i == site.position else t for i, t in enumerate(demand.inputs))
+    demand = _demanding(request.demand, "input", site.position, edited(old))
     behind = [
         (n.id, n.params["pin"])
         for n in request.graph.nodes
@@ -268,7 +269,7 @@ def _with_input(request: Request, site: PinSite, codes: tuple[Code | None, ...])
     ]
     pins = {i: _changed(pin, edited(pinned_codes(pin, request.mesh)), request) for i, pin in behind}
     graph = rewrite(request.graph, at=pins) if pins else request.graph
-    return replace(request, demand=replace(demand, inputs=inputs), graph=graph)
+    return replace(request, demand=demand, graph=graph)
 
 
 def _changed(pin: Pin, codes: tuple[Code | None, ...], request: Request) -> Pin | None:
@@ -363,73 +364,49 @@ def rewrite(
 # in the source would pin it.
 
 
-Wanted = Mapping[int, Code]
-"""Atoms asked on some mesh axes, by the position of the axis."""
+Wanted = Mapping[int, Code | None]
+"""Codes asked on some mesh axes, by the position of the axis; None leaves the axis free."""
 
 
 def pin_subject(request: Request, subject: Subject, wanted: Wanted) -> Request:
-    """The request with a subject pinned on some mesh axes. The new pin replaces the user's pins of
-    the subject on these axes; pins on other axes stay.
+    """The request with a subject pinned, or left free, on some mesh axes. The new pin replaces the
+    user's pins of the subject on these axes; pins on other axes stay.
 
     Arguments:
       request: the request.
-      subject: the subject.
-      wanted: the code to pin, by position of the mesh axis.
+      subject: the subject. A value that is not pinned cannot be left free.
+      wanted: what is asked.
     """
+    mesh = request.mesh
     match subject.kind:
-        case "input" | "output":
-            return _demanding(request, subject, wanted)
+        case "input" | "output" as kind:
+            demand, position = request.demand, subject.position
+            given = (demand.inputs if kind == "input" else demand.outputs)[position]
+            codes = _on(given or (None,) * len(mesh.sizes), wanted)
+            return replace(request, demand=_demanding(demand, kind, position, codes))
         case "annotation":
-            return _repinned(request, subject, wanted, ())
+            pins = {
+                node.id: (node.params["pin"], _on(pinned_codes(node.params["pin"], mesh), wanted))
+                for node in request.graph.walk()
+                if node.op == annotate_p.name and node.outputs[0] in subject.values
+            }
+            at = {
+                i: _changed(Pin(pin.type, reduce_dtype=pin.reduce_dtype), codes, request)
+                for i, (pin, codes) in pins.items()
+            }
+            return replace(request, graph=rewrite(request.graph, at=at))
         case "made":
             return _pinned_after(request, subject, wanted)
 
 
-def unpin_subject(request: Request, subject: Subject, position: int) -> Request:
-    """The request with a pinned subject left free on one mesh axis.
-
-    Arguments:
-      request: the request.
-      subject: the subject.
-      position: the position of the mesh axis.
-    """
-    if subject.kind == "annotation":
-        return _repinned(request, subject, {}, (position,))
-    return _demanding(request, subject, {position: None})
-
-
-def _demanding(request: Request, subject: Subject, change: Mapping[int, Code | None]) -> Request:
-    demand = request.demand
-    given = demand.inputs if subject.kind == "input" else demand.outputs
-    free = (None,) * len(request.mesh.sizes)
-    codes = tuple(change.get(k, c) for k, c in enumerate(given[subject.position] or free))
-    asked = tuple(
-        (None if codes == free else codes) if i == subject.position else t
-        for i, t in enumerate(given)
-    )
-    inputs, outputs = (asked, demand.outputs) if subject.kind == "input" else (demand.inputs, asked)
-    return replace(request, demand=replace(demand, inputs=inputs, outputs=outputs))
-
-
-def _repinned(request: Request, subject: Subject, wanted: Wanted, free: tuple[int, ...]) -> Request:
-    values, names, at = set(subject.values), request.mesh.names, dict[int, Pin | None]()
-    for node in request.graph.walk():
-        if node.op == annotate_p.name and node.outputs[0] in values:
-            pin: Pin = node.params["pin"]
-            complete = {
-                a: pin.type.get(a)
-                for a in names
-                if a in pin.type or (pin.complete and a not in pin.type.free)
-            }
-            atoms = complete | {names[k]: decode(c) for k, c in wanted.items()}
-            kept = {a: t for a, t in atoms.items() if names.index(a) not in free}
-            at[node.id] = Pin(NdSbp(kept), reduce_dtype=pin.reduce_dtype) if kept else None
-    return replace(request, graph=rewrite(request.graph, at=at))
+def _on(codes: tuple[Code | None, ...], wanted: Wanted) -> tuple[Code | None, ...]:
+    return tuple(wanted.get(k, c) for k, c in enumerate(codes))
 
 
 def _pinned_after(request: Request, subject: Subject, wanted: Wanted) -> Request:
     graph, names = request.graph, request.mesh.names
-    pin = Pin(NdSbp({names[k]: decode(c) for k, c in sorted(wanted.items())}))
+    asked = ((names[k], c) for k, c in sorted(wanted.items()))
+    pin = Pin(NdSbp({axis: decode(c) for axis, c in asked if c is not None}))
     own = _own_reads(graph, subject)
     # A copy that only the operation's own gradient reads is not annotated in the source's program
     # either: JAX drops it as dead.

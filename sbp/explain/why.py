@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sbp import _jax
@@ -20,7 +20,7 @@ from sbp.explain.conversions import (
     SubjectConversions,
     planned,
 )
-from sbp.explain.edits import Types, Wanted, pin_subject, unpin_subject
+from sbp.explain.edits import Types, pin_subject
 from sbp.explain.origins import Link, Origins
 from sbp.explain.subjects import Found, Subject, Subjects, ValueName
 from sbp.infer.constraints import pin_sites
@@ -297,14 +297,14 @@ class _Inquiry:
         found = planned(request)
         return Alternative.of(found, self.request, self.subject, wanted=wanted, freed=freed)
 
-    def pinned(self, wanted: Wanted) -> Alternative:
+    def pinned(self, wanted: Mapping[int, Code]) -> Alternative:
         """The program with the subject pinned on some mesh axes."""
         atoms = tuple((self.mesh.names[k], repr(decode(c))) for k, c in sorted(wanted.items()))
         return self.planned(pin_subject(self.request, self.subject, wanted), wanted=atoms)
 
     def unpinned(self, position: int) -> Alternative:
         """The program without the subject's pin on a mesh axis."""
-        freed = unpin_subject(self.request, self.subject, position)
+        freed = pin_subject(self.request, self.subject, {position: None})
         return self.planned(freed, freed=self.mesh.names[position])
 
     def options(self, position: int, current: Code) -> list[Code]:
@@ -356,7 +356,7 @@ class _Inquiry:
         """
         seen = {a.type for found in singles.values() for a in found}
         shape = tuple(self.request.graph.avals[self.subject.values[0]].shape)
-        estimated: list[tuple[float, int, Wanted]] = []
+        estimated: list[tuple[float, int, Mapping[int, Code]]] = []
         for k, j in itertools.combinations(self.axes, 2):
             tried = [list(zip(self.options(i, codes[i]), singles[i], strict=False)) for i in (k, j)]
             pairs = itertools.product(*tried)
