@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -155,7 +155,7 @@ def tied_outputs(
 # ---- tracing ------------------------------------------------------------------------------------
 
 
-Found = TypeVar("Found", covariant=True)
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ def traced_call(
     if tracer is None:
         tracer = functools.partial(trace, platform=_platform(reader.mesh, spec))
 
-    def traced(*, other: bool) -> tuple[Graph, Any]:
+    def traced(other: bool) -> tuple[Graph, Any]:
         with users_mesh(spec.names, spec.sizes, other=other) as explicit, tracing_for(spec):
             return tracer(call, _placed(signature, boundary, explicit, spec), signature.names)
 
@@ -338,19 +338,13 @@ def _placed(
     return tuple(found)
 
 
-class _TracesUnder(Protocol[Found]):
-    """Traces a function; `other` says whether a PartitionSpec in it means the mesh that the user
-    set, where that has other axes than the mesh of `sbp.jit`."""
-
-    def __call__(self, *, other: bool) -> Found: ...
-
-
-def _under_users_mesh(traced: _TracesUnder[Found], spec: MeshSpec) -> Found:
+def _under_users_mesh(traced: Callable[[bool], Found], spec: MeshSpec) -> Found:
     """Traces a function under the mesh that the user set. One with other axes is hidden, unless the
     function cannot be traced then: a PartitionSpec in it means that mesh.
 
     Arguments:
-      traced: traces the function.
+      traced: traces the function; its argument says whether a PartitionSpec in it means the mesh
+        that the user set, where that has other axes than the mesh of `sbp.jit`.
       spec: the mesh of `sbp.jit`.
 
     Raises:
@@ -358,13 +352,13 @@ def _under_users_mesh(traced: _TracesUnder[Found], spec: MeshSpec) -> Found:
       Whatever the function raises, unchanged.
     """
     try:
-        return traced(other=False)
+        return traced(False)
     except (RuntimeError, ValueError) as error:
         mesh = other_mesh(spec.names, spec.sizes)
         if mesh is None or isinstance(error, SbpError):
             raise
         try:
-            return traced(other=True)
+            return traced(True)
         except (RuntimeError, ValueError) as again:
             if (type(again), again.args) == (type(error), error.args):
                 raise error from None  # the mesh has no part in it
@@ -384,7 +378,7 @@ def shapes_of(reader: CallReader, signature: CallSignature) -> Any:
     spec = reader.spec
     free = (None,) * len(signature.avals)
 
-    def traced(*, other: bool) -> Any:
+    def traced(other: bool) -> Any:
         with users_mesh(spec.names, spec.sizes, other=other), tracing_for(spec):
             return jax.eval_shape(call, *_placed(signature, free, None, spec))
 

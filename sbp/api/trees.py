@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,10 +73,8 @@ def prefix_leaves(
     """
     with_path, structure = paths_of(prefix, "a pytree of types", is_leaf)
     subtrees = _subtrees(structure, tree, [path for path, _ in with_path], (), name)
-    start = 0
-    for (path, leaf), subtree in zip(with_path, subtrees, strict=True):
-        yield PrefixLeaf(leaf, path, subtree, range(start, start + subtree.num_leaves))
-        start += subtree.num_leaves
+    for (path, leaf), (subtree, here) in zip(with_path, ranged(subtrees), strict=True):
+        yield PrefixLeaf(leaf, path, subtree, here)
 
 
 def _subtrees(
@@ -157,10 +155,7 @@ def filled(tree: Any, leaves: Sequence[Any], paths: Sequence[KeyPath], depth: in
         if tree.node_data() is None:
             raise
     children: dict[str, Any] = {}
-    start = 0
-    for number, child in enumerate(tree.children()):
-        here = range(start, start + child.num_leaves)
-        start = here.stop
+    for number, (child, here) in enumerate(ranged(tree.children())):
         key = paths[here.start][depth : depth + 1] if here else ()
         name = jax.tree_util.keystr(key, simple=True) if key else str(number)
         own = [leaves[i] for i in here], [paths[i] for i in here]
@@ -184,28 +179,26 @@ def layer_paths(paths: Sequence[KeyPath], named: int) -> tuple[KeyPath, ...]:
     )
 
 
+def ranged(trees: Iterable[Any]) -> Iterator[tuple[Any, range]]:
+    """Structures that follow each other, each with the positions of its leaves."""
+    start = 0
+    for tree in trees:
+        yield tree, range(start, start + tree.num_leaves)
+        start += tree.num_leaves
+
+
 def arguments_of(tree: Any) -> list[tuple[Any, range]]:
     """The arguments of a call with structure (args, kwargs): of each the structure and the
     positions of its leaves."""
-    found, start = [], 0
-    for part in tree.children():
-        for argument in part.children():
-            found.append((argument, range(start, start + argument.num_leaves)))
-            start += argument.num_leaves
-    return found
+    return list(ranged(argument for part in tree.children() for argument in part.children()))
 
 
 def results_of(tree: Any) -> list[tuple[Any, range]]:
     """The results of a function, as `arguments_of`: the items of a tuple or list, or its one
     result."""
     data = tree.node_data()
-    if data is None or data[0] not in (tuple, list):
-        return [(tree, range(tree.num_leaves))]
-    found, start = [], 0
-    for child in tree.children():
-        found.append((child, range(start, start + child.num_leaves)))
-        start += child.num_leaves
-    return found
+    several = data is not None and data[0] in (tuple, list)
+    return list(ranged(tree.children() if several else [tree]))
 
 
 # ---- patterns -----------------------------------------------------------------------------------

@@ -10,11 +10,10 @@ from typing import Any
 from jax import lax
 
 from sbp.errors import RuleRow, Span
-from sbp.explain.change import more_text, unshown_text
+from sbp.explain.change import Arriving, BlamedFault, more_text, unshown_text
 from sbp.explain.helps import ChangeKind, FoundHelps
 from sbp.explain.insertions import axis_rows, blamed
 from sbp.explain.names import Frames, Names, asked_text
-from sbp.explain.trials import Arriving, BlamedFault
 from sbp.infer.accumulation import allowing
 from sbp.infer.because import ReadBecause
 from sbp.infer.check import CheckResult

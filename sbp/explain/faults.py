@@ -12,7 +12,15 @@ from typing import Any
 
 from sbp import _jax
 from sbp.errors import Diagnostic, Help, Label
-from sbp.explain.change import DiagnosisLimits, more_text, priced
+from sbp.explain.change import (
+    Arriving,
+    BlamedFault,
+    DiagnosisLimits,
+    IndependentFaults,
+    Trials,
+    more_text,
+    priced,
+)
 from sbp.explain.edits import drop_pin, pinned_value
 from sbp.explain.fault_notes import (
     NearRows,
@@ -29,7 +37,6 @@ from sbp.explain.helps import FoundHelps, Repair
 from sbp.explain.names import BATCHED, Frames, Names, asked_text
 from sbp.explain.pin_changes import carried_text, edits_of
 from sbp.explain.together import budget_help, impossible_budgets, no_typing_together
-from sbp.explain.trials import Arriving, BlamedFault, IndependentFaults, Trials
 from sbp.infer.check import Checker, CheckResult
 from sbp.infer.constraints import Constraint
 from sbp.infer.literals import POLICY_LITERAL, budget_literal
@@ -178,8 +185,7 @@ def _independent(checker: Checker, request: Request, most: int) -> IndependentFa
             without |= to_blame
             found = checker.check(without)
     return IndependentFaults(
-        first=tuple(first for first, *_ in same.values()),
-        same=tuple(tuple(rest) for _, *rest in same.values()),
+        groups=tuple(map(tuple, same.values())),
         last=found,
         complete=stuck or found.status != "unsat",
     )

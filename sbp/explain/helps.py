@@ -5,24 +5,20 @@ Each edit is planned before it is offered; the plan gives its price.
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sbp.errors import Edit, Help, OptionEdit, SourceEdit, Span
-from sbp.explain.change import Accepted, Change, HelpKind, Tried, priced, tried
+from sbp.errors import Help
+from sbp.explain.change import Accepted, BlamedFault, Change, HelpKind, Tried, priced, tried
 from sbp.explain.costly import DEARER
 from sbp.explain.edits import drop_pin, site_in
 from sbp.explain.insertions import Insertions, Looser, blamed, loosened
 from sbp.explain.names import Frames
-from sbp.explain.pin_changes import PinChanges, all_moved, carried_text
-from sbp.explain.trials import BlamedFault
-from sbp.infer.constraints import Constraint, PinSite
+from sbp.explain.pin_changes import PinChanges
 from sbp.infer.request import Request
-from sbp.infer.space import Code, decode
+from sbp.infer.space import decode
 from sbp.plan.fit import best_program
 from sbp.plan.program import Program
 from sbp.source.reader import users_span
@@ -103,124 +99,6 @@ def chosen(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
     return sorted(shown, key=rank)
 
 
-# ---- pairs of pins ------------------------------------------------------------------------------
-# Helps that change two pins together, for faults that no change of one pin mends.
-
-
-@dataclass(frozen=True, slots=True)
-class PinChange:
-    """Another code for one pin.
-
-    Arguments:
-      pin: the constraint of the pin.
-      site: the pin in the program without its other faults.
-      code: the code that it asks.
-      change: the change of this pin without the other one.
-    """
-
-    pin: Constraint
-    site: PinSite
-    code: Code
-    change: Change
-
-
-@dataclass(frozen=True, slots=True)
-class PinPairs:
-    """Changes of two pins that are to blame.
-
-    Arguments:
-      changes: the changes of single pins.
-    """
-
-    changes: PinChanges
-
-    @property
-    def pins(self) -> list[tuple[Constraint, PinSite]]:
-        """The pins to blame on the fault's mesh axis, as they are in `base`: those of the fault,
-        and of the findings that end in the same place. They can make up two sides, such as the
-        terms of two sums that are multiplied."""
-        fault = self.changes.fault
-        findings = fault.found, *fault.trials.faults.others(fault.found)
-        mine = {c.name: c for f in findings if f.mesh_axis == fault.axis for c in f.pins}
-        return self.changes.sites_of(mine.values())
-
-    def changes_of_two(self, gone: Set[tuple[str, str]]) -> Iterator[Change]:
-        """The changes of two pins that the constraints allow: those to two splits first, since they
-        keep the least memory.
-
-        Arguments:
-          gone: (mesh axis, name) of the constraints that are left out.
-        """
-        axis, trials = self.changes.fault.axis, self.changes.fault.trials
-        pairs = [
-            (one, two)
-            for a, b in itertools.combinations(map(self._changes_of, self.pins), 2)
-            if a and b and trials.may_hold(axis, gone | _without(a[0], b[0]))
-            for one, two in itertools.product(a, b)
-        ]
-        for one, two in sorted(pairs, key=lambda p: sum(c.code <= 0 for c in p)):
-            states = one.change.assumed, two.change.assumed
-            if trials.may_hold(axis, gone | _without(one, two), *states):
-                pair = self._pair(one, two)
-                if not _overlap(pair.edits):
-                    yield pair
-
-    def _changes_of(self, pinned: tuple[Constraint, PinSite]) -> list[PinChange]:
-        pin, site = pinned
-        each = ((c, self.changes.repinned(pin, site, c)) for c in self.changes.codes(pin, site))
-        return [PinChange(pin, site, c, one) for c, one in each if one is not None]
-
-    def _pair(self, one: PinChange, two: PinChange) -> Change:
-        words, again = (self.changes.words(c.pin, c.site, c.code) for c in (one, two))
-        second = again[1] if again[0] == words[0] else " ".join(again)
-        kept = carried_text(self.changes.fault.request, one.site, two.site)
-        changes = [(c.site, c.code) for c in (one, two)]
-        splits = all(c.change.kind == "pin" for c in (one, two))
-        edits = dict.fromkeys((*_edits(one, two), *_edits(two, one)))
-        return Change(
-            text=f"{' '.join(words)} and {second}{kept}",
-            edits=tuple(edits),
-            make=functools.partial(
-                all_moved, self.changes.base, changes, self.changes.fault.position
-            ),
-            without=_without(one, two),
-            kind="pin" if splits else "pair",
-            pinned=(*one.change.pinned, *two.change.pinned),
-        )
-
-
-def _without(one: PinChange, two: PinChange) -> frozenset[tuple[str, str]]:
-    return one.change.without | two.change.without
-
-
-def _edits(change: PinChange, other: PinChange) -> list[Edit]:
-    """The edits of a change. An input whose type comes from its argument is edited together with
-    the types of the other inputs; the other change gives its own."""
-    given = other.site.position if other.site.is_input else None
-
-    def is_given(e: Edit) -> bool:
-        return isinstance(e, OptionEdit) and e.option == "in_types" and e.position == given
-
-    return [e for e in change.change.edits if given is None or not is_given(e)]
-
-
-def _overlap(edits: tuple[Edit, ...]) -> bool:
-    """Whether two edits change the same piece of the source, as those of nested annotations do."""
-    spans = [e.span for e in edits if isinstance(e, SourceEdit)]
-    return any(
-        a.file == b.file and _start(a) < _end(b) and _start(b) < _end(a)
-        for a, b in itertools.combinations(spans, 2)
-    )
-
-
-def _start(span: Span) -> tuple[int, int]:
-    return span.line, span.column
-
-
-def _end(span: Span) -> tuple[int, int]:
-    return span.end_line or span.line, span.end_column
-
-
 # ---- helps --------------------------------------------------------------------------------------
 
 
@@ -294,7 +172,7 @@ class Repair:
         if not one_pin and "annotation" not in unsearched:
             if not trials.large:
                 pairs = self.by_pairs(base, gone)
-            elif len(self.pairs(base).pins) > 1:
+            elif len(self.pin_changes(base).pins) > 1:
                 unsearched.append("pair")
         if skips:
             unsearched.append("policy")
@@ -341,7 +219,7 @@ class Repair:
           base: the program without the pins of its other faults.
           gone: (mesh axis, name) of the constraints of those pins.
         """
-        changes = self.pairs(base).changes_of_two(gone)
+        changes = self.pin_changes(base).pairs(gone)
         return tried(changes, plans=self.fault.trials.limits.pair_plans)
 
     def by_policy(self, base: Request) -> tuple[list[RankedHelp], bool]:
@@ -375,12 +253,7 @@ class Repair:
         faults = self.fault.trials.faults
         own = (self.fault.found, *faults.others(self.fault.found))
         mine = {(r.mesh_axis, c.name) for r in own for c in r.pins}
-        others = [
-            r
-            for f, same in zip(faults.first, faults.same, strict=True)
-            if f is not self.fault.found
-            for r in (f, *same)
-        ]
+        others = [r for group in faults.groups if group[0] is not self.fault.found for r in group]
         for other in others:
             position = base.mesh.names.index(other.mesh_axis)
             for c in other.pins:
@@ -415,10 +288,6 @@ class Repair:
     def pin_changes(self, base: Request) -> PinChanges:
         """The changes of single pins."""
         return PinChanges(self.fault, base, self.node)
-
-    def pairs(self, base: Request) -> PinPairs:
-        """The changes of two pins of the fault, or of findings that end in the same place."""
-        return PinPairs(self.pin_changes(base))
 
     def changes(self, base: Request) -> Iterator[Change]:
         """The edits to try: other atoms for a pin, an annotation before the line, a pin dropped."""

@@ -11,9 +11,8 @@ from typing import Any, Literal
 
 from sbp.annotations import annotate_p
 from sbp.errors import OptionEdit, SourceEdit, Span
-from sbp.explain.change import Change
+from sbp.explain.change import BlamedFault, Change, Looser
 from sbp.explain.edits import Placed, Placement, insert_pin
-from sbp.explain.trials import BlamedFault, Looser
 from sbp.infer.accumulation import allowing
 from sbp.infer.because import ReadBecause
 from sbp.infer.check import CheckResult

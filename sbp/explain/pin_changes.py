@@ -5,17 +5,16 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from sbp.annotations import Pin
-from sbp.errors import Edit, OptionEdit
-from sbp.explain.change import Change
+from sbp.errors import Edit, OptionEdit, SourceEdit
+from sbp.explain.change import BlamedFault, Change
 from sbp.explain.edits import change_pin, drop_pin, move_pin, pinned_value, site_in
 from sbp.explain.insertions import states_of
 from sbp.explain.names import Names, behind_vmap, pinned_text
-from sbp.explain.trials import BlamedFault
 from sbp.infer.constraints import Constraint, PinSite, pin_sites
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
@@ -24,6 +23,7 @@ from sbp.plan.text import place
 from sbp.source.editing import Part, PinnedPart
 from sbp.source.editing import repinned as repinned_source
 from sbp.source.reader import expression_at, source_text, users_span
+from sbp.source.text import position_at
 from sbp.trace.graph import Node
 from sbp.trace.places import CONSTRAINTS
 from sbp.types import Atom, NdSbp, P
@@ -185,6 +185,23 @@ def _part(request: Request, site: PinSite) -> Part:
 
 # ---- changes ------------------------------------------------------------------------------------
 # Changes of pins: another atom, or no pin.
+
+
+@dataclass(frozen=True, slots=True)
+class PinChange:
+    """Another code for one pin.
+
+    Arguments:
+      pin: the constraint of the pin.
+      site: the pin in the program without its other faults.
+      code: the code that it asks.
+      change: the change of this pin without the other one.
+    """
+
+    pin: Constraint
+    site: PinSite
+    code: Code
+    change: Change
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,6 +403,84 @@ class PinChanges:
         texts = [source_text(c.site.span) for c in self.twins(site) if c.site]
         column = f", column {site.span.column}" if len(set(texts)) < len(texts) else ""
         return f"at line {site.span.line}{column}" if here else f"at {place(site.span)}{column}"
+
+    # ---- pairs of pins --------------------------------------------------------------------------
+
+    @property
+    def pins(self) -> list[tuple[Constraint, PinSite]]:
+        """The pins to blame on the fault's mesh axis, as they are in `base`: those of the fault,
+        and of the findings that end in the same place. They can make up two sides, such as the
+        terms of two sums that are multiplied."""
+        fault = self.fault
+        findings = fault.found, *fault.trials.faults.others(fault.found)
+        mine = {c.name: c for f in findings if f.mesh_axis == fault.axis for c in f.pins}
+        return self.sites_of(mine.values())
+
+    def pairs(self, gone: Set[tuple[str, str]]) -> Iterator[Change]:
+        """The changes of two pins that the constraints allow, for faults that no change of one pin
+        mends: those to two splits first, since they keep the least memory.
+
+        Arguments:
+          gone: (mesh axis, name) of the constraints that are left out.
+        """
+        axis, trials = self.fault.axis, self.fault.trials
+        pairs = [
+            (one, two)
+            for a, b in itertools.combinations(map(self._changes_of, self.pins), 2)
+            if a and b and trials.may_hold(axis, gone | _without(a[0], b[0]))
+            for one, two in itertools.product(a, b)
+        ]
+        for one, two in sorted(pairs, key=lambda p: sum(c.code <= 0 for c in p)):
+            states = one.change.assumed, two.change.assumed
+            if trials.may_hold(axis, gone | _without(one, two), *states):
+                pair = self._pair(one, two)
+                if not _overlap(pair.edits):
+                    yield pair
+
+    def _changes_of(self, pinned: tuple[Constraint, PinSite]) -> list[PinChange]:
+        pin, site = pinned
+        each = ((c, self.repinned(pin, site, c)) for c in self.codes(pin, site))
+        return [PinChange(pin, site, c, one) for c, one in each if one is not None]
+
+    def _pair(self, one: PinChange, two: PinChange) -> Change:
+        words, again = (self.words(c.pin, c.site, c.code) for c in (one, two))
+        second = again[1] if again[0] == words[0] else " ".join(again)
+        kept = carried_text(self.fault.request, one.site, two.site)
+        changes = [(c.site, c.code) for c in (one, two)]
+        splits = all(c.change.kind == "pin" for c in (one, two))
+        edits = dict.fromkeys((*_edits(one, two), *_edits(two, one)))
+        return Change(
+            text=f"{' '.join(words)} and {second}{kept}",
+            edits=tuple(edits),
+            make=functools.partial(all_moved, self.base, changes, self.fault.position),
+            without=_without(one, two),
+            kind="pin" if splits else "pair",
+            pinned=(*one.change.pinned, *two.change.pinned),
+        )
+
+
+def _without(one: PinChange, two: PinChange) -> frozenset[tuple[str, str]]:
+    return one.change.without | two.change.without
+
+
+def _edits(change: PinChange, other: PinChange) -> list[Edit]:
+    """The edits of a change. An input whose type comes from its argument is edited together with
+    the types of the other inputs; the other change gives its own."""
+    given = other.site.position if other.site.is_input else None
+
+    def is_given(e: Edit) -> bool:
+        return isinstance(e, OptionEdit) and e.option == "in_types" and e.position == given
+
+    return [e for e in change.change.edits if given is None or not is_given(e)]
+
+
+def _overlap(edits: tuple[Edit, ...]) -> bool:
+    """Whether two edits change the same piece of the source, as those of nested annotations do."""
+    spans = [(e.span.file, position_at(e.span)) for e in edits if isinstance(e, SourceEdit)]
+    return any(
+        file == other and a[:2] < b[2:] and b[:2] < a[2:]
+        for (file, a), (other, b) in itertools.combinations(spans, 2)
+    )
 
 
 def dropped(request: Request, *sites: PinSite) -> Change:
