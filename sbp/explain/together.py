@@ -220,14 +220,14 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         math.ceil(least.cost.peak_memory_bytes),
     )
     looser = OptionEdit(option="memory_limit", value=enough)
-    freed = _freed_pins(least)
-    if freed.untried:
-        more, were = more_text(freed.untried, "pin"), "were" if freed.untried > 1 else "was"
-        notes.append(f"{more} {were} not dropped to see whether a plan fits then")
-    if freed.unshown:
-        notes.append(unshown_text(freed.unshown))
+    helps, pins, limited = _freed_pins(least)
+    notes += limited
     notes.append("typings that hold less may exist: the search does not try all")
-    labels += freed.labels(least.request)
+    labels += [
+        Label(span=s.span, text=f"{names.site(s)} is pinned {pinned_text(s, mesh)}")
+        for s in pins
+        if s.span
+    ]
     return Diagnostic(
         code="memory-limit",
         severity="error",
@@ -238,7 +238,7 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         labels=tuple(labels),
         notes=tuple(notes),
         helps=(
-            *freed.helps,
+            *helps,
             priced(f"memory_limit={enough}", (looser,), least),
         ),
     )
@@ -269,35 +269,10 @@ def _held_text(names: Names, least: Program, value: int, codes: Codes) -> str:
     return text + (f"; twice the devices on `{halved[0]}` would halve it" if halved else "")
 
 
-@dataclass(frozen=True, slots=True)
-class FreedPins:
-    """The pins that keep a plan from fitting a memory limit.
-
-    Arguments:
-      helps: the pins changed or dropped.
-      pins: these pins.
-      unshown: the number of changes with which a plan fits that are no help, to keep them few.
-      untried: the number of pins that were not tried.
-    """
-
-    helps: tuple[Help, ...]
-    pins: tuple[PinSite, ...]
-    unshown: int
-    untried: int
-
-    def labels(self, request: Request) -> list[Label]:
-        """A label at each annotation among the pins."""
-        names = Names.of(request.graph)
-        return [
-            Label(span=s.span, text=f"{names.site(s)} is pinned {pinned_text(s, request.mesh)}")
-            for s in self.pins
-            if s.span
-        ]
-
-
-def _freed_pins(least: Program) -> FreedPins:
+def _freed_pins(least: Program) -> tuple[list[Help], list[PinSite], list[str]]:
     """The pins without which a plan fits the limit, each alone, or else together, those of the
-    largest values first.
+    largest values first: helps that change or drop them, the pins, and notes on what limits left
+    out.
 
     Arguments:
       least: the plan of least memory that was found.
@@ -323,7 +298,13 @@ def _freed_pins(least: Program) -> FreedPins:
             helps += [split.help(found) for split, found in splits]
         helps.append(one.help(program))
         freed += drops.get(one) or several[one]
-    return FreedPins(tuple(helps[:shown]), tuple(freed), len(helps[shown:]), alone.untried)
+    notes = list[str]()
+    if alone.untried:
+        more, were = more_text(alone.untried, "pin"), "were" if alone.untried > 1 else "was"
+        notes.append(f"{more} {were} not dropped to see whether a plan fits then")
+    if helps[shown:]:
+        notes.append(unshown_text(len(helps[shown:])))
+    return helps[:shown], freed, notes
 
 
 def _split_pin(request: Request, site: PinSite) -> Tried:

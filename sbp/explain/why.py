@@ -177,12 +177,10 @@ class _Inquiry:
     left: int
     origins: Origins = field(init=False)
     types: Types = field(init=False)
-    native: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.origins = Origins.of(self.program.typing)
         self.types = Types.of(self.program, self.request.graph)
-        self.native = self.natively_partial()
 
     @property
     def subject(self) -> Subject:
@@ -204,11 +202,6 @@ class _Inquiry:
     def request(self) -> Request:
         """The program, and what its types are chosen by."""
         return self.program.request
-
-    @property
-    def nodes(self) -> int:
-        """The number of the program's operations."""
-        return self.request.size
 
     @property
     def axes(self) -> list[int]:
@@ -251,7 +244,7 @@ class _Inquiry:
                 for number, group in enumerate(found)
             ),
             output_names=self.output_names,
-            nodes=self.nodes,
+            nodes=self.request.size,
             # The bound does not hold for plans that reuse forward conversions if the search left
             # these out, nor under a memory limit, where bytes have a price.
             proved=typing.optimal and typing.bounds_reuse and self.request.memory_limit is None,
@@ -318,7 +311,8 @@ class _Inquiry:
             for d, size in enumerate(aval.shape)
             if size >= n and (not self.must_divide or size % n == 0)
         ]
-        partial = [] if boundary else [-1 - MONOIDS.index(m) for m in sorted(self.native)]
+        monoids = self.request.native.get(subject.values[0], EMPTY)
+        partial = [] if boundary else [-1 - MONOIDS.index(m) for m in sorted(monoids)]
         return [c for c in (0, *partial, *splits) if c != current]
 
     @property
@@ -326,10 +320,6 @@ class _Inquiry:
         """Whether the value is an input or output whose splits have to divide."""
         kind, position = self.subject.kind, self.subject.position
         return kind in ("input", "output") and not self.request.demand.is_padded(kind, position)
-
-    def natively_partial(self) -> frozenset[str]:
-        """The monoids under which some row makes the value partial."""
-        return self.request.native.get(self.subject.values[0], EMPTY)
 
     def singles(self, codes: Codes) -> tuple[dict[int, list[Alternative]], int]:
         """For each mesh axis, the plans with another atom there; and how many were not made."""
