@@ -207,7 +207,7 @@ def traced_call(
     refuse_symbolic(signature.avals, reader.name)
     boundary, inner = _boundary(signature, spec)
 
-    call = _FlatResults.of(signature, reader, tuple(inner))
+    call = _FlatResults(signature, reader, tuple(inner))
     is_symbolic = tracer is not None
     if tracer is None:
         tracer = functools.partial(trace, platform=_platform(reader.mesh, spec))
@@ -374,7 +374,7 @@ def _under_users_mesh(traced: Callable[[bool], Found], spec: MeshSpec) -> Found:
 
 def shapes_of(reader: CallReader, signature: CallSignature) -> Any:
     """What a call returns, as `jax.ShapeDtypeStruct`s."""
-    call = _FlatResults.of(signature, reader)
+    call = _FlatResults(signature, reader)
     spec = reader.spec
     free = (None,) * len(signature.avals)
 
@@ -389,33 +389,23 @@ def shapes_of(reader: CallReader, signature: CallSignature) -> Any:
 class _FlatResults:
     """A function that returns its results as a list, and remembers their structure.
 
+    An array that JAX makes for the call is put into the memory that is asked for it, and the
+    function gets it in device memory.
+
     Arguments:
-      fn: takes flat arguments and returns any pytree.
-      name: the user's name of the function, for errors.
+      signature: the call, with the function of flat arguments.
+      reader: the user's function.
       pins: the pin of each argument, None for none; empty for none at all.
-      copied: whether each argument is copied to device memory first; empty for none at all.
     """
 
     def __init__(
-        self,
-        fn: Callable[..., Any],
-        name: str,
-        pins: tuple[Pin | None, ...] = (),
-        copied: tuple[bool, ...] = (),
+        self, signature: CallSignature, reader: CallReader, pins: tuple[Pin | None, ...] = ()
     ) -> None:
-        self._fn, self._name, self._pins, self._copied = fn, name, pins, copied
+        self._fn, self._name = signature.call, reader.name
+        self._pins = pins or (None,) * len(signature.avals)
+        self._copied = tuple(a.memory == HOST and not a.in_host for a in signature.asked)
         self._returned: tuple[Any, tuple[KeyPath, ...]] | None = None
-
-    @classmethod
-    def of(
-        cls, signature: CallSignature, reader: CallReader, pins: tuple[Pin | None, ...] = ()
-    ) -> _FlatResults:
-        """The function of a call. An array that JAX makes for the call is put into the memory that
-        is asked for it, and the function gets it in device memory."""
-        copied = tuple(a.memory == HOST and not a.in_host for a in signature.asked)
-        call = cls(signature.call, reader.name, pins, copied)
-        _jax_call.traced_as(call, reader.fn, signature.names)
-        return call
+        _jax_call.traced_as(self, reader.fn, signature.names)
 
     def __call__(self, *flat: Any) -> list[Any]:
         if any(self._copied):
@@ -424,8 +414,7 @@ class _FlatResults:
                 for x, copied in zip(flat, self._copied, strict=True)
             )
         pinned = [
-            x if pin is None else bind_pin(x, pin)
-            for x, pin in zip(flat, self._pins or (None,) * len(flat), strict=True)
+            x if pin is None else bind_pin(x, pin) for x, pin in zip(flat, self._pins, strict=True)
         ]
         with_path, tree = paths_of(self._fn(*pinned), "what the function returns")
         self._returned = tree, tuple(path for path, _ in with_path)

@@ -243,13 +243,12 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
     else:
         what, text = conflict_title(fault, node, conflict), arrives(fault, node, arriving.made)
     near = NearRows() if region else near_rows(fault, node, arriving)
+    found = Repair(fault, node).found()
     if fault.found.budgets:
         code, title = "budget", f"{fault.subject(node)} needs what a budget forbids"
-        edits = Repair(fault, node).found()
-        found = _with_budget(fault, edits)
+        found = _with_budget(fault, found)
     else:
         code, title = "annotation-conflict" if conflict else "no-signature", what
-        found = Repair(fault, node).found()
     return Diagnostic(
         code=code,
         severity="error",
