@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,20 +13,150 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from sbp import _jax, _jax_call
 from sbp.annotations import Pin, as_type
-from sbp.api.memories import Asked
-from sbp.api.patterns import has_keys, is_patterns, path_names, types_by_pattern
-from sbp.api.trees import KeyPath, NoPrefix, prefix_leaves
+from sbp.api.trees import (
+    KeyPath,
+    NoPrefix,
+    has_keys,
+    is_patterns,
+    path_names,
+    prefix_leaves,
+    types_by_pattern,
+)
 from sbp.errors import SbpError, Span, refused, warn
 from sbp.infer.pins import check_axes
 from sbp.infer.space import from_type, is_even
-from sbp.kinds import takes_no_such_call
+from sbp.kinds import shown, takes_no_such_call
 from sbp.layout import FullySharded, PaddedType
 from sbp.machine.mesh import MeshSpec
 from sbp.pytrees import leaves_of
 from sbp.run.padded import Padded, fits_on, is_laid_out
 from sbp.run.partial import Partial
 from sbp.source.editing import argument_span, constants_in
+from sbp.trace.transfers import HOST
 from sbp.types import Atom, B, Broadcast, NdSbp, Split, Unreduced
+
+# ---- memories -----------------------------------------------------------------------------------
+# In which memory arguments and results lie: what the user asks for, and what JAX traces.
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of an argument or a result.
+
+    Arguments:
+      type: its type; None leaves it free.
+      padded: whether it is held as `sbp.Padded`, so that its splits need not divide.
+      memory: the kind of memory; None where it is not said. Of an argument of a call, the kind in
+        which it arrives; None for the device's own.
+      spec: the `PartitionSpec` that the user wrote for the type; None for another form.
+      in_host: whether the function gets an argument as a value in host memory. It gets one in
+        device memory where the argument is no JAX array yet, as with `jax.jit`.
+    """
+
+    type: NdSbp | None
+    padded: bool = False
+    memory: str | None = None
+    spec: PartitionSpec | None = None
+    in_host: bool = False
+
+    @classmethod
+    def of(cls, t: NdSbp, entry: Any, padded: bool) -> Asked:
+        """What an entry asks that has a type.
+
+        Arguments:
+          t: the type.
+          entry: the entry, which may be a `NamedSharding` or a `PartitionSpec`.
+          padded: as for `Asked`.
+        """
+        match entry:
+            case NamedSharding():
+                return cls(t, padded, entry.memory_kind, entry.spec)
+            case PartitionSpec():
+                return cls(t, padded, spec=entry)
+            case _:
+                return cls(t, padded)
+
+    def typed(self, t: NdSbp | None) -> Asked:
+        """The same with a type. A spec stays where the type is the one that it says."""
+        same = t == self.type and (t is None or not t.is_partial)
+        return replace(self, type=t, spec=self.spec if same and not self.padded else None)
+
+
+FREE = Asked(None)
+
+
+def own_kind(kind: str | None, mesh: Mesh | AbstractMesh) -> str | None:
+    """A kind of memory; None for the device's own."""
+    default = (
+        mesh.devices.flat[0].default_memory().kind if isinstance(mesh, Mesh) and kind else "device"
+    )
+    return None if kind in (None, default, "device") else kind
+
+
+def with_memory(leaf: Any, asked: Asked, name: str, mesh: Mesh | AbstractMesh) -> Asked:
+    """What is asked of an argument, with the memory in which it arrives.
+
+    Arguments:
+      leaf: the argument.
+      asked: what the user asks for it.
+      name: the user's name of it.
+      mesh: the user's mesh.
+
+    Raises:
+      SbpError: `memory-kind` where it lies in another memory than is asked, as `jax.jit` refuses
+        it.
+    """
+    array = leaf.parts if isinstance(leaf, Partial | Padded) else leaf
+    sharding = getattr(array, "sharding", None)
+    has = own_kind(getattr(sharding, "memory_kind", None), mesh)
+    wants = own_kind(asked.memory, mesh)
+    placed = isinstance(sharding, jax.sharding.Sharding)
+    if placed and asked.memory is not None and has != wants:
+        raise refused(
+            f"input {name} lies in {has or 'device'} memory, and its sharding asks for"
+            f" {wants or 'device'} memory; put it there with jax.device_put, or ask for"
+            f" memory_kind={has or 'device'!r}",
+            ValueError,
+            code="memory-kind",
+        )
+    kind = has if placed else wants
+    is_array = placed or isinstance(array, jax.ShapeDtypeStruct)
+    return replace(asked, memory=kind, in_host=is_array and kind == HOST)
+
+
+def result_kind(
+    asked: Asked, in_host: bool, name: str, mesh: MeshSpec, users_mesh: Mesh | AbstractMesh
+) -> str | None:
+    """The kind of memory in which a result is returned; None for the device's own.
+
+    Arguments:
+      asked: what the user asks for it.
+      in_host: whether the function returns it in host memory.
+      name: the name of the result.
+      mesh, users_mesh: the mesh, with its hardware and as the user has it.
+
+    Raises:
+      SbpError: `memory-kind` for a kind that the platform cannot return.
+    """
+    if asked.memory is None:
+        return HOST if in_host else None
+    platform = (
+        users_mesh.devices.flat[0].platform
+        if isinstance(users_mesh, Mesh)
+        else mesh.hardware.platform
+    )
+    if asked.memory == "unpinned_host" and platform != "cpu":
+        raise SbpError(
+            f"output {name} is asked in unpinned_host memory, where XLA for {platform} returns"
+            f" nothing; ask for {HOST}",
+            code="memory-kind",
+        )
+    return own_kind(asked.memory, users_mesh)
+
+
+# ---- types --------------------------------------------------------------------------------------
+# Types of inputs and outputs: as the user writes them, and as JAX can lay arrays out.
+
 
 _TYPE_FORMS = (
     *(FullySharded, PaddedType, NdSbp, str, PartitionSpec, NamedSharding),
@@ -339,3 +469,100 @@ def even_boundary(
         text += f' (sbp.padded("{t!r}") keeps it split between calls)'
     warn("uneven-boundary", f"{where} of shape {shape}", text)
     return even, Pin(t, complete=True)
+
+
+# ---- shardings ----------------------------------------------------------------------------------
+# `in_shardings` and `out_shardings` as `jax.jit` takes them: types by another name.
+
+
+def is_given(shardings: Any) -> bool:
+    """Whether an option asks for shardings at all."""
+    return shardings is not None and not _jax_call.is_unspecified(shardings)
+
+
+def types_of(types: Any, shardings: Any, option: str) -> Any:
+    """The types that one of the options `in_shardings` and `out_shardings` asks for.
+
+    Arguments:
+      types: `in_types` or `out_types`.
+      shardings: the option: a pytree prefix of `NamedSharding`s, `PartitionSpec`s and None.
+      option: its name, for errors.
+
+    Returns:
+      A pytree prefix of types. `types`, where no sharding is asked for.
+
+    Raises:
+      SbpError: `bad-argument` where both are given, and for what is no sharding of a mesh.
+    """
+    if not is_given(shardings):
+        return types
+    if types is not None:
+        raise SbpError(f"{option} and {other_option(option)} say the same; give one of them")
+    if option == "in_shardings" and isinstance(shardings, list):
+        shardings = tuple(shardings)  # as jax.jit does
+    for leaf in _leaves(shardings):
+        _check_sharding(leaf, option)
+    return shardings
+
+
+def other_option(option: str) -> str:
+    """The option that takes types where this one takes shardings."""
+    return option.replace("shardings", "types")
+
+
+def mesh_of(*shardings: Any) -> Mesh | AbstractMesh | None:
+    """The mesh of the first `NamedSharding`; None where there is none."""
+    for option in shardings:
+        for leaf in _leaves(option) if is_given(option) else ():
+            if isinstance(leaf, NamedSharding):
+                return leaf.mesh
+    return None
+
+
+def check_meshes(shardings: Any, mesh: Mesh | AbstractMesh, option: str) -> None:
+    """Checks that `NamedSharding`s are on a mesh.
+
+    Raises:
+      SbpError: `bad-argument` for one on another mesh.
+    """
+    for leaf in _leaves(shardings) if is_given(shardings) else ():
+        if isinstance(leaf, NamedSharding) and not same_mesh(leaf.mesh, mesh):
+            raise refused(
+                f"{option} has a NamedSharding on {leaf.mesh}, but the mesh is {mesh}; make it on"
+                " the same mesh",
+                ValueError,
+            )
+
+
+def _leaves(shardings: Any) -> Iterator[Any]:
+    return iter(leaves_of(shardings, "in_shardings and out_shardings", lambda x: x is None)[0])
+
+
+def _check_sharding(leaf: Any, option: str) -> None:
+    if leaf is None or _jax_call.is_unspecified(leaf):
+        return
+    if isinstance(leaf, NamedSharding | PartitionSpec):
+        spec = leaf.spec if isinstance(leaf, NamedSharding) else leaf
+        if PartitionSpec.UNCONSTRAINED in spec.partitions:
+            raise refused(
+                f"{option} has {spec}, with an UNCONSTRAINED dim; {other_option(option)} takes"
+                " types with free axes, such as 'data:S(0) model:?'",
+                ValueError,
+            )
+        return
+    if isinstance(leaf, jax.sharding.Sharding):
+        raise refused(
+            f"{option} has a {type(leaf).__name__}; give a NamedSharding on the mesh, or None to"
+            " leave it to sbp",
+            ValueError,
+        )
+    if _jax_call.is_layout(leaf):
+        raise refused(
+            f"{option} has a layout in memory, {leaf!r}; sbp leaves layouts to XLA: give its"
+            " sharding",
+            ValueError,
+        )
+    raise refused(
+        f"{option} is a pytree of NamedSharding, PartitionSpec or None, not {shown(leaf)}",
+        TypeError,
+    )

@@ -4,7 +4,8 @@ inputs."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,8 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from sbp import _jax_call
-from sbp.api.arguments import Names, Numbers, Parameters
 from sbp.api.boundary import (
+    Asked,
     about_option,
     broadcast_types,
     carried_type,
@@ -21,10 +22,17 @@ from sbp.api.boundary import (
     is_type_leaf,
     shape_of,
     type_of_leaf,
+    with_memory,
 )
-from sbp.api.memories import ArgumentMemory, Asked, memory_of
-from sbp.api.patterns import has_keys, is_patterns, path_names, types_by_pattern
-from sbp.api.trees import KeyPath, arguments_of, filled
+from sbp.api.trees import (
+    KeyPath,
+    arguments_of,
+    filled,
+    has_keys,
+    is_patterns,
+    path_names,
+    types_by_pattern,
+)
 from sbp.errors import refused, warn
 from sbp.infer.request import TypeSource
 from sbp.kinds import takes_no_such_call
@@ -36,6 +44,142 @@ from sbp.run.padded import Padded
 from sbp.run.partial import Partial
 from sbp.spans import Span
 from sbp.types import NdSbp
+
+# ---- parameters ---------------------------------------------------------------------------------
+# Static and donated arguments of a function, read and checked as `jax.jit` does; donated arrays of
+# a call.
+
+
+Numbers = int | Sequence[int] | None
+Names = str | Iterable[str] | None
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentChoice:
+    """Arguments of a function, chosen by number or by name.
+
+    Arguments:
+      numbers: positions. Negative ones count from the last argument of a call.
+      names: names of arguments that are passed by name.
+    """
+
+    numbers: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def positions(self, count: int, option: str) -> frozenset[int]:
+        """The positions in a call.
+
+        Arguments:
+          count: the number of positional arguments of the call.
+          option: where the numbers come from, for errors.
+
+        Raises:
+          SbpError: `bad-argument` for a negative number below `-count`.
+        """
+        for number in self.numbers:
+            if number < -count:
+                raise refused(
+                    f"{option} has {number}, but the call has {count} positional arguments",
+                    ValueError,
+                )
+        return frozenset(n % count if n < 0 else n for n in self.numbers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """What is known of a function's arguments before it is called.
+
+    Arguments:
+      names: names of its positional parameters; empty where Python has no signature of it.
+      static: its static arguments.
+      donated: its donated arguments.
+    """
+
+    names: tuple[str, ...]
+    static: ArgumentChoice
+    donated: ArgumentChoice
+
+    @classmethod
+    def of(
+        cls, fn: Callable[..., Any], static: tuple[Numbers, Names], donated: tuple[Numbers, Names]
+    ) -> Parameters:
+        """Reads the options of `sbp.jit` as `jax.jit` does: of a number follows the name, and of a
+        name the number, where only one of the two is given.
+
+        Arguments:
+          fn: the function.
+          static: `static_argnums` and `static_argnames`.
+          donated: `donate_argnums` and `donate_argnames`.
+
+        Raises:
+          SbpError: `bad-argument`, which is also a TypeError or ValueError, where `jax.jit` raises
+            one: for numbers and names that the function does not have, of another kind, or that are
+            static and donated.
+        """
+        try:
+            signature = inspect.signature(fn)
+        except (TypeError, ValueError):
+            signature = None
+        parameters = signature.parameters.values() if signature else ()
+        names = tuple(p.name for p in parameters if p.kind in _POSITIONAL)
+        open_ended = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+        try:
+            read = _jax_call.argument_numbers(fn, signature, static, donated)
+            if signature is not None and not open_ended:
+                # A negative number then has a name, as in JAX 0.12.
+                static = _counted(static, read[0][0], len(names))
+                donated = _counted(donated, read[1][0], len(names))
+                read = _jax_call.argument_numbers(fn, signature, static, donated)
+        except (TypeError, ValueError) as error:
+            raise refused(_sentence(error), error) from error
+        return cls(names=names, static=ArgumentChoice(*read[0]), donated=ArgumentChoice(*read[1]))
+
+
+def _counted(
+    given: tuple[Numbers, Names], numbers: tuple[int, ...], count: int
+) -> tuple[Numbers, Names]:
+    return given if given[0] is None else (tuple(n % count for n in numbers), given[1])
+
+
+def _sentence(error: Exception) -> str:
+    """JAX's message on one line, without its full stop."""
+    return " ".join(str(error).split()).removesuffix(".")
+
+
+def refuse_taken(flat: Sequence[Any], names: Sequence[str], donated: Sequence[int]) -> None:
+    """Refuses arrays of which JAX ends the process where they have several devices: one that is
+    deleted, and a donated one that is another argument, too.
+
+    Arguments:
+      flat: the arguments.
+      names: their names.
+      donated: positions of the donated ones.
+
+    Raises:
+      SbpError: `bad-argument`.
+    """
+    first: dict[int, int] = {}
+    taken = frozenset(donated)
+    for i, x in enumerate(flat):
+        if not isinstance(x, jax.Array):
+            continue
+        if x.is_deleted():
+            raise refused(
+                f"input {names[i]} is deleted: an earlier call took it by donation, or its delete()"
+                " was called; pass the result of that call, or a copy made before it",
+                RuntimeError,
+            )
+        same = first.setdefault(id(x), i) if taken else i
+        if same != i and not taken.isdisjoint((same, i)):
+            twice, other = (i, same) if i in taken else (same, i)
+            raise refused(
+                f"input {names[twice]} is donated, and is the same array as input {names[other]};"
+                " pass a copy of it, or donate neither",
+                ValueError,
+            )
+
 
 # ---- arguments that a call changes --------------------------------------------------------------
 # Arguments that a function changes in place. A traced function gets a copy of each argument, so
@@ -179,7 +323,6 @@ class CallSignature:
       names: the user's name of each flat argument, such as `params['w']`.
       call: the function of flat arguments.
       asked: what is asked of each flat argument.
-      memories: the memory in which each flat argument arrives.
       sources: for each flat argument, what asks for its type.
       donated_args: for each donated argument the flat positions of its leaves.
     """
@@ -191,7 +334,6 @@ class CallSignature:
     names: tuple[str, ...]
     call: Callable[..., Any]
     asked: tuple[Asked, ...]
-    memories: tuple[ArgumentMemory, ...]
     sources: tuple[TypeSource, ...]
     donated_args: tuple[tuple[int, ...], ...]
 
@@ -293,7 +435,7 @@ class CallReader:
         asked = tuple(held_as(a, leaf, self.mesh) for a, leaf in zip(given, leaves, strict=True))
         each = tuple(zip(leaves, asked, names, strict=True))
         avals = tuple(_aval_of(x, a.type, n) for x, a, n in each)
-        memories = tuple(memory_of(*one, self.mesh) for one in each)
+        asked = tuple(with_memory(*one, self.mesh) for one in each)
         fn, name, count = self.fn, self.name, len(args)
 
         def call(*flat: Any) -> Any:
@@ -309,7 +451,7 @@ class CallReader:
             watched.warn(result, name, lambda path: self._leaf_name(path, positions))
             return result
 
-        keys = tuple(map(_aval_key, avals, memories)), _typed(statics), _typed(static_kwargs)
+        keys = tuple(map(_aval_key, avals, asked)), _typed(statics), _typed(static_kwargs)
         signature = CallSignature(
             key=(tree, *keys, asked, _jax_call.trace_key()),
             tree=tree,
@@ -318,7 +460,6 @@ class CallReader:
             names=names,
             call=call,
             asked=asked,
-            memories=memories,
             sources=sources,
             donated_args=self._donated(tree, positions, len(args)),
         )
@@ -435,8 +576,9 @@ class CallReader:
         ]
 
 
-def _aval_key(aval: jax.ShapeDtypeStruct, memory: ArgumentMemory) -> tuple[Any, ...]:
-    return aval.shape, aval.dtype, bool(getattr(aval, "weak_type", False)), memory
+def _aval_key(aval: jax.ShapeDtypeStruct, asked: Asked) -> tuple[Any, ...]:
+    weak = bool(getattr(aval, "weak_type", False))
+    return aval.shape, aval.dtype, weak, asked.memory, asked.in_host
 
 
 def _typed(statics: Mapping[Any, Any]) -> tuple[tuple[Any, type, Any], ...]:

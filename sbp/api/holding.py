@@ -11,9 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from sbp.api.boundary import axes_of, shape_of
+from sbp.api.boundary import Asked, axes_of, shape_of
 from sbp.api.call import CallSignature
-from sbp.api.memories import Asked
 from sbp.errors import refused
 from sbp.kinds import shown
 from sbp.plan.program import Program
@@ -40,21 +39,6 @@ class Taken:
     moved: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PaddedInput:
-    """An argument that is held padded.
-
-    Arguments:
-      node: the `Padded`, without its parts.
-      padding: its blocks.
-      padded_shape: the shape of its parts.
-    """
-
-    node: Padded
-    padding: Padding
-    padded_shape: tuple[int, ...]
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Holding:
     """The arguments and results of one plan.
@@ -74,15 +58,18 @@ class Holding:
     shardings: tuple[NamedSharding, ...]
 
     @functools.cached_property
-    def inputs(self) -> dict[int, PaddedInput]:
-        """The arguments that are held padded."""
+    def inputs(self) -> dict[int, Padded]:
+        """The arguments that are held padded, without their parts."""
         types, avals = self.program.input_types, self.signature.avals
-        found: dict[int, PaddedInput] = {}
-        for i in sorted(self.program.request.demand.padded_inputs):
-            node = held_padded(None, avals[i].shape, types[i], self.axes)
-            padding = Padding.of(node.shape, node.type, self.axes)
-            found[i] = PaddedInput(node, padding, padding.padded_shape)
-        return found
+        return {
+            i: held_padded(None, avals[i].shape, types[i], self.axes)
+            for i in sorted(self.program.request.demand.padded_inputs)
+        }
+
+    @functools.cached_property
+    def paddings(self) -> dict[int, Padding]:
+        """The blocks of the arguments that are held padded."""
+        return {i: Padding.of(x.shape, x.type, self.axes) for i, x in self.inputs.items()}
 
     @functools.cached_property
     def outputs(self) -> dict[int, Padded]:
@@ -103,7 +90,7 @@ class Holding:
         its leading dims, that of a `Padded` with padding."""
         shape = tuple(self.signature.avals[position].shape)
         if position in self.inputs:
-            return self.inputs[position].padded_shape
+            return self.paddings[position].padded_shape
         t = self.signature.partial[position]
         return shape if t is None else (*(n for n in _part_sizes(t, self.mesh) if n > 1), *shape)
 
@@ -126,7 +113,7 @@ class Holding:
 
     def _is_here(self, x: Padded, position: int) -> bool:
         """Whether an argument has the type that the program takes."""
-        return position in self.inputs and same_layout(x, self.inputs[position].node)
+        return position in self.inputs and same_layout(x, self.inputs[position])
 
     def taken(self, leaves: Sequence[Any]) -> Taken:
         """Arguments as arrays that the program takes. A `Padded` in another layout, and an array
@@ -168,10 +155,10 @@ class Holding:
         """Whether an argument that is held padded comes as an array without padding. An array of
         the padded shape comes from a `Padded`, whose leaf it is."""
         is_shape = isinstance(x, jax.ShapeDtypeStruct)
-        return not is_shape and tuple(np.shape(x)) != self.inputs[position].padded_shape
+        return not is_shape and tuple(np.shape(x)) != self.paddings[position].padded_shape
 
     def _padded(self, x: Any, position: int) -> Any:
-        padding = self.inputs[position].padding
+        padding = self.paddings[position]
         if isinstance(x, jax.Array):
             return padded_parts(x, padding, self.shardings[position])
         return padding.pad(np.asarray(x))  # it is placed with the other NumPy arrays
@@ -191,7 +178,7 @@ class Holding:
         aval, name = self.signature.avals[position], f"input {self.signature.names[position]}"
         own = self.shardings[position]
         sharding = NamedSharding(self.mesh, own.spec, memory_kind=own.memory_kind)
-        held = self.inputs.get(position)
+        held = self.paddings.get(position)
         if isinstance(x, Padded):
             is_parts = isinstance(x.parts, jax.ShapeDtypeStruct) or self._is_here(x, position)
             x = x.parts if is_parts else x.full()
@@ -206,12 +193,11 @@ class Holding:
         if held is not None and tuple(np.shape(x)) == held.padded_shape:
             parts = placed(x, sharding)
         elif tuple(np.shape(x)) == tuple(aval.shape):
-            parts = padded_parts(x, held.padding, sharding) if held else placed(x, sharding)
+            parts = padded_parts(x, held, sharding) if held else placed(x, sharding)
         else:
             t = self.program.input_types[position]
-            padding = held.padding if held else Padding.of(aval.shape, t, self.axes)
-            parts = of_process(x, padding, sharding, name)
-        return with_parts(held.node, parts) if held else parts
+            parts = of_process(x, held or Padding.of(aval.shape, t, self.axes), sharding, name)
+        return with_parts(self.inputs[position], parts) if held else parts
 
     def results(self, outs: Sequence[Any]) -> list[Any]:
         """The flat results as the user gets them."""
@@ -231,10 +217,7 @@ class Holding:
         """The structure (args, kwargs) with other leaves, such as shardings; `Padded` is a node
         there, as it is in the arguments."""
         return self.signature.like(
-            [
-                with_parts(self.inputs[i].node, x) if i in self.inputs else x
-                for i, x in enumerate(leaves)
-            ]
+            [with_parts(self.inputs[i], x) if i in self.inputs else x for i, x in enumerate(leaves)]
         )
 
     def results_like(self, leaves: Sequence[Any]) -> list[Any]:
@@ -253,8 +236,7 @@ class Holding:
             leaves.
         """
         ins = [
-            self._node(self.inputs[i].node if i in self.inputs else None, t, None)
-            for i, t in enumerate(self.signature.partial)
+            self._node(self.inputs.get(i), t, None) for i, t in enumerate(self.signature.partial)
         ]
         outs = [
             self._node(self.outputs.get(o), asked.type, self.program.output_sum(o))

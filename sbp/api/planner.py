@@ -1,338 +1,48 @@
-"""From a call to its plan, on one mesh."""
+"""From a call to its plan, on one mesh, and helps for options that no plan takes."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import jax
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from sbp import _jax
-from sbp.api.arguments import Parameters
-from sbp.api.boundary import about_option, check_types
-from sbp.api.call import CallReader, CallSignature, JitOptions
-from sbp.api.plan import Plan
-from sbp.api.planfile import load_program
-from sbp.api.results import asked_outputs
-from sbp.api.shardings import check_meshes
-from sbp.api.symbolic import SizedCall, UnequalElements, priced_constraints
-from sbp.api.tracing import Tracer, traced_call
+from sbp.api.boundary import about_option, check_meshes, check_types
+from sbp.api.call import CallReader, CallSignature, JitOptions, Parameters
+from sbp.api.plan import Plan, load_program
+from sbp.api.symbolic import SizedCall, UnequalElements, equal_sizes, sized_report
+from sbp.api.tracing import Tracer, asked_outputs, traced_call
 from sbp.errors import (
     Diagnostic,
-    Help,
+    Edit,
     Label,
+    OptionEdit,
     SbpError,
+    SbpInternalError,
     SbpTypeError,
-    SbpWarning,
     SourceEdit,
-    bytes_text,
+    Span,
     noting,
 )
-from sbp.explain.faults import explain
-from sbp.explain.memory import memory_diagnostic
+from sbp.explain.change import Change, more_text, tried
+from sbp.explain.faults import LIMITS, explain
+from sbp.explain.together import memory_diagnostic
+from sbp.kinds import shown
 from sbp.machine.mesh import mesh_spec
 from sbp.plan.fit import fit
 from sbp.plan.program import Program
-from sbp.report.parts import Facts, Page, Section
-from sbp.report.report import Report, Shown
-from sbp.sizes.conditions import Decided, point_text
-from sbp.sizes.expressions import first_difference, graph_at, is_symbolic, map_sizes
-from sbp.trace.graph import Graph
-
-# ---- equal sizes --------------------------------------------------------------------------------
-# Two symbolic sizes that a program takes for one: `check` says which, where JAX refuses the
-# program for different sizes and takes it for equal ones.
-
-
-PAIRS = 6
-"""Pairs of sizes that are tried; there are six of four sizes."""
-
-
-def equal_sizes(
-    error: Exception, call: SizedCall, program_of: Callable[[CallSignature], Program | None]
-) -> Diagnostic | None:
-    """The diagnostic of an error of JAX about a program that traces where two sizes are equal; None
-    where no two sizes are that.
-
-    Arguments:
-      error: what JAX raised.
-      call: the call.
-      program_of: the program of a call with symbolic sizes; None where it has errors.
-    """
-    for term, signature in itertools.islice(_with_equal(call), PAIRS):
-        try:
-            program = program_of(signature)
-        except (SbpError, TypeError, ValueError):
-            continue
-        if program is None:
-            continue
-        span = _jax.raising_span(error)
-        labels = (Label(span=span, text="", primary=True),) if span else ()
-        said = " ".join(str(error).split()).removesuffix(".")
-        return Diagnostic(
-            code="symbolic-sizes",
-            severity="error",
-            title=f"JAX refuses the program for these symbolic sizes: {said}",
-            labels=labels,
-            notes=(f"it takes the program where {term}",),
-            helps=(priced_constraints(call, (term,), program, "the program has a typing then"),),
-        )
-    return None
-
-
-def _with_equal(call: SizedCall) -> Iterator[tuple[str, CallSignature]]:
-    """The call with two of its sizes equal, each with the constraint that says so. The later name
-    is replaced by the earlier one."""
-    signature = call.symbolic
-    for one, other in itertools.combinations(call.scope.names, 2):
-        term = f"{other} == {one}"
-        try:
-            scope = jax.export.SymbolicScope((*call.scope.constraints, term))
-        except ValueError:
-            continue
-
-        def size(d: object, scope: jax.export.SymbolicScope = scope) -> object:
-            return jax.export.symbolic_shape(str(d), scope=scope)[0]
-
-        avals = tuple(
-            jax.ShapeDtypeStruct(map_sizes(tuple(a.shape), size), a.dtype, weak_type=a.weak_type)
-            for a in signature.avals
-        )
-        key = ("where", term, signature.key)
-        yield term, dataclasses.replace(signature, avals=avals, key=key)
-
-
-# ---- reports at symbolic sizes ------------------------------------------------------------------
-# The report on a program with symbolic sizes says for which sizes its typing holds.
-
-
-@dataclass(frozen=True, kw_only=True)
-class SizedReport(Report):
-    """A report on a program with symbolic sizes: the plan at one choice of sizes, and the sizes for
-    which its typing holds.
-
-    Arguments:
-      sizes: for which sizes the typing holds; `sizes.holds_at(b=24)` answers for one size.
-      limits: the options (`memory limit`, `budgets`) that the plan meets at the chosen sizes, and
-          that are not decided for other sizes.
-    """
-
-    sizes: Decided
-    limits: tuple[str, ...] = ()
-
-    def full(self) -> Shown:
-        """The full report, the sizes first."""
-        page = super().full().page
-        return Shown(page=Page(title=page.title, parts=(self._sizes(), *page.parts)))
-
-    def short(self) -> Shown:
-        """The short form, the sizes first."""
-        page = super().short().page
-        return Shown(page=Page(title=page.title, parts=(self._sizes(), *page.parts)))
-
-    def _sizes(self) -> Section:
-        found, at = self.sizes, point_text(self.sizes.point)
-        how = {
-            "every": f"every {found.holds}",
-            "some": found.holds,
-            "open": f"not proved; {found.holds} is needed",
-        }[found.status]
-        pairs = [
-            ("asked for", f"every {found.asked}; other sizes are not covered"),
-            ("typing holds for", how),
-            ("shown by", f"Z3, {found.claims} conditions on sizes"),
-            ("planned at", f"{at}; bytes, memory and time are of these sizes"),
-        ]
-        pairs += [(limit, f"met where {at}; not decided for other sizes") for limit in self.limits]
-        return Section(title="symbolic sizes", parts=(Facts(pairs=tuple(pairs)),))
-
-
-PlanFor = Callable[[CallSignature, Callable[..., Any]], Any]
-"""Plans a call signature; the second argument traces it."""
-
-
-def sized_report(
-    report: Report,
-    found: Decided,
-    call: SizedCall,
-    plan_for: PlanFor,
-    trace_for: Callable[[CallSignature], Graph],
-    *,
-    limits: tuple[str, ...],
-) -> SizedReport:
-    """The report on a program with symbolic sizes.
-
-    Arguments:
-      report: the report of the plan at the chosen sizes.
-      found: for which sizes its typing holds.
-      call: the call.
-      plan_for: plans the call at other sizes.
-      trace_for: traces a call with numbers.
-      limits: the options that depend on sizes and are met at the chosen sizes only.
-    """
-    limited = (*_limited(found, report, call, plan_for), *_traced_otherwise(call, trace_for))
-    return SizedReport(
-        program=report.program,
-        diagnostics=(*limited, *_undecided(found), *report.diagnostics),
-        title=report.title,
-        output_names=report.output_names,
-        sizes=found,
-        limits=limits,
-    )
-
-
-def _limited(
-    found: Decided, report: Report, call: SizedCall, plan_for: PlanFor
-) -> Iterator[Diagnostic]:
-    """The error for a typing that does not hold for all sizes. Its help is the formula, as
-    constraints."""
-    if found.counterexample is None:
-        return
-    at = point_text(found.counterexample)
-    spans = dict.fromkeys(c.span for c in found.limits if c.span is not None)
-    labels = [
-        Label(span=s, text="not for all sizes", primary=n == 0)
-        for n, s in enumerate(itertools.islice(spans, 4))
-    ]
-    notes = [f"where {at}, this is not so: {c.text}" for c in found.limits[:3]]
-    if len(found.limits) > 3:
-        notes.append(f"{len(found.limits) - 3} more conditions do not hold for all sizes")
-    if not found.is_smallest:
-        notes.append(
-            "Z3 found these sizes; smaller ones may fail, too, though the smallest that were tried"
-            " do not"
-        )
-    notes.append(
-        f"a call where {at}"
-        f" {_there(dataclasses.replace(call, point=found.counterexample), plan_for)}"
-    )
-    helps: tuple[Help, ...] = ()
-    if (
-        found.terms
-        and found.status == "some"
-        and report.program is not None
-        and not any("!=" in t for t in found.terms)
-    ):
-        helps = tuple(_constrained(found, call, report.program))
-        labels += [
-            Label(span=e.span, text="these sizes are asked for", primary=not labels)
-            for h in helps
-            for e in h.edits
-            if isinstance(e, SourceEdit)
-        ]
-    yield Diagnostic(
-        code="size-condition",
-        severity="error",
-        title=f"the typing does not hold for every {found.asked}"
-        + (f"; it holds where {found.holds}" if found.status == "some" else ""),
-        labels=tuple(labels),
-        notes=tuple(notes),
-        helps=helps,
-    )
-
-
-def _constrained(found: Decided, call: SizedCall, program: Program) -> Iterator[Help]:
-    """The formula as constraints, beside those that the user gives; none where JAX does not take
-    it.
-
-    Arguments:
-      found: for which sizes the typing holds.
-      call: the call.
-      program: its plan.
-    """
-    terms = call.scope.with_terms(found.terms)
-    try:
-        jax.export.SymbolicScope(terms)
-    except ValueError:
-        return
-    yield priced_constraints(call, found.terms, program, "the typing holds for all of these")
-
-
-def _there(call: SizedCall, plan_for: PlanFor) -> str:
-    """The plan of a call at other sizes, in words."""
-    with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
-        try:
-            sent = plan_for(call.signature, call.trace).cost.bytes_per_device
-        except SbpError as error:
-            return f"has no plan: {error.message}"
-    return f"gets a typing of its own, which sends {bytes_text(sent)} per device"
-
-
-def _traced_otherwise(
-    call: SizedCall, trace_for: Callable[[CallSignature], Graph]
-) -> Iterator[Diagnostic]:
-    """The warning for a function whose trace with numbers is another program than the trace with
-    symbols: the typing was decided for the second one."""
-    with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
-        try:
-            concrete = trace_for(call.signature)
-        except SbpError as error:  # it uses symbols from outside of its arguments
-            yield _without_numbers(error)
-            return
-    different = first_difference(graph_at(call.graph, call.point), concrete)
-    if different is None:
-        return
-    mine, theirs = (node.op if node is not None else "nothing" for node in different)
-    span = next((n.span for n in different if n is not None and n.span is not None), None)
-    yield Diagnostic(
-        code="sizes-unproved",
-        severity="warning",
-        title=(
-            "the program with symbolic sizes is another one than with numbers; what is said of all"
-            " sizes is said of the first"
-        ),
-        labels=(Label(span=span, text=f"{mine} for symbols", primary=True),) if span else (),
-        notes=(
-            (
-                f"the first difference: {mine} with symbols, {theirs} with numbers where"
-                f" {point_text(call.point)}"
-            ),
-        ),
-    )
-
-
-def _without_numbers(error: SbpError) -> Diagnostic:
-    """The note for a function that cannot be traced with numbers."""
-    return Diagnostic(
-        code="sizes-unproved",
-        severity="note",
-        title="the program with symbolic sizes is not compared with the one with numbers",
-        labels=(Label(span=error.span, text="not traced with numbers", primary=True),)
-        if error.span
-        else (),
-        notes=(f"it cannot be traced with numbers: {error.message}",),
-    )
-
-
-def _undecided(found: Decided) -> Iterator[Diagnostic]:
-    """The warning for claims that are not decided for all sizes."""
-    if not found.undecided:
-        return
-    spans = dict.fromkeys(u.claim.span for u in found.undecided if u.claim.span is not None)
-    notes = []
-    for u in found.undecided[:3]:
-        tried = f"tried at {u.tried} small sizes: " + (
-            f"not so where {point_text(u.fails)}" if u.fails else "it held at all of them"
-        )
-        notes.append(f"not proved, since {u.why}: {u.claim.text}; {tried}")
-    if len(found.undecided) > 3:
-        notes.append(f"{len(found.undecided) - 3} more conditions are not proved")
-    yield Diagnostic(
-        code="sizes-unproved",
-        severity="warning",
-        title=f"the typing is not proved for all sizes where {found.holds}",
-        labels=tuple(
-            Label(span=s, text="not proved for all sizes", primary=n == 0)
-            for n, s in enumerate(itertools.islice(spans, 4))
-        ),
-        notes=tuple(notes),
-    )
-
+from sbp.report.pages import diagnostics_of
+from sbp.report.report import Report
+from sbp.sizes.expressions import is_symbolic
+from sbp.slips import Correction, correcting, renamed
+from sbp.source.editing import argument_span, constants_in, items_of
+from sbp.types import Split
 
 # ---- planning -----------------------------------------------------------------------------------
 
@@ -473,3 +183,230 @@ class Planner:
             raise SbpTypeError(found)
         request.caches.clear()  # the plan may live long, and does not need them
         return Plan(self.reader, signature, program, traced)
+
+
+# ---- helps for slips ----------------------------------------------------------------------------
+# Helps for errors before a program is typed: a misspelt name, a dim that a tensor does not have,
+# entries of `in_types` and `out_types` in another order. Each help has been tried: the call was
+# planned with it.
+
+
+Attempt = Callable[[JitOptions], Program]
+"""Plans the call with other options."""
+
+
+def diagnosed(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[Diagnostic, ...]:
+    """The diagnostics of an error. That of a slip has helps.
+
+    Arguments:
+      error: the error.
+      options: of `sbp.jit`.
+      attempt: plans the call with other options.
+    """
+    found = diagnostics_of(error)
+    if len(found) != 1 or not (error.slip or error.option) or found[0].helps:
+        return found
+    changes = _changes(error, options)
+    tries = tried(
+        changes,
+        plans=LIMITS.plans,
+        helps=LIMITS.helps,
+        plan=functools.partial(_planned, attempt),
+    )
+    # The labels of a swap say that entries look swapped, which only a plan shows.
+    plain = (one for one in changes if not any(label.text for label in one.labels))
+    likely = next((one for one, _ in tries.accepted), next(plain, None))
+    changed = likely.labels if likely is not None else ()
+    labels = found[0].labels or changed or _option_label(error, options)
+    if error.call is not None and changed:
+        labels = (*changed, *(dataclasses.replace(label, primary=False) for label in labels))
+    notes, left = found[0].notes, tries.untried
+    if left:
+        notes += (f"{more_text(left, 'change')} {'were' if left > 1 else 'was'} not tried",)
+    helps = tuple(one.help(program) for one, program in tries.accepted)
+    return (dataclasses.replace(found[0], labels=labels, notes=notes, helps=helps),)
+
+
+def _planned(attempt: Attempt, changed: tuple[JitOptions, Correction | None]) -> Program | None:
+    """The plan of the call after a change; None where there is none. Its warnings are about a
+    program that the user has not written, so they are dropped."""
+    options, correction = changed
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(noting())
+        stack.enter_context(warnings.catch_warnings(action="ignore"))
+        if correction is not None:
+            stack.enter_context(correcting(correction))
+        try:
+            return attempt(options)
+        except SbpInternalError:
+            raise
+        except Exception:  # the user's function, which may raise anything with another value
+            return None
+
+
+def _changes(error: SbpError, options: JitOptions) -> list[Change]:
+    """The changes to try, the likeliest first. Of many swaps, some come last, so that what is
+    misspelt is tried, too."""
+    if error.call is not None:
+        return list(_entries(error, options, error.call))
+    if not error.option:
+        return list(_corrected(error, options))
+    swaps, renamed = list(_swaps(error.option, options)), list(_renamed(error, options))
+    first = max(0, LIMITS.plans - len(renamed))
+    return [*swaps[:first], *renamed, *swaps[first:]]
+
+
+def _corrected(error: SbpError, options: JitOptions) -> Iterator[Change]:
+    """The call that has a slip with each likely value."""
+    at, slip = error.span or _jax.raising_span(error), error.slip
+    if at is None or slip is None:
+        return
+    written = _written(slip.wrong)
+    for right in slip.likely:
+        edits = constants_in(at, written, _written(right))
+        if edits:
+            yield _change(
+                text=f"write {shown(_written(right))} for {shown(written)} at line {at.line}",
+                edits=edits,
+                options=options,
+                correction=Correction(at, slip.wrong, right),
+            )
+
+
+def _entries(error: SbpError, options: JitOptions, call: Span) -> Iterator[Change]:
+    """The `in_types` of a hand-written region with each likely entry.
+
+    Arguments:
+      error: the error about them.
+      options: of `sbp.jit`.
+      call: the call that made the region.
+    """
+    wrong, likely = (error.slip.wrong, error.slip.likely) if error.slip else ((), ())
+    parts = items_of(call, "in_types", len(wrong))
+    for right in likely:
+        changed = next(i for i, entry in enumerate(right) if entry is not wrong[i])
+        source = next((k for k, other in enumerate(wrong) if other is right[changed]), None)
+        written = parts[source][1] if parts and source is not None else f'"{right[changed]}"'
+        edits: tuple[Edit, ...] = (
+            OptionEdit(option="in_types", value=right, function="sbp.manual"),
+        )
+        labels: tuple[Label, ...] = ()
+        if parts:
+            edits = (SourceEdit(span=parts[changed][0], replacement=written),)
+            labels = (Label(span=parts[changed][0], text="", primary=True),)
+        yield _change(
+            text=f"write {written} for entry {changed} of in_types at line {call.line}",
+            edits=edits,
+            options=options,
+            correction=Correction(call, wrong, right),
+            labels=labels,
+        )
+
+
+def _change(
+    text: str,
+    edits: tuple[Edit, ...],
+    options: JitOptions,
+    correction: Correction | None = None,
+    labels: tuple[Label, ...] = (),
+) -> Change:
+    """A change of the options, or of a call by `correction`."""
+    return Change(text=text, edits=edits, labels=labels, make=lambda: (options, correction))
+
+
+def _written(value: Any) -> Any:
+    """A value as the source has it: the dim of a split."""
+    return value.dim if isinstance(value, Split) else value
+
+
+def _swaps(option: str, options: JitOptions) -> Iterator[Change]:
+    """An option with two of its entries swapped."""
+    entries = getattr(options, option)
+    if type(entries) not in (tuple, list):
+        return
+    parts = items_of(options.at, option, len(entries))
+    for i, k in itertools.combinations(range(len(entries)), 2):
+        if entries[i] is entries[k] or _equal(entries[i], entries[k]):
+            continue
+        swapped = list(entries)
+        swapped[i], swapped[k] = swapped[k], swapped[i]
+        labels: tuple[Label, ...] = ()
+        edits: tuple[Edit, ...] = (OptionEdit(option=option, value=type(entries)(swapped)),)
+        if parts:
+            (a, a_text), (b, b_text) = parts[i], parts[k]
+            text = f"entries {i} and {k} of {option} look swapped"
+            labels = (Label(span=a, text=text, primary=True),)
+            labels += (Label(span=b, text="the other one"),)
+            edits = (
+                SourceEdit(span=a, replacement=b_text),
+                SourceEdit(span=b, replacement=a_text),
+            )
+        yield _change(
+            text=f"swap entries {i} and {k} of {option}",
+            edits=edits,
+            options=dataclasses.replace(options, **{option: type(entries)(swapped)}),
+            labels=labels,
+        )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two entries are the same types. Entries may hold arrays or functions."""
+    return repr(a) == repr(b)
+
+
+def _renamed(error: SbpError, options: JitOptions) -> Iterator[Change]:
+    """An option with a key, a type text or an axis of it replaced by each likely one."""
+    if error.slip is None:
+        return
+    option, wrong = error.option, error.slip.wrong
+    for right in error.slip.likely:
+        value = _replaced(getattr(options, option), wrong, right)
+        if _equal(value, getattr(options, option)):
+            continue
+        part = argument_span(options.at, option)
+        written = constants_in(part, _written(wrong), _written(right)) if part else ()
+        edits: tuple[Edit, ...] = written or (OptionEdit(option=option, value=value),)
+        labels = tuple(Label(span=e.span, text="", primary=not n) for n, e in enumerate(written))
+        yield _change(
+            text=f"write {shown(_written(right))} for {shown(_written(wrong))} in {option}",
+            edits=edits,
+            options=dataclasses.replace(options, **{option: value}),
+            labels=labels,
+        )
+
+
+def _replaced(entry: Any, wrong: Any, right: Any) -> Any:
+    """An entry of an option with another value for a key of a dict, or for a type text or the name
+    in it."""
+    match entry:
+        case dict():
+            return {
+                (right if k == wrong else k): _replaced(v, wrong, right) for k, v in entry.items()
+            }
+        case list():
+            return [_replaced(v, wrong, right) for v in entry]
+        case tuple() if type(entry) is tuple:
+            return tuple(_replaced(v, wrong, right) for v in entry)
+        case str() if isinstance(wrong, str):
+            return renamed(entry, wrong, right)
+        case PartitionSpec():
+            return PartitionSpec(
+                *(
+                    tuple(right if a == wrong else a for a in part)
+                    if isinstance(part, tuple)
+                    else right
+                    if part == wrong
+                    else part
+                    for part in entry
+                )
+            )
+        case str():
+            return entry.replace(repr(wrong), repr(right))
+        case _:
+            return entry
+
+
+def _option_label(error: SbpError, options: JitOptions) -> tuple[Label, ...]:
+    """The place of the option that an error is about."""
+    part = argument_span(options.at, error.option)
+    return (Label(span=part, text="", primary=True),) if part else ()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -14,11 +14,17 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from sbp import _jax, _jax_call
 from sbp.annotations import Pin, bind_pin
-from sbp.api.boundary import codes_of, even_boundary
+from sbp.api.boundary import (
+    FREE,
+    Asked,
+    about_option,
+    broadcast_types,
+    codes_of,
+    even_boundary,
+    result_kind,
+)
 from sbp.api.call import CallReader, CallSignature
-from sbp.api.memories import Asked
-from sbp.api.results import Results, asked_outputs, placed_results, tied_outputs
-from sbp.api.trees import KeyPath, layer_paths
+from sbp.api.trees import KeyPath, arguments_of, filled, layer_paths, results_of
 from sbp.errors import SbpError, refused
 from sbp.handwritten.region import tracing_for
 from sbp.infer.coverage import check_rules
@@ -40,10 +46,116 @@ from sbp.sizes.expressions import refuse_symbolic
 from sbp.sizes.undecided import deciding_sizes
 from sbp.trace.build import trace
 from sbp.trace.graph import Constant, Graph
-from sbp.trace.transfers import HOST
+from sbp.trace.transfers import HOST, returned_in
 from sbp.types import NdSbp
 
-Found = TypeVar("Found", covariant=True)
+# ---- results ------------------------------------------------------------------------------------
+# What a function returns: its structure, and what the user asks for it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What a function returns.
+
+    Arguments:
+      tree: its structure.
+      paths: the path of each flat result.
+      shapes: shape and dtype of each flat result.
+    """
+
+    tree: Any
+    paths: tuple[KeyPath, ...]
+    shapes: tuple[Any, ...]
+
+    def like(self, leaves: Sequence[Any]) -> Any:
+        """The structure with types or shardings as its leaves."""
+        return filled(self.tree, leaves, self.paths)
+
+
+def asked_outputs(reader: CallReader, results: Results) -> tuple[list[Asked], tuple[str, ...]]:
+    """What is asked of each output at the boundary, and a name for each.
+
+    Arguments:
+      reader: the function with its mesh and options.
+      results: what the function returns.
+    """
+    spec, out_types = reader.spec, reader.options.out_types
+    names = tuple(jax.tree_util.keystr(path) or "result" for path in results.paths)
+    if out_types is None:
+        return [FREE] * len(names), names
+    found: list[Asked] = []
+    with_path = list(zip(results.paths, results.shapes, strict=True))
+    option = reader.options.out_option
+    with about_option(option):
+        types = broadcast_types(out_types, results.tree, with_path, (option, "result"), spec)
+    for asked, leaf, name in zip(types, results.shapes, names, strict=True):
+        check_monoids(asked.type or NdSbp(), leaf.dtype, f"output {name}")
+        outer, _ = even_boundary(asked, leaf.shape, spec, f"output {name}")
+        found.append(asked.typed(outer))
+    return found, names
+
+
+def placed_results(
+    graph: Graph, asked: Sequence[Asked], names: Sequence[str], reader: CallReader
+) -> tuple[Graph, tuple[str | None, ...]]:
+    """The program with its results in the memory that is asked for them, and the kind of memory of
+    each; None for the device's own.
+
+    Arguments:
+      graph: the program.
+      asked: what is asked of each result.
+      names: the names of the results.
+      reader: the function with its mesh and options.
+
+    Raises:
+      SbpError: `memory-kind` for a kind that the platform cannot return.
+    """
+    kinds = tuple(
+        result_kind(a, _jax.in_host(graph.aval(o)), name, reader.spec, reader.mesh)
+        for a, o, name in zip(asked, graph.outputs, names, strict=True)
+    )
+    return returned_in(graph, tuple(kind == HOST for kind in kinds)), kinds
+
+
+def tied_outputs(
+    signature: CallSignature,
+    graph: Graph,
+    out_tree: Any,
+    out_asked: Sequence[Asked],
+) -> tuple[tuple[int, int], ...]:
+    """Pairs (flat output, flat input) that have one type: each donated argument is paired with the
+    first result of equal structure, shapes and dtypes. So a training step returns the types that it
+    takes.
+
+    Arguments:
+      signature: the call.
+      graph: its program.
+      out_tree: the structure of what the function returns.
+      out_asked: what is asked of each output. Outputs of which anything is asked are left out.
+    """
+    arguments = {tuple(at): tree for tree, at in arguments_of(signature.tree)}
+    pairs: list[tuple[int, int]] = []
+    used: set[int] = set()
+    for group in signature.donated_args:
+        for number, (result, at) in enumerate(results_of(out_tree)):
+            if number in used or result != arguments[group]:
+                continue
+            same = all(
+                graph.aval(graph.outputs[o]).shape == signature.avals[i].shape
+                and graph.aval(graph.outputs[o]).dtype == signature.avals[i].dtype
+                for o, i in zip(at, group, strict=True)
+            )
+            if same:
+                used.add(number)
+                pairs += [(o, i) for o, i in zip(at, group, strict=True) if out_asked[o] == FREE]
+                break
+    return tuple(pairs)
+
+
+# ---- tracing ------------------------------------------------------------------------------------
+
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +207,12 @@ def traced_call(
     refuse_symbolic(signature.avals, reader.name)
     boundary, inner = _boundary(signature, spec)
 
-    call = _FlatResults.of(signature, reader, tuple(inner))
+    call = _FlatResults(signature, reader, tuple(inner))
     is_symbolic = tracer is not None
     if tracer is None:
         tracer = functools.partial(trace, platform=_platform(reader.mesh, spec))
 
-    def traced(*, other: bool) -> tuple[Graph, Any]:
+    def traced(other: bool) -> tuple[Graph, Any]:
         with users_mesh(spec.names, spec.sizes, other=other) as explicit, tracing_for(spec):
             return tracer(call, _placed(signature, boundary, explicit, spec), signature.names)
 
@@ -115,7 +227,7 @@ def traced_call(
     out_asked, out_names = asked_outputs(reader, results)
     graph, kinds = placed_results(graph, out_asked, out_names, reader)
     tied = tied_outputs(signature, graph, results.tree, out_asked)
-    by_axis, in_kinds = options.axis_policies, tuple(m.kind for m in signature.memories)
+    by_axis, in_kinds = options.axis_policies, tuple(a.memory for a in signature.asked)
     request = Request(
         graph=graph,
         mesh=spec,
@@ -209,8 +321,8 @@ def _placed(
     """
     found: list[jax.ShapeDtypeStruct] = []
     each = zip(signature.avals, types, signature.sources, signature.asked, strict=True)
-    for (aval, t, source, asked), memory in zip(each, signature.memories, strict=True):
-        kind = HOST if memory.kind == HOST else None
+    for aval, t, source, asked in each:
+        kind = HOST if asked.memory == HOST else None
         pinned = t is not None and source != "in_types" and not t.is_partial and not asked.padded
         if explicit and t is not None and pinned:
             sharding = NamedSharding(
@@ -226,19 +338,13 @@ def _placed(
     return tuple(found)
 
 
-class _TracesUnder(Protocol[Found]):
-    """Traces a function; `other` says whether a PartitionSpec in it means the mesh that the user
-    set, where that has other axes than the mesh of `sbp.jit`."""
-
-    def __call__(self, *, other: bool) -> Found: ...
-
-
-def _under_users_mesh(traced: _TracesUnder[Found], spec: MeshSpec) -> Found:
+def _under_users_mesh(traced: Callable[[bool], Found], spec: MeshSpec) -> Found:
     """Traces a function under the mesh that the user set. One with other axes is hidden, unless the
     function cannot be traced then: a PartitionSpec in it means that mesh.
 
     Arguments:
-      traced: traces the function.
+      traced: traces the function; its argument says whether a PartitionSpec in it means the mesh
+        that the user set, where that has other axes than the mesh of `sbp.jit`.
       spec: the mesh of `sbp.jit`.
 
     Raises:
@@ -246,13 +352,13 @@ def _under_users_mesh(traced: _TracesUnder[Found], spec: MeshSpec) -> Found:
       Whatever the function raises, unchanged.
     """
     try:
-        return traced(other=False)
+        return traced(False)
     except (RuntimeError, ValueError) as error:
         mesh = other_mesh(spec.names, spec.sizes)
         if mesh is None or isinstance(error, SbpError):
             raise
         try:
-            return traced(other=True)
+            return traced(True)
         except (RuntimeError, ValueError) as again:
             if (type(again), again.args) == (type(error), error.args):
                 raise error from None  # the mesh has no part in it
@@ -268,11 +374,11 @@ def _under_users_mesh(traced: _TracesUnder[Found], spec: MeshSpec) -> Found:
 
 def shapes_of(reader: CallReader, signature: CallSignature) -> Any:
     """What a call returns, as `jax.ShapeDtypeStruct`s."""
-    call = _FlatResults.of(signature, reader)
+    call = _FlatResults(signature, reader)
     spec = reader.spec
     free = (None,) * len(signature.avals)
 
-    def traced(*, other: bool) -> Any:
+    def traced(other: bool) -> Any:
         with users_mesh(spec.names, spec.sizes, other=other), tracing_for(spec):
             return jax.eval_shape(call, *_placed(signature, free, None, spec))
 
@@ -283,33 +389,23 @@ def shapes_of(reader: CallReader, signature: CallSignature) -> Any:
 class _FlatResults:
     """A function that returns its results as a list, and remembers their structure.
 
+    An array that JAX makes for the call is put into the memory that is asked for it, and the
+    function gets it in device memory.
+
     Arguments:
-      fn: takes flat arguments and returns any pytree.
-      name: the user's name of the function, for errors.
+      signature: the call, with the function of flat arguments.
+      reader: the user's function.
       pins: the pin of each argument, None for none; empty for none at all.
-      copied: whether each argument is copied to device memory first; empty for none at all.
     """
 
     def __init__(
-        self,
-        fn: Callable[..., Any],
-        name: str,
-        pins: tuple[Pin | None, ...] = (),
-        copied: tuple[bool, ...] = (),
+        self, signature: CallSignature, reader: CallReader, pins: tuple[Pin | None, ...] = ()
     ) -> None:
-        self._fn, self._name, self._pins, self._copied = fn, name, pins, copied
+        self._fn, self._name = signature.call, reader.name
+        self._pins = pins or (None,) * len(signature.avals)
+        self._copied = tuple(a.memory == HOST and not a.in_host for a in signature.asked)
         self._returned: tuple[Any, tuple[KeyPath, ...]] | None = None
-
-    @classmethod
-    def of(
-        cls, signature: CallSignature, reader: CallReader, pins: tuple[Pin | None, ...] = ()
-    ) -> _FlatResults:
-        """The function of a call. An array that JAX makes for the call is put into the memory that
-        is asked for it, and the function gets it in device memory."""
-        copied = tuple(m.kind == HOST and not m.in_host for m in signature.memories)
-        call = cls(signature.call, reader.name, pins, copied)
-        _jax_call.traced_as(call, reader.fn, signature.names)
-        return call
+        _jax_call.traced_as(self, reader.fn, signature.names)
 
     def __call__(self, *flat: Any) -> list[Any]:
         if any(self._copied):
@@ -318,8 +414,7 @@ class _FlatResults:
                 for x, copied in zip(flat, self._copied, strict=True)
             )
         pinned = [
-            x if pin is None else bind_pin(x, pin)
-            for x, pin in zip(flat, self._pins or (None,) * len(flat), strict=True)
+            x if pin is None else bind_pin(x, pin) for x, pin in zip(flat, self._pins, strict=True)
         ]
         with_path, tree = paths_of(self._fn(*pinned), "what the function returns")
         self._returned = tree, tuple(path for path, _ in with_path)

@@ -1,16 +1,23 @@
-"""Structures of arguments and results. Nodes of the user's own classes are built with arrays only:
-their constructors may check their leaves."""
+"""Structures of arguments and results, and types of their leaves by patterns of paths."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from sbp.errors import nearest
+from sbp.errors import ArgumentError, nearest
+from sbp.kinds import shown
 from sbp.pytrees import paths_of
+
+# ---- structures ---------------------------------------------------------------------------------
+# Structures of arguments and results. Nodes of the user's own classes are built with arrays only:
+# their constructors may check their leaves.
+
 
 KeyPath = tuple[Any, ...]
 
@@ -66,10 +73,8 @@ def prefix_leaves(
     """
     with_path, structure = paths_of(prefix, "a pytree of types", is_leaf)
     subtrees = _subtrees(structure, tree, [path for path, _ in with_path], (), name)
-    start = 0
-    for (path, leaf), subtree in zip(with_path, subtrees, strict=True):
-        yield PrefixLeaf(leaf, path, subtree, range(start, start + subtree.num_leaves))
-        start += subtree.num_leaves
+    for (path, leaf), (subtree, here) in zip(with_path, ranged(subtrees), strict=True):
+        yield PrefixLeaf(leaf, path, subtree, here)
 
 
 def _subtrees(
@@ -150,10 +155,7 @@ def filled(tree: Any, leaves: Sequence[Any], paths: Sequence[KeyPath], depth: in
         if tree.node_data() is None:
             raise
     children: dict[str, Any] = {}
-    start = 0
-    for number, child in enumerate(tree.children()):
-        here = range(start, start + child.num_leaves)
-        start = here.stop
+    for number, (child, here) in enumerate(ranged(tree.children())):
         key = paths[here.start][depth : depth + 1] if here else ()
         name = jax.tree_util.keystr(key, simple=True) if key else str(number)
         own = [leaves[i] for i in here], [paths[i] for i in here]
@@ -177,25 +179,133 @@ def layer_paths(paths: Sequence[KeyPath], named: int) -> tuple[KeyPath, ...]:
     )
 
 
+def ranged(trees: Iterable[Any]) -> Iterator[tuple[Any, range]]:
+    """Structures that follow each other, each with the positions of its leaves."""
+    start = 0
+    for tree in trees:
+        yield tree, range(start, start + tree.num_leaves)
+        start += tree.num_leaves
+
+
 def arguments_of(tree: Any) -> list[tuple[Any, range]]:
     """The arguments of a call with structure (args, kwargs): of each the structure and the
     positions of its leaves."""
-    found, start = [], 0
-    for part in tree.children():
-        for argument in part.children():
-            found.append((argument, range(start, start + argument.num_leaves)))
-            start += argument.num_leaves
-    return found
+    return list(ranged(argument for part in tree.children() for argument in part.children()))
 
 
 def results_of(tree: Any) -> list[tuple[Any, range]]:
     """The results of a function, as `arguments_of`: the items of a tuple or list, or its one
     result."""
     data = tree.node_data()
-    if data is None or data[0] not in (tuple, list):
-        return [(tree, range(tree.num_leaves))]
-    found, start = [], 0
-    for child in tree.children():
-        found.append((child, range(start, start + child.num_leaves)))
-        start += child.num_leaves
+    several = data is not None and data[0] in (tuple, list)
+    return list(ranged(tree.children() if several else [tree]))
+
+
+# ---- patterns -----------------------------------------------------------------------------------
+# Types of the leaves of a pytree by patterns of their paths. A path is written with `/` between
+# its keys: the leaf `params["blocks"][0]["qkv"]` of an argument `params` is `blocks/0/qkv`. In a
+# pattern `*` stands for any characters of one key, `**` for any number of keys. A pattern names
+# leaves, and subtrees with all of their leaves.
+
+
+def is_patterns(entry: Any) -> bool:
+    """Whether an entry of `in_types` or `out_types` can be a dict of patterns: one of its keys has
+    a `/` or a `*`.
+
+    >>> is_patterns({"blocks/*": "B"}), is_patterns({"blocks": "B"})
+    (True, False)
+    """
+    return (
+        isinstance(entry, dict)
+        and all(isinstance(key, str) for key in entry)
+        and any("/" in key or "*" in key for key in entry)
+    )
+
+
+def has_keys(tree: Any, entry: dict[str, Any]) -> bool:
+    """Whether a structure is a dict with the keys of another one, which is then a prefix of it."""
+    data = tree.node_data()
+    return data is not None and data[0] is dict and set(data[1]) == entry.keys()
+
+
+def path_names(path: KeyPath) -> tuple[str, ...]:
+    """The keys of a path as a pattern names them."""
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+
+
+def matches(pattern: str, names: Sequence[str]) -> bool:
+    """Whether a pattern names a leaf, or a subtree that it stands in.
+
+    >>> matches("blocks/*/qkv", ("blocks", "0", "qkv", "bias")), matches("*/qkv", ("blocks", "qk"))
+    (True, False)
+    >>> matches("**/bias", ("blocks", "0", "qkv", "bias"))
+    True
+    """
+    return _match(pattern.strip("/").split("/"), list(names))
+
+
+def _match(parts: list[str], names: list[str]) -> bool:
+    if not parts:
+        return True
+    if parts[0] == "**":
+        return any(_match(parts[1:], names[k:]) for k in range(len(names) + 1))
+    # A key of the user's may have a slash, too: it then stands for as many parts of the pattern.
+    keys = names[0].count("/") + 1 if names else 0
+    if not names or len(parts) < keys:
+        return False
+    head = "/".join(parts[:keys])
+    return fnmatch.fnmatchcase(names[0], head) and _match(parts[keys:], names[1:])
+
+
+def _renamed(pattern: str, path: str) -> str:
+    """A pattern with the keys of a path in the place of those that do not match them."""
+    parts, names = pattern.strip("/").split("/"), path.split("/")
+    pairs = zip(parts, names, strict=False)
+    return "/".join(p if fnmatch.fnmatchcase(n, p) or p == "**" else n for p, n in pairs)
+
+
+NEAR_PATTERN = 0.8
+"""How near a pattern is, at most 1, to be suggested for one that names no leaf."""
+
+
+def _near_patterns(pattern: str, known: Sequence[str]) -> list[str]:
+    """Patterns that name some of the known paths, the nearest first."""
+    others = sorted({_renamed(pattern, path) for path in known} - {pattern})
+    return difflib.get_close_matches(pattern, others, n=3, cutoff=NEAR_PATTERN)
+
+
+def _ratio(near: difflib.SequenceMatcher[str], path: str) -> float:
+    near.set_seq1(path)
+    return near.ratio()
+
+
+def types_by_pattern(
+    patterns: dict[str, Any], paths: Sequence[Sequence[tuple[str, ...]]], where: str
+) -> list[Any]:
+    """The entry of each leaf: that of the first pattern which names it, None for no pattern.
+
+    Arguments:
+      patterns: entries by pattern.
+      paths: for each leaf the paths that it goes by.
+      where: where the patterns stand, for the error.
+
+    Raises:
+      ArgumentError: for a pattern that names no leaf.
+    """
+    found: list[Any] = [None] * len(paths)
+    taken: set[int] = set()
+    for pattern, entry in patterns.items():
+        named = [k for k, ways in enumerate(paths) if any(matches(pattern, w) for w in ways)]
+        if not named:
+            known = ["/".join(way) for ways in paths for way in ways]
+            near = difflib.SequenceMatcher(b=pattern, autojunk=False)
+            nearest = "there are no leaves"
+            if known:
+                nearest = f"the nearest is {max(known, key=lambda k: _ratio(near, k))!r}"
+            error = ArgumentError(f"{where}: no leaf has the path {shown(pattern)}; {nearest}")
+            raise error.with_slip(pattern, *_near_patterns(pattern, known))
+        for k in named:
+            if k not in taken:
+                found[k] = entry
+        taken.update(named)
     return found

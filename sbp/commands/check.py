@@ -24,8 +24,7 @@ from rich.console import Console
 
 import sbp
 from sbp._jax_call import context_mesh
-from sbp.api.jit import jit
-from sbp.api.jitted import Jitted, JittedMethod
+from sbp.api.jit import Jitted, JittedMethod, jit
 from sbp.api.shard_map import check_shard_map
 from sbp.commands.shapes import arguments, mesh_axes
 from sbp.errors import SbpError, nearest

@@ -1,14 +1,25 @@
-"""Changes that a user may make to a program, and the plans after them."""
+"""Changes that a user may make to a program, the plans after them, and the program without a typing
+that they are tried on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from sbp.errors import Edit, Help, Label
+from sbp.explain.edits import pinned_value
+from sbp.explain.names import BATCHED, Names, asked_text, behind_vmap
+from sbp.infer.check import RLIMIT, Checker, CheckResult
+from sbp.infer.constraints import Constraint, System
+from sbp.infer.request import Request
+from sbp.infer.space import Code
 from sbp.plan.fit import best_program
 from sbp.plan.program import Program
+from sbp.signatures import traits_of
+from sbp.source.reader import source_text, users_span
+from sbp.trace.graph import Node
 
 HelpKind = Literal["pin", "conversion", "other pin", "drop", "policy", "pair"]
 """What a help changes: the dim that a pin splits, an annotation before the line, the kind of a
@@ -138,3 +149,342 @@ def priced(
         peak_memory_bytes=program.cost.peak_memory_bytes,
         clears_all_errors=clears_all_errors,
     )
+
+
+# ---- limits --------------------------------------------------------------------------------------
+# No limit is silent: a diagnosis has a note about what a limit left out.
+# `python -m benchmarks.blame_speed` measures the seconds of a diagnosis under these limits.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagnosisLimits:
+    """Limits on the search for the reasons why a program has no typing.
+
+    Arguments:
+      solver_resources: Z3's resource count for one check.
+      large: operations above which a plan takes a second or more, so that few plans are made.
+      huge: operations above which a change of the policy, whose one plan serves all faults, is
+        tried before any change of an annotation.
+      faults, faults_large: diagnostics of one program, of a large one.
+      helps: helps that one diagnostic shows.
+      rows: rows of a rule that one diagnostic shows.
+      pins: pins that the diagnostic of all mesh axes together shows.
+      plans: plans made for the helps of one fault.
+      pair_plans: plans made for changes of two pins, where no change of one pin gives a typing.
+      plans_large, nodes_planned: in a large program, the most plans for one fault and the most
+        operations that all these plans have together. One plan for each fault is always made.
+      reused: operations up to which helps are priced with the reuse of forward conversions in the
+        backward pass.
+      pin_trials: the number of pins times the number of operations up to which pins that are not
+        part of a conflict of all mesh axes are sorted out.
+      budget_plans: plans made to find the least budget.
+    """
+
+    solver_resources: int = RLIMIT
+    large: int = 1000
+    huge: int = 3000
+    faults: int = 5
+    faults_large: int = 3
+    helps: int = 3
+    rows: int = 4
+    pins: int = 6
+    plans: int = 12
+    pair_plans: int = 4
+    plans_large: int = 3
+    nodes_planned: int = 6000
+    reused: int = 500
+    pin_trials: int = 4000
+    budget_plans: int = 10
+
+    def faults_shown(self, size: int) -> int:
+        """The most diagnostics of a program with `size` operations."""
+        return self.faults_large if size > self.large else self.faults
+
+    def plans_of(self, size: int, shown: int) -> tuple[int, int]:
+        """How many plans are made for the helps of one fault: once one of them gave a typing, and
+        while none did.
+
+        Arguments:
+          size: the number of the program's operations.
+          shown: the number of faults that are shown.
+        """
+        if size <= self.large:
+            return self.plans, self.plans
+        share = max(1, self.nodes_planned // (size * shown))
+        return min(self.plans_large, share), self.plans_large
+
+
+def more_text(count: int, noun: str) -> str:
+    """The rest of a list.
+
+    >>> more_text(1, "pin"), more_text(2, "pin")
+    ('1 more pin', '2 more pins')
+    """
+    return f"{count} more {noun}{'s' * (count > 1)}"
+
+
+def unshown_text(count: int) -> str:
+    """The note about helps that are not shown."""
+    verbs = "give a typing and are" if count > 1 else "gives a typing and is"
+    return f"{more_text(count, 'change')} {verbs} not shown"
+
+
+# ---- trials -------------------------------------------------------------------------------------
+# A program without a typing, with its faults and the edits that were tried on it.
+
+
+@dataclass(frozen=True, slots=True)
+class Arriving:
+    """The codes that arrive at the operands of a node on one mesh axis: the findings of the checker
+    that end at the node, merged."""
+
+    parts: tuple[CheckResult, ...]
+
+    @property
+    def sink(self) -> tuple[Constraint, ...]:
+        """The conversions at which the findings end."""
+        return tuple(c for part in self.parts for c in part.sink)
+
+    @property
+    def made(self) -> dict[int, tuple[Code, ...]]:
+        """For each operand the codes in which it can arrive."""
+        return {
+            c.operand: codes
+            for part in self.parts
+            for c, codes in zip(part.sink, part.made, strict=True)
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndependentFaults:
+    """The independent faults of a program.
+
+    Arguments:
+      groups: for each fault its findings, the finding of the checker that came first at the front.
+        The others end in the same place: with other pins, or on another mesh axis.
+      last: the last answer of the checker.
+      complete: whether the search ended because nothing more was found, and not at its limit.
+    """
+
+    groups: tuple[tuple[CheckResult, ...], ...]
+    last: CheckResult
+    complete: bool = True
+
+    @property
+    def first(self) -> list[CheckResult]:
+        """For each fault the finding that came first."""
+        return [group[0] for group in self.groups]
+
+    def others(self, fault: CheckResult) -> tuple[CheckResult, ...]:
+        """The later findings that end in the same place as a fault."""
+        return next((group[1:] for group in self.groups if group[0] is fault), ())
+
+
+@dataclass(frozen=True, slots=True)
+class Looser:
+    """A policy that allows more.
+
+    Arguments:
+      key: which policy, and where.
+      text: the change in words.
+      edits: the change itself.
+      make: a program under it.
+      wide: whether it changes more than the line of the fault, so that it is for when nothing less
+          gives a typing.
+    """
+
+    key: tuple[Any, ...]
+    text: str
+    edits: tuple[Edit, ...]
+    make: Callable[[Request], Request]
+    wide: bool = False
+
+
+@dataclass(slots=True)
+class Trials:
+    """A program without a typing, and the edits that were tried on it.
+
+    A plan of a large program takes seconds. So every edit is first checked against the constraints
+    at hand: its constraints are left out and its states are assumed, which builds nothing. That
+    check may accept an edit wrongly, so a plan is then made, which also gives the price.
+
+    Arguments:
+      request: the program, and what its types are chosen by.
+      checker: its constraints.
+      faults: its faults.
+      limits: on the search.
+      reuse_left_out: whether plans could reuse forward conversions in the backward pass, but are
+        made without that to save time.
+    """
+
+    request: Request
+    checker: Checker
+    faults: IndependentFaults
+    limits: DiagnosisLimits
+    reuse_left_out: bool = False
+    by_policy: dict[Any, Program | None] = field(default_factory=dict)
+    answers: dict[Any, bool] = field(default_factory=dict)
+
+    def arriving(self, fault: CheckResult) -> Arriving:
+        """A fault merged with the findings about other operands of its node."""
+        parts, seen = [fault], {c.operand for c in fault.sink}
+        for other in self.faults.others(fault):
+            mine = other.mesh_axis == fault.mesh_axis and len(fault.sink) == len(other.sink) == 1
+            if (
+                mine
+                and other.sink[0].node is fault.sink[0].node
+                and other.sink[0].operand not in seen
+            ):
+                parts.append(other)
+                seen.add(other.sink[0].operand)
+        return Arriving(tuple(parts))
+
+    @property
+    def size(self) -> int:
+        """The number of the program's operations."""
+        return self.request.size
+
+    @property
+    def large(self) -> bool:
+        """Whether few plans are made."""
+        return self.size > self.limits.large
+
+    @property
+    def huge(self) -> bool:
+        """Whether a change of the policy is tried before changes of annotations."""
+        return self.size > self.limits.huge
+
+    @property
+    def several(self) -> bool:
+        """Whether the program has more than one fault."""
+        return len(self.faults.first) > 1
+
+    def may_hold(
+        self,
+        mesh_axis: str,
+        without: Set[tuple[str, str]],
+        assumed: Sequence[str] = (),
+        also: Sequence[str] = (),
+    ) -> bool:
+        """Whether the constraints of every mesh axis can hold after an edit.
+
+        Arguments:
+          mesh_axis: the axis of the fault.
+          without: (mesh axis, name) of the constraints that the edit takes away.
+          assumed: literals of states on `mesh_axis`. The program is in one of these states after
+            the edit; empty for any state.
+          also: the same of another variable.
+        """
+        for system in self.checker.systems:
+            mine = frozenset(name for axis, name in without if axis == system.mesh_axis)
+            given = [s for s in (assumed, also) if s and system.mesh_axis == mesh_axis]
+            if not any(self._axis_may_hold(system, mine, s) for s in itertools.product(*given)):
+                return False
+        return True
+
+    def _axis_may_hold(
+        self, system: System, without: frozenset[str], states: tuple[str, ...]
+    ) -> bool:
+        key = system.mesh_axis, without, states
+        if key not in self.answers:
+            names = [c.name for c in system.constraints if c.name not in without]
+            self.answers[key] = self.checker.axis(system).check([*names, *states])[0] != "unsat"
+        return self.answers[key]
+
+    def policy(self, looser: Looser) -> Program | None:
+        """The plan of the program under another policy, made once for all faults."""
+        if looser.key not in self.by_policy:
+            request = looser.make(self.request)
+            free = all(p == "auto" for p in request.strictest.policies)
+            checker = Checker(request, rlimit=self.limits.solver_resources)
+            hopeless = not free and checker.check(explain=False).status == "unsat"
+            self.by_policy[looser.key] = None if hopeless else best_program(request)
+        return self.by_policy[looser.key]
+
+
+@dataclass(frozen=True, slots=True)
+class BlamedFault:
+    """A fault with the trials on its program.
+
+    Arguments:
+      trials: the program and its faults.
+      found: the fault.
+      names: the names of the program's values.
+      shown: the number of faults that are shown.
+    """
+
+    trials: Trials
+    found: CheckResult
+    names: Names
+    shown: int
+
+    @property
+    def request(self) -> Request:
+        """The program, and what its types are chosen by."""
+        return self.trials.request
+
+    @property
+    def axis(self) -> str:
+        """The mesh axis."""
+        return self.found.mesh_axis
+
+    @property
+    def position(self) -> int:
+        """The position of the mesh axis."""
+        return self.request.mesh.names.index(self.axis)
+
+    @property
+    def system(self) -> System:
+        """The constraints of the mesh axis."""
+        return next(s for s in self.trials.checker.systems if s.mesh_axis == self.axis)
+
+    def subject(self, node: Node) -> str:
+        """A node as a title names it: by the user's expression."""
+        text = f"`{source_text(users_span(node)) or node.name}`"
+        return f"the gradient of {text}" if node.in_gradient else text
+
+    def direct(self, node: Node, pin: Constraint, operand: int | None = None) -> bool:
+        """Whether a pin is on a value that the node itself reads.
+
+        Arguments:
+          node: the node.
+          pin: the pin.
+          operand: the operand that is asked about; None for any operand at which the fault ends.
+        """
+        if pin.site is None or node.regions:
+            return False
+        pinned = {n.outputs[0] for n in pin.site.nodes}
+        if pin.site.source == "input":
+            pinned = {self.request.graph.inputs[pin.site.position]}
+        return any(
+            node.inputs[c.operand] in pinned
+            for c in self.found.sink
+            if operand is None or c.operand == operand
+        )
+
+    def pin_text(self, pin: Constraint, node: Node) -> str:
+        """The atom that a pin asks, and the role of a split dim in the node."""
+        assert pin.site is not None
+        asked = asked_text(pin.site, pin.code)
+        text = f"{self.names.site(pin.site)} is {asked} on `{self.axis}`"
+        if pin.code > 0:
+            shape = self.request.graph.aval(pinned_value(self.request.graph, pin.site)).shape
+            behind = behind_vmap(pin.site, pin.code)
+            text += " under vmap" if behind != 0 else ""
+            sizes = "x".join(map(str, shape[behind or 0 :]))
+            dim = f": dim {pin.code - 1 - (behind or 0)} of {sizes}"
+            text += self.role(pin, node) or dim + (f" {BATCHED}" if behind is None else "")
+        return text
+
+    def role(self, pin: Constraint, node: Node) -> str:
+        """The role of a pinned dim in the contraction that reads it; empty for other nodes."""
+        numbers = node.params.get("dimension_numbers", ())
+        if not traits_of(node.op).contracts or len(numbers) != 2 or pin.site is None:
+            return ""
+        contract, batch = numbers
+        for c in self.found.sink:
+            if self.direct(node, pin, c.operand):
+                if pin.code - 1 in contract[c.operand]:
+                    return ", the contracted dim"
+                return ", a batch dim" if pin.code - 1 in batch[c.operand] else ", not contracted"
+        return ""

@@ -1,28 +1,131 @@
-"""The conversions of one value: the reason for the place of each, and the cost of the program with
-the conversion elsewhere."""
+"""Programs planned with one thing changed, and the conversions of a value: the reason for the place
+of each, and the cost of the program with the conversion elsewhere."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from sbp.annotations import annotate_p
-from sbp.explain.alternatives import Outcome, Refusal, planned
+from sbp.explain.edits import Types, pin_subject
 from sbp.explain.origins import Origins
-from sbp.explain.pinning import pin_subject, unpin_subject
-from sbp.explain.places import AtomChange, ValueName, changed_axes
 from sbp.explain.reasons import ConversionNeed, ConversionReason, Reasons
-from sbp.explain.subjects import Subject
+from sbp.explain.subjects import AtomChange, Subject, ValueName, changed_axes
+from sbp.infer.check import check
 from sbp.infer.conditioned import EndCondition, choose_under
 from sbp.infer.constraints import pin_sites
 from sbp.infer.request import Request
 from sbp.infer.space import Code, Codes, Step
+from sbp.limits import boxing_text
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.fit import cheapest
-from sbp.plan.program import PlannedBox, Program
+from sbp.plan.fit import best_program, cheapest
+from sbp.plan.program import Cost, PlannedBox, Program
 from sbp.trace.graph import Node, Operand
 from sbp.trace.regions import bodies_of, interface_of
+from sbp.types import NdSbp
+
+# ---- alternatives -------------------------------------------------------------------------------
+# A program planned with one thing changed: its cost, or why it has no plan.
+
+
+RefusalKind = Literal[
+    "joint", "memory", "exceeds memory", "rows", "result", "reader", "not there", "no row"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a changed program has no plan.
+
+    Arguments:
+      kind: "joint": each mesh axis has types, all together have none; "memory": no plan fits the
+        memory limit; "exceeds memory": the cheapest plan does not fit it; "rows": no row reaches
+        the type; "result": the program may not return the value so; "reader": a node does not take
+        what arrives; "not there": the conversion reads a node that the program has only after
+        conversions were taken together; "no row": no row of the reader takes the other type.
+      mesh_axis: the mesh axis without types; empty where no single axis is to blame.
+      node: the reader.
+      arriving: the codes in which the value could arrive at the reader or the result.
+      policies: the boxing policies in words, where these are to blame; empty elsewhere.
+    """
+
+    kind: RefusalKind
+    mesh_axis: str = ""
+    node: Node | None = None
+    arriving: tuple[Code, ...] = ()
+    policies: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """The program planned with a change: with another type of a value, or a conversion elsewhere.
+
+    Arguments:
+      wanted: the pinned atoms of the value as (mesh axis, atom); empty for another change.
+      freed: the mesh axis on which the value's pin was dropped; empty where there was none.
+      type: the type of the value in that plan; None when there is no plan.
+      cost: of a call of that plan; None when there is no plan.
+      refusal: why there is no plan; None when there is one.
+    """
+
+    wanted: tuple[tuple[str, str], ...] = ()
+    freed: str = ""
+    type: NdSbp | None = None
+    cost: Cost | None = None
+    refusal: Refusal | None = None
+
+    @classmethod
+    def of(
+        cls,
+        found: Program | Refusal,
+        request: Request,
+        subject: Subject,
+        *,
+        wanted: tuple[tuple[str, str], ...] = (),
+        freed: str = "",
+    ) -> Alternative:
+        """The plan of a changed program, for one value.
+
+        Arguments:
+          found: the plan, or why there is none.
+          request: the program before the change.
+          subject: the value.
+          wanted, freed: the change.
+        """
+        if isinstance(found, Refusal):
+            return cls(wanted=wanted, freed=freed, refusal=found)
+        t = Types.of(found, request.graph).type_of(subject)
+        return cls(wanted=wanted, freed=freed, type=t, cost=found.cost)
+
+    @property
+    def change(self) -> str:
+        """The change in the notation of types: `model:S(1)`; `model:?` for a dropped pin."""
+        return " ".join(f"{axis}:{atom}" for axis, atom in self.wanted) or f"{self.freed}:?"
+
+
+def planned(request: Request) -> Program | Refusal:
+    """The plan of a changed program, or why it has none."""
+    program = best_program(request)
+    return refusal(request) if program is None else program
+
+
+def refusal(request: Request) -> Refusal:
+    """Why a program has no plan, as far as one mesh axis shows it."""
+    fault = check(request)
+    if fault.status != "unsat":
+        return Refusal(kind="joint" if request.memory_limit is None else "memory")
+    node = fault.sink[0].node if fault.sink else None
+    policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
+    return Refusal(
+        kind="rows" if not fault.sink else "result" if node is None else "reader",
+        mesh_axis=fault.mesh_axis,
+        node=node,
+        arriving=tuple(fault.made[0]) if fault.sink else (),
+        policies=policies if fault.policy else "",
+    )
+
 
 # ---- deferral -----------------------------------------------------------------------------------
 # The cost of a program with a conversion deferred: without the pin that asks for it, with the
@@ -35,12 +138,10 @@ class Deferral:
 
     Arguments:
       request: the program as it was asked for.
-      origins: of the plan.
       group: the conversion at all places that are alike.
     """
 
     request: Request
-    origins: Origins
     group: Sequence[PlannedBox]
 
     @property
@@ -138,9 +239,7 @@ class Deferral:
             for n in site.nodes
         ]
         subject = Subject(label="", kind="annotation", values=tuple(n.outputs[0] for n in nodes))
-        for k in self._changed:
-            request = unpin_subject(request, subject, k)
-        return planned(request)
+        return planned(pin_subject(request, subject, dict.fromkeys(self._changed)))
 
     def _returned_unconverted(self, need: ConversionNeed) -> Program | Refusal:
         """With a result of the program pinned to the type it is made in."""
@@ -186,7 +285,7 @@ class ExplainedConversion:
     value: ValueName
     reason: ConversionReason
     is_tried: bool
-    instead: Outcome | None
+    instead: Alternative | None
     others: int = 0
     onward: bool = False
 
@@ -238,11 +337,11 @@ class SubjectConversions:
         """
         first = group[0]
         reason = Reasons(self.program, self.origins).of(first, AtomChange.of_box(first.box))
-        instead: Outcome | None = None
+        instead: Alternative | None = None
         is_tried = tried and not reason.need.is_forced
         if is_tried:
-            found = Deferral(self.program.request, self.origins, group).plan(reason.need)
-            instead = Outcome.of(found, self.program.request, self.subject)
+            found = Deferral(self.program.request, group).plan(reason.need)
+            instead = Alternative.of(found, self.program.request, self.subject)
         return ExplainedConversion(
             steps=first.box.steps,
             mesh=self.program.mesh,

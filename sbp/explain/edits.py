@@ -1,21 +1,167 @@
-"""Programs with a pin dropped, moved to another dim or inserted."""
+"""Programs with pins changed: dropped, moved to another dim, or put in where the source would have
+a new annotation."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from sbp.annotations import Pin, annotate_p
-from sbp.explain.placed import Placed
+from sbp.errors import SourceEdit, Span
+from sbp.explain.subjects import Subject, kind_of
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.pins import pinned_codes
-from sbp.infer.request import Request
+from sbp.infer.request import Demand, Request
 from sbp.infer.space import Code, decode
+from sbp.plan.program import Program
+from sbp.source.editing import statement_span
+from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.types import NdSbp
+
+# ---- places of new annotations ------------------------------------------------------------------
+# Where an annotation that a help adds to the source stands in the traced program.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """New annotations in a program. All that follows reads what is annotated.
+
+    Arguments:
+      before: by node id, the values that are annotated before the node.
+      after: the values that are annotated where they are made.
+    """
+
+    before: Mapping[int, tuple[Operand, ...]]
+    after: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Finds the places of an annotation, one for each time that its line is traced: in unrolled
+    layers, in rematerialisation.
+
+    A statement before the line annotates all that the line reads, also in the functions that it
+    calls. Any other edit annotates the expression that it replaces.
+
+    Arguments:
+      graph: the program.
+      makers: for each value, the node that makes it.
+      line: the expression that reads the value.
+      edit: the first edit of the annotation.
+    """
+
+    graph: Graph
+    makers: Mapping[int, Node]
+    line: Span
+    edit: SourceEdit
+
+    def of(self, values: Iterable[Operand]) -> Placed:
+        """The places of an annotation of some values.
+
+        Arguments:
+          values: what the line reads.
+        """
+        before, after = dict[int, dict[Operand, None]](), set[int]()
+        for value in values:
+            self.place(value, before, after)
+        return Placed(before={n: tuple(v) for n, v in before.items()}, after=frozenset(after))
+
+    def place(
+        self, value: Operand, before: dict[int, dict[Operand, None]], after: set[int]
+    ) -> None:
+        """Adds the places of one value.
+
+        Arguments:
+          value: the value.
+          before: by node id, the values that are annotated before the node, in order.
+          after: the values that are annotated where they are made.
+        """
+        nodes = [n for n in self.graph.walk() if not n.in_gradient and self.frame(n) is not None]
+        reading = [n for n in nodes if value in n.inputs]
+        # Other expressions of a comprehension may read the value, too.
+        first = next((n for n in reading if self.line in n.stack), reading[0])
+        number, depth = first.inputs.index(value), self.frame(first)
+        assert depth is not None
+        path = first.stack[: depth + 1]
+        readers = {first.id} | {
+            n.id
+            for n in nodes
+            if (n.op, len(n.inputs), n.stack[: depth + 1]) == (first.op, len(first.inputs), path)
+            and not self.made_by(n.inputs[number], path[-1])
+        }
+        for graph in self.graph.graphs():
+            for k, node in enumerate(graph.nodes):
+                if node.id not in readers:
+                    continue
+                operand = node.inputs[number]
+                maker = self.makers.get(operand) if isinstance(operand, int) else None
+                if self.inserts:
+                    before.setdefault(self.start(graph.nodes, k, maker).id, {})[operand] = None
+                elif maker is not None and self.frame(maker) is not None:
+                    after.update(v for v in maker.outputs if v == operand)
+                else:
+                    before.setdefault(node.id, {})[operand] = None
+
+    @property
+    def inserts(self) -> bool:
+        """Whether the edit is a statement before the line."""
+        span = self.edit.span
+        return (span.line, span.column) == (span.end_line, span.end_column)
+
+    def frame(self, node: Node) -> int | None:
+        """The position in a node's stack of the frame that reads what is annotated."""
+        start = self.edit.span if self.inserts else self.line
+        found = (
+            k
+            for k, s in enumerate(node.stack)
+            if (s.file, s.function) == (self.line.file, self.line.function)
+            and (s.line, s.column) >= (start.line, start.column)
+        )
+        return next(found, None)
+
+    def made_by(self, operand: Operand, expression: Span) -> bool:
+        """Whether an expression makes an operand that it reads itself."""
+        maker = self.makers.get(operand) if isinstance(operand, int) else None
+        return maker is not None and expression in maker.stack
+
+    def start(self, siblings: tuple[Node, ...], reader: int, maker: Node | None) -> Node:
+        """The first node of the statement that a node belongs to, after what makes the value.
+
+        Arguments:
+          siblings: the nodes of one region, in order.
+          reader: the position of the node that reads the value.
+          maker: what makes the value.
+        """
+        statement = statement_span(self.line)
+        depth = self.frame(siblings[reader])
+        assert depth is not None
+        caller = siblings[reader].stack[depth + 1 :]
+        first = reader
+        while statement is not None and first > 0:
+            node = siblings[first - 1]
+            k = self.frame(node)
+            inside = k is not None and _before_end(node.stack[k], statement)
+            if not inside or k is None or node.stack[k + 1 :] != caller:
+                break
+            # By its id: edits of the program, such as dropping another fault's pins, copy nodes.
+            if maker is not None and node.id == maker.id:
+                break
+            first -= 1
+        return siblings[first]
+
+
+def _before_end(span: Span, statement: Span) -> bool:
+    return (span.line, span.column) < (statement.end_line, statement.end_column)
+
+
+# ---- pins of a program --------------------------------------------------------------------------
+# Programs with a pin dropped, moved to another dim or inserted.
+
 
 _NOTHING: Mapping[int, Any] = MappingProxyType({})
 
@@ -86,17 +232,21 @@ def change_pin(request: Request, site: PinSite, codes: tuple[Code | None, ...]) 
 def _with_codes(request: Request, site: PinSite, codes: tuple[Code | None, ...]) -> Request:
     if site.is_input:
         return _with_input(request, site, codes)
-    match site.source:
-        case "output":
-            wanted = None if all(c is None for c in codes) else codes
-            demand = request.demand
-            outputs = tuple(
-                wanted if i == site.position else t for i, t in enumerate(demand.outputs)
-            )
-            return replace(request, demand=replace(demand, outputs=outputs))
-        case _:
-            pins = {n.id: _changed(n.params["pin"], codes, request) for n in site.nodes}
-            return replace(request, graph=rewrite(request.graph, at=pins))
+    if site.source == "output":
+        demand = _demanding(request.demand, "output", site.position, codes)
+        return replace(request, demand=demand)
+    pins = {n.id: _changed(n.params["pin"], codes, request) for n in site.nodes}
+    return replace(request, graph=rewrite(request.graph, at=pins))
+
+
+def _demanding(
+    demand: Demand, kind: Literal["input", "output"], position: int, codes: tuple[Code | None, ...]
+) -> Demand:
+    """What is asked of inputs and outputs, with another type of one of them."""
+    wanted = None if all(c is None for c in codes) else codes
+    given = demand.inputs if kind == "input" else demand.outputs
+    asked = tuple(wanted if i == position else t for i, t in enumerate(given))
+    return replace(demand, inputs=asked) if kind == "input" else replace(demand, outputs=asked)
 
 
 def _with_input(request: Request, site: PinSite, codes: tuple[Code | None, ...]) -> Request:
@@ -111,10 +261,7 @@ def _with_input(request: Request, site: PinSite, codes: tuple[Code | None, ...])
             for new, differs, kept in zip(codes, changed, pinned, strict=True)
         )
 
-    outer = edited(old)
-    demand = request.demand
-    wanted = None if all(c is None for c in outer) else outer
-    inputs = tuple(wanted if i == site.position else t for i, t in enumerate(demand.inputs))
+    demand = _demanding(request.demand, "input", site.position, edited(old))
     behind = [
         (n.id, n.params["pin"])
         for n in request.graph.nodes
@@ -122,7 +269,7 @@ def _with_input(request: Request, site: PinSite, codes: tuple[Code | None, ...])
     ]
     pins = {i: _changed(pin, edited(pinned_codes(pin, request.mesh)), request) for i, pin in behind}
     graph = rewrite(request.graph, at=pins) if pins else request.graph
-    return replace(request, demand=replace(demand, inputs=inputs), graph=graph)
+    return replace(request, demand=demand, graph=graph)
 
 
 def _changed(pin: Pin, codes: tuple[Code | None, ...], request: Request) -> Pin | None:
@@ -210,3 +357,139 @@ def rewrite(
         return replace(g, nodes=tuple(nodes), outputs=tuple(map(of, g.outputs)), avals=avals)
 
     return visit(graph)
+
+
+# ---- pins of a subject --------------------------------------------------------------------------
+# Programs with a value, an operand, an input or an output pinned to another type, as an annotation
+# in the source would pin it.
+
+
+Wanted = Mapping[int, Code | None]
+"""Codes asked on some mesh axes, by the position of the axis; None leaves the axis free."""
+
+
+def pin_subject(request: Request, subject: Subject, wanted: Wanted) -> Request:
+    """The request with a subject pinned, or left free, on some mesh axes. The new pin replaces the
+    user's pins of the subject on these axes; pins on other axes stay.
+
+    Arguments:
+      request: the request.
+      subject: the subject. A value that is not pinned cannot be left free.
+      wanted: what is asked.
+    """
+    mesh = request.mesh
+    match subject.kind:
+        case "input" | "output" as kind:
+            demand, position = request.demand, subject.position
+            given = (demand.inputs if kind == "input" else demand.outputs)[position]
+            codes = _on(given or (None,) * len(mesh.sizes), wanted)
+            return replace(request, demand=_demanding(demand, kind, position, codes))
+        case "annotation":
+            pins = {
+                node.id: (node.params["pin"], _on(pinned_codes(node.params["pin"], mesh), wanted))
+                for node in request.graph.walk()
+                if node.op == annotate_p.name and node.outputs[0] in subject.values
+            }
+            at = {
+                i: _changed(Pin(pin.type, reduce_dtype=pin.reduce_dtype), codes, request)
+                for i, (pin, codes) in pins.items()
+            }
+            return replace(request, graph=rewrite(request.graph, at=at))
+        case "made":
+            return _pinned_after(request, subject, wanted)
+
+
+def _on(codes: tuple[Code | None, ...], wanted: Wanted) -> tuple[Code | None, ...]:
+    return tuple(wanted.get(k, c) for k, c in enumerate(codes))
+
+
+def _pinned_after(request: Request, subject: Subject, wanted: Wanted) -> Request:
+    graph, names = request.graph, request.mesh.names
+    asked = ((names[k], c) for k, c in sorted(wanted.items()))
+    pin = Pin(NdSbp({axis: decode(c) for axis, c in asked if c is not None}))
+    own = _own_reads(graph, subject)
+    # A copy that only the operation's own gradient reads is not annotated in the source's program
+    # either: JAX drops it as dead.
+    read = {o for n in graph.walk() for o in n.inputs if (n.id, o) not in own} | {
+        o for g in graph.graphs() for o in g.outputs
+    }
+    # Readers inside of the expression belong to the operation's own gradient. They read its result
+    # without the annotation, as they do when the source annotates the result.
+    after = {v: pin for v in subject.values if v in read}
+    return replace(request, graph=rewrite(graph, after=after, own=own))
+
+
+@dataclass(frozen=True, slots=True)
+class Types:
+    """The types of subjects of the program `asked` in a plan of it, or of an edit in which one of
+    them is pinned.
+
+    Arguments:
+      program: the plan.
+      asked: the program.
+      pinned: for each value that was pinned by the edit, the annotation's result and which
+          annotation it is, in program order.
+    """
+
+    program: Program
+    asked: Graph
+    pinned: Mapping[int, tuple[int, int]]
+
+    @classmethod
+    def of(cls, program: Program, asked: Graph) -> Types:
+        """Collects the pins of a plan."""
+        pins = (
+            n
+            for n in program.graph.walk()
+            if n.op == annotate_p.name and n.outputs[0] not in asked.avals
+        )
+        found: dict[int, tuple[int, int]] = {}
+        for number, node in enumerate(pins):
+            if isinstance(value := node.inputs[0], int):
+                found.setdefault(value, (number, node.outputs[0]))
+        return cls(program, asked, found)
+
+    def type_of(self, subject: Subject) -> NdSbp:
+        """The type of a subject. Values may be missing in the plan: a conversion that is not
+        repeated takes with it the operations that only fed it."""
+        if subject.kind == "output":
+            return self.program.output_types[subject.position]
+        typing, values = self.program.typing, set(subject.values)
+        if subject.kind == "made":
+            pinned = [self.pinned[v] for v in subject.values if v in self.pinned]
+            if pinned:
+                return typing.type_of(min(pinned)[1])
+        present = [v for v in subject.values if v in typing.values]
+        if not present:  # the annotation was taken out: take its operand
+            inputs = (
+                o for n in self.asked.walk() if not values.isdisjoint(n.outputs) for o in n.inputs
+            )
+            present = [o for o in inputs if isinstance(o, int) and o in typing.values]
+        return typing.type_of(present[0])
+
+
+def _own_reads(graph: Graph, subject: Subject) -> frozenset[tuple[int, Operand]]:
+    """Where an expression reads its own results: (node id, value).
+
+    In a Python loop the next turn reads a result too, on the same line. So the nodes of the
+    expression are sorted by turns. Of alike nodes the first belong to the first turn; in a backward
+    pass the first belong to the last turn.
+    """
+    frame, makers = subject.frame, Dataflow(graph).makers
+    alike: dict[object, list[Node]] = defaultdict(list)
+    for node in graph.walk():
+        if frame is not None and (frame == node.span or frame in node.stack):
+            alike[kind_of(node, graph), node.is_recomputed].append(node)
+    turns = sum(not makers[v].is_recomputed for v in subject.values if v in makers)
+    turn: dict[int, int] = {}
+    for nodes in alike.values():
+        each = -(-len(nodes) // max(1, turns))
+        for number, node in enumerate(nodes):
+            turn[node.id] = turns - 1 - number // each if node.backward else number // each
+    return frozenset(
+        (node.id, o)
+        for nodes in alike.values()
+        for node in nodes
+        for o in node.inputs
+        if isinstance(o, int) and o in subject.values and turn.get(makers[o].id) == turn[node.id]
+    )

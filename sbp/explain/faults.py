@@ -12,20 +12,31 @@ from typing import Any
 
 from sbp import _jax
 from sbp.errors import Diagnostic, Help, Label
-from sbp.explain.blame import BlamedFault
-from sbp.explain.budgets import budget_help, impossible_budgets
-from sbp.explain.change import priced
+from sbp.explain.change import (
+    Arriving,
+    BlamedFault,
+    DiagnosisLimits,
+    IndependentFaults,
+    Trials,
+    more_text,
+    priced,
+)
 from sbp.explain.edits import drop_pin, pinned_value
-from sbp.explain.fault_notes import budget_notes, limit_notes, more_text, notes
-from sbp.explain.frames import Frames
+from sbp.explain.fault_notes import (
+    NearRows,
+    atoms_text,
+    budget_notes,
+    left,
+    limit_notes,
+    near_rows,
+    notes,
+    region_words,
+    rule,
+)
 from sbp.explain.helps import FoundHelps, Repair
-from sbp.explain.limits import DiagnosisLimits
-from sbp.explain.names import BATCHED, Names, asked_text
-from sbp.explain.near_rows import NearRows, near_rows, rule
-from sbp.explain.regions import atoms_text, left, region_words
-from sbp.explain.repins import carried_text, edits_of
-from sbp.explain.together import no_typing_together
-from sbp.explain.trials import Arriving, IndependentFaults, Trials
+from sbp.explain.names import BATCHED, Frames, Names, asked_text
+from sbp.explain.pin_changes import carried_text, edits_of
+from sbp.explain.together import budget_help, impossible_budgets, no_typing_together
 from sbp.infer.check import Checker, CheckResult
 from sbp.infer.constraints import Constraint
 from sbp.infer.literals import POLICY_LITERAL, budget_literal
@@ -174,8 +185,7 @@ def _independent(checker: Checker, request: Request, most: int) -> IndependentFa
             without |= to_blame
             found = checker.check(without)
     return IndependentFaults(
-        first=tuple(first for first, *_ in same.values()),
-        same=tuple(tuple(rest) for _, *rest in same.values()),
+        groups=tuple(map(tuple, same.values())),
         last=found,
         complete=stuck or found.status != "unsat",
     )
@@ -233,13 +243,12 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
     else:
         what, text = conflict_title(fault, node, conflict), arrives(fault, node, arriving.made)
     near = NearRows() if region else near_rows(fault, node, arriving)
+    found = Repair(fault, node).found()
     if fault.found.budgets:
         code, title = "budget", f"{fault.subject(node)} needs what a budget forbids"
-        edits = Repair(fault.trials, fault.found, node, fault.names, fault.shown).found()
-        found = _with_budget(fault, edits)
+        found = _with_budget(fault, found)
     else:
         code, title = "annotation-conflict" if conflict else "no-signature", what
-        found = Repair(fault.trials, fault.found, node, fault.names, fault.shown).found()
     return Diagnostic(
         code=code,
         severity="error",

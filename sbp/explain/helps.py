@@ -5,28 +5,20 @@ Each edit is planned before it is offered; the plan gives its price.
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sbp.errors import Edit, Help, OptionEdit, SourceEdit, Span
-from sbp.explain.change import Accepted, Change, HelpKind, Tried, priced, tried
+from sbp.errors import Help
+from sbp.explain.change import Accepted, BlamedFault, Change, HelpKind, Tried, priced, tried
 from sbp.explain.costly import DEARER
 from sbp.explain.edits import drop_pin, site_in
-from sbp.explain.frames import Frames
-from sbp.explain.insertions import Insertions
-from sbp.explain.loosening import Looser, blamed, loosened
-from sbp.explain.names import Names
-from sbp.explain.pin_changes import PinChanges, all_moved
-from sbp.explain.repins import carried_text
-from sbp.explain.trials import Trials
-from sbp.infer.check import CheckResult
-from sbp.infer.constraints import Constraint, PinSite, System
+from sbp.explain.insertions import Insertions, Looser, blamed, loosened
+from sbp.explain.names import Frames
+from sbp.explain.pin_changes import PinChanges
 from sbp.infer.request import Request
-from sbp.infer.space import Code, decode
+from sbp.infer.space import decode
 from sbp.plan.fit import best_program
 from sbp.plan.program import Program
 from sbp.source.reader import users_span
@@ -107,125 +99,6 @@ def chosen(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
     return sorted(shown, key=rank)
 
 
-# ---- pairs of pins ------------------------------------------------------------------------------
-# Helps that change two pins together, for faults that no change of one pin mends.
-
-
-@dataclass(frozen=True, slots=True)
-class PinChange:
-    """Another code for one pin.
-
-    Arguments:
-      pin: the constraint of the pin.
-      site: the pin in the program without its other faults.
-      code: the code that it asks.
-      change: the change of this pin without the other one.
-    """
-
-    pin: Constraint
-    site: PinSite
-    code: Code
-    change: Change
-
-
-@dataclass(frozen=True, slots=True)
-class PinPairs:
-    """Changes of two pins that are to blame.
-
-    Arguments:
-      changes: the changes of single pins.
-      findings: the fault, and the findings that end in the same place. Their pins can make up two
-          sides, such as the terms of two sums that are multiplied.
-    """
-
-    changes: PinChanges
-    findings: tuple[CheckResult, ...]
-
-    @property
-    def pins(self) -> list[tuple[Constraint, PinSite]]:
-        """The pins to blame on the fault's mesh axis, as they are in `base`."""
-        axis = self.changes.fault.mesh_axis
-        mine = {c.name: c for f in self.findings if f.mesh_axis == axis for c in f.pins}
-        return self.changes.sites_of(mine.values())
-
-    def changes_of_two(self, trials: Trials, gone: Set[tuple[str, str]]) -> Iterator[Change]:
-        """The changes of two pins that the constraints allow: those to two splits first, since they
-        keep the least memory.
-
-        Arguments:
-          trials: the program.
-          gone: (mesh axis, name) of the constraints that are left out.
-        """
-        axis = self.changes.fault.mesh_axis
-        pairs = [
-            (one, two)
-            for a, b in itertools.combinations(map(self._changes_of, self.pins), 2)
-            if a and b and trials.may_hold(axis, gone | _without(a[0], b[0]))
-            for one, two in itertools.product(a, b)
-        ]
-        for one, two in sorted(pairs, key=lambda p: sum(c.code <= 0 for c in p)):
-            states = one.change.assumed, two.change.assumed
-            if trials.may_hold(axis, gone | _without(one, two), *states):
-                pair = self._pair(one, two)
-                if not _overlap(pair.edits):
-                    yield pair
-
-    def _changes_of(self, pinned: tuple[Constraint, PinSite]) -> list[PinChange]:
-        pin, site = pinned
-        each = ((c, self.changes.repinned(pin, site, c)) for c in self.changes.codes(pin, site))
-        return [PinChange(pin, site, c, one) for c, one in each if one is not None]
-
-    def _pair(self, one: PinChange, two: PinChange) -> Change:
-        words, again = (self.changes.words(c.pin, c.site, c.code) for c in (one, two))
-        second = again[1] if again[0] == words[0] else " ".join(again)
-        kept = carried_text(self.changes.request, one.site, two.site)
-        changes = [(c.site, c.code) for c in (one, two)]
-        splits = all(c.change.kind == "pin" for c in (one, two))
-        edits = dict.fromkeys((*_edits(one, two), *_edits(two, one)))
-        return Change(
-            text=f"{' '.join(words)} and {second}{kept}",
-            edits=tuple(edits),
-            make=functools.partial(
-                all_moved, self.changes.base, changes, self.changes.system.position
-            ),
-            without=_without(one, two),
-            kind="pin" if splits else "pair",
-            pinned=(*one.change.pinned, *two.change.pinned),
-        )
-
-
-def _without(one: PinChange, two: PinChange) -> frozenset[tuple[str, str]]:
-    return one.change.without | two.change.without
-
-
-def _edits(change: PinChange, other: PinChange) -> list[Edit]:
-    """The edits of a change. An input whose type comes from its argument is edited together with
-    the types of the other inputs; the other change gives its own."""
-    given = other.site.position if other.site.is_input else None
-
-    def is_given(e: Edit) -> bool:
-        return isinstance(e, OptionEdit) and e.option == "in_types" and e.position == given
-
-    return [e for e in change.change.edits if given is None or not is_given(e)]
-
-
-def _overlap(edits: tuple[Edit, ...]) -> bool:
-    """Whether two edits change the same piece of the source, as those of nested annotations do."""
-    spans = [e.span for e in edits if isinstance(e, SourceEdit)]
-    return any(
-        a.file == b.file and _start(a) < _end(b) and _start(b) < _end(a)
-        for a, b in itertools.combinations(spans, 2)
-    )
-
-
-def _start(span: Span) -> tuple[int, int]:
-    return span.line, span.column
-
-
-def _end(span: Span) -> tuple[int, int]:
-    return span.end_line or span.line, span.end_column
-
-
 # ---- helps --------------------------------------------------------------------------------------
 
 
@@ -264,40 +137,24 @@ class Repair:
     """Looks for the helps of one fault.
 
     Arguments:
-      trials: the program.
       fault: the fault.
       node: the node at which it shows.
-      names: the names of the program's values.
-      shown: the number of faults that are shown.
     """
 
-    trials: Trials
-    fault: CheckResult
+    fault: BlamedFault
     node: Node
-    names: Names
-    shown: int
-
-    @property
-    def position(self) -> int:
-        """The position of the fault's mesh axis."""
-        return self.trials.request.mesh.names.index(self.fault.mesh_axis)
-
-    @property
-    def system(self) -> System:
-        """The constraints of the fault's mesh axis."""
-        return self.trials.system(self.fault.mesh_axis)
 
     @property
     def inserts(self) -> bool:
         """Whether annotations before the line of the fault are tried. Budgets hold there, too."""
-        if self.fault.budgets:
+        if self.fault.found.budgets:
             return False
         return users_span(self.node) is not None and not self.node.in_gradient
 
     def found(self) -> FoundHelps:
         """Edits that give the program a typing. The pins that are to blame for its other faults are
         left out of the program."""
-        trials = self.trials
+        trials = self.fault.trials
         base, gone = self.base()
         policies, skips = self.by_policy(base) if trials.huge else ([], False)
         edits = Tried() if policies else self.by_annotation(base, gone)
@@ -315,7 +172,7 @@ class Repair:
         if not one_pin and "annotation" not in unsearched:
             if not trials.large:
                 pairs = self.by_pairs(base, gone)
-            elif len(self.pairs(base).pins) > 1:
+            elif len(self.pin_changes(base).pins) > 1:
                 unsearched.append("pair")
         if skips:
             unsearched.append("policy")
@@ -332,7 +189,7 @@ class Repair:
     def ranked(self, accepted: Accepted) -> RankedHelp:
         """An accepted change of the annotations, as a help."""
         one, program = accepted
-        more, whole = self.became(program), not self.trials.several
+        more, whole = self.became(program), not self.fault.trials.several
         weaker = "pair" if len(one.pinned) > 1 else "other pin"
         kind = weaker if one.kind == "pin" and _nested(one, program) else one.kind
         return RankedHelp(
@@ -346,8 +203,8 @@ class Repair:
           base: the program without the pins of its other faults.
           gone: (mesh axis, name) of the constraints of those pins.
         """
-        enough, most = self.trials.limits.plans_of(self.trials.size, self.shown)
-        axis, may_hold = self.fault.mesh_axis, self.trials.may_hold
+        enough, most = self.fault.trials.limits.plans_of(self.fault.trials.size, self.fault.shown)
+        axis, may_hold = self.fault.found.mesh_axis, self.fault.trials.may_hold
         return tried(
             self.changes(base),
             plans=most,
@@ -362,8 +219,8 @@ class Repair:
           base: the program without the pins of its other faults.
           gone: (mesh axis, name) of the constraints of those pins.
         """
-        changes = self.pairs(base).changes_of_two(self.trials, gone)
-        return tried(changes, plans=self.trials.limits.pair_plans)
+        changes = self.pin_changes(base).pairs(gone)
+        return tried(changes, plans=self.fault.trials.limits.pair_plans)
 
     def by_policy(self, base: Request) -> tuple[list[RankedHelp], bool]:
         """Policies that allow more, and whether some were left out because the program is large. In
@@ -373,12 +230,12 @@ class Repair:
           base: the program without the pins of its other faults.
         """
         found: list[RankedHelp] = []
-        large, several = self.trials.large, self.trials.several
+        large, several = self.fault.trials.large, self.fault.trials.several
         wide = skips = False
         for looser in self.policies():
             if found and (large or looser.wide > wide):
                 return found, skips or large
-            program, whole = self.trials.policy(looser), True
+            program, whole = self.fault.trials.policy(looser), True
             if program is None and several:
                 skips = skips or large
                 program, whole = None if large else best_program(looser.make(base)), False
@@ -392,16 +249,11 @@ class Repair:
     def base(self) -> tuple[Request, set[tuple[str, str]]]:
         """The program without the pins that are to blame for its other faults, and (mesh axis,
         name) of the constraints of those pins."""
-        base, gone = self.trials.request, set[tuple[str, str]]()
-        faults = self.trials.faults
-        own = (self.fault, *faults.others(self.fault))
+        base, gone = self.fault.trials.request, set[tuple[str, str]]()
+        faults = self.fault.trials.faults
+        own = (self.fault.found, *faults.others(self.fault.found))
         mine = {(r.mesh_axis, c.name) for r in own for c in r.pins}
-        others = [
-            r
-            for f, same in zip(faults.first, faults.same, strict=True)
-            if f is not self.fault
-            for r in (f, *same)
-        ]
+        others = [r for group in faults.groups if group[0] is not self.fault.found for r in group]
         for other in others:
             position = base.mesh.names.index(other.mesh_axis)
             for c in other.pins:
@@ -414,45 +266,35 @@ class Repair:
     def became(self, program: Program) -> str:
         """The type of the node's result after the edit, as the end of a help's text."""
         if (
-            self.fault.sink[0].kind == "region" or self.node.is_batched
+            self.fault.found.sink[0].kind == "region" or self.node.is_batched
         ):  # of many results, or in dims that the user does not see
             return ""
-        name = self.names.value(self.node.outputs[0]) if self.node.outputs else ""
+        name = self.fault.names.value(self.node.outputs[0]) if self.node.outputs else ""
         code = program.typing.values.get(self.node.outputs[0]) if self.node.outputs else None
         return (
             f"; {name or 'the result'} becomes"
-            f" {decode(Frames(self.names, self.node).result(0, code[self.position]))!r}"
+            f" {decode(Frames(self.fault.names, self.node).result(0, code[self.fault.position]))!r}"
             if code is not None
             else ""
         )
 
     def policies(self) -> Iterator[Looser]:
         """The policies that allow more than the one that is to blame."""
-        found = blamed(self.trials.request, self.fault)
-        yield from loosened(self.trials.request, found, self.position) if found else ()
+        found = blamed(self.fault.trials.request, self.fault.found)
+        yield from loosened(self.fault.trials.request, found, self.fault.position) if found else ()
 
     # ---- changes --------------------------------------------------------------------------------
 
     def pin_changes(self, base: Request) -> PinChanges:
         """The changes of single pins."""
-        own = self.trials.request
-        return PinChanges(own, base, self.fault, self.node, self.names, self.system)
-
-    def pairs(self, base: Request) -> PinPairs:
-        """The changes of two pins of the fault, or of findings that end in the same place."""
-        return PinPairs(
-            self.pin_changes(base), (self.fault, *self.trials.faults.others(self.fault))
-        )
+        return PinChanges(self.fault, base, self.node)
 
     def changes(self, base: Request) -> Iterator[Change]:
         """The edits to try: other atoms for a pin, an annotation before the line, a pin dropped."""
         pins = self.pin_changes(base)
         yield from pins.moved()
         if self.inserts:
-            made = self.trials.arriving(self.fault).made
-            yield from Insertions(
-                base, self.fault, made, self.node, self.names, self.system, self.trials.large
-            ).changes()
+            yield from Insertions(self.fault, base, self.node).changes()
         yield from pins.drops()
 
 

@@ -6,15 +6,14 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from sbp.annotations import annotate_p
-from sbp.errors import SourceEdit, Span
-from sbp.explain.change import Change
-from sbp.explain.edits import insert_pin
-from sbp.explain.names import Names
-from sbp.explain.placed import Placed, Placement
+from sbp.errors import OptionEdit, SourceEdit, Span
+from sbp.explain.change import BlamedFault, Change, Looser
+from sbp.explain.edits import Placed, Placement, insert_pin
+from sbp.infer.accumulation import allowing
 from sbp.infer.because import ReadBecause
 from sbp.infer.check import CheckResult
 from sbp.infer.constraints import System
@@ -23,11 +22,181 @@ from sbp.infer.flow import End
 from sbp.infer.literals import state_literal
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
-from sbp.limits import Policy
+from sbp.limits import (
+    POLICIES,
+    Policy,
+    boxing_option,
+    boxing_text,
+    policies_in,
+    policy_mark,
+    with_policy,
+)
 from sbp.signatures import rule_for, traits_of
-from sbp.source.editing import converted, reads
+from sbp.source.editing import Region, converted, loosened_policies, reads, under_policy
 from sbp.source.reader import SourceRead, first_argument, users_span
-from sbp.trace.graph import Node
+from sbp.source.text import contains
+from sbp.trace.graph import Graph, Node
+
+# ---- policies -----------------------------------------------------------------------------------
+# Policies that allow more in place of the one to blame.
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """The policy that a fault is due to.
+
+    Arguments:
+      node: the node that reads under the policy: where the fault shows, if the policy applies
+          there.
+      policy: which.
+      origin: whether it is the program's, that of the mesh axis, or that of a region around the
+          node.
+    """
+
+    node: Node | None
+    policy: Policy
+    origin: Literal["program", "axis", "region"]
+
+
+def blamed(request: Request, fault: CheckResult) -> Blamed | None:
+    """The policy that is to blame for a fault: the one where the fault shows, else the one at the
+    last place before it. None when no policy is to blame."""
+    if not fault.policy:
+        return None
+    position = request.mesh.names.index(fault.mesh_axis)
+    for c in (*fault.sink, *reversed(fault.equations)):
+        policy = (
+            c.convert.rules.policies[position] if c.convert and not c.convert.unless else "auto"
+        )
+        if policy != "auto":
+            return Blamed(c.node, policy, request.origin(c.node, position))
+    return None
+
+
+def loosened(request: Request, found: Blamed, position: int) -> Iterator[Looser]:
+    """The policies that allow more than the one that is to blame, and before them the
+    `reduce_dtype` with which a cast needs no conversion. The policy of the program changes on all
+    mesh axes without a policy of their own, another policy on one axis.
+
+    Regions have no names, so two regions with one policy look alike in the program. A region's
+    policy therefore changes only for the line, or in all regions that set it.
+
+    Arguments:
+      request: the program.
+      found: the policy that is to blame.
+      position: the position of the mesh axis.
+    """
+    dtype = found.node and allowing(request.graph, found.node)
+    if dtype and request.reduce_dtype is None:
+        yield Looser(
+            ("reduce_dtype", dtype),
+            f"reduce_dtype=jnp.{dtype}, so that P(sum) passes the cast and is summed in {dtype}",
+            (OptionEdit(option="reduce_dtype", value=dtype),),
+            functools.partial(replace, reduce_dtype=dtype),
+        )
+    names = request.mesh.names
+    looser, axis = POLICIES[: POLICIES.index(found.policy)][::-1], names[position]
+    line = users_span(found.node) if found.node else None
+    if found.origin != "region":
+        for policy in looser:
+            base, per_axis = policy, request.axis_policies
+            if found.origin == "axis":
+                each = request.axis_policies or (None,) * len(names)
+                base = request.boxing
+                per_axis = (*each[:position], policy, *each[position + 1 :])
+            yield Looser(
+                (base, per_axis),
+                boxing_text(base, per_axis, names),
+                (OptionEdit(option="boxing", value=boxing_option(base, per_axis, names)),),
+                functools.partial(replace, boxing=base, axis_policies=per_axis),
+            )
+        return
+    if line:
+        for policy in looser:
+            region = under_policy(line, policy, axis)
+            if region is None:
+                break
+            here = functools.partial(_under, region, policy_mark(policy, axis))
+            text = f'put line {line.line} under sbp.policy("{policy}", "{axis}")'
+            yield Looser((axis, policy, line), text, region.edits, here)
+    for policy in looser:
+        text = f'"{policy}" instead of "{found.policy}" on `{axis}` in every sbp.policy'
+        edits = _policy_edits(request.graph, found.policy, policy, axis)
+        if edits:
+            everywhere = functools.partial(_everywhere, found.policy, policy, axis)
+            yield Looser((axis, policy, found.policy), text, edits, everywhere, wide=True)
+
+
+def _policy_edits(graph: Graph, old: Policy, new: Policy, axis: str) -> tuple[SourceEdit, ...]:
+    """Edits of all regions that set a policy on a mesh axis; none where the source does not show
+    all of them.
+
+    Arguments:
+      graph: the program.
+      old: the policy of these regions.
+      new: the policy in its place.
+      axis: the mesh axis.
+    """
+    concerned = [
+        node
+        for node in graph.walk()
+        if node.stack and any(p == old and a in ("", axis) for p, a in policies_in(node.scope))
+    ]
+    files = dict.fromkeys(span.file for node in concerned for span in node.stack)
+    found = [one for file in files for one in loosened_policies(file, old, new, axis)]
+    shown = all(
+        any(contains(body, span) for body, _ in found for span in node.stack) for node in concerned
+    )
+    return tuple(edit for _, edit in found) if shown else ()
+
+
+def _under(region: Region, mark: str, request: Request) -> Request:
+    """The program with a statement, and everything called from it, in a region of its own.
+
+    Arguments:
+      region: the statement.
+      mark: the mark of the region's policy in a scope.
+      request: the program.
+    """
+
+    def visit(graph: Graph, inside: bool) -> Graph:
+        """The program or a body, which `inside` says is in the region."""
+        nodes: list[Node] = []
+        for node in graph.nodes:
+            here = inside or region.runs(node.stack)
+            regions = tuple(visit(r, here) for r in node.regions)
+            nodes.append(
+                replace(node, scope=f"{node.scope}/{mark}" if here else node.scope, regions=regions)
+            )
+        return replace(graph, nodes=tuple(nodes))
+
+    return replace(request, graph=visit(request.graph, False))
+
+
+def _everywhere(old: Policy, new: Policy, axis: str, request: Request) -> Request:
+    """The program with another policy in all regions that set one on a mesh axis.
+
+    Arguments:
+      old: the policy of these regions.
+      new: the policy in its place.
+      axis: the mesh axis.
+      request: the program.
+    """
+
+    def visit(graph: Graph) -> Graph:
+        """The program or a body with the new policy."""
+        nodes = (
+            replace(
+                n, scope=with_policy(n.scope, old, new, axis), regions=tuple(map(visit, n.regions))
+            )
+            for n in graph.nodes
+        )
+        return replace(graph, nodes=tuple(nodes))
+
+    return replace(request, graph=visit(request.graph))
+
+
+# ---- insertions ---------------------------------------------------------------------------------
 
 
 def policy_at(request: Request, node: Node, position: int) -> Policy:
@@ -69,39 +238,32 @@ class Insertions:
     """Annotations before the line of a fault.
 
     Arguments:
-      base: the program.
       fault: the fault.
-      made: for each operand of the line the codes in which it arrives.
+      base: the program without the pins of its other faults.
       node: the node at which the fault shows.
-      names: the names of the program's values.
-      system: the constraints of the fault's mesh axis.
-      large: whether candidates are few.
     """
 
+    fault: BlamedFault
     base: Request
-    fault: CheckResult
-    made: Mapping[int, tuple[Code, ...]]
     node: Node
-    names: Names
-    system: System
-    large: bool
 
     def changes(self) -> Iterator[Change]:
         """Annotations before the line: first on operands that do not fit a row which the other
         operands fit, then on values that enter the line."""
         node = self.node
-        if self.fault.sink[0].kind == "region":
+        if self.fault.found.sink[0].kind == "region":
             yield from self.at_region()
             return
         if node.span == users_span(node):
             wanted: list[dict[int, Code]] = []
-            policy = policy_at(self.base, node, self.system.position)
-            for row in axis_rows(self.base, node, self.system.position):
-                codes = {i: encode(row.ins[i]) for i in self.made}
+            made = self.fault.trials.arriving(self.fault.found).made
+            policy = policy_at(self.base, node, self.fault.position)
+            for row in axis_rows(self.base, node, self.fault.position):
+                codes = {i: encode(row.ins[i]) for i in made}
                 wrong = {
                     i: c
                     for i, c in codes.items()
-                    if not any(allowed(m, c, policy) for m in self.made[i])
+                    if not any(allowed(m, c, policy) for m in made[i])
                 }
                 each = {(node.inputs[i], c) for i, c in wrong.items()}
                 if (
@@ -114,11 +276,12 @@ class Insertions:
             for wrong in wanted:
                 if len(wrong) == min(map(len, wanted)):  # no more annotations than it takes
                     values = {
-                        node.inputs[i]: (self.names.read(node, i), c) for i, c in wrong.items()
+                        node.inputs[i]: (self.fault.names.read(node, i), c)
+                        for i, c in wrong.items()
                     }
                     yield from self.insertion(values)
         for value in self.entering():
-            name = self.names.entering(value, node, alone=True)
+            name = self.fault.names.entering(value, node, alone=True)
             if name and reads(users_span(node), name):
                 yield from (
                     change
@@ -128,11 +291,11 @@ class Insertions:
 
     def at_region(self) -> Iterator[Change]:
         """Annotations of the values that enter a loop or a branch."""
-        for c, wanted in zip(self.fault.sink, self.fault.wanted, strict=True):
+        for c, wanted in zip(self.fault.found.sink, self.fault.found.wanted, strict=True):
             value = c.convert.value if c.convert else -1
             entered = [i for i, o in enumerate(self.node.inputs) if o == value]
-            maker = self.names.makers.get(value)
-            name = self.names.value(value)
+            maker = self.fault.names.makers.get(value)
+            name = self.fault.names.value(value)
             read = SourceRead(name) if name else None
             entry = c.because.entry if isinstance(c.because, ReadBecause) else None
             if entry is not None and entry.kind == "predicate":
@@ -143,7 +306,7 @@ class Insertions:
                     and maker.span == self.node.span
                 ):
                     value = maker.inputs[0]
-                    maker = self.names.makers.get(value) if isinstance(value, int) else None
+                    maker = self.fault.names.makers.get(value) if isinstance(value, int) else None
             if entered and read is not None and isinstance(value, int):
                 for code in (c for c in self.codes(value) if c in wanted):
                     yield from self.insertion({value: (read, code)})
@@ -152,8 +315,8 @@ class Insertions:
         """The values that bring the pinned types into the line, last ones first."""
         here = users_span(self.node)
         found: dict[int, None] = {}
-        for c in reversed(self.fault.equations):
-            maker = self.names.makers.get(c.convert.value) if c.convert else None
+        for c in reversed(self.fault.found.equations):
+            maker = self.fault.names.makers.get(c.convert.value) if c.convert else None
             if (
                 c.convert
                 and c.node
@@ -167,8 +330,8 @@ class Insertions:
         """The codes that a value may be annotated with: B, and splits of a dim that divides. Under
         `jax.vmap` there are no splits, since the user does not see all dims."""
         shape = self.base.graph.avals[value].shape
-        n = self.base.mesh.sizes[self.system.position]
-        split = not self.large and not self.node.is_batched
+        n = self.base.mesh.sizes[self.fault.position]
+        split = not self.fault.trials.large and not self.node.is_batched
         return [0, *(1 + d for d, size in enumerate(shape) if split and size % n == 0)]
 
     def insertion(self, values: Mapping[Any, tuple[SourceRead | None, Code]]) -> Iterator[Change]:
@@ -196,8 +359,8 @@ class Insertions:
             yield Change(
                 text=f"{' and '.join(calls)} {where} line {line.line}",
                 edits=tuple(edit for one in found for edit in one.edits),
-                make=functools.partial(_inserted, self.base, found, self.system.position),
-                without=frozenset((self.fault.mesh_axis, c) for one in found for c in one.reads),
+                make=functools.partial(_inserted, self.base, found, self.fault.position),
+                without=frozenset((self.fault.axis, c) for one in found for c in one.reads),
                 assumed=next((one.assumed for one in found if one.assumed), ()),
                 kind="conversion",
             )
@@ -214,9 +377,9 @@ class Insertions:
           code: the code to annotate it with.
           readers: the nodes of the line.
         """
-        axis, line = self.fault.mesh_axis, users_span(self.node)
+        axis, line = self.fault.axis, users_span(self.node)
         reader = next((n for n in readers if value in n.inputs), None)
-        maker = self.names.makers.get(value)
+        maker = self.fault.names.makers.get(value)
         inline = (
             maker is not None
             and maker.op == annotate_p.name
@@ -227,7 +390,7 @@ class Insertions:
         hidden = code > 0 and self.node.is_batched  # dims that the user does not see
         if reader is None or line is None or inline or hidden:
             return None
-        if read.variable and self.names.denotes(read.code, reader, value, line) is False:
+        if read.variable and self.fault.names.denotes(read.code, reader, value, line) is False:
             return None
         number = reader.inputs.index(value)
         values = {n.inputs[number]: n for n in readers if _alike(n, reader)}
@@ -235,12 +398,16 @@ class Insertions:
         others = {o: n for o, n in values.items() if o != value and read.variable}
         every = dict.fromkeys((read, *self.variables(others, line)))
         edits = [converted(line, each, {axis: decode(code)}) for each in every]
-        ends = (c.convert.target for c in self.fault.sink if c.convert and c.convert.value == value)
+        ends = (
+            c.convert.target
+            for c in self.fault.found.sink
+            if c.convert and c.convert.value == value
+        )
         end = next(ends, None)
-        assumed = states_of(self.system, end, code) if end else ()
+        assumed = states_of(self.fault.system, end, code) if end else ()
         if not all(edits) or (end and not assumed):
             return None
-        placement = Placement(self.base.graph, self.names.makers, line, edits[0][0])
+        placement = Placement(self.base.graph, self.fault.names.makers, line, edits[0][0])
         return _Annotated(
             placed=placement.of((value, *others)),
             code=code,
@@ -253,7 +420,7 @@ class Insertions:
             edits=tuple(itertools.chain(*edits)),
             reads=tuple(
                 c.name
-                for c in self.system.constraints
+                for c in self.fault.system.constraints
                 if c.convert is not None and c.convert.value in values
             ),
             assumed=assumed,
@@ -266,11 +433,11 @@ class Insertions:
           values: the values, each with the node that reads it.
           line: the line.
         """
-        named = ((self.names.value(o), o, node) for o, node in values.items())
+        named = ((self.fault.names.value(o), o, node) for o, node in values.items())
         return [
             SourceRead(name)
             for name, o, node in named
-            if name.isidentifier() and self.names.denotes(name, node, o, line) is not False
+            if name.isidentifier() and self.fault.names.denotes(name, node, o, line) is not False
         ]
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from sbp.annotations import Pin, annotate_p
 from sbp.explain.names import Names
-from sbp.explain.places import AxisRow, SourcePlace, ValueName
+from sbp.explain.subjects import AxisRow, SourcePlace, ValueName
 from sbp.infer.pins import pinned_codes
 from sbp.infer.space import Code
 from sbp.infer.typing import Typing

@@ -12,7 +12,7 @@ from typing import Literal
 
 from sbp.annotations import annotate_p
 from sbp.explain.origins import Origins
-from sbp.explain.places import AtomChange, AxisRow, ValueName
+from sbp.explain.subjects import AtomChange, AxisRow, ValueName
 from sbp.infer.accumulation import allowing
 from sbp.infer.space import Code, decode, encode
 from sbp.plan.program import PlannedBox, Program

@@ -9,27 +9,124 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sbp import _jax
-from sbp.explain.alternatives import Outcome, planned
-from sbp.explain.answers import Alternative, AxisStory, Why
-from sbp.explain.conversions import ExplainedConversion, Group, SubjectConversions
-from sbp.explain.limits import WhyLimits
+from sbp.explain.conversions import (
+    Alternative,
+    ExplainedConversion,
+    Group,
+    SubjectConversions,
+    planned,
+)
+from sbp.explain.edits import Types, pin_subject
 from sbp.explain.origins import Link, Origins
-from sbp.explain.pinning import Types, Wanted, pin_subject, unpin_subject
-from sbp.explain.places import ValueName
-from sbp.explain.subjects import Found, Subject, Subjects
+from sbp.explain.subjects import Found, Subject, Subjects, ValueName
 from sbp.infer.constraints import pin_sites
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY
 from sbp.infer.space import Code, Codes, decode, from_type, is_even, local_shape, to_type
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.program import Program
-from sbp.types import MONOIDS
+from sbp.plan.program import Cost, Program
+from sbp.types import MONOIDS, NdSbp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyLimits:
+    """Limits on the plans made for one question to `plan.why`.
+
+    Arguments:
+      plans: the most plans of a refined answer.
+      first_operations: operations that the plans of a first answer have together.
+      joint: the most alternatives that differ from the plan on two mesh axes.
+      deferred: the most conversions of the value for which the program is planned with the
+        conversion elsewhere. Conversions that send most bytes come first.
+      links: the most links of a chain of origins.
+    """
+
+    plans: int = 28
+    first_operations: int = 500
+    joint: int = 3
+    deferred: int = 4
+    links: int = 200
+
+    def plans_of(self, size: int, *, refine: bool) -> int:
+        """The most plans for a question about a program with `size` operations: for a first answer,
+        or for a refined one."""
+        return self.plans if refine else min(self.plans, self.first_operations // max(1, size))
+
 
 LIMITS = WhyLimits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisStory:
+    """Where the atom of a value on one mesh axis comes from.
+
+    Arguments:
+      mesh_axis: the axis.
+      atom: the chosen atom.
+      links: the chain of origins, the value's own link first.
+      pinned: whether the user pins this value on this axis.
+      next_best: the cheapest plan in which the value has another atom here. For a pinned value: the
+        plan without the pin. None when there is no such plan, or none was tried.
+      tried: how many other atoms were tried.
+    """
+
+    mesh_axis: str
+    atom: str
+    links: tuple[Link, ...]
+    pinned: bool
+    next_best: Alternative | None
+    tried: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """The answer to `plan.why(name)`.
+
+    Arguments:
+      subject: the value.
+      others: other values of that name or line, with their types.
+      type: the chosen type; of an output, the type it is returned in.
+      types: the types of its copies, each with the number of copies; one entry unless copies
+        differ.
+      shape, dtype: of the whole value.
+      local_shape: of one device's shard.
+      bytes_per_device: bytes of one device's shard.
+      cost: of the plan.
+      axes: one story for each mesh axis of more than one device.
+      alternatives: other types, each with its plan, cheapest first; types without a plan last.
+      untried: number of types with another atom on one mesh axis that were not tried, to save time.
+      untried_pairs: number of types with other atoms on two mesh axes that were not tried, to save
+        time. Both atoms were tried one by one.
+      conversions: of this value, most bytes first.
+      output_names: names of the program's results.
+      nodes: number of the program's equations.
+      proved: whether the bound shows that no plan under the same policies and limits is cheaper.
+      evades: whether the annotation of an alternative may convert what the boxing policy forbids
+        elsewhere.
+    """
+
+    subject: Subject
+    others: tuple[tuple[Subject, NdSbp], ...]
+    type: NdSbp
+    types: tuple[tuple[NdSbp, int], ...]
+    shape: tuple[int, ...]
+    dtype: str
+    local_shape: tuple[int, ...]
+    bytes_per_device: float
+    cost: Cost
+    axes: tuple[AxisStory, ...]
+    alternatives: tuple[Alternative, ...]
+    untried: int
+    untried_pairs: int
+    conversions: tuple[ExplainedConversion, ...]
+    output_names: tuple[str, ...]
+    nodes: int
+    proved: bool
+    evades: bool
 
 
 def why(
@@ -80,12 +177,10 @@ class _Inquiry:
     left: int
     origins: Origins = field(init=False)
     types: Types = field(init=False)
-    native: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.origins = Origins.of(self.program.typing)
         self.types = Types.of(self.program, self.request.graph)
-        self.native = self.natively_partial()
 
     @property
     def subject(self) -> Subject:
@@ -107,11 +202,6 @@ class _Inquiry:
     def request(self) -> Request:
         """The program, and what its types are chosen by."""
         return self.program.request
-
-    @property
-    def nodes(self) -> int:
-        """The number of the program's operations."""
-        return self.request.size
 
     @property
     def axes(self) -> list[int]:
@@ -154,7 +244,7 @@ class _Inquiry:
                 for number, group in enumerate(found)
             ),
             output_names=self.output_names,
-            nodes=self.nodes,
+            nodes=self.request.size,
             # The bound does not hold for plans that reuse forward conversions if the search left
             # these out, nor under a memory limit, where bytes have a price.
             proved=typing.optimal and typing.bounds_reuse and self.request.memory_limit is None,
@@ -191,22 +281,24 @@ class _Inquiry:
         codes = asked[subject.position] if asked is not None else None
         return codes is not None and codes[position] is not None
 
-    def planned(self, request: Request) -> Outcome:
-        """The result of planning a changed program."""
+    def planned(
+        self, request: Request, *, wanted: tuple[tuple[str, str], ...] = (), freed: str = ""
+    ) -> Alternative:
+        """A changed program, planned."""
         self.planning(self.left)
         self.left -= 1
-        return Outcome.of(planned(request), self.request, self.subject)
+        found = planned(request)
+        return Alternative.of(found, self.request, self.subject, wanted=wanted, freed=freed)
 
-    def pinned(self, wanted: Wanted) -> Alternative:
+    def pinned(self, wanted: Mapping[int, Code]) -> Alternative:
         """The program with the subject pinned on some mesh axes."""
         atoms = tuple((self.mesh.names[k], repr(decode(c))) for k, c in sorted(wanted.items()))
-        outcome = self.planned(pin_subject(self.request, self.subject, wanted))
-        return Alternative(wanted=atoms, outcome=outcome)
+        return self.planned(pin_subject(self.request, self.subject, wanted), wanted=atoms)
 
     def unpinned(self, position: int) -> Alternative:
         """The program without the subject's pin on a mesh axis."""
-        outcome = self.planned(unpin_subject(self.request, self.subject, position))
-        return Alternative(freed=self.mesh.names[position], outcome=outcome)
+        freed = pin_subject(self.request, self.subject, {position: None})
+        return self.planned(freed, freed=self.mesh.names[position])
 
     def options(self, position: int, current: Code) -> list[Code]:
         """Other atoms that the value may have on a mesh axis: B, then P where some row makes it so,
@@ -219,7 +311,8 @@ class _Inquiry:
             for d, size in enumerate(aval.shape)
             if size >= n and (not self.must_divide or size % n == 0)
         ]
-        partial = [] if boundary else [-1 - MONOIDS.index(m) for m in sorted(self.native)]
+        monoids = self.request.native.get(subject.values[0], EMPTY)
+        partial = [] if boundary else [-1 - MONOIDS.index(m) for m in sorted(monoids)]
         return [c for c in (0, *partial, *splits) if c != current]
 
     @property
@@ -227,10 +320,6 @@ class _Inquiry:
         """Whether the value is an input or output whose splits have to divide."""
         kind, position = self.subject.kind, self.subject.position
         return kind in ("input", "output") and not self.request.demand.is_padded(kind, position)
-
-    def natively_partial(self) -> frozenset[str]:
-        """The monoids under which some row makes the value partial."""
-        return self.request.native.get(self.subject.values[0], EMPTY)
 
     def singles(self, codes: Codes) -> tuple[dict[int, list[Alternative]], int]:
         """For each mesh axis, the plans with another atom there; and how many were not made."""
@@ -257,7 +346,7 @@ class _Inquiry:
         """
         seen = {a.type for found in singles.values() for a in found}
         shape = tuple(self.request.graph.avals[self.subject.values[0]].shape)
-        estimated: list[tuple[float, int, Wanted]] = []
+        estimated: list[tuple[float, int, Mapping[int, Code]]] = []
         for k, j in itertools.combinations(self.axes, 2):
             tried = [list(zip(self.options(i, codes[i]), singles[i], strict=False)) for i in (k, j)]
             pairs = itertools.product(*tried)

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import Any
 
-from sbp.explain.alternatives import Outcome
-from sbp.explain.answers import Alternative, AxisStory, Why
-from sbp.explain.conversions import ExplainedConversion
+from sbp.explain.conversions import Alternative, ExplainedConversion
 from sbp.explain.difference import (
+    ComparedPlan,
     Difference,
+    LinePolicies,
+    PinnedAtoms,
+    Setting,
     Traffic,
     TrafficDifference,
     TrafficEnd,
@@ -20,14 +22,8 @@ from sbp.explain.difference import (
     compare,
 )
 from sbp.explain.origins import Link, Partner, without_passing
-from sbp.explain.places import AxisRow, SourcePlace
-from sbp.explain.settings import (
-    ComparedPlan,
-    LinePolicies,
-    PinnedAtoms,
-    Setting,
-)
-from sbp.explain.subjects import Subject
+from sbp.explain.subjects import AxisRow, SourcePlace, Subject
+from sbp.explain.why import AxisStory, Why
 from sbp.infer.space import decode
 from sbp.limits import policies_text
 from sbp.machine.hardware import Network
@@ -273,7 +269,7 @@ def _alternatives(why: Why) -> Section:
 
 def _alternative(why: Why, one: Alternative) -> tuple[str, ...]:
     if one.cost is None:
-        reason = "" if one.outcome.refusal is None else refusal_text(one.outcome.refusal)
+        reason = "" if one.refusal is None else refusal_text(one.refusal)
         return one.change, "no typing", "", "", reason
     return one.change, repr(one.type), *_figures(one.cost), difference(one.cost, why.cost)
 
@@ -343,7 +339,7 @@ def conversion_text(why: Why, one: ExplainedConversion) -> str:
     return f"{text}. {elsewhere}: {outcome}"
 
 
-def _outcome_text(outcome: Outcome, base: Cost) -> str:
+def _outcome_text(outcome: Alternative, base: Cost) -> str:
     if outcome.refusal is not None:
         return f"no typing ({refusal_text(outcome.refusal)})"
     assert outcome.cost is not None

@@ -13,8 +13,8 @@ from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import position_text
 from sbp.explain.origins import Origins
-from sbp.explain.places import AtomChange, SourcePlace
 from sbp.explain.reasons import ConversionReason, Reasons
+from sbp.explain.subjects import AtomChange, SourcePlace
 from sbp.infer.space import Codes, local_shape, to_type
 from sbp.plan.ir import Apply, Block, Loop, Register, Source, walk
 from sbp.plan.program import Program

@@ -11,7 +11,7 @@ from dataclasses import replace
 from sbp import _jax
 from sbp.annotations import Pin
 from sbp.errors import Diagnostic, Label, SbpError, SbpTypeError, Span, position_text
-from sbp.explain.places import SourcePlace
+from sbp.explain.subjects import SourcePlace
 from sbp.infer.accumulation import is_real
 from sbp.infer.space import encode
 from sbp.limits import policies_text

@@ -8,11 +8,10 @@ from typing import Any
 from sbp.annotations import annotate_p
 from sbp.errors import Span
 from sbp.errors import bytes_text as bytes_text
-from sbp.explain.alternatives import Refusal
-from sbp.explain.places import AxisRow, SourcePlace, ValueName
+from sbp.explain.conversions import Refusal
 from sbp.explain.reasons import Argument, ConversionNeed, ConversionReason, PartnerRows
+from sbp.explain.subjects import AxisRow, SourcePlace, ValueName
 from sbp.infer.space import Code, decode
-from sbp.limits import boxing_text
 from sbp.plan.text import place
 from sbp.source.reader import annotation_span, expression_text, shortened, source_text
 from sbp.trace.graph import Node
@@ -386,8 +385,8 @@ _REFUSALS = {
 def refusal_text(found: Refusal) -> str:
     """Why a changed program has no plan."""
     axis = f"on `{found.mesh_axis}`"
-    if found.boxing is not None:
-        axis += f" under {boxing_text(found.boxing, found.axis_policies, found.axes)}"
+    if found.policies:
+        axis += f" under {found.policies}"
     arrives = " or ".join(dict.fromkeys(repr(decode(c)) for c in found.arriving)) or "nothing"
     node = "" if found.node is None else _node(found.node)
     return _REFUSALS[found.kind].format(axis=axis, arrives=arrives, node=node)

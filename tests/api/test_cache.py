@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.api import jitted
+from sbp.api import jit
 from tests.api.same import assert_same_results, both
 
 SETTINGS = {
@@ -71,7 +71,7 @@ def test_static_arguments_of_equal_value_and_other_type(mesh):
 
 
 def test_the_plan_that_was_not_used_for_longest_is_dropped(mesh, monkeypatch):
-    monkeypatch.setattr(jitted, "MOST_PLANS", 2)
+    monkeypatch.setattr(jit, "MOST_PLANS", 2)
     log = []
     f = sbp.jit(functools.partial(traced, log), mesh)
     one, two, three = (jnp.ones(n) for n in (1, 2, 3))

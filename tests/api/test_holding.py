@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import sbp
-from sbp.api.planner import SizedReport
+from sbp.api.symbolic import SizedReport
 from sbp.errors import OptionEdit
 from sbp.layout import PaddedType
 

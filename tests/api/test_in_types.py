@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import sbp
-from sbp.api.patterns import matches
+from sbp.api.trees import matches
 from tests.cases import case_name
 
 MESH = AbstractMesh((2, 4), ("data", "model"))

@@ -7,10 +7,9 @@ from jax.sharding import AbstractMesh
 import sbp
 from sbp.errors import SbpTypeError
 from sbp.explain import faults
-from sbp.explain.budgets import nearest_budget
-from sbp.explain.fault_notes import unshown_text
+from sbp.explain.change import DiagnosisLimits, unshown_text
 from sbp.explain.faults import explain
-from sbp.explain.limits import DiagnosisLimits
+from sbp.explain.together import nearest_budget
 from tests.edits import check_helps
 from tests.explain.budgeted import ACROSS, MESH, ROWS, SQUARE, W, X, crossed, loss
 

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import sbp
 from sbp.errors import OptionEdit, SourceEdit
 from sbp.explain.edits import drop_pin, move_pin
-from sbp.explain.repins import carried_inputs, edits_of
+from sbp.explain.pin_changes import carried_inputs, edits_of
 from sbp.infer.constraints import pin_sites
 from tests.edits import check_helps
 from tests.explain.expected import MESH, MESH_2D, SQUARE

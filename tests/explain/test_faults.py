@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
+from sbp.explain.change import DiagnosisLimits
 from sbp.explain.faults import explain
-from sbp.explain.limits import DiagnosisLimits
 from sbp.infer.request import Demand, Request
 from sbp.machine.mesh import mesh_spec
 from sbp.trace.build import trace

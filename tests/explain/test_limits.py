@@ -9,14 +9,12 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.errors import Diagnostic, OptionEdit
-from sbp.explain import change, faults, helps, trials
-from sbp.explain.blame import BlamedFault
-from sbp.explain.budgets import budget_help
+from sbp.explain import change, faults, helps
+from sbp.explain.change import BlamedFault, DiagnosisLimits, IndependentFaults, Trials
 from sbp.explain.faults import diagnostic, explain
-from sbp.explain.limits import DiagnosisLimits, WhyLimits
 from sbp.explain.names import Names
-from sbp.explain.trials import IndependentFaults, Trials
-from sbp.explain.why import why
+from sbp.explain.together import budget_help
+from sbp.explain.why import WhyLimits, why
 from sbp.infer.check import Checker
 from sbp.report.answers import explanation, link_text
 from tests.explain.answers import planned
@@ -64,7 +62,7 @@ def test_a_core_that_is_not_minimal_says_so():
     said = "the solver reached its resource limit; fewer constraints may be to blame"
     for axis, count in ((whole.axis(system), 0), (limited.axis(system), 1)):
         found = axis.blame(names, core)
-        independent = IndependentFaults(first=(found,), same=((),), last=found, complete=True)
+        independent = IndependentFaults(groups=((found,),), last=found)
         tried = Trials(request, whole, independent, DiagnosisLimits(), reuse_left_out=False)
         d = diagnostic(BlamedFault(tried, found, Names.of(request.graph), 1))
         assert [n for n in d.notes if n == said] == [said] * count
@@ -82,7 +80,7 @@ def test_a_large_program_makes_few_plans(monkeypatch):
     """Every plan of a large program costs seconds: edits are refused by the constraints at hand."""
     made: list[int] = []
     best_program = helps.best_program
-    for module in (change, helps, faults, trials):
+    for module in (change, helps, faults):
         monkeypatch.setattr(
             module, "best_program", lambda request: made.append(1) or best_program(request)
         )

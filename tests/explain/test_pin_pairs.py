@@ -9,8 +9,8 @@ import pytest
 
 import sbp
 from sbp.errors import OptionEdit
+from sbp.explain.change import DiagnosisLimits
 from sbp.explain.faults import explain
-from sbp.explain.limits import DiagnosisLimits
 from tests.edits import check_helps
 
 MESH = jax.sharding.AbstractMesh((8,), ("d",))

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 
 import sbp
 from sbp.errors import SourceEdit
-from sbp.explain.edits import rewrite
-from sbp.explain.placed import Placement
+from sbp.explain.edits import Placement, rewrite
 from sbp.source.editing import statement_span
 
 MESH = jax.sharding.AbstractMesh((2,), ("x",))

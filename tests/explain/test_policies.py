@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
+from sbp.explain.change import DiagnosisLimits
 from sbp.explain.faults import explain
 from sbp.explain.insertions import axis_rows
-from sbp.explain.limits import DiagnosisLimits
 from sbp.infer.check import Checker
 from sbp.machine.mesh import mesh_spec
 from sbp.machine.table import HARDWARE

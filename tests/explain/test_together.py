@@ -5,8 +5,8 @@ import jax.numpy as jnp
 
 import sbp
 from sbp.errors import SourceEdit
+from sbp.explain.change import DiagnosisLimits
 from sbp.explain.faults import explain
-from sbp.explain.limits import DiagnosisLimits
 from tests.edits import check_helps
 
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))

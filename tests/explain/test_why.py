@@ -62,9 +62,9 @@ def test_no_typing_is_said_with_its_reason():
     args, in_types = (shape(64, 64), shape(64, 64)), ("model:S(0)", "model:S(0)")
     told = planned(source, args, boxing="explicit", in_types=in_types).why("h").why
     impossible = {
-        dict(a.wanted).get("model"): refusal_text(a.outcome.refusal)
+        dict(a.wanted).get("model"): refusal_text(a.refusal)
         for a in told.alternatives
-        if a.outcome.refusal is not None
+        if a.refusal is not None
     }
     assert impossible["S(1)"].startswith("add `h + b` at ")
     assert impossible["S(1)"].endswith('does not take S(1) on `model` under boxing="explicit"')
@@ -144,7 +144,7 @@ def test_a_memory_limit_holds_for_every_price():
     )
     assert all(a.cost.peak_memory_bytes <= limit for a in told.alternatives if a.cost is not None)
     whole = [a for a in told.alternatives if dict(a.wanted) == {"data": "B"}]
-    assert [a.outcome.refusal and refusal_text(a.outcome.refusal) for a in whole] == [
+    assert [a.refusal and refusal_text(a.refusal) for a in whole] == [
         "nothing that fits the memory limit"
     ]
 

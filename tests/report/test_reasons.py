@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
-from sbp.explain.places import AtomChange, ValueName
 from sbp.explain.reasons import ConversionNeed, PartnerRows
+from sbp.explain.subjects import AtomChange, ValueName
 from sbp.report.wording import full_need_text
 
 

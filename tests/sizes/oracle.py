@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.export import symbolic_shape
 
 import sbp
-from sbp.api.planner import SizedReport
+from sbp.api.symbolic import SizedReport
 from sbp.errors import SbpInternalError, SbpWarning
 from sbp.infer.certificate import certify
 from sbp.infer.request import Request
