@@ -139,6 +139,11 @@ class Ran:
     results: list[np.ndarray]
     values: dict[int, np.ndarray]
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether each result has a finite number in it."""
+        return all(np.isfinite(x).any() for x in self.results if x.size)
+
 
 def program_run(graph: Graph) -> Callable[[Sequence[Any]], Ran]:
     """A function that runs a program on values of its inputs, its regions for all devices in one

@@ -457,10 +457,18 @@ def compared_runs(
         try:
             found.run = found.run or program_run(graph)
             found.got = found.run(found.values)
+            first = found.values is values
+            if first and not (found.got.is_finite or given):  # a root of random values
+                with jax.ensure_compile_time_eval():
+                    found.values = [_positive(x) for x in found.values]
+                    found.others = [_positive(x) for x in found.others or ()]
+                found.got = found.run(found.values)
         except SbpInternalError:
             raise
         except FAILURES as error:  # of `vmap`
             return found.untried(not_emulated(error))
+        if first and not found.got.is_finite:
+            return found.untried("its results are not finite numbers")
         found.uneven = uneven(graph, found.got, mesh)
         found.compared = [
             OneDeviceComparison(
@@ -480,6 +488,10 @@ def compared_runs(
         if not tests or any(c.wrong for c in found.compared):
             break
     return found
+
+
+def _positive(x: Any) -> Any:
+    return abs(x) + 0.1 if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 def _poisoned(graph: Graph, values: Sequence[Any]) -> list[Any]:
