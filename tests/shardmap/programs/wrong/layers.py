@@ -236,6 +236,7 @@ PAIRS = {
         (U, V),
         MATMUL,
         ROWS,
+        repaired=False,
     ),
     "summed_in_loop": Pair(
         "misplaced-reduction",
