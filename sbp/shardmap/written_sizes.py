@@ -132,6 +132,8 @@ class WrittenSizes:
             self._follow(value.__func__, depth, seen)
         elif isinstance(value, _JIT):
             self._follow(value.__wrapped__, depth, seen)
+        elif isinstance(value, jax.custom_vjp | jax.custom_jvp):
+            self._follow(value.fun, depth, seen)
         elif isinstance(value, types.FunctionType) and not _makes_region(value):
             if of_user(value.__code__):
                 self._constants(value.__code__)
@@ -294,6 +296,13 @@ class _Copier:
             return types.MethodType(*own)
         if isinstance(value, _JIT):  # what it calls is traced in its place
             return self._value("", value.__wrapped__, depth)
+        if isinstance(value, jax.custom_vjp | jax.custom_jvp):
+            made: Any = type(value)(value.fun)
+            made.__dict__.update(value.__dict__)
+            for rule in ("fun", "fwd", "bwd", "jvp"):
+                if getattr(value, rule, None) is not None:
+                    setattr(made, rule, self._value("", getattr(value, rule), depth))
+            return made
         if isinstance(value, types.FunctionType):
             return value if _makes_region(value) else self._function(value, depth)
         return value if _plain(value) or hasattr(value, "dtype") else self._object(value)
