@@ -155,8 +155,7 @@ class ClaimingRegion:
             lambda fn: self.again(fn).program(self.span),
             [_jax.empty_aval(h.shape, h.dtype) for h in self.body.inputs()],
             self.mesh,
-            chained=False,
-            because=self.own(),
+            meant=self.own(),
         )
         parted = {
             name

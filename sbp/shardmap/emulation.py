@@ -131,11 +131,13 @@ class Ran:
     """A run of a program.
 
     Arguments:
+      graph: the program.
       results: its results; keys are given by their data.
       values: the values of its regions: a leading dim for each mesh axis, a dim for the trips of
           each scan around it, then its own dims.
     """
 
+    graph: Graph
     results: list[np.ndarray]
     values: dict[int, np.ndarray]
 
@@ -170,7 +172,11 @@ def program_run(graph: Graph) -> Callable[[Sequence[Any]], Ran]:
             compiled.append(jax.jit(whole).lower(*args).compile(_QUICKLY))
         with jax.ensure_compile_time_eval():
             outs, values = jax.device_get(compiled[0](*args))
-        return Ran([np.asarray(y) for y in outs], {v: np.asarray(y) for v, y in values.items()})
+        results, found = (
+            [np.asarray(y) for y in outs],
+            {v: np.asarray(y) for v, y in values.items()},
+        )
+        return Ran(graph, results, found)
 
     return run
 

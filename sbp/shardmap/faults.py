@@ -406,7 +406,8 @@ class Body:
         """The fault of a result without a meaning, and the first reduction of the faulty value;
         nothing where values of other devices or the index of a device have a part in it."""
         reached = self.reached(operand)
-        makers = {m.id: m for v in reached if (m := self.flow.makers.get(v)) is not None}  # pyright: ignore
+        made = (self.flow.makers.get(v) for v in reached if isinstance(v, int))
+        makers = {m.id: m for m in made if m is not None}
         nodes = sorted(makers.values(), key=lambda m: self.order[m.id])
         nodes = [m for m in nodes if m.op not in CONTROL_FLOW]
         first = [m for m in nodes if not reached & {*m.inputs}]

@@ -88,29 +88,19 @@ def _powers(got: np.ndarray, want: np.ndarray, n: int) -> Iterator[int]:
         )
 
 
-def measured(
-    graph: Graph,
-    ran: Ran,
-    alone: Graph,
-    want: Ran,
-    axis: int,
-    axes: int,
-    trip: int | None = None,
-) -> Types:
+def measured(ran: Ran, want: Ran, axis: int, axes: int, trip: int | None = None) -> Types:
     """The types of the values of all regions on a mesh axis.
 
     Arguments:
-      graph: the program.
-      ran: its run on the mesh.
-      alone: the program with one device on the axis.
-      want: the run of that.
+      ran: the run on the mesh.
+      want: the run with one device on the axis.
       axis: the position of the mesh axis.
       axes: the number of mesh axes.
       trip: the trip of each scan that counts; None for all trips.
     """
-    trips = {} if trip is None else _trips(graph, 0)
-    same = _counterparts(graph, alone)
-    by_index = indexed(graph)
+    trips = {} if trip is None else _trips(ran.graph, 0)
+    same = _counterparts(ran.graph, want.graph)
+    by_index = indexed(ran.graph)
 
     found: dict[int, Readings] = {}
     for v, parts in ran.values.items():

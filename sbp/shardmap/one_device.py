@@ -248,8 +248,8 @@ class OneDeviceComparison:
         last = [a for a in apart if a.chained == chained][-1]
         axis, axes = self.mesh.names.index(self.axis.name), len(self.mesh.names)
         typed = [
-            (measured(self.graph, self.got, alone, want, axis, axes), attempt)
-            for attempt, (_, alone, want) in apart.items()
+            (measured(self.got, want, axis, axes), attempt)
+            for attempt, (_, _, want) in apart.items()
             if not attempt.chained
         ]
         types, best = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
@@ -262,7 +262,7 @@ class OneDeviceComparison:
             pairs = zip(self.got.results, program_run(other)(self.values).results, strict=True)
             if not any(_apart(x, y) for x, y in pairs):
                 return Compared(run=self.result(), alone=best)
-        trips = tuple(measured(self.graph, self.got, alone, want, axis, axes, t) for t in (0, 1))
+        trips = tuple(measured(self.got, want, axis, axes, t) for t in (0, 1))
         because |= {*ranks(self.graph, types), *picks(self.graph, self.axis.size)} | set(
             one_each(self.graph, alone, self.axis.name)
         )
@@ -425,9 +425,7 @@ def compared_runs(
     traced: Callable[[Any], Graph],
     leaves: Sequence[Any],
     mesh: MeshSpec,
-    *,
-    chained: bool = True,
-    because: Iterable[str] = (),
+    meant: Iterable[str] | None = None,
 ) -> Comparisons:
     """Compares a program with the same program on one device of each mesh axis.
 
@@ -437,8 +435,8 @@ def compared_runs(
       traced: traces a function as the program.
       leaves: its arguments: arrays, numbers, or shapes.
       mesh: its mesh.
-      chained: whether the stages of a pipeline may be run one after the other.
-      because: what shows that a difference may be meant.
+      meant: what shows that a difference may be meant; None for a program whose stages may be run
+          one after the other.
     """
     with jax.ensure_compile_time_eval():  # the caller may be tracing
         values, guessed = _values(leaves)
@@ -452,7 +450,7 @@ def compared_runs(
     found = Comparisons(graph=graph, fn=fn, traced=traced, axes=own, others=others)
     if reason := too_large(graph, 1):
         return found.untried(reason)
-    given, meant = all(map(_given, leaves)), tuple(because)
+    given, reasons = all(map(_given, leaves)), tuple(meant or ())
     for found.values in (values, poisoned):
         try:
             found.run = found.run or program_run(graph)
@@ -480,8 +478,8 @@ def compared_runs(
                 values=found.values,
                 given=given,
                 guessed=guessed,
-                chained=chained and permutes(graph, name),
-            ).made([i for _, i, a in found.uneven if a == name], meant)
+                chained=meant is None and permutes(graph, name),
+            ).made([i for _, i, a in found.uneven if a == name], reasons)
             for name, resized in own.items()
         ]
         tests = any(traits_of(node.op).numpy is np.isfinite for node in bodies(graph))

@@ -188,8 +188,8 @@ class WrittenSizes:
         if isinstance(value, types.ModuleType):
             known = value.__name__.split(".")[0] in _LIBRARIES
             installed = "site-packages" in str(getattr(value, "__file__", ""))
-            for name in () if known or installed else sorted(names):
-                self._keep(name, getattr(value, name, None), depth, seen)
+            for name in sorted(names) if depth and not (known or installed) else ():
+                self._keep(name, getattr(value, name, None), depth - 1, set(seen))
             return
         if _plain(value) or isinstance(value, _FOLLOWED) or hasattr(value, "dtype"):
             return
