@@ -182,8 +182,6 @@ class Help:
       bytes_per_device: bytes that one device sends per call after the change.
       peak_memory_bytes: memory of one device after the change; None where no plan was made.
       clears_all_errors: whether the program has no error left after the change.
-      condition: the condition under which the change is right, where the checker cannot decide
-          that. Of the helps of one diagnostic that have a condition, one is right.
     """
 
     text: str
@@ -191,7 +189,6 @@ class Help:
     bytes_per_device: float
     peak_memory_bytes: float | None
     clears_all_errors: bool
-    condition: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

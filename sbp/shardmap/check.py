@@ -20,21 +20,21 @@ from sbp.shardmap.emulation import FAILURES
 from sbp.shardmap.faults import (
     BY_SHARD,
     COUNTED,
-    PMEAN,
     Fault,
     Finding,
     Findings,
     FoundRepairs,
     reversed_order,
 )
+from sbp.shardmap.measured import scalars
 from sbp.shardmap.one_device import Comparisons
 from sbp.shardmap.repairs import Repairs
 from sbp.shardmap.sites import Sites
 from sbp.shardmap.specs import claims
-from sbp.shardmap.words import diagnostic, primary, run_diagnostic
+from sbp.shardmap.words import DIFFERS, diagnostic, primary, run_diagnostic
 from sbp.trace.build import body_graph
 from sbp.trace.collectives import SHARD_MAP
-from sbp.trace.graph import Constant, Graph, Node
+from sbp.trace.graph import Graph, Node
 
 # ---- analysis -----------------------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ def analysed(compared: Comparisons, mesh: MeshSpec) -> Analysis:
     found = Findings(mesh.names)
     for c in compared.compared:
         name = c.run.mesh_axis
-        if not c.types:
+        if not (c.types or c.uneven):
             continue
         own = Findings(mesh.names)
         for node, results in claims(compared.graph):
@@ -95,12 +95,10 @@ def analysed(compared: Comparisons, mesh: MeshSpec) -> Analysis:
                 own.region(node, (c.types, *c.trips), name, results, uneven, c.numbers)
         found.ends |= own.ends
         for finding in own.found.values():
-            if c.meant and finding.fault.kind in (*COUNTED, *BY_SHARD):
+            kind, numbers = finding.fault.kind, compared.axes[name].written.numbers
+            if c.meant and not c.uneven and kind in (*COUNTED, *BY_SHARD):
                 continue
-            node, numbers = finding.fault.node, compared.axes[name].written.numbers
-            library = any(f == PMEAN or f.startswith("numpy.reductions.") for f in node.library)
-            scaled = any(isinstance(o, Constant) and not o.aval.shape for o in node.inputs)
-            if finding.fault.kind in COUNTED and scaled and not library:
+            if kind in COUNTED and scalars(finding.fault.node):
                 finding = replace(finding, numbers=(*finding.numbers, *sorted(numbers)))
             found.enter(finding)
     if not found.found and all(c.wrong for c in compared.compared):
@@ -148,7 +146,7 @@ class Helper:
         self.tried, self.mesh, self.compared = tried, mesh, found.compared
         self.graph = found.compared.graph
         self.sites = Sites(self.graph)
-        self.wrong = self.compared.wrong_of(self.graph, mesh)
+        self.wrong = self.wrong_of(self.graph)
 
     def helps(self, finding: Finding) -> FoundRepairs:
         """The accepted repairs."""
@@ -156,6 +154,9 @@ class Helper:
         places: set[object] = set()
         if finding.region.backward:  # it follows from the region that is differentiated
             return FoundRepairs()
+        runs = (c.run for c in self.compared.compared if c.run.mesh_axis in finding.mesh_axes)
+        if self.wrong is None or any(run.untried for run in runs):  # nothing says what is right
+            return FoundRepairs(untried=True)
         most = 1 if finding.fault.kind in _ONE else MAX_HELPS
         repairs = Repairs(self.mesh, self.sites).of(finding)
         for repair in islice(repairs, self.tried):
@@ -181,17 +182,23 @@ class Helper:
             untried=most > 1 and next(repairs, None) is not None,
         )
 
+    def wrong_of(self, graph: Graph) -> frozenset[Any] | None:
+        """Which results of a program are wrong; None where it does not run."""
+        try:
+            return self.compared.wrong_of(graph, self.mesh)
+        except SbpInternalError:
+            raise
+        except FAILURES:  # of an edit: shapes that no longer fit
+            return None
+
     def left(self, edit: GraphEdit) -> tuple[Graph, frozenset[Any]] | None:
         """The edited program, and which of its results are wrong. None where these are not fewer
         than before, or where the source does not show the place of the edit."""
         if not (edit.source or edit.options):
             return None
         made = edited(self.graph, edit, dict(self.mesh.axes))
-        try:
-            wrong = self.compared.wrong_of(made, self.mesh)
-        except SbpInternalError:
-            raise
-        except FAILURES:  # shapes that no longer fit
+        wrong = self.wrong_of(made)
+        if wrong is None or self.wrong is None:
             return None
         results, before = ({w for w in every if len(w) == 1} for every in (wrong, self.wrong))
         fewer = results < before or (not before and wrong < self.wrong)
@@ -253,7 +260,7 @@ def diagnostics_of(found: Analysis, mesh: MeshSpec) -> tuple[Diagnostic, ...]:
     shown = (
         run_diagnostic(c.run, found.ends.get(c.run.mesh_axis, ())) for c in found.compared.compared
     )
-    said += [d for d in shown if d is not None and not causes]
+    said += [d for d in shown if d is not None and not (causes and d.code == DIFFERS)]
     return in_source_order(said)
 
 

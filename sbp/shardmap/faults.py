@@ -45,7 +45,6 @@ Kind = Literal[
     "own-positions",
     "partial-as-split",
     "pending",
-    "predicate",
     "product",
     "ratio",
     "same-block",
@@ -188,7 +187,9 @@ class Findings:
         for i in results:
             operand = body.graph.outputs[i]
             claim = atom_of(node.params["out_specs"][i], name)
-            if not isinstance(operand, int) or body.is_claimed(operand, claim):
+            if not isinstance(operand, int) or (
+                i not in uneven and body.is_claimed(operand, claim)
+            ):
                 continue
             shape = body.graph.aval(operand).shape
             if isinstance(claim, Split) and shape[claim.dim] == 1:
@@ -447,12 +448,9 @@ class Body:
         ins = node.inputs
         stack = next((x for o in ins if (x := self.stacked(o)) is not None), None)
         if stack is not None:
-            pending = self.is_partial(stack) and not self.atoms(stack)
-            return (
-                Fault("pending", self.origin(stack, pending=True) or node, node)
-                if pending
-                else None
-            )
+            if self.is_partial(stack) and not self.atoms(stack):  # a mean of each shard
+                return Fault("pending", self.origin(stack, pending=True) or node, node)
+            return None
         partial = tuple(i for i, o in enumerate(ins) if self.is_partial(o))
         split = [i for i, o in enumerate(ins) if self.split(o)]
         traits, function = traits_of(node.op), traits_of(node.op).numpy

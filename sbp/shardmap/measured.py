@@ -16,13 +16,12 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from sbp import _jax
 from sbp.shardmap.emulation import Ran, differ
 from sbp.signatures import traits_of
 from sbp.trace.collectives import AXIS_INDEX, SHARD_MAP
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.trace.regions import SCAN, interface_of
-from sbp.types import Atom, B, Split, Unreduced
+from sbp.types import Atom, B, P, Split, Unreduced
 
 
 class Reading(NamedTuple):
@@ -38,8 +37,12 @@ Types = Mapping[int, Readings]
 """The readings of each value that the program has with one device as well; a value without any has
 lost its meaning."""
 
-_OPERATORS = ("numpy.array_methods.", "numpy.ufunc")
-"""JAX's functions below an operator that the user writes."""
+_OPERATORS = ("numpy.array_methods.", "numpy.ufunc", "lax.lax.div", "lax.lax.mul")
+"""JAX's functions below a product or ratio that the user writes."""
+
+PICKED = 1e-5
+"""Relative tolerance of a maximum or minimum over devices, which is the value of one of them: a
+larger one takes values that lie near each other, as signs do, for it."""
 
 _POWERS = (0, 1, -1, 2, -2)
 
@@ -65,8 +68,10 @@ def readings(parts: np.ndarray, whole: np.ndarray, axis: int, axes: int) -> Read
             found |= {Reading(B, k) for k in _powers(each[0], want, n)}
         for monoid, join in (_TESTS if parts.dtype == np.bool_ else _NUMBERS).items():
             joined = join(_wide(each), axis=0)
-            powers = _powers(joined, want, n)
-            found |= {Reading(Unreduced(monoid), k) for k in powers if monoid == "sum" or not k}
+            if monoid == "sum":
+                found |= {Reading(P, k) for k in _powers(joined, want, n)}
+            elif not differ(np.asarray(joined, want.dtype), want, PICKED):
+                found.add(Reading(Unreduced(monoid), 0))
     for d in range(axes - 1, want.ndim):
         if [s * (n if i == d else 1) for i, s in enumerate(each.shape[1:])] == [*want.shape]:
             joined = np.concatenate([*each], d)
@@ -192,21 +197,21 @@ def fixed_numbers(
     """
     found: dict[int, tuple[int, str]] = {}
     for a, b in _matched(graph, alone):
-        written = all(f.startswith(_OPERATORS) for f in a.library)
-        if traits_of(a.op).numpy not in (np.divide, np.multiply) or not written:
-            continue
-        for x, y in zip(a.inputs, b.inputs, strict=False):
-            if not (isinstance(x, Constant) and isinstance(y, Constant)) or x.aval.shape:
-                continue
-            if _jax.is_extended(x.aval.dtype) or x.value != y.value:
-                continue
-            number = float(np.real(x.value))
+        for number in {*scalars(a)} & {*scalars(b)}:
             times = number if number >= 1 else 1 / number if number > 0 else 0.0
-            if times > 2 and (
-                times % n == 0 or times in lengths
-            ):  # a 2 is too frequent to say anything
+            # A 2 is too frequent to say anything.
+            if times > 2 and (times % n == 0 or times in lengths):
                 found[a.id] = b.id, f"{number:g}"
     return found
+
+
+def scalars(node: Node) -> Iterator[float]:
+    """The numbers in a product or ratio that the user writes."""
+    written = all(f.startswith(_OPERATORS) for f in node.library)
+    if written and traits_of(node.op).numpy in (np.divide, np.multiply):
+        for x in node.inputs:
+            if isinstance(x, Constant) and not x.aval.shape:
+                yield float(np.real(x.value))
 
 
 def renumbered(graph: Graph, nodes: Collection[int], n: int) -> Graph:

@@ -120,7 +120,7 @@ class Compared:
     """
 
     run: ComparedRun
-    alone: Attempt = field(default_factory=lambda: Attempt())
+    alone: Attempt = Attempt()
     types: Types = field(default_factory=dict)
     trips: tuple[Types, ...] = ()
     uneven: bool = False
@@ -209,7 +209,7 @@ class OneDeviceComparison:
         if not apart:
             first = next(iter(failed.values()))
             run = self.result(untried=f"it does not run there: {first}", refused=True)
-            return Compared(run=run)
+            return Compared(run=run, uneven=bool(uneven))
         return self.judged(apart, failed, because, bool(uneven))
 
     def attempts(self) -> Iterator[Attempt]:
@@ -252,6 +252,9 @@ class OneDeviceComparison:
             for attempt, (_, _, want) in apart.items()
             if not attempt.chained
         ]
+        if not typed:  # of a pipeline that runs on one device only stage by stage
+            run = self.result(apart[last][0], because=tuple(sorted(because)), stages=True)
+            return Compared(run=run, alone=last, uneven=uneven, meant=bool(because))
         types, best = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
         _, alone, want = apart[best]
         fixed = fixed_numbers(self.graph, alone, self.axis.size, self.axis.lengths)
@@ -440,7 +443,7 @@ def compared_runs(
     """
     with jax.ensure_compile_time_eval():  # the caller may be tracing
         values, guessed = _values(leaves)
-        others = None if all(map(_given, leaves)) else _values(leaves, 1)[0]
+        others = _values(leaves, 1)[0]
         poisoned = _poisoned(graph, values)
     own = {
         name: Resized(fn, traced, AxisInCode(name, n, lengths_of(graph, name), mesh.num_devices))
@@ -448,7 +451,7 @@ def compared_runs(
         if n > 1
     }
     found = Comparisons(graph=graph, fn=fn, traced=traced, axes=own, others=others)
-    if reason := too_large(graph, 1):
+    if reason := too_large(graph):
         return found.untried(reason)
     given, reasons = all(map(_given, leaves)), tuple(meant or ())
     for found.values in (values, poisoned):
@@ -459,7 +462,7 @@ def compared_runs(
             if first and not (found.got.is_finite or given):  # a root of random values
                 with jax.ensure_compile_time_eval():
                     found.values = [_positive(x) for x in found.values]
-                    found.others = [_positive(x) for x in found.others or ()]
+                    found.others = [_positive(x) for x in found.others]
                 found.got = found.run(found.values)
         except SbpInternalError:
             raise
@@ -523,7 +526,7 @@ class Comparisons:
       traced: traces a function as the program.
       axes: traces it with one device, by the mesh axis.
       values: its arguments.
-      others: other values for them; None where they are given.
+      others: other values for them, with which repairs are tried as well.
       run: runs it on the mesh.
       got: its run on the mesh; None where it was not run.
       uneven: results of regions that differ between the devices of a mesh axis, and that out_specs
@@ -536,7 +539,7 @@ class Comparisons:
     traced: Callable[[Any], Graph]
     axes: dict[str, Resized]
     values: Sequence[Any] = ()
-    others: Sequence[Any] | None = None
+    others: Sequence[Any] = ()
     run: Callable[[Sequence[Any]], Ran] | None = None
     got: Ran | None = None
     uneven: frozenset[tuple[Any, ...]] = frozenset()
@@ -555,11 +558,11 @@ class Comparisons:
     def wrong_of(self, graph: Graph, mesh: MeshSpec) -> frozenset[tuple[Any, ...]]:
         """The results of a program on the mesh that differ from those of this program with one
         device on all mesh axes on which it is wrong; then its uneven results."""
-        sets = [self.values, *([] if self.others is None else [self.others])]
+        sets = self.values, self.others
         if self.wanted is None:
             trace = self.traced
             for c in self.compared:
-                if c.wrong:
+                if c.wrong and not c.run.untried:
                     axis = self.axes[c.run.mesh_axis].axis
                     trace = functools.partial(_alone, trace, axis, c.alone)
             run = program_run(trace(self.fn))
@@ -602,15 +605,18 @@ def _given(x: Any) -> bool:
 
 
 def _values(leaves: Sequence[Any], seed: int = 0) -> tuple[list[Any], bool]:
-    """Values for all arguments, and whether integers had to be guessed."""
+    """Values for all arguments, and whether integers had to be guessed. The second values of floats
+    that are given are the first ones in another order."""
     values: list[Any] = []
     guessed = False
     for i, x in enumerate(leaves):
-        if _given(x):
-            plain = isinstance(x, jax.Array) and not _jax.is_extended(x.dtype)
-            values.append(np.asarray(x) if plain else x)
-            continue
         draw = np.random.default_rng([seed, i])
+        if _given(x):
+            plain = not (isinstance(x, jax.Array) and _jax.is_extended(x.dtype))
+            x = np.asarray(x) if plain else x
+            moved = seed and plain and jnp.issubdtype(x.dtype, jnp.inexact)
+            values.append(draw.permutation(x.ravel()).reshape(x.shape) if moved else x)
+            continue
         if _jax.is_extended(x.dtype):
             words = draw.integers(0, 2**32, (*x.shape, *_jax.key_shape(x.dtype)), np.uint32)
             values.append(_jax.wrap_key(words, x.dtype))

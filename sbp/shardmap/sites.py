@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sbp.errors import Span
@@ -157,23 +157,12 @@ class Sites:
             for r in self.readers[self.nodes[n].outputs[k]]
             if r is not None
         )
-        return node.id in self._closure(taken, self._readers)
-
-    def connected(self, nodes: frozenset[int]) -> set[int]:
-        """The nodes of a region that some nodes depend on, or that depend on them."""
-        down = self._closure(nodes, self._readers)
-        up = self._closure(
-            nodes,
-            lambda n: [
-                self.makers[v][0] for v in n.inputs if isinstance(v, int) and v in self.makers
-            ],
-        )
-        return down | up
+        return node.id in self._closure(taken)
 
     def _readers(self, node: Node) -> list[Node]:
         return [r for v in node.outputs for r in self.readers[v] if r is not None]
 
-    def _closure(self, nodes: frozenset[int], step: Callable[[Node], list[Node]]) -> set[int]:
+    def _closure(self, nodes: frozenset[int]) -> set[int]:
         """The nodes that `step` reaches from some nodes, through the loops and branches that
         contain them."""
         seen: set[int] = set()
@@ -185,7 +174,7 @@ class Sites:
             seen.add(node.id)
             holder = self.holders.get(id(self.graph(node)))
             todo += (
-                step(node)
+                self._readers(node)
                 + ([holder] if holder is not None else [])
                 + [n for r in node.regions for n in r.walk()]
             )

@@ -78,19 +78,6 @@ def without(spec: Any, mesh_axis: str) -> Any:
     return type(spec)(*(kept or None for kept in entries))
 
 
-def divisor_of(spec: Any, dim: int, sizes: dict[str, int]) -> int:
-    """The number of shards that a spec splits a dim into."""
-    n = 1
-    for name, size in sizes.items():
-        n *= size if atom_of(spec, name) == Split(dim) else 1
-    return n
-
-
-def spec_text(spec: Any) -> str:
-    """A spec as the user writes it."""
-    return repr(spec) if isinstance(spec, NdSbp) else f"PartitionSpec{tuple(spec)!r}"
-
-
 def _axes(entry: Any) -> tuple[Any, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 

@@ -28,7 +28,6 @@ _CODES: dict[Kind, str] = {
     "monoid": "wrong-reduction",
     "partial-as-split": "wrong-placement",
     "pending": "wrong-reduction",
-    "predicate": "missing-reduction",
     "order": "wrong-placement",
     "own-block": "missing-reduction",
     "own-positions": "wrong-placement",
@@ -86,7 +85,6 @@ _TITLES: dict[Kind, str] = {
     "nonlinear": "{what} takes a partial value on {axes}",
     "partial-as-split": "{what} is left partial on {axes} and taken as {claim}",
     "pending": "{what} adds up means of shards on {axes}",
-    "predicate": "the predicate of {what} is left partial on {axes}",
     "product": "{what} multiplies partial values on {axes}",
     "ratio": "{what} divides by a partial value on {axes}",
     "scales": "{what} adds values that are {n} times apart on {axes}",
@@ -195,8 +193,6 @@ class _Words:
                 return "from here on, devices have other values"
             case "scaled":
                 return f"{self.n} times too large"
-            case "predicate":
-                return "devices would go different ways"
             case "missing" | "partial-as-split":
                 return f"{self.types if self.fault.atoms else 'partial'} from here on"
             case "split-as-whole" | "wrong-dim":

@@ -44,19 +44,6 @@ SENT_AS: dict[Collective, str] = {
 }
 """The name that plans have for each kind of collective."""
 
-NAMED = frozenset(
-    {
-        *KINDS,
-        AXIS_INDEX,
-        "ragged_all_to_all",
-        "pbroadcast_dynamic",
-        "all_gather_reduced",
-        "preduced",
-    }
-)
-"""The primitives that name mesh axes and that `is_collective` does not know by the start or end of
-their name."""
-
 REDUCTIONS = {"psum": "sum", "psum_invariant": "sum", "pmax": "max", "pmin": "min"}
 """Collectives that reduce to B, with their monoids."""
 
@@ -80,17 +67,6 @@ REDUCING_CALLS = frozenset(CALLED[name] for name in ("sum", "max", "min", "mean"
 def names_of(node: Node) -> Any:
     """The mesh axes that a collective names."""
     return node.params.get("axes", node.params.get("axis_name"))
-
-
-def is_collective(op: str) -> bool:
-    """Whether a primitive names mesh axes.
-
-    >>> is_collective("psum"), is_collective("all_gather_start"), is_collective("dot_general")
-    (True, True, False)
-    """
-    asynchronous = op.endswith(("_start", "_done"))
-    unreduced = op.startswith(("unreduced_", "reduced_vary", "vary_unreduced", "psend", "precv"))
-    return op in NAMED or asynchronous or unreduced
 
 
 # ---- what collectives send ----------------------------------------------------------------------

@@ -1,9 +1,5 @@
 """Every help is followed by its edits: the source that comes of it computes what is meant, and the
-checker has nothing against it.
-
-Where the checker cannot decide whether a value is a share of a sum or a mean, there is a help for
-each with its condition, and one of the two has to be right.
-"""
+checker has nothing against it."""
 
 import dataclasses
 import inspect
@@ -68,18 +64,13 @@ def check_helps(where, name, check_vma, tmp_path):
     except ValueError:  # replication that JAX cannot infer
         pytest.skip("JAX refuses the program with check_vma")
     helps = [h for d in found for h in d.helps]
-    conditional = []
     for k, help_ in enumerate(helps):
         source, options = followed(help_, inspect.getsource(where))
         made = module(source, tmp_path / f"followed_{k}.py")
         program = specified(getattr(made, table)[name], options)
         built, left = errors(program, check_vma)
-        outcome = not left, is_right(built, program.args, reference(where, name))
-        if help_.condition:
-            conditional.append(outcome)
-        else:
-            assert outcome == (True, True), help_.text
-    assert not conditional or (True, True) in conditional, [h.text for h in helps]
+        assert not left, help_.text
+        assert is_right(built, program.args, reference(where, name)), help_.text
     return len(helps)
 
 

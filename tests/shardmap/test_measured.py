@@ -4,6 +4,7 @@ of one row a device, whole values among zeros, gradients by sample, microbatches
 from typing import Any
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -121,6 +122,97 @@ def test_the_verdict_is_that_of_the_values(name, given):
     shapes = args if given else [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
     found = sbp.check_shard_map(region, *shapes, mesh=MESH).diagnostics
     assert [d.code for d in found] == [code] * bool(code)
+
+
+def test_signs_are_no_least_value():
+    """Steps of nearly one sign are not the minimum over devices, and `lax.pmin` is no repair."""
+
+    def body(w, x, y):
+        m = jax.grad(squares)(w, x, y)
+        return w - 0.1 * m / (jnp.abs(m) + 1e-3)
+
+    region = jax.shard_map(body, mesh=MESH, in_specs=STEP, out_specs=WHOLE, check_vma=False)
+    (found,) = sbp.check_shard_map(region, W, X, Y, mesh=MESH).diagnostics
+    assert found.severity == "error"
+    assert not any("pmin" in h.text or "pmax" in h.text for h in found.helps)
+
+
+def unrolled(x):
+    """Each device has the sum of another half of the rows."""
+    part = x
+    for _ in range(N // 2):
+        part = part + lax.ppermute(part, "d", RING)
+    return part.sum(0)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_result_that_differs_between_devices_is_an_error(refuses):
+    """Also where nothing else is known of it, or the function does not run on one device."""
+
+    def body(x):
+        assert not (refuses and x.shape[0] > 2), "two rows, please"
+        return unrolled(x)
+
+    region = jax.shard_map(body, mesh=MESH, in_specs=ROWS, out_specs=WHOLE, check_vma=False)
+    report = sbp.check_shard_map(region, X, mesh=MESH)
+    errors = [d for d in report.diagnostics if d.severity == "error"]
+    assert [d.code for d in errors] == ["wrong-placement" if refuses else "missing-reduction"]
+    assert ("differs between the devices" in errors[0].title) == refuses
+    assert not (refuses and errors[0].helps)
+    assert any("two rows" in d.title for d in report.diagnostics) == refuses
+
+
+def test_a_finding_does_not_hide_an_axis_that_is_not_checked():
+    mesh = devices({"a": 2, "b": 4})
+
+    def body(x):
+        assert lax.axis_size("b") == 4, "four devices, please"
+        return lax.psum(x.mean(), "a")
+
+    region = jax.shard_map(
+        body, mesh=mesh, in_specs=PS("a"), out_specs=WHOLE, axis_names={"a", "b"}, check_vma=False
+    )
+    said = sbp.check_shard_map(region, *floats((4, 3)), mesh=mesh).diagnostics
+    assert {d.code for d in said} == {"wrong-reduction", "not-analysed"}
+    assert any("`b`" in d.title and "four devices" in d.title for d in said)
+
+
+def test_a_pipeline_that_runs_on_one_device_only_stage_by_stage():
+    """Its stages have one layer each, and are not a loop over all layers of the device."""
+
+    def body(layers, x):
+        (w,) = layers
+        out = x
+        for _ in range(N):
+            out = lax.ppermute(jnp.tanh(out @ w), "d", RING)
+        return lax.psum(jnp.where(lax.axis_index("d") == 0, out, 0.0), "d") * 2.0
+
+    region = jax.shard_map(
+        body, mesh=MESH, in_specs=(ROWS, WHOLE), out_specs=WHOLE, check_vma=False
+    )
+    args = floats((N, 4, 4), (6, 4))
+    said = sbp.check_shard_map(region, *args, mesh=MESH).diagnostics
+    assert said and all(d.code in ("differs-on-one-device", "not-analysed") for d in said)
+
+
+def test_a_check_prints_nothing_and_acts_on_nothing(capfd):
+    def body(x):
+        jax.debug.print("seen {}", x.sum())
+        return lax.pmean(x.mean(), "d")
+
+    region = jax.shard_map(body, mesh=MESH, in_specs=ROWS, out_specs=WHOLE, check_vma=False)
+    assert sbp.check_shard_map(region, X, mesh=MESH).diagnostics == ()
+    jax.effects_barrier()
+    assert "seen" not in capfd.readouterr().out
+    acted = []
+
+    def counts(x):
+        jax.experimental.io_callback(lambda v: acted.append(v), None, x.sum())
+        return lax.pmean(x.mean(), "d")
+
+    region = jax.shard_map(counts, mesh=MESH, in_specs=ROWS, out_specs=WHOLE, check_vma=False)
+    assert sbp.check_shard_map(region, X, mesh=MESH).diagnostics == ()
+    assert not acted
 
 
 def test_the_gradients_of_unlike_samples_are_not_added_up():
