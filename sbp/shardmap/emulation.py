@@ -82,7 +82,8 @@ def too_large(graph: Graph) -> str:
 
 def _sizes(graph: Graph, devices: int) -> tuple[int, int]:
     """The elements of the largest value over all devices, and those that all operations make."""
-    elements = {v: devices * math.prod(a.shape) for v, a in graph.avals.items()}
+    own = (*graph.inputs, *(v for node in graph.nodes for v in node.outputs))
+    elements = {v: devices * math.prod(graph.avals[v].shape) for v in own}
     largest, work = max(elements.values(), default=0), 0
     for node in graph.nodes:
         work += sum(elements[v] for v in node.outputs)
@@ -128,7 +129,7 @@ class Ran:
     Arguments:
       graph: the program.
       results: its results; keys are given by their data.
-      values: the values of its regions: a leading dim for each mesh axis, a dim for the trips of
+      values: the values of its regions that were kept: a leading dim for each mesh axis, a dim for the trips of
           each scan around it, then its own dims.
     """
 
@@ -142,7 +143,7 @@ class Ran:
         return all(np.isfinite(x).any() for x in self.results if x.size)
 
 
-def program_run(graph: Graph) -> Callable[[Sequence[Any]], Ran]:
+def program_run(graph: Graph, *, every: bool = False) -> Callable[[Sequence[Any]], Ran]:
     """A function that runs a program on values of its inputs, its regions for all devices in one
     call.
 
@@ -152,11 +153,15 @@ def program_run(graph: Graph) -> Callable[[Sequence[Any]], Ran]:
 
     Arguments:
       graph: a program with `shard_map`s.
+      every: whether to keep every value of its regions; without it, only their results.
     """
+    maps = (node for node in graph.walk() if node.op == SHARD_MAP)
+    returned = {v for node in maps for v in node.params["body"].outputs}
 
     def whole(*inputs: Any) -> Any:
         outs, values = _recorded(graph, inputs, 0)
-        return [plain(y) for y in outs], {v: plain(y) for v, y in values.items()}
+        kept = {v: plain(y) for v, y in values.items() if every or v in returned}
+        return [plain(y) for y in outs], kept
 
     compiled: list[Any] = []
 

@@ -197,7 +197,7 @@ def fixed_numbers(
     """
     found: dict[int, tuple[int, str]] = {}
     for a, b in _matched(graph, alone):
-        for number in {*scalars(a)} & {*scalars(b)}:
+        for number in scalars(a) & scalars(b):
             times = number if number >= 1 else 1 / number if number > 0 else 0.0
             # A 2 is too frequent to say anything.
             if times > 2 and (times % n == 0 or times in lengths):
@@ -205,13 +205,13 @@ def fixed_numbers(
     return found
 
 
-def scalars(node: Node) -> Iterator[float]:
-    """The numbers in a product or ratio that the user writes."""
+def scalars(node: Node) -> set[float]:
+    """The numbers in a product or ratio that the user writes; empty for any other operation."""
     written = all(f.startswith(_OPERATORS) for f in node.library)
-    if written and traits_of(node.op).numpy in (np.divide, np.multiply):
-        for x in node.inputs:
-            if isinstance(x, Constant) and not x.aval.shape:
-                yield float(np.real(x.value))
+    if not written or traits_of(node.op).numpy not in (np.divide, np.multiply):
+        return set()
+    constants = (x for x in node.inputs if isinstance(x, Constant) and not x.aval.shape)
+    return {float(np.real(x.value)) for x in constants}
 
 
 def renumbered(graph: Graph, nodes: Collection[int], n: int) -> Graph:

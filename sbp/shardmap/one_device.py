@@ -182,13 +182,12 @@ class OneDeviceComparison:
           meant: what shows that a difference may be meant.
         """
         failed: dict[Attempt, str] = {}
-        apart: dict[Attempt, tuple[tuple[int, ...], Graph, Ran]] = {}
+        apart: dict[Attempt, tuple[tuple[int, ...], Graph]] = {}
         because = set(meant)
         for attempt in self.attempts():
             try:
                 alone = self.alone(attempt)
-                run = program_run(alone)
-                want = run(self.values)
+                want = program_run(alone)(self.values)
             except SbpInternalError:
                 raise
             except FAILURES as error:  # of code that is not written for one device; the report says
@@ -201,7 +200,7 @@ class OneDeviceComparison:
                 wrong = lost if attempt.chained else ()
                 same = self.result(wrong, stages=attempt.chained, lost=lost)
                 return Compared(run=same, alone=attempt)
-            apart[attempt] = differs, alone, want
+            apart[attempt] = differs, alone
             if attempt.chained and not all(_multiple(*pairs[i]) for i in differs):
                 reached = zip(self.reaches(self.graph), self.reaches(alone), strict=True)
                 if all((x == y).all() for x, y in reached):
@@ -229,7 +228,7 @@ class OneDeviceComparison:
 
     def judged(
         self,
-        apart: dict[Attempt, tuple[tuple[int, ...], Graph, Ran]],
+        apart: dict[Attempt, tuple[tuple[int, ...], Graph]],
         failed: dict[Attempt, str],
         because: set[str],
         uneven: bool,
@@ -247,16 +246,18 @@ class OneDeviceComparison:
             because.add(f"{listed} may stand for the number of devices, or follow from it")
         last = [a for a in apart if a.chained == chained][-1]
         axis, axes = self.mesh.names.index(self.axis.name), len(self.mesh.names)
-        typed = [
-            (measured(self.got, want, axis, axes), attempt)
-            for attempt, (_, _, want) in apart.items()
+        got = program_run(self.graph, every=True)(self.values)
+        wanted = {
+            attempt: program_run(alone, every=True)(self.values)
+            for attempt, (_, alone) in apart.items()
             if not attempt.chained
-        ]
+        }
+        typed = [(measured(got, want, axis, axes), a) for a, want in wanted.items()]
         if not typed:  # of a pipeline that runs on one device only stage by stage
             run = self.result(apart[last][0], because=tuple(sorted(because)), stages=True)
             return Compared(run=run, alone=last, uneven=uneven, meant=bool(because))
         types, best = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
-        _, alone, want = apart[best]
+        alone, want = wanted[best].graph, wanted[best]
         fixed = fixed_numbers(self.graph, alone, self.axis.size, self.axis.lengths)
         devices = {f"{n:g}" for n in (self.axis.size, self.axis.devices)}
         counts = {i for i, number in fixed.values() if number in devices}
@@ -265,7 +266,7 @@ class OneDeviceComparison:
             pairs = zip(self.got.results, program_run(other)(self.values).results, strict=True)
             if not any(_apart(x, y) for x, y in pairs):
                 return Compared(run=self.result(), alone=best)
-        trips = tuple(measured(self.got, want, axis, axes, t) for t in (0, 1))
+        trips = tuple(measured(got, want, axis, axes, t) for t in (0, 1))
         because |= {*ranks(self.graph, types), *picks(self.graph, self.axis.size)} | set(
             one_each(self.graph, alone, self.axis.name)
         )

@@ -166,7 +166,7 @@ def test_a_finding_does_not_hide_an_axis_that_is_not_checked():
     mesh = devices({"a": 2, "b": 4})
 
     def body(x):
-        assert lax.axis_size("b") == 4, "four devices, please"
+        assert lax.axis_size("b") > 1, "four devices, please"
         return lax.psum(x.mean(), "a")
 
     region = jax.shard_map(
