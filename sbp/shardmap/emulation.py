@@ -129,8 +129,8 @@ class Ran:
     Arguments:
       graph: the program.
       results: its results; keys are given by their data.
-      values: the values of its regions that were kept: a leading dim for each mesh axis, a dim for the trips of
-          each scan around it, then its own dims.
+      values: the values of its regions that were kept: a leading dim for each mesh axis, a dim for
+          the trips of each scan around it, then its own dims.
     """
 
     graph: Graph
