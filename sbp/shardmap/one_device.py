@@ -365,17 +365,13 @@ class Resized:
         Raises:
           NotOnOneDevice: where the program cannot be read so.
         """
-
-        self.written.read(self.fn)
-        copied = self.written.replaced(attempt.names)
+        copied = functools.partial(self.written.copied, names=attempt.names)
 
         def act(bind: Bind, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
             size = dict(params["mesh"].shape).get(self.axis.name)
             mine = size == self.axis.size or (size == 1 and all(map(of_call, params["subfuns"])))
             if not mine:  # of another mesh, or the gradient of one that is already alone
                 return bind(args, params)
-            for fn in params["subfuns"]:
-                self.written.read(fn)
             alone = params | {
                 "mesh": self.axis.mesh_alone(params["mesh"]),
                 "subfuns": tuple(copied(fn) for fn in params["subfuns"]),

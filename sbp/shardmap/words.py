@@ -100,6 +100,36 @@ _TITLES: dict[Kind, str] = {
 }
 """The title of a finding: the subject as written, what is not possible, the mesh axes."""
 
+_LABELS: dict[Kind, str] = {
+    "added": "each of {n} devices adds it; reduce first, then add",
+    "averaged": "{n} times too small; parts of a sum add up",
+    "blocks": "one device has no shards to add up: sum the dim first, or gather it",
+    "copies": "its operand is B: every device has the same",
+    "copies-as-partial": "this is B: each of {n} devices would add it",
+    "copies-as-split": "this is B: the result would hold {n} copies",
+    "doubled": "counted {n} times",
+    "local": "its operand is {types}: the others' shards are not seen",
+    "missing": "{types} from here on",
+    "mixed": "one operand is {types}, the other split; reduce the first before",
+    "monoid": "the parts of {types} need another reduction",
+    "nonlinear": "it does not take {types}; reduce first",
+    "order": "the axes of a split dim are ordered, the first one outermost",
+    "own-block": "each device has its own part of its block of {types}; reduce first",
+    "own-positions": "in the whole value, a device's shard begins at {index} times its length",
+    "partial-as-split": "{types} from here on",
+    "pending": "{n} times too large; means of shards are averaged",
+    "product": "it does not take {types}; reduce first",
+    "ratio": "reduce both operands first: the ratio of two parts is not a part of the ratio",
+    "same-block": "the block that belongs to a device depends on its index",
+    "scaled": "{n} times too large",
+    "scales": "one is a sum over the devices, the other their mean",
+    "split-as-whole": "this is {types}",
+    "uneven": "from here on, devices have other values",
+    "wrong-dim": "this is {types}",
+    "wrong-gather": "the shards follow one another along dim {dims}",
+}
+"""The primary label of a finding."""
+
 
 def primary(finding: Finding) -> Node:
     """The operation that a finding points at."""
@@ -122,10 +152,6 @@ class _Words:
     def types(self) -> str:
         """The types of the faulty operand, in words."""
         return types_text(self.fault.atoms)
-
-    def dims(self) -> list[str]:
-        """The dims along which the faulty operand is split."""
-        return [str(a.dim) for a in self.fault.atoms if isinstance(a, Split)]
 
     def subject(self, node: Node) -> str:
         """The user's expression for a node."""
@@ -150,57 +176,14 @@ class _Words:
 
     def says(self) -> str:
         """The primary label."""
-        match self.fault.kind:
-            case "nonlinear" | "product":
-                taken = self.types if self.fault.atoms else "two partial sums"
-                return f"it does not take {taken}; reduce first"
-            case "ratio":
-                return (
-                    "reduce both operands first: the ratio of two parts is not a part of the ratio"
-                )
-            case "added":
-                return f"each of {self.n} devices adds it; reduce first, then add"
-            case "scales":
-                return "one is a sum over the devices, the other their mean"
-            case "mixed":
-                return f"one operand is {self.types}, the other split; reduce the first before"
-            case "local":
-                return f"its operand is {self.types}: the others' shards are not seen"
-            case "blocks":
-                return "one device has no shards to add up: sum the dim first, or gather it"
-            case "wrong-gather":
-                return f"the shards follow one another along dim {' or '.join(self.dims())}"
-            case "copies":
-                return "its operand is B: every device has the same"
-            case "doubled":
-                return f"counted {self.n} times"
-            case "averaged":
-                return f"{self.n} times too small; parts of a sum add up"
-            case "pending":
-                return f"{self.n} times too large; means of shards are averaged"
-            case "monoid":
-                return f"the parts of {self.types} need another reduction"
-            case "order":
-                return "the axes of a split dim are ordered, the first one outermost"
-            case "own-block":
-                return f"each device has its own part of its block of {self.types}; reduce first"
-            case "own-positions":
-                index = " and ".join(f'lax.axis_index("{a}")' for a in self.finding.mesh_axes)
-                return f"in the whole value, a device's shard begins at {index} times its length"
-            case "same-block":
-                return "the block that belongs to a device depends on its index"
-            case "uneven":
-                return "from here on, devices have other values"
-            case "scaled":
-                return f"{self.n} times too large"
-            case "missing" | "partial-as-split":
-                return f"{self.types if self.fault.atoms else 'partial'} from here on"
-            case "split-as-whole" | "wrong-dim":
-                return f"this is {self.types}"
-            case "copies-as-split":
-                return f"this is B: the result would hold {self.n} copies"
-            case "copies-as-partial":
-                return f"this is B: each of {self.n} devices would add it"
+        axes, kind = self.finding.mesh_axes, self.fault.kind
+        unknown = "partial" if kind in ("missing", "partial-as-split") else "two partial sums"
+        return _LABELS[kind].format(
+            types=self.types if self.fault.atoms else unknown,
+            n=self.n,
+            dims=" or ".join(str(a.dim) for a in self.fault.atoms if isinstance(a, Split)),
+            index=" and ".join(f'lax.axis_index("{a}")' for a in axes),
+        )
 
     def labels(self) -> Iterator[Label]:
         """The primary label, then the maker of the value and its reader."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 import copy
 import dis
 import functools
+import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,7 @@ from sbp._jax_regions import of_user
 DEPTH = 6
 """How far functions that a region's function uses are followed, call by call."""
 
-_LIBRARIES = frozenset({"functools", "itertools", "jax", "math", "numpy"})
+_LIBRARIES = sys.stdlib_module_names | {"jax", "numpy"}
 """Modules that do not know the number of devices, except by `_COUNTS`."""
 
 _COUNTS = frozenset({"device_count", "local_device_count", "process_count", "devices"})
@@ -95,127 +96,24 @@ class AxisInCode:
 
 @dataclass(slots=True, eq=False)
 class WrittenSizes:
-    """What a function has from outside that may depend on the size of a mesh axis.
+    """What the functions of a program have from outside that may depend on the size of a mesh axis.
 
     Arguments:
       axis: the mesh axis.
       numbers: names of variables with such numbers, with their values.
-      others: whether it has lists of pairs, or meshes.
-      fixed: what may be such a number and is not replaced, in words.
+      fixed: what may be such a number and cannot be replaced, in words.
     """
 
     axis: AxisInCode
     numbers: dict[str, float] = field(default_factory=dict)
-    others: bool = False
     fixed: set[str] = field(default_factory=set)
 
-    def read(self, fn: Any) -> None:
-        """Adds what a function and the functions that it uses have from outside."""
-        self._follow(fn, DEPTH, set())
+    def copied(self, fn: Any, names: Iterable[str] = ()) -> Any:
+        """A copy of a function in which some numbers, all meshes and all lists of pairs are as on
+        an axis of size 1. It enters what the function has from outside."""
+        made = _Copier(self, frozenset(names)).value("", fn, frozenset(), DEPTH)
         self.fixed -= {f"`{name}`" for name in self.numbers}  # a setting with the name of a call
-
-    def _follow(self, value: Any, depth: int, seen: set[int]) -> None:
-        if id(value) in seen:
-            return
-        if depth == 0 and isinstance(value, types.FunctionType | functools.partial):
-            self.fixed.add("functions that are called deep inside")
-            return
-        seen.add(id(value))
-        if isinstance(value, functools.partial):
-            named = {**dict(enumerate(value.args)), **value.keywords}
-            used = _names(getattr(value.func, "__code__", None))
-            for name, x in (("", value.func), *named.items()):
-                self._see(str(name), x, depth, seen)
-                self._attributes(x, used, depth, seen)
-        elif isinstance(value, types.MethodType):
-            self._attributes(value.__self__, _names(value.__func__.__code__), depth, seen)
-            self._follow(value.__func__, depth, seen)
-        elif isinstance(value, _JIT):
-            self._follow(value.__wrapped__, depth, seen)
-        elif isinstance(value, jax.custom_vjp | jax.custom_jvp):
-            self._follow(value.fun, depth, seen)
-        elif isinstance(value, types.FunctionType) and not _makes_region(value):
-            if of_user(value.__code__):
-                self._constants(value.__code__)
-            for name, x in _taken(value):
-                self._see(name, x, depth, seen)
-                self._attributes(x, _names(value.__code__), depth, seen)
-        elif isinstance(value, types.FunctionType):
-            return
-        elif (inner := getattr(value, "__wrapped__", None)) is not None:
-            self._keep("", inner, depth, seen)  # a wrapper of JAX, which is not copied
-
-    def _see(self, name: str, value: Any, depth: int, seen: set[int]) -> None:
-        if isinstance(value, Mesh | AbstractMesh):
-            self.others |= self.axis.in_mesh(value)
-        elif type(value) in (int, float):
-            if self.axis.alone(value) is not None:
-                self.numbers[name] = value
-        elif self.axis.pairs_alone(value) is not None:
-            self.others = True
-        elif isinstance(value, np.ndarray | jax.Array):
-            if jnp.issubdtype(value.dtype, jnp.integer) and value.size > 1:
-                self.fixed.add(f"the integers `{name}`")
-        elif isinstance(value, types.FunctionType) or not _plain(value):
-            self._follow(value, depth - 1, seen)
-
-    def _constants(self, code: types.CodeType) -> None:
-        """Numbers that are written in a function."""
-        for c in code.co_consts:
-            if isinstance(c, types.CodeType):
-                self._constants(c)
-        inside = {x for c in code.co_consts if isinstance(c, tuple) for x in c}
-        loaded = {
-            i.argval
-            for i in dis.get_instructions(code)
-            if (i.opcode in dis.hasconst or i.opname == "LOAD_SMALL_INT") and type(i.argval) is int
-        }
-        for c in loaded | inside:
-            if type(c) is int and self.axis.written(c) is not None:
-                self.numbers[str(c)] = c
-        self.fixed |= {f"`{name}`" for name in _COUNTS & set(code.co_names)}
-
-    def _keep(self, name: str, value: Any, depth: int, seen: set[int]) -> None:
-        """Adds what is found in a value that is not copied."""
-        found = WrittenSizes(self.axis)
-        found._see(name, value, depth, seen)
-        self.fixed |= found.fixed | {_said(k, v) for k, v in found.numbers.items()}
-        if found.others:
-            self.fixed.add("a mesh or a list of pairs of another module or function")
-
-    def _attributes(self, value: Any, names: set[str], depth: int, seen: set[int]) -> None:
-        """Adds the attributes of a value that a function uses: settings, a model, a module."""
-        if isinstance(value, types.ModuleType):
-            known = value.__name__.split(".")[0] in _LIBRARIES
-            installed = "site-packages" in str(getattr(value, "__file__", ""))
-            for name in sorted(names) if depth and not (known or installed) else ():
-                self._keep(name, getattr(value, name, None), depth - 1, set(seen))
-            return
-        if _plain(value) or isinstance(value, _FOLLOWED) or hasattr(value, "dtype"):
-            return
-        items = value.items() if isinstance(value, dict) else ()
-        inside = {k: x for k, x in items if isinstance(k, str)}
-        found: dict[str, Any] = inside or {n: getattr(value, n, None) for n in sorted(names)}
-        for name, x in found.items():
-            if type(x) in (int, float) and self.axis.alone(x) is not None:
-                if name in _own(value):
-                    self.numbers[name] = x
-                else:
-                    self.fixed.add(_said(name, x))
-
-    def replaced(self, names: Sequence[str]) -> Callable[[Any], Any]:
-        """A function that copies a function, with these numbers, all meshes and all lists of pairs
-        as they are on an axis of size 1."""
-        return _Copier(self.axis, frozenset(names)).of
-
-
-def _said(name: str, value: float) -> str:
-    return f"`{name}`, which is {value:g}"
-
-
-def _plain(value: Any) -> bool:
-    """Whether a value has nothing to follow."""
-    return value is None or isinstance(value, str | bytes | bool | int | float | types.ModuleType)
+        return made
 
 
 _JIT: Any = type(jax.jit(lambda x: x))
@@ -226,138 +124,177 @@ def _makes_region(fn: types.FunctionType) -> bool:
     return {"in_specs", "out_specs"} <= set(fn.__code__.co_freevars)
 
 
-_FOLLOWED = (types.FunctionType, types.MethodType, functools.partial, Mesh, AbstractMesh)
-
-
-def _own(value: Any) -> set[str]:
-    """The attributes that an object has and its class does not."""
-    fields = getattr(type(value), "__dataclass_fields__", {})
-    return set() if isinstance(value, type) else {*getattr(value, "__dict__", {}), *fields}
-
-
-def _names(code: types.CodeType | None) -> set[str]:
+def _names(code: types.CodeType | None) -> frozenset[str]:
+    """The names of variables and attributes that a function reads."""
     if code is None:
-        return set()
+        return frozenset()
     inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return set(code.co_names).union(*(_names(c) for c in inner))
-
-
-def _taken(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """The variables of a function that it has from outside. Of the functions of libraries, what
-    they close over, for these may be wrappers of the user's."""
-    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # a variable that is assigned later
-            continue
-    if not of_user(fn.__code__):
-        return
-    names = _names(fn.__code__)
-    yield from ((k, v) for k, v in fn.__globals__.items() if k in names)
-    arguments = fn.__code__.co_varnames[: fn.__code__.co_argcount]
-    defaults = fn.__defaults__ or ()
-    yield from zip(arguments[len(arguments) - len(defaults) :], defaults, strict=True)
-    yield from (fn.__kwdefaults__ or {}).items()
+    return frozenset(code.co_names).union(*map(_names, inner))
 
 
 @dataclass(slots=True, eq=False)
 class _Copier:
-    """Copies functions with other values for what they have from outside.
+    """Copies what a function has from outside.
 
     Arguments:
-      axis: the mesh axis whose size is 1 in the copies.
+      found: enters what may depend on the size of the axis.
       names: the variables whose numbers are replaced.
       made: copies by the id of the function, with the function, which keeps its id.
     """
 
-    axis: AxisInCode
+    found: WrittenSizes
     names: frozenset[str]
     made: dict[int, tuple[Any, Any]] = field(default_factory=dict)
 
-    def of(self, fn: Any) -> Any:
-        return self._value("", fn, DEPTH)
+    def value(self, name: str, value: Any, used: frozenset[str], depth: int) -> Any:
+        """A copy of a value.
 
-    def _value(self, name: str, value: Any, depth: int) -> Any:
+        Arguments:
+          name: its name.
+          value: the value.
+          used: the names of attributes that the function with the value reads.
+          depth: how far functions are still followed.
+        """
+        axis = self.found.axis
         if isinstance(value, Mesh | AbstractMesh):
-            return self.axis.mesh_alone(value) if self.axis.in_mesh(value) else value
+            return axis.mesh_alone(value) if axis.in_mesh(value) else value
         if type(value) in (int, float):
-            other = self.axis.alone(value) if name in self.names else None
-            return value if other is None else other
-        if (pairs := self.axis.pairs_alone(value)) is not None:
+            return self.number(name, value, axis.alone(value))
+        if (pairs := axis.pairs_alone(value)) is not None:
             return pairs
+        if isinstance(value, np.ndarray | jax.Array):
+            if jnp.issubdtype(value.dtype, jnp.integer) and value.size > 1:
+                self.found.fixed.add(f"the integers `{name}`")
+            return value
+        if value is None or isinstance(value, str | bytes | bool) or hasattr(value, "dtype"):
+            return value
         if depth == 0:
+            if isinstance(value, types.FunctionType | functools.partial):
+                self.found.fixed.add("functions that are called deep inside")
             return value
         if isinstance(value, functools.partial):
-            args = [self._value(str(i), x, depth - 1) for i, x in enumerate(value.args)]
-            named = {k: self._value(k, x, depth - 1) for k, x in value.keywords.items()}
-            return functools.partial(self._value("", value.func, depth - 1), *args, **named)
+            used = _names(getattr(value.func, "__code__", None))
+            args = [self.value(str(i), x, used, depth - 1) for i, x in enumerate(value.args)]
+            named = {k: self.value(k, x, used, depth - 1) for k, x in value.keywords.items()}
+            return functools.partial(self.value("", value.func, used, depth - 1), *args, **named)
         if isinstance(value, types.MethodType):
-            own = self._value("", value.__func__, depth - 1), self._object(value.__self__)
-            return types.MethodType(*own)
-        if isinstance(value, _JIT):  # what it calls is traced in its place
-            return self._value("", value.__wrapped__, depth)
+            used = _names(getattr(value.__func__, "__code__", None))
+            own = self.value("", value.__func__, used, depth - 1)
+            return types.MethodType(own, self.settings(value.__self__, used))
         if isinstance(value, jax.custom_vjp | jax.custom_jvp):
             made: Any = type(value)(value.fun)
             made.__dict__.update(value.__dict__)
             for rule in ("fun", "fwd", "bwd", "jvp"):
                 if getattr(value, rule, None) is not None:
-                    setattr(made, rule, self._value("", getattr(value, rule), depth))
+                    setattr(made, rule, self.value("", getattr(value, rule), used, depth))
             return made
         if isinstance(value, types.FunctionType):
-            return value if _makes_region(value) else self._function(value, depth)
-        return value if _plain(value) or hasattr(value, "dtype") else self._object(value)
+            return value if _makes_region(value) else self.function(value, depth)
+        if isinstance(value, types.ModuleType):
+            return self.module(value, used, depth)
+        inner = None if isinstance(value, type) else getattr(value, "__wrapped__", None)
+        if (
+            inner is not None
+        ):  # of `jax.jit` and other wrappers: what it calls is traced in its place
+            return self.value(name, inner, used, depth)
+        return self.settings(value, used)
 
-    def _object(self, value: Any) -> Any:
-        """A copy of an object with other numbers for its own attributes."""
+    def number(self, name: str, value: float, alone: float | None) -> float:
+        """A number, or what it is on an axis of size 1."""
+        if alone is None:
+            return value
+        self.found.numbers[name] = value
+        return alone if name in self.names else value
+
+    def module(self, module: types.ModuleType, used: frozenset[str], depth: int) -> Any:
+        """What a function reads of a module of the user, copied; JAX with another
+        `jax.device_count`."""
+        has = vars(module)
+        if module is jax and "device_count" in used:
+            count = jax.device_count()
+            alone = self.number("device_count", count, self.found.axis.written(count))
+            made = {} if alone == count else {"device_count": lambda *_: int(alone)}
+        elif module.__name__.split(".")[0] in _LIBRARIES or "site-packages" in str(
+            getattr(module, "__file__", "")
+        ):
+            made = {}
+        else:
+            made = {k: self.value(k, has[k], used, depth - 1) for k in sorted(used & has.keys())}
+        return types.SimpleNamespace(**has | made) if made else module
+
+    def settings(self, value: Any, used: frozenset[str]) -> Any:
+        """An object, a class or a dict with the numbers that a function reads of it."""
+        axis, is_dict = self.found.axis, isinstance(value, dict)
+        names = sorted(k for k in value if isinstance(k, str)) if is_dict else sorted(used)
         other: dict[str, float] = {}
-        for name in self.names & _own(value):
-            x: Any = getattr(value, name)
-            alone = self.axis.alone(x) if type(x) in (int, float) else None
-            other |= {} if alone is None else {name: alone}
+        for name in names:
+            x: Any = value[name] if is_dict else getattr(value, name, None)
+            alone = axis.alone(x) if type(x) in (int, float) else None
+            if alone is not None and self.number(name, x, alone) != x:
+                other[name] = alone
         if not other:
             return value
+        if is_dict or isinstance(value, type):
+            return value | other if is_dict else type(value)(value.__name__, (value,), other)
         made = copy.copy(value)
         for name, x in other.items():
-            object.__setattr__(made, name, x)
+            try:
+                object.__setattr__(made, name, x)
+            except AttributeError:  # a property, or a field of a tuple
+                self.found.fixed.add(f"`{name}`, which is {getattr(value, name):g}")
         return made
 
-    def _function(self, fn: types.FunctionType, depth: int) -> Any:
+    def function(self, fn: types.FunctionType, depth: int) -> Any:
+        """A copy of a function. Of one of a library only what it closes over is copied, which may
+        be a function of the user's."""
         if id(fn) in self.made:
             return self.made[id(fn)][1]
         cells = tuple(types.CellType() for _ in fn.__closure__ or ())
-        own = dict(fn.__globals__) if of_user(fn.__code__) else fn.__globals__
-        code = self._code(fn.__code__) if own is not fn.__globals__ else fn.__code__
+        mine, used = of_user(fn.__code__), _names(fn.__code__)
+        own = dict(fn.__globals__) if mine else fn.__globals__
+        code = self.code(fn.__code__) if mine else fn.__code__
         made = types.FunctionType(code, own, fn.__name__, fn.__defaults__, cells or None)
         made.__kwdefaults__ = fn.__kwdefaults__
         made.__dict__.update(fn.__dict__)
         self.made[id(fn)] = fn, made  # before its variables, one of which may be the function
-        names = fn.__code__.co_freevars
-        for name, old, new in zip(names, fn.__closure__ or (), cells, strict=True):
+
+        def copied(name: str, value: Any) -> Any:
+            return self.value(name, value, used, depth - 1)
+
+        for name, old, new in zip(
+            fn.__code__.co_freevars, fn.__closure__ or (), cells, strict=True
+        ):
             try:
-                new.cell_contents = self._value(name, old.cell_contents, depth - 1)
+                new.cell_contents = copied(name, old.cell_contents)
             except ValueError:  # a variable that is assigned later
                 continue
-        if own is fn.__globals__:
-            return made
-        used = _names(fn.__code__)
-        own.update({k: self._value(k, v, depth - 1) for k, v in own.items() if k in used})
-        arguments = fn.__code__.co_varnames[: fn.__code__.co_argcount]
-        given = fn.__defaults__ or ()
-        named = zip(arguments[len(arguments) - len(given) :], given, strict=True)
-        made.__defaults__ = tuple(self._value(k, v, depth - 1) for k, v in named) or None
-        made.__kwdefaults__ = {
-            k: self._value(k, v, depth - 1) for k, v in (fn.__kwdefaults__ or {}).items()
-        } or None
+        if mine:
+            own.update({k: copied(k, v) for k, v in own.items() if k in used})
+            arguments = fn.__code__.co_varnames[: fn.__code__.co_argcount]
+            given = fn.__defaults__ or ()
+            named = zip(arguments[len(arguments) - len(given) :], given, strict=True)
+            made.__defaults__ = tuple(copied(k, v) for k, v in named) or None
+            named = (fn.__kwdefaults__ or {}).items()
+            made.__kwdefaults__ = {k: copied(k, v) for k, v in named} or None
         return made
 
-    def _code(self, code: types.CodeType) -> types.CodeType:
+    def code(self, code: types.CodeType) -> types.CodeType:
         """The code of a function with other numbers in it."""
-        return code.replace(co_consts=tuple(self._constant(c) for c in code.co_consts))
+        self.found.fixed |= {f"`{name}`" for name in _COUNTS & set(code.co_names)}
+        loaded = {
+            i.argval
+            for i in dis.get_instructions(code)
+            if (i.opcode in dis.hasconst or i.opname == "LOAD_SMALL_INT") and type(i.argval) is int
+        }
+        numbers = {c: self.written(c) for c in sorted(loaded)}
+        consts = (numbers.get(c, c) if type(c) is int else self.written(c) for c in code.co_consts)
+        return code.replace(co_consts=tuple(consts))
 
-    def _constant(self, value: Any) -> Any:
+    def written(self, value: Any) -> Any:
+        """A constant of the source."""
         if isinstance(value, types.CodeType):
-            return self._code(value)
+            return self.code(value)
         if isinstance(value, tuple):
-            return tuple(self._constant(x) for x in value)
-        other = self.axis.written(value) if type(value) is int else None
-        return value if other is None or str(value) not in self.names else other
+            return tuple(map(self.written, value))
+        alone = self.found.axis.written(value) if type(value) is int else None
+        return self.number(str(value), value, alone) if type(value) is int else value

@@ -17,10 +17,14 @@ SHIFT = [(i, i + 1) for i in range(7)]
 MESH = AbstractMesh((2, 8), ("data", "model"))
 
 
-def written(fn) -> WrittenSizes:
-    found = WrittenSizes(AXIS)
-    found.read(fn)
+def written(fn, axis=AXIS) -> WrittenSizes:
+    found = WrittenSizes(axis)
+    found.copied(fn)
     return found
+
+
+def alone(fn, *names, axis=AXIS):
+    return WrittenSizes(axis).copied(fn, names)
 
 
 def globals_of_a_module():
@@ -28,11 +32,10 @@ def globals_of_a_module():
 
 
 def test_globals_are_found_and_replaced():
-    found = written(globals_of_a_module)
-    assert found.numbers == {"STAGES": 8, "LAST": 7, "BLOCK": 6} and found.others
-    copy = found.replaced(["STAGES", "LAST", "BLOCK"])(globals_of_a_module)
+    assert written(globals_of_a_module).numbers == {"STAGES": 8, "LAST": 7, "BLOCK": 6}
+    copy = alone(globals_of_a_module, "STAGES", "LAST", "BLOCK")
     assert copy() == (1, 0, 48, 5, [(0, 0)], [], 1)
-    assert found.replaced([])(globals_of_a_module)()[:3] == (8, 7, 6)
+    assert alone(globals_of_a_module)()[:3] == (8, 7, 6)
     assert globals_of_a_module()[0] == 8
 
 
@@ -43,26 +46,23 @@ def test_closures_defaults_and_partial_arguments():
         return a, b, c, size
 
     outer = functools.partial(inner, 8)
-    found = written(outer)
-    assert found.numbers == {"0": 8, "b": 8, "c": 7, "size": 8}
-    assert found.replaced(["0", "b", "c", "size"])(outer)() == (1, 1, 0, 1)
+    assert written(outer).numbers == {"0": 8, "b": 8, "c": 7, "size": 8}
+    assert alone(outer, "0", "b", "c", "size")() == (1, 1, 0, 1)
 
 
 def test_numbers_in_the_source():
     def body(x):
         return x % 8, [i for i in range(7)], (8, 2)
 
-    found = written(body)
-    assert found.numbers == {"8": 8, "7": 7}
-    assert found.replaced(["8"])(body)(8) == (0, list(range(7)), (1, 2))
+    assert written(body).numbers == {"8": 8, "7": 7}
+    assert alone(body, "8")(8) == (0, list(range(7)), (1, 2))
 
 
 def test_a_function_that_calls_itself():
     def down(k):
         return STAGES if k == 0 else down(k - 1)
 
-    found = written(down)
-    assert found.replaced(["STAGES"])(down)(3) == 1
+    assert alone(down, "STAGES")(3) == 1
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,11 @@ class Devices:
 
 
 def test_settings_are_copied():
-    settings = Devices()
+    settings, shared = Devices(), {"devices": 8, "rows": 5}
 
     class Model:
+        size = 8
+
         def __init__(self):
             self.last = 7
 
@@ -82,49 +84,56 @@ def test_settings_are_copied():
             return self.last, s.count, s.other
 
     call = functools.partial(Model().__call__, settings)
-    for fn in (
-        lambda: (settings.count, settings.other),
-        functools.partial(lambda s: s.count, settings),
+    for fn, name, want in (
+        (lambda: (settings.count, settings.other), "count", (1, 5)),
+        (functools.partial(lambda s: s.count, settings), "count", 1),
+        (lambda: (shared["devices"], shared["rows"]), "devices", (1, 5)),
+        (lambda: (Model.size, Model().size), "size", (1, 1)),
+        (functools.partial(lambda m: m.size, Model()), "size", 1),
     ):
         found = written(fn)
-        assert found.numbers == {"count": 8} and not found.fixed
-        assert found.replaced(["count"])(fn)() in ((1, 5), 1)
+        assert found.numbers == {name: 8} and not found.fixed
+        assert alone(fn, name)() == want
     assert written(call).numbers == {"last": 7, "count": 8}
-    assert written(call).replaced(["last"])(call)() == (0, 8, 5)
-    assert written(call).replaced(["last", "count"])(call)() == (0, 1, 5)
-    assert settings == Devices()
+    assert alone(call, "last")() == (0, 8, 5)
+    assert alone(call, "last", "count")() == (0, 1, 5)
+    assert settings == Devices() and shared["devices"] == Model.size == 8
 
 
 def test_what_is_not_replaced_is_said():
     class Settings:
-        devices = 8
+        @property
+        def devices(self):
+            return 8
 
-    settings = Settings()
+    settings, order = Settings(), np.arange(4)
+    body = functools.partial(lambda s, x: (s.devices * len(jax.devices()), x[order]), settings)
+    assert written(body).numbers == {"devices": 8}
+    found = WrittenSizes(AXIS)
+    found.copied(body, ["devices"])
+    assert found.fixed == {"`devices`, which is 8", "the integers `order`"}
+    assert "`devices`" in written(lambda: jax.devices()).fixed
 
+
+def test_modules_of_the_user_and_the_device_count():
     def body(x):
-        return x * settings.devices * jax.device_count()
+        return x * kinds.N_MODEL, rings.ring_sum.__globals__["N_MODEL"]
 
-    wrapped = functools.lru_cache(globals_of_a_module)
-    order = np.arange(4)
-    found = written(lambda x: (body(x), wrapped(), x[order]))
-    assert "the integers `order`" in found.fixed
-    assert "`devices`, which is 8" in found.fixed and "`device_count`" in found.fixed
-    assert "`STAGES`, which is 8" in found.fixed
-
-
-def test_another_module_is_not_copied():
-    found = written(lambda x: kinds.N_MODEL * kinds.N_DATA + kinds.draw(3))
-    assert not found.fixed
-    small = WrittenSizes(AxisInCode("model", kinds.N_MODEL))
-    small.read(lambda x: (kinds.N_MODEL, rings.ring_sum(x)))
-    assert "`N_MODEL`, which is 4" in small.fixed
-    assert "a mesh or a list of pairs of another module or function" in small.fixed
+    small = AxisInCode("model", kinds.N_MODEL)
+    assert written(body, small).numbers["N_MODEL"] == kinds.N_MODEL
+    assert alone(body, "N_MODEL", axis=small)(1) == (1, 1)
+    assert body(1) == (kinds.N_MODEL, kinds.N_MODEL)
+    counted = lambda: jax.device_count()
+    every = AxisInCode("model", jax.device_count())
+    assert written(counted, every).numbers == {"device_count": jax.device_count()}
+    assert alone(counted, "device_count", axis=every)() == 1
+    assert "`device_count`" in written(counted, AxisInCode("model", 3)).fixed
 
 
-def test_a_function_under_jit_is_copied_without_it():
-    fn = jax.jit(globals_of_a_module)
-    assert written(fn).numbers == {"STAGES": 8, "LAST": 7, "BLOCK": 6}
-    assert written(fn).replaced(["STAGES"])(fn)()[0] == 1
+def test_a_function_in_a_wrapper_is_copied_without_it():
+    for fn in (jax.jit(globals_of_a_module), functools.lru_cache(globals_of_a_module)):
+        assert written(fn).numbers == {"STAGES": 8, "LAST": 7, "BLOCK": 6}
+        assert alone(fn, "STAGES")()[0] == 1
 
 
 def test_calls_are_followed_to_a_depth():
