@@ -28,8 +28,7 @@ from sbp.api.trees import (
     KeyPath,
     arguments_of,
     filled,
-    has_keys,
-    is_patterns,
+    is_by_name,
     path_names,
     types_by_pattern,
 )
@@ -544,7 +543,7 @@ class CallReader:
             return tuple(carried), own + named
         arguments = arguments_of(tree)[:count]
         given: tuple[TypeSource, ...] = ("in_types",) * positional
-        if is_patterns(in_types) and not (count == 1 and has_keys(arguments[0][0], in_types)):
+        if is_by_name(in_types, arguments[0][0] if count == 1 else None, heads):
             return (*self._by_pattern(heads, with_path[:positional]), *carried[positional:]), (
                 given + named
             )

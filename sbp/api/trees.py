@@ -222,6 +222,22 @@ def is_patterns(entry: Any) -> bool:
     )
 
 
+def is_by_name(in_types: Any, only: Any, names: Sequence[str]) -> bool:
+    """Whether `in_types` is one dict of patterns for all arguments. A dict for a single argument
+    that is a dict may be its prefix: patterns have the argument's name, a `/` or a `*`.
+
+    Arguments:
+      in_types: the dict.
+      only: the structure of the single argument; None for several.
+      names: the names of the arguments.
+    """
+    if not isinstance(in_types, dict) or not all(isinstance(key, str) for key in in_types):
+        return False
+    if only is not None and has_keys(only, in_types):
+        return False
+    return only is None or is_patterns(in_types) or in_types.keys() == set(names)
+
+
 def has_keys(tree: Any, entry: dict[str, Any]) -> bool:
     """Whether a structure is a dict with the keys of another one, which is then a prefix of it."""
     data = tree.node_data()

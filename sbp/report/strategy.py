@@ -133,17 +133,19 @@ class InputUses:
                 yield from self._products(region, runs * trips_of(node))
             traits = traits_of(node.op)
             if self.phases.of[node.id] == "forward" and traits.contracts and traits.flops:
-                flops = runs * flops_of(self.graph, node)
-                yield Product(node=node, flops=flops, weight=self._weight(node))
+                flops, found = runs * flops_of(self.graph, node), self._weights(node)
+                if len(found) < 2:
+                    weight = found[0] if found else None
+                    yield Product(node=node, flops=flops, weight=weight)
 
-    def _weight(self, node: Node) -> tuple[int, int] | None:
-        """Which operand of a product is a weight: an input that the update reads too;
-        without an update, the only operand that is an input, or the second of two."""
+    def _weights(self, node: Node) -> list[tuple[int, int]]:
+        """Which operand of a product is a weight: an input that the update reads too; without an
+        update, the only operand that is an input, or the second of two. Both operands where they
+        are inputs that the update does not read: frozen weights, or data."""
         roots = [(n, r) for n in (1, 0) if (r := self.root(node.inputs[n])) is not None]
-        if "update" in self.phases.of.values():
-            updated = [(n, r) for n, r in roots if "update" in self.readers[r]]
-            roots = updated or (roots if len(roots) == 1 else [])
-        return roots[0] if roots else None
+        if "update" not in self.phases.of.values():
+            return roots[:1]
+        return [(n, r) for n, r in roots if "update" in self.readers[r]][:1] or roots
 
 
 def flops_of(graph: Graph, node: Node) -> float:
@@ -185,7 +187,7 @@ Role = Literal["data", "sequence", "space", "tensor", "expert", "pipeline", "act
 * `data`: examples, with whole weights; `sequence`: tokens that meet others in attention; `space`:
   places of an image, whose borders are exchanged;
 * `tensor`: a free or summed dim of its weights; `expert`: a dim that numbers weights; `pipeline`:
-  such a dim, where a loop reads what the products of the turn before gave;
+  such a dim, where a loop passes what the products of the turn before gave to the next device;
 * `activations`: of a product of two activations, one at least; `none`: nothing.
 """
 
@@ -219,6 +221,7 @@ class _Reading:
         self.program = program
         self.graph = program.graph
         self.uses = InputUses(program)
+        self.sends = sends(program)
 
     def use(self, k: int) -> str:
         """What the mesh axis at a position is used for. Of roles, the shares are those of the
@@ -310,7 +313,7 @@ class _Reading:
         weight, other = codes[product.weight[0]], codes[1 - product.weight[0]]
         if weight > 0:
             if other > 0 and self._made(product.node, k) > 0:
-                return ("pipeline" if self._takes_turns(product) else "expert"), True
+                return ("pipeline" if self._takes_turns(product, k) else "expert"), True
             return "tensor", True
         if other > 0:
             kernels = self.program.typing.rows[product.node.id].kernels
@@ -338,12 +341,15 @@ class _Reading:
                 inner[any(0 < c < codes[k] for c in codes)] += _bytes(self.graph.avals[value])
         return inner[True] > inner[False]
 
-    def _takes_turns(self, product: Product) -> bool:
-        """Whether a product stands in a loop that has its weights all along, and reads there what
-        the turn before gave."""
+    def _takes_turns(self, product: Product, k: int) -> bool:
+        """Whether a product stands in a loop that has its weights all along, reads what the turn
+        before gave, and passes that on along a mesh axis."""
         assert product.weight is not None
+        axis = self.program.mesh.names[k]
+        passing = (one for one in self.sends if one.kind == "permute" and axis in one.mesh_axes)
+        loops = {node.id for one in passing for node in one.regions}
         weight = product.node.inputs[product.weight[0]]
-        loops = {node.id for node, entry in self._entries(weight) if entry.kind == "constant"}
+        loops &= {node.id for node, entry in self._entries(weight) if entry.kind == "constant"}
         other = product.node.inputs[1 - product.weight[0]]
         return any(node.id in loops and e.kind == "carry" for node, e in self._entries(other))
 
@@ -389,7 +395,7 @@ class _Reading:
         sent = {"all_reduce": 0.0, "reduce_scatter": 0.0}
         forward = (
             (one, one.step)
-            for one in sends(self.program)
+            for one in self.sends
             if one.maker and self.uses.phases.of[one.maker.id] == "forward"
         )
         for one, step in forward:

@@ -93,6 +93,32 @@ def test_a_dict_with_the_keys_of_the_argument_is_a_prefix():
     assert by_prefix["mlp/linear"]["w"] == SPLIT
 
 
+@pytest.mark.parametrize(
+    ("in_types", "args", "pinned"),
+    [
+        ({"x": OTHER}, ({"w": X}, X), ["x"]),
+        ({"p": OTHER, "x": OTHER}, ({"w": X}, X), ["p['w']", "x"]),
+        ({"w": OTHER}, ({"w": X}, X), ["p['w']"]),
+        ({"p/w": OTHER}, ({"w": X}, X), ["p['w']"]),
+        ({"x*": OTHER}, ({"w": X}, X), ["x"]),
+        ({"a/~/b": OTHER}, ({"a/~/b": X, "c": X}, X), ["p['a/~/b']"]),
+        ({"x": OTHER, "w": None}, ({"w": X}, X), ["x"]),
+        ({"p": OTHER}, (X,), ["p"]),
+        ({"p": OTHER}, ({"w": X},), ["p['w']"]),
+        ({"w": OTHER}, ({"w": X},), ["p['w']"]),
+        ({"p": {"w": OTHER}}, ({"p": {"w": X}},), ["p['p']['w']"]),
+    ],
+    ids=case_name,
+)
+def test_one_dict_for_all_arguments(in_types, args, pinned):
+    def f(p, x=None):
+        return jax.tree.map(jnp.sin, (p, x))
+
+    signature = sbp.jit(f, MESH, in_types=in_types)._on(MESH).reader.read(args, {})[0]
+    wanted = zip(signature.names, signature.wanted, strict=True)
+    assert [name for name, t in wanted if t is not None] == pinned
+
+
 def test_out_types_by_pattern():
     f = sbp.jit(lambda x: {"a": {"y": x * 2, "z": x}}, MESH, out_types={"*/y": "data:S(0)"})
     assert f.plan(X).out_types["a"]["y"] == OTHER

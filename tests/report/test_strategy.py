@@ -173,6 +173,30 @@ def test_images_whose_borders_are_exchanged_are_split_in_space():
     assert found == ["images split in space"]
 
 
+def test_only_what_is_certain_is_named():
+    def adapted(adapter, frozen, x, y):
+        def loss(adapter):
+            h = jax.nn.gelu(x @ frozen + x @ adapter[0] @ adapter[1])
+            return jnp.mean((h - y) ** 2)
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, adapter, jax.grad(loss)(adapter))
+
+    adapter, x = (shape(256, 4), shape(4, 256)), shape(64, 256)
+    types = (None, "y:S(1)", "x:S(0)", "x:S(0)")
+    found = used(adapted, GRID, types, adapter, shape(256, 256), x, x)
+    assert found[0].startswith("data parallel")  # not: sequence parallel
+
+    def decoded(weights, h):
+        def turn(h, _):
+            return jax.nn.relu(jnp.einsum("ecm,emh->ech", h, weights)), None
+
+        return jax.lax.scan(turn, h, length=5)[0]
+
+    types = ("x:S(0)", "x:S(0)")
+    found = used(decoded, LINE, types, shape(8, 256, 256), shape(8, 64, 256))
+    assert found == ["expert parallel"]  # a loop, but no device passes anything to the next one
+
+
 def test_rows_of_a_table_that_are_split_are_named():
     def look_up(table, weights, ids):
         return table[ids] @ weights
