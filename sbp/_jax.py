@@ -19,6 +19,7 @@ from jax._src import core as _core
 from jax._src import debugging as _debugging
 from jax._src import distributed as _distributed
 from jax._src import source_info_util as _source_info
+from jax._src.interpreters import mlir as _mlir
 from jax._src.lax import lax as _lax_internal
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
@@ -106,6 +107,29 @@ def dead_code_free(closed: ClosedJaxpr) -> ClosedJaxpr:
     jaxpr, consts = open_jaxpr(closed)
     pruned, _ = pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
     return ClosedJaxpr(pruned, consts)
+
+
+_LOWERED = mlir.lower_fun(lambda x: x).__code__
+
+
+def lowering_function(primitive: Primitive, platform: str | None) -> Callable[..., Any] | None:
+    """The function of JAX arrays that a primitive is lowered to, as a function that gives all its
+    results; None for a primitive that is lowered in another way.
+
+    Arguments:
+      primitive: the primitive.
+      platform: JAX's name of the platform that the program is lowered for.
+    """
+    own = vars(_mlir)["_platform_specific_lowerings"].get(platform, {})
+    entry = own.get(primitive) or vars(_mlir)["_lowerings"].get(primitive)
+    rule: Any = getattr(entry, "rule", None)
+    if getattr(rule, "__code__", None) is not _LOWERED:
+        return None
+    inner = inspect.getclosurevars(rule).nonlocals
+    function = inner["fun"]
+    if inner["multiple_results"]:
+        return function
+    return lambda *args, **params: [function(*args, **params)]
 
 
 def op_name(eqn: Any) -> str:

@@ -40,6 +40,7 @@ from sbp.run.execute import Boundary
 from sbp.run.specs import partition_spec
 from sbp.signatures.alignment import with_alignment
 from sbp.signatures.casts import with_hoisted_casts
+from sbp.signatures.fallback import is_known
 from sbp.signatures.reversal import with_mirrors
 from sbp.sizes.elements import check_symbols
 from sbp.sizes.expressions import refuse_symbolic
@@ -210,7 +211,7 @@ def traced_call(
     call = _FlatResults(signature, reader, tuple(inner))
     is_symbolic = tracer is not None
     if tracer is None:
-        tracer = functools.partial(trace, platform=_platform(reader.mesh, spec))
+        tracer = functools.partial(trace, platform=_platform(reader.mesh, spec), is_known=is_known)
 
     def traced(other: bool) -> tuple[Graph, Any]:
         with users_mesh(spec.names, spec.sizes, other=other) as explicit, tracing_for(spec):

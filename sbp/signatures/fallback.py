@@ -167,6 +167,12 @@ REFUSED: dict[str, str] = {
 }
 """Primitives for which no type is right, with the reason."""
 
+
+def is_known(name: str) -> bool:
+    """Whether a primitive has a rule, or is known to have none."""
+    return rule_for(name) is not None or name in FALLBACK or name in REFUSED
+
+
 _TRAITS: dict[str, Traits] = {
     "rng_uniform": Traits(generates="draws"),
     "sbp_annotate": Traits(fusion="inlined"),

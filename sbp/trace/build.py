@@ -4,6 +4,7 @@ and branches become nodes with regions, and every node keeps the user's source l
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -60,6 +61,11 @@ def of_batch(eqn: Any) -> Any:
             return [reduction(x, dims) if dims else x for x in operands]
     else:
         return None
+    return _replaced(eqn, replacement)
+
+
+def _replaced(eqn: Any, replacement: Callable[..., Any]) -> Any:
+    """The closed jaxpr of a function of an equation's operands, at the equation's line."""
     avals = [v.aval for v in eqn.invars]
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
     with _jax.source_context(eqn.source_info, scope=""):
@@ -234,6 +240,7 @@ def trace(
     args: Sequence[Any],
     input_names: Sequence[str] = (),
     platform: str | None = None,
+    is_known: Callable[[str], bool] = bool,
 ) -> tuple[Graph, Any]:
     """Traces a function of flat arguments.
 
@@ -243,6 +250,8 @@ def trace(
       input_names: names of the arguments for reports.
       platform: JAX's name of the platform that the program is lowered for; the branches of
         `jax.lax.platform_dependent` for other platforms are left out. None keeps all.
+      is_known: whether a primitive becomes a node. For another one stand the equations of the
+        function of JAX that it is lowered to, where it is lowered to one.
 
     Returns:
       The graph, and the pytree of output ShapeDtypeStructs.
@@ -257,7 +266,7 @@ def trace(
     ['tanh', 'reduce_sum']
     """
     closed, out_shape = _jax.make_jaxpr(fn, args)
-    builder = _Builder(platform)
+    builder = _Builder(platform, is_known)
     graph = builder.graph(closed, tuple(input_names))
     builder.places.warn()
     graph = replace(graph, inspections=tuple(builder.inspections))
@@ -295,8 +304,8 @@ class _Within:
 
 
 class _Builder:
-    def __init__(self, platform: str | None = None) -> None:
-        self.platform = platform
+    def __init__(self, platform: str | None = None, is_known: Callable[[str], bool] = bool) -> None:
+        self.platform, self.is_known = platform, is_known
         self.value_ids = itertools.count()
         self.node_ids = itertools.count()
         self.avals: dict[int, Any] = {}
@@ -355,7 +364,7 @@ class _Builder:
                 results = (Constant(np.int32(chosen), _jax.plain_aval(eqn.outvars[0].aval)),)
             elif chosen is not None:
                 results = self.called(eqn.params["branches"][chosen], operands[1:], at)
-            elif (ordinary := of_batch(eqn)) is not None:
+            elif (ordinary := of_batch(eqn) or self.lowered(eqn, at)) is not None:
                 results = self.called(ordinary, operands, at)
             elif name in PLACING:
                 results = self.placed(eqn, operands, after, at)
@@ -448,6 +457,13 @@ class _Builder:
         metadata = (*at.metadata, *eqn.params.get("xla_metadata", ()))
         within = replace(at, scope=inside, metadata=metadata)
         return self.called(called, operands, within)
+
+    def lowered(self, eqn: Any, at: _Within) -> Any:
+        """The closed jaxpr that a primitive of another library is lowered to; None for others."""
+        if at.manual or self.is_known(eqn.primitive.name):
+            return None
+        function = _jax.lowering_function(eqn.primitive, self.platform)
+        return function and _replaced(eqn, functools.partial(function, **eqn.params))
 
     def chosen_branch(self, eqn: Any) -> int | None:
         """The position of the branch for the platform, of an equation that is part of a

@@ -1,0 +1,83 @@
+"""Primitives of other libraries that are lowered by a function of JAX: that function is typed."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import sparse
+from jax.sharding import AbstractMesh
+
+import sbp
+from sbp import _jax
+from sbp.signatures import registered
+
+LINE = AbstractMesh((8,), ("data",))
+
+
+def primitive(name, function, multiple=False):
+    """A primitive as libraries make them: an implementation, and a lowering by it."""
+    found = _jax.Primitive(name)
+    found.multiple_results = multiple
+    found.def_impl(function)
+
+    def abstract(*avals, **params):
+        shapes = jax.eval_shape(lambda *x: function(*x, **params), *avals)
+        return jax.tree.map(lambda s: _jax.ShapedArray(s.shape, s.dtype), shapes)
+
+    found.def_abstract_eval(abstract)
+    _jax.mlir.register_lowering(found, _jax.mlir.lower_fun(function, multiple_results=multiple))
+    _jax.batching.defvectorized(found)
+    return found
+
+
+shifted = primitive("shifted_tanh", lambda x: jnp.tanh(x) + 1)
+
+
+def both(x, *, like):
+    if jax.eval_shape(lambda: x) != like:  # as Lineax does
+        raise ValueError("the structure changed")
+    return [x.sum(0), jnp.cumsum(x, 1)]
+
+
+pair = primitive("sum_and_cumsum", both, multiple=True)
+
+
+def test_their_functions_are_split():
+    plan = sbp.jit(lambda x, w: shifted.bind(x @ w) @ w.T, LINE, in_types=("data:S(0)", "B"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = plan.plan(jnp.ones((64, 16)), jnp.ones((16, 32)))
+    assert plan.cost.bytes_per_device == 0 and "tanh" in str(plan)
+    assert "test_lowered_primitives.py" in str(plan).split("tanh")[1]
+
+
+@pytest.mark.parametrize("shape", [(16, 8), (5, 3)])
+def test_they_compute_what_one_device_does(shape):
+    def f(x):
+        return shifted.bind(x), *pair.bind(x, like=jax.eval_shape(lambda: x))
+
+    x = jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
+    got, want = sbp.jit(f, sbp.make_mesh((2, 4), ("x", "y")))(x), f(x)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_signature_of_the_user_comes_first():
+    with registered("shifted_tanh", ["S(0) -> S(0)"]):
+        plan = sbp.jit(shifted.bind, LINE, in_types="data:S(0)").plan(jnp.ones((64, 16)))
+    assert "shifted_tanh" in str(plan) and plan.cost.bytes_per_device == 0
+
+
+def test_sparse_products():
+    matrix = sparse.BCOO.fromdense(np.diag(np.arange(1.0, 9.0)).astype(np.float32))
+
+    def loss(data, v):
+        return (sparse.BCOO((data, matrix.indices), shape=matrix.shape) @ v).sum()
+
+    v = jnp.arange(128.0).reshape(8, 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", sbp.SbpWarning)
+        got = sbp.jit(jax.grad(loss), sbp.make_mesh((8,), ("x",)))(matrix.data, v)
+    np.testing.assert_allclose(got, jax.grad(loss)(matrix.data, v), rtol=1e-6)
