@@ -125,8 +125,8 @@ def tied_outputs(
     out_asked: Sequence[Asked],
 ) -> tuple[tuple[int, int], ...]:
     """Pairs (flat output, flat input) that have one type: each donated argument is paired with the
-    first result of equal structure, shapes and dtypes. So a training step returns the types that it
-    takes.
+    first result of equal structure, shapes and dtypes, and so is each argument that is a container.
+    So a training step returns the types that it takes.
 
     Arguments:
       signature: the call.
@@ -135,9 +135,10 @@ def tied_outputs(
       out_asked: what is asked of each output. Outputs of which anything is asked are left out.
     """
     arguments = {tuple(at): tree for tree, at in arguments_of(signature.tree)}
+    containers = (at for at, tree in arguments.items() if not jax.tree_util.treedef_is_leaf(tree))
     pairs: list[tuple[int, int]] = []
     used: set[int] = set()
-    for group in signature.donated_args:
+    for group in dict.fromkeys((*signature.donated_args, *containers)):
         for number, (result, at) in enumerate(results_of(out_tree)):
             if number in used or result != arguments[group]:
                 continue

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.layout import Layout, with_layout_constraint
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
@@ -20,7 +19,7 @@ from sbp.infer.space import Codes, Step, decode, local_shape
 from sbp.machine.lanes import joins_lanes
 from sbp.machine.mesh import MeshSpec
 from sbp.machine.scatters import TILE, Arrangement
-from sbp.signatures.kernels.shards import neutral, reduced
+from sbp.signatures.kernels.shards import in_rows, neutral, reduced
 from sbp.types import Split, Unreduced
 
 
@@ -37,15 +36,6 @@ def _apart(x: Any) -> Any:
         if _jax.MERGES_SLICES
         else x
     )
-
-
-def in_rows(x: Any) -> Any:
-    """The result of an exchange, laid out row by row. The TPU compiler would lay its columns out as
-    rows, and copy every array that meets it into that layout, however large
-    (`tests/tpu/test_layouts.py`)."""
-    if x.ndim < 2:
-        return x
-    return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
 
 
 def _ordered_bits(x: Any, nan_bits: int) -> Any:
@@ -216,6 +206,8 @@ class Boxing:
                 x = pad_dim(x, e, n * there[e])
                 joined = lax.all_to_all(x, names[0], split_axis=e, concat_axis=d, tiled=True)
                 joined = _first(joined, d, there[d])
+                # The TPU compiler would lay the columns of an exchange out as rows, and copy every
+                # array that meets it into that layout, however large (tests/tpu/test_layouts.py).
                 relaid = self.mesh.hardware.platform == "tpu" and joins_lanes(x.shape, there)
                 return in_rows(joined) if relaid else joined
             case "slice", _, Split(dim=d):

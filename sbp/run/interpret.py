@@ -21,11 +21,12 @@ from sbp.machine.lanes import fills_tiles
 from sbp.machine.mesh import MeshSpec
 from sbp.machine.scatters import TILE
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
-from sbp.run.boxing import Boxing, extent, in_rows, offsets
+from sbp.run.boxing import Boxing, extent, offsets
 from sbp.run.order import computed_before
 from sbp.settings import holding
 from sbp.signatures import rule_for, traits_of
 from sbp.signatures.casts import looks_up, rounds
+from sbp.signatures.kernels.shards import in_rows
 from sbp.signatures.region import REGION_OPS, parts, pick_p
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.evaluate import evaluate, run_regions

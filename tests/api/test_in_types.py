@@ -261,3 +261,15 @@ def test_what_patterns_pin_runs():
         f(params, x),
         jax.grad(loss)(params, x),
     )
+
+
+def test_an_undonated_step_returns_what_it_takes():
+    def step(params, state, x):
+        grads = jax.grad(lambda p: jnp.mean((x @ p["w"] * p["scale"]) ** 2))(params)
+        state = jax.tree.map(lambda m, g: 0.9 * m + g, state, grads)
+        return jax.tree.map(lambda p, m: p - 0.1 * m, params, state), state
+
+    rows = {"w": "data:S(0)", "scale": "B"}
+    params = {"w": jnp.ones((16, 64)), "scale": jnp.ones(64)}
+    plan = sbp.jit(step, MESH, in_types=(rows, None, "B")).plan(params, params, jnp.ones((32, 16)))
+    assert plan.out_types == plan.in_types[0][:2]

@@ -21,6 +21,37 @@ def mesh():
     return jax.make_mesh((2, 4), ("x", "y"))  # Explicit axes, which is what users have
 
 
+def test_a_partial_value_times_an_infinity():
+    """It may be NaN in place of an infinity (docs/types.md), unless it is reduced first."""
+    line, x, y = sbp.make_mesh((8,), ("x",)), np.ones((2, 16), np.float32), np.ones((16, 2))
+    x[:, ::3] = -2.5
+    by = np.array([np.inf, 3], np.float32)
+
+    def product(x, y):
+        return sbp.split(x, 1, "x") @ sbp.split(y, 0, "x")
+
+    want = (x @ y) * by
+    early = sbp.jit(lambda x, y, by: sbp.replicate(product(x, y)) * by, line)(x, y, by)
+    np.testing.assert_array_equal(early, want)
+    late = sbp.jit(lambda x, y, by: product(x, y) * by, line)(x, y, by)
+    np.testing.assert_array_equal(late[:, 1], want[:, 1])
+    assert not np.isfinite(late[:, 0]).any()
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (8, 8), (3, 4, 6)])
+@pytest.mark.parametrize("transform", ["fft", "rfft", "fft2"])
+def test_a_transform_that_is_read_by_columns(shape, transform):
+    """XLA for CPU refuses a transform whose result lies column by column."""
+
+    def f(x):
+        return sbp.split(jnp.abs(getattr(jnp.fft, transform)(x)), len(shape) - 1, "x")
+
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    np.testing.assert_allclose(
+        sbp.jit(f, sbp.make_mesh((8,), ("x",)))(x), f(x), rtol=1e-4, atol=1e-3
+    )
+
+
 @pytest.mark.parametrize(
     "dtype", [np.float32, jnp.bfloat16, np.float16], ids=["f32", "bf16", "f16"]
 )

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from sbp.signatures.rule import LocalContext
 
@@ -29,6 +30,13 @@ def neutral(monoid: str, dtype: Any) -> Any:
             return np.array(
                 jnp.iinfo(dtype).min if monoid == "max" else jnp.iinfo(dtype).max, dtype
             )
+
+
+def in_rows(x: Any) -> Any:
+    """An array laid out row by row, whatever layout the compiler would choose."""
+    if x.ndim < 2:
+        return x
+    return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
 
 
 def reduced(x: Any, monoid: str, dims: int | tuple[int, ...]) -> Any:
