@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import FrameType, TracebackType
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -397,15 +398,33 @@ _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _OTHERS = os.path.join(os.path.dirname(jax.__file__), ""), contextlib.__file__, functools.__file__
 
 
+def is_users(frame: FrameType) -> bool:
+    """Whether a frame is outside of sbp and JAX. `sbp.moe` is a user of sbp."""
+    file = os.path.abspath(frame.f_code.co_filename)
+    in_moe = file.startswith(os.path.join(_FOLDER, "moe", ""))
+    return in_moe or not file.startswith((_FOLDER, *_OTHERS))
+
+
 def users_stacklevel() -> int:
     """The `stacklevel` with which `warnings.warn`, called by the same function, points at the
-    user's line: the innermost frame outside of sbp and JAX. `sbp.moe` is a user of sbp."""
-    for level, (frame, _) in enumerate(traceback.walk_stack(inspect.currentframe())):
-        file = os.path.abspath(frame.f_code.co_filename)
-        is_user = file.startswith(os.path.join(_FOLDER, "moe", ""))
-        if is_user or not file.startswith((_FOLDER, *_OTHERS)):
-            return level
-    return 1
+    user's innermost line."""
+    frames = enumerate(traceback.walk_stack(inspect.currentframe()))
+    return next((level for level, (frame, _) in frames if is_users(frame)), 1)
+
+
+def users_traceback(error: BaseException) -> TracebackType | None:
+    """The traceback of an error without the frames of sbp and of JAX; the whole one where JAX shows
+    its own (`jax_traceback_filtering` is "off")."""
+    at, made = error.__traceback__, None
+    if getattr(jax.config, "jax_traceback_filtering", "") == "off":
+        return at
+    found: list[TracebackType] = []
+    while at is not None:
+        found += [at] if is_users(at.tb_frame) else []
+        at = at.tb_next
+    for one in reversed(found):
+        made = TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return made
 
 
 def warn(code: str, subject: str, text: str, *, span: Span | None = None) -> None:

@@ -28,8 +28,10 @@ import numpy as np
 from sbp.errors import (
     ArgumentError,
     ArgumentTypeError,
+    SbpError,
     nearest,
     users_stacklevel,
+    users_traceback,
 )
 from sbp.slips import correcting
 
@@ -195,6 +197,22 @@ class _Parameters:
         return found, f"`{missing[0]}` is missing" if missing else ""
 
 
+def public(function: Callable[Params, Result]) -> Callable[Params, Result]:
+    """A decorator of functions that users call: an error of sbp that leaves one has a traceback of
+    the user's frames, and no cause inside of sbp or JAX."""
+
+    @functools.wraps(function)
+    def called(*args: Params.args, **kwargs: Params.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except SbpError as error:
+            cause = error.__cause__
+            told = cause if cause and users_traceback(cause) else None
+            raise error.with_traceback(users_traceback(error)) from told
+
+    return called
+
+
 def takes(
     name: str, hints: Mapping[str, str] = _NO_HINTS, /, *, skip: int = 0, **kinds: Kind
 ) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]:
@@ -214,6 +232,7 @@ def takes(
     def decorated(function: Callable[Params, Result]) -> Callable[Params, Result]:
         parameters = _Parameters.of(function, skip)
 
+        @public
         @functools.wraps(function)
         def checked(*args: Params.args, **kwargs: Params.kwargs) -> Result:
             for hinted in hints.keys() & kwargs.keys():

@@ -45,6 +45,7 @@ from sbp.kinds import (
     Kind,
     instance_of,
     made_of,
+    public,
     reduce_dtype_name,
     refuse_unless,
     shown,
@@ -217,6 +218,7 @@ class Jitted:
         """As an attribute of an object, the function is a method."""
         return self if instance is None else JittedMethod(self, instance)
 
+    @public
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the plan. The first call with new shapes, dtypes or static arguments makes it.
 
@@ -250,11 +252,13 @@ class Jitted:
             self._plans.add_quick(quick, key)
         return plan.run(leaves)
 
+    @public
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """The first stage: the program as a graph, and the request that its plan is made from."""
         reader = self._on(self.mesh).reader
         return traced_call(reader, reader.read(args, kwargs)[0])
 
+    @public
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for arguments or `jax.ShapeDtypeStruct`s.
 
@@ -272,6 +276,7 @@ class Jitted:
         """
         return self.plan(*args, **kwargs).lower()
 
+    @public
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes, dtypes and weak types of what the function returns, as `jax.ShapeDtypeStruct`s.
         The function is traced and not planned."""

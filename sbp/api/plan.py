@@ -21,7 +21,7 @@ from sbp.explain.costly import costly_annotations, gathered_matrices
 from sbp.explain.difference import ComparedPlan
 from sbp.explain.why import why
 from sbp.infer.request import Request
-from sbp.kinds import FLAG, instance_of, made_of, shown, takes
+from sbp.kinds import FLAG, instance_of, made_of, public, shown, takes
 from sbp.plan.program import Cost, Program
 from sbp.plan.saved import SavedPlan
 from sbp.pytrees import leaves_of
@@ -274,6 +274,7 @@ class Plan:
         `in_shardings`."""
         return self.results.like(self.holding.results_like(self._executable.out_shardings))
 
+    @public
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the plan on arguments of the signature that it was made for.
 

@@ -58,6 +58,7 @@ def test_pins_without_which_a_plan_fits_only_together_are_freed_together():
     args = {"a": shape(256, 1024), "b": shape(1024, 256)}, shape(512, 256), shape(512, 256)
     options: dict[str, Any] = {
         "in_types": ({"a": "B", "b": "B"}, None, None),
+        "out_types": {"a": "x:? y:?", "b": "x:? y:?"},
         "memory_limit": int(2.5 * 2**20),
         "hardware": "tpu-v5e",
     }
