@@ -296,7 +296,8 @@ def split(x: Any, dim: int, *mesh_axes: str) -> Any:
         raise SbpError('split needs a mesh axis: split(x, 0, "data")')
     x = as_array(x, ARRAY)
     if not -x.ndim <= dim < x.ndim:
-        said = f"split of dim {shown(dim)} on a tensor of shape {x.shape}; it has {x.ndim} dims"
+        dims = f"split one of the dims 0..{x.ndim - 1}" if x.ndim else "it has no dims to split"
+        said = f"split of dim {shown(dim)} on a tensor of shape {x.shape}; {dims}"
         nearest_first = sorted(range(x.ndim), key=lambda d: abs(d - dim))
         raise refused(said, ValueError, code="dim-out-of-range").with_slip(dim, *nearest_first)
     twice = [name for name in mesh_axes if mesh_axes.count(name) > 1]

@@ -229,7 +229,8 @@ class Jitted:
         if _jax_call.transforming() or any(isinstance(leaf, _jax.Tracer) for leaf in flat):
             warnings.warn(
                 f"nested-jit: {self.name} was called inside another transformation (jit, grad,"
-                " vmap or another sbp.jit) and runs as the plain function",
+                " vmap or another sbp.jit) and runs as the plain function; put sbp.jit around the"
+                " transformation instead",
                 SbpWarning,
                 stacklevel=users_stacklevel(),
             )
