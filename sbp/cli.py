@@ -130,10 +130,11 @@ def _version() -> str:
 
 def _explain(console: Console, name: str) -> None:
     if not name:
-        meanings = CODES | {c.name: f"concept; also {', '.join(c.also)}" for c in CONCEPTS}
+        meanings = CODES | {c.name: c.text.partition(". ")[0] for c in CONCEPTS}
         room = max(map(len, meanings))
         for word, meaning in meanings.items():
-            console.print(f"{word:<{room}}  {meaning}", markup=False, soft_wrap=True)
+            line = f"{word:<{room}}  {meaning.replace('`', '')}"
+            console.print(line, markup=False, soft_wrap=True)
     elif name in CODES:
         _explain_code(console, name)
     elif (concept := concept_named(name)) is not None:

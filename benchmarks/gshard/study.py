@@ -211,10 +211,13 @@ def _local_bytes(tree: Any, shardings: Any) -> list[tuple[str, float]]:
 
 
 def _row(name: str, here: float, paper: float | None, form: str = ",.0f") -> tuple[str, ...]:
-    """A line: this plan, the paper, and the first over the second."""
+    """A line: this plan, the paper, and the first over the second. A number that would round to
+    zero has two significant digits."""
+    shown = f"{here:{form}}"
+    shown = shown if any(digit in shown for digit in "123456789") else f"{here:.2g}"
     if paper is None:
-        return name, f"{here:{form}}", "-", "-"
-    return name, f"{here:{form}}", f"{paper:{form}}", f"{here / paper:.2f}"
+        return name, shown, "-", "-"
+    return name, shown, f"{paper:{form}}", f"{here / paper:.2f}"
 
 
 def table(found: Study) -> Table:

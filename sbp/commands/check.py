@@ -83,12 +83,13 @@ def _findings(report: Report) -> Page:
     parts = refusal(report.title, report.diagnostics, report.coverage).parts
     if report.program is None:
         return Page(parts=parts)
-    cost = report.program.cost
+    cost, mesh = report.program.cost, report.program.mesh
+    assumed = " (assumed; --hardware names another)" if mesh.is_assumed else ""
     pairs = (
-        ("mesh", f"{report.program.mesh}"),
+        ("mesh", f"{mesh}"),
         ("sent per call", f"{bytes_text(cost.bytes_per_device)} per device"),
         ("peak memory", f"{bytes_text(cost.peak_memory_bytes)} per device"),
-        ("modelled time", f"{seconds_text(cost.seconds)} on {report.program.mesh.hardware.name}"),
+        ("modelled time", f"{seconds_text(cost.seconds)} on {mesh.hardware.name}{assumed}"),
     )
     return Page(parts=(*parts, Facts(pairs=pairs)))
 
@@ -155,11 +156,12 @@ class LoadingError(UserCodeError):
 def is_target(word: str) -> bool:
     """Whether a word of the command line names a program.
 
-    >>> is_target("train.py:step"), is_target("train.py"), is_target("data=2")
-    (True, True, False)
+    >>> is_target("train.py:step"), is_target("train.py"), is_target("data=2"), is_target("10:15")
+    (True, True, False, False)
     """
-    name, _, _ = word.partition(":")
-    return name.endswith(".py") or (":" in word and not word.startswith("-") and "=" not in name)
+    name, _, function = word.partition(":")
+    is_module = all(map(str.isidentifier, name.split(".")))
+    return name.endswith(".py") or (is_module and function[:1].isidentifier())
 
 
 def _checked(given: argparse.Namespace) -> Report:

@@ -112,7 +112,8 @@ def attention(
 
 def positions(length: int, width: int) -> np.ndarray:
     """Sinusoidal position signal [T, M] (sines, then cosines; wavelengths 2 pi to 10 000 * 2 pi),
-    float64."""
+    float64. An odd width has a last column of zeros, as in Tensor2Tensor."""
     rates = 10_000.0 ** -(np.arange(width // 2) / max(width // 2 - 1, 1))
     angles = np.arange(length)[:, None] * rates[None, :]
-    return np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
+    zeros = np.zeros((length, width % 2))
+    return np.concatenate([np.sin(angles), np.cos(angles), zeros], axis=-1)

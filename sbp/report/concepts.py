@@ -101,6 +101,15 @@ CONCEPTS = (
         see=("type", "boxing"),
     ),
     Concept(
+        name="shard_map",
+        text="JAX's way to write by hand what each device computes on its shards, with collectives"
+        " such as `lax.psum`. `sbp.check_shard_map` finds missing, doubled and misplaced"
+        " reductions in such a program, and `sbp.manual` puts such a region into a program that"
+        " `sbp.jit` types.",
+        also=("jax.shard_map", "manual region", "sbp.manual", "check_shard_map"),
+        see=("collective", "reduction"),
+    ),
+    Concept(
         name="signature",
         text="The rows of an operator: which types of its operands give which type of its result,"
         " on one mesh axis, without sending anything unless the row names a kernel. `sbp signatures"
