@@ -233,7 +233,10 @@ def plan_step(run: Run, console: Console) -> StepPlan:
 
 
 def show_plan(run: Run, plan: sbp.Plan, console: Console) -> None:
-    """Print the report of the step, what computes in which dtype, and what is not split."""
+    """Print the report of the step, what computes in which dtype, and what is not split. What the
+    model refuses when it evaluates is refused here, before the first step."""
+    params, batch = state_shapes(run.model, run.train).params, batch_shapes(run.model)
+    jax.eval_shape(partial(loss_fn, cfg=run.model), params, batch)
     console.print(plan.report().short())
     console.print(f"precision: {run.model.precision}", highlight=False)
     for line in undivided(run):
