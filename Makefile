@@ -63,7 +63,7 @@ PYTEST = pytest -n $(TEST_JOBS) --dist worksteal
 
 .PHONY: docs train test test-all laws locked notebooks test-newest test-on-newest test-tpu test-multiprocess screenshots fuzz deep mutants bench lint format clean
 
-train: $(VENV)/.installed
+train: $(VENV)/.installed-gshard
 	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PY) -m examples.gshard.train $(ARGS)
 
 test: lint
@@ -143,11 +143,16 @@ clean:
 	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .jax_cache
 	find sbp tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.installed: pyproject.toml
+# What training needs, with pip's progress; the tests need more.
+$(VENV)/.installed-gshard: pyproject.toml
 	@python=$$($(call first-python,"$(PY)" $(PYTHON) $(PYTHONS),11)); \
 	if [ -z "$$python" ]; then echo "sbp needs Python 3.11 or newer: install it, or pass PYTHON=/path/to/python"; exit 1; fi; \
 	$(call make-venv,$$python,$(VENV))
-	$(PY) -m pip install --quiet --editable ".[gshard,dev]"
+	$(PY) -m pip install --editable ".[gshard]"
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.installed-gshard
+	$(PY) -m pip install --quiet --editable ".[dev]"
 	@touch $@
 
 $(VENV)/.installed-tpu: $(VENV)/.installed

@@ -29,7 +29,7 @@ from rich.console import Console
 import sbp
 from examples.gshard.config import TranslationConfig
 from examples.gshard.corpus import Corpus, Pair
-from examples.gshard.curves import TensorBoard, write_curves
+from examples.gshard.curves import PAGE, TensorBoard, write_curves
 from examples.gshard.data import Encoded, batches, encode_pairs, evaluation_batches
 from examples.gshard.display import TrainingDisplay, show_error, show_evaluation
 from examples.gshard.evaluate import MODEL, Evaluation, baselines, evaluate
@@ -440,7 +440,8 @@ def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console)
             result = score(corpus, said)
             save_evaluation(result, run.workdir / "evaluation.json")
             show_evaluation(console, result)
-    return 0, f"done; checkpoint in {run.workdir}"
+    then = f"sbp translate --workdir {run.workdir} FILE translates text"
+    return 0, f"done; checkpoint in {run.workdir}, curves in {run.workdir / PAGE}; {then}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
