@@ -7,6 +7,7 @@ import difflib
 import functools
 import inspect
 import os
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -249,6 +250,10 @@ class Diagnostic:
         return "\n".join(lines)
 
 
+_WORD = re.compile(r"\S{1000,}")
+"""A word that is too long to repeat in an error: no path is as long."""
+
+
 class SbpError(MaybeSlip, Exception):
     """Base of every error that sbp raises for its users.
 
@@ -277,6 +282,7 @@ class SbpError(MaybeSlip, Exception):
         subject: str = "",
     ) -> None:
         caret = () if column is None else (" " * column + "^",)
+        title = _WORD.sub(lambda word: f"{word[0][:200]}.. ({len(word[0])} characters)", title)
         head = f"{subject}: {title}" if subject else title
         message = "\n".join([head, *(f"  {line}" for line in (*details, *caret))])
         super().__init__(f"{code}: {message}")

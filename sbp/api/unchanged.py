@@ -6,6 +6,7 @@ import difflib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from sbp.api.plan import Plan
 from sbp.errors import SbpError
@@ -18,7 +19,16 @@ UPDATE = "SBP_UPDATE_PLANS"
 """The environment variable that, set to 1, writes the files anew."""
 
 _HEAD = "sbp plan, for assert_plan_unchanged; form 1"
-_PATH = Kind("the path of a file", lambda x: isinstance(x, str | os.PathLike))
+
+
+def _is_path(x: Any) -> bool:
+    try:
+        return isinstance(x, str | os.PathLike) and b"\0" not in os.fsencode(x)
+    except ValueError:  # of a lone surrogate
+        return False
+
+
+_PATH = Kind("the path of a file", _is_path)
 
 
 @takes(

@@ -576,7 +576,7 @@ class _Region:
         shards without them."""
         pairs = zip(shards, body.ins, strict=True)
         own = [x.reshape(h.local(self.mesh.sizes)) for x, h in pairs]
-        results = _jax.eval_jaxpr(body.jaxpr, own)
+        results = map(jnp.asarray, _jax.eval_jaxpr(body.jaxpr, own))  # a constant may be a number
         leading = [sum(not isinstance(a, Split) for a in h.atoms) for h in body.outs]
         return tuple(y.reshape((1,) * k + y.shape) for y, k in zip(results, leading, strict=True))
 
