@@ -78,5 +78,4 @@ def test_a_plan_says_what_its_sums_send():
     assert "in stages of 4 and 4" in str(staged.report())
     wide = plan("d:B", reduce_dtype=jnp.float32)
     assert sent(wide) == [("all_to_all", ("d",), 1), ("all_gather", ("d",), 1)]
-    total = sum(s.bytes for s in sends(wide.program))
-    assert total == wide.cost.bytes_per_device
+    assert sum(s.bytes for s in sends(wide.program)) == wide.cost.bytes_per_device

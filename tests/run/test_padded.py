@@ -90,11 +90,9 @@ def test_as_a_pytree_it_is_a_node_with_one_leaf(mesh):
     held = sbp.Padded.of(W, "x:S(0)", mesh)
     ((path, leaf),) = jax.tree_util.tree_leaves_with_path({"w": held})
     assert jax.tree_util.keystr(path) == "['w'].parts" and leaf is held.parts
-    doubled = jax.tree.map(lambda a, b: a + b, held, held)
-    np.testing.assert_array_equal(doubled, W * 2)
+    np.testing.assert_array_equal(jax.tree.map(lambda a, b: a + b, held, held), W * 2)
     assert jax.block_until_ready(held) is held
-    tripled = jax.jit(lambda held: 3 * held.full())(held)
-    np.testing.assert_array_equal(tripled, W * 3)
+    np.testing.assert_array_equal(jax.jit(lambda held: 3 * held.full())(held), W * 3)
     np.testing.assert_array_equal(jax.tree.map(np.asarray, held).full(), W)
 
 

@@ -30,8 +30,7 @@ def shown(x: object) -> str:
 )
 def test_equals_one_device(case: Case, shape: tuple[int, ...]):
     names = NAMES[: len(shape)]
-    mesh = sbp.make_mesh(shape, names)
-    f = sbp.jit(function_of(case, names), mesh)
+    f = sbp.jit(function_of(case, names), sbp.make_mesh(shape, names))
     assert_same(f(*arguments(case)), wanted(case))
 
 

@@ -245,8 +245,7 @@ def test_a_help_names_the_choice():
 
     avals = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 2
     options: dict[str, Any] = {"in_types": ("x:S(1)", "x:S(0)"), "boxing": "explicit"}
-    report = sbp.jit(pinned, mesh, **options).check(*avals)
-    (fault,) = report.diagnostics
+    (fault,) = sbp.jit(pinned, mesh, **options).check(*avals).diagnostics
     assert any("only with reduce_dtype=jnp.bfloat16" in row.remark for row in fault.rows)
     (help_,) = [h for h in fault.helps if "reduce_dtype" in h.text]
     (edit,) = help_.edits

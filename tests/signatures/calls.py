@@ -150,9 +150,10 @@ SAMPLES: dict[str, list[Sample]] = {}
 """Sample calls of each primitive."""
 
 
-def more(name: str, *samples: Sample) -> None:
-    """Adds samples of a primitive."""
-    SAMPLES.setdefault(name, []).extend(samples)
+def more(table: dict[str, list[Sample]]) -> None:
+    """Adds samples of primitives, by their names."""
+    for name, samples in table.items():
+        SAMPLES.setdefault(name, []).extend(samples)
 
 
 _EQUATIONS: dict[int, tuple[list[Sample], list[Equation]]] = {}

@@ -30,15 +30,20 @@ def _kernel(
 _rows_of = pl.BlockSpec((1, 3), lambda i: (i, 0))
 _pairs_of = pl.BlockSpec((2, None, 3), lambda i, j: (j, i, 0))
 more(
-    "pallas_call",
-    (
-        _kernel((5,), [_rows_of, pl.BlockSpec((3,), lambda i: (0,)), _rows_of], (5, 3)),
-        (f(5, 3), f(3)),
-    ),
-    (
-        _kernel(
-            (3, 4), [_pairs_of, pl.BlockSpec((2, 3), lambda i, j: (j, 0)), _pairs_of], (8, 3, 3)
-        ),
-        (f(8, 3, 3), f(8, 3)),
-    ),
+    {
+        "pallas_call": [
+            (
+                _kernel((5,), [_rows_of, pl.BlockSpec((3,), lambda i: (0,)), _rows_of], (5, 3)),
+                (f(5, 3), f(3)),
+            ),
+            (
+                _kernel(
+                    (3, 4),
+                    [_pairs_of, pl.BlockSpec((2, 3), lambda i, j: (j, 0)), _pairs_of],
+                    (8, 3, 3),
+                ),
+                (f(8, 3, 3), f(8, 3)),
+            ),
+        ]
+    }
 )

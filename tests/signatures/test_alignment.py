@@ -96,8 +96,7 @@ def test_scans_keep_their_values(case: str, length: int):
 def test_nothing_is_put_behind_an_element(case: str):
     """Of a scan over 16 elements no concatenation is left. Elements that nobody reads are made by
     shifts of the last level."""
-    args = (drawn(16, 16), drawn(16, 16, seed=1))
-    before, after = graphs(SCANS[case], args)
+    before, after = graphs(SCANS[case], (drawn(16, 16), drawn(16, 16, seed=1)))
     assert "concatenate" in ops(before) and "concatenate" not in ops(after)
 
 
@@ -113,8 +112,7 @@ def shifts(graph: Graph) -> list[int]:
 
 
 def test_only_the_last_level_is_shifted():
-    args = (drawn(64, 4), drawn(64, 4, seed=1))
-    assert max(shifts(graphs(scanned, args)[1])) <= 2
+    assert max(shifts(graphs(scanned, (drawn(64, 4), drawn(64, 4, seed=1)))[1])) <= 2
 
 
 def in_groups(x: Any) -> Any:
@@ -144,8 +142,7 @@ KEPT: dict[str, Callable[..., Any]] = {
 def test_what_is_kept(case: str):
     """A program stays as it is where no element moves less, and where an operator needs the
     others."""
-    args = (drawn(8, 5),)
-    before, after = graphs(KEPT[case], args)
+    before, after = graphs(KEPT[case], (drawn(8, 5),))
     assert ops(before) == ops(after)
 
 

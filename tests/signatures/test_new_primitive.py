@@ -68,8 +68,7 @@ def test_reports_explain_it(mesh: jax.sharding.Mesh):
         h = sbp.split(x, 1, "m") @ w
         return jnp.exp(doubled(h))
 
-    report = sbp.jit(squared, mesh, boxing="explicit").check(X, W)
-    (found,) = report.diagnostics
+    (found,) = sbp.jit(squared, mesh, boxing="explicit").check(X, W).diagnostics
     assert found.title == "`jnp.exp(doubled(h))` has no SBP signature on mesh axis `m`"
     assert any(label.text.startswith("doubled(h) is P(sum) here") for label in found.labels)
 

@@ -47,8 +47,7 @@ def assert_hold(eqn: Equation) -> None:
 def test_both_operands_go_round(contracted: int):
     """In panels where the contracted dim has 6 blocks of one size, and otherwise not."""
     x, y = f(7, contracted), f(contracted, 5, seed=1)
-    eqn = equation("dot_general", lambda x, y: x @ y, (x, y))
-    assert_hold(eqn)
+    assert_hold(equation("dot_general", lambda x, y: x @ y, (x, y)))
 
 
 def test_integers_and_batches():

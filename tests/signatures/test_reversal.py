@@ -140,8 +140,7 @@ def test_counters_that_do_not_hold_each_number(dtype: str, left: int):
     after = graphs(fn, args)[1]
     assert reversals(after) == left
     (got,) = evaluate(after, args)
-    numbers = np.arange(600).astype(jnp.dtype(dtype)).astype("float32")
-    want = (args[0][::-1] + numbers)[::-1]
+    want = (args[0][::-1] + np.arange(600).astype(jnp.dtype(dtype)).astype("float32"))[::-1]
     np.testing.assert_allclose(np.asarray(got), want, rtol=2e-5, atol=2e-5)
 
 

@@ -49,13 +49,16 @@ WRONG = [
         for o in (B, P("or"), P("and"))
     ],
     ("sort", lambda x: lax.sort(x), (f(9),), Row((P,), (P,))),
+    ("max", lambda x: jnp.maximum(x, 0), (f(9),), Row((P, B), (P,))),
     ("top_k", lambda x: lax.top_k(x, 2), (f(9),), Row((P,), (P, P))),
     ("argmax", lambda x: lax.argmax(x, 0, np.int32), (f(9),), Row((P,), (P,))),
     ("argmax", lambda x: lax.argmax(x, 0, np.int32), (f(9),), Row((P,), (B,))),
     # 2: a broadcast term is added once for each part; also a literal
     ("add", lax.add, (f(9), f(9, seed=1)), Row((P, B), (P,))),
     ("add", lambda x: x + 1.5, (f(9),), Row((P, B), (P,))),
+    ("add", lax.add, (f(9), f(9, seed=1)), Row((B, P), (P,))),
     ("sub", lax.sub, (f(9), f(9, seed=1)), Row((B, P), (P,))),
+    ("sub", lambda x: 1.5 - x, (f(9),), Row((B, P), (P,))),
     (
         "scatter-add",
         lambda x, k, y: x.at[k].add(y),
@@ -76,6 +79,13 @@ WRONG = [
     ("integer_pow", lambda x: lax.integer_pow(x, 3), (f(9),), Row((P,), (P,))),
     # 4: only numerators, and only of true divisions
     ("div", lax.div, (i(9, low=1, high=99), i(9, low=2, high=5)), Row((P, B), (P,))),
+    # A lucky sample is no proof: these integers divide, and so may their parts.
+    (
+        "div",
+        lax.div,
+        (np.array([12, 24], np.int32), np.array([6, 6], np.int32)),
+        Row((P, B), (P,)),
+    ),
     ("div", lax.div, (f(9, low=1), f(9, low=1, seed=1)), Row((B, P), (P,))),
     ("div", lax.div, (f(9, low=1), f(9, low=1, seed=1)), Row((P, P), (P,))),
     ("rem", lax.rem, (i(9, low=1, high=99), i(9, low=2, high=5)), Row((P, B), (P,))),
@@ -113,6 +123,7 @@ WRONG = [
     ),
     # 6, 18: an order along the split dim needs its neighbours
     ("reduce_max", lambda x: jnp.max(x, 0), (f(5, 3),), Row((P,), (PMAX,))),
+    ("reduce_max", lambda x: jnp.max(x, 0), (f(5, 3),), Row((P,), (P,))),
     ("reduce_max", lambda x: jnp.max(x, 0), (f(6, 3),), Row((S(0),), (P,))),
     ("reduce_sum", lambda x: jnp.sum(x, 0), (f(6, 3),), Row((S(0),), (B,))),
     ("argmax", lambda x: lax.argmax(x, 0, np.int32), (f(6),), Row((S(0),), (P,))),

@@ -153,8 +153,7 @@ def test_slices_read_through_a_concatenation(case: str):
     """The concatenation is not made where only slices read it."""
     fn, args, want = READ_THROUGH[case]
     graph = graph_of(fn, args)
-    moving = [n.op for n in nodes_of(graph) if n.op in MOVING]
-    assert sorted(moving) == sorted(want)
+    assert sorted([n.op for n in nodes_of(graph) if n.op in MOVING]) == sorted(want)
     assert_same_values(graph, fn, args)
 
 

@@ -224,8 +224,7 @@ def test_each_operand_input_output_and_result_is_named_once(name: str) -> None:
                 assert (number, position) in entry.inputs
                 assert (region, position) in bodies_of(node, entry.operand)
             assert [e.output for e in interface.leaving(number)] == list(range(len(region.outputs)))
-        given = {e.result for e in interface.exits} - {-1}
-        assert given == set(range(len(node.outputs)))
+        assert {e.result for e in interface.exits} - {-1} == set(range(len(node.outputs)))
         for result in range(len(node.outputs)):
             assert interface.exit_to(result).result == result
 
