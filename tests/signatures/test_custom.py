@@ -437,3 +437,30 @@ def test_a_local_that_raises_is_an_error_of_the_signature(local, said):
 def test_rows_are_a_list(rows):
     with pytest.raises(sbp.SbpError, match="rows= is a list of rows"):
         register("pallas_call:nothing", rows)
+
+
+# ---- mesh axes that are too large to check ------------------------------------------------------
+
+SAID = "the registered signature of `triple` is checked on mesh axes of at most 64 devices, not"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "titles"),
+    [
+        ((2, 64), []),
+        ((65,), [f"{SAID} on `a` with 65"]),
+        ((128, 2, 1024), [f"{SAID} on `a` with 128 and `c` with 1,024"]),
+    ],
+)
+def test_an_axis_that_is_too_large_is_named_once_for_each_signature(sizes, titles):
+    mesh = jax.sharding.AbstractMesh(sizes, tuple("abc"[: len(sizes)]))
+    f = sbp.jit(lambda x: triple(triple(x) + 1), mesh, hardware="tpu-v5e")
+    x = jax.ShapeDtypeStruct((128, 4), jnp.float32)
+    with registered(triple_p, ["S(0) -> S(0)"]):
+        found = f.check(x).diagnostics
+        report = f.plan(x).report()
+        text = report.text(200)
+    assert report.diagnostics == found and [d.title for d in found] == titles
+    assert {(d.code, d.severity) for d in found} <= {("wrong-signature", "note")}
+    said = "note[wrong-signature]: the registered signature of `triple`"
+    assert (said in text) == bool(titles)

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 import test_laws
 import test_proofs
 from jax import lax
-from samples import SAMPLES, equations, f, primitives
+from samples import SAMPLES, equations, f, primitives, rows
 
 import sbp
 from sbp.errors import SbpInternalError
@@ -41,7 +40,7 @@ PMAX = P("max")
 
 def test_every_rule_has_a_sample_with_a_row():
     """A sample that shows all-B alone tries nothing: where a rule has no more, it says why."""
-    assert not without_rows(SAMPLES)
+    assert not without_rows()
 
 
 # ---- each refusal fires -------------------------------------------------------------------------
@@ -92,9 +91,9 @@ def test_a_rule_without_samples_is_refused(monkeypatch: pytest.MonkeyPatch):
 def test_a_rule_whose_samples_show_no_row_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(SAMPLES, "neg", [(lax.neg, (np.float32(1),))])
     entered(monkeypatch, "neg", lambda op: [Row((S(0),), (S(0),))] if op.ins[0].shape else [])
-    assert without_rows(SAMPLES) == ["neg"]
+    assert without_rows() == ["neg"]
     entered(monkeypatch, "neg", lambda op: [], reason="for this test")
-    assert without_rows(SAMPLES) == []
+    assert without_rows() == []
 
 
 @pytest.mark.parametrize(
@@ -157,35 +156,21 @@ def test_a_sample_of_another_primitive_is_refused(monkeypatch: pytest.MonkeyPatc
 # ---- doubts --------------------------------------------------------------------------------------
 
 
-SIZES = (2, 3, 4)
-"""Sizes of the mesh axes on which samples are tried."""
-
-
 ONE_MATRIX = frozenset({"cholesky_update"})
 """Primitives of a family that splits batch dims, for which JAX has no batch dims."""
 
 
-def without_rows(samples: Mapping[str, list[Any]]) -> list[str]:
+def without_rows() -> list[str]:
     """Primitives for which no sample shows a row other than all-B, though the rule gives no reason
     for that."""
-    found = []
-    for name in sorted((samples.keys() & primitives().keys()) - ONE_MATRIX):
+    found: list[str] = []
+    for name in sorted((SAMPLES.keys() & primitives().keys()) - ONE_MATRIX):
         rule = rule_for(name)
-        if (
-            rule is not None
-            and not rule.reason
-            and not any(set((*row.ins, *row.outs)) - {B} for row in _rows(name, samples[name]))
-        ):
+        assert rule is not None
+        every = (r for e in equations(name, SAMPLES[name]) for n in (2, 3, 4) for r in rows(e, n))
+        if not rule.reason and all(set((*row.ins, *row.outs)) == {B} for row in every):
             found.append(name)
     return found
-
-
-def _rows(name: str, samples: list[Any]) -> Iterator[Row]:
-    rule = rule_for(name)
-    for eqn in equations(name, samples):
-        op = eqn.op
-        for n in SIZES:
-            yield from () if rule is None else rule.rows(Op(name, op.params, op.ins, op.outs, n))
 
 
 # ---- coverage ------------------------------------------------------------------------------------
