@@ -179,11 +179,8 @@ def test_under_another_transformation_it_is_the_plain_function(mesh):
         np.testing.assert_array_equal(jax.grad(f)(GRID), 2 * GRID)
 
 
-WRONG: Any = {
-    "policy": "explict",
-    "axis": 1,
-    "limit": "2GB",
-}  # values that a type checker would refuse
+WRONG: Any = {"policy": "explict", "axis": 1, "limit": "2GB"}
+"""Values that a type checker would refuse."""
 
 BAD = {
     "unknown axis": (
@@ -283,33 +280,37 @@ def test_a_lone_index_outside_the_shard_changes_nothing(index):
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
 
 
-def test_a_vmapped_argmax_along_a_split_dim():
-    """Its equation names the dim by an integer of NumPy."""
-    mesh = sbp.make_mesh((2,), ("x",))
-    x = np.arange(12.0, dtype=np.float32).reshape(6, 2)
-    vmapped = jax.vmap(lambda v: jnp.argmax(v, 0, keepdims=True))
-    np.testing.assert_array_equal(np.asarray(sbp.jit(vmapped, mesh)(x)), np.asarray(vmapped(x)))
+def grouped(x, w):
+    """A convolution in groups, whose gradient is a reshape that names an order of dims."""
+    return (lax.conv_general_dilated(x, w, (1,), "VALID", feature_group_count=2) ** 2).sum()
 
 
-def test_a_reshape_may_transpose_first():
-    """Fortran's order, and the gradient of a convolution in groups, are reshapes that name an order
-    of dims."""
-    mesh = sbp.make_mesh((2,), ("x",))
-    x, w = jnp.arange(8.0).reshape(1, 4, 2), jnp.arange(1, 9.0).reshape(4, 2, 1)
+SAME = {
+    # Its equation names the dim by an integer of NumPy.
+    "vmapped argmax": (
+        jax.vmap(lambda v: jnp.argmax(v, 0, keepdims=True)),
+        (np.arange(12.0, dtype=np.float32).reshape(6, 2),),
+    ),
+    "Fortran's order": (lambda x: x.ravel(order="F"), (np.arange(8.0).reshape(1, 4, 2),)),
+    "Fortran's order of a split dim": (
+        lambda x: sbp.split(x, 1, "x").reshape(2, 4, order="F"),
+        (np.arange(8.0).reshape(4, 2),),
+    ),
+    "gradient in groups": (
+        jax.grad(grouped, argnums=(0, 1)),
+        (np.arange(8.0).reshape(1, 4, 2), np.arange(1, 9.0).reshape(4, 2, 1)),
+    ),
+    "argmax of booleans": (lambda x: jnp.argmax(sbp.split(x > 3, 0, "x")), (np.arange(5),)),
+}
 
-    def grouped(x, w):
-        return (jax.lax.conv_general_dilated(x, w, (1,), "VALID", feature_group_count=2) ** 2).sum()
 
-    for fn, args in (
-        (lambda x: x.ravel(order="F"), (x,)),
-        (lambda x: sbp.split(x, 1, "x").reshape(2, 4, order="F"), (x[0],)),
-        (jax.grad(grouped, argnums=(0, 1)), (x, w)),
-        (lambda x: jnp.argmax(sbp.split(x > 3, 0, "x")), (jnp.arange(5),)),
-    ):
-        for got, want in zip(
-            jax.tree.leaves(sbp.jit(fn, mesh)(*args)), jax.tree.leaves(fn(*args)), strict=True
-        ):
-            np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+@pytest.mark.parametrize("case", SAME)
+def test_a_program_has_the_values_of_one_device(case):
+    fn, args = SAME[case]
+    args = tuple(map(jnp.asarray, args))
+    found = sbp.jit(fn, sbp.make_mesh((2,), ("x",)))(*args)
+    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(fn(*args)), strict=True):
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
 
 
 @pytest.mark.parametrize("hardware", sorted(sbp.HARDWARE))
@@ -321,14 +322,8 @@ def test_a_plan_on_an_abstract_mesh_lowers(hardware):
         in_types=("d:S(1)", "d:S(0)"),
         hardware=hardware,
     )
-    text = (
-        f.plan(
-            jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 8), jnp.float32)
-        )
-        .lower()
-        .as_text()
-    )
-    assert text.count("stablehlo.all_reduce") == 1
+    plan = f.plan(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 16), (16, 8))))
+    assert plan.lower().as_text().count("stablehlo.all_reduce") == 1
 
 
 @pytest.mark.parametrize("limit", [np.int64(10**6), np.float32(1e6), 10**6])
@@ -337,3 +332,44 @@ def test_a_memory_limit_is_any_number(mesh, limit):
         sbp.jit(lambda x: x @ x.T, mesh, memory_limit=limit).plan(GRID).cost.peak_memory_bytes
         <= 1e6
     )
+
+
+# ---- device assignment ---------------------------------------------------------------------------
+# GShard's `shard(device_assignment)` (Lepikhin et al., 2020, section 3.2 and appendix A.3): which
+# slice lies on which device.
+
+
+CUBE = np.arange(3 * 16 * 64, dtype=np.float32).reshape(3, 16, 64)
+
+
+@pytest.mark.parametrize("order", ["rows", "columns"])
+def test_a_device_assignment_places_each_slice_on_its_device(order):
+    """S1: [3, 16, 64] over an assignment of shape [1, 2, 4] has parts of [3, 8, 16]; the id at a
+    position of the assignment has the slice at that position."""
+    mesh = (
+        sbp.make_mesh((2, 4), ("x", "y")) if order == "rows" else sbp.make_mesh((4, 2), ("x", "y"))
+    )
+    ids = np.arange(8).reshape(1, 2, 4) if order == "rows" else np.arange(8).reshape(4, 2).T[None]
+    found = sbp.jit(lambda x: sbp.shard(x * 1, ids), mesh)(CUBE)
+    shards = {shard.device: np.asarray(shard.data) for shard in found.addressable_shards}
+    devices = mesh.devices.ravel()
+    for (_, i, j), number in np.ndenumerate(ids):
+        part = shards[devices[number]]
+        assert part.shape == (3, 8, 16)
+        np.testing.assert_array_equal(part, CUBE[:, 8 * i : 8 * i + 8, 16 * j : 16 * j + 16])
+    assert isinstance(found, jax.Array) and found.shape == CUBE.shape
+
+
+def test_annotations_keep_shape_and_value():
+    """S2: every placement of a tensor on a 2 x 4 mesh, partial ones included."""
+    mesh = sbp.make_mesh((2, 4), ("x", "y"))
+    places = [sbp.S(0), sbp.S(1), sbp.S(2), sbp.B, sbp.P]
+
+    def every(x):
+        return [sbp.annotate(x, x=a, y=b) for a in places for b in places]
+
+    found = sbp.jit(every, mesh, in_types=("B",), out_types="B")(CUBE)
+    assert len(found) == 25
+    for one in found:
+        assert one.shape == CUBE.shape and one.dtype == CUBE.dtype
+        np.testing.assert_array_equal(one, CUBE)

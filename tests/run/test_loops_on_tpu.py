@@ -1,5 +1,8 @@
 """Loops as they run on TPU (`sbp.run.interpret`, `sbp.run.interpret`), on simulated devices."""
 
+import dataclasses
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +10,9 @@ import pytest
 from jax import lax
 
 import sbp
+from sbp.plan.ir import Loop
+from sbp.run.interpret import Stacks, late_casts, meets_arguments
+from sbp.run.order import computed_before
 
 BF16 = jnp.bfloat16
 
@@ -161,3 +167,291 @@ def test_on_other_platforms_a_scan_is_that_of_jax():
     fn = loop_with(lambda c, w: c @ w.astype(BF16))
     f = sbp.jit(fn, mesh(), in_types=(None, "d:S(0)"))
     assert "reduce_precision" not in lowered(f.plan(W, X))
+
+
+# ---- lookups -------------------------------------------------------------------------------------
+# Tables are looked up before they are cast. The values are those of one device, bit by bit.
+
+
+def looked_up(table, tokens):
+    return table.astype(jnp.bfloat16)[tokens] * 2
+
+
+def looked_up_and_multiplied(table, tokens):
+    cast = table.astype(jnp.bfloat16)
+    return cast[tokens] @ cast.T
+
+
+@pytest.mark.parametrize("sizes", [(2,), (8,), (2, 4), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("atom", ["S(0)", "S(1)", "B"])
+def test_lookups_in_cast_tables(sizes, atom):
+    names = "xyz"[: len(sizes)]
+    pins = dict.fromkeys(names, sbp.S(int(atom[2])) if atom != "B" else sbp.B)
+    f = sbp.jit(
+        lambda table, tokens: looked_up(sbp.annotate(table, **pins), tokens),
+        sbp.make_mesh(sizes, tuple(names)),
+    )
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(67, 17)).astype(np.float32)
+    tokens = np.array([[0, 66, 5], [-1, 70, 66]], np.int32)  # the last row, and outside
+    got = f(table, tokens)
+    want = jax.jit(looked_up)(table, tokens)
+    np.testing.assert_array_equal(
+        np.asarray(got).astype(np.float32), np.asarray(want).astype(np.float32)
+    )
+
+
+@pytest.mark.parametrize(
+    ("fn", "count", "late"),
+    [(looked_up, 8, 1), (looked_up, 4096, 0), (looked_up_and_multiplied, 8, 0)],
+    ids=["few", "many", "also_multiplied"],
+)
+def test_casts_of_few_rows_are_late(fn, count, late):
+    """With more lookups than rows, and with another reader, the table is cast."""
+    f = sbp.jit(fn, jax.sharding.AbstractMesh((1,), ("x",)))
+    table = jax.ShapeDtypeStruct((512, 16), "float32")
+    program = f.plan(table, jax.ShapeDtypeStruct((count,), "int32")).program
+    assert len(late_casts(program.graph, program.block, program.mesh.sizes)) == late
+
+
+def test_the_program_casts_the_rows():
+    f = sbp.jit(looked_up, sbp.make_mesh((1,), ("x",)))
+    table = jax.ShapeDtypeStruct((512, 16), "float32")
+    text = f.plan(table, jax.ShapeDtypeStruct((8,), "int32")).lower().as_text()
+    assert re.search(r"convert.*tensor<8x16xf32>\) -> tensor<8x16xbf16>", text)
+    assert not re.search(r"tensor<512x16xf32>\) -> tensor<512x16xbf16>", text)
+
+
+# ---- stacks --------------------------------------------------------------------------------------
+# What one loop stacks for a later one is held in whole tiles of a TPU.
+
+
+LAYERS, WIDTH = 3, 128
+
+
+def exchanged_loss(w, x):
+    """Tokens (group, expert, slot, width) are exchanged in each layer, and again in its
+    gradient."""
+
+    def body(x, w):
+        sent = sbp.split(x, 1, "d")
+        out = sbp.split(jnp.tanh(jnp.einsum("gecm,mn->gecn", sent, w)), 0, "d")
+        return x + jnp.tanh(out), None
+
+    return (lax.scan(jax.checkpoint(body), sbp.split(x, 0, "d"), w)[0] ** 2).mean()
+
+
+def exchanged_step(w, x):
+    return w - jax.grad(exchanged_loss)(w, x)
+
+
+def planned_stack(mesh, slots, hardware="tpu-v3"):
+    f = sbp.jit(exchanged_step, mesh, ("B", "d:S(0)"), "B", hardware=hardware, memory_limit=2**40)
+    w = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), jnp.float32)
+    return f.plan(w, jax.ShapeDtypeStruct((16, 16, slots, WIDTH), jnp.float32))
+
+
+def stacked(slots, hardware="tpu-v3"):
+    """Whether the second loop takes exchanged tokens in their own shape, four dims and the
+    layers."""
+    plan = planned_stack(jax.sharding.AbstractMesh((4,), ("d",)), slots, hardware)
+    assert plan.program.removed
+    return f"tensor<{LAYERS}x16x4x{slots}x{WIDTH}xf32>" in plan.lower().as_text()
+
+
+def test_slots_that_fill_no_rows_of_a_tile_are_stacked_as_a_matrix():
+    assert not stacked(2) and not stacked(6)
+
+
+def test_what_fills_tiles_is_stacked_as_it_is():
+    assert stacked(8)
+
+
+def test_only_a_tpu_has_tiles():
+    assert stacked(2, "h100")
+
+
+def test_a_stack_that_is_read_outside_of_loops_keeps_its_shape():
+    program = planned_stack(jax.sharding.AbstractMesh((4,), ("d",)), 2).program
+    kept = program.graph.avals.keys() - program.request.graph.avals.keys()
+    (register,) = Stacks(program.block, frozenset(kept)).registers
+    returned = dataclasses.replace(program.block, outputs=(*program.block.outputs, register))
+    assert not Stacks(returned, frozenset(kept)).registers
+
+
+@pytest.mark.parametrize("devices", [4, 8])
+def test_results_are_those_of_one_device(devices):
+    plan = planned_stack(sbp.make_mesh((devices,), ("d",)), 2)
+    assert plan.program.removed
+    key, other = jax.random.split(jax.random.key(0))
+    w = jax.random.normal(key, (LAYERS, WIDTH, WIDTH)) / 16
+    x = jax.random.normal(other, (16, 16, 2, WIDTH))
+    np.testing.assert_allclose(plan(w, x), exchanged_step(w, x), rtol=1e-5, atol=1e-6)
+
+
+# ---- argument layouts ----------------------------------------------------------------------------
+# What collectives give is laid out row by row where it meets arguments of the program.
+
+
+FOUR = jax.sharding.AbstractMesh((4,), ("d",))
+
+
+def step(w, moment, x):
+    gradient = jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)
+    moment = 0.9 * moment + 0.1 * gradient
+    return w - 0.1 * moment, moment
+
+
+def planned_update(hardware):
+    """A plan that may not split the update and gather its results."""
+    f = sbp.jit(
+        step,
+        FOUR,
+        in_types=("B", "B", "d:S(0)"),
+        out_types=("B", "B"),
+        boxing="reduce",
+        hardware=hardware,
+    )
+    square = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    return f.plan(square, square, jax.ShapeDtypeStruct((4096, 512), jnp.float32))
+
+
+def test_a_reduced_gradient_meets_the_moment():
+    program = planned_update("tpu-v5e").program
+    sent = {p.box.target for p in program.boxes() if p.box.bytes_sent}
+    assert len(sent) == 1 and meets_arguments(program.graph, program.block) == sent
+
+
+def test_what_meets_no_argument_is_left_to_the_compiler():
+    f = sbp.jit(lambda w, x: jnp.sin(sbp.replicate(x @ w, "d")), FOUR, in_types=("B", "d:S(0)"))
+    plan = f.plan(*(jax.ShapeDtypeStruct((512, 512), jnp.float32),) * 2)
+    assert any(p.box.bytes_sent for p in plan.program.boxes())
+    assert not meets_arguments(plan.program.graph, plan.program.block)
+
+
+def test_a_gradient_that_meets_its_weight_alone_is_left_to_the_compiler():
+    def plain(w, x):
+        return w - 0.1 * jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)
+
+    f = sbp.jit(plain, FOUR, in_types=("B", "d:S(0)"), out_types="B")
+    plan = f.plan(*(jax.ShapeDtypeStruct((n, 512), jnp.float32) for n in (512, 4096)))
+    assert any(p.box.bytes_sent for p in plan.program.boxes())
+    assert not meets_arguments(plan.program.graph, plan.program.block)
+
+
+@pytest.mark.parametrize(("heads", "features", "told"), [(8, 64, False), (8, 128, True)])
+def test_arrays_that_fill_no_tiles_are_left_to_the_compiler(heads, features, told):
+    """Heads of 64 features fill no lanes, and rows of them would be copied."""
+
+    def step(w, moment, x):
+        gradient = jax.grad(lambda w: jnp.tanh(jnp.einsum("bd,dhk->bhk", x, w)).sum())(w)
+        moment = 0.9 * moment + 0.1 * gradient
+        return w - 0.1 * moment, moment
+
+    f = sbp.jit(step, FOUR, in_types=("B", "B", "d:S(0)"), out_types=("B", "B"), hardware="tpu-v5e")
+    w = jax.ShapeDtypeStruct((512, heads, features), jnp.float32)
+    plan = f.plan(w, w, jax.ShapeDtypeStruct((4096, 512), jnp.float32))
+    assert any(p.box.bytes_sent for p in plan.program.boxes())
+    assert ("LayoutConstraint" in plan.lower().as_text()) == told
+
+
+def test_only_a_tpu_is_told():
+    told = {
+        h: "LayoutConstraint" in planned_update(h).lower().as_text() for h in ("tpu-v5e", "h100")
+    }
+    assert told == {"tpu-v5e": True, "h100": False}
+
+
+# ---- order ---------------------------------------------------------------------------------------
+# What a plan computes before a loop, from larger arrays, is computed before it.
+
+
+SIZE = 64
+
+
+def gradients(table, weights, x):
+    """Of a table behind a loop over layers: backward its gradient comes before the loop."""
+
+    def loss(table, weights):
+        y, _ = jax.lax.scan(lambda y, w: (jnp.tanh(y @ w), None), x, weights)
+        return jnp.sum(jnp.sin(y @ table))
+
+    return jax.grad(loss, (0, 1))(table, weights)
+
+
+def table_arguments():
+    rng = np.random.default_rng(0)
+    shapes = ((SIZE, SIZE), (LAYERS, SIZE, SIZE), (8192, SIZE))
+    return tuple(rng.normal(size=s).astype(np.float32) / 8 for s in shapes)
+
+
+def planned_gradients(n, fn=gradients):
+    return sbp.jit(
+        fn,
+        sbp.make_mesh((n,), ("d",)),
+        in_types=("d:S(1)", "B", "d:S(0)"),
+        out_types=("d:S(1)", "B"),
+    )
+
+
+def test_the_gradient_is_scattered_before_the_loop():
+    program = planned_gradients(4).plan(*table_arguments()).program
+    found = computed_before(program.graph, program.block, program.mesh.sizes)
+    (loop,) = found
+    (backward,) = [n.id for n in program.graph.nodes if n.op == "scan"][1:]
+    assert loop == backward
+    scattered, tied = found[loop]
+    assert program.graph.avals[scattered.value].shape == (SIZE, SIZE)
+    (reads,) = [
+        i.ins for i in program.block.instructions if isinstance(i, Loop) and i.node.id == loop
+    ]
+    assert tied in reads
+
+
+@pytest.mark.parametrize("n", [2, 8])
+def test_gradients_before_the_loop(n):
+    for got, want in zip(
+        planned_gradients(n)(*table_arguments()),
+        jax.jit(gradients)(*table_arguments()),
+        strict=True,
+    ):
+        np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-4, atol=1e-3)
+
+
+def with_loss(table, weights, x):
+    """The loss, which the backward loop does not read, and the gradients. The logits of the loss
+    are larger than it."""
+
+    def loss(table, weights):
+        y, _ = jax.lax.scan(lambda y, w: (jnp.tanh(y @ w), None), x, weights)
+        return jnp.mean(jax.nn.logsumexp(y @ table, -1))
+
+    return jax.value_and_grad(loss, (0, 1))(table, weights)
+
+
+def test_the_loss_is_computed_before_the_backward_loop():
+    """Of its sum over devices, what each device sends."""
+    f = sbp.jit(
+        with_loss,
+        sbp.make_mesh((4,), ("d",)),
+        in_types=("B", "B", "d:S(0)"),
+        out_types=("B", ("B", "B")),
+    )
+    program = f.plan(*table_arguments()).program
+    (held,) = computed_before(program.graph, program.block, program.mesh.sizes).values()
+    scalars = [r for r in held if program.graph.avals[r.value].shape == ()]
+    assert [r.codes for r in scalars] == [(-1,)]
+    got, want = f(*table_arguments()), jax.jit(with_loss)(*table_arguments())
+    np.testing.assert_allclose(float(got[0]), float(want[0]), rtol=1e-5)
+
+
+def test_a_value_that_frees_nothing_is_not_held():
+    """`y` is as large as `x`, which is an argument and stays."""
+
+    def fn(x):
+        y = jnp.cumsum(x, 1)
+        return jax.lax.fori_loop(0, 3, lambda _, c: jnp.tanh(c), x), y
+
+    x = jax.ShapeDtypeStruct((8, 64), jnp.float32)
+    program = sbp.jit(fn, sbp.make_mesh((4,), ("d",)), in_types="d:S(0)").plan(x).program
+    assert computed_before(program.graph, program.block, program.mesh.sizes) == {}

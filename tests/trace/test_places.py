@@ -22,6 +22,7 @@ EXPLICIT = jax.sharding.AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Ex
 ROWS = NamedSharding(AUTO, PartitionSpec("x"))
 CONCRETE_ROWS = NamedSharding(sbp.make_mesh((2, 4), ("x", "y")), PartitionSpec("x"))
 COLUMNS = NamedSharding(AUTO, PartitionSpec(None, "y"))
+OPEN = PartitionSpec.UNCONSTRAINED
 HOST = ROWS.with_memory_kind("pinned_host")
 X = jax.ShapeDtypeStruct((8, 4), jnp.float32)
 constrain = lax.with_sharding_constraint
@@ -59,10 +60,6 @@ def pinned(fn, mesh=MESH):
 
 
 CONSTRAINT, MEMORY = "ignored-constraint", "ignored-memory"
-
-
-def forward(x):
-    return constrain(jnp.sin(x), ROWS)
 
 
 def in_gradient(x):
@@ -141,16 +138,8 @@ def two_lines(x):
     return constrain(jnp.cos(x), ROWS)
 
 
-def put(x):
-    return jax.device_put(jnp.sin(x), ROWS)
-
-
 def put_on_a_device(x):
     return jax.device_put(jnp.sin(x), jax.devices()[0])
-
-
-def explicit(x):
-    return jax.sharding.reshard(jnp.sin(x), NamedSharding(EXPLICIT, PartitionSpec("x")))
 
 
 def inner_jit(x):
@@ -162,25 +151,12 @@ def to_host_and_back(x):
     return jax.device_put(y, jax.memory.Space.Device) + 1
 
 
-def to_where_it_is(x):
-    """The value is in device memory: this asks for what holds."""
-    return jax.device_put(jnp.sin(x), jax.memory.Space.Device) * 2
-
-
 def in_a_layout(x):
     return jax.device_put(jnp.sin(x), Format(Layout((1, 0)), CONCRETE_ROWS))
 
 
 def with_memory_kind(x):
     return constrain(jnp.sin(x), HOST)
-
-
-def to_unpinned_memory(x):
-    return jax.device_put(jnp.sin(x), ROWS.with_memory_kind("unpinned_host")) + 1
-
-
-def returned_by_an_inner_jit(x):
-    return jax.jit(jnp.sin, out_shardings=HOST)(x) + 1
 
 
 def offloaded(x):
@@ -211,20 +187,10 @@ def in_a_backward_rule(x):
     return jax.grad(lambda x: sine(x).sum())(x)
 
 
-def some_dims(x):
-    return constrain(
-        jnp.sin(x), NamedSharding(AUTO, PartitionSpec("x", PartitionSpec.UNCONSTRAINED))
-    )
-
-
-def of_a_tree(x):
-    return constrain({"a": x * 2, "b": x * 3}, {"a": ROWS, "b": COLUMNS})
-
-
 @pytest.mark.parametrize(
     ("fn", "pins", "warned"),
     [
-        (forward, [(1, "x:S(0)")], []),
+        (lambda x: constrain(jnp.sin(x), ROWS), [(0, "x:S(0)")], []),
         (in_gradient, [(2, "x:S(0)")], []),
         (in_gradient_alone, [(2, "x:S(0)")], []),
         (in_scan, [(2, "x:S(0)")], []),
@@ -235,24 +201,41 @@ def of_a_tree(x):
         (in_remat, [(3, "x:S(0)")] * 2, []),
         (in_remat_of_scan, [(3, "x:S(0)")] * 2, []),
         (in_vmap, [(2, "B")], []),
-        (some_dims, [(1, "x:S(0)")], []),
+        (
+            lambda x: constrain(jnp.sin(x), NamedSharding(AUTO, PartitionSpec("x", OPEN))),
+            [(0, "x:S(0)")],
+            [],
+        ),
         (of_a_gradient, [(2, "x:S(0)")], []),
         # JAX gives an equation of a backward rule the line of the forward call.
         (in_a_backward_rule, [(1, "x:S(0)")], []),
         (many_times, [(2, "x:S(0)")] * 3, []),
         (two_lines, [(1, "x:S(0)"), (2, "x:S(0)")], []),
-        (of_a_tree, [(1, "x:S(0)"), (1, "y:S(1)")], []),
-        (put, [(1, "x:S(0)")], []),
+        (
+            lambda x: constrain({"a": x * 2, "b": x * 3}, {"a": ROWS, "b": COLUMNS}),
+            [(0, "x:S(0)"), (0, "y:S(1)")],
+            [],
+        ),
+        (lambda x: jax.device_put(jnp.sin(x), ROWS), [(0, "x:S(0)")], []),
         (put_on_a_device, [], [(CONSTRAINT, 1)]),
-        (explicit, [(1, "x:S(0)")], []),
+        (
+            lambda x: jax.sharding.reshard(jnp.sin(x), NamedSharding(EXPLICIT, PartitionSpec("x"))),
+            [(0, "x:S(0)")],
+            [],
+        ),
         (inner_jit, [(1, "x:S(0)")], []),
         (to_host_and_back, [], []),
-        (to_where_it_is, [], []),
+        # The value is in device memory: this asks for what holds.
+        (lambda x: jax.device_put(jnp.sin(x), jax.memory.Space.Device) * 2, [], []),
         (in_a_layout, [(1, "x:S(0)")], [(CONSTRAINT, 1)]),
         (with_memory_kind, [(1, "x:S(0)")], [(MEMORY, 1)]),
         (offloaded, [], []),
-        (to_unpinned_memory, [(1, "x:S(0)")], [(MEMORY, 1)]),
-        (returned_by_an_inner_jit, [(1, "x:S(0)")], [(MEMORY, 1)]),
+        (
+            lambda x: jax.device_put(jnp.sin(x), ROWS.with_memory_kind("unpinned_host")) + 1,
+            [(0, "x:S(0)")],
+            [(MEMORY, 0)],
+        ),
+        (lambda x: jax.jit(jnp.sin, out_shardings=HOST)(x) + 1, [(0, "x:S(0)")], [(MEMORY, 0)]),
     ],
     ids=lambda v: v.__name__ if callable(v) else "",
 )
@@ -260,19 +243,12 @@ def test_what_the_user_wrote_is_a_pin_or_a_warning(fn, pins, warned):
     assert pinned(fn) == (pins, warned)
 
 
-def constants(x):
-    return x + jnp.asarray(np.ones((8, 4))) + jax.device_put(jnp.float32(1)) + jnp.zeros((8, 4))
-
-
 def test_what_jax_adds_is_no_pin():
+    def constants(x):
+        return x + jnp.asarray(np.ones((8, 4))) + jax.device_put(jnp.float32(1)) + jnp.zeros((8, 4))
+
     with jax.set_mesh(jax.make_mesh((2, 4), ("x", "y"))):
         assert pinned(constants) == ([], [])
-
-
-def asked_by(fn):
-    """What the pins of a program are said to be asked by."""
-    nodes = sbp.jit(fn, MESH, hardware="tpu-v5e").plan(X).program.graph.walk()
-    return {n.params["pin"].asked_by for n in nodes if n.op == "sbp_annotate"}
 
 
 @pytest.mark.parametrize(
@@ -289,7 +265,8 @@ def asked_by(fn):
     ],
 )
 def test_a_pin_names_what_the_user_wrote(fn, call):
-    assert asked_by(fn) == {call}
+    nodes = sbp.jit(fn, MESH, hardware="tpu-v5e").plan(X).program.graph.walk()
+    assert {n.params["pin"].asked_by for n in nodes if n.op == "sbp_annotate"} == {call}
 
 
 @pytest.mark.parametrize(
