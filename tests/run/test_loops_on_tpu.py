@@ -1,6 +1,8 @@
-"""Loops as they run on TPU (`sbp.run.interpret`, `sbp.run.interpret`), on simulated devices."""
+"""Plans as they run on TPU, on simulated devices: loops and casts in them, lookups in cast tables,
+stacks of loops, layouts of what meets arguments, and what is computed before a loop."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -165,8 +167,8 @@ def test_of_a_gathered_stack_the_compiler_moves_the_cast_ahead_of_the_gather():
 
 def test_on_other_platforms_a_scan_is_that_of_jax():
     fn = loop_with(lambda c, w: c @ w.astype(BF16))
-    f = sbp.jit(fn, mesh(), in_types=(None, "d:S(0)"))
-    assert "reduce_precision" not in lowered(f.plan(W, X))
+    plan = sbp.jit(fn, mesh(), in_types=(None, "d:S(0)")).plan(W, X)
+    assert "reduce_precision" not in lowered(plan)
 
 
 # ---- lookups -------------------------------------------------------------------------------------
@@ -251,7 +253,7 @@ def planned_stack(mesh, slots, hardware="tpu-v3"):
     return f.plan(w, jax.ShapeDtypeStruct((16, 16, slots, WIDTH), jnp.float32))
 
 
-def stacked(slots, hardware="tpu-v3"):
+def stacked(slots, hardware):
     """Whether the second loop takes exchanged tokens in their own shape, four dims and the
     layers."""
     plan = planned_stack(jax.sharding.AbstractMesh((4,), ("d",)), slots, hardware)
@@ -259,16 +261,18 @@ def stacked(slots, hardware="tpu-v3"):
     return f"tensor<{LAYERS}x16x4x{slots}x{WIDTH}xf32>" in plan.lower().as_text()
 
 
-def test_slots_that_fill_no_rows_of_a_tile_are_stacked_as_a_matrix():
-    assert not stacked(2) and not stacked(6)
-
-
-def test_what_fills_tiles_is_stacked_as_it_is():
-    assert stacked(8)
-
-
-def test_only_a_tpu_has_tiles():
-    assert stacked(2, "h100")
+@pytest.mark.parametrize(
+    ("slots", "hardware", "whole"),
+    [
+        # Slots that fill no rows of a tile are stacked as a matrix.
+        (2, "tpu-v3", False),
+        (6, "tpu-v3", False),
+        (8, "tpu-v3", True),
+        (2, "h100", True),  # it has no tiles
+    ],
+)
+def test_stacks_that_fill_tiles_are_stacked_as_they_are(slots, hardware, whole):
+    assert stacked(slots, hardware) == whole
 
 
 def test_a_stack_that_is_read_outside_of_loops_keeps_its_shape():
@@ -296,70 +300,53 @@ def test_results_are_those_of_one_device(devices):
 FOUR = jax.sharding.AbstractMesh((4,), ("d",))
 
 
-def step(w, moment, x):
-    gradient = jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)
-    moment = 0.9 * moment + 0.1 * gradient
-    return w - 0.1 * moment, moment
-
-
-def planned_update(hardware):
-    """A plan that may not split the update and gather its results."""
-    f = sbp.jit(
-        step,
-        FOUR,
-        in_types=("B", "B", "d:S(0)"),
-        out_types=("B", "B"),
-        boxing="reduce",
-        hardware=hardware,
-    )
-    square = jax.ShapeDtypeStruct((512, 512), jnp.float32)
-    return f.plan(square, square, jax.ShapeDtypeStruct((4096, 512), jnp.float32))
-
-
-def test_a_reduced_gradient_meets_the_moment():
-    program = planned_update("tpu-v5e").program
-    sent = {p.box.target for p in program.boxes() if p.box.bytes_sent}
-    assert len(sent) == 1 and meets_arguments(program.graph, program.block) == sent
-
-
-def test_what_meets_no_argument_is_left_to_the_compiler():
-    f = sbp.jit(lambda w, x: jnp.sin(sbp.replicate(x @ w, "d")), FOUR, in_types=("B", "d:S(0)"))
-    plan = f.plan(*(jax.ShapeDtypeStruct((512, 512), jnp.float32),) * 2)
-    assert any(p.box.bytes_sent for p in plan.program.boxes())
-    assert not meets_arguments(plan.program.graph, plan.program.block)
-
-
-def test_a_gradient_that_meets_its_weight_alone_is_left_to_the_compiler():
-    def plain(w, x):
-        return w - 0.1 * jax.grad(lambda w: jnp.tanh(x @ w).sum())(w)
-
-    f = sbp.jit(plain, FOUR, in_types=("B", "d:S(0)"), out_types="B")
-    plan = f.plan(*(jax.ShapeDtypeStruct((n, 512), jnp.float32) for n in (512, 4096)))
-    assert any(p.box.bytes_sent for p in plan.program.boxes())
-    assert not meets_arguments(plan.program.graph, plan.program.block)
-
-
-@pytest.mark.parametrize(("heads", "features", "told"), [(8, 64, False), (8, 128, True)])
-def test_arrays_that_fill_no_tiles_are_left_to_the_compiler(heads, features, told):
-    """Heads of 64 features fill no lanes, and rows of them would be copied."""
+def planned_update(hardware="tpu-v5e", w=(512, 512), product=jnp.matmul, **options):
+    """The plan of an update with a moment."""
 
     def step(w, moment, x):
-        gradient = jax.grad(lambda w: jnp.tanh(jnp.einsum("bd,dhk->bhk", x, w)).sum())(w)
+        gradient = jax.grad(lambda w: jnp.tanh(product(x, w)).sum())(w)
         moment = 0.9 * moment + 0.1 * gradient
         return w - 0.1 * moment, moment
 
-    f = sbp.jit(step, FOUR, in_types=("B", "B", "d:S(0)"), out_types=("B", "B"), hardware="tpu-v5e")
-    w = jax.ShapeDtypeStruct((512, heads, features), jnp.float32)
-    plan = f.plan(w, w, jax.ShapeDtypeStruct((4096, 512), jnp.float32))
-    assert any(p.box.bytes_sent for p in plan.program.boxes())
-    assert ("LayoutConstraint" in plan.lower().as_text()) == told
+    types = {"in_types": ("B", "B", "d:S(0)"), "out_types": ("B", "B")}
+    avals = (jax.ShapeDtypeStruct(s, jnp.float32) for s in (w, w, (4096, 512)))
+    return sbp.jit(step, FOUR, hardware=hardware, **types, **options).plan(*avals)
 
 
-def test_only_a_tpu_is_told():
-    told = {
-        h: "LayoutConstraint" in planned_update(h).lower().as_text() for h in ("tpu-v5e", "h100")
-    }
-    assert told == {"tpu-v5e": True, "h100": False}
+def sends(plan):
+    return {p.box.target for p in plan.program.boxes() if p.box.bytes_sent}
+
+
+def test_a_reduced_gradient_meets_the_moment():
+    """The plan may not split the update and gather its results."""
+    plan = planned_update(boxing="reduce")
+    assert len(sends(plan)) == 1
+    assert meets_arguments(plan.program.graph, plan.program.block) == sends(plan)
+    assert "LayoutConstraint" in plan.lower().as_text()
+    other = planned_update("h100", boxing="reduce")
+    assert "LayoutConstraint" not in other.lower().as_text()
+
+
+@pytest.mark.parametrize(
+    ("fn", "rows", "out"),
+    [
+        (lambda w, x: jnp.sin(sbp.replicate(x @ w, "d")), 512, None),
+        # A gradient that meets its weight alone.
+        (lambda w, x: w - 0.1 * jax.grad(lambda w: jnp.tanh(x @ w).sum())(w), 4096, "B"),
+    ],
+)
+def test_what_meets_no_other_argument_is_left_to_the_compiler(fn, rows, out):
+    avals = (jax.ShapeDtypeStruct((n, 512), jnp.float32) for n in (512, rows))
+    plan = sbp.jit(fn, FOUR, in_types=("B", "d:S(0)"), out_types=out).plan(*avals)
+    assert sends(plan) and not meets_arguments(plan.program.graph, plan.program.block)
+
+
+@pytest.mark.parametrize(("features", "told"), [(64, False), (128, True)])
+def test_arrays_that_fill_no_tiles_are_left_to_the_compiler(features, told):
+    """Heads of 64 features fill no lanes, and rows of them would be copied."""
+    product = functools.partial(jnp.einsum, "bd,dhk->bhk")
+    plan = planned_update(w=(512, 8, features), product=product)
+    assert sends(plan) and ("LayoutConstraint" in plan.lower().as_text()) == told
 
 
 # ---- order ---------------------------------------------------------------------------------------
@@ -369,14 +356,21 @@ def test_only_a_tpu_is_told():
 SIZE = 64
 
 
-def gradients(table, weights, x):
-    """Of a table behind a loop over layers: backward its gradient comes before the loop."""
+def behind_a_loop(reduced):
+    """The loss of a table behind a loop over layers: backward its gradient comes before the
+    loop."""
 
-    def loss(table, weights):
-        y, _ = jax.lax.scan(lambda y, w: (jnp.tanh(y @ w), None), x, weights)
-        return jnp.sum(jnp.sin(y @ table))
+    def loss(table, weights, x):
+        y, _ = lax.scan(lambda y, w: (jnp.tanh(y @ w), None), x, weights)
+        return reduced(y @ table)
 
-    return jax.grad(loss, (0, 1))(table, weights)
+    return loss
+
+
+gradients = jax.grad(behind_a_loop(lambda y: jnp.sum(jnp.sin(y))), (0, 1))
+with_loss = jax.value_and_grad(behind_a_loop(lambda y: jnp.mean(jax.nn.logsumexp(y, -1))), (0, 1))
+"""The loss, which the backward loop does not read, and the gradients. The logits of the loss are
+larger than it."""
 
 
 def table_arguments():
@@ -385,27 +379,20 @@ def table_arguments():
     return tuple(rng.normal(size=s).astype(np.float32) / 8 for s in shapes)
 
 
-def planned_gradients(n, fn=gradients):
-    return sbp.jit(
-        fn,
-        sbp.make_mesh((n,), ("d",)),
-        in_types=("d:S(1)", "B", "d:S(0)"),
-        out_types=("d:S(1)", "B"),
-    )
+def planned_gradients(n):
+    types = {"in_types": ("d:S(1)", "B", "d:S(0)"), "out_types": ("d:S(1)", "B")}
+    return sbp.jit(gradients, sbp.make_mesh((n,), ("d",)), **types)
 
 
 def test_the_gradient_is_scattered_before_the_loop():
     program = planned_gradients(4).plan(*table_arguments()).program
     found = computed_before(program.graph, program.block, program.mesh.sizes)
-    (loop,) = found
     (backward,) = [n.id for n in program.graph.nodes if n.op == "scan"][1:]
-    assert loop == backward
-    scattered, tied = found[loop]
+    assert found.keys() == {backward}
+    scattered, tied = found[backward]
     assert program.graph.avals[scattered.value].shape == (SIZE, SIZE)
-    (reads,) = [
-        i.ins for i in program.block.instructions if isinstance(i, Loop) and i.node.id == loop
-    ]
-    assert tied in reads
+    loops = [i for i in program.block.instructions if isinstance(i, Loop)]
+    assert [tied in i.ins for i in loops if i.node.id == backward] == [True]
 
 
 @pytest.mark.parametrize("n", [2, 8])
@@ -416,17 +403,6 @@ def test_gradients_before_the_loop(n):
         strict=True,
     ):
         np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-4, atol=1e-3)
-
-
-def with_loss(table, weights, x):
-    """The loss, which the backward loop does not read, and the gradients. The logits of the loss
-    are larger than it."""
-
-    def loss(table, weights):
-        y, _ = jax.lax.scan(lambda y, w: (jnp.tanh(y @ w), None), x, weights)
-        return jnp.mean(jax.nn.logsumexp(y @ table, -1))
-
-    return jax.value_and_grad(loss, (0, 1))(table, weights)
 
 
 def test_the_loss_is_computed_before_the_backward_loop():

@@ -77,12 +77,6 @@ def test_a_wrong_way_of_summing_does_not_parse():
         parse_listing(text)
 
 
-def test_only_16_bit_floats_are_summed_otherwise():
-    assert reductions(plan_of(dtype=jnp.float32, reduce_dtype=jnp.float32)) == [
-        ("all_reduce", None)
-    ]
-
-
 def test_padding_is_priced():
     """Ten rows are twelve on four devices."""
     mesh = jax.sharding.AbstractMesh((1, 4), ("x", "y"))
@@ -91,15 +85,21 @@ def test_padding_is_priced():
     assert plan.cost.bytes_per_device == 2 * 3 / 4 * 12 * 3 * 2
 
 
-def test_an_annotation_chooses_for_its_value_alone():
-    def program(a, b):
-        y = a @ b
-        return sbp.annotate(y, "B", reduce_dtype=jnp.float32), sbp.annotate(jnp.tanh(a) @ b, "B")
+def annotated(a, b):
+    return sbp.annotate(a @ b, "B", reduce_dtype=jnp.float32), sbp.annotate(jnp.tanh(a) @ b, "B")
 
-    assert reductions(plan_of(out=None, fn=program)) == [
-        ("all_reduce", WideSum("float32", 0)),
-        ("all_reduce", None),
-    ]
+
+@pytest.mark.parametrize(
+    ("options", "wide"),
+    [
+        # Only 16-bit floats are summed otherwise.
+        ({"dtype": jnp.float32, "reduce_dtype": jnp.float32}, [None]),
+        # An annotation chooses for its value alone.
+        ({"out": None, "fn": annotated}, [WideSum("float32", 0), None]),
+    ],
+)
+def test_values_that_are_summed_in_float32(options, wide):
+    assert reductions(plan_of(**options)) == [("all_reduce", how) for how in wide]
 
 
 def test_an_annotation_chooses_for_the_cotangent_that_it_pins():
@@ -327,26 +327,24 @@ def test_a_sum_without_a_cast_stays_in_its_dtype():
     np.testing.assert_array_equal(f(a, b), a @ b)
 
 
-def test_annotations_choose_for_what_reaches_them():
+@pytest.mark.parametrize(("annotated", "of_program"), [("bfloat16", None), ("float32", "bfloat16")])
+def test_annotations_choose_for_what_reaches_them(annotated: str, of_program: str | None):
     """One of two casts may round; and an annotation with float32 overrides the program."""
-    types = ("x:S(1)", "x:S(0)")
-    options: dict[str, Any] = {"hardware": "tpu-v5e", "boxing": "reduce"}
 
-    def one(a: Any, b: Any) -> Any:
-        first = sbp.annotate(cast_product(a, b).T, "B", reduce_dtype=jnp.bfloat16)
+    def program(a: Any, b: Any) -> Any:
+        first = sbp.annotate(cast_product(a, b).T, "B", reduce_dtype=annotated)
         return first, sbp.annotate(cast_product(jnp.tanh(a), b), "B")
 
-    plan = sbp.jit(one, EIGHT, types, **options).plan(*WIDE)
-    assert rounding_nodes(plan) == 1
-    assert sorted(d for _, d in summed_dtypes(plan)) == ["bfloat16", "float32"]
-
-    def other(a: Any, b: Any) -> Any:
-        first = sbp.annotate(cast_product(a, b).T, "B", reduce_dtype=jnp.float32)
-        return first, sbp.annotate(cast_product(jnp.tanh(a), b), "B")
-
-    plan = sbp.jit(other, EIGHT, types, reduce_dtype="bfloat16", **options).plan(*WIDE)
-    assert rounding_nodes(plan) == 1
-    assert sorted(d for _, d in summed_dtypes(plan)) == ["bfloat16", "float32"]
+    f = sbp.jit(
+        program,
+        EIGHT,
+        ("x:S(1)", "x:S(0)"),
+        reduce_dtype=of_program,
+        hardware="tpu-v5e",
+        boxing="reduce",
+    )
+    assert rounding_nodes(f.plan(*WIDE)) == 1
+    assert sorted(d for _, d in summed_dtypes(f.plan(*WIDE))) == ["bfloat16", "float32"]
 
 
 def test_bfloat16_accumulates_what_is_narrower():
