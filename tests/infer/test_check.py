@@ -305,43 +305,52 @@ def typing():
     return found
 
 
-def test_certify_refuses_a_row_that_is_not_there(typing):
-    node = next(n for n in typing.graph.walk() if n.op == "dot_general")
-    rows = typing.rows | {node.id: NdRow(((1,), (1,)), ((1,),))}
-    with pytest.raises(SbpInternalError, match=r"breaks e.*dot_general"):
-        certify(dataclasses.replace(typing, rows=rows))
+def first(typing, op):
+    """The first operator of a kind."""
+    return next(n for n in typing.graph.walk() if n.op == op)
 
 
-def test_certify_refuses_a_conversion_that_the_policy_forbids(typing):
-    node = next(n for n in typing.graph.walk() if n.op == "tanh")
-    rows = typing.rows | {node.id: NdRow(((0,),), ((0,),))}
-    with pytest.raises(
-        SbpInternalError, match=r"operand 0 of tanh.*made as code 1, read as code 0"
-    ):
-        certify(dataclasses.replace(typing, rows=rows))
-
-
-def test_certify_refuses_a_broken_pin(typing):
-    node = next(n for n in typing.graph.walk() if n.op == "sbp_annotate")
-    values = typing.values | {node.outputs[0]: (0,)}
-    with pytest.raises(SbpInternalError, match=r"annotation is pinned S\(0\) at .*test_check.py"):
-        certify(dataclasses.replace(typing, values=values))
-    with pytest.raises(SbpInternalError, match="input 1 is pinned"):
-        certify(dataclasses.replace(typing, values=typing.values | {typing.graph.inputs[1]: (2,)}))
-
-
-def test_certify_refuses_a_carry_that_changes_its_type(typing):
+def returned(typing):
+    """The scan's key among the types that regions return, and these types."""
     ((key, types),) = [(k, t) for k, t in typing.region_outputs.items() if len(t) == 2]
-    body = next(n for n in typing.graph.walk() if n.id == key[0]).regions[0]
-    values = typing.values | {body.inputs[0]: (2,)}
-    with pytest.raises(SbpInternalError, match=r"scan|dot_general"):
-        certify(dataclasses.replace(typing, values=values))
-    with pytest.raises(SbpInternalError, match="stacked result 0 of scan"):
-        certify(
-            dataclasses.replace(
-                typing, region_outputs=typing.region_outputs | {key: (types[0], (5,))}
-            )
-        )
+    return key, types
+
+
+WRONG = {
+    "a row that is not there": (
+        lambda t: {"rows": t.rows | {first(t, "dot_general").id: NdRow(((1,), (1,)), ((1,),))}},
+        r"breaks e.*dot_general",
+    ),
+    "a conversion that the policy forbids": (
+        lambda t: {"rows": t.rows | {first(t, "tanh").id: NdRow(((0,),), ((0,),))}},
+        r"operand 0 of tanh.*made as code 1, read as code 0",
+    ),
+    "a broken pin": (
+        lambda t: {"values": t.values | {first(t, "sbp_annotate").outputs[0]: (0,)}},
+        r"annotation is pinned S\(0\) at .*test_check.py",
+    ),
+    "a broken pin of an input": (
+        lambda t: {"values": t.values | {t.graph.inputs[1]: (2,)}},
+        "input 1 is pinned",
+    ),
+    "a carry that changes its type": (
+        lambda t: {"values": t.values | {first(t, "scan").regions[0].inputs[0]: (2,)}},
+        r"scan|dot_general",
+    ),
+    "a stacked result of another type": (
+        lambda t: {
+            "region_outputs": t.region_outputs | {returned(t)[0]: (returned(t)[1][0], (5,))}
+        },
+        "stacked result 0 of scan",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_certify_refuses(typing, fault):
+    change, message = WRONG[fault]
+    with pytest.raises(SbpInternalError, match=message):
+        certify(dataclasses.replace(typing, **change(typing)))
 
 
 def test_certify_looks_at_all_axes_together():
@@ -351,10 +360,9 @@ def test_certify_looks_at_all_axes_together():
     typing = choose(request)
     assert typing is not None
     (node,) = request.graph.nodes
-    own = Demand(inputs=((0, 2),), outputs=((2, 2),))
     wrong = dataclasses.replace(
         typing,
-        request=dataclasses.replace(request, demand=own),
+        request=dataclasses.replace(request, demand=Demand(inputs=((0, 2),), outputs=((2, 2),))),
         rows={node.id: dataclasses.replace(typing.rows[node.id], ins=((2, 2),), outs=((2, 2),))},
         values=typing.values | {node.outputs[0]: (2, 2)},
         outputs=((2, 2),),

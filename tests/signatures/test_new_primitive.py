@@ -4,6 +4,7 @@ reports and the check of hand-written programs then know it."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 import sbp
 from sbp import P, _jax
-from sbp.signatures import Op, Row, Traits
+from sbp.signatures import Traits
 from sbp.signatures.factors import linear_rows, rows_beside
 from sbp.signatures.rule import remove_rule, rule
 
@@ -31,19 +32,14 @@ def doubled(x: jax.Array) -> jax.Array:
     return doubled_p.bind(x)
 
 
-def entered(traits: Traits) -> None:
-    def rows(op: Op) -> list[Row]:
-        return [*rows_beside(op), *linear_rows(op)]
-
-    rule("test_doubled", traits=traits)(rows)
-
-
-@pytest.fixture
-def known() -> Iterator[None]:
-    """The one registration."""
-    entered(KNOWN)
-    yield
-    remove_rule("test_doubled")
+@contextmanager
+def entered(traits: Traits) -> Iterator[None]:
+    """With the one registration."""
+    rule("test_doubled", traits=traits)(lambda op: [*rows_beside(op), *linear_rows(op)])
+    try:
+        yield
+    finally:
+        remove_rule("test_doubled")
 
 
 @pytest.fixture(scope="module")
@@ -51,24 +47,20 @@ def mesh() -> jax.sharding.Mesh:
     return sbp.make_mesh((4,), ("m",))
 
 
-@pytest.mark.usefixtures("known")
-def test_it_is_typed_and_runs(mesh: jax.sharding.Mesh):
+def test_it_is_typed_runs_and_is_explained(mesh: jax.sharding.Mesh):
     """A partial product passes through it."""
 
     def program(x: jax.Array, w: jax.Array) -> jax.Array:
         return doubled(sbp.split(x, 1, "m") @ sbp.split(w, 0, "m"))
 
-    planned = sbp.jit(program, mesh, boxing="explicit", out_types=sbp.NdSbp({"m": P}))
-    np.testing.assert_allclose(planned(X, W).reduce(), 2 * (X @ W), rtol=1e-6)
-
-
-@pytest.mark.usefixtures("known")
-def test_reports_explain_it(mesh: jax.sharding.Mesh):
     def squared(x: jax.Array, w: jax.Array) -> jax.Array:
         h = sbp.split(x, 1, "m") @ w
         return jnp.exp(doubled(h))
 
-    (found,) = sbp.jit(squared, mesh, boxing="explicit").check(X, W).diagnostics
+    with entered(KNOWN):
+        planned = sbp.jit(program, mesh, boxing="explicit", out_types=sbp.NdSbp({"m": P}))
+        np.testing.assert_allclose(planned(X, W).reduce(), 2 * (X @ W), rtol=1e-6)
+        (found,) = sbp.jit(squared, mesh, boxing="explicit").check(X, W).diagnostics
     assert found.title == "`jnp.exp(doubled(h))` has no SBP signature on mesh axis `m`"
     assert any(label.text.startswith("doubled(h) is P(sum) here") for label in found.labels)
 
@@ -78,12 +70,11 @@ def test_costs_and_memory_read_its_traits(mesh: jax.sharding.Mesh):
     big = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
     found = {}
     for fusion in ("partly", "free", "inlined"):
-        entered(Traits(fusion=fusion))
-        found[fusion] = sbp.jit(lambda x: (doubled(x) @ x).sum(), mesh).plan(big).cost
-        remove_rule("test_doubled")
+        with entered(Traits(fusion=fusion)):
+            found[fusion] = sbp.jit(lambda x: (doubled(x) @ x).sum(), mesh).plan(big).cost
     assert found["inlined"].seconds == found["free"].seconds < found["partly"].seconds
-    peaks = {fusion: cost.peak_memory_bytes for fusion, cost in found.items()}
-    assert peaks["inlined"] == peaks["free"] < peaks["partly"]
+    inlined, free, partly = (found[f].peak_memory_bytes for f in ("inlined", "free", "partly"))
+    assert inlined == free < partly
 
 
 def test_hand_written_programs_run_it_by_its_rule_for_vmap(mesh: jax.sharding.Mesh):
@@ -93,8 +84,7 @@ def test_hand_written_programs_run_it_by_its_rule_for_vmap(mesh: jax.sharding.Me
         return lax.pmean(doubled(x.mean()), "m")
 
     mapped = jax.shard_map(mean, mesh=mesh, in_specs=PartitionSpec("m"), out_specs=PartitionSpec())
-    entered(Traits())
-    (found,) = sbp.check_shard_map(mapped, X, mesh=mesh).diagnostics
-    remove_rule("test_doubled")
+    with entered(Traits()):
+        (found,) = sbp.check_shard_map(mapped, X, mesh=mesh).diagnostics
     assert (found.code, found.severity) == ("not-analysed", "warning")
     assert "cannot be run without devices" in found.title
