@@ -45,10 +45,6 @@ def collectives(plan) -> Counter:
     return found
 
 
-def mlp(p, x):
-    return jax.nn.relu(x @ p["w1"]) @ p["w2"]
-
-
 def mlp_params(d_model, d_ff):
     return {"w1": shape(d_model, d_ff), "w2": shape(d_ff, d_model)}
 
@@ -61,28 +57,29 @@ def sgd(loss):
     return step
 
 
-mlp_step = sgd(lambda p, x, y: jnp.mean((mlp(p, x) - y) ** 2))
+mlp_step = sgd(lambda p, x, y: jnp.mean((jax.nn.relu(x @ p["w1"]) @ p["w2"] - y) ** 2))
+
+
+def planned(fn, *args, devices=8, donated=(0,), **options):
+    f = sbp.jit(fn, ring(devices), donate_argnums=donated, hardware="tpu-v5p", **options)
+    return f.plan(*args)
 
 
 def test_data_parallel_when_the_batch_is_large():
-    f = sbp.jit(mlp_step, ring(8), donate_argnums=(0,), hardware="tpu-v5p")
-    plan = f.plan(mlp_params(256, 1024), shape(65536, 256), shape(65536, 256))
+    plan = planned(mlp_step, mlp_params(256, 1024), shape(65536, 256), shape(65536, 256))
     (_, x, y), _ = plan.in_types
-    assert (x["d"], y["d"]) == (S(0), S(0))
-    weights = 2 * 256 * 1024 * 4
+    assert (x["d"], y["d"]) == (S(0), S(0)) and plan.program.typing.optimal
     # Gradients are reduced, as an all-reduce or as its two halves, and nothing else moves.
+    weights = 2 * 256 * 1024 * 4
     assert plan.cost.bytes_per_device == pytest.approx(2 * 7 / 8 * weights, rel=0.01)
-    assert plan.program.typing.optimal
 
 
 def test_megatron_when_the_weights_are_large():
-    f = sbp.jit(mlp_step, ring(8), donate_argnums=(0,), hardware="tpu-v5p")
-    plan = f.plan(mlp_params(8192, 32768), shape(512, 8192), shape(512, 8192))
+    plan = planned(mlp_step, mlp_params(8192, 32768), shape(512, 8192), shape(512, 8192))
     (params, _, _), _ = plan.in_types
-    assert (params["w1"]["d"], params["w2"]["d"]) == (S(1), S(0))
-    activations = 512 * 8192 * 4
-    assert plan.cost.bytes_per_device <= 3 * activations  # the weights are 64 times as large
-    assert plan.program.typing.optimal
+    assert (params["w1"]["d"], params["w2"]["d"]) == (S(1), S(0)) and plan.program.typing.optimal
+    # Three activations; the weights are 64 times as large as one.
+    assert plan.cost.bytes_per_device <= 3 * 512 * 8192 * 4
 
 
 def deep(p, x, y):
@@ -100,18 +97,12 @@ def test_fully_sharded_when_memory_is_short():
     layers, width, batch = 16, 2048, 65536
     p = shape(layers, width, width)
     state = jax.eval_shape(optax.adam(1e-3).init, p)
-    args = (p, state, shape(batch, width), shape(batch, width))
-
-    def plan(memory_limit):
-        f = sbp.jit(
-            adam_step, ring(8), donate_argnums=(0, 1), hardware="tpu-v5p", memory_limit=memory_limit
-        )
-        return f.plan(*args)
-
-    free = plan(None)
+    args = (adam_step, p, state, shape(batch, width), shape(batch, width))
+    free = planned(*args, donated=(0, 1))
     whole = 3 * layers * width * width * 4  # weights and two moments
     assert free.cost.peak_memory_bytes > whole
-    tight = plan(free.cost.peak_memory_bytes - whole / 2)
+    limit = free.cost.peak_memory_bytes - whole / 2
+    tight = planned(*args, donated=(0, 1), memory_limit=limit)
     (weights, adam, x, _), _ = tight.in_types
     assert x["d"] == S(0)  # still data parallel: the batch is split,
     held = [t for t in jax.tree.leaves((weights, adam)) if t != B and t["d"] != B]
@@ -140,14 +131,9 @@ def moe_plan(devices, k_times_capacity=4):
     p = {"wi": shape(e, m, h), "wo": shape(e, h, m)}
     masks = shape(g, s, e, c)
     # Tokens arrive and leave split by groups, as the layers around have them.
-    f = sbp.jit(
-        moe_step,
-        ring(devices),
-        in_types=(None, "d:S(0)", "d:S(0)", None, None),
-        donate_argnums=(0,),
-        hardware="tpu-v5p",
-    )
-    return f.plan(p, shape(g, s, m), shape(g, s, m), masks, masks)
+    types = (None, "d:S(0)", "d:S(0)", None, None)
+    args = (p, shape(g, s, m), shape(g, s, m), masks, masks)
+    return planned(moe_step, *args, devices=devices, in_types=types)
 
 
 @pytest.mark.parametrize("devices", [8, 16])
@@ -165,8 +151,7 @@ def test_experts_by_all_gather_and_reduce_scatter_when_k_times_capacity_exceeds_
     (params, *_), _ = plan.in_types
     assert params["wi"]["d"] == params["wo"]["d"] == S(0)
     found = collectives(plan)
-    assert not found["all_to_all"]
-    assert found["all_gather"] and found["reduce_scatter"]
+    assert not found["all_to_all"] and found["all_gather"] and found["reduce_scatter"]
 
 
 def test_the_two_ways_of_experts_send_the_same_at_the_flip():
@@ -179,19 +164,17 @@ def test_the_two_ways_of_experts_send_the_same_at_the_flip():
 
 
 def test_two_dimensional_products_when_memory_is_short():
-    n = 8192
+    n, mesh = 8192, AbstractMesh((4, 4), ("x", "y"))
     whole = n * n * 4
     limit = 7 / 16 * whole  # 6 / 16 is too little
-    mesh = AbstractMesh((4, 4), ("x", "y"))
-    args = shape(n, n), shape(n, n)
-    plan = sbp.jit(lambda a, b: a @ b, mesh, hardware="tpu-v5p", memory_limit=limit).plan(*args)
+    f = sbp.jit(lambda a, b: a @ b, mesh, hardware="tpu-v5p", memory_limit=limit)
+    plan = f.plan(shape(n, n), shape(n, n))
     (a, b), _ = plan.in_types
     assert plan.cost.peak_memory_bytes <= limit
     for t in (a, b, plan.out_types):  # each matrix over both axes
         assert math.prod(4 for axis in ("x", "y") if t[axis] != B) == 16
-    assert (
-        plan.cost.bytes_per_device <= 2 * 3 * whole / 16
-    )  # the volume of SUMMA: 2 (sqrt(p) - 1) blocks
+    # The volume of SUMMA: 2 (sqrt(p) - 1) blocks.
+    assert plan.cost.bytes_per_device <= 2 * 3 * whole / 16
 
 
 def cross_entropy(p, ids, labels):
@@ -204,11 +187,9 @@ def cross_entropy(p, ids, labels):
 
 def test_vocabulary_parallel_cross_entropy():
     ids = shape(8, 256, dtype=jnp.int32)
-    f = sbp.jit(sgd(cross_entropy), ring(8), donate_argnums=(0,), hardware="tpu-v5p")
-    plan = f.plan({"table": shape(262144, 1024), "w": shape(1024, 1024)}, ids, ids)
-    (params, _, _), _ = plan.in_types
-    assert params["table"]["d"] == S(0)
-    tokens = 8 * 256 * 1024 * 4
-    assert (
-        plan.cost.bytes_per_device <= 4 * tokens
-    )  # the logits are 256 times as large, the table 128 times
+    params = {"table": shape(262144, 1024), "w": shape(1024, 1024)}
+    plan = planned(sgd(cross_entropy), params, ids, ids)
+    (types, _, _), _ = plan.in_types
+    assert types["table"]["d"] == S(0)
+    # Four times the tokens; the logits are 256 times as large, the table 128 times.
+    assert plan.cost.bytes_per_device <= 4 * 8 * 256 * 1024 * 4
