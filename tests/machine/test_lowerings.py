@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
+from sbp.machine.lanes import copies_for_lanes, joins_lanes
 from sbp.machine.lowerings import compiler, lowerings, scatters_whole_mesh
 from sbp.machine.mesh import HARDWARE, MeshSpec
+from sbp.machine.scatters import arrangement
 
 
 def test_every_kind_layout_and_dtype_was_measured():
@@ -70,3 +72,51 @@ def test_the_report_names_the_slice():
     assert "compile as on tpu-v5e 8x8 (libtpu" in text(32)
     said = dataclasses.replace(HARDWARE["tpu-v5e"], scatters_whole_mesh=True)
     assert "were not measured" not in text(32, said)
+
+
+# ---- lanes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "joins", "copies"),
+    [
+        ((32768, 64), (32768, 1024), True, True),
+        ((32768, 128), (32768, 1024), False, False),  # whole lanes
+        ((8192, 1024), (32768, 1024), False, False),  # rows
+        ((32768, 16), (32768, 64), False, False),  # shorter than the lanes
+        ((64000, 8), (64000, 1024), True, False),  # 500 rows a device are no whole tiles, either
+        ((64,), (1024,), False, False),
+    ],
+)
+def test_parts(part, whole, joins, copies):
+    assert joins_lanes(part, whole) == joins and copies_for_lanes(part, whole) == copies
+
+
+# ---- scatters ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "itemsize", "expected"),
+    [
+        ((4096, 1024), 0, 2, "as it is"),
+        ((4096, 1024), 1, 2, "as it is"),
+        ((4096, 512), 1, 2, "blocks first"),
+        ((4096, 512), 1, 4, "as it is"),
+        ((4096, 32), 1, 4, "rows of lanes"),
+        ((16, 8192), 0, 4, "rows of lanes"),
+        ((4, 3, 5), 0, 4, "as it is"),
+        ((3, 16, 128, 512), 1, 2, "dim first"),
+        ((2048, 16, 128), 1, 2, "dim first"),
+        ((4096,), 0, 4, "rows of lanes"),
+        ((400,), 0, 4, "exchange"),
+    ],
+)
+def test_arrangement(shape, dim, itemsize, expected):
+    assert arrangement(shape, dim, 4, itemsize, is_tpu=True) == expected
+    assert arrangement(shape, dim, 4, itemsize, is_tpu=False) == "as it is"
+
+
+def test_each_stage_has_its_arrangement():
+    mesh = MeshSpec(axes=(("d", 16),), hardware=HARDWARE["tpu-v5e"])
+    assert mesh.arrangements((4096, 2048), 1, 16, 2) == ("as it is", "blocks first")
+    assert mesh.arrangements((4096, 2048), 1, 4, 2) == ("as it is",)

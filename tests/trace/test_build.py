@@ -1,12 +1,17 @@
-"""The graph of a function: which equations become nodes."""
+"""The graph of a function: which equations become nodes, which effects are refused, and calls of
+newer releases of JAX."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import sbp
 from sbp.trace.build import trace
+from tests.signatures.calls import primitives
 
 SHAPE = jax.ShapeDtypeStruct((8,), jnp.float32)
 
@@ -38,3 +43,50 @@ def test_the_platform_is_that_of_the_mesh():
     abstract = jax.sharding.AbstractMesh((8,), ("x",))
     nodes = sbp.jit(by_platform, abstract, hardware="tpu-v5e").plan(SHAPE).program.graph.nodes
     assert [n.op for n in nodes] == ["cos"]
+
+
+# ---- effects -------------------------------------------------------------------------------------
+
+
+MESH = sbp.make_mesh((2,), ("x",))
+VALUES = np.arange(8, dtype=np.float32)
+
+
+def test_a_ref_from_outside_is_refused():
+    ref = jax.new_ref(jnp.zeros(8))
+    with pytest.raises(sbp.SbpError, match="closes over a Ref") as refused:
+        sbp.jit(lambda x: x + ref[...], MESH)(VALUES)
+    assert refused.value.code == "unsupported-effect"
+    with pytest.raises(sbp.SbpError, match="input ref is a Ref") as refused:
+        sbp.jit(lambda ref: ref[...], MESH)(ref)
+    assert isinstance(refused.value, TypeError)
+
+
+@pytest.mark.filterwarnings("ignore:missing-rule")
+def test_a_ref_of_the_program_is_kept():
+    def fn(x: Any) -> Any:
+        ref = jax.new_ref(x)
+        ref[...] = ref[...] * 2
+        return ref[...]
+
+    np.testing.assert_array_equal(sbp.jit(fn, MESH)(VALUES), 2 * VALUES)
+
+
+def test_tokens_are_refused():
+    with pytest.raises(sbp.SbpError, match=r"create_token at .* makes a token") as refused:
+        sbp.jit(lambda x: lax.after_all(lax.create_token()), MESH)(VALUES)
+    assert refused.value.code == "unsupported-effect" and refused.value.span is not None
+
+
+def test_an_equation_that_evaluates_a_jaxpr_is_a_call():
+    """Releases of JAX name its parameter differently."""
+    closed = jax.make_jaxpr(lambda x: [jnp.sin(x) * 2])(VALUES)
+
+    def fn(x: Any) -> Any:
+        evaluating = primitives()["eval_jaxpr"]
+        try:
+            return evaluating.bind(x, jaxpr=closed)[0]
+        except TypeError:  # a newer release
+            return evaluating.bind(x, call_jaxpr=closed)[0]
+
+    np.testing.assert_allclose(sbp.jit(fn, MESH)(VALUES), 2 * np.sin(VALUES), rtol=1e-6)
