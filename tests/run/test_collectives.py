@@ -119,26 +119,6 @@ def test_gradient_accumulation_reduces_once_after_the_loop():
     assert [(p.trips, [s.kind for s in p.box.steps]) for p in moving] == [(1, ["all_reduce"])]
 
 
-def test_a_value_wanted_twice_is_reduced_once():
-    """One partial value with two nonlinear readers: one all-reduce."""
-    mesh = sbp.make_mesh((8,), ("x",))
-    f = sbp.jit(
-        lambda u, v: (jnp.tanh(u @ v), jnp.exp(u @ v)),
-        mesh,
-        in_types=("x:S(1)", "x:S(0)"),
-        out_types="B",
-    )
-    u, v = jnp.ones((64, 128)), jnp.ones((128, 64))
-
-    def once(u, v):
-        y = u @ v
-        return jnp.tanh(y), jnp.exp(y)
-
-    g = sbp.jit(once, mesh, in_types=("x:S(1)", "x:S(0)"), out_types="B")
-    assert g.plan(u, v).cost.bytes_per_device == 2 * 7 / 8 * 64 * 64 * 4
-    assert f.plan(u, v).cost.bytes_per_device == 2 * g.plan(u, v).cost.bytes_per_device
-
-
 # ---- halo bytes ----------------------------------------------------------------------------------
 # Halos along two dims over two mesh axes: the second exchange carries what the first one has
 # brought, and the plan counts it.

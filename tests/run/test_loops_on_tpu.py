@@ -39,7 +39,6 @@ def same(fn, in_types, *args):
         np.testing.assert_allclose(
             np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=2e-2, atol=1e-6
         )
-    return f.plan(*args)
 
 
 def lowered(plan):
@@ -62,44 +61,44 @@ def test_a_scan_has_its_carry_and_its_stacks(reverse, length, unroll):
     same(fn, ("d:S(0)", "d:S(1)" if length else None), np.float32(x), np.float32(xs))
 
 
-def test_a_scan_without_slices_and_one_without_stacks():
-    def fn(x):
-        y, powers = lax.scan(lambda c, _: (c * x, c), x, length=4)
-        z, none = lax.scan(lambda c, p: (c + p, None), y, powers)
-        return y, powers, z, none
-
-    same(fn, ("d:S(0)",), np.arange(1.0, 9.0, dtype=np.float32))
+def without_slices_and_without_stacks(x):
+    y, powers = lax.scan(lambda c, _: (c * x, c), x, length=4)
+    z, none = lax.scan(lambda c, p: (c + p, None), y, powers)
+    return y, powers, z, none
 
 
-def test_scans_in_scans_and_their_gradients():
-    def fn(w, x):
-        def inner(c, w):
-            return jnp.tanh(c @ w), c.sum()
-
-        def outer(c, w):
-            c, sums = lax.scan(inner, c, w)
-            return c, sums
-
-        def loss(w):
-            y, sums = lax.scan(jax.checkpoint(outer), x, w)
-            return jnp.sum(y**2) + jnp.sum(sums)
-
-        return jax.value_and_grad(loss)(w)
-
-    rng = np.random.default_rng(0)
-    w = np.float32(rng.normal(size=(3, 2, 8, 8)) / 3)
-    same(fn, (None, "d:S(0)"), w, np.float32(rng.normal(size=(8, 8))))
+def in_scans(w, x):
+    turn = lambda c, w: (jnp.tanh(c @ w), c.sum())
+    y, sums = lax.scan(jax.checkpoint(lambda c, w: lax.scan(turn, c, w)), x, w)
+    return jnp.sum(y**2) + jnp.sum(sums)
 
 
-def test_a_scan_of_keys():
-    def fn(key):
-        def turn(key, _):
-            key, other = jax.random.split(key)
-            return key, (other, jax.random.normal(other, (8,)))
+def of_keys(key):
+    def turn(key, _):
+        key, other = jax.random.split(key)
+        return key, (other, jax.random.normal(other, (8,)))
 
-        return lax.scan(turn, key, length=3)
+    return lax.scan(turn, key, length=3)
 
-    same(fn, None, jax.random.key(0))
+
+NORMAL = np.random.default_rng(0).normal(size=(7, 8, 8)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("fn", "types", "args"),
+    [
+        (without_slices_and_without_stacks, ("d:S(0)",), (np.arange(1.0, 9.0, dtype=np.float32),)),
+        (
+            jax.value_and_grad(in_scans),
+            (None, "d:S(0)"),
+            (NORMAL[:6].reshape(3, 2, 8, 8) / 3, NORMAL[6]),
+        ),
+        (of_keys, None, (jax.random.key(0),)),
+    ],
+    ids=["slices and stacks", "scans in scans", "keys"],
+)
+def test_other_scans(fn, types, args):
+    same(fn, types, *args)
 
 
 SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 3.4e38, 1e-40, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-9)

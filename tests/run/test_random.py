@@ -70,20 +70,6 @@ def test_draws(shape, new_style, rows):
         )
 
 
-def test_iota_and_masks():
-    mesh = sbp.make_mesh((2, 4), ("x", "y"))
-
-    def fn(x):
-        x = sbp.annotate(x, x=sbp.S(0), y=sbp.S(1))
-        mask = jnp.tril(jnp.ones(x.shape, bool))
-        return jnp.where(mask, x, -1e9), jnp.arange(x.shape[0])[:, None] * 100 + jnp.arange(
-            x.shape[1]
-        ) + x.astype(int)
-
-    x = jnp.arange(24 * 12.0).reshape(24, 12)
-    assert_same(sbp.jit(fn, mesh)(x), jax.jit(fn)(x), rtol=0)
-
-
 KEYS = list(itertools.product(MESHES, ("rbg", "unsafe_rbg"), (16, 13)))
 
 
