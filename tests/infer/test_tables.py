@@ -2,13 +2,17 @@
 table 1."""
 
 import dataclasses
+from functools import cache
 
 import pytest
 
 import sbp
 from benchmarks.gshard.figure8 import FIGURE8_BANDS, figure8, figure8_ratios
 from benchmarks.gshard.table4 import DEVICES, TABLE4, exponent, planned
+from benchmarks.gshard_ref import Config, abstract_arguments
 from benchmarks.mesh_tensorflow_table1 import TABLE1, kept_bytes, local_flops, plan_layout
+from benchmarks.planning_speed import Case, step
+from sbp.signatures import rule_for
 
 
 def test_gshard_figure_8():
@@ -65,3 +69,46 @@ def test_free_to_choose_sbp_sends_no_more(name):
     assert plan_layout(TABLE1[name], pinned=False).cost.seconds <= plan_layout(
         TABLE1[name]
     ).cost.seconds * (1 + 1e-9)
+
+
+# ---- gshard step ---------------------------------------------------------------------------------
+# The plan of GShard's step of 12 layers: the bytes it sends, the same work whatever the number of
+# devices, and the same text every time. `benchmarks/planning_speed.py` measures the seconds.
+
+
+def planned_step(cores: int) -> sbp.Plan:
+    """The plan for as many experts as cores, from the paper's three annotations."""
+    config = Config(layers=12, experts=cores, groups=cores)
+    case = Case(axes=(("d", cores),), config=config, limit=0.0)
+    return step(case).plan(*abstract_arguments(config))
+
+
+@cache
+def counted(cores: int) -> tuple[sbp.Plan, int]:
+    """The plan, and how many times a rule was asked for its rows."""
+    asked: list[str] = []
+
+    def ask(name: str):
+        asked.append(name)
+        return rule_for(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sbp.infer.rows.rule_for", ask)
+        return planned_step(cores), len(asked)
+
+
+def test_bytes_and_gap():
+    """DESIGN's figure for an expert's program on 128 cores is 3,189 MiB."""
+    plan, _ = counted(128)
+    assert plan.program.typing.gap < 1e-3
+    assert plan.cost.bytes_per_device / 2**20 == pytest.approx(2930.2, abs=0.5)
+
+
+def test_the_work_does_not_grow_with_the_device_count():
+    (small, few), (large, many) = counted(128), counted(1024)
+    assert 0 < many <= few
+    assert str(large).count("\n") <= 1.01 * str(small).count("\n")
+
+
+def test_the_plan_is_the_same_bytes_every_time():
+    assert str(planned_step(128)) == str(counted(128)[0])

@@ -1,6 +1,8 @@
 """The graph of a function: which equations become nodes, which effects are refused, and calls of
 newer releases of JAX."""
 
+import gc
+import threading
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ from jax import lax
 
 import sbp
 from sbp.trace.build import trace
+from sbp.trace.collector import YOUNG, collecting_less
 from tests.signatures.calls import primitives
 
 SHAPE = jax.ShapeDtypeStruct((8,), jnp.float32)
@@ -90,3 +93,48 @@ def test_an_equation_that_evaluates_a_jaxpr_is_a_call():
             return evaluating.bind(x, call_jaxpr=closed)[0]
 
     np.testing.assert_allclose(sbp.jit(fn, MESH)(VALUES), 2 * np.sin(VALUES), rtol=1e-6)
+
+
+# ---- collector -----------------------------------------------------------------------------------
+# The collector's thresholds are as they were once nobody plans any more.
+
+
+@pytest.fixture
+def thresholds():
+    before = gc.get_threshold()
+    gc.set_threshold(700, 11, 12)
+    yield (700, 11, 12)
+    gc.set_threshold(*before)
+
+
+def test_what_was_comes_back_after_an_error_inside(thresholds):
+    with pytest.raises(ZeroDivisionError), collecting_less(), collecting_less():
+        assert gc.get_threshold() == (YOUNG, 11, 12)
+        _ = 1 / 0
+    assert gc.get_threshold() == thresholds
+
+
+def test_the_last_thread_that_leaves_puts_it_back(thresholds):
+    entered, leave = threading.Event(), threading.Event()
+
+    @collecting_less()
+    def plan():
+        entered.set()
+        leave.wait(10)
+
+    with collecting_less():
+        other = threading.Thread(target=plan)
+        other.start()
+        assert entered.wait(10)
+    assert gc.get_threshold() == (YOUNG, 11, 12)  # the other is still inside
+    leave.set()
+    other.join()
+    assert gc.get_threshold() == thresholds
+
+
+@pytest.mark.parametrize("own", [(0, 10, 10), (200_000, 10, 10)])
+def test_a_collector_that_is_off_or_comes_less_often_stays_as_it_is(own, thresholds):
+    gc.set_threshold(*own)
+    with collecting_less():
+        assert gc.get_threshold() == own
+    assert gc.get_threshold() == own
