@@ -23,12 +23,10 @@ from sbp.report.timeline import schedule
 from sbp.trace.build import trace
 from sbp.trace.graph import Node
 
-LINEAR = ("add", "dot_general", "transpose")
-
 
 def carried(node: Node) -> Iterator[int]:
     """All operands of the linear operators of these programs."""
-    yield from range(len(node.inputs) if node.op in LINEAR else 0)
+    yield from range(len(node.inputs) if node.op in ("add", "dot_general", "transpose") else 0)
 
 
 def chosen(program: Callable[..., Any]) -> str:

@@ -25,12 +25,11 @@ from sbp.machine.mesh import mesh_spec
 from sbp.trace.build import trace
 from sbp.types import parse
 
-F32 = jnp.float32
 MESHES = {"8": AbstractMesh((8,), ("x",)), "2x4": AbstractMesh((2, 4), ("x", "y"))}
 POLICIES: tuple[Policy, ...] = ("auto", "reduce", "explicit")
 
 
-def shape(*dims, dtype=F32):
+def shape(*dims, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(dims, dtype)
 
 

@@ -49,10 +49,9 @@ def of_type(t, shape):
     return found
 
 
-ENTRIES = [None, "x", "y", ("x", "y")]
 SPECS = [
     (a, b)
-    for a, b in itertools.product(ENTRIES, repeat=2)
+    for a, b in itertools.product([None, "x", "y", ("x", "y")], repeat=2)
     if not set(np.ravel(a or ())) & set(np.ravel(b or ()))
 ]
 

@@ -355,10 +355,9 @@ MONOTONE = {
     "clamp": "+++",
     "sub": "+-",
 }
-MONOIDS = ("sum", "max", "min", "prod", "and", "or")
 REDUCES = {
     name: monoid
-    for monoid in MONOIDS
+    for monoid in ("sum", "max", "min", "prod", "and", "or")
     for name in (f"reduce_{monoid}", f"reduce_window_{monoid}", f"cum{monoid}")
     if name in known_primitives()
 }
