@@ -27,10 +27,6 @@ def shape(*dims, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(dims, dtype)
 
 
-def ring(n, name="d"):
-    return AbstractMesh((n,), (name,))
-
-
 def collectives(plan) -> Counter:
     """How often each collective runs, with the bytes of its result's global value: kernels that
     send included."""
@@ -62,7 +58,9 @@ mlp_step = sgd(lambda p, x, y: jnp.mean((jax.nn.relu(x @ p["w1"]) @ p["w2"] - y)
 
 
 def planned(fn, *args, devices=8, donated=(0,), **options):
-    f = sbp.jit(fn, ring(devices), donate_argnums=donated, hardware="tpu-v5p", **options)
+    f = sbp.jit(
+        fn, AbstractMesh((devices,), ("d",)), donate_argnums=donated, hardware="tpu-v5p", **options
+    )
     return f.plan(*args)
 
 

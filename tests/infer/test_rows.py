@@ -19,16 +19,12 @@ from tests.infer.test_check import shape
 from tests.infer.test_check import traced as request_of
 
 
-def program(x, w):
-    return x @ w, (x + 1.0) @ (w + 1.0), jnp.tanh(x @ w), x * w
-
-
 def test_equal_operators_share_rows_and_others_do_not():
+    program = lambda x, w: (x @ w, (x + 1.0) @ (w + 1.0), jnp.tanh(x @ w), x * w)
     request = request_of(program, [shape(16, 16)] * 2, AbstractMesh((4,), ("x",)), [None, None])
     graph, fresh = request.graph, lambda: RowTable(request.mesh)
-    products = [n for n in graph.nodes if n.op == "dot_general"]
+    first, second, *_ = [n for n in graph.nodes if n.op == "dot_general"]
     (mul,), table = [n for n in graph.nodes if n.op == "mul"], fresh()
-    first, second, *_ = products
     assert first.params is not second.params
     assert table.rows_in(graph, first, {}) is table.rows_in(graph, second, {})
     # Two operators that have one dictionary of parameters are two.

@@ -383,17 +383,6 @@ def test_the_table_is_shown(capsys):
 # ---- products -----------------------------------------------------------------------------------
 
 
-def product_seconds(dtype, hardware, **options):
-    x = jax.ShapeDtypeStruct((8192, 8192), dtype)
-    f = sbp.jit(
-        lambda x, y: jnp.dot(x, y, **options),
-        AbstractMesh((2,), ("d",)),
-        in_types=("d:S(0)", "B"),
-        hardware=hardware,
-    )
-    return f.plan(x, x).cost.seconds
-
-
 @pytest.mark.parametrize(
     ("name", "dtype", "options", "rate"),
     [
@@ -407,7 +396,10 @@ def product_seconds(dtype, hardware, **options):
     ],
 )
 def test_products_cost_what_their_dtype_and_precision_cost(name, dtype, options, rate):
-    assert product_seconds(dtype, name, **options) == pytest.approx(8192**3 / rate, rel=1e-6)
+    product = lambda x, y: jnp.dot(x, y, **options)
+    f = sbp.jit(product, AbstractMesh((2,), ("d",)), ("d:S(0)", "B"), hardware=name)
+    plan = f.plan(*[jax.ShapeDtypeStruct((8192, 8192), dtype)] * 2)
+    assert plan.cost.seconds == pytest.approx(8192**3 / rate, rel=1e-6)
 
 
 def test_convolutions_cost_their_products():

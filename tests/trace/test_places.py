@@ -34,23 +34,20 @@ offloading = jax.checkpoint_policies.save_and_offload_only_these_names(
 )
 
 
-def line_of(fn, span):
-    """A line of the user, counted from the function's own."""
-    return span.line - fn.__code__.co_firstlineno
-
-
-def pinned(fn, mesh=MESH):
-    """The line and type of each pin of a program, and the code and line of each warning."""
+def pinned(fn, where):
+    """The line and type of each pin of a program, and the code and line of each warning; lines are
+    counted from a function's own."""
+    first = where.__code__.co_firstlineno
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        plan = sbp.jit(fn, mesh, hardware="tpu-v5e").plan(X)
+        plan = sbp.jit(fn, MESH, hardware="tpu-v5e").plan(X)
     pins = [
-        (line_of(fn, node.span), repr(node.params["pin"].type))
+        (node.span.line - first, repr(node.params["pin"].type))
         for node in plan.program.graph.walk()
         if node.op == "sbp_annotate"
     ]
     warned = [
-        (d.code, line_of(fn, d.primary.span))
+        (d.code, d.primary.span.line - first)
         for d in plan.report().diagnostics
         if d.code.startswith("ignored") and d.primary
     ]
@@ -62,64 +59,24 @@ def pinned(fn, mesh=MESH):
 CONSTRAINT, MEMORY = "ignored-constraint", "ignored-memory"
 
 
-def in_gradient(x):
-    def loss(x):
-        return constrain(jnp.sin(x), ROWS).sum()
-
-    return jax.value_and_grad(loss)(x)
+def sine(x):
+    return constrain(jnp.sin(x), ROWS)
 
 
-def in_gradient_alone(x):
-    def loss(x):
-        return jnp.sin(constrain(x * x, ROWS)).sum()
-
-    return jax.grad(loss)(x)
+def square(x):
+    return constrain(x * x, ROWS)
 
 
-def in_scan(x):
-    def body(c, _):
-        return constrain(jnp.sin(c), ROWS), None
-
-    return lax.scan(body, x, None, length=3)[0]
+def row(x):
+    return constrain(jnp.sin(x), NamedSharding(AUTO, PartitionSpec(None)))
 
 
-def in_gradient_of_scan(x):
-    def body(c, _):
-        return constrain(jnp.sin(c), ROWS), None
-
-    return jax.grad(lambda x: lax.scan(body, x, None, length=3)[0].sum())(x)
+def looped(turn):
+    return lambda x: lax.scan(lambda c, _: (turn(c), None), x, None, length=3)[0]
 
 
-def gradient_in_scan(x):
-    """JAX reshards the cotangent of the sum, on no line of the user."""
-
-    def body(c, _):
-        return jax.grad(lambda x: constrain(jnp.sin(x), ROWS).sum())(c), None
-
-    return lax.scan(body, x, None, length=3)[0]
-
-
-def in_remat(x):
-    @jax.checkpoint
-    def block(x):
-        return jnp.sin(constrain(jnp.sin(x), ROWS))
-
-    return jax.value_and_grad(lambda x: block(x).sum())(x)
-
-
-def in_remat_of_scan(x):
-    @jax.checkpoint
-    def body(c, _):
-        return jnp.sin(constrain(jnp.sin(c), ROWS)), None
-
-    return jax.grad(lambda x: lax.scan(body, x, None, length=3)[0].sum())(x)
-
-
-def in_vmap(x):
-    def row(x):
-        return constrain(jnp.sin(x), NamedSharding(AUTO, PartitionSpec(None)))
-
-    return jax.vmap(row)(x)
+def total(fn):
+    return lambda x: fn(x).sum()
 
 
 def of_a_gradient(x):
@@ -168,79 +125,91 @@ def offloaded(x):
 
 
 @jax.custom_vjp
-def sine(x):
+def own_sine(x):
     return jnp.sin(x)
 
 
-def sine_forward(x):
-    return sine(x), x
-
-
-def sine_backward(x, g):
-    return (constrain(g * jnp.cos(x), ROWS),)
-
-
-sine.defvjp(sine_forward, sine_backward)
+own_sine.defvjp(lambda x: (own_sine(x), x), lambda x, g: (constrain(g * jnp.cos(x), ROWS),))
 
 
 def in_a_backward_rule(x):
-    return jax.grad(lambda x: sine(x).sum())(x)
+    return jax.grad(lambda x: own_sine(x).sum())(x)
 
 
 @pytest.mark.parametrize(
-    ("fn", "pins", "warned"),
+    ("fn", "where", "pins", "warned"),
     [
-        (lambda x: constrain(jnp.sin(x), ROWS), [(0, "x:S(0)")], []),
-        (in_gradient, [(2, "x:S(0)")], []),
-        (in_gradient_alone, [(2, "x:S(0)")], []),
-        (in_scan, [(2, "x:S(0)")], []),
-        (in_gradient_of_scan, [(2, "x:S(0)")], []),
-        # The gradient needs no value of the constraint, so JAX drops it.
-        (gradient_in_scan, [], []),
+        (lambda x: constrain(jnp.sin(x), ROWS), None, [(0, "x:S(0)")], []),
+        (jax.value_and_grad(total(sine)), sine, [(1, "x:S(0)")], []),
+        (jax.grad(total(lambda x: jnp.sin(square(x)))), square, [(1, "x:S(0)")], []),
+        (looped(sine), sine, [(1, "x:S(0)")], []),
+        (jax.grad(total(looped(sine))), sine, [(1, "x:S(0)")], []),
+        # The gradient needs no value of the constraint, so JAX drops it. JAX reshards the cotangent
+        # of the sum, on no line of the user.
+        (looped(jax.grad(total(sine))), sine, [], []),
         # The forward pass and its recomputation.
-        (in_remat, [(3, "x:S(0)")] * 2, []),
-        (in_remat_of_scan, [(3, "x:S(0)")] * 2, []),
-        (in_vmap, [(2, "B")], []),
+        (
+            jax.value_and_grad(total(jax.checkpoint(lambda x: jnp.sin(sine(x))))),
+            sine,
+            [(1, "x:S(0)")] * 2,
+            [],
+        ),
+        (
+            jax.grad(total(looped(jax.checkpoint(lambda x: jnp.sin(sine(x)))))),
+            sine,
+            [(1, "x:S(0)")] * 2,
+            [],
+        ),
+        (jax.vmap(row), row, [(1, "B")], []),
         (
             lambda x: constrain(jnp.sin(x), NamedSharding(AUTO, PartitionSpec("x", OPEN))),
+            None,
             [(0, "x:S(0)")],
             [],
         ),
-        (of_a_gradient, [(2, "x:S(0)")], []),
+        (of_a_gradient, None, [(2, "x:S(0)")], []),
         # JAX gives an equation of a backward rule the line of the forward call.
-        (in_a_backward_rule, [(1, "x:S(0)")], []),
-        (many_times, [(2, "x:S(0)")] * 3, []),
-        (two_lines, [(1, "x:S(0)"), (2, "x:S(0)")], []),
+        (in_a_backward_rule, None, [(1, "x:S(0)")], []),
+        (many_times, None, [(2, "x:S(0)")] * 3, []),
+        (two_lines, None, [(1, "x:S(0)"), (2, "x:S(0)")], []),
         (
             lambda x: constrain({"a": x * 2, "b": x * 3}, {"a": ROWS, "b": COLUMNS}),
+            None,
             [(0, "x:S(0)"), (0, "y:S(1)")],
             [],
         ),
-        (lambda x: jax.device_put(jnp.sin(x), ROWS), [(0, "x:S(0)")], []),
-        (put_on_a_device, [], [(CONSTRAINT, 1)]),
+        (lambda x: jax.device_put(jnp.sin(x), ROWS), None, [(0, "x:S(0)")], []),
+        (put_on_a_device, None, [], [(CONSTRAINT, 1)]),
         (
             lambda x: jax.sharding.reshard(jnp.sin(x), NamedSharding(EXPLICIT, PartitionSpec("x"))),
+            None,
             [(0, "x:S(0)")],
             [],
         ),
-        (inner_jit, [(1, "x:S(0)")], []),
-        (to_host_and_back, [], []),
+        (inner_jit, None, [(1, "x:S(0)")], []),
+        (to_host_and_back, None, [], []),
         # The value is in device memory: this asks for what holds.
-        (lambda x: jax.device_put(jnp.sin(x), jax.memory.Space.Device) * 2, [], []),
-        (in_a_layout, [(1, "x:S(0)")], [(CONSTRAINT, 1)]),
-        (with_memory_kind, [(1, "x:S(0)")], [(MEMORY, 1)]),
-        (offloaded, [], []),
+        (lambda x: jax.device_put(jnp.sin(x), jax.memory.Space.Device) * 2, None, [], []),
+        (in_a_layout, None, [(1, "x:S(0)")], [(CONSTRAINT, 1)]),
+        (with_memory_kind, None, [(1, "x:S(0)")], [(MEMORY, 1)]),
+        (offloaded, None, [], []),
         (
             lambda x: jax.device_put(jnp.sin(x), ROWS.with_memory_kind("unpinned_host")) + 1,
+            None,
             [(0, "x:S(0)")],
             [(MEMORY, 0)],
         ),
-        (lambda x: jax.jit(jnp.sin, out_shardings=HOST)(x) + 1, [(0, "x:S(0)")], [(MEMORY, 0)]),
+        (
+            lambda x: jax.jit(jnp.sin, out_shardings=HOST)(x) + 1,
+            None,
+            [(0, "x:S(0)")],
+            [(MEMORY, 0)],
+        ),
     ],
-    ids=lambda v: v.__name__ if callable(v) else "",
+    ids=lambda v: getattr(v, "__name__", ""),
 )
-def test_what_the_user_wrote_is_a_pin_or_a_warning(fn, pins, warned):
-    assert pinned(fn) == (pins, warned)
+def test_what_the_user_wrote_is_a_pin_or_a_warning(fn, where, pins, warned):
+    assert pinned(fn, where or fn) == (pins, warned)
 
 
 def test_what_jax_adds_is_no_pin():
@@ -248,7 +217,7 @@ def test_what_jax_adds_is_no_pin():
         return x + jnp.asarray(np.ones((8, 4))) + jax.device_put(jnp.float32(1)) + jnp.zeros((8, 4))
 
     with jax.set_mesh(jax.make_mesh((2, 4), ("x", "y"))):
-        assert pinned(constants) == ([], [])
+        assert pinned(constants, constants) == ([], [])
 
 
 @pytest.mark.parametrize(
