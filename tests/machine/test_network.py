@@ -305,11 +305,10 @@ def test_v3_moves_the_gradients_of_the_paper_as_its_links_allow():
 
 
 def test_an_unknown_slow_axis_is_refused():
-    with pytest.raises(sbp.SbpError, match=r"no axis 'dcm'.*did you mean") as raised:
+    with pytest.raises(sbp.SbpError, match=r"^unknown-axis: .*no axis 'dcm'.*did you mean"):
         mesh_spec(
             AbstractMesh((2,), ("dcn",)), HARDWARE["tpu-v5e"].with_axis("dcm", bytes_per_second=1e9)
         )
-    assert raised.value.code == "unknown-axis"
     with pytest.raises(sbp.SbpError, match="above 0"):
         HARDWARE["tpu-v5e"].with_axis("dcn", bytes_per_second=0)
 
@@ -365,9 +364,9 @@ def test_hardware_that_cannot_be_is_refused(field, value, message):
 )
 def test_networks_that_cannot_be_are_refused(figures):
     field = next(iter(figures))
-    with pytest.raises(sbp.SbpError, match=f"network: {field} is a (finite )?number") as raised:
+    said = rf"^bad-argument: .*network: {field} is a (finite )?number"
+    with pytest.raises(sbp.SbpError, match=said):
         Network(**({"bytes_per_second": 1e9, "latency_seconds": 1e-6} | figures))
-    assert raised.value.code == "bad-argument"
     with pytest.raises(sbp.SbpError, match=field):
         HARDWARE["tpu-v5e"].with_axis("dcn", **({"bytes_per_second": 1e9} | figures))
 

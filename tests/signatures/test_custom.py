@@ -94,14 +94,11 @@ def kinds(plan):
 
 
 def test_a_primitive_of_the_user(mesh):
-    fn = lambda x, w: triple(x @ w).sum()
+    step = jax.value_and_grad(lambda x, w: triple(x @ w).sum(), argnums=(0, 1))
     with registered(triple_p, TRIPLE):
-        f = sbp.jit(
-            jax.value_and_grad(fn, argnums=(0, 1)), mesh, in_types=("x:S(0) y:S(1)", "y:S(0)")
-        )
+        f = sbp.jit(step, mesh, in_types=("x:S(0) y:S(1)", "y:S(0)"))
         assert any(n.op == "triple" for n in f.plan(X, W).program.graph.nodes)
-        got, want = f(X, W), jax.jit(jax.value_and_grad(fn, argnums=(0, 1)))(X, W)
-        jax.tree.map(np.testing.assert_array_equal, got, want)
+        jax.tree.map(np.testing.assert_array_equal, f(X, W), jax.jit(step)(X, W))
         plan = sbp.jit(
             lambda x, w: triple(x @ w), mesh, in_types=("y:S(1)", "y:S(0)"), out_types="B"
         ).plan(X, W)
@@ -112,19 +109,13 @@ def test_a_primitive_of_the_user(mesh):
 
 def test_a_pallas_kernel_with_its_gradient(mesh):
     """The kernel is named by its function; the gradient calls it on two other shapes."""
-    fn = lambda x, w: jnp.sin(matmul(x, w)).sum()
+    step = jax.value_and_grad(lambda x, w: jnp.sin(matmul(x, w)).sum(), argnums=(0, 1))
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
     with registered("pallas_call:matmul", MATMUL, local=matmul_local):
-        f = sbp.jit(
-            jax.value_and_grad(fn, argnums=(0, 1)),
-            mesh,
-            in_types=("x:S(0)", "y:S(1)"),
-            boxing="reduce",
-        )
-        assert {n.op for n in f.plan(X, W).program.graph.nodes if "call" in n.op} == {
-            "pallas_call:matmul"
-        }
-        got, want = f(X, W), jax.value_and_grad(fn, argnums=(0, 1))(X, W)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, want)
+        f = sbp.jit(step, mesh, in_types=("x:S(0)", "y:S(1)"), boxing="reduce")
+        calls = {n.op for n in f.plan(X, W).program.graph.nodes if "call" in n.op}
+        assert calls == {"pallas_call:matmul"}
+        jax.tree.map(close, f(X, W), step(X, W))
 
 
 def test_a_pallas_kernel_on_uneven_shards_of_two_axes(mesh):
@@ -302,9 +293,8 @@ def test_the_counterexample_is_shown(mesh):
 )
 def test_wrong_rows_are_refused(mesh, rows, local, why):
     with registered("custom_partitioning:row_sums", rows, local=local):
-        with pytest.raises(SbpError, match=f"does not hold(.|\n)*{why}") as refused:
+        with pytest.raises(SbpError, match=rf"(?s)^wrong-signature: .*does not hold.*{why}"):
             sbp.jit(row_sums, mesh).plan(X[:5, :7])
-    assert refused.value.code == "wrong-signature"
 
 
 def test_wrong_under_loops_and_conditions(mesh):
@@ -358,9 +348,8 @@ def test_wrong_under_loops_and_conditions(mesh):
     ],
 )
 def test_bad_registrations(primitive, options, code, message):
-    with pytest.raises(SbpError, match=message) as refused:
+    with pytest.raises(SbpError, match=rf"(?s)^{code}: .*{message}"):
         register(primitive, **options)
-    assert refused.value.code == code
     assert custom_for("triple") is None
 
 
@@ -376,9 +365,9 @@ def test_bad_registrations(primitive, options, code, message):
     ],
 )
 def test_rows_that_do_not_fit_the_equation(mesh, row, message):
-    with registered(triple_p, [row]), pytest.raises(SbpError, match=message) as refused:
+    said = rf"(?s)^bad-argument: .*{message}"
+    with registered(triple_p, [row]), pytest.raises(SbpError, match=said):
         sbp.jit(triple, mesh).plan(X)
-    assert refused.value.code == "bad-argument"
 
 
 def test_a_second_registration_is_refused():

@@ -57,9 +57,8 @@ VALUES = np.arange(8, dtype=np.float32)
 
 def test_a_ref_from_outside_is_refused():
     ref = jax.new_ref(jnp.zeros(8))
-    with pytest.raises(sbp.SbpError, match="closes over a Ref") as refused:
+    with pytest.raises(sbp.SbpError, match=r"^unsupported-effect: .*closes over a Ref"):
         sbp.jit(lambda x: x + ref[...], MESH)(VALUES)
-    assert refused.value.code == "unsupported-effect"
     with pytest.raises(sbp.SbpError, match="input ref is a Ref") as refused:
         sbp.jit(lambda ref: ref[...], MESH)(ref)
     assert isinstance(refused.value, TypeError)
