@@ -4,8 +4,6 @@ A rule yields `Violation`s: a key that stays the same when lines move, and a sen
 file and what to change there. `tests/test_house.py` runs the rules on `sbp/`.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

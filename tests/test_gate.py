@@ -1,7 +1,5 @@
 """The choice of the gate's cases, the lock, mutants, and the measurement of cases."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

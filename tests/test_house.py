@@ -4,8 +4,6 @@
 line whose violation is gone fails the test too, so that the list only becomes shorter.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from functools import cache

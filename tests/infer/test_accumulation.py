@@ -1,8 +1,6 @@
 """Which values have the `reduce_dtype` of an annotation: the values whose parts may reach the
 annotation, in barriers, loops and branches; and which casts may round parts before a sum."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any

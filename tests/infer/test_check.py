@@ -1,8 +1,6 @@
 """Z3's verdict against the chooser's on seeded programs, minimal cores, and the second look at
 chosen typings."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 

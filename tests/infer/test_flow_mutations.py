@@ -2,8 +2,6 @@
 by the certificate, by the price of the plan's instructions, by the types that were asked, or since
 the plan is dearer than the plan from the sound walk."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 """What of an update and of a loop's stacks reaches memory in the cost model; what products of few
 rows compute, and what they wait for."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -2,8 +2,6 @@
 for each kind of equation and mesh axis, however often the program repeats it.
 `benchmarks/typing_speed.py` measures seconds."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

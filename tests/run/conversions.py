@@ -1,8 +1,6 @@
 """Conversions between the types of one shape on a mesh, of which one program holds every step, run
 on adversarial parts."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,8 +1,6 @@
 """Programs that every mesh must run to the single-device result, with their annotations written for
 any number of mesh axes."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What processes compare before they run a plan: equal for one program, unequal for another one."""
 
-from __future__ import annotations
-
 import functools
 import re
 

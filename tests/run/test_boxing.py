@@ -1,8 +1,6 @@
 """Every conversion between two types gives the same value to the bit, there and back, and takes the
 cheapest steps there are."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -6,8 +6,6 @@ several. In a step, the split of a dim by one axis may come or go only if no axi
 the same dim, or goes with it: its blocks are blocks of that axis's.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Equations of small calls, and values for them that few bits represent exactly."""
 
-from __future__ import annotations
-
 import functools
 import gc
 from collections.abc import Callable, Iterator

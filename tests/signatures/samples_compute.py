@@ -1,7 +1,5 @@
 """Sample calls of primitives that compute: elementwise, contracting and reducing ones."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Sample calls of kernels that are written for one device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sample calls of primitives that move elements, solve, draw or call back."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

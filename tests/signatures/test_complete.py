@@ -6,8 +6,6 @@ The primitive itself runs on the parts. Parameters that are sizes of a whole ope
 become the sizes of its part.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

@@ -1,8 +1,6 @@
 """Registered signatures: programs with right ones run as on one device; wrong ones are refused with
 a counterexample, and bad input with an error."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

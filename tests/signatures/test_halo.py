@@ -1,8 +1,6 @@
 """Halo exchange and exchange of pieces: the elements that devices need and what the rounds deliver,
 compared with brute force, and the kernels on windows of every kind."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Every row of every rule holds on the samples, and every kernel occurs in one."""
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

@@ -2,8 +2,6 @@
 leaves, also along the same dim and unevenly; and products in which both operands go round, each on
 a mesh axis of its own."""
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from typing import Any

@@ -1,7 +1,5 @@
 """docs/signatures.md has every primitive with its rows, as the rules and the samples give them."""
 
-from __future__ import annotations
-
 import os
 import re
 import textwrap

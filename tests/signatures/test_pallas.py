@@ -1,7 +1,5 @@
 """Grid dims of Pallas kernels: which ones split, and what a kernel computes on shards."""
 
-from __future__ import annotations
-
 import warnings
 
 import jax

@@ -1,8 +1,6 @@
 """Scalar laws and laws about indices are theorems; wrong ones are refuted; contradictory premises
 and limits do not count as proofs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -2,8 +2,6 @@
 and traits. The checks fail where they should: for a rule entered twice, one without samples, a row
 that does not hold, a law without proof."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence

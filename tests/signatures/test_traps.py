@@ -4,8 +4,6 @@ What other systems let through, sbp refuses or computes right: programs run on e
 equal the plain function on one. `test_wrong_rows.py` has the rows that the traps would need.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from typing import Any

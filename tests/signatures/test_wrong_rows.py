@@ -1,8 +1,6 @@
 """Rows that are wrong: the oracle refutes them, and no rule has them; and the parts that the oracle
 tries, on which wrong sums, orders and padding show."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

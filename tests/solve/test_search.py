@@ -2,8 +2,6 @@
 against its definition, on tables that are compared in several blocks; and results of equal arrays,
 which are worked out once."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

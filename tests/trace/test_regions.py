@@ -1,7 +1,5 @@
 """What enters and leaves the regions of loops and branches, which compute what JAX computes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
