@@ -5,7 +5,6 @@ empty ones.
 """
 
 import samples_compute
-import samples_kernels
 import samples_move
 from calls import (
     CLIP,
@@ -48,7 +47,6 @@ __all__ = [
     "primitives",
     "rows",
     "samples_compute",
-    "samples_kernels",
     "samples_move",
     "skip_where_jax_lacks",
     "u",

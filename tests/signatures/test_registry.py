@@ -4,6 +4,7 @@ that does not hold, a law without proof."""
 
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ import pytest
 import test_laws
 import test_proofs
 from jax import lax
+from jax.export import symbolic_shape
 from jax.sharding import PartitionSpec
 from samples import SAMPLES, equations, f, primitives, rows
 
@@ -36,6 +38,8 @@ from sbp.signatures import (
 from sbp.signatures.factors import linear_rows, rows_beside
 from sbp.signatures.fallback import FALLBACK, REFUSED
 from sbp.signatures.rule import _RULES, add_kernel, names, remove_rule, rule
+from sbp.sizes.claims import Aval
+from sbp.sizes.exploration import Size
 from sbp.types import B, P, S
 
 PMAX = P("max")
@@ -487,3 +491,66 @@ def test_hand_written_programs_run_it_by_its_rule_for_vmap(mesh: jax.sharding.Me
         (found,) = sbp.check_shard_map(mapped, X, mesh=mesh).diagnostics
     assert (found.code, found.severity) == ("not-analysed", "warning")
     assert "cannot be run without devices" in found.title
+
+
+# ---- symbolic rows -------------------------------------------------------------------------------
+# Rules that are run on symbolic sizes note every fact that they ask for: wherever the same facts
+# hold, they give the same rows_of_shapes.
+
+
+def rows_of_shapes(op, shapes, n):
+    avals = [
+        Aval(tuple(shape), a.dtype) for shape, a in zip(shapes, (*op.ins, *op.outs), strict=True)
+    ]
+    found = rule_for(op.name)
+    assert found is not None
+    return tuple(
+        found.rows(
+            Op(op.name, op.params, tuple(avals[: len(op.ins)]), tuple(avals[len(op.ins) :]), n)
+        )
+    )
+
+
+def shaped(op, sizes):
+    rest = iter(sizes)
+    return [[next(rest) for _ in a.shape] for a in (*op.ins, *op.outs)]
+
+
+def beyond(values, rng):
+    """Sizes near the given ones; equal ones stay equal, as the program that an equation stands in
+    makes them."""
+    changed = {
+        v: max(0, v * int(rng.choice((1, 1, 2, 4))) + int(rng.choice((-1, 0, 0, 1))))
+        for v in sorted(set(values))
+    }
+    return (
+        [changed[v] for v in values]
+        if rng.random() < 0.7
+        else [v if rng.random() < 0.6 else changed[v] for v in values]
+    )
+
+
+def wants_a_number(size):
+    raise AssertionError(f"a rule wants to know {size!r} itself, which holds at one size alone")
+
+
+@pytest.mark.parametrize("name", sorted(set(SAMPLES) & set(primitives())))
+def test_facts_decide_rows(name, monkeypatch):
+    monkeypatch.setattr(Size, "_number", wants_a_number)
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    for eqn in equations(name, SAMPLES[name]):
+        op = eqn.op
+        values = [int(s) for a in (*op.ins, *op.outs) for s in a.shape]
+        if not values:
+            continue
+        names = [f"d{k}" for k in range(len(values))]
+        symbols = symbolic_shape(", ".join(names))
+        for n in (2, 4):
+            noted = {}
+            found = rows_of_shapes(
+                op, shaped(op, [Size(s, v, noted) for s, v in zip(symbols, values, strict=True)]), n
+            )
+            assert found == rows_of_shapes(op, shaped(op, values), n)
+            for other in [beyond(values, rng) for _ in range(20)]:
+                if all(f.value(dict(zip(names, other, strict=True))) for f in noted):
+                    assert found == rows_of_shapes(op, shaped(op, other), n), (values, other, noted)

@@ -3,6 +3,7 @@ newer releases of JAX."""
 
 import gc
 import threading
+import warnings
 from typing import Any
 
 import jax
@@ -10,8 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.compute_on import compute_on
+from jax.experimental.layout import Format, Layout
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import sbp
+from sbp.errors import SbpWarning
 from sbp.trace.build import trace
 from sbp.trace.collector import YOUNG, collecting_less
 from tests.signatures.calls import primitives
@@ -137,3 +143,253 @@ def test_a_collector_that_is_off_or_comes_less_often_stays_as_it_is(own, thresho
     with collecting_less():
         assert gc.get_threshold() == own
     assert gc.get_threshold() == own
+
+
+# ---- places --------------------------------------------------------------------------------------
+# What a program asks for in JAX's own words: a sharding is a pin at the user's line, and only
+# where the user wrote it. Devices, layouts and kinds of memory give one warning a line.
+
+
+ABSTRACT = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
+AUTO = jax.sharding.AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+EXPLICIT = jax.sharding.AbstractMesh((2, 4), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+ROWS = NamedSharding(AUTO, PartitionSpec("x"))
+CONCRETE_ROWS = NamedSharding(sbp.make_mesh((2, 4), ("x", "y")), PartitionSpec("x"))
+COLUMNS = NamedSharding(AUTO, PartitionSpec(None, "y"))
+OPEN = PartitionSpec.UNCONSTRAINED
+HOST = ROWS.with_memory_kind("pinned_host")
+MATRIX = jax.ShapeDtypeStruct((8, 4), jnp.float32)
+constrain = lax.with_sharding_constraint
+offloading = jax.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=["a"],
+    offload_src="device",
+    offload_dst="pinned_host",
+)
+
+
+def pinned(fn, where):
+    """The line and type of each pin of a program, and the code and line of each warning; lines are
+    counted from a function's own."""
+    first = where.__code__.co_firstlineno
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan = sbp.jit(fn, ABSTRACT, hardware="tpu-v5e").plan(MATRIX)
+    pins = [
+        (node.span.line - first, repr(node.params["pin"].type))
+        for node in plan.program.graph.walk()
+        if node.op == "sbp_annotate"
+    ]
+    warned = [
+        (d.code, d.primary.span.line - first)
+        for d in plan.report().diagnostics
+        if d.code.startswith("ignored") and d.primary
+    ]
+    assert [str(w.message).split(":")[0] for w in caught] == [code for code, _ in warned]
+    assert all(w.category is SbpWarning for w in caught)
+    return pins, warned
+
+
+CONSTRAINT, MEMORY = "ignored-constraint", "ignored-memory"
+
+
+def sine(x):
+    return constrain(jnp.sin(x), ROWS)
+
+
+def square(x):
+    return constrain(x * x, ROWS)
+
+
+def row(x):
+    return constrain(jnp.sin(x), NamedSharding(AUTO, PartitionSpec(None)))
+
+
+def looped(turn):
+    return lambda x: lax.scan(lambda c, _: (turn(c), None), x, None, length=3)[0]
+
+
+def total(fn):
+    return lambda x: fn(x).sum()
+
+
+def of_a_gradient(x):
+    g = jax.grad(lambda x: jnp.sin(x).sum())(x)
+    return constrain(g, ROWS)
+
+
+def many_times(x):
+    for _ in range(3):
+        x = constrain(jnp.sin(x), ROWS)
+    return x
+
+
+def two_lines(x):
+    x = constrain(jnp.sin(x), ROWS)
+    return constrain(jnp.cos(x), ROWS)
+
+
+def put_on_a_device(x):
+    return jax.device_put(jnp.sin(x), jax.devices()[0])
+
+
+def inner_jit(x):
+    return jax.jit(jnp.sin, out_shardings=ROWS)(x)
+
+
+def to_host_and_back(x):
+    y = jax.device_put(jnp.sin(x), jax.memory.Space.Host)
+    return jax.device_put(y, jax.memory.Space.Device) + 1
+
+
+def in_a_layout(x):
+    return jax.device_put(jnp.sin(x), Format(Layout((1, 0)), CONCRETE_ROWS))
+
+
+def with_memory_kind(x):
+    return constrain(jnp.sin(x), HOST)
+
+
+def offloaded(x):
+    block = jax.checkpoint(
+        lambda x: jnp.sin(checkpoint_name(jnp.sin(x), "a")),
+        policy=offloading,
+    )
+    return jax.value_and_grad(lambda x: block(x).sum())(x)
+
+
+@jax.custom_vjp
+def own_sine(x):
+    return jnp.sin(x)
+
+
+own_sine.defvjp(lambda x: (own_sine(x), x), lambda x, g: (constrain(g * jnp.cos(x), ROWS),))
+
+
+def in_a_backward_rule(x):
+    return jax.grad(lambda x: own_sine(x).sum())(x)
+
+
+@pytest.mark.parametrize(
+    ("fn", "where", "pins", "warned"),
+    [
+        (lambda x: constrain(jnp.sin(x), ROWS), None, [(0, "x:S(0)")], []),
+        (jax.value_and_grad(total(sine)), sine, [(1, "x:S(0)")], []),
+        (jax.grad(total(lambda x: jnp.sin(square(x)))), square, [(1, "x:S(0)")], []),
+        (looped(sine), sine, [(1, "x:S(0)")], []),
+        (jax.grad(total(looped(sine))), sine, [(1, "x:S(0)")], []),
+        # The gradient needs no value of the constraint, so JAX drops it. JAX reshards the cotangent
+        # of the sum, on no line of the user.
+        (looped(jax.grad(total(sine))), sine, [], []),
+        # The forward pass and its recomputation.
+        (
+            jax.value_and_grad(total(jax.checkpoint(lambda x: jnp.sin(sine(x))))),
+            sine,
+            [(1, "x:S(0)")] * 2,
+            [],
+        ),
+        (
+            jax.grad(total(looped(jax.checkpoint(lambda x: jnp.sin(sine(x)))))),
+            sine,
+            [(1, "x:S(0)")] * 2,
+            [],
+        ),
+        (jax.vmap(row), row, [(1, "B")], []),
+        (
+            lambda x: constrain(jnp.sin(x), NamedSharding(AUTO, PartitionSpec("x", OPEN))),
+            None,
+            [(0, "x:S(0)")],
+            [],
+        ),
+        (of_a_gradient, None, [(2, "x:S(0)")], []),
+        # JAX gives an equation of a backward rule the line of the forward call.
+        (in_a_backward_rule, None, [(1, "x:S(0)")], []),
+        (many_times, None, [(2, "x:S(0)")] * 3, []),
+        (two_lines, None, [(1, "x:S(0)"), (2, "x:S(0)")], []),
+        (
+            lambda x: constrain({"a": x * 2, "b": x * 3}, {"a": ROWS, "b": COLUMNS}),
+            None,
+            [(0, "x:S(0)"), (0, "y:S(1)")],
+            [],
+        ),
+        (lambda x: jax.device_put(jnp.sin(x), ROWS), None, [(0, "x:S(0)")], []),
+        (put_on_a_device, None, [], [(CONSTRAINT, 1)]),
+        (
+            lambda x: jax.sharding.reshard(jnp.sin(x), NamedSharding(EXPLICIT, PartitionSpec("x"))),
+            None,
+            [(0, "x:S(0)")],
+            [],
+        ),
+        (inner_jit, None, [(1, "x:S(0)")], []),
+        (to_host_and_back, None, [], []),
+        # The value is in device memory: this asks for what holds.
+        (lambda x: jax.device_put(jnp.sin(x), jax.memory.Space.Device) * 2, None, [], []),
+        (in_a_layout, None, [(1, "x:S(0)")], [(CONSTRAINT, 1)]),
+        (with_memory_kind, None, [(1, "x:S(0)")], [(MEMORY, 1)]),
+        (offloaded, None, [], []),
+        (
+            lambda x: jax.device_put(jnp.sin(x), ROWS.with_memory_kind("unpinned_host")) + 1,
+            None,
+            [(0, "x:S(0)")],
+            [(MEMORY, 0)],
+        ),
+        (
+            lambda x: jax.jit(jnp.sin, out_shardings=HOST)(x) + 1,
+            None,
+            [(0, "x:S(0)")],
+            [(MEMORY, 0)],
+        ),
+    ],
+    ids=lambda v: getattr(v, "__name__", ""),
+)
+def test_what_the_user_wrote_is_a_pin_or_a_warning(fn, where, pins, warned):
+    assert pinned(fn, where or fn) == (pins, warned)
+
+
+def test_what_jax_adds_is_no_pin():
+    def constants(x):
+        return x + jnp.asarray(np.ones((8, 4))) + jax.device_put(jnp.float32(1)) + jnp.zeros((8, 4))
+
+    with jax.set_mesh(jax.make_mesh((2, 4), ("x", "y"))):
+        assert pinned(constants, constants) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("fn", "call"),
+    [
+        (lambda x: jnp.array(x * 2, device=CONCRETE_ROWS), "device= of array"),
+        (lambda x: jnp.asarray(x * 2, device=CONCRETE_ROWS), "device= of asarray"),
+        (lambda x: x + jnp.asarray(np.ones((8, 4)), device=CONCRETE_ROWS), "device= of asarray"),
+        (lambda x: x[:, 0] + jnp.arange(8.0, device=CONCRETE_ROWS), "device= of arange"),
+        (lambda x: (x * 2).to_device(CONCRETE_ROWS), "device= of to_device"),
+        (lambda x: jax.device_put(x * 2, ROWS), "device_put"),
+        (lambda x: constrain(x * 2, ROWS), "with_sharding_constraint"),
+        (inner_jit, "in_shardings or out_shardings of jax.jit"),
+    ],
+)
+def test_a_pin_names_what_the_user_wrote(fn, call):
+    nodes = sbp.jit(fn, ABSTRACT, hardware="tpu-v5e").plan(MATRIX).program.graph.walk()
+    assert {n.params["pin"].asked_by for n in nodes if n.op == "sbp_annotate"} == {call}
+
+
+@pytest.mark.parametrize(
+    ("fn", "call"),
+    [
+        (put_on_a_device, "device_put"),
+        (in_a_layout, "the layout of device_put"),
+        (with_memory_kind, "with_sharding_constraint to pinned_host memory"),
+    ],
+)
+def test_a_warning_names_what_the_user_wrote(fn, call):
+    with pytest.warns(SbpWarning, match=f"^ignored-[a-z]+: {call} at .* has no effect"):
+        sbp.jit(fn, ABSTRACT, hardware="tpu-v5e").plan(MATRIX)
+
+
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="compute_on is a primitive")
+def test_a_place_to_compute_on_gives_a_warning():
+    def on_the_host(x):
+        with compute_on("device_host"):
+            return x * 2
+
+    with pytest.warns(SbpWarning, match=r'^ignored-constraint: compute_on\("device_host"\)'):
+        sbp.jit(on_the_host, ABSTRACT, hardware="tpu-v5e").plan(MATRIX)
