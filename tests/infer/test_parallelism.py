@@ -221,17 +221,13 @@ def attend(w, x):
     )
 
 
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
 PROGRAMS = {
-    "accumulate": (accumulate, ({"a": f32(16, 32), "b": f32(32, 16)}, f32(4, 8, 16))),
+    "accumulate": (accumulate, ({"a": shape(16, 32), "b": shape(32, 16)}, shape(4, 8, 16))),
     "accumulate, large": (
         accumulate,
-        ({"a": f32(1024, 4096), "b": f32(4096, 1024)}, f32(8, 512, 1024)),
+        ({"a": shape(1024, 4096), "b": shape(4096, 1024)}, shape(8, 512, 1024)),
     ),
-    "attend": (attend, ({n: f32(16, 16) for n in "qkv"}, f32(4, 8, 16))),
+    "attend": (attend, ({n: shape(16, 16) for n in "qkv"}, shape(4, 8, 16))),
 }
 ASKED: dict[str, dict[str, Any]] = {
     "explicit": {"boxing": "explicit"},
@@ -263,7 +259,7 @@ def test_a_budget_makes_nothing_cheaper(rows, hardware):
 
     def seconds(*budgets):
         f = sbp.jit(fn, MESHES[0], in_types="B", out_types="B", hardware=hardware, budgets=budgets)
-        plan = f.plan(f32(rows, 4))
+        plan = f.plan(shape(rows, 4))
         assert plan.program.typing.optimal
         return plan.cost.seconds
 

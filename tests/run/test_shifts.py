@@ -15,6 +15,7 @@ from jax import lax
 import sbp
 from tests.hardware import SENDS_FREELY
 from tests.run.test_collectives import assert_close, assert_within_plan
+from tests.signatures.test_alignment import gradient, scanned
 
 NOTHING_ELSE = [
     sbp.forbid(kind) for kind in ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")
@@ -331,18 +332,6 @@ def test_a_ring_that_hides_nothing_is_not_taken():
 # ---- scans ---------------------------------------------------------------------------------------
 # `lax.associative_scan` along a split dim: devices exchange a few elements, and each level of the
 # scan runs on shards.
-
-
-def recurrence(p: Any, q: Any) -> Any:
-    return p[0] * q[0], q[0] * p[1] + q[1]
-
-
-def scanned(a: Any, b: Any, **options: Any) -> Any:
-    return lax.associative_scan(recurrence, (a, b), **options)
-
-
-def gradient(a: Any, b: Any) -> Any:
-    return jax.grad(lambda a, b: jnp.sum(scanned(a, b)[1] ** 2), argnums=(0, 1))(a, b)
 
 
 SCANS = {
