@@ -20,7 +20,6 @@ from jax.sharding import AbstractMesh, Mesh
 
 import sbp
 from sbp._jax import ENDS_ON_AXIS_NAMES
-from sbp.cli import main
 from sbp.errors import SbpError
 from sbp.machine.hardware import Network
 from sbp.machine.lanes import copies_for_lanes, joins_lanes
@@ -375,14 +374,6 @@ def test_networks_that_cannot_be_are_refused(figures):
         Network(**({"bytes_per_second": 1e9, "latency_seconds": 1e-6} | figures))
     with pytest.raises(sbp.SbpError, match=field):
         HARDWARE["tpu-v5e"].with_axis("dcn", **({"bytes_per_second": 1e9} | figures))
-
-
-def test_the_table_is_shown(capsys):
-    assert main(["hardware"]) == 0
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "tpu-v5p 459 459 95.0 GiB 2765 3-D torus 100 6144 6.25" in lines
-    assert "h100 989 495 74.5 GiB 3350 switch 450 8 50" in lines
-    assert all(any(line.startswith(f"{name} ") for line in lines) for name in HARDWARE)
 
 
 # ---- products -----------------------------------------------------------------------------------
