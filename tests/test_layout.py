@@ -239,7 +239,6 @@ def test_under_vmap_the_batch_dim_has_no_name():
 
 def test_through_scan_and_grad():
     layout = Layout(batch="data", d_ff="model")
-    mesh = sbp.make_mesh((2, 4), ("data", "model"))
     rng = np.random.default_rng(0)
     w = rng.normal(size=(3, 16, 16)).astype(np.float32) / 4
     x = rng.normal(size=(8, 16)).astype(np.float32)
@@ -252,7 +251,7 @@ def test_through_scan_and_grad():
         return (h**2).sum() + sums.mean()
 
     step = jax.value_and_grad(loss)
-    f = sbp.jit(step, mesh)
+    f = sbp.jit(step, sbp.make_mesh((2, 4), ("data", "model")))
     inside = [n for n in f.trace(w, x).request.graph.walk() if n.op == "sbp_annotate"]
     assert len(inside) == 3 and not any(
         n.backward for n in inside

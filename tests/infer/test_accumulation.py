@@ -281,8 +281,7 @@ def test_the_plan_costs_what_its_steps_cost(typed):
 def test_a_conversion_runs_the_steps_that_it_costs():
     """A gradient that two products read in types of their own, on two mesh axes. The cheapest way
     from one type to the other pads the parts and adds them up."""
-    mesh = AbstractMesh((4, 8), ("a", "b"))
     weights = [f32(1024, 4096), f32(4096, 2048), f32(2048, 1000)]
-    f = sbp.jit(again, mesh, hardware="tpu-v5e")
+    f = sbp.jit(again, AbstractMesh((4, 8), ("a", "b")), hardware="tpu-v5e")
     program = f.plan(weights, f32(16384, 1024)).program
     assert program.cost.seconds == pytest.approx(schedule(program).seconds, rel=2e-3)

@@ -100,8 +100,7 @@ def test_fully_sharded_when_memory_is_short():
     free = planned(*args, donated=(0, 1))
     whole = 3 * layers * width * width * 4  # weights and two moments
     assert free.cost.peak_memory_bytes > whole
-    limit = free.cost.peak_memory_bytes - whole / 2
-    tight = planned(*args, donated=(0, 1), memory_limit=limit)
+    tight = planned(*args, donated=(0, 1), memory_limit=free.cost.peak_memory_bytes - whole / 2)
     (weights, adam, x, _), _ = tight.in_types
     assert x["d"] == S(0)  # still data parallel: the batch is split,
     held = [t for t in jax.tree.leaves((weights, adam)) if t != B and t["d"] != B]

@@ -171,9 +171,8 @@ def test_between_nodes_a_gpu_sends_its_share():
     all-gather in the node."""
     mesh = spec("h100", d=16)
     size = 1e9
-    in_node = 2 * 7 / 8 * size / 450e9
-    between = 2 * 1 / 2 * size / 8 / 50e9
     taken = mesh.collective("all_reduce", (0,)).of(2 * 15 / 16 * size)
+    in_node, between = 2 * 7 / 8 * size / 450e9, 2 * 1 / 2 * size / 8 / 50e9
     assert taken == pytest.approx(in_node + between, rel=0.01)
     assert (
         mesh.collective("all_reduce", (0,)).seconds
@@ -302,9 +301,8 @@ def test_pods_have_their_published_bandwidth(name, devices, all_reduce, bisectio
 def test_v3_moves_the_gradients_of_the_paper_as_its_links_allow():
     """3.56 GB of replicated gradients in the step of its largest model, over the four links of each
     chip."""
-    mesh = spec("tpu-v3", d=2048)
     sent = 2 * 2047 / 2048 * 3.56e9
-    assert mesh.collective("all_reduce", (0,)).of(sent) == pytest.approx(
+    assert spec("tpu-v3", d=2048).collective("all_reduce", (0,)).of(sent) == pytest.approx(
         2 * 3.56e9 / (4 * 41e9), rel=0.01
     )
 

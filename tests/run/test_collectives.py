@@ -70,8 +70,7 @@ def assert_close(got, want, *, rtol, atol):
 )
 def test_compiled_bytes_are_planned(case: Case, shape):
     names = NAMES[: len(shape)]
-    mesh = sbp.make_mesh(shape, names)
-    plan = sbp.jit(function_of(case, names), mesh).plan(*arguments(case))
+    plan = sbp.jit(function_of(case, names), sbp.make_mesh(shape, names)).plan(*arguments(case))
     assert_within_plan(plan, shape)
 
 
@@ -94,13 +93,12 @@ def test_the_chain_reduces_once_after_w():
 
 def test_a_sum_of_partials_is_reduced_once():
     """Parallel branches: P + P stays P, whatever the order of the Python additions."""
-    mesh = sbp.make_mesh((8,), ("x",))
 
     def block(x, a, b):
         return x + (x @ a["in"]) @ a["out"] + (x @ b["in"]) @ b["out"]
 
     layer = {"in": "x:S(1)", "out": "x:S(0)"}
-    f = sbp.jit(block, mesh, in_types=("B", layer, layer), out_types="B")
+    f = sbp.jit(block, sbp.make_mesh((8,), ("x",)), in_types=("B", layer, layer), out_types="B")
     shapes = {
         "in": jax.ShapeDtypeStruct((64, 256), jnp.float32),
         "out": jax.ShapeDtypeStruct((256, 64), jnp.float32),
@@ -281,12 +279,11 @@ def test_a_split_vocabulary_moves_little(name, shape):
     the rows would."""
     fn, scalars = PROGRAMS[name]
     names = ("x", "y")[: len(shape)]
-    mesh = sbp.make_mesh(shape, names)
 
     def split(x, y):
         return fn(sbp.annotate(x, **{names[-1]: sbp.S(1)}), y)
 
-    f = sbp.jit(split, mesh, in_types=(None, "B"), hardware="tpu-v5e")
+    f = sbp.jit(split, sbp.make_mesh(shape, names), in_types=(None, "B"), hardware="tpu-v5e")
     plan = f.plan(LOGITS, LABELS)
     n = shape[-1]
     # Inputs and results that do not divide are whole at the annotation and at the program's end.

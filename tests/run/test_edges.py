@@ -249,14 +249,13 @@ def test_a_memory_limit_that_nothing_meets(mesh):
 def test_a_lone_index_outside_the_shard_changes_nothing(index):
     """XLA's CPU compiler in JAX 0.10 merges the slice that makes the shard with the element that a
     lone index hits, without the bound."""
-    mesh = sbp.make_mesh((2,), ("x",))
     x = np.arange(8, dtype=np.float32).reshape(1, 8)
 
     def both(x, k):
         split = sbp.split(x, 1, "x")
         return split.at[:, k].add(100.0), split.at[:, k].set(7.0), split[:, k], x + 1
 
-    f = sbp.jit(both, mesh, in_types="B")
+    f = sbp.jit(both, sbp.make_mesh((2,), ("x",)), in_types="B")
     for got, want in zip(f(x, np.int32(index)), jax.jit(both)(x, np.int32(index)), strict=True):
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
 
@@ -343,13 +342,12 @@ def test_a_device_assignment_places_each_slice_on_its_device(order):
 
 def test_annotations_keep_shape_and_value():
     """S2: every placement of a tensor on a 2 x 4 mesh, partial ones included."""
-    mesh = sbp.make_mesh((2, 4), ("x", "y"))
     places = [sbp.S(0), sbp.S(1), sbp.S(2), sbp.B, sbp.P]
 
     def every(x):
         return [sbp.annotate(x, x=a, y=b) for a in places for b in places]
 
-    found = sbp.jit(every, mesh, in_types=("B",), out_types="B")(CUBE)
+    found = sbp.jit(every, sbp.make_mesh((2, 4), ("x", "y")), in_types=("B",), out_types="B")(CUBE)
     assert len(found) == 25
     for one in found:
         assert one.shape == CUBE.shape and one.dtype == CUBE.dtype

@@ -89,7 +89,6 @@ DRAWS = list(itertools.product(MESHES, (True, False), (16, 13)))
 @pytest.mark.parametrize(("shape", "new_style", "rows"), sliced(DRAWS, 1 / 2), ids=str)
 def test_draws(shape, new_style, rows):
     names = NAMES[: len(shape)]
-    mesh = sbp.make_mesh(shape, names)
     key = jax.random.key(7) if new_style else jax.random.PRNGKey(7)
     x = jnp.ones((rows, 6))
 
@@ -97,7 +96,7 @@ def test_draws(shape, new_style, rows):
         x = sbp.split(x, 0, *names)
         return jax.tree.map(lambda y: sbp.split(y, 0, *names), draws(key, x))
 
-    f = sbp.jit(split, mesh)
+    f = sbp.jit(split, sbp.make_mesh(shape, names))
     got, want = f(key, x), wanted_draws(new_style, rows)
     for a, b in zip(got, want, strict=True):
         if np.issubdtype(a.dtype, np.floating):
@@ -147,13 +146,12 @@ def test_a_batch_of_states_is_one_draw():
     of_each = jax.vmap(lambda k: jax.lax.rng_bit_generator(k, (3,)))
     (node,) = [e for e in jax.make_jaxpr(of_each)(states).eqns if e.outvars[1:]]
     assert node.invars[0].aval.shape == (4,) and node.outvars[1].aval.shape == (6, 3)
-    mesh = sbp.make_mesh((4,), ("x",))
 
     def split(states):
         after, bits = of_each(sbp.split(states, 0, "x"))
         return after, sbp.split(bits, 0, "x")
 
-    f = sbp.jit(split, mesh)
+    f = sbp.jit(split, sbp.make_mesh((4,), ("x",)))
     assert_same(f(states), jax.jit(of_each)(states), rtol=0)
     program = f.plan(states).program
     (drawn,) = [n for n in program.graph.walk() if n.op == "rng_bit_generator"]

@@ -67,7 +67,6 @@ def test_uneven_rolls(sizes: tuple[int, ...]):
     """Shards with padding, by a shift longer than a shard, along two dims."""
     names = ("x", "y")[: len(sizes)]
     split = " ".join(f"{name}:S({d})" for d, name in enumerate(names))
-    mesh = sbp.make_mesh(sizes, names)
 
     def fn(x: Any) -> Any:
         x = sbp.annotate(x, split)
@@ -75,7 +74,7 @@ def test_uneven_rolls(sizes: tuple[int, ...]):
         return sbp.annotate(jnp.roll(x, (5, -2), (0, 1)) + shifted(x[:1] * 2, x) + rows, split)
 
     x = np.arange(13 * 11, dtype=np.int32).reshape(13, 11)
-    f = sbp.jit(fn, mesh, hardware=SENDS_FREELY)
+    f = sbp.jit(fn, sbp.make_mesh(sizes, names), hardware=SENDS_FREELY)
     assert {"join_slices"} == {o.node.op for o, _ in f.plan(x).program.kernels()}
     np.testing.assert_array_equal(np.asarray(f(x)), np.asarray(fn(x)))
 
@@ -96,13 +95,12 @@ def pipeline(weights: Any, microbatches: Any) -> Any:
 def test_the_papers_pipeline():
     """Each tick shifts by one permute, forward and backward, under a budget that allows no other
     move of the buffer in a loop."""
-    mesh = sbp.make_mesh((4,), ("x",))
     step = jax.value_and_grad(pipeline)
     rng = np.random.default_rng(0)
     weights, batches = rng.normal(size=(4, 6, 6)), rng.normal(size=(5, 3, 6))
     f = sbp.jit(
         step,
-        mesh,
+        sbp.make_mesh((4,), ("x",)),
         in_types=("x:S(0)", "B"),
         out_types=("B", "x:S(0)"),
         hardware=SENDS_FREELY,
@@ -292,24 +290,22 @@ def test_sums_of_short_products_are_kept_in_32_bits():
 @pytest.mark.parametrize("sizes", [(30, 25, 17), (41, 25, 27)])
 def test_uneven_shards_go_round(sizes):
     """Padding of a shard that comes by is neither multiplied nor written."""
-    mesh = sbp.make_mesh((8,), ("x",))
     i, k, j = sizes
 
     def product(x, y):
         return sbp.annotate(sbp.annotate(x, x=sbp.S(0)) @ sbp.annotate(y, x=sbp.S(1)), x=sbp.S(0))
 
-    fn = sbp.jit(product, mesh, hardware=BALANCED)
+    fn = sbp.jit(product, sbp.make_mesh((8,), ("x",)), hardware=BALANCED)
     x, y = normal(i, k), normal(k, j, seed=1)
     assert kernels(fn.plan(x, y)) == {"rotate_rhs"}
     np.testing.assert_allclose(np.asarray(fn(x, y)), x @ y, rtol=1e-4, atol=1e-4)
 
 
 def test_gradients_go_round():
-    mesh = sbp.make_mesh((4,), ("x",))
     fn = jax.value_and_grad(lambda x, y: jnp.sum(jnp.tanh(x @ y) ** 2), argnums=(0, 1))
     f = sbp.jit(
         fn,
-        mesh,
+        sbp.make_mesh((4,), ("x",)),
         in_types=("x:S(0)", "x:S(1)"),
         out_types=("B", ("x:S(0)", "x:S(1)")),
         hardware=BALANCED,
@@ -350,12 +346,11 @@ def pairs(length: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize("sizes", [(2,), (4,), (8,), (2, 4)])
 @pytest.mark.parametrize("case", SCANS)
 def test_scans_of_shards(case: str, sizes: Any):
-    mesh = sbp.make_mesh(sizes, ("x", "y")[: len(sizes)])
     types = "x:S(0)" if len(sizes) == 1 else "x:S(0) y:S(1)"
     fn = SCANS[case]
     f = sbp.jit(
         fn,
-        mesh,
+        sbp.make_mesh(sizes, ("x", "y")[: len(sizes)]),
         in_types=(types, types),
         out_types=(types, types),
         hardware=SENDS_FREELY,

@@ -449,5 +449,4 @@ def test_an_axis_that_is_too_large_is_named_once_for_each_signature(sizes, title
         text = report.text(200)
     assert report.diagnostics == found and [d.title for d in found] == titles
     assert {(d.code, d.severity) for d in found} <= {("wrong-signature", "note")}
-    said = "note[wrong-signature]: the registered signature of `triple`"
-    assert (said in text) == bool(titles)
+    assert ("note[wrong-signature]: the registered signature of `triple`" in text) == bool(titles)

@@ -629,16 +629,14 @@ COLLECTIVES: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_collectives_over_the_mapped_axis(name: str, types: str | None) -> None:
     """Without a warning: the tests' settings make an error of one."""
-    mesh = jax.make_mesh((2, 4), ("x", "y"))
     x = jnp.asarray(BATCH if types != "y:S(1)" else BATCH[:, :4])
-    found = sbp.jit(COLLECTIVES[name], mesh, in_types=(types,))(x)
+    found = sbp.jit(COLLECTIVES[name], jax.make_mesh((2, 4), ("x", "y")), in_types=(types,))(x)
     want = jax.jit(COLLECTIVES[name])(x)
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
     jax.tree.map(close, found, want)
 
 
 def test_a_mean_over_the_mapped_axis_gathers_nothing() -> None:
-    mesh = jax.make_mesh((8,), ("x",))
     norm = over_batch(lambda row: row - lax.pmean(row, "batch"))
-    plan = sbp.jit(norm, mesh, "x:S(0)", "x:S(0)").plan(jnp.ones((64, 16)))
+    plan = sbp.jit(norm, jax.make_mesh((8,), ("x",)), "x:S(0)", "x:S(0)").plan(jnp.ones((64, 16)))
     assert plan.cost.bytes_per_device == 2 * 7 / 8 * 16 * 4
