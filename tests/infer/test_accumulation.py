@@ -208,15 +208,14 @@ def again(weights, x):
 def planned(fn, hardware="tpu-v5e", widths=WIDTHS):
     weights = [f32(*pair) for pair in itertools.pairwise(widths)]
     replicated = [PartitionSpec()] * len(weights)
-    f = sbp.jit(
+    return sbp.jit(
         fn,
         MESH,
         in_types=(replicated, PartitionSpec("d")),
         out_types=replicated,
         boxing="reduce",
         hardware=hardware,
-    )
-    return f.plan(weights, f32(512, widths[0]))
+    ).plan(weights, f32(512, widths[0]))
 
 
 def starts(plan):

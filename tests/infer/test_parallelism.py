@@ -58,10 +58,9 @@ mlp_step = sgd(lambda p, x, y: jnp.mean((jax.nn.relu(x @ p["w1"]) @ p["w2"] - y)
 
 
 def planned(fn, *args, devices=8, donated=(0,), **options):
-    f = sbp.jit(
+    return sbp.jit(
         fn, AbstractMesh((devices,), ("d",)), donate_argnums=donated, hardware="tpu-v5p", **options
-    )
-    return f.plan(*args)
+    ).plan(*args)
 
 
 def test_data_parallel_when_the_batch_is_large():

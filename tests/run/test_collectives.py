@@ -433,15 +433,14 @@ def test_a_plan_says_what_its_sums_send():
     aval = jax.ShapeDtypeStruct((65536, 1024), jnp.bfloat16)
 
     def plan(out, **options):
-        f = sbp.jit(
+        return sbp.jit(
             lambda x, y: x.T @ y,
             mesh,
             in_types=("d:S(0)", "d:S(0)"),
             out_types=out,
             hardware="tpu-v5e",
             **options,
-        )
-        return f.plan(aval, aval)
+        ).plan(aval, aval)
 
     def sent(plan):
         return [(s.kind, s.mesh_axes, s.runs) for s in sends(plan.program)]

@@ -296,13 +296,12 @@ def test_a_program_has_the_values_of_one_device(case):
 @pytest.mark.parametrize("hardware", sorted(sbp.HARDWARE))
 def test_a_plan_on_an_abstract_mesh_lowers(hardware):
     """Without devices the program is lowered for the platform of the hardware."""
-    f = sbp.jit(
+    plan = sbp.jit(
         lambda x, w: (x @ w).sum(),
         AbstractMesh((4,), ("d",)),
         in_types=("d:S(1)", "d:S(0)"),
         hardware=hardware,
-    )
-    plan = f.plan(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 16), (16, 8))))
+    ).plan(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 16), (16, 8))))
     assert plan.lower().as_text().count("stablehlo.all_reduce") == 1
 
 

@@ -318,10 +318,9 @@ def test_gradients_go_round():
 def test_a_ring_that_hides_nothing_is_not_taken():
     """Where a device does not compute while it sends, one gather is as good, and starts once."""
     mesh = sbp.make_mesh((8,), ("x",))
-    f = sbp.jit(
+    plan = sbp.jit(
         lambda x, y: x @ y, mesh, in_types=("x:S(0)", "x:S(1)"), out_types="x:S(0)", hardware="cpu"
-    )
-    plan = f.plan(normal(4096, 512), normal(512, 64))
+    ).plan(normal(4096, 512), normal(512, 64))
     assert not kernels(plan) and any(p.bytes_per_device for p in plan.program.boxes())
 
 
