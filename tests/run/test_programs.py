@@ -15,14 +15,11 @@ from tests.slices import sliced
 
 pytestmark = pytest.mark.laws
 
-_WANTED = {}
 
-
+@cache
 def wanted(case: Case):
     """The single-device result: annotations are the identity outside sbp.jit."""
-    if case.name not in _WANTED:
-        _WANTED[case.name] = jax.jit(function_of(case, NAMES))(*arguments(case))
-    return _WANTED[case.name]
+    return jax.jit(function_of(case, NAMES))(*arguments(case))
 
 
 def shown(x: object) -> str:
