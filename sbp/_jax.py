@@ -52,7 +52,7 @@ __all__ = [
 ENDS_ON_AXIS_NAMES = jax.__version_info__[:2] < (0, 12)
 """Whether the process ends where a mesh of devices has an axis whose name has characters outside
 ASCII, or one of several devices a backslash, seen up to JAX 0.11
-(`tests/machine/test_axis_names.py`)."""
+(`tests/machine/test_network.py`)."""
 
 MERGES_SLICES = jax.__version_info__[:2] < (0, 12)
 """Whether XLA for CPU merges a slice of a slice without the inner one's bounds, seen up to JAX

@@ -8,8 +8,6 @@ With `--resume`, cases that passed in FILE are not run again.
 `python -m tests.case_seconds FILE ..` sums tables up by folder.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import defaultdict

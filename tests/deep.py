@@ -8,8 +8,6 @@ stages that passed are skipped, and an interrupted stage goes on after the cases
 the lock (`tests/lock.py`) and writes it.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import importlib.metadata

@@ -1,8 +1,6 @@
 """Makes the edits of a help, by their fields alone: in a source text, and in the options of
 `sbp.jit`."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

@@ -8,8 +8,6 @@ Python, JAX, NumPy, Z3, Flax and Optax. `make deep` ignores the lock, and its st
 it.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib.metadata

@@ -13,8 +13,6 @@ mark `laws`.
 models).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from typing import TypeVar

@@ -25,10 +25,20 @@ def test_every_code_has_a_page_and_every_page_a_code():
     assert all(page.code == code for code, page in PAGES.items())
 
 
+@pytest.fixture
+def printed(capsys):
+    """What a command that succeeds prints."""
+
+    def run(*argv):
+        assert main(list(argv)) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
 @pytest.mark.parametrize("code", list(CODES))
-def test_explain(code, capsys):
-    assert main(["explain", code]) == 0
-    out = capsys.readouterr().out
+def test_explain(code, printed):
+    out = printed("explain", code)
     assert out.startswith(f"{code}: ")
     assert "this gets it:" in out and "this does not:" in out
     for line in PAGES[code].right.strip().splitlines():
@@ -82,18 +92,16 @@ def test_concepts_have_unique_names_that_lead_on():
         (["ring"], "ring"),
     ],
 )
-def test_explain_a_concept(words, title, capsys, monkeypatch):
+def test_explain_a_concept(words, title, printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    assert main(["explain", *words]) == 0
-    out = capsys.readouterr().out.splitlines()
+    out = printed("explain", *words).splitlines()
     assert out[0] == title and len(out) > 3
     assert max(map(len, out)) <= 40
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_a_script_that_its_shell_reads(shell, capsys, tmp_path):
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
+def test_completion_is_a_script_that_its_shell_reads(shell, printed, tmp_path):
+    script = printed("completion", shell)
     for word in ("signatures", "--mesh", "no-signature", "dot_general", "translate"):
         assert word in script
     program = shutil.which(shell)
@@ -102,24 +110,19 @@ def test_completion_is_a_script_that_its_shell_reads(shell, capsys, tmp_path):
         subprocess.run([program, "-n", str(tmp_path / "script")], check=True)
 
 
-def test_all_codes_are_listed(capsys):
-    assert main(["explain"]) == 0
-    out = capsys.readouterr().out
+def test_all_codes_are_listed(printed):
+    out = printed("explain")
     assert all(code in out and meaning in out for code, meaning in CODES.items())
 
 
-def test_version(capsys):
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"sbp {sbp.__version__}\n"
+def test_version(printed):
+    assert printed("--version") == f"sbp {sbp.__version__}\n"
 
 
-def test_signatures(capsys):
-    assert main(["signatures"]) == 0
-    out = capsys.readouterr().out
-    words = out.replace(",", " ").split()
+def test_signatures(printed):
+    words = printed("signatures").replace(",", " ").split()
     assert not [name for name in known_primitives() if name not in words]
-    assert main(["signatures", "dot_general"]) == 0
-    assert "S(1)       S(0)        ->  P(sum)" in capsys.readouterr().out
+    assert "S(1)       S(0)        ->  P(sum)" in printed("signatures", "dot_general")
 
 
 def test_every_sample_holds_its_primitive():
@@ -149,10 +152,9 @@ def test_bad_arguments(argv, message, capsys):
     assert captured.out == ""
 
 
-def test_plan_prints_a_model_beside_the_paper(capsys):
-    assert main(["plan", "--preset", "gshard-12l-512e", "--hardware", "tpu-v3"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    row = next(line for line in shown if "seconds of a step, modelled" in line)
+def test_plan_prints_a_model_beside_the_paper(printed):
+    shown = printed("plan", "--preset", "gshard-12l-512e", "--hardware", "tpu-v3")
+    row = next(line for line in shown.splitlines() if "seconds of a step, modelled" in line)
     assert row.split()[-2] == "0.30"
 
 
@@ -195,3 +197,10 @@ def test_a_command_that_ctrl_c_ends_says_so(capsys, monkeypatch):
     monkeypatch.setattr("sbp.cli._program", lambda name: program)
     assert main(["translate"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_the_table_of_hardware(printed):
+    lines = [" ".join(line.split()) for line in printed("hardware").splitlines()]
+    assert "tpu-v5p 459 459 95.0 GiB 2765 3-D torus 100 6144 6.25" in lines
+    assert "h100 989 495 74.5 GiB 3350 switch 450 8 50" in lines
+    assert all(any(line.startswith(f"{name} ") for line in lines) for name in sbp.HARDWARE)

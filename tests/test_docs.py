@@ -1,15 +1,25 @@
 """Every Python block of the README and of docs/ runs as written on 8 simulated devices, and prints
-what the page shows."""
+what the page shows. So do the examples in docstrings. docs/checklist.md names tests that are there,
+and every mechanism once. The documentation site builds without a warning, and has what it
+promises."""
 
+import doctest
+import importlib
 import os
+import pkgutil
 import re
 import runpy
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
+from inspect import ismodule
 from pathlib import Path
 
 import pytest
 
+import sbp
+from sbp.errors import CODES
 from sbp.signatures import known_primitives, unregister
 
 ROOT = Path(__file__).parents[1]
@@ -171,3 +181,128 @@ def test_unclear_phrases_do_not_come_back():
 def test_excerpts_are_compared():
     assert unmatched("a\n...\nc\n", "a\nb\nc\n") is None
     assert unmatched("c\na\n", "a\nb\nc\n") == "a"
+
+
+# ---- checklist -----------------------------------------------------------------------------------
+
+
+CHECKLIST = ROOT / "docs" / "checklist.md"
+
+ROWS = {"G": 17, "A": 4, "S": 4, "P": 9, "T": 7, "R": 4, "M": 12, "E": 6, "C": 7}
+"""Rows of each part: 70."""
+
+
+def rows() -> list[list[str]]:
+    """The cells of each row of the tables: id, mechanism, source, tests, weaker."""
+    lines = [line for line in CHECKLIST.read_text("utf-8").splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [row for row in cells if row[0] != "id"]
+
+
+def test_every_mechanism_has_one_row():
+    wanted = [f"{part}{n}" for part, count in ROWS.items() for n in range(1, count + 1)]
+    assert [row[0] for row in rows()] == wanted
+    assert all(len(row) == 5 and row[1] and row[2] and row[3] for row in rows())
+
+
+def test_the_tests_that_are_named_exist():
+    gone = []
+    for row in rows():
+        if row[3] == "not built":
+            assert row[4], f"{row[0]} does not say what is missing"
+            continue
+        for named in row[3].split(", "):
+            path, _, name = named.strip("`").partition("::")
+            if not (ROOT / path).is_file() or f"def {name}(" not in (ROOT / path).read_text(
+                "utf-8"
+            ):
+                gone.append(f"{row[0]}: {named}")
+    assert not gone, "\n".join(gone)
+
+
+# ---- docstrings ----------------------------------------------------------------------------------
+
+
+PLAIN = ("benchmarks.gshard", "examples.gshard")
+"""Folders of modules outside the package."""
+
+MODULES = sorted(
+    m.name
+    for m in (
+        *pkgutil.walk_packages(sbp.__path__, "sbp."),
+        *(m for f in PLAIN for m in pkgutil.iter_modules([ROOT / f.replace(".", "/")], f"{f}.")),
+    )
+    if not m.name.endswith("__main__")
+)
+DOCSTRINGS = [
+    pytest.param(example, id=example.name)
+    for name in MODULES
+    for example in doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name))
+    if example.examples
+]
+
+
+def test_there_are_examples():
+    assert len(DOCSTRINGS) >= 70
+
+
+@pytest.mark.parametrize("example", DOCSTRINGS)
+def test_example(example: doctest.DocTest):
+    said: list[str] = []
+    failed, tried = doctest.DocTestRunner(verbose=False).run(example, out=said.append)
+    assert tried
+    assert not failed, "".join(said)
+
+
+# ---- site ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, built from a copy: the build writes pages beside those that it reads."""
+    folder = tmp_path_factory.mktemp("site")
+    source = folder / "docs"
+    for page in (ROOT / "docs").rglob("*"):
+        if page.is_file() and "generated" not in page.parts:
+            copy = source / page.relative_to(ROOT / "docs")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(page.read_bytes())
+    build = folder / "build"
+    words = ["-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "--builder", "html"]
+    done = subprocess.run(
+        [sys.executable, *words, str(source), str(build)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return build
+
+
+def test_every_code_has_a_page(site):
+    pages = {page.stem for page in (site / "generated" / "codes").glob("*.html")}
+    assert pages - {"index"} == set(CODES)
+
+
+def test_every_public_name_is_there(site):
+    text = (site / "generated" / "api.html").read_text("utf-8")
+    names = [n for n in dir(sbp) if not n.startswith("_") and not ismodule(getattr(sbp, n))]
+    assert len(names) > 25
+    assert not [n for n in names if f'id="{n.lower().replace("_", "-")}"' not in text]
+
+
+def test_every_page_is_reached_from_the_first(site):
+    index = (site / "index.html").read_text("utf-8")
+    pages = [p.relative_to(ROOT / "docs") for p in (ROOT / "docs").glob("*.md")]
+    assert len(pages) > 10
+    for page in pages:
+        assert page.stem == "index" or f'href="{page.stem}.html"' in index, page
+    for recipe in (ROOT / "docs" / "recipes").glob("*.md"):
+        assert f'href="recipes/{recipe.stem}.html"' in index, recipe
+
+
+def test_nothing_is_fetched_from_elsewhere(site):
+    for page in site.rglob("*.html"):
+        text = page.read_text("utf-8")
+        assert 'src="http' not in text and 'stylesheet" href="http' not in text, page

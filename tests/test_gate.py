@@ -1,7 +1,5 @@
 """The choice of the gate's cases, the lock, mutants, and the measurement of cases."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re
@@ -72,8 +70,7 @@ def test_a_locked_test_module_is_locked_by_its_data_and_imports():
 
 
 def test_the_lock_names_what_is_there():
-    known = {*lock.primitives(), *lock.MODULES}
-    assert lock.read().keys() <= known
+    assert lock.read().keys() <= {*lock.primitives(), *lock.MODULES}
     assert lock.key("tests/signatures/test_laws.py::test_rows_hold[scatter-add]") == "scatter-add"
     assert lock.key("tests/signatures/test_proofs.py::test_contractions[max]") is None
     assert lock.key("tests/plan/test_fit.py::test_a[add]") is None
@@ -113,8 +110,7 @@ def pytest_process(tmp_path):
 def test_a_run_that_is_stopped_names_the_case(pytest_process, tmp_path):
     started = tmp_path / "started"
     body = f"    open({str(started)!r}, 'w').close()\n    time.sleep(60)\n"
-    text = f"import time\ndef test_slow():\n{body}"
-    process = pytest_process(text)
+    process = pytest_process(f"import time\ndef test_slow():\n{body}")
     while not started.exists() and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)

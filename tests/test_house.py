@@ -4,8 +4,6 @@
 line whose violation is gone fails the test too, so that the list only becomes shorter.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from functools import cache
@@ -15,9 +13,19 @@ import pytest
 
 from benchmarks import size
 from tests import house
-from tests.constants import NOT_TUNED, PAGE, listed, table, witnesses
-from tests.house import RULES, Module, module
-from tests.picture import arrows, imports_by_folder, pictured
+from tests.house import (
+    NOT_TUNED,
+    PAGE,
+    RULES,
+    Module,
+    arrows,
+    imports_by_folder,
+    listed,
+    module,
+    pictured,
+    table,
+    witnesses,
+)
 
 LEFT = house.ROOT / "tests" / "house_left.txt"
 

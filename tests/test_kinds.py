@@ -1,7 +1,5 @@
 """The one place that checks the arguments of public functions."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, cast

@@ -4,8 +4,6 @@
 tag `raises-exception`. Outputs are compared under the version of JAX that made them: another one
 traces gradients otherwise, and compiles other collectives for `jax.jit`."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Settings that a function makes for a part of itself hold there, as under `jax.jit`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

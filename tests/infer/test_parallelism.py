@@ -7,6 +7,7 @@ collectives that move activations, weights or gradients (a scalar loss aside).
 
 import math
 from collections import Counter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +27,6 @@ def shape(*dims, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(dims, dtype)
 
 
-def ring(n, name="d"):
-    return AbstractMesh((n,), (name,))
-
-
 def collectives(plan) -> Counter:
     """How often each collective runs, with the bytes of its result's global value: kernels that
     send included."""
@@ -45,10 +42,6 @@ def collectives(plan) -> Counter:
     return found
 
 
-def mlp(p, x):
-    return jax.nn.relu(x @ p["w1"]) @ p["w2"]
-
-
 def mlp_params(d_model, d_ff):
     return {"w1": shape(d_model, d_ff), "w2": shape(d_ff, d_model)}
 
@@ -61,28 +54,30 @@ def sgd(loss):
     return step
 
 
-mlp_step = sgd(lambda p, x, y: jnp.mean((mlp(p, x) - y) ** 2))
+mlp_step = sgd(lambda p, x, y: jnp.mean((jax.nn.relu(x @ p["w1"]) @ p["w2"] - y) ** 2))
+
+
+def planned(fn, *args, devices=8, donated=(0,), **options):
+    return sbp.jit(
+        fn, AbstractMesh((devices,), ("d",)), donate_argnums=donated, hardware="tpu-v5p", **options
+    ).plan(*args)
 
 
 def test_data_parallel_when_the_batch_is_large():
-    f = sbp.jit(mlp_step, ring(8), donate_argnums=(0,), hardware="tpu-v5p")
-    plan = f.plan(mlp_params(256, 1024), shape(65536, 256), shape(65536, 256))
+    plan = planned(mlp_step, mlp_params(256, 1024), shape(65536, 256), shape(65536, 256))
     (_, x, y), _ = plan.in_types
-    assert (x["d"], y["d"]) == (S(0), S(0))
-    weights = 2 * 256 * 1024 * 4
+    assert (x["d"], y["d"]) == (S(0), S(0)) and plan.program.typing.optimal
     # Gradients are reduced, as an all-reduce or as its two halves, and nothing else moves.
+    weights = 2 * 256 * 1024 * 4
     assert plan.cost.bytes_per_device == pytest.approx(2 * 7 / 8 * weights, rel=0.01)
-    assert plan.program.typing.optimal
 
 
 def test_megatron_when_the_weights_are_large():
-    f = sbp.jit(mlp_step, ring(8), donate_argnums=(0,), hardware="tpu-v5p")
-    plan = f.plan(mlp_params(8192, 32768), shape(512, 8192), shape(512, 8192))
+    plan = planned(mlp_step, mlp_params(8192, 32768), shape(512, 8192), shape(512, 8192))
     (params, _, _), _ = plan.in_types
-    assert (params["w1"]["d"], params["w2"]["d"]) == (S(1), S(0))
-    activations = 512 * 8192 * 4
-    assert plan.cost.bytes_per_device <= 3 * activations  # the weights are 64 times as large
-    assert plan.program.typing.optimal
+    assert (params["w1"]["d"], params["w2"]["d"]) == (S(1), S(0)) and plan.program.typing.optimal
+    # Three activations; the weights are 64 times as large as one.
+    assert plan.cost.bytes_per_device <= 3 * 512 * 8192 * 4
 
 
 def deep(p, x, y):
@@ -100,26 +95,18 @@ def test_fully_sharded_when_memory_is_short():
     layers, width, batch = 16, 2048, 65536
     p = shape(layers, width, width)
     state = jax.eval_shape(optax.adam(1e-3).init, p)
-    args = (p, state, shape(batch, width), shape(batch, width))
-
-    def plan(memory_limit):
-        f = sbp.jit(
-            adam_step, ring(8), donate_argnums=(0, 1), hardware="tpu-v5p", memory_limit=memory_limit
-        )
-        return f.plan(*args)
-
-    free = plan(None)
+    args = (adam_step, p, state, shape(batch, width), shape(batch, width))
+    free = planned(*args, donated=(0, 1))
     whole = 3 * layers * width * width * 4  # weights and two moments
     assert free.cost.peak_memory_bytes > whole
-    tight = plan(free.cost.peak_memory_bytes - whole / 2)
+    tight = planned(*args, donated=(0, 1), memory_limit=free.cost.peak_memory_bytes - whole / 2)
     (weights, adam, x, _), _ = tight.in_types
     assert x["d"] == S(0)  # still data parallel: the batch is split,
     held = [t for t in jax.tree.leaves((weights, adam)) if t != B and t["d"] != B]
     assert len(held) == 3  # and weights and both moments are, too, at rest (ZeRO-3):
     found = collectives(tight)
     # each layer's weights are gathered on the way forward and back, and its gradient is scattered.
-    gathered = found["all_gather"] + found["permute"] + found["all_to_all"]
-    assert gathered >= 2 * layers
+    assert found["all_gather"] + found["permute"] + found["all_to_all"] >= 2 * layers
     assert found["all_reduce"] == 0
 
 
@@ -141,14 +128,9 @@ def moe_plan(devices, k_times_capacity=4):
     p = {"wi": shape(e, m, h), "wo": shape(e, h, m)}
     masks = shape(g, s, e, c)
     # Tokens arrive and leave split by groups, as the layers around have them.
-    f = sbp.jit(
-        moe_step,
-        ring(devices),
-        in_types=(None, "d:S(0)", "d:S(0)", None, None),
-        donate_argnums=(0,),
-        hardware="tpu-v5p",
-    )
-    return f.plan(p, shape(g, s, m), shape(g, s, m), masks, masks)
+    types = (None, "d:S(0)", "d:S(0)", None, None)
+    args = (p, shape(g, s, m), shape(g, s, m), masks, masks)
+    return planned(moe_step, *args, devices=devices, in_types=types)
 
 
 @pytest.mark.parametrize("devices", [8, 16])
@@ -166,8 +148,7 @@ def test_experts_by_all_gather_and_reduce_scatter_when_k_times_capacity_exceeds_
     (params, *_), _ = plan.in_types
     assert params["wi"]["d"] == params["wo"]["d"] == S(0)
     found = collectives(plan)
-    assert not found["all_to_all"]
-    assert found["all_gather"] and found["reduce_scatter"]
+    assert not found["all_to_all"] and found["all_gather"] and found["reduce_scatter"]
 
 
 def test_the_two_ways_of_experts_send_the_same_at_the_flip():
@@ -180,19 +161,17 @@ def test_the_two_ways_of_experts_send_the_same_at_the_flip():
 
 
 def test_two_dimensional_products_when_memory_is_short():
-    n = 8192
+    n, mesh = 8192, AbstractMesh((4, 4), ("x", "y"))
     whole = n * n * 4
     limit = 7 / 16 * whole  # 6 / 16 is too little
-    mesh = AbstractMesh((4, 4), ("x", "y"))
-    args = shape(n, n), shape(n, n)
-    plan = sbp.jit(lambda a, b: a @ b, mesh, hardware="tpu-v5p", memory_limit=limit).plan(*args)
+    f = sbp.jit(lambda a, b: a @ b, mesh, hardware="tpu-v5p", memory_limit=limit)
+    plan = f.plan(shape(n, n), shape(n, n))
     (a, b), _ = plan.in_types
     assert plan.cost.peak_memory_bytes <= limit
     for t in (a, b, plan.out_types):  # each matrix over both axes
         assert math.prod(4 for axis in ("x", "y") if t[axis] != B) == 16
-    assert (
-        plan.cost.bytes_per_device <= 2 * 3 * whole / 16
-    )  # the volume of SUMMA: 2 (sqrt(p) - 1) blocks
+    # The volume of SUMMA: 2 (sqrt(p) - 1) blocks.
+    assert plan.cost.bytes_per_device <= 2 * 3 * whole / 16
 
 
 def cross_entropy(p, ids, labels):
@@ -205,11 +184,81 @@ def cross_entropy(p, ids, labels):
 
 def test_vocabulary_parallel_cross_entropy():
     ids = shape(8, 256, dtype=jnp.int32)
-    f = sbp.jit(sgd(cross_entropy), ring(8), donate_argnums=(0,), hardware="tpu-v5p")
-    plan = f.plan({"table": shape(262144, 1024), "w": shape(1024, 1024)}, ids, ids)
-    (params, _, _), _ = plan.in_types
-    assert params["table"]["d"] == S(0)
-    tokens = 8 * 256 * 1024 * 4
-    assert (
-        plan.cost.bytes_per_device <= 4 * tokens
-    )  # the logits are 256 times as large, the table 128 times
+    params = {"table": shape(262144, 1024), "w": shape(1024, 1024)}
+    plan = planned(sgd(cross_entropy), params, ids, ids)
+    (types, _, _), _ = plan.in_types
+    assert types["table"]["d"] == S(0)
+    # Four times the tokens; the logits are 256 times as large, the table 128 times.
+    assert plan.cost.bytes_per_device <= 4 * 8 * 256 * 1024 * 4
+
+
+# ---- feasible ------------------------------------------------------------------------------------
+# What has a typing gets one: on several mesh axes, under policies and budgets that keep most
+# conversions out.
+
+
+def accumulate(w, batches):
+    """Gradients of micro-batches, summed in a loop."""
+
+    def loss(w, x):
+        return ((jax.nn.relu(x @ w["a"]) @ w["b"] - x) ** 2).mean()
+
+    def turn(total, x):
+        return jax.tree.map(jnp.add, total, jax.grad(loss)(w, x)), None
+
+    return jax.lax.scan(turn, jax.tree.map(jnp.zeros_like, w), batches)[0]
+
+
+def attend(w, x):
+    def loss(w):
+        q, k, v = (x @ w[name] for name in "qkv")
+        return (jax.nn.softmax(q @ k.swapaxes(-1, -2)) @ v).sum()
+
+    return jax.lax.fori_loop(
+        0, 3, lambda _, w: jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w)), w
+    )
+
+
+PROGRAMS = {
+    "accumulate": (accumulate, ({"a": shape(16, 32), "b": shape(32, 16)}, shape(4, 8, 16))),
+    "accumulate, large": (
+        accumulate,
+        ({"a": shape(1024, 4096), "b": shape(4096, 1024)}, shape(8, 512, 1024)),
+    ),
+    "attend": (attend, ({n: shape(16, 16) for n in "qkv"}, shape(4, 8, 16))),
+}
+ASKED: dict[str, dict[str, Any]] = {
+    "explicit": {"boxing": "explicit"},
+    "reduce": {"boxing": "reduce"},
+    "mixed": {"boxing": {"x": "explicit", "y": "reduce"}},
+    "loop": {"budgets": [sbp.forbid(where="loop")]},
+    "everywhere": {"budgets": [sbp.forbid()]},
+}
+MESHES = [AbstractMesh((2, 4), ("x", "y")), AbstractMesh((2, 2, 2), ("x", "y", "z"))]
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("mesh", MESHES, ids=lambda m: "x".join(map(str, m.axis_sizes)))
+def test_what_needs_no_collective_has_a_plan(mesh, program, asked):
+    """All of them do with every value whole on every device."""
+    fn, args = PROGRAMS[program]
+    report = sbp.jit(fn, mesh, hardware="tpu-v5e", **ASKED[asked]).check(*args)
+    assert report.ok, report.text()
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "h100", "tpu-v5e"])
+@pytest.mark.parametrize("rows", [13, 16, 1023, 8191])
+def test_a_budget_makes_nothing_cheaper(rows, hardware):
+    """A dim split over two mesh axes is gathered over both at once: no detour is shorter."""
+
+    def fn(x):
+        return jnp.sin(sbp.annotate(x, x=sbp.S(0), y=sbp.S(0)))
+
+    def seconds(*budgets):
+        f = sbp.jit(fn, MESHES[0], in_types="B", out_types="B", hardware=hardware, budgets=budgets)
+        plan = f.plan(shape(rows, 4))
+        assert plan.program.typing.optimal
+        return plan.cost.seconds
+
+    assert seconds() <= seconds(sbp.forbid("all_gather"))

@@ -26,17 +26,12 @@ IDS = np.vectorize(lambda d: d.id)(MESH.devices)
 X = jax.ShapeDtypeStruct((8, 16), jnp.float32)
 
 
-def constrained(sharding, x=X, mesh=MESH):
+def constrained(sharding, **options):
     """A value with a sharding, times 2: the plan's type of the pinned value."""
     fn = lambda x: lax.with_sharding_constraint(x + 1, sharding) * 2
-    plan = sbp.jit(fn, mesh).plan(x)
+    plan = sbp.jit(fn, MESH, **options).plan(X)
     (node,) = [n for n in plan.program.graph.walk() if n.op == "sbp_annotate"]
     return plan, plan.program.typing.type_of(node.outputs[0])
-
-
-def slices(sharding, shape):
-    """The slice on each device, by its id."""
-    return {d.id: s for d, s in sharding.devices_indices_map(shape).items()}
 
 
 def of_type(t, shape):
@@ -54,17 +49,9 @@ def of_type(t, shape):
     return found
 
 
-def bounds_of(found, shape):
-    return {
-        device: tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
-        for device, index in found.items()
-    }
-
-
-ENTRIES = [None, "x", "y", ("x", "y")]
 SPECS = [
     (a, b)
-    for a, b in itertools.product(ENTRIES, repeat=2)
+    for a, b in itertools.product([None, "x", "y", ("x", "y")], repeat=2)
     if not set(np.ravel(a or ())) & set(np.ravel(b or ()))
 ]
 
@@ -86,7 +73,10 @@ SPECS = [
 )
 def test_the_type_has_the_slices_of_the_sharding(sharding):
     _, t = constrained(sharding)
-    assert of_type(t, X.shape) == bounds_of(slices(sharding, X.shape), X.shape)
+    assert of_type(t, X.shape) == {
+        device.id: tuple(s.indices(n)[:2] for s, n in zip(index, X.shape, strict=True))
+        for device, index in sharding.devices_indices_map(X.shape).items()
+    }
 
 
 def test_unreduced_is_partial():
@@ -103,27 +93,24 @@ def test_unreduced_is_partial():
     assert types == [sbp.parse("x:P(sum)"), sbp.parse("x:S(0)")]
 
 
-class TestUnconstrained:
+def test_an_open_dim_may_be_split():
     """A dim that is left open may be split further, a dim of None may not."""
+    pinned = lambda spec: constrained(NamedSharding(MESH, spec))[1]
+    assert pinned(P("x", P.UNCONSTRAINED)) == sbp.parse("x:S(0) y:S(1)")
+    assert pinned(P("x", None)) == sbp.parse("x:S(0)")
 
-    def test_an_open_dim_may_be_split(self):
-        pinned = lambda spec: constrained(NamedSharding(MESH, spec))[1]
-        assert pinned(P("x", P.UNCONSTRAINED)) == sbp.parse("x:S(0) y:S(1)")
-        assert pinned(P("x", None)) == sbp.parse("x:S(0)")
 
-    @pytest.mark.parametrize("boxing", ["auto", "explicit"])
-    def test_a_dim_of_none_is_whole(self, boxing):
-        # Splits of dim 0 are free here, and those of dim 1 cost an all-to-all or are not allowed.
-        spec = P(P.UNCONSTRAINED, None)
-        fn = lambda x: lax.with_sharding_constraint(x + 1, NamedSharding(MESH, spec)) * 2
-        plan = sbp.jit(fn, MESH, in_types=("x:S(0) y:?",), boxing=boxing).plan(X)
-        (node,) = [n for n in plan.program.graph.walk() if n.op == "sbp_annotate"]
-        t = plan.program.typing.type_of(node.outputs[0])
-        assert sbp.S(1) not in (t.get("x"), t.get("y"))
+@pytest.mark.parametrize("boxing", ["auto", "explicit"])
+def test_a_dim_of_none_is_whole(boxing):
+    # Splits of dim 0 are free here, and those of dim 1 cost an all-to-all or are not allowed.
+    sharding = NamedSharding(MESH, P(P.UNCONSTRAINED, None))
+    _, t = constrained(sharding, in_types=("x:S(0) y:?",), boxing=boxing)
+    assert sbp.S(1) not in (t.get("x"), t.get("y"))
 
-    def test_the_report_says_which_dim_is_whole(self):
-        plan, _ = constrained(NamedSharding(MESH, P(P.UNCONSTRAINED, "y")))
-        assert "y:S(1), no other split of dim 1" in str(plan.report())
+
+def test_the_report_says_which_dim_is_whole():
+    plan, _ = constrained(NamedSharding(MESH, P(P.UNCONSTRAINED, "y")))
+    assert "y:S(1), no other split of dim 1" in str(plan.report())
 
 
 @pytest.mark.parametrize(
@@ -156,9 +143,7 @@ def test_a_sharding_that_the_mesh_cannot_have_is_an_error_at_its_line(sharding, 
         sharding = NamedSharding(mesh, sharding.spec)
     report = sbp.jit(lambda x: lax.with_sharding_constraint(x, sharding), MESH).check(X)
     (found,) = report.diagnostics
-    assert found.code == code
-    assert says in found.title
-    assert found.primary is not None
-    assert found.primary.span.file == __file__
+    assert found.code == code and says in found.title
+    assert found.primary is not None and found.primary.span.file == __file__
     with pytest.raises(SbpError, match=code):
         constrained(sharding)

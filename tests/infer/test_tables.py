@@ -2,13 +2,25 @@
 table 1."""
 
 import dataclasses
+from collections.abc import Sequence
+from functools import cache
 
+import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh
 
 import sbp
 from benchmarks.gshard.figure8 import FIGURE8_BANDS, figure8, figure8_ratios
 from benchmarks.gshard.table4 import DEVICES, TABLE4, exponent, planned
+from benchmarks.gshard_ref import Config, abstract_arguments
 from benchmarks.mesh_tensorflow_table1 import TABLE1, kept_bytes, local_flops, plan_layout
+from benchmarks.planning_speed import Case, step
+from benchmarks.typing_speed import find_rows, traced
+from sbp.infer.rows import RowTable
+from sbp.signatures import Op, Row, Rule, rule_for
+from sbp.trace.graph import Graph
+from tests.infer.test_check import shape
+from tests.infer.test_check import traced as request_of
 
 
 def test_gshard_figure_8():
@@ -65,3 +77,114 @@ def test_free_to_choose_sbp_sends_no_more(name):
     assert plan_layout(TABLE1[name], pinned=False).cost.seconds <= plan_layout(
         TABLE1[name]
     ).cost.seconds * (1 + 1e-9)
+
+
+# ---- gshard step ---------------------------------------------------------------------------------
+# The plan of GShard's step of 12 layers: the bytes it sends, the same work whatever the number of
+# devices, and the same text every time. `benchmarks/planning_speed.py` measures the seconds.
+
+
+def planned_step(cores: int) -> sbp.Plan:
+    """The plan for as many experts as cores, from the paper's three annotations."""
+    config = Config(layers=12, experts=cores, groups=cores)
+    case = Case(axes=(("d", cores),), config=config, limit=0.0)
+    return step(case).plan(*abstract_arguments(config))
+
+
+@cache
+def counted(cores: int) -> tuple[sbp.Plan, int]:
+    """The plan, and how many times a rule was asked for its rows."""
+    asked: list[str] = []
+
+    def ask(name: str):
+        asked.append(name)
+        return rule_for(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sbp.infer.rows.rule_for", ask)
+        return planned_step(cores), len(asked)
+
+
+def test_bytes_and_gap():
+    """DESIGN's figure for an expert's program on 128 cores is 3,189 MiB."""
+    plan, _ = counted(128)
+    assert plan.program.typing.gap < 1e-3
+    assert plan.cost.bytes_per_device / 2**20 == pytest.approx(2930.2, abs=0.5)
+
+
+def test_the_work_does_not_grow_with_the_device_count():
+    (small, few), (large, many) = counted(128), counted(1024)
+    assert 0 < many <= few
+    assert str(large).count("\n") <= 1.01 * str(small).count("\n")
+
+
+def test_the_plan_is_the_same_bytes_every_time():
+    assert str(planned_step(128)) == str(counted(128)[0])
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+# The table of rows: operators with equal parameters share their rows, and rules are evaluated once
+# for each kind of equation and mesh axis, however often the program repeats it.
+# `benchmarks/typing_speed.py` measures seconds.
+
+
+def test_equal_operators_share_rows_and_others_do_not():
+    program = lambda x, w: (x @ w, (x + 1.0) @ (w + 1.0), jnp.tanh(x @ w), x * w)
+    request = request_of(program, [shape(16, 16)] * 2, AbstractMesh((4,), ("x",)), [None, None])
+    graph, fresh = request.graph, lambda: RowTable(request.mesh)
+    first, second, *_ = [n for n in graph.nodes if n.op == "dot_general"]
+    (mul,), table = [n for n in graph.nodes if n.op == "mul"], fresh()
+    assert first.params is not second.params
+    assert table.rows_in(graph, first, {}) is table.rows_in(graph, second, {})
+    # Two operators that have one dictionary of parameters are two.
+    add = next(n for n in graph.nodes if n.op == "add")
+    product = dataclasses.replace(mul, params=add.params)
+    table.rows_in(graph, dataclasses.replace(add, inputs=mul.inputs), {})
+    assert table.rows_in(graph, product, {}) == fresh().rows_in(graph, mul, {})
+
+
+# ---- evaluations of rules ------------------------------------------------------------------------
+
+
+def evaluations(monkeypatch: pytest.MonkeyPatch, graph: Graph, sizes: tuple[int, ...]) -> int:
+    """How many times a rule is asked for rows."""
+    asked: list[Op] = []
+
+    def counted(name: str) -> Rule | None:
+        found = rule_for(name)
+        if found is None:
+            return None
+
+        def ask(op: Op) -> Sequence[Row]:
+            asked.append(op)
+            return found.rows(op)
+
+        return dataclasses.replace(found, rows=ask)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sbp.infer.rows.rule_for", counted)
+        find_rows(graph, sizes)
+    return len(asked)
+
+
+def nodes(graph: Graph) -> int:
+    return sum(1 for _ in graph.walk())
+
+
+@pytest.mark.parametrize("sizes", [(8,), (2, 4), (2, 2, 2)])
+def test_layers_that_are_alike_share_their_rows(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+):
+    few, many = traced(alike=True, layers=3), traced(alike=True, layers=16)
+    assert nodes(many) > 2000
+    found = evaluations(monkeypatch, many, sizes)
+    assert 0 < found < nodes(many)
+    assert found == evaluations(monkeypatch, few, sizes)
+
+
+@pytest.mark.parametrize("sizes", [(8,), (2, 4)])
+def test_layers_of_their_own_widths_ask_less_often_than_they_have_nodes(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+):
+    graph = traced(alike=False)
+    assert 0 < evaluations(monkeypatch, graph, sizes) < nodes(graph)

@@ -1,19 +1,44 @@
 """The time of collectives on a torus, between nodes and on slow axes: routed messages, and sums by
-hand."""
+hand. The table of hardware: its kinds, published figures of pods, products, and figures that are
+refused."""
 
+import dataclasses
 import itertools
 import math
+import os
+import re
+import subprocess
+import sys
 from collections import defaultdict
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from jax.sharding import AbstractMesh
+from jax import lax
+from jax.sharding import AbstractMesh, Mesh
 
 import sbp
+from sbp._jax import ENDS_ON_AXIS_NAMES
+from sbp.errors import SbpError
+from sbp.machine.hardware import Network
+from sbp.machine.lanes import copies_for_lanes, joins_lanes
+from sbp.machine.lowerings import compiler, lowerings, scatters_whole_mesh
+from sbp.machine.mesh import MeshSpec, mesh_spec
 from sbp.machine.network import lay_out
-from sbp.machine.table import HARDWARE
-from tests.machine.specs import GATHERS, KINDS, spec
+from sbp.machine.scatters import arrangement
+from sbp.machine.table import HARDWARE, hardware_of_kind
+
+GATHERS = ("all_gather", "reduce_scatter")
+KINDS = (*GATHERS, "all_reduce", "all_to_all", "permute")
+
+
+def spec(hardware, **sizes):
+    return MeshSpec(
+        axes=tuple(sizes.items()),
+        hardware=HARDWARE[hardware] if isinstance(hardware, str) else hardware,
+    )
+
 
 # ---- the torus ----------------------------------------------------------------------------------
 
@@ -146,9 +171,8 @@ def test_between_nodes_a_gpu_sends_its_share():
     all-gather in the node."""
     mesh = spec("h100", d=16)
     size = 1e9
-    in_node = 2 * 7 / 8 * size / 450e9
-    between = 2 * 1 / 2 * size / 8 / 50e9
     taken = mesh.collective("all_reduce", (0,)).of(2 * 15 / 16 * size)
+    in_node, between = 2 * 7 / 8 * size / 450e9, 2 * 1 / 2 * size / 8 / 50e9
     assert taken == pytest.approx(in_node + between, rel=0.01)
     assert (
         mesh.collective("all_reduce", (0,)).seconds
@@ -216,3 +240,360 @@ def test_stages_take_the_sides_one_after_the_other(name, devices, factor):
     )
     assert staged.seconds_per_byte == pytest.approx(factor * once.seconds_per_byte)
     assert staged.seconds == pytest.approx(2 * once.seconds)
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device_kind", "platform", "name"),
+    [
+        # What the TPU compiler (libtpu 0.0.51) says of its topologies, and what CUDA says of the
+        # cards.
+        *(
+            ("TPU v2", "tpu", "tpu-v2"),
+            ("TPU v3", "tpu", "tpu-v3"),
+            ("TPU v4", "tpu", "tpu-v4"),
+            ("TPU v5 lite", "tpu", "tpu-v5e"),
+        ),
+        *(
+            ("TPU v5", "tpu", "tpu-v5p"),
+            ("TPU v5p", "tpu", "tpu-v5p"),
+            ("TPU v6 lite", "tpu", "tpu-v6e"),
+            ("TPU7x", "tpu", "tpu-v7x"),
+        ),
+        *(
+            ("NVIDIA H100 80GB HBM3", "gpu", "h100"),
+            ("NVIDIA H200", "gpu", "h200"),
+            ("cpu", "cpu", "cpu"),
+        ),
+        *(("NVIDIA A100-SXM4-40GB", "gpu", "h100"), ("TPU v9", "tpu", "tpu-v6e")),
+    ],
+)
+def test_device_kinds(device_kind, platform, name):
+    assert hardware_of_kind(device_kind, platform).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "all_reduce", "bisection", "within"),
+    [
+        ("tpu-v5e", 256, 51.2e12, 1.6e12, 1e-9),  # cloud.google.com/tpu/docs/v5e
+        (
+            "tpu-v4",
+            4096,
+            1.1e15,
+            24e12,
+            0.12,
+        ),  # cloud.google.com/tpu/docs/v4, whose figures are for 45 GB/s a link
+    ],
+)
+def test_pods_have_their_published_bandwidth(name, devices, all_reduce, bisection, within):
+    """What all devices send in an all-reduce; and in an all-to-all half of them have a quarter of
+    their bytes go each way across."""
+    mesh = spec(name, d=devices)
+    assert devices / mesh.collective("all_reduce", (0,)).seconds_per_byte == pytest.approx(
+        all_reduce, rel=within
+    )
+    buffer_seconds = mesh.collective("all_to_all", (0,)).seconds_per_byte * (devices - 1) / devices
+    assert devices / 4 / buffer_seconds == pytest.approx(bisection, rel=within)
+
+
+def test_v3_moves_the_gradients_of_the_paper_as_its_links_allow():
+    """3.56 GB of replicated gradients in the step of its largest model, over the four links of each
+    chip."""
+    sent = 2 * 2047 / 2048 * 3.56e9
+    assert spec("tpu-v3", d=2048).collective("all_reduce", (0,)).of(sent) == pytest.approx(
+        2 * 3.56e9 / (4 * 41e9), rel=0.01
+    )
+
+
+def test_an_unknown_slow_axis_is_refused():
+    with pytest.raises(sbp.SbpError, match=r"^unknown-axis: .*no axis 'dcm'.*did you mean"):
+        mesh_spec(
+            AbstractMesh((2,), ("dcn",)), HARDWARE["tpu-v5e"].with_axis("dcm", bytes_per_second=1e9)
+        )
+    with pytest.raises(sbp.SbpError, match="above 0"):
+        HARDWARE["tpu-v5e"].with_axis("dcn", bytes_per_second=0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        *(
+            (f, v, "is a number above 0")
+            for f in ("link_bytes_per_second", "hbm_bytes")
+            for v in (0, -1.0, math.nan, -math.inf, "1e9")
+        ),
+        *(
+            (f, v, "is a number above 0")
+            for f in ("flops_per_second", "hbm_bytes_per_second")
+            for v in (0, None, True)
+        ),
+        *(
+            (f, 0, "is a number above 0")
+            for f in ("f32_flops_per_second", "vector_flops_per_second")
+        ),
+        *(
+            (f, v, "is a finite number from 0 on")
+            for f in ("latency_seconds", "hop_seconds", "fast_memory_bytes")
+            for v in (-1e-6, math.nan, math.inf, None)
+        ),
+        *(
+            (f, v, "is a whole number from 1 on")
+            for f in ("torus_dims", "ring_chips", "joined_devices", "product_rows")
+            for v in (0, -1, 1.5, True)
+        ),
+        ("topology", "tours", "no topology 'tours'; did you mean \"torus\"?"),
+        ("platform", "gpu", "no platform 'gpu'"),
+        ("overlaps", 1, "is True or False"),
+        ("beyond", 25e9, "is a Network or None"),
+        ("slow_axes", {"dcn": 1e9}, "is a tuple of (mesh axis, Network)"),
+        ("name", None, "is a string"),
+    ],
+)
+def test_hardware_that_cannot_be_is_refused(field, value, message):
+    with pytest.raises(sbp.SbpError) as raised:
+        dataclasses.replace(HARDWARE["tpu-v5e"], **{field: value})
+    assert raised.value.code == (
+        "unknown-option" if field in ("topology", "platform") else "bad-argument"
+    )
+    assert field in str(raised.value) and message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [{"bytes_per_second": 0}, {"bytes_per_second": math.nan}, {"latency_seconds": -1.0}],
+    ids=str,
+)
+def test_networks_that_cannot_be_are_refused(figures):
+    field = next(iter(figures))
+    said = rf"^bad-argument: .*network: {field} is a (finite )?number"
+    with pytest.raises(sbp.SbpError, match=said):
+        Network(**({"bytes_per_second": 1e9, "latency_seconds": 1e-6} | figures))
+    with pytest.raises(sbp.SbpError, match=field):
+        HARDWARE["tpu-v5e"].with_axis("dcn", **({"bytes_per_second": 1e9} | figures))
+
+
+# ---- products -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "options", "rate"),
+    [
+        ("h100", jnp.bfloat16, {}, 989e12),
+        ("h100", jnp.float32, {}, 495e12),
+        ("h100", jnp.float32, {"precision": lax.Precision.HIGHEST}, 67e12),
+        ("tpu-v5p", jnp.bfloat16, {}, 459e12),
+        ("tpu-v5p", jnp.float32, {}, 459e12),
+        ("tpu-v5p", jnp.float32, {"precision": lax.Precision.HIGH}, 459e12 / 3),
+        ("tpu-v5p", jnp.float32, {"precision": lax.Precision.HIGHEST}, 459e12 / 6),
+    ],
+)
+def test_products_cost_what_their_dtype_and_precision_cost(name, dtype, options, rate):
+    product = lambda x, y: jnp.dot(x, y, **options)
+    f = sbp.jit(product, AbstractMesh((2,), ("d",)), ("d:S(0)", "B"), hardware=name)
+    plan = f.plan(*[jax.ShapeDtypeStruct((8192, 8192), dtype)] * 2)
+    assert plan.cost.seconds == pytest.approx(8192**3 / rate, rel=1e-6)
+
+
+def test_convolutions_cost_their_products():
+    def conv(x, w):
+        return lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=2
+        )
+
+    x, w = (
+        jax.ShapeDtypeStruct((64, 64, 64, 512), jnp.bfloat16),
+        jax.ShapeDtypeStruct((3, 3, 256, 1024), jnp.bfloat16),
+    )
+    plan = sbp.jit(
+        conv, AbstractMesh((4,), ("d",)), in_types=("d:S(0)", "B"), hardware="tpu-v5e"
+    ).plan(x, w)
+    assert plan.cost.seconds == pytest.approx(2 * 16 * 64 * 64 * 1024 * 9 * 256 / 197e12, rel=1e-6)
+
+
+def test_hardware_of_ones_own():
+    """Figures that a user measured, with nothing of a topology: a collective costs its latency and
+    its bytes."""
+    own = dataclasses.replace(
+        HARDWARE["cpu"], name="mine", link_bytes_per_second=1e9, latency_seconds=1e-3
+    )
+    for kind in KINDS:
+        assert spec(own, a=3, b=5).collective(kind, (0, 1)).of(1e9) == pytest.approx(1.001)
+
+
+# ---- lowerings -----------------------------------------------------------------------------------
+# The data of what the compiler makes of collectives, and the slice that stands for one that was
+# not measured.
+
+
+def test_every_kind_layout_and_dtype_was_measured():
+    assert re.fullmatch(r"libtpu [\d.]+", compiler())
+    rows = lowerings()
+    assert {r.hardware for r in rows} == {"tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e"}
+    layouts = {(r.hardware, r.slice, r.mesh, r.axis) for r in rows}
+    assert len(rows) == 10 * len(layouts) and all(r.compiled != ("",) for r in rows)
+
+
+def test_two_mesh_axes_keep_every_kind():
+    """Only over all devices does the compiler change a kind."""
+    names = {"permute": "collective-permute"}
+    for row in lowerings():
+        if len(row.mesh) == 2:
+            assert names.get(row.kind, row.kind.replace("_", "-")) in row.compiled
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "keeps", "exact"),
+    [
+        ("tpu-v5e", 8, True, True),
+        ("tpu-v5e", 16, False, True),
+        ("tpu-v5e", 12, False, False),
+        ("tpu-v5e", 1024, False, False),
+        ("tpu-v2", 8, False, False),
+        ("tpu-v7x", 8, False, False),
+    ],
+)
+def test_the_nearest_slice_is_taken(name, devices, keeps, exact):
+    found = scatters_whole_mesh(HARDWARE[name], devices)
+    assert found is not None and (found.holds, found.is_exact) == (keeps, exact)
+    stages = MeshSpec(axes=(("d", devices),), hardware=HARDWARE[name]).stages(devices)
+    assert bool(stages) != keeps
+
+
+def test_what_the_user_says_counts():
+    described = dataclasses.replace(HARDWARE["tpu-v5e"], scatters_whole_mesh=True)
+    assert scatters_whole_mesh(described, 16) is None
+    assert MeshSpec(axes=(("d", 16),), hardware=described).stages(16) == ()
+    assert scatters_whole_mesh(HARDWARE["h100"], 16) is None
+
+
+def test_the_report_names_the_slice():
+    def text(devices: int, hardware: str | sbp.Hardware = "tpu-v5e") -> str:
+        aval = jax.ShapeDtypeStruct((4096 * devices, 1024), jnp.bfloat16)
+        f = sbp.jit(
+            lambda x, y: x.T @ y,
+            jax.sharding.AbstractMesh((devices,), ("d",)),
+            in_types=("d:S(0)", "d:S(0)"),
+            out_types="d:S(0)",
+            hardware=hardware,
+        )
+        return f.plan(aval, aval).report().text(400)
+
+    assert "were not measured" not in text(16)
+    assert "compile as on tpu-v5e 8x8 (libtpu" in text(32)
+    said = dataclasses.replace(HARDWARE["tpu-v5e"], scatters_whole_mesh=True)
+    assert "were not measured" not in text(32, said)
+
+
+# ---- lanes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "joins", "copies"),
+    [
+        ((32768, 64), (32768, 1024), True, True),
+        ((32768, 128), (32768, 1024), False, False),  # whole lanes
+        ((8192, 1024), (32768, 1024), False, False),  # rows
+        ((32768, 16), (32768, 64), False, False),  # shorter than the lanes
+        ((64000, 8), (64000, 1024), True, False),  # 500 rows a device are no whole tiles, either
+        ((64,), (1024,), False, False),
+    ],
+)
+def test_parts(part, whole, joins, copies):
+    assert joins_lanes(part, whole) == joins and copies_for_lanes(part, whole) == copies
+
+
+# ---- scatters ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "dim", "itemsize", "expected"),
+    [
+        ((4096, 1024), 0, 2, "as it is"),
+        ((4096, 1024), 1, 2, "as it is"),
+        ((4096, 512), 1, 2, "blocks first"),
+        ((4096, 512), 1, 4, "as it is"),
+        ((4096, 32), 1, 4, "rows of lanes"),
+        ((16, 8192), 0, 4, "rows of lanes"),
+        ((4, 3, 5), 0, 4, "as it is"),
+        ((3, 16, 128, 512), 1, 2, "dim first"),
+        ((2048, 16, 128), 1, 2, "dim first"),
+        ((4096,), 0, 4, "rows of lanes"),
+        ((400,), 0, 4, "exchange"),
+    ],
+)
+def test_arrangement(shape, dim, itemsize, expected):
+    assert arrangement(shape, dim, 4, itemsize, is_tpu=True) == expected
+    assert arrangement(shape, dim, 4, itemsize, is_tpu=False) == "as it is"
+
+
+def test_each_stage_has_its_arrangement():
+    mesh = MeshSpec(axes=(("d", 16),), hardware=HARDWARE["tpu-v5e"])
+    assert mesh.arrangements((4096, 2048), 1, 16, 2) == ("as it is", "blocks first")
+    assert mesh.arrangements((4096, 2048), 1, 4, 2) == ("as it is",)
+
+
+# ---- axis names ----------------------------------------------------------------------------------
+# Which names of mesh axes are refused, and why.
+
+
+OUTSIDE_ASCII, BACKSLASH = "α", "a\\d"
+ENDING = [(OUTSIDE_ASCII, 1), (OUTSIDE_ASCII, 8), (BACKSLASH, 8)]
+ALONE = """
+import sys, jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()[: int(sys.argv[2])]), (sys.argv[1],))
+x = jax.device_put(np.ones((8, 8)), NamedSharding(mesh, P(sys.argv[1])))
+print(float(jax.jit(lambda x: (x @ x).sum())(x)))
+"""
+
+
+@pytest.mark.parametrize("name", ["a b", "x:y", "a,b", "k=1", "(d)", "", "a\tb", "[0]", "#"])
+def test_names_that_no_text_can_have(name):
+    for mesh in (AbstractMesh((1, 1), (name, "c")), Mesh([[jax.devices()[0]]], (name, "c"))):
+        with pytest.raises(SbpError, match="have no blanks"):
+            sbp.jit(jnp.sin, mesh).plan(np.ones(8))
+    with pytest.raises(SbpError, match="have no blanks"):
+        sbp.make_mesh((1, 1), (name, "c"))
+
+
+@pytest.mark.parametrize(("name", "n"), ENDING)
+@pytest.mark.skipif(not ENDS_ON_AXIS_NAMES, reason="this JAX runs with such names")
+def test_names_with_which_jax_ends_the_process(name, n):
+    with pytest.raises(SbpError, match="this JAX ends the process"):
+        sbp.make_mesh((n,), (name,))
+    mesh = Mesh(np.array(jax.devices()[:n]), (name,))
+    with pytest.raises(SbpError, match="this JAX ends the process"):
+        sbp.jit(jnp.sin, mesh).plan(np.ones(8))
+    sbp.jit(jnp.sin, AbstractMesh((8,), (name,))).plan(np.ones(8))
+
+
+@pytest.mark.skipif(not ENDS_ON_AXIS_NAMES, reason="this JAX raises a Python error for a backslash")
+def test_a_backslash_runs_on_one_device():
+    x = np.arange(8.0, dtype=np.float32)
+    f = sbp.jit(jnp.sin, sbp.make_mesh((1,), (BACKSLASH,)))
+    np.testing.assert_allclose(np.asarray(f(x)), np.sin(x), rtol=1e-6)
+
+
+@pytest.mark.skipif(ENDS_ON_AXIS_NAMES, reason="this JAX ends the process")
+def test_names_outside_ascii_run():
+    x = np.arange(8.0, dtype=np.float32)
+    f = sbp.jit(jnp.sin, sbp.make_mesh((8,), (OUTSIDE_ASCII,)), in_types=f"{OUTSIDE_ASCII}:S(0)")
+    np.testing.assert_allclose(np.asarray(f(x)), np.sin(x), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "n"), [*ENDING, (BACKSLASH, 1), ("data", 8)])
+def test_jax_alone_ends_the_process(name, n):
+    if name == BACKSLASH and not ENDS_ON_AXIS_NAMES:
+        pytest.skip("this JAX raises a Python error for a backslash")
+    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    ran = subprocess.run(
+        [sys.executable, "-c", ALONE, name, str(n)],
+        env=os.environ | flags,
+        capture_output=True,
+        check=False,
+    )
+    ends = ENDS_ON_AXIS_NAMES and (name, n) in ENDING
+    assert (ran.returncode != 0) == ends
+    assert ends or ran.stdout.strip() == b"512.0"

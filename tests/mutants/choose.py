@@ -30,9 +30,11 @@ from tests.mutants.run import VERDICTS
 
 NEWEST = ROOT / "tests" / "newest.txt"
 NEWEST_TESTS = (
-    "tests/signatures/test_coverage.py",  # every primitive has a rule or a reason
-    "tests/signatures/test_symbolic_rows.py",  # every sample is traced
-    "tests/run/test_programs.py",  # programs run
+    "tests/signatures/test_registry.py::test_every_primitive_has_a_rule_or_a_reason",
+    "tests/signatures/test_registry.py::test_calls_with_a_body_are_typed_inside",
+    "tests/signatures/test_registry.py::test_facts_decide_rows",  # every sample is traced
+    "tests/run/test_programs.py::test_equals_one_device",
+    "tests/run/test_programs.py::test_all_inputs_split",
 )
 OTHER_PACKAGES = re.compile(
     r"\b(flax|optax|equinox|orbax|benchmarks|examples|nbformat|grimp|sbp\.moe)\b"

@@ -1,7 +1,5 @@
 """Equations of small calls, and values for them that few bits represent exactly."""
 
-from __future__ import annotations
-
 import functools
 import gc
 from collections.abc import Callable, Iterator
@@ -150,9 +148,10 @@ SAMPLES: dict[str, list[Sample]] = {}
 """Sample calls of each primitive."""
 
 
-def more(name: str, *samples: Sample) -> None:
-    """Adds samples of a primitive."""
-    SAMPLES.setdefault(name, []).extend(samples)
+def more(table: dict[str, list[Sample]]) -> None:
+    """Adds samples of primitives, by their names."""
+    for name, samples in table.items():
+        SAMPLES.setdefault(name, []).extend(samples)
 
 
 _EQUATIONS: dict[int, tuple[list[Sample], list[Equation]]] = {}

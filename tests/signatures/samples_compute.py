@@ -1,7 +1,5 @@
 """Sample calls of primitives that compute: elementwise, contracting and reducing ones."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable
@@ -13,6 +11,7 @@ import numpy as np
 from calls import SAMPLES, b, bf, bind, c, f, i, keys, more, primitives, u
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from sbp.signatures.rule import names
@@ -44,67 +43,68 @@ for _name in _BINARY_INT:
     _fn = getattr(
         lax, {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}.get(_name, _name)
     )
-    more(_name, (_fn, (i(5, low=0), i(5, seed=1, low=1))))
+    more({_name: [(_fn, (i(5, low=0), i(5, seed=1, low=1)))]})
 for _name in ("and", "or", "xor"):
-    more(_name, (getattr(lax, f"bitwise_{_name}"), (b(5), b(5, seed=1))))
+    more({_name: [(getattr(lax, f"bitwise_{_name}"), (b(5), b(5, seed=1)))]})
 more(
-    "add",
-    (lax.add, (c(5), c(5, seed=1))),
-    (lax.add, (bf(5), bf(5, seed=1))),
-    (lambda x: x + 1.5, (f(5, 3),)),
+    {
+        "add": [
+            (lax.add, (c(5), c(5, seed=1))),
+            (lax.add, (bf(5), bf(5, seed=1))),
+            (lambda x: x + 1.5, (f(5, 3),)),
+        ],
+        "sub": [(lambda x: 1.5 - x, (f(5),)), (lax.sub, (c(5), c(5, seed=1)))],
+        "mul": [(lax.mul, (c(5), c(5, seed=1))), (lambda x: x * 0.5, (f(5, 3),))],
+        "div": [(lax.div, (c(5), c(5, seed=9) + 5)), (lambda x: x / 4, (f(5),))],
+    }
 )
-more("sub", (lambda x: 1.5 - x, (f(5),)), (lax.sub, (c(5), c(5, seed=1))))
-more("mul", (lax.mul, (c(5), c(5, seed=1))), (lambda x: x * 0.5, (f(5, 3),)))
-more("div", (lax.div, (c(5), c(5, seed=9) + 5)), (lambda x: x / 4, (f(5),)))
 if "out_dtype" in inspect.signature(lax.mul).parameters:  # JAX 0.12
     more(
-        "mul",
-        (
-            bind("mul", out_dtype=np.dtype(np.int32)),
-            (i(5, dtype=np.int8, low=-99, high=99), i(5, dtype=np.int8, seed=1)),
-        ),
+        {
+            "mul": [
+                (
+                    bind("mul", out_dtype=np.dtype(np.int32)),
+                    (i(5, dtype=np.int8, low=-99, high=99), i(5, dtype=np.int8, seed=1)),
+                )
+            ]
+        }
     )
-more("add_any", (bind("add_any"), (f(5), f(5, seed=1))))
-more("abs", (lax.abs, (f(5),)), (lax.abs, (i(5),)), (lax.abs, (c(5),)))
-more("sign", (lax.sign, (SPECIAL,)), (lax.sign, (i(5),)), (lax.sign, (c(5),)))
-more("neg", (lax.neg, (SPECIAL,)), (lax.neg, (i(5),)), (lax.neg, (c(5),)))
-more("square", (lax.square, (f(5),)))
-more("exp", (lax.exp, (c(5),)))
-more("tanh", (lax.tanh, (bf(5),)))
-more("not", (lax.bitwise_not, (i(5),)), (lax.bitwise_not, (b(5),)), (lax.bitwise_not, (u(5),)))
-more("clz", (lax.clz, (u(5),)))
-more("population_count", (lax.population_count, (u(5),)))
-more("mulhi", (bind("mulhi"), (u(5), u(5, seed=1))))
 more(
-    "clamp",
-    (lambda x: lax.clamp(np.float32(-1), x, np.float32(2)), (SPECIAL,)),
-    (lax.clamp, (f(5, high=0), f(5), f(5, low=1))),
+    {
+        "add_any": [(bind("add_any"), (f(5), f(5, seed=1)))],
+        "abs": [(lax.abs, (f(5),)), (lax.abs, (i(5),)), (lax.abs, (c(5),))],
+        "sign": [(lax.sign, (SPECIAL,)), (lax.sign, (i(5),)), (lax.sign, (c(5),))],
+        "neg": [(lax.neg, (SPECIAL,)), (lax.neg, (i(5),)), (lax.neg, (c(5),))],
+        "square": [(lax.square, (f(5),))],
+        "exp": [(lax.exp, (c(5),))],
+        "tanh": [(lax.tanh, (bf(5),))],
+        "not": [(lax.bitwise_not, (i(5),)), (lax.bitwise_not, (b(5),)), (lax.bitwise_not, (u(5),))],
+        "clz": [(lax.clz, (u(5),))],
+        "population_count": [(lax.population_count, (u(5),))],
+        "mulhi": [(bind("mulhi"), (u(5), u(5, seed=1)))],
+        "clamp": [
+            (lambda x: lax.clamp(np.float32(-1), x, np.float32(2)), (SPECIAL,)),
+            (lax.clamp, (f(5, high=0), f(5), f(5, low=1))),
+            (lax.clamp, (i(5, high=0), i(5), i(5, low=1))),
+        ],
+        "integer_pow": [
+            *(
+                (functools.partial(lambda y, x: lax.integer_pow(x, y), y), (f(5, low=1),))
+                for y in (-1, 2, 3)
+            ),
+            (lambda x: lax.integer_pow(x, 3), (SPECIAL,)),
+            (lambda x: lax.integer_pow(x, 3), (i(5),)),
+        ],
+        "select_n": [
+            (lax.select_n, (b(5), f(5), f(5, seed=1))),
+            (lax.select_n, (np.bool_(True), f(5, 3), f(5, 3, seed=1))),
+            (lax.select_n, (i(5, low=0, high=3), f(5), f(5, seed=1), f(5, seed=2))),
+            (lax.select_n, (b(5), b(5, seed=1), b(5, seed=2))),
+            (lax.select_n, (b(5), c(5), c(5, seed=1))),
+            (lax.select_n, (b(3), keys(3), keys(3))),
+        ],
+    }
 )
-more("clamp", (lax.clamp, (i(5, high=0), i(5), i(5, low=1))))
-more(
-    "integer_pow",
-    *(
-        (functools.partial(lambda y, x: lax.integer_pow(x, y), y), (f(5, low=1),))
-        for y in (-1, 2, 3)
-    ),
-)
-more(
-    "integer_pow",
-    (lambda x: lax.integer_pow(x, 3), (SPECIAL,)),
-    (lambda x: lax.integer_pow(x, 3), (i(5),)),
-)
-more(
-    "select_n",
-    (lax.select_n, (b(5), f(5), f(5, seed=1))),
-    (lax.select_n, (np.bool_(True), f(5, 3), f(5, 3, seed=1))),
-)
-more(
-    "select_n",
-    (lax.select_n, (i(5, low=0, high=3), f(5), f(5, seed=1), f(5, seed=2))),
-    (lax.select_n, (b(5), b(5, seed=1), b(5, seed=2))),
-)
-more("select_n", (lax.select_n, (b(5), c(5), c(5, seed=1))))
-more("select_n", (lax.select_n, (b(3), keys(3), keys(3))))
 for _from, _to in [
     (f(5), jnp.bfloat16),
     (bf(5), np.float32),
@@ -125,80 +125,87 @@ for _from, _to in [
     (f(5), jnp.float8_e5m2),
 ]:
     more(
-        "convert_element_type",
-        (
-            functools.partial(
-                lambda to, x: lax.convert_element_type_p.bind(
-                    x, new_dtype=np.dtype(to), weak_type=False, sharding=None
-                ),
-                _to,
-            ),
-            (_from,),
-        ),
+        {
+            "convert_element_type": [
+                (
+                    functools.partial(
+                        lambda to, x: lax.convert_element_type_p.bind(
+                            x, new_dtype=np.dtype(to), weak_type=False, sharding=None
+                        ),
+                        _to,
+                    ),
+                    (_from,),
+                )
+            ]
+        }
     )
 more(
-    "reduce_precision", (lambda x: lax.reduce_precision(x, 5, 4), (f(5, seed=4) * np.float32(1.1),))
+    {
+        "reduce_precision": [
+            (lambda x: lax.reduce_precision(x, 5, 4), (f(5, seed=4) * np.float32(1.1),))
+        ],
+        "real": [(lax.real, (c(5),))],
+        "imag": [(lax.imag, (c(5),))],
+        "conj": [(lax.conj, (c(5),))],
+        "complex": [(lax.complex, (f(5), f(5, seed=1)))],
+        "copy": [(bind("copy"), (f(5, 3),)), (bind("copy"), (b(5),)), (bind("copy"), (i(5),))],
+        "device_put": [
+            (lambda x: jax.device_put(x, jax.memory.Space.Host), (f(5, 3),)),
+            (lambda x: jax.device_put(x, jax.memory.Space.Host), (i(5),)),
+        ],
+        "name": [(lambda x: checkpoint_name(x, "h"), (f(5, 3),))],
+        "xla_metadata_value": [(lambda x: set_xla_metadata(x, kind="h"), (f(5, 3),))],
+        "stop_gradient": [(bind("stop_gradient"), (f(5),))],
+        "tie": [(bind("tie"), (f(5), f(5, seed=1)))],
+    }
 )
-more("real", (lax.real, (c(5),)))
-more("imag", (lax.imag, (c(5),)))
-more("conj", (lax.conj, (c(5),)))
-more("complex", (lax.complex, (f(5), f(5, seed=1))))
-more("copy", (bind("copy"), (f(5, 3),)), (bind("copy"), (b(5),)), (bind("copy"), (i(5),)))
-more(
-    "device_put",
-    (lambda x: jax.device_put(x, jax.memory.Space.Host), (f(5, 3),)),
-    (lambda x: jax.device_put(x, jax.memory.Space.Host), (i(5),)),
-)
-more("name", (lambda x: checkpoint_name(x, "h"), (f(5, 3),)))
-more("xla_metadata_value", (lambda x: set_xla_metadata(x, kind="h"), (f(5, 3),)))
-more("stop_gradient", (bind("stop_gradient"), (f(5),)))
-more("tie", (bind("tie"), (f(5), f(5, seed=1))))
 for _name in ("eq_to", "le_to", "lt_to"):
-    more(_name, (bind(_name), (SPECIAL, f(5, seed=1))))
-more("igamma_grad_a", (bind("igamma_grad_a"), (f(2, low=1), f(2, seed=1, low=1))))
+    more({_name: [(bind(_name), (SPECIAL, f(5, seed=1)))]})
 more(
-    "regularized_incomplete_beta",
-    (lax.betainc, (f(2, low=1), f(2, seed=1, low=1), f(2, low=0, high=4))),
+    {
+        "igamma_grad_a": [(bind("igamma_grad_a"), (f(2, low=1), f(2, seed=1, low=1)))],
+        "regularized_incomplete_beta": [
+            (lax.betainc, (f(2, low=1), f(2, seed=1, low=1), f(2, low=0, high=4)))
+        ],
+    }
 )
 for _name, _count in (("philox2x32", 3), ("philox4x32", 6), ("threefry4x32", 8)):
-    more(_name, (bind(_name), tuple(u(3, seed=k) for k in range(_count))))
-more("threefry2x32", (bind("threefry2x32"), (u(5), u(5, seed=1), u(5, seed=2), u(5, seed=3))))
-more("log2", (jnp.log2, (f(5, low=1),)))
-more("one_minus_square", (bind("one_minus_square"), (f(5),)))
-more("polynomial", (bind("polynomial"), (f(5), np.float32(1), np.float32(2), np.float32(-1))))
+    more({_name: [(bind(_name), tuple(u(3, seed=k) for k in range(_count)))]})
 more(
-    "optimization_barrier",
-    (lax.optimization_barrier, (f(5, 3),)),
-    (lax.optimization_barrier, (b(5),)),
-    (lax.optimization_barrier, (i(5),)),
+    {
+        "threefry2x32": [(bind("threefry2x32"), (u(5), u(5, seed=1), u(5, seed=2), u(5, seed=3)))],
+        "log2": [(jnp.log2, (f(5, low=1),))],
+        "one_minus_square": [(bind("one_minus_square"), (f(5),))],
+        "polynomial": [(bind("polynomial"), (f(5), np.float32(1), np.float32(2), np.float32(-1)))],
+        "optimization_barrier": [
+            (lax.optimization_barrier, (f(5, 3),)),
+            (lax.optimization_barrier, (b(5),)),
+            (lax.optimization_barrier, (i(5),)),
+        ],
+        # contractions
+        "dot_general": [
+            (lambda x, y: x @ y, (f(5, 7), f(7, 3))),
+            (lambda x, y: x @ y, (i(2, 6), i(6, 2))),
+            (lambda x, y: jnp.einsum("bij,bkj->bik", x, y), (f(3, 2, 5), f(3, 2, 5))),
+            (lambda x, y: jnp.einsum("ijk,jkl->il", x, y), (c(2, 1, 5), c(1, 5, 2))),
+            (
+                lambda x, y: lax.dot(x, y, preferred_element_type=np.int32),
+                (i(2, 5, dtype=np.int8), i(5, 2, dtype=np.int8)),
+            ),
+            (lambda x, y: lax.dot(x, y, preferred_element_type=np.float32), (bf(2, 5), bf(5, 2))),
+            (lambda x, y: lax.dot(x, y, preferred_element_type=jnp.bfloat16), (f(2, 5), f(5, 3))),
+            (lax.dot, (b(2, 5), b(5, 2))),
+        ],
+    }
 )
-
-# contractions
-more(
-    "dot_general",
-    (lambda x, y: x @ y, (f(5, 7), f(7, 3))),
-    (lambda x, y: x @ y, (i(2, 6), i(6, 2))),
-)
-more("dot_general", (lambda x, y: jnp.einsum("bij,bkj->bik", x, y), (f(3, 2, 5), f(3, 2, 5))))
-more("dot_general", (lambda x, y: jnp.einsum("ijk,jkl->il", x, y), (c(2, 1, 5), c(1, 5, 2))))
-more(
-    "dot_general",
-    (
-        lambda x, y: lax.dot(x, y, preferred_element_type=np.int32),
-        (i(2, 5, dtype=np.int8), i(5, 2, dtype=np.int8)),
-    ),
-)
-more(
-    "dot_general",
-    (lambda x, y: lax.dot(x, y, preferred_element_type=np.float32), (bf(2, 5), bf(5, 2))),
-)
-more(
-    "dot_general",
-    (lambda x, y: lax.dot(x, y, preferred_element_type=jnp.bfloat16), (f(2, 5), f(5, 3))),
-)
-more("dot_general", (lax.dot, (b(2, 5), b(5, 2))))
 for _sizes in ([2, 4, 1], [0, 5, 0], [3, 0, 4]):
-    more("ragged_dot_general", (lax.ragged_dot, (f(7, 5), f(3, 5, 4), np.array(_sizes, np.int32))))
+    more(
+        {
+            "ragged_dot_general": [
+                (lax.ragged_dot, (f(7, 5), f(3, 5, 4), np.array(_sizes, np.int32)))
+            ]
+        }
+    )
 
 
 def _ragged(contract: Any, batch: Any, ragged: int, groups: list[int]) -> Callable[..., Any]:
@@ -209,29 +216,26 @@ def _ragged(contract: Any, batch: Any, ragged: int, groups: list[int]) -> Callab
 # The ragged dim contracts, as in the gradient of the matrices; is a batch dim; lies behind another
 # dim; groups differ by batch.
 more(
-    "ragged_dot_general",
-    (_ragged(([0], [0]), ([], []), 0, []), (f(7, 2), f(7, 3), np.array([2, 0, 3], np.int32))),
-)
-more(
-    "ragged_dot_general",
-    (
-        _ragged(([2], [1]), ([0], [0]), 0, []),
-        (f(5, 2, 3), f(5, 3, 2), np.array([2, 0, 3], np.int32)),
-    ),
-)
-more(
-    "ragged_dot_general",
-    (
-        _ragged(([2], [1]), ([], []), 1, [0]),
-        (f(2, 5, 3), f(3, 3, 2), np.array([[2, 3, 0], [1, 0, 3]], np.int32)),
-    ),
-)
-more(
-    "ragged_dot_general",
-    (
-        _ragged(([2], [2]), ([0], [1]), 1, [0]),
-        (f(3, 5, 2), f(3, 3, 2, 2), np.array([[2, 3, 0], [1, 0, 3], [0, 5, 0]], np.int32)),
-    ),
+    {
+        "ragged_dot_general": [
+            (
+                _ragged(([0], [0]), ([], []), 0, []),
+                (f(7, 2), f(7, 3), np.array([2, 0, 3], np.int32)),
+            ),
+            (
+                _ragged(([2], [1]), ([0], [0]), 0, []),
+                (f(5, 2, 3), f(5, 3, 2), np.array([2, 0, 3], np.int32)),
+            ),
+            (
+                _ragged(([2], [1]), ([], []), 1, [0]),
+                (f(2, 5, 3), f(3, 3, 2), np.array([[2, 3, 0], [1, 0, 3]], np.int32)),
+            ),
+            (
+                _ragged(([2], [2]), ([0], [1]), 1, [0]),
+                (f(3, 5, 2), f(3, 3, 2, 2), np.array([[2, 3, 0], [1, 0, 3], [0, 5, 0]], np.int32)),
+            ),
+        ]
+    }
 )
 _scaled = bind(
     "scaled_dot",
@@ -242,25 +246,33 @@ for _blocks, _rows_of in ((4, 3), (2, 5)):
     _ones = np.ones((2, 1, 1), jnp.float8_e8m0fnu)
     _scale = (2.0 ** i(2, _rows_of, _blocks, low=-2, high=2)).astype(jnp.float8_e8m0fnu)
     more(
-        "scaled_dot",
-        (
-            _scaled,
-            (bf(2, _rows_of, 8), bf(2, 3, 8), _scale, np.ones((2, 3, 1), jnp.float8_e8m0fnu)),
-        ),
+        {
+            "scaled_dot": [
+                (
+                    _scaled,
+                    (
+                        bf(2, _rows_of, 8),
+                        bf(2, 3, 8),
+                        _scale,
+                        np.ones((2, 3, 1), jnp.float8_e8m0fnu),
+                    ),
+                )
+            ]
+        }
     )
 _conv = functools.partial(lax.conv_general_dilated, window_strides=(1,), padding=[(1, 1)])
 more(
-    "conv_general_dilated",
-    (_conv, (f(3, 5, 4), f(2, 5, 3))),
-    (functools.partial(_conv, feature_group_count=2), (f(2, 4, 6), f(6, 2, 3))),
-)
-more(
-    "conv_general_dilated",
-    (functools.partial(_conv, batch_group_count=2), (f(4, 3, 6), f(6, 3, 3))),
-)
-more(
-    "conv_general_dilated",
-    (functools.partial(_conv, dimension_numbers=("NWC", "WIO", "NWC")), (f(3, 6, 2), f(3, 2, 4))),
+    {
+        "conv_general_dilated": [
+            (_conv, (f(3, 5, 4), f(2, 5, 3))),
+            (functools.partial(_conv, feature_group_count=2), (f(2, 4, 6), f(6, 2, 3))),
+            (functools.partial(_conv, batch_group_count=2), (f(4, 3, 6), f(6, 3, 3))),
+            (
+                functools.partial(_conv, dimension_numbers=("NWC", "WIO", "NWC")),
+                (f(3, 6, 2), f(3, 2, 4)),
+            ),
+        ]
+    }
 )
 
 # reductions
@@ -281,88 +293,114 @@ def _log_sum(p: Any, q: Any) -> Any:
 
 for _name in ("sum", "max", "min", "prod"):
     _reduce = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "prod": jnp.prod}[_name]
-    more(f"reduce_{_name}", (lambda x, r=_reduce: r(x, 0), (f(5, 3),)), (_reduce, (i(7),)))
-more("reduce_sum", (lambda x: jnp.sum(x, (0, 2)), (f(3, 2, 2),)))
+    more({f"reduce_{_name}": [(lambda x, r=_reduce: r(x, 0), (f(5, 3),)), (_reduce, (i(7),))]})
 more(
-    "reduce_sum",
-    (lambda x: jnp.sum(x, 1), (c(3, 5),)),
-    (lambda x: lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None), (bf(6),)),
+    {
+        "reduce_sum": [
+            (lambda x: jnp.sum(x, (0, 2)), (f(3, 2, 2),)),
+            (lambda x: jnp.sum(x, 1), (c(3, 5),)),
+            (lambda x: lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None), (bf(6),)),
+        ],
+        "reduce_prod": [(lambda x: jnp.prod(x, 1), (c(3, 5),))],
+    }
 )
-more("reduce_prod", (lambda x: jnp.prod(x, 1), (c(3, 5),)))
 for _name in ("and", "or", "xor"):
     _fn = getattr(lax, f"reduce_{_name}")
     for _x in (b(5, 3), i(7, 2)):
-        more(f"reduce_{_name}", (lambda x, r=_fn: r(x, (0,)), (_x,)))
+        more({f"reduce_{_name}": [(lambda x, r=_fn: r(x, (0,)), (_x,))]})
 for _name in ("argmax", "argmin"):
     _fn = getattr(lax, _name)
-    more(_name, (lambda x, r=_fn: r(x, 1, np.int32), (i(5, 7, low=0, high=3),)))
-    more(_name, (lambda x, r=_fn: r(x, 0, np.int32), (b(5, 3),)))
-    more(_name, (lambda x, r=_fn: r(x, 0, np.int32), (np.stack([SPECIAL, SPECIAL[::-1]], 1),)))
+    more({_name: [(lambda x, r=_fn: r(x, 1, np.int32), (i(5, 7, low=0, high=3),))]})
+    more({_name: [(lambda x, r=_fn: r(x, 0, np.int32), (b(5, 3),))]})
+    more({_name: [(lambda x, r=_fn: r(x, 0, np.int32), (np.stack([SPECIAL, SPECIAL[::-1]], 1),))]})
 more(
-    "reduce",
-    (
-        lambda x, y: lax.reduce(
-            (x, y), (np.float32(0), np.float32(1)), lambda p, q: (p[0] + q[0], p[1] * q[1]), (0,)
-        ),
-        (f(3, 5), f(3, 5)),
-    ),
-    (
-        lambda x, at: lax.reduce((x, at), (np.float32(-np.inf), np.int32(2**30)), _greater, (0,)),
-        (f(7, 3), np.arange(21, dtype=np.int32).reshape(7, 3)),
-    ),
-    (
-        lambda x: lax.reduce(
-            (x, jnp.ones_like(x)), (np.float32(-np.inf), np.float32(0)), _log_sum, (0, 1)
-        ),
-        (f(5, 3),),
-    ),
+    {
+        "reduce": [
+            (
+                lambda x, y: lax.reduce(
+                    (x, y),
+                    (np.float32(0), np.float32(1)),
+                    lambda p, q: (p[0] + q[0], p[1] * q[1]),
+                    (0,),
+                ),
+                (f(3, 5), f(3, 5)),
+            ),
+            (
+                lambda x, at: lax.reduce(
+                    (x, at), (np.float32(-np.inf), np.int32(2**30)), _greater, (0,)
+                ),
+                (f(7, 3), np.arange(21, dtype=np.int32).reshape(7, 3)),
+            ),
+            (
+                lambda x: lax.reduce(
+                    (x, jnp.ones_like(x)), (np.float32(-np.inf), np.float32(0)), _log_sum, (0, 1)
+                ),
+                (f(5, 3),),
+            ),
+        ]
+    }
 )
 for _name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
     _fn = getattr(lax, _name)
     more(
-        _name,
-        (lambda x, r=_fn: r(x, 0), (f(5, 3),)),
-        (lambda x, r=_fn: r(x, 1, reverse=True), (f(3, 5),)),
+        {
+            _name: [
+                (lambda x, r=_fn: r(x, 0), (f(5, 3),)),
+                (lambda x, r=_fn: r(x, 1, reverse=True), (f(3, 5),)),
+            ]
+        }
     )
-more("cumsum", (lambda x: lax.cumsum(x, 1), (i(3, 5),)))
 more(
-    "sort",
-    (lambda x: lax.sort(x, dimension=0), (f(5, 3),)),
-    (lambda x, y: lax.sort((x, y), dimension=1, num_keys=1), (i(3, 5), f(3, 5))),
+    {
+        "cumsum": [(lambda x: lax.cumsum(x, 1), (i(3, 5),))],
+        "sort": [
+            (lambda x: lax.sort(x, dimension=0), (f(5, 3),)),
+            (lambda x, y: lax.sort((x, y), dimension=1, num_keys=1), (i(3, 5), f(3, 5))),
+        ],
+        "top_k": [(lambda x: lax.top_k(x, 2), (f(3, 5),))],
+        "approx_top_k": [(lambda x: lax.approx_max_k(x, 2), (f(3, 5),))],
+    }
 )
-more("top_k", (lambda x: lax.top_k(x, 2), (f(3, 5),)))
-more("approx_top_k", (lambda x: lax.approx_max_k(x, 2), (f(3, 5),)))
 for _name, _fn, _init in (
     ("sum", lax.add, 0.0),
     ("max", lax.max, -np.inf),
     ("min", lax.min, np.inf),
 ):
     more(
-        f"reduce_window_{_name}",
-        (
-            lambda x, g=_fn, z=_init: lax.reduce_window(
-                x, np.float32(z), g, (1, 2), (1, 2), "SAME"
-            ),
-            (f(5, 6),),
-        ),
+        {
+            f"reduce_window_{_name}": [
+                (
+                    lambda x, g=_fn, z=_init: lax.reduce_window(
+                        x, np.float32(z), g, (1, 2), (1, 2), "SAME"
+                    ),
+                    (f(5, 6),),
+                )
+            ]
+        }
     )
     more(
-        f"reduce_window_{_name}",
-        (
-            lambda x, g=_fn, z=_init: lax.reduce_window(
-                x, np.float32(z), g, (1, 1), (2, 1), "VALID"
-            ),
-            (f(6, 3),),
-        ),
+        {
+            f"reduce_window_{_name}": [
+                (
+                    lambda x, g=_fn, z=_init: lax.reduce_window(
+                        x, np.float32(z), g, (1, 1), (2, 1), "VALID"
+                    ),
+                    (f(6, 3),),
+                )
+            ]
+        }
     )
 more(
-    "reduce_window",
-    (
-        lambda x: lax.reduce_window(
-            x, np.float32(0), lambda p, q: p + 2 * q, (1, 2), (1, 2), "VALID"
-        ),
-        (f(5, 6),),
-    ),
+    {
+        "reduce_window": [
+            (
+                lambda x: lax.reduce_window(
+                    x, np.float32(0), lambda p, q: p + 2 * q, (1, 2), (1, 2), "VALID"
+                ),
+                (f(5, 6),),
+            )
+        ]
+    }
 )
 _pool = functools.partial(
     lax.reduce_window,
@@ -372,25 +410,72 @@ _pool = functools.partial(
     window_strides=(1, 2),
     padding="VALID",
 )
-more("select_and_scatter_add", (lambda x, g: jax.vjp(_pool, x)[1](g), (f(5, 6, seed=2), f(5, 3))))
 more(
-    "select_and_scatter",
-    (
-        lambda x, g: primitives()["select_and_scatter"].bind(
-            x,
-            g,
-            np.float32(0),
-            select_jaxpr=jax.make_jaxpr(lax.ge)(np.float32(0), np.float32(0)).jaxpr,
-            select_consts=(),
-            scatter_jaxpr=jax.make_jaxpr(lambda p, q: p + 2 * q)(
-                np.float32(0), np.float32(0)
-            ).jaxpr,
-            scatter_consts=(),
-            window_dimensions=(1, 2),
-            window_strides=(1, 2),
-            padding=((0, 0), (0, 0)),
-        ),
-        (f(5, 6, seed=2), f(5, 3)),
-    ),
+    {
+        "select_and_scatter_add": [
+            (lambda x, g: jax.vjp(_pool, x)[1](g), (f(5, 6, seed=2), f(5, 3)))
+        ],
+        "select_and_scatter": [
+            (
+                lambda x, g: primitives()["select_and_scatter"].bind(
+                    x,
+                    g,
+                    np.float32(0),
+                    select_jaxpr=jax.make_jaxpr(lax.ge)(np.float32(0), np.float32(0)).jaxpr,
+                    select_consts=(),
+                    scatter_jaxpr=jax.make_jaxpr(lambda p, q: p + 2 * q)(
+                        np.float32(0), np.float32(0)
+                    ).jaxpr,
+                    scatter_consts=(),
+                    window_dimensions=(1, 2),
+                    window_strides=(1, 2),
+                    padding=((0, 0), (0, 0)),
+                ),
+                (f(5, 6, seed=2), f(5, 3)),
+            )
+        ],
+        "select_and_gather_add": [
+            (lambda x, t: jax.jvp(_pool, (x,), (t,)), (f(5, 6, seed=2), f(5, 6)))
+        ],
+    }
 )
-more("select_and_gather_add", (lambda x, t: jax.jvp(_pool, (x,), (t,)), (f(5, 6, seed=2), f(5, 6))))
+
+
+# ---- kernels that are written for one device ---------------------------------------------------
+
+
+def _kernel(
+    grid: tuple[int, ...], blocks: list[pl.BlockSpec], shape: tuple[int, ...]
+) -> Callable[..., Any]:
+    """A kernel of two operands that does not split within a block; the last of `blocks` is that of
+    the result."""
+
+    def line(x: Any, w: Any, o: Any) -> None:
+        o[...] = jnp.sin(x[...]) + jnp.cumsum(x[...] * w[...], -1)
+
+    out = jax.ShapeDtypeStruct(shape, np.float32)
+    return pl.pallas_call(
+        line, out, grid=grid, in_specs=blocks[:-1], out_specs=blocks[-1], interpret=True
+    )
+
+
+_line_of = pl.BlockSpec((1, 3), lambda i: (i, 0))
+_pairs_of = pl.BlockSpec((2, None, 3), lambda i, j: (j, i, 0))
+more(
+    {
+        "pallas_call": [
+            (
+                _kernel((5,), [_line_of, pl.BlockSpec((3,), lambda i: (0,)), _line_of], (5, 3)),
+                (f(5, 3), f(3)),
+            ),
+            (
+                _kernel(
+                    (3, 4),
+                    [_pairs_of, pl.BlockSpec((2, 3), lambda i, j: (j, 0)), _pairs_of],
+                    (8, 3, 3),
+                ),
+                (f(8, 3, 3), f(8, 3)),
+            ),
+        ]
+    }
+)

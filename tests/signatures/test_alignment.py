@@ -1,4 +1,5 @@
-"""Computations on slices move to where their readers put the results, with the same values."""
+"""Computations on slices move to where their readers put the results, and computations between
+reversals run in the order of the array, with the same values."""
 
 import functools
 from collections.abc import Callable
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 from jax import lax
 
+import sbp
 from sbp.signatures.alignment import with_alignment
-from sbp.trace.build import trace
+from sbp.signatures.reversal import with_mirrors
 from sbp.trace.evaluate import evaluate
 from sbp.trace.graph import Graph
+from tests.trace.evaluated import assert_same_values, graph_of, ops
 
 
 def recurrence(p: Any, q: Any) -> Any:
@@ -33,25 +36,32 @@ def product(p: Any, q: Any) -> Any:
     return jnp.einsum("lij,ljk->lik", q, p)
 
 
+TOLERANCE = 2e-5
+
+
 def drawn(*shape: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def pair(length: int, width: int = 4) -> tuple[Any, Any]:
+    return drawn(length, width), drawn(length, width, seed=1)
 
 
 def scanned(a: Any, b: Any, **options: Any) -> Any:
     return lax.associative_scan(recurrence, (a, b), **options)
 
 
-def gradient(a: Any, b: Any) -> Any:
-    return jax.grad(lambda a, b: jnp.sum(scanned(a, b)[1] ** 2), argnums=(0, 1))(a, b)
+def gradient(a: Any, b: Any, **options: Any) -> Any:
+    return jax.grad(lambda a, b: jnp.sum(scanned(a, b, **options)[1] ** 2), argnums=(0, 1))(a, b)
 
 
-def matrices(a: Any, b: Any) -> Any:
-    return lax.associative_scan(product, a[:, :3, None] * b[:, None, :3])
+def matrices(a: Any, b: Any, **options: Any) -> Any:
+    return lax.associative_scan(product, a[:, :3, None] * b[:, None, :3], **options)
 
 
-def with_indices(a: Any, b: Any) -> Any:
+def with_indices(a: Any, b: Any, **options: Any) -> Any:
     numbers = lax.broadcasted_iota(jnp.int32, a.shape, 0)
-    return lax.associative_scan(largest, (a + b, numbers))
+    return lax.associative_scan(largest, (a + b, numbers), **options)
 
 
 SCANS: dict[str, Callable[..., Any]] = {
@@ -67,37 +77,25 @@ SCANS: dict[str, Callable[..., Any]] = {
 }
 
 
-def graphs(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Graph, Graph]:
-    graph, _ = trace(fn, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args])
+def aligned(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Graph, Graph]:
+    """The program before and after."""
+    graph = graph_of(fn, args)
     return graph, with_alignment(graph)
-
-
-def ops(graph: Graph) -> list[str]:
-    return [node.op for node in graph.walk()]
-
-
-def assert_same_values(graph: Graph, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    found = jax.jit(lambda *args: evaluate(graph, args))(*args)
-    wanted = jax.jit(fn)(*args)
-    for got, want in zip(found, jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("length", [1, 8, 13])
 @pytest.mark.parametrize("case", [c for c in SCANS if c != "in a loop"])
 def test_scans_keep_their_values(case: str, length: int):
-    args = (drawn(length, 4), drawn(length, 4, seed=1))
-    before, after = graphs(SCANS[case], args)
+    before, after = aligned(SCANS[case], pair(length))
     assert length == 1 or ops(before) != ops(after)
-    assert_same_values(after, SCANS[case], args)
+    assert_same_values(after, SCANS[case], pair(length), TOLERANCE)
 
 
 @pytest.mark.parametrize("case", SCANS)
 def test_nothing_is_put_behind_an_element(case: str):
     """Of a scan over 16 elements no concatenation is left. Elements that nobody reads are made by
     shifts of the last level."""
-    args = (drawn(16, 16), drawn(16, 16, seed=1))
-    before, after = graphs(SCANS[case], args)
+    before, after = aligned(SCANS[case], pair(16, 16))
     assert "concatenate" in ops(before) and "concatenate" not in ops(after)
 
 
@@ -113,8 +111,7 @@ def shifts(graph: Graph) -> list[int]:
 
 
 def test_only_the_last_level_is_shifted():
-    args = (drawn(64, 4), drawn(64, 4, seed=1))
-    assert max(shifts(graphs(scanned, args)[1])) <= 2
+    assert max(shifts(aligned(scanned, pair(64))[1])) <= 2
 
 
 def in_groups(x: Any) -> Any:
@@ -144,8 +141,7 @@ KEPT: dict[str, Callable[..., Any]] = {
 def test_what_is_kept(case: str):
     """A program stays as it is where no element moves less, and where an operator needs the
     others."""
-    args = (drawn(8, 5),)
-    before, after = graphs(KEPT[case], args)
+    before, after = aligned(KEPT[case], (drawn(8, 5),))
     assert ops(before) == ops(after)
 
 
@@ -163,10 +159,9 @@ MOVED: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("case", MOVED)
 def test_what_moves_keeps_its_values(case: str):
-    args = (drawn(8, 4),)
-    before, after = graphs(MOVED[case], args)
+    before, after = aligned(MOVED[case], pair(8)[:1])
     assert ops(before) != ops(after)
-    assert_same_values(after, MOVED[case], args)
+    assert_same_values(after, MOVED[case], pair(8)[:1], TOLERANCE)
 
 
 @pytest.mark.parametrize("value", [0, 1])
@@ -178,9 +173,8 @@ def test_inspected_values_stay(value: int):
         jax.debug.inspect_array_sharding(both[value], callback=lambda s: None)
         return jnp.concatenate([x[:1], both[1]])
 
-    before, after = graphs(fn, (drawn(8, 4), drawn(8, 4, seed=1)))
-    made = {v for n in after.nodes for v in n.outputs}
-    assert {i.value for i in after.inspections} <= made
+    before, after = aligned(fn, pair(8))
+    assert {i.value for i in after.inspections} <= {v for n in after.nodes for v in n.outputs}
     assert ops(before) != ops(after)
 
 
@@ -195,7 +189,250 @@ def test_keys_stay(kind: str):
         made = jnp.concatenate([found[:1], jnp.where(odd, found[1:], found[:-1])])
         return jax.random.key_data(made) if kind == "keys" else made
 
-    args = (np.int32(3),)
-    before, after = graphs(fn, args)
+    before, after = aligned(fn, (np.int32(3),))
     assert (ops(before) == ops(after)) == (kind == "keys")
-    assert_same_values(after, fn, args)
+    assert_same_values(after, fn, (np.int32(3),), TOLERANCE)
+
+
+# ---- reversals ----------------------------------------------------------------------------------
+
+
+def flip(x: Any) -> Any:
+    return jnp.flip(x, 0)
+
+
+def advantages(reward: Any, value: Any) -> Any:
+    """Generalised advantages of one trajectory: sums of what is still to come."""
+    wrong = reward + 0.9 * jnp.concatenate([value[1:], value[:1]]) - value
+    return scanned(jnp.full_like(wrong, 0.9), wrong, reverse=True)[1]
+
+
+MIRRORED: dict[str, Callable[..., Any]] = {
+    "scan": functools.partial(scanned, reverse=True),
+    "last dim": functools.partial(scanned, axis=1, reverse=True),
+    "gradient": functools.partial(gradient, reverse=True),
+    "largest, with its index": functools.partial(with_indices, reverse=True),
+    "matrices": functools.partial(matrices, reverse=True),
+    "advantages": advantages,
+    "sums of what is to come": lambda a, b: flip(jnp.cumsum(flip(a * 2), 0)) + b,
+    "parts": lambda a, b: flip(jnp.concatenate(lax.split(flip(a), (3, 5))[::-1])) + b,
+    "roll": lambda a, b: flip(jnp.roll(flip(a), 3, 0)) + b,
+    "padded": lambda a, b: flip(lax.pad(flip(a), np.float32(2), [(1, -1, 0), (0, 0, 0)])) + b,
+    "strided": lambda a, b: flip(flip(a)[1::3]),
+    "counted": lambda a, b: flip(flip(a) * jnp.arange(8)[:, None] + flip(b)),
+    "the other dim": lambda a, b: jnp.flip(flip(jnp.flip(flip(a), 1) * 2), 1) * b,
+    "in a loop": lambda a, b: lax.fori_loop(0, 2, lambda _, c: scanned(*c, reverse=True), (a, b)),
+}
+"""Programs of two arrays of shape (8, 4), of which no reversal is left."""
+
+
+def with_groups_of_features(a: Any, b: Any) -> Any:
+    """A convolution that has no mirror image."""
+    image, numbers = jnp.flip(a[None], 2), ("NWC", "WIO", "NWC")
+    kernel = b[:1, :4].reshape(1, 2, 2)[:, :, jnp.array([0, 1, 0, 1])]
+    y = lax.conv_general_dilated(
+        image, kernel, (1,), "VALID", dimension_numbers=numbers, feature_group_count=2
+    )
+    return jnp.flip(y, 2)
+
+
+LEFT: dict[str, tuple[Callable[..., Any], int]] = {
+    "no other one": (lambda a, b: flip(a) * b, 1),
+    "returned, too": (lambda a, b: (lambda r: (r, flip(jnp.cumsum(r, 0))))(flip(a)), 1),
+    "operands in both orders": (lambda a, b: flip(flip(a) * b), 1),
+    "sorted between": (lambda a, b: flip(jnp.sort(flip(a), 0)), 2),
+    "both dims": (lambda a, b: jnp.flip(jnp.flip(a) * 2), 2),
+    "the same twice": (lambda a, b: (flip(a), flip(a) * 2), 2),
+    "groups of features": (with_groups_of_features, 2),
+}
+"""Programs with the reversals that are left."""
+
+
+def mirrored(fn: Callable[..., Any], args: tuple[Any, ...]) -> Graph:
+    return with_mirrors(with_alignment(graph_of(fn, args)))
+
+
+@pytest.mark.parametrize("case", MIRRORED)
+def test_no_reversal_is_left(case: str):
+    after = mirrored(MIRRORED[case], pair(8))
+    assert "rev" in ops(graph_of(MIRRORED[case], pair(8))) and "rev" not in ops(after)
+    assert_same_values(after, MIRRORED[case], pair(8), TOLERANCE)
+
+
+@pytest.mark.parametrize("length", [1, 13])
+@pytest.mark.parametrize("case", ["scan", "gradient", "largest, with its index"])
+def test_lengths(case: str, length: int):
+    after = mirrored(MIRRORED[case], pair(length))
+    assert ("rev" not in ops(after)) == (length > 1)
+    assert_same_values(after, MIRRORED[case], pair(length), TOLERANCE)
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_reversals_that_are_left(case: str):
+    fn, count = LEFT[case]
+    after = mirrored(fn, pair(8))
+    assert ops(after).count("rev") == count
+    assert_same_values(after, fn, pair(8), TOLERANCE)
+
+
+def test_operations_before_and_after_stay():
+    """Only what lies between the reversals is mirrored, for a plan reads as the program does."""
+    fn = lambda a, b: flip(jnp.cumsum(flip(jnp.exp(a) * 2), 0)) + b
+    before = graph_of(fn, pair(8))
+    after = with_mirrors(with_alignment(before))
+    kept = [n.id for n in before.nodes if n.op not in ("rev", "cumsum")]
+    assert [n.id for n in after.nodes if n.op != "cumsum"] == kept
+    assert [n.params["reverse"] for n in after.nodes if n.op == "cumsum"] == [True]
+
+
+@pytest.mark.parametrize(
+    "dtype,left", [("uint8", 1), ("int8", 1), ("bfloat16", 1), ("float16", 0), ("int16", 0)]
+)
+def test_counters_that_do_not_hold_each_number(dtype: str, left: int):
+    """bfloat16 rounds numbers above 256, and an integer of 8 bits starts again."""
+
+    def fn(a: Any) -> Any:
+        return flip(flip(a) + lax.iota(dtype, 600).astype("float32"))
+
+    x = drawn(600)
+    after = mirrored(fn, (x,))
+    assert ops(after).count("rev") == left
+    (got,) = evaluate(after, (x,))
+    want = (x[::-1] + np.arange(600).astype(jnp.dtype(dtype)).astype("float32"))[::-1]
+    np.testing.assert_allclose(np.asarray(got), want, rtol=2e-5, atol=2e-5)
+
+
+def test_inspected_values_between_reversals_stay():
+    def fn(a: Any) -> Any:
+        y = jnp.cumsum(flip(a), 0)
+        jax.debug.inspect_array_sharding(y, callback=lambda s: None)
+        return flip(y) * 2
+
+    after = mirrored(fn, pair(8)[:1])
+    assert {i.value for i in after.inspections} <= {v for n in after.nodes for v in n.outputs}
+    assert_same_values(after, fn, pair(8)[:1], TOLERANCE)
+
+
+@pytest.mark.parametrize("length", [16, 13])
+def test_runs_on_split_arrays(length: int):
+    def fn(a: Any, b: Any) -> Any:
+        return gradient(sbp.split(a, 0, "x"), sbp.split(b, 0, "x"), reverse=True)
+
+    found = sbp.jit(fn, sbp.make_mesh((4,), ("x",)))(*pair(length))
+    for got, want in zip(found, fn(*pair(length)), strict=True):
+        np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=2e-5, atol=2e-5)
+
+
+# ---- hoisting ------------------------------------------------------------------------------------
+# Casts of loop constants stand ahead of their loops, so that half of the bytes are gathered.
+
+
+SIZE, LARGE = 64, 4096
+BF16_GATHER = 7 / 8 * LARGE * LARGE * 2
+"""Bytes that a device sends to gather the large weight in bfloat16."""
+
+
+def step(x, w):
+    return jnp.tanh(x @ w.astype(jnp.bfloat16))
+
+
+def summed(fn, wrapped=lambda body: body):
+    """A loop that adds up a function of each slice and the weight."""
+
+    def program(w, xs):
+        def body(total, x):
+            return total + jnp.sum(fn(x, w).astype(jnp.float32)), None
+
+        return jax.lax.scan(wrapped(body), jnp.float32(0), xs)[0]
+
+    return program
+
+
+def counted(w, xs):
+    """A `while`, whose predicate reads a constant, too."""
+
+    def body(state):
+        n, x = state
+        return n + 1, step(x, w)
+
+    most = jnp.int32(3)
+    _, x = jax.lax.while_loop(lambda state: state[0] < most, body, (jnp.int32(0), xs[0]))
+    return jnp.sum(x.astype(jnp.float32))
+
+
+FUNCTIONS = {
+    "scanned": summed(step),
+    "transposed": summed(lambda x, w: step(x, w.T)),
+    "nested": summed(
+        lambda x, w: jax.lax.scan(lambda c, _: (step(c, w), None), x, None, length=2)[0]
+    ),
+    "rematerialised": summed(step, jax.checkpoint),
+    "counted": counted,
+    # Both the weight and its cast are read in the loop.
+    "widened": summed(lambda x, w: jnp.sum(step(x, w).astype(jnp.float32)) + w[0, 0]),
+}
+
+
+def arguments():
+    rng = np.random.default_rng(0)
+    w = (rng.normal(size=(SIZE, SIZE)) / 8).astype(np.float32)
+    return jnp.asarray(w), jnp.asarray(rng.normal(size=(4, 8 * SIZE, SIZE)), jnp.bfloat16)
+
+
+def planned(fn, shape=(8,), **options):
+    mesh = sbp.make_mesh(shape, ("x", "y")[: len(shape)])
+    return sbp.jit(fn, mesh, in_types=("x:S(0)", "x:S(1)"), **options)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("shape", [(8,), (2, 4)], ids=["8", "2x4"])
+def test_values(name, shape):
+    found = planned(FUNCTIONS[name], shape)(*arguments())
+    want = jax.jit(FUNCTIONS[name])(*arguments())
+    np.testing.assert_allclose(np.asarray(found), np.asarray(want), rtol=2e-2, atol=2e-1)
+
+
+def large_gathers(fn, **options):
+    """Trips and bytes of the gathers in a plan for a large weight."""
+    f = sbp.jit(
+        fn,
+        jax.sharding.AbstractMesh((8,), ("x",)),
+        in_types=("x:S(0)", "x:S(1)"),
+        hardware="tpu-v5e",
+        **options,
+    )
+    w = jax.ShapeDtypeStruct((LARGE, LARGE), jnp.float32)
+    plan = f.plan(w, jax.ShapeDtypeStruct((4, 16 * LARGE, LARGE), jnp.bfloat16))
+    boxes = [(one.trips, step) for one in plan.program.boxes() for step in one.box.steps]
+    return [(trips, step.bytes_sent) for trips, step in boxes if step.kind == "all_gather"]
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "widened"])
+def test_the_weight_is_gathered_in_bfloat16(name):
+    assert large_gathers(FUNCTIONS[name]) == [(1, BF16_GATHER)]
+
+
+@pytest.mark.parametrize("name", ["scanned", "rematerialised"])
+def test_the_backward_pass_reads_what_the_forward_pass_gathered(name):
+    gradient = jax.grad(FUNCTIONS[name])
+    assert large_gathers(gradient, out_types="x:S(0)") == [(1, BF16_GATHER)]
+    found = planned(gradient, out_types="x:S(0)")(*arguments())
+    want = jax.jit(gradient)(*arguments())
+    np.testing.assert_allclose(np.asarray(found), np.asarray(want), rtol=5e-2, atol=5e-1)
+
+
+def test_a_hoisted_weight_does_not_enter_the_loop():
+    graph = planned(FUNCTIONS["scanned"]).plan(*arguments()).program.graph
+    (scan,) = (node for node in graph.walk() if node.op == "scan")
+    dtypes = [str(graph.aval(o).dtype) for o in scan.inputs]
+    assert dtypes == ["bfloat16", "float32", "bfloat16"] and scan.params["num_consts"] == 1
+
+
+def test_a_cast_to_a_wider_type_stays():
+    def fn(w, xs):
+        return jax.lax.scan(lambda c, x: (c + x @ w.astype(jnp.float32), None), xs[0], xs)[0]
+
+    w, xs = arguments()
+    graph = planned(fn).plan(w.astype(jnp.bfloat16), xs.astype(jnp.float32)).program.graph
+    (scan,) = (node for node in graph.walk() if node.op == "scan")
+    assert "convert_element_type" in [node.op for node in scan.regions[0].nodes]

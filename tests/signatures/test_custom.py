@@ -1,7 +1,7 @@
-"""Registered signatures that are right: programs with them run as on one device."""
+"""Registered signatures: programs with right ones run as on one device; wrong ones are refused with
+a counterexample, and bad input with an error."""
 
-from __future__ import annotations
-
+import re
 from typing import Any
 
 import jax
@@ -9,28 +9,77 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
-from registrations import (
-    MATMUL,
-    ROW_SUMS,
-    TRIPLE,
-    W,
-    X,
-    matmul,
-    matmul_call,
-    matmul_local,
-    row_sums,
-    row_sums_local,
-    triple,
-    triple_p,
-)
+from jax.experimental.custom_partitioning import custom_partitioning
 
 import sbp
 from sbp import _jax
 from sbp.errors import SbpError, SbpWarning
 from sbp.infer.registered import drawn
-from sbp.signatures import Op, Row, registered, rule_for
-from sbp.signatures.custom import custom_for
-from sbp.types import S
+from sbp.signatures import Op, Row, register, registered, rule_for, unregister
+from sbp.signatures.custom import custom_for, parse_row
+from sbp.types import B, P, S
+
+X = (np.random.default_rng(0).integers(-16, 16, (8, 12)) / 4).astype(np.float32)
+W = (np.random.default_rng(1).integers(-16, 16, (12, 8)) / 4).astype(np.float32)
+
+
+triple_p = _jax.Primitive("triple")
+triple_p.def_abstract_eval(lambda x: _jax.empty_aval(x.shape, x.dtype))
+_jax.mlir.register_lowering(triple_p, _jax.mlir.lower_fun(lambda x: 3 * x, multiple_results=False))
+_jax.ad.deflinear(triple_p, lambda g: [triple_p.bind(g)])
+
+TRIPLE = ["S(0) -> S(0)", "S(1) -> S(1)", "P(sum) -> P(sum)"]
+
+
+def triple(x):
+    return triple_p.bind(x)
+
+
+def matmul_call(x, w):
+    def matmul(x_ref, w_ref, o_ref):
+        o_ref[...] = jnp.dot(x_ref[...], w_ref[...])
+
+    return pl.pallas_call(
+        matmul, jax.ShapeDtypeStruct((x.shape[0], w.shape[1]), x.dtype), interpret=True
+    )(x, w)
+
+
+@jax.custom_vjp
+def matmul(x, w):
+    """A kernel whose gradient calls the same kernel."""
+    return matmul_call(x, w)
+
+
+matmul.defvjp(
+    lambda x, w: (matmul(x, w), (x, w)),
+    lambda kept, g: (matmul(g, kept[1].T), matmul(kept[0].T, g)),
+)
+
+MATMUL = ["S(0), B -> S(0)", "B, S(1) -> S(1)", "S(1), S(0) -> P"]
+
+
+def matmul_local(ctx, x, w):
+    """The contracted dim may be split: its padding is made zero."""
+    keep = jnp.arange(x.shape[1]) < ctx.in_extent(0, 1)
+    return matmul_call(jnp.where(keep, x, 0), jnp.where(keep[:, None], w, 0))
+
+
+@custom_partitioning
+def row_sums(x):
+    return x.sum(1)
+
+
+row_sums.def_partition(
+    infer_sharding_from_operands=lambda *a: None,
+    partition=lambda *a: None,
+    sharding_rule="i j -> i",
+    need_replication_factors=("j",),
+)
+ROW_SUMS = ["S(0) -> S(0)", "P -> P"]
+
+
+def row_sums_local(ctx, x):
+    return jnp.where(jnp.arange(x.shape[1]) < ctx.in_extent(0, 1), x, 0).sum(1)
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +92,11 @@ def kinds(plan):
 
 
 def test_a_primitive_of_the_user(mesh):
-    fn = lambda x, w: triple(x @ w).sum()
+    step = jax.value_and_grad(lambda x, w: triple(x @ w).sum(), argnums=(0, 1))
     with registered(triple_p, TRIPLE):
-        f = sbp.jit(
-            jax.value_and_grad(fn, argnums=(0, 1)), mesh, in_types=("x:S(0) y:S(1)", "y:S(0)")
-        )
+        f = sbp.jit(step, mesh, in_types=("x:S(0) y:S(1)", "y:S(0)"))
         assert any(n.op == "triple" for n in f.plan(X, W).program.graph.nodes)
-        got, want = f(X, W), jax.jit(jax.value_and_grad(fn, argnums=(0, 1)))(X, W)
-        jax.tree.map(np.testing.assert_array_equal, got, want)
+        jax.tree.map(np.testing.assert_array_equal, f(X, W), jax.jit(step)(X, W))
         plan = sbp.jit(
             lambda x, w: triple(x @ w), mesh, in_types=("y:S(1)", "y:S(0)"), out_types="B"
         ).plan(X, W)
@@ -61,19 +107,13 @@ def test_a_primitive_of_the_user(mesh):
 
 def test_a_pallas_kernel_with_its_gradient(mesh):
     """The kernel is named by its function; the gradient calls it on two other shapes."""
-    fn = lambda x, w: jnp.sin(matmul(x, w)).sum()
+    step = jax.value_and_grad(lambda x, w: jnp.sin(matmul(x, w)).sum(), argnums=(0, 1))
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
     with registered("pallas_call:matmul", MATMUL, local=matmul_local):
-        f = sbp.jit(
-            jax.value_and_grad(fn, argnums=(0, 1)),
-            mesh,
-            in_types=("x:S(0)", "y:S(1)"),
-            boxing="reduce",
-        )
-        assert {n.op for n in f.plan(X, W).program.graph.nodes if "call" in n.op} == {
-            "pallas_call:matmul"
-        }
-        got, want = f(X, W), jax.value_and_grad(fn, argnums=(0, 1))(X, W)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, want)
+        f = sbp.jit(step, mesh, in_types=("x:S(0)", "y:S(1)"), boxing="reduce")
+        calls = {n.op for n in f.plan(X, W).program.graph.nodes if "call" in n.op}
+        assert calls == {"pallas_call:matmul"}
+        jax.tree.map(close, f(X, W), step(X, W))
 
 
 def test_a_pallas_kernel_on_uneven_shards_of_two_axes(mesh):
@@ -133,23 +173,14 @@ def test_even_rows_are_left_out_where_splits_do_not_divide(mesh):
     with registered(
         "custom_partitioning:row_sums", ["S(1) -> P"], local=lambda ctx, x: x.sum(1), even=True
     ):
-        op = Op(
-            "custom_partitioning:row_sums",
-            {},
-            (_jax.empty_aval((8, 12), X.dtype),),
-            (_jax.empty_aval((8,), X.dtype),),
-            4,
-        )
-        found = rule_for(op.name)
-        assert found is not None and len(found.rows(op)) == 2
-        odd = Op(op.name, {}, (_jax.empty_aval((8, 11), X.dtype),), op.outs, 4)
-        assert len(found.rows(odd)) == 1
-        np.testing.assert_array_equal(
-            sbp.jit(lambda x: row_sums(sbp.split(x, 1, "y")), mesh)(X), X.sum(1)
-        )
-        np.testing.assert_array_equal(
-            sbp.jit(lambda x: row_sums(sbp.split(x, 1, "y")), mesh)(X[:, :11]), X[:, :11].sum(1)
-        )
+        name = "custom_partitioning:row_sums"
+        found = rule_for(name)
+        assert found is not None
+        f = sbp.jit(lambda x: row_sums(sbp.split(x, 1, "y")), mesh)
+        for x, count in ((X, 2), (X[:, :11], 1)):
+            avals = (_jax.empty_aval(x.shape, x.dtype),), (_jax.empty_aval((8,), x.dtype),)
+            assert len(found.rows(Op(name, {}, *avals, 4))) == count
+            np.testing.assert_array_equal(f(x), x.sum(1))
 
 
 def test_a_signature_is_checked_once(mesh, monkeypatch):
@@ -199,3 +230,223 @@ def test_values_are_drawn_for_every_kind_of_operand():
     ):
         x = drawn(aval, 0)
         assert (x.shape, x.dtype) == (aval.shape, aval.dtype)
+
+
+# ---- wrong ones ---------------------------------------------------------------------------------
+
+
+def kernel_of(name, body):
+    """A Pallas kernel of one operand that is on one device."""
+
+    def kernel(x_ref, o_ref):
+        o_ref[...] = body(x_ref[...])
+
+    return lambda x: pl.pallas_call(
+        kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True, name=name
+    )(x)
+
+
+def test_the_counterexample_is_shown(mesh):
+    cube = kernel_of("cube", lambda x: x**3)
+    with registered("pallas_call:cube", ["S(0) -> S(0)", "P -> P"], local=lambda ctx, x: cube(x)):
+        f = sbp.jit(cube, mesh)
+        with pytest.raises(SbpError) as first:
+            f.plan(X[0, :5])
+        with pytest.raises(SbpError, match=re.escape(first.value.message)):
+            f.plan(X[0, :5])
+    assert first.value.code == "wrong-signature"
+    head, *lines = first.value.message.splitlines()
+    assert re.fullmatch(
+        r"the signature of 'pallas_call:cube' registered at \S+test_custom.py:\d+:\d+:"
+        r" row .*",
+        head,
+    )
+    assert head.endswith("row `P(sum) -> P(sum)` does not hold on 2 devices")
+    numbers = r"\[[-\d. ]+\]"
+    patterns = [
+        "  operand 0 is #",
+        "    device 0 holds #",
+        "    device 1 holds #",
+        r"  result 0 as P\(sum\): # instead of #",
+    ]
+    for line, pattern in zip(lines, patterns, strict=True):
+        assert re.fullmatch(pattern.replace("#", numbers), line), line
+    whole, *parts = (
+        np.array(re.findall(r"-?\d+\.?\d*", line.split("[")[1]), float) for line in lines[:3]
+    )
+    np.testing.assert_allclose(sum(parts), whole)
+
+
+@pytest.mark.parametrize(
+    ("rows", "local", "why"),
+    [
+        (["S(1) -> S(0)"], None, "gives shapes"),
+        (["S(1) -> P"], lambda ctx, x: x.sum(1), "nan"),  # padding enters the sum
+        (["S(1) -> B"], row_sums_local, "instead of"),
+        (["P(max) -> P(max)"], row_sums_local, "instead of"),
+        (["B -> P"], row_sums_local, "instead of"),
+        (["S(0) -> S(0)"], lambda ctx, x: x, "instead of"),
+        (["S(0) -> S(0)"], lambda ctx, x: x.sum(7), "axis 7 is out of bounds"),
+    ],
+)
+def test_wrong_rows_are_refused(mesh, rows, local, why):
+    with registered("custom_partitioning:row_sums", rows, local=local):
+        with pytest.raises(SbpError, match=rf"(?s)^wrong-signature: .*does not hold.*{why}"):
+            sbp.jit(row_sums, mesh).plan(X[:5, :7])
+
+
+def test_wrong_under_loops_and_conditions(mesh):
+    """Regions are walked too."""
+    fn = lambda x: jax.lax.scan(
+        lambda c, _: (jax.lax.cond(c.sum() > 0, triple, lambda c: c, c), None), x, None, length=2
+    )[0]
+    with registered(triple_p, ["B -> P"]), pytest.raises(SbpError, match="does not hold"):
+        sbp.jit(fn, mesh).plan(X)
+
+
+# ---- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("primitive", "options", "code", "message"),
+    [
+        (
+            "trple",
+            {},
+            "unknown-option",
+            r"""no primitive is named 'trple'; did you mean "triple"\?""",
+        ),
+        ("zzzzzzzzz", {}, "unknown-option", "import first what defines it"),
+        (3, {}, "bad-argument", "a signature is for a JAX primitive or its name, got 3"),
+        ("pallas_call", {}, "bad-argument", "register 'pallas_call:NAME'"),
+        ("custom_partitioning", {}, "bad-argument", "register 'custom_partitioning:NAME'"),
+        *[
+            (name, {}, "bad-argument", "takes no signature")
+            for name in ("scan", "cond", "jit", "remat", "psum", "reshard", "rng_uniform")
+        ],
+        ("add", {}, "bad-argument", "'add' has a signature already, which sbp gives it"),
+        (
+            "add",
+            {"replace": True},
+            "bad-argument",
+            "'add' has a signature already, which sbp gives it",
+        ),
+        ("triple", {"rows": ["S(0)"]}, "type-syntax", "a row is `operand atoms -> result atoms`"),
+        ("triple", {"rows": ["S(0) -> Q"]}, "type-syntax", r"'Q' in row 'S\(0\) -> Q' is no atom"),
+        ("triple", {"rows": ["? -> B"]}, "type-syntax", "'[?]' in row '[?] -> B' is no atom"),
+        ("triple", {"rows": ["S(0) S(1) -> B"]}, "type-syntax", "is no atom"),
+        ("triple", {"rows": [("S(0)", "S(0)")]}, "bad-argument", "a row is a `Row` or a text"),
+        (
+            "triple",
+            {"local": 3},
+            "bad-argument",
+            "takes a function of a LocalContext .* for `local`, got 3",
+        ),
+        ("triple", {"samples": [triple]}, "bad-argument", "takes a pair of a function and a tuple"),
+    ],
+)
+def test_bad_registrations(primitive, options, code, message):
+    with pytest.raises(SbpError, match=rf"(?s)^{code}: .*{message}"):
+        register(primitive, **options)
+    assert custom_for("triple") is None
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("S(0), B -> S(0)", r"row `S\(0\), B -> S\(0\)` has 2 operands, the equation 1"),
+        ("S(0) -> S(0), B", "has 2 results, the equation 1"),
+        ("S(2) -> S(0)", r"splits dim 2 of operand 0, which is float32\[8,12\]"),
+        ("S(0) -> S(2)", "splits dim 2 of result 0"),
+        ("P(and) -> B", r"has P\(and\) for operand 0, which is float32\[8,12\]"),
+        (Row((B,), (B,), "halo"), "names kernel 'halo'"),
+    ],
+)
+def test_rows_that_do_not_fit_the_equation(mesh, row, message):
+    said = rf"(?s)^bad-argument: .*{message}"
+    with registered(triple_p, [row]), pytest.raises(SbpError, match=said):
+        sbp.jit(triple, mesh).plan(X)
+
+
+def test_a_second_registration_is_refused():
+    with registered(triple_p, TRIPLE):
+        with pytest.raises(
+            SbpError,
+            match=(
+                r"'triple' has a signature already, registered at \S+test_custom.py:\d+:\d+;"
+                r" replace=True"
+            ),
+        ):
+            register("triple", TRIPLE)
+        register("triple", [], replace=True)
+        custom = custom_for("triple")
+        assert custom is not None and custom.rows == ()
+    assert rule_for("triple") is None
+    with pytest.raises(SbpError, match="no signature was registered for 'triple'"):
+        unregister("triple")
+    with pytest.raises(SbpError, match="no signature was registered for 'add'"):
+        unregister("add")
+
+
+def test_rows_parse_back():
+    for row in (Row((S(1), S(0)), (P,)), Row((), (B,)), Row((P("max"), B), (P("max"), S(3)))):
+        assert parse_row(repr(row)) == row
+
+
+def test_what_only_a_nan_refutes_is_refused():
+    """Parts under a maximum lose the place of a NaN that the function would have replaced."""
+    replaced = kernel_of("replaced", jnp.nan_to_num)
+    with registered("pallas_call:replaced", ["P(max) -> P(max)"], local=lambda ctx, x: replaced(x)):
+        with pytest.raises(sbp.SbpError, match="wrong-signature"):
+            sbp.jit(
+                lambda x: replaced(sbp.split(x, 0, "x").max(0)), sbp.make_mesh((2,), ("x",))
+            ).plan(jnp.ones((4, 5)))
+
+
+@pytest.mark.parametrize(
+    ("local", "said"),
+    [
+        (lambda ctx, x: 1 / 0, "ZeroDivisionError"),
+        (lambda ctx, x: None, "AttributeError|None|result"),
+    ],
+)
+def test_a_local_that_raises_is_an_error_of_the_signature(local, said):
+    with (
+        registered("pallas_call:doubled", ["P -> P"], local=local),
+        pytest.raises(sbp.SbpError, match=said),
+    ):
+        sbp.jit(kernel_of("doubled", lambda x: x * 2), sbp.make_mesh((2,), ("x",))).plan(
+            jnp.ones((4, 5))
+        )
+
+
+@pytest.mark.parametrize("rows", [None, "S(0) -> S(0)", 3])
+def test_rows_are_a_list(rows):
+    with pytest.raises(sbp.SbpError, match="rows= is a list of rows"):
+        register("pallas_call:nothing", rows)
+
+
+# ---- mesh axes that are too large to check ------------------------------------------------------
+
+SAID = "the registered signature of `triple` is checked on mesh axes of at most 64 devices, not"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "titles"),
+    [
+        ((2, 64), []),
+        ((65,), [f"{SAID} on `a` with 65"]),
+        ((128, 2, 1024), [f"{SAID} on `a` with 128 and `c` with 1,024"]),
+    ],
+)
+def test_an_axis_that_is_too_large_is_named_once_for_each_signature(sizes, titles):
+    mesh = jax.sharding.AbstractMesh(sizes, tuple("abc"[: len(sizes)]))
+    f = sbp.jit(lambda x: triple(triple(x) + 1), mesh, hardware="tpu-v5e")
+    x = jax.ShapeDtypeStruct((128, 4), jnp.float32)
+    with registered(triple_p, ["S(0) -> S(0)"]):
+        found = f.check(x).diagnostics
+        report = f.plan(x).report()
+        text = report.text(200)
+    assert report.diagnostics == found and [d.title for d in found] == titles
+    assert {(d.code, d.severity) for d in found} <= {("wrong-signature", "note")}
+    assert ("note[wrong-signature]: the registered signature of `triple`" in text) == bool(titles)

@@ -1,7 +1,6 @@
 """Rows over two mesh axes, as `sbp.infer` finds them: the inner axis splits what the outer one
-leaves, also along the same dim and unevenly."""
-
-from __future__ import annotations
+leaves, also along the same dim and unevenly; and products in which both operands go round, each on
+a mesh axis of its own."""
 
 import itertools
 import zlib
@@ -13,16 +12,16 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AbstractMesh
-from samples import FILL, Equation, equation, f, i, keys
+from samples import FILL, Equation, equation, f, i, keys, rows
 
 from sbp.infer.rows import RowTable
 from sbp.infer.space import decode
 from sbp.machine.mesh import mesh_spec
-from sbp.signatures import kernel_named
+from sbp.signatures import Row, kernel_named
 from sbp.signatures.laws.oracle import ListPlace, OpTypes, Oracle
 from sbp.trace.graph import Node
 from sbp.trace.slices import join_slices_p
-from sbp.types import MONOIDS, B, P, S
+from sbp.types import MONOIDS, B, P, S, Split
 from tests.slices import sliced
 
 pytestmark = pytest.mark.laws
@@ -141,6 +140,7 @@ CASES = {
     ],
 }
 MESHES = [(4, 2), (2, 4)]
+BOTH, TURNED, COLUMNS = (S(0), S(0)), (S(0), S(1)), (S(1), S(1))
 
 
 def nd_layouts(eqn: Equation, sizes: tuple[int, ...]) -> list[OpTypes]:
@@ -190,49 +190,40 @@ def test_a_reshape_is_typed_axis_by_axis():
     """(8,) to (4, 2) over 4 and 2: S(0) on both axes becomes S(0) outside and S(1) inside; the
     product of global rows is refuted."""
     eqn = equation("reshape", *CASES["reshape"][0])
-    both = ((S(0), S(0)),)
-    outs = [layout.outs for layout in layouts_of("reshape", 0, (4, 2)) if layout.ins == both]
-    assert outs == [((S(0), S(1)),)]
+    outs = [layout.outs for layout in layouts_of("reshape", 0, (4, 2)) if layout.ins == (BOTH,)]
+    assert outs == [(TURNED,)]
     assert Oracle(eqn.op, eqn.primitive, eqn.args).refute(
-        OpTypes(both, both, (4, 2)), np.random.default_rng(0)
+        OpTypes((BOTH,), (BOTH,), (4, 2)), np.random.default_rng(0)
     )
 
 
-def test_a_table_is_split_over_both_axes():
-    """10 rows over 2 and 4: blocks of 5, then of 2, so that padding lies inside; each index still
-    has one owner."""
-    found = layouts_of("gather", 0, (2, 4))
-    assert any(layout.ins[0] == (S(0), S(0)) and layout.outs[0] == (P, P) for layout in found)
-    assert any(
-        layout.ins[0] == (S(0), S(0)) and layout.outs[0] == (S(0), S(0))
-        for layout in layouts_of("scatter-add", 0, (2, 4))
-    )
-
-
-def test_a_contraction_over_both_axes():
-    assert any(
-        layout.ins == ((S(1), S(1)), (S(0), S(0))) and layout.outs == ((P, P),)
-        for layout in layouts_of("dot_general", 0, (2, 4))
-    )
+@pytest.mark.parametrize(
+    ("name", "case", "ins", "out"),
+    [
+        # 10 rows over 2 and 4: blocks of 5, then of 2, so that padding lies inside; each index has
+        # one owner.
+        ("gather", 0, (BOTH,), (P, P)),
+        ("scatter-add", 0, (BOTH,), BOTH),
+        ("dot_general", 0, (COLUMNS, BOTH), (P, P)),
+    ],
+)
+def test_both_axes_split_a_dim(name: str, case: int, ins: tuple[Any, ...], out: Any):
+    found = layouts_of(name, case, (2, 4))
+    assert any(layout.ins[: len(ins)] == ins and layout.outs[0] == out for layout in found)
 
 
 def test_both_operands_over_both_axes():
     """SUMMA: rows and columns of both operands over the two axes, and of the result; neither
     operand is whole anywhere."""
-    both = (S(0), S(1))
-    found = layouts_of("dot_general", 1, (2, 4))
-    assert any(
-        layout.ins == (both, both) and layout.outs == (both,) and layout.communicates
-        for layout in found
-    )
+    found = [r for r in layouts_of("dot_general", 1, (2, 4)) if r.ins == (TURNED, TURNED)]
+    assert any(layout.outs == (TURNED,) and layout.communicates for layout in found)
 
 
 @pytest.mark.parametrize(("name", "case"), [("slice", 2), ("pad", 1), ("join_slices", 1)])
 def test_shards_that_have_what_results_read(name: str, case: int):
     """Both axes split the dim, and nothing is sent."""
-    both = (S(0), S(0))
     for sizes in MESHES:
-        found = [r for r in layouts_of(name, case, sizes) if r.ins[0] == r.outs[0] == both]
+        found = [r for r in layouts_of(name, case, sizes) if r.ins[0] == r.outs[0] == BOTH]
         assert len(found) == 1 and not found[0].communicates
 
 
@@ -245,3 +236,49 @@ def test_padding_inside_is_seen(monkeypatch: pytest.MonkeyPatch):
     eqn = equation("gather", *CASES["gather"][0])
     layout = OpTypes(((S(0), S(0)), (B, B)), ((P, P),), (2, 4))
     assert Oracle(eqn.op, eqn.primitive, eqn.args).refute(layout, np.random.default_rng(0))
+
+
+# ---- panels --------------------------------------------------------------------------------------
+
+
+SIZES = (2, 3)
+
+
+def pairs(eqn: Equation) -> list[tuple[Row, Row]]:
+    """Rows of the two mesh axes in which the right operand goes round on the first one and the left
+    operand on the second one, and no dim is split twice."""
+    outer, inner = (
+        [r for r in rows(eqn, n) if r.kernel == kernel]
+        for n, kernel in zip(SIZES, ("rotate_rhs", "rotate_lhs"), strict=True)
+    )
+    return [
+        (a, b)
+        for a, b in itertools.product(outer, inner)
+        if not any(
+            x == y and isinstance(x, Split)
+            for x, y in zip((*a.ins, *a.outs), (*b.ins, *b.outs), strict=True)
+        )
+    ]
+
+
+def assert_hold(eqn: Equation) -> None:
+    found = pairs(eqn)
+    assert found
+    for a, b in found:
+        ins, outs = (tuple(zip(*side, strict=True)) for side in ((a.ins, b.ins), (a.outs, b.outs)))
+        types = OpTypes(ins, outs, SIZES, communicates=True)
+        wrong = Oracle(eqn.op, eqn.primitive, eqn.args).refute(types, np.random.default_rng(0))
+        assert not wrong, (a, b, wrong)
+
+
+@pytest.mark.parametrize("contracted", [24, 6, 7])
+def test_both_operands_go_round(contracted: int):
+    """In panels where the contracted dim has 6 blocks of one size, and otherwise not."""
+    args = f(7, contracted), f(contracted, 5, seed=1)
+    assert_hold(equation("dot_general", lambda x, y: x @ y, args))
+
+
+def test_integers_and_batches():
+    """Integers exactly, with a batch dim that stays whole and two contracted dims."""
+    fn = lambda x, y: jnp.einsum("baij,bijc->bac", x, y)
+    assert_hold(equation("dot_general", fn, (i(2, 5, 2, 12), i(2, 2, 12, 4, seed=1))))

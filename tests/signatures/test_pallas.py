@@ -1,7 +1,5 @@
 """Grid dims of Pallas kernels: which ones split, and what a kernel computes on shards."""
 
-from __future__ import annotations
-
 import warnings
 
 import jax
@@ -19,15 +17,9 @@ from sbp.signatures import registered
 X = np.arange(96, dtype=np.float32).reshape(8, 12)
 
 
-@pytest.fixture(scope="module")
-def mesh():
-    return jax.make_mesh((2, 4), ("x", "y"))
-
-
 def test_flash_attention_and_its_gradient_split_by_examples_and_heads(mesh):
     """No rule by the user, no warning, no collective; q, k and v draw from one key."""
-    shape = (2, 4, 128, 128)
-    q, k, v = jax.random.normal(jax.random.key(0), (3, *shape))
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 4, 128, 128))
 
     def gradient(*operands):
         with pltpu.force_tpu_interpret_mode():

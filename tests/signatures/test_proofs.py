@@ -1,7 +1,5 @@
-"""Scalar laws are theorems; wrong ones are refuted; contradictory premises and limits do not count
-as proofs."""
-
-from __future__ import annotations
+"""Scalar laws and laws about indices are theorems; wrong ones are refuted; contradictory premises
+and limits do not count as proofs."""
 
 from typing import Any
 
@@ -9,20 +7,35 @@ import numpy as np
 import pytest
 import z3
 from jax import lax
-from samples import SAMPLES, b, equation, equations, f, i, skip_where_jax_lacks
+from samples import SAMPLES, b, equation, equations, f, i, on, skip_where_jax_lacks
 
-from sbp.signatures import Op, Row, rule_for
-from sbp.signatures.laws.proofs import SCALAR, ScalarOperand, contraction, law, status, theorem
+from sbp.signatures import Op, Row, known_kernels, rule_for
+from sbp.signatures.laws.proofs import (
+    INDEX_THEOREMS,
+    OF_KERNEL,
+    SCALAR,
+    ScalarOperand,
+    contraction,
+    index_theorem,
+    law,
+    neutral_padding,
+    one_holder,
+    one_reader,
+    own_update,
+    ragged_shard,
+    row_status,
+    status,
+    theorem,
+    window_products,
+)
 from sbp.signatures.laws.theorems import Theorem, counterexample, decide
-from sbp.types import B, P, S, Unreduced
+from sbp.types import MONOIDS, B, P, S
 
 PMAX = P("max")
-FLOAT, INT = np.dtype(np.float32), np.dtype(np.int32)
 
 
 def op_of(name: str, sample: int = 0, n: int = 2) -> Op:
-    op = equations(name, SAMPLES[name])[sample].op
-    return Op(op.name, op.params, op.ins, op.outs, n)
+    return on(equations(name, SAMPLES[name])[sample], n)
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLES))
@@ -105,7 +118,7 @@ def test_wrong_rows_are_refuted(name, args, row):
 
 
 def test_a_cast_to_integers_is_not_linear():
-    assert decide(law([ScalarOperand(FLOAT, P)], P, SCALAR["truncate"])) == "refuted"
+    assert decide(law([ScalarOperand(np.dtype(np.float32), P)], P, SCALAR["truncate"])) == "refuted"
 
 
 def test_contradictory_premises_prove_nothing():
@@ -128,4 +141,90 @@ def test_a_monotone_function_has_to_be_monotone():
     assert decide(Theorem((), found.claim)) == "refuted"
     falling = theorem(op_of("erfc"), Row((PMAX,), (PMAX,)))
     assert falling is not None and decide(falling) == "refuted"
-    assert isinstance(PMAX, Unreduced)
+
+
+# ---- indices -------------------------------------------------------------------------------------
+# Theorems about indices: all are proved, each claim is refuted without its premises, and each
+# kernel names its theorem.
+
+
+STATED = [(name, n) for name, (_, sizes) in sorted(INDEX_THEOREMS.items()) for n in sizes]
+
+
+@pytest.mark.parametrize(("name", "n"), STATED, ids=lambda x: str(x))
+def test_theorems_hold(name: str, n: int):
+    state, _ = INDEX_THEOREMS[name]
+    assert decide(state(n)) == "proved"
+
+
+@pytest.mark.parametrize("monoid", sorted(MONOIDS))
+def test_neutral_padding(monoid: str):
+    found = neutral_padding(monoid)
+    assert decide(found) == "proved"
+    assert decide(Theorem((), found.claim)) == "refuted", (
+        "the padding's value is what the theorem rests on"
+    )
+
+
+@pytest.mark.parametrize(
+    "state",
+    [one_holder, one_reader, own_update, ragged_shard, window_products],
+    ids=lambda f: f.__name__,
+)
+def test_no_premise_is_idle_as_a_whole(state):
+    """Without its premises each claim is refuted: it says something, and says it of blocks
+    alone."""
+    assert decide(Theorem((), state(2).claim)) == "refuted"
+
+
+def test_blocks_too_small_for_the_dim_are_refuted():
+    length, chunk = z3.Ints("length chunk")
+    found = one_holder(3)
+    assert (
+        decide(
+            Theorem(
+                (length >= 1, chunk >= 1, 3 * chunk < length, *found.premises[-2:]), found.claim
+            )
+        )
+        == "refuted"
+    )
+
+
+def test_local_kernels_name_their_theorem():
+    """A kernel without collectives is the primitive itself, or rests on a theorem."""
+    themselves = {"local", "rounded_parts"}
+    assert {k.name for k in known_kernels() if not k.communicates} - themselves <= set(OF_KERNEL)
+    assert set(OF_KERNEL) <= {k.name for k in known_kernels()} and set(OF_KERNEL.values()) <= set(
+        INDEX_THEOREMS
+    )
+
+
+def test_every_row_of_these_is_proved():
+    """Elementwise, reducing and contracting: of real dtypes, nothing is left to enumeration
+    alone."""
+    for name in (
+        "add",
+        "mul",
+        "max",
+        "neg",
+        "and",
+        "not",
+        "shift_left",
+        "lt",
+        "select_n",
+        "tanh",
+        "reduce_sum",
+        "reduce_max",
+        "iota",
+    ):
+        assert {row: s for row, s in status(op_of(name)).items() if s != "proved"} == {}, name
+
+
+def test_the_theorem_of_a_row_is_that_of_its_kernel():
+    (masked,) = (row for row in status(op_of("gather")) if row.kernel == "masked_gather")
+    assert (
+        index_theorem(op_of("gather"), masked) == "one_reader"
+        and row_status(op_of("gather"), masked) == "proved"
+    )
+    halo = [row for row in status(op_of("rev")) if row.kernel == "halo"]
+    assert halo and all(index_theorem(op_of("rev"), row) is None for row in halo)

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 import sbp
 from benchmarks.plan_collectives import compared, table
-from tests.run.test_rotation import ONLY_RINGS
+from tests.run.test_shifts import ONLY_RINGS
 
 pytestmark = pytest.mark.tpu
 

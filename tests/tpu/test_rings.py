@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 import sbp
 from benchmarks.hlo.traffic import bytes_by_kind, collectives
 from tests.run.test_collectives import assert_within_plan
-from tests.run.test_rotation import ONLY_RINGS
+from tests.run.test_shifts import ONLY_RINGS
 
 pytestmark = pytest.mark.tpu
 

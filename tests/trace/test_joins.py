@@ -1,4 +1,6 @@
-"""Slices that are put together again are one node, where more than half of each array is read."""
+"""Slices that are put together again are one node, where more than half of each array is read;
+slices of slices are one slice, and gradients of slices that cut alike are added before they are
+padded."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +11,10 @@ import numpy as np
 import pytest
 from jax import lax
 
+import sbp
 from sbp.trace.build import trace
 from sbp.trace.evaluate import evaluate
-from sbp.trace.graph import Graph
+from tests.trace.evaluated import assert_same_values, graph_of, ops
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3) + 1
 NEW = -np.ones((1, 3), np.float32)
@@ -55,24 +58,13 @@ APART: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-def graph_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> Graph:
-    graph, _ = trace(fn, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args])
-    return graph
-
-
-def assert_same_values(graph: Graph, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    (got,) = evaluate(graph, args, {})
-    np.testing.assert_array_equal(np.asarray(got), np.asarray(fn(*args)))
-
-
 @pytest.mark.parametrize("case", JOINED)
 def test_joined(case: str):
     fn, args, count = JOINED[case]
     graph = graph_of(fn, args)
-    found = [node.op for node in graph.walk()]
-    assert found.count("join_slices") == count
+    assert ops(graph).count("join_slices") == count
     if case != "gradient of shift":  # the gradient of `new` is a slice by itself
-        assert not {"slice", "split", "pad", "concatenate", "add_any"} & set(found)
+        assert not {"slice", "split", "pad", "concatenate", "add_any"} & set(ops(graph))
     assert_same_values(graph, fn, args)
 
 
@@ -80,7 +72,7 @@ def test_joined(case: str):
 def test_apart(case: str):
     fn, args = APART[case]
     graph = graph_of(fn, args)
-    assert "join_slices" not in {node.op for node in graph.walk()}
+    assert "join_slices" not in ops(graph)
     assert_same_values(graph, fn, args)
 
 
@@ -97,6 +89,17 @@ def stencil(x: Any) -> Any:
     """The sum of the four neighbours."""
     p = jnp.pad(x, 1)
     return p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:]
+
+
+def returned_sum(x: Any, new: Any) -> Any:
+    """The concatenation is made in any case, so slices of it read it."""
+    longer = jnp.concatenate([new, x])
+    return (longer[1:] - longer[:-1]) * jnp.sum(longer)
+
+
+def returned_first(x: Any) -> Any:
+    first, rest = x[:2], x[2:]
+    return jnp.concatenate([rest, first]) * jnp.sum(first)
 
 
 READ_THROUGH: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[str]]] = {
@@ -137,15 +140,12 @@ READ_THROUGH: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[str]]] =
     "cotangents of a stencil": (squares(stencil), (X,), ["join_slices"] * 8),
     "all sides": (stencil, (X,), ["join_slices"] * 4),
     "returned slice": (lambda x: padded(x)[1:9], (X,), ["slice"]),
+    "other readers of a concatenation": (returned_sum, (X, NEW), ["concatenate", "slice", "slice"]),
+    "other readers of a slice": (returned_first, (X,), ["join_slices", "slice"]),
 }
 
 
 MOVING = ("slice", "split", "pad", "join_slices", "concatenate")
-
-
-def nodes_of(graph: Graph) -> list[Any]:
-    """All nodes, those of loops too."""
-    return [m for n in graph.nodes for m in (n, *(i for r in n.regions for i in nodes_of(r)))]
 
 
 @pytest.mark.parametrize("case", READ_THROUGH)
@@ -153,8 +153,7 @@ def test_slices_read_through_a_concatenation(case: str):
     """The concatenation is not made where only slices read it."""
     fn, args, want = READ_THROUGH[case]
     graph = graph_of(fn, args)
-    moving = [n.op for n in nodes_of(graph) if n.op in MOVING]
-    assert sorted(moving) == sorted(want)
+    assert sorted(op for op in ops(graph) if op in MOVING) == sorted(want)
     assert_same_values(graph, fn, args)
 
 
@@ -164,28 +163,6 @@ def test_a_concatenation_of_a_symbolic_size_stays():
     args = [jax.ShapeDtypeStruct((n, 3), np.float32), jax.ShapeDtypeStruct((1, 3), np.float32)]
     graph, _ = trace(lambda x, new: lax.slice_in_dim(jnp.concatenate([x, new]), 0, 2), args)
     assert [node.op for node in graph.nodes] == ["concatenate", "slice"]
-
-
-def test_a_concatenation_with_other_readers_stays():
-    """It is made in any case, so slices of it read it."""
-
-    def fn(x: Any, new: Any) -> Any:
-        longer = jnp.concatenate([new, x])
-        return (longer[1:] - longer[:-1]) * jnp.sum(longer)
-
-    graph = graph_of(fn, (X, NEW))
-    assert [n.op for n in graph.nodes].count("slice") == 2
-    assert "join_slices" not in [n.op for n in graph.nodes]
-    assert_same_values(graph, fn, (X, NEW))
-
-
-def test_slices_with_other_readers_stay():
-    def fn(x: Any) -> Any:
-        first, rest = x[:2], x[2:]
-        return jnp.concatenate([rest, first]) * jnp.sum(first)
-
-    found = [node.op for node in graph_of(fn, (X,)).nodes]
-    assert found.count("slice") == 1 and "join_slices" in found
 
 
 def test_inspected_values_stay():
@@ -206,3 +183,140 @@ def test_reports_call_a_join_what_the_user_wrote(case: str, title: str):
     fn, args, _ = JOINED[case]
     joins = [n for n in graph_of(fn, args).walk() if n.op == "join_slices"]
     assert [n.name for n in joins] == [title] * len(joins) and joins
+
+
+# ---- slices of slices ---------------------------------------------------------------------------
+
+Y = np.arange(36, dtype=np.float32).reshape(12, 3) + 1
+ZERO = np.float32(0)
+
+
+def updated_in_a_loop(x: Any) -> Any:
+    return lax.fori_loop(0, 2, lambda _, c: c.at[:4].set(c[1:][::2][:4]), x)
+
+
+ONE_SLICE: dict[str, Callable[..., Any]] = {
+    "every second of the rest": lambda x: lax.slice(x[1:], (0, 0), (11, 3), (2, 1)),
+    "both strided": lambda x: lax.slice(x[::2], (1, 0), (6, 3), (3, 1)),
+    "along two dims": lambda x: x[2:, 1:][3:, :1],
+    "of a part": lambda x: lax.split(x, (5, 7))[1][1:3],
+    "cut off by a pad": lambda x: lax.pad(x, ZERO, [(-2, -1, 0), (0, -1, 0)])[1:],
+    "in a loop": updated_in_a_loop,
+}
+
+
+@pytest.mark.parametrize("case", ONE_SLICE)
+def test_one_slice(case: str):
+    nodes = list(graph_of(ONE_SLICE[case], (Y,)).walk())
+    read = {o for n in nodes for o in n.inputs if isinstance(o, int)}
+    cut = [n for n in nodes if n.op == "slice"]
+    slices = {v for n in nodes if n.op in ("slice", "split") for v in n.outputs}
+    assert cut and not any(o in slices for n in cut for o in n.inputs)
+    assert read.isdisjoint({v for n in nodes if n.op == "pad" for v in n.outputs})
+    got = sbp.jit(ONE_SLICE[case], sbp.make_mesh((2,), ("x",)))(Y)
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(ONE_SLICE[case](Y)))
+
+
+def test_pads_that_add_elements_stay():
+    def fn(x: Any) -> Any:
+        return lax.pad(x, ZERO, [(-1, 1, 0), (0, 0, 0)]), lax.pad(x, ZERO, [(0, 0, 1), (0, 0, 0)])
+
+    graph = graph_of(fn, (Y,))
+    assert ops(graph) == ["pad", "pad"]
+    assert_same_values(graph, fn, (Y,))
+
+
+def test_empty_slices():
+    fn = lambda x: (x[5:5][:0], jnp.flip(x)[3:])
+    assert_same_values(graph_of(fn, (Y,)), fn, (Y,))
+
+
+# ---- gradients of slices ------------------------------------------------------------------------
+
+Z = np.arange(128, dtype=np.float32).reshape(8, 16) / 10 + 1
+TARGETS = np.arange(8)[:, None]
+
+
+def loss(x: Any) -> Any:
+    """A cross entropy, which reads a slice for the normaliser and for the targets."""
+    logits = jnp.sin(x)
+    return jnp.sum(
+        jax.nn.logsumexp(logits[:, :-1], -1)
+        - jnp.take_along_axis(logits[:, :-1], TARGETS, -1)[:, 0]
+    )
+
+
+def thrice(x: Any) -> Any:
+    y = jnp.sin(x)
+    return jnp.sum(y[1:] * y[1:] + jnp.cos(y[1:]))
+
+
+def rounded(x: Any) -> Any:
+    y = jnp.sin(x).astype(jnp.bfloat16)
+    return jnp.sum(jnp.cos(y[:, :-1]) + jnp.tanh(y[:, :-1])).astype(jnp.float32)
+
+
+def trained(x: Any) -> Any:
+    return lax.fori_loop(0, 2, lambda _, c: c + jax.grad(thrice)(c), x)
+
+
+ONE_PAD: dict[str, Callable[..., Any]] = {
+    "cross entropy": jax.grad(loss),
+    "three slices": jax.grad(thrice),
+    "bfloat16": jax.grad(rounded),
+    "in a loop": trained,
+}
+
+
+def other(x: Any) -> Any:
+    """Slices that cut elsewhere."""
+    y = jnp.sin(x)
+    return jnp.sum(jnp.cos(y[1:]) * jnp.sin(y[:-1]))
+
+
+def named(x: Any) -> Any:
+    """The same slice in two named parts of a program, for which policies may differ."""
+    y = jnp.sin(x)
+    with jax.named_scope("one"):
+        first = jnp.cos(y[1:])
+    with jax.named_scope("two"):
+        return jnp.sum(first * jnp.sin(y[1:]))
+
+
+def padded_by_ones(x: Any) -> Any:
+    pads = [lax.pad(y, np.float32(1), [(1, 0, 0), (0, 0, 0)]) for y in (jnp.sin(x), jnp.cos(x))]
+    return jax.vjp(lambda y: (y, y), x[:1].repeat(9, 0))[1](tuple(pads))[0]
+
+
+def read_twice(x: Any) -> Any:
+    """The gradients of slices are results, too."""
+    pads = [lax.pad(y, np.float32(0), [(1, 0, 0), (0, 0, 0)]) for y in (jnp.sin(x), jnp.cos(x))]
+    return jax.vjp(lambda y: (y, y), x[:1].repeat(9, 0))[1](tuple(pads))[0], pads
+
+
+TWO_PADS: dict[str, Callable[..., Any]] = {
+    "cut elsewhere": jax.grad(other),
+    "in named parts": jax.grad(named),
+    "padded by ones": padded_by_ones,
+    "read elsewhere": read_twice,
+}
+
+
+@pytest.mark.parametrize(
+    ("fn", "count"),
+    [*((fn, 1) for fn in ONE_PAD.values()), *((fn, 2) for fn in TWO_PADS.values())],
+    ids=[*ONE_PAD, *TWO_PADS],
+)
+def test_gradients_of_slices_that_cut_alike_have_one_pad(fn: Callable[..., Any], count: int):
+    graph = graph_of(fn, (Z,))
+    assert ops(graph).count("pad") == count
+    for got, want in zip(evaluate(graph, (Z,)), jax.tree.leaves(fn(Z)), strict=True):
+        np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-2)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("case", ["cross entropy", "three slices", "in a loop"])
+@pytest.mark.parametrize("n", [2, 8])
+def test_values_of_gradients_of_slices(case: str, axis: int, n: int):
+    split = sbp.jit(ONE_PAD[case], sbp.make_mesh((n,), ("x",)), in_types=f"x:S({axis})")
+    np.testing.assert_allclose(split(Z), jax.jit(ONE_PAD[case])(Z), rtol=1e-5, atol=1e-6)

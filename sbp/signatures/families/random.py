@@ -23,7 +23,7 @@ from sbp.types import Atom, B, Split
 #
 # On CPU and GPU, XLA draws any shape in row-major order from one Philox stream, which can be
 # computed from any position. On other platforms (TPU) each device draws the whole and cuts its
-# piece out; docs/signatures.md says so, from the text in tests/signatures/page.py.
+# piece out; docs/signatures.md says so, from the text in tests/signatures/test_page.py.
 
 
 def stream_rows(op: Op) -> list[Row]:
