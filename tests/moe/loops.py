@@ -4,8 +4,27 @@ group [S, E]."""
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
+
+
+class Looped(NamedTuple):
+    """What a loop decides.
+
+    Arguments:
+      combine: [S, E, C] weights.
+      dispatch: [S, E, C] slots that are taken.
+      loss: the auxiliary loss.
+      dropped: of each rank, the choices that found no slot; of expert choice, the tokens.
+      skipped: choices that random routing leaves out.
+    """
+
+    combine: np.ndarray
+    dispatch: np.ndarray
+    loss: float
+    dropped: list[int]
+    skipped: int = 0
 
 
 def softmax(v):
@@ -19,7 +38,7 @@ def ordered(row):
     return sorted(range(len(row)), key=lambda e: (-row[e], e))
 
 
-def queued(chosen, weights, mask, capacity):
+def queued(chosen, weights, mask, capacity, wanted=None, counter="lingvo"):
     """Slots in the order of rank, then token.
 
     Arguments:
@@ -27,24 +46,25 @@ def queued(chosen, weights, mask, capacity):
       weights: [S][E] weight of an expert in a token's output.
       mask: [S] real tokens.
       capacity: slots.
+      wanted: [S][k] choices that random routing keeps; None for all.
+      counter: "paper" where the others take a place too.
 
     Returns:
-      combine and dispatch [S, E, C]; the choices that found none.
+      combine and dispatch [S, E, C]; of each rank, the choices that found no slot.
     """
     size, experts = weights.shape
     combine, dispatch = np.zeros((2, size, experts, capacity))
-    count, dropped = [0] * experts, 0
+    count, dropped = [0] * experts, [0] * len(chosen[0])
     for rank in range(len(chosen[0])):
-        for s in range(size):
-            if not mask[s]:
-                continue
-            e = chosen[s][rank]
-            if count[e] < capacity:
+        for s in mask.nonzero()[0]:
+            e, kept = chosen[s][rank], wanted is None or wanted[s][rank]
+            if kept and count[e] < capacity:
                 combine[s, e, count[e]] = weights[s, e]
                 dispatch[s, e, count[e]] = 1
+            elif kept:
+                dropped[rank] += 1
+            if kept or counter == "paper":
                 count[e] += 1
-            else:
-                dropped += 1
     return combine, dispatch, dropped
 
 
@@ -64,6 +84,31 @@ def variation(amounts):
     return sum((a - mean) ** 2 for a in amounts) / len(amounts) / mean**2
 
 
+def top2(logits, mask, capacity, rnd=None, counter="lingvo", normalise="before"):
+    """GShard's Algorithm 1: the second choice is wanted where 2 * g2 > rnd, and the loss, times
+    E * E, counts first choices alone."""
+    gates = np.stack([softmax(row) for row in logits])
+    chosen = [ordered(row)[:2] for row in logits]
+    weights = np.stack([row / row[own].sum() for row, own in zip(gates, chosen, strict=True)])
+    wanted = [
+        (True, rnd is None or 2 * weights[s, second] > rnd[s])
+        for s, (_, second) in enumerate(chosen)
+    ]
+    combine, dispatch, dropped = queued(chosen, weights, mask, capacity, wanted, counter)
+    if normalise == "after":
+        divide_by_sums(combine)
+    loss = shares_loss(gates, [own[:1] for own in chosen], mask)
+    skipped = sum(not kept for (_, kept), real in zip(wanted, mask, strict=True) if real)
+    return Looped(combine, dispatch, loss, dropped, skipped)
+
+
+def divide_by_sums(combine):
+    """Weights of the choices of a token that are left are divided by their sum."""
+    for row in combine:
+        if row.sum() > 0:
+            row /= row.sum()
+
+
 def top_k(logits, mask, capacity, k, normalise="before"):
     """Softmax, the k largest; weights divided by their sum, or not."""
     gates = np.stack([softmax(row) for row in logits])
@@ -74,15 +119,8 @@ def top_k(logits, mask, capacity, k, normalise="before"):
             weights[s] /= gates[s, own].sum()
     combine, dispatch, dropped = queued(chosen, weights, mask, capacity)
     if normalise == "after":
-        for s in range(len(mask)):
-            if combine[s].sum() > 0:
-                combine[s] /= combine[s].sum()
-    return combine, dispatch, shares_loss(gates, chosen, mask), dropped
-
-
-def switch(logits, mask, capacity):
-    """The best expert, weighted by its probability among all (Fedus et al. 2021, section 2.1)."""
-    return top_k(logits, mask, capacity, 1, "none")
+        divide_by_sums(combine)
+    return Looped(combine, dispatch, shares_loss(gates, chosen, mask), dropped)
 
 
 def mixtral(logits, mask, capacity, k):
@@ -93,7 +131,7 @@ def mixtral(logits, mask, capacity, k):
     for s, own in enumerate(chosen):
         weights[s, own] = softmax(logits[s, own])
     combine, dispatch, dropped = queued(chosen, weights, mask, capacity)
-    return combine, dispatch, shares_loss(gates, chosen, mask), dropped
+    return Looped(combine, dispatch, shares_loss(gates, chosen, mask), dropped)
 
 
 def noisy_top_k(logits, mask, capacity, k, noise, normal):
@@ -114,8 +152,8 @@ def noisy_top_k(logits, mask, capacity, k, noise, normal):
                 z = (logits[s, e] - kth) / scale[s, e]
                 load[e] += 0.5 * (1 + math.erf(z / math.sqrt(2)))
     combine, dispatch, dropped = queued(chosen, weights, mask, capacity)
-    loss = variation(weights[mask].sum(0))
-    return combine, dispatch, loss + (variation(load) if normal is not None else 0), dropped
+    loss = variation(weights[mask].sum(0)) + (variation(load) if normal is not None else 0)
+    return Looped(combine, dispatch, loss, dropped)
 
 
 def sigmoid(logits, mask, capacity, k, bias):
@@ -127,7 +165,7 @@ def sigmoid(logits, mask, capacity, k, bias):
         weights[s, own] = scores[s, own] / scores[s, own].sum()
     combine, dispatch, dropped = queued(chosen, weights, mask, capacity)
     shares = scores / scores.sum(1, keepdims=True)
-    return combine, dispatch, shares_loss(shares, chosen, mask), dropped
+    return Looped(combine, dispatch, shares_loss(shares, chosen, mask), dropped)
 
 
 def expert_choice(logits, mask, capacity):
@@ -140,4 +178,25 @@ def expert_choice(logits, mask, capacity):
         for c, s in enumerate(tokens):
             combine[s, e, c], dispatch[s, e, c] = gates[s, e], 1
     alone = sum(bool(mask[s]) and not dispatch[s].any() for s in range(size))
-    return combine, dispatch, 0.0, alone
+    return Looped(combine, dispatch, 0.0, [alone])
+
+
+def looped(
+    router, logits, mask, capacity, k=2, *, rnd=None, noise=None, bias=None, **options: Any
+) -> Looped:
+    """The loop of a router by its name; options are `counter` and `normalise`."""
+    match router:
+        case "top2":
+            return top2(logits, mask, capacity, rnd, **options)
+        case "switch":  # weighted by the probability among all (Fedus et al. 2021, section 2.1)
+            return top_k(logits, mask, capacity, 1, "none")
+        case "mixtral":
+            return mixtral(logits, mask, capacity, k)
+        case "noisy_top_k":
+            return noisy_top_k(logits, mask, capacity, k, noise, rnd)
+        case "sigmoid":
+            return sigmoid(logits, mask, capacity, k, bias)
+        case "expert_choice":
+            return expert_choice(logits, mask, capacity)
+        case _:
+            return top_k(logits, mask, capacity, k, **options)

@@ -8,18 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import sbp
-from examples.gshard.config import override
-from examples.gshard.data import make_batch, pack
-from sbp.errors import SbpError
 from sbp.moe.attention import Rotary, attention, keys_values
 from sbp.moe.config import BOS, EOS, PAD
 from sbp.moe.decode import BeamSearch
-from sbp.moe.model import Batch, continue_prefix, init_params, loss_fn
-from sbp.moe.sharding import PLAIN, leaf_types, sharding_of
+from sbp.moe.model import Batch, continue_prefix, init_params
 from tests.moe.loops import ordered, softmax
-from tests.moe.test_decode import assert_same_hypotheses, numpy_beam, on_one_device
+from tests.moe.test_decode import assert_same_lists, log_scorer, numpy_lists, on_one_device
 from tests.moe.test_model import CFG, QUICK, random_batch
+from tests.moe.test_packing import assert_packing_changes_nothing
 from tests.slices import sliced
 
 # Mixtral's kind of layer: a router's two experts with SwiGLU in each, rotary, two heads that share
@@ -156,27 +152,12 @@ def test_no_gradient_reaches_a_later_token(params):
         assert reached == [place <= 4 + t for place in range(9)]
 
 
-def scorer(logits_of_row):
-    """From (source ids, prefix) to log-probabilities of what follows, without a cache."""
-
-    def logs(source, prefix):
-        ids = np.zeros((1, 1, MODEL.target_length), np.int32)
-        ids[0, 0, : len(prefix) + 1] = [BOS, *prefix]
-        row = np.array(logits_of_row(np.asarray(source)[None, None], ids)[len(prefix)])
-        row[[PAD, BOS]] = -np.inf
-        return row - row.max() - np.log(np.exp(row - row.max()).sum())
-
-    return logs
-
-
 @pytest.mark.parametrize("reorder", [False, True])
 def test_decoding_with_a_cache_equals_decoding_without(params, logits_of_row, reorder):
     source = random_batch(MODEL).source
     search = BeamSearch(cfg=MODEL, beam=3, alpha=1.5, reorder=reorder)
-    found = on_one_device(search)(params, source)
-    for place in np.ndindex(*source.shape[:2]):
-        want = numpy_beam(scorer(logits_of_row), source[place], MODEL.target_length, 3, 1.5)
-        assert_same_hypotheses((found.tokens[place], found.scores[place]), want)
+    want = numpy_lists(log_scorer(logits_of_row, MODEL.target_length), source, 3, 1.5)
+    assert_same_lists(on_one_device(search)(params, source), want)
 
 
 DENSE_SLOTS = {"dispatch": "einsum", "eval_capacity_factor_per_choice": 4.0}  # none is dropped
@@ -188,50 +169,13 @@ MESHES = [
 ]
 
 
-def summed(cfg, sharding=PLAIN):
-    """Loss added up over tokens, and its gradients."""
-    return jax.value_and_grad(
-        lambda p, batch: loss_fn(p, batch, cfg, sharding=sharding, share=(1.0, 1))[0]
-    )
-
-
 @pytest.mark.laws
 @pytest.mark.parametrize(("axes", "options"), sliced(MESHES, 0.25, seed=4), ids=str)
 def test_packed_rows_on_a_mesh_equal_a_row_for_each_pair(params, axes, options):
-    """Two equalities in one: packed against apart, and a mesh against one device."""
     apart = random_batch(dataclasses.replace(MODEL, source_length=4, target_length=4))
     source, target = (
         np.pad(ids.reshape(-1, 4), ((0, 0), (0, 4))) for ids in (apart.source, apart.target_out)
     )
     cfg = dataclasses.replace(MODEL, source_length=8, target_length=8, **options)
     params = init_params(jax.random.key(0), cfg) if options else params
-    rows = pack(source, target, seed=0)
-    assert len(rows.source) < len(source)
-    together = make_batch(rows.source, rows.target, cfg, rows.segments)
-    loss, grads = jax.jit(summed(cfg), compiler_options=QUICK)(
-        params, make_batch(source, target, cfg)
-    )
-    names, sizes = zip(*axes, strict=True)
-    step = sbp.jit(
-        summed(cfg, sharding_of(axes)), sbp.make_mesh(sizes, names), (leaf_types(axes), None)
-    )
-    got, slopes = step(params, together)
-    np.testing.assert_allclose(got, loss, rtol=1e-11)
-    for a, b in zip(*map(jax.tree.leaves, (slopes, grads)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9 * float(np.abs(b).max()))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kv_heads": "3"}, "kv_heads is 3; it must divide the 2 heads"),
-        ({"head_dim": "5", "position": "rotary"}, "head_dim is 5; rotary"),
-        ({"position": "rotaty"}, 'did you mean "rotary"'),
-        ({"encoder_layers": "0", "target_vocab": "30"}, "has one vocabulary"),
-        ({"encoder_layers": "0", "decoder_router": "switch"}, "set router"),
-        ({"moe_every": "3"}, "moe_every is 3"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(options, message):
-    with pytest.raises(SbpError, match=message):
-        override(CFG, options)
+    assert_packing_changes_nothing(cfg, params, axes, source, target)

@@ -82,26 +82,24 @@ def expert(x, w_in, w_linear, w_out):
     return (h / (1 + np.exp(-h)) * (x @ w_linear)) @ w_out
 
 
-def loop_layer(cfg, p, x, mask, capacity):
-    """Each token through each expert that has it, one at a time; nothing is random."""
+def loop_layer(cfg, p, x, mask, capacity, rnd=None):
+    """Each token through each expert that has it, one at a time."""
     out = np.zeros_like(x)
     for g in range(G):
-        scores, k = x[g] @ p["gate"], cfg.choices
-        match cfg.router:
-            case "noisy_top_k":
-                found = loops.noisy_top_k(scores, mask[g], capacity, k, x[g] @ p["noise"], None)
-            case "sigmoid":
-                found = loops.sigmoid(scores, mask[g], capacity, k, p["bias"])
-            case "switch" | "expert_choice":
-                found = getattr(loops, cfg.router)(scores, mask[g], capacity)
-            case "top2":
-                found = loops.top_k(scores, mask[g], capacity, 2)
-            case _:
-                found = getattr(loops, cfg.router)(scores, mask[g], capacity, k)
-        for s, e in zip(*found[1].sum(-1).nonzero(), strict=True):
+        found = loops.looped(
+            cfg.router,
+            x[g] @ p["gate"],
+            mask[g],
+            capacity,
+            cfg.choices,
+            rnd=None if rnd is None else rnd[g],
+            noise=x[g] @ p["noise"] if "noise" in p else None,
+            bias=p.get("bias"),
+        )
+        for s, e in zip(*found.dispatch.sum(-1).nonzero(), strict=True):
             linear = p["expert_linear"][e] if "expert_linear" in p else None
             y = expert(x[g, s], p["expert_in"][e], linear, p["expert_out"][e])
-            out[g, s] += found[0][s, e].sum() * y
+            out[g, s] += found.combine[s, e].sum() * y
         for s in range(S if cfg.shared_experts else 0):
             wide = p["shared_in"], p.get("shared_linear"), p["shared_out"]
             out[g, s] += expert(x[g, s], *wide)
@@ -126,6 +124,17 @@ def test_equals_a_loop_over_tokens_and_experts(router, dispatch):
     np.testing.assert_allclose(y, loop_layer(cfg, p, x, mask, capacity), atol=1e-12)
     dropped = float(counts.dropped_first + counts.dropped_second)
     assert (dropped == 0) == (dispatch == "sort")
+
+
+def test_random_routing_of_a_layer_equals_a_loop():
+    """A1, training: the key's numbers leave out second choices."""
+    cfg, key = config(), jax.random.key(3)
+    p, (x, mask) = weights(cfg), tokens()
+    with jax.enable_x64(True):
+        y, _, counts = layer(cfg, p, x, mask, key=key)
+        rnd = np.asarray(jax.random.uniform(key, (G, S)))
+    assert counts.skipped_second > 0
+    np.testing.assert_allclose(y, loop_layer(cfg, p, x, mask, 3, rnd), atol=1e-12)
 
 
 @pytest.mark.parametrize("dispatch", ["einsum", "gather", "sort"])

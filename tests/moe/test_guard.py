@@ -1,4 +1,4 @@
-"""Steps that are not finite, norms of gradients, microbatches, AdamW and schedules."""
+"""Steps that are not finite, norms of gradients, microbatches and AdamW."""
 
 import dataclasses
 import math
@@ -13,10 +13,10 @@ import pytest
 from examples.gshard.presets import preset
 from sbp import SbpError
 from sbp.moe.model import init_params, loss_fn
-from sbp.moe.step import SCHEDULES, gradients, init_state, make_train_step
+from sbp.moe.step import gradients, init_state, make_train_step
 from tests.moe.routing import assert_same_counts
+from tests.moe.steps import planned_step, run_step
 from tests.moe.test_model import random_batch
-from tests.moe.test_step import planned_step
 
 MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
 AXES = (("data", 2), ("expert", 4))
@@ -55,9 +55,7 @@ def plan():
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_step_that_is_not_finite_on_one_device_is_skipped_on_all(plan, value):
     state = poisoned(init_state(MODEL, TRAIN), 5, value)
-    after, metrics = plan(
-        jax.device_put(jax.device_get(state), plan.in_shardings[0]), random_batch(MODEL, 0)
-    )
+    after, metrics = run_step(plan, state, random_batch(MODEL, 0))
     flags = [float(shard.data) for shard in metrics.skipped_step.addressable_shards]
     assert flags == [1.0] * 8 and not math.isfinite(float(metrics.grad_norm))
     assert int(after.step) == 1
@@ -67,7 +65,7 @@ def test_a_step_that_is_not_finite_on_one_device_is_skipped_on_all(plan, value):
 
 def test_a_finite_step_reports_the_norm_of_the_whole_gradient(plan):
     state, batch = init_state(MODEL, TRAIN), random_batch(MODEL, 0)
-    after, metrics = plan(jax.device_put(jax.device_get(state), plan.in_shardings[0]), batch)
+    after, metrics = run_step(plan, state, batch)
     assert float(metrics.skipped_step) == 0.0
     want = norm_of(gradients_of_the_first_step())
     np.testing.assert_allclose(metrics.grad_norm, want, rtol=1e-4)
@@ -126,7 +124,7 @@ def test_a_step_of_microbatches_on_a_mesh_is_that_of_one_device():
     train = dataclasses.replace(TRAIN, accumulate=4)
     plan, batch = planned(train), random_batch(MODEL, 0)
     state = init_state(MODEL, train)
-    after, got = plan(jax.device_put(jax.device_get(state), plan.in_shardings[0]), batch)
+    after, got = run_step(plan, state, batch)
     single, want = jax.jit(make_train_step(MODEL, train))(state, batch)
     np.testing.assert_allclose(got.loss, want.loss, rtol=1e-5)
     np.testing.assert_allclose(got.grad_norm, want.grad_norm, rtol=1e-4)
@@ -146,7 +144,7 @@ def test_adamw_is_optaxs():
     )
     plan, batch = planned(train), random_batch(MODEL, 0)
     state = init_state(MODEL, train)
-    after, _ = plan(jax.device_put(jax.device_get(state), plan.in_shardings[0]), batch)
+    after, _ = run_step(plan, state, batch)
     grads = gradients_of_the_first_step()
     peer = optax.adamw(1e-3, 0.9, 0.98, weight_decay=0.1)
     updates, _ = peer.update(grads, peer.init(state.params), state.params)
@@ -156,20 +154,3 @@ def test_adamw_is_optaxs():
         # Where a gradient is rounding noise, so is the sign of AdamW's first update.
         clear = np.abs(g) > 1e-3 * np.abs(g).max()
         np.testing.assert_allclose(np.asarray(a)[clear], np.asarray(b)[clear], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("name", "rates"),
-    [
-        ("constant", {0: 0.5, 4: 2.5, 9: 5.0, 50: 5.0}),
-        ("linear", {0: 0.5, 9: 5 * 0.91, 50: 2.5, 100: 0.0}),
-        ("cosine", {25: 5 * (1 + math.cos(math.pi / 4)) / 2, 50: 2.5, 100: 0.0}),
-        ("sqrt_decay", {4: 0.25, 24: 0.5, 99: 0.5, 400: 0.25}),
-    ],
-)
-def test_schedules(name, rates):
-    train = dataclasses.replace(
-        TRAIN, schedule=name, learning_rate=5.0, warmup_steps=100, ramp_steps=10, steps=100
-    )
-    for step, rate in rates.items():
-        assert float(SCHEDULES[name](train)(step)) == pytest.approx(rate, rel=1e-5, abs=1e-6)

@@ -12,7 +12,9 @@ from examples.gshard.presets import preset
 from sbp.moe.config import BOS, EOS
 from sbp.moe.model import init_params, loss_fn
 from sbp.moe.packing import Segments
-from sbp.moe.sharding import PLAIN, sharding_of
+from sbp.moe.sharding import PLAIN, leaf_types, sharding_of
+from tests.moe.steps import assert_leaves_close
+from tests.moe.test_model import QUICK
 from tests.slices import sliced
 
 LONG, MANY = 16, 60
@@ -83,37 +85,36 @@ VARIANTS = [
 ]
 
 
-def gradients_of_the_sum(cfg, sharding=PLAIN):
-    """Loss and gradients, added up over tokens and not averaged."""
+def assert_packing_changes_nothing(cfg, params, axes, source, target):
+    """Loss and gradients, added up over tokens and not averaged, are those of a row for each pair:
+    packed on one device, and packed on a mesh."""
 
-    def loss(params, batch):
-        return loss_fn(params, batch, cfg, sharding=sharding, share=(1.0, 1))[0]
+    def summed(sharding):
+        return jax.value_and_grad(
+            lambda p, batch: loss_fn(p, batch, cfg, sharding=sharding, share=(1.0, 1))[0]
+        )
 
-    return jax.value_and_grad(loss)
+    rows = pack(source, target, seed=0)
+    assert len(rows.source) < len(source)
+    together = make_batch(rows.source, rows.target, cfg, rows.segments)
+    alone = jax.jit(summed(PLAIN), compiler_options=QUICK)
+    loss, grads = alone(params, make_batch(source, target, cfg))
+    names, sizes = zip(*axes, strict=True)
+    mesh, types = sbp.make_mesh(sizes, names), (leaf_types(axes), None)
+    for step in (alone, sbp.jit(summed(sharding_of(axes)), mesh, types)):
+        got, slopes = step(params, together)
+        np.testing.assert_allclose(got, loss, rtol=1e-11)
+        assert_leaves_close(slopes, grads, 1e-9, 1e-9)
 
 
 @pytest.mark.laws
 @pytest.mark.parametrize(("axes", "options"), sliced(VARIANTS, 0.2), ids=str)
 def test_a_packed_batch_has_the_loss_and_the_gradients_of_its_pairs(axes, options):
     """M2. Pairs see neither each other nor each other's places; also on a mesh."""
-    source, target = drawn(0)
-    packed = pack(source, target, seed=0)
     with jax.enable_x64(True):
         cfg = dataclasses.replace(MODEL, **options)
         params = init_params(jax.random.key(0), cfg)
-        apart = make_batch(source, target, cfg)
-        together = make_batch(packed.source, packed.target, cfg, packed.segments)
-        loss, grads = jax.jit(gradients_of_the_sum(cfg))(params, apart)
-        names, sizes = zip(*axes, strict=True)
-        mesh = sbp.make_mesh(sizes, names)
-        for step in (
-            jax.jit(gradients_of_the_sum(cfg)),
-            sbp.jit(gradients_of_the_sum(cfg, sharding_of(axes)), mesh),
-        ):
-            got, slopes = step(params, together)
-            np.testing.assert_allclose(got, loss, rtol=1e-11)
-            for a, b in zip(*map(jax.tree.leaves, (slopes, grads)), strict=True):
-                np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9 * float(np.abs(b).max()))
+        assert_packing_changes_nothing(cfg, params, axes, *drawn(0))
 
 
 def test_packed_batches_resume():

@@ -15,11 +15,11 @@ from examples.gshard.presets import preset
 from sbp.errors import SbpError
 from sbp.moe.model import init_params
 from sbp.moe.pipeline import Pipeline
-from sbp.moe.sharding import sharding_of
-from sbp.moe.step import gradients, init_state, make_train_step
+from sbp.moe.sharding import PLAIN, sharding_of
+from sbp.moe.step import gradients
 from tests.moe.routing import assert_same_counts
+from tests.moe.steps import assert_equal_to_one_device, assert_leaves_close
 from tests.moe.test_model import random_batch
-from tests.moe.test_step import planned_step
 from tests.slices import sliced
 
 DEEP = ("--set", "encoder_layers=4", "--set", "decoder_layers=4")
@@ -40,7 +40,7 @@ def test_every_microbatch_goes_through_every_layer_once(stages, microbatches):
     """x -> x * w + b for each of eight layers, where b lies beside the microbatch; and log(x) of
     each layer's operand is counted, so that a stage without a microbatch must not count."""
     rng = np.random.default_rng(stages + microbatches)
-    weights, x, beside = rng.uniform(0.5, 2, 8), rng.uniform(1, 2, (microbatches, 3)), None
+    weights, x = rng.uniform(0.5, 2, 8), rng.uniform(1, 2, (microbatches, 3))
     beside = rng.uniform(0, 1, (microbatches, 3))
 
     def stage(layers, x, beside, index):
@@ -96,18 +96,15 @@ def test_gradients_are_those_of_the_layers_in_order():
     with jax.enable_x64(True):
         params, batch = init_params(jax.random.key(1), cfg), random_batch(cfg, 3)
 
-        def found(sharding):
-            return jax.jit(lambda p: gradients(p, batch, cfg, sharding=sharding))(params)
-
-        grads, metrics = found(sharding_of(()))
-        line = Pipeline(2, 4, sbp.Layout())
-        got, counted = found(sharding_of(())._replace(pipeline=line))
+        (grads, metrics), (got, counted) = (
+            jax.jit(lambda p, s=s: gradients(p, batch, cfg, sharding=s))(params)
+            for s in (PLAIN, PLAIN._replace(pipeline=Pipeline(2, 4, sbp.Layout())))
+        )
         for name in ("loss", "nll", "aux", "correct", "layer_aux"):
             np.testing.assert_allclose(getattr(counted, name), getattr(metrics, name), rtol=1e-9)
         for side in ("encoder", "decoder"):
             assert_same_counts(getattr(counted, side), getattr(metrics, side))
-        for a, b in zip(*map(jax.tree.leaves, (got, grads)), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9 * float(np.abs(b).max()))
+        assert_leaves_close(got, grads, 1e-7, 1e-9)
 
 
 @pytest.mark.laws
@@ -117,20 +114,7 @@ def test_two_steps_equal_one_device(case):
     mesh, *others = case.split()
     options = ["--preset", "tiny-test", "--mesh", mesh, *DEEP, *others]
     run = parse_args([*options, "--set", "pipeline_microbatches=2"])
-    with jax.enable_x64(True):
-        model = dataclasses.replace(run.model, dtype="float64")
-        plan = planned_step(model, run.train, run.mesh)
-        single = jax.jit(make_train_step(model, run.train, sharding_of((), microbatches=2)))
-        whole = init_state(model, run.train)
-        split = jax.device_put(jax.device_get(whole), plan.in_shardings[0])
-        for seed in range(2):
-            batch = random_batch(model, seed)
-            whole, want = single(whole, batch)
-            split, got = plan(split, batch)
-            for name in ("loss", "aux", "grad_norm"):
-                np.testing.assert_allclose(getattr(got, name), getattr(want, name), rtol=1e-9)
-        for a, b in zip(*map(jax.tree.leaves, (split, whole)), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-7 * float(np.abs(b).max()))
+    plan = assert_equal_to_one_device(run, 2, sharding_of((), microbatches=2))
     assert run.pipeline is not None
     turns = run.pipeline.turns
     assert len(re.findall(rf"\b{turns} trips", str(plan))) == 4  # two sides, forward and backward
