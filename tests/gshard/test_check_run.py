@@ -4,13 +4,10 @@ import fcntl
 
 import pytest
 
-from examples.gshard.corpus import generate
 from examples.gshard.options import parse_args
-from examples.gshard.train import tokenizers
 from sbp.cli import main
 from sbp.errors import SbpError
-from sbp.moe.checkpoint import Checkpoints, describe
-from sbp.moe.step import init_state
+from tests.gshard.runs import begin
 
 TINY = ["--preset", "tiny-test", "--mesh", "expert=2"]
 
@@ -30,20 +27,8 @@ def test_a_right_run_shows_its_types_and_writes_nothing(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
-def begun(tmp_path):
-    """The folder of a run with one checkpoint."""
-    folder = tmp_path / "begun"
-    run = parse_args([*TINY, "--workdir", str(folder)])
-    corpus = generate(run.train)
-    with Checkpoints(folder, describe(run.model, run.train, corpus.digest)) as checkpoints:
-        source, target = tokenizers(corpus, run.model, run.train, folder, resumes=False)
-        checkpoints.bind("vocabulary", {"source": source.digest, "target": target.digest})
-        checkpoints.save(init_state(run.model, run.train), {"next": 0})
-    return folder
-
-
-def test_folders_that_training_refuses(begun, tmp_path, capsys):
+def test_folders_that_training_refuses(tmp_path, capsys):
+    begun = begin(tmp_path / "begun", parse_args(TINY)).folder
     where = ["--workdir", str(begun)]
     for argv, message in (
         ([*where, "--seed", "3"], "train.seed: checkpoint 0, now 3"),

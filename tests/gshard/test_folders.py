@@ -1,12 +1,15 @@
 """Folders in which `sbp train` cannot keep a run: an error before the first step, nothing lost."""
 
+import json
 import os
 import shutil
 
 import numpy as np
 import pytest
 
+from examples.gshard.config import TranslationConfig
 from examples.gshard.corpus import generate
+from examples.gshard.tokenizer import Tokenizer
 from examples.gshard.train import main
 from sbp import SbpError
 from sbp.moe.checkpoint import Checkpoints, describe
@@ -17,6 +20,7 @@ from tests.gshard.runs import MODEL, TRAIN
 
 STATE = TrainState(np.int32(2), {"w": np.ones(4)}, None)
 DESCRIPTION = describe(MODEL, TRAIN, generate(TRAIN).digest)
+ANOTHER = {**DESCRIPTION, "model": {**DESCRIPTION["model"], "experts": 4}}
 
 
 def is_a_file(folder):
@@ -40,8 +44,8 @@ def is_full(folder):
 
 
 def has_another_model(folder):
-    with Checkpoints(folder, {**DESCRIPTION, "model": {**DESCRIPTION["model"], "experts": 4}}) as c:
-        c.save(STATE, {})
+    with Checkpoints(folder, ANOTHER) as checkpoints:
+        checkpoints.save(STATE, {})
 
 
 def has_another_vocabulary(folder):
@@ -103,3 +107,31 @@ def test_numbers_for_which_there_is_no_room_end_the_run(tmp_path):
         log.write(2, {"loss": 1.0})
     assert len(file.read_text().splitlines()) == 2  # one of them in part
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}]
+
+
+def test_a_run_without_a_checkpoint_does_not_bind_its_folder(tmp_path):
+    """A first run that was refused, or killed before its first checkpoint, leaves the folder to
+    others; a damaged or an older configuration of one with checkpoints is told or read."""
+    with Checkpoints(tmp_path, DESCRIPTION):
+        pass
+    has_another_model(tmp_path)
+    with pytest.raises(SbpError, match="another configuration"):
+        Checkpoints(tmp_path, DESCRIPTION)
+    # Checkpoints of older versions did not know their run by themselves.
+    shutil.rmtree(tmp_path / "checkpoints" / "2" / "run")
+    older = json.loads((tmp_path / "config.json").read_text())
+    del older["train"]["corpus"]
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    Checkpoints(tmp_path, ANOTHER, TranslationConfig).close()
+    for damaged in ("[]", '{"model": null}', '{"model'):
+        (tmp_path / "config.json").write_text(damaged)
+        with pytest.raises(SbpError, match=r"config\.json is not the configuration of a run"):
+            Checkpoints(tmp_path, ANOTHER)
+
+
+def test_a_damaged_vocabulary_is_named(tmp_path):
+    path = tmp_path / "source.model"
+    for content in (b"", b"no model"):
+        path.write_bytes(content)
+        with pytest.raises(SbpError, match=r"source\.model is damaged; delete it"):
+            Tokenizer.load(path)

@@ -56,15 +56,16 @@ def encoded():
     )
 
 
-def test_a_resumed_run_has_the_same_batches():
+@pytest.mark.parametrize("temperature", [1.0, 5.0])
+def test_a_resumed_run_has_the_same_batches(temperature):
     text = encoded()
-    first = batches(text, MODEL, 3, temperature=5.0)
+    first = batches(text, MODEL, 3, temperature=temperature)
     ahead = 400 // MODEL.sequences - 1  # the next batches are of two epochs
     for _ in range(ahead):
         next(first)
     state = first.get_state()
     want = [next(first) for _ in range(3)]
-    again = batches(text, MODEL, 3, temperature=5.0)
+    again = batches(text, MODEL, 3, temperature=temperature)
     again.set_state(state)
     for batch in want:
         np.testing.assert_array_equal(next(again).source, batch.source)
@@ -114,15 +115,27 @@ def test_options_out_of_bounds(options, message):
         parse_args(["--preset", "tiny-test", *argv])
 
 
-def test_checkpoints_are_bound_to_the_options_but_threads():
-    pair = Pair(source="a", target="b", language="de")
-    corpus = Corpus(train=(pair,), heldout={}, languages=("de",))
-    plain = describe(MODEL, TranslationConfig(), corpus.digest)
-    for train, named in (
-        (TranslationConfig(sampling_temperature=5.0), ["train.sampling_temperature"]),
-        (TranslationConfig(byte_fallback=True), ["train.byte_fallback"]),
-        (TranslationConfig(character_coverage=0.99), ["train.character_coverage"]),
-        (TranslationConfig(vocabulary_threads=4), []),
-    ):
-        lines = differences(plain, describe(MODEL, train, corpus.digest))
-        assert [line.split(":")[0] for line in lines] == named
+@pytest.mark.parametrize(
+    ("options", "text", "named"),
+    [
+        ({"sampling_temperature": 5.0}, "a", ["train.sampling_temperature"]),
+        ({"byte_fallback": True}, "a", ["train.byte_fallback"]),
+        ({"character_coverage": 0.99}, "a", ["train.character_coverage"]),
+        ({"vocabulary_threads": 4}, "a", []),
+        ({}, "b", ["corpus.digest"]),
+    ],
+)
+def test_checkpoints_are_bound_to_the_text_and_the_options_but_threads(options, text, named):
+    plain, other = (
+        describe(
+            MODEL,
+            TranslationConfig(**given),
+            Corpus(
+                train=(Pair(source=source, target="b", language="de"),),
+                heldout={},
+                languages=("de",),
+            ).digest,
+        )
+        for given, source in (({}, "a"), (options, text))
+    )
+    assert [line.split(":")[0] for line in differences(plain, other)] == named
