@@ -42,7 +42,7 @@ def _apart(x: Any) -> Any:
 def in_rows(x: Any) -> Any:
     """The result of an exchange, laid out row by row. The TPU compiler would lay its columns out as
     rows, and copy every array that meets it into that layout, however large
-    (`tests/tpu/test_layouts.py`)."""
+    (`tests/tpu/test_compiled_memory.py`)."""
     if x.ndim < 2:
         return x
     return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))

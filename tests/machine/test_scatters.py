@@ -1,5 +1,5 @@
 """The arrangements of a value for a reduce-scatter on a TPU. What the compiler makes of them is
-tested in tests/tpu/test_plan_as_compiled.py."""
+tested in tests/tpu/test_compiled_plans.py."""
 
 import pytest
 
