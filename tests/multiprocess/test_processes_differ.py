@@ -29,81 +29,73 @@ def square(x):
     return x @ x.T
 
 
-def another_shape():
-    shape = (4, 2) if i_differ() else (2, 4)
-    return sbp.jit(square, sbp.make_mesh(shape, ("data", "model"))), X
+def on_rows(fn, **options):
+    return sbp.jit(fn, mesh_of("2x4"), in_types="data:S(0)", **options)
 
 
-def other_devices():
-    devices = np.roll(np.array(jax.devices()), int(i_differ()))
-    return sbp.jit(square, Mesh(devices, ("data",))), X
+CALLS = [
+    (
+        lambda d: sbp.jit(square, sbp.make_mesh((4, 2) if d else (2, 4), ("data", "model"))),
+        lambda d: X,
+        "its mesh differs: data=2 model=4 on cpu devices",
+    ),
+    (
+        lambda d: sbp.jit(square, Mesh(np.roll(np.array(jax.devices()), int(d)), ("data",))),
+        lambda d: X,
+        "its mesh differs: data=8 on cpu devices",
+    ),
+    (
+        lambda d: on_rows((lambda x: jnp.sin(x)) if d else jnp.sin),
+        None,
+        "its name differs: sin in ",
+    ),
+    (
+        lambda d: on_rows(lambda x: jnp.sin(x) if d else jnp.cos(x)),
+        None,
+        "its program differs between",
+    ),
+    (lambda d: on_rows(lambda x: jnp.flip(x, int(d))), None, "its program differs between"),
+    (
+        lambda d: on_rows(lambda x: x * (X[:1] + d)),
+        None,
+        "its set of constants differs between",
+    ),
+    (
+        lambda d: on_rows(
+            lambda x: sbp.annotate(x * 2, model=sbp.S(1) if d else sbp.B) * 2, out_types="data:S(0)"
+        ),
+        None,
+        "its program differs between",
+    ),
+    (
+        lambda d: on_rows(square, out_types="data:S(0)" if d else "data:S(1)"),
+        None,
+        "its choice of types differs between",
+    ),
+    (
+        lambda d: on_rows(lambda x: x * 2, out_types="data:S(0)", donate_argnums=(0,) if d else ()),
+        None,
+        "its set of options differs: donated arguments (), keep",
+    ),
+    (
+        lambda d: sbp.jit(lambda x: x.sum(), mesh_of("2x4")),
+        lambda d: X[: 8 if d else 16],
+        "its list of arguments differs: x: float32[16, 8]",
+    ),
+    (
+        lambda d: sbp.jit(square, mesh_of("2x4")),
+        lambda d: X + d,
+        "its argument x differs between",
+    ),
+]
+"""A function and its argument, each by whether this process differs; without an argument, rows of a
+global array. And what the error says."""
 
 
-def another_operation():
-    fn = jnp.sin if i_differ() else jnp.cos
-    return sbp.jit(lambda x: fn(x), mesh_of("2x4"), in_types="data:S(0)"), None
-
-
-def another_name():
-    fn = (lambda x: jnp.sin(x)) if i_differ() else jnp.sin
-    return sbp.jit(fn, mesh_of("2x4"), in_types="data:S(0)"), None
-
-
-def another_parameter():
-    axis = int(i_differ())
-    return sbp.jit(lambda x: jnp.flip(x, axis), mesh_of("2x4"), in_types="data:S(0)"), None
-
-
-def another_constant():
-    rows = X[:1] + i_differ()
-    return sbp.jit(lambda x: x * rows, mesh_of("2x4"), in_types="data:S(0)"), None
-
-
-def another_type_inside():
-    kind = {"model": sbp.S(1) if i_differ() else sbp.B}
-    fn = lambda x: sbp.annotate(x * 2, **kind) * 2
-    return sbp.jit(fn, mesh_of("2x4"), in_types="data:S(0)", out_types="data:S(0)"), None
-
-
-def another_result():
-    wanted = "data:S(0)" if i_differ() else "data:S(1)"
-    return sbp.jit(square, mesh_of("2x4"), in_types="data:S(0)", out_types=wanted), None
-
-
-def another_donation():
-    donated = (0,) if i_differ() else ()
-    rows = "data:S(0)"
-    fn = lambda x: x * 2
-    return sbp.jit(fn, mesh_of("2x4"), rows, rows, donate_argnums=donated), None
-
-
-def another_shape_of_argument():
-    return sbp.jit(lambda x: x.sum(), mesh_of("2x4")), X[: 8 if i_differ() else 16]
-
-
-def another_value():
-    return sbp.jit(square, mesh_of("2x4")), X + i_differ()
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (another_shape, "its mesh differs: data=2 model=4 on cpu devices"),
-        (other_devices, "its mesh differs: data=8 on cpu devices"),
-        (another_name, "its name differs: sin in "),
-        (another_operation, "its program differs between"),
-        (another_parameter, "its program differs between"),
-        (another_constant, "its set of constants differs between"),
-        (another_type_inside, "its program differs between"),
-        (another_result, "its choice of types differs between"),
-        (another_donation, "its set of options differs: donated arguments (), keep"),
-        (another_shape_of_argument, "its list of arguments differs: x: float32[16, 8]"),
-        (another_value, "its argument x differs between"),
-    ],
-)
-def test_what_differs_is_named_in_every_process(call, said: str):
-    f, x = call()
-    x = put(X, mesh_of("2x4"), "data") if x is None else x
+@pytest.mark.parametrize(("call", "argument", "said"), CALLS)
+def test_what_differs_is_named_in_every_process(call, argument, said: str):
+    x = argument(i_differ()) if argument else put(X, mesh_of("2x4"), "data")
+    f = call(i_differ())
     with pytest.raises(sbp.SbpError) as error:
         f(x)
     assert error.value.code == "processes-differ" and said in str(error.value)

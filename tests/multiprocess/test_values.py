@@ -1,4 +1,5 @@
-"""In several processes programs have the values of one device, and every process has one plan."""
+"""In several processes programs have the values of one device, and every process has one plan;
+`sbp.Partial`, effects and regions written by hand."""
 
 from __future__ import annotations
 
@@ -6,17 +7,21 @@ import re
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import lax
 from jax.experimental import multihost_utils
 
 import sbp
-from tests.multiprocess.programs import NAMES, cases
+from tests.multiprocess.programs import NAMES, cases, numbers
 from tests.multiprocess.world import (
     MESHES,
     assert_shards,
     from_first,
     in_all,
     mesh_of,
+    put,
     uneven_boundaries,
 )
 
@@ -72,3 +77,87 @@ def test_the_recipe(capsys: pytest.CaptureFixture[str]):
     )
     exec(compile(code, page.name, "exec"), {})
     assert capsys.readouterr().out == (shown if jax.process_index() == 0 else "")
+
+
+X = numbers(16, 8)
+
+
+@pytest.mark.parametrize("name", ["8", "2x4"])
+@pytest.mark.parametrize("op", ["sum", "max"])
+def test_partial_results_come_back_reduced_and_go_in(name: str, op: str):
+    mesh = mesh_of(name)
+    t = " ".join(f"{axis}:P({op})" for axis in mesh.axis_names)
+    spec = tuple(mesh.axis_names)
+    fn = (lambda x: x.sum(0)) if op == "sum" else (lambda x: x.max(0))
+    y = sbp.jit(fn, mesh, in_types=sbp.NdSbp({a: sbp.S(0) for a in spec}), out_types=t)(
+        put(X, mesh, spec)
+    )
+    assert isinstance(y, sbp.Partial) and y.parts.shape == (*mesh.devices.shape, 8)
+    assert_shards(y.reduce(), fn(X))
+    back = sbp.jit(lambda y: y * 2 + 1, mesh, in_types=t)(y)
+    assert_shards(back, fn(X) * 2 + 1)
+
+
+def test_callbacks_run_once_over_all_processes(capfd: pytest.CaptureFixture[str]):
+    mesh = mesh_of("2x4")
+    seen: list[np.ndarray] = []
+
+    def fn(x):
+        jax.debug.print("the sum is {}", x.astype(int).sum())
+        jax.debug.callback(lambda value: seen.append(np.asarray(value)), x[0])
+
+        def step(total, row):
+            jax.debug.callback(lambda value: seen.append(np.asarray(value)), row.sum())
+            return total + row.sum(), None
+
+        return lax.scan(step, jnp.float32(0), x)[0]
+
+    x = np.round(X * 4)
+    got = sbp.jit(fn, mesh, in_types="data:S(0) model:S(1)")(put(x, mesh, "data", "model"))
+    assert_shards(got, x.sum())
+    jax.effects_barrier()
+    printed = capfd.readouterr().out.count(f"the sum is {int(x.sum())}\n")
+    if jax.process_index() == 0:
+        assert printed == 1
+        assert sorted(v.shape for v in seen) == [()] * 16 + [(8,)]
+        np.testing.assert_array_equal(next(v for v in seen if v.shape), x[0])
+    else:
+        assert not printed and not seen
+
+
+def test_a_partitioned_callback_sees_the_shards_of_its_process():
+    mesh = mesh_of("2x4")
+    seen: list[np.ndarray] = []
+
+    def fn(x):
+        jax.debug.callback(lambda part: seen.append(np.asarray(part)), x, partitioned=True)
+        return x + 1
+
+    x = put(X, mesh, "data", "model")
+    sbp.jit(fn, mesh, in_types="data:S(0) model:S(1)")(x)
+    jax.effects_barrier()
+    want = [np.asarray(s.data) for s in x.addressable_shards]
+    assert sorted(v.tobytes() for v in seen) == sorted(v.tobytes() for v in want)
+
+
+def test_a_pure_callback():
+    mesh = mesh_of("8")
+
+    def fn(x):
+        return jax.pure_callback(lambda v: np.asarray(v) * 2, jax.typeof(x), x).sum(0)
+
+    assert_shards(sbp.jit(fn, mesh, in_types="data:S(0)")(put(X, mesh, "data")), X.sum(0) * 2)
+
+
+def test_a_region_written_by_hand():
+    """One process may plan and check by itself, which tries the claims of the region."""
+    x, w = X, numbers(8, 4, seed=3)
+    region = sbp.manual(
+        lambda x, w: lax.psum(x @ w, "model"),
+        in_types=("data:S(0) model:S(1)", "model:S(0)"),
+        out_types="data:S(0)",
+    )
+    f = sbp.jit(lambda x, w: region(x, w) * 2, mesh_of("2x4"))
+    if jax.process_index() == 0:
+        assert f.check(x, w).ok and f.plan(x, w).cost.bytes_per_device > 0
+    assert_shards(f(x, w), x @ w * 2)
