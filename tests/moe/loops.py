@@ -3,6 +3,7 @@ group [S, E]."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -84,12 +85,32 @@ def variation(amounts):
     return sum((a - mean) ** 2 for a in amounts) / len(amounts) / mean**2
 
 
+def best(values, k):
+    """The k experts with the largest values of each token."""
+    return [ordered(row)[:k] for row in values]
+
+
+def over_chosen(values, chosen, share):
+    """Weights [S, E]: of each token, a function of the values of its own experts."""
+    weights = np.zeros_like(values)
+    for s, own in enumerate(chosen):
+        weights[s, own] = share(values[s, own])
+    return weights
+
+
+def divided(v):
+    return v / v.sum()
+
+
+def softmaxes(rows):
+    return np.stack([softmax(row) for row in rows])
+
+
 def top2(logits, mask, capacity, rnd=None, counter="lingvo", normalise="before"):
     """GShard's Algorithm 1: the second choice is wanted where 2 * g2 > rnd, and the loss, times
     E * E, counts first choices alone."""
-    gates = np.stack([softmax(row) for row in logits])
-    chosen = [ordered(row)[:2] for row in logits]
-    weights = np.stack([row / row[own].sum() for row, own in zip(gates, chosen, strict=True)])
+    gates, chosen = softmaxes(logits), best(logits, 2)
+    weights = over_chosen(gates, chosen, divided)
     wanted = [
         (True, rnd is None or 2 * weights[s, second] > rnd[s])
         for s, (_, second) in enumerate(chosen)
@@ -111,12 +132,8 @@ def divide_by_sums(combine):
 
 def top_k(logits, mask, capacity, k, normalise="before"):
     """Softmax, the k largest; weights divided by their sum, or not."""
-    gates = np.stack([softmax(row) for row in logits])
-    chosen = [ordered(row)[:k] for row in logits]
-    weights = gates.copy()
-    if normalise == "before":
-        for s, own in enumerate(chosen):
-            weights[s] /= gates[s, own].sum()
+    gates, chosen = softmaxes(logits), best(logits, k)
+    weights = over_chosen(gates, chosen, divided) if normalise == "before" else gates
     combine, dispatch, dropped = queued(chosen, weights, mask, capacity)
     if normalise == "after":
         divide_by_sums(combine)
@@ -125,13 +142,9 @@ def top_k(logits, mask, capacity, k, normalise="before"):
 
 def mixtral(logits, mask, capacity, k):
     """Softmax of the k largest logits alone."""
-    gates = np.stack([softmax(row) for row in logits])
-    chosen = [ordered(row)[:k] for row in logits]
-    weights = np.zeros_like(gates)
-    for s, own in enumerate(chosen):
-        weights[s, own] = softmax(logits[s, own])
-    combine, dispatch, dropped = queued(chosen, weights, mask, capacity)
-    return Looped(combine, dispatch, shares_loss(gates, chosen, mask), dropped)
+    chosen = best(logits, k)
+    slots = queued(chosen, over_chosen(logits, chosen, softmax), mask, capacity)
+    return Looped(*slots[:2], shares_loss(softmaxes(logits), chosen, mask), slots[2])
 
 
 def noisy_top_k(logits, mask, capacity, k, noise, normal):
@@ -141,37 +154,33 @@ def noisy_top_k(logits, mask, capacity, k, noise, normal):
     experts = logits.shape[1]
     scale = np.log1p(np.exp(noise))
     h = logits if normal is None else logits + normal * scale
-    chosen = [ordered(row)[:k] for row in h]
-    weights = np.zeros_like(h)
-    load = np.zeros(experts)
-    for s, own in enumerate(chosen):
-        weights[s, own] = softmax(h[s, own])
-        for e in range(experts):
-            if mask[s] and normal is not None:
-                kth = sorted((h[s, o] for o in range(experts) if o != e), reverse=True)[k - 1]
-                z = (logits[s, e] - kth) / scale[s, e]
-                load[e] += 0.5 * (1 + math.erf(z / math.sqrt(2)))
+    chosen = best(h, k)
+    weights = over_chosen(h, chosen, softmax)
     combine, dispatch, dropped = queued(chosen, weights, mask, capacity)
-    loss = variation(weights[mask].sum(0)) + (variation(load) if normal is not None else 0)
+    loss = variation(weights[mask].sum(0))
+    if normal is not None:
+        load = np.zeros(experts)
+        for s, e in itertools.product(mask.nonzero()[0], range(experts)):
+            kth = sorted((h[s, o] for o in range(experts) if o != e), reverse=True)[k - 1]
+            z = (logits[s, e] - kth) / scale[s, e]
+            load[e] += 0.5 * (1 + math.erf(z / math.sqrt(2)))
+        loss += variation(load)
     return Looped(combine, dispatch, loss, dropped)
 
 
 def sigmoid(logits, mask, capacity, k, bias):
     """Sigmoid scores; the k largest of score + bias; weights are shares of the scores."""
     scores = 1 / (1 + np.exp(-logits))
-    chosen = [ordered(row)[:k] for row in scores + bias]
-    weights = np.zeros_like(scores)
-    for s, own in enumerate(chosen):
-        weights[s, own] = scores[s, own] / scores[s, own].sum()
-    combine, dispatch, dropped = queued(chosen, weights, mask, capacity)
+    chosen = best(scores + bias, k)
+    slots = queued(chosen, over_chosen(scores, chosen, divided), mask, capacity)
     shares = scores / scores.sum(1, keepdims=True)
-    return Looped(combine, dispatch, shares_loss(shares, chosen, mask), dropped)
+    return Looped(*slots[:2], shares_loss(shares, chosen, mask), slots[2])
 
 
 def expert_choice(logits, mask, capacity):
     """Each expert takes the real tokens that score it highest, the best in its first slot."""
     size, experts = logits.shape
-    gates = np.stack([softmax(row) for row in logits])
+    gates = softmaxes(logits)
     combine, dispatch = np.zeros((2, size, experts, capacity))
     for e in range(experts):
         tokens = [s for s in ordered(gates[:, e]) if mask[s]][:capacity]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import re
 import shutil
 import time
 
@@ -71,8 +72,8 @@ def test_a_flipped_bit_is_never_read(folder, tmp_path):
     """Bits at random places of the newest checkpoint, arrays in half of them: the state is the one
     that was saved, or the one before it, and that is said."""
     rng, fell_back = random.Random(0), 0
-    files = sorted(p for p in (folder / "checkpoints" / "4").rglob("*") if p.stat().st_size)
-    files = [p.relative_to(folder) for p in files if p.is_file()]
+    found = sorted((folder / "checkpoints" / "4").rglob("*"))
+    files = [p.relative_to(folder) for p in found if p.is_file() and p.stat().st_size]
     largest = max(files, key=lambda p: (folder / p).stat().st_size)
     trials = 24 if EXHAUSTIVE else 8
     for trial in range(trials):
@@ -88,8 +89,9 @@ def test_a_flipped_bit_is_never_read(folder, tmp_path):
         assert data == {"next_index": step}
         if step == 2:
             fell_back += 1
-            assert "the checkpoint of step 4 is damaged" in said[0]
-            assert "that of step 2 is used" in said[0]
+            assert re.search(
+                "(?s)the checkpoint of step 4 is damaged.*that of step 2 is used", said[0]
+            )
             assert (copy / "damaged-4").is_dir()
     assert fell_back >= trials // 2
 
@@ -110,29 +112,17 @@ def test_training_goes_on_after_a_damaged_checkpoint(folder, capfd):
 def test_where_all_are_damaged_they_are_named_and_stay(folder):
     for step in (2, 4):
         (folder / "checkpoints" / str(step) / "run" / "metadata").write_text("{}")
-    with pytest.raises(SbpError, match=r"no checkpoint in .* can be read") as caught:
+    with pytest.raises(SbpError, match=r"(?s)no checkpoint in .* can be read.*step 4.*step 2"):
         restored(folder)
-    assert "step 4" in str(caught.value) and "step 2" in str(caught.value)
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["2", "4"]
 
 
 def test_a_checkpoint_knows_its_run_without_the_file_beside_it(folder):
     (folder / "config.json").unlink()
-    with pytest.raises(SbpError, match="another configuration") as caught:
+    said = r"(?s)another configuration.*model\.experts: checkpoint 8, now 4"
+    with pytest.raises(SbpError, match=said):
         Checkpoints(folder, {**RUN, "model": {"experts": 4}})
-    assert "model.experts: checkpoint 8, now 4" in str(caught.value)
     Checkpoints(folder, RUN).close()
-
-
-def test_another_vocabulary_is_refused_by_name(tmp_path):
-    words = {"source": "aa", "target": "bb"}
-    with Checkpoints(tmp_path, RUN) as checkpoints:
-        checkpoints.bind("vocabulary", words)
-        checkpoints.save(STATES[2], {})
-    with Checkpoints(tmp_path, RUN) as checkpoints:
-        checkpoints.bind("vocabulary", words)
-        with pytest.raises(SbpError, match=r"the vocabulary target in .* is not that of its"):
-            checkpoints.bind("vocabulary", {**words, "target": "cc"})
 
 
 def test_a_checkpoint_without_checksums_is_read_and_said(folder):
@@ -200,9 +190,6 @@ def test_checksums_show_any_change_of_one_element(dtype):
             y = x.copy()
             y[place] += np.asarray(1, y.dtype)
             assert fingerprints({"x": y}) != before
-        swapped = x.copy()
-        swapped[0, 0], swapped[4, 6] = x[4, 6], x[0, 0]
-        assert (x[0, 0] == x[4, 6]) or fingerprints({"x": swapped}) != before
 
 
 def test_checksums_are_those_of_a_formula_and_the_same_on_every_mesh():

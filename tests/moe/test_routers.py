@@ -13,7 +13,7 @@ from examples.gshard.presets import preset
 from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig
 from sbp.moe.gating import expert_capacity, gate
-from sbp.moe.routers import ROUTERS, balanced_bias
+from sbp.moe.routers import ROUTERS
 from sbp.moe.step import init_state, make_train_step
 from tests.moe import loops
 from tests.moe.routing import routed
@@ -189,25 +189,6 @@ def test_random_routing_keeps_the_second_choice_with_probability_two_g2():
         kept = 1 - float(routed(logits, 10, rnd=rnd).metrics.skipped_second) / n
         assert abs(kept - 2 * g2) < 5 * np.sqrt(2 * g2 * (1 - 2 * g2) / n) + 1e-3
         assert routed(logits, 10).metrics.skipped_second == 0
-
-
-def test_biases_even_out_the_load():
-    """The bias chooses and does not weigh; updated from the load, it makes a skewed load even."""
-    rng = np.random.default_rng(0)
-    logits = (rng.standard_normal((2, 256, 8)) + np.linspace(-2, 2, 8)).astype(np.float32)
-
-    def of(bias):
-        return routed(logits, 256, router="sigmoid", bias=bias)
-
-    bias, loads = jnp.zeros(8), []
-    for _ in range(100):
-        loads.append(np.asarray(of(bias).metrics.demand))
-        bias = balanced_bias(bias, jnp.asarray(loads[-1]), 0.01)
-    spread = [load.std() / load.mean() for load in (loads[0], loads[-1])]
-    assert spread[0] > 0.5 and spread[1] < 0.1
-    np.testing.assert_allclose(np.asarray(of(bias).combine).sum((2, 3)), 1, rtol=1e-5)
-    slope = jax.grad(lambda b: of(b).combine.sum())(bias)
-    assert not np.any(slope)
 
 
 def test_a_training_step_moves_biases_by_the_load_alone():

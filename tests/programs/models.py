@@ -44,25 +44,6 @@ def program(
     return trained(loss, optimizer), (params, optimizer.init(params)), batch
 
 
-def mlp_classifier() -> Program:
-    """Flax NNX: an MLP with softmax cross-entropy."""
-
-    class Mlp(nnx.Module):
-        def __init__(self, rngs: nnx.Rngs):
-            self.up, self.down = nnx.Linear(8, 32, rngs=rngs), nnx.Linear(32, 4, rngs=rngs)
-
-        def __call__(self, x: Any) -> Any:
-            return self.down(nnx.relu(self.up(x)))
-
-    graph, params = nnx.split(Mlp(nnx.Rngs(0)))
-
-    def loss(params: Any, x: Any, labels: Any) -> Any:
-        logits = nnx.merge(graph, params)(x)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-    return program(loss, params, (X, LABELS))
-
-
 def cnn() -> Program:
     """Flax Linen: convolutions and pooling."""
 
@@ -278,7 +259,6 @@ def meta_learning() -> Program:
 
 
 PROGRAMS = (
-    mlp_classifier,
     cnn,
     lstm,
     transformer_block,
