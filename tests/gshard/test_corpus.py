@@ -219,40 +219,54 @@ def test_numbers_that_render_alike_are_on_one_side():
     assert is_heldout(str(whole)) == is_heldout(str(decimal))
 
 
-def test_a_source_with_two_translations_is_on_one_side():
-    shared = [Pair(source="mot", target=f"word {i}", language="fr") for i in range(100)]
-    others = [Pair(source=f"wort {i}", target=f"word {i}", language="de") for i in range(100)]
-    split = from_pairs([*shared, *others], 3)
-    assert {p.source for p in split.heldout_pairs}.isdisjoint(p.source for p in split.train)
-    # All 100 pairs of that source went, and those of the others beyond three of a language.
-    assert sum(split.discarded.values()) + len(split.train) + len(split.heldout_pairs) == 200
-
-
-def test_texts_that_differ_in_case_marks_or_punctuation_are_on_one_side():
-    words = [f"Word {i}" for i in range(200)]
-    one = [Pair(source=f"wort {i}", target=w, language="de") for i, w in enumerate(words)]
-    same = [
-        Pair(source=f"mot {i}", target=f"{w.upper()}!", language="fr") for i, w in enumerate(words)
+def numbered_pairs(source, target, language, count):
+    """Pairs whose texts have their number in the place of `#`."""
+    return [
+        Pair(
+            source=source.replace("#", f"{i}"),
+            target=target.replace("#", f"{i}"),
+            language=language,
+        )
+        for i in range(count)
     ]
-    near = [Pair(source=f"WÖRT {i}.", target=f"other {i}", language="de") for i in range(200)]
-    split = from_pairs([*one, *same, *near], 50)
 
-    def plain(text):
-        letters = unicodedata.normalize("NFKD", text.lower())
-        return "".join(ch for ch in letters if ch.isalnum())
 
+def plain(text):
+    """Letters and digits without case and marks."""
+    letters = unicodedata.normalize("NFKD", text.lower())
+    return "".join(ch for ch in letters if ch.isalnum())
+
+
+WORDS = numbered_pairs("wort #", "word #", "de", 100)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "most"),
+    [
+        ([*numbered_pairs("mot", "word #", "fr", 100), *WORDS], 3),
+        ([*WORDS, *WORDS], 100),
+        (
+            [
+                *numbered_pairs("wort #", "Word #", "de", 200),
+                *numbered_pairs("mot #", "WORD #!", "fr", 200),
+                *numbered_pairs("WÖRT #.", "other #", "de", 200),
+            ],
+            50,
+        ),
+    ],
+    ids=["one source, many translations", "equal pairs", "case, marks and punctuation"],
+)
+def test_a_text_is_on_one_side(pairs, most):
+    split = from_pairs(pairs, most)
     for side in ("source", "target"):
         kept, out = (
             {plain(getattr(p, side)) for p in ps} for ps in (split.train, split.heldout_pairs)
         )
         assert kept and out and kept.isdisjoint(out)
-
-
-def test_equal_pairs_are_held_out_once():
-    pairs = [Pair(source=f"wort {i}", target=f"word {i}", language="de") for i in range(100)]
-    split = from_pairs([*pairs, *pairs], 100)
     assert len(set(split.heldout_pairs)) == len(split.heldout_pairs) > 1
-    assert len(split.train) + len(split.heldout_pairs) + sum(split.discarded.values()) == 200
+    # All others went, such as those beyond `most` of a language.
+    all_of_them = len(split.train) + len(split.heldout_pairs) + sum(split.discarded.values())
+    assert all_of_them == len(pairs)
 
 
 def test_languages_follow_the_power_law():
