@@ -1,16 +1,33 @@
 """Scores: those of sacrebleu, by held-out set and by language, beside systems that learn nothing,
-and beside other runs (figure 6 of the GShard paper)."""
+and beside other runs (figure 6 of the GShard paper); the loss on held-out text; the page of
+curves."""
 
+import dataclasses
+import json
+from html.parser import HTMLParser
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 import sacrebleu
+from jax.sharding import NamedSharding, PartitionSpec
 
-from examples.gshard.corpus import Pair
+import sbp
+from examples.gshard.corpus import Pair, generate
 from examples.gshard.counting import CountingTranslator, _shared, abstract
+from examples.gshard.curves import charts, thinned
 from examples.gshard.deltas import figure6, language_deltas
 from examples.gshard.drawing import write_drawings
 from examples.gshard.evaluate import MODEL, baselines, evaluate, language_groups
+from examples.gshard.options import parse_args
+from examples.gshard.presets import preset
+from examples.gshard.tokenizer import Tokenizer
+from examples.gshard.train import plan_loss, sample
+from sbp.cli import main
+from sbp.moe.config import PAD
+from sbp.moe.model import init_params, loss_fn
+from sbp.moe.sharding import sharding_of
 
 ROWS = [
     Pair(source="der Hund läuft nach Hause", target="the dog runs home now", language="de"),
@@ -200,3 +217,139 @@ def test_a_name_is_the_longest_text_that_its_sources_share():
     assert _shared(texts) == longest == "Pérou"
     assert _shared(["abc", "xyz"]) == ""
     assert _shared(["ab" * 3000 + "Peru", "Peru" + "cd" * 3000]) == "Peru"
+
+
+RUN = parse_args(["--preset", "tiny-test", "--set", "source_length=24", "--set", "dropout=0.3"])
+
+
+@pytest.fixture(scope="module")
+def batches():
+    corpus = generate(dataclasses.replace(preset("tiny-test").train, heldout_per_language=2))
+    words = [[getattr(pair, side) for pair in corpus.train] for side in ("source", "target")]
+    source, target = (Tokenizer.train(texts, 300) for texts in words)
+    found = sample(corpus.heldout_pairs, source, target, RUN.model, seed=0)
+    again = sample(corpus.heldout_pairs, source, target, RUN.model, seed=0)
+    jax.tree.map(np.testing.assert_array_equal, found, again)
+    return found
+
+
+def test_loss_per_token_of_all_batches_equals_one_device(batches):
+    assert len(batches) == 1
+    # A second batch of other size: its tokens count as much as those of the first.
+    fewer = jax.tree.map(
+        lambda ids: np.where(np.arange(8)[:, None, None] < 2, ids, PAD), batches[0]
+    )
+    both = [batches[0], fewer]
+    mesh = sbp.make_mesh([2, 4], ["data", "expert"])
+    params = init_params(jax.random.key(0), RUN.model)
+    shardings = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), params)
+    loss = plan_loss(RUN.model, sharding_of(RUN.mesh), jax.eval_shape(lambda: params), shardings)
+    got = loss(jax.device_put(params, shardings), both)
+    alone = [loss_fn(params, batch, RUN.model)[1].nll for batch in both]
+    tokens = [np.sum(batch.target_out != PAD) for batch in both]
+    assert tokens[0] > tokens[1] > 0
+    np.testing.assert_allclose(got, np.average(alone, weights=tokens), rtol=1e-5)
+
+
+def test_without_a_pair_that_fits_there_is_no_sample(batches):
+    long = [Pair(source="wort " * 200, target="word", language="de")]
+    words = Tokenizer.train(["wort word"] * 20, 20)
+    assert sample(long, words, words, RUN.model, seed=0) == []
+
+
+class Reader(HTMLParser):
+    """The points of each drawn path with its style, the text, and the tags."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.paths, self.words, self.tags, self.labels = [], [], set(), []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.tags.add(tag)
+        if tag == "path":
+            self.paths.append(given["d"])
+        if given.get("role") == "img":
+            self.labels.append(given["aria-label"])
+
+    handle_startendtag = handle_starttag
+
+    def handle_data(self, data):
+        self.words.append(data.strip())
+
+
+def page_of(folder, lines, capsys):
+    (folder / "metrics.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    assert main(["curves", str(folder)]) == 0
+    assert capsys.readouterr().out == f"wrote {folder / 'curves.html'}\n"
+    return Reader((folder / "curves.html").read_text("utf-8"))
+
+
+def step_line(number, **values):
+    return json.dumps({"step": number, **values}).encode()
+
+
+def test_curves_go_through_the_numbers(tmp_path, capsys):
+    """Against points computed from the axes: 600 wide, values from 4 above to 156 below."""
+    loss = [5.0, 3.0, None, 1.0]
+    lines = [step_line(i, loss=v, **{"encoder/0/drop": 0.5}) for i, v in enumerate(loss, start=1)]
+    page = page_of(tmp_path, lines, capsys)
+    assert page.paths[0] == "M0.0 4.0h0L200.0 80.0M600.0 156.0h0"
+    said = "loss: 5 at step 1, 1 at step 4, between 1 and 5, not finite in 1 steps"
+    assert said in page.words and "encoder/0: 0.5 at step 1" in " ".join(page.words)
+    assert len(page.labels) == 2 and "Loss, steps 1 to 4" in page.labels[0]
+    assert "script" not in page.tags
+
+
+def test_files_that_are_damaged_partial_or_strange(tmp_path, capsys):
+    lines = [
+        step_line(3, loss=1.0),
+        b'{"step": 1, "loss": NaN, "grad_norm": 1e999}',
+        b'{"step": 2, "loss": "<b>", "encoder/0/load": [1, "x"]}',
+        step_line(3, loss=2.0, grad_norm=True),  # the run went back to step 2
+        step_line(4, loss=[], **{"<i>/load": [1, 3]}),
+        b'{"step": 5, "loss": 1' + b"0" * 400 + b"}",
+        b"\xff\x00",
+        b'{"step": 6, "lo',
+    ]
+    page = page_of(tmp_path, lines, capsys)
+    words = " ".join(page.words)
+    assert "loss: 2 at step 3, 2 at step 3, between 2 and 2, not finite in 4 steps" in words
+    assert "grad_norm: no finite number, not finite in 2 steps" in words
+    assert "<i>: 1.5 at step 4" in words and "b" not in page.tags and "i" not in page.tags
+    assert not any(word in path for path in page.paths for word in ("nan", "inf"))
+
+
+def test_numbers_near_the_largest_have_a_place(tmp_path, capsys):
+    page = page_of(tmp_path, [step_line(1, loss=-1.7e308), step_line(2, loss=1.7e308)], capsys)
+    assert page.paths[0] == "M0.0 156.0h0L600.0 4.0"
+
+
+def test_long_runs_are_drawn_by_means_and_the_page_says_so(tmp_path, capsys):
+    lines = [step_line(i, loss=float(i % 2)) for i in range(1, 1201)]
+    page = page_of(tmp_path, lines, capsys)
+    assert "per target token, in nats; each point is the mean of 4 steps" in page.words
+    assert "between 0 and 1" in " ".join(page.words)  # of all steps
+    points = thinned([(i, float(i % 2)) for i in range(1, 1201)])
+    assert len(points) == 300 and {value for _, value in points} == {0.5}
+
+
+def test_load_is_the_busiest_over_the_even_share():
+    (chart,) = charts([{"step": 1, "decoder/1/load": [6.0, 2.0, 0.0, 0.0]}])
+    assert chart.curves == {"decoder/1": [(1, 3.0)]}
+
+
+@pytest.mark.parametrize("content", [None, b"", b"rubbish\n"])
+def test_a_folder_without_steps_is_refused(content, tmp_path, capsys):
+    if content is not None:
+        (tmp_path / "metrics.jsonl").write_bytes(content)
+    assert main(["curves", str(tmp_path)]) == 2
+    assert "has no step of a run" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "curves.html").exists()
+
+
+def test_metrics_that_cannot_be_read_are_told(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").mkdir()
+    assert main(["curves", str(tmp_path)]) == 2
+    assert "cannot read" in capsys.readouterr().err
