@@ -39,7 +39,6 @@ from examples.gshard.data import (
     make_batch,
     sampled_order,
 )
-from examples.gshard.options import parse_args
 from examples.gshard.phrases import (
     CURRENCIES,
     LANGUAGES,
@@ -572,23 +571,6 @@ def test_coverage_leaves_out_rare_characters():
     all_of_them, most = (Tokenizer.train(texts, 40, coverage=c) for c in (1.0, 0.99))
     assert all_of_them.decode(all_of_them.encode(["ж"])) == ["ж"]
     assert most.decode(most.encode(["ж"])) != ["ж"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("character_coverage=0.5", "character_coverage is 0.5; SentencePiece takes 0.98 to 1"),
-        ("character_coverage=nan", "character_coverage is nan"),
-        ("sampling_temperature=0.5", "sampling_temperature is 0.5; it must be at least 1"),
-        ("sampling_temperature=inf", "sampling_temperature is inf"),
-        ("vocabulary_threads=0", "vocabulary_threads is 0"),
-        ("sampling_temperature=5 pack=true", "leave out one of the two"),
-    ],
-)
-def test_options_out_of_bounds(options, message):
-    argv = [word for option in options.split() for word in ("--set", option)]
-    with pytest.raises(SbpError, match=message):
-        parse_args(["--preset", "tiny-test", *argv])
 
 
 @pytest.mark.parametrize(

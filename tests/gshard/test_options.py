@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from examples.gshard.hosts import Hosts, between_processes
-from examples.gshard.options import parse_args, parse_mesh, undivided
+from examples.gshard.options import parse_args, undivided
 from examples.gshard.profiler import FOLDER, Profiler, Window
 from sbp.errors import SbpError
 from sbp.moe.sharding import sharding_of
@@ -31,6 +31,8 @@ def test_options_override_the_preset():
             "power=1",
             "--mesh",
             "expert=8",
+            "--profile",
+            "6:7",
         ]
     )
     assert (run.train.steps, run.model.dropout, run.train.power, run.mesh) == (
@@ -39,7 +41,7 @@ def test_options_override_the_preset():
         1.0,
         (("expert", 8),),
     )
-    assert str(run.workdir) == "runs/tiny-test"
+    assert (str(run.workdir), run.profile) == ("runs/tiny-test", Window(6, 7))
     where = sharding_of(run.mesh)
     assert (where.groups["group"], where.experts["expert"]) == (("expert",), ("expert",))
 
@@ -71,16 +73,19 @@ def test_options_override_the_preset():
         (["--set", "optimizer=adam"], 'did you mean "adamw"'),
         (["--set", "learning_rate=nan"], "learning_rate is nan"),
         (["--set", "clip_norm=-1"], "clip_norm is -1.0"),
+        (["--set", "character_coverage=0.5"], "character_coverage is 0.5; SentencePiece takes"),
+        (["--set", "character_coverage=nan"], "character_coverage is nan"),
+        (["--set", "sampling_temperature=0.5"], "temperature is 0.5; it must be at least 1"),
+        (["--set", "sampling_temperature=inf"], "sampling_temperature is inf"),
+        (["--set", "vocabulary_threads=0"], "vocabulary_threads is 0"),
+        (["--set", "sampling_temperature=5", "--set", "pack=true"], "leave out one of the two"),
+        (["--steps", "9", "--profile", "8:10"], "ends behind the last step, 9"),
     ],
 )
 def test_bad_options(argv, message):
     with pytest.raises(SbpError) as caught:
         parse_args(argv)
     assert message in str(caught.value)
-
-
-def test_parse_mesh():
-    assert parse_mesh("data=2,expert=4") == (("data", 2), ("expert", 4))
 
 
 def test_options_that_something_reads_are_taken():
@@ -289,10 +294,3 @@ def test_a_window_that_is_over_is_refused(tmp_path):
 def test_a_window_of_another_form_is_refused(text):
     with pytest.raises(SbpError, match="not of the form 10:15"):
         Window.parse(text, 100)
-
-
-def test_a_window_behind_the_end_is_refused():
-    with pytest.raises(SbpError, match="ends behind the last step, 9"):
-        parse_args(["--preset", "tiny-test", "--steps", "9", "--profile", "8:10"])
-    run = parse_args(["--preset", "tiny-test", "--steps", "9", "--profile", "8:9"])
-    assert run.profile == Window(8, 9)

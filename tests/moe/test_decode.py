@@ -3,6 +3,7 @@ decoder-only models, rotary positions and grouped heads, against loops in NumPy.
 
 import dataclasses
 import itertools
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -114,15 +115,22 @@ def said(row):
     return ids[:end]
 
 
-@pytest.fixture(scope="module")
-def model():
+@pytest.fixture(scope="module", autouse=True)
+def x64():
     with jax.enable_x64(True):
-        params = weights(MODEL)
-        yield params, sources(MODEL), scorer(MODEL, params)
+        yield
 
 
-def test_a_beam_of_one_is_greedy(model):
-    params, source, logs = model
+@cache
+def prepared(**variant):
+    """A model with other options, its parameters, sources, and what scores them."""
+    cfg = dataclasses.replace(MODEL, **variant)
+    params = weights(cfg)
+    return cfg, params, sources(cfg), scorer(cfg, params)
+
+
+def test_a_beam_of_one_is_greedy():
+    _, params, source, logs = prepared()
     found = on_one_device(BeamSearch(cfg=MODEL))(params, source)
     lengths = set()
     for g, n in itertools.product(range(MODEL.groups), range(MODEL.sequences_per_group)):
@@ -149,9 +157,9 @@ def assert_same_lists(found, want):
 
 
 @pytest.mark.parametrize("reorder", [False, True])
-def test_beams_equal_a_search_without_a_cache(model, reorder):
+def test_beams_equal_a_search_without_a_cache(reorder):
     """Both caches; n-best lists and scores in float64, for each sentence by itself."""
-    params, source, logs = model
+    _, params, source, logs = prepared()
     search = BeamSearch(cfg=MODEL, beam=4, alpha=1.5, reorder=reorder)
     want, plain = (numpy_lists(logs, source, 4, alpha) for alpha in (1.5, 0.0))
     assert_same_lists(on_one_device(search)(params, source), want)
@@ -167,18 +175,6 @@ MESHES = [
 ]
 
 
-@pytest.mark.laws
-@pytest.mark.parametrize("mesh", sliced(MESHES, 0.25, laws=0.5))
-@pytest.mark.parametrize("reorder", [False, True])
-def test_beams_on_a_mesh_equal_a_search_without_a_cache(model, mesh, reorder):
-    """`make laws` takes half of the meshes."""
-    params, source, logs = model
-    search = BeamSearch(cfg=MODEL, sharding=sharding_of(mesh), beam=3, reorder=reorder)
-    names, sizes = zip(*mesh, strict=True)
-    plan = sbp.jit(search, sbp.make_mesh(sizes, names), in_types=(leaf_types(mesh), None))
-    assert_same_lists(plan(params, source), numpy_lists(logs, source, 3, search.alpha))
-
-
 VARIANTS = [
     {"experts": 0},
     {"dispatch": "gather"},
@@ -188,45 +184,45 @@ VARIANTS = [
     {"router": "sigmoid", "experts_per_token": 3, "expert_activation": "swiglu"},
     {"router": "top_k", "experts_per_token": 1, "shared_experts": 1},
 ]
+SEARCHES = [
+    *itertools.product(sliced(MESHES, 0.25, laws=0.5), (False, True), [{}]),
+    *(((("expert", 2),), False, variant) for variant in sliced(VARIANTS, 0.3, laws=0.5)),
+]
 
 
 @pytest.mark.laws
-@pytest.mark.parametrize("variant", sliced(VARIANTS, 0.3, laws=0.5), ids=str)
-def test_beams_of_other_models_equal_a_search_without_a_cache(variant):
-    """`make laws` takes half of the variants."""
-    with jax.enable_x64(True):
-        cfg = dataclasses.replace(MODEL, **variant)
-        params, source = weights(cfg), sources(cfg)
-        mesh = (("expert", 2),)
-        search = BeamSearch(cfg=cfg, sharding=sharding_of(mesh), beam=3)
-        plan = sbp.jit(search, sbp.make_mesh([2], ["expert"]), in_types=(leaf_types(mesh), None))
-        want = numpy_lists(scorer(cfg, params), source, 3, search.alpha)
-        assert_same_lists(plan(params, source), want)
+@pytest.mark.parametrize(("mesh", "reorder", "variant"), SEARCHES, ids=str)
+def test_beams_on_a_mesh_equal_a_search_without_a_cache(mesh, reorder, variant):
+    """`make laws` takes half of the meshes, and half of the variants."""
+    cfg, params, source, logs = prepared(**variant)
+    search = BeamSearch(cfg=cfg, sharding=sharding_of(mesh), beam=3, reorder=reorder)
+    names, sizes = zip(*mesh, strict=True)
+    plan = sbp.jit(search, sbp.make_mesh(sizes, names), in_types=(leaf_types(mesh), None))
+    assert_same_lists(plan(params, source), numpy_lists(logs, source, 3, search.alpha))
 
 
 def test_a_beam_that_keeps_all_finds_the_best_of_all_texts():
     """Exhaustive search over a vocabulary of three words and EOS."""
-    with jax.enable_x64(True):
-        cfg = dataclasses.replace(MODEL, groups=1, target_vocab=6, target_length=3)
-        params, source = weights(cfg, seed=1), random_batch(cfg).source
-        logs = scorer(cfg, params)
-        words, every = [t for t in range(6) if t not in (PAD, BOS)], []
-        for length in (1, 2, 3):
-            for ids in itertools.product(words, repeat=length):
-                if EOS in ids[:-1] or (length < 3 and ids[-1] != EOS):
-                    continue  # it goes on behind EOS, or stops without
-                total = sum(logs(source[0, 0], ids[:i])[ids[i]] for i in range(length))
-                every.append((ids, total / norm(length, 0.8)))
-        assert len(every) == 1 + 3 + 9 * 4
-        every.sort(key=lambda h: -h[1])
-        found = on_one_device(BeamSearch(cfg=cfg, beam=36))(params, source)
-        assert_same_hypotheses((found.tokens[0, 0], found.scores[0, 0]), every[:36])
+    cfg = dataclasses.replace(MODEL, groups=1, target_vocab=6, target_length=3)
+    params, source = weights(cfg, seed=1), random_batch(cfg).source
+    logs = scorer(cfg, params)
+    words, every = [t for t in range(6) if t not in (PAD, BOS)], []
+    for length in (1, 2, 3):
+        for ids in itertools.product(words, repeat=length):
+            if EOS in ids[:-1] or (length < 3 and ids[-1] != EOS):
+                continue  # it goes on behind EOS, or stops without
+            total = sum(logs(source[0, 0], ids[:i])[ids[i]] for i in range(length))
+            every.append((ids, total / norm(length, 0.8)))
+    assert len(every) == 1 + 3 + 9 * 4
+    every.sort(key=lambda h: -h[1])
+    found = on_one_device(BeamSearch(cfg=cfg, beam=36))(params, source)
+    assert_same_hypotheses((found.tokens[0, 0], found.scores[0, 0]), every[:36])
 
 
-def test_only_the_reordering_beam_moves_keys_and_values(model):
+def test_only_the_reordering_beam_moves_keys_and_values():
     """Appendix A.1: the flattened beam permutes masks; its program has no gather on a cache, whose
     last dim is the width of a head."""
-    params, source, _ = model
+    _, params, source, _ = prepared()
 
     def gathers(reorder):
         search = BeamSearch(cfg=MODEL, beam=3, reorder=reorder)
@@ -305,9 +301,7 @@ def written_out(params, ids):
 
 @pytest.fixture(scope="module")
 def params():
-    with jax.enable_x64(True):
-        drawn = init_params(jax.random.key(0), DECODER)
-        yield {**drawn, "logits": (2 * drawn["logits"]).at[:, EOS].multiply(3.0)}
+    return weights(DECODER)
 
 
 @pytest.fixture(scope="module")
@@ -330,12 +324,11 @@ def test_grouped_heads_turned_by_their_places_equal_loops():
     x, allowed = rng.standard_normal((1, n * size, m)), rng.random((1, n, size, size)) < 0.7
     allowed |= np.eye(size, dtype=bool)
     places = rng.integers(0, 50, (1, n, size))
-    with jax.enable_x64(True):
-        rotary = Rotary(jnp.asarray(places), 10_000.0)
-        weights = jax.tree.map(jnp.asarray, p)
-        memory = keys_values(weights, jnp.asarray(x), n, rotary)
-        assert memory.keys.shape == (1, n, kv, size, d)
-        found = attention(weights, jnp.asarray(x), memory, jnp.asarray(allowed), rotary=rotary)
+    rotary = Rotary(jnp.asarray(places), 10_000.0)
+    arrays = jax.tree.map(jnp.asarray, p)
+    memory = keys_values(arrays, jnp.asarray(x), n, rotary)
+    assert memory.keys.shape == (1, n, kv, size, d)
+    found = attention(arrays, jnp.asarray(x), memory, jnp.asarray(allowed), rotary=rotary)
     for i, rows in enumerate(x.reshape(n, size, m)):
         want = attended(p, rows, places[0, i], lambda t, u, i=i: allowed[0, i, t, u])
         np.testing.assert_allclose(found.reshape(n, size, m)[i], want, atol=1e-11)
