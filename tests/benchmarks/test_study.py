@@ -13,8 +13,7 @@ from benchmarks.gshard.figure8 import figure8
 from benchmarks.gshard.figures import figure7, figure8_drawing, figure9, model_run
 from benchmarks.gshard.study import PUBLISHED, core_years, operators, study, table, training_days
 from examples.gshard.drawing import write_drawings
-from examples.gshard.options import Run
-from examples.gshard.presets import preset
+from examples.gshard.options import parse_args
 from sbp.cli import main
 from sbp.errors import SbpError
 from tests.slices import EXHAUSTIVE
@@ -22,16 +21,7 @@ from tests.slices import EXHAUSTIVE
 
 @cache
 def studied(name):
-    chosen = preset(name)
-    run = Run(
-        model=chosen.model,
-        train=chosen.train,
-        mesh=chosen.mesh,
-        workdir=Path("unused"),
-        tensorboard=False,
-        evaluate=False,
-    )
-    return study(run, "tpu-v3")
+    return study(parse_args(["--preset", name]), "tpu-v3")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
