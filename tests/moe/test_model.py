@@ -29,7 +29,6 @@ from sbp.moe.metrics import (
 from sbp.moe.model import Batch, Metrics, decode, encode, init_params, loss_fn
 from sbp.moe.stack import Memory
 from sbp.moe.step import init_state, make_train_step, stacked_dims
-from tests.moe.routing import routed
 
 CFG = dataclasses.replace(
     preset("tiny-test").model,
@@ -261,20 +260,6 @@ def test_a_dense_model_has_no_numbers_of_experts():
 
 def test_bars_of_many_experts_share():
     assert load_bars(np.ones(2048)) == "▅" * 32
-
-
-@pytest.mark.parametrize("router", ["top2", "sigmoid", "expert_choice"])
-def test_entropy_of_the_routers_softmax(router):
-    rng = np.random.default_rng(0)
-    logits, mask = rng.standard_normal((2, 6, 4)), rng.random((2, 6)) < 0.7
-    bias = np.zeros(4) if router == "sigmoid" else None
-    got = routed(logits, 4, mask=mask, bias=bias, router=router).metrics.entropy
-    want = 0.0
-    for group, row in np.argwhere(mask):
-        weights = [math.exp(x) for x in logits[group, row]]
-        shares = [w / sum(weights) for w in weights]
-        want -= sum(p * math.log(p) for p in shares)
-    np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
