@@ -123,21 +123,6 @@ def test_a_packed_batch_has_the_loss_and_the_gradients_of_its_pairs(axes, option
         assert_packing_changes_nothing(cfg, params, axes, *drawn(0))
 
 
-def test_packed_batches_resume():
-    source, target = drawn(1)
-    cfg = dataclasses.replace(MODEL, groups=2, sequences_per_group=2)
-    encoded = Encoded(source=source, target=target, kept=tuple(range(MANY))).packed(3)
-    assert encoded.filled > 1.5 * np.mean([source != 0, target != 0])
-    first = batches(encoded, cfg, 3)
-    next(first)
-    state = first.get_state()
-    wanted = [next(first) for _ in range(20)]  # more than an epoch
-    second = batches(encoded, cfg, 3)
-    second.set_state(state)
-    for want in wanted:
-        jax.tree.map(np.testing.assert_array_equal, next(second), want)
-
-
 PARTS = dataclasses.replace(preset("tiny-test").model, groups=8, sequences_per_group=2)
 
 
