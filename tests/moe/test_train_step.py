@@ -374,16 +374,6 @@ def test_more_experts_than_width_is_not_factored_over_experts():
     assert state.v_row["w"].shape == (40, 20)
 
 
-def test_textbook_update():
-    w, g = (np.asarray(drawn(20, 24, seed=seed), np.float64) for seed in (9, 1))
-    optimizer = adafactor({"w": 0}, lambda _: jnp.float32(0.1), min_dim_to_factor=16)
-    got, _ = updated(optimizer, {"w": drawn(20, 24)}, [{"w": drawn(20, 24, seed=1)}])
-    row, col = (g**2 + 1e-30).mean(1), (g**2 + 1e-30).mean(0)
-    u = g / np.sqrt(np.outer(row, col) / row.mean())
-    u /= max(1.0, np.sqrt((u**2).mean()))
-    np.testing.assert_allclose(got["w"], w - 0.1 * max(np.sqrt((w**2).mean()), 1e-3) * u, rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("name", "rates"),
     [

@@ -84,13 +84,23 @@ def test_each_process_gives_its_part(name: str):
         assert_shards(f(x), (X.sum(0), X[::-1]))
 
 
-def test_arrays_on_devices_of_this_process_are_one_global_value():
+def of_this_process(mesh):
+    """Equal arrays on devices of each process."""
+    return [jax.device_put(X, jax.local_devices()[k]) for k in (-1, 0)]
+
+
+def of_all_processes(mesh):
+    return [put(X, mesh, *spec) for spec in (("data",), (None, "model"), ("data",))]
+
+
+@pytest.mark.parametrize("make", [of_this_process, of_all_processes])
+def test_arrays_in_another_sharding_are_moved_with_one_warning(make):
     mesh = mesh_of("2x4")
-    f = sbp.jit(times_two, mesh, in_types="data:S(0)")
+    f = sbp.jit(times_two, mesh, in_types="model:S(0)")
     assert_shards(f(jnp.asarray(X)), X * 2)
     with pytest.warns(sbp.SbpWarning, match="input-moved") as given:
-        assert_shards(f(jax.device_put(X, jax.local_devices()[-1])), X * 2)
-        assert_shards(f(jax.device_put(X, jax.local_devices()[0])), X * 2)
+        for x in make(mesh):
+            assert_shards(f(x), X * 2)
     assert len(given) == 1
 
 
@@ -103,15 +113,6 @@ def test_keys():
     assert_shards(f(keys), want, exact=True)
     with pytest.warns(sbp.SbpWarning, match="input-moved"):
         assert_shards(f(jax.device_put(keys, jax.local_devices()[-1])), want, exact=True)
-
-
-def test_global_arrays_in_another_sharding_are_moved_with_one_warning():
-    mesh = mesh_of("2x4")
-    f = sbp.jit(times_two, mesh, in_types="model:S(0)")
-    with pytest.warns(sbp.SbpWarning, match="input-moved") as given:
-        for spec in (("data",), (None, "model"), ("data",)):
-            assert_shards(f(put(X, mesh, *spec)), X * 2)
-    assert len(given) == 1
 
 
 def test_a_warning_is_given_once_in_each_process():

@@ -246,8 +246,17 @@ def kinds_made(collective, before, after, shapes=JOINED):
     return [c.kind for c in collectives(text, mesh.size)]
 
 
-def test_all_reduces_are_one():
-    assert kinds_made(lambda x: lax.psum(x, "a"), WHOLE, WHOLE) == ["all-reduce"]
+@pytest.mark.parametrize(
+    ("collective", "before", "after", "made"),
+    [
+        (lambda x: lax.psum(x, "a"), WHOLE, WHOLE, ["all-reduce"]),
+        (lambda x: lax.psum_scatter(x, "a", tiled=True), WHOLE, SPLIT, ["reduce-scatter"] * 4),
+        (lambda x: lax.all_gather(x, "a", tiled=True), SPLIT, WHOLE, ["all-gather"] * 4),
+    ],
+    ids=["all-reduce", "reduce-scatter", "all-gather"],
+)
+def test_all_reduces_are_one_and_other_collectives_are_not(collective, before, after, made):
+    assert kinds_made(collective, before, after) == made
 
 
 @pytest.mark.parametrize("mib", [8, 16, 32])
@@ -256,13 +265,6 @@ def test_all_reduces_are_one_up_to_a_size(mib):
     shapes = [(size // 4 // 1024, 1024)] * 16
     found = kinds_made(lambda x: lax.psum(x, "a"), WHOLE, WHOLE, shapes)
     assert found == ["all-reduce"] * math.ceil(16 * size / JOINED_BYTES)
-
-
-def test_other_collectives_are_not():
-    scattered = kinds_made(lambda x: lax.psum_scatter(x, "a", tiled=True), WHOLE, SPLIT)
-    gathered = kinds_made(lambda x: lax.all_gather(x, "a", tiled=True), SPLIT, WHOLE)
-    assert scattered == ["reduce-scatter"] * 4
-    assert gathered == ["all-gather"] * 4
 
 
 def test_lowerings_of_the_smallest_slice():
