@@ -19,7 +19,7 @@ from sbp.errors import SbpError
 from sbp.moe.checkpoint import Checkpoints, describe
 from sbp.moe.metrics import MetricsLog, read_metrics
 from sbp.moe.step import TrainState
-from tests.gshard.limits import files_of_at_most
+from tests.gshard.killing import files_of_at_most
 from tests.gshard.runs import MODEL, TRAIN, begin
 
 STATE = TrainState(np.int32(2), {"w": np.ones(4)}, None)

@@ -15,8 +15,15 @@ import pytest
 from examples.gshard.train import StopSignal, main
 from sbp.errors import SbpError
 from sbp.moe.checkpoint import saved_steps
-from tests.gshard.killing import NEVER, Moment, assert_same_runs, folders, kill, moments
-from tests.gshard.limits import files_of_at_most
+from tests.gshard.killing import (
+    NEVER,
+    Moment,
+    assert_same_runs,
+    files_of_at_most,
+    folders,
+    kill,
+    moments,
+)
 from tests.gshard.runs import Training
 from tests.slices import EXHAUSTIVE
 

@@ -18,7 +18,7 @@ from sbp.moe.experts import moe_feed_forward
 from sbp.moe.routers import ROUTERS, balanced_bias
 from sbp.moe.sharding import PLAIN, Sharding, sharding_of
 from tests.moe import loops
-from tests.moe.routing import assert_same_counts
+from tests.moe.steps import assert_same_counts
 from tests.slices import sliced
 
 G, S, M, H, E = 8, 16, 6, 4, 8

@@ -18,8 +18,12 @@ from sbp.moe.model import init_params
 from sbp.moe.pipeline import Pipeline
 from sbp.moe.sharding import PLAIN, leaf_types, sharding_of
 from sbp.moe.step import gradients, state_shapes
-from tests.moe.routing import assert_same_counts
-from tests.moe.steps import assert_equal_to_one_device, assert_leaves_close, planned_step
+from tests.moe.steps import (
+    assert_equal_to_one_device,
+    assert_leaves_close,
+    assert_same_counts,
+    planned_step,
+)
 from tests.moe.test_model import random_batch
 from tests.slices import EXHAUSTIVE, sliced
 

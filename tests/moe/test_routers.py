@@ -16,7 +16,7 @@ from sbp.moe.gating import expert_capacity, gate
 from sbp.moe.routers import ROUTERS
 from sbp.moe.step import init_state, make_train_step
 from tests.moe import loops
-from tests.moe.routing import routed
+from tests.moe.steps import routed
 from tests.moe.test_model import random_batch
 from tests.slices import sliced
 

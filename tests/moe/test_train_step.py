@@ -28,8 +28,7 @@ from sbp.moe.step import (
     round_at_random,
     sqrt_decay,
 )
-from tests.moe.routing import assert_same_counts
-from tests.moe.steps import planned_step, run_step
+from tests.moe.steps import assert_same_counts, planned_step, run_step
 from tests.moe.test_model import random_batch
 
 MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train

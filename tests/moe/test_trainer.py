@@ -24,7 +24,7 @@ from sbp.moe.metrics import read_metrics
 from sbp.moe.model import Batch
 from sbp.moe.step import TrainState, init_state, plan_train_step
 from sbp.moe.trainer import Trainer
-from tests.gshard.limits import files_of_at_most
+from tests.gshard.killing import files_of_at_most
 from tests.slices import EXHAUSTIVE
 
 SIZES: dict[str, Any] = dict.fromkeys(
