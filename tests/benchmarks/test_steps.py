@@ -212,8 +212,7 @@ def test_a_pair_counts_from_five_percent_on_and_is_right_in_the_judges_order():
 
 
 def test_a_plan_with_work_that_is_not_counted_is_in_no_pair():
-    plans = [timed("a", 1, 1), timed("b", 2, 2, "cycles of fusion.3")]
-    assert pairs_of("program", plans) == []
+    assert pairs_of("program", [timed("a", 1, 1), timed("b", 2, 2, "cycles of fusion.3")]) == []
 
 
 def test_half_of_the_programs_are_unseen_and_each_gives_three_pairs():

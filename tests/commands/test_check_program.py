@@ -191,8 +191,7 @@ def total(x):
     ],
 )
 def test_shapes(text, shapes):
-    found = jax.tree.leaves(arguments(text))
-    assert [(s.shape, str(s.dtype)) for s in found] == shapes
+    assert [(s.shape, str(s.dtype)) for s in jax.tree.leaves(arguments(text))] == shapes
 
 
 def test_symbolic_sizes_of_one_call_are_related():

@@ -60,8 +60,7 @@ class Training:
 
     def __init__(self) -> None:
         self.corpus = generate(TRAIN)
-        step = make_train_step(MODEL, TRAIN)
-        self.step = jax.jit(step, donate_argnums=0, compiler_options=QUICK)
+        self.step = jax.jit(make_train_step(MODEL, TRAIN), donate_argnums=0, compiler_options=QUICK)
         self.shapes = jax.eval_shape(partial(init_state, MODEL, TRAIN))
 
     def __call__(self, folder: Path, steps: int, after: After = lambda number: None) -> Ended:

@@ -84,10 +84,8 @@ def test_a_run_against_its_copy_is_no_better(run, tmp_path, capsys):
     shutil.copytree(run.folder, other)
     file.write_text("un deux\tone two\tfr\n3 dias\t3 days\tes\n")
     argv = ["evaluate", "--workdir", str(run.folder), "--eval-data", str(file)]
-    drawn = ["--against", str(other), "--figures", str(tmp_path / "drawn")]
-    assert main([*argv, *drawn]) == 0
-    shown = capsys.readouterr().out
-    assert "mean delta +0.00 chrF over 2 languages" in shown
+    assert main([*argv, "--against", str(other), "--figures", str(tmp_path / "drawn")]) == 0
+    assert "mean delta +0.00 chrF over 2 languages" in capsys.readouterr().out
     assert {p.name for p in (tmp_path / "drawn").iterdir()} == {"figure6.png", "figure6.html"}
 
 
@@ -95,8 +93,7 @@ def test_comparisons_that_say_nothing_are_refused(run, tmp_path, capsys):
     argv = ["evaluate", "--workdir", str(run.folder)]
     assert main([*argv, "--figures", str(tmp_path)]) == 2
     assert "name the run to compare with (--against)" in capsys.readouterr().err
-    text = "".join(f"{i} mots\t{i} words\tfr\n" for i in range(200))
-    (tmp_path / "own.tsv").write_text(text)
+    (tmp_path / "own.tsv").write_text("".join(f"{i} mots\t{i} words\tfr\n" for i in range(200)))
     train = override(RUN.train, {"data": str(tmp_path / "own.tsv")})
     corpus = load(train, print)
     with Checkpoints(tmp_path / "own", describe(RUN.model, train, corpus.digest)) as checkpoints:
@@ -109,8 +106,7 @@ def test_comparisons_that_say_nothing_are_refused(run, tmp_path, capsys):
 
 def test_evaluate_refuses_other_training_text(run, tmp_path, capsys):
     file = tmp_path / "other.tsv"
-    words = "\n".join(f"{i} mots\t{i} words\tfr" for i in range(200))
-    file.write_text(words)
+    file.write_text("\n".join(f"{i} mots\t{i} words\tfr" for i in range(200)))
     assert main(["evaluate", "--workdir", str(run.folder), "--data", str(file)]) == 2
     said = capsys.readouterr().err
     assert "error[bad-corpus]" in said and "is another one now" in said

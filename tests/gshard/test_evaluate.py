@@ -114,8 +114,7 @@ def scored(codes):
 
 
 def test_deltas_are_of_bleu_where_there_are_enough_sentences():
-    result = scored(("fr", "sw"))
-    found = language_deltas(result, ["one"], {"sw": 10, "fr": 5000})
+    found = language_deltas(scored(("fr", "sw")), ["one"], {"sw": 10, "fr": 5000})
     assert found.measure == "BLEU"
     assert [one.language for one in found.languages] == ["fr", "sw"]
     bleu = sacrebleu.BLEU()

@@ -44,8 +44,7 @@ def test_a_file_reads_back_as_the_run(run):
     saved, found = open_run(folder), read_export(file)
     assert (found.model, found.train, found.corpus) == (saved.model, saved.train, saved.corpus)
     assert found.source.model == saved.source.model and found.target.model == saved.target.model
-    here = jax.tree.map(lambda x: x.sharding, params)
-    again = found.params(here, print)
+    again = found.params(jax.tree.map(lambda x: x.sharding, params), print)
     assert jax.tree.structure(again) == jax.tree.structure(params)
     for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(params), strict=True):
         assert a.dtype == b.dtype
@@ -65,8 +64,7 @@ def test_other_programs_read_the_arrays(run):
 
 def test_every_part_of_a_file_is_verified(run, tmp_path):
     """One bit of every array, and of what the file says of itself."""
-    file = run[2]
-    raw = file.read_bytes()
+    raw = run[2].read_bytes()
     (size,) = struct.unpack("<Q", raw[:8])
     header = json.loads(raw[8 : 8 + size])
     places = [8 + size + v["data_offsets"][0] for k, v in header.items() if k != "__metadata__"]

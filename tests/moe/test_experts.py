@@ -122,8 +122,7 @@ def test_equals_a_loop_over_tokens_and_experts(router, dispatch):
     with jax.enable_x64(True):
         y, _, counts = layer(cfg, p, x, mask)
     np.testing.assert_allclose(y, loop_layer(cfg, p, x, mask, capacity), atol=1e-12)
-    dropped = float(counts.dropped_first + counts.dropped_second)
-    assert (dropped == 0) == (dispatch == "sort")
+    assert (float(counts.dropped_first + counts.dropped_second) == 0) == (dispatch == "sort")
 
 
 def test_random_routing_of_a_layer_equals_a_loop():

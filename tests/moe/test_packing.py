@@ -119,8 +119,7 @@ def test_a_packed_batch_has_the_loss_and_the_gradients_of_its_pairs(axes, option
     """M2. Pairs see neither each other nor each other's places; also on a mesh."""
     with jax.enable_x64(True):
         cfg = dataclasses.replace(MODEL, **options)
-        params = init_params(jax.random.key(0), cfg)
-        assert_packing_changes_nothing(cfg, params, axes, *drawn(0))
+        assert_packing_changes_nothing(cfg, init_params(jax.random.key(0), cfg), axes, *drawn(0))
 
 
 PARTS = dataclasses.replace(preset("tiny-test").model, groups=8, sequences_per_group=2)

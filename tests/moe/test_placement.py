@@ -217,8 +217,8 @@ def test_two_steps_equal_one_device(case):
     run = parse_args([*options, "--set", "pipeline_microbatches=2"])
     plan = assert_equal_to_one_device(run, 2, sharding_of((), microbatches=2))
     assert run.pipeline is not None
-    turns = run.pipeline.turns
-    assert len(re.findall(rf"\b{turns} trips", str(plan))) == 4  # two sides, forward and backward
+    # Two sides, forward and backward.
+    assert len(re.findall(rf"\b{run.pipeline.turns} trips", str(plan))) == 4
 
 
 @pytest.mark.parametrize(

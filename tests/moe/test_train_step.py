@@ -81,8 +81,7 @@ def test_a_finite_step_reports_the_norm_of_the_whole_gradient(plan):
     state, batch = init_state(MODEL, TRAIN), random_batch(MODEL, 0)
     after, metrics = run_step(plan, state, batch)
     assert float(metrics.skipped_step) == 0.0
-    want = norm_of(gradients_of_the_first_step())
-    np.testing.assert_allclose(metrics.grad_norm, want, rtol=1e-4)
+    np.testing.assert_allclose(metrics.grad_norm, norm_of(gradients_of_the_first_step()), rtol=1e-4)
     changed = jax.tree.map(lambda a, b: bool((a != b).any()), after.params, state.params)
     assert all(jax.tree.leaves(changed))
 
@@ -368,9 +367,8 @@ def test_adafactor_is_optaxs_on_each_matrix(lead, shape):
 
 def test_more_experts_than_width_is_not_factored_over_experts():
     """Optax by itself would."""
-    w = {"w": drawn(40, 20, 24)}
-    state = adafactor({"w": 1}, sqrt_decay(), min_dim_to_factor=16).init(w)
-    assert state.v_row["w"].shape == (40, 20)
+    optimizer = adafactor({"w": 1}, sqrt_decay(), min_dim_to_factor=16)
+    assert optimizer.init({"w": drawn(40, 20, 24)}).v_row["w"].shape == (40, 20)
 
 
 @pytest.mark.parametrize(

@@ -284,8 +284,7 @@ def test_a_disk_that_is_full_is_said_and_keeps_what_is_there(tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "float64"])
 def test_checksums_show_any_change_of_one_element(dtype):
     with jax.enable_x64(True):
-        rng = np.random.default_rng(0)
-        x = np.asarray(jnp.asarray(rng.integers(0, 100, (5, 7)), dtype))
+        x = np.asarray(jnp.asarray(np.random.default_rng(0).integers(0, 100, (5, 7)), dtype))
         before = fingerprints({"x": x})
         for place in np.ndindex(*x.shape):
             y = x.copy()

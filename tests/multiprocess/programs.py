@@ -50,8 +50,7 @@ def train_step(params: Any, state: Any, x: Any, y: Any) -> tuple[Any, Any, Any]:
     """A step of a network of two layers."""
 
     def loss(params: Any) -> Any:
-        h = jax.nn.relu(x @ params["w1"] + params["b1"])
-        return ((h @ params["w2"] - y) ** 2).mean()
+        return ((jax.nn.relu(x @ params["w1"] + params["b1"]) @ params["w2"] - y) ** 2).mean()
 
     value, grads = jax.value_and_grad(loss)(params)
     updates, state = OPTIMIZER.update(grads, state, params)

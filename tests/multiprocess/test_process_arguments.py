@@ -34,8 +34,8 @@ def test_numpy_arrays_that_are_free_are_one_global_value():
     mesh = mesh_of("2x4")
     f = sbp.jit(lambda x, y, n: (x @ y.T + n, y.sum()), mesh)
     got = f(X, X.astype(np.float64), 3.0)
-    sharding = f.plan(X, X, 3.0).in_shardings[0]
-    assert not sharding.is_fully_replicated  # so each process took its part
+    # Each process took its part.
+    assert not f.plan(X, X, 3.0).in_shardings[0].is_fully_replicated
     assert_shards(got, (X @ X.T + 3, X.sum()))
 
 
@@ -78,8 +78,7 @@ def test_each_process_gives_its_part(name: str):
             for i in sharding.addressable_devices_indices_map(X.shape).values()
         }
     )
-    mine = X[rows[0][0] : rows[-1][1]]
-    x = jax.make_array_from_process_local_data(sharding, mine, X.shape)
+    x = jax.make_array_from_process_local_data(sharding, X[rows[0][0] : rows[-1][1]], X.shape)
     with warnings.catch_warnings(action="error"):
         assert_shards(f(x), (X.sum(0), X[::-1]))
 
@@ -382,6 +381,5 @@ def test_a_process_that_does_not_come(monkeypatch: pytest.MonkeyPatch):
 def test_the_comparison_can_be_turned_off(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SBP_CHECK_PROCESSES", "0")
     before = dict(joint._RUNS)
-    got = sbp.jit(lambda x: x + 1, mesh_of("8"))(X)
-    assert_shards(got, X + 1)
+    assert_shards(sbp.jit(lambda x: x + 1, mesh_of("8"))(X), X + 1)
     assert before == joint._RUNS

@@ -39,8 +39,9 @@ def test_values_and_plans(mesh_name: str, name: str):
     with uneven_boundaries():
         plan = f.plan(*shapes)
     assert len(set(in_all(str(plan)))) == 1
-    kinds = {step.kind for planned in plan.program.boxes() for step in planned.box.steps}
-    assert case.sends <= kinds
+    assert case.sends <= {
+        step.kind for planned in plan.program.boxes() for step in planned.box.steps
+    }
 
     def fed(x, sharding):
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
@@ -61,13 +62,11 @@ def test_all_processes_run_a_plan_that_one_wrote(tmp_path_factory: pytest.TempPa
     mesh = mesh_of("2x4")
     case = cases(mesh.axis_names)["loop"]
     path = tmp_path_factory.mktemp("plans") / "loop.json"
-    shown = str(path) if jax.process_index() == 0 else ""
-    path = Path(from_first(shown))
+    path = Path(from_first(str(path) if jax.process_index() == 0 else ""))
     if jax.process_index() == 0:
         sbp.jit(case.fn, mesh).plan(*case.args).save(path)
     multihost_utils.sync_global_devices("written")
-    got = sbp.jit(case.fn, mesh, plan=path)(*case.args)
-    assert_shards(got, jax.jit(case.fn)(*case.args))
+    assert_shards(sbp.jit(case.fn, mesh, plan=path)(*case.args), jax.jit(case.fn)(*case.args))
 
 
 def test_the_recipe(capsys: pytest.CaptureFixture[str]):
@@ -94,8 +93,7 @@ def test_partial_results_come_back_reduced_and_go_in(name: str, op: str):
     )
     assert isinstance(y, sbp.Partial) and y.parts.shape == (*mesh.devices.shape, 8)
     assert_shards(y.reduce(), fn(X))
-    back = sbp.jit(lambda y: y * 2 + 1, mesh, in_types=t)(y)
-    assert_shards(back, fn(X) * 2 + 1)
+    assert_shards(sbp.jit(lambda y: y * 2 + 1, mesh, in_types=t)(y), fn(X) * 2 + 1)
 
 
 def test_callbacks_run_once_over_all_processes(capfd: pytest.CaptureFixture[str]):

@@ -73,8 +73,9 @@ def lstm() -> Program:
         cell, head = eqx.combine(params, static)
 
         def one(sequence: Any) -> Any:
-            zero = jnp.zeros(16), jnp.zeros(16)
-            (h, _), _ = jax.lax.scan(lambda c, s: (cell(s, c), None), zero, sequence)
+            (h, _), _ = jax.lax.scan(
+                lambda c, s: (cell(s, c), None), (jnp.zeros(16), jnp.zeros(16)), sequence
+            )
             return head(h)[0]
 
         return jnp.mean((jax.vmap(one)(x) - y) ** 2)
@@ -221,8 +222,7 @@ def batch_norm() -> Program:
 
 def loss_scaling() -> Program:
     """Mixed precision with a dynamic scale: a step whose gradients overflow is left out."""
-    keys = jax.random.split(jax.random.key(0))
-    params = jax.random.normal(keys[0], (8, 4)) / 3
+    params = jax.random.normal(jax.random.split(jax.random.key(0))[0], (8, 4)) / 3
 
     def step(state: Any, x: Any, y: Any) -> Any:
         params, scale = state

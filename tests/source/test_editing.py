@@ -189,8 +189,7 @@ def test_what_is_no_annotation_is_left_alone():
 )
 def test_a_value_is_annotated_before_a_line(source, line, read, after):
     text = remember(source)
-    edits = converted(span(text, line), SourceRead(read), {"a": B})
-    made = edited_text(text, edits)
+    made = edited_text(text, converted(span(text, line), SourceRead(read), {"a": B}))
     compile(made, FILE, "exec")
     assert made == after
 
@@ -225,8 +224,7 @@ def test_a_statement_comes_under_a_policy_with_its_lines():
     "source", ["if a: y = x + 1\n", "y = 1; z = x + 1\n", "for i in x + 1: pass\n"]
 )
 def test_a_statement_without_lines_of_its_own_comes_under_no_policy(source):
-    text = remember(source)
-    assert under_policy(span(text, "x + 1"), "auto", "a") is None
+    assert under_policy(span(remember(source), "x + 1"), "auto", "a") is None
 
 
 def test_a_lambda_does_not_run_where_it_stands():
