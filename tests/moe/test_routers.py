@@ -76,9 +76,9 @@ RANKS = slice(1), slice(1, None)
 @pytest.mark.parametrize(("name", "k", "sizes", "options"), CASES)
 def test_equals_a_loop_over_tokens(name, k, sizes, options):
     """G1, G2, G6, G7, G9, G12, G14, G15, G16: slots and counts exactly, weights and losses to 1e-5.
-    The loops take each group by itself, and no padding."""
+    The loops take each group by itself, and skip padding."""
     size, experts, capacity = sizes
-    for seed in range(4):
+    for seed in range(4 if name == "top2" else 2):
         made = {**case(name, seed, size, experts), **options}
         always: dict[str, Any] = {"aux_scale": "lingvo", "router_z_loss": 0.1}
         got = routed(capacity=capacity, router=name, experts_per_token=k, **always, **made)
