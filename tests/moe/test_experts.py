@@ -246,7 +246,6 @@ def test_training_on_meshes_equals_one_device(router, dispatch, axes):
 # ---- what moves ----------------------------------------------------------------------------------
 
 COLLECTIVES = r"\b(all_to_all|all_gather|all_reduce|reduce_scatter)\[.*?  (\d+) B "
-COMPILED = r" (all-to-all|all-gather|all-reduce|reduce-scatter)(?:-start)?\("
 
 
 def sent(plan):
@@ -296,7 +295,7 @@ def test_two_all_to_alls_forward_and_four_a_step(dispatch):
         plan = sbp.jit(program(cfg, sharding), mesh).plan(*args)
         assert [n for kind, n in sent(plan) if kind == "all_to_all"] == [payload] * count
         compiled = plan.lower().compile().as_text()
-        assert Counter(re.findall(COMPILED, compiled))["all-to-all"] == count
+        assert len(re.findall(r" all-to-all(?:-start)?\(", compiled)) == count
 
 
 def test_three_annotations_type_the_layer_and_its_gradient():
