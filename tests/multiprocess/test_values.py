@@ -14,11 +14,11 @@ from jax import lax
 from jax.experimental import multihost_utils
 
 import sbp
+from sbp.moe.hosts import from_first, is_first
 from tests.multiprocess.programs import NAMES, cases, numbers
 from tests.multiprocess.world import (
     MESHES,
     assert_shards,
-    from_first,
     in_all,
     mesh_of,
     put,
@@ -61,9 +61,9 @@ def test_values_and_plans(mesh_name: str, name: str):
 def test_all_processes_run_a_plan_that_one_wrote(tmp_path_factory: pytest.TempPathFactory):
     mesh = mesh_of("2x4")
     case = cases(mesh.axis_names)["loop"]
-    path = tmp_path_factory.mktemp("plans") / "loop.json"
-    path = Path(from_first(str(path) if jax.process_index() == 0 else ""))
-    if jax.process_index() == 0:
+    folder = tmp_path_factory.mktemp("plans")
+    path = Path(from_first(lambda: str(folder / "loop.json")))
+    if is_first():
         sbp.jit(case.fn, mesh).plan(*case.args).save(path)
     multihost_utils.sync_global_devices("written")
     assert_shards(sbp.jit(case.fn, mesh, plan=path)(*case.args), jax.jit(case.fn)(*case.args))
