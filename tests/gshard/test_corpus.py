@@ -81,6 +81,8 @@ def vocabularies(corpus) -> tuple[Tokenizer, Tokenizer]:
         (("date", 2021, 3, 15, "full"), "en", "Monday, March 15, 2021"),
         (("date", 2021, 3, 15, "long"), "de", "15. März 2021"),
         (("quantity", 12.5, "length-kilometer"), "fr", "12,5 kilomètres"),
+        (("quantity", 19, "length-kilometer"), "en", "19 kilometers"),
+        (("quantity", 19.0, "length-kilometer"), "en", "19 kilometers"),  # on the same side
         (("duration", (3, 2), (20, 1)), "en", "3 hours and 20 minutes"),
         (("relative", -5, 2), "en", "5 hours ago"),
         (("relative", 14, 6), "en", "in 14 years"),
@@ -166,13 +168,12 @@ def test_no_training_text_has_an_unseen_name(whole):
     for language, lines in sources.items():
         known = named(language)
         for code in UNSEEN_NAMES & set(known):
-            longer = [n for c, n in known.items() if c not in UNSEEN_NAMES and known[code] in n]
             text = "\n".join(lines)
-            for name in longer:
-                text = text.replace(name, "")
+            for other, name in known.items():
+                if other not in UNSEEN_NAMES and known[code] in name:
+                    text = text.replace(name, "")
             # A part of a word may be the name by chance where names are two characters long.
-            if known[code] in text and len(known[code]) > 3:
-                raise AssertionError((language, code, known[code]))
+            assert len(known[code]) <= 3 or known[code] not in text, (language, code, known[code])
             found += 1
     assert found > 800
 
@@ -211,12 +212,6 @@ def test_a_known_meaning_is_trained_on_or_recombined():
     meanings = [("territories", a, "JP") for a in ("DE", "FR", "IT", "ES", "PT", "NL", "DK", "PL")]
     found = {parts_of(m, f"{m[1]} {i}") for m in meanings for i in range(20)}
     assert found == {(), ("recombination",)}
-
-
-def test_numbers_that_render_alike_are_on_one_side():
-    whole, decimal = (render(("quantity", n, "length-kilometer"), "en") for n in (19, 19.0))
-    assert whole == decimal and whole is not None
-    assert is_heldout(str(whole)) == is_heldout(str(decimal))
 
 
 def numbered_pairs(source, target, language, count):
