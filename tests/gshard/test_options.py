@@ -51,6 +51,7 @@ def test_options_override_the_preset():
     [
         (["--preset", "tiny"], 'did you mean "tiny-mt"'),
         (["--stepz", "3"], 'did you mean "--steps"'),
+        (["--presett", "tiny-mt"], "no option"),
         (["--set", "expertz=3"], 'did you mean "experts"'),
         (["--set", "experts"], "write NAME=VALUE"),
         (["--steps", "many"], "steps needs a value like"),

@@ -133,6 +133,11 @@ def vae() -> Program:
     return step, (params, jax.random.key(5)), (X,)
 
 
+def reconstruction(params: Any, x: Any) -> Any:
+    """The loss of a linear autoencoder with a tanh between."""
+    return jnp.mean((jnp.tanh(x @ params["in"]) @ params["out"] - x) ** 2)
+
+
 def autoencoder() -> Program:
     """Optax: a chain of clipping, weight decay, a schedule and SGD."""
     chain = optax.chain(
@@ -145,11 +150,7 @@ def autoencoder() -> Program:
         "in": jax.random.normal(keys[0], (8, 3)) / 3,
         "out": jax.random.normal(keys[1], (3, 8)) / 2,
     }
-
-    def loss(params: Any, x: Any) -> Any:
-        return jnp.mean((jnp.tanh(x @ params["in"]) @ params["out"] - x) ** 2)
-
-    return program(loss, params, (X,), chain)
+    return program(reconstruction, params, (X,), chain)
 
 
 def lora() -> Program:
@@ -171,27 +172,11 @@ def lora() -> Program:
     return program(loss, params, (X, Y), optimizer)
 
 
-def moving_average() -> Program:
-    """Optax: an exponential moving average of the parameters beside them."""
-    step, (params, inner), batch = autoencoder()
-
-    def averaged(state: Any, x: Any) -> Any:
-        inner, average = state
-        inner, value = step(inner, x)
-        return (inner, optax.incremental_update(inner[0], average, 0.1)), value
-
-    return averaged, ((params, inner), params), batch
-
-
 def accumulation() -> Program:
     """Optax: `MultiSteps` applies the mean of two gradients in every second step."""
     _, (params, _), batch = autoencoder()
     steps: Any = optax.MultiSteps(optax.sgd(0.1), every_k_schedule=2)
-
-    def loss(params: Any, x: Any) -> Any:
-        return jnp.mean((jnp.tanh(x @ params["in"]) @ params["out"] - x) ** 2)
-
-    return program(loss, params, batch, steps)
+    return program(reconstruction, params, batch, steps)
 
 
 def batch_norm() -> Program:
@@ -265,7 +250,6 @@ PROGRAMS = (
     vae,
     autoencoder,
     lora,
-    moving_average,
     accumulation,
     batch_norm,
     loss_scaling,
