@@ -81,23 +81,6 @@ def test_decoder_sees_no_later_token():
     assert (difference[3:] > 1e-3).all()
 
 
-def test_padding_does_not_reach_real_tokens():
-    cfg = dataclasses.replace(CFG, eval_capacity_factor_per_choice=4.0)
-    params = init_params(jax.random.key(0), cfg)
-    batch = random_batch(cfg)
-    longer = dataclasses.replace(
-        cfg, source_length=cfg.source_length + 2, target_length=cfg.target_length + 3
-    )
-    pad = Batch(
-        *(jnp.pad(x, ((0, 0), (0, 0), (0, n))) for x, n in zip(batch[:3], (2, 3, 3), strict=True))
-    )
-    _, a = loss_fn(params, batch, cfg)
-    _, b = loss_fn(params, pad, longer)
-    np.testing.assert_allclose(a.loss, b.loss, rtol=1e-5)
-    np.testing.assert_allclose(a.aux, b.aux, rtol=1e-5)
-    np.testing.assert_array_equal(a.encoder.load, b.encoder.load)
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_loss_is_cross_entropy_and_excludes_aux(smoothing):
     """M5, against the formula; the negative log-likelihood is without smoothing."""
