@@ -5,12 +5,10 @@ in `make laws EXHAUSTIVE=all`, which takes every case and hours. A test that tak
 mark `laws`.
 
 `make laws` leaves out some cases of these, and each of them says which: `tests/run/test_boxing.py`
-(`test_two_axes`, `test_three_axes`, `test_paths_are_cheapest`), `tests/moe/test_step.py`
-(`test_one_step_on_every_mesh`), `tests/moe/test_placement.py`
-(`test_three_steps_equal_one_device`), `tests/moe/test_experts.py`
-(`test_training_on_meshes_equals_one_device`), `tests/moe/test_pipeline.py`
-(`test_two_steps_equal_one_device`) and `tests/moe/test_decode.py` (beams on meshes and of other
-models).
+(`test_two_axes`, `test_three_axes`, `test_paths_are_cheapest`), `tests/moe/test_placement.py`
+(`test_three_steps_equal_one_device`, `test_two_steps_equal_one_device`),
+`tests/moe/test_experts.py` (`test_training_on_meshes_equals_one_device`) and
+`tests/moe/test_decode.py` (beams on meshes and of other models).
 """
 
 import os

@@ -46,7 +46,7 @@ charged."""
 RELAYOUT_PASSES = 7.0
 """Passes over its result that a gather of partly filled lanes is charged: the TPU compiler lays the
 gathered dim out as the outermost one, and copies an array that meets the result into this layout
-and what comes of both back (`tests/tpu/test_layouts.py`)."""
+and what comes of both back (`tests/tpu/test_compiled_memory.py`)."""
 
 JOINED_BYTES = 96 * 2**20
 """Bytes that the TPU compiler reduces in one all-reduce, of values that do not wait for each other:

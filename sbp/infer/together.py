@@ -2,7 +2,7 @@
 
 No all-reduce of a gradient waits for another one, so XLA joins those over the same mesh axes into
 one collective, which starts once. An all-reduce in front of a product cannot wait for the others,
-and other collectives are not joined (`tests/tpu/test_joined_reductions.py`).
+and other collectives are not joined (`tests/tpu/test_compiled_plans.py`).
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def computed_before(
 
     The TPU compiler may compute a value that a loop does not read behind the loop, where it is
     read. What it is computed from lies in memory while the loop runs: the whole gradient, of which
-    a device keeps a shard (`tests/tpu/test_reduced_early.py`), or the logits, for the loss. So this
-    is done for values with fewer bytes than an array that the plan needs no more when the loop
+    a device keeps a shard (`tests/tpu/test_compiled_memory.py`), or the logits, for the loss. So
+    this is done for values with fewer bytes than an array that the plan needs no more when the loop
     starts, and that is there before the loop anyway: something else reads it, too, or it is what a
     collective makes smaller. What is computed for one value alone may wait with it: a lookup's
     gradient needs more memory while it is added up than what it is made of

@@ -157,7 +157,7 @@ def flags_of(prevent: Any, operands: tuple[Operand, ...]) -> tuple[bool, ...]:
 # arrays. XLA stores both arrays, and each product that reads the gradient adds them again. Added
 # before they are padded, they are one array, which the TPU compiler rounds to the dtype of the
 # products: of the logits of a large vocabulary, gigabytes less
-# (`tests/tpu/test_sliced_gradients.py`).
+# (`tests/tpu/test_compiled_memory.py`).
 
 
 def with_sums(graph: Graph) -> Graph:

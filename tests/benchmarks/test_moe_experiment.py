@@ -98,8 +98,7 @@ def test_the_report_is_made_again_from_what_is_there(folder, capsys):
 
 def test_models_of_one_depth_take_as_many_flops():
     """Within 3 %: the routers are what differs."""
-    every = settings(CORPORA, 1)
-    assert len(every) == len(CORPORA) * len(LAYERS) * len(EXPERTS)
+    assert len(settings(CORPORA, 1)) == len(CORPORA) * len(LAYERS) * len(EXPERTS)
     for layers in LAYERS:
         flops = [step_flops(setting(layers, experts).config()) for experts in EXPERTS]
         assert max(flops) < 1.03 * min(flops)

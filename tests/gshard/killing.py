@@ -1,13 +1,16 @@
-"""Kill processes that train, and compare what is left."""
+"""Kill processes that train, and compare what is left; limits of this process, in place of a disk
+without room."""
 
 from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,3 +99,14 @@ def assert_same_runs(a: Path, b: Path) -> None:
     assert [line["step"] for line in lines] == list(range(1, int(want.step) + 1))
     assert sorted(p.name for p in a.iterdir()) == sorted(p.name for p in b.iterdir())
     assert folders(a, whole=False) == set()
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Writing fails behind the first `size` bytes of any file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

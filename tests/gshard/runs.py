@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import jax
 from rich.console import Console
 
-from examples.gshard.corpus import generate
+from examples.gshard.corpus import Corpus, generate
 from examples.gshard.data import encode_pairs
-from examples.gshard.options import parse_args
+from examples.gshard.options import Run, parse_args
 from examples.gshard.presets import preset
+from examples.gshard.tokenizer import Tokenizer
 from examples.gshard.train import fit, tokenizers
 from sbp.moe.checkpoint import Checkpoints, describe
 from sbp.moe.step import TrainState, init_state, make_train_step
@@ -59,8 +60,7 @@ class Training:
 
     def __init__(self) -> None:
         self.corpus = generate(TRAIN)
-        step = make_train_step(MODEL, TRAIN)
-        self.step = jax.jit(step, donate_argnums=0, compiler_options=QUICK)
+        self.step = jax.jit(make_train_step(MODEL, TRAIN), donate_argnums=0, compiler_options=QUICK)
         self.shapes = jax.eval_shape(partial(init_state, MODEL, TRAIN))
 
     def __call__(self, folder: Path, steps: int, after: After = lambda number: None) -> Ended:
@@ -76,6 +76,28 @@ class Training:
             encoded = encode_pairs(self.corpus.train, *found, run.model)
             state, stopped = fit(run, plan, encoded, checkpoints, console)
             return Ended(state, stopped, checkpoints.latest, plan.losses, shown.getvalue())
+
+
+class Begun(NamedTuple):
+    """What is in the folder of a run that has one checkpoint, of step 0."""
+
+    folder: Path
+    corpus: Corpus
+    params: Any
+    source: Tokenizer
+    target: Tokenizer
+
+
+def begin(folder: Path, run: Run, changed: Callable[[Any], Any] = lambda params: params) -> Begun:
+    """Makes the folder of a run, with parameters that are changed."""
+    corpus = generate(run.train)
+    with Checkpoints(folder, describe(run.model, run.train, corpus.digest)) as checkpoints:
+        source, target = tokenizers(corpus, run.model, run.train, folder, resumes=False)
+        checkpoints.bind("vocabulary", {"source": source.digest, "target": target.digest})
+        state = init_state(run.model, run.train)
+        state = state._replace(params=changed(state.params))
+        checkpoints.save(state, {"next": 0})
+    return Begun(folder, corpus, state.params, source, target)
 
 
 if __name__ == "__main__":

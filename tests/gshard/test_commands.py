@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 
 from examples.gshard.config import override
-from examples.gshard.corpus import generate
 from examples.gshard.export import open_run
 from examples.gshard.options import parse_args
 from examples.gshard.sources import load
 from examples.gshard.tokenizer import pad_rows
-from examples.gshard.train import tokenizers
 from sbp.cli import main
 from sbp.moe.checkpoint import Checkpoints, describe
 from sbp.moe.config import EOS
 from sbp.moe.decode import BeamSearch
 from sbp.moe.step import init_state
-from tests.moe.test_model import QUICK
+from tests.gshard.runs import QUICK, begin
 
 RUN = parse_args(
     [
@@ -32,35 +30,29 @@ RUN = parse_args(
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The folder of a run whose model has drawn weights and says much, and what is in it."""
-    folder = tmp_path_factory.mktemp("runs") / "tiny"
-    corpus = generate(RUN.train)
-    with Checkpoints(folder, describe(RUN.model, RUN.train, corpus.digest)) as checkpoints:
-        source, target = tokenizers(corpus, RUN.model, RUN.train, folder, resumes=False)
-        checkpoints.bind("vocabulary", {"source": source.digest, "target": target.digest})
-        state = init_state(RUN.model, RUN.train)
-        logits = (4 * state.params["logits"]).at[:, EOS].set(0)
-        state = state._replace(params={**state.params, "logits": logits})
-        checkpoints.save(state, {"next": 0})
-    return folder, corpus, state.params, source, target
+
+    def changed(params):
+        return {**params, "logits": (4 * params["logits"]).at[:, EOS].set(0)}
+
+    return begin(tmp_path_factory.mktemp("runs") / "tiny", RUN, changed)
 
 
 def search_by_hand(run, texts):
     """The best of two hypotheses of each text, on one device, in one batch."""
-    _, _, params, source, target = run
     search = jax.jit(BeamSearch(cfg=RUN.model, beam=2), compiler_options=QUICK)
-    rows = pad_rows(source.encode(texts), RUN.model.source_length)
+    rows = pad_rows(run.source.encode(texts), RUN.model.source_length)
     rows = np.pad(rows, ((0, RUN.model.sequences - len(rows)), (0, 0)))
-    found = search(params, rows.reshape(RUN.model.groups, -1, RUN.model.source_length))
+    found = search(run.params, rows.reshape(RUN.model.groups, -1, RUN.model.source_length))
     best = np.asarray(found.tokens)[:, :, 0].reshape(RUN.model.sequences, -1)
-    return target.decode(best[: len(texts)])
+    return run.target.decode(best[: len(texts)])
 
 
 def test_translate_prints_a_line_for_each_line(run, tmp_path, capsys):
     """On a mesh, with empty lines and the same text twice; compared with one device."""
-    first, second = (pair.source for pair in run[1].train[:2])
+    first, second = (pair.source for pair in run.corpus.train[:2])
     file = tmp_path / "text"
     file.write_bytes(f"\ufeff{first}\r\n\n{second}\n{first}\n".encode())
-    argv = ["--workdir", str(run[0]), "--beam", "2", "--mesh", "data=2,expert=2", "--to", "en"]
+    argv = ["--workdir", str(run.folder), "--beam", "2", "--mesh", "data=2,expert=2", "--to", "en"]
     assert main(["translate", *argv, str(file)]) == 0
     one, two = search_by_hand(run, [first, second])
     assert capsys.readouterr().out.split("\n") == [one, "", two, one, ""]
@@ -68,7 +60,7 @@ def test_translate_prints_a_line_for_each_line(run, tmp_path, capsys):
 
 
 def test_evaluate_scores_the_runs_sets_and_a_file(run, tmp_path, capsys):
-    folder, corpus = run[:2]
+    folder, corpus, *_ = run
     argv = ["evaluate", "--workdir", str(folder)]
     assert main(argv) == 0
     shown = capsys.readouterr().out
@@ -89,27 +81,24 @@ def test_evaluate_scores_the_runs_sets_and_a_file(run, tmp_path, capsys):
 
 def test_a_run_against_its_copy_is_no_better(run, tmp_path, capsys):
     other, file = tmp_path / "other", tmp_path / "test.tsv"
-    shutil.copytree(run[0], other)
+    shutil.copytree(run.folder, other)
     file.write_text("un deux\tone two\tfr\n3 dias\t3 days\tes\n")
-    argv = ["evaluate", "--workdir", str(run[0]), "--eval-data", str(file)]
-    drawn = ["--against", str(other), "--figures", str(tmp_path / "drawn")]
-    assert main([*argv, *drawn]) == 0
-    shown = capsys.readouterr().out
-    assert "mean delta +0.00 chrF over 2 languages" in shown
+    argv = ["evaluate", "--workdir", str(run.folder), "--eval-data", str(file)]
+    assert main([*argv, "--against", str(other), "--figures", str(tmp_path / "drawn")]) == 0
+    assert "mean delta +0.00 chrF over 2 languages" in capsys.readouterr().out
     assert {p.name for p in (tmp_path / "drawn").iterdir()} == {"figure6.png", "figure6.html"}
 
 
 def test_comparisons_that_say_nothing_are_refused(run, tmp_path, capsys):
-    argv = ["evaluate", "--workdir", str(run[0])]
+    argv = ["evaluate", "--workdir", str(run.folder)]
     assert main([*argv, "--figures", str(tmp_path)]) == 2
     assert "name the run to compare with (--against)" in capsys.readouterr().err
-    text = "".join(f"{i} mots\t{i} words\tfr\n" for i in range(200))
-    (tmp_path / "own.tsv").write_text(text)
+    (tmp_path / "own.tsv").write_text("".join(f"{i} mots\t{i} words\tfr\n" for i in range(200)))
     train = override(RUN.train, {"data": str(tmp_path / "own.tsv")})
     corpus = load(train, print)
     with Checkpoints(tmp_path / "own", describe(RUN.model, train, corpus.digest)) as checkpoints:
-        shutil.copy(run[0] / "source.model", tmp_path / "own")
-        shutil.copy(run[0] / "target.model", tmp_path / "own")
+        shutil.copy(run.folder / "source.model", tmp_path / "own")
+        shutil.copy(run.folder / "target.model", tmp_path / "own")
         checkpoints.save(init_state(RUN.model, train), {"next": 0})
     assert main([*argv, "--against", str(tmp_path / "own")]) == 2
     assert "was trained on other text" in capsys.readouterr().err
@@ -117,53 +106,39 @@ def test_comparisons_that_say_nothing_are_refused(run, tmp_path, capsys):
 
 def test_evaluate_refuses_other_training_text(run, tmp_path, capsys):
     file = tmp_path / "other.tsv"
-    words = "\n".join(f"{i} mots\t{i} words\tfr" for i in range(200))
-    file.write_text(words)
-    assert main(["evaluate", "--workdir", str(run[0]), "--data", str(file)]) == 2
+    file.write_text("\n".join(f"{i} mots\t{i} words\tfr" for i in range(200)))
+    assert main(["evaluate", "--workdir", str(run.folder), "--data", str(file)]) == 2
     said = capsys.readouterr().err
     assert "error[bad-corpus]" in said and "is another one now" in said
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "text", "said"),
     [
-        (["--to", "eng"], "error[unknown-option]: this model does not translate to 'eng'; did"),
-        (["--beam", "0"], "error[unknown-option]: --beam is 0; it must be at least 1"),
-        (["--alpha", "nan"], "error[unknown-option]: --alpha is nan"),
-        (["--bema", "3"], "no option '--bema'; did you mean \"--beam\"?"),
-        (["--mesh", "date=2"], "error[unknown-axis]: no mesh axis 'date' in this program; did"),
-        (["--mesh", "data=64"], "error[mesh-devices]"),
-        (["nowhere.txt"], "error[bad-corpus]: cannot read nowhere.txt: No such file"),
+        (["--to", "eng"], b"", "unknown-option]: this model does not translate to 'eng'; did"),
+        (["--beam", "0"], b"", "unknown-option]: --beam is 0; it must be at least 1"),
+        (["--alpha", "nan"], b"", "unknown-option]: --alpha is nan"),
+        (["--bema", "3"], b"", "no option '--bema'; did you mean \"--beam\"?"),
+        (["--mesh", "date=2"], b"", "unknown-axis]: no mesh axis 'date' in this program; did"),
+        (["--mesh", "data=64"], b"", "error[mesh-devices]"),
+        (["nowhere.txt"], b"", "bad-corpus]: cannot read nowhere.txt: No such file"),
+        ([], b"word " * 40, "bad-corpus]: standard input:2: the sentence has"),
+        ([], b"\xff", "bad-corpus]: standard input:2: byte 1 is not UTF-8"),
     ],
 )
-def test_wrong_options_of_translate_are_named(run, capsys, monkeypatch, argv, said):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"3 dias\n")))
-    assert main(["translate", "--workdir", str(run[0]), *argv]) == 2
+def test_wrong_options_and_texts_are_named(run, capsys, monkeypatch, argv, text, said):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"3 dias\n" + text)))
+    assert main(["translate", "--workdir", str(run.folder), *argv]) == 2
     shown = capsys.readouterr()
     assert said in shown.err and not shown.out
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (b"3 dias\n" + b"word " * 40, "standard input:2: the sentence has"),
-        (b"3 dias\n\xff", "standard input:2: byte 1 is not UTF-8"),
-    ],
-)
-def test_text_that_cannot_be_translated_is_named(run, capsys, monkeypatch, text, said):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
-    assert main(["translate", "--workdir", str(run[0])]) == 2
-    assert f"error[bad-corpus]: {said}" in capsys.readouterr().err
-
-
 def test_a_folder_without_a_whole_run_is_named(run, tmp_path, capsys):
-    folder = run[0]
-
     def said(workdir):
         assert main(["translate", "--workdir", str(workdir), "nowhere.txt"]) == 2
         return capsys.readouterr().err
 
-    assert f'did you mean "{folder}"' in said(folder.with_name("tinny"))
+    assert f'did you mean "{run.folder}"' in said(run.folder.with_name("tinny"))
     assert "error[bad-checkpoint]: no checkpoint in" in said(tmp_path / "a" / "b")
     for change, expected in (
         (lambda copy: (copy / "source.model").unlink(), "source.model is missing"),
@@ -172,28 +147,21 @@ def test_a_folder_without_a_whole_run_is_named(run, tmp_path, capsys):
             "source.model is not the vocabulary of the checkpoints",
         ),
     ):
-        copy = tmp_path / "copy"
-        shutil.copytree(folder, copy)
+        copy = shutil.copytree(run.folder, tmp_path / "copy")
         change(copy)
         assert expected in said(copy)
         shutil.rmtree(copy)
 
 
 def test_a_damaged_checkpoint_is_passed_over(run, tmp_path, capsys):
-    """Its bytes are changed; the one before is read, and nothing in the folder is."""
-    folder, _, params, *_ = run
-    copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
+    """The one before is read, and nothing in the folder is changed."""
+    copy = shutil.copytree(run.folder, tmp_path / "copy")
     shutil.copytree(copy / "checkpoints" / "0", copy / "checkpoints" / "1")
-    files = [p for p in (copy / "checkpoints" / "1" / "state").rglob("*") if p.is_file()]
-    largest = max(files, key=lambda p: p.stat().st_size)
-    raw = bytearray(largest.read_bytes())
-    raw[len(raw) // 2] ^= 64
-    largest.write_bytes(raw)
+    shutil.rmtree(copy / "checkpoints" / "1" / "state")
     before = sorted(str(p) for p in copy.rglob("*"))
     lines = []
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    found = open_run(copy).params(jax.tree.map(lambda _: place, params), lines.append)
-    jax.tree.map(np.testing.assert_array_equal, found, params)
+    found = open_run(copy).params(jax.tree.map(lambda _: place, run.params), lines.append)
+    jax.tree.map(np.testing.assert_array_equal, found, run.params)
     assert len(lines) == 1 and lines[0].startswith("the checkpoint of step 1 is damaged")
     assert before == sorted(str(p) for p in copy.rglob("*"))

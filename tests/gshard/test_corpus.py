@@ -1,18 +1,28 @@
 """The corpus: generated text is right by construction, held-out text unseen; a bad file is named
-with its line."""
+with its line; catalogues of wheels; vocabularies; batches in an order that resumes."""
 
 import dataclasses
+import io
 import random
 import re
+import subprocess
 import unicodedata
+import zipfile
 from collections import Counter, defaultdict
 
+import jax
 import numpy as np
 import pytest
 from babel import Locale
+from babel.messages.catalog import Catalog
+from babel.messages.mofile import write_mo
+from babel.messages.pofile import write_po
 
+from examples.gshard import sources
+from examples.gshard.config import TranslationConfig
 from examples.gshard.corpus import (
     HELDOUT_SETS,
+    Corpus,
     Pair,
     from_pairs,
     generate,
@@ -21,7 +31,15 @@ from examples.gshard.corpus import (
     parts_of,
     read_tsv,
 )
-from examples.gshard.data import batches, encode_pairs, evaluation_batches, make_batch
+from examples.gshard.data import (
+    Encoded,
+    batches,
+    encode_pairs,
+    evaluation_batches,
+    language_shares,
+    make_batch,
+    sampled_order,
+)
 from examples.gshard.phrases import (
     CURRENCIES,
     LANGUAGES,
@@ -32,9 +50,12 @@ from examples.gshard.phrases import (
     render,
 )
 from examples.gshard.presets import preset
+from examples.gshard.sources import PACKAGES, fetch, language_code, load, read_wheel
 from examples.gshard.tokenizer import Tokenizer
 from sbp.errors import SbpError
+from sbp.moe.checkpoint import describe, differences
 from sbp.moe.config import BOS, EOS, PAD
+from tests.moe.test_packing import drawn
 
 TRAIN = dataclasses.replace(
     preset("tiny-test").train, languages=5, train_pairs=400, heldout_per_language=5
@@ -60,6 +81,8 @@ def vocabularies(corpus) -> tuple[Tokenizer, Tokenizer]:
         (("date", 2021, 3, 15, "full"), "en", "Monday, March 15, 2021"),
         (("date", 2021, 3, 15, "long"), "de", "15. März 2021"),
         (("quantity", 12.5, "length-kilometer"), "fr", "12,5 kilomètres"),
+        (("quantity", 19, "length-kilometer"), "en", "19 kilometers"),
+        (("quantity", 19.0, "length-kilometer"), "en", "19 kilometers"),  # on the same side
         (("duration", (3, 2), (20, 1)), "en", "3 hours and 20 minutes"),
         (("relative", -5, 2), "en", "5 hours ago"),
         (("relative", 14, 6), "en", "in 14 years"),
@@ -145,13 +168,12 @@ def test_no_training_text_has_an_unseen_name(whole):
     for language, lines in sources.items():
         known = named(language)
         for code in UNSEEN_NAMES & set(known):
-            longer = [n for c, n in known.items() if c not in UNSEEN_NAMES and known[code] in n]
             text = "\n".join(lines)
-            for name in longer:
-                text = text.replace(name, "")
+            for other, name in known.items():
+                if other not in UNSEEN_NAMES and known[code] in name:
+                    text = text.replace(name, "")
             # A part of a word may be the name by chance where names are two characters long.
-            if known[code] in text and len(known[code]) > 3:
-                raise AssertionError((language, code, known[code]))
+            assert len(known[code]) <= 3 or known[code] not in text, (language, code, known[code])
             found += 1
     assert found > 800
 
@@ -164,8 +186,7 @@ def test_unseen_sets_have_what_training_has_not(whole):
         return any(name.split()[-1].rstrip("s") in text for name in unseen) or "kronor" in text
 
     assert all(stem(pair.target) for pair in whole.heldout["unseen names"])
-    four = [p.target for p in whole.heldout["unseen templates"] if p.target.count(",") == 3]
-    assert len(four) > 100
+    assert sum(p.target.count(",") == 3 for p in whole.heldout["unseen templates"]) > 100
     # What is new there is the template alone.
     for pairs in (whole.heldout["unseen templates"], whole.heldout["recombination"]):
         assert not [p for p in pairs if stem(p.target)]
@@ -193,46 +214,54 @@ def test_a_known_meaning_is_trained_on_or_recombined():
     assert found == {(), ("recombination",)}
 
 
-def test_numbers_that_render_alike_are_on_one_side():
-    whole, decimal = (render(("quantity", n, "length-kilometer"), "en") for n in (19, 19.0))
-    assert whole == decimal and whole is not None
-    assert is_heldout(str(whole)) == is_heldout(str(decimal))
-
-
-def test_a_source_with_two_translations_is_on_one_side():
-    shared = [Pair(source="mot", target=f"word {i}", language="fr") for i in range(100)]
-    others = [Pair(source=f"wort {i}", target=f"word {i}", language="de") for i in range(100)]
-    split = from_pairs([*shared, *others], 3)
-    assert {p.source for p in split.heldout_pairs}.isdisjoint(p.source for p in split.train)
-    # All 100 pairs of that source went, and those of the others beyond three of a language.
-    assert sum(split.discarded.values()) + len(split.train) + len(split.heldout_pairs) == 200
-
-
-def test_texts_that_differ_in_case_marks_or_punctuation_are_on_one_side():
-    words = [f"Word {i}" for i in range(200)]
-    one = [Pair(source=f"wort {i}", target=w, language="de") for i, w in enumerate(words)]
-    same = [
-        Pair(source=f"mot {i}", target=f"{w.upper()}!", language="fr") for i, w in enumerate(words)
+def numbered_pairs(source, target, language, count):
+    """Pairs whose texts have their number in the place of `#`."""
+    return [
+        Pair(
+            source=source.replace("#", f"{i}"),
+            target=target.replace("#", f"{i}"),
+            language=language,
+        )
+        for i in range(count)
     ]
-    near = [Pair(source=f"WÖRT {i}.", target=f"other {i}", language="de") for i in range(200)]
-    split = from_pairs([*one, *same, *near], 50)
 
-    def plain(text):
-        letters = unicodedata.normalize("NFKD", text.lower())
-        return "".join(ch for ch in letters if ch.isalnum())
 
+def plain(text):
+    """Letters and digits without case and marks."""
+    letters = unicodedata.normalize("NFKD", text.lower())
+    return "".join(ch for ch in letters if ch.isalnum())
+
+
+WORDS = numbered_pairs("wort #", "word #", "de", 100)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "most"),
+    [
+        ([*numbered_pairs("mot", "word #", "fr", 100), *WORDS], 3),
+        ([*WORDS, *WORDS], 100),
+        (
+            [
+                *numbered_pairs("wort #", "Word #", "de", 200),
+                *numbered_pairs("mot #", "WORD #!", "fr", 200),
+                *numbered_pairs("WÖRT #.", "other #", "de", 200),
+            ],
+            50,
+        ),
+    ],
+    ids=["one source, many translations", "equal pairs", "case, marks and punctuation"],
+)
+def test_a_text_is_on_one_side(pairs, most):
+    split = from_pairs(pairs, most)
     for side in ("source", "target"):
         kept, out = (
             {plain(getattr(p, side)) for p in ps} for ps in (split.train, split.heldout_pairs)
         )
         assert kept and out and kept.isdisjoint(out)
-
-
-def test_equal_pairs_are_held_out_once():
-    pairs = [Pair(source=f"wort {i}", target=f"word {i}", language="de") for i in range(100)]
-    split = from_pairs([*pairs, *pairs], 100)
     assert len(set(split.heldout_pairs)) == len(split.heldout_pairs) > 1
-    assert len(split.train) + len(split.heldout_pairs) + sum(split.discarded.values()) == 200
+    # All others went, such as those beyond `most` of a language.
+    all_of_them = len(split.train) + len(split.heldout_pairs) + sum(split.discarded.values())
+    assert all_of_them == len(pairs)
 
 
 def test_languages_follow_the_power_law():
@@ -297,39 +326,267 @@ def test_tokenizer_round_trip_and_determinism(corpus, vocabularies):
     assert all(row[-1] == EOS and PAD not in row for row in rows)
     assert target.decode(rows) == texts
     assert target.decode([[BOS, *rows[0], 7, 8]]) == texts[:1]
-    again = Tokenizer.train([p.source for p in corpus.train], 300)
-    assert again.model == source.model
+    assert Tokenizer.train([p.source for p in corpus.train], 300).model == source.model
     with pytest.raises(SbpError, match="no vocabulary of 5 pieces"):
         Tokenizer.train(texts, 5)
 
 
-def test_batches_resume_where_they_stopped(corpus, vocabularies):
-    encoded = encode_pairs(corpus.train, vocabularies[0], vocabularies[1], MODEL)
-    run = batches(encoded, MODEL, seed=3)
-    per_epoch = len(encoded.source) // MODEL.sequences
-    for _ in range(per_epoch - 1):
-        next(run)
-    state = run.get_state()
-    want = [next(run) for _ in range(4)]
-    resumed = batches(encoded, MODEL, seed=3)
-    resumed.set_state(state)
-    for batch in want:
-        for a, b in zip(batch, next(resumed), strict=True):
-            np.testing.assert_array_equal(a, b)
-    assert not np.array_equal(want[0].source, want[-1].source)
-
-
-def test_batches_shift_the_target_and_fill_with_padding(corpus, vocabularies):
+def test_the_last_batch_of_an_evaluation_is_filled_with_padding(corpus, vocabularies):
     encoded = encode_pairs(corpus.train[:3], vocabularies[0], vocabularies[1], MODEL)
-    batch = make_batch(encoded.source, encoded.target, MODEL)
-    target_in, target_out = (x.reshape(MODEL.sequences, -1) for x in batch[1:3])
     rows = len(encoded.kept)
-    assert (target_in[:rows, 0] == BOS).all() and (target_in[rows:] == PAD).all()
-    assert EOS not in target_in
-    for i, o in zip(target_in[:rows], target_out[:rows], strict=True):
-        n = (o != PAD).sum()
-        np.testing.assert_array_equal(i[1:n], o[: n - 1])
-        assert o[n - 1] == EOS and (i[n:] == PAD).all()
-    ((where, same),) = list(evaluation_batches(encoded, MODEL))
+    ((where, batch),) = list(evaluation_batches(encoded, MODEL))
     assert where == slice(0, rows)
-    np.testing.assert_array_equal(same.source, batch.source)
+    np.testing.assert_array_equal(
+        batch.source, make_batch(encoded.source, encoded.target, MODEL).source
+    )
+    assert (batch.target_in.reshape(MODEL.sequences, -1)[rows:] == PAD).all()
+
+
+def catalogue(messages, *, compiled=True, fuzzy=()):
+    catalog = Catalog(locale="de")
+    for english, text in messages.items():
+        catalog.add(english, text, flags=["fuzzy"] if english in fuzzy else [])
+    content = io.BytesIO()
+    (write_mo if compiled else write_po)(content, catalog)
+    return content.getvalue()
+
+
+def wheel(folder, name, version, languages, files=None):
+    """A wheel with a compiled catalogue for each language, and other files."""
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as file:
+        about = f"Metadata-Version: 2.4\nName: {name.title()}\nVersion: {version}\nLicense: MIT\n"
+        file.writestr(f"{name}-{version}.dist-info/METADATA", about)
+        for language, messages in languages.items():
+            where = f"{name}/locale/{language}/LC_MESSAGES/{name}.mo"
+            file.writestr(where, catalogue(messages))
+        for where, content in (files or {}).items():
+            file.writestr(where, content)
+    return path
+
+
+def test_messages_with_a_translation_are_read(tmp_path):
+    messages = {
+        "Save  the\nfile": "Datei sichern",
+        "OK": "OK",
+        "42": "zweiundvierzig",
+        "Nothing yet": "",
+        ("%(n)d day", "%(n)d days"): ("%(n)d Tag", "%(n)d Tage"),
+    }
+    source = catalogue({"Open": "Ouvrir", "Shut": "Fermé?"}, compiled=False, fuzzy=("Shut",))
+    package = read_wheel(
+        wheel(
+            tmp_path,
+            "demo",
+            "1.2",
+            {"de_DE": messages, "en_GB": {"Color": "Colour"}, "readme": {"A word": "Ein Wort"}},
+            {
+                "demo/locale/fr/LC_MESSAGES/demo.po": source,
+                # The source of a compiled catalogue is not read besides.
+                "demo/locale/de_DE/LC_MESSAGES/demo.po": catalogue({"No": "Nein"}, compiled=False),
+            },
+        )
+    )
+    assert {(p.source, p.target, p.language) for p in package.pairs} == {
+        ("Datei sichern", "Save the file", "de"),
+        ("Ouvrir", "Open", "fr"),
+    }
+    assert (package.name, package.version, package.licence) == ("Demo", "1.2", "MIT")
+    assert package.messages == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("pt_BR", "pt"),
+        ("pt-PT", "pt_PT"),
+        ("zh_Hans_CN", "zh"),
+        ("zh_TW", "zh_Hant"),
+        ("sr@latin", "sr@latin"),
+        ("sr_Latn", "sr_Latn"),
+        ("locale", None),
+    ],
+)
+def test_what_goes_without_saying_is_left_out_of_a_code(name, code):
+    assert language_code(name) == code
+
+
+def test_a_damaged_wheel_is_named(tmp_path):
+    path = tmp_path / "demo-1.0-py3-none-any.whl"
+    path.write_bytes(b"no archive")
+    with pytest.raises(SbpError, match=r"demo-1\.0.*delete it") as caught:
+        read_wheel(path)
+    assert caught.value.code == "bad-corpus"
+
+
+def test_wheels_in_the_cache_are_not_fetched(tmp_path, monkeypatch):
+    asked = []
+
+    def run(command, **_):
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 1, "", "ERROR: no network")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    kept = wheel(tmp_path, "my_demo", "1.0", {})
+    assert fetch(["My-Demo==1.0"], tmp_path, print) == [kept] and not asked
+    said = []
+    with pytest.raises(SbpError, match=r"cannot download Other==2.0: ERROR: no network"):
+        fetch(["Other==2.0"], tmp_path, said.append)
+    assert asked[0][-1] == "Other==2.0" and "Other==2.0" in said[0]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SbpError, match="XDG_CACHE_HOME"):
+        fetch(["Other==2.0"], tmp_path / "file" / "folder", print)
+
+
+def test_packages_have_fixed_versions():
+    assert all(package.count("==") == 1 for package in PACKAGES)
+
+
+PLAIN = preset("tiny-test").train
+
+
+def test_a_test_set_of_the_users_own_is_not_trained_on(tmp_path):
+    train, test = tmp_path / "train.tsv", tmp_path / "test.tsv"
+    train.write_text("".join(f"wort {i}\tword {i}\tde\n" for i in range(20)), "utf-8")
+    test.write_text("Wort  3!\tanother word\tde\nandere\tＷord 5\tfr\n", "utf-8")
+    options = dataclasses.replace(PLAIN, data=str(train), eval_data=str(test))
+    split = load(options, print)
+    assert split.heldout == {"test set": read_tsv(test)}
+    assert len(split.train) == 18 and split.discarded == {"have a text of the test set": 2}
+    with pytest.raises(SbpError, match="each of the 20 training pairs"):
+        load(dataclasses.replace(options, eval_data=str(train)), print)
+    with pytest.raises(SbpError, match="give that too"):
+        load(dataclasses.replace(options, data=""), print)
+
+
+def test_catalogues_are_split_by_english_message(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sources, "PACKAGES", ("One==1.0", "Two==2.0"))
+    messages = {f"Message {i}": f"Nachricht {i}" for i in range(200)}
+    folder = sources.cache_folder()
+    folder.mkdir(parents=True)
+    wheel(folder, "one", "1.0", {"de": messages, "fr": {"Yes": "Oui"}})
+    wheel(folder, "two", "2.0", {"de": messages, "ja": {"No": "いいえ", "Yes": "はい"}})
+    said = []
+    options = dataclasses.replace(PLAIN, corpus="catalogues", languages=2)
+    split = load(options, said.append)
+    assert split.languages == ("de", "ja")
+    assert len([*split.train, *split.heldout_pairs]) + sum(split.discarded.values()) == 202
+    assert {p.target for p in split.train}.isdisjoint(p.target for p in split.heldout_pairs)
+    assert said[0] == "One 1.0 (MIT): 201 messages, 201 translations"
+    assert said[-1] == "202 English messages; the 2 languages with most translations of 3"
+    with pytest.raises(SbpError, match="two corpora"):
+        load(dataclasses.replace(options, data="mine.tsv"), print)
+
+
+COUNTS = (900, 90, 9, 1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0, 1e9])
+def test_frequencies_are_those_of_the_formula(temperature):
+    """In one epoch each language has its share to one place; over many the mean is the share; and
+    the pairs of a language come equally often to one."""
+    weights = [n ** (1 / temperature) for n in COUNTS]
+    want = np.asarray(weights) / sum(weights) * 1000
+    languages = np.repeat(np.arange(4), COUNTS)
+    rng = np.random.default_rng(0)
+    total = np.zeros(4)
+    for _ in range(400):
+        order = sampled_order(languages, temperature, rng)
+        assert len(order) == 1000
+        found = np.bincount(languages[order], minlength=4)
+        assert (np.abs(found - want) < 1).all()
+        total += found
+        often = np.bincount(order, minlength=1000)
+        for language in range(4):
+            assert np.ptp(often[languages == language]) <= 1
+    # The standard deviation of a mean of 400 roundings is at most 0.5 / 20.
+    np.testing.assert_allclose(total / 400, want, atol=0.1)
+
+
+def test_shares_of_many_more_pairs_than_floats_multiply():
+    np.testing.assert_allclose(language_shares(np.asarray([10**18, 1]), 1.0), [1, 1e-18])
+    np.testing.assert_allclose(language_shares(np.asarray([7, 7, 7]), 3.0), 1 / 3)
+
+
+def numbered():
+    """400 pairs whose tokens are their numbers, in languages of 390 and 10."""
+    numbers = np.arange(4, 404)[:, None]
+    return Encoded(
+        source=np.repeat(numbers, MODEL.source_length, axis=1),
+        target=np.repeat(numbers, MODEL.target_length, axis=1),
+        kept=tuple(range(400)),
+        languages=np.repeat([0, 1], [390, 10]),
+    )
+
+
+def packed():
+    """Several pairs in each row."""
+    source, target = drawn(1)
+    text = Encoded(source=source, target=target, kept=tuple(range(len(source)))).packed(3)
+    assert text.filled > 1.5 * np.mean([source != 0, target != 0])
+    return text
+
+
+@pytest.mark.parametrize(("make", "temperature"), [(numbered, 1.0), (numbered, 5.0), (packed, 1.0)])
+def test_a_resumed_run_has_the_same_batches(make, temperature):
+    text = make()
+    first, again = (batches(text, MODEL, 3, temperature=temperature) for _ in range(2))
+    for _ in range(len(text.source) // MODEL.sequences - 1):  # the next ones are of two epochs
+        next(first)
+    again.set_state(first.get_state())
+    for _ in range(3):
+        jax.tree.map(np.testing.assert_array_equal, next(again), next(first))
+
+
+def test_batches_have_the_languages_of_the_temperature():
+    run = batches(numbered(), MODEL, 3, temperature=5.0)
+    seen = np.concatenate([next(run).source[..., 0].ravel() for _ in range(400)])
+    share = 10**0.2 / (10**0.2 + 390**0.2)
+    assert abs(np.mean(seen >= 394) - share) < 0.02
+    plain = batches(numbered(), MODEL, 3)
+    epoch = [next(plain).source[..., 0].ravel() for _ in range(400 // MODEL.sequences)]
+    assert Counter(np.concatenate(epoch).tolist()).most_common(1)[0][1] == 1
+
+
+def test_bytes_spell_what_no_piece_does():
+    texts = [f"word {i} of a text" for i in range(200)]
+    without, having = (Tokenizer.train(texts, 320, byte_fallback=b) for b in (False, True))
+    assert having.decode(having.encode(["word ж"])) == ["word ж"]
+    assert "ж" not in without.decode(without.encode(["word ж"]))[0]
+    assert len(having) >= 256 > len(without)
+    with pytest.raises(SbpError, match="no vocabulary of 200 pieces"):
+        Tokenizer.train(texts, 200, byte_fallback=True)
+
+
+def test_coverage_leaves_out_rare_characters():
+    texts = ["abcdefgh " * 20] * 50 + ["ж"]
+    all_of_them, most = (Tokenizer.train(texts, 40, coverage=c) for c in (1.0, 0.99))
+    assert all_of_them.decode(all_of_them.encode(["ж"])) == ["ж"]
+    assert most.decode(most.encode(["ж"])) != ["ж"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "named"),
+    [
+        ({"sampling_temperature": 5.0}, "a", ["train.sampling_temperature"]),
+        ({"byte_fallback": True}, "a", ["train.byte_fallback"]),
+        ({"character_coverage": 0.99}, "a", ["train.character_coverage"]),
+        ({"vocabulary_threads": 4}, "a", []),
+        ({}, "b", ["corpus.digest"]),
+    ],
+)
+def test_checkpoints_are_bound_to_the_text_and_the_options_but_threads(options, text, named):
+    plain, other = (
+        describe(
+            MODEL,
+            TranslationConfig(**given),
+            Corpus(
+                train=(Pair(source=source, target="b", language="de"),),
+                heldout={},
+                languages=("de",),
+            ).digest,
+        )
+        for given, source in (({}, "a"), (options, text))
+    )
+    assert [line.split(":")[0] for line in differences(plain, other)] == named

@@ -1,10 +1,34 @@
-"""Scores: those of sacrebleu, by held-out set, beside systems that learn nothing."""
+"""Scores: those of sacrebleu, by held-out set and by language, beside systems that learn nothing,
+and beside other runs (figure 6 of the GShard paper); the loss on held-out text; the page of
+curves."""
 
+import dataclasses
+import html
+import json
+import re
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
 import pytest
 import sacrebleu
+from jax.sharding import NamedSharding, PartitionSpec
 
-from examples.gshard.corpus import Pair
+import sbp
+from examples.gshard.corpus import Pair, generate
+from examples.gshard.counting import CountingTranslator, _shared, abstract
+from examples.gshard.curves import charts, thinned
+from examples.gshard.deltas import figure6, language_deltas
+from examples.gshard.drawing import write_drawings
 from examples.gshard.evaluate import MODEL, baselines, evaluate, language_groups
+from examples.gshard.options import parse_args
+from examples.gshard.presets import preset
+from examples.gshard.tokenizer import Tokenizer
+from examples.gshard.train import plan_loss, sample
+from sbp.cli import main
+from sbp.moe.config import PAD
+from sbp.moe.model import init_params, loss_fn
+from sbp.moe.sharding import sharding_of
 
 ROWS = [
     Pair(source="der Hund läuft nach Hause", target="the dog runs home now", language="de"),
@@ -65,3 +89,264 @@ def test_language_groups_cover_all():
     groups = language_groups([str(i) for i in range(10)])
     assert [name for name, _ in groups] == ["rank 1-3", "rank 4-6", "rank 7-8", "rank 9-10"]
     assert sum((codes for _, codes in groups), ()) == tuple(str(i) for i in range(10))
+
+
+REFERENCES = [f"on day {n} the cat sees {n + 2} birds" for n in range(120)]
+BY_LANGUAGE = {
+    code: tuple(
+        Pair(source=f"{code} {n}", target=text, language=code)
+        for n, text in enumerate(REFERENCES[:count])
+    )
+    for code, count in (("fr", 120), ("sw", 120), ("de", 30))
+}
+
+
+def spoiled(every, texts):
+    """Texts of which every n-th ends too soon."""
+    return [text[:9] if n % every == 0 else text for n, text in enumerate(texts)]
+
+
+def scored(codes):
+    heldout = {"test set": tuple(pair for code in codes for pair in BY_LANGUAGE[code])}
+    texts = [pair.target for pair in heldout["test set"]]
+    systems = {MODEL: spoiled(3, texts), "one": spoiled(2, texts), "two": spoiled(4, texts)}
+    return evaluate(heldout, {**systems, "copying": texts}, list(codes))
+
+
+def test_deltas_are_of_bleu_where_there_are_enough_sentences():
+    found = language_deltas(scored(("fr", "sw")), ["one"], {"sw": 10, "fr": 5000})
+    assert found.measure == "BLEU"
+    assert [one.language for one in found.languages] == ["fr", "sw"]
+    bleu = sacrebleu.BLEU()
+    for one in found.languages:
+        ours, theirs = (
+            bleu.corpus_score(spoiled(n, REFERENCES), [REFERENCES]).score for n in (3, 2)
+        )
+        assert (one.score, one.baseline) == (ours, theirs) and one.delta == ours - theirs > 0
+        assert one.sentences == 120
+    assert found.mean == sum(one.delta for one in found.languages) / 2
+    assert found.ahead == 2
+
+
+def test_deltas_are_of_chrf_where_one_language_has_few_sentences_and_the_best_other_counts():
+    result = scored(("sw", "de", "fr"))
+    found = language_deltas(result, ["one", "two"], {"de": 300, "fr": 300, "sw": 10})
+    assert found.measure == "chrF"
+    assert [one.language for one in found.languages] == ["de", "fr", "sw"]
+    both = {score.name: score.systems for score in result.languages}
+    for one in found.languages:
+        assert one.baseline == max(both[one.language][name].chrf for name in ("one", "two"))
+        assert one.delta < 0  # "two" spoils fewer
+    assert "against one and two; better in 0" in str(found)
+
+
+def test_the_figure_and_its_page_have_every_language_in_order(tmp_path):
+    found = language_deltas(scored(("fr", "sw")), ["one"], {"sw": 10, "fr": 5000})
+    drawing = figure6(found)
+    assert [row[:3] for row in drawing.rows] == [("fr", "5,000", "120"), ("sw", "10", "120")]
+    axes: Any = drawing.figure.axes[0]
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    heights = [bar.get_height() for bar in axes.patches]
+    assert labels == ["fr", "sw"] and heights == [one.delta for one in found.languages]
+    png, page = write_drawings(tmp_path, "figure6.html", "Figure 6", (drawing,))
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert f"mean delta {found.mean:+.2f} BLEU over 2 languages" in page.read_text("utf-8")
+
+
+def pair(source, target="", language="fr"):
+    return Pair(source=source, target=target, language=language)
+
+
+SEEN = [
+    pair("il y a 3 jours", "3 days ago"),
+    pair("il y a 5 jours", "5 days ago"),
+    pair("12,5 kilomètres", "12.5 kilometers"),
+    pair("Italie et Japon", "Italy and Japan"),
+    pair("Chine et Italie", "China and Italy"),
+    pair("Japon, Chine et Pérou", "Japan, China, and Peru"),
+    pair("Pérou et Japon", "Peru and Japan"),
+    pair("Pérou et Chine", "Peru and China"),
+    pair("vor 3 Tagen", "3 days ago", "de"),
+]
+
+
+@pytest.mark.parametrize(
+    ("names", "source", "language", "want"),
+    [
+        (False, "il y a 14 jours", "fr", "14 days ago"),
+        (False, "vor 8 Tagen", "de", "8 days ago"),
+        (False, "7,25 kilomètres", "fr", "7.25 kilometers"),
+        (False, "Italie et Pérou", "fr", "Italie et Pérou"),
+        (True, "Italie et Pérou", "fr", "Italy and Peru"),
+        (True, "Italie, Japon et Chine", "fr", "Italy, Japan, and China"),
+        (True, "dans 3 jours", "fr", "dans 3 jours"),
+        (True, "il y a 14 jours", "it", "il y a 14 jours"),
+    ],
+)
+def test_templates_and_names(names, source, language, want):
+    counting = CountingTranslator.learn(SEEN, names=names)
+    assert counting.translate(pair(source, language=language)) == want
+
+
+def test_the_most_frequent_translation_of_a_template_is_taken():
+    rows = ["3 hours", "3 hours", "3 hrs"]
+    counting = CountingTranslator.learn([pair("3 h", t) for t in rows], names=False)
+    assert counting.translate(pair("9 h")) == "9 hours"
+
+
+def test_digits_of_any_script_are_numbers():
+    assert abstract("١٢ يومًا", {}).values == ("12",)
+
+
+def test_the_target_is_not_looked_at():
+    counting = CountingTranslator.learn(SEEN, names=True)
+    assert counting.translate(pair("il y a 9 jours", "7 days ago")) == "9 days ago"
+
+
+def test_a_zero_character_is_a_space():
+    """The counting marks the places of numbers and names with it."""
+    counting = CountingTranslator.learn([pair("3\0h", "3\0hours")], names=True)
+    assert counting.translate(pair("9\0h")) == "9 hours"
+
+
+def test_a_name_is_the_longest_text_that_its_sources_share():
+    """Against a search of all parts; also of long lines, in a moment."""
+    texts = ["xx Pérou yy Pér", "Pérou zz", "a Pérou, b Pé"]
+    parts = {texts[0][i:j] for i in range(len(texts[0])) for j in range(i, len(texts[0]) + 1)}
+    longest = max((p for p in parts if all(p in t for t in texts)), key=len)
+    assert _shared(texts) == longest == "Pérou"
+    assert _shared(["abc", "xyz"]) == ""
+    assert _shared(["ab" * 3000 + "Peru", "Peru" + "cd" * 3000]) == "Peru"
+
+
+RUN = parse_args(["--preset", "tiny-test", "--set", "source_length=24", "--set", "dropout=0.3"])
+
+
+@pytest.fixture(scope="module")
+def batches():
+    corpus = generate(dataclasses.replace(preset("tiny-test").train, heldout_per_language=2))
+    words = [[getattr(pair, side) for pair in corpus.train] for side in ("source", "target")]
+    source, target = (Tokenizer.train(texts, 300) for texts in words)
+    found = sample(corpus.heldout_pairs, source, target, RUN.model, seed=0)
+    again = sample(corpus.heldout_pairs, source, target, RUN.model, seed=0)
+    jax.tree.map(np.testing.assert_array_equal, found, again)
+    return found
+
+
+def test_loss_per_token_of_all_batches_equals_one_device(batches):
+    assert len(batches) == 1
+    # A second batch of other size: its tokens count as much as those of the first.
+    fewer = jax.tree.map(
+        lambda ids: np.where(np.arange(8)[:, None, None] < 2, ids, PAD), batches[0]
+    )
+    both = [batches[0], fewer]
+    mesh = sbp.make_mesh([2, 4], ["data", "expert"])
+    params = init_params(jax.random.key(0), RUN.model)
+    shardings = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), params)
+    loss = plan_loss(RUN.model, sharding_of(RUN.mesh), jax.eval_shape(lambda: params), shardings)
+    got = loss(jax.device_put(params, shardings), both)
+    alone = [loss_fn(params, batch, RUN.model)[1].nll for batch in both]
+    tokens = [np.sum(batch.target_out != PAD) for batch in both]
+    assert tokens[0] > tokens[1] > 0
+    np.testing.assert_allclose(got, np.average(alone, weights=tokens), rtol=1e-5)
+
+
+def test_without_a_pair_that_fits_there_is_no_sample(batches):
+    long = [Pair(source="wort " * 200, target="word", language="de")]
+    words = Tokenizer.train(["wort word"] * 20, 20)
+    assert sample(long, words, words, RUN.model, seed=0) == []
+
+
+class Drawn(NamedTuple):
+    """What is read of a page: the points of each path, the texts between tags, the names of all
+    tags, and the tags of the pictures."""
+
+    paths: list[str]
+    words: list[str]
+    tags: set[str]
+    pictures: list[str]
+
+
+def page_of(folder, lines, capsys):
+    (folder / "metrics.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    assert main(["curves", str(folder)]) == 0
+    assert capsys.readouterr().out == f"wrote {folder / 'curves.html'}\n"
+    page = (folder / "curves.html").read_text("utf-8")
+    return Drawn(
+        re.findall(r'<path[^>]* d="([^"]*)"', page),
+        [html.unescape(text).strip() for text in re.split("<[^>]*>", page)],
+        set(re.findall(r"<(\w+)", page)),
+        re.findall('<[^>]*role="img"[^>]*>', page),
+    )
+
+
+def step_line(number, **values):
+    return json.dumps({"step": number, **values}).encode()
+
+
+def test_curves_go_through_the_numbers(tmp_path, capsys):
+    """Against points computed from the axes: 600 wide, values from 4 above to 156 below."""
+    loss = [5.0, 3.0, None, 1.0]
+    lines = [step_line(i, loss=v, **{"encoder/0/drop": 0.5}) for i, v in enumerate(loss, start=1)]
+    page = page_of(tmp_path, lines, capsys)
+    assert page.paths[0] == "M0.0 4.0h0L200.0 80.0M600.0 156.0h0"
+    said = "loss: 5 at step 1, 1 at step 4, between 1 and 5, not finite in 1 steps"
+    assert said in page.words and "encoder/0: 0.5 at step 1" in " ".join(page.words)
+    assert len(page.pictures) == 2 and "Loss, steps 1 to 4" in page.pictures[0]
+    assert "script" not in page.tags
+
+
+def test_files_that_are_damaged_partial_or_strange(tmp_path, capsys):
+    lines = [
+        step_line(3, loss=1.0),
+        b'{"step": 1, "loss": NaN, "grad_norm": 1e999}',
+        b'{"step": 2, "loss": "<b>", "encoder/0/load": [1, "x"]}',
+        step_line(3, loss=2.0, grad_norm=True),  # the run went back to step 2
+        step_line(4, loss=[], **{"<i>/load": [1, 3]}),
+        b'{"step": 5, "loss": 1' + b"0" * 400 + b"}",
+        b"\xff\x00",
+        b'{"step": 6, "lo',
+    ]
+    page = page_of(tmp_path, lines, capsys)
+    words = " ".join(page.words)
+    assert "loss: 2 at step 3, 2 at step 3, between 2 and 2, not finite in 4 steps" in words
+    assert "grad_norm: no finite number, not finite in 2 steps" in words
+    assert "<i>: 1.5 at step 4" in words and "b" not in page.tags and "i" not in page.tags
+    assert not any(word in path for path in page.paths for word in ("nan", "inf"))
+
+
+def test_numbers_near_the_largest_have_a_place(tmp_path, capsys):
+    page = page_of(tmp_path, [step_line(1, loss=-1.7e308), step_line(2, loss=1.7e308)], capsys)
+    assert page.paths[0] == "M0.0 156.0h0L600.0 4.0"
+
+
+def test_long_runs_are_drawn_by_means_and_the_page_says_so(tmp_path, capsys):
+    lines = [step_line(i, loss=float(i % 2)) for i in range(1, 1201)]
+    page = page_of(tmp_path, lines, capsys)
+    assert "per target token, in nats; each point is the mean of 4 steps" in page.words
+    assert "between 0 and 1" in " ".join(page.words)  # of all steps
+    points = thinned([(i, float(i % 2)) for i in range(1, 1201)])
+    assert len(points) == 300 and {value for _, value in points} == {0.5}
+
+
+def test_load_is_the_busiest_over_the_even_share():
+    (chart,) = charts([{"step": 1, "decoder/1/load": [6.0, 2.0, 0.0, 0.0]}])
+    assert chart.curves == {"decoder/1": [(1, 3.0)]}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "has no step of a run"),
+        (b"", "has no step of a run"),
+        (b"rubbish\n", "has no step of a run"),
+        ("a folder", "cannot read"),
+    ],
+)
+def test_a_folder_without_steps_is_refused(content, said, tmp_path, capsys):
+    file = tmp_path / "metrics.jsonl"
+    if content is not None:
+        file.mkdir() if content == "a folder" else file.write_bytes(content)
+    assert main(["curves", str(tmp_path)]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "curves.html").exists()

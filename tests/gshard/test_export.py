@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from examples.gshard.corpus import generate
 from examples.gshard.export import export_run, open_run, read_export
 from examples.gshard.options import parse_args
-from examples.gshard.train import tokenizers
 from sbp.cli import main
 from sbp.errors import SbpError
-from sbp.moe.checkpoint import Checkpoints, describe
-from sbp.moe.step import init_state
+from tests.gshard.runs import begin
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -27,16 +24,10 @@ def run(request, tmp_path_factory):
 
 def exported(folder, option):
     """The parameters of a run that is made in a folder, and the file of `sbp export`."""
-    run = parse_args(["--preset", "tiny-test", "--set", option])
-    corpus = generate(run.train)
-    with Checkpoints(folder, describe(run.model, run.train, corpus.digest)) as checkpoints:
-        source, target = tokenizers(corpus, run.model, run.train, folder, resumes=False)
-        checkpoints.bind("vocabulary", {"source": source.digest, "target": target.digest})
-        state = init_state(run.model, run.train)
-        checkpoints.save(state, {"next": 0})
+    made = begin(folder, parse_args(["--preset", "tiny-test", "--set", option]))
     file = folder / "model.safetensors"
     assert main(["export", "--workdir", str(folder), str(file)]) == 0
-    return state.params, file
+    return made.params, file
 
 
 def test_float64_without_x64_is_no_damage(tmp_path):
@@ -53,8 +44,7 @@ def test_a_file_reads_back_as_the_run(run):
     saved, found = open_run(folder), read_export(file)
     assert (found.model, found.train, found.corpus) == (saved.model, saved.train, saved.corpus)
     assert found.source.model == saved.source.model and found.target.model == saved.target.model
-    here = jax.tree.map(lambda x: x.sharding, params)
-    again = found.params(here, print)
+    again = found.params(jax.tree.map(lambda x: x.sharding, params), print)
     assert jax.tree.structure(again) == jax.tree.structure(params)
     for a, b in zip(jax.tree.leaves(again), jax.tree.leaves(params), strict=True):
         assert a.dtype == b.dtype
@@ -74,8 +64,7 @@ def test_other_programs_read_the_arrays(run):
 
 def test_every_part_of_a_file_is_verified(run, tmp_path):
     """One bit of every array, and of what the file says of itself."""
-    file = run[2]
-    raw = file.read_bytes()
+    raw = run[2].read_bytes()
     (size,) = struct.unpack("<Q", raw[:8])
     header = json.loads(raw[8 : 8 + size])
     places = [8 + size + v["data_offsets"][0] for k, v in header.items() if k != "__metadata__"]

@@ -1,22 +1,30 @@
-"""Folders in which `sbp train` cannot keep a run: an error before the first step, nothing lost."""
+"""Folders in which `sbp train` cannot keep a run: an error before the first step, nothing lost; and
+`sbp check`, which refuses what training would refuse."""
 
+import fcntl
+import json
 import os
 import shutil
 
 import numpy as np
 import pytest
 
+from examples.gshard import train
+from examples.gshard.config import TranslationConfig
 from examples.gshard.corpus import generate
-from examples.gshard.train import main
-from sbp import SbpError
+from examples.gshard.options import parse_args
+from examples.gshard.tokenizer import Tokenizer
+from sbp.cli import main
+from sbp.errors import SbpError
 from sbp.moe.checkpoint import Checkpoints, describe
 from sbp.moe.metrics import MetricsLog, read_metrics
 from sbp.moe.step import TrainState
-from tests.gshard.limits import files_of_at_most
-from tests.gshard.runs import MODEL, TRAIN
+from tests.gshard.killing import files_of_at_most
+from tests.gshard.runs import MODEL, TRAIN, begin
 
 STATE = TrainState(np.int32(2), {"w": np.ones(4)}, None)
 DESCRIPTION = describe(MODEL, TRAIN, generate(TRAIN).digest)
+ANOTHER = {**DESCRIPTION, "model": {**DESCRIPTION["model"], "experts": 4}}
 
 
 def is_a_file(folder):
@@ -40,8 +48,8 @@ def is_full(folder):
 
 
 def has_another_model(folder):
-    with Checkpoints(folder, {**DESCRIPTION, "model": {**DESCRIPTION["model"], "experts": 4}}) as c:
-        c.save(STATE, {})
+    with Checkpoints(folder, ANOTHER) as checkpoints:
+        checkpoints.save(STATE, {})
 
 
 def has_another_vocabulary(folder):
@@ -74,7 +82,7 @@ def test_a_run_is_refused_before_its_first_step(make, tmp_path, capsys):
     folder = tmp_path / "run"
     make(folder)
     before = contents(folder)
-    assert main(["--preset", "tiny-test", "--workdir", str(folder)]) == 2
+    assert train.main(["--preset", "tiny-test", "--workdir", str(folder)]) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith(f"error[bad-checkpoint]: {FOLDERS[make].format(folder)}")
     assert "Traceback" not in shown.err and "planned" not in shown.out
@@ -84,14 +92,14 @@ def test_a_run_is_refused_before_its_first_step(make, tmp_path, capsys):
 def test_a_disk_without_room_for_a_checkpoint_is_refused(tmp_path, capsys, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**18))
-    assert main(["--preset", "tiny-test", "--workdir", str(tmp_path / "run")]) == 2
+    assert train.main(["--preset", "tiny-test", "--workdir", str(tmp_path / "run")]) == 2
     assert "has 0.2 MiB of room left, and a checkpoint takes 0." in capsys.readouterr().err
     assert not (tmp_path / "run" / "source.model").exists()
 
 
 def test_a_folder_in_which_a_run_trains_is_refused(tmp_path, capsys):
     with Checkpoints(tmp_path, DESCRIPTION):
-        assert main(["--preset", "tiny-test", "--workdir", str(tmp_path)]) == 2
+        assert train.main(["--preset", "tiny-test", "--workdir", str(tmp_path)]) == 2
     assert "another run is training in" in capsys.readouterr().err
 
 
@@ -103,3 +111,98 @@ def test_numbers_for_which_there_is_no_room_end_the_run(tmp_path):
         log.write(2, {"loss": 1.0})
     assert len(file.read_text().splitlines()) == 2  # one of them in part
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}]
+
+
+def test_a_run_without_a_checkpoint_does_not_bind_its_folder(tmp_path):
+    """A first run that was refused, or killed before its first checkpoint, leaves the folder to
+    others; a damaged or an older configuration of one with checkpoints is told or read."""
+    with Checkpoints(tmp_path, DESCRIPTION):
+        pass
+    has_another_model(tmp_path)
+    with pytest.raises(SbpError, match="another configuration"):
+        Checkpoints(tmp_path, DESCRIPTION)
+    # Checkpoints of older versions did not know their run by themselves.
+    shutil.rmtree(tmp_path / "checkpoints" / "2" / "run")
+    older = json.loads((tmp_path / "config.json").read_text())
+    del older["train"]["corpus"]
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    Checkpoints(tmp_path, ANOTHER, TranslationConfig).close()
+    for damaged in ("[]", '{"model": null}', '{"model'):
+        (tmp_path / "config.json").write_text(damaged)
+        with pytest.raises(SbpError, match=r"config\.json is not the configuration of a run"):
+            Checkpoints(tmp_path, ANOTHER)
+
+
+def test_a_damaged_vocabulary_is_named(tmp_path):
+    path = tmp_path / "source.model"
+    for content in (b"", b"no model"):
+        path.write_bytes(content)
+        with pytest.raises(SbpError, match=r"source\.model is damaged; delete it"):
+            Tokenizer.load(path)
+
+
+TINY = ["--preset", "tiny-test", "--mesh", "expert=2"]
+
+
+def checked(capsys, *argv):
+    code = main(["check", *TINY, *argv])
+    said = capsys.readouterr()
+    return code, said.out, " ".join(said.err.split())
+
+
+def test_a_right_run_shows_its_types_and_writes_nothing(tmp_path, capsys):
+    folder = tmp_path / "runs" / "new"
+    code, out, err = checked(capsys, "--workdir", str(folder))
+    assert (code, err) == (0, "")
+    assert "sentence pairs in" in out and "vocabularies of" in out and "precision:" in out
+    assert "sbp train would begin in" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_that_training_refuses(tmp_path, capsys):
+    begun = begin(tmp_path / "begun", parse_args(TINY)).folder
+    where = ["--workdir", str(begun)]
+    for argv, message in (
+        ([*where, "--seed", "3"], "train.seed: checkpoint 0, now 3"),
+        ([*where, "--set", "model_dim=64"], "model.model_dim: checkpoint"),
+        (["--workdir", str(begun / "config.json")], "config.json is a file"),
+        (["--workdir", str(begun / "config.json" / "new")], "config.json is a file"),
+    ):
+        code, out, err = checked(capsys, *argv)
+        assert (code, message in err, "would begin" in out) == (2, True, False), err
+    with (begun / ".lock").open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "another run is training" in checked(capsys, *where)[2]
+    (begun / "source.model").write_bytes((begun / "target.model").read_bytes())
+    assert "the vocabulary source in" in checked(capsys, *where)[2]
+    assert "would begin" not in checked(capsys, *where)[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--preset", "tiny-tests"], "no preset 'tiny-tests'"),
+        (["--mesh", "row=2"], "no mesh axis 'row'"),
+        (["--set", "learning_rate=nan"], "learning_rate is nan"),
+        (["--data", "absent.tsv"], "absent.tsv"),
+        (["--set", "source_length=1"], "no sentence pair fits 1 source"),
+        (["--eval-data", "absent.tsv"], "--eval-data is a test set for your own text"),
+    ],
+)
+def test_what_training_refuses_is_refused(argv, message, tmp_path, capsys):
+    code, _, err = checked(capsys, "--workdir", str(tmp_path / "run"), *argv)
+    assert code == 2 and message in err
+
+
+def test_a_disk_without_room_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Full", (), {"free": 4096}))
+    code, _, err = checked(capsys, "--workdir", str(tmp_path / "run"))
+    assert code == 2 and "has 0.0 MiB of room left" in err
+
+
+def test_help_names_the_command(capsys):
+    assert main(["train", "--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: sbp train ")
+    assert main(["check", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("usage: sbp check ") and "the options of\n`sbp train`" in said

@@ -41,8 +41,7 @@ def counted(layers, experts, heads, width):
 @pytest.mark.parametrize("name", PAPER)
 def test_models_have_as_many_weights_as_the_papers(name):
     *shape, said = PAPER[name]
-    model = PRESETS[name].model
-    params = jax.eval_shape(lambda: init_params(jax.random.key(0), model))
+    params = jax.eval_shape(lambda: init_params(jax.random.key(0), PRESETS[name].model))
     held = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     assert held == counted(*shape)
     assert held == pytest.approx(said, rel=0.04)

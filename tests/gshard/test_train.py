@@ -1,10 +1,9 @@
-"""The command line and the checkpoints."""
+"""Runs of the training program that are stopped, killed, and out of room, and end as others do."""
 
-import dataclasses
-import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from contextlib import ExitStack
@@ -13,16 +12,20 @@ import jax
 import numpy as np
 import pytest
 
-from examples.gshard.config import TranslationConfig
-from examples.gshard.corpus import generate
-from examples.gshard.tokenizer import Tokenizer
-from examples.gshard.train import main
+from examples.gshard.train import StopSignal, main
 from sbp.errors import SbpError
-from sbp.moe.checkpoint import Checkpoints, describe, differences, saved_steps
-from sbp.moe.step import init_state
-from tests.gshard.killing import NEVER, Moment, assert_same_runs, kill
-from tests.gshard.limits import files_of_at_most
-from tests.gshard.runs import MODEL, TRAIN, Training
+from sbp.moe.checkpoint import saved_steps
+from tests.gshard.killing import (
+    NEVER,
+    Moment,
+    assert_same_runs,
+    files_of_at_most,
+    folders,
+    kill,
+    moments,
+)
+from tests.gshard.runs import Training
+from tests.slices import EXHAUSTIVE
 
 
 def test_user_errors_exit_without_a_traceback(tmp_path, capsys):
@@ -30,88 +33,6 @@ def test_user_errors_exit_without_a_traceback(tmp_path, capsys):
     assert main(["--data", str(tmp_path / "missing.tsv"), "--workdir", str(workdir)]) == 2
     assert capsys.readouterr().err.startswith("error[bad-corpus]: cannot read")
     assert not workdir.exists()
-
-
-def test_checkpoint_round_trip_and_refusal_of_another_configuration(tmp_path):
-    corpus = generate(dataclasses.replace(TRAIN, train_pairs=50))
-    description = describe(MODEL, TRAIN, corpus.digest)
-    state = init_state(MODEL, TRAIN)._replace(step=np.int32(3))
-    first = Checkpoints(tmp_path, description)
-    assert first.latest is None
-    first.save(state, {"next_index": 5})
-    first.close()
-
-    again = Checkpoints(
-        tmp_path,
-        json.loads(
-            json.dumps(describe(MODEL, dataclasses.replace(TRAIN, steps=99), corpus.digest))
-        ),
-    )
-    assert again.latest == 3
-    shapes = jax.eval_shape(lambda: state)
-    shardings = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), shapes)
-    restored, where = again.restore(shapes, shardings)
-    jax.tree.map(np.testing.assert_array_equal, state, restored)
-    assert where == {"next_index": 5}
-    again.close()
-
-    with pytest.raises(SbpError, match="another run is training in"):
-        held = Checkpoints(tmp_path, description)
-        try:
-            Checkpoints(tmp_path, description)
-        finally:
-            held.close()
-
-    before = sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
-    other = describe(
-        dataclasses.replace(MODEL, experts=4), dataclasses.replace(TRAIN, seed=1), corpus.digest
-    )
-    with pytest.raises(SbpError) as caught:
-        Checkpoints(tmp_path, other)
-    assert caught.value.code == "bad-checkpoint"
-    assert "model.experts: checkpoint 8, now 4" in str(
-        caught.value
-    ) and "train.seed: checkpoint 0, now 1" in str(caught.value)
-    assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
-
-
-def test_a_run_without_a_checkpoint_does_not_bind_its_folder(tmp_path):
-    """A first run that was refused, or killed before its first checkpoint, leaves the folder to
-    others; a damaged or an older configuration of one with checkpoints is told or read."""
-    corpus = generate(dataclasses.replace(TRAIN, train_pairs=50))
-    with Checkpoints(tmp_path, describe(MODEL, TRAIN, corpus.digest)):
-        pass
-    other = describe(dataclasses.replace(MODEL, experts=4), TRAIN, corpus.digest)
-    with Checkpoints(tmp_path, other) as second:
-        second.save(init_state(MODEL, TRAIN)._replace(step=np.int32(1)), {})
-    with pytest.raises(SbpError, match="another configuration"):
-        Checkpoints(tmp_path, describe(MODEL, TRAIN, corpus.digest))
-    # Checkpoints of older versions did not know their run by themselves.
-    shutil.rmtree(tmp_path / "checkpoints" / "1" / "run")
-    older = json.loads((tmp_path / "config.json").read_text())
-    del older["train"]["corpus"]
-    (tmp_path / "config.json").write_text(json.dumps(older))
-    Checkpoints(tmp_path, other, TranslationConfig).close()
-    for damaged in ("[]", '{"model": null}', '{"model'):
-        (tmp_path / "config.json").write_text(damaged)
-        with pytest.raises(SbpError, match=r"config\.json is not the configuration of a run"):
-            Checkpoints(tmp_path, other)
-
-
-def test_a_damaged_vocabulary_is_named(tmp_path):
-    path = tmp_path / "source.model"
-    for content in (b"", b"no model"):
-        path.write_bytes(content)
-        with pytest.raises(SbpError, match=r"source\.model is damaged; delete it"):
-            Tokenizer.load(path)
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(SbpError, match=r"cannot write to .*file: .*another place") as caught:
-        Checkpoints(tmp_path / "file", {})
-    assert caught.value.code == "bad-checkpoint"
-    assert (tmp_path / "file").read_text() == "mine"
 
 
 @pytest.fixture(scope="module")
@@ -183,9 +104,69 @@ def test_a_rate_that_destroys_the_model_ends_the_run(tmp_path, capsys):
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["1", "2"]
 
 
-def test_differences_name_other_text(tmp_path):
-    a, b = (
-        describe(MODEL, TRAIN, generate(dataclasses.replace(TRAIN, train_pairs=n)).digest)
-        for n in (50, 51)
-    )
-    assert [line.split(":")[0] for line in differences(a, b)] == ["corpus.digest"]
+@pytest.mark.laws
+@pytest.mark.skipif(not EXHAUSTIVE, reason="`make laws` runs it")
+def test_a_program_that_is_killed_twenty_times_ends_as_one_that_is_not(tmp_path):
+    """`sbp train` on the devices of its preset."""
+    env = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+
+    def program(workdir, steps):
+        options = ["--steps", str(steps), "--set", "checkpoint_every=2", "--no-eval"]
+        train = [sys.executable, "-m", "examples.gshard.train", "--preset", "tiny-test"]
+        return [*train, "--workdir", str(workdir), *options]
+
+    halfway = 0
+    for moment in moments(20, seed=0):
+        kill(program(killed, NEVER), env, killed, moment)
+        halfway += bool(folders(killed, whole=False))
+    assert halfway >= 3, "few of the kills were within the writing of a checkpoint"
+    steps = saved_steps(killed / "checkpoints")[0] + 3
+    for workdir in (killed, whole):
+        command = program(workdir, steps)
+        subprocess.run(command, env={**os.environ, **env}, check=True, stdout=subprocess.DEVNULL)
+    assert_same_runs(killed, whole)
+
+
+ENDLESS = """
+import sys, jax
+from examples.gshard.train import StopSignal
+say = lambda line: print(line, flush=True)
+asked = (lambda: say("asked")) if sys.argv[1] == "asks" else None
+endless = jax.jit(lambda x: jax.lax.while_loop(lambda x: x >= 0, lambda x: x * 0, x))
+with StopSignal(lambda: "step 4 is kept", asked):
+    say("in XLA")
+    jax.block_until_ready(endless(1.0))
+"""
+
+
+@pytest.mark.parametrize("number, asks", [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_a_process_ends_at_once_while_xla_is_busy_for_ever(number, asks):
+    """The second signal does it, or the first where none is noted."""
+    command = [sys.executable, "-c", ENDLESS, "asks" if asks else "ends"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in XLA\n"
+        process.send_signal(number)
+        if asks:
+            assert process.stdout.readline() == "asked\n"
+            process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (128 + number, "")
+    assert err == "\ninterrupted at once: step 4 is kept\n"
+
+
+def test_the_first_signal_is_noted_and_handlers_come_back():
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    said = []
+    with StopSignal(lambda: "", lambda: said.append("asked")) as stop:
+        assert stop.signal == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signal == signal.SIGTERM
+    assert said == ["asked"]  # the thread has ended
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert signal.set_wakeup_fd(-1) == -1

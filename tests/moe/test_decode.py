@@ -1,19 +1,25 @@
-"""Decoding with a cache, against searches in NumPy that compute the whole prefix again."""
+"""Decoding with a cache, against searches in NumPy that compute the whole prefix again;
+decoder-only models, rotary positions and grouped heads, against loops in NumPy."""
 
 import dataclasses
 import itertools
+from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import sbp
+from sbp.moe.attention import Rotary, attention, keys_values
 from sbp.moe.config import BOS, EOS, PAD
 from sbp.moe.decode import BeamSearch
-from sbp.moe.model import decode, encode, init_params
+from sbp.moe.model import Batch, continue_prefix, decode, encode, init_params
 from sbp.moe.sharding import leaf_types, sharding_of
 from sbp.moe.stack import Memory
+from tests.moe.loops import ordered, softmax
 from tests.moe.test_model import CFG, QUICK, random_batch
+from tests.moe.test_packing import assert_packing_changes_nothing
 from tests.slices import sliced
 
 # A capacity that would drop most tokens: decoding must not have it.
@@ -44,18 +50,22 @@ def scorer(cfg, params):
         memory, _, _ = encode(params, source, alone)
         return decode(params, Memory(memory, source), prefix, alone)[0][0]
 
-    logits = jax.jit(everything, compiler_options=QUICK)
+    return log_scorer(jax.jit(everything, compiler_options=QUICK), cfg.target_length)
+
+
+def log_scorer(logits, length):
+    """A function from (source ids, prefix) to log-probabilities of what follows, from logits of the
+    targets of one row; it knows its answers."""
     found = {}
 
     def logs(source, prefix):
         key = tuple(source), tuple(prefix)
         if key not in found:
-            ids = np.zeros((1, 1, cfg.target_length), np.int32)
+            ids = np.zeros((1, 1, length), np.int32)
             ids[0, 0, : len(prefix) + 1] = [BOS, *prefix]
             row = np.array(logits(np.asarray(source)[None, None], ids)[len(prefix)])
             row[[PAD, BOS]] = -np.inf
-            top = row.max()
-            found[key] = row - top - np.log(np.exp(row - top).sum())
+            found[key] = row - row.max() - np.log(np.exp(row - row.max()).sum())
         return found[key]
 
     return logs
@@ -105,27 +115,21 @@ def said(row):
     return ids[:end]
 
 
-@pytest.fixture(scope="module")
-def model():
+@pytest.fixture(scope="module", autouse=True)
+def x64():
     with jax.enable_x64(True):
-        params = weights(MODEL)
-        yield params, sources(MODEL), scorer(MODEL, params)
+        yield
 
 
-def test_a_beam_of_one_is_greedy(model):
-    params, source, logs = model
-    found = on_one_device(BeamSearch(cfg=MODEL))(params, source)
-    lengths = set()
-    for g, n in itertools.product(range(MODEL.groups), range(MODEL.sequences_per_group)):
-        want = []
-        while source[g, n].any() and len(want) < MODEL.target_length and EOS not in want:
-            want.append(int(np.argmax(logs(source[g, n], want))))
-        assert [i for i in said(found.tokens[g, n, 0]) if i] == want
-        lengths.add(len(want))
-    assert lengths == {0, 2, 4}  # none is as long as the model's targets
+@cache
+def prepared(**variant):
+    """A model with other options, its parameters, sources, and what scores them."""
+    cfg = dataclasses.replace(MODEL, **variant)
+    params = weights(cfg)
+    return cfg, params, sources(cfg), scorer(cfg, params)
 
 
-def numpy_hypotheses(logs, source, beam, alpha):
+def numpy_lists(logs, source, beam, alpha):
     """For each sentence of a batch; none for a place that is not filled."""
     length = MODEL.target_length
     return {
@@ -134,18 +138,24 @@ def numpy_hypotheses(logs, source, beam, alpha):
     }
 
 
-@pytest.mark.parametrize("reorder", [False, True])
-def test_beams_equal_a_search_without_a_cache(model, reorder):
-    """Both caches; n-best lists and scores in float64, for each sentence by itself."""
-    params, source, logs = model
-    found = on_one_device(BeamSearch(cfg=MODEL, beam=4, alpha=1.5, reorder=reorder))(params, source)
-    want = numpy_hypotheses(logs, source, beam=4, alpha=1.5)
+def assert_same_lists(found, want):
     for place, best in want.items():
         assert_same_hypotheses((found.tokens[place], found.scores[place]), best)
-    # The norm decides: without it, others are best.
-    assert [[ids for ids, _ in h] for h in want.values()] != [
-        [ids for ids, _ in h] for h in numpy_hypotheses(logs, source, beam=4, alpha=0.0).values()
-    ]
+
+
+@pytest.mark.parametrize(("beam", "reorder"), [(1, False), (4, False), (4, True)])
+def test_beams_equal_a_search_without_a_cache(beam, reorder):
+    """Both caches; n-best lists and scores in float64, for each sentence by itself. A beam of one
+    is greedy."""
+    _, params, source, logs = prepared()
+    search = BeamSearch(cfg=MODEL, beam=beam, alpha=1.5, reorder=reorder)
+    want, plain = (numpy_lists(logs, source, beam, alpha) for alpha in (1.5, 0.0))
+    assert_same_lists(on_one_device(search)(params, source), want)
+    others = any([h[0] for h in want[place]] != [h[0] for h in plain[place]] for place in want)
+    if beam > 1:
+        assert others, "the norm decides: without it, others are best"
+    else:  # none is as long as the model's targets
+        assert {len(lists[0][0]) if lists else 0 for lists in want.values()} == {0, 2, 4}
 
 
 MESHES = [
@@ -154,20 +164,6 @@ MESHES = [
     (("pod", 2), ("expert", 4)),
     (("expert", 2), ("model", 2)),
 ]
-
-
-@pytest.mark.laws
-@pytest.mark.parametrize("mesh", sliced(MESHES, 0.25, laws=0.5))
-@pytest.mark.parametrize("reorder", [False, True])
-def test_beams_on_a_mesh_equal_a_search_without_a_cache(model, mesh, reorder):
-    """`make laws` takes half of the meshes."""
-    params, source, logs = model
-    search = BeamSearch(cfg=MODEL, sharding=sharding_of(mesh), beam=3, reorder=reorder)
-    names, sizes = zip(*mesh, strict=True)
-    plan = sbp.jit(search, sbp.make_mesh(sizes, names), in_types=(leaf_types(mesh), None))
-    found = plan(params, source)
-    for place, best in numpy_hypotheses(logs, source, beam=3, alpha=search.alpha).items():
-        assert_same_hypotheses((found.tokens[place], found.scores[place]), best)
 
 
 VARIANTS = [
@@ -179,46 +175,45 @@ VARIANTS = [
     {"router": "sigmoid", "experts_per_token": 3, "expert_activation": "swiglu"},
     {"router": "top_k", "experts_per_token": 1, "shared_experts": 1},
 ]
+SEARCHES = [
+    *itertools.product(sliced(MESHES, 0.25, laws=0.5), (False, True), [{}]),
+    *(((("expert", 2),), False, variant) for variant in sliced(VARIANTS, 0.3, laws=0.5)),
+]
 
 
 @pytest.mark.laws
-@pytest.mark.parametrize("variant", sliced(VARIANTS, 0.3, laws=0.5), ids=str)
-def test_beams_of_other_models_equal_a_search_without_a_cache(variant):
-    """`make laws` takes half of the variants."""
-    with jax.enable_x64(True):
-        cfg = dataclasses.replace(MODEL, **variant)
-        params, source = weights(cfg), sources(cfg)
-        mesh = (("expert", 2),)
-        search = BeamSearch(cfg=cfg, sharding=sharding_of(mesh), beam=3)
-        plan = sbp.jit(search, sbp.make_mesh([2], ["expert"]), in_types=(leaf_types(mesh), None))
-        found, logs = plan(params, source), scorer(cfg, params)
-        for place, best in numpy_hypotheses(logs, source, beam=3, alpha=search.alpha).items():
-            assert_same_hypotheses((found.tokens[place], found.scores[place]), best)
+@pytest.mark.parametrize(("mesh", "reorder", "variant"), SEARCHES, ids=str)
+def test_beams_on_a_mesh_equal_a_search_without_a_cache(mesh, reorder, variant):
+    """`make laws` takes half of the meshes, and half of the variants."""
+    cfg, params, source, logs = prepared(**variant)
+    search = BeamSearch(cfg=cfg, sharding=sharding_of(mesh), beam=3, reorder=reorder)
+    names, sizes = zip(*mesh, strict=True)
+    plan = sbp.jit(search, sbp.make_mesh(sizes, names), in_types=(leaf_types(mesh), None))
+    assert_same_lists(plan(params, source), numpy_lists(logs, source, 3, search.alpha))
 
 
 def test_a_beam_that_keeps_all_finds_the_best_of_all_texts():
     """Exhaustive search over a vocabulary of three words and EOS."""
-    with jax.enable_x64(True):
-        cfg = dataclasses.replace(MODEL, groups=1, target_vocab=6, target_length=3)
-        params, source = weights(cfg, seed=1), random_batch(cfg).source
-        logs = scorer(cfg, params)
-        words, every = [t for t in range(6) if t not in (PAD, BOS)], []
-        for length in (1, 2, 3):
-            for ids in itertools.product(words, repeat=length):
-                if EOS in ids[:-1] or (length < 3 and ids[-1] != EOS):
-                    continue  # it goes on behind EOS, or stops without
-                total = sum(logs(source[0, 0], ids[:i])[ids[i]] for i in range(length))
-                every.append((ids, total / norm(length, 0.8)))
-        assert len(every) == 1 + 3 + 9 * 4
-        every.sort(key=lambda h: -h[1])
-        found = on_one_device(BeamSearch(cfg=cfg, beam=36))(params, source)
-        assert_same_hypotheses((found.tokens[0, 0], found.scores[0, 0]), every[:36])
+    cfg = dataclasses.replace(MODEL, groups=1, target_vocab=6, target_length=3)
+    params, source = weights(cfg, seed=1), random_batch(cfg).source
+    logs = scorer(cfg, params)
+    words, every = [t for t in range(6) if t not in (PAD, BOS)], []
+    for length in (1, 2, 3):
+        for ids in itertools.product(words, repeat=length):
+            if EOS in ids[:-1] or (length < 3 and ids[-1] != EOS):
+                continue  # it goes on behind EOS, or stops without
+            total = sum(logs(source[0, 0], ids[:i])[ids[i]] for i in range(length))
+            every.append((ids, total / norm(length, 0.8)))
+    assert len(every) == 1 + 3 + 9 * 4
+    every.sort(key=lambda h: -h[1])
+    found = on_one_device(BeamSearch(cfg=cfg, beam=36))(params, source)
+    assert_same_hypotheses((found.tokens[0, 0], found.scores[0, 0]), every[:36])
 
 
-def test_only_the_reordering_beam_moves_keys_and_values(model):
+def test_only_the_reordering_beam_moves_keys_and_values():
     """Appendix A.1: the flattened beam permutes masks; its program has no gather on a cache, whose
     last dim is the width of a head."""
-    params, source, _ = model
+    _, params, source, _ = prepared()
 
     def gathers(reorder):
         search = BeamSearch(cfg=MODEL, beam=3, reorder=reorder)
@@ -227,3 +222,142 @@ def test_only_the_reordering_beam_moves_keys_and_values(model):
 
     assert not gathers(reorder=False)
     assert gathers(reorder=True)
+
+
+# Mixtral's kind of layer: a router's two experts with SwiGLU in each, rotary, two heads that share
+# keys and values.
+DECODER = dataclasses.replace(
+    CFG,
+    dtype="float64",
+    encoder_layers=0,
+    decoder_layers=2,
+    moe_every=1,
+    kv_heads=1,
+    position="rotary",
+    router="mixtral",
+    dispatch="sort",
+    expert_activation="swiglu",
+    label_smoothing=0.0,
+    aux_coefficient=0.0,
+)
+
+
+def turned(head, place, base=10_000.0):
+    """A head's numbers as complex ones, i and i + D / 2 together, times exp(i * angle)."""
+    half = len(head) // 2
+    out = np.zeros(len(head))
+    for i in range(half):
+        z = complex(head[i], head[half + i]) * np.exp(1j * place * base ** (-2 * i / len(head)))
+        out[i], out[half + i] = z.real, z.imag
+    return out
+
+
+def attended(p, rows, places, sees):
+    """Attention of one sequence [T, M], with loops over tokens and heads."""
+    size, heads, kv = len(rows), p["query"].shape[1], p["key"].shape[1]
+    out = np.zeros_like(rows)
+    for t, h in itertools.product(range(size), range(heads)):
+        shared = h * kv // heads
+        q = turned(rows[t] @ p["query"][:, h], places[t])
+        seen = [u for u in range(size) if sees(t, u)]
+        if not seen:
+            continue
+        scores = [q @ turned(rows[u] @ p["key"][:, shared], places[u]) for u in seen]
+        for u, weight in zip(seen, softmax(np.array(scores)), strict=True):
+            out[t] += weight * (rows[u] @ p["value"][:, shared] @ p["output"][h])
+    return out
+
+
+def normed(rows, scale):
+    return rows / np.sqrt((rows**2).mean(-1, keepdims=True) + 1e-6) * scale
+
+
+def written_out(params, ids):
+    """Logits [T, V] of a row without padding, by Mixtral's text."""
+    x = params["target_embedding"][ids].copy()
+    stack = params["decoder"]
+    for layer in range(DECODER.decoder_layers):
+        p, moe = ({k: w[layer] for k, w in stack[n].items()} for n in ("attention2", "moe"))
+        x += attended(p, normed(x, p["norm"]), range(len(ids)), lambda t, u: u <= t)
+        rows = normed(x, moe["norm"])
+        for t, row in enumerate(rows):
+            logits = row @ moe["gate"]
+            best = ordered(logits)[:2]
+            for e, weight in zip(best, softmax(logits[best]), strict=True):
+                into = row @ moe["expert_in"][e]
+                hidden = into / (1 + np.exp(-into)) * (row @ moe["expert_linear"][e])
+                x[t] += weight * (hidden @ moe["expert_out"][e])
+    return normed(x, params["decoder_norm"]) @ params["logits"] * DECODER.model_dim**-0.5
+
+
+@pytest.fixture(scope="module")
+def params():
+    return weights(DECODER)
+
+
+@pytest.fixture(scope="module")
+def logits_of_row(params):
+    """Logits of the targets of one row, compiled once."""
+    alone = dataclasses.replace(DECODER, groups=1, sequences_per_group=1)
+
+    def run(source, target):
+        return continue_prefix(params, Batch(source, target, target), alone)[0][0]
+
+    return jax.jit(run, compiler_options=QUICK)
+
+
+def test_grouped_heads_turned_by_their_places_equal_loops():
+    rng = np.random.default_rng(0)
+    m, heads, kv, d, n, size = 6, 4, 2, 8, 2, 5
+    shapes = {"query": (m, heads, d), "key": (m, kv, d), "value": (m, kv, d)}
+    p = {k: rng.standard_normal(s) for k, s in shapes.items()}
+    p["output"] = rng.standard_normal((heads, d, m))
+    x, allowed = rng.standard_normal((1, n * size, m)), rng.random((1, n, size, size)) < 0.7
+    allowed |= np.eye(size, dtype=bool)
+    places = rng.integers(0, 50, (1, n, size))
+    rotary = Rotary(jnp.asarray(places), 10_000.0)
+    arrays = jax.tree.map(jnp.asarray, p)
+    memory = keys_values(arrays, jnp.asarray(x), n, rotary)
+    assert memory.keys.shape == (1, n, kv, size, d)
+    found = attention(arrays, jnp.asarray(x), memory, jnp.asarray(allowed), rotary=rotary)
+    for i, rows in enumerate(x.reshape(n, size, m)):
+        want = attended(p, rows, places[0, i], lambda t, u, i=i: allowed[0, i, t, u])
+        np.testing.assert_allclose(found.reshape(n, size, m)[i], want, atol=1e-11)
+
+
+def test_the_whole_model_equals_loops(params, logits_of_row):
+    """Source and target in one row; padding between them has no place."""
+    source = np.array([5, 7, EOS, PAD, PAD, PAD], np.int32)
+    target = np.array([BOS, 9, 4, 11, 6], np.int32)
+    found = logits_of_row(source[None, None], target[None, None])
+    want = written_out(jax.tree.map(np.asarray, params), np.concatenate([source[:3], target]))
+    np.testing.assert_allclose(found, want[3:], rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("reorder", [False, True])
+def test_decoding_with_a_cache_equals_decoding_without(params, logits_of_row, reorder):
+    source = random_batch(DECODER).source
+    search = BeamSearch(cfg=DECODER, beam=3, alpha=1.5, reorder=reorder)
+    want = numpy_lists(log_scorer(logits_of_row, DECODER.target_length), source, 3, 1.5)
+    assert_same_lists(on_one_device(search)(params, source), want)
+
+
+DENSE_SLOTS = {"dispatch": "einsum", "eval_capacity_factor_per_choice": 4.0}  # none is dropped
+DECODER_MESHES = [
+    ((("data", 2), ("expert", 2)), {}),
+    ((("expert", 4),), {"moe_every": 2}),
+    ((("model", 2),), {**DENSE_SLOTS, "heads": 4, "kv_heads": 2}),
+    ((("data", 2), ("model", 2)), {"kv_heads": 1, "position": "sinusoidal", "experts": 0}),
+]
+
+
+@pytest.mark.laws
+@pytest.mark.parametrize(("axes", "options"), sliced(DECODER_MESHES, 0.25, seed=4), ids=str)
+def test_packed_rows_on_a_mesh_equal_a_row_for_each_pair(params, axes, options):
+    apart = random_batch(dataclasses.replace(DECODER, source_length=4, target_length=4))
+    source, target = (
+        np.pad(ids.reshape(-1, 4), ((0, 0), (0, 4))) for ids in (apart.source, apart.target_out)
+    )
+    cfg = dataclasses.replace(DECODER, source_length=8, target_length=8, **options)
+    params = init_params(jax.random.key(0), cfg) if options else params
+    assert_packing_changes_nothing(cfg, params, axes, source, target)

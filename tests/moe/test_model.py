@@ -1,6 +1,9 @@
-"""The MoE layer against a loop over tokens, and properties of the whole model."""
+"""Properties of the whole model, configurations that are refused, and numbers of a step against
+counts by hand and XLA's own count."""
 
 import dataclasses
+import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,16 +11,24 @@ import numpy as np
 import pytest
 
 from examples.gshard.config import override
+from examples.gshard.display import load_bars
 from examples.gshard.presets import preset
 from sbp.errors import SbpError
-from sbp.moe.config import BOS, EOS, PAD, ModelConfig
-from sbp.moe.experts import moe_feed_forward
+from sbp.moe.config import BOS, EOS, PAD
+from sbp.moe.gating import GatingMetrics
 from sbp.moe.layers import dropout
-from sbp.moe.model import Batch, decode, encode, init_params, loss_fn
-from sbp.moe.sharding import PLAIN
+from sbp.moe.metrics import (
+    MetricsLog,
+    Speed,
+    forward_flops,
+    read_metrics,
+    step_flops,
+    summarize,
+    utilisation,
+)
+from sbp.moe.model import Batch, Metrics, decode, encode, init_params, loss_fn
 from sbp.moe.stack import Memory
 from sbp.moe.step import init_state, make_train_step, stacked_dims
-from tests.moe.test_gating import loop_gating
 
 CFG = dataclasses.replace(
     preset("tiny-test").model,
@@ -52,44 +63,6 @@ def random_batch(cfg, seed=0):
     )
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_moe_layer_equals_a_loop_over_tokens(training):
-    rng = np.random.default_rng(0)
-    cfg = dataclasses.replace(
-        CFG, capacity_factor_per_choice=0.5, eval_capacity_factor_per_choice=0.5
-    )
-    g, s, m, h, e = 2, 8, 6, 7, 4
-    p = {
-        "gate": rng.standard_normal((m, e)),
-        "expert_in": rng.standard_normal((e, m, h)),
-        "expert_out": rng.standard_normal((e, h, m)),
-    }
-    x, mask = rng.standard_normal((g, s, m)), rng.random((g, s)) < 0.9
-    with jax.enable_x64(True):
-        key = jax.random.key(3)
-        rnd = np.asarray(jax.random.uniform(key, (g, s)))
-        y, _, _ = moe_feed_forward(
-            jax.tree.map(jnp.asarray, p),
-            jnp.asarray(x),
-            jnp.asarray(mask),
-            cfg,
-            key=key if training else None,
-            sharding=PLAIN,
-        )
-    want = np.zeros_like(x)
-    for i in range(g):
-        combine, *_ = loop_gating(
-            x[i] @ p["gate"], 2, mask=mask[i], rnd=rnd[i] if training else None
-        )
-        for t in range(s):
-            for k in range(e):
-                if weight := combine[t, k].sum():
-                    want[i, t] += weight * (
-                        np.maximum(x[i, t] @ p["expert_in"][k], 0) @ p["expert_out"][k]
-                    )
-    np.testing.assert_allclose(y, want, atol=1e-12)
-
-
 def test_decoder_sees_no_later_token():
     # Capacity must not bind here: a later token's first choice may evict an earlier one's second
     # choice, as the paper has it.
@@ -108,53 +81,23 @@ def test_decoder_sees_no_later_token():
     assert (difference[3:] > 1e-3).all()
 
 
-def test_padding_does_not_reach_real_tokens():
-    cfg = dataclasses.replace(CFG, eval_capacity_factor_per_choice=4.0)
-    params = init_params(jax.random.key(0), cfg)
-    batch = random_batch(cfg)
-    longer = dataclasses.replace(
-        cfg, source_length=cfg.source_length + 2, target_length=cfg.target_length + 3
-    )
-    pad = Batch(
-        *(jnp.pad(x, ((0, 0), (0, 0), (0, n))) for x, n in zip(batch[:3], (2, 3, 3), strict=True))
-    )
-    _, a = loss_fn(params, batch, cfg)
-    _, b = loss_fn(params, pad, longer)
-    np.testing.assert_allclose(a.loss, b.loss, rtol=1e-5)
-    np.testing.assert_allclose(a.aux, b.aux, rtol=1e-5)
-    np.testing.assert_array_equal(a.encoder.load, b.encoder.load)
-
-
-def test_groups_do_not_mix():
-    params = init_params(jax.random.key(0), CFG)
-    batch = random_batch(CFG)
-    embedded = params["source_embedding"][batch.source]
-    assert embedded.shape[0] == 2
-    swapped = jax.tree.map(lambda x: x[::-1], batch)
-    memory, _, _ = encode(params, batch.source, CFG)
-    other, _, _ = encode(params, swapped.source, CFG)
-    np.testing.assert_allclose(memory, other[::-1], atol=1e-6)
-
-
-def test_loss_without_smoothing_is_cross_entropy_and_excludes_aux():
-    cfg = dataclasses.replace(CFG, label_smoothing=0.0)
-    params = init_params(jax.random.key(0), cfg)
-    batch = random_batch(cfg)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss_is_cross_entropy_and_excludes_aux(smoothing):
+    """M5, against the formula; the negative log-likelihood is without smoothing."""
+    cfg = dataclasses.replace(CFG, label_smoothing=smoothing)
+    params, batch = init_params(jax.random.key(0), cfg), random_batch(cfg)
     total, metrics = loss_fn(params, batch, cfg)
     memory, _, _ = encode(params, batch.source, cfg)
     logits, _, _ = decode(params, Memory(memory, batch.source), batch.target_in, cfg)
     logits = np.asarray(logits, np.float64)
     labels = batch.target_out.reshape(logits.shape[:2])
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    real = labels != PAD
-    nll = -np.take_along_axis(log_p, np.asarray(labels)[..., None], -1)[..., 0][real].mean()
-    np.testing.assert_allclose(metrics.loss, nll, rtol=1e-5)
+    exact = np.eye(cfg.target_vocab)[labels]
+    smoothed = (1 - smoothing) * exact + smoothing / cfg.target_vocab
+    loss, nll = (-(q * log_p).sum(-1)[labels != PAD].mean() for q in (smoothed, exact))
+    np.testing.assert_allclose(metrics.loss, loss, rtol=1e-5)
     np.testing.assert_allclose(metrics.nll, nll, rtol=1e-5)
-    np.testing.assert_allclose(total, nll + cfg.aux_coefficient * 2 * metrics.aux, rtol=1e-5)
-    smoothed = dataclasses.replace(cfg, label_smoothing=0.1)
-    q = 0.9 * np.eye(cfg.target_vocab)[labels] + 0.1 / cfg.target_vocab
-    want = -(q * log_p).sum(-1)[real].mean()
-    np.testing.assert_allclose(loss_fn(params, batch, smoothed)[1].loss, want, rtol=1e-5)
+    np.testing.assert_allclose(total, loss + cfg.aux_coefficient * 2 * metrics.aux, rtol=1e-5)
 
 
 def test_steps_are_deterministic_and_remat_changes_nothing():
@@ -173,19 +116,6 @@ def test_steps_are_deterministic_and_remat_changes_nothing():
         losses.append(run)
     assert losses[0] == losses[1]
     np.testing.assert_allclose(losses[0], losses[2], rtol=1e-5)
-
-
-def test_float64_reaches_the_router_and_the_optimizer():
-    with jax.enable_x64(True):
-        cfg = dataclasses.replace(CFG, dtype="float64")
-        train = preset("tiny-test").train
-        state = init_state(cfg, train)
-        state, metrics = jax.jit(make_train_step(cfg, train), compiler_options=QUICK)(
-            state, random_batch(cfg)
-        )
-        assert metrics.loss.dtype == metrics.aux.dtype == jnp.float64
-        assert all(x.dtype == jnp.float64 for x in jax.tree.leaves(state.params))
-        assert all(x.dtype == jnp.float64 for x in jax.tree.leaves(state.optimizer.v_row))
 
 
 def test_dropout_keeps_the_mean():
@@ -211,21 +141,6 @@ def test_a_dense_model_has_the_layers_of_two_experts():
     assert all(np.any(g) for g in jax.tree.leaves(grads["decoder"]["wide"]))
 
 
-def test_parameter_counts_are_the_papers():
-    for name, experts_total, params_2_30 in (
-        ("gshard-36l-2048e", 36864, 576.8),
-        ("gshard-12l-128e", 768, 12.3),
-    ):
-        cfg = preset(name).model
-        shapes = jax.eval_shape(lambda cfg=cfg: init_params(jax.random.key(0), cfg))
-        sizes = jax.tree.map(lambda x: x.size, shapes)
-        total = sum(jax.tree.leaves(sizes))
-        stacked = [shapes[side]["moe"]["expert_in"].shape[:2] for side in ("encoder", "decoder")]
-        assert sum(pairs * e for pairs, e in stacked) == experts_total
-        # The paper counts one target table for embedding and logits; here they are two.
-        assert abs((total - cfg.target_vocab * cfg.model_dim) / 2**30 - params_2_30) < 0.05
-
-
 def test_stacked_dims_mark_layers_and_experts():
     depths = stacked_dims(jax.eval_shape(lambda: init_params(jax.random.key(0), CFG)))
     assert depths["logits"] == 0
@@ -233,46 +148,173 @@ def test_stacked_dims_mark_layers_and_experts():
     assert depths["decoder"]["moe"]["expert_out"] == 2
 
 
-def test_bad_options_name_the_nearest():
-    with pytest.raises(SbpError, match=r'no preset \'tiny_mt\'; did you mean "tiny-mt"'):
-        preset("tiny_mt")
-    with pytest.raises(SbpError, match=r'no option \'expert\'; did you mean "experts"'):
-        override(CFG, {"expert": "4"})
-    with pytest.raises(SbpError, match="experts needs a value like 4, not 'many'"):
-        override(CFG, {"experts": "many"})
-    with pytest.raises(SbpError, match="layers come in pairs"):
-        ModelConfig(encoder_layers=3)
-    assert override(CFG, {"remat": "false", "dropout": "0.2"}).dropout == 0.2
+MODELS = [
+    ({"expert": "4"}, r"no option 'expert'; did you mean \"experts\""),
+    ({"experts": "many"}, "experts needs a value like 8, not 'many'"),
+    ({"encoder_layers": "3"}, "layers come in pairs"),
+    ({"model_dim": "0"}, "model_dim is 0; it must be at least 1"),
+    ({"groups": "-2"}, "groups is -2"),
+    ({"dropout": "1"}, "dropout is 1.0; it must be at least 0 and below 1"),
+    ({"dropout": "nan"}, "dropout is nan"),
+    ({"aux_coefficient": "inf"}, "aux_coefficient is inf; .* a finite number"),
+    ({"dtype": "bfloat"}, "dtype is 'bfloat'; did you mean \"bfloat16\""),
+    ({"counter": "papers"}, "counter is 'papers'; did you mean \"paper\""),
+    ({"router": "mixtrall"}, "router is 'mixtrall'; did you mean \"mixtral\""),
+    ({"dispatch": "sorted"}, "dispatch is 'sorted'; did you mean \"sort\""),
+    ({"router": "expert_choice"}, "looks at later tokens, which a decoder must not; set decod"),
+    ({"router": "switch", "experts_per_token": "2"}, '"switch" has 1 experts for each token'),
+    ({"router": "top_k", "experts_per_token": "9"}, "experts_per_token is 9, of 8 experts"),
+    ({"router": "switch", "normalise": "after"}, 'but the weights of router "switch"'),
+    ({"router": "top_k", "counter": "paper"}, 'counter "paper" lets choices that random'),
+    ({"router": "noisy_top_k", "aux_scale": "paper"}, "has variances"),
+    (
+        {"router": "expert_choice", "decoder_router": "top2", "dispatch": "sort"},
+        'dispatch "sort" has no capacity',
+    ),
+    ({"experts": "0", "shared_experts": "1"}, "shared_experts stand beside routed ones"),
+    ({"router_z_loss": "-1"}, "router_z_loss is -1.0"),
+    ({"shared_experts": "-1"}, "shared_experts is -1"),
+    ({"kv_heads": "3"}, "kv_heads is 3; it must divide the 2 heads"),
+    ({"head_dim": "5", "position": "rotary"}, "head_dim is 5; rotary"),
+    ({"position": "rotaty"}, 'did you mean "rotary"'),
+    ({"encoder_layers": "0", "target_vocab": "30"}, "has one vocabulary"),
+    ({"encoder_layers": "0", "decoder_router": "switch"}, "set router"),
+    ({"moe_every": "3"}, "moe_every is 3"),
+    ({"rounding": "stochastic"}, 'rounding "stochastic" is for param_dtype "bfloat16"'),
+    ({"dtype": "float64", "param_dtype": "bfloat16"}, "parameters are float64"),
+    ({"rounding": "random"}, "rounding is 'random'"),
+]
+RUNS = [
+    ({"seed": "-5"}, "seed is -5"),
+    ({"learning_rate": "nan"}, "learning_rate is nan"),
+    ({"learning_rate": "-1"}, "learning_rate is -1.0"),
+    ({"steps": "0"}, "steps is 0; it must be at least 1"),
+    ({"corpus": "catalogs"}, "corpus is 'catalogs'; did you mean \"catalogues\""),
+]
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model_dim": "0"}, "model_dim is 0; it must be at least 1"),
-        ({"groups": "-2"}, "groups is -2"),
-        ({"dropout": "1"}, "dropout is 1.0; it must be at least 0 and below 1"),
-        ({"dropout": "nan"}, "dropout is nan"),
-        ({"aux_coefficient": "inf"}, "aux_coefficient is inf; .* a finite number"),
-        ({"dtype": "bfloat"}, "dtype is 'bfloat'; did you mean \"bfloat16\""),
-        ({"counter": "papers"}, "counter is 'papers'; did you mean \"paper\""),
-    ],
+    ("part", "options", "message"),
+    [(part, *row) for part, table in (("model", MODELS), ("train", RUNS)) for row in table],
 )
-def test_a_model_that_cannot_be_is_refused(options, message):
+def test_a_configuration_that_cannot_be_is_refused(part, options, message):
     with pytest.raises(SbpError, match=message) as caught:
-        override(CFG, options)
+        override(getattr(preset("tiny-test"), part), options)
     assert caught.value.code == "unknown-option"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seed": "-5"}, "seed is -5"),
-        ({"learning_rate": "nan"}, "learning_rate is nan"),
-        ({"learning_rate": "-1"}, "learning_rate is -1.0"),
-        ({"steps": "0"}, "steps is 0; it must be at least 1"),
-        ({"corpus": "catalogs"}, "corpus is 'catalogs'; did you mean \"catalogues\""),
-    ],
-)
-def test_a_run_that_cannot_be_is_refused(options, message):
-    with pytest.raises(SbpError, match=message):
-        override(preset("tiny-test").train, options)
+def test_text_is_read_as_the_type_of_its_option():
+    found = override(CFG, {"remat": "false", "dropout": "0.2"})
+    assert (found.remat, found.dropout) == (False, 0.2)
+    with pytest.raises(SbpError, match=r'no preset \'tiny_mt\'; did you mean "tiny-mt"'):
+        preset("tiny_mt")
+
+
+MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
+
+
+def side(load, demand, entropy=4.0):
+    counts = ([10.0], [load], [1.0], [3.0], [8.0], [demand], [entropy])
+    return GatingMetrics(*(np.asarray(x, np.float32) for x in counts))
+
+
+def test_summary_recounts_drops():
+    encoder, decoder = side([6.0, 2.0], [9.0, 3.0]), side([8.0, 0.0], [12.0, 0.0])
+    aux = np.asarray([1.0, 1.2], np.float32)
+    values = summarize(
+        Metrics(1.0, 0.9, 1.1, 0.5, encoder, decoder, 2.0, 0.0, 3.0, 0.1, aux)  # pyright: ignore[reportArgumentType]  # floats serve
+    )
+    assert values["tokens"] == 20 and values["skipped_steps"] == 3
+    assert values["drop"] == pytest.approx(8 / 24)
+    assert values["imbalance"] == 2.0
+    assert values["encoder/0/load"] == [6, 2] and values["decoder/0/load"] == [8, 0]
+    assert (values["encoder/0/unused"], values["decoder/0/unused"]) == (0, 1)
+    assert values["encoder/0/drop"] == pytest.approx(4 / 12)
+    assert values["encoder/0/entropy"] == pytest.approx(0.4)
+    assert values["decoder/0/aux"] == pytest.approx(1.2)
+
+
+def test_a_dense_model_has_no_numbers_of_experts():
+    none = side([0.0], [0.0])
+    values = summarize(Metrics(1.0, 0.9, 0.0, 0.5, none, none))  # pyright: ignore[reportArgumentType]  # floats serve
+    assert not {"aux", "drop", "skipped", "imbalance"} & set(values)
+    assert not [name for name in values if "/" in name]
+
+
+def test_bars_of_many_experts_share():
+    assert load_bars(np.ones(2048)) == "▅" * 32
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
+def test_the_rate_and_the_count_of_skipped_steps(optimizer):
+    """The schedule goes by updates, not by steps: a step that was skipped does not count."""
+    train = dataclasses.replace(
+        TRAIN, optimizer=optimizer, schedule="linear", learning_rate=1.0, steps=10
+    )
+    step = jax.jit(make_train_step(MODEL, train), compiler_options=QUICK)
+    good, batch = init_state(MODEL, train), random_batch(MODEL, 0)
+    after, metrics = step(good, batch)
+    assert (float(metrics.learning_rate), float(metrics.skipped_steps)) == (1.0, 0.0)
+    bad = jax.tree.map(lambda x: x * math.nan, after.params)
+    worse, metrics = step(after._replace(params=bad), batch)
+    np.testing.assert_allclose(metrics.learning_rate, 0.9, rtol=1e-6)
+    assert float(metrics.skipped_steps) == 1.0
+    _, metrics = step(worse._replace(params=after.params), batch)
+    np.testing.assert_allclose(metrics.learning_rate, 0.9, rtol=1e-6)
+    assert float(metrics.skipped_steps) == 1.0
+
+
+def test_operations_are_those_that_xla_counts():
+    """Of a dense model without dropout and one layer pair on each side, since XLA counts the body
+    of a loop once."""
+    model = dataclasses.replace(
+        MODEL, experts=0, model_dim=64, ffn_dim=256, expert_dim=128, dropout=0.0, remat=False
+    )
+    params, batch = init_params(jax.random.key(0), model), random_batch(model, 0)
+
+    def loss(params):
+        return loss_fn(params, batch, model)[0]
+
+    forward = jax.jit(loss, compiler_options=QUICK).lower(params).compile().cost_analysis()
+    both = jax.jit(jax.grad(loss), compiler_options=QUICK).lower(params).compile().cost_analysis()
+    assert forward is not None and both is not None
+    np.testing.assert_allclose(sum(forward_flops(model).values()), forward["flops"], rtol=0.05)
+    np.testing.assert_allclose(step_flops(model), both["flops"], rtol=0.05)
+
+
+def test_operations_of_the_papers_model_by_hand():
+    """GShard's 12 layers and 128 experts: each side has 6 layers, 3 of them MoE."""
+    model = preset("gshard-12l-128e").model
+    n, m, width, h, e, v = 128 * 16 * 128, 1024, 16 * 128, 8192, 128, 32_000
+    want = {
+        "projections": 2 * n * (6 + 6 + 6) * 4 * m * width,
+        "scores": 2 * n * (6 + 6 + 6) * 2 * 128 * width,
+        "dense": 2 * n * (3 + 3) * 2 * m * h,
+        "router": 2 * n * (3 + 3) * m * e,
+        "experts": 2 * n * (3 + 3) * 2 * 2 * m * h,
+        "logits": 2 * n * m * v,
+    }
+    assert dict(forward_flops(model)) == want
+    assert step_flops(model) == 3 * sum(want.values())
+    assert utilisation(3e12, 2.0, 6e12) == 0.25
+    rates = Speed(flops=3e12, peak=6e12).rates(100.0, 2.0)
+    assert (rates["tokens_per_second"], rates["mfu"]) == (50.0, 0.25)
+
+
+def test_the_file_goes_on_behind_the_checkpoint(tmp_path):
+    with MetricsLog(tmp_path, 0) as log:
+        for step in range(1, 6):
+            log.write(step, {"loss": float(step), "encoder/0/load": [1.0, 2.0]})
+    damaged = (tmp_path / "metrics.jsonl").read_bytes().replace(b'"step": 2', b'"st\xffp": 2')
+    (tmp_path / "metrics.jsonl").write_bytes(damaged + b"[]\n")
+    # Killed while it wrote step 6; the checkpoint is of step 3.
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')
+    with MetricsLog(tmp_path, 3) as log:
+        log.write(4, {"loss": math.nan, "grad_norm": math.inf})
+    steps = read_metrics(tmp_path)
+    assert [one["step"] for one in steps] == [1, 3, 4]
+    assert steps[0] == {"step": 1, "loss": 1.0, "encoder/0/load": [1.0, 2.0]}
+    assert steps[2] == {"step": 4, "loss": None, "grad_norm": None}
+    for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))

@@ -1,18 +1,24 @@
-"""Several pairs in one row of a batch, against a row for each."""
+"""Several pairs in one row of a batch, against a row for each; and each process makes its rows of a
+batch, and those of all are the batch of one process."""
 
 import dataclasses
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import sbp
 from examples.gshard.data import Encoded, batches, make_batch, pack
 from examples.gshard.presets import preset
 from sbp.moe.config import BOS, EOS
+from sbp.moe.hosts import BatchPart
 from sbp.moe.model import init_params, loss_fn
 from sbp.moe.packing import Segments
-from sbp.moe.sharding import PLAIN, sharding_of
+from sbp.moe.sharding import PLAIN, leaf_types, sharding_of
+from sbp.moe.step import batch_shapes
+from tests.moe.steps import assert_leaves_close
+from tests.moe.test_model import QUICK
 from tests.slices import sliced
 
 LONG, MANY = 16, 60
@@ -72,6 +78,8 @@ def test_each_target_starts_behind_its_own_bos():
     batch = make_batch(target, target, cfg, Segments(numbers, numbers))
     assert batch.target_in[0].tolist() == [[BOS, 7, 8, BOS, 9, 0], [0] * 6]
     assert batch.segments.target[0].tolist() == [numbers[0].tolist(), [0] * 6]
+    alone = np.array([[7, 8, EOS], [9, EOS, 0]], np.int32)
+    assert make_batch(alone, alone, cfg).target_in[0].tolist() == [[BOS, 7, 8], [BOS, 9, 0]]
 
 
 VARIANTS = [
@@ -83,49 +91,93 @@ VARIANTS = [
 ]
 
 
-def gradients_of_the_sum(cfg, sharding=PLAIN):
-    """Loss and gradients, added up over tokens and not averaged."""
+def assert_packing_changes_nothing(cfg, params, axes, source, target):
+    """Loss and gradients, added up over tokens and not averaged, are those of a row for each pair:
+    packed on one device, and packed on a mesh."""
 
-    def loss(params, batch):
-        return loss_fn(params, batch, cfg, sharding=sharding, share=(1.0, 1))[0]
+    def summed(sharding):
+        return jax.value_and_grad(
+            lambda p, batch: loss_fn(p, batch, cfg, sharding=sharding, share=(1.0, 1))[0]
+        )
 
-    return jax.value_and_grad(loss)
+    rows = pack(source, target, seed=0)
+    assert len(rows.source) < len(source)
+    together = make_batch(rows.source, rows.target, cfg, rows.segments)
+    alone = jax.jit(summed(PLAIN), compiler_options=QUICK)
+    loss, grads = alone(params, make_batch(source, target, cfg))
+    names, sizes = zip(*axes, strict=True)
+    mesh, types = sbp.make_mesh(sizes, names), (leaf_types(axes), None)
+    for step in (alone, sbp.jit(summed(sharding_of(axes)), mesh, types)):
+        got, slopes = step(params, together)
+        np.testing.assert_allclose(got, loss, rtol=1e-11)
+        assert_leaves_close(slopes, grads, 1e-9, 1e-9)
 
 
 @pytest.mark.laws
 @pytest.mark.parametrize(("axes", "options"), sliced(VARIANTS, 0.2), ids=str)
 def test_a_packed_batch_has_the_loss_and_the_gradients_of_its_pairs(axes, options):
     """M2. Pairs see neither each other nor each other's places; also on a mesh."""
-    source, target = drawn(0)
-    packed = pack(source, target, seed=0)
     with jax.enable_x64(True):
         cfg = dataclasses.replace(MODEL, **options)
-        params = init_params(jax.random.key(0), cfg)
-        apart = make_batch(source, target, cfg)
-        together = make_batch(packed.source, packed.target, cfg, packed.segments)
-        loss, grads = jax.jit(gradients_of_the_sum(cfg))(params, apart)
-        names, sizes = zip(*axes, strict=True)
-        mesh = sbp.make_mesh(sizes, names)
-        for step in (
-            jax.jit(gradients_of_the_sum(cfg)),
-            sbp.jit(gradients_of_the_sum(cfg, sharding_of(axes)), mesh),
-        ):
-            got, slopes = step(params, together)
-            np.testing.assert_allclose(got, loss, rtol=1e-11)
-            for a, b in zip(*map(jax.tree.leaves, (slopes, grads)), strict=True):
-                np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9 * float(np.abs(b).max()))
+        assert_packing_changes_nothing(cfg, init_params(jax.random.key(0), cfg), axes, *drawn(0))
 
 
-def test_packed_batches_resume():
-    source, target = drawn(1)
-    cfg = dataclasses.replace(MODEL, groups=2, sequences_per_group=2)
-    encoded = Encoded(source=source, target=target, kept=tuple(range(MANY))).packed(3)
-    assert encoded.filled > 1.5 * np.mean([source != 0, target != 0])
-    first = batches(encoded, cfg, 3)
-    next(first)
-    state = first.get_state()
-    wanted = [next(first) for _ in range(20)]  # more than an epoch
-    second = batches(encoded, cfg, 3)
-    second.set_state(state)
-    for want in wanted:
-        jax.tree.map(np.testing.assert_array_equal, next(second), want)
+PARTS = dataclasses.replace(preset("tiny-test").model, groups=8, sequences_per_group=2)
+
+
+def text(rows):
+    """Rows of ids that are all different."""
+    rng = np.random.default_rng(0)
+    source, target = (rng.integers(4, 2**30, (rows, 16), np.int32) for _ in range(2))
+    numbers = np.ones((rows, 16), np.int32)
+    segments = Segments(numbers, numbers * 2)
+    return Encoded(source=source, target=target, kept=tuple(range(rows)), segments=segments)
+
+
+def mesh_of(devices, **axes):
+    return jax.sharding.Mesh(np.asarray(devices).reshape(tuple(axes.values())), tuple(axes))
+
+
+DEVICES = jax.devices()[:8]
+TURNED = [DEVICES[i] for i in (0, 4, 1, 5, 2, 6, 3, 7)]  # groups of a process are not neighbours
+
+
+@pytest.mark.parametrize("rows", [100, 11])  # 11 do not fill a batch
+@pytest.mark.parametrize(
+    ("mesh", "spec", "groups"),
+    [
+        (mesh_of(DEVICES, data=8), PartitionSpec("data"), [0, 1, 2, 3]),
+        (mesh_of(TURNED, data=8), PartitionSpec("data"), [0, 2, 4, 6]),
+        (mesh_of(DEVICES, data=2, expert=4), PartitionSpec("expert"), range(8)),
+        (mesh_of(TURNED, expert=4, model=2), PartitionSpec("expert", None, "model"), range(8)),
+        (mesh_of(DEVICES, data=8), PartitionSpec(), range(8)),
+    ],
+    ids=["split", "turned", "copied", "tokens", "whole"],
+)
+def test_the_parts_of_two_processes_are_the_batch_of_one(mesh, spec, groups, rows):
+    encoded, shapes = text(rows), batch_shapes(PARTS, packed=True)
+    shardings = jax.tree.map(lambda _: NamedSharding(mesh, spec), shapes)
+    parts = [BatchPart.of(shardings, shapes, half) for half in (DEVICES[:4], DEVICES[4:])]
+    assert parts[0].groups.tolist() == list(groups)
+    assert {*parts[0].groups, *parts[1].groups} == set(range(8))
+    every = batches(encoded, PARTS, 3)
+    makers = [batches(encoded, PARTS, 3, part.groups) for part in parts]
+    for _ in range(9):  # more than an epoch
+        batch = next(every)
+        for part, made in zip(parts, map(next, makers), strict=True):
+            for whole, mine in zip(jax.tree.leaves(batch), jax.tree.leaves(made), strict=True):
+                np.testing.assert_array_equal(whole[part.groups], mine)
+    assert every.get_state() == makers[0].get_state() == makers[1].get_state()
+
+
+def test_a_process_with_all_devices_places_the_whole_batch():
+    shapes = batch_shapes(PARTS, packed=True)
+    mesh = mesh_of(TURNED, data=4, model=2)
+    sharding = NamedSharding(mesh, PartitionSpec("data", None, "model"))
+    shardings = jax.tree.map(lambda _: sharding, shapes)
+    part = BatchPart.of(shardings, shapes)
+    batch = next(batches(text(100), PARTS, 3, part.groups))
+    placed = part.place(batch)
+    for want, got in zip(jax.tree.leaves(batch), jax.tree.leaves(placed), strict=True):
+        assert got.sharding == sharding
+        np.testing.assert_array_equal(got, want)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 
 import sbp
@@ -42,30 +43,18 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def adam(params: Any, grads: Any, state: Any) -> tuple[Any, Any]:
-    """An update with two moments."""
-    count = state["count"] + 1
-    m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["m"], grads)
-    v = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, state["v"], grads)
-    params = jax.tree.map(
-        lambda p, m, v: p - 0.01 * m / (1 - 0.9**count) / (jnp.sqrt(v / (1 - 0.99**count)) + 1e-3),
-        params,
-        m,
-        v,
-    )
-    return params, {"m": m, "v": v, "count": count}
+OPTIMIZER = optax.adam(0.01, 0.9, 0.99, 1e-3)
 
 
 def train_step(params: Any, state: Any, x: Any, y: Any) -> tuple[Any, Any, Any]:
     """A step of a network of two layers."""
 
     def loss(params: Any) -> Any:
-        h = jax.nn.relu(x @ params["w1"] + params["b1"])
-        return ((h @ params["w2"] - y) ** 2).mean()
+        return ((jax.nn.relu(x @ params["w1"] + params["b1"]) @ params["w2"] - y) ** 2).mean()
 
     value, grads = jax.value_and_grad(loss)(params)
-    params, state = adam(params, grads, state)
-    return params, state, value
+    updates, state = OPTIMIZER.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, value
 
 
 def _training(axes: tuple[str, ...], batch: int, hidden: int) -> Case:
@@ -75,8 +64,7 @@ def _training(axes: tuple[str, ...], batch: int, hidden: int) -> Case:
         "b1": np.zeros(hidden, np.float32),
         "w2": 0.3 * numbers(hidden, 8, seed=2),
     }
-    zeros = jax.tree.map(np.zeros_like, params)
-    state = {"m": zeros, "v": jax.tree.map(np.copy, zeros), "count": np.float32(0)}
+    state = jax.device_get(OPTIMIZER.init(params))
     split = {"w1": f"{model}:S(1)", "b1": None, "w2": f"{model}:S(0)"} if len(axes) > 1 else None
     rows = "data:S(0)"
     return Case(

@@ -1,19 +1,25 @@
-"""Arguments in several processes: NumPy arrays as in `jax.jit`, parts of each process, arrays that
-are moved."""
+"""Arguments in several processes: NumPy arrays as in `jax.jit`, parts of each process by
+`plan.place` and `sbp.Padded.of(.., shape=)`, uneven splits included, and arrays that are moved.
+Processes that are about to run different things get one error, all of them, and do not hang."""
 
 from __future__ import annotations
 
+import pickle
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import sbp
+from sbp import _jax
+from sbp.run import joint
 from tests.multiprocess.programs import numbers
-from tests.multiprocess.world import assert_shards, mesh_of, put
+from tests.multiprocess.world import assert_shards, in_all, mesh_of, put
 
 pytestmark = pytest.mark.multiprocess
 
@@ -28,8 +34,8 @@ def test_numpy_arrays_that_are_free_are_one_global_value():
     mesh = mesh_of("2x4")
     f = sbp.jit(lambda x, y, n: (x @ y.T + n, y.sum()), mesh)
     got = f(X, X.astype(np.float64), 3.0)
-    sharding = f.plan(X, X, 3.0).in_shardings[0]
-    assert not sharding.is_fully_replicated  # so each process took its part
+    # Each process took its part.
+    assert not f.plan(X, X, 3.0).in_shardings[0].is_fully_replicated
     assert_shards(got, (X @ X.T + 3, X.sum()))
 
 
@@ -72,19 +78,28 @@ def test_each_process_gives_its_part(name: str):
             for i in sharding.addressable_devices_indices_map(X.shape).values()
         }
     )
-    mine = X[rows[0][0] : rows[-1][1]]
-    x = jax.make_array_from_process_local_data(sharding, mine, X.shape)
+    x = jax.make_array_from_process_local_data(sharding, X[rows[0][0] : rows[-1][1]], X.shape)
     with warnings.catch_warnings(action="error"):
         assert_shards(f(x), (X.sum(0), X[::-1]))
 
 
-def test_arrays_on_devices_of_this_process_are_one_global_value():
+def of_this_process(mesh):
+    """Equal arrays on devices of each process."""
+    return [jax.device_put(X, jax.local_devices()[k]) for k in (-1, 0)]
+
+
+def of_all_processes(mesh):
+    return [put(X, mesh, *spec) for spec in (("data",), (None, "model"), ("data",))]
+
+
+@pytest.mark.parametrize("make", [of_this_process, of_all_processes])
+def test_arrays_in_another_sharding_are_moved_with_one_warning(make):
     mesh = mesh_of("2x4")
-    f = sbp.jit(times_two, mesh, in_types="data:S(0)")
+    f = sbp.jit(times_two, mesh, in_types="model:S(0)")
     assert_shards(f(jnp.asarray(X)), X * 2)
     with pytest.warns(sbp.SbpWarning, match="input-moved") as given:
-        assert_shards(f(jax.device_put(X, jax.local_devices()[-1])), X * 2)
-        assert_shards(f(jax.device_put(X, jax.local_devices()[0])), X * 2)
+        for x in make(mesh):
+            assert_shards(f(x), X * 2)
     assert len(given) == 1
 
 
@@ -97,15 +112,6 @@ def test_keys():
     assert_shards(f(keys), want, exact=True)
     with pytest.warns(sbp.SbpWarning, match="input-moved"):
         assert_shards(f(jax.device_put(keys, jax.local_devices()[-1])), want, exact=True)
-
-
-def test_global_arrays_in_another_sharding_are_moved_with_one_warning():
-    mesh = mesh_of("2x4")
-    f = sbp.jit(times_two, mesh, in_types="model:S(0)")
-    with pytest.warns(sbp.SbpWarning, match="input-moved") as given:
-        for spec in (("data",), (None, "model"), ("data",)):
-            assert_shards(f(put(X, mesh, *spec)), X * 2)
-    assert len(given) == 1
 
 
 def test_a_warning_is_given_once_in_each_process():
@@ -133,3 +139,247 @@ def test_a_mesh_of_one_process():
     got = sbp.jit(lambda x: (x * factor).sum(0), mesh, in_types="data:S(0)")(X)
     assert got.sharding.device_set == set(here)
     np.testing.assert_allclose(got, (X * factor).sum(0), rtol=2e-5, atol=2e-5)
+
+
+W, ROWS = numbers(13, 7), numbers(16, 13, seed=1)
+LAYOUTS = [
+    ("8", "data:S(0)"),
+    ("8", "data:S(1)"),
+    ("2x4", "data:S(0)"),
+    ("2x4", "data:S(0) model:S(0)"),
+    ("2x4", "data:S(1) model:S(0)"),
+    ("2x2x2", "data:S(0) model:S(1) expert:S(0)"),
+]
+
+
+def owner(k: int, size: int, counts: list[int]) -> list[int]:
+    """On which index of each mesh axis an element of a dim lives."""
+    where = []
+    for n in counts:
+        size = -(-size // n)
+        where.append(k // size)
+        k %= size
+    return where
+
+
+def own_part(x: np.ndarray, t: str, mesh: Any) -> np.ndarray:
+    """The elements that devices of this process hold, found element by element."""
+    atoms, names = sbp.parse(t), list(mesh.axis_names)
+    here = [
+        dict(zip(names, at, strict=True))
+        for at in np.ndindex(mesh.devices.shape)
+        if mesh.devices[at].process_index == jax.process_index()
+    ]
+    for dim in range(x.ndim):
+        axes = [a for a in names if atoms.get(a) == sbp.S(dim)]
+        counts = [mesh.shape[a] for a in axes]
+        held = [[device[a] for a in axes] for device in here]
+        size = x.shape[dim]
+        x = np.take(x, [k for k in range(size) if owner(k, size, counts) in held], dim)
+    return x
+
+
+@pytest.mark.parametrize(("mesh_name", "t"), LAYOUTS)
+def test_a_padded_array_of_parts(mesh_name: str, t: str):
+    mesh = mesh_of(mesh_name)
+    of_part = sbp.Padded.of(own_part(W, t, mesh), t, mesh, shape=W.shape)
+    whole = sbp.Padded.of(W, t, mesh)
+    for held in (of_part, whole):
+        assert held.type == sbp.parse(t) and not held.parts.is_fully_addressable
+        assert_shards(held.full(), W, exact=True)
+    for a, b in zip(of_part.parts.addressable_shards, whole.parts.addressable_shards, strict=True):
+        np.testing.assert_array_equal(a.data, b.data)
+
+
+@pytest.mark.parametrize(("mesh_name", "t"), [LAYOUTS[0], LAYOUTS[3], LAYOUTS[5]])
+def test_training_on_parts(mesh_name: str, t: str):
+    """Weights are the whole in every process, or its part; rows of the batch are its own."""
+    mesh = mesh_of(mesh_name)
+
+    def step(w, x):
+        loss, g = jax.value_and_grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
+        return w - 0.1 * g, loss
+
+    held = sbp.padded(t)
+    f = sbp.jit(step, mesh, (held, "data:S(0)"), (held, None), donate_argnums=0)
+    plan = f.plan(
+        jax.ShapeDtypeStruct(W.shape, W.dtype), jax.ShapeDtypeStruct(ROWS.shape, ROWS.dtype)
+    )
+    rows = own_part(ROWS, "data:S(0)", mesh)
+    for start in (W, own_part(W, t, mesh)):
+        w, want = start, W
+        for _ in range(2):
+            w, x = plan.place(w, rows)
+            w, loss = plan(w, x)
+            want, wanted = jax.jit(step)(want, ROWS)
+            assert_shards(loss, wanted)
+        assert isinstance(w, sbp.Padded)
+        assert_shards(w.full(), want)
+
+
+def test_parts_of_even_arrays_and_statics():
+    mesh = mesh_of("2x4")
+    t = "data:S(0) model:S(1)"
+    f = sbp.jit(lambda x, n, y: (x * n).sum(0) + y, mesh, (t, None), static_argnums=1)
+    x = numbers(16, 8)
+    plan = f.plan(jax.ShapeDtypeStruct(x.shape, x.dtype), 3, 1.0)
+    for given in (x, own_part(x, t, mesh)):
+        placed = plan.place(given, 3, 1.0)
+        assert placed[1:] == (3, 1.0) and placed[0].sharding == plan.in_shardings[0]
+        assert_shards(f(*placed), (x * 3).sum(0) + 1.0)
+
+
+def test_what_is_refused():
+    mesh = mesh_of("8")
+    f = sbp.jit(lambda w: w * 2, mesh, sbp.padded("data:S(0)"))
+    with pytest.raises(ValueError, match=r"argument w is pinned data:S\(0\) .*plan\.place"):
+        f(W)
+    plan = f.plan(jax.ShapeDtypeStruct(W.shape, W.dtype))
+    part = own_part(W, "data:S(0)", mesh)
+    said = (
+        "input w: an array of shape \\(12, 7\\) is neither the whole, \\(13, 7\\), nor the part of"
+    )
+    with pytest.raises(sbp.SbpError, match=f"{said} process .*, \\({len(part)}, 7\\)"):
+        plan.place(W[:12])
+    with pytest.raises(sbp.SbpError, match="input w is int32; the plan takes float32"):
+        plan.place(W.astype(np.int32))
+    with pytest.raises(sbp.SbpError, match=r"place got 2 arguments, .* takes 1"):
+        plan.place(W, W)
+    (w,) = plan.place(part)
+    with pytest.raises(ValueError, match="parts on devices of other processes; call"):
+        np.asarray(w)
+
+
+def test_a_padded_array_of_the_host_is_one_global_value():
+    """A saved one says its true shape, so it cannot be taken for a part."""
+    mesh = mesh_of("8")
+    saved = pickle.dumps(jax.tree.map(np.asarray, sbp.Padded.of(W, "data:S(0)", _alone())))
+    f = sbp.jit(lambda w: w * 2, mesh)
+    assert_shards(f(pickle.loads(saved)), W * 2)
+    with pytest.warns(sbp.SbpWarning, match="input-moved"):
+        assert_shards(f(sbp.Padded.of(W, "data:S(0)", _alone())), W * 2)
+
+
+def _alone() -> Any:
+    """A mesh of this process's devices."""
+    return jax.sharding.Mesh(np.array(jax.local_devices()), ("data",))
+
+
+LAST = jax.process_count() - 1
+
+
+def i_differ() -> bool:
+    return jax.process_index() == LAST
+
+
+def square(x):
+    return x @ x.T
+
+
+def on_rows(fn, **options):
+    return sbp.jit(fn, mesh_of("2x4"), in_types="data:S(0)", **options)
+
+
+CALLS = [
+    (
+        lambda d: sbp.jit(square, sbp.make_mesh((4, 2) if d else (2, 4), ("data", "model"))),
+        lambda d: X,
+        "its mesh differs: data=2 model=4 on cpu devices",
+    ),
+    (
+        lambda d: sbp.jit(square, Mesh(np.roll(np.array(jax.devices()), int(d)), ("data",))),
+        lambda d: X,
+        "its mesh differs: data=8 on cpu devices",
+    ),
+    (
+        lambda d: on_rows((lambda x: jnp.sin(x)) if d else jnp.sin),
+        None,
+        "its name differs: sin in ",
+    ),
+    (
+        lambda d: on_rows(lambda x: jnp.sin(x) if d else jnp.cos(x)),
+        None,
+        "its program differs between",
+    ),
+    (lambda d: on_rows(lambda x: jnp.flip(x, int(d))), None, "its program differs between"),
+    (
+        lambda d: on_rows(lambda x: x * (X[:1] + d)),
+        None,
+        "its set of constants differs between",
+    ),
+    (
+        lambda d: on_rows(
+            lambda x: sbp.annotate(x * 2, model=sbp.S(1) if d else sbp.B) * 2, out_types="data:S(0)"
+        ),
+        None,
+        "its program differs between",
+    ),
+    (
+        lambda d: on_rows(square, out_types="data:S(0)" if d else "data:S(1)"),
+        None,
+        "its choice of types differs between",
+    ),
+    (
+        lambda d: on_rows(lambda x: x * 2, out_types="data:S(0)", donate_argnums=(0,) if d else ()),
+        None,
+        "its set of options differs: donated arguments (), keep",
+    ),
+    (
+        lambda d: sbp.jit(lambda x: x.sum(), mesh_of("2x4")),
+        lambda d: X[: 8 if d else 16],
+        "its list of arguments differs: x: float32[16, 8]",
+    ),
+    (
+        lambda d: sbp.jit(square, mesh_of("2x4")),
+        lambda d: X + d,
+        "its argument x differs between",
+    ),
+]
+"""A function and its argument, each by whether this process differs; without an argument, rows of a
+global array. And what the error says."""
+
+
+@pytest.mark.parametrize(("call", "argument", "said"), CALLS)
+def test_what_differs_is_named_in_every_process(call, argument, said: str):
+    x = argument(i_differ()) if argument else put(X, mesh_of("2x4"), "data")
+    f = call(i_differ())
+    with pytest.raises(sbp.SbpError) as error:
+        f(x)
+    assert error.value.code == "processes-differ" and said in str(error.value)
+    assert f"process {LAST}" in str(error.value)
+    assert len(set(in_all(str(error.value).partition(" has to be called ")[2]))) == 1
+
+
+def test_plans_alike_are_compared_once_and_leave_nothing_behind():
+    mesh = mesh_of("2x4")
+    group = joint.processes_of(mesh)
+    x = put(X, mesh, "data")
+    before = joint._RUNS.get(group, 0)
+    for k in range(3):
+        f = sbp.jit(lambda x, k=k: x * k, mesh)
+        for _ in range(3):
+            assert_shards(f(x), X * k)
+    assert joint._RUNS[group] == before + 3
+    multihost_utils.sync_global_devices("compared")
+    folder = f"sbp/{joint._hash(map(str, group))}/{before + 1}/"
+    assert not _jax.distributed_client().key_value_dir_get(folder)
+
+
+def test_a_process_that_does_not_come(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(joint, "WAIT_SECONDS", 0)
+    f = sbp.jit(lambda x: x + 1, mesh_of("2x4"))
+    for early in (True, False):  # the last process comes when the others have given up
+        if early != i_differ():
+            with pytest.raises(sbp.SbpError, match="did not come within 0 seconds") as error:
+                f(X)
+            assert error.value.code == "processes-differ"
+        multihost_utils.sync_global_devices(f"early {early}")
+    monkeypatch.undo()
+    assert_shards(f(X), X + 1)
+
+
+def test_the_comparison_can_be_turned_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SBP_CHECK_PROCESSES", "0")
+    before = dict(joint._RUNS)
+    assert_shards(sbp.jit(lambda x: x + 1, mesh_of("8"))(X), X + 1)
+    assert before == joint._RUNS

@@ -20,6 +20,7 @@ from examples.gshard.train import fit, tokenizers
 from sbp.moe.checkpoint import Checkpoints, describe
 from sbp.moe.hosts import from_first
 from sbp.moe.step import init_state, make_train_step
+from tests.gshard.runs import OneDevice
 
 STEPS, STOP_AT, FIRST = 5, 3, 2
 """All steps; the one at which two processes are stopped; those that one process does first."""
@@ -61,22 +62,11 @@ class StoppedPlan:
         return done
 
 
-class OneDevicePlan:
-    """The step on one device, without sbp, in the place of a plan."""
-
-    def __init__(self) -> None:
-        run = options(Path())
-        shapes = jax.eval_shape(lambda: init_state(run.model, run.train))
-        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        self.in_shardings = (jax.tree.map(lambda _: here, shapes),)
-        self._step = jax.jit(make_train_step(run.model, run.train))
-
-    def __call__(self, state: Any, batch: Any) -> Any:
-        return self._step(state, batch)
-
-
 if __name__ == "__main__":  # one process: begins a run that two end, and ends one that two begin
-    plan = OneDevicePlan()
+    run = options(Path())
+    shapes = jax.eval_shape(lambda: init_state(run.model, run.train))
+    step = jax.jit(make_train_step(run.model, run.train))
+    plan = OneDevice(step, shapes, lambda number: None)
     assert train_on(Path(sys.argv[1]), plan, FIRST) == (FIRST, 0)
     input()  # a line comes when the two have done their part
     assert train_on(Path(sys.argv[2]), plan) == (STEPS, 0)

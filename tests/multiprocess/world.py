@@ -61,13 +61,6 @@ def in_all(text: str) -> list[bytes]:
     return [row.tobytes() for row in np.asarray(multihost_utils.process_allgather(digest))]
 
 
-def from_first(text: str) -> str:
-    """The text of the first process."""
-    codes = np.zeros(1000, np.uint8)
-    codes[: len(text)] = np.frombuffer(text.encode(), np.uint8)
-    return bytes(multihost_utils.broadcast_one_to_all(codes)).rstrip(b"\0").decode()
-
-
 @contextlib.contextmanager
 def uneven_boundaries() -> Iterator[None]:
     """Lets the warnings pass that dims do not divide."""

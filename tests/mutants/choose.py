@@ -17,7 +17,7 @@ import argparse
 import csv
 import heapq
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Container
 from pathlib import Path
 
@@ -135,13 +135,11 @@ def main() -> None:
     tests = kept(seconds, options.each, options.most)
     chosen = {case for cases in tests.values() for case in cases}
     more, left = covering(lines, seconds, chosen, options.most)
-    every: dict[str, int] = defaultdict(int)
-    for case in seconds:
-        every[case.split("[")[0]] += 1
-    listed = [f"{t} {len(cases)}" for t, cases in sorted(tests.items()) if len(cases) < every[t]]
+    every = Counter(case.split("[")[0] for case in seconds)
+    fewer = {t: len(cases) for t, cases in sorted(tests.items()) if len(cases) < every[t]}
     named = sorted({*more, *(finders() & seconds.keys() - chosen)})
-    counted = {test for test, cases in tests.items() if len(cases) < every[test]}
-    assert all(case.split("[")[0] in counted for case in named)
+    assert all(case.split("[")[0] in fewer for case in named)
+    listed = [f"{test} {count}" for test, count in fewer.items()]
     others = [line for line in LIST.read_text("utf-8").splitlines() if not measured(line, every)]
     LIST.write_text("".join(f"{line}\n" for line in [*others, *listed, *named]), "utf-8")
     ours = {case: lines[case] for case in chosen.union(named) if case in lines}

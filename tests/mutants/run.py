@@ -149,8 +149,7 @@ def main() -> None:
     parser.add_argument("--most", type=float, default=150.0, help="CPU seconds for one mutant")
     options = parser.parse_args()
     seconds = {case: row[0] for case, row in read_table(options.seconds).items()}
-    gate = Gate.read()
-    kept = gate.taken(seconds)
+    kept = Gate.read().taken(seconds)
     cases = {name: Case(name, taken, name in kept) for name, taken in seconds.items()}
     part, parts = map(int, options.part.split("/"))
     done = {line.split("\t")[0] for line in VERDICTS.read_text().splitlines()[1:]}

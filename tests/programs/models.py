@@ -44,25 +44,6 @@ def program(
     return trained(loss, optimizer), (params, optimizer.init(params)), batch
 
 
-def mlp_classifier() -> Program:
-    """Flax NNX: an MLP with softmax cross-entropy."""
-
-    class Mlp(nnx.Module):
-        def __init__(self, rngs: nnx.Rngs):
-            self.up, self.down = nnx.Linear(8, 32, rngs=rngs), nnx.Linear(32, 4, rngs=rngs)
-
-        def __call__(self, x: Any) -> Any:
-            return self.down(nnx.relu(self.up(x)))
-
-    graph, params = nnx.split(Mlp(nnx.Rngs(0)))
-
-    def loss(params: Any, x: Any, labels: Any) -> Any:
-        logits = nnx.merge(graph, params)(x)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-    return program(loss, params, (X, LABELS))
-
-
 def cnn() -> Program:
     """Flax Linen: convolutions and pooling."""
 
@@ -92,8 +73,9 @@ def lstm() -> Program:
         cell, head = eqx.combine(params, static)
 
         def one(sequence: Any) -> Any:
-            zero = jnp.zeros(16), jnp.zeros(16)
-            (h, _), _ = jax.lax.scan(lambda c, s: (cell(s, c), None), zero, sequence)
+            (h, _), _ = jax.lax.scan(
+                lambda c, s: (cell(s, c), None), (jnp.zeros(16), jnp.zeros(16)), sequence
+            )
             return head(h)[0]
 
         return jnp.mean((jax.vmap(one)(x) - y) ** 2)
@@ -151,6 +133,11 @@ def vae() -> Program:
     return step, (params, jax.random.key(5)), (X,)
 
 
+def reconstruction(params: Any, x: Any) -> Any:
+    """The loss of a linear autoencoder with a tanh between."""
+    return jnp.mean((jnp.tanh(x @ params["in"]) @ params["out"] - x) ** 2)
+
+
 def autoencoder() -> Program:
     """Optax: a chain of clipping, weight decay, a schedule and SGD."""
     chain = optax.chain(
@@ -163,11 +150,7 @@ def autoencoder() -> Program:
         "in": jax.random.normal(keys[0], (8, 3)) / 3,
         "out": jax.random.normal(keys[1], (3, 8)) / 2,
     }
-
-    def loss(params: Any, x: Any) -> Any:
-        return jnp.mean((jnp.tanh(x @ params["in"]) @ params["out"] - x) ** 2)
-
-    return program(loss, params, (X,), chain)
+    return program(reconstruction, params, (X,), chain)
 
 
 def lora() -> Program:
@@ -189,27 +172,11 @@ def lora() -> Program:
     return program(loss, params, (X, Y), optimizer)
 
 
-def moving_average() -> Program:
-    """Optax: an exponential moving average of the parameters beside them."""
-    step, (params, inner), batch = autoencoder()
-
-    def averaged(state: Any, x: Any) -> Any:
-        inner, average = state
-        inner, value = step(inner, x)
-        return (inner, optax.incremental_update(inner[0], average, 0.1)), value
-
-    return averaged, ((params, inner), params), batch
-
-
 def accumulation() -> Program:
     """Optax: `MultiSteps` applies the mean of two gradients in every second step."""
     _, (params, _), batch = autoencoder()
     steps: Any = optax.MultiSteps(optax.sgd(0.1), every_k_schedule=2)
-
-    def loss(params: Any, x: Any) -> Any:
-        return jnp.mean((jnp.tanh(x @ params["in"]) @ params["out"] - x) ** 2)
-
-    return program(loss, params, batch, steps)
+    return program(reconstruction, params, batch, steps)
 
 
 def batch_norm() -> Program:
@@ -240,8 +207,7 @@ def batch_norm() -> Program:
 
 def loss_scaling() -> Program:
     """Mixed precision with a dynamic scale: a step whose gradients overflow is left out."""
-    keys = jax.random.split(jax.random.key(0))
-    params = jax.random.normal(keys[0], (8, 4)) / 3
+    params = jax.random.normal(jax.random.split(jax.random.key(0))[0], (8, 4)) / 3
 
     def step(state: Any, x: Any, y: Any) -> Any:
         params, scale = state
@@ -278,14 +244,12 @@ def meta_learning() -> Program:
 
 
 PROGRAMS = (
-    mlp_classifier,
     cnn,
     lstm,
     transformer_block,
     vae,
     autoencoder,
     lora,
-    moving_average,
     accumulation,
     batch_norm,
     loss_scaling,

@@ -14,8 +14,7 @@ STEPS = 3
 
 def data(x):
     """The values of an array, and those behind keys."""
-    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(x) if is_key else x)
+    return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
 
 
 @pytest.mark.parametrize("make", PROGRAMS, ids=lambda make: make.__name__)

@@ -341,7 +341,7 @@ def conv_flops(params: dict[str, Any], ins: Sequence[Shape], outs: Sequence[Shap
 def _are_several(bases: Iterable[int]) -> bool:
     """Whether several dims have base dilation. One is left to the convolution of shards, which
     makes no room for it; for several that are split, the TPU compiler makes more room than their
-    padded shards take (`tests/tpu/test_tpu_rows.py`, `tests/tpu/test_halos.py`)."""
+    padded shards take (`tests/tpu/test_compiled_plans.py`)."""
     return sum(base > 1 for base in bases) > 1
 
 

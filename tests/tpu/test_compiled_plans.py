@@ -1,0 +1,282 @@
+"""What the plan says is what the TPU compiler makes: kinds, mesh axes, counts and bytes of
+collectives are those of the plan, or fewer where the compiler merges some; and rows send no more
+than XLA's own partitioner."""
+
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+import sbp
+from benchmarks import halo_bytes, row_bytes
+from benchmarks.collective_table import probe
+from benchmarks.gshard_bytes import PAPER, PRESETS, param_specs
+from benchmarks.gshard_ref import abstract_arguments, sgd_step
+from benchmarks.hlo.traffic import bytes_by_kind, collectives
+from benchmarks.plan_collectives import compared, table
+from sbp.infer.space import JOINED_BYTES
+from sbp.machine.lowerings import lowerings
+from tests.run.test_collectives import assert_within_plan
+from tests.run.test_shifts import ONLY_RINGS
+from tests.tpu.topology import mesh_of, of
+
+pytestmark = pytest.mark.tpu
+
+
+def assert_as_planned(plan):
+    found = compared(plan, plan.lower().compile().as_text())
+    assert not any(c.is_more for c in found), "\n".join(table(found))
+    return {(c.kind, c.mesh_axes): c for c in found}
+
+
+SCATTERED = (
+    ((4096, 1024), 1),
+    ((4096, 512), 1),
+    ((4096, 256), 1),
+    ((16, 8192), 0),
+    ((12, 4096), 0),
+    ((262144,), 0),
+    ((3, 16, 128, 512), 1),
+    ((3, 16, 128, 512), 3),
+    ((1024, 3, 16, 64), 2),
+    ((50, 12), 1),
+)
+"""Shapes with dims along which they are scattered. The compiler makes an all-reduce of most, unless
+they are arranged for it."""
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_reduce_scatters_stay_what_they_are(dtype):
+    mesh = mesh_of("v5e:4x4", x=4, d=4)
+
+    def sums(v, *parts):
+        return tuple(jnp.einsum("k,k...->...", v, p) for p in parts)
+
+    shapes = [shape for shape, _ in SCATTERED]
+    avals = [of(64, dtype=dtype), *(of(64, *s, dtype=dtype) for s in shapes)]
+    f = sbp.jit(
+        sums,
+        mesh,
+        in_types=tuple("d:S(0)" for _ in avals),
+        out_types=tuple(f"d:S({dim})" for _, dim in SCATTERED),
+    )
+    found = assert_as_planned(f.plan(*avals))
+    assert found["reduce-scatter", ("d",)].planned.count >= 8
+    assert found["all-to-all", ("d",)].planned.count  # 150 elements fill no row of lanes
+
+
+def test_over_a_whole_slice_there_are_two_stages():
+    plan = sbp.jit(
+        lambda x, y: x.T @ y,
+        mesh_of("v5e:4x4", d=16),
+        in_types=("d:S(0)", "d:S(0)"),
+        out_types="d:S(1)",
+    ).plan(*[of(4096, 1024, dtype="bfloat16")] * 2)
+    found = assert_as_planned(plan)
+    both = found["reduce-scatter", ("d",)]
+    assert both.planned.count == both.compiled.count == 2
+    assert both.planned.sent == both.compiled.sent == plan.cost.bytes_per_device
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 4)], ids=["ring", "panels"])
+def test_products_that_go_round(shape):
+    names = ("x", "y")[: len(shape)]
+    types = "x:S(0) y:S(1)" if len(shape) == 2 else "x:S(0)"
+    plan = sbp.jit(
+        lambda a, b: a @ b,
+        mesh_of("v5e:2x4", **dict(zip(names, shape, strict=True))),
+        in_types=(types, types),
+        out_types=types,
+        budgets=ONLY_RINGS,
+    ).plan(*[of(2048, 2048, dtype="bfloat16")] * 2)
+    found = assert_as_planned(plan)
+    panels = max(shape) if len(shape) == 2 else 1
+    assert {axes[0]: c.planned.count for (_, axes), c in found.items()} == {
+        name: panels * (n - 1) for name, n in zip(names, shape, strict=True)
+    }
+
+
+def test_shifts_scans_and_sorts():
+    def fn(x, w):
+        near = jnp.roll(x, 1, 0) + jnp.cumsum(x, 0)
+        total, _ = jax.lax.scan(lambda c, v: (c + jnp.tanh(v @ w), None), near, near[:3] @ w)
+        return total, jnp.sort(x, 0)
+
+    plan = sbp.jit(
+        fn,
+        mesh_of("v5e:2x4", d=8),
+        in_types=("d:S(0)", "d:S(0)"),
+        out_types=("d:S(0)", "d:S(0)"),
+    ).plan(of(256, 256), of(256, 256))
+    assert_as_planned(plan)
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 4)], ids=["8", "2x4"])
+def test_gshard_step(shape):
+    names = ("data", "d")[-len(shape) :]
+    mesh = mesh_of("v3:2x2", **dict(zip(names, shape, strict=True)))
+    cfg = PRESETS["small"][1](mesh.size)
+    params, batch = abstract_arguments(cfg)
+
+    def mark(x, name):
+        if name not in PAPER:
+            return x
+        return sbp.split(x, PAPER[name], *(("d",) if name == "dispatched" else names))
+
+    f = sbp.jit(
+        lambda params, batch: sgd_step(params, batch, cfg, mark),
+        mesh,
+        in_types=(param_specs(params), PartitionSpec(names)),
+        donate_argnums=(0,),
+    )
+    assert_within_plan(f.plan(params, batch), shape)
+
+
+def adam(state, x):
+    loss = lambda w: (jnp.tanh(x @ w) ** 2).mean()
+    g = jax.grad(loss)(state["w"])
+    m, v = 0.9 * state["m"] + 0.1 * g, 0.99 * state["v"] + 0.01 * g * g
+    return {"w": state["w"] - 0.1 * m / (jnp.sqrt(v) + 1e-8), "m": m, "v": v}
+
+
+def test_adam_step():
+    """A step that takes and returns `sbp.Padded` takes its state in place."""
+    mesh, rows = mesh_of("v3:2x2", data=8), sbp.padded("data:S(0)")
+    args = dict.fromkeys("wmv", of(1301, 700)), of(64, 1301)
+    plan = sbp.jit(adam, mesh, (rows, "data:S(0)"), rows, donate_argnums=0).plan(*args)
+    assert_within_plan(plan, (8,))
+    memory = plan.lower().compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= 3 * -(-1301 // 8) * 700 * 4
+    even = sbp.jit(adam, mesh, (None, "data:S(0)"), donate_argnums=0)
+    whole = even.plan(*args).lower().compile().memory_analysis()
+    assert memory.argument_size_in_bytes < 0.2 * whole.argument_size_in_bytes
+
+
+SIZE = 8192
+
+
+def product(mesh, types, out, rows=SIZE):
+    f = sbp.jit(lambda a, b: a @ b, mesh, in_types=types, out_types=out, budgets=ONLY_RINGS)
+    return f.plan(*(of(n, SIZE, dtype="bfloat16") for n in (rows, SIZE)))
+
+
+def test_products_are_computed_while_shards_go_round():
+    plan = product(
+        mesh_of("v5e:2x4", x=8), ("x:S(0)", "x:S(1)"), "x:S(0)", rows=4 * SIZE
+    )  # enough work to hide one link's transfer
+    assert [o.row.kernels for o, _ in plan.program.kernels()] == [("rotate_rhs",)]
+    assert_within_plan(plan, (8,))
+    compiled = plan.lower().compile()
+    text = compiled.as_text()
+    body = next(c for c in text.split("\n\n") if "collective-permute-start(" in c)
+    lines = body.splitlines()
+    start, done = (
+        next(k for k, line in enumerate(lines) if re.search(rf" collective-permute-{w}\(", line))
+        for w in ("start", "done")
+    )
+    between = [
+        line for line in lines[start + 1 : done] if " fusion(" in line or " convolution(" in line
+    ]
+    assert any("dot_general" in line for line in between), "\n".join(lines[start : done + 1])
+    assert compiled.memory_analysis().temp_size_in_bytes < SIZE * SIZE * 2  # the operand, whole
+
+
+def test_summa_moves_shards_along_both_axes():
+    plan = product(mesh_of("v5e:2x4", x=2, y=4), ("x:S(0) y:S(1)",) * 2, "x:S(0) y:S(1)")
+    assert [o.row.kernels for o, _ in plan.program.kernels()] == [("rotate_rhs", "rotate_lhs")]
+    assert_within_plan(plan, (2, 4))
+    each = SIZE * SIZE * 2 / 8
+    assert plan.cost.bytes_per_device == (1 + 3) * each
+    compiled = plan.lower().compile()
+    sent = bytes_by_kind(collectives(compiled.as_text(), 8))
+    assert sent == {"collective-permute": (1 + 3) * each}
+    assert compiled.memory_analysis().temp_size_in_bytes < 2 * each  # no operand is held whole
+
+
+def test_convolutions_in_space():
+    mesh = mesh_of("v5e:2x4", x=2, y=4)
+    plan = halo_bytes.sbp_plan(mesh)
+    assert {"halo"} == {k for o, _ in plan.program.kernels() for k in o.row.kernels if k != "local"}
+    assert_within_plan(plan, (2, 4))
+    jit, ours = halo_bytes.under_jit(mesh), halo_bytes.under_sbp(mesh)
+    assert 0 < ours.total <= jit.total
+    assert ours.temporaries <= jit.temporaries
+
+
+SMALL = 2**18
+"""Bytes of temporaries that XLA puts into one kind of memory or another."""
+
+LARGER = {"stencil": 288 * 2**10, "stencil, gradient": 384 * 2**10}
+"""Cases with more, of 2 MiB that a device has: rows that come from the neighbours stand beside the
+shard, where `jax.jit` has no temporaries and sends twelve times the bytes."""
+
+
+@pytest.mark.parametrize("name", row_bytes.CASES)
+def test_bytes_and_memory(name):
+    case = row_bytes.CASES[name]
+    plan = row_bytes.plan_of(case, row_bytes.mesh_of(case, "v5e:2x4"))
+    jit = row_bytes.under_jit(case, plan)
+    ours = row_bytes.figures(plan.lower().compile(), case)
+    assert 0 < ours.total <= jit.total
+    assert ours.temporaries <= max(jit.temporaries, LARGER.get(name, SMALL))
+
+
+JOINED = [(1024, 64 * k) for k in (1, 2, 3, 4)]
+WHOLE, SPLIT = PartitionSpec(), PartitionSpec("a")
+
+
+def kinds_made(collective, before, after, shapes=JOINED):
+    """The kinds of the collectives that the compiler makes of some over one axis of two."""
+    mesh = mesh_of("v5e:4x4", a=4, b=4)
+    f = jax.shard_map(
+        lambda xs: [collective(x) for x in xs],
+        mesh=mesh,
+        in_specs=([before] * len(shapes),),
+        out_specs=[after] * len(shapes),
+        check_vma=False,
+    )
+    sharding = NamedSharding(mesh, before)
+    args = [jax.ShapeDtypeStruct(s, jnp.float32, sharding=sharding) for s in shapes]
+    text = jax.jit(f).lower(args).compile().as_text()
+    assert text
+    return [c.kind for c in collectives(text, mesh.size)]
+
+
+@pytest.mark.parametrize(
+    ("collective", "before", "after", "made"),
+    [
+        (lambda x: lax.psum(x, "a"), WHOLE, WHOLE, ["all-reduce"]),
+        (lambda x: lax.psum_scatter(x, "a", tiled=True), WHOLE, SPLIT, ["reduce-scatter"] * 4),
+        (lambda x: lax.all_gather(x, "a", tiled=True), SPLIT, WHOLE, ["all-gather"] * 4),
+    ],
+    ids=["all-reduce", "reduce-scatter", "all-gather"],
+)
+def test_all_reduces_are_one_and_other_collectives_are_not(collective, before, after, made):
+    assert kinds_made(collective, before, after) == made
+
+
+@pytest.mark.parametrize("mib", [8, 16, 32])
+def test_all_reduces_are_one_up_to_a_size(mib):
+    size = mib * 2**20
+    shapes = [(size // 4 // 1024, 1024)] * 16
+    found = kinds_made(lambda x: lax.psum(x, "a"), WHOLE, WHOLE, shapes)
+    assert found == ["all-reduce"] * math.ceil(16 * size / JOINED_BYTES)
+
+
+def test_lowerings_of_the_smallest_slice():
+    """The rows of `sbp/machine/lowerings.csv` are what the installed compiler does; where they are
+    not, `python -m benchmarks.collective_table --write` measures it."""
+    devices = list(mesh_of("v5e:2x2", d=4).devices)
+    found = {
+        (kind, dtype): (tuple(made.split("+")), how == "beside work")
+        for kind, dtype, made, how in probe(devices, (4,), 0)
+    }
+    assert found == {
+        (row.kind, row.dtype): (row.compiled, row.beside_work)
+        for row in lowerings()
+        if (row.hardware, row.slice, row.mesh) == ("tpu-v5e", "2x2", (4,))
+    }
