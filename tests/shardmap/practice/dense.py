@@ -8,13 +8,9 @@ from jax.sharding import PartitionSpec as P
 from tests.shardmap.practice.case import Program, case, floats, integers
 
 
-def mlp(x, w1, b1, w2, b2):
-    return jax.nn.gelu(x @ w1 + b1) @ w2 + b2
-
-
 @case(
     {"model": 8},
-    mlp,
+    lambda x, w1, b1, w2, b2: jax.nn.gelu(x @ w1 + b1) @ w2 + b2,
     lambda: floats((4, 16), (16, 32), (32,), (32, 16), (16,)),
     "missing psum",
     "bias before psum",
@@ -62,12 +58,10 @@ def megatron_attention(bug):
     return Program(region=region, in_specs=(P("data"), w, w, w, P("model")), out_specs=P("data"))
 
 
-def rms(x, g):
-    return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * g
+rms = lambda x, g: x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * g
 
 
-def block(x, g, w1, w2):
-    return x + jax.nn.silu(rms(x, g) @ w1) @ w2
+block = lambda x, g, w1, w2: x + jax.nn.silu(rms(x, g) @ w1) @ w2
 
 
 @case(
@@ -141,12 +135,10 @@ def explicit_backward(bug):
     )
 
 
-def embed(ids, table, w):
-    return jnp.tanh(table[ids] @ w)
+embed = lambda ids, table, w: jnp.tanh(table[ids] @ w)
 
 
-def ids_and(*shapes):
-    return lambda: (integers(0, shapes[0][0], 4, 6), *floats(*shapes))
+ids_and = lambda *shapes: lambda: (integers(0, shapes[0][0], 4, 6), *floats(*shapes))
 
 
 @case(

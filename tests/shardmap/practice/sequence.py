@@ -140,8 +140,7 @@ def decode(q, keys, values, length):
     return jnp.einsum("bt,btd->bd", jax.nn.softmax(s), values)
 
 
-def cache():
-    return (*floats((4, 8), (4, 32, 8), (4, 32, 8)), np.int32(21))
+cache = lambda: (*floats((4, 8), (4, 32, 8), (4, 32, 8)), np.int32(21))
 
 
 @case(

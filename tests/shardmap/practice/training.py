@@ -7,9 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.shardmap.practice.case import Program, case, floats, integers
 
-
-def mse(w, x, y):
-    return jnp.mean((jnp.tanh(x @ w["a"]) @ w["b"] - y) ** 2)
+mse = lambda w, x, y: jnp.mean((jnp.tanh(x @ w["a"]) @ w["b"] - y) ** 2)
 
 
 def params():
@@ -147,13 +145,9 @@ def zero_3(bug):
     return Program(region=region, in_specs=(d, d, d), out_specs=d)
 
 
-def fsdp_grad(w1, w2, x):
-    return jax.grad(lambda w: jnp.mean(jnp.sin(jnp.tanh(x @ w[0]) @ w[1])))((w1, w2))
-
-
 @case(
     {"data": 2, "model": 4},
-    fsdp_grad,
+    lambda w1, w2, x: jax.grad(lambda w: jnp.mean(jnp.sin(jnp.tanh(x @ w[0]) @ w[1])))((w1, w2)),
     lambda: floats((8, 8), (8, 8), (8, 8)),
     "gather over the wrong axis",
     "loss not averaged",
@@ -301,18 +295,10 @@ def moving_average(bug):
     return Program(region=region, in_specs=(P(), P(), P("data")), out_specs=(P(), P()))
 
 
-def embedding_grad(table, ids, d_out):
-    return jnp.zeros_like(table).at[ids].add(d_out)
-
-
-def embedding_args():
-    return (*floats((16, 4)), integers(0, 16, 24), *floats((24, 4), seed=2))
-
-
 @case(
     {"data": 8},
-    embedding_grad,
-    embedding_args,
+    lambda table, ids, d_out: jnp.zeros_like(table).at[ids].add(d_out),
+    lambda: (*floats((16, 4)), integers(0, 16, 24), *floats((24, 4), seed=2)),
     "not reduced",
     "averaged",
 )

@@ -16,10 +16,6 @@ BATCH, STEP = PS("data"), (PS(), PS("data"), PS("data"))
 BOTH = PS("data", "model")
 
 
-def log_of_sum(logits):
-    return lax.pmean(jnp.log(lax.psum(jnp.exp(logits).sum(-1), "model")).mean(), "data")
-
-
 def one_hot_cross_entropy(logits, labels):
     here = labels - lax.axis_index("model") * logits.shape[1]
     total = jnp.log(lax.psum(jnp.exp(logits).sum(-1), "model"))
@@ -34,10 +30,6 @@ def split_labels_cross_entropy(logits, labels):
 
 def split_labels_reference(logits, labels):
     return -(labels * jax.nn.log_softmax(logits)).sum(-1).mean()
-
-
-def cross_entropy_reference(logits, labels):
-    return split_labels_reference(logits, jax.nn.one_hot(labels, logits.shape[1]))
 
 
 def switch_auxiliary(gates):
@@ -72,10 +64,6 @@ def similarity(x, y):
     return (dot * lax.rsqrt(a * b)).mean()
 
 
-def similarity_reference(x, y):
-    return ((x * y).sum(-1) * lax.rsqrt((x * x).sum(-1) * (y * y).sum(-1))).mean()
-
-
 def binary_loss(x, w, y):
     return lax.pmean(jnp.logaddexp(0.0, -y * lax.psum((x * w).sum(-1), "model")).mean(), "data")
 
@@ -83,8 +71,7 @@ def binary_loss(x, w, y):
 PARAMS = {"w": draw(24, 8, seed=71) * 0.3, "b": draw(8, seed=72)}
 
 
-def tree_loss(p, x, y):
-    return ((jnp.tanh(x @ p["w"]) + p["b"] - y) ** 2).mean()
+tree_loss = lambda p, x, y: ((jnp.tanh(x @ p["w"]) + p["b"] - y) ** 2).mean()
 
 
 def optimised(make):
@@ -106,11 +93,21 @@ def optimised(make):
 
 MEANS = {
     "log_of_sum": Program(
-        mapped(log_of_sum, (BOTH,), PS()), lambda x: jnp.log(jnp.exp(x).sum(-1)).mean(), (LOGITS,)
+        mapped(
+            lambda logits: lax.pmean(
+                jnp.log(lax.psum(jnp.exp(logits).sum(-1), "model")).mean(), "data"
+            ),
+            (BOTH,),
+            PS(),
+        ),
+        lambda x: jnp.log(jnp.exp(x).sum(-1)).mean(),
+        (LOGITS,),
     ),
     "one_hot_cross_entropy": Program(
         mapped(one_hot_cross_entropy, (BOTH, BATCH), PS()),
-        cross_entropy_reference,
+        lambda logits, labels: split_labels_reference(
+            logits, jax.nn.one_hot(labels, logits.shape[1])
+        ),
         (LOGITS, LABELS),
     ),
     "split_labels_cross_entropy": Program(
@@ -132,7 +129,7 @@ MEANS = {
     "pooled": Program(mapped(pooled, (BATCH,), PS()), pooled_reference, (X,)),
     "similarity": Program(
         mapped(similarity, (PS(None, "model"),) * 2, PS()),
-        similarity_reference,
+        lambda x, y: ((x * y).sum(-1) * lax.rsqrt((x * x).sum(-1) * (y * y).sum(-1))).mean(),
         (X, draw(16, 24, seed=74)),
     ),
     "binary_loss": Program(
@@ -148,12 +145,10 @@ MEANS = {
 OTHER = draw(8, 24, seed=75)
 
 
-def mean_square(a):
-    return (a**2).mean()
+mean_square = lambda a: (a**2).mean()
 
 
-def two_losses(w, x, other):
-    return mean_square(x @ w) + mean_square(other @ w)
+two_losses = lambda w, x, other: mean_square(x @ w) + mean_square(other @ w)
 
 
 def two_losses_step(w, x, other):

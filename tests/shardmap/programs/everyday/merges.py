@@ -43,12 +43,7 @@ def merged_by_maximum(logits):
     return top + jnp.log(lax.psum(jnp.exp(lse - top), "model"))
 
 
-def merged_without_shift(logits):
-    return jnp.log(lax.psum(jnp.exp(jax.nn.logsumexp(logits, -1)), "model"))
-
-
-def attention(q, k, v):
-    return jax.nn.softmax(q @ k.T) @ v
+attention = lambda q, k, v: jax.nn.softmax(q @ k.T) @ v
 
 
 def weights_of_shards(q, k, v):
@@ -85,8 +80,7 @@ def variance_in_two_parts(x):
     )
 
 
-def loss_of_worst(w, x, y):
-    return lax.pmax(squared(w, x, y), "data")
+loss_of_worst = lambda w, x, y: lax.pmax(squared(w, x, y), "data")
 
 
 def loss_of_worst_reference(w, x, y):
@@ -95,17 +89,19 @@ def loss_of_worst_reference(w, x, y):
     ).max()
 
 
-def gathered_means(x):
-    return lax.all_gather(x.mean(0), "data").mean(0)
-
-
 MERGES = {
     "merged": Program(mapped(merged, (BOTH,), BATCH), lambda x: jax.nn.logsumexp(x, -1), (LOGITS,)),
     "merged_by_maximum": Program(
         mapped(merged_by_maximum, (BOTH,), BATCH), lambda x: jax.nn.logsumexp(x, -1), (LOGITS,)
     ),
     "merged_without_shift": Program(
-        mapped(merged_without_shift, (BOTH,), BATCH), lambda x: jax.nn.logsumexp(x, -1), (LOGITS,)
+        mapped(
+            lambda logits: jnp.log(lax.psum(jnp.exp(jax.nn.logsumexp(logits, -1)), "model")),
+            (BOTH,),
+            BATCH,
+        ),
+        lambda x: jax.nn.logsumexp(x, -1),
+        (LOGITS,),
     ),
     "weights_of_shards": Program(
         mapped(weights_of_shards, SPLIT_KEYS, PS()), attention, (QUERIES, KEYS, VALUES)
@@ -127,7 +123,10 @@ MERGES = {
         mapped(loss_of_worst, STEP, PS()), loss_of_worst_reference, (W, X, Y), notes=DIFFERS
     ),
     "gathered_means": Program(
-        mapped(gathered_means, (BATCH,), PS()), lambda x: x.mean(0), (X,), vma=(False,)
+        mapped(lambda x: lax.all_gather(x.mean(0), "data").mean(0), (BATCH,), PS()),
+        lambda x: x.mean(0),
+        (X,),
+        vma=(False,),
     ),
     "tokens_on_every_expert_and_back": Program(
         mapped(exchanged, (BATCH, BATCH, BATCH, PS("model"), PS("model")), BATCH),

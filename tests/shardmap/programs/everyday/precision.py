@@ -35,8 +35,7 @@ def averaged_in_half(w, x, y):
     return w - 0.01 * lax.pmean(g, "data").astype(jnp.float32)
 
 
-def rounded(u, v):
-    return HALF_TOLERANCE * lax.psum(lax.reduce_precision(u @ v, 8, 10), "model")
+rounded = lambda u, v: HALF_TOLERANCE * lax.psum(lax.reduce_precision(u @ v, 8, 10), "model")
 
 
 ROUNDED = (draw(16, 32, seed=1) / 32, draw(32, 24, seed=2) / 4)
@@ -79,16 +78,10 @@ def skipped(agree, choose):
     return body
 
 
-def smallest(ok):
-    return lax.pmin(ok.astype(jnp.int32), "data") > 0
+smallest = lambda ok: lax.pmin(ok.astype(jnp.int32), "data") > 0
 
 
-def none_fails(ok):
-    return lax.psum((~ok).astype(jnp.int32), "data") == 0
-
-
-def kept_or_new(ok, old, new):
-    return lax.cond(ok, lambda: new, lambda: old)
+kept_or_new = lambda ok, old, new: lax.cond(ok, lambda: new, lambda: old)
 
 
 def skipped_for_loss(w, x, y):
@@ -108,17 +101,15 @@ def checked_after(w, x, y):
     return jnp.where(jnp.isfinite(g).all(), w - 0.1 * g / lax.axis_size("data"), w)
 
 
-def cleaned(w, x, y):
-    return w - 0.1 * lax.pmean(jnp.nan_to_num(jax.grad(squared)(w, x, y)), "data")
-
-
 FINITE = {
     f"{name}_{kind}": Program(mapped(body, STEP, PS()), step_reference, (W, x, Y), vma=(False,))
     for kind, x in (("finite", X), ("overflown", OVERFLOWN))
     for name, body in {
         "smallest_where": skipped(smallest, lambda ok, old, new: jnp.where(ok, new, old)),
         "smallest_cond": skipped(smallest, kept_or_new),
-        "none_fails": skipped(none_fails, kept_or_new),
+        "none_fails": skipped(
+            lambda ok: lax.psum((~ok).astype(jnp.int32), "data") == 0, kept_or_new
+        ),
         "checked_after": checked_after,
     }.items()
 } | {
@@ -128,7 +119,16 @@ FINITE = {
     "skipped_for_norm": Program(
         mapped(skipped_for_norm, STEP, PS()), step_reference, (W, X, Y), vma=(False,)
     ),
-    "cleaned": Program(mapped(cleaned, STEP, PS()), step_reference, (W, X, Y), vma=(False,)),
+    "cleaned": Program(
+        mapped(
+            lambda w, x, y: w - 0.1 * lax.pmean(jnp.nan_to_num(jax.grad(squared)(w, x, y)), "data"),
+            STEP,
+            PS(),
+        ),
+        step_reference,
+        (W, X, Y),
+        vma=(False,),
+    ),
     "devices_that_agree": Program(
         mapped(
             lambda x: lax.psum((x > -9.0).all().astype(jnp.int32), "data") == N_DATA, (BATCH,), PS()

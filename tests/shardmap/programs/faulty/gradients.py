@@ -20,16 +20,13 @@ PARAMS = {"w": W, "b": BIAS}
 STEP, MLP = (PS(), PS("data"), PS("data")), (PS("data"), PS(None, "model"), PS("model"))
 
 
-def loss(w, x, y):
-    return ((x @ w - y) ** 2).mean()
+loss = lambda w, x, y: ((x @ w - y) ** 2).mean()
 
 
-def loss_of_tree(p, x, y):
-    return ((jnp.tanh(x @ p["w"]) + p["b"] - y) ** 2).mean()
+loss_of_tree = lambda p, x, y: ((jnp.tanh(x @ p["w"]) + p["b"] - y) ** 2).mean()
 
 
-def update(p, g):
-    return jax.tree.map(lambda p, g: p - 0.1 * g, p, g)
+update = lambda p, g: jax.tree.map(lambda p, g: p - 0.1 * g, p, g)
 
 
 def step(w, x, y):
@@ -57,10 +54,6 @@ def value_left(w, x, y):
     value, g = jax.value_and_grad(loss)(w, x, y)
     g = lax.pmean(g, "data")
     return value, w - 0.1 * g
-
-
-def gradient_returned(w, x, y):
-    return jax.grad(loss)(w, x, y)
 
 
 def gradients_of_helper(w, x, y):
@@ -97,8 +90,7 @@ def gradient_squared(w, x, y):
     return lax.pmean(g * g, "data")
 
 
-def penalised(w, x, y):
-    return ((x @ w - y) ** 2).sum() / (16 * 24) + 5e-3 * (w * w).sum()
+penalised = lambda w, x, y: ((x @ w - y) ** 2).sum() / (16 * 24) + 5e-3 * (w * w).sum()
 
 
 def penalty_counted_twice(w, x, y):
@@ -167,16 +159,7 @@ def copied_unsummed(x, w1, w2, w0):
     return lax.pmean(g, "data")
 
 
-def copied(x, w1, w2, w0):
-    return jax.grad(lambda w0: ((jax.nn.gelu((x @ w0) @ w1) @ w2) ** 2).mean())(w0)
-
-
-def slope(x, w1, w2):
-    return jax.grad(lambda w1: ((jax.nn.gelu(x @ w1) @ w2) ** 2).mean())(w1)
-
-
-def slope_of_biased(x, w1, w2):
-    return jax.grad(lambda w1: ((jax.nn.gelu(x @ w1) @ w2 + 1.0) ** 2).mean())(w1)
+slope = lambda x, w1, w2: jax.grad(lambda w1: ((jax.nn.gelu(x @ w1) @ w2) ** 2).mean())(w1)
 
 
 WHOLE = draw(32, 32, seed=8) * np.float32(0.2)
@@ -186,7 +169,9 @@ GRADIENTS = {
     "gradient_left": Faulty(gradient_left, step, (W, X, Y), STEP, PS()),
     "gradients_left": Faulty(gradients_left, step_of_tree, (PARAMS, X, Y), STEP, PS()),
     "value_left": Faulty(value_left, step, (W, X, Y), STEP, PS()),
-    "gradient_returned": Faulty(gradient_returned, jax.grad(loss), (W, X, Y), STEP, PS()),
+    "gradient_returned": Faulty(
+        lambda w, x, y: jax.grad(loss)(w, x, y), jax.grad(loss), (W, X, Y), STEP, PS()
+    ),
     "gradients_of_helper": Faulty(
         gradients_of_helper, two_steps, (W, X, Y), STEP, PS(), helped=False
     ),
@@ -209,7 +194,7 @@ GRADIENTS = {
     ),
     "tensor_parallel_unreduced": Faulty(
         tensor_parallel_unreduced,
-        slope_of_biased,
+        lambda x, w1, w2: jax.grad(lambda w1: ((jax.nn.gelu(x @ w1) @ w2 + 1.0) ** 2).mean())(w1),
         (X, W1, W2),
         MLP,
         PS(None, "model"),
@@ -219,16 +204,16 @@ GRADIENTS = {
     "cotangent_summed": Faulty(
         cotangent_summed, slope, (X, W1, W2), MLP, PS(None, "model"), helped=False
     ),
-    "copied_unsummed": Faulty(copied_unsummed, copied, (X, W1, W2, WHOLE), (*MLP, PS()), PS()),
+    "copied_unsummed": Faulty(
+        copied_unsummed,
+        lambda x, w1, w2, w0: jax.grad(lambda w0: ((jax.nn.gelu((x @ w0) @ w1) @ w2) ** 2).mean())(
+            w0
+        ),
+        (X, W1, W2, WHOLE),
+        (*MLP, PS()),
+        PS(),
+    ),
 }
-
-
-def doubled_loss(w, x, y):
-    return lax.psum(lax.pmean(((x @ w - y) ** 2).mean(), "data"), "data")
-
-
-def summed_means(w, x, y):
-    return lax.psum(((x @ w - y) ** 2).mean(), "data")
 
 
 def bias_inside(x, w1, w2, b):
@@ -236,13 +221,12 @@ def bias_inside(x, w1, w2, b):
     return lax.pmean((lax.psum(h, "model") ** 2).mean(), "data")
 
 
-def biased(x, w1, w2, b):
-    return ((jax.nn.gelu(x @ w1) @ w2 + b) ** 2).mean()
+biased = lambda x, w1, w2, b: ((jax.nn.gelu(x @ w1) @ w2 + b) ** 2).mean()
 
 
 OUTSIDE = {
     "doubled_loss": Faulty(
-        doubled_loss,
+        lambda w, x, y: lax.psum(lax.pmean(((x @ w - y) ** 2).mean(), "data"), "data"),
         jax.value_and_grad(loss),
         (W, X, Y),
         STEP,
@@ -251,7 +235,7 @@ OUTSIDE = {
         outside=jax.value_and_grad,
     ),
     "summed_means": Faulty(
-        summed_means,
+        lambda w, x, y: lax.psum(((x @ w - y) ** 2).mean(), "data"),
         jax.value_and_grad(loss),
         (W, X, Y),
         STEP,

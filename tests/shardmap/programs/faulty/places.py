@@ -9,13 +9,7 @@ from jax.sharding import PartitionSpec as PS
 from tests.shardmap.programs.faulty.gradients import MLP, SQUARE, W1, W2, W, X
 from tests.shardmap.programs.kinds import Faulty, draw
 
-
-def layer(x, w1, w2, b):
-    return x + lax.psum(jax.nn.relu(x @ w1) @ w2 + b, "model")
-
-
-def two_layers(x, w1, w2, b):
-    return layer(layer(x, w1, w2, b), w1, w2, b)
+layer = lambda x, w1, w2, b: x + lax.psum(jax.nn.relu(x @ w1) @ w2 + b, "model")
 
 
 def plain_layers(x, w1, w2, b):
@@ -23,20 +17,7 @@ def plain_layers(x, w1, w2, b):
     return x + jax.nn.relu(x @ w1) @ w2 + b
 
 
-def row(h, w):
-    return lax.psum(h @ w, "model")
-
-
-def second_row_doubled(x, w1, w2):
-    return row(row(jax.nn.relu(x @ w1), w2), jnp.eye(24))
-
-
-def log_sum_of_shards(x):
-    return lax.psum(jax.nn.logsumexp(x, -1), "model")
-
-
-def variance_of_shards(x):
-    return lax.pmean(x.var(0), "data")
+row = lambda h, w: lax.psum(h @ w, "model")
 
 
 def centred_by_shard(x):
@@ -45,27 +26,11 @@ def centred_by_shard(x):
     return v
 
 
-def summed_over_both(x, w1, w2):
-    return lax.psum(jax.nn.gelu(x @ w1) @ w2, ("data", "model"))
-
-
-def tokens_left(x, w):
-    return lax.psum(((x @ w) ** 2).sum(-1), "model").mean()
-
-
-def regularised_before(x):
-    return jnp.linalg.cholesky(lax.psum(x.T @ x + jnp.eye(8), "data"))
-
-
-def largest_averaged(x):
-    return lax.pmean(x.max(0), "data")
-
-
 TALL = draw(64, 8, seed=9)
 
 PROGRAMS = {
     "two_layers": Faulty(
-        two_layers,
+        lambda x, w1, w2, b: layer(layer(x, w1, w2, b), w1, w2, b),
         plain_layers,
         (X, W1, SQUARE, draw(32, seed=4)),
         (*MLP, PS()),
@@ -73,7 +38,7 @@ PROGRAMS = {
         vma=(True, False),
     ),
     "second_row_doubled": Faulty(
-        second_row_doubled,
+        lambda x, w1, w2: row(row(jax.nn.relu(x @ w1), w2), jnp.eye(24)),
         lambda x, w1, w2: jax.nn.relu(x @ w1) @ w2,
         (X, W1, W2),
         MLP,
@@ -81,7 +46,7 @@ PROGRAMS = {
         helped=False,
     ),
     "log_sum_of_shards": Faulty(
-        log_sum_of_shards,
+        lambda x: lax.psum(jax.nn.logsumexp(x, -1), "model"),
         lambda x: jax.nn.logsumexp(x, -1),
         (X,),
         (PS(None, "model"),),
@@ -90,7 +55,7 @@ PROGRAMS = {
         vma=(True, False),
     ),
     "variance_of_shards": Faulty(
-        variance_of_shards,
+        lambda x: lax.pmean(x.var(0), "data"),
         lambda x: x.var(0),
         (X,),
         (PS("data"),),
@@ -102,17 +67,21 @@ PROGRAMS = {
         centred_by_shard, lambda x: x.var(0), (X,), (PS("data"),), PS(), vma=(True, False)
     ),
     "summed_over_both": Faulty(
-        summed_over_both, lambda x, w1, w2: jax.nn.gelu(x @ w1) @ w2, (X, W1, W2), MLP, PS("data")
+        lambda x, w1, w2: lax.psum(jax.nn.gelu(x @ w1) @ w2, ("data", "model")),
+        lambda x, w1, w2: jax.nn.gelu(x @ w1) @ w2,
+        (X, W1, W2),
+        MLP,
+        PS("data"),
     ),
     "tokens_left": Faulty(
-        tokens_left,
+        lambda x, w: lax.psum(((x @ w) ** 2).sum(-1), "model").mean(),
         lambda x, w: ((x @ w) ** 2).sum(-1).mean(),
         (X, W),
         (PS("data"), PS(None, "model")),
         PS(),
     ),
     "regularised_before": Faulty(
-        regularised_before,
+        lambda x: jnp.linalg.cholesky(lax.psum(x.T @ x + jnp.eye(8), "data")),
         lambda x: jnp.linalg.cholesky(x.T @ x + jnp.eye(8)),
         (TALL,),
         (PS("data"),),
@@ -120,6 +89,11 @@ PROGRAMS = {
         vma=(True, False),
     ),
     "largest_averaged": Faulty(
-        largest_averaged, lambda x: x.max(0), (X,), (PS("data"),), PS(), vma=(True, False)
+        lambda x: lax.pmean(x.max(0), "data"),
+        lambda x: x.max(0),
+        (X,),
+        (PS("data"),),
+        PS(),
+        vma=(True, False),
     ),
 }

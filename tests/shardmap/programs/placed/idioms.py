@@ -26,14 +26,6 @@ def both_losses(scale, images, texts):
     return (of_images + of_texts).mean() / 2
 
 
-def contrast_of_model(scale, images, texts):
-    return lax.pmean(both_losses(scale, images, texts), "model")
-
-
-def contrast_of_data(scale, images, texts):
-    return lax.pmean(both_losses(scale, images, texts), "data")
-
-
 def contrast_reference(scale, images, texts):
     logits = jnp.exp(scale) * images @ texts.T
     sides = [jnp.diagonal(jax.nn.log_softmax(x)).mean() for x in (logits, logits.T)]
@@ -101,8 +93,7 @@ def scattered(exchange, back):
     return body
 
 
-def there(slots):
-    return lax.all_to_all(slots, "model", 0, 1, tiled=True)
+there = lambda slots: lax.all_to_all(slots, "model", 0, 1, tiled=True)
 
 
 picked_there = scattered(there, lambda done: done.reshape(E, ROOM, D))
@@ -120,8 +111,7 @@ PARAMS = {"w": draw(32, 24, seed=148), "b": draw(24, seed=149)}
 X, Y = draw(16, 32, seed=150), draw(16, 24, seed=151)
 
 
-def loss(p, x, y):
-    return ((jnp.tanh(x @ p["w"] + p["b"]) - y) ** 2).mean()
+loss = lambda p, x, y: ((jnp.tanh(x @ p["w"] + p["b"]) - y) ** 2).mean()
 
 
 def flat_step(put):
@@ -136,17 +126,11 @@ def flat_step(put):
     return body
 
 
-def at_own_places(flat, mine, start):
-    return flat.at[start + jnp.arange(mine.shape[0])].set(mine)
-
-
-flat_scattered = flat_step(at_own_places)
+flat_scattered = flat_step(
+    lambda flat, mine, start: flat.at[start + jnp.arange(mine.shape[0])].set(mine)
+)
 flat_updated = flat_step(lambda flat, mine, start: lax.dynamic_update_slice(flat, mine, (start,)))
 flat_whole = flat_step(lambda flat, mine, start: lax.all_gather(mine, "data", tiled=True))
-
-
-def flat_reference(p, x, y):
-    return (p["w"] - 0.5 * jax.grad(loss)(p, x, y)["w"]).reshape(p["w"].shape)
 
 
 # ---- guarded lookups ----------------------------------------------------------------------------
@@ -160,15 +144,13 @@ def own_lookup(table, ids):
     return jnp.where(mine[:, None], table[jnp.clip(here, 0, table.shape[0] - 1)], 0.0)
 
 
-def lookup_summed(table, ids):
-    return lax.psum(own_lookup(table, ids), "model")
-
-
-def lookup_averaged(table, ids):
-    return lax.pmean(own_lookup(table, ids), "model")
-
-
-OF_PARAMS = (flat_whole, flat_reference, (PARAMS, X, Y), (PS(), PS("data"), PS("data")), PS())
+OF_PARAMS = (
+    flat_whole,
+    lambda p, x, y: (p["w"] - 0.5 * jax.grad(loss)(p, x, y)["w"]).reshape(p["w"].shape),
+    (PARAMS, X, Y),
+    (PS(), PS("data"), PS("data")),
+    PS(),
+)
 OF_TABLE = (TABLE, IDS), (PS("model"), PS()), PS()
 
 PAIRS = {
@@ -176,8 +158,8 @@ PAIRS = {
         "missing-reduction",
         ("data",),
         "(of_images + of_texts).mean()",
-        contrast_of_model,
-        contrast_of_data,
+        lambda scale, images, texts: lax.pmean(both_losses(scale, images, texts), "model"),
+        lambda scale, images, texts: lax.pmean(both_losses(scale, images, texts), "data"),
         contrast_reference,
         (SCALE, IMAGES, TEXTS),
         (PS(), PS("data"), PS("data")),
@@ -229,8 +211,8 @@ PAIRS = {
         "wrong-reduction",
         ("model",),
         "lax.pmean",
-        lookup_averaged,
-        lookup_summed,
+        lambda table, ids: lax.pmean(own_lookup(table, ids), "model"),
+        lambda table, ids: lax.psum(own_lookup(table, ids), "model"),
         lambda table, ids: table[ids],
         *OF_TABLE,
     ),

@@ -86,14 +86,6 @@ def embedded_rows(table, ids):
     return jax.nn.one_hot(here, table.shape[0]) @ table
 
 
-def embedded(table, ids):
-    return lax.psum(embedded_rows(table, ids), "model")
-
-
-def embedded_and_averaged(table, ids):
-    return lax.pmean(embedded_rows(table, ids), "model")
-
-
 def smoothed(logits, ids):
     """Cross-entropy with smoothed labels, of which each device has its part of the vocabulary."""
     at = lax.axis_index("model") * logits.shape[1] + jnp.arange(logits.shape[1])
@@ -130,14 +122,6 @@ def sigmoid_loss(images, texts):
     logits = images @ lax.all_gather(texts, ("data", "model"), axis=0, tiled=True).T
     same = at[:, None] == jnp.arange(logits.shape[1])[None, :]
     return -jax.nn.log_sigmoid(jnp.where(same, logits, -logits)).sum()
-
-
-def sigmoid_over_both(images, texts):
-    return lax.psum(sigmoid_loss(images, texts), ("data", "model"))
-
-
-def sigmoid_over_one(images, texts):
-    return lax.psum(sigmoid_loss(images, texts), "data")
 
 
 def sigmoid_reference(images, texts):
@@ -195,25 +179,12 @@ def picked_expert(x, w):
     return jnp.einsum("td,edh->teh", x, mine)
 
 
-def experts_added(x, w):
-    return lax.psum(jnp.tanh(picked_expert(x, w)).sum(1), "model")
-
-
-def experts_not_added(x, w):
-    return jnp.tanh(picked_expert(x, w)).sum(1)
-
-
-def experts_reference(x, w):
-    return jnp.tanh(jnp.einsum("td,edh->teh", x, w)).sum(1)
-
-
 # ---- flat parameters of a split optimiser -------------------------------------------------------
 
 FLAT, X, Y = draw(32 * 24, seed=113), draw(16, 32, seed=114), draw(16, 24, seed=115)
 
 
-def loss_of_flat(flat, x, y):
-    return ((x @ flat.reshape(32, 24) - y) ** 2).mean()
+loss_of_flat = lambda flat, x, y: ((x @ flat.reshape(32, 24) - y) ** 2).mean()
 
 
 def flat_steps(written):
@@ -286,8 +257,8 @@ PAIRS = {
         "wrong-reduction",
         ("model",),
         "lax.pmean",
-        embedded_and_averaged,
-        embedded,
+        lambda table, ids: lax.pmean(embedded_rows(table, ids), "model"),
+        lambda table, ids: lax.psum(embedded_rows(table, ids), "model"),
         lambda table, ids: table[ids],
         (TABLE, IDS),
         (PS("model"), PS()),
@@ -309,8 +280,8 @@ PAIRS = {
         "missing-reduction",
         ("model",),
         ".sum()",
-        sigmoid_over_one,
-        sigmoid_over_both,
+        lambda images, texts: lax.psum(sigmoid_loss(images, texts), "data"),
+        lambda images, texts: lax.psum(sigmoid_loss(images, texts), ("data", "model")),
         sigmoid_reference,
         (IMAGES, TEXTS),
         (BOTH, BOTH),
@@ -333,9 +304,9 @@ PAIRS = {
         "wrong-placement",
         ("model",),
         "mine =",
-        experts_not_added,
-        experts_added,
-        experts_reference,
+        lambda x, w: jnp.tanh(picked_expert(x, w)).sum(1),
+        lambda x, w: lax.psum(jnp.tanh(picked_expert(x, w)).sum(1), "model"),
+        lambda x, w: jnp.tanh(jnp.einsum("td,edh->teh", x, w)).sum(1),
         (TOKENS, EXPERTS),
         (PS(), PS()),
         PS(),

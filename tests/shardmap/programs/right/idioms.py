@@ -33,17 +33,9 @@ def reduce_scatter_by_hand(u, v):
     return lax.all_to_all(parts, "model", 0, 0).sum(0)
 
 
-def gathered_and_summed(u, v):
-    return lax.all_gather(u @ v, "model").sum(0)
-
-
 def bias_on_first(u, v, b):
     mine = jnp.where(lax.axis_index("model") == 0, b, 0.0)
     return lax.psum(u @ v + mine, "model")
-
-
-def bias_shared(u, v, b):
-    return lax.psum(u @ v + b / lax.axis_size("model"), "model")
 
 
 def power_iteration(a):
@@ -79,10 +71,6 @@ def standard(x):
     return (x - mean) / jnp.sqrt(var + 1e-3)
 
 
-def parts_side_by_side(x):
-    return (x * x).sum()[None], lax.psum((x * x).sum(), "data")
-
-
 def dropped(x):
     key = jax.random.fold_in(jax.random.key(0), lax.axis_index("data"))
     keep = jax.random.bernoulli(key, 0.5, x.shape)
@@ -96,10 +84,6 @@ def half_precision(u, v):
         ),
         "model",
     )
-
-
-def half_reference(u, v):
-    return u.astype(jnp.bfloat16).astype(jnp.float32) @ v.astype(jnp.bfloat16).astype(jnp.float32)
 
 
 def deferred(us, v):
@@ -170,13 +154,22 @@ PROGRAMS = {
         (U, V),
     ),
     "gathered_and_summed": Program(
-        mapped(gathered_and_summed, MATMUL, ROWS), lambda u, v: u @ v, (U, V), vma=(False,)
+        mapped(lambda u, v: lax.all_gather(u @ v, "model").sum(0), MATMUL, ROWS),
+        lambda u, v: u @ v,
+        (U, V),
+        vma=(False,),
     ),
     "bias_on_first": Program(
         mapped(bias_on_first, (*MATMUL, PS()), ROWS), lambda u, v, b: u @ v + b, (U, V, BIAS)
     ),
     "bias_shared": Program(
-        mapped(bias_shared, (*MATMUL, PS()), ROWS), lambda u, v, b: u @ v + b, (U, V, BIAS)
+        mapped(
+            lambda u, v, b: lax.psum(u @ v + b / lax.axis_size("model"), "model"),
+            (*MATMUL, PS()),
+            ROWS,
+        ),
+        lambda u, v, b: u @ v + b,
+        (U, V, BIAS),
     ),
     "power_iteration": Program(
         mapped(power_iteration, (SPLIT_ROWS,), PS()), power_reference, (SYMMETRIC,), vma=(False,)
@@ -187,13 +180,23 @@ PROGRAMS = {
         (X,),
     ),
     "parts_side_by_side": Program(
-        mapped(parts_side_by_side, (PS("data"),), (PS("data"), PS())),
+        mapped(
+            lambda x: ((x * x).sum()[None], lax.psum((x * x).sum(), "data")),
+            (PS("data"),),
+            (PS("data"), PS()),
+        ),
         lambda x: ((x * x).reshape(N_DATA, -1).sum(1), (x * x).sum()),
         (X,),
         notes=("differs-on-one-device",),
     ),
     "dropped": Program(mapped(dropped, (PS("data"),), PS()), lambda x: x.mean(), (X,)),
-    "half_precision": Program(mapped(half_precision, MATMUL, ROWS), half_reference, (U, V)),
+    "half_precision": Program(
+        mapped(half_precision, MATMUL, ROWS),
+        lambda u, v: (
+            u.astype(jnp.bfloat16).astype(jnp.float32) @ v.astype(jnp.bfloat16).astype(jnp.float32)
+        ),
+        (U, V),
+    ),
     "deferred": Program(
         mapped(deferred, (PS(None, "data", "model"), PS("model", None)), ROWS),
         lambda us, v: 2.0 * (us @ v).sum(0),

@@ -19,13 +19,7 @@ from tests.shardmap.programs.wrong.vocabulary import (
     looked_up,
 )
 
-
-def mlp_loss(x, w1, w2):
-    return (mlp(x, w1, w2) ** 2).mean()
-
-
-def mlp_loss_mapped(x, w1, w2):
-    return lax.pmean((mlp_reduced(x, w1, w2) ** 2).mean(), "data")
+mlp_loss = lambda x, w1, w2: (mlp(x, w1, w2) ** 2).mean()
 
 
 @jax.custom_vjp
@@ -59,8 +53,7 @@ def megatron_reference(x, w1, w2):
     return value, w1 - 0.1 * g1, w2 - 0.1 * g2
 
 
-def normed(x):
-    return x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+normed = lambda x: x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
 
 
 def sequence_parallel(x, w1, w2):
@@ -68,10 +61,6 @@ def sequence_parallel(x, w1, w2):
     h = lax.all_gather(normed(x), "model", axis=0, tiled=True)
     y = jax.nn.gelu(h @ w1) @ w2
     return x + lax.psum_scatter(y, "model", scatter_dimension=0, tiled=True)
-
-
-def sequence_reference(x, w1, w2):
-    return x + jax.nn.gelu(normed(x) @ w1) @ w2
 
 
 WQ, WK, WV = (draw(24, 32, seed=30 + i) * 0.2 for i in range(3))
@@ -96,10 +85,6 @@ def attention_loss(x, wq, wk, wv, wo):
     return lax.pmean((block(x) ** 2).mean(), "data")
 
 
-def attention_reference(x, wq, wk, wv, wo):
-    return ((x + attention(normed(x), wq, wk, wv, wo, 4)) ** 2).mean()
-
-
 ATTENTION = (PS("data"), PS(None, "model"), PS(None, "model"), PS(None, "model"), PS("model"))
 
 
@@ -115,7 +100,12 @@ def stable_cross_entropy(logits, labels):
 PROGRAMS = {
     "megatron_mlp": Program(mapped(mlp_reduced, MLP, ROWS), mlp, (X, W1, W2)),
     "megatron_mlp_gradient": Program(
-        outer_grad(mlp_loss_mapped, MLP, PS(), (0, 1, 2)),
+        outer_grad(
+            lambda x, w1, w2: lax.pmean((mlp_reduced(x, w1, w2) ** 2).mean(), "data"),
+            MLP,
+            PS(),
+            (0, 1, 2),
+        ),
         jax.value_and_grad(mlp_loss, (0, 1, 2)),
         (X, W1, W2),
     ),
@@ -131,12 +121,15 @@ PROGRAMS = {
             (PS("model", None), PS(None, "model"), PS("model", None)),
             PS("model", None),
         ),
-        sequence_reference,
+        lambda x, w1, w2: x + jax.nn.gelu(normed(x) @ w1) @ w2,
         (X, W1, W2),
     ),
     "attention_gradient": Program(
         outer_grad(attention_loss, ATTENTION, PS(), (0, 1, 2, 3, 4)),
-        jax.value_and_grad(attention_reference, (0, 1, 2, 3, 4)),
+        jax.value_and_grad(
+            lambda x, wq, wk, wv, wo: ((x + attention(normed(x), wq, wk, wv, wo, 4)) ** 2).mean(),
+            (0, 1, 2, 3, 4),
+        ),
         (SEQ, WQ, WK, WV, WO),
     ),
     "cross_entropy": Program(

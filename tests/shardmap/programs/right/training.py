@@ -104,10 +104,6 @@ def clipped_reference(w, x, y):
     return value, w - 0.1 * g * jnp.minimum(1.0, 0.1 / jnp.sqrt((g * g).sum()))
 
 
-def norm_of_split_and_whole(split, whole):
-    return jnp.sqrt(lax.psum((split * split).sum(), "model") + (whole * whole).sum())
-
-
 def weighted(loss, mask):
     total, count = lax.psum(((loss * mask).sum(), mask.sum()), "data")
     return total / jnp.maximum(count, 1.0)
@@ -151,7 +147,13 @@ PROGRAMS = {
         mapped(clipped, STEP, (PS(), PS())), clipped_reference, (W, X, Y), vma=(False,)
     ),
     "norm_of_split_and_whole": Program(
-        mapped(norm_of_split_and_whole, (PS(None, "model"), PS()), PS()),
+        mapped(
+            lambda split, whole: jnp.sqrt(
+                lax.psum((split * split).sum(), "model") + (whole * whole).sum()
+            ),
+            (PS(None, "model"), PS()),
+            PS(),
+        ),
         lambda a, b: jnp.sqrt((a * a).sum() + (b * b).sum()),
         (W1, X),
     ),

@@ -17,8 +17,7 @@ X, W1, W2, SCALE = (
 MLP = (PS("data", None), PS(None, "model"), PS("model", None))
 
 
-def mlp(x, w1, w2):
-    return x + jax.nn.gelu(x @ w1) @ w2
+mlp = lambda x, w1, w2: x + jax.nn.gelu(x @ w1) @ w2
 
 
 def mlp_unreduced(x, w1, w2):
@@ -73,24 +72,7 @@ def layernorm_after(u, v):
     return layernorm(h)
 
 
-def over_wrong_axis(u, v):
-    return lax.psum(u @ v, "data")
-
-
-def scattered_as_whole(u, v):
-    return lax.psum_scatter(u @ v, "model", scatter_dimension=1, tiled=True)
-
-
-def int_before(u, v):
-    return lax.psum((4.0 * (u @ v)).astype(jnp.int32), "model")
-
-
-def int_after(u, v):
-    return (4.0 * lax.psum(u @ v, "model")).astype(jnp.int32)
-
-
-def largest_of_parts(u, v):
-    return lax.pmax(u @ v, "model")
+over_wrong_axis = lambda u, v: lax.psum(u @ v, "data")
 
 
 def predicate_partial(u, v):
@@ -197,7 +179,7 @@ PAIRS = {
         "wrong-placement",
         ("model",),
         "lax.psum_scatter",
-        scattered_as_whole,
+        lambda u, v: lax.psum_scatter(u @ v, "model", scatter_dimension=1, tiled=True),
         product,
         lambda u, v: u @ v,
         (U, V),
@@ -208,8 +190,8 @@ PAIRS = {
         "misplaced-reduction",
         ("model",),
         "astype(jnp.int32), ",
-        int_before,
-        int_after,
+        lambda u, v: lax.psum((4.0 * (u @ v)).astype(jnp.int32), "model"),
+        lambda u, v: (4.0 * lax.psum(u @ v, "model")).astype(jnp.int32),
         lambda u, v: (4.0 * (u @ v)).astype(jnp.int32),
         (U, V),
         MATMUL,
@@ -219,7 +201,7 @@ PAIRS = {
         "wrong-reduction",
         ("model",),
         "lax.pmax",
-        largest_of_parts,
+        lambda u, v: lax.pmax(u @ v, "model"),
         product,
         lambda u, v: u @ v,
         (U, V),
