@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from tests.shardmap.practice.case import Program, case, floats, integers
+from tests.shardmap.practice.case import case, floats, integers
 
 
 def cross_entropy(h, w, labels):
@@ -20,27 +20,26 @@ def cross_entropy(h, w, labels):
     "local maximum and sum",
     "labels not moved",
     "target not summed",
+    ins=(P(), P(None, "model"), P()),
+    outs=P(),
 )
-def vocab_parallel_cross_entropy(bug):
-    def region(h, w, labels):
-        logits = h @ w
-        n = logits.shape[1]
-        top = lax.pmax(logits.max(1), "model")
-        z = jnp.exp(logits - top[:, None]).sum(1)
-        if bug == "local maximum and sum":
-            lse = jax.nn.logsumexp(logits, 1)
-        else:
-            lse = jnp.log(lax.psum(z, "model")) + top
-        start = 0 if bug == "labels not moved" else lax.axis_index("model") * n
-        local = labels - start
-        inside = (local >= 0) & (local < n)
-        picked = jnp.take_along_axis(logits, jnp.clip(local, 0, n - 1)[:, None], 1)[:, 0]
-        target = jnp.where(inside, picked, 0.0)
-        if bug != "target not summed":
-            target = lax.psum(target, "model")
-        return jnp.mean(lse - target)
-
-    return Program(region=region, in_specs=(P(), P(None, "model"), P()), out_specs=P())
+def vocab_parallel_cross_entropy(bug, h, w, labels):
+    logits = h @ w
+    n = logits.shape[1]
+    top = lax.pmax(logits.max(1), "model")
+    z = jnp.exp(logits - top[:, None]).sum(1)
+    if bug == "local maximum and sum":
+        lse = jax.nn.logsumexp(logits, 1)
+    else:
+        lse = jnp.log(lax.psum(z, "model")) + top
+    start = 0 if bug == "labels not moved" else lax.axis_index("model") * n
+    local = labels - start
+    inside = (local >= 0) & (local < n)
+    picked = jnp.take_along_axis(logits, jnp.clip(local, 0, n - 1)[:, None], 1)[:, 0]
+    target = jnp.where(inside, picked, 0.0)
+    if bug != "target not summed":
+        target = lax.psum(target, "model")
+    return jnp.mean(lse - target)
 
 
 def clip_loss(images, texts, scale):
@@ -61,8 +60,10 @@ def clip_loss(images, texts, scale):
     "psum of means",
     "not reduced",
     "texts not gathered",
+    ins=(P("data"), P("data"), P()),
+    outs=P(),
 )
-def contrastive(bug):
+def contrastive(bug, images, texts, scale):
     def side(a, b, scale):
         n = a.shape[0]
         everyone = b if bug == "texts not gathered" else lax.all_gather(b, "data", tiled=True)
@@ -73,15 +74,12 @@ def contrastive(bug):
         logp = jax.nn.log_softmax(logits)
         return -logp[jnp.arange(n), labels].mean()
 
-    def region(images, texts, scale):
-        images = images / jnp.linalg.norm(images, axis=-1, keepdims=True)
-        texts = texts / jnp.linalg.norm(texts, axis=-1, keepdims=True)
-        loss = (side(images, texts, scale) + side(texts, images, scale)) / 2
-        if bug == "psum of means":
-            return lax.psum(loss, "data")
-        return loss if bug == "not reduced" else lax.pmean(loss, "data")
-
-    return Program(region=region, in_specs=(P("data"), P("data"), P()), out_specs=P())
+    images = images / jnp.linalg.norm(images, axis=-1, keepdims=True)
+    texts = texts / jnp.linalg.norm(texts, axis=-1, keepdims=True)
+    loss = (side(images, texts, scale) + side(texts, images, scale)) / 2
+    if bug == "psum of means":
+        return lax.psum(loss, "data")
+    return loss if bug == "not reduced" else lax.pmean(loss, "data")
 
 
 def masked_loss(h, w, labels, mask):
@@ -102,21 +100,20 @@ def with_mask():
     "mean of local means",
     "divided by local count",
     "count averaged",
+    ins=(P("data"), P(), P("data"), P("data")),
+    outs=P(),
 )
-def masked_mean(bug):
-    def region(h, w, labels, mask):
-        logp = jax.nn.log_softmax(h @ w)
-        nll = -jnp.take_along_axis(logp, labels[:, None], 1)[:, 0]
-        if bug == "mean of local means":
-            return lax.pmean((nll * mask).sum() / mask.sum(), "data")
-        total = lax.psum((nll * mask).sum(), "data")
-        if bug == "divided by local count":
-            return total / mask.sum()
-        if bug == "count averaged":
-            return total / lax.pmean(mask.sum(), "data")
-        return total / lax.psum(mask.sum(), "data")
-
-    return Program(region=region, in_specs=(P("data"), P(), P("data"), P("data")), out_specs=P())
+def masked_mean(bug, h, w, labels, mask):
+    logp = jax.nn.log_softmax(h @ w)
+    nll = -jnp.take_along_axis(logp, labels[:, None], 1)[:, 0]
+    if bug == "mean of local means":
+        return lax.pmean((nll * mask).sum() / mask.sum(), "data")
+    total = lax.psum((nll * mask).sum(), "data")
+    if bug == "divided by local count":
+        return total / mask.sum()
+    if bug == "count averaged":
+        return total / lax.pmean(mask.sum(), "data")
+    return total / lax.psum(mask.sum(), "data")
 
 
 def one_hot_loss(h, w, labels):
@@ -132,22 +129,21 @@ def one_hot_loss(h, w, labels):
     "one_hot of global labels",
     "maximum not shared",
     "mean over both axes missing data",
+    ins=(P("data"), P(None, "model"), P("data")),
+    outs=P(),
 )
-def one_hot_cross_entropy(bug):
-    def region(h, w, labels):
-        logits = h @ w
-        n = logits.shape[-1]
-        first = lax.axis_index("model") * n
-        hot = jax.nn.one_hot(labels if bug == "one_hot of global labels" else labels - first, n)
-        top = logits.max(-1)
-        if bug != "maximum not shared":
-            top = lax.pmax(top, "model")
-        total = lax.psum(jnp.exp(logits - top[:, None]).sum(-1), "model")
-        target = lax.psum((hot * logits).sum(-1), "model")
-        loss = jnp.mean(jnp.log(total) + top - target)
-        return loss if bug == "mean over both axes missing data" else lax.pmean(loss, "data")
-
-    return Program(region=region, in_specs=(P("data"), P(None, "model"), P("data")), out_specs=P())
+def one_hot_cross_entropy(bug, h, w, labels):
+    logits = h @ w
+    n = logits.shape[-1]
+    first = lax.axis_index("model") * n
+    hot = jax.nn.one_hot(labels if bug == "one_hot of global labels" else labels - first, n)
+    top = logits.max(-1)
+    if bug != "maximum not shared":
+        top = lax.pmax(top, "model")
+    total = lax.psum(jnp.exp(logits - top[:, None]).sum(-1), "model")
+    target = lax.psum((hot * logits).sum(-1), "model")
+    loss = jnp.mean(jnp.log(total) + top - target)
+    return loss if bug == "mean over both axes missing data" else lax.pmean(loss, "data")
 
 
 def balance(x, w):
@@ -163,20 +159,19 @@ def balance(x, w):
     "product before mean",
     "psum of means",
     "one factor local",
+    ins=(P("data"), P()),
+    outs=P(),
 )
-def load_balance_loss(bug):
-    def region(x, w):
-        probs = jax.nn.softmax(x @ w)
-        chosen = jax.nn.one_hot(jnp.argmax(probs, -1), w.shape[1])
-        fraction, mean = chosen.mean(0), probs.mean(0)
-        if bug == "product before mean":
-            return w.shape[1] * lax.pmean(jnp.sum(fraction * mean), "data")
-        if bug == "psum of means":
-            fraction, mean = lax.psum(fraction, "data"), lax.psum(mean, "data")
-        elif bug == "one factor local":
-            fraction = lax.pmean(fraction, "data")
-        else:
-            fraction, mean = lax.pmean((fraction, mean), "data")
-        return w.shape[1] * jnp.sum(fraction * mean)
-
-    return Program(region=region, in_specs=(P("data"), P()), out_specs=P())
+def load_balance_loss(bug, x, w):
+    probs = jax.nn.softmax(x @ w)
+    chosen = jax.nn.one_hot(jnp.argmax(probs, -1), w.shape[1])
+    fraction, mean = chosen.mean(0), probs.mean(0)
+    if bug == "product before mean":
+        return w.shape[1] * lax.pmean(jnp.sum(fraction * mean), "data")
+    if bug == "psum of means":
+        fraction, mean = lax.psum(fraction, "data"), lax.psum(mean, "data")
+    elif bug == "one factor local":
+        fraction = lax.pmean(fraction, "data")
+    else:
+        fraction, mean = lax.pmean((fraction, mean), "data")
+    return w.shape[1] * jnp.sum(fraction * mean)

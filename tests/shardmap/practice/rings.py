@@ -20,28 +20,26 @@ from tests.shardmap.practice.sequence import full_attention
     lambda: floats((16, 8)),
     "chunk of the wrong device gathered",
     "one hop short in the gathering",
+    ins=(P("ring"),),
+    outs=P("ring"),
 )
-def ring_all_reduce(bug):
+def ring_all_reduce(bug, x):
     """The sums of all rows: chunks are added up on their way round, then go round whole."""
-
-    def region(x):
-        n, me = lax.psum(1, "ring"), lax.axis_index("ring")
-        right = [(i, (i + 1) % n) for i in range(n)]
-        total = x.sum(0)
-        chunks = total.reshape(n, -1)
-        for i in range(n - 1):
-            sent = lax.dynamic_index_in_dim(chunks, (me - i) % n, 0, keepdims=False)
-            got = lax.ppermute(sent, "ring", right)
-            chunks = chunks.at[(me - i - 1) % n].add(got)
-        hops = n - 2 if bug == "one hop short in the gathering" else n - 1
-        for i in range(hops):
-            sent = lax.dynamic_index_in_dim(chunks, (me + 1 - i) % n, 0, keepdims=False)
-            got = lax.ppermute(sent, "ring", right)
-            at = me - i - 1 if bug == "chunk of the wrong device gathered" else me - i
-            chunks = chunks.at[at % n].set(got)
-        return 2 * x + chunks.reshape(-1)
-
-    return Program(region=region, in_specs=(P("ring"),), out_specs=P("ring"))
+    n, me = lax.psum(1, "ring"), lax.axis_index("ring")
+    right = [(i, (i + 1) % n) for i in range(n)]
+    total = x.sum(0)
+    chunks = total.reshape(n, -1)
+    for i in range(n - 1):
+        sent = lax.dynamic_index_in_dim(chunks, (me - i) % n, 0, keepdims=False)
+        got = lax.ppermute(sent, "ring", right)
+        chunks = chunks.at[(me - i - 1) % n].add(got)
+    hops = n - 2 if bug == "one hop short in the gathering" else n - 1
+    for i in range(hops):
+        sent = lax.dynamic_index_in_dim(chunks, (me + 1 - i) % n, 0, keepdims=False)
+        got = lax.ppermute(sent, "ring", right)
+        at = me - i - 1 if bug == "chunk of the wrong device gathered" else me - i
+        chunks = chunks.at[at % n].set(got)
+    return 2 * x + chunks.reshape(-1)
 
 
 def softmax_step(state, q, k, v):
@@ -101,8 +99,10 @@ def heat(u):
     lambda: floats((8, 16)),
     "edges of the first step",
     "columns from the wrong side",
+    ins=(P("rows", "cols"),),
+    outs=P("rows", "cols"),
 )
-def diffusion(bug):
+def diffusion(bug, u):
     """Heat on a plate whose edge is cold; three steps, each with the edges of four neighbours."""
 
     def shifted(x, axis, by):
@@ -116,20 +116,16 @@ def diffusion(bug):
             first, last = last, first
         return up, down, shifted(last, "cols", 1), shifted(first, "cols", -1)
 
-    def region(u):
-        stale = edges(u)
+    stale = edges(u)
 
-        def step(_, u):
-            up, down, left, right = stale if bug == "edges of the first step" else edges(u)
-            tall = jnp.concatenate([up, u, down], 0)
-            wide = jnp.concatenate([left, u, right], 1)
-            around = tall[:-2] + tall[2:] + wide[:, :-2] + 2 * wide[:, 2:]
-            return u + 0.1 * (around - 5 * u)
+    def step(_, u):
+        up, down, left, right = stale if bug == "edges of the first step" else edges(u)
+        tall = jnp.concatenate([up, u, down], 0)
+        wide = jnp.concatenate([left, u, right], 1)
+        around = tall[:-2] + tall[2:] + wide[:, :-2] + 2 * wide[:, 2:]
+        return u + 0.1 * (around - 5 * u)
 
-        return lax.fori_loop(0, 3, step, u)
-
-    s = P("rows", "cols")
-    return Program(region=region, in_specs=(s,), out_specs=s)
+    return lax.fori_loop(0, 3, step, u)
 
 
 def layers(x, w):
@@ -221,23 +217,21 @@ def affine_prefix(a, b):
     affine_prefix,
     lambda: (0.9 + 0.1 * jax.nn.sigmoid(floats((32, 3))[0]), floats((32, 3), seed=8)[0]),
     "last doubling left out",
+    ins=(P("time"), P("time")),
+    outs=P("time"),
 )
-def recurrence_by_doubling(bug):
+def recurrence_by_doubling(bug, a, b):
     """The ends of the shards are combined in log2(n) steps, each over twice the distance."""
-
-    def region(a, b):
-        n, me = lax.axis_size("time"), lax.axis_index("time")
-        decay, local = lax.associative_scan(lambda x, y: (x[0] * y[0], y[0] * x[1] + y[1]), (a, b))
-        end_a, end_b = decay[-1], local[-1]
-        distance = 1
-        while distance < (n // 2 if bug == "last doubling left out" else n):
-            pairs = [(i, i + distance) for i in range(n - distance)]
-            far_a, far_b = lax.ppermute((end_a, end_b), "time", pairs)
-            reached = me >= distance
-            end_b = jnp.where(reached, end_a * far_b + end_b, end_b)
-            end_a = jnp.where(reached, far_a * end_a, end_a)
-            distance *= 2
-        before = lax.ppermute(end_b, "time", [(i, i + 1) for i in range(n - 1)])
-        return local + decay * before
-
-    return Program(region=region, in_specs=(P("time"), P("time")), out_specs=P("time"))
+    n, me = lax.axis_size("time"), lax.axis_index("time")
+    decay, local = lax.associative_scan(lambda x, y: (x[0] * y[0], y[0] * x[1] + y[1]), (a, b))
+    end_a, end_b = decay[-1], local[-1]
+    distance = 1
+    while distance < (n // 2 if bug == "last doubling left out" else n):
+        pairs = [(i, i + distance) for i in range(n - distance)]
+        far_a, far_b = lax.ppermute((end_a, end_b), "time", pairs)
+        reached = me >= distance
+        end_b = jnp.where(reached, end_a * far_b + end_b, end_b)
+        end_a = jnp.where(reached, far_a * end_a, end_a)
+        distance *= 2
+    before = lax.ppermute(end_b, "time", [(i, i + 1) for i in range(n - 1)])
+    return local + decay * before

@@ -6,7 +6,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from tests.shardmap.practice.case import Program, case, floats
+from tests.shardmap.practice.case import case, floats
 
 
 def full_attention(q, k, v):
@@ -21,38 +21,36 @@ def full_attention(q, k, v):
     "one step short",
     "sum not rescaled",
     "only keys go round",
+    ins=(P("seq"),) * 3,
+    outs=P("seq"),
 )
-def ring_attention(bug):
-    def region(q, k, v):
-        n = lax.axis_size("seq")
-        ring = [(i, (i + 1) % n) for i in range(n)]
+def ring_attention(bug, q, k, v):
+    n = lax.axis_size("seq")
+    ring = [(i, (i + 1) % n) for i in range(n)]
 
-        def step(carry, _):
-            k, v, top, total, out = carry
-            s = q @ k.T / np.sqrt(q.shape[1])
-            new = jnp.maximum(top, s.max(1))
-            p = jnp.exp(s - new[:, None])
-            scale = jnp.exp(top - new)
-            out = out * scale[:, None] + p @ v
-            total = (total if bug == "sum not rescaled" else total * scale) + p.sum(1)
-            k = lax.ppermute(k, "seq", ring)
-            if bug != "only keys go round":
-                v = lax.ppermute(v, "seq", ring)
-            return (k, v, new, total, out), None
+    def step(carry, _):
+        k, v, top, total, out = carry
+        s = q @ k.T / np.sqrt(q.shape[1])
+        new = jnp.maximum(top, s.max(1))
+        p = jnp.exp(s - new[:, None])
+        scale = jnp.exp(top - new)
+        out = out * scale[:, None] + p @ v
+        total = (total if bug == "sum not rescaled" else total * scale) + p.sum(1)
+        k = lax.ppermute(k, "seq", ring)
+        if bug != "only keys go round":
+            v = lax.ppermute(v, "seq", ring)
+        return (k, v, new, total, out), None
 
-        start = (
-            k,
-            v,
-            jnp.full(q.shape[0], -jnp.inf),
-            jnp.zeros(q.shape[0]),
-            jnp.zeros((q.shape[0], v.shape[1])),
-        )
-        length = n - 1 if bug == "one step short" else n
-        (_, _, _, total, out), _ = lax.scan(step, start, None, length=length)
-        return out / total[:, None]
-
-    s = P("seq")
-    return Program(region=region, in_specs=(s, s, s), out_specs=s)
+    start = (
+        k,
+        v,
+        jnp.full(q.shape[0], -jnp.inf),
+        jnp.zeros(q.shape[0]),
+        jnp.zeros((q.shape[0], v.shape[1])),
+    )
+    length = n - 1 if bug == "one step short" else n
+    (_, _, _, total, out), _ = lax.scan(step, start, None, length=length)
+    return out / total[:, None]
 
 
 def causal(q, k, v):
@@ -67,38 +65,36 @@ def causal(q, k, v):
     lambda: floats((16, 2, 4), (16, 2, 4), (16, 2, 4)),
     "key offset of the wrong device",
     "mask by local position",
+    ins=(P("seq"),) * 3,
+    outs=P("seq"),
 )
-def causal_ring_attention(bug):
-    def region(q, k, v):
-        n, me = lax.axis_size("seq"), lax.axis_index("seq")
-        c = q.shape[0]
-        rows = me * c + jnp.arange(c)
+def causal_ring_attention(bug, q, k, v):
+    n, me = lax.axis_size("seq"), lax.axis_index("seq")
+    c = q.shape[0]
+    rows = me * c + jnp.arange(c)
 
-        def step(i, carry):
-            k, v, top, total, out = carry
-            owner = (me + i) % n if bug == "key offset of the wrong device" else (me - i) % n
-            cols = owner * c + jnp.arange(c)
-            s = jnp.einsum("qhd,khd->hqk", q, k)
-            mask = rows[:, None] >= cols[None]
-            if bug == "mask by local position":
-                mask = jnp.tril(jnp.ones((c, c), bool))
-            s = jnp.where(mask, s, -1e30)
-            new = jnp.maximum(top, s.max(-1))
-            p = jnp.where(mask, jnp.exp(s - new[..., None]), 0.0)
-            scale = jnp.exp(top - new)
-            out = out * scale[..., None] + jnp.einsum("hqk,khd->hqd", p, v)
-            total = total * scale + p.sum(-1)
-            k, v = lax.ppermute((k, v), "seq", [(j, (j + 1) % n) for j in range(n)])
-            return k, v, new, total, out
+    def step(i, carry):
+        k, v, top, total, out = carry
+        owner = (me + i) % n if bug == "key offset of the wrong device" else (me - i) % n
+        cols = owner * c + jnp.arange(c)
+        s = jnp.einsum("qhd,khd->hqk", q, k)
+        mask = rows[:, None] >= cols[None]
+        if bug == "mask by local position":
+            mask = jnp.tril(jnp.ones((c, c), bool))
+        s = jnp.where(mask, s, -1e30)
+        new = jnp.maximum(top, s.max(-1))
+        p = jnp.where(mask, jnp.exp(s - new[..., None]), 0.0)
+        scale = jnp.exp(top - new)
+        out = out * scale[..., None] + jnp.einsum("hqk,khd->hqd", p, v)
+        total = total * scale + p.sum(-1)
+        k, v = lax.ppermute((k, v), "seq", [(j, (j + 1) % n) for j in range(n)])
+        return k, v, new, total, out
 
-        heads = q.shape[1]
-        zero = jnp.zeros((heads, c))
-        carry = (k, v, zero - 1e30, zero, jnp.zeros((heads, c, v.shape[2])))
-        _, _, _, total, out = lax.fori_loop(0, n, step, carry)
-        return jnp.transpose(out / total[..., None], (1, 0, 2))
-
-    s = P("seq")
-    return Program(region=region, in_specs=(s, s, s), out_specs=s)
+    heads = q.shape[1]
+    zero = jnp.zeros((heads, c))
+    carry = (k, v, zero - 1e30, zero, jnp.zeros((heads, c, v.shape[2])))
+    _, _, _, total, out = lax.fori_loop(0, n, step, carry)
+    return jnp.transpose(out / total[..., None], (1, 0, 2))
 
 
 @case(
@@ -108,30 +104,28 @@ def causal_ring_attention(bug):
     "not exchanged back",
     "values not exchanged",
     "heads gathered in place of exchanged",
+    ins=(P("seq"),) * 3,
+    outs=P("seq"),
 )
-def ulysses(bug):
-    def region(q, k, v):
-        def to_heads(x):
-            return lax.all_to_all(x, "seq", split_axis=1, concat_axis=0, tiled=True)
+def ulysses(bug, q, k, v):
+    def to_heads(x):
+        return lax.all_to_all(x, "seq", split_axis=1, concat_axis=0, tiled=True)
 
-        def to_seq(x):
-            return lax.all_to_all(x, "seq", split_axis=0, concat_axis=1, tiled=True)
+    def to_seq(x):
+        return lax.all_to_all(x, "seq", split_axis=0, concat_axis=1, tiled=True)
 
-        if bug == "values not exchanged":
-            q, k = to_heads(q), to_heads(k)
-            v = jnp.tile(v[:, :1], (q.shape[0] // v.shape[0], 1, 1))
-        else:
-            q, k, v = to_heads(q), to_heads(k), to_heads(v)
-        out = causal(q, k, v)
-        if bug == "not exchanged back":
-            return out.reshape(-1, 4, out.shape[2])
-        if bug == "heads gathered in place of exchanged":
-            out = lax.all_gather(out, "seq", axis=1, tiled=True)
-            return out[: out.shape[0] // 4]
-        return to_seq(out)
-
-    s = P("seq")
-    return Program(region=region, in_specs=(s, s, s), out_specs=s)
+    if bug == "values not exchanged":
+        q, k = to_heads(q), to_heads(k)
+        v = jnp.tile(v[:, :1], (q.shape[0] // v.shape[0], 1, 1))
+    else:
+        q, k, v = to_heads(q), to_heads(k), to_heads(v)
+    out = causal(q, k, v)
+    if bug == "not exchanged back":
+        return out.reshape(-1, 4, out.shape[2])
+    if bug == "heads gathered in place of exchanged":
+        out = lax.all_gather(out, "seq", axis=1, tiled=True)
+        return out[: out.shape[0] // 4]
+    return to_seq(out)
 
 
 def decode(q, keys, values, length):
@@ -151,28 +145,26 @@ cache = lambda: (*floats((4, 8), (4, 32, 8), (4, 32, 8)), np.int32(21))
     "mask by local position",
     "outputs not rescaled",
     "denominator local",
+    ins=(P(), P(None, "seq"), P(None, "seq"), P()),
+    outs=P(),
 )
-def split_cache_decode(bug):
-    def region(q, keys, values, length):
-        n = keys.shape[1]
-        place = jnp.arange(n)
-        if bug != "mask by local position":
-            place = place + lax.axis_index("seq") * n
-        s = jnp.einsum("bd,btd->bt", q, keys)
-        s = jnp.where(place < length, s, -1e30)
-        if bug == "local softmax":
-            return lax.psum(jnp.einsum("bt,btd->bd", jax.nn.softmax(s), values), "seq")
-        top = s.max(1)
-        shared = top if bug == "outputs not rescaled" else lax.pmax(top, "seq")
-        p = jnp.exp(s - shared[:, None])
-        out = lax.psum(jnp.einsum("bt,btd->bd", p, values), "seq")
-        total = p.sum(1)
-        if bug != "denominator local":
-            total = lax.psum(total, "seq")
-        return out / total[:, None]
-
-    c = P(None, "seq")
-    return Program(region=region, in_specs=(P(), c, c, P()), out_specs=P())
+def split_cache_decode(bug, q, keys, values, length):
+    n = keys.shape[1]
+    place = jnp.arange(n)
+    if bug != "mask by local position":
+        place = place + lax.axis_index("seq") * n
+    s = jnp.einsum("bd,btd->bt", q, keys)
+    s = jnp.where(place < length, s, -1e30)
+    if bug == "local softmax":
+        return lax.psum(jnp.einsum("bt,btd->bd", jax.nn.softmax(s), values), "seq")
+    top = s.max(1)
+    shared = top if bug == "outputs not rescaled" else lax.pmax(top, "seq")
+    p = jnp.exp(s - shared[:, None])
+    out = lax.psum(jnp.einsum("bt,btd->bd", p, values), "seq")
+    total = p.sum(1)
+    if bug != "denominator local":
+        total = lax.psum(total, "seq")
+    return out / total[:, None]
 
 
 @case(
@@ -181,27 +173,24 @@ def split_cache_decode(bug):
     cache,
     "weights not divided",
     "averaged",
+    ins=(P(), P(None, "seq"), P(None, "seq"), P()),
+    outs=P(),
 )
-def lse_combine(bug):
+def lse_combine(bug, q, keys, values, length):
     """Each device gives its output and log-sum-exp; the combination is by weights."""
-
-    def region(q, keys, values, length):
-        n = keys.shape[1]
-        place = lax.axis_index("seq") * n + jnp.arange(n)
-        s = jnp.where(place < length, jnp.einsum("bd,btd->bt", q, keys), -1e30)
-        lse = jax.nn.logsumexp(s, 1)
-        out = jnp.einsum("bt,btd->bd", jax.nn.softmax(s), values)
-        if bug == "averaged":
-            return lax.pmean(out, "seq")
-        outs, lses = lax.all_gather((out, lse), "seq")
-        if bug == "weights not divided":
-            weights = jnp.exp(lses - lses.max(0))
-        else:
-            weights = jax.nn.softmax(lses, 0)
-        return jnp.einsum("nb,nbd->bd", weights, outs)
-
-    c = P(None, "seq")
-    return Program(region=region, in_specs=(P(), c, c, P()), out_specs=P())
+    n = keys.shape[1]
+    place = lax.axis_index("seq") * n + jnp.arange(n)
+    s = jnp.where(place < length, jnp.einsum("bd,btd->bt", q, keys), -1e30)
+    lse = jax.nn.logsumexp(s, 1)
+    out = jnp.einsum("bt,btd->bd", jax.nn.softmax(s), values)
+    if bug == "averaged":
+        return lax.pmean(out, "seq")
+    outs, lses = lax.all_gather((out, lse), "seq")
+    if bug == "weights not divided":
+        weights = jnp.exp(lses - lses.max(0))
+    else:
+        weights = jax.nn.softmax(lses, 0)
+    return jnp.einsum("nb,nbd->bd", weights, outs)
 
 
 def recurrence(a, b):
@@ -218,26 +207,25 @@ def recurrence(a, b):
     lambda: (jax.nn.sigmoid(floats((16, 3))[0]), floats((16, 3), seed=4)[0]),
     "prefix not applied",
     "own shard in the prefix",
+    ins=(P("seq"), P("seq")),
+    outs=P("seq"),
 )
-def linear_recurrence(bug):
+def linear_recurrence(bug, a, b):
     """A diagonal linear recurrence: local scan, exchange of the ends, correction."""
 
-    def region(a, b):
-        def combine(left, right):
-            return left[0] * right[0], right[0] * left[1] + right[1]
+    def combine(left, right):
+        return left[0] * right[0], right[0] * left[1] + right[1]
 
-        decay, local = lax.associative_scan(combine, (a, b))
-        if bug == "prefix not applied":
-            return local
-        ends = lax.all_gather((decay[-1], local[-1]), "seq")
-        me = lax.axis_index("seq")
-        h = jnp.zeros_like(b[0])
-        for i in range(lax.axis_size("seq")):
-            reached = i <= me if bug == "own shard in the prefix" else i < me
-            h = jnp.where(reached, ends[0][i] * h + ends[1][i], h)
-        return local + decay * h
-
-    return Program(region=region, in_specs=(P("seq"), P("seq")), out_specs=P("seq"))
+    decay, local = lax.associative_scan(combine, (a, b))
+    if bug == "prefix not applied":
+        return local
+    ends = lax.all_gather((decay[-1], local[-1]), "seq")
+    me = lax.axis_index("seq")
+    h = jnp.zeros_like(b[0])
+    for i in range(lax.axis_size("seq")):
+        reached = i <= me if bug == "own shard in the prefix" else i < me
+        h = jnp.where(reached, ends[0][i] * h + ends[1][i], h)
+    return local + decay * h
 
 
 def conv(x, w):
@@ -252,22 +240,20 @@ def conv(x, w):
     "no halo",
     "neighbours swapped",
     "wraps around",
+    ins=(P(None, "space"), P()),
+    outs=P(None, "space"),
 )
-def halo_convolution(bug):
-    def region(x, w):
-        n = lax.axis_size("space")
-        right = [(i, i + 1) for i in range(n - 1)]
-        left = [(i + 1, i) for i in range(n - 1)]
-        if bug == "neighbours swapped":
-            right, left = left, right
-        if bug == "wraps around":
-            right.append((n - 1, 0))
-        before = lax.ppermute(x[:, -1:], "space", right)
-        after = lax.ppermute(x[:, :1], "space", left)
-        if bug == "no halo":
-            before, after = jnp.zeros_like(before), jnp.zeros_like(after)
-        padded = jnp.concatenate([before, x, after], 1)
-        return sum(padded[:, i : i + x.shape[1]] @ w[i] for i in range(3))
-
-    s = P(None, "space")
-    return Program(region=region, in_specs=(s, P()), out_specs=s)
+def halo_convolution(bug, x, w):
+    n = lax.axis_size("space")
+    right = [(i, i + 1) for i in range(n - 1)]
+    left = [(i + 1, i) for i in range(n - 1)]
+    if bug == "neighbours swapped":
+        right, left = left, right
+    if bug == "wraps around":
+        right.append((n - 1, 0))
+    before = lax.ppermute(x[:, -1:], "space", right)
+    after = lax.ppermute(x[:, :1], "space", left)
+    if bug == "no halo":
+        before, after = jnp.zeros_like(before), jnp.zeros_like(after)
+    padded = jnp.concatenate([before, x, after], 1)
+    return sum(padded[:, i : i + x.shape[1]] @ w[i] for i in range(3))

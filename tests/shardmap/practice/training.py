@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from tests.shardmap.practice.case import Program, case, floats, integers
+from tests.shardmap.practice.case import case, floats, integers
 
 mse = lambda w, x, y: jnp.mean((jnp.tanh(x @ w["a"]) @ w["b"] - y) ** 2)
 
@@ -28,39 +28,37 @@ def sgd(w, x, y):
     "psum of mean gradients",
     "loss not reduced",
     "divided twice",
+    ins=(P(), P("data"), P("data")),
+    outs=(P(), P()),
 )
-def data_parallel_step(bug):
-    def region(w, x, y):
-        loss, g = jax.value_and_grad(mse)(w, x, y)
-        if bug == "psum of mean gradients":
-            g = lax.psum(g, "data")
-        elif bug == "divided twice":
-            g = jax.tree.map(lambda v: lax.pmean(v, "data") / lax.axis_size("data"), g)
-        elif bug != "gradient not reduced":
-            g = lax.pmean(g, "data")
-        if bug != "loss not reduced":
-            loss = lax.pmean(loss, "data")
-        return jax.tree.map(lambda p, d: p - 0.1 * d, w, g), loss
-
-    return Program(region=region, in_specs=(P(), P("data"), P("data")), out_specs=(P(), P()))
+def data_parallel_step(bug, w, x, y):
+    loss, g = jax.value_and_grad(mse)(w, x, y)
+    if bug == "psum of mean gradients":
+        g = lax.psum(g, "data")
+    elif bug == "divided twice":
+        g = jax.tree.map(lambda v: lax.pmean(v, "data") / lax.axis_size("data"), g)
+    elif bug != "gradient not reduced":
+        g = lax.pmean(g, "data")
+    if bug != "loss not reduced":
+        loss = lax.pmean(loss, "data")
+    return jax.tree.map(lambda p, d: p - 0.1 * d, w, g), loss
 
 
-@case({"data": 4}, sgd, params, "psum of mean gradients")
-def automatic_reduction(bug):
+@case(
+    {"data": 4},
+    sgd,
+    params,
+    "psum of mean gradients",
+    ins=(P(), P("data"), P("data")),
+    outs=(P(), P()),
+    check_vma=True,
+)
+def automatic_reduction(bug, w, x, y):
     """With check_vma the gradient of whole parameters is summed by JAX."""
-
-    def region(w, x, y):
-        loss, g = jax.value_and_grad(mse)(w, x, y)
-        if bug != "psum of mean gradients":
-            g = jax.tree.map(lambda d: d / lax.axis_size("data"), g)
-        return jax.tree.map(lambda p, d: p - 0.1 * d, w, g), lax.pmean(loss, "data")
-
-    return Program(
-        region=region,
-        in_specs=(P(), P("data"), P("data")),
-        out_specs=(P(), P()),
-        check_vma=True,
-    )
+    loss, g = jax.value_and_grad(mse)(w, x, y)
+    if bug != "psum of mean gradients":
+        g = jax.tree.map(lambda d: d / lax.axis_size("data"), g)
+    return jax.tree.map(lambda p, d: p - 0.1 * d, w, g), lax.pmean(loss, "data")
 
 
 def adam(w, m, v, x, y):
@@ -82,32 +80,29 @@ def adam_args():
     "not gathered",
     "gradient sliced in place of scattered",
     "scatter not divided",
+    ins=(P(), P("data"), P("data"), P("data"), P("data")),
+    outs=(P(), P("data"), P("data")),
 )
-def zero_1(bug):
+def zero_1(bug, w, m, v, x, y):
     """Optimiser state split over data; parameters whole."""
-
-    def region(w, m, v, x, y):
-        n, me = lax.axis_size("data"), lax.axis_index("data")
-        g = jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
-        rows = w.shape[0] // n
-        if bug == "gradient sliced in place of scattered":
-            g = lax.dynamic_slice_in_dim(g, me * rows, rows)
-        else:
-            g = lax.psum_scatter(g, "data", tiled=True)
-            if bug != "scatter not divided":
-                g = g / n
-        mine = lax.dynamic_slice_in_dim(w, me * rows, rows)
-        m = 0.9 * m + 0.1 * g
-        v = 0.99 * v + 0.01 * g * g
-        mine = mine - 0.01 * m / (jnp.sqrt(v) + 1e-8)
-        if bug == "not gathered":
-            w = lax.dynamic_update_slice_in_dim(w, mine, me * rows, 0)
-        else:
-            w = lax.all_gather(mine, "data", tiled=True)
-        return w, m, v
-
-    d = P("data")
-    return Program(region=region, in_specs=(P(), d, d, d, d), out_specs=(P(), d, d))
+    n, me = lax.axis_size("data"), lax.axis_index("data")
+    g = jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
+    rows = w.shape[0] // n
+    if bug == "gradient sliced in place of scattered":
+        g = lax.dynamic_slice_in_dim(g, me * rows, rows)
+    else:
+        g = lax.psum_scatter(g, "data", tiled=True)
+        if bug != "scatter not divided":
+            g = g / n
+    mine = lax.dynamic_slice_in_dim(w, me * rows, rows)
+    m = 0.9 * m + 0.1 * g
+    v = 0.99 * v + 0.01 * g * g
+    mine = mine - 0.01 * m / (jnp.sqrt(v) + 1e-8)
+    if bug == "not gathered":
+        w = lax.dynamic_update_slice_in_dim(w, mine, me * rows, 0)
+    else:
+        w = lax.all_gather(mine, "data", tiled=True)
+    return w, m, v
 
 
 def sgd_one(w, x, y):
@@ -122,27 +117,24 @@ def sgd_one(w, x, y):
     "gradient of the gathered weight sliced",
     "psum and sliced from zero",
     "scattered along columns",
+    ins=(P("data"),) * 3,
+    outs=P("data"),
 )
-def zero_3(bug):
+def zero_3(bug, w, x, y):
     """Parameters split over data: gather, gradient of the whole weight, scatter."""
-
-    def region(w, x, y):
-        n = lax.axis_size("data")
-        full = lax.all_gather(w, "data", tiled=True)
-        g = jax.grad(lambda w: jnp.mean((jax.nn.relu(x @ w) - y) ** 2))(full)
-        rows = w.shape[0]
-        if bug == "gradient of the gathered weight sliced":
-            g = lax.dynamic_slice_in_dim(g, lax.axis_index("data") * rows, rows)
-        elif bug == "psum and sliced from zero":
-            g = lax.pmean(g, "data")[:rows]
-        elif bug == "scattered along columns":
-            g = lax.psum_scatter(g.reshape(rows, -1), "data", scatter_dimension=1, tiled=True) / n
-        else:
-            g = lax.psum_scatter(g, "data", tiled=True) / n
-        return w - 0.1 * g
-
-    d = P("data")
-    return Program(region=region, in_specs=(d, d, d), out_specs=d)
+    n = lax.axis_size("data")
+    full = lax.all_gather(w, "data", tiled=True)
+    g = jax.grad(lambda w: jnp.mean((jax.nn.relu(x @ w) - y) ** 2))(full)
+    rows = w.shape[0]
+    if bug == "gradient of the gathered weight sliced":
+        g = lax.dynamic_slice_in_dim(g, lax.axis_index("data") * rows, rows)
+    elif bug == "psum and sliced from zero":
+        g = lax.pmean(g, "data")[:rows]
+    elif bug == "scattered along columns":
+        g = lax.psum_scatter(g.reshape(rows, -1), "data", scatter_dimension=1, tiled=True) / n
+    else:
+        g = lax.psum_scatter(g, "data", tiled=True) / n
+    return w - 0.1 * g
 
 
 @case(
@@ -151,26 +143,25 @@ def zero_3(bug):
     lambda: floats((8, 8), (8, 8), (8, 8)),
     "gather over the wrong axis",
     "loss not averaged",
+    ins=(P("data", "model"), P("model", "data"), P("data")),
+    outs=(P("data", "model"), P("model", "data")),
+    check_vma=True,
 )
-def fsdp_tensor_gradient(bug):
+def fsdp_tensor_gradient(bug, w1, w2, x):
     """Gradients through the all-gather of FSDP and the psum of Megatron, with check_vma."""
 
-    def region(w1, w2, x):
-        def loss(w1, w2):
-            axis = "model" if bug == "gather over the wrong axis" else "data"
-            if bug == "gather over the wrong axis":
-                a = lax.all_gather(w1, axis, axis=0, tiled=True)[: w1.shape[0] * 2]
-            else:
-                a = lax.all_gather(w1, axis, axis=0, tiled=True)
-            b = lax.all_gather(w2, "data", axis=1, tiled=True)
-            y = lax.psum(jnp.tanh(x @ a) @ b, "model")
-            value = jnp.mean(jnp.sin(y))
-            return value if bug == "loss not averaged" else lax.pmean(value, "data")
+    def loss(w1, w2):
+        axis = "model" if bug == "gather over the wrong axis" else "data"
+        if bug == "gather over the wrong axis":
+            a = lax.all_gather(w1, axis, axis=0, tiled=True)[: w1.shape[0] * 2]
+        else:
+            a = lax.all_gather(w1, axis, axis=0, tiled=True)
+        b = lax.all_gather(w2, "data", axis=1, tiled=True)
+        y = lax.psum(jnp.tanh(x @ a) @ b, "model")
+        value = jnp.mean(jnp.sin(y))
+        return value if bug == "loss not averaged" else lax.pmean(value, "data")
 
-        return jax.grad(loss, (0, 1))(w1, w2)
-
-    w1, w2 = P("data", "model"), P("model", "data")
-    return Program(region=region, in_specs=(w1, w2, P("data")), out_specs=(w1, w2), check_vma=True)
+    return jax.grad(loss, (0, 1))(w1, w2)
 
 
 def batch_norm(x, gamma, beta):
@@ -186,22 +177,21 @@ def batch_norm(x, gamma, beta):
     "local statistics",
     "mean of local variances",
     "variance of sums",
+    ins=(P("data"), P(), P()),
+    outs=P("data"),
 )
-def sync_batch_norm(bug):
-    def region(x, gamma, beta):
-        mean = x.mean(0)
-        square = (x * x).mean(0)
-        if bug == "variance of sums":
-            mean, square = lax.psum(mean, "data"), lax.psum(square, "data")
-        elif bug == "mean of local variances":
-            square = lax.pmean(square - mean * mean, "data") + lax.pmean(mean, "data") ** 2
-            mean = lax.pmean(mean, "data")
-        elif bug != "local statistics":
-            mean, square = lax.pmean((mean, square), "data")
-        var = square - mean**2
-        return (x - mean) * lax.rsqrt(var + 1e-5) * gamma + beta
-
-    return Program(region=region, in_specs=(P("data"), P(), P()), out_specs=P("data"))
+def sync_batch_norm(bug, x, gamma, beta):
+    mean = x.mean(0)
+    square = (x * x).mean(0)
+    if bug == "variance of sums":
+        mean, square = lax.psum(mean, "data"), lax.psum(square, "data")
+    elif bug == "mean of local variances":
+        square = lax.pmean(square - mean * mean, "data") + lax.pmean(mean, "data") ** 2
+        mean = lax.pmean(mean, "data")
+    elif bug != "local statistics":
+        mean, square = lax.pmean((mean, square), "data")
+    var = square - mean**2
+    return (x - mean) * lax.rsqrt(var + 1e-5) * gamma + beta
 
 
 def accumulate(w, x, y):
@@ -214,24 +204,23 @@ def accumulate(w, x, y):
     accumulate,
     lambda: floats((6, 3), (32, 6), (32, 3)),
     "psum in the loop and after",
+    ins=(P(), P("data"), P("data")),
+    outs=P(),
 )
-def gradient_accumulation(bug):
-    def region(w, x, y):
-        micro = 2
-        xs = x.reshape(micro, -1, *x.shape[1:])
-        ys = y.reshape(micro, -1, *y.shape[1:])
+def gradient_accumulation(bug, w, x, y):
+    micro = 2
+    xs = x.reshape(micro, -1, *x.shape[1:])
+    ys = y.reshape(micro, -1, *y.shape[1:])
 
-        def step(total, xy):
-            x, y = xy
-            g = jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
-            if bug == "psum in the loop and after":
-                g = lax.psum(g, "data")
-            return total + g, None
+    def step(total, xy):
+        x, y = xy
+        g = jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
+        if bug == "psum in the loop and after":
+            g = lax.psum(g, "data")
+        return total + g, None
 
-        total, _ = lax.scan(step, jnp.zeros_like(w), (xs, ys))
-        return lax.psum(total, "data") / (micro * lax.axis_size("data"))
-
-    return Program(region=region, in_specs=(P(), P("data"), P("data")), out_specs=P())
+    total, _ = lax.scan(step, jnp.zeros_like(w), (xs, ys))
+    return lax.psum(total, "data") / (micro * lax.axis_size("data"))
 
 
 def clipped(ga, gb, gc):
@@ -247,26 +236,23 @@ def clipped(ga, gb, gc):
     "whole leaf counted by each device",
     "norm of local shards",
     "norms added after the root",
+    ins=(P("model"), P(None, "model"), P()),
+    outs=(P("model"), P(None, "model"), P()),
 )
-def clip_by_global_norm(bug):
+def clip_by_global_norm(bug, ga, gb, gc):
     """Two split leaves and a whole one."""
-
-    def region(ga, gb, gc):
-        split = jnp.sum(ga * ga) + jnp.sum(gb * gb)
-        whole = jnp.sum(gc * gc)
-        if bug == "whole leaf counted by each device":
-            square = lax.psum(split + whole, "model")
-        elif bug == "norm of local shards":
-            square = split + whole
-        elif bug == "norms added after the root":
-            square = lax.psum(jnp.sqrt(split), "model") ** 2 + whole
-        else:
-            square = lax.psum(split, "model") + whole
-        scale = jnp.minimum(1.0, 1.0 / jnp.sqrt(square))
-        return ga * scale, gb * scale, gc * scale
-
-    specs = (P("model"), P(None, "model"), P())
-    return Program(region=region, in_specs=specs, out_specs=specs)
+    split = jnp.sum(ga * ga) + jnp.sum(gb * gb)
+    whole = jnp.sum(gc * gc)
+    if bug == "whole leaf counted by each device":
+        square = lax.psum(split + whole, "model")
+    elif bug == "norm of local shards":
+        square = split + whole
+    elif bug == "norms added after the root":
+        square = lax.psum(jnp.sqrt(split), "model") ** 2 + whole
+    else:
+        square = lax.psum(split, "model") + whole
+    scale = jnp.minimum(1.0, 1.0 / jnp.sqrt(square))
+    return ga * scale, gb * scale, gc * scale
 
 
 def ema(shadow, w, x):
@@ -281,18 +267,17 @@ def ema(shadow, w, x):
     lambda: floats((6, 3), (6, 3), (16, 6)),
     "shadow of the unreduced step",
     "shadow summed",
+    ins=(P(), P(), P("data")),
+    outs=(P(), P()),
 )
-def moving_average(bug):
-    def region(shadow, w, x):
-        g = jax.grad(lambda w: jnp.mean(jnp.cos(x @ w)))(w)
-        new = w - lax.pmean(g, "data")
-        used = w - g if bug == "shadow of the unreduced step" else new
-        shadow = 0.5 * shadow + 0.5 * used
-        if bug == "shadow summed":
-            shadow = lax.psum(shadow, "data")
-        return shadow, new
-
-    return Program(region=region, in_specs=(P(), P(), P("data")), out_specs=(P(), P()))
+def moving_average(bug, shadow, w, x):
+    g = jax.grad(lambda w: jnp.mean(jnp.cos(x @ w)))(w)
+    new = w - lax.pmean(g, "data")
+    used = w - g if bug == "shadow of the unreduced step" else new
+    shadow = 0.5 * shadow + 0.5 * used
+    if bug == "shadow summed":
+        shadow = lax.psum(shadow, "data")
+    return shadow, new
 
 
 @case(
@@ -301,13 +286,12 @@ def moving_average(bug):
     lambda: (*floats((16, 4)), integers(0, 16, 24), *floats((24, 4), seed=2)),
     "not reduced",
     "averaged",
+    ins=(P(), P("data"), P("data")),
+    outs=P(),
 )
-def embedding_gradient(bug):
-    def region(table, ids, d_out):
-        _, pull = jax.vjp(lambda t: t[ids], table)
-        (g,) = pull(d_out)
-        if bug == "not reduced":
-            return g
-        return (lax.pmean if bug == "averaged" else lax.psum)(g, "data")
-
-    return Program(region=region, in_specs=(P(), P("data"), P("data")), out_specs=P())
+def embedding_gradient(bug, table, ids, d_out):
+    _, pull = jax.vjp(lambda t: t[ids], table)
+    (g,) = pull(d_out)
+    if bug == "not reduced":
+        return g
+    return (lax.pmean if bug == "averaged" else lax.psum)(g, "data")
