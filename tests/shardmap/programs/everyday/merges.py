@@ -23,7 +23,7 @@ from tests.shardmap.programs.wrong.vocabulary import LOGITS
 
 BATCH, STEP = PS("data"), (PS(), PS("data"), PS("data"))
 BOTH = PS("data", "model")
-NOTED, DIFFERS = ("not-analysed",), ("differs-on-one-device",)
+NOTED, DIFFERS = ("not-analysed",) * 2, ("differs-on-one-device",)
 
 
 QUERIES, KEYS, VALUES = draw(4, 8, seed=76), draw(32, 8, seed=77), draw(32, 8, seed=78)

@@ -197,6 +197,7 @@ PROGRAMS = {
         mapped(numbered, (ROWS,), ROWS),
         lambda x: (jnp.arange(N_MODEL), 2 * jnp.arange(x.shape[0]) + 1),
         (U,),
+        notes=("differs-on-one-device",),
     ),
     "squares_of_lookups": Program(
         mapped(squares_of_lookups, (ROWS, PS()), PS()),

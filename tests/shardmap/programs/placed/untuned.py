@@ -315,7 +315,7 @@ PAIRS = {
     "flat_kept": Pair(
         "wrong-placement",
         ("data",),
-        "",
+        "flat.reshape(32, 24)",
         flat_kept,
         flat_gathered,
         flat_reference,

@@ -118,7 +118,7 @@ PAIRS = {
     "two_losses_summed": Pair(
         "wrong-reduction",
         ("data",),
-        "",
+        "lax.psum(jax.grad(two_losses)",
         lambda w, x, other: w - 0.1 * lax.psum(jax.grad(two_losses)(w, x, other), "data"),
         lambda w, x, other: w - 0.1 * lax.pmean(jax.grad(two_losses)(w, x, other), "data"),
         lambda w, x, other: w - 0.1 * jax.grad(two_losses)(w, x, other),
