@@ -99,10 +99,9 @@ def branches(*slots: str) -> Law:
     """Exact where every branch is."""
 
     def law(d: Draw, outs: Sequence[Info]) -> list[Known]:
-        groups = zip(*(d.returned[s] for s in slots), strict=True)
         return [
             (all(i.exact for i in g), max(i.bound for i in g), max(i.grid for i in g))
-            for g in groups
+            for g in zip(*(d.returned[s] for s in slots), strict=True)
         ]
 
     return law

@@ -193,8 +193,7 @@ def _cut(p: Program, steps: Sequence[Step]) -> Program:
 
 
 def _without(p: Program, steps: Sequence[Step]) -> Program:
-    gone = {s.targets for s in steps}
-    return replace(p, steps=_kept(p.steps, gone))
+    return replace(p, steps=_kept(p.steps, {s.targets for s in steps}))
 
 
 def _kept(steps: Sequence[Step], gone: set[tuple[str, ...]]) -> tuple[Step, ...]:

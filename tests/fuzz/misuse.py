@@ -272,8 +272,7 @@ def _error(call: Callable[..., Any], misuse: Misuse) -> Exception | None:
 def _of_the_user(error: BaseException) -> bool:
     """Whether a function of the user raised: the innermost frame outside of libraries is neither
     one of sbp nor the call itself."""
-    frames = [f for f, _ in traceback.walk_tb(error.__traceback__)]
-    for frame in reversed(frames):
+    for frame in reversed([f for f, _ in traceback.walk_tb(error.__traceback__)]):
         file = frame.f_code.co_filename
         if file.startswith(PACKAGE):
             return False

@@ -77,8 +77,7 @@ def _axis(d: Draw) -> int:
 
 
 def _wider(d: Draw) -> tuple[int, ...]:
-    shape = d["a"].shape
-    grown = tuple(d.size() if n == 1 and d.chance(0.7) else n for n in shape)
+    grown = tuple(d.size() if n == 1 and d.chance(0.7) else n for n in d["a"].shape)
     return (d.size(), *grown) if d.chance() else grown
 
 

@@ -109,8 +109,7 @@ def judge(program: Program) -> Outcome:
                 "".join(traceback.format_exception(error)[-6:])[-3000:],
                 f"{type(error).__name__} {_place(error)}",
             )
-        infos = _infos(program)
-        bad = _differences(got, want, infos)
+        bad = _differences(got, want, _infos(program))
         if not bad:
             return Outcome("same")
         if all(not exact for _, exact, _ in bad):

@@ -63,8 +63,7 @@ class Tally:
 
     def line(self) -> str:
         """Rates and counts in one line."""
-        n = sum(self.verdicts.values())
-        rate = n / max(1e-9, time.monotonic() - self.started)
+        rate = sum(self.verdicts.values()) / max(1e-9, time.monotonic() - self.started)
         parts = [f"{k} {v}" for k, v in sorted(self.verdicts.items()) if k not in FAILURES]
         return (
             f"{rate:.2f}/s  {', '.join(parts)}  [{'red' if self.failed else 'green'}]failed"

@@ -44,8 +44,7 @@ PRIMITIVES = names("""
 
 @pytest.mark.parametrize("seed", SLICE)
 def test_equals_one_device(seed: int):
-    mesh = MESHES[seed % len(MESHES)]
-    program = generate(seed, mesh=mesh)
+    program = generate(seed, mesh=MESHES[seed % len(MESHES)])
     outcome = judge(program)
     assert not outcome.failed, f"{outcome.verdict}: {outcome.detail}\n{file_source(program)}"
 

@@ -50,8 +50,7 @@ def test_an_entry_is_replaced_by_another_one(types, code):
     (found,) = checked("entries", text).found
     assert found.code == code and found.primary is not None
     assert text.splitlines()[found.primary.span.line - 1].startswith("region = ")
-    help_ = found.helps[0]
-    after = edited_text(text, [e for e in help_.edits if isinstance(e, SourceEdit)])
+    after = edited_text(text, [e for e in found.helps[0].edits if isinstance(e, SourceEdit)])
     mended = checked("entries_after", after)
     assert not mended.found
     assert RIGHT in after.replace('"model:S(0)")', "rows)")

@@ -141,8 +141,7 @@ def test_its_helps_are_those_of_check_shard_map(name: str):
     said = sbp.check_shard_map(program, *shapes, mesh=mesh).diagnostics
     (wanted,) = (d for d in said if d.severity == "error")
     (found,) = refused(lambda: pair.program("wrong", False), pair.args).diagnostics
-    got = [(h.text, list(h.edits)) for h in found.helps]
-    assert got == [as_manual(h) for h in wanted.helps]
+    assert [(h.text, list(h.edits)) for h in found.helps] == [as_manual(h) for h in wanted.helps]
 
 
 def test_some_have_helps():

@@ -52,8 +52,7 @@ def test_a_type_error_names_the_cell_that_defines_the_function(said):
     lines = said["type error"].splitlines()
     assert lines[0].startswith("error[no-signature]: `x @ w`")
     assert lines[1] == " --> Cell In[2], line 4  in layer, forward"
-    code = lines.index("4 |     return x @ w")
-    assert lines[code + 1].startswith("  |            ^^^^^")
+    assert lines[lines.index("4 |     return x @ w") + 1].startswith("  |            ^^^^^")
     assert "Traceback" not in said["type error"]
 
 

@@ -31,8 +31,7 @@ def loss(weights, x):
 
 
 def step(weights, moments, x):
-    grads = jax.grad(loss)(weights, x)
-    moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, grads)
+    moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, jax.grad(loss)(weights, x))
     return jax.tree.map(lambda w, m: w - 0.1 * m, weights, moments), moments
 
 
@@ -153,8 +152,7 @@ def test_a_picture_of_many_moments_has_the_fullest():
 
 def test_a_program_that_does_nothing_holds_its_arguments():
     plan = sbp.jit(lambda x: x, MESH, in_types="data:S(0)", donate_argnums=0).plan(shape(64))
-    found = live_bytes(plan.program)
-    assert found.peak.total == plan.cost.peak_memory_bytes == 32 * 4
+    assert live_bytes(plan.program).peak.total == plan.cost.peak_memory_bytes == 32 * 4
     assert "at most 128.0 B" in words(plan.report().memory())
 
 
@@ -174,8 +172,7 @@ def test_tensors_of_layers_are_one_row():
         return jnp.mean(x**2)
 
     def apply(weights, x):
-        grads = jax.grad(stacked)(weights, x)
-        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(stacked)(weights, x))
 
     weights = [(shape(D, H), shape(H, D))] * LAYERS
     types = [("model:S(1)", "model:S(0)")] * LAYERS

@@ -157,8 +157,7 @@ def html_facts(text):
 
 
 def facts_of(text):
-    words = text.replace("`", "").split()
-    return [w for w in words if not re.fullmatch(r"[-^|=:>█▏▎▍▌▋▊▉]+", w)]
+    return [w for w in text.replace("`", "").split() if not re.fullmatch(r"[-^|=:>█▏▎▍▌▋▊▉]+", w)]
 
 
 WIDE = 10_000

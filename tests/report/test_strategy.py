@@ -120,8 +120,7 @@ def test_an_axis_that_no_product_uses_is_not_called_unused():
 
 
 def test_two_axes_are_told_apart():
-    weights = {"w_in": "y:S(1)", "w_out": "y:S(0)"}
-    types = (weights, "x:S(0)")
+    types = ({"w_in": "y:S(1)", "w_out": "y:S(0)"}, "x:S(0)")
     found = used(mlp, GRID, types, PARAMS, shape(512, 256), out_types="x:S(0)")
     assert found == ["data parallel", "tensor parallel"]
 
@@ -188,8 +187,7 @@ def test_a_program_without_products_has_no_strategy():
 
 def test_phases_of_a_step():
     x = shape(8, 256)
-    plan = sbp.jit(mlp_step, LINE).plan(PARAMS, STATE, x, x)
-    graph = plan.program.graph
+    graph = sbp.jit(mlp_step, LINE).plan(PARAMS, STATE, x, x).program.graph
     found = Phases(graph).of
     assert set(found) == {node.id for node in graph.walk()}
     lines = {"forward": set(), "backward": set(), "update": set()}

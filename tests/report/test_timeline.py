@@ -50,8 +50,7 @@ def repeated(weights, x):
 
 def train(loss):
     def step(weights, x):
-        grads = jax.grad(loss)(weights, x)
-        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights, x))
 
     return step
 
@@ -116,10 +115,8 @@ def test_each_conversion_is_in_the_lane_of_its_axes(plans, name):
 
 
 def test_loops_are_marked_with_their_trips(plans):
-    loops = schedule(plans["scanned"].program).loops
-    assert [one.loop.trips for one in loops] == [12, 12]
-    svg = plans["scanned"].report().timeline().svg()[0]
-    assert svg.count("all 12 runs of scan") >= 2
+    assert [one.loop.trips for one in schedule(plans["scanned"].program).loops] == [12, 12]
+    assert plans["scanned"].report().timeline().svg()[0].count("all 12 runs of scan") >= 2
     assert "How often a while loop runs is assumed" in words(plans["while"].report().timeline())
 
 
@@ -183,9 +180,8 @@ def test_a_region_by_hand_is_said_to_have_no_time():
     def step(x):
         return jax.shard_map(jnp.sin, mesh=MESH, in_specs=spec, out_specs=spec)(x)
 
-    report = sbp.jit(step, MESH).plan(shape(64)).report()
     assert "written by hand: only the time of reading and writing is modelled" in words(
-        report.timeline()
+        sbp.jit(step, MESH).plan(shape(64)).report().timeline()
     )
 
 

@@ -128,8 +128,7 @@ def test_layers_are_one_row(plan):
 
 def test_two_plans_stand_side_by_side(plan):
     other = sbp.jit(step, MESH, in_types=("B", "data:S(0)")).plan(WEIGHTS, shape(64, 256))
-    shown = plan.report().bytes(other.report())
-    (svg,) = shown.svg()
+    (svg,) = plan.report().bytes(other.report()).svg()
     words = [t.text for t in ElementTree.fromstring(svg).iter(f"{{{NAMESPACE}}}text")]
     assert "this plan" in words and "the other plan" in words
     both = traffic(plan.program), traffic(other.program)

@@ -243,6 +243,5 @@ def test_partial_arguments_are_followed():
         every = [lax.ppermute(x, "model", [(i, (i + k) % n) for i in range(n)]) for k in range(n)]
         return jnp.tanh(sum(part.sum(0) for part in every))
 
-    small = partial(body, n=N_MODEL)
-    run, _ = run_of(small, outs=PS())
+    run, _ = run_of(partial(body, n=N_MODEL), outs=PS())
     assert run.apart == () and not run.untried

@@ -181,8 +181,7 @@ def test_parts_side_by_side_are_no_claim():
     own = region(
         lambda x: jnp.sqrt((x * x).sum())[None], PartitionSpec("model"), PartitionSpec("model")
     )
-    found = sbp.check_shard_map(own, X, mesh=MESH).diagnostics
-    assert [d.severity for d in found] == ["note"]
+    assert [d.severity for d in sbp.check_shard_map(own, X, mesh=MESH).diagnostics] == ["note"]
 
 
 def test_group_local_routing_is_no_fault():

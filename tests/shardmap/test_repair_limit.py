@@ -20,6 +20,5 @@ def test_repairs_that_are_not_tried_are_said(name):
     found = analysed(compared_runs(again(fn), fn, again, args, spec), spec)
     (finding,) = found.findings
     for tried, said in ((1, True), (24, False)):
-        repairs = Helper(spec, found, tried=tried).helps(finding)
-        notes = diagnostic(finding, spec, repairs).notes
+        notes = diagnostic(finding, spec, Helper(spec, found, tried=tried).helps(finding)).notes
         assert ("other repairs were not tried" in notes) == said, (tried, notes)
