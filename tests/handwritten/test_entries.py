@@ -66,8 +66,7 @@ def test_an_array_among_the_entries_is_refused_as_what_it_is():
         checked_inside.plan(jax.ShapeDtypeStruct((8, 16), jnp.float32))
 
 
-def gated_alone(x):
-    return x
+gated_alone = lambda x: x
 
 
 def test_types_by_position_are_an_option():
@@ -81,8 +80,7 @@ def test_the_error_is_of_the_kind_that_the_body_raises():
     mesh = jax.make_mesh((1,), ("model",)) if jax.device_count() < 4 else jax.make_mesh((4,), "m")
     axis = mesh.axis_names[0]
 
-    def product(x, w):
-        return jax.lax.psum(x @ w, axis)
+    product = lambda x, w: jax.lax.psum(x @ w, axis)
 
     region = sbp.manual(product, in_types=(f"{axis}:S(1)", "B"), out_types="B")
     x = jnp.ones((8, 8))

@@ -13,8 +13,7 @@ from sbp.report.report import SHOWN_CODE, annotated_lines
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 
 
-def shaped(*sizes):
-    return jax.ShapeDtypeStruct(sizes, "float32")
+shaped = lambda *sizes: jax.ShapeDtypeStruct(sizes, "float32")
 
 
 SOURCE = f"""def layer(x, w_in, w_out):

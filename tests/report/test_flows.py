@@ -22,8 +22,7 @@ from sbp.report.wording import bytes_text
 MESH = AbstractMesh((2, 4), ("data", "model"))
 
 
-def shape(*dims, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(dims, dtype)
+shape = lambda *dims, dtype=jnp.float32: jax.ShapeDtypeStruct(dims, dtype)
 
 
 def layer(x, w_in, w_out):
@@ -97,8 +96,7 @@ def test_layers_that_python_unrolls_are_one_place_with_their_count(plan):
 
 def test_layers_of_a_scan_are_one_place_with_their_trips():
     def scanned(weights, x):
-        def body(x, pair):
-            return layer(x, *pair), None
+        body = lambda x, pair: (layer(x, *pair), None)
 
         return jax.lax.scan(body, x, weights)[0]
 

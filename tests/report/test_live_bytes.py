@@ -17,8 +17,7 @@ LAYERS, D, H, ROWS = 12, 2048, 8192, 8192
 MIB = 2**20
 
 
-def shape(*dims, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(dims, dtype)
+shape = lambda *dims, dtype=jnp.float32: jax.ShapeDtypeStruct(dims, dtype)
 
 
 def block(x, pair):
@@ -26,8 +25,7 @@ def block(x, pair):
     return x + jax.nn.gelu(x @ w_in) @ w_out, None
 
 
-def loss(weights, x):
-    return jnp.mean(jax.lax.scan(jax.checkpoint(block), x, weights)[0] ** 2)
+loss = lambda weights, x: jnp.mean(jax.lax.scan(jax.checkpoint(block), x, weights)[0] ** 2)
 
 
 def step(weights, moments, x):
@@ -121,8 +119,7 @@ def test_the_limit_is_a_line_where_it_is_near(plans):
     assert f"{share:.1%} of memory_limit, 2.0 GiB" in text
 
 
-def words(shown):
-    return " ".join(shown.text().split())
+words = lambda shown: " ".join(shown.text().split())
 
 
 def test_the_drawing_has_an_area_for_each_class(plans):

@@ -16,8 +16,7 @@ MESH = AbstractMesh((2, 4), ("data", "model"))
 LAYERS = 6
 
 
-def shape(*dims):
-    return jax.ShapeDtypeStruct(dims, jnp.float32)
+shape = lambda *dims: jax.ShapeDtypeStruct(dims, jnp.float32)
 
 
 def layer(x, pair):
@@ -26,8 +25,7 @@ def layer(x, pair):
     return h @ w_out, None
 
 
-def loss(weights, x):
-    return jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2)
+loss = lambda weights, x: jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2)
 
 
 def descent(weights, x):
@@ -52,8 +50,7 @@ def plan():
     return made.plan(weights, shape(64, 256))
 
 
-def at(function, line):
-    return f":{function.__code__.co_firstlineno + line}"
+at = lambda function, line: f":{function.__code__.co_firstlineno + line}"
 
 
 def stop(plan, where, phase):
@@ -91,7 +88,7 @@ def test_a_line_runs_as_often_as_its_loop_however_many_operations_it_has(plan):
 def test_what_converts_the_operand_of_a_loop_stands_at_the_loop(plan):
     (before,) = [s for s in sends(plan.program) if not s.regions]
     assert before.runs == 1 and before.node is not None and before.node.op == "scan"
-    (sent,) = stop(plan, at(loss, 1), "forward").sends
+    (sent,) = stop(plan, at(loss, 0), "forward").sends
     assert (sent.kind, sent.axes, sent.runs) == (before.kind, before.axes, 1)
     assert all(s.runs == LAYERS for s in stop(plan, at(layer, 2), "forward").sends)
 

@@ -12,8 +12,7 @@ MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 ROWS, D, H, LAYERS = 512, 256, 1024, 3
 
 
-def shape(*dims, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(dims, dtype)
+shape = lambda *dims, dtype=jnp.float32: jax.ShapeDtypeStruct(dims, dtype)
 
 
 def layer(x, pair):
@@ -22,12 +21,10 @@ def layer(x, pair):
         return jax.nn.relu(x @ w_in) @ w_out, None
 
 
-def loss(weights, x):
-    return jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2)
+loss = lambda weights, x: jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2)
 
 
-def remat_loss(weights, x):
-    return jnp.mean(jax.lax.scan(jax.checkpoint(layer), x, weights)[0] ** 2)
+remat_loss = lambda weights, x: jnp.mean(jax.lax.scan(jax.checkpoint(layer), x, weights)[0] ** 2)
 
 
 def train(of):
@@ -87,8 +84,7 @@ def test_utilisation_is_flops_over_peak(plans):
     )
 
 
-def matmul(x, w):
-    return x @ w
+matmul = lambda x, w: x @ w
 
 
 def bound(rows, inner, columns, mesh, types, dtype=jnp.bfloat16):

@@ -15,8 +15,7 @@ GRID = AbstractMesh((4, 2), ("x", "y"))
 ADAMW = optax.adamw(1e-3)
 
 
-def shape(*dims, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(dims, dtype)
+shape = lambda *dims, dtype=jnp.float32: jax.ShapeDtypeStruct(dims, dtype)
 
 
 PARAMS = {"w_in": shape(256, 1024), "w_out": shape(1024, 256)}
@@ -56,8 +55,7 @@ def of_mlp(mesh, weights, moments, batch, rows=4096):
     return used(mlp_step, mesh, types, PARAMS, STATE, x, x)
 
 
-def both(kind):
-    return {"w_in": kind, "w_out": kind}
+both = lambda kind: {"w_in": kind, "w_out": kind}
 
 
 MEGATRON = {"w_in": "x:S(1)", "w_out": "x:S(0)"}
@@ -99,8 +97,7 @@ def test_an_axis_that_no_product_uses_is_not_called_unused():
     x, w = shape(64, 256), shape(256, 128)
     whole = "the same on all its devices in forward products"
 
-    def later(x, w):
-        return jnp.sort(sbp.annotate(x @ w, "x:B"), 1)
+    later = lambda x, w: jnp.sort(sbp.annotate(x @ w, "x:B"), 1)
 
     assert used(later, LINE, ("x:B", "x:B"), x, w, out_types="x:S(0)") == [whole]
 
@@ -173,8 +170,7 @@ def test_images_whose_borders_are_exchanged_are_split_in_space():
 
 
 def test_rows_of_a_table_that_are_split_are_named():
-    def look_up(table, weights, ids):
-        return table[ids] @ weights
+    look_up = lambda table, weights, ids: table[ids] @ weights
 
     types = ("x:S(0)", "x:S(1)", "B")
     args = shape(262144, 256), shape(256, 1024), shape(64, dtype=jnp.int32)

@@ -18,8 +18,7 @@ MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 D, H = 2048, 8192
 
 
-def shape(*dims, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(dims, dtype)
+shape = lambda *dims, dtype=jnp.float32: jax.ShapeDtypeStruct(dims, dtype)
 
 
 def block(x, pair):
@@ -120,8 +119,7 @@ def test_loops_are_marked_with_their_trips(plans):
     assert "How often a while loop runs is assumed" in words(plans["while"].report().timeline())
 
 
-def words(shown):
-    return " ".join(shown.text().split())
+words = lambda shown: " ".join(shown.text().split())
 
 
 def test_the_text_has_the_seconds_of_the_picture(plans):
@@ -205,8 +203,7 @@ def test_a_loop_without_trips_takes_no_time():
 
 
 def test_what_has_no_plan_has_no_pictures():
-    def wrong(x, w):
-        return sbp.split(x, 1, "model") @ sbp.split(w, 1, "model")
+    wrong = lambda x, w: sbp.split(x, 1, "model") @ sbp.split(w, 1, "model")
 
     report = sbp.jit(wrong, MESH, boxing="explicit").check(shape(8, 8), shape(8, 8))
     for show in (report.timeline, report.memory):

@@ -19,12 +19,10 @@ WEIGHT = 256 * 1024 * 4
 LAYERS = 3
 
 
-def shape(*dims):
-    return jax.ShapeDtypeStruct(dims, jnp.float32)
+shape = lambda *dims: jax.ShapeDtypeStruct(dims, jnp.float32)
 
 
-def layer(x, w_in, w_out):
-    return jax.nn.relu(x @ w_in) @ w_out
+layer = lambda x, w_in, w_out: jax.nn.relu(x @ w_in) @ w_out
 
 
 def loss(weights, x):
@@ -52,8 +50,7 @@ def plan():
 
 
 def scanned(weights, x):
-    def body(x, pair):
-        return layer(x, *pair), None
+    body = lambda x, pair: (layer(x, *pair), None)
 
     return jax.lax.scan(body, x, weights)[0].sum()
 
@@ -70,8 +67,7 @@ def traffic(program, grouping: Grouping | None = None) -> ProgramFlows:
     return chosen(program) if grouping is None else program_flows(program, grouping)
 
 
-def by_moment(found):
-    return found.sums(lambda stop: stop.phase)
+by_moment = lambda found: found.sums(lambda stop: stop.phase)
 
 
 def listed(program):

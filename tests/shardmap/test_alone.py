@@ -144,8 +144,7 @@ def test_a_layout_that_the_program_makes_around_its_region(around):
 
     order = np.arange(16).reshape(-1, n).T.reshape(-1)
 
-    def listed(x):
-        return region(x[order])
+    listed = lambda x: region(x[order])
 
     for fn in (program, inside, listed):
         report = sbp.check_shard_map(around(fn), X, mesh=m)

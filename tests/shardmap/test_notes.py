@@ -41,8 +41,7 @@ def test_an_operation_on_each_shard_alone(name):
 
 
 def test_the_same_columns_against_different_rows():
-    def body(x, w):
-        return lax.psum(x[:, : w.shape[0]] @ w, "model")
+    body = lambda x, w: lax.psum(x[:, : w.shape[0]] @ w, "model")
 
     def own(x, w):
         return lax.psum(
@@ -73,8 +72,7 @@ def test_a_number_that_is_written_down_may_count_devices():
     assert found[0] == "wrong-reduction"
 
 
-def top_by_shard(x):
-    return lax.all_gather(lax.top_k(x, 4)[1], "model", axis=1, tiled=True)[:, :4]
+top_by_shard = lambda x: lax.all_gather(lax.top_k(x, 4)[1], "model", axis=1, tiled=True)[:, :4]
 
 
 def test_local_indices_stay_local_when_gathered():
@@ -98,8 +96,7 @@ def test_a_gather_of_the_outer_axis_first():
     def inside_out(x):
         return lax.all_gather(lax.all_gather(x, "data", tiled=True), "model", tiled=True)
 
-    def in_order(x):
-        return lax.all_gather(lax.all_gather(x, "model", tiled=True), "data", tiled=True)
+    in_order = lambda x: lax.all_gather(lax.all_gather(x, "model", tiled=True), "data", tiled=True)
 
     ins = (PS(("data", "model")),)
     assert said(inside_out, ins, PS(), X) == [("local-result", "error")]
@@ -111,8 +108,7 @@ def test_a_gather_of_the_outer_axis_first():
 def test_a_position_in_a_whole_dim():
     assert said(lambda x: x + jnp.arange(x.shape[1])[None], (PS("data"),), PS("data"), X) == []
 
-    def own(x):
-        return x + (lax.axis_index("data") * x.shape[0] + jnp.arange(x.shape[0]))[:, None]
+    own = lambda x: x + (lax.axis_index("data") * x.shape[0] + jnp.arange(x.shape[0]))[:, None]
 
     assert said(own, (PS("data"),), PS("data"), X) == []
 

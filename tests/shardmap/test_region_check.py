@@ -29,8 +29,7 @@ def twice(x, w):
     return lax.psum(y, "model")
 
 
-def codes(report):
-    return [d.code for d in report.diagnostics]
+codes = lambda report: [d.code for d in report.diagnostics]
 
 
 def test_arrays_and_abstract_values_and_pytrees():
@@ -134,8 +133,7 @@ def test_several_faults_in_source_order():
 
 
 def test_a_helper_called_twice_is_told_once():
-    def layer(x, w):
-        return lax.psum(lax.psum(x @ w, "model"), "model")
+    layer = lambda x, w: lax.psum(lax.psum(x @ w, "model"), "model")
 
     f = region(lambda x, w: layer(x, w) + layer(2.0 * x, w))
     assert codes(sbp.check_shard_map(f, X, W, mesh=MESH)) == ["doubled-reduction"]

@@ -108,11 +108,9 @@ def causal_ring_attention(bug, q, k, v):
     outs=P("seq"),
 )
 def ulysses(bug, q, k, v):
-    def to_heads(x):
-        return lax.all_to_all(x, "seq", split_axis=1, concat_axis=0, tiled=True)
+    to_heads = lambda x: lax.all_to_all(x, "seq", split_axis=1, concat_axis=0, tiled=True)
 
-    def to_seq(x):
-        return lax.all_to_all(x, "seq", split_axis=0, concat_axis=1, tiled=True)
+    to_seq = lambda x: lax.all_to_all(x, "seq", split_axis=0, concat_axis=1, tiled=True)
 
     if bug == "values not exchanged":
         q, k = to_heads(q), to_heads(k)
@@ -213,8 +211,7 @@ def recurrence(a, b):
 def linear_recurrence(bug, a, b):
     """A diagonal linear recurrence: local scan, exchange of the ends, correction."""
 
-    def combine(left, right):
-        return left[0] * right[0], right[0] * left[1] + right[1]
+    combine = lambda left, right: (left[0] * right[0], right[0] * left[1] + right[1])
 
     decay, local = lax.associative_scan(combine, (a, b))
     if bug == "prefix not applied":

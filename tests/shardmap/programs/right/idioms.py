@@ -89,8 +89,7 @@ def half_precision(u, v):
 def deferred(us, v):
     """A sum over microbatches of products stays partial in the carry, and is reduced once."""
 
-    def body(total, u):
-        return total + 2.0 * (u @ v), None
+    body = lambda total, u: (total + 2.0 * (u @ v), None)
 
     start = lax.pcast(jnp.zeros((us.shape[1], v.shape[1])), ("data", "model"), to="varying")
     return lax.psum(lax.scan(body, start, us)[0], "model")

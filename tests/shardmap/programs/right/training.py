@@ -37,8 +37,7 @@ def step_of_mean_unchecked(w, x, y):
 
 
 def step_of_sums(w, x, y):
-    def loss(w):
-        return ((x @ w - y) ** 2).sum() / (x.shape[0] * lax.axis_size("data") * y.shape[1])
+    loss = lambda w: ((x @ w - y) ** 2).sum() / (x.shape[0] * lax.axis_size("data") * y.shape[1])
 
     value, g = jax.value_and_grad(loss)(w)
     return lax.psum(value, "data"), w - 0.1 * lax.psum(g, "data")
@@ -71,8 +70,7 @@ def weights_gathered(w, x, y):
     """ZeRO-3: weights are split; what is gathered in the forward pass is scattered in the backward
     one."""
 
-    def loss(w):
-        return squared(lax.all_gather(w, "data", tiled=True), x, y)
+    loss = lambda w: squared(lax.all_gather(w, "data", tiled=True), x, y)
 
     value, g = jax.value_and_grad(loss)(w)
     return lax.pmean(value, "data"), w - 0.1 * g / lax.axis_size("data")

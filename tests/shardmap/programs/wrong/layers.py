@@ -91,15 +91,13 @@ def predicate_reference(u, v):
 
 
 def summed_in_loop(us, v):
-    def body(total, u):
-        return lax.psum(total + u @ v, "model"), None
+    body = lambda total, u: (lax.psum(total + u @ v, "model"), None)
 
     return lax.scan(body, jnp.zeros((us.shape[1], v.shape[1])), us)[0]
 
 
 def summed_after_loop(us, v):
-    def body(total, u):
-        return total + u @ v, None
+    body = lambda total, u: (total + u @ v, None)
 
     total = lax.scan(body, jnp.zeros((us.shape[1], v.shape[1])), us)[0]
     return lax.psum(total, "model")
