@@ -163,8 +163,7 @@ def padded_of(x: Any, type: str, mesh: Any) -> sbp.Padded:
 
 
 def _whole(tree: Any) -> Any:
-    def whole(y: Any) -> Any:
-        return y.reduce() if isinstance(y, sbp.Partial) else y.full()
+    whole = lambda y: y.reduce() if isinstance(y, sbp.Partial) else y.full()
 
     held = sbp.Partial | sbp.Padded
     return jax.tree.map(

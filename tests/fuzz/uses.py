@@ -79,8 +79,7 @@ JIT_OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
-def _jitted(*args: Any, **options: Any) -> Any:
-    return sbp.jit(*args, **options).plan(SHAPE)
+_jitted = lambda *args, **options: sbp.jit(*args, **options).plan(SHAPE)
 
 
 def _pinned(function: Any) -> Any:
@@ -134,8 +133,7 @@ def _main(*args: Any, **kwargs: Any) -> None:
         cli.main(*args, **kwargs)
 
 
-def _sharded(x: Any) -> Any:
-    return lax.psum(x, "data")
+_sharded = lambda x: lax.psum(x, "data")
 
 
 CHECKED = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
@@ -147,8 +145,7 @@ def users_sharded(x: Any) -> Any:
     return jax.shard_map(_sharded, mesh=CHECKED, in_specs=split, out_specs=whole)(x)
 
 
-def _manual(*args: Any, **kwargs: Any) -> Any:
-    return sbp.manual(*args, **kwargs)(X)
+_manual = lambda *args, **kwargs: sbp.manual(*args, **kwargs)(X)
 
 
 def _manual_inside(*args: Any, **kwargs: Any) -> Any:
@@ -165,16 +162,13 @@ def _padded(*args: Any, **kwargs: Any) -> Any:
     return sbp.jit(users_body, MESH, in_types=rows, out_types=rows).plan(SHAPE)
 
 
-def _jax_static(*args: Any, **options: Any) -> Any:
-    return jax.jit(users_two, **options)(*args)
+_jax_static = lambda *args, **options: jax.jit(users_two, **options)(*args)
 
 
-def _sbp_static(*args: Any, **options: Any) -> Any:
-    return sbp.jit(users_two, MESH, **options).plan(*args)
+_sbp_static = lambda *args, **options: sbp.jit(users_two, MESH, **options).plan(*args)
 
 
-def _body(x: Any) -> Any:
-    return x
+_body = lambda x: x
 
 
 def uses() -> tuple[Use, ...]:

@@ -13,8 +13,7 @@ ONE, TWO = (("model", 8),), (("data", 2), ("model", 4))
 MESHES = [ONE, TWO]
 
 
-def mesh_of(axes: Any) -> Any:
-    return sbp.make_mesh([n for _, n in axes], [name for name, _ in axes])
+mesh_of = lambda axes: sbp.make_mesh([n for _, n in axes], [name for name, _ in axes])
 
 
 def arrays(*shapes: tuple[int, ...]) -> list[Any]:

@@ -32,12 +32,10 @@ def ffn(x: Any, w: Any, v: Any) -> Any:
     return lax.psum(jnp.tanh(x @ w) @ v, "model")
 
 
-def plain_ffn(x: Any, w: Any, v: Any) -> Any:
-    return jnp.tanh(x @ w) @ v
+plain_ffn = lambda x, w, v: jnp.tanh(x @ w) @ v
 
 
-def total(fn: Any) -> Any:
-    return lambda *args: jnp.sum(jnp.sin(fn(*args)))
+total = lambda fn: lambda *args: jnp.sum(jnp.sin(fn(*args)))
 
 
 # ---- values and gradients -----------------------------------------------------------------------
@@ -228,8 +226,7 @@ def test_several_meshes_one_traced_function():
         out_types="model:S(0)",
     )
 
-    def step(x: Any, _: Any) -> Any:
-        return g(x), None
+    step = lambda x, _: (g(x), None)
 
     @jax.jit
     def program(x: Any) -> Any:
