@@ -63,9 +63,6 @@ def weights_of_normalised(q, k, v):
     )
 
 
-MASK = np.float32(np.arange(16) < 11)
-
-
 def weighted_by_count(x, mask):
     mean, count = (x * mask).sum() / mask.sum(), mask.sum()
     return lax.psum(mean * count, "data") / lax.psum(count, "data")
@@ -114,7 +111,7 @@ MERGES = {
     "weighted_by_count": Program(
         mapped(weighted_by_count, (BATCH, BATCH), PS()),
         lambda x, m: (x * m).sum() / m.sum(),
-        (X[:, 0], MASK),
+        (X[:, 0], np.float32(np.arange(16) < 11)),
     ),
     "variance_in_two_parts": Program(
         mapped(variance_in_two_parts, (BATCH,), PS()), lambda x: x.var(0), (X,)

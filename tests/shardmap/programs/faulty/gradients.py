@@ -163,7 +163,7 @@ slope = lambda x, w1, w2: jax.grad(lambda w1: ((jax.nn.gelu(x @ w1) @ w2) ** 2).
 
 
 WHOLE = draw(32, 32, seed=8) * np.float32(0.2)
-MASK = np.asarray(np.arange(16) < 11, np.float32)
+
 
 GRADIENTS = {
     "gradient_left": Faulty(gradient_left, step, (W, X, Y), STEP, PS()),
@@ -187,7 +187,12 @@ GRADIENTS = {
         penalty_counted_twice, penalised_step, (W, X, Y), STEP, PS(), helped=False
     ),
     "masked_by_shard": Faulty(
-        masked_by_shard, masked_step, (W, X, Y, MASK), (*STEP, PS("data")), PS(), helped=False
+        masked_by_shard,
+        masked_step,
+        (W, X, Y, np.asarray(np.arange(16) < 11, np.float32)),
+        (*STEP, PS("data")),
+        PS(),
+        helped=False,
     ),
     "tensor_parallel": Faulty(
         tensor_parallel, slope, (X, W1, W2), MLP, PS(None, "model"), helped=False

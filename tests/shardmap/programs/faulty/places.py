@@ -26,8 +26,6 @@ def centred_by_shard(x):
     return v
 
 
-TALL = draw(64, 8, seed=9)
-
 PROGRAMS = {
     "two_layers": Faulty(
         lambda x, w1, w2, b: layer(layer(x, w1, w2, b), w1, w2, b),
@@ -83,7 +81,7 @@ PROGRAMS = {
     "regularised_before": Faulty(
         lambda x: jnp.linalg.cholesky(lax.psum(x.T @ x + jnp.eye(8), "data")),
         lambda x: jnp.linalg.cholesky(x.T @ x + jnp.eye(8)),
-        (TALL,),
+        (draw(64, 8, seed=9),),
         (PS("data"),),
         PS(),
         vma=(True, False),

@@ -86,9 +86,6 @@ def numbered(x):
     return lax.axis_index("model")[None], at * 2 + 1
 
 
-TABLE, IDS = draw(32, 8, seed=129), np.asarray([3, 31, 8, 7, 16, 16, 0], np.int32)
-
-
 def squares_of_lookups(table, ids):
     """A lookup is zero on all devices but one, so that its squares add up."""
     here = ids - lax.axis_index("model") * table.shape[0]
@@ -99,7 +96,7 @@ def squares_of_lookups(table, ids):
 
 # ---- blocks -------------------------------------------------------------------------------------
 
-WHOLE, U, W = draw(16, 12, seed=125), draw(16, 16, seed=126), draw(16, 16, seed=127)
+WHOLE, U = draw(16, 12, seed=125), draw(16, 16, seed=126)
 
 
 def own_block_of_sum(x):
@@ -154,10 +151,6 @@ def scattered_by_exchange(u, w):
     return mine.reshape(N_MODEL, -1, y.shape[1]).sum(0)
 
 
-TABLES, DENSE = draw(8, 6, 4, seed=128), draw(16, 4)
-FEATURES = np.arange(128, dtype=np.int32).reshape(16, 8) % 6
-
-
 def embeddings_to_samples(tables, ids, dense):
     """DLRM (https://arxiv.org/abs/1906.00091): tables are split, samples are; embeddings go to the
     samples' devices and meet the dense features there."""
@@ -202,7 +195,7 @@ PROGRAMS = {
     "squares_of_lookups": Program(
         mapped(squares_of_lookups, (ROWS, PS()), PS()),
         lambda table, ids: 2.0 * (jnp.tanh(2.0 * table[ids]) ** 2).sum(),
-        (TABLE, IDS),
+        (draw(32, 8, seed=129), np.asarray([3, 31, 8, 7, 16, 16, 0], np.int32)),
     ),
     "squares_put_together": Program(
         mapped(squares_put_together, (ROWS,), PS()), lambda x: jnp.sin(x) ** 2, (WHOLE,)
@@ -219,11 +212,13 @@ PROGRAMS = {
     "nested_rows": Program(mapped(nested_rows, (PS(),), PS(("data", "model"))), jnp.exp, (WHOLE,)),
     "symmetric": Program(mapped(symmetric, (ROWS,), ROWS), lambda x: x + x.T, (U,)),
     "scattered_by_exchange": Program(
-        mapped(scattered_by_exchange, (PS(None, "model"), ROWS), ROWS), lambda u, w: u @ w, (U, W)
+        mapped(scattered_by_exchange, (PS(None, "model"), ROWS), ROWS),
+        lambda u, w: u @ w,
+        (U, draw(16, 16, seed=127)),
     ),
     "embeddings_to_samples": Program(
         mapped(embeddings_to_samples, (ROWS, PS(None, "model"), ROWS), ROWS),
         embeddings_reference,
-        (TABLES, FEATURES, DENSE),
+        (draw(8, 6, 4, seed=128), np.arange(128, dtype=np.int32).reshape(16, 8) % 6, draw(16, 4)),
     ),
 }

@@ -13,8 +13,6 @@ from tests.shardmap.programs.kinds import N_MODEL, Pair, draw
 
 # ---- contrast of both sides ---------------------------------------------------------------------
 
-SCALE, IMAGES, TEXTS = np.float32(0.5), draw(16, 8, seed=140), draw(16, 8, seed=141)
-
 
 def both_losses(scale, images, texts):
     """The mean of both losses of this device's pairs: there are two, as many as devices on data."""
@@ -35,8 +33,6 @@ def contrast_reference(scale, images, texts):
 # ---- caches of several heads --------------------------------------------------------------------
 
 Q, K, V = draw(4, 2, 3, 8, seed=142), draw(4, 32, 2, 8, seed=143), draw(4, 32, 2, 8, seed=144)
-LENGTHS = np.asarray([3, 17, 32, 9], np.int32)
-CACHE = (PS("data"), PS("data", "model"), PS("data", "model"), PS("data"))
 
 
 def grouped_scores(q, k, lengths, offset):
@@ -74,8 +70,6 @@ def merged_reference(q, k, v, lengths):
 # ---- scattered tokens ---------------------------------------------------------------------------
 
 E, ROOM, D = 8, 4, 8
-TOKENS, ROUTER, W = draw(32, D, seed=145), draw(D, E, seed=146), draw(E, D, D, seed=147)
-EXPERTS = (PS("model"), PS(), PS("model"))
 
 
 def scattered(exchange, back):
@@ -96,7 +90,6 @@ def scattered(exchange, back):
 there = lambda slots: lax.all_to_all(slots, "model", 0, 1, tiled=True)
 
 
-picked_there = scattered(there, lambda done: done.reshape(E, ROOM, D))
 picked_back = scattered(there, lambda done: lax.all_to_all(done, "model", 1, 0, tiled=True))
 
 
@@ -107,8 +100,8 @@ def scattered_reference(x, router, w):
 
 # ---- flat parameters ----------------------------------------------------------------------------
 
-PARAMS = {"w": draw(32, 24, seed=148), "b": draw(24, seed=149)}
-X, Y = draw(16, 32, seed=150), draw(16, 24, seed=151)
+
+X = draw(16, 32, seed=150)
 
 
 loss = lambda p, x, y: ((jnp.tanh(x @ p["w"] + p["b"]) - y) ** 2).mean()
@@ -147,7 +140,7 @@ def own_lookup(table, ids):
 OF_PARAMS = (
     flat_whole,
     lambda p, x, y: (p["w"] - 0.5 * jax.grad(loss)(p, x, y)["w"]).reshape(p["w"].shape),
-    (PARAMS, X, Y),
+    ({"w": draw(32, 24, seed=148), "b": draw(24, seed=149)}, X, draw(16, 24, seed=151)),
     (PS(), PS("data"), PS("data")),
     PS(),
 )
@@ -161,7 +154,7 @@ PAIRS = {
         lambda scale, images, texts: lax.pmean(both_losses(scale, images, texts), "model"),
         lambda scale, images, texts: lax.pmean(both_losses(scale, images, texts), "data"),
         contrast_reference,
-        (SCALE, IMAGES, TEXTS),
+        (np.float32(0.5), draw(16, 8, seed=140), draw(16, 8, seed=141)),
         (PS(), PS("data"), PS("data")),
         PS(),
     ),
@@ -172,19 +165,19 @@ PAIRS = {
         shifted_by_own,
         merged,
         merged_reference,
-        (Q, K, V, LENGTHS),
-        CACHE,
+        (Q, K, V, np.asarray([3, 17, 32, 9], np.int32)),
+        (PS("data"), PS("data", "model"), PS("data", "model"), PS("data")),
         PS("data"),
     ),
     "picked_there": Pair(
         "differs-on-one-device",
         ("model",),
         "",
-        picked_there,
+        scattered(there, lambda done: done.reshape(E, ROOM, D)),
         picked_back,
         scattered_reference,
-        (TOKENS, ROUTER, W),
-        EXPERTS,
+        (draw(32, D, seed=145), draw(D, E, seed=146), draw(E, D, D, seed=147)),
+        (PS("model"), PS(), PS("model")),
         PS("model"),
         repaired=False,
         severity="note",

@@ -49,8 +49,6 @@ def decoded_and_averaged(q, k, v, length):
 
 # ---- labels of a split batch --------------------------------------------------------------------
 
-IMAGES, TEXTS = draw(16, 24, seed=83), draw(16, 24, seed=84)
-
 
 def contrast(images, texts):
     """The mean over one device's images of the loss of picking the text at the same place."""
@@ -64,8 +62,7 @@ def contrast(images, texts):
 # ---- tokens sent to experts ---------------------------------------------------------------------
 
 T, N_EXPERTS, CAPACITY, D, D_FF = 32, 8, 8, 12, 16
-TOKENS, ROUTER = draw(T, D, seed=85), draw(D, N_EXPERTS, seed=86)
-UP, DOWN = draw(N_EXPERTS, D, D_FF, seed=87), draw(N_EXPERTS, D_FF, D, seed=88)
+TOKENS = draw(T, D, seed=85)
 
 
 def slots(x, router):
@@ -176,7 +173,7 @@ PAIRS = {
         lambda images, texts: lax.pmean(contrast(images, texts), "model"),
         lambda images, texts: lax.pmean(contrast(images, texts), "data"),
         lambda images, texts: -jnp.diagonal(jax.nn.log_softmax(images @ texts.T, axis=-1)).mean(),
-        (IMAGES, TEXTS),
+        (draw(16, 24, seed=83), draw(16, 24, seed=84)),
         (PS("data"), PS("data")),
         PS(),
     ),
@@ -187,7 +184,12 @@ PAIRS = {
         sent_and_kept,
         sent_and_returned,
         sent_reference,
-        (TOKENS, ROUTER, UP, DOWN),
+        (
+            TOKENS,
+            draw(D, N_EXPERTS, seed=86),
+            draw(N_EXPERTS, D, D_FF, seed=87),
+            draw(N_EXPERTS, D_FF, D, seed=88),
+        ),
         (PS("model"), PS(), PS("model"), PS("model")),
         PS("model"),
         repaired=False,

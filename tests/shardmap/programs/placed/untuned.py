@@ -12,8 +12,6 @@ from tests.shardmap.programs.kinds import N_DATA, N_MODEL, Pair, draw
 
 # ---- sequences ----------------------------------------------------------------------------------
 
-SEQUENCE, PLACES, LENGTH = draw(32, 12, seed=100), draw(64, 12, seed=101), np.int32(19)
-
 
 def with_places(x, table):
     at = lax.broadcasted_iota(jnp.int32, (x.shape[0],), 0) + x.shape[0] * lax.axis_index("model")
@@ -43,7 +41,6 @@ def pooled_reference(x, table, length):
     return ((x + table[: x.shape[0]]) * real).sum(0) / real.sum()
 
 
-Q, K, V = draw(32, 16, seed=102), draw(32, 16, seed=103), draw(32, 16, seed=104)
 WINDOW = 9
 
 
@@ -77,8 +74,7 @@ def windowed_reference(q, k, v):
 
 # ---- vocabularies -------------------------------------------------------------------------------
 
-TABLE, IDS = draw(32, 8, seed=105), np.random.default_rng(106).integers(0, 32, 16).astype(np.int32)
-LOGITS = draw(16, 32, seed=107)
+IDS = np.random.default_rng(106).integers(0, 32, 16).astype(np.int32)
 
 
 def embedded_rows(table, ids):
@@ -111,7 +107,7 @@ def smoothed_reference(logits, ids):
 
 # ---- a batch split over both axes ---------------------------------------------------------------
 
-IMAGES, TEXTS = draw(16, 24, seed=108) * 0.3, draw(16, 24, seed=109) * 0.3
+
 BOTH = PS(("data", "model"))
 
 
@@ -131,12 +127,8 @@ def sigmoid_reference(images, texts):
 
 # ---- experts ------------------------------------------------------------------------------------
 
-T, N_EXPERTS, ROOM, D = 32, 4, 8, 12
-TOKENS, ROUTER, EXPERTS = (
-    draw(T, D, seed=110),
-    draw(D, N_EXPERTS, seed=111),
-    draw(4, D, D, seed=112),
-)
+N_EXPERTS, ROOM, D = 4, 8, 12
+TOKENS, EXPERTS = draw(32, D, seed=110), draw(4, D, D, seed=112)
 
 
 def sent(x, router):
@@ -181,8 +173,6 @@ def picked_expert(x, w):
 
 # ---- flat parameters of a split optimiser -------------------------------------------------------
 
-FLAT, X, Y = draw(32 * 24, seed=113), draw(16, 32, seed=114), draw(16, 24, seed=115)
-
 
 loss_of_flat = lambda flat, x, y: ((x @ flat.reshape(32, 24) - y) ** 2).mean()
 
@@ -217,7 +207,7 @@ def flat_reference(flat, x, y):
 OF_SEQUENCE = (
     pooled,
     pooled_reference,
-    (SEQUENCE, PLACES, LENGTH),
+    (draw(32, 12, seed=100), draw(64, 12, seed=101), np.int32(19)),
     (PS("model"), PS(), PS()),
     PS(),
 )
@@ -247,7 +237,7 @@ PAIRS = {
         windowed_over_own_values,
         windowed_attention,
         windowed_reference,
-        (Q, K, V),
+        (draw(32, 16, seed=102), draw(32, 16, seed=103), draw(32, 16, seed=104)),
         (PS("model"),) * 3,
         PS("model"),
         severity="warning",
@@ -260,7 +250,7 @@ PAIRS = {
         lambda table, ids: lax.pmean(embedded_rows(table, ids), "model"),
         lambda table, ids: lax.psum(embedded_rows(table, ids), "model"),
         lambda table, ids: table[ids],
-        (TABLE, IDS),
+        (draw(32, 8, seed=105), IDS),
         (PS("model"), PS()),
         PS(),
     ),
@@ -271,7 +261,7 @@ PAIRS = {
         smoothed_unreduced,
         smoothed_loss,
         smoothed_reference,
-        (LOGITS, IDS),
+        (draw(16, 32, seed=107), IDS),
         (PS(None, "model"), PS()),
         PS(),
         repaired=False,
@@ -283,7 +273,7 @@ PAIRS = {
         lambda images, texts: lax.psum(sigmoid_loss(images, texts), "data"),
         lambda images, texts: lax.psum(sigmoid_loss(images, texts), ("data", "model")),
         sigmoid_reference,
-        (IMAGES, TEXTS),
+        (draw(16, 24, seed=108) * 0.3, draw(16, 24, seed=109) * 0.3),
         (BOTH, BOTH),
         PS(),
     ),
@@ -294,7 +284,7 @@ PAIRS = {
         switch_not_back,
         switch,
         switch_reference,
-        (TOKENS, ROUTER, EXPERTS),
+        (TOKENS, draw(D, N_EXPERTS, seed=111), EXPERTS),
         (PS("model"), PS(), PS("model")),
         PS("model"),
         repaired=False,
@@ -319,7 +309,7 @@ PAIRS = {
         flat_kept,
         flat_gathered,
         flat_reference,
-        (FLAT, X, Y),
+        (draw(32 * 24, seed=113), draw(16, 32, seed=114), draw(16, 24, seed=115)),
         (PS(), PS("data"), PS("data")),
         PS(),
         vma=False,

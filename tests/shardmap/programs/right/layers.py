@@ -64,8 +64,6 @@ def sequence_parallel(x, w1, w2):
 
 
 WQ, WK, WV = (draw(24, 32, seed=30 + i) * 0.2 for i in range(3))
-WO = draw(32, 24, seed=33) * 0.2
-SEQ = draw(4, 8, 24, seed=34)
 
 
 def attention(x, wq, wk, wv, wo, heads):
@@ -130,7 +128,7 @@ PROGRAMS = {
             lambda x, wq, wk, wv, wo: ((x + attention(normed(x), wq, wk, wv, wo, 4)) ** 2).mean(),
             (0, 1, 2, 3, 4),
         ),
-        (SEQ, WQ, WK, WV, WO),
+        (draw(4, 8, 24, seed=34), WQ, WK, WV, draw(32, 24, seed=33) * 0.2),
     ),
     "cross_entropy": Program(
         mapped(cross_entropy, (PS(None, "model"), PS()), PS()),

@@ -103,8 +103,6 @@ def summed_after_loop(us, v):
     return lax.psum(total, "model")
 
 
-US = draw(3, 16, 32, seed=8)
-
 PAIRS = {
     "mlp_unreduced": Pair(
         "missing-reduction",
@@ -225,7 +223,7 @@ PAIRS = {
         summed_in_loop,
         summed_after_loop,
         lambda us, v: (us @ v).sum(0),
-        (US, V),
+        (draw(3, 16, 32, seed=8), V),
         (PS(None, "data", "model"), PS("model", None)),
         ROWS,
     ),

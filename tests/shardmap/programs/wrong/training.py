@@ -74,7 +74,6 @@ def auxiliary_of_means(gates, chosen):
     return (share * mean).sum()
 
 
-MASK = np.asarray(np.arange(16) < 11, np.float32)
 GATES = np.asarray(jax.nn.softmax(draw(16, 4, seed=11)), np.float32)
 CHOSEN = np.asarray(np.eye(4)[GATES.argmax(-1)], np.float32)
 
@@ -181,7 +180,7 @@ PAIRS = {
         lambda loss, mask: lax.pmean((loss * mask).sum() / mask.sum(), "data"),
         lambda loss, mask: lax.psum((loss * mask).sum(), "data") / lax.psum(mask.sum(), "data"),
         lambda loss, mask: (loss * mask).sum() / mask.sum(),
-        (draw(16, seed=12), MASK),
+        (draw(16, seed=12), np.asarray(np.arange(16) < 11, np.float32)),
         (PS("data"), PS("data")),
         PS(),
     ),
