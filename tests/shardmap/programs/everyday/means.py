@@ -44,11 +44,6 @@ def switch_reference(gates):
     return (chosen.mean(0) * jax.nn.softmax(gates).mean(0)).mean() * 64
 
 
-def mean_variance(x):
-    mean = lax.pmean(x.mean(0), "data")
-    return lax.pmean(((x - mean) ** 2).mean(0), "data").mean()
-
-
 def pooled(x):
     h = lax.psum(x.sum(0), "data") / (x.shape[0] * lax.axis_size("data"))
     return (h - h.mean()) * lax.rsqrt(h.var() + 1e-5)
@@ -124,7 +119,13 @@ MEANS = {
         mapped(switch_auxiliary, (BATCH,), PS()), switch_reference, (draw(16, 8, seed=73),)
     ),
     "mean_variance": Program(
-        mapped(mean_variance, (BATCH,), PS()), lambda x: x.var(0).mean(), (X,)
+        mapped(
+            lambda x: lax.pmean(((x - lax.pmean(x.mean(0), "data")) ** 2).mean(0), "data").mean(),
+            (BATCH,),
+            PS(),
+        ),
+        lambda x: x.var(0).mean(),
+        (X,),
     ),
     "pooled": Program(mapped(pooled, (BATCH,), PS()), pooled_reference, (X,)),
     "similarity": Program(

@@ -72,8 +72,7 @@ def skipped(agree, choose):
 
     def body(w, x, y):
         g = jax.grad(squared)(w, x, y)
-        ok = agree(jnp.isfinite(g).all())
-        return choose(ok, w, w - 0.1 * lax.pmean(g, "data"))
+        return choose(agree(jnp.isfinite(g).all()), w, w - 0.1 * lax.pmean(g, "data"))
 
     return body
 

@@ -61,8 +61,7 @@ CACHE, NEW, PLACE = draw(32, 8, seed=123), draw(8, seed=124), np.int32(13)
 def written_where_it_belongs(cache, new, place):
     here = place - lax.axis_index("model") * cache.shape[0]
     mine = (here >= 0) & (here < cache.shape[0])
-    safe = jnp.clip(here, 0, cache.shape[0] - 1)
-    return jnp.where(mine, cache.at[safe].set(new), cache)
+    return jnp.where(mine, cache.at[jnp.clip(here, 0, cache.shape[0] - 1)].set(new), cache)
 
 
 def written_by_a_mask(cache, new, place):
@@ -129,8 +128,7 @@ def rewritten_and_read(w, g):
 
 def nested_rows(w):
     rows = w.shape[0] // 8
-    start = lax.axis_index(("data", "model")) * rows
-    return jnp.exp(lax.dynamic_slice_in_dim(w, start, rows, 0))
+    return jnp.exp(lax.dynamic_slice_in_dim(w, lax.axis_index(("data", "model")) * rows, rows, 0))
 
 
 # ---- exchanges ----------------------------------------------------------------------------------
@@ -139,24 +137,21 @@ def nested_rows(w):
 def symmetric(x):
     """x [rows split] times its transpose, element by element, in blocks."""
     rows = x.shape[0]
-    blocks = x.reshape(rows, N_MODEL, rows).transpose(1, 0, 2)
-    other = lax.all_to_all(blocks, "model", 0, 0)
+    other = lax.all_to_all(x.reshape(rows, N_MODEL, rows).transpose(1, 0, 2), "model", 0, 0)
     return x + other.transpose(0, 2, 1).transpose(1, 0, 2).reshape(x.shape)
 
 
 def scattered_by_exchange(u, w):
     """A reduce-scatter as an exchange and a sum; the rows that a device gets weigh its own rows."""
     y = u @ w
-    mine = lax.all_to_all(y, "model", 0, 0, tiled=True)
-    return mine.reshape(N_MODEL, -1, y.shape[1]).sum(0)
+    return lax.all_to_all(y, "model", 0, 0, tiled=True).reshape(N_MODEL, -1, y.shape[1]).sum(0)
 
 
 def embeddings_to_samples(tables, ids, dense):
     """DLRM (https://arxiv.org/abs/1906.00091): tables are split, samples are; embeddings go to the
     samples' devices and meet the dense features there."""
     found = jax.vmap(lambda t, i: t[i], (0, 1), 1)(tables, ids)
-    mine = lax.all_to_all(found, "model", 0, 1, tiled=True)
-    return jnp.einsum("sfd,sd->sf", mine, dense)
+    return jnp.einsum("sfd,sd->sf", lax.all_to_all(found, "model", 0, 1, tiled=True), dense)
 
 
 def embeddings_reference(tables, ids, dense):

@@ -63,8 +63,7 @@ def merged(q, k, v, lengths):
 
 
 def merged_reference(q, k, v, lengths):
-    weights = jax.nn.softmax(grouped_scores(q, k, lengths, 0), -1)
-    return jnp.einsum("bkgt,btkd->bkgd", weights, v)
+    return jnp.einsum("bkgt,btkd->bkgd", jax.nn.softmax(grouped_scores(q, k, lengths, 0), -1), v)
 
 
 # ---- scattered tokens ---------------------------------------------------------------------------

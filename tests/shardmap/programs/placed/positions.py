@@ -31,10 +31,8 @@ def decoded_by_shard(q, k, v, length):
 
 def decoded(q, k, v, length):
     scores = masked_scores(q, k, length)
-    top = lax.pmax(scores.max(-1, keepdims=True), "model")
-    weights = jnp.exp(scores - top)
-    total = lax.psum(weights.sum(-1, keepdims=True), "model")
-    return lax.psum(weights @ v, "model") / total
+    weights = jnp.exp(scores - lax.pmax(scores.max(-1, keepdims=True), "model"))
+    return lax.psum(weights @ v, "model") / lax.psum(weights.sum(-1, keepdims=True), "model")
 
 
 def decoded_reference(q, k, v, length):

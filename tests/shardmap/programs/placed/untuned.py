@@ -55,8 +55,7 @@ def windowed(q, k):
 
 
 def windowed_attention(q, k, v):
-    weights = jax.nn.softmax(windowed(q, k), -1)
-    return weights @ lax.all_gather(v, "model", axis=0, tiled=True)
+    return jax.nn.softmax(windowed(q, k), -1) @ lax.all_gather(v, "model", axis=0, tiled=True)
 
 
 def windowed_over_own_values(q, k, v):
@@ -101,8 +100,7 @@ def smoothed_unreduced(logits, ids):
 
 
 def smoothed_reference(logits, ids):
-    wanted = 0.9 * jax.nn.one_hot(ids, 32) + 0.1 / 32
-    return -(wanted * jax.nn.log_softmax(logits)).sum(-1).mean()
+    return -((0.9 * jax.nn.one_hot(ids, 32) + 0.1 / 32) * jax.nn.log_softmax(logits)).sum(-1).mean()
 
 
 # ---- a batch split over both axes ---------------------------------------------------------------
@@ -143,9 +141,7 @@ def sent(x, router):
 
 def switch(x, router, w):
     gate, slots, inputs = sent(x, router)
-    there = lax.all_to_all(inputs, "model", 0, 0)
-    done = jnp.tanh(there @ w[0])
-    back = lax.all_to_all(done, "model", 0, 0)
+    back = lax.all_to_all(jnp.tanh(lax.all_to_all(inputs, "model", 0, 0) @ w[0]), "model", 0, 0)
     return gate[:, None] * (slots @ back.reshape(-1, D))
 
 

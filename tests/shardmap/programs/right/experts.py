@@ -27,9 +27,7 @@ def gating(x, wg):
     place = (jnp.cumsum(chosen, 1) - 1.0) * chosen
     kept = chosen * (place < capacity)
     slot = jax.nn.one_hot(place.sum(-1).astype(jnp.int32), capacity)
-    combine = jnp.einsum("gse,gsc->gsec", gates * kept, slot)
-    auxiliary = (chosen.mean(1) * gates.mean(1)).sum(-1)
-    return combine, auxiliary
+    return jnp.einsum("gse,gsc->gsec", gates * kept, slot), (chosen.mean(1) * gates.mean(1)).sum(-1)
 
 
 def moe_reference(x, wg, w_in, w_out):

@@ -28,16 +28,6 @@ from tests.shardmap.programs.rings import (
 from tests.shardmap.programs.wrong.layers import W1, X
 
 
-def reduce_scatter_by_hand(u, v):
-    parts = (u @ v).reshape(N_MODEL, -1, v.shape[1])
-    return lax.all_to_all(parts, "model", 0, 0).sum(0)
-
-
-def bias_on_first(u, v, b):
-    mine = jnp.where(lax.axis_index("model") == 0, b, 0.0)
-    return lax.psum(u @ v + mine, "model")
-
-
 def power_iteration(a):
     """Rows of a symmetric matrix are split; the loop ends when the vector keeps still."""
     n = a.shape[1]
@@ -67,8 +57,7 @@ SYMMETRIC[7, 7] = 30.0
 def standard(x):
     """Batch statistics over all devices."""
     mean = lax.pmean(x.mean(0), "data")
-    var = lax.pmean((x * x).mean(0), "data") - mean * mean
-    return (x - mean) / jnp.sqrt(var + 1e-3)
+    return (x - mean) / jnp.sqrt(lax.pmean((x * x).mean(0), "data") - mean * mean + 1e-3)
 
 
 def dropped(x):
@@ -148,7 +137,13 @@ PROGRAMS = {
         (draw(8, 4, 6, seed=70),),
     ),
     "reduce_scatter_by_hand": Program(
-        mapped(reduce_scatter_by_hand, (PS(None, "model"), PS("model", None)), SPLIT_ROWS),
+        mapped(
+            lambda u, v: lax.all_to_all(
+                (u @ v).reshape(N_MODEL, -1, v.shape[1]), "model", 0, 0
+            ).sum(0),
+            (PS(None, "model"), PS("model", None)),
+            SPLIT_ROWS,
+        ),
         lambda u, v: u @ v,
         (U, V),
     ),
@@ -159,7 +154,15 @@ PROGRAMS = {
         vma=(False,),
     ),
     "bias_on_first": Program(
-        mapped(bias_on_first, (*MATMUL, PS()), ROWS), lambda u, v, b: u @ v + b, (U, V, BIAS)
+        mapped(
+            lambda u, v, b: lax.psum(
+                u @ v + jnp.where(lax.axis_index("model") == 0, b, 0.0), "model"
+            ),
+            (*MATMUL, PS()),
+            ROWS,
+        ),
+        lambda u, v, b: u @ v + b,
+        (U, V, BIAS),
     ),
     "bias_shared": Program(
         mapped(

@@ -84,8 +84,7 @@ def accumulated(w, x, y):
         value, g = jax.value_and_grad(squared)(w, *batch)
         return (total[0] + value / micro, total[1] + g / micro), None
 
-    zero = (jnp.float32(0), jnp.zeros_like(w))
-    (value, g), _ = lax.scan(body, zero, (xs, ys))
+    (value, g), _ = lax.scan(body, (jnp.float32(0), jnp.zeros_like(w)), (xs, ys))
     value, g = lax.pmean((value, g), "data")
     return value, w - 0.1 * g
 

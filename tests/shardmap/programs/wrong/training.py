@@ -25,19 +25,12 @@ def local_gradients(w, x, y):
     return w - 0.1 * g
 
 
-def averaged_gradients(w, x, y):
-    g = jax.grad(squared)(w, x, y)
-    return w - 0.1 * lax.pmean(g, "data")
+averaged_gradients = lambda w, x, y: w - 0.1 * lax.pmean(jax.grad(squared)(w, x, y), "data")
 
 
 def summed_gradients(w, x, y):
     g = jax.grad(squared)(w, x, y)
     return w - 0.1 * lax.psum(g, "data")
-
-
-def gradients_of_mean(w, x, y):
-    g = jax.grad(lambda w: lax.pmean(squared(w, x, y), "data"))(w)
-    return w - 0.1 * g
 
 
 def gradients_summed_again(w, x, y):
@@ -118,7 +111,7 @@ PAIRS = {
         ("data",),
         "lax.psum(g",
         gradients_summed_again,
-        gradients_of_mean,
+        lambda w, x, y: w - 0.1 * jax.grad(lambda w: lax.pmean(squared(w, x, y), "data"))(w),
         sgd,
         (W, X, Y),
         STEP,
