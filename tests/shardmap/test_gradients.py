@@ -15,26 +15,28 @@ from jax import lax
 from jax.sharding import PartitionSpec as PS
 
 import sbp
+from tests.shardmap.programs.faulty.gradients import PROGRAMS
 from tests.shardmap.programs.kinds import draw, mesh
 from tests.shardmap.programs.wrong.layers import W1, W2, X
 from tests.shardmap.programs.wrong.training import W, Y
 
 REDUCE = {"none": lambda x, a: x, "psum": lax.psum, "pmean": lax.pmean}
+TENSOR = (PS(None, "model"), PS("model"), PS("data"))
 LOSS = {"mean": lambda e: (e**2).mean(), "sum": lambda e: (e**2).sum()}
 
 
-def verdicts(body, ins, outs, vma, args, reference):
-    """What the checker says, and what is so; None when JAX refuses the program."""
+def check_verdict(body, ins, outs, vma, args, reference):
+    """What the checker says of a gradient is what running it shows."""
     region = jax.shard_map(body, mesh=mesh(), in_specs=ins, out_specs=outs, check_vma=vma)
     try:
         report = sbp.check_shard_map(region, *args, mesh=mesh())
-    except ValueError:  # replication that JAX cannot infer
-        return None
-    got, want = jax.jit(region)(*args), np.asarray(reference(*args))
-    right = all(
-        np.allclose(s.data, want[s.index], rtol=1e-3, atol=1e-5) for s in got.addressable_shards
-    )
-    return report, right
+    except ValueError:
+        pytest.skip("JAX refuses it: it cannot infer that the result is replicated")
+    want = np.asarray(reference(*args))
+    assert report.ok == all(
+        np.allclose(s.data, want[s.index], rtol=1e-3, atol=1e-5)
+        for s in jax.jit(region)(*args).addressable_shards
+    ), report.text()
 
 
 @pytest.mark.parametrize(
@@ -46,11 +48,7 @@ def test_data_parallel(loss, before, after, vma):
         return REDUCE[after](g, "data")
 
     reference = jax.grad(lambda w, x, y: LOSS[loss](x @ w - y))
-    found = verdicts(body, (PS(), PS("data"), PS("data")), PS(), vma, (W, X, Y), reference)
-    if found is None:
-        pytest.skip("JAX refuses it: it cannot infer that the result is replicated")
-    report, right = found
-    assert report.ok == right, report.text()
+    check_verdict(body, (PS(), PS("data"), PS("data")), PS(), vma, (W, X, Y), reference)
 
 
 @pytest.mark.parametrize(
@@ -63,27 +61,12 @@ def test_tensor_parallel(axes, after, vma):
     def body(w1, w2, x):
         def of(w1):
             y = lax.psum(jnp.tanh(x @ w1) @ w2, "model")
-            return (
-                lax.pmean(LOSS["mean"](y), "data")
-                if axes == "data"
-                else lax.pmean(LOSS["mean"](y), ("data", "model"))
-            )
+            return lax.pmean(LOSS["mean"](y), "data" if axes == "data" else ("data", "model"))
 
         return REDUCE[after](jax.grad(of)(w1), "data")
 
     reference = jax.grad(lambda w1, w2, x: LOSS["mean"](jnp.tanh(x @ w1) @ w2))
-    found = verdicts(
-        body,
-        (PS(None, "model"), PS("model"), PS("data")),
-        PS(None, "model"),
-        vma,
-        (W1, W2, X),
-        reference,
-    )
-    if found is None:
-        pytest.skip("JAX refuses it: it cannot infer that the result is replicated")
-    report, right = found
-    assert report.ok == right, report.text()
+    check_verdict(body, TENSOR, PS(None, "model"), vma, (W1, W2, X), reference)
 
 
 @pytest.mark.parametrize("vma", [True, False])
@@ -102,23 +85,13 @@ def test_the_gradient_of_a_region(body, vma):
             case _:
                 return lax.psum((y**2).sum(), "data")
 
-    region = jax.shard_map(
-        loss,
-        mesh=mesh(),
-        in_specs=(PS(None, "model"), PS("model"), PS("data")),
-        out_specs=PS(),
-        check_vma=vma,
-    )
-    whole = lambda w1, w2, x: (
-        ((jax.nn.gelu(x @ w1) @ w2) ** 2).sum()
-        if body == "psum"
-        else ((jax.nn.gelu(x @ w1) @ w2) ** 2).mean()
-    )
-    report = sbp.check_shard_map(jax.grad(region, (0, 1, 2)), W1, W2, X, mesh=mesh())
+    region = jax.shard_map(loss, mesh=mesh(), in_specs=TENSOR, out_specs=PS(), check_vma=vma)
+    reduce = jnp.sum if body == "psum" else jnp.mean
+    whole = lambda w1, w2, x: reduce((jax.nn.gelu(x @ w1) @ w2) ** 2)
+    gradient, reference = jax.grad(region, (0, 1, 2)), jax.grad(whole, (0, 1, 2))
+    report = sbp.check_shard_map(gradient, W1, W2, X, mesh=mesh())
     assert not report.diagnostics, report.text()
-    for got, want in zip(
-        jax.grad(region, (0, 1, 2))(W1, W2, X), jax.grad(whole, (0, 1, 2))(W1, W2, X), strict=True
-    ):
+    for got, want in zip(gradient(W1, W2, X), reference(W1, W2, X), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
 
 
@@ -135,13 +108,7 @@ def test_a_wrong_region_is_wrong_in_its_gradient_too():
 
 def test_a_doubled_loss_is_told_once():
     """Its gradient is as many times too large, of the same cause."""
-
-    def loss(w, x, y):
-        return lax.psum(lax.pmean(((x @ w - y) ** 2).mean(), "data"), "data")
-
-    region = jax.shard_map(
-        loss, mesh=mesh(), in_specs=(PS(), PS("data"), PS("data")), out_specs=PS(), check_vma=False
-    )
-    report = sbp.check_shard_map(jax.value_and_grad(region), W, X, Y, mesh=mesh())
+    program = PROGRAMS["doubled_loss"]
+    report = sbp.check_shard_map(program.program(False), *program.args, mesh=mesh())
     assert [d.code for d in report.diagnostics] == ["doubled-reduction"], report.text()
     assert report.diagnostics[0].helps

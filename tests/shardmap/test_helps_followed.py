@@ -14,10 +14,7 @@ from tests.shardmap.follow_help import followed, module, respecified
 from tests.shardmap.programs.collection import FAULTY, PAIRED
 from tests.shardmap.programs.kinds import Pair, mesh
 from tests.shardmap.programs.wrong import subtle
-
-
-def shapes(program):
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), program.args)
+from tests.shardmap.test_wrong import shapes
 
 
 def errors(program, check_vma):

@@ -32,54 +32,52 @@ def twice(x, w):
 codes = lambda report: [d.code for d in report.diagnostics]
 
 
-def test_arrays_and_abstract_values_and_pytrees():
-    f = region(twice)
-    for args in ((X, W), (U, V), (jnp.asarray(U), W)):
-        assert codes(sbp.check_shard_map(f, *args, mesh=MESH)) == ["doubled-reduction"]
-    assert codes(
-        sbp.check_shard_map(lambda p: f(p["x"], *p["w"]), {"x": X, "w": [W]}, mesh=MESH)
-    ) == ["doubled-reduction"]
+def explicit():
+    """A region over a mesh with axes of type Explicit, and operands that are split over it."""
+    over = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    shardings = tuple(NamedSharding(over, spec) for spec in MATMUL)
+    return region(twice, over=over), jax.tree.map(jax.device_put, (U, V), shardings), over
 
 
-def test_meshes_of_every_kind():
-    for over in (MESH, mesh()):
-        assert codes(sbp.check_shard_map(region(twice, over=over), X, W, mesh=over)) == [
-            "doubled-reduction"
-        ]
-        assert codes(sbp.check_shard_map(region(twice, over=over), X, W, mesh=MESH)) == [
-            "doubled-reduction"
-        ]
-    explicit = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
-    placed = [
-        jax.device_put(x, NamedSharding(explicit, spec))
-        for x, spec in zip((U, V), MATMUL, strict=True)
-    ]
-    assert codes(sbp.check_shard_map(region(twice, over=explicit), *placed, mesh=explicit)) == [
-        "doubled-reduction"
-    ]
+def called_twice():
+    layer = lambda x, w: lax.psum(lax.psum(x @ w, "model"), "model")
+    return region(lambda x, w: layer(x, w) + layer(2.0 * x, w))
 
 
-def test_a_region_without_a_mesh_of_its_own():
-    f = jax.shard_map(twice, in_specs=MATMUL, out_specs=ROWS, check_vma=False)
-    assert codes(sbp.check_shard_map(f, X, W, mesh=MESH)) == ["doubled-reduction"]
+TENSOR = {"ins": (PartitionSpec(None, "model"), PartitionSpec("model")), "outs": PartitionSpec()}
+DOUBLED = {
+    "shapes": lambda: (region(twice), (X, W), MESH),
+    "arrays": lambda: (region(twice), (U, V), MESH),
+    "an array and a shape": lambda: (region(twice), (jnp.asarray(U), W), MESH),
+    "pytrees": lambda: (lambda p: region(twice)(p["x"], *p["w"]), ({"x": X, "w": [W]},), MESH),
+    "devices": lambda: (region(twice, over=mesh()), (X, W), mesh()),
+    "devices for a region, an abstract mesh": lambda: (region(twice, over=mesh()), (X, W), MESH),
+    "explicit axes": explicit,
+    "a region without a mesh": lambda: (region(twice, over=None), (X, W), MESH),
+    "axes left to the compiler": lambda: (
+        region(twice, axis_names={"model"}, **TENSOR),
+        (X, W),
+        MESH,
+    ),
+    "a helper called twice": lambda: (called_twice(), (X, W), MESH),
+}
+
+
+@pytest.mark.parametrize("name", list(DOUBLED))
+def test_a_second_reduction_is_told_once(name):
+    fn, args, over = DOUBLED[name]()
+    assert codes(sbp.check_shard_map(fn, *args, mesh=over)) == ["doubled-reduction"]
+
+
+def test_a_region_under_the_mesh_that_is_set():
     with jax.set_mesh(mesh()):
-        f = jax.shard_map(twice, in_specs=MATMUL, out_specs=ROWS, check_vma=False)
+        f = region(twice, over=None)
         assert codes(sbp.check_shard_map(f, X, W, mesh=mesh())) == ["doubled-reduction"]
 
 
 def test_an_axis_of_one_device_changes_nothing():
     over = AbstractMesh((2, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     assert sbp.check_shard_map(region(twice, over=over), X, W, mesh=over).ok
-
-
-def test_axes_left_to_the_compiler():
-    f = region(
-        twice,
-        ins=(PartitionSpec(None, "model"), PartitionSpec("model")),
-        outs=PartitionSpec(),
-        axis_names={"model"},
-    )
-    assert codes(sbp.check_shard_map(f, X, W, mesh=MESH)) == ["doubled-reduction"]
 
 
 @pytest.mark.parametrize(
@@ -130,13 +128,6 @@ def test_several_faults_in_source_order():
     start = inspect.getsourcelines(several)[1]
     assert [d.primary.span.line - start for d in report.diagnostics if d.primary] == [1, 2, 3, 4]
     assert all(d.helps for d in report.diagnostics)
-
-
-def test_a_helper_called_twice_is_told_once():
-    layer = lambda x, w: lax.psum(lax.psum(x @ w, "model"), "model")
-
-    f = region(lambda x, w: layer(x, w) + layer(2.0 * x, w))
-    assert codes(sbp.check_shard_map(f, X, W, mesh=MESH)) == ["doubled-reduction"]
 
 
 def test_regions_in_loops_and_several_regions():
@@ -193,11 +184,11 @@ def test_group_local_routing_is_no_fault():
 
 
 def test_a_slice_before_the_reduction_is_right():
-    def body(x, w):
-        y = x @ w
-        return lax.psum(lax.dynamic_slice_in_dim(y, 4, 8, 1), "model") + lax.psum(y[:, :8], "model")
-
-    assert not sbp.check_shard_map(region(body), X, W, mesh=MESH).diagnostics
+    halves = lambda y: (
+        lax.psum(lax.dynamic_slice_in_dim(y, 4, 8, 1), "model") + lax.psum(y[:, :8], "model")
+    )
+    f = region(lambda x, w: halves(x @ w))
+    assert not sbp.check_shard_map(f, X, W, mesh=MESH).diagnostics
 
 
 def test_the_report_shows_itself():
