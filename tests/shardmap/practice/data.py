@@ -26,8 +26,7 @@ def top(x):
 def distributed_top_k(bug, x):
     n = x.shape[0]
     values, places = lax.top_k(x, 3)
-    if bug != "local places":
-        places = places + lax.axis_index("data") * n
+    places = places if bug == "local places" else places + lax.axis_index("data") * n
     if bug == "local winners only":
         return values, places
     values = lax.all_gather(values, "data", tiled=True)
@@ -71,8 +70,7 @@ def dropout(x, key):
 )
 def dropout_keys(bug, x, key):
     key = jax.random.wrap_key_data(key)
-    if bug != "same key everywhere":
-        key = jax.random.fold_in(key, lax.axis_index("data"))
+    key = key if bug == "same key everywhere" else jax.random.fold_in(key, lax.axis_index("data"))
     keep = jax.random.bernoulli(key, 0.5, x.shape)
     return jnp.where(keep, x / 0.5, 0.0)
 
@@ -147,8 +145,7 @@ def power_iteration(bug, a, v):
     def body(_, v):
         mine = a @ v
         square = jnp.sum(mine * mine)
-        if bug != "norm of the local rows":
-            square = lax.psum(square, "row")
+        square = square if bug == "norm of the local rows" else lax.psum(square, "row")
         return lax.all_gather(mine / jnp.sqrt(square), "row", tiled=True)
 
     v = lax.fori_loop(0, 3, body, v)

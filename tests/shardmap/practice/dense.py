@@ -25,9 +25,7 @@ def megatron_mlp(bug, x, w1, b1, w2, b2):
         return y + b2
     if bug == "bias before psum":
         return lax.psum(y + b2, "model")
-    if bug == "pmean":
-        return lax.pmean(y, "model") + b2
-    return lax.psum(y, "model") + b2
+    return lax.pmean(y, "model") + b2 if bug == "pmean" else lax.psum(y, "model") + b2
 
 
 def attention(x, wq, wk, wv, wo):
@@ -72,8 +70,7 @@ block = lambda x, g, w1, w2: x + jax.nn.silu(rms(x, g) @ w1) @ w2
 )
 def sequence_parallel(bug, x, g, w1, w2):
     h = rms(x, g)
-    if bug != "missing all_gather":
-        h = lax.all_gather(h, "model", axis=0, tiled=True)
+    h = h if bug == "missing all_gather" else lax.all_gather(h, "model", axis=0, tiled=True)
     if bug == "gathered along features":
         h = lax.all_gather(rms(x, g), "model", axis=1, tiled=True).reshape(-1, h.shape[1])
     y = jax.nn.silu(h @ w1) @ w2
@@ -138,10 +135,8 @@ ids_and = lambda *shapes: lambda: (integers(0, shapes[0][0], 4, 6), *floats(*sha
 def vocab_parallel_embedding(bug, ids, table, w):
     rows = table.shape[0]
     local = ids - lax.axis_index("model") * rows
-    if bug == "local offset forgotten":
-        local = ids
+    local = ids if bug == "local offset forgotten" else local
     ok = (local >= 0) & (local < rows)
     got = table[jnp.clip(local, 0, rows - 1)]
-    if bug != "mask forgotten":
-        got = jnp.where(ok[..., None], got, 0.0)
+    got = got if bug == "mask forgotten" else jnp.where(ok[..., None], got, 0.0)
     return jnp.tanh(lax.psum(got, "model") @ w)

@@ -30,8 +30,7 @@ def k_means(bug, points, centres):
     inertia = lax.pmean(distance.min(1).mean(), "data")
     if bug == "centres averaged":
         return lax.pmean(sums / jnp.maximum(counts, 1.0)[:, None], "data"), inertia
-    if bug != "counts of the shard":
-        counts = lax.psum(counts, "data")
+    counts = counts if bug == "counts of the shard" else lax.psum(counts, "data")
     return lax.psum(sums, "data") / jnp.maximum(counts, 1.0)[:, None], inertia
 
 
@@ -55,8 +54,7 @@ def sigmoid_pairs(bug, images, texts, scale, bias):
     every = lax.all_gather(texts, "data", tiled=True)
     logits = images @ every.T * scale + bias
     row, column = jnp.arange(rows), jnp.arange(every.shape[0])
-    if bug != "diagonal of the first block":
-        row = row + rows * lax.axis_index("data")
+    row = row if bug == "diagonal of the first block" else row + rows * lax.axis_index("data")
     signs = jnp.where(row[:, None] == column[None], 1.0, -1.0)
     total = lax.psum(-jax.nn.log_sigmoid(signs * logits).sum(), "data")
     count = rows if bug == "divided by the rows of a shard" else every.shape[0]
@@ -87,8 +85,7 @@ def distillation(bug, h, student, teacher):
     s = log_softmax(h @ student)
     t = log_softmax(h @ teacher, bug == "teacher normalised by shard")
     each = jnp.sum(jnp.exp(t) * (t - s), -1)
-    if bug != "summed over data only":
-        each = lax.psum(each, "model")
+    each = each if bug == "summed over data only" else lax.psum(each, "model")
     return lax.pmean(each.mean(), "data")
 
 
@@ -112,13 +109,11 @@ def adafactor(bug, w, g):
     """The weight is split by rows: means of rows are local, means of columns are not."""
     square = g * g
     rows, columns = square.mean(1), square.mean(0)
-    if bug != "column means of the shard":
-        columns = lax.pmean(columns, "model")
+    columns = columns if bug == "column means of the shard" else lax.pmean(columns, "model")
     v = rows[:, None] * columns[None] / lax.pmean(rows.mean(), "model")
     update = g * lax.rsqrt(v + 1e-8)
     size = jnp.mean(update**2)
-    if bug != "clipped by the shard's norm":
-        size = lax.pmean(size, "model")
+    size = size if bug == "clipped by the shard's norm" else lax.pmean(size, "model")
     return w - 0.1 * update / jnp.maximum(1.0, jnp.sqrt(size))
 
 
@@ -173,11 +168,9 @@ def low_rank_adapter(bug, x, w, a, b, y):
     """The weight is split by columns, so is the second factor; the first one is whole."""
     out = x @ w + (x @ a) @ b - y
     scale = 2 / (x.shape[0] * y.shape[1] * 2 * 4)
-    if bug == "loss of a shard of the columns":
-        scale = 2 / (x.shape[0] * 2 * y.shape[1])
+    scale = 2 / (x.shape[0] * 2 * y.shape[1]) if bug == "loss of a shard of the columns" else scale
     ga = x.T @ (out @ b.T) * scale
     gb = (x @ a).T @ out * scale
     ga = lax.psum(ga, "data" if bug == "first factor not reduced over model" else ("data", "model"))
-    if bug != "second factor not reduced over data":
-        gb = lax.psum(gb, "data")
+    gb = gb if bug == "second factor not reduced over data" else lax.psum(gb, "data")
     return a - 0.1 * ga, b - 0.1 * gb

@@ -37,8 +37,7 @@ def vocab_parallel_cross_entropy(bug, h, w, labels):
     inside = (local >= 0) & (local < n)
     picked = jnp.take_along_axis(logits, jnp.clip(local, 0, n - 1)[:, None], 1)[:, 0]
     target = jnp.where(inside, picked, 0.0)
-    if bug != "target not summed":
-        target = lax.psum(target, "model")
+    target = target if bug == "target not summed" else lax.psum(target, "model")
     return jnp.mean(lse - target)
 
 
@@ -138,8 +137,7 @@ def one_hot_cross_entropy(bug, h, w, labels):
     first = lax.axis_index("model") * n
     hot = jax.nn.one_hot(labels if bug == "one_hot of global labels" else labels - first, n)
     top = logits.max(-1)
-    if bug != "maximum not shared":
-        top = lax.pmax(top, "model")
+    top = top if bug == "maximum not shared" else lax.pmax(top, "model")
     total = lax.psum(jnp.exp(logits - top[:, None]).sum(-1), "model")
     target = lax.psum((hot * logits).sum(-1), "model")
     loss = jnp.mean(jnp.log(total) + top - target)

@@ -76,8 +76,7 @@ def attention_in_two_directions(bug):
             vb = lax.ppermute(vb, "seq", left if bug == "values of the other direction" else right)
             return state, ka, va, kb, vb
 
-        if bug == "own keys twice":
-            state = softmax_step(state, q, ka, va)
+        state = softmax_step(state, q, ka, va) if bug == "own keys twice" else state
         state, *_ = lax.fori_loop(0, n, body, (state, ka, va, kb, vb))
         return state[2] / state[1][:, None]
 

@@ -37,8 +37,7 @@ def ring_attention(bug, q, k, v):
         out = out * scale[:, None] + p @ v
         total = (total if bug == "sum not rescaled" else total * scale) + p.sum(1)
         k = lax.ppermute(k, "seq", ring)
-        if bug != "only keys go round":
-            v = lax.ppermute(v, "seq", ring)
+        v = v if bug == "only keys go round" else lax.ppermute(v, "seq", ring)
         return (k, v, new, total, out), None
 
     start = (
@@ -79,8 +78,7 @@ def causal_ring_attention(bug, q, k, v):
         cols = owner * c + jnp.arange(c)
         s = jnp.einsum("qhd,khd->hqk", q, k)
         mask = rows[:, None] >= cols[None]
-        if bug == "mask by local position":
-            mask = jnp.tril(jnp.ones((c, c), bool))
+        mask = jnp.tril(jnp.ones((c, c), bool)) if bug == "mask by local position" else mask
         s = jnp.where(mask, s, -1e30)
         new = jnp.maximum(top, s.max(-1))
         p = jnp.where(mask, jnp.exp(s - new[..., None]), 0.0)
@@ -149,8 +147,7 @@ cache = lambda: (*floats((4, 8), (4, 32, 8), (4, 32, 8)), np.int32(21))
 def split_cache_decode(bug, q, keys, values, length):
     n = keys.shape[1]
     place = jnp.arange(n)
-    if bug != "mask by local position":
-        place = place + lax.axis_index("seq") * n
+    place = place if bug == "mask by local position" else place + lax.axis_index("seq") * n
     s = jnp.einsum("bd,btd->bt", q, keys)
     s = jnp.where(place < length, s, -1e30)
     if bug == "local softmax":
@@ -160,8 +157,7 @@ def split_cache_decode(bug, q, keys, values, length):
     p = jnp.exp(s - shared[:, None])
     out = lax.psum(jnp.einsum("bt,btd->bd", p, values), "seq")
     total = p.sum(1)
-    if bug != "denominator local":
-        total = lax.psum(total, "seq")
+    total = total if bug == "denominator local" else lax.psum(total, "seq")
     return out / total[:, None]
 
 

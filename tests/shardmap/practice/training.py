@@ -39,8 +39,7 @@ def data_parallel_step(bug, w, x, y):
         g = jax.tree.map(lambda v: lax.pmean(v, "data") / lax.axis_size("data"), g)
     elif bug != "gradient not reduced":
         g = lax.pmean(g, "data")
-    if bug != "loss not reduced":
-        loss = lax.pmean(loss, "data")
+    loss = loss if bug == "loss not reduced" else lax.pmean(loss, "data")
     return jax.tree.map(lambda p, d: p - 0.1 * d, w, g), loss
 
 
@@ -92,8 +91,7 @@ def zero_1(bug, w, m, v, x, y):
         g = lax.dynamic_slice_in_dim(g, me * rows, rows)
     else:
         g = lax.psum_scatter(g, "data", tiled=True)
-        if bug != "scatter not divided":
-            g = g / n
+        g = g if bug == "scatter not divided" else g / n
     mine = lax.dynamic_slice_in_dim(w, me * rows, rows)
     m = 0.9 * m + 0.1 * g
     v = 0.99 * v + 0.01 * g * g
@@ -215,8 +213,7 @@ def gradient_accumulation(bug, w, x, y):
     def step(total, xy):
         x, y = xy
         g = jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
-        if bug == "psum in the loop and after":
-            g = lax.psum(g, "data")
+        g = lax.psum(g, "data") if bug == "psum in the loop and after" else g
         return total + g, None
 
     total, _ = lax.scan(step, jnp.zeros_like(w), (xs, ys))
@@ -275,8 +272,7 @@ def moving_average(bug, shadow, w, x):
     new = w - lax.pmean(g, "data")
     used = w - g if bug == "shadow of the unreduced step" else new
     shadow = 0.5 * shadow + 0.5 * used
-    if bug == "shadow summed":
-        shadow = lax.psum(shadow, "data")
+    shadow = lax.psum(shadow, "data") if bug == "shadow summed" else shadow
     return shadow, new
 
 
@@ -292,6 +288,4 @@ def moving_average(bug, shadow, w, x):
 def embedding_gradient(bug, table, ids, d_out):
     _, pull = jax.vjp(lambda t: t[ids], table)
     (g,) = pull(d_out)
-    if bug == "not reduced":
-        return g
-    return (lax.pmean if bug == "averaged" else lax.psum)(g, "data")
+    return g if bug == "not reduced" else (lax.pmean if bug == "averaged" else lax.psum)(g, "data")
