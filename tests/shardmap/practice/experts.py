@@ -11,15 +11,12 @@ from tests.shardmap.practice.case import case, floats
 def routed(x, router, w1, w2):
     """Top-1 routing in groups; each token has a place, for the capacity is the size of a group."""
     gates = jax.nn.softmax(x @ router)
-    expert = jnp.argmax(gates, -1)
-    hot = jax.nn.one_hot(expert, router.shape[1])
+    hot = jax.nn.one_hot(jnp.argmax(gates, -1), router.shape[1])
     place = (jnp.cumsum(hot, 1) * hot).sum(-1).astype(int) - 1
     dispatch = hot[..., None] * jax.nn.one_hot(place, x.shape[1])[..., None, :]
-    tokens = jnp.einsum("gsec,gsm->egcm", dispatch, x)
-    h = jax.nn.relu(jnp.einsum("egcm,emh->egch", tokens, w1))
+    h = jax.nn.relu(jnp.einsum("egcm,emh->egch", jnp.einsum("gsec,gsm->egcm", dispatch, x), w1))
     out = jnp.einsum("egch,ehm->egcm", h, w2)
-    combine = dispatch * gates.max(-1)[..., None, None]
-    return jnp.einsum("gsec,egcm->gsm", combine, out)
+    return jnp.einsum("gsec,egcm->gsm", dispatch * gates.max(-1)[..., None, None], out)
 
 
 @case(
@@ -57,8 +54,7 @@ def expert_parallel(bug, x, router, w1, w2):
 
 def dense_experts(x, router, w1, w2):
     gates = jax.nn.softmax(x @ router)
-    h = jax.nn.relu(jnp.einsum("tm,emh->teh", x, w1))
-    return jnp.einsum("te,teh,ehm->tm", gates, h, w2)
+    return jnp.einsum("te,teh,ehm->tm", gates, jax.nn.relu(jnp.einsum("tm,emh->teh", x, w1)), w2)
 
 
 @case(

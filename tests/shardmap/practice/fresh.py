@@ -36,8 +36,7 @@ def k_means(bug, points, centres):
 
 def pairwise(images, texts, scale, bias):
     logits = images @ texts.T * scale + bias
-    signs = 2 * jnp.eye(len(logits)) - 1
-    return -jax.nn.log_sigmoid(signs * logits).sum() / len(logits)
+    return -jax.nn.log_sigmoid((2 * jnp.eye(len(logits)) - 1) * logits).sum() / len(logits)
 
 
 @case(
@@ -91,8 +90,7 @@ def distillation(bug, h, student, teacher):
 
 def factored(w, g):
     rows, columns = (g * g).mean(1), (g * g).mean(0)
-    v = rows[:, None] * columns[None] / rows.mean()
-    update = g * lax.rsqrt(v + 1e-8)
+    update = g * lax.rsqrt(rows[:, None] * columns[None] / rows.mean() + 1e-8)
     return w - 0.1 * update / jnp.maximum(1.0, jnp.sqrt(jnp.mean(update**2)))
 
 
@@ -121,8 +119,7 @@ def advantages(reward, value, mask):
     a = (reward - value) * mask
     n = mask.sum()
     mean = a.sum() / n
-    spread = jnp.sqrt((((a - mean) * mask) ** 2).sum() / n)
-    return (a - mean) / (spread + 1e-6) * mask
+    return (a - mean) / (jnp.sqrt((((a - mean) * mask) ** 2).sum() / n) + 1e-6) * mask
 
 
 @case(

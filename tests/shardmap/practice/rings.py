@@ -87,8 +87,7 @@ def attention_in_two_directions(bug):
 def heat(u):
     for _ in range(3):
         p = jnp.pad(u, 1)
-        around = p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + 2 * p[1:-1, 2:]
-        u = u + 0.1 * (around - 5 * u)
+        u = u + 0.1 * (p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + 2 * p[1:-1, 2:] - 5 * u)
     return u
 
 

@@ -103,14 +103,9 @@ def zero_1(bug, w, m, v, x, y):
     return w, m, v
 
 
-def sgd_one(w, x, y):
-    g = jax.grad(lambda w: jnp.mean((jax.nn.relu(x @ w) - y) ** 2))(w)
-    return w - 0.1 * g
-
-
 @case(
     {"data": 4},
-    sgd_one,
+    lambda w, x, y: w - 0.1 * jax.grad(lambda w: jnp.mean((jax.nn.relu(x @ w) - y) ** 2))(w),
     lambda: floats((8, 6), (12, 8), (12, 6)),
     "gradient of the gathered weight sliced",
     "psum and sliced from zero",
@@ -164,8 +159,7 @@ def fsdp_tensor_gradient(bug, w1, w2, x):
 
 def batch_norm(x, gamma, beta):
     mean = x.mean(0)
-    var = ((x - mean) ** 2).mean(0)
-    return (x - mean) * lax.rsqrt(var + 1e-5) * gamma + beta
+    return (x - mean) * lax.rsqrt(((x - mean) ** 2).mean(0) + 1e-5) * gamma + beta
 
 
 @case(
@@ -192,9 +186,7 @@ def sync_batch_norm(bug, x, gamma, beta):
     return (x - mean) * lax.rsqrt(var + 1e-5) * gamma + beta
 
 
-def accumulate(w, x, y):
-    g = jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
-    return g
+accumulate = lambda w, x, y: jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
 
 
 @case(
@@ -221,8 +213,7 @@ def gradient_accumulation(bug, w, x, y):
 
 
 def clipped(ga, gb, gc):
-    norm = jnp.sqrt(sum(jnp.sum(g * g) for g in (ga, gb, gc)))
-    scale = jnp.minimum(1.0, 1.0 / norm)
+    scale = jnp.minimum(1.0, 1.0 / jnp.sqrt(sum(jnp.sum(g * g) for g in (ga, gb, gc))))
     return ga * scale, gb * scale, gc * scale
 
 
@@ -253,8 +244,7 @@ def clip_by_global_norm(bug, ga, gb, gc):
 
 
 def ema(shadow, w, x):
-    g = jax.grad(lambda w: jnp.mean(jnp.cos(x @ w)))(w)
-    w = w - g
+    w = w - jax.grad(lambda w: jnp.mean(jnp.cos(x @ w)))(w)
     return 0.5 * shadow + 0.5 * w, w
 
 
