@@ -80,12 +80,10 @@ def _equation(d: Draw) -> str:
     return equation
 
 
-def _counted(d: Draw) -> float:
-    return float(d["count"])
+_counted = lambda d: float(d["count"])
 
 
-def _other(d: Draw) -> tuple[int, ...]:
-    return d["other"]
+_other = lambda d: d["other"]
 
 
 def _groups(d: Draw) -> list[int]:

@@ -3,8 +3,6 @@ on purpose."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from tests.fuzz.draw import Draw, Op, Slot, Want
 from tests.fuzz.laws import like, moves, sums, whole
 from tests.fuzz.ops_elementwise import same
@@ -12,12 +10,10 @@ from tests.fuzz.ops_elementwise import same
 _ANY = "fuibc"
 
 
-def _axis(d: Draw) -> int:
-    return d.dim("a")
+_axis = lambda d: d.dim("a")
 
 
-def _mode(*modes: str) -> Any:
-    return lambda d: repr(d.choice(modes))
+_mode = lambda *modes: lambda d: repr(d.choice(modes))
 
 
 def _row(d: Draw) -> tuple[int, ...]:
@@ -40,8 +36,7 @@ def _at(d: Draw) -> str:
     return f"jnp.abs({{i}} % {n})" if d.params.get("mode") == "'promise_in_bounds'" else "{i}"
 
 
-def _smaller(d: Draw) -> tuple[int, ...]:
-    return tuple(d.int(1, n) if d.chance(0.6) else n for n in d["a"].shape)
+_smaller = lambda d: tuple(d.int(1, n) if d.chance(0.6) else n for n in d["a"].shape)
 
 
 def _starts(d: Draw) -> str:

@@ -3,12 +3,10 @@ equal to the last one."""
 
 from __future__ import annotations
 
-from tests.fuzz.draw import Draw, Op, Slot, Want
+from tests.fuzz.draw import Op, Slot, Want
 from tests.fuzz.laws import smooth, whole
 
-
-def _shape(d: Draw) -> tuple[int, ...]:
-    return tuple(d.size() for _ in range(d.int(0, 3)))
+_shape = lambda d: tuple(d.size() for _ in range(d.int(0, 3)))
 
 
 _KEY = Want("r", 0, 0)

@@ -3,15 +3,11 @@ them."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from tests.fuzz.draw import Draw, Op, Slot, Want
 from tests.fuzz.laws import like, moves, smooth, sums, whole
 from tests.fuzz.ops_elementwise import same
 
-
-def _dims(d: Draw) -> Any:
-    return d.dims("a") if d.chance(0.8) else None
+_dims = lambda d: d.dims("a") if d.chance(0.8) else None
 
 
 def _reduced(d: Draw) -> float:

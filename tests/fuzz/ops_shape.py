@@ -72,8 +72,7 @@ def _beside(d: Draw) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _axis(d: Draw) -> int:
-    return d.dim("a")
+_axis = lambda d: d.dim("a")
 
 
 def _wider(d: Draw) -> tuple[int, ...]:
@@ -81,8 +80,7 @@ def _wider(d: Draw) -> tuple[int, ...]:
     return (d.size(), *grown) if d.chance() else grown
 
 
-def _any(low: int = 1, kinds: str = _ANY, high: int = 4) -> Want:
-    return Want(kinds, low, high, empty=True)
+_any = lambda low=1, kinds=_ANY, high=4: Want(kinds, low, high, empty=True)
 
 
 OPS: tuple[Op, ...] = (

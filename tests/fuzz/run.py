@@ -71,6 +71,14 @@ class Tally:
         )
 
 
+def _command(options: argparse.Namespace, times: int, *more: str) -> list[str]:
+    """The command of a worker, which may minimise for `times` as long as the options say."""
+    seconds = 0 if options.no_minimise else times * options.minimise
+    settings = {"policy": options.policy, "mesh": options.mesh, "minimise": str(seconds)}
+    given = [part for name, value in settings.items() for part in (f"--{name}", value or "")]
+    return [sys.executable, "-m", "tests.fuzz.worker", *given, *more]
+
+
 def _worker(seeds: list[int], options: argparse.Namespace) -> subprocess.Popen[str]:
     """A worker on these seeds, which writes one line of JSON when it begins a program and one when
     it has judged it."""
@@ -79,22 +87,7 @@ def _worker(seeds: list[int], options: argparse.Namespace) -> subprocess.Popen[s
     if flag not in environment.get("XLA_FLAGS", ""):
         environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {flag}=8".strip()
     environment.setdefault("JAX_PLATFORMS", "cpu")
-    command = [
-        sys.executable,
-        "-m",
-        "tests.fuzz.worker",
-        "--policy",
-        options.policy or "",
-        "--mesh",
-        options.mesh or "",
-    ]
-    command += [
-        "--minimise",
-        str(0 if options.no_minimise else options.minimise),
-        "--memory",
-        str(options.memory),
-        *map(str, seeds),
-    ]
+    command = _command(options, 1, "--memory", str(options.memory), *map(str, seeds))
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
 
@@ -195,24 +188,18 @@ def _show(console: Console, message: dict[str, Any]) -> None:
 def _source(seed: int, options: argparse.Namespace) -> str:
     """The whole program of a seed, from a process of its own, minimised where every candidate gets
     one, since this one may not survive."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.fuzz.worker",
-        "--policy",
-        options.policy or "",
-        "--mesh",
-        options.mesh or "",
-        "--fatal",
-    ]
     environment = {
         "JAX_PLATFORMS": "cpu",
         **os.environ,
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
     }
-    command += ["--minimise", str(0 if options.no_minimise else 2 * options.minimise), str(seed)]
     return subprocess.run(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False
+        _command(options, 2, "--fatal", str(seed)),
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
     ).stdout
 
 
