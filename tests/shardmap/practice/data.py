@@ -71,8 +71,7 @@ def dropout(x, key):
 def dropout_keys(bug, x, key):
     key = jax.random.wrap_key_data(key)
     key = key if bug == "same key everywhere" else jax.random.fold_in(key, lax.axis_index("data"))
-    keep = jax.random.bernoulli(key, 0.5, x.shape)
-    return jnp.where(keep, x / 0.5, 0.0)
+    return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x / 0.5, 0.0)
 
 
 total = lambda x: jnp.cumsum(x, 0)
@@ -171,7 +170,6 @@ def collective_matmul(bug, a, b):
     out = jnp.zeros((a.shape[0], b.shape[1]))
     for i in range(n - 1 if bug == "one step short" else n):
         owner = (me - i if bug == "columns of the wrong owner" else me + i) % n
-        part = lax.dynamic_slice_in_dim(a, owner * rows, rows, 1)
-        out = out + part @ b
+        out = out + lax.dynamic_slice_in_dim(a, owner * rows, rows, 1) @ b
         b = lax.ppermute(b, "ring", [(j, (j - 1) % n) for j in range(n)])
     return out

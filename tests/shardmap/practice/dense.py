@@ -19,8 +19,7 @@ from tests.shardmap.practice.case import case, floats, integers
     outs=P(),
 )
 def megatron_mlp(bug, x, w1, b1, w2, b2):
-    h = jax.nn.gelu(x @ w1 + b1)
-    y = h @ w2
+    y = jax.nn.gelu(x @ w1 + b1) @ w2
     if bug == "missing psum":
         return y + b2
     if bug == "bias before psum":
@@ -86,7 +85,6 @@ def sequence_parallel(bug, x, g, w1, w2):
 
 def grads_of_mlp(x, y, w1, w2):
     loss = lambda w1, w2: jnp.mean((jnp.tanh(x @ w1) @ w2 - y) ** 2)
-
     return jax.grad(loss, (0, 1))(w1, w2)
 
 

@@ -39,8 +39,7 @@ def expert_parallel(bug, x, router, w1, w2):
         tokens = tokens.reshape(w1.shape[0], -1, *tokens.shape[2:])
     else:
         tokens = lax.all_to_all(tokens, "expert", 0, 1, tiled=True)
-    h = jax.nn.relu(jnp.einsum("egcm,emh->egch", tokens, w1))
-    out = jnp.einsum("egch,ehm->egcm", h, w2)
+    out = jnp.einsum("egch,ehm->egcm", jax.nn.relu(jnp.einsum("egcm,emh->egch", tokens, w1)), w2)
     if bug in ("not sent back", "not sent at all"):
         out = out.reshape(router.shape[1], -1, *out.shape[2:])
     elif bug == "sent back along the wrong dims":
@@ -48,8 +47,7 @@ def expert_parallel(bug, x, router, w1, w2):
         out = out.reshape(router.shape[1], -1, *out.shape[2:])
     else:
         out = lax.all_to_all(out, "expert", 1, 0, tiled=True)
-    combine = dispatch * gates.max(-1)[..., None, None]
-    return jnp.einsum("gsec,egcm->gsm", combine, out)
+    return jnp.einsum("gsec,egcm->gsm", dispatch * gates.max(-1)[..., None, None], out)
 
 
 def dense_experts(x, router, w1, w2):

@@ -100,8 +100,7 @@ def with_mask():
     outs=P(),
 )
 def masked_mean(bug, h, w, labels, mask):
-    logp = jax.nn.log_softmax(h @ w)
-    nll = -jnp.take_along_axis(logp, labels[:, None], 1)[:, 0]
+    nll = -jnp.take_along_axis(jax.nn.log_softmax(h @ w), labels[:, None], 1)[:, 0]
     if bug == "mean of local means":
         return lax.pmean((nll * mask).sum() / mask.sum(), "data")
     total = lax.psum((nll * mask).sum(), "data")
@@ -159,8 +158,7 @@ def balance(x, w):
 )
 def load_balance_loss(bug, x, w):
     probs = jax.nn.softmax(x @ w)
-    chosen = jax.nn.one_hot(jnp.argmax(probs, -1), w.shape[1])
-    fraction, mean = chosen.mean(0), probs.mean(0)
+    fraction, mean = jax.nn.one_hot(jnp.argmax(probs, -1), w.shape[1]).mean(0), probs.mean(0)
     if bug == "product before mean":
         return w.shape[1] * lax.pmean(jnp.sum(fraction * mean), "data")
     if bug == "psum of means":

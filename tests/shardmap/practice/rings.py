@@ -27,8 +27,7 @@ def ring_all_reduce(bug, x):
     """The sums of all rows: chunks are added up on their way round, then go round whole."""
     n, me = lax.psum(1, "ring"), lax.axis_index("ring")
     right = [(i, (i + 1) % n) for i in range(n)]
-    total = x.sum(0)
-    chunks = total.reshape(n, -1)
+    chunks = x.sum(0).reshape(n, -1)
     for i in range(n - 1):
         sent = lax.dynamic_index_in_dim(chunks, (me - i) % n, 0, keepdims=False)
         got = lax.ppermute(sent, "ring", right)
@@ -120,8 +119,7 @@ def diffusion(bug, u):
         up, down, left, right = stale if bug == "edges of the first step" else edges(u)
         tall = jnp.concatenate([up, u, down], 0)
         wide = jnp.concatenate([left, u, right], 1)
-        around = tall[:-2] + tall[2:] + wide[:, :-2] + 2 * wide[:, 2:]
-        return u + 0.1 * (around - 5 * u)
+        return u + 0.1 * (tall[:-2] + tall[2:] + wide[:, :-2] + 2 * wide[:, 2:] - 5 * u)
 
     return lax.fori_loop(0, 3, step, u)
 
@@ -188,9 +186,7 @@ def matmul_scattered_in_a_ring(bug):
         rows = x.shape[0] // n
         total = jnp.zeros((rows, w.shape[1]))
         for i in range(1, n if bug == "own block left out" else n + 1):
-            owner = (me - i) % n
-            mine = lax.dynamic_slice_in_dim(x, owner * rows, rows)
-            total = total + mine @ w
+            total = total + lax.dynamic_slice_in_dim(x, (me - i) % n * rows, rows) @ w
             if i < n:
                 total = lax.ppermute(total, settings.axis, [(j, (j + 1) % n) for j in range(n)])
         return total

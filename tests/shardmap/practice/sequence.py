@@ -104,7 +104,6 @@ def causal_ring_attention(bug, q, k, v):
 )
 def ulysses(bug, q, k, v):
     to_heads = lambda x: lax.all_to_all(x, "seq", split_axis=1, concat_axis=0, tiled=True)
-
     to_seq = lambda x: lax.all_to_all(x, "seq", split_axis=0, concat_axis=1, tiled=True)
 
     if bug == "values not exchanged":
@@ -205,7 +204,6 @@ def linear_recurrence(bug, a, b):
     """A diagonal linear recurrence: local scan, exchange of the ends, correction."""
 
     combine = lambda left, right: (left[0] * right[0], right[0] * left[1] + right[1])
-
     decay, local = lax.associative_scan(combine, (a, b))
     if bug == "prefix not applied":
         return local

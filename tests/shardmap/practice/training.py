@@ -149,8 +149,7 @@ def fsdp_tensor_gradient(bug, w1, w2, x):
             a = lax.all_gather(w1, axis, axis=0, tiled=True)[: w1.shape[0] * 2]
         else:
             a = lax.all_gather(w1, axis, axis=0, tiled=True)
-        b = lax.all_gather(w2, "data", axis=1, tiled=True)
-        y = lax.psum(jnp.tanh(x @ a) @ b, "model")
+        y = lax.psum(jnp.tanh(x @ a) @ lax.all_gather(w2, "data", axis=1, tiled=True), "model")
         value = jnp.mean(jnp.sin(y))
         return value if bug == "loss not averaged" else lax.pmean(value, "data")
 
@@ -182,8 +181,7 @@ def sync_batch_norm(bug, x, gamma, beta):
         mean = lax.pmean(mean, "data")
     elif bug != "local statistics":
         mean, square = lax.pmean((mean, square), "data")
-    var = square - mean**2
-    return (x - mean) * lax.rsqrt(var + 1e-5) * gamma + beta
+    return (x - mean) * lax.rsqrt(square - mean**2 + 1e-5) * gamma + beta
 
 
 accumulate = lambda w, x, y: jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))(w)
