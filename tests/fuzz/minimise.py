@@ -122,8 +122,7 @@ def _types(p: Program) -> Iterator[Program]:
         values = getattr(p, side)
         for i, v in enumerate(values):
             if v.type:
-                bare = (*values[:i], replace(v, type=None), *values[i + 1 :])
-                yield replace(p, **{side: bare})
+                yield replace(p, **{side: (*values[:i], replace(v, type=None), *values[i + 1 :])})
 
 
 def _chunks(p: Program) -> Iterator[Program]:

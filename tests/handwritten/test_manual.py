@@ -367,8 +367,7 @@ def first_only(x):
 
 def test_a_region_that_depends_on_the_device_is_refused(mesh: Any):
     (x,) = arrays((8, 16))
-    wrong = sbp.manual(weighed_by_index, in_types="model:P(sum)", out_types="B")
-    found = refused(wrong, mesh, x)
+    found = refused(sbp.manual(weighed_by_index, in_types="model:P(sum)", out_types="B"), mesh, x)
     assert "result 0 differs" in found.title
     found = refused(lambda x: sbp.manual(first_only, "B", "B")(x), mesh, x)
     assert "differs between the devices of mesh axis `model` and is returned as B" in found.title

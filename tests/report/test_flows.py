@@ -41,8 +41,7 @@ def loss(weights, x):
 
 
 def step(weights, x):
-    grads = jax.grad(loss)(weights, x)
-    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights, x))
 
 
 WEIGHTS = [(shape(256, 1024), shape(1024, 256))] * 6
@@ -92,8 +91,7 @@ def test_a_partial_value_is_shown_from_its_line_to_its_reduction(plan):
 
 def test_layers_that_python_unrolls_are_one_place_with_their_count(plan):
     assert stop(plan, lines(layer) + 2, "forward").runs == 6
-    flows = program_flows(plan.program)
-    names = [(s.name, s.phase) for s in flows.stops]
+    names = [(s.name, s.phase) for s in program_flows(plan.program).stops]
     assert len(set(names)) == len(names)
 
 
@@ -128,8 +126,7 @@ def test_the_drawing_names_what_the_table_names(plan):
     assert "y = h @ w_out" in words and "forward" in words and "backward" in words
     flows = program_flows(plan.program)
     transfers = sum(len(s.sends) for s in (*flows.stops, flows.results))
-    drawn = [w for w in words if re.search(r"(all_\w+|reduce_scatter|permute)", w)]
-    assert len(drawn) == transfers
+    assert len([w for w in words if re.search(r"(all_\w+|reduce_scatter|permute)", w)]) == transfers
     total = sum(s.bytes for s in flows.costliest)
     assert f"{flows.costliest[0].where}: {bytes_text(total)}" in shown.text(400)
     for shape_ in root.iter(f"{{{NAMESPACE}}}rect"):
@@ -146,8 +143,7 @@ def test_a_picture_as_png_has_its_shapes_and_its_words(plan, monkeypatch):
     width, height = (math.ceil(float(root.attrib[name])) for name in ("width", "height"))
     assert pixels.shape[1] == pytest.approx(width, abs=1)
     assert pixels.shape[0] == pytest.approx(height, abs=1)
-    wordless = png_of(re.sub(r"<text.*?</text>", "", svg), 1)
-    without = matplotlib.image.imread(io.BytesIO(wordless))
+    without = matplotlib.image.imread(io.BytesIO(png_of(re.sub(r"<text.*?</text>", "", svg), 1)))
     assert (pixels[..., :3] < 0.4).sum() > (without[..., :3] < 0.4).sum() + 1000
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     with pytest.raises(SbpError, match=r"install the extra: pip install 'sbp-jax\[png\]'"):
@@ -184,8 +180,7 @@ def test_branches_of_a_conditional_are_all_shown_and_that_is_said():
         h = x @ w
         return jax.lax.cond(first, lambda h: jnp.tanh(h.sum(0)), lambda h: jnp.sin(h.max(0)), h)
 
-    types = ("data:S(0)", None, None)
-    made = sbp.jit(step, MESH, in_types=types, boxing="reduce")
+    made = sbp.jit(step, MESH, in_types=("data:S(0)", None, None), boxing="reduce")
     plan = made.plan(shape(64, 256), shape(256, 1024), shape(dtype=bool))
     found = program_flows(plan.program)
     assert found.called == plan.cost.bytes_per_device
@@ -233,21 +228,18 @@ def recurrent(w, xs):
 
 
 def recurrent_descent(w, xs):
-    g = jax.grad(recurrent)(w, xs)
-    return w - 0.1 * g
+    return w - 0.1 * jax.grad(recurrent)(w, xs)
 
 
 @pytest.fixture(scope="module")
 def scanned_plan():
     weights = shape(LAYERS, 256, 1024), shape(LAYERS, 1024, 256)
     types = (("data:S(1) model:S(2)", "data:S(2) model:S(1)"), "data:S(0)")
-    made = sbp.jit(descent, MESH, in_types=types, out_types=types[0])
-    return made.plan(weights, shape(64, 256))
+    return sbp.jit(descent, MESH, in_types=types, out_types=types[0]).plan(weights, shape(64, 256))
 
 
 def test_the_caption_says_what_one_collective_sends(scanned_plan):
-    flows = program_flows(scanned_plan.program)
-    found = [send for s in flows.costliest for send in s.sends]
+    found = [send for s in program_flows(scanned_plan.program).costliest for send in s.sends]
     assert {s.kind for s in found} == {"all_reduce"} and len({s.axes for s in found}) == 2
     over = {a: sum(s.bytes for s in found if s.axes == a) for a in ("data", "model")}
     assert over["data"] > over["model"]

@@ -155,8 +155,7 @@ def test_short_operations_share_boxes():
             x = jnp.sin(x)
         return x
 
-    report = sbp.jit(many, MESH, in_types="data:S(0)").plan(shape(4096)).report()
-    found = report.timeline().svg()[0]
+    found = sbp.jit(many, MESH, in_types="data:S(0)").plan(shape(4096)).report().timeline().svg()[0]
     assert "short operations" in found and found.count("<rect") < 700
 
 
@@ -309,8 +308,7 @@ def test_a_region_by_hand_is_said_not_to_be_counted():
     split, whole = jax.sharding.PartitionSpec(None, "model"), jax.sharding.PartitionSpec()
 
     def step(x):
-        inner = jax.shard_map(region, mesh=MESH, in_specs=split, out_specs=whole)
-        return inner(x) @ x
+        return jax.shard_map(region, mesh=MESH, in_specs=split, out_specs=whole)(x) @ x
 
     text = " ".join(str(sbp.jit(step, MESH).plan(shape(64, 64)).report().roofline()).split())
     assert "1 region written by hand: FLOPs and time are not counted" in text
@@ -411,8 +409,7 @@ def test_the_drawing_has_an_area_for_each_class(memory_plans):
     svg = ElementTree.fromstring(memory_plans["gathered"].report().memory().svg()[0])
     areas = list(svg.iter(f"{{{NAMESPACE}}}polygon"))
     seen = {kind for m in found.moments for kind, size in m.bytes.items() if size}
-    named = {(a.findtext(f"{{{NAMESPACE}}}title") or "").split(":")[0] for a in areas}
-    assert named == seen
+    assert {(a.findtext(f"{{{NAMESPACE}}}title") or "").split(":")[0] for a in areas} == seen
     # The areas of all classes together are as high as the peak at its moment.
     heights = [[float(p.split(",")[1]) for p in (a.get("points") or "").split()] for a in areas]
     top, bottom = min(min(h) for h in heights), max(max(h) for h in heights)

@@ -92,10 +92,9 @@ def report(case: Case, mistake: str | None) -> Any:
 def as_on_one_device(case: Case, mistake: str | None) -> bool:
     args = case.args()
     got = jax.jit(mapped(case.write(mistake), devices(case.mesh)))(*args)
-    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(case.oracle(*args)), strict=True)
     return all(
         np.allclose(np.asarray(a), np.asarray(b), rtol=2e-3, atol=1e-4, equal_nan=True)
-        for a, b in pairs
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(case.oracle(*args)), strict=True)
     )
 
 
