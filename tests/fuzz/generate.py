@@ -5,8 +5,6 @@ are equations enough.
 True
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

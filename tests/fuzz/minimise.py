@@ -6,8 +6,6 @@ operation replaced by one of its operands of the same shape and dtype, or cut aw
 an argument instead. What nothing reads any more goes with it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -6,8 +6,6 @@ code and a message, or what the user's own code raised. Where the same call of J
 `TypeError` or a `ValueError`, the error of sbp must be one, too.
 """
 
-from __future__ import annotations
-
 import traceback
 import warnings
 from collections.abc import Callable, Iterator

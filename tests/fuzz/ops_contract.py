@@ -1,8 +1,6 @@
 """Contractions: dot_general with batch dims, einsums, ragged_dot, convolutions, linear algebra,
 FFTs."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Operations that call functions: loops, branches, maps, checkpoints, custom rules, derivatives
 inside the program."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tests.fuzz.draw import Body, Draw, Op, Skip, Want

@@ -1,8 +1,6 @@
 """Operations element by element: unary and binary functions, integers and bits, comparisons, casts,
 complex numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.fuzz.draw import Draw, Op, Slot, Want

@@ -1,8 +1,6 @@
 """Indexing: gathers and scatters in every mode, dynamic slices, segments; indices leave the bounds
 on purpose."""
 
-from __future__ import annotations
-
 from tests.fuzz.draw import Draw, Op, Slot, Want
 from tests.fuzz.laws import like, moves, sums, whole
 from tests.fuzz.ops_elementwise import same

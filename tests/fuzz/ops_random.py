@@ -1,8 +1,6 @@
 """Random numbers: keys old and new, made from constants, from data and from each other; bits are
 equal to the last one."""
 
-from __future__ import annotations
-
 from tests.fuzz.draw import Op, Slot, Want
 from tests.fuzz.laws import smooth, whole
 

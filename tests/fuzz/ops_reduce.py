@@ -1,8 +1,6 @@
 """Reductions, cumulative operations, windows, sorting, and the layers of networks that are made of
 them."""
 
-from __future__ import annotations
-
 from tests.fuzz.draw import Draw, Op, Slot, Want
 from tests.fuzz.laws import like, moves, smooth, sums, whole
 from tests.fuzz.ops_elementwise import same

@@ -1,8 +1,6 @@
 """Operations that move elements: reshaping, slicing, padding, joining; and the sources of values
 that read none."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

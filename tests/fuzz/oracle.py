@@ -7,8 +7,6 @@ by about one rounding error: what moves by as much as the difference was decided
 no fault of the plan.
 """
 
-from __future__ import annotations
-
 import signal
 import traceback
 import warnings

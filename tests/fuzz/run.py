@@ -12,8 +12,6 @@ processor time for one, planning takes 0.11 s and generating 0.03 s; the rest is
 and running, the reference taking nearly half.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

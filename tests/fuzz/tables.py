@@ -1,7 +1,5 @@
 """All operations, and those for the bodies of functions."""
 
-from __future__ import annotations
-
 from tests.fuzz import (
     ops_contract,
     ops_control,

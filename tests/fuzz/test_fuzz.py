@@ -1,8 +1,6 @@
 """A seeded slice of the fuzzer, and its own tests: determinism, coverage, printing, and that it
 finds and minimises a fault."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Wrong uses of the public API are refused by an error of sbp that says what to change."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import jax

@@ -1,7 +1,5 @@
 """Right uses of every public function, for `misuse`."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from typing import Any

@@ -1,8 +1,6 @@
 """A program of the gallery after a help, made by the edits of the help alone; and without some of
 its pins."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,8 +1,6 @@
 """Every broken program gets the right line, the smallest reason, and helps that do what they say;
 texts and HTML are golden."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Meshes, arrays and comparisons of the tests of hand-written regions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

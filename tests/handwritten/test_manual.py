@@ -1,8 +1,6 @@
 """Hand-written regions inside an auto program give the plain program's values and gradients. False
 claims of regions are refused, and what is not checked is said."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

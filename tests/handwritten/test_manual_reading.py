@@ -1,8 +1,6 @@
 """`sbp.manual` reads the body of a region as `check_shard_map` does: the wrong programs of
 `tests/shardmap` are refused as manual regions, and the right ones are not."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace
