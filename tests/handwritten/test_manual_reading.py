@@ -45,10 +45,10 @@ AGAINST_THE_MESH = {"subtle-order_of_result", "subtle-order_of_operands"}
 """Wrong programs whose types no manual region can claim: a dim that is split against the order of
 the mesh is refused before the body is read."""
 
-DIFFERENT = {"merges-loss_of_worst"}
+DIFFERENT = {"everyday-loss_of_worst"}
 """Right programs that compute another value on one device: the largest of the devices' means."""
 
-NOT_RUN = {"merges-called_back"}
+NOT_RUN = {"everyday-called_back"}
 """Right programs that cannot be run without devices; a warning says so."""
 
 SHARD_MAP = jax.shard_map

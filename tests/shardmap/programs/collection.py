@@ -1,6 +1,6 @@
 """All programs of the folder, by what the checker owes them."""
 
-from tests.shardmap.programs.everyday import means, merges, precision
+from tests.shardmap.programs import everyday
 from tests.shardmap.programs.faulty import gradients, places
 from tests.shardmap.programs.placed import accepted, positions, untuned
 from tests.shardmap.programs.placed import idioms as placed_idioms
@@ -23,7 +23,7 @@ PAIRED = FIRST + SECOND
 """Modules of wrong programs, the measured ones first."""
 
 RIGHT = (right_layers, right_training, right_experts, idioms)
-EVERYDAY = (means, precision, merges)
+EVERYDAY = (everyday,)
 FAULTY = (gradients, places)
 
 PLACED, PLACED_RIGHT = (positions, untuned, placed_idioms), (accepted,)
