@@ -1,13 +1,8 @@
 """All programs of the folder, by what the checker owes them."""
 
-from tests.shardmap.programs import everyday
+from tests.shardmap.programs import everyday, right
 from tests.shardmap.programs.faulty import gradients, places
-from tests.shardmap.programs.placed import accepted, positions, untuned
-from tests.shardmap.programs.placed import idioms as placed_idioms
-from tests.shardmap.programs.right import experts as right_experts
-from tests.shardmap.programs.right import idioms
-from tests.shardmap.programs.right import layers as right_layers
-from tests.shardmap.programs.right import training as right_training
+from tests.shardmap.programs.placed import accepted, idioms, positions, untuned
 from tests.shardmap.programs.wrong import (
     counts,
     experts,
@@ -22,11 +17,10 @@ FIRST, SECOND = (products,), (layers, training, vocabulary, experts)
 PAIRED = FIRST + SECOND
 """Modules of wrong programs, the measured ones first."""
 
-RIGHT = (right_layers, right_training, right_experts, idioms)
-EVERYDAY = (everyday,)
+RIGHT, EVERYDAY = (right,), (everyday,)
 FAULTY = (gradients, places)
 
-PLACED, PLACED_RIGHT = (positions, untuned, placed_idioms), (accepted,)
+PLACED, PLACED_RIGHT = (positions, untuned, idioms), (accepted,)
 """Modules of programs whose devices compute their place: pairs, and right ones. The checker was
 written with those of `positions` in view; those of `untuned` were written afterwards."""
 
