@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as PS
 
 import sbp
-from tests.shardmap.programs.faulty.gradients import PROGRAMS
+from tests.shardmap.programs.faulty import PROGRAMS
 from tests.shardmap.programs.kinds import draw, mesh
 from tests.shardmap.programs.wrong.layers import W1, W2, X
 from tests.shardmap.programs.wrong.training import W, Y

@@ -1,7 +1,6 @@
 """All programs of the folder, by what the checker owes them."""
 
-from tests.shardmap.programs import everyday, right
-from tests.shardmap.programs.faulty import gradients, places
+from tests.shardmap.programs import everyday, faulty, right
 from tests.shardmap.programs.placed import accepted, idioms, positions, untuned
 from tests.shardmap.programs.wrong import (
     counts,
@@ -18,7 +17,7 @@ PAIRED = FIRST + SECOND
 """Modules of wrong programs, the measured ones first."""
 
 RIGHT, EVERYDAY = (right,), (everyday,)
-FAULTY = (gradients, places)
+FAULTY = (faulty,)
 
 PLACED, PLACED_RIGHT = (positions, untuned, idioms), (accepted,)
 """Modules of programs whose devices compute their place: pairs, and right ones. The checker was
