@@ -13,10 +13,7 @@ import sbp
 from sbp.errors import SbpInternalError
 from sbp.shardmap import emulation
 from sbp.shardmap.emulation import CHECKED_ELEMENTS
-from tests.shardmap.practice import data, experts, sequence
 from tests.shardmap.practice.case import CASES, devices
-
-MODULES = (data, experts, sequence)
 
 FOUND = [
     ("causal_ring_attention", "key offset of the wrong device"),
@@ -30,9 +27,6 @@ FOUND = [
 ]
 """Mistakes in what devices send each other."""
 
-NOTED = [("pipeline", None, "a stage for each device")]
-"""Regions that differ on one device, with what may be the reason."""
-
 
 def said(fn: Any, ins: Any, outs: Any, mesh: Any, *args: Any) -> tuple[set[str], str]:
     """The severities of what is said of a region on one device, and its titles."""
@@ -40,8 +34,7 @@ def said(fn: Any, ins: Any, outs: Any, mesh: Any, *args: Any) -> tuple[set[str],
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         report = sbp.jit(lambda *a: region(*a), mesh).check(*args)
-    found = report.diagnostics
-    return {d.severity for d in found}, " ".join(d.title for d in found)
+    return {d.severity for d in report.diagnostics}, " ".join(d.title for d in report.diagnostics)
 
 
 def of_case(name: str, mistake: str | None) -> tuple[set[str], str]:
@@ -52,8 +45,7 @@ def of_case(name: str, mistake: str | None) -> tuple[set[str], str]:
 
 @pytest.mark.parametrize(("name", "mistake"), FOUND)
 def test_a_mistake_shows_on_one_device(name, mistake):
-    severities, _ = of_case(name, mistake)
-    assert severities & {"warning", "error"}
+    assert of_case(name, mistake)[0] & {"warning", "error"}
 
 
 @pytest.mark.parametrize("name", ["causal_ring_attention", "halo_convolution", "prefix_sum"])
@@ -61,11 +53,10 @@ def test_a_right_region_computes_the_same(name):
     assert of_case(name, None) == (set(), "")
 
 
-@pytest.mark.parametrize(("name", "mistake", "because"), NOTED)
-def test_one_that_may_be_meant_to_differ_says_why(name, mistake, because):
-    severities, titles = of_case(name, mistake)
+def test_one_that_may_be_meant_to_differ_says_why():
+    severities, titles = of_case("pipeline", None)
     assert severities == {"note"}
-    assert because in titles or "does not run there" in titles
+    assert "a stage for each device" in titles or "does not run there" in titles
 
 
 def test_a_number_of_devices_from_outside():
@@ -85,7 +76,7 @@ def test_a_number_of_devices_from_outside():
     x, mesh = np.arange(8.0, dtype=np.float32), devices({"model": 4})
     right = said(summed(lambda: n - 1), "model:S(0)", "model:S(0)", mesh, x)
     wrong = said(summed(lambda: n - 2), "model:S(0)", "model:S(0)", mesh, x)
-    assert right != wrong and "warning" in wrong[0] | {"warning"} and "error" not in right[0]
+    assert right != wrong and "error" not in right[0]
 
 
 @pytest.mark.parametrize("axes", [{"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2}])

@@ -9,19 +9,7 @@ import numpy as np
 import pytest
 
 import sbp
-from tests.shardmap.practice import (
-    data,
-    dense,
-    experts,
-    fresh,
-    losses,
-    rings,
-    sequence,
-    training,
-)
 from tests.shardmap.practice.case import CASES, Case, devices, mapped
-
-MODULES = (data, dense, experts, fresh, losses, rings, sequence, training)
 
 WARNED = {
     ("attention_in_two_directions", "own keys twice"),

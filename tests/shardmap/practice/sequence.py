@@ -1,4 +1,7 @@
-"""Attention and recurrences over split sequences."""
+"""Attention and recurrences over split sequences; values that go from device to device."""
+
+from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +9,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from tests.shardmap.practice.case import case, floats
+from tests.shardmap.practice.case import Program, case, floats
 
 full_attention = lambda q, k, v: jax.nn.softmax(q @ k.T / np.sqrt(q.shape[1])) @ v
 
@@ -245,3 +248,223 @@ def halo_convolution(bug, x, w):
         before, after = jnp.zeros_like(before), jnp.zeros_like(after)
     padded = jnp.concatenate([before, x, after], 1)
     return sum(padded[:, i : i + x.shape[1]] @ w[i] for i in range(3))
+
+
+# ---- values that go round: written after the comparison with one device -------------------------
+
+
+@case(
+    {"ring": 4},
+    lambda x: 2 * x + x.sum(0),
+    lambda: floats((16, 8)),
+    "chunk of the wrong device gathered",
+    "one hop short in the gathering",
+    ins=(P("ring"),),
+    outs=P("ring"),
+)
+def ring_all_reduce(bug, x):
+    """The sums of all rows: chunks are added up on their way round, then go round whole."""
+    n, me = lax.psum(1, "ring"), lax.axis_index("ring")
+    right = [(i, (i + 1) % n) for i in range(n)]
+    chunks = x.sum(0).reshape(n, -1)
+    for i in range(n - 1):
+        sent = lax.dynamic_index_in_dim(chunks, (me - i) % n, 0, keepdims=False)
+        got = lax.ppermute(sent, "ring", right)
+        chunks = chunks.at[(me - i - 1) % n].add(got)
+    hops = n - 2 if bug == "one hop short in the gathering" else n - 1
+    for i in range(hops):
+        sent = lax.dynamic_index_in_dim(chunks, (me + 1 - i) % n, 0, keepdims=False)
+        got = lax.ppermute(sent, "ring", right)
+        at = me - i - 1 if bug == "chunk of the wrong device gathered" else me - i
+        chunks = chunks.at[at % n].set(got)
+    return 2 * x + chunks.reshape(-1)
+
+
+def softmax_step(state, q, k, v):
+    top, total, out = state
+    s = q @ k.T / np.sqrt(q.shape[1])
+    new = jnp.maximum(top, s.max(1))
+    p, scale = jnp.exp(s - new[:, None]), jnp.exp(top - new)
+    return new, total * scale + p.sum(1), out * scale[:, None] + p @ v
+
+
+@case(
+    {"seq": 4},
+    full_attention,
+    lambda: floats((16, 4), (16, 4), (16, 4)),
+    "own keys twice",
+    "values of the other direction",
+)
+def attention_in_two_directions(bug):
+    """Half of each shard's keys goes to the left, the other half to the right."""
+    n = 4
+    left = [(i, (i - 1) % n) for i in range(n)]
+    right = [(i, (i + 1) % n) for i in range(n)]
+
+    def region(q, k, v):
+        (ka, kb), (va, vb) = jnp.split(k, 2), jnp.split(v, 2)
+        state = jnp.full(q.shape[0], -jnp.inf), jnp.zeros(q.shape[0]), jnp.zeros_like(q)
+
+        def body(_, carry):
+            state, ka, va, kb, vb = carry
+            state = softmax_step(state, q, ka, va)
+            state = softmax_step(state, q, kb, vb)
+            ka, va = lax.ppermute((ka, va), "seq", left)
+            kb = lax.ppermute(kb, "seq", right)
+            vb = lax.ppermute(vb, "seq", left if bug == "values of the other direction" else right)
+            return state, ka, va, kb, vb
+
+        state = softmax_step(state, q, ka, va) if bug == "own keys twice" else state
+        state, *_ = lax.fori_loop(0, n, body, (state, ka, va, kb, vb))
+        return state[2] / state[1][:, None]
+
+    s = P("seq")
+    return Program(region=region, in_specs=(s, s, s), out_specs=s)
+
+
+def heat(u):
+    for _ in range(3):
+        p = jnp.pad(u, 1)
+        u = u + 0.1 * (p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + 2 * p[1:-1, 2:] - 5 * u)
+    return u
+
+
+@case(
+    {"rows": 2, "cols": 4},
+    heat,
+    lambda: floats((8, 16)),
+    "edges of the first step",
+    "columns from the wrong side",
+    ins=(P("rows", "cols"),),
+    outs=P("rows", "cols"),
+)
+def diffusion(bug, u):
+    """Heat on a plate whose edge is cold; three steps, each with the edges of four neighbours."""
+
+    def shifted(x, axis, by):
+        n = lax.axis_size(axis)
+        return lax.ppermute(x, axis, [(i, i + by) for i in range(n) if 0 <= i + by < n])
+
+    def edges(u):
+        up, down = shifted(u[-1:], "rows", 1), shifted(u[:1], "rows", -1)
+        first, last = u[:, :1], u[:, -1:]
+        if bug == "columns from the wrong side":
+            first, last = last, first
+        return up, down, shifted(last, "cols", 1), shifted(first, "cols", -1)
+
+    stale = edges(u)
+
+    def step(_, u):
+        up, down, left, right = stale if bug == "edges of the first step" else edges(u)
+        tall = jnp.concatenate([up, u, down], 0)
+        wide = jnp.concatenate([left, u, right], 1)
+        return u + 0.1 * (tall[:-2] + tall[2:] + wide[:, :-2] + 2 * wide[:, 2:] - 5 * u)
+
+    return lax.fori_loop(0, 3, step, u)
+
+
+def layers(x, w):
+    for i in range(w.shape[0]):
+        x = x + jax.nn.relu(x @ w[i])
+    return x
+
+
+@case(
+    {"stage": 4},
+    layers,
+    lambda: (floats((5, 3, 6))[0], floats((8, 6, 6), seed=3)[0] * 0.4),
+    "collected one tick early",
+    "stages of one layer",
+)
+def pipeline_of_layers(bug):
+    """Eight layers on four devices, as a scan over ticks with the number of stages in a closure."""
+    stages = 4
+
+    def stage(x, w):
+        if bug == "stages of one layer":
+            return x + jax.nn.relu(x @ w[0])
+        return lax.scan(lambda x, w: (x + jax.nn.relu(x @ w), None), x, w)[0]
+
+    def region(x, w):
+        me, count = lax.axis_index("stage"), x.shape[0]
+        ahead = [(i, i + 1) for i in range(stages - 1)]
+
+        def tick(carry, t):
+            held, done = carry
+            held = jnp.where(me == 0, x[jnp.clip(t, 0, count - 1)], held)
+            held = stage(held, w)
+            at = t - stages + (2 if bug == "collected one tick early" else 1)
+            done = jnp.where(at >= 0, done.at[jnp.clip(at, 0, count - 1)].set(held), done)
+            return (lax.ppermute(held, "stage", ahead), done), None
+
+        start = jnp.zeros_like(x[0]), jnp.zeros_like(x)
+        (_, done), _ = lax.scan(tick, start, jnp.arange(count + stages - 1))
+        return lax.psum(jnp.where(me == stages - 1, done, 0.0), "stage")
+
+    return Program(region=region, in_specs=(P(), P("stage")), out_specs=P())
+
+
+@dataclass(frozen=True)
+class Settings:
+    axis: str = "model"
+    devices: int = 8
+
+
+@case(
+    {"model": 8},
+    lambda x, w: x @ w,
+    lambda: floats((16, 24), (24, 5)),
+    "own block left out",
+)
+def matmul_scattered_in_a_ring(bug):
+    """Columns of x and rows of w are split; the sum of a block of rows is added up on its way to
+    the device that keeps it."""
+
+    def region(settings, x, w):
+        n, me = settings.devices, lax.axis_index(settings.axis)
+        rows = x.shape[0] // n
+        total = jnp.zeros((rows, w.shape[1]))
+        for i in range(1, n if bug == "own block left out" else n + 1):
+            total = total + lax.dynamic_slice_in_dim(x, (me - i) % n * rows, rows) @ w
+            if i < n:
+                total = lax.ppermute(total, settings.axis, [(j, (j + 1) % n) for j in range(n)])
+        return total
+
+    return Program(
+        region=partial(region, Settings()),
+        in_specs=(P(None, "model"), P("model")),
+        out_specs=P("model"),
+    )
+
+
+def affine_prefix(a, b):
+    def step(h, ab):
+        h = ab[0] * h + ab[1]
+        return h, h
+
+    return lax.scan(step, jnp.zeros(b.shape[1:]), (a, b))[1]
+
+
+@case(
+    {"time": 8},
+    affine_prefix,
+    lambda: (0.9 + 0.1 * jax.nn.sigmoid(floats((32, 3))[0]), floats((32, 3), seed=8)[0]),
+    "last doubling left out",
+    ins=(P("time"), P("time")),
+    outs=P("time"),
+)
+def recurrence_by_doubling(bug, a, b):
+    """The ends of the shards are combined in log2(n) steps, each over twice the distance."""
+    n, me = lax.axis_size("time"), lax.axis_index("time")
+    decay, local = lax.associative_scan(lambda x, y: (x[0] * y[0], y[0] * x[1] + y[1]), (a, b))
+    end_a, end_b = decay[-1], local[-1]
+    distance = 1
+    while distance < (n // 2 if bug == "last doubling left out" else n):
+        pairs = [(i, i + distance) for i in range(n - distance)]
+        far_a, far_b = lax.ppermute((end_a, end_b), "time", pairs)
+        reached = me >= distance
+        end_b = jnp.where(reached, end_a * far_b + end_b, end_b)
+        end_a = jnp.where(reached, far_a * end_a, end_a)
+        distance *= 2
+    before = lax.ppermute(end_b, "time", [(i, i + 1) for i in range(n - 1)])
+    return local + decay * before

@@ -1,4 +1,5 @@
-"""Gradients, optimisers and statistics under data parallelism."""
+"""Gradients, optimisers and statistics under data parallelism; losses over a split batch or a split
+vocabulary; dense layers."""
 
 import jax
 import jax.numpy as jnp
@@ -277,3 +278,303 @@ def embedding_gradient(bug, table, ids, d_out):
     _, pull = jax.vjp(lambda t: t[ids], table)
     (g,) = pull(d_out)
     return g if bug == "not reduced" else (lax.pmean if bug == "averaged" else lax.psum)(g, "data")
+
+
+# ---- losses -------------------------------------------------------------------------------------
+
+
+def cross_entropy(h, w, labels):
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(h @ w), labels[:, None], 1))
+
+
+@case(
+    {"model": 4},
+    cross_entropy,
+    lambda: (*floats((12, 8), (8, 32)), integers(0, 32, 12)),
+    "local maximum and sum",
+    "labels not moved",
+    "target not summed",
+    ins=(P(), P(None, "model"), P()),
+    outs=P(),
+)
+def vocab_parallel_cross_entropy(bug, h, w, labels):
+    logits = h @ w
+    n = logits.shape[1]
+    top = lax.pmax(logits.max(1), "model")
+    z = jnp.exp(logits - top[:, None]).sum(1)
+    if bug == "local maximum and sum":
+        lse = jax.nn.logsumexp(logits, 1)
+    else:
+        lse = jnp.log(lax.psum(z, "model")) + top
+    start = 0 if bug == "labels not moved" else lax.axis_index("model") * n
+    local = labels - start
+    inside = (local >= 0) & (local < n)
+    picked = jnp.take_along_axis(logits, jnp.clip(local, 0, n - 1)[:, None], 1)[:, 0]
+    target = jnp.where(inside, picked, 0.0)
+    target = target if bug == "target not summed" else lax.psum(target, "model")
+    return jnp.mean(lse - target)
+
+
+def clip_loss(images, texts, scale):
+    images = images / jnp.linalg.norm(images, axis=-1, keepdims=True)
+    texts = texts / jnp.linalg.norm(texts, axis=-1, keepdims=True)
+    logits = scale * images @ texts.T
+    diagonal = jnp.arange(logits.shape[0])
+    a = -jnp.mean(jax.nn.log_softmax(logits, 1)[diagonal, diagonal])
+    return (a - jnp.mean(jax.nn.log_softmax(logits, 0)[diagonal, diagonal])) / 2
+
+
+@case(
+    {"data": 8},
+    clip_loss,
+    lambda: (*floats((16, 6), (16, 6)), jnp.float32(3.0)),
+    "labels not moved",
+    "psum of means",
+    "not reduced",
+    "texts not gathered",
+    ins=(P("data"), P("data"), P()),
+    outs=P(),
+)
+def contrastive(bug, images, texts, scale):
+    def side(a, b, scale):
+        n = a.shape[0]
+        everyone = b if bug == "texts not gathered" else lax.all_gather(b, "data", tiled=True)
+        logits = scale * a @ everyone.T
+        labels = jnp.arange(n)
+        if bug not in ("labels not moved", "texts not gathered"):
+            labels = labels + lax.axis_index("data") * n
+        logp = jax.nn.log_softmax(logits)
+        return -logp[jnp.arange(n), labels].mean()
+
+    images = images / jnp.linalg.norm(images, axis=-1, keepdims=True)
+    texts = texts / jnp.linalg.norm(texts, axis=-1, keepdims=True)
+    loss = (side(images, texts, scale) + side(texts, images, scale)) / 2
+    if bug == "psum of means":
+        return lax.psum(loss, "data")
+    return loss if bug == "not reduced" else lax.pmean(loss, "data")
+
+
+def masked_loss(h, w, labels, mask):
+    nll = -jnp.take_along_axis(jax.nn.log_softmax(h @ w), labels[:, None], 1)[:, 0]
+    return (nll * mask).sum() / mask.sum()
+
+
+def with_mask():
+    mask = (integers(0, 4, 32, seed=5) > 0).astype(jnp.float32)
+    return (*floats((32, 8), (8, 10)), integers(0, 10, 32), mask)
+
+
+@case(
+    {"data": 4},
+    masked_loss,
+    with_mask,
+    "mean of local means",
+    "divided by local count",
+    "count averaged",
+    ins=(P("data"), P(), P("data"), P("data")),
+    outs=P(),
+)
+def masked_mean(bug, h, w, labels, mask):
+    nll = -jnp.take_along_axis(jax.nn.log_softmax(h @ w), labels[:, None], 1)[:, 0]
+    if bug == "mean of local means":
+        return lax.pmean((nll * mask).sum() / mask.sum(), "data")
+    total = lax.psum((nll * mask).sum(), "data")
+    if bug == "divided by local count":
+        return total / mask.sum()
+    if bug == "count averaged":
+        return total / lax.pmean(mask.sum(), "data")
+    return total / lax.psum(mask.sum(), "data")
+
+
+def one_hot_loss(h, w, labels):
+    logits = h @ w
+    hot = jax.nn.one_hot(labels, logits.shape[-1])
+    return jnp.mean(jax.nn.logsumexp(logits, -1) - (hot * logits).sum(-1))
+
+
+@case(
+    {"data": 2, "model": 4},
+    one_hot_loss,
+    lambda: (*floats((8, 6), (6, 16)), integers(0, 16, 8)),
+    "one_hot of global labels",
+    "maximum not shared",
+    "mean over both axes missing data",
+    ins=(P("data"), P(None, "model"), P("data")),
+    outs=P(),
+)
+def one_hot_cross_entropy(bug, h, w, labels):
+    logits = h @ w
+    n = logits.shape[-1]
+    first = lax.axis_index("model") * n
+    hot = jax.nn.one_hot(labels if bug == "one_hot of global labels" else labels - first, n)
+    top = logits.max(-1)
+    top = top if bug == "maximum not shared" else lax.pmax(top, "model")
+    total = lax.psum(jnp.exp(logits - top[:, None]).sum(-1), "model")
+    target = lax.psum((hot * logits).sum(-1), "model")
+    loss = jnp.mean(jnp.log(total) + top - target)
+    return loss if bug == "mean over both axes missing data" else lax.pmean(loss, "data")
+
+
+def balance(x, w):
+    probs = jax.nn.softmax(x @ w)
+    chosen = jax.nn.one_hot(jnp.argmax(probs, -1), w.shape[1])
+    return w.shape[1] * jnp.sum(chosen.mean(0) * probs.mean(0))
+
+
+@case(
+    {"data": 8},
+    balance,
+    lambda: floats((64, 8), (8, 4)),
+    "product before mean",
+    "psum of means",
+    "one factor local",
+    ins=(P("data"), P()),
+    outs=P(),
+)
+def load_balance_loss(bug, x, w):
+    probs = jax.nn.softmax(x @ w)
+    fraction, mean = jax.nn.one_hot(jnp.argmax(probs, -1), w.shape[1]).mean(0), probs.mean(0)
+    if bug == "product before mean":
+        return w.shape[1] * lax.pmean(jnp.sum(fraction * mean), "data")
+    if bug == "psum of means":
+        fraction, mean = lax.psum(fraction, "data"), lax.psum(mean, "data")
+    elif bug == "one factor local":
+        fraction = lax.pmean(fraction, "data")
+    else:
+        fraction, mean = lax.pmean((fraction, mean), "data")
+    return w.shape[1] * jnp.sum(fraction * mean)
+
+
+# ---- tensor-parallel layers ----------------------------------------------------------------------
+
+
+@case(
+    {"model": 8},
+    lambda x, w1, b1, w2, b2: jax.nn.gelu(x @ w1 + b1) @ w2 + b2,
+    lambda: floats((4, 16), (16, 32), (32,), (32, 16), (16,)),
+    "missing psum",
+    "bias before psum",
+    "pmean",
+    ins=(P(), P(None, "model"), P("model"), P("model", None), P()),
+    outs=P(),
+)
+def megatron_mlp(bug, x, w1, b1, w2, b2):
+    y = jax.nn.gelu(x @ w1 + b1) @ w2
+    if bug == "missing psum":
+        return y + b2
+    if bug == "bias before psum":
+        return lax.psum(y + b2, "model")
+    return lax.pmean(y, "model") + b2 if bug == "pmean" else lax.psum(y, "model") + b2
+
+
+def attention(x, wq, wk, wv, wo):
+    q, k, v = (jnp.einsum("btd,dhk->bthk", x, w) for w in (wq, wk, wv))
+    s = jnp.einsum("bthk,bshk->bhts", q, k) / jnp.sqrt(q.shape[-1])
+    s = jnp.where(jnp.tril(jnp.ones(s.shape[-2:], bool)), s, -1e30)
+    o = jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(s), v)
+    return jnp.einsum("bthk,hkd->btd", o, wo)
+
+
+@case(
+    {"data": 2, "model": 4},
+    attention,
+    lambda: floats((4, 6, 8), (8, 4, 4), (8, 4, 4), (8, 4, 4), (4, 4, 8)),
+    "psum over data",
+    "missing psum",
+    ins=(P("data"), P(None, "model"), P(None, "model"), P(None, "model"), P("model")),
+    outs=P("data"),
+)
+def megatron_attention(bug, x, wq, wk, wv, wo):
+    y = attention(x, wq, wk, wv, wo)
+    if bug == "missing psum":
+        return y
+    return lax.psum(y, "data" if bug == "psum over data" else "model")
+
+
+rms = lambda x, g: x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * g
+
+
+block = lambda x, g, w1, w2: x + jax.nn.silu(rms(x, g) @ w1) @ w2
+
+
+@case(
+    {"model": 8},
+    block,
+    lambda: floats((16, 8), (8,), (8, 32), (32, 8)),
+    "psum in place of psum_scatter",
+    "gathered along features",
+    "missing all_gather",
+    ins=(P("model"), P(), P(None, "model"), P("model")),
+    outs=P("model"),
+)
+def sequence_parallel(bug, x, g, w1, w2):
+    h = rms(x, g)
+    h = h if bug == "missing all_gather" else lax.all_gather(h, "model", axis=0, tiled=True)
+    if bug == "gathered along features":
+        h = lax.all_gather(rms(x, g), "model", axis=1, tiled=True).reshape(-1, h.shape[1])
+    y = jax.nn.silu(h @ w1) @ w2
+    if bug == "psum in place of psum_scatter":
+        y = lax.psum(y, "model")
+        y = y[: x.shape[0]]
+    elif bug == "missing all_gather":
+        y = lax.psum(y, "model")
+    else:
+        y = lax.psum_scatter(y, "model", scatter_dimension=0, tiled=True)
+    return x + y
+
+
+def grads_of_mlp(x, y, w1, w2):
+    loss = lambda w1, w2: jnp.mean((jnp.tanh(x @ w1) @ w2 - y) ** 2)
+    return jax.grad(loss, (0, 1))(w1, w2)
+
+
+@case(
+    {"data": 2, "model": 4},
+    grads_of_mlp,
+    lambda: floats((8, 6), (8, 6), (6, 8), (8, 6)),
+    "gradient not reduced",
+    "psum of means",
+    "reduced over model too",
+    ins=(P("data"), P("data"), P(None, "model"), P("model", None)),
+    outs=(P(None, "model"), P("model", None)),
+)
+def explicit_backward(bug, x, y, w1, w2):
+    """The backward pass of a two-layer MLP by hand, batch over data, hidden units over model."""
+    h = jnp.tanh(x @ w1)
+    out = lax.psum(h @ w2, "model")
+    d_out = 2 * (out - y) / out.size
+    d_w2 = h.T @ d_out
+    d_h = d_out @ w2.T * (1 - h * h)
+    d_w1 = x.T @ d_h
+    if bug == "gradient not reduced":
+        return d_w1, lax.pmean(d_w2, "data")
+    if bug == "psum of means":
+        return lax.psum(d_w1, "data"), lax.psum(d_w2, "data")
+    if bug == "reduced over model too":
+        return lax.pmean(d_w1, "data"), lax.psum(lax.pmean(d_w2, "data"), "model")
+    return lax.pmean(d_w1, "data"), lax.pmean(d_w2, "data")
+
+
+embed = lambda ids, table, w: jnp.tanh(table[ids] @ w)
+
+
+ids_and = lambda *shapes: lambda: (integers(0, shapes[0][0], 4, 6), *floats(*shapes))
+
+
+@case(
+    {"model": 4},
+    embed,
+    ids_and((32, 8), (8, 8)),
+    "local offset forgotten",
+    "mask forgotten",
+    ins=(P(), P("model"), P()),
+    outs=P(),
+)
+def vocab_parallel_embedding(bug, ids, table, w):
+    rows = table.shape[0]
+    local = ids - lax.axis_index("model") * rows
+    local = ids if bug == "local offset forgotten" else local
+    ok = (local >= 0) & (local < rows)
+    got = table[jnp.clip(local, 0, rows - 1)]
+    got = got if bug == "mask forgotten" else jnp.where(ok[..., None], got, 0.0)
+    return jnp.tanh(lax.psum(got, "model") @ w)
