@@ -228,6 +228,12 @@ def test_ok_is_the_absence_of_errors():
     assert REFUSED.diagnostics == DIAGNOSTICS
 
 
+@pytest.mark.parametrize("shown", ["picture", "bytes", "timeline", "memory", "source"])
+def test_a_refused_program_has_no_pictures(shown):
+    with pytest.raises(SbpError, match="no plan"):
+        getattr(REFUSED, shown)()
+
+
 def test_the_cost_of_the_plan():
     report = report_of("chain")
     assert report.program is not None
