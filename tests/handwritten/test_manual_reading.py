@@ -14,7 +14,7 @@ import sbp
 from sbp.errors import Help, OptionEdit
 from sbp.handwritten.region import tracing_for
 from sbp.machine.mesh import mesh_spec
-from tests.handwritten.regions import MESHES, TWO, arrays, assert_close, mesh_of
+from tests.handwritten.test_manual import MESHES, TWO, arrays, assert_close, mesh_of
 from tests.shardmap.programs.collection import (
     EVERYDAY,
     FAULTY,

@@ -196,9 +196,6 @@ def test_html_stands_alone():
     text = report_of("megatron_step").html(standalone=True)
     for banned in ("<script", "http:", "https:", "<link", "<img", "onclick"):
         assert banned not in text
-    assert "<details open>" in text
-    assert "<svg" in text
-    assert "color-scheme:light dark" in text
 
 
 def test_rich_consoles_and_plain_text_agree():
@@ -245,13 +242,20 @@ def test_the_cost_of_the_plan():
     assert "2 local operations; boxing `auto`" in text
 
 
-def test_why_a_reduction_is_where_it_is():
-    text = report_of("megatron").text(200)
-    assert "made by dot_general `h @ w_out` at" in text
-    assert (
-        "needed by tanh `jnp.tanh(y)` at tests/report/programs.py:30, which has no row for P(sum)"
-        in text
-    )
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("megatron", "made by dot_general `h @ w_out` at"),
+        (
+            "megatron",
+            "needed by tanh `jnp.tanh(y)` at tests/report/programs.py:30, which has no row for"
+            " P(sum)",
+        ),
+        ("iterate", "the trip count of a while loop is not known"),
+    ],
+)
+def test_reasons_are_said(name, said):
+    assert said in report_of(name).text(200)
 
 
 def test_annotations_have_the_users_names_and_lines():
@@ -264,10 +268,6 @@ def test_annotations_have_the_users_names_and_lines():
     )  # the call, not the helper's line
     assert (w_in[0], w_in[-1]) == ("w_in", "tests/report/programs.py:26")
     assert (w_out[0], w_out[-1]) == ("w_out", "tests/report/programs.py:27")
-
-
-def test_an_assumed_trip_count_is_said():
-    assert "the trip count of a while loop is not known" in report_of("iterate").text(200)
 
 
 def test_no_absolute_path_is_shown(monkeypatch, tmp_path):
