@@ -87,63 +87,31 @@ def test_training_a_perceptron(weights, moments, batch, rows, said):
     assert of_mlp(LINE, weights, moments, batch, rows)[0].startswith(said)
 
 
-def test_an_axis_that_splits_nothing_is_unused():
-    weights = {"w_in": "y:S(1)", "w_out": "y:S(0)"}
-    found = used(mlp, GRID, (weights, "B"), PARAMS, shape(64, 256), out_types="B", boxing="reduce")
-    assert found == ["unused: its devices all do the same", "tensor parallel"]
+def by_hand(x, w):
+    summed = jax.shard_map(
+        lambda x: jax.lax.psum(x * jax.lax.axis_index("x"), "x"),
+        mesh=LINE,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )(x)
+    return summed @ w
 
 
-def test_an_axis_that_no_product_uses_is_not_called_unused():
-    x, w = shape(64, 256), shape(256, 128)
-    whole = "the same on all its devices in forward products"
-
-    later = lambda x, w: jnp.sort(sbp.annotate(x @ w, "x:B"), 1)
-
-    assert used(later, LINE, ("x:B", "x:B"), x, w, out_types="x:S(0)") == [whole]
-
-    def by_hand(x, w):
-        summed = jax.shard_map(
-            lambda x: jax.lax.psum(x * jax.lax.axis_index("x"), "x"),
-            mesh=LINE,
-            in_specs=PartitionSpec(),
-            out_specs=PartitionSpec(),
-            check_vma=False,
-        )(x)
-        return summed @ w
-
-    assert used(by_hand, LINE, "B", x, w, out_types="B", boxing="explicit") == [whole]
-    (found,) = used(lambda x, w: x @ w, LINE, ("x:B", "x:S(0)"), x, w, out_types="x:B")
-    assert found.startswith(f"{whole}, weights gathered on use")
+def experts(params, x):
+    h = jax.nn.relu(jnp.einsum("ecm,emh->ech", x, params["w_in"]))
+    return jnp.einsum("ech,ehm->ecm", h, params["w_out"])
 
 
-def test_two_axes_are_told_apart():
-    types = ({"w_in": "y:S(1)", "w_out": "y:S(0)"}, "x:S(0)")
-    found = used(mlp, GRID, types, PARAMS, shape(512, 256), out_types="x:S(0)")
-    assert found == ["data parallel", "tensor parallel"]
+def stages(weights, parts):
+    """The same weights in turns of a loop."""
 
+    def turn(buffer, part):
+        moved = jnp.roll(buffer, 1, 0).at[0].set(part)
+        done = jax.nn.gelu(jnp.einsum("gbm,gmn->gbn", moved, weights))
+        return done, done[-1]
 
-def test_weights_that_are_numbered_make_an_axis_expert_parallel():
-    weights = {"w_in": shape(8, 256, 512), "w_out": shape(8, 512, 256)}
-
-    def experts(params, x):
-        h = jax.nn.relu(jnp.einsum("ecm,emh->ech", x, params["w_in"]))
-        return jnp.einsum("ech,ehm->ecm", h, params["w_out"])
-
-    tokens = shape(8, 4096, 256)
-    assert used(experts, LINE, (both("x:S(0)"), "x:S(0)"), weights, tokens) == ["expert parallel"]
-
-
-def test_the_same_weights_in_turns_of_a_loop_are_stages():
-    def stages(weights, parts):
-        def turn(buffer, part):
-            moved = jnp.roll(buffer, 1, 0).at[0].set(part)
-            done = jax.nn.gelu(jnp.einsum("gbm,gmn->gbn", moved, weights))
-            return done, done[-1]
-
-        return jax.lax.scan(turn, jnp.zeros((8, *parts.shape[1:])), parts)[1]
-
-    found = used(stages, LINE, ("x:S(0)", "B"), shape(8, 1024, 1024), shape(16, 64, 1024))
-    assert found == ["pipeline of stages"]
+    return jax.lax.scan(turn, jnp.zeros((8, *parts.shape[1:])), parts)[1]
 
 
 def attention(weights, x):
@@ -152,33 +120,117 @@ def attention(weights, x):
     return jnp.einsum("bts,bsm->btm", scores, v)
 
 
-def test_tokens_that_meet_others_make_an_axis_sequence_parallel():
-    x = shape(2, 16384, 64)
-    assert used(attention, LINE, ("B", "x:S(1)"), shape(64, 192), x) == ["sequence parallel"]
-    assert used(attention, LINE, ("B", "x:S(0)"), shape(64, 192), shape(8, 512, 64)) == [
-        "data parallel"
-    ]
+def convolve(kernel, x):
+    names = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=names)
 
 
-def test_images_whose_borders_are_exchanged_are_split_in_space():
-    def convolve(kernel, x):
-        names = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=names)
-
-    found = used(convolve, LINE, ("B", "x:S(1)"), shape(3, 3, 64, 64), shape(2, 512, 512, 64))
-    assert found == ["images split in space"]
+X, W = shape(64, 256), shape(256, 128)
+SPLIT = {"w_in": "y:S(1)", "w_out": "y:S(0)"}
+EXPERTS = {"w_in": shape(8, 256, 512), "w_out": shape(8, 512, 256)}
+WHOLE = "the same on all its devices in forward products"
 
 
-def test_rows_of_a_table_that_are_split_are_named():
-    look_up = lambda table, weights, ids: table[ids] @ weights
+@pytest.mark.parametrize(
+    ("fn", "mesh", "types", "args", "options", "said"),
+    [
+        (
+            mlp,
+            GRID,
+            (SPLIT, "B"),
+            (PARAMS, X),
+            {"out_types": "B", "boxing": "reduce"},
+            ["unused: its devices all do the same", "tensor parallel"],
+        ),
+        (
+            mlp,
+            GRID,
+            (SPLIT, "x:S(0)"),
+            (PARAMS, shape(512, 256)),
+            {"out_types": "x:S(0)"},
+            ["data parallel", "tensor parallel"],
+        ),
+        (
+            lambda x, w: jnp.sort(sbp.annotate(x @ w, "x:B"), 1),
+            LINE,
+            ("x:B", "x:B"),
+            (X, W),
+            {"out_types": "x:S(0)"},
+            [WHOLE],
+        ),
+        (by_hand, LINE, "B", (X, W), {"out_types": "B", "boxing": "explicit"}, [WHOLE]),
+        (
+            experts,
+            LINE,
+            (both("x:S(0)"), "x:S(0)"),
+            (EXPERTS, shape(8, 4096, 256)),
+            {},
+            ["expert parallel"],
+        ),
+        (
+            stages,
+            LINE,
+            ("x:S(0)", "B"),
+            (shape(8, 1024, 1024), shape(16, 64, 1024)),
+            {},
+            ["pipeline of stages"],
+        ),
+        (
+            attention,
+            LINE,
+            ("B", "x:S(1)"),
+            (shape(64, 192), shape(2, 16384, 64)),
+            {},
+            ["sequence parallel"],
+        ),
+        (
+            attention,
+            LINE,
+            ("B", "x:S(0)"),
+            (shape(64, 192), shape(8, 512, 64)),
+            {},
+            ["data parallel"],
+        ),
+        (
+            convolve,
+            LINE,
+            ("B", "x:S(1)"),
+            (shape(3, 3, 64, 64), shape(2, 512, 512, 64)),
+            {},
+            ["images split in space"],
+        ),
+        (
+            lambda table, weights, ids: table[ids] @ weights,
+            LINE,
+            ("x:S(0)", "x:S(1)", "B"),
+            (shape(262144, 256), shape(256, 1024), shape(64, dtype=jnp.int32)),
+            {},
+            ["tensor parallel, vocabulary split"],
+        ),
+        (lambda x: x + 1, LINE, ("x:S(0)",), (shape(8, 8),), {}, []),
+    ],
+    ids=[
+        "an axis that splits nothing",
+        "two axes",
+        "an axis that no product uses",
+        "a region by hand",
+        "weights that are numbered",
+        "the same weights in turns of a loop",
+        "tokens that meet others",
+        "samples",
+        "images whose borders are exchanged",
+        "rows of a table",
+        "no products",
+    ],
+)
+def test_the_strategy_of_a_program(fn, mesh, types, args, options, said):
+    assert used(fn, mesh, types, *args, **options) == said
 
-    types = ("x:S(0)", "x:S(1)", "B")
-    args = shape(262144, 256), shape(256, 1024), shape(64, dtype=jnp.int32)
-    assert used(look_up, LINE, types, *args) == ["tensor parallel, vocabulary split"]
 
-
-def test_a_program_without_products_has_no_strategy():
-    assert used(lambda x: x + 1, LINE, ("x:S(0)",), shape(8, 8)) == []
+def test_weights_gathered_on_use_are_named():
+    types = ("x:B", "x:S(0)")
+    (found,) = used(lambda x, w: x @ w, LINE, types, X, W, out_types="x:B")
+    assert found.startswith(f"{WHOLE}, weights gathered on use")
 
 
 def test_phases_of_a_step():
