@@ -56,6 +56,13 @@ plain_ffn = lambda x, w, v: jnp.tanh(x @ w) @ v
 total = lambda fn: lambda *args: jnp.sum(jnp.sin(fn(*args)))
 
 
+def assert_same(program: Any, plain: Any, mesh: Any, args: Any, numbers: Any) -> None:
+    """Both have the same values and, by the arguments with these numbers, the same gradients."""
+    assert_close(sbp.jit(program, mesh)(*args), plain(*args))
+    gradient, want = (jax.grad(total(f), numbers) for f in (program, plain))
+    assert_close(sbp.jit(gradient, mesh)(*args), want(*args))
+
+
 # ---- values and gradients -----------------------------------------------------------------------
 
 
@@ -72,26 +79,15 @@ def test_gather_inside_an_auto_region(mesh: Any):
         lambda t, i: lax.psum(lookup(t, i), "model"), in_types=("model:S(0)", "B"), out_types="B"
     )
 
-    def program(table: Any, ids: Any, w: Any, take: Any) -> Any:
-        return jax.nn.relu(take(table * 2, ids) @ w)
-
+    program = lambda take: lambda table, ids, w: jax.nn.relu(take(table * 2, ids) @ w)
     table, w = arrays((24, 16), (16, 8))
-    ids = jnp.arange(10).reshape(2, 5) * 7 % 24
-    want = program(table, ids, w, lambda t, i: t[i])
-    assert_close(sbp.jit(lambda t, i, w: program(t, i, w, gather), mesh)(table, ids, w), want)
-    grads = jax.grad(lambda t, w: jnp.sum(program(t, ids, w, lambda t, i: t[i])), (0, 1))(table, w)
-    assert_close(
-        sbp.jit(jax.grad(lambda t, w: jnp.sum(program(t, ids, w, gather)), (0, 1)), mesh)(table, w),
-        grads,
-    )
+    args = table, jnp.arange(10).reshape(2, 5) * 7 % 24, w
+    assert_same(program(gather), program(lambda t, i: t[i]), mesh, args, (0, 2))
 
 
 def test_megatron_ffn_and_its_gradient(mesh: Any):
-    x, w, v = arrays((8, 16), (16, 32), (32, 16))
     g = sbp.manual(ffn, in_types=FFN, out_types="B")
-    assert_close(sbp.jit(g, mesh)(x, w, v), plain_ffn(x, w, v))
-    want = jax.value_and_grad(total(plain_ffn), (0, 1, 2))(x, w, v)
-    assert_close(sbp.jit(jax.value_and_grad(total(g), (0, 1, 2)), mesh)(x, w, v), want)
+    assert_same(g, plain_ffn, mesh, arrays((8, 16), (16, 32), (32, 16)), (0, 1, 2))
 
 
 def test_hand_written_collectives_are_priced():
@@ -125,22 +121,13 @@ def test_partial_results_are_reduced_once(mesh: Any):
         lambda x, w: x @ w, in_types=("model:S(1)", "model:S(0)"), out_types="model:P(sum)"
     )
 
-    def program(x: Any, w: Any, v: Any, mm: Any) -> Any:
-        return jnp.tanh(mm(x, w) + mm(x, v))
-
+    program = lambda mm: lambda x, w, v: jnp.tanh(mm(x, w) + mm(x, v))
     x, w, v = arrays((8, 64), (64, 16), (64, 16))
-    f = sbp.jit(
-        lambda x, w, v: program(x, w, v, g),
-        mesh,
-        in_types=("model:S(1)", "model:S(0)", "model:S(0)"),
-        out_types="B",
-    )
+    types = ("model:S(1)", "model:S(0)", "model:S(0)")
+    f = sbp.jit(program(g), mesh, in_types=types, out_types="B")
     assert kinds(f.plan(x, w, v)) in (["all_reduce"], ["reduce_scatter", "all_gather"])
-    assert_close(f(x, w, v), program(x, w, v, jnp.matmul))
-    want = jax.grad(lambda x, w, v: program(x, w, v, jnp.matmul).sum(), (0, 1, 2))(x, w, v)
-    assert_close(
-        sbp.jit(jax.grad(lambda x, w, v: program(x, w, v, g).sum(), (0, 1, 2)), mesh)(x, w, v), want
-    )
+    assert_close(f(x, w, v), program(jnp.matmul)(x, w, v))
+    assert_same(program(g), program(jnp.matmul), mesh, (x, w, v), (0, 1, 2))
 
 
 def test_partial_operands_come_as_they_are(mesh: Any):
@@ -150,8 +137,7 @@ def test_partial_operands_come_as_they_are(mesh: Any):
     f = sbp.jit(lambda x, w: g(x @ w), mesh, in_types=("model:S(1)", "model:S(0)"), out_types="B")
     assert kinds(f.plan(x, w)) == []
     assert_close(f(x, w), jnp.tanh(x @ w))
-    want = jax.grad(lambda x, w: jnp.tanh(x @ w).sum(), (0, 1))(x, w)
-    assert_close(sbp.jit(jax.grad(lambda x, w: g(x @ w).sum(), (0, 1)), mesh)(x, w), want)
+    assert_same(lambda x, w: g(x @ w), lambda x, w: jnp.tanh(x @ w), mesh, (x, w), (0, 1))
 
 
 @pytest.mark.parametrize("monoid", ["max", "min"])
@@ -184,35 +170,27 @@ def test_in_scan_under_vmap_and_with_pytrees():
         out_types="B",
     )
 
-    def program(layers: Any, x: Any, layer: Any) -> Any:
+    def program(layer: Any) -> Any:
         def step(x: Any, p: Any) -> Any:
             y = jnp.tanh(jax.vmap(layer, (None, 0))(p, x)["y"])
             return y, y.sum()
 
-        return lax.scan(step, x, layers)
+        return lambda layers, x: lax.scan(step, x, layers)
 
     w, b, x = arrays((3, 16, 16), (3, 16), (2, 8, 16))
-    layers = {"w": w / 4, "b": b}
-    plain = lambda p, x: {"y": x @ p["w"] + p["b"]}
-    assert_close(sbp.jit(lambda p, x: program(p, x, g), mesh)(layers, x), program(layers, x, plain))
-    loss = lambda layer: lambda p, x: program(p, x, layer)[0].sum()
-    assert_close(sbp.jit(jax.grad(loss(g)), mesh)(layers, x), jax.grad(loss(plain))(layers, x))
+    args = {"w": w / 4, "b": b}, x
+    plain = program(lambda p, x: {"y": x @ p["w"] + p["b"]})
+    assert_close(sbp.jit(program(g), mesh)(*args), plain(*args))
+    assert_same(lambda *a: program(g)(*a)[0], lambda *a: plain(*a)[0], mesh, args, 0)
 
 
 def test_arrays_closed_over_are_b():
-    mesh = mesh_of(TWO)
-    x, w = arrays((8, 16), (16, 16))
-
     def program(x: Any, w: Any) -> Any:
         w = w * 2
-        return sbp.manual(
-            lambda x: x @ w + jnp.ones(16), in_types="model:S(0)", out_types="model:S(0)"
-        )(x).sum()
+        return sbp.manual(lambda x: x @ w + jnp.ones(16), "model:S(0)", "model:S(0)")(x)
 
-    assert_close(
-        sbp.jit(jax.grad(program, (0, 1)), mesh)(x, w),
-        jax.grad(lambda x, w: (x @ (w * 2)).sum(), (0, 1))(x, w),
-    )
+    plain = lambda x, w: x @ (w * 2) + 1.0
+    assert_same(program, plain, mesh_of(TWO), arrays((8, 16), (16, 16)), (0, 1))
 
 
 def test_collectives_of_all_kinds():
@@ -303,11 +281,8 @@ def test_a_users_shard_map(check_vma: bool, mesh: Any):
             body, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=check_vma
         )(x * 2, w, v)
 
-    x, w, v = arrays((8, 16), (16, 32), (32, 16))
     plain = lambda x, w, v: jnp.sin(jnp.sin(plain_ffn(x * 2, w, v)))
-    assert_close(sbp.jit(program, mesh)(x, w, v), plain(x, w, v))
-    want = jax.value_and_grad(total(plain), (0, 1, 2))(x, w, v)
-    assert_close(sbp.jit(jax.value_and_grad(total(program), (0, 1, 2)), mesh)(x, w, v), want)
+    assert_same(program, plain, mesh, arrays((8, 16), (16, 32), (32, 16)), (0, 1, 2))
 
 
 def test_a_shard_map_of_another_mesh_is_refused():
