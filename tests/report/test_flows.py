@@ -1,4 +1,4 @@
-"""The picture of a program shows what its plan has."""
+"""The pictures of a program and of its bytes show what its plan has."""
 
 import io
 import math
@@ -16,10 +16,12 @@ from jax.sharding import AbstractMesh
 import sbp
 from sbp.errors import SbpError
 from sbp.plan.traffic import sends
-from sbp.report.flows import GROUPINGS, folded, program_flows
+from sbp.report.flows import GROUPINGS, Grouping, ProgramFlows, folded, program_flows
+from sbp.report.flows import traffic as chosen
 from sbp.report.report import annotated_lines
 from sbp.report.svg import NAMESPACE, png_of
 from sbp.report.timeline import causes, schedule
+from sbp.report.traffic_picture import MOST_PLACES, matrices
 from sbp.report.wording import bytes_text
 
 MESH = AbstractMesh((2, 4), ("data", "model"))
@@ -277,3 +279,148 @@ def test_the_picture_and_the_source_name_the_same_line(scanned_plan):
     assert f"the line {program_flows(scanned_plan.program).costliest[0].where}" in " ".join(
         scanned_plan.report().picture().text().split()
     )
+
+
+# ---- bytes by mesh axis, phase and place --------------------------------------------------------
+
+relu_layer = lambda x, w_in, w_out: jax.nn.relu(x @ w_in) @ w_out
+
+
+def scoped_loss(weights, x):
+    for number, (w_in, w_out) in enumerate(weights):
+        with jax.named_scope(f"layer_{number}"):
+            x = relu_layer(x, w_in, w_out)
+    with jax.named_scope("loss"):
+        return jnp.mean(x * x)
+
+
+def scoped_step(weights, x):
+    grads = jax.grad(scoped_loss)(weights, x)
+    with jax.named_scope("sgd"):
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads)
+
+
+@pytest.fixture(scope="module")
+def scoped_plan():
+    types = (TYPES[0][:3], "data:S(0)")
+    made = sbp.jit(scoped_step, MESH, in_types=types, out_types=types[0], boxing="reduce")
+    return made.plan(WEIGHTS[:3], shape(64, 256))
+
+
+def scanned(weights, x):
+    body = lambda x, pair: (relu_layer(x, *pair), None)
+
+    return jax.lax.scan(body, x, weights)[0].sum()
+
+
+@pytest.fixture(scope="module")
+def scan():
+    stacked = (shape(6, 256, 1024), shape(6, 1024, 256))
+    types = (("data:S(1) model:S(2)", "data:S(2) model:S(1)"), "data:S(0)")
+    made = sbp.jit(jax.grad(scanned), MESH, in_types=types, out_types=types[0])
+    return made.plan(stacked, shape(64, 256))
+
+
+def traffic(program, grouping: Grouping | None = None) -> ProgramFlows:
+    return chosen(program) if grouping is None else program_flows(program, grouping)
+
+
+by_moment = lambda found: found.sums(lambda stop: stop.phase)
+
+
+def listed(program):
+    """Bytes that the plan's conversions list, by their mesh axes, times their trips."""
+    found = {}
+    for planned in program.boxes():
+        for one in planned.box.steps:
+            names = ", ".join(program.mesh.names[k] for k in one.mesh_axes)
+            found[names] = found.get(names, 0.0) + one.bytes_sent * planned.trips
+    return {names: bytes_ for names, bytes_ in found.items() if bytes_}
+
+
+@pytest.mark.parametrize("which", ["scoped_plan", "scan"])
+@pytest.mark.parametrize("grouping", [None, "line", "function", "scope"])
+def test_sums_are_those_of_the_plan(which, grouping, request):
+    program = request.getfixturevalue(which).program
+    found = traffic(program, grouping)
+    assert found.bytes == pytest.approx(program.cost.bytes_per_device, rel=1e-12)
+    by_axes = {}
+    for (axes, _), bytes_ in by_moment(found).items():
+        by_axes[axes] = by_axes.get(axes, 0.0) + bytes_
+    assert by_axes == pytest.approx(listed(program), rel=1e-12)
+    for matrix in matrices((found,)):
+        assert sum(matrix.plans[0].values()) == pytest.approx(found.bytes, rel=1e-12)
+        assert {r for r, _ in matrix.plans[0]} == set(matrix.rows)
+        assert {c for _, c in matrix.plans[0]} == set(matrix.columns)
+
+
+def test_gradients_are_summed_over_data_once_per_weight(scoped_plan):
+    """An all-reduce over two devices sends the whole of its operand once: a quarter of a weight."""
+    assert by_moment(traffic(scoped_plan.program))["data", "backward"] == pytest.approx(
+        2 * 3 * 256 * 1024 * 4 / 4
+    )
+
+
+def test_bytes_of_the_backward_pass_are_of_what_its_operations_read_and_of_gradients(scoped_plan):
+    read = sum(
+        one.bytes_sent * planned.trips
+        for planned in scoped_plan.program.boxes()
+        if any(n is not None and n.backward for n in (planned.box.reader, planned.box.maker))
+        for one in planned.box.steps
+    )
+    sums = by_moment(traffic(scoped_plan.program))
+    assert read > 0
+    assert sum(b for (_, m), b in sums.items() if m == "backward") == pytest.approx(read)
+
+
+def test_two_plans_stand_side_by_side(scoped_plan):
+    other = sbp.jit(scoped_step, MESH, in_types=("B", "data:S(0)")).plan(
+        WEIGHTS[:3], shape(64, 256)
+    )
+    (svg,) = scoped_plan.report().bytes(other.report()).svg()
+    words = [t.text for t in ElementTree.fromstring(svg).iter(f"{{{NAMESPACE}}}text")]
+    assert "this plan" in words and "the other plan" in words
+    both = traffic(scoped_plan.program), traffic(other.program)
+    for matrix in matrices(both):
+        for sums, one in zip(matrix.plans, both, strict=True):
+            assert sum(sums.values()) == pytest.approx(one.bytes, rel=1e-12)
+
+
+def test_the_drawing_has_each_cell_of_the_table(scoped_plan):
+    shown = scoped_plan.report().bytes()
+    root = ElementTree.fromstring(shown.svg()[0])
+    titles = [t.text or "" for t in root.iter(f"{{{NAMESPACE}}}title")]
+    for matrix in matrices((traffic(scoped_plan.program),)):
+        for row in matrix.rows:
+            for column in matrix.columns:
+                assert any(t.startswith(f"{row}, {column}: ") for t in titles)
+    for box in root.iter(f"{{{NAMESPACE}}}rect"):
+        right = float(box.attrib["x"]) + float(box.attrib["width"])
+        assert right <= float(root.attrib["width"]), "a cell is cut"
+    for width in (80, 200):
+        assert [line for line in shown.lines(width) if len(line) > width] == []
+
+
+def test_many_places_are_added_up_in_one_row():
+    def many(x, w):
+        for k in range(MOST_PLACES + 4):
+            with jax.named_scope("s" + chr(ord("a") + k)):
+                x = jnp.tanh(x @ w)
+        return x
+
+    made = sbp.jit(many, MESH, in_types=("model:S(1)", "model:S(0)"), boxing="reduce")
+    found = traffic(made.plan(shape(64, 64), shape(64, 64)).program)
+    _, by_place = matrices((found,))
+    assert len(found.places) > MOST_PLACES
+    assert len(by_place.rows) == MOST_PLACES + 1 and "other place" in by_place.rows[-1]
+    assert sum(by_place.plans[0].values()) == pytest.approx(found.bytes, rel=1e-12)
+
+
+def test_a_plan_that_sends_nothing_says_so():
+    made = sbp.jit(jnp.tanh, MESH, in_types=("data:S(0)",)).plan(shape(64, 64))
+    assert "no device sends anything" in made.report().bytes().text()
+
+
+def test_only_a_report_stands_beside_another(scoped_plan):
+    with pytest.raises(SbpError, match="other must be a Report"):
+        scoped_plan.report().bytes(scoped_plan)
