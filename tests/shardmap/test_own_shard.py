@@ -25,6 +25,8 @@ ROWS = jax.ShapeDtypeStruct((24, 6), jnp.float32)
 TARGET = jax.ShapeDtypeStruct((24, 8), jnp.float32)
 SQUARE = jax.ShapeDtypeStruct((16, 16), jnp.float32)
 SPLIT, WHOLE = PS("data"), PS()
+PAIR = (SPLIT, SPLIT)
+SUMMED, MISSING = [("wrong-reduction", "error")], [("missing-reduction", "error")]
 
 
 def verdict(body: Any, ins: Any, outs: Any, *args: Any) -> list[tuple[str, str]]:
@@ -34,6 +36,8 @@ def verdict(body: Any, ins: Any, outs: Any, *args: Any) -> list[tuple[str, str]]
 
 
 me = lambda: lax.axis_index("data")
+summed = lambda f: lambda *args: lax.psum(f(*args), "data")
+averaged = lambda f: lambda *args: lax.pmean(f(*args), "data")
 
 
 # ---- lookups by rows ----------------------------------------------------------------------------
@@ -54,30 +58,20 @@ LOOKUPS = {
 @pytest.mark.parametrize("name", list(LOOKUPS))
 def test_a_lookup_at_the_rows_of_a_shard_is_split(name):
     """The reduction of what it finds is checked, and that of its gradient."""
-    look = LOOKUPS[name]
-    mean = lambda lg, y: look(lg, y).mean()
-    ins = (SPLIT, SPLIT)
-    assert verdict(look, ins, SPLIT, LOGITS, LABELS) == []
-    assert verdict(lambda lg, y: lax.pmean(mean(lg, y), "data"), ins, WHOLE, LOGITS, LABELS) == []
-    (found,) = verdict(lambda lg, y: lax.psum(mean(lg, y), "data"), ins, WHOLE, LOGITS, LABELS)
-    assert found == ("wrong-reduction", "error")
-
-    def gradient(reduce: Any) -> Any:
-        loss = lambda w, x, y: mean(x @ w, y)
-        return lambda w, x, y: reduce(jax.grad(loss)(w, x, y))
-
+    look, loss = LOOKUPS[name], lambda lg, y: LOOKUPS[name](lg, y).mean()
+    assert verdict(look, PAIR, SPLIT, LOGITS, LABELS) == []
+    assert verdict(averaged(loss), PAIR, WHOLE, LOGITS, LABELS) == []
+    assert verdict(summed(loss), PAIR, WHOLE, LOGITS, LABELS) == SUMMED
+    gradient = jax.grad(lambda w, x, y: loss(x @ w, y))
     args = jax.ShapeDtypeStruct((10, 10), jnp.float32), LOGITS, LABELS
-    ins = (WHOLE, SPLIT, SPLIT)
-    assert verdict(gradient(lambda g: lax.pmean(g, "data")), ins, WHOLE, *args) == []
-    assert verdict(gradient(lambda g: g), ins, WHOLE, *args) == [("missing-reduction", "error")]
+    assert verdict(averaged(gradient), (WHOLE, *PAIR), WHOLE, *args) == []
+    assert verdict(lambda *a: gradient(*a), (WHOLE, *PAIR), WHOLE, *args) == MISSING
 
 
 def test_a_lookup_row_by_row_in_a_loop():
     body = lambda lg, y: lax.map(lambda a: a[0][a[1]], (lg, y)).mean()
-    ins = (SPLIT, SPLIT)
-    mean, total = (lambda lg, y, f=f: f(body(lg, y), "data") for f in (lax.pmean, lax.psum))
-    assert verdict(mean, ins, WHOLE, LOGITS, LABELS) == []
-    assert verdict(total, ins, WHOLE, LOGITS, LABELS) == [("wrong-reduction", "error")]
+    assert verdict(averaged(body), PAIR, WHOLE, LOGITS, LABELS) == []
+    assert verdict(summed(body), PAIR, WHOLE, LOGITS, LABELS) == SUMMED
 
 
 @pytest.mark.parametrize("shape", [(8, 5), (12, 7)])
@@ -85,7 +79,7 @@ def test_what_it_finds_is_that_of_one_device(shape):
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     y = np.random.default_rng(1).integers(0, shape[1], shape[0])
     program = jax.shard_map(
-        LOOKUPS["indexed"], mesh=MESH, in_specs=(SPLIT, SPLIT), out_specs=SPLIT, check_vma=False
+        LOOKUPS["indexed"], mesh=MESH, in_specs=PAIR, out_specs=SPLIT, check_vma=False
     )
     np.testing.assert_array_equal(program(x, y), x[np.arange(shape[0]), y])
 
@@ -93,18 +87,16 @@ def test_what_it_finds_is_that_of_one_device(shape):
 def test_the_same_labels_for_other_rows():
     """Labels that count from zero on every device, of gathered columns."""
 
-    def body(x):
-        logits = x @ lax.all_gather(x, "data", tiled=True).T
-        mine = jnp.arange(len(x))
-        return lax.pmean(logits[mine, mine].mean(), "data")
+    def at(labels):
+        def body(x):
+            logits = x @ lax.all_gather(x, "data", tiled=True).T
+            mine = jnp.arange(len(x))
+            return lax.pmean(logits[mine, labels(mine)].mean(), "data")
 
-    def moved(x):
-        logits = x @ lax.all_gather(x, "data", tiled=True).T
-        mine = jnp.arange(len(x))
-        return lax.pmean(logits[mine, mine + me() * len(x)].mean(), "data")
+        return body
 
-    assert verdict(body, (SPLIT,), WHOLE, ROWS) == [("wrong-placement", "error")]
-    assert verdict(moved, (SPLIT,), WHOLE, ROWS) == []
+    assert verdict(at(lambda mine: mine), (SPLIT,), WHOLE, ROWS) == [("wrong-placement", "error")]
+    assert verdict(at(lambda mine: mine + me() * len(mine)), (SPLIT,), WHOLE, ROWS) == []
 
 
 # ---- counts of a shard --------------------------------------------------------------------------
@@ -124,12 +116,11 @@ COUNTED = {
 
 @pytest.mark.parametrize("name", list(COUNTED))
 def test_a_division_by_the_count_of_a_shard(name):
-    product, ins = COUNTED[name], (SPLIT, SPLIT)
-    assert verdict(lambda x, d: lax.pmean(product(x, d), "data"), ins, WHOLE, ROWS, TARGET) == []
-    found = verdict(lambda x, d: lax.psum(product(x, d), "data"), ins, WHOLE, ROWS, TARGET)
-    assert found == [("wrong-reduction", "error")]
+    product = COUNTED[name]
+    assert verdict(averaged(product), PAIR, WHOLE, ROWS, TARGET) == []
+    assert verdict(summed(product), PAIR, WHOLE, ROWS, TARGET) == SUMMED
     whole = lambda x, d: lax.psum(product(x, d), "data") / N
-    assert verdict(whole, ins, WHOLE, ROWS, TARGET) == []
+    assert verdict(whole, PAIR, WHOLE, ROWS, TARGET) == []
 
 
 def test_a_scale_that_equals_the_count_is_no_count():
@@ -146,8 +137,8 @@ def test_a_mean_over_devices_and_microbatches():
 
     for divisor in (3 * N, float(3 * N)):
         body = lambda x, d=divisor: lax.psum(total(x), "data") / d
-        (found,) = verdict(body, (SPLIT,), WHOLE, ROWS)
-        assert found == ("wrong-reduction", "warning")  # 12 may be 3 times the devices
+        # 12 may be 3 times the devices
+        assert verdict(body, (SPLIT,), WHOLE, ROWS) == [("wrong-reduction", "warning")]
     unscaled = lambda x: lax.psum(total(x), "data") / 3
     assert verdict(unscaled, (SPLIT,), WHOLE, ROWS) == [("wrong-reduction", "error")]
 
@@ -164,13 +155,12 @@ OWN_BLOCKS = {
 @pytest.mark.parametrize("name", list(OWN_BLOCKS))
 def test_a_block_of_a_partial_value(name):
     """Each device has its own part of it; a reduce-scatter adds them up."""
-    ins, cut = (SPLIT, SPLIT), OWN_BLOCKS[name]
-    args = jax.ShapeDtypeStruct((24, 8), jnp.float32), TARGET
-    assert verdict(lambda x, d: cut(x.T @ d), ins, SPLIT, *args) == [("missing-reduction", "error")]
+    cut = OWN_BLOCKS[name]
+    assert verdict(lambda x, d: cut(x.T @ d), PAIR, SPLIT, TARGET, TARGET) == MISSING
     late = lambda x, d: cut(lax.psum(x.T @ d, "data"))
-    assert verdict(late, ins, SPLIT, *args) == []
+    assert verdict(late, PAIR, SPLIT, TARGET, TARGET) == []
     scattered = lambda x, d: lax.psum_scatter(x.T @ d, "data", tiled=True)
-    assert verdict(scattered, ins, SPLIT, *args) == []
+    assert verdict(scattered, PAIR, SPLIT, TARGET, TARGET) == []
 
 
 LOCAL = {
@@ -192,11 +182,12 @@ LOCAL = {
 
 @pytest.mark.parametrize("name", list(LOCAL))
 def test_what_does_not_belong_to_a_shard_is_found(name):
-    by_values = name in ("block", "scaled_block")  # a slice may be meant for one device
-    crossed = name.startswith("crossed")
-    code = DIFFERS if by_values else "local-result" if crossed else "wrong-placement"
-    severity = "warning" if by_values else "error"
-    assert verdict(LOCAL[name], (SPLIT,), SPLIT, SQUARE) == [(code, severity)]
+    expected = ("wrong-placement", "error")
+    if name in ("block", "scaled_block"):  # a slice may be meant for one device
+        expected = (DIFFERS, "warning")
+    elif name.startswith("crossed"):
+        expected = ("local-result", "error")
+    assert verdict(LOCAL[name], (SPLIT,), SPLIT, SQUARE) == [expected]
 
 
 @pytest.mark.parametrize("name", ["positions", "mask"])
