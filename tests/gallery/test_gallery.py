@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from sbp.errors import Diagnostic
 from sbp.report.report import Report
 from sbp.source.reader import source_text
 from tests.edits import is_policy
@@ -36,11 +35,6 @@ def report_of(name: str, reports: dict[str, Report]) -> tuple[Broken, Report]:
     if name not in reports:
         reports[name] = GALLERY[name].check()
     return GALLERY[name], reports[name]
-
-
-def axis_of(d: Diagnostic) -> str:
-    found = re.search(r"on mesh axis `(\w+)`", d.title)
-    return found[1] if found else ""
 
 
 everything = pytest.mark.parametrize("name", list(GALLERY))
