@@ -67,8 +67,11 @@ def _words(text: str) -> str:
 def _without_call(source: str, line: int, text: str) -> str:
     """A source text with the first argument of a call in place of the call."""
     for node in ast.walk(ast.parse(source)):
-        found = isinstance(node, ast.Call) and node.lineno == line
-        if found and _words(ast.get_source_segment(source, node) or "") == text:
+        if (
+            isinstance(node, ast.Call)
+            and node.lineno == line
+            and _words(ast.get_source_segment(source, node) or "") == text
+        ):
             span, argument = span_of(node, "gallery"), ast.unparse(node.args[0])
             return edited_text(source, [SourceEdit(span=span, replacement=argument)])
     raise AssertionError(f"`{text}` does not stand in line {line}")
