@@ -26,14 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_PER_PROGRAM = 120
@@ -115,65 +107,52 @@ def _messages(worker: subprocess.Popen[str], minimise: float) -> Iterator[dict[s
 def fuzz(seeds: list[int], options: argparse.Namespace, console: Console) -> Tally:
     """Runs all seeds and prints what fails as it is found."""
     tally, left = Tally(), list(seeds)
-    columns = (
-        TextColumn("fuzz"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(seeds))
 
-        def count(seed: int, verdict: str, about: dict[str, Any]) -> None:
-            tally.add(seed, verdict, about.get("mesh", "?"), about.get("policy", "?"))
-            left.remove(seed)
-            progress.update(task, advance=1, description=tally.line())
-            done = len(seeds) - len(left)
-            if not console.is_terminal and done % 50 == 0:
-                console.print(
-                    f"{done}/{len(seeds)}, at seed {seed}: {tally.line()}", highlight=False
-                )
+    def count(seed: int, verdict: str, about: dict[str, Any]) -> None:
+        tally.add(seed, verdict, about.get("mesh", "?"), about.get("policy", "?"))
+        left.remove(seed)
+        done = len(seeds) - len(left)
+        if done % 50 == 0:
+            console.print(f"{done}/{len(seeds)}, at seed {seed}: {tally.line()}", highlight=False)
 
-        while left:
-            worker = _worker(left[: options.batch], options)
-            running: int | None = None
-            silent = False
-            for message in _messages(worker, options.minimise):
-                if message is None:
-                    silent = True
-                elif "begin" in message:
-                    running = message["begin"]
-                elif "again" in message:
-                    break  # its memory has grown
-                else:
-                    running = None
-                    count(message["seed"], message["verdict"], message)
-                    if message["verdict"] in FAILURES:
-                        _show(console, message)
-            if silent:
-                worker.kill()
-            code = worker.wait()
-            if running is not None:
-                verdict = "time-out" if silent else "crash"
-                count(running, verdict, {})
-                what = (
-                    f"no word in {SECONDS_PER_PROGRAM + GRACE_SECONDS} s"
-                    if silent
-                    else f"the process ended with status {code}"
-                )
-                _show(
-                    console,
-                    {
-                        "seed": running,
-                        "verdict": verdict,
-                        "detail": what,
-                        "source": _source(running, options),
-                    },
-                )
-            elif code and left:
-                raise SystemExit(f"the worker ended with status {code} before a program began")
+    while left:
+        worker = _worker(left[: options.batch], options)
+        running: int | None = None
+        silent = False
+        for message in _messages(worker, options.minimise):
+            if message is None:
+                silent = True
+            elif "begin" in message:
+                running = message["begin"]
+            elif "again" in message:
+                break  # its memory has grown
+            else:
+                running = None
+                count(message["seed"], message["verdict"], message)
+                if message["verdict"] in FAILURES:
+                    _show(console, message)
+        if silent:
+            worker.kill()
+        code = worker.wait()
+        if running is not None:
+            verdict = "time-out" if silent else "crash"
+            count(running, verdict, {})
+            what = (
+                f"no word in {SECONDS_PER_PROGRAM + GRACE_SECONDS} s"
+                if silent
+                else f"the process ended with status {code}"
+            )
+            _show(
+                console,
+                {
+                    "seed": running,
+                    "verdict": verdict,
+                    "detail": what,
+                    "source": _source(running, options),
+                },
+            )
+        elif code and left:
+            raise SystemExit(f"the worker ended with status {code} before a program began")
     return tally
 
 
