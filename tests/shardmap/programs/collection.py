@@ -29,17 +29,15 @@ MODULES = (*PAIRED, counts, *FAULTY, *RIGHT, *EVERYDAY, subtle, *PLACED, *PLACED
 
 def pairs(modules):
     """The pairs of some modules, by their names."""
-    return _union(module.PAIRS for module in modules)
+    return _union([module.PAIRS for module in modules])
 
 
 def programs(modules):
     """The programs of some modules, by their names."""
-    return _union(module.PROGRAMS for module in modules)
+    return _union([module.PROGRAMS for module in modules])
 
 
 def _union(tables):
-    found = {}
-    for table in tables:
-        assert not found.keys() & table.keys()
-        found |= table
+    found = {name: program for table in tables for name, program in table.items()}
+    assert len(found) == sum(map(len, tables)), "two programs of one name"
     return found

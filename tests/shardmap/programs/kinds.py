@@ -13,8 +13,7 @@ from sbp import make_mesh
 N_DATA, N_MODEL = 2, 4
 
 
-def mesh():
-    return make_mesh((N_DATA, N_MODEL), ("data", "model"))
+mesh = lambda: make_mesh((N_DATA, N_MODEL), ("data", "model"))
 
 
 @dataclass(frozen=True)
