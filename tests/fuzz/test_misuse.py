@@ -176,11 +176,12 @@ _body = lambda x: x
 
 def uses() -> tuple[Use, ...]:
     """All of them."""
-    return (*_annotations(), *_types(), *_machines(), *_extensions(), *_programs())
-
-
-def _annotations() -> tuple[Use, ...]:
+    own = sbp.Hardware(**HARDWARE)
+    rates = {"bytes_per_second": 1e9, "latency_seconds": 1e-6}
+    numbered = {"static_argnums": 1, "donate_argnums": 0}
+    names = {"static_argnames": ("n",), "donate_argnames": ("x",)}
     return (
+        # annotations
         Use("annotate(type)", sbp.annotate, (X, "data:S(0)")),
         Use("annotate(spec)", sbp.annotate, (X, PartitionSpec("data"))),
         Use("annotate(atoms)", sbp.annotate, (X,), {"data": sbp.S(0), "model": sbp.B}),
@@ -204,11 +205,7 @@ def _annotations() -> tuple[Use, ...]:
         Use("policy in jit", _pinned(lambda x, *a, **k: _policy(*a, **k)), ("explicit", "data")),
         Use("forbid", sbp.forbid, ("all_gather",), {"axis": "data", "above": 4, "where": "loop"}),
         Use("Budget", sbp.Budget, (), {"collective": "permute", "axis": "data", "above": 4.0}),
-    )
-
-
-def _types() -> tuple[Use, ...]:
-    return (
+        # types
         Use("S", sbp.S, (0,)),
         Use("P", sbp.P, ("max",)),
         Use("NdSbp", sbp.NdSbp, ({"data": sbp.S(0)},), {"free": ("model",)}),
@@ -227,22 +224,12 @@ def _types() -> tuple[Use, ...]:
         Use("padded", sbp.padded, ("data:S(0)",)),
         Use("padded in jit", _padded, ("data:S(0)",)),
         Use("Partial", _partial, (jnp.ones((2, 3)), sbp.NdSbp({"data": sbp.P}))),
-    )
-
-
-def _machines() -> tuple[Use, ...]:
-    own = sbp.Hardware(**HARDWARE)
-    rates = {"bytes_per_second": 1e9, "latency_seconds": 1e-6}
-    return (
+        # machines
         Use("Hardware", sbp.Hardware, (), HARDWARE),
         Use("Hardware.with_axis", own.with_axis, ("data",), rates),
         Use("Hardware.product", own.product_flops_per_second, (4, "highest")),
         Use("make_mesh", sbp.make_mesh, ((2, 4), ("data", "model")), peer=jax.make_mesh),
-    )
-
-
-def _extensions() -> tuple[Use, ...]:
-    return (
+        # extensions
         Use(
             "register",
             _register,
@@ -262,13 +249,7 @@ def _extensions() -> tuple[Use, ...]:
         Use("check_shard_map", sbp.check_shard_map, (users_sharded, X), {"mesh": CHECKED}),
         Use("command line", _main, (["explain", "no-signature"],)),
         Use("command line signatures", _main, (["signatures", "add"],)),
-    )
-
-
-def _programs() -> tuple[Use, ...]:
-    numbered = {"static_argnums": 1, "donate_argnums": 0}
-    names = {"static_argnames": ("n",), "donate_argnames": ("x",)}
-    return (
+        # programs
         Use("jit", _jitted, (users_body, MESH)),
         *(
             Use(f"jit({k}: {', '.join(o)})", _jitted, (users_body, MESH), o)
