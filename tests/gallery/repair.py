@@ -56,12 +56,10 @@ def pinned_inputs(entry: Broken) -> set[str]:
     return {name for name, t in named if t is not None}
 
 
-def _source(entry: Broken) -> str:
-    return "".join(linecache.getlines(inspect.getsourcefile(entry.fn) or ""))
+_source = lambda entry: "".join(linecache.getlines(inspect.getsourcefile(entry.fn) or ""))
 
 
-def _words(text: str) -> str:
-    return " ".join(text.split())
+_words = lambda text: " ".join(text.split())
 
 
 def _without_call(source: str, line: int, text: str) -> str:
