@@ -1,7 +1,5 @@
 """Annotations inside a program, and the types asked of its arguments and results."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

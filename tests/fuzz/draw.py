@@ -179,20 +179,26 @@ def suits(
     return any(_is_kind(letter, info, gradient) for letter in want.kinds)
 
 
+_KINDS: dict[str, Callable[[Info, bool], bool]] = {
+    "k": lambda info, gradient: info.kind == "f" and (info.exact or not gradient),
+    "e": lambda info, gradient: info.kind == "f" and info.exact,
+    "s": lambda info, gradient: info.dtype == "float32",
+    "i": lambda info, gradient: info.kind == "i" and not info.dtype.startswith("u"),
+    "u": lambda info, gradient: info.kind == "i",
+}
+"""The kinds that are not those of `Info.kind`."""
+
+
 def _is_kind(letter: str, info: Info, gradient: bool) -> bool:
-    match letter:
-        case "k":
-            return info.kind == "f" and (info.exact or not gradient)
-        case "e":
-            return info.kind == "f" and info.exact
-        case "s":
-            return info.dtype == "float32"
-        case "i":
-            return info.kind == "i" and not info.dtype.startswith("u")
-        case "u":
-            return info.kind == "i"
-        case _:
-            return info.kind == letter
+    return _KINDS[letter](info, gradient) if letter in _KINDS else info.kind == letter
+
+
+_DTYPES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys("fke", ("float32",) * 8 + FLOATS),
+    "i": ("int32",) * 4 + ("int8", "int16"),
+    "u": ("int32",) * 4 + ("int8", "uint8", "uint32"),
+}
+"""Dtypes of new arguments of a kind, some of them more often than others."""
 
 
 def fresh_info(
@@ -207,17 +213,8 @@ def fresh_info(
             spot = rng.randrange(len(shape))
             shape = (*shape[:spot], 0, *shape[spot + 1 :])
     if dtype is None:
-        match kind:
-            case "f" | "k" | "e":
-                dtype = rng.choice(("float32",) * 8 + FLOATS)
-            case "s":
-                dtype = "float32"
-            case "i":
-                dtype = rng.choice(("int32",) * 4 + ("int8", "int16"))
-            case "u":
-                dtype = rng.choice(("int32",) * 4 + ("int8", "uint8", "uint32"))
-            case _:
-                dtype = {"b": "bool", "c": "complex64", "r": "key"}[kind]
+        only = {"s": "float32", "b": "bool", "c": "complex64", "r": "key"}
+        dtype = only[kind] if kind in only else rng.choice(_DTYPES[kind])
     info = Info(shape, dtype)
     if info.kind == "f":
         exact = kind in "ek" or rng.random() < 0.4

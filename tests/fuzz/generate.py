@@ -5,8 +5,6 @@ are equations enough.
 True
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -204,8 +202,7 @@ class Scope:
         if self.depth >= MAX_DEPTH:
             raise Skip
         rng = self.state.rng
-        infos = list(want.params(draw))
-        params = [(self.state.name(), i) for i in infos]
+        params = [(self.state.name(), i) for i in list(want.params(draw))]
         closed = self.closed or draw.closed
         outer = [v for v in (*self.outer, *self.own) if not draw.closed or v[1].kind not in "fc"]
         gradient = (self.gradient and not draw.closed) or want.gradient
@@ -378,12 +375,11 @@ def generated(
     )
     if gradients:
         outputs += [v for v in made if v[1].kind == "f"][-2:]
-    chosen = list(dict.fromkeys(outputs)) or [scope.own[0]]
     program = Program(
         seed=seed,
         inputs=tuple(state.inputs),
         steps=tuple(scope.steps),
-        outputs=tuple(Output(n, i) for n, i in chosen),
+        outputs=tuple(Output(n, i) for n, i in list(dict.fromkeys(outputs)) or [scope.own[0]]),
         mesh=mesh,
         boxing=policy or rng.choices(("auto", "reduce", "explicit"), (0.76, 0.12, 0.12))[0],
         gradients=gradients,

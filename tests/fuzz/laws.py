@@ -25,12 +25,10 @@ Known = tuple[bool, float, int]
 Law = Callable[["Draw", Sequence[Info]], Sequence[Known]]
 
 
-def _operands(d: Draw) -> list[Info]:
-    return [i for i in d.infos.values() if i.kind in "fibc"] or [Info((), "float32")]
+_operands = lambda d: [i for i in d.infos.values() if i.kind in "fibc"] or [Info((), "float32")]
 
 
-def _each(one: Callable[[Draw], Known]) -> Law:
-    return lambda d, outs: [one(d)] * len(outs)
+_each = lambda one: lambda d, outs: [one(d)] * len(outs)
 
 
 def _joined(d: Draw) -> Known:
@@ -88,24 +86,15 @@ def whole(bound: float | Callable[[Draw], float], grid: int = 0) -> Law:
 
 def returned(slot: str = "body") -> Law:
     """What the block returns."""
-
-    def law(d: Draw, outs: Sequence[Info]) -> list[Known]:
-        return [(i.exact, i.bound, i.grid) for i in d.returned[slot]]
-
-    return law
+    return lambda d, outs: [(i.exact, i.bound, i.grid) for i in d.returned[slot]]
 
 
 def branches(*slots: str) -> Law:
     """Exact where every branch is."""
-
-    def law(d: Draw, outs: Sequence[Info]) -> list[Known]:
-        groups = zip(*(d.returned[s] for s in slots), strict=True)
-        return [
-            (all(i.exact for i in g), max(i.bound for i in g), max(i.grid for i in g))
-            for g in groups
-        ]
-
-    return law
+    return lambda d, outs: [
+        (all(i.exact for i in g), max(i.bound for i in g), max(i.grid for i in g))
+        for g in zip(*(d.returned[s] for s in slots), strict=True)
+    ]
 
 
 def settled(out: Info, known: Known, spoiled: bool) -> Info:

@@ -6,15 +6,14 @@ operation replaced by one of its operands of the same shape and dtype, or cut aw
 an argument instead. What nothing reads any more goes with it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tests.fuzz.annotations import NAMES
 from tests.fuzz.draw import data_of
-from tests.fuzz.program import Block, Info, Input, Output, Program, Step, pruned, renamed
+from tests.fuzz.program import Info, Input, Output, Program, Step, pruned, renamed
 
 SMALLER_MESHES = ((2,), (4,), (8,), (2, 4))
 SECONDS = 180
@@ -73,16 +72,16 @@ def _options(p: Program) -> Iterator[Program]:
     )
     if bare != p:
         yield bare
-    if p.gradients:
-        yield replace(p, gradients=False)
-    if p.boxing != "auto":
-        yield replace(p, boxing="auto")
-    if p.padded:
-        yield replace(p, padded=False)
-    if p.hardware is not None:
-        yield replace(p, hardware=None)
-    if p.donate:
-        yield replace(p, donate=())
+    plain: dict[str, Any] = {
+        "gradients": False,
+        "boxing": "auto",
+        "padded": False,
+        "hardware": None,
+        "donate": (),
+    }
+    for option, value in plain.items():
+        if getattr(p, option) != value:
+            yield replace(p, **{option: value})
     for mesh in SMALLER_MESHES:
         if (
             len(mesh) <= len(p.mesh)
@@ -117,12 +116,11 @@ def _outputs(p: Program) -> Iterator[Program]:
 
 def _types(p: Program) -> Iterator[Program]:
     """Without one type at the boundary."""
-    for i, v in enumerate(p.inputs):
-        if v.type:
-            yield replace(p, inputs=(*p.inputs[:i], replace(v, type=None), *p.inputs[i + 1 :]))
-    for i, o in enumerate(p.outputs):
-        if o.type:
-            yield replace(p, outputs=(*p.outputs[:i], replace(o, type=None), *p.outputs[i + 1 :]))
+    for side in ("inputs", "outputs"):
+        values = getattr(p, side)
+        for i, v in enumerate(values):
+            if v.type:
+                yield replace(p, **{side: (*values[:i], replace(v, type=None), *values[i + 1 :])})
 
 
 def _chunks(p: Program) -> Iterator[Program]:
@@ -193,20 +191,16 @@ def _cut(p: Program, steps: Sequence[Step]) -> Program:
 
 
 def _without(p: Program, steps: Sequence[Step]) -> Program:
-    gone = {s.targets for s in steps}
-    return replace(p, steps=_kept(p.steps, gone))
+    return replace(p, steps=_kept(p.steps, {s.targets for s in steps}))
 
 
 def _kept(steps: Sequence[Step], gone: set[tuple[str, ...]]) -> tuple[Step, ...]:
+    block = lambda b: replace(b, steps=_kept(b.steps, gone))
     return tuple(
-        replace(s, blocks=tuple((slot, _kept_block(b, gone)) for slot, b in s.blocks))
+        replace(s, blocks=tuple((slot, block(b)) for slot, b in s.blocks))
         for s in steps
         if s.targets not in gone
     )
-
-
-def _kept_block(block: Block, gone: set[tuple[str, ...]]) -> Block:
-    return replace(block, steps=_kept(block.steps, gone))
 
 
 def _renamed(p: Program, names: dict[str, str]) -> Program:

@@ -6,8 +6,6 @@ code and a message, or what the user's own code raised. Where the same call of J
 `TypeError` or a `ValueError`, the error of sbp must be one, too.
 """
 
-from __future__ import annotations
-
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -272,8 +270,7 @@ def _error(call: Callable[..., Any], misuse: Misuse) -> Exception | None:
 def _of_the_user(error: BaseException) -> bool:
     """Whether a function of the user raised: the innermost frame outside of libraries is neither
     one of sbp nor the call itself."""
-    frames = [f for f, _ in traceback.walk_tb(error.__traceback__)]
-    for frame in reversed(frames):
+    for frame in reversed([f for f, _ in traceback.walk_tb(error.__traceback__)]):
         file = frame.f_code.co_filename
         if file.startswith(PACKAGE):
             return False

@@ -1,8 +1,6 @@
 """Contractions: dot_general with batch dims, einsums, ragged_dot, convolutions, linear algebra,
 FFTs."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -70,8 +68,7 @@ def _preferred(d: Draw) -> str:
 
 
 def _equation(d: Draw) -> str:
-    fitting = [e for e in EINSUMS if len(e.split(",")[0]) == d["a"].ndim]
-    equation = d.choice(fitting)
+    equation = d.choice([e for e in EINSUMS if len(e.split(",")[0]) == d["a"].ndim])
     sizes = dict(zip(equation.split(",")[0], d["a"].shape, strict=True))
     second = equation.split(",")[1].split("->")[0]
     for letter in second:
@@ -81,12 +78,10 @@ def _equation(d: Draw) -> str:
     return equation
 
 
-def _counted(d: Draw) -> float:
-    return float(d["count"])
+_counted = lambda d: float(d["count"])
 
 
-def _other(d: Draw) -> tuple[int, ...]:
-    return d["other"]
+_other = lambda d: d["other"]
 
 
 def _groups(d: Draw) -> list[int]:
@@ -105,8 +100,7 @@ def _convolution(rank: int) -> Any:
         window = tuple(d.int(1, 3) for _ in range(rank))
         groups = d.choice([g for g in (1, 1, 2, shape[1]) if shape[1] % g == 0])
         batches = d.choice([g for g in (1, 1, 1, 2) if shape[0] % g == 0 and groups == 1])
-        out = d.choice((1, 2, 3, 8)) * groups * batches
-        d.params["other"] = (out, shape[1] // groups, *window)
+        d.params["other"] = (d.choice((1, 2, 3, 8)) * groups * batches, shape[1] // groups, *window)
         d.params["count"] = math.prod(window) * shape[1] // groups
         strides = tuple(d.choice((1, 1, 2)) for _ in window)
         padding: Any = (

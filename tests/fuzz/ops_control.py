@@ -1,9 +1,6 @@
 """Operations that call functions: loops, branches, maps, checkpoints, custom rules, derivatives
 inside the program."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.fuzz.draw import Body, Draw, Op, Skip, Want
@@ -28,8 +25,7 @@ def _rounded(info: Info) -> Info:
     )
 
 
-def _carries(d: Draw) -> list[Info]:
-    return [_rounded(d.infos[s]) for s in ("c", "e") if s in d.infos]
+_carries = lambda d: [_rounded(d.infos[s]) for s in ("c", "e") if s in d.infos]
 
 
 def _carry_and_row(d: Draw) -> list[Info]:
@@ -37,8 +33,7 @@ def _carry_and_row(d: Draw) -> list[Info]:
     return [*_carries(d), *(_row(d.infos[s]) for s in ("a", "b") if s in d.infos)]
 
 
-def _tuple(start: int, count: int) -> str:
-    return "(" + "".join(f"{{{i}}}, " for i in range(start, start + count)) + ")"
+_tuple = lambda start, count: "(" + "".join(f"{{{i}}}, " for i in range(start, start + count)) + ")"
 
 
 def _scan_body(outputs: int = 1) -> Body:
@@ -81,12 +76,7 @@ def _loop_body(index: bool = True) -> Body:
     )
 
 
-def _carried(d: Draw, outs: Sequence[Info]) -> list[tuple[bool, float, int]]:
-    return [(i.exact, i.bound, i.grid) for i in d.returned["body"]]
-
-
-def _ab(d: Draw) -> list[Info]:
-    return [d.infos[s] for s in ("a", "b") if s in d.infos]
+_ab = lambda d: [d.infos[s] for s in ("a", "b") if s in d.infos]
 
 
 def _branch() -> Body:
@@ -112,8 +102,7 @@ def _mapped_b(d: Draw) -> tuple[int, ...]:
     return rest if d["other"] is None else (d["a"].shape[d["axis"]], *rest)
 
 
-def _float_result(d: Draw) -> list[Info]:
-    return [Info(d["a"].shape, d["a"].dtype, False)]
+_float_result = lambda d: [Info(d["a"].shape, d["a"].dtype, False)]
 
 
 def _derivative_body() -> Body:
@@ -205,13 +194,13 @@ OPS: tuple[Op, ...] = (
         "fori",
         "jax.tree.leaves(lax.fori_loop(0, {n}, {body}, ({c}, {e})))",
         {"c": _CARRY, "e": _CARRY, "n": lambda d: d.int(0, 4), "body": _loop_body()},
-        _carried,
+        returned(),
     ),
     Op(
         "fori_dynamic",
         "jax.tree.leaves(lax.fori_loop(0, jnp.abs({i} % 4), {body}, ({c},)))",
         {"c": _CARRY, "i": Want("i", 0, 0, dtype=lambda d: "int32"), "body": _loop_body()},
-        _carried,
+        returned(),
         stops=True,
     ),
     Op(
@@ -225,7 +214,7 @@ OPS: tuple[Op, ...] = (
             "n": lambda d: d.int(0, 4),
             "body": _loop_body(False),
         },
-        _carried,
+        returned(),
         weight=2,
         stops=True,
     ),
@@ -240,7 +229,7 @@ OPS: tuple[Op, ...] = (
             "step": lambda d: d.int(1, 3),
             "body": _loop_body(False),
         },
-        _carried,
+        returned(),
         weight=1.5,
         stops=True,
     ),

@@ -1,8 +1,6 @@
 """Operations element by element: unary and binary functions, integers and bits, comparisons, casts,
 complex numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tests.fuzz.draw import Draw, Op, Slot, Want
@@ -133,12 +131,10 @@ def _pair(kinds: str, empty: bool = True) -> dict[str, Slot]:
     }
 
 
-def _one(kinds: str) -> dict[str, Slot]:
-    return {"a": Want(kinds, empty=True)}
+_one = lambda kinds: {"a": Want(kinds, empty=True)}
 
 
-def _bounded(limit: float) -> Callable[[object], bool]:
-    return lambda info: getattr(info, "bound") <= limit  # noqa: B009  # an Info
+_bounded = lambda limit: lambda info: getattr(info, "bound") <= limit  # noqa: B009  # an Info
 
 
 _UNKNOWN = whole(largest("uint32"))  # wraps: nothing is known of the result

@@ -7,8 +7,6 @@ by about one rounding error: what moves by as much as the difference was decided
 no fault of the plan.
 """
 
-from __future__ import annotations
-
 import signal
 import traceback
 import warnings
@@ -109,8 +107,7 @@ def judge(program: Program) -> Outcome:
                 "".join(traceback.format_exception(error)[-6:])[-3000:],
                 f"{type(error).__name__} {_place(error)}",
             )
-        infos = _infos(program)
-        bad = _differences(got, want, infos)
+        bad = _differences(got, want, _infos(program))
         if not bad:
             return Outcome("same")
         if all(not exact for _, exact, _ in bad):
@@ -164,8 +161,7 @@ def padded_of(x: Any, type: str, mesh: Any) -> sbp.Padded:
 
 
 def _whole(tree: Any) -> Any:
-    def whole(y: Any) -> Any:
-        return y.reduce() if isinstance(y, sbp.Partial) else y.full()
+    whole = lambda y: y.reduce() if isinstance(y, sbp.Partial) else y.full()
 
     held = sbp.Partial | sbp.Padded
     return jax.tree.map(

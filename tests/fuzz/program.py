@@ -146,21 +146,19 @@ class Program:
 
     def sbp_options(self) -> dict[str, Any]:
         """The keyword arguments of `sbp.jit`."""
-        options: dict[str, Any] = {}
-        if any(v.type for v in self.inputs):
-            options["in_types"] = tuple(self._held(v.type) for v in self.inputs)
-        if any(o.type for o in self.outputs):
-            types = tuple(self._held(o.type) for o in self.outputs)
-            options["out_types"] = (types, None) if self.differentiated else types
-        if self.boxing != "auto":
-            options["boxing"] = self.boxing
-        if self.hardware is not None:
-            options["hardware"] = self.hardware
-        if self.donate:
-            options["donate_argnums"] = tuple(
-                i for i, v in enumerate(self.inputs) if v.name in self.donate
-            )
-        return options
+        ins, outs = (
+            tuple(self._held(v.type) for v in side) if any(v.type for v in side) else None
+            for side in (self.inputs, self.outputs)
+        )
+        donated = tuple(i for i, v in enumerate(self.inputs) if v.name in self.donate)
+        options = {
+            "in_types": ins,
+            "out_types": (outs, None) if outs is not None and self.differentiated else outs,
+            "boxing": None if self.boxing == "auto" else self.boxing,
+            "hardware": self.hardware,
+            "donate_argnums": donated if self.donate else None,
+        }
+        return {name: value for name, value in options.items() if value is not None}
 
     def _held(self, type: str | None) -> Any:
         return sbp.padded(type) if self.padded and type is not None and ":P" not in type else type

@@ -12,8 +12,6 @@ processor time for one, planning takes 0.11 s and generating 0.03 s; the rest is
 and running, the reference taking nearly half.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -28,14 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_PER_PROGRAM = 120
@@ -63,13 +53,20 @@ class Tally:
 
     def line(self) -> str:
         """Rates and counts in one line."""
-        n = sum(self.verdicts.values())
-        rate = n / max(1e-9, time.monotonic() - self.started)
+        rate = sum(self.verdicts.values()) / max(1e-9, time.monotonic() - self.started)
         parts = [f"{k} {v}" for k, v in sorted(self.verdicts.items()) if k not in FAILURES]
         return (
             f"{rate:.2f}/s  {', '.join(parts)}  [{'red' if self.failed else 'green'}]failed"
             f" {len(self.failed)}[/]"
         )
+
+
+def _command(options: argparse.Namespace, times: int, *more: str) -> list[str]:
+    """The command of a worker, which may minimise for `times` as long as the options say."""
+    seconds = 0 if options.no_minimise else times * options.minimise
+    settings = {"policy": options.policy, "mesh": options.mesh, "minimise": str(seconds)}
+    given = [part for name, value in settings.items() for part in (f"--{name}", value or "")]
+    return [sys.executable, "-m", "tests.fuzz.worker", *given, *more]
 
 
 def _worker(seeds: list[int], options: argparse.Namespace) -> subprocess.Popen[str]:
@@ -80,22 +77,7 @@ def _worker(seeds: list[int], options: argparse.Namespace) -> subprocess.Popen[s
     if flag not in environment.get("XLA_FLAGS", ""):
         environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {flag}=8".strip()
     environment.setdefault("JAX_PLATFORMS", "cpu")
-    command = [
-        sys.executable,
-        "-m",
-        "tests.fuzz.worker",
-        "--policy",
-        options.policy or "",
-        "--mesh",
-        options.mesh or "",
-    ]
-    command += [
-        "--minimise",
-        str(0 if options.no_minimise else options.minimise),
-        "--memory",
-        str(options.memory),
-        *map(str, seeds),
-    ]
+    command = _command(options, 1, "--memory", str(options.memory), *map(str, seeds))
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
 
 
@@ -125,65 +107,52 @@ def _messages(worker: subprocess.Popen[str], minimise: float) -> Iterator[dict[s
 def fuzz(seeds: list[int], options: argparse.Namespace, console: Console) -> Tally:
     """Runs all seeds and prints what fails as it is found."""
     tally, left = Tally(), list(seeds)
-    columns = (
-        TextColumn("fuzz"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=len(seeds))
 
-        def count(seed: int, verdict: str, about: dict[str, Any]) -> None:
-            tally.add(seed, verdict, about.get("mesh", "?"), about.get("policy", "?"))
-            left.remove(seed)
-            progress.update(task, advance=1, description=tally.line())
-            done = len(seeds) - len(left)
-            if not console.is_terminal and done % 50 == 0:
-                console.print(
-                    f"{done}/{len(seeds)}, at seed {seed}: {tally.line()}", highlight=False
-                )
+    def count(seed: int, verdict: str, about: dict[str, Any]) -> None:
+        tally.add(seed, verdict, about.get("mesh", "?"), about.get("policy", "?"))
+        left.remove(seed)
+        done = len(seeds) - len(left)
+        if done % 50 == 0:
+            console.print(f"{done}/{len(seeds)}, at seed {seed}: {tally.line()}", highlight=False)
 
-        while left:
-            worker = _worker(left[: options.batch], options)
-            running: int | None = None
-            silent = False
-            for message in _messages(worker, options.minimise):
-                if message is None:
-                    silent = True
-                elif "begin" in message:
-                    running = message["begin"]
-                elif "again" in message:
-                    break  # its memory has grown
-                else:
-                    running = None
-                    count(message["seed"], message["verdict"], message)
-                    if message["verdict"] in FAILURES:
-                        _show(console, message)
-            if silent:
-                worker.kill()
-            code = worker.wait()
-            if running is not None:
-                verdict = "time-out" if silent else "crash"
-                count(running, verdict, {})
-                what = (
-                    f"no word in {SECONDS_PER_PROGRAM + GRACE_SECONDS} s"
-                    if silent
-                    else f"the process ended with status {code}"
-                )
-                _show(
-                    console,
-                    {
-                        "seed": running,
-                        "verdict": verdict,
-                        "detail": what,
-                        "source": _source(running, options),
-                    },
-                )
-            elif code and left:
-                raise SystemExit(f"the worker ended with status {code} before a program began")
+    while left:
+        worker = _worker(left[: options.batch], options)
+        running: int | None = None
+        silent = False
+        for message in _messages(worker, options.minimise):
+            if message is None:
+                silent = True
+            elif "begin" in message:
+                running = message["begin"]
+            elif "again" in message:
+                break  # its memory has grown
+            else:
+                running = None
+                count(message["seed"], message["verdict"], message)
+                if message["verdict"] in FAILURES:
+                    _show(console, message)
+        if silent:
+            worker.kill()
+        code = worker.wait()
+        if running is not None:
+            verdict = "time-out" if silent else "crash"
+            count(running, verdict, {})
+            what = (
+                f"no word in {SECONDS_PER_PROGRAM + GRACE_SECONDS} s"
+                if silent
+                else f"the process ended with status {code}"
+            )
+            _show(
+                console,
+                {
+                    "seed": running,
+                    "verdict": verdict,
+                    "detail": what,
+                    "source": _source(running, options),
+                },
+            )
+        elif code and left:
+            raise SystemExit(f"the worker ended with status {code} before a program began")
     return tally
 
 
@@ -196,24 +165,18 @@ def _show(console: Console, message: dict[str, Any]) -> None:
 def _source(seed: int, options: argparse.Namespace) -> str:
     """The whole program of a seed, from a process of its own, minimised where every candidate gets
     one, since this one may not survive."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.fuzz.worker",
-        "--policy",
-        options.policy or "",
-        "--mesh",
-        options.mesh or "",
-        "--fatal",
-    ]
     environment = {
         "JAX_PLATFORMS": "cpu",
         **os.environ,
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
     }
-    command += ["--minimise", str(0 if options.no_minimise else 2 * options.minimise), str(seed)]
     return subprocess.run(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False
+        _command(options, 2, "--fatal", str(seed)),
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
     ).stdout
 
 

@@ -1,7 +1,5 @@
 """A program as Python source: each step a line, so that what runs is what is printed."""
 
-from __future__ import annotations
-
 import linecache
 import re
 from collections.abc import Callable, Mapping

@@ -1,33 +1,22 @@
 """All operations, and those for the bodies of functions."""
 
-from __future__ import annotations
-
-from tests.fuzz import (
-    ops_contract,
-    ops_control,
-    ops_elementwise,
-    ops_index,
-    ops_random,
-    ops_reduce,
-    ops_shape,
-)
+from tests.fuzz import ops_contract, ops_control, ops_elementwise, ops_reduce, ops_shape
 from tests.fuzz.draw import Op
 
 ALL: tuple[Op, ...] = tuple(
     op
-    for m in (
-        ops_elementwise,
-        ops_reduce,
-        ops_shape,
-        ops_index,
-        ops_contract,
-        ops_random,
-        ops_control,
+    for op in (
+        *ops_elementwise.OPS,
+        *ops_reduce.OPS,
+        *ops_shape.OPS,
+        *ops_shape.INDEXING,
+        *ops_contract.OPS,
+        *ops_reduce.RANDOM,
+        *ops_control.OPS,
     )
-    for op in m.OPS
     if op.guard
 )
-"""The tables, one after the other."""
+"""The tables, one after the other: a seed makes the same program while their order is the same."""
 
 INNER: tuple[Op, ...] = tuple(
     op for op in ALL if op.name not in ("eigenvalues", "singular_values", "random_gamma")

@@ -1,8 +1,6 @@
 """A seeded slice of the fuzzer, and its own tests: determinism, coverage, printing, and that it
 finds and minimises a fault."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
@@ -44,8 +42,7 @@ PRIMITIVES = names("""
 
 @pytest.mark.parametrize("seed", SLICE)
 def test_equals_one_device(seed: int):
-    mesh = MESHES[seed % len(MESHES)]
-    program = generate(seed, mesh=mesh)
+    program = generate(seed, mesh=MESHES[seed % len(MESHES)])
     outcome = judge(program)
     assert not outcome.failed, f"{outcome.verdict}: {outcome.detail}\n{file_source(program)}"
 

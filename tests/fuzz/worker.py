@@ -1,8 +1,6 @@
 """The process that runs programs for `tests.fuzz.run`: one line of JSON when it begins a program,
 one when it has judged it."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -24,12 +24,10 @@ MESH = AbstractMesh((8,), ("model",))
 MESH_2D = AbstractMesh((2, 4), ("data", "model"))
 
 
-def f32(*dims: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(dims, jnp.float32)
+f32 = lambda *dims: jax.ShapeDtypeStruct(dims, jnp.float32)
 
 
-def i32(*dims: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(dims, jnp.int32)
+i32 = lambda *dims: jax.ShapeDtypeStruct(dims, jnp.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,20 +1,17 @@
 """Every broken program gets the right line, the smallest reason, and helps that do what they say;
 texts and HTML are golden."""
 
-from __future__ import annotations
-
-import os
 import re
 from pathlib import Path
 
 import pytest
 
-from sbp.errors import Diagnostic
 from sbp.report.report import Report
 from sbp.source.reader import source_text
 from tests.edits import is_policy
 from tests.gallery.broken import GALLERY, Broken, expectations
 from tests.gallery.repair import load, pinned_inputs, pins_of, repaired, without_pins
+from tests.report.golden import assert_golden
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "golden"
@@ -40,11 +37,6 @@ def report_of(name: str, reports: dict[str, Report]) -> tuple[Broken, Report]:
     return GALLERY[name], reports[name]
 
 
-def axis_of(d: Diagnostic) -> str:
-    found = re.search(r"on mesh axis `(\w+)`", d.title)
-    return found[1] if found else ""
-
-
 everything = pytest.mark.parametrize("name", list(GALLERY))
 
 
@@ -60,36 +52,20 @@ def test_it_says_what_the_source_expects(name, reports):
     expected = expectations(entry)
     assert report.diagnostics
     for d in report.diagnostics:
-        told = d.text()
         if d.primary is None:
-            assert (
-                entry.unlabelled is not None
-                and entry.unlabelled[0] == d.code
-                and entry.unlabelled[1] in d.title
-            ), told
+            code, title = entry.unlabelled or ("", "")
+            assert code == d.code and title in d.title, d.text()
             continue
-        match = next(
-            (
-                e
-                for e in expected.primary
-                if e[:2] == (d.primary.span.line, d.code) and e[2] in d.title
-            ),
-            None,
-        )
-        assert match is not None, f"not expected:\n{told}"
-        expected.primary.remove(match)
+        place = (d.primary.span.line, d.code)
+        match = [e for e in expected.primary if e[:2] == place and e[2] in d.title]
+        assert match, f"not expected:\n{d.text()}"
+        expected.primary.remove(match[0])
         for label in d.labels:
             if not label.primary:
-                one = next(
-                    (
-                        s
-                        for s in expected.secondary
-                        if s[0] == label.span.line and s[1] in label.text
-                    ),
-                    None,
-                )
-                assert one is not None, f"not expected: {label}"
-                expected.secondary.remove(one)
+                line, said = label.span.line, label.text
+                found = [s for s in expected.secondary if s[0] == line and s[1] in said]
+                assert found, f"not expected: {label}"
+                expected.secondary.remove(found[0])
     assert not expected.primary and not expected.secondary, expected
 
 
@@ -156,13 +132,12 @@ def test_helps_do_what_they_say(name, reports):
     entry, report = report_of(name, reports)
     for d in report.diagnostics:
         for h in d.helps:
-            whole = len(report.diagnostics) == 1 or h.clears_all_errors
             after = repaired(entry, h)
-            if whole:
+            if len(report.diagnostics) == 1 or h.clears_all_errors:
                 cost = after.jitted().plan(*after.args).cost
                 assert cost.bytes_per_device == h.bytes_per_device, h.text
-                region = d.code == "manual-types"  # read without the rest of the plan
-                memory = None if region else cost.peak_memory_bytes
+                # A region is read without the rest of the plan.
+                memory = None if d.code == "manual-types" else cost.peak_memory_bytes
                 assert memory == h.peak_memory_bytes, h.text
             else:
                 again = after.check()
@@ -185,13 +160,7 @@ def test_golden(name, kind, reports):
         program=None, diagnostics=made.diagnostics, title=entry.name
     )  # the plans of doubtful programs are not the matter
     text = masked(report.text(110) + "\n" if kind == "txt" else report.html())
-    path = FOLDER / f"{name}.{kind}"
-    if os.environ.get("SBP_UPDATE_GOLDEN") == "1":
-        path.write_text(text, encoding="utf-8")
-    assert path.exists(), (
-        f"{path.name} is missing; run the test with SBP_UPDATE_GOLDEN=1 and look at what it writes"
-    )
-    assert text == path.read_text(encoding="utf-8")
+    assert_golden(f"{name}.{kind}", text, FOLDER)
 
 
 def test_every_golden_file_has_a_program():

@@ -1,7 +1,8 @@
-"""Hand-written regions inside an auto program give the plain program's values and gradients."""
+"""Hand-written regions inside an auto program give the plain program's values and gradients. False
+claims of regions are refused, and what is not checked is said. Entries of `in_types` that were
+probably meant to be others are replaced."""
 
-from __future__ import annotations
-
+import textwrap
 from typing import Any
 
 import jax
@@ -12,7 +13,29 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 import sbp
-from tests.handwritten.regions import MESHES, ONE, TWO, arrays, assert_close, mesh_of
+from sbp import B, P, S
+from sbp.errors import OptionEdit, SourceEdit
+from tests.edits import edited_text
+from tests.explain.fault_programs import checked
+
+ONE, TWO = (("model", 8),), (("data", 2), ("model", 4))
+MESHES = [ONE, TWO]
+
+
+mesh_of = lambda axes: sbp.make_mesh([n for _, n in axes], [name for name, _ in axes])
+
+
+def arrays(*shapes: tuple[int, ...]) -> list[Any]:
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    return [jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True)]
+
+
+def assert_close(got: Any, want: Any) -> None:
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-5),
+        got,
+        want,
+    )
 
 
 @pytest.fixture(params=MESHES, ids=["8", "2x4"])
@@ -32,12 +55,17 @@ def ffn(x: Any, w: Any, v: Any) -> Any:
     return lax.psum(jnp.tanh(x @ w) @ v, "model")
 
 
-def plain_ffn(x: Any, w: Any, v: Any) -> Any:
-    return jnp.tanh(x @ w) @ v
+plain_ffn = lambda x, w, v: jnp.tanh(x @ w) @ v
 
 
-def total(fn: Any) -> Any:
-    return lambda *args: jnp.sum(jnp.sin(fn(*args)))
+total = lambda fn: lambda *args: jnp.sum(jnp.sin(fn(*args)))
+
+
+def assert_same(program: Any, plain: Any, mesh: Any, args: Any, numbers: Any) -> None:
+    """Both have the same values and, by the arguments with these numbers, the same gradients."""
+    assert_close(sbp.jit(program, mesh)(*args), plain(*args))
+    gradient, want = (jax.grad(total(f), numbers) for f in (program, plain))
+    assert_close(sbp.jit(gradient, mesh)(*args), want(*args))
 
 
 # ---- values and gradients -----------------------------------------------------------------------
@@ -56,26 +84,15 @@ def test_gather_inside_an_auto_region(mesh: Any):
         lambda t, i: lax.psum(lookup(t, i), "model"), in_types=("model:S(0)", "B"), out_types="B"
     )
 
-    def program(table: Any, ids: Any, w: Any, take: Any) -> Any:
-        return jax.nn.relu(take(table * 2, ids) @ w)
-
+    program = lambda take: lambda table, ids, w: jax.nn.relu(take(table * 2, ids) @ w)
     table, w = arrays((24, 16), (16, 8))
-    ids = jnp.arange(10).reshape(2, 5) * 7 % 24
-    want = program(table, ids, w, lambda t, i: t[i])
-    assert_close(sbp.jit(lambda t, i, w: program(t, i, w, gather), mesh)(table, ids, w), want)
-    grads = jax.grad(lambda t, w: jnp.sum(program(t, ids, w, lambda t, i: t[i])), (0, 1))(table, w)
-    assert_close(
-        sbp.jit(jax.grad(lambda t, w: jnp.sum(program(t, ids, w, gather)), (0, 1)), mesh)(table, w),
-        grads,
-    )
+    args = table, jnp.arange(10).reshape(2, 5) * 7 % 24, w
+    assert_same(program(gather), program(lambda t, i: t[i]), mesh, args, (0, 2))
 
 
 def test_megatron_ffn_and_its_gradient(mesh: Any):
-    x, w, v = arrays((8, 16), (16, 32), (32, 16))
     g = sbp.manual(ffn, in_types=FFN, out_types="B")
-    assert_close(sbp.jit(g, mesh)(x, w, v), plain_ffn(x, w, v))
-    want = jax.value_and_grad(total(plain_ffn), (0, 1, 2))(x, w, v)
-    assert_close(sbp.jit(jax.value_and_grad(total(g), (0, 1, 2)), mesh)(x, w, v), want)
+    assert_same(g, plain_ffn, mesh, arrays((8, 16), (16, 32), (32, 16)), (0, 1, 2))
 
 
 def test_hand_written_collectives_are_priced():
@@ -98,8 +115,7 @@ def test_data_parallel_gradient_of_a_b_operand_is_partial():
         lambda x, w: jnp.tanh(x @ w), in_types=("data:S(0) model:B", "B"), out_types="data:S(0)"
     )
     f = sbp.jit(jax.grad(total(g), 1), mesh, in_types=("data:S(0)", "B"), out_types="B")
-    plan = f.plan(x, w)
-    assert kinds(plan) in (["all_reduce"], ["reduce_scatter", "all_gather"])
+    assert kinds(f.plan(x, w)) in (["all_reduce"], ["reduce_scatter", "all_gather"])
     assert_close(f(x, w), jax.grad(total(lambda x, w: jnp.tanh(x @ w)), 1)(x, w))
 
 
@@ -110,23 +126,13 @@ def test_partial_results_are_reduced_once(mesh: Any):
         lambda x, w: x @ w, in_types=("model:S(1)", "model:S(0)"), out_types="model:P(sum)"
     )
 
-    def program(x: Any, w: Any, v: Any, mm: Any) -> Any:
-        return jnp.tanh(mm(x, w) + mm(x, v))
-
+    program = lambda mm: lambda x, w, v: jnp.tanh(mm(x, w) + mm(x, v))
     x, w, v = arrays((8, 64), (64, 16), (64, 16))
-    f = sbp.jit(
-        lambda x, w, v: program(x, w, v, g),
-        mesh,
-        in_types=("model:S(1)", "model:S(0)", "model:S(0)"),
-        out_types="B",
-    )
-    plan = f.plan(x, w, v)
-    assert kinds(plan) in (["all_reduce"], ["reduce_scatter", "all_gather"])
-    assert_close(f(x, w, v), program(x, w, v, jnp.matmul))
-    want = jax.grad(lambda x, w, v: program(x, w, v, jnp.matmul).sum(), (0, 1, 2))(x, w, v)
-    assert_close(
-        sbp.jit(jax.grad(lambda x, w, v: program(x, w, v, g).sum(), (0, 1, 2)), mesh)(x, w, v), want
-    )
+    types = ("model:S(1)", "model:S(0)", "model:S(0)")
+    f = sbp.jit(program(g), mesh, in_types=types, out_types="B")
+    assert kinds(f.plan(x, w, v)) in (["all_reduce"], ["reduce_scatter", "all_gather"])
+    assert_close(f(x, w, v), program(jnp.matmul)(x, w, v))
+    assert_same(program(g), program(jnp.matmul), mesh, (x, w, v), (0, 1, 2))
 
 
 def test_partial_operands_come_as_they_are(mesh: Any):
@@ -136,8 +142,7 @@ def test_partial_operands_come_as_they_are(mesh: Any):
     f = sbp.jit(lambda x, w: g(x @ w), mesh, in_types=("model:S(1)", "model:S(0)"), out_types="B")
     assert kinds(f.plan(x, w)) == []
     assert_close(f(x, w), jnp.tanh(x @ w))
-    want = jax.grad(lambda x, w: jnp.tanh(x @ w).sum(), (0, 1))(x, w)
-    assert_close(sbp.jit(jax.grad(lambda x, w: g(x @ w).sum(), (0, 1)), mesh)(x, w), want)
+    assert_same(lambda x, w: g(x @ w), lambda x, w: jnp.tanh(x @ w), mesh, (x, w), (0, 1))
 
 
 @pytest.mark.parametrize("monoid", ["max", "min"])
@@ -170,35 +175,27 @@ def test_in_scan_under_vmap_and_with_pytrees():
         out_types="B",
     )
 
-    def program(layers: Any, x: Any, layer: Any) -> Any:
+    def program(layer: Any) -> Any:
         def step(x: Any, p: Any) -> Any:
             y = jnp.tanh(jax.vmap(layer, (None, 0))(p, x)["y"])
             return y, y.sum()
 
-        return lax.scan(step, x, layers)
+        return lambda layers, x: lax.scan(step, x, layers)
 
     w, b, x = arrays((3, 16, 16), (3, 16), (2, 8, 16))
-    layers = {"w": w / 4, "b": b}
-    plain = lambda p, x: {"y": x @ p["w"] + p["b"]}
-    assert_close(sbp.jit(lambda p, x: program(p, x, g), mesh)(layers, x), program(layers, x, plain))
-    loss = lambda layer: lambda p, x: program(p, x, layer)[0].sum()
-    assert_close(sbp.jit(jax.grad(loss(g)), mesh)(layers, x), jax.grad(loss(plain))(layers, x))
+    args = {"w": w / 4, "b": b}, x
+    plain = program(lambda p, x: {"y": x @ p["w"] + p["b"]})
+    assert_close(sbp.jit(program(g), mesh)(*args), plain(*args))
+    assert_same(lambda *a: program(g)(*a)[0], lambda *a: plain(*a)[0], mesh, args, 0)
 
 
 def test_arrays_closed_over_are_b():
-    mesh = mesh_of(TWO)
-    x, w = arrays((8, 16), (16, 16))
-
     def program(x: Any, w: Any) -> Any:
         w = w * 2
-        return sbp.manual(
-            lambda x: x @ w + jnp.ones(16), in_types="model:S(0)", out_types="model:S(0)"
-        )(x).sum()
+        return sbp.manual(lambda x: x @ w + jnp.ones(16), "model:S(0)", "model:S(0)")(x)
 
-    assert_close(
-        sbp.jit(jax.grad(program, (0, 1)), mesh)(x, w),
-        jax.grad(lambda x, w: (x @ (w * 2)).sum(), (0, 1))(x, w),
-    )
+    plain = lambda x, w: x @ (w * 2) + 1.0
+    assert_same(program, plain, mesh_of(TWO), arrays((8, 16), (16, 16)), (0, 1))
 
 
 def test_collectives_of_all_kinds():
@@ -207,8 +204,7 @@ def test_collectives_of_all_kinds():
     def body(key: Any, x: Any) -> Any:
         n = lax.axis_size("model")
         ring = [(k, (k + 1) % n) for k in range(n)]
-        back = [(b, a) for a, b in ring]
-        x = lax.ppermute(lax.ppermute(x, "model", ring), "model", back)
+        x = lax.ppermute(lax.ppermute(x, "model", ring), "model", [(b, a) for a, b in ring])
         x = lax.all_to_all(lax.all_to_all(x, "model", 0, 1, tiled=True), "model", 1, 0, tiled=True)
         whole = lax.all_gather(x, ("data", "model"), axis=0, tiled=True)
         part = lax.psum_scatter(whole, ("data", "model"), scatter_dimension=0, tiled=True) / (2 * n)
@@ -231,8 +227,7 @@ def test_several_meshes_one_traced_function():
         out_types="model:S(0)",
     )
 
-    def step(x: Any, _: Any) -> Any:
-        return g(x), None
+    step = lambda x, _: (g(x), None)
 
     @jax.jit
     def program(x: Any) -> Any:
@@ -284,19 +279,15 @@ def test_a_users_shard_map(check_vma: bool, mesh: Any):
     specs = (PartitionSpec(), PartitionSpec(None, "model"), PartitionSpec("model"))
 
     def body(x: Any, w: Any, v: Any) -> Any:
-        y = ffn(x, w, v)
-        return lax.scan(lambda c, _: (jnp.sin(c), None), y, None, length=2)[0]
+        return lax.scan(lambda c, _: (jnp.sin(c), None), ffn(x, w, v), None, length=2)[0]
 
     def program(x: Any, w: Any, v: Any) -> Any:
         return jax.shard_map(
             body, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(), check_vma=check_vma
         )(x * 2, w, v)
 
-    x, w, v = arrays((8, 16), (16, 32), (32, 16))
     plain = lambda x, w, v: jnp.sin(jnp.sin(plain_ffn(x * 2, w, v)))
-    assert_close(sbp.jit(program, mesh)(x, w, v), plain(x, w, v))
-    want = jax.value_and_grad(total(plain), (0, 1, 2))(x, w, v)
-    assert_close(sbp.jit(jax.value_and_grad(total(program), (0, 1, 2)), mesh)(x, w, v), want)
+    assert_same(program, plain, mesh, arrays((8, 16), (16, 32), (32, 16)), (0, 1, 2))
 
 
 def test_a_shard_map_of_another_mesh_is_refused():
@@ -307,3 +298,202 @@ def test_a_shard_map_of_another_mesh_is_refused():
         sbp.jit(f(one, PartitionSpec("model")), two)(x)
     with pytest.raises(sbp.SbpError, match="against the order of the mesh"):
         sbp.jit(f(two, PartitionSpec(("model", "data"))), two)(x)
+
+
+# ---- false claims -------------------------------------------------------------------------------
+
+
+def refused(fn: Any, mesh: Any, *args: Any) -> Any:
+    with pytest.raises(sbp.SbpTypeError) as caught:
+        sbp.jit(fn, mesh).plan(*args)
+    (found,) = caught.value.diagnostics
+    assert found.code == "manual-types" and found.primary is not None
+    assert found.primary.span.file == __file__
+    return found
+
+
+def test_a_missing_reduction_is_refused(mesh: Any):
+    x, w = arrays((8, 16), (16, 4))
+    g = sbp.manual(lambda x, w: x @ w, in_types=("model:S(1)", "model:S(0)"), out_types="B")
+    found = refused(lambda x, w: g(x, w) * 2, mesh, x, w)
+    assert [label.text for label in found.labels] == [
+        "P(sum) from here on",
+        "out_types say that result 0 is whole",
+    ]
+    assert found.title == "`x @ w` is left partial on mesh axis `model`"
+    report = sbp.jit(g, mesh).check(x, w)
+    assert not report.ok and report.diagnostics[0].code == "manual-types"
+
+
+def test_a_reduction_over_the_wrong_axis_is_refused():
+    x, w = arrays((8, 16), (16, 4))
+    g = sbp.manual(
+        lambda x, w: lax.psum(x @ w, "data"), in_types=("model:S(1)", "model:S(0)"), out_types="B"
+    )
+    found = refused(g, mesh_of(TWO), x, w)
+    assert "is left partial on mesh axis `model`" in found.title
+    assert "runs over `data`" in found.notes[0]
+
+
+def test_a_part_that_is_taken_for_the_value_is_refused(mesh: Any):
+    """tanh of a part, summed, is not tanh of the sum; a sum of doubled parts is double the sum."""
+    (x,) = arrays((8, 16))
+    wrong = sbp.manual(
+        lambda h: lax.psum(jnp.tanh(h), "model"), in_types="model:P(sum)", out_types="B"
+    )
+    found = refused(wrong, mesh, x)
+    assert found.title == "`jnp.tanh(h)` takes a partial value on mesh axis `model`"
+    right = sbp.manual(lambda h: lax.psum(2 * h, "model"), in_types="model:P(sum)", out_types="B")
+    assert_close(sbp.jit(right, mesh)(x), 2 * x)
+    through = sbp.manual(lambda h: 2 * h, in_types="model:P(sum)", out_types="model:P(sum)")
+    assert_close(sbp.jit(through, mesh)(x), 2 * x)
+    shifted = sbp.manual(lambda h: h + 1, in_types="model:P(sum)", out_types="model:P(sum)")
+    assert "adds a whole value to a partial one" in refused(shifted, mesh, x).title
+
+
+def weighed_by_index(h):
+    """Weighs the parts by the index of the device, so that the parts no longer add up."""
+    return lax.psum(h * (lax.axis_index("model") + 1.0), "model")
+
+
+def first_only(x):
+    """Differs by device."""
+    return x * (lax.axis_index("model") + 1.0)
+
+
+def test_a_region_that_depends_on_the_device_is_refused(mesh: Any):
+    (x,) = arrays((8, 16))
+    found = refused(sbp.manual(weighed_by_index, in_types="model:P(sum)", out_types="B"), mesh, x)
+    assert "result 0 differs" in found.title
+    found = refused(lambda x: sbp.manual(first_only, "B", "B")(x), mesh, x)
+    assert "differs between the devices of mesh axis `model` and is returned as B" in found.title
+
+
+def test_what_cannot_be_checked_is_said(mesh: Any):
+    groups = lambda x: lax.psum(x, "model", axis_index_groups=[list(range(lax.axis_size("model")))])
+    g = sbp.manual(groups, in_types="model:S(0)", out_types="B")
+    with pytest.warns(sbp.SbpWarning, match="manual-types: .*is not checked"):
+        sbp.jit(g, mesh).plan(jnp.ones((16, 2)))
+
+
+def test_a_region_that_is_too_large_to_check_is_said():
+    """Up to 4,194,304 elements of a value over all devices are checked; here are 8 more."""
+    total = sbp.manual(lambda x: lax.psum(x.sum(), "model"), in_types="model:S(0)", out_types="B")
+    with pytest.warns(sbp.SbpWarning, match="has 4,194,312 elements .* only 4,194,304 are tried"):
+        plan = sbp.jit(total, mesh_of(ONE)).plan(jax.ShapeDtypeStruct((2**22 + 8,), "float32"))
+    said = plan.report().diagnostics[0]
+    assert said.code == "manual-types" and "is not checked" in said.title
+
+
+@pytest.mark.parametrize(
+    ("in_types", "out_types", "text"),
+    [
+        (("modle:S(0)",), "B", 'no axis "modle"|no axis .modle.; did you mean "model"'),
+        (("model:S(2)",), "B", "dim-out-of-range"),
+        (("model:?",), "B", "complete types"),
+        ((None,), "B", "complete types"),
+        (("B", "B"), "B", "2 entries for 1 arguments"),
+        (("B",), "model:P(and)", "cannot be P"),
+        (("B",), {"a": "B"}, "no prefix"),
+    ],
+)
+def test_types_that_do_not_fit(in_types: Any, out_types: Any, text: str):
+    with pytest.raises(sbp.SbpError, match=text):
+        sbp.jit(sbp.manual(jnp.sin, in_types, out_types), mesh_of(ONE)).plan(jnp.ones((8, 8)))
+
+
+def test_the_function_must_be_one():
+    number: Any = 3
+    with pytest.raises(sbp.SbpError, match="takes a function"):
+        sbp.manual(number, "B", "B")
+    assert S(0) != B != P
+
+
+# ---- entries of in_types ------------------------------------------------------------------------
+
+HEAD = textwrap.dedent(
+    """
+    import jax, jax.numpy as jnp, sbp
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    rows, columns = "model:S(0)", "model:S(1)"
+    def gated(x, gate, up, down):
+        hidden = jax.nn.silu(x @ gate) * (x @ up)
+        return jax.lax.psum(hidden @ down, "model")
+    {made}
+    def program(x, p):
+        return x + region(x, p["gate"], p["up"], p["down"])
+    f32 = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)
+    args = f32(8, 16), {"gate": f32(16, 32), "up": f32(16, 32), "down": f32(32, 16)}
+    f = sbp.jit(program, mesh)
+    report = f.check(*args)
+    """
+)
+RIGHT = '("data:S(0)", columns, columns, rows)'
+
+
+def source(types, keyword="in_types="):
+    made = f'region = sbp.manual(gated, {keyword}{types}, out_types="data:S(0)")'
+    return HEAD.replace("{made}", made)
+
+
+@pytest.mark.parametrize(
+    "types,code",
+    [
+        ('("data:S(0)", columns, None, rows)', "type-syntax"),
+        ('("data:S(0)", columns, "B", rows)', "manual-types"),
+        ('("data:S(0)", columns, columns, columns)', "manual-types"),
+    ],
+)
+def test_an_entry_is_replaced_by_another_one(types, code):
+    text = source(types)
+    (found,) = checked("entries", text).found
+    assert found.code == code and found.primary is not None
+    assert text.splitlines()[found.primary.span.line - 1].startswith("region = ")
+    after = edited_text(text, [e for e in found.helps[0].edits if isinstance(e, SourceEdit)])
+    mended = checked("entries_after", after)
+    assert not mended.found
+    assert RIGHT in after.replace('"model:S(0)")', "rows)")
+    assert mended.mark == checked("entries_meant", source(RIGHT)).mark
+
+
+def test_an_array_among_the_entries_is_refused_as_what_it_is():
+    checked_inside = sbp.jit(
+        lambda x: sbp.manual(gated_alone, in_types=(np.ones(2),), out_types="B")(x),
+        jax.sharding.AbstractMesh((2,), ("data",)),
+    )
+    with pytest.raises(sbp.SbpError, match=r"type-syntax: .* got array"):
+        checked_inside.plan(jax.ShapeDtypeStruct((8, 16), jnp.float32))
+
+
+gated_alone = lambda x: x
+
+
+def test_types_by_position_are_an_option():
+    (found,) = checked("entries", source('("data:S(0)", columns, None, rows)', "")).found
+    (edit,) = found.helps[0].edits
+    assert isinstance(edit, OptionEdit) and edit.function == "sbp.manual"
+    assert edit.value == ("data:S(0)", "model:S(1)", "model:S(1)", "model:S(0)")
+
+
+def test_the_error_is_of_the_kind_that_the_body_raises():
+    mesh = jax.make_mesh((1,), ("model",)) if jax.device_count() < 4 else jax.make_mesh((4,), "m")
+    axis = mesh.axis_names[0]
+
+    product = lambda x, w: jax.lax.psum(x @ w, axis)
+
+    region = sbp.manual(product, in_types=(f"{axis}:S(1)", "B"), out_types="B")
+    x = jnp.ones((8, 8))
+    if mesh.size == 1:
+        assert jnp.allclose(sbp.jit(region, mesh)(x, x), x @ x)
+        return
+    with pytest.raises(TypeError, match="does not take the shards that its in_types give") as error:
+        sbp.jit(region, mesh)(x, x)
+    assert isinstance(error.value, sbp.SbpError) and "(8, 2), (8, 8)" in str(error.value)
+
+
+def test_a_body_that_takes_no_whole_operands_raises_as_it_is():
+    mesh = jax.sharding.AbstractMesh((4,), ("model",))
+    region = sbp.manual(jnp.matmul, in_types=("model:S(0)", "B"), out_types="model:S(0)")
+    with pytest.raises(TypeError) as error:
+        sbp.jit(region, mesh).plan(jnp.ones((8, 8)), jnp.ones((4, 8)))
+    assert not isinstance(error.value, sbp.SbpError)

@@ -6,8 +6,8 @@ from pathlib import Path
 FOLDER = Path(__file__).parent / "golden"
 
 
-def assert_golden(name, text):
-    path = FOLDER / name
+def assert_golden(name, text, folder=None):
+    path = (folder or FOLDER) / name
     if os.environ.get("SBP_UPDATE_GOLDEN") == "1":
         path.write_text(text, encoding="utf-8")
     assert path.exists(), (

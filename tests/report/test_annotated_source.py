@@ -13,8 +13,7 @@ from sbp.report.report import SHOWN_CODE, annotated_lines
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 
 
-def shaped(*sizes):
-    return jax.ShapeDtypeStruct(sizes, "float32")
+shaped = lambda *sizes: jax.ShapeDtypeStruct(sizes, "float32")
 
 
 SOURCE = f"""def layer(x, w_in, w_out):
@@ -83,8 +82,3 @@ def test_markup_in_the_source_is_escaped():
     source = SOURCE.replace("# العربية", "# <b>&amp;`x`")
     page = report_of(source, "<marked>").source().html()
     assert "<b>&amp;" not in page and "&lt;b&gt;&amp;amp;" in page
-
-
-def test_a_refused_program_has_no_source():
-    with pytest.raises(sbp.SbpError, match="no plan"):
-        sbp.Report(program=None).source()

@@ -52,8 +52,7 @@ def test_a_type_error_names_the_cell_that_defines_the_function(said):
     lines = said["type error"].splitlines()
     assert lines[0].startswith("error[no-signature]: `x @ w`")
     assert lines[1] == " --> Cell In[2], line 4  in layer, forward"
-    code = lines.index("4 |     return x @ w")
-    assert lines[code + 1].startswith("  |            ^^^^^")
+    assert lines[lines.index("4 |     return x @ w") + 1].startswith("  |            ^^^^^")
     assert "Traceback" not in said["type error"]
 
 
@@ -73,8 +72,7 @@ def test_a_function_of_another_cell_is_named_by_its_own(said):
 
 def test_ipython_says_it_the_same_way(said):
     """The oracle: IPython's own name of a cell, without its colours."""
-    plain = "".join(c for c in said["division"] if c.isprintable() or c == "\n")
-    words = plain
+    words = "".join(c for c in said["division"] if c.isprintable() or c == "\n")
     for part in ("[0m", "[31m", "[32m", "[36m", "[39m"):
         words = words.replace(part, "")
     assert "Cell In[8], line 1" in words

@@ -1,4 +1,4 @@
-"""The picture of a program shows what its plan has."""
+"""The pictures of a program and of its bytes show what its plan has."""
 
 import io
 import math
@@ -15,15 +15,19 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.errors import SbpError
-from sbp.report.flows import GROUPINGS, folded, program_flows
+from sbp.plan.traffic import sends
+from sbp.report.flows import GROUPINGS, Grouping, ProgramFlows, folded, program_flows
+from sbp.report.flows import traffic as chosen
+from sbp.report.report import annotated_lines
 from sbp.report.svg import NAMESPACE, png_of
+from sbp.report.timeline import causes, schedule
+from sbp.report.traffic_picture import MOST_PLACES, matrices
 from sbp.report.wording import bytes_text
 
 MESH = AbstractMesh((2, 4), ("data", "model"))
 
 
-def shape(*dims, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(dims, dtype)
+shape = lambda *dims, dtype=jnp.float32: jax.ShapeDtypeStruct(dims, dtype)
 
 
 def layer(x, w_in, w_out):
@@ -39,8 +43,7 @@ def loss(weights, x):
 
 
 def step(weights, x):
-    grads = jax.grad(loss)(weights, x)
-    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights, x))
 
 
 WEIGHTS = [(shape(256, 1024), shape(1024, 256))] * 6
@@ -66,7 +69,9 @@ def sent(plan):
 
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
-def test_all_bytes_of_the_plan_are_shown(plan, grouping):
+@pytest.mark.parametrize("name", ["plan", "scanned_plan"])
+def test_all_bytes_of_the_plan_are_shown(name, grouping, request):
+    plan = request.getfixturevalue(name)
     flows = program_flows(plan.program, grouping)
     assert flows.bytes == pytest.approx(sent(plan), rel=1e-12)
     assert flows.bytes == pytest.approx(plan.program.cost.bytes_per_device, rel=1e-12)
@@ -90,24 +95,8 @@ def test_a_partial_value_is_shown_from_its_line_to_its_reduction(plan):
 
 def test_layers_that_python_unrolls_are_one_place_with_their_count(plan):
     assert stop(plan, lines(layer) + 2, "forward").runs == 6
-    flows = program_flows(plan.program)
-    names = [(s.name, s.phase) for s in flows.stops]
+    names = [(s.name, s.phase) for s in program_flows(plan.program).stops]
     assert len(set(names)) == len(names)
-
-
-def test_layers_of_a_scan_are_one_place_with_their_trips():
-    def scanned(weights, x):
-        def body(x, pair):
-            return layer(x, *pair), None
-
-        return jax.lax.scan(body, x, weights)[0]
-
-    stacked = (shape(36, 256, 1024), shape(36, 1024, 256))
-    types = (("model:S(2)", "model:S(1)"), "data:S(0)")
-    made = sbp.jit(scanned, MESH, in_types=types, boxing="reduce").plan(stacked, shape(64, 256))
-    assert stop(made, lines(layer) + 2, "forward").runs == 36
-    flows = program_flows(made.program)
-    assert flows.bytes == pytest.approx(made.program.cost.bytes_per_device, rel=1e-12)
 
 
 def test_each_flow_is_one_of_the_graph(plan):
@@ -127,8 +116,7 @@ def test_the_drawing_names_what_the_table_names(plan):
     assert "y = h @ w_out" in words and "forward" in words and "backward" in words
     flows = program_flows(plan.program)
     transfers = sum(len(s.sends) for s in (*flows.stops, flows.results))
-    drawn = [w for w in words if re.search(r"(all_\w+|reduce_scatter|permute)", w)]
-    assert len(drawn) == transfers
+    assert len([w for w in words if re.search(r"(all_\w+|reduce_scatter|permute)", w)]) == transfers
     total = sum(s.bytes for s in flows.costliest)
     assert f"{flows.costliest[0].where}: {bytes_text(total)}" in shown.text(400)
     for shape_ in root.iter(f"{{{NAMESPACE}}}rect"):
@@ -145,8 +133,7 @@ def test_a_picture_as_png_has_its_shapes_and_its_words(plan, monkeypatch):
     width, height = (math.ceil(float(root.attrib[name])) for name in ("width", "height"))
     assert pixels.shape[1] == pytest.approx(width, abs=1)
     assert pixels.shape[0] == pytest.approx(height, abs=1)
-    wordless = png_of(re.sub(r"<text.*?</text>", "", svg), 1)
-    without = matplotlib.image.imread(io.BytesIO(wordless))
+    without = matplotlib.image.imread(io.BytesIO(png_of(re.sub(r"<text.*?</text>", "", svg), 1)))
     assert (pixels[..., :3] < 0.4).sum() > (without[..., :3] < 0.4).sum() + 1000
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     with pytest.raises(SbpError, match=r"install the extra: pip install 'sbp-jax\[png\]'"):
@@ -174,8 +161,6 @@ def test_what_cannot_be_drawn_is_refused(plan):
         plan.report().picture(axis="modle")
     with pytest.raises(SbpError, match="line"):
         plan.report().picture(by="lines")
-    with pytest.raises(SbpError, match="there is no plan to be drawn"):
-        sbp.Report(program=None).picture()
 
 
 def test_branches_of_a_conditional_are_all_shown_and_that_is_said():
@@ -183,8 +168,7 @@ def test_branches_of_a_conditional_are_all_shown_and_that_is_said():
         h = x @ w
         return jax.lax.cond(first, lambda h: jnp.tanh(h.sum(0)), lambda h: jnp.sin(h.max(0)), h)
 
-    types = ("data:S(0)", None, None)
-    made = sbp.jit(step, MESH, in_types=types, boxing="reduce")
+    made = sbp.jit(step, MESH, in_types=("data:S(0)", None, None), boxing="reduce")
     plan = made.plan(shape(64, 256), shape(256, 1024), shape(dtype=bool))
     found = program_flows(plan.program)
     assert found.called == plan.cost.bytes_per_device
@@ -206,3 +190,237 @@ def test_the_numbers_of_layers_fold_and_others_do_not():
     plan = sbp.jit(step, MESH, in_types="data:S(0)").plan(shape(64))
     names = [s.name for s in program_flows(plan.program, "scope").stops]
     assert names == ["block_*/conv2d", "fc1", "fc2"]
+
+
+# ---- where loops begin and end ------------------------------------------------------------------
+
+LAYERS = 6
+
+
+def gelu_layer(x, pair):
+    w_in, w_out = pair
+    h = jax.nn.gelu(x @ w_in)
+    return h @ w_out, None
+
+
+scanned_loss = lambda weights, x: jnp.mean(jax.lax.scan(gelu_layer, x, weights)[0] ** 2)
+
+
+def descent(weights, x):
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(scanned_loss)(weights, x))
+
+
+def recurrent(w, xs):
+    h, _ = jax.lax.scan(lambda h, x: (jnp.tanh(h @ w + x), None), jnp.zeros_like(xs[0]), xs)
+    return jnp.mean(h**2)
+
+
+def recurrent_descent(w, xs):
+    return w - 0.1 * jax.grad(recurrent)(w, xs)
+
+
+@pytest.fixture(scope="module")
+def scanned_plan():
+    weights = shape(LAYERS, 256, 1024), shape(LAYERS, 1024, 256)
+    types = (("data:S(1) model:S(2)", "data:S(2) model:S(1)"), "data:S(0)")
+    return sbp.jit(descent, MESH, in_types=types, out_types=types[0]).plan(weights, shape(64, 256))
+
+
+def test_the_caption_says_what_one_collective_sends(scanned_plan):
+    found = [send for s in program_flows(scanned_plan.program).costliest for send in s.sends]
+    assert {s.kind for s in found} == {"all_reduce"} and len({s.axes for s in found}) == 2
+    over = {a: sum(s.bytes for s in found if s.axes == a) for a in ("data", "model")}
+    assert over["data"] > over["model"]
+    total, most = (bytes_text(sent) for sent in (sum(over.values()), over["data"]))
+    assert f"{total}, {most} of them by all_reduce over data" in " ".join(
+        scanned_plan.report().picture().text().split()
+    )
+
+
+def test_collectives_over_different_axes_have_different_times(scanned_plan):
+    found = [c for c in causes(schedule(scanned_plan.program)) if c.axes]
+    here = [
+        c for c in found if c.line[1].endswith(f":{lines(gelu_layer) + 2}") and c.phase == "forward"
+    ]
+    assert sorted((c.what, c.axes, c.runs) for c in here) == [
+        ("all_reduce", ("data",), LAYERS),
+        ("all_reduce", ("model",), LAYERS),
+    ]
+
+
+def test_a_line_runs_as_often_as_its_loop_however_many_operations_it_has(scanned_plan):
+    assert stop(scanned_plan, lines(gelu_layer) + 2, "forward").runs == LAYERS
+    assert stop(scanned_plan, lines(gelu_layer) + 2, "backward").runs == LAYERS
+
+
+def test_what_converts_the_operand_of_a_loop_stands_at_the_loop(scanned_plan):
+    (before,) = [s for s in sends(scanned_plan.program) if not s.regions]
+    assert before.runs == 1 and before.node is not None and before.node.op == "scan"
+    (sent,) = stop(scanned_plan, lines(scanned_loss), "forward").sends
+    assert (sent.kind, sent.axes, sent.runs) == (before.kind, before.axes, 1)
+    assert all(s.runs == LAYERS for s in stop(scanned_plan, lines(gelu_layer) + 2, "forward").sends)
+
+
+def test_the_reduction_of_a_gradient_after_a_loop_belongs_to_the_backward_pass():
+    f = sbp.jit(recurrent_descent, MESH, in_types=("B", "data:S(1)"), out_types="B")
+    plan = f.plan(shape(64, 64), shape(16, 32, 64))
+    (after,) = [s for s in sends(plan.program) if s.reduces and not s.regions]
+    assert after.reader is not None and not after.reader.backward
+    assert after.phase == "backward" and after.runs == 1
+    assert {phase for _, phase in program_flows(plan.program).sums(lambda s: s.phase)} == {
+        "backward"
+    }
+
+
+def test_the_picture_and_the_source_name_the_same_line(scanned_plan):
+    most = max(annotated_lines(scanned_plan.program), key=lambda a: a.bytes_per_device)
+    (name,) = {s.name for s in program_flows(scanned_plan.program).costliest}
+    assert name == f"{most.file}:{most.line}"
+    assert f"the line {program_flows(scanned_plan.program).costliest[0].where}" in " ".join(
+        scanned_plan.report().picture().text().split()
+    )
+
+
+# ---- bytes by mesh axis, phase and place --------------------------------------------------------
+
+relu_layer = lambda x, w_in, w_out: jax.nn.relu(x @ w_in) @ w_out
+
+
+def scoped_loss(weights, x):
+    for number, (w_in, w_out) in enumerate(weights):
+        with jax.named_scope(f"layer_{number}"):
+            x = relu_layer(x, w_in, w_out)
+    with jax.named_scope("loss"):
+        return jnp.mean(x * x)
+
+
+def scoped_step(weights, x):
+    grads = jax.grad(scoped_loss)(weights, x)
+    with jax.named_scope("sgd"):
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads)
+
+
+@pytest.fixture(scope="module")
+def scoped_plan():
+    types = (TYPES[0][:3], "data:S(0)")
+    made = sbp.jit(scoped_step, MESH, in_types=types, out_types=types[0], boxing="reduce")
+    return made.plan(WEIGHTS[:3], shape(64, 256))
+
+
+def scanned(weights, x):
+    body = lambda x, pair: (relu_layer(x, *pair), None)
+
+    return jax.lax.scan(body, x, weights)[0].sum()
+
+
+@pytest.fixture(scope="module")
+def scan():
+    stacked = (shape(6, 256, 1024), shape(6, 1024, 256))
+    types = (("data:S(1) model:S(2)", "data:S(2) model:S(1)"), "data:S(0)")
+    made = sbp.jit(jax.grad(scanned), MESH, in_types=types, out_types=types[0])
+    return made.plan(stacked, shape(64, 256))
+
+
+def traffic(program, grouping: Grouping | None = None) -> ProgramFlows:
+    return chosen(program) if grouping is None else program_flows(program, grouping)
+
+
+by_moment = lambda found: found.sums(lambda stop: stop.phase)
+
+
+def listed(program):
+    """Bytes that the plan's conversions list, by their mesh axes, times their trips."""
+    found = {}
+    for planned in program.boxes():
+        for one in planned.box.steps:
+            names = ", ".join(program.mesh.names[k] for k in one.mesh_axes)
+            found[names] = found.get(names, 0.0) + one.bytes_sent * planned.trips
+    return {names: bytes_ for names, bytes_ in found.items() if bytes_}
+
+
+@pytest.mark.parametrize("which", ["scoped_plan", "scan"])
+@pytest.mark.parametrize("grouping", [None, "line", "function", "scope"])
+def test_sums_are_those_of_the_plan(which, grouping, request):
+    program = request.getfixturevalue(which).program
+    found = traffic(program, grouping)
+    assert found.bytes == pytest.approx(program.cost.bytes_per_device, rel=1e-12)
+    by_axes = {}
+    for (axes, _), bytes_ in by_moment(found).items():
+        by_axes[axes] = by_axes.get(axes, 0.0) + bytes_
+    assert by_axes == pytest.approx(listed(program), rel=1e-12)
+    for matrix in matrices((found,)):
+        assert sum(matrix.plans[0].values()) == pytest.approx(found.bytes, rel=1e-12)
+        assert {r for r, _ in matrix.plans[0]} == set(matrix.rows)
+        assert {c for _, c in matrix.plans[0]} == set(matrix.columns)
+
+
+def test_gradients_are_summed_over_data_once_per_weight(scoped_plan):
+    """An all-reduce over two devices sends the whole of its operand once: a quarter of a weight."""
+    assert by_moment(traffic(scoped_plan.program))["data", "backward"] == pytest.approx(
+        2 * 3 * 256 * 1024 * 4 / 4
+    )
+
+
+def test_bytes_of_the_backward_pass_are_of_what_its_operations_read_and_of_gradients(scoped_plan):
+    read = sum(
+        one.bytes_sent * planned.trips
+        for planned in scoped_plan.program.boxes()
+        if any(n is not None and n.backward for n in (planned.box.reader, planned.box.maker))
+        for one in planned.box.steps
+    )
+    sums = by_moment(traffic(scoped_plan.program))
+    assert read > 0
+    assert sum(b for (_, m), b in sums.items() if m == "backward") == pytest.approx(read)
+
+
+def test_two_plans_stand_side_by_side(scoped_plan):
+    other = sbp.jit(scoped_step, MESH, in_types=("B", "data:S(0)")).plan(
+        WEIGHTS[:3], shape(64, 256)
+    )
+    (svg,) = scoped_plan.report().bytes(other.report()).svg()
+    words = [t.text for t in ElementTree.fromstring(svg).iter(f"{{{NAMESPACE}}}text")]
+    assert "this plan" in words and "the other plan" in words
+    both = traffic(scoped_plan.program), traffic(other.program)
+    for matrix in matrices(both):
+        for sums, one in zip(matrix.plans, both, strict=True):
+            assert sum(sums.values()) == pytest.approx(one.bytes, rel=1e-12)
+
+
+def test_the_drawing_has_each_cell_of_the_table(scoped_plan):
+    shown = scoped_plan.report().bytes()
+    root = ElementTree.fromstring(shown.svg()[0])
+    titles = [t.text or "" for t in root.iter(f"{{{NAMESPACE}}}title")]
+    for matrix in matrices((traffic(scoped_plan.program),)):
+        for row in matrix.rows:
+            for column in matrix.columns:
+                assert any(t.startswith(f"{row}, {column}: ") for t in titles)
+    for box in root.iter(f"{{{NAMESPACE}}}rect"):
+        right = float(box.attrib["x"]) + float(box.attrib["width"])
+        assert right <= float(root.attrib["width"]), "a cell is cut"
+    for width in (80, 200):
+        assert [line for line in shown.lines(width) if len(line) > width] == []
+
+
+def test_many_places_are_added_up_in_one_row():
+    def many(x, w):
+        for k in range(MOST_PLACES + 4):
+            with jax.named_scope("s" + chr(ord("a") + k)):
+                x = jnp.tanh(x @ w)
+        return x
+
+    made = sbp.jit(many, MESH, in_types=("model:S(1)", "model:S(0)"), boxing="reduce")
+    found = traffic(made.plan(shape(64, 64), shape(64, 64)).program)
+    _, by_place = matrices((found,))
+    assert len(found.places) > MOST_PLACES
+    assert len(by_place.rows) == MOST_PLACES + 1 and "other place" in by_place.rows[-1]
+    assert sum(by_place.plans[0].values()) == pytest.approx(found.bytes, rel=1e-12)
+
+
+def test_a_plan_that_sends_nothing_says_so():
+    made = sbp.jit(jnp.tanh, MESH, in_types=("data:S(0)",)).plan(shape(64, 64))
+    assert "no device sends anything" in made.report().bytes().text()
+
+
+def test_only_a_report_stands_beside_another(scoped_plan):
+    with pytest.raises(SbpError, match="other must be a Report"):
+        scoped_plan.report().bytes(scoped_plan)

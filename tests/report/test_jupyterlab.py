@@ -58,8 +58,7 @@ def rules(style):
 
 def specificity(selector):
     classes = len(re.findall(r"[.:\[](?=[\w-])", selector))
-    names = len(re.findall(r"(?:^|[\s>+~])[a-z][\w-]*", selector))
-    return classes, names
+    return classes, len(re.findall(r"(?:^|[\s>+~])[a-z][\w-]*", selector))
 
 
 def set_on(element, style):

@@ -94,8 +94,7 @@ def test_even_shards_are_those_of_jax():
     where = sharding.devices_indices_map(shape)
     for shard, device in ((s, d) for s in found.shards for d in s.devices):
         indices = where[mesh.devices.flat[device]]
-        by_jax = tuple(i.indices(n)[:2] for i, n in zip(indices, shape, strict=True))
-        assert shard.extents == by_jax
+        assert shard.extents == tuple(i.indices(n)[:2] for i, n in zip(indices, shape, strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,7 @@ GRID = AbstractMesh((4, 2), ("x", "y"))
 ADAMW = optax.adamw(1e-3)
 
 
-def shape(*dims, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(dims, dtype)
+shape = lambda *dims, dtype=jnp.float32: jax.ShapeDtypeStruct(dims, dtype)
 
 
 PARAMS = {"w_in": shape(256, 1024), "w_out": shape(1024, 256)}
@@ -56,8 +55,7 @@ def of_mlp(mesh, weights, moments, batch, rows=4096):
     return used(mlp_step, mesh, types, PARAMS, STATE, x, x)
 
 
-def both(kind):
-    return {"w_in": kind, "w_out": kind}
+both = lambda kind: {"w_in": kind, "w_out": kind}
 
 
 MEGATRON = {"w_in": "x:S(1)", "w_out": "x:S(0)"}
@@ -89,65 +87,31 @@ def test_training_a_perceptron(weights, moments, batch, rows, said):
     assert of_mlp(LINE, weights, moments, batch, rows)[0].startswith(said)
 
 
-def test_an_axis_that_splits_nothing_is_unused():
-    weights = {"w_in": "y:S(1)", "w_out": "y:S(0)"}
-    found = used(mlp, GRID, (weights, "B"), PARAMS, shape(64, 256), out_types="B", boxing="reduce")
-    assert found == ["unused: its devices all do the same", "tensor parallel"]
+def by_hand(x, w):
+    summed = jax.shard_map(
+        lambda x: jax.lax.psum(x * jax.lax.axis_index("x"), "x"),
+        mesh=LINE,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )(x)
+    return summed @ w
 
 
-def test_an_axis_that_no_product_uses_is_not_called_unused():
-    x, w = shape(64, 256), shape(256, 128)
-    whole = "the same on all its devices in forward products"
-
-    def later(x, w):
-        return jnp.sort(sbp.annotate(x @ w, "x:B"), 1)
-
-    assert used(later, LINE, ("x:B", "x:B"), x, w, out_types="x:S(0)") == [whole]
-
-    def by_hand(x, w):
-        summed = jax.shard_map(
-            lambda x: jax.lax.psum(x * jax.lax.axis_index("x"), "x"),
-            mesh=LINE,
-            in_specs=PartitionSpec(),
-            out_specs=PartitionSpec(),
-            check_vma=False,
-        )(x)
-        return summed @ w
-
-    assert used(by_hand, LINE, "B", x, w, out_types="B", boxing="explicit") == [whole]
-    (found,) = used(lambda x, w: x @ w, LINE, ("x:B", "x:S(0)"), x, w, out_types="x:B")
-    assert found.startswith(f"{whole}, weights gathered on use")
+def experts(params, x):
+    h = jax.nn.relu(jnp.einsum("ecm,emh->ech", x, params["w_in"]))
+    return jnp.einsum("ech,ehm->ecm", h, params["w_out"])
 
 
-def test_two_axes_are_told_apart():
-    weights = {"w_in": "y:S(1)", "w_out": "y:S(0)"}
-    types = (weights, "x:S(0)")
-    found = used(mlp, GRID, types, PARAMS, shape(512, 256), out_types="x:S(0)")
-    assert found == ["data parallel", "tensor parallel"]
+def stages(weights, parts):
+    """The same weights in turns of a loop."""
 
+    def turn(buffer, part):
+        moved = jnp.roll(buffer, 1, 0).at[0].set(part)
+        done = jax.nn.gelu(jnp.einsum("gbm,gmn->gbn", moved, weights))
+        return done, done[-1]
 
-def test_weights_that_are_numbered_make_an_axis_expert_parallel():
-    weights = {"w_in": shape(8, 256, 512), "w_out": shape(8, 512, 256)}
-
-    def experts(params, x):
-        h = jax.nn.relu(jnp.einsum("ecm,emh->ech", x, params["w_in"]))
-        return jnp.einsum("ech,ehm->ecm", h, params["w_out"])
-
-    tokens = shape(8, 4096, 256)
-    assert used(experts, LINE, (both("x:S(0)"), "x:S(0)"), weights, tokens) == ["expert parallel"]
-
-
-def test_the_same_weights_in_turns_of_a_loop_are_stages():
-    def stages(weights, parts):
-        def turn(buffer, part):
-            moved = jnp.roll(buffer, 1, 0).at[0].set(part)
-            done = jax.nn.gelu(jnp.einsum("gbm,gmn->gbn", moved, weights))
-            return done, done[-1]
-
-        return jax.lax.scan(turn, jnp.zeros((8, *parts.shape[1:])), parts)[1]
-
-    found = used(stages, LINE, ("x:S(0)", "B"), shape(8, 1024, 1024), shape(16, 64, 1024))
-    assert found == ["pipeline of stages"]
+    return jax.lax.scan(turn, jnp.zeros((8, *parts.shape[1:])), parts)[1]
 
 
 def attention(weights, x):
@@ -156,64 +120,159 @@ def attention(weights, x):
     return jnp.einsum("bts,bsm->btm", scores, v)
 
 
-def test_tokens_that_meet_others_make_an_axis_sequence_parallel():
-    x = shape(2, 16384, 64)
-    assert used(attention, LINE, ("B", "x:S(1)"), shape(64, 192), x) == ["sequence parallel"]
-    assert used(attention, LINE, ("B", "x:S(0)"), shape(64, 192), shape(8, 512, 64)) == [
-        "data parallel"
-    ]
+def convolve(kernel, x):
+    names = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=names)
 
 
-def test_images_whose_borders_are_exchanged_are_split_in_space():
-    def convolve(kernel, x):
-        names = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=names)
+def adapted(adapter, frozen, x, y):
+    """Only the adapter is trained, beside a frozen weight."""
 
-    found = used(convolve, LINE, ("B", "x:S(1)"), shape(3, 3, 64, 64), shape(2, 512, 512, 64))
-    assert found == ["images split in space"]
+    def loss(adapter):
+        h = jax.nn.gelu(x @ frozen + x @ adapter[0] @ adapter[1])
+        return jnp.mean((h - y) ** 2)
 
-
-def test_only_what_is_certain_is_named():
-    def adapted(adapter, frozen, x, y):
-        def loss(adapter):
-            h = jax.nn.gelu(x @ frozen + x @ adapter[0] @ adapter[1])
-            return jnp.mean((h - y) ** 2)
-
-        return jax.tree.map(lambda p, g: p - 0.1 * g, adapter, jax.grad(loss)(adapter))
-
-    adapter, x = (shape(256, 4), shape(4, 256)), shape(64, 256)
-    types = (None, "y:S(1)", "x:S(0)", "x:S(0)")
-    found = used(adapted, GRID, types, adapter, shape(256, 256), x, x)
-    assert found[0].startswith("data parallel")  # not: sequence parallel
-
-    def decoded(weights, h):
-        def turn(h, _):
-            return jax.nn.relu(jnp.einsum("ecm,emh->ech", h, weights)), None
-
-        return jax.lax.scan(turn, h, length=5)[0]
-
-    types = ("x:S(0)", "x:S(0)")
-    found = used(decoded, LINE, types, shape(8, 256, 256), shape(8, 64, 256))
-    assert found == ["expert parallel"]  # a loop, but no device passes anything to the next one
+    return jax.tree.map(lambda p, g: p - 0.1 * g, adapter, jax.grad(loss)(adapter))
 
 
-def test_rows_of_a_table_that_are_split_are_named():
-    def look_up(table, weights, ids):
-        return table[ids] @ weights
+def decoded(weights, h):
+    """A loop over experts in which no device passes anything to the next one."""
 
-    types = ("x:S(0)", "x:S(1)", "B")
-    args = shape(262144, 256), shape(256, 1024), shape(64, dtype=jnp.int32)
-    assert used(look_up, LINE, types, *args) == ["tensor parallel, vocabulary split"]
+    def turn(h, _):
+        return jax.nn.relu(jnp.einsum("ecm,emh->ech", h, weights)), None
+
+    return jax.lax.scan(turn, h, length=5)[0]
 
 
-def test_a_program_without_products_has_no_strategy():
-    assert used(lambda x: x + 1, LINE, ("x:S(0)",), shape(8, 8)) == []
+X, W = shape(64, 256), shape(256, 128)
+SPLIT = {"w_in": "y:S(1)", "w_out": "y:S(0)"}
+EXPERTS = {"w_in": shape(8, 256, 512), "w_out": shape(8, 512, 256)}
+WHOLE = "the same on all its devices in forward products"
+
+
+@pytest.mark.parametrize(
+    ("fn", "mesh", "types", "args", "options", "said"),
+    [
+        (
+            mlp,
+            GRID,
+            (SPLIT, "B"),
+            (PARAMS, X),
+            {"out_types": "B", "boxing": "reduce"},
+            ["unused: its devices all do the same", "tensor parallel"],
+        ),
+        (
+            mlp,
+            GRID,
+            (SPLIT, "x:S(0)"),
+            (PARAMS, shape(512, 256)),
+            {"out_types": "x:S(0)"},
+            ["data parallel", "tensor parallel"],
+        ),
+        (
+            lambda x, w: jnp.sort(sbp.annotate(x @ w, "x:B"), 1),
+            LINE,
+            ("x:B", "x:B"),
+            (X, W),
+            {"out_types": "x:S(0)"},
+            [WHOLE],
+        ),
+        (by_hand, LINE, "B", (X, W), {"out_types": "B", "boxing": "explicit"}, [WHOLE]),
+        (
+            experts,
+            LINE,
+            (both("x:S(0)"), "x:S(0)"),
+            (EXPERTS, shape(8, 4096, 256)),
+            {},
+            ["expert parallel"],
+        ),
+        (
+            stages,
+            LINE,
+            ("x:S(0)", "B"),
+            (shape(8, 1024, 1024), shape(16, 64, 1024)),
+            {},
+            ["pipeline of stages"],
+        ),
+        (
+            attention,
+            LINE,
+            ("B", "x:S(1)"),
+            (shape(64, 192), shape(2, 16384, 64)),
+            {},
+            ["sequence parallel"],
+        ),
+        (
+            attention,
+            LINE,
+            ("B", "x:S(0)"),
+            (shape(64, 192), shape(8, 512, 64)),
+            {},
+            ["data parallel"],
+        ),
+        (
+            convolve,
+            LINE,
+            ("B", "x:S(1)"),
+            (shape(3, 3, 64, 64), shape(2, 512, 512, 64)),
+            {},
+            ["images split in space"],
+        ),
+        (
+            lambda table, weights, ids: table[ids] @ weights,
+            LINE,
+            ("x:S(0)", "x:S(1)", "B"),
+            (shape(262144, 256), shape(256, 1024), shape(64, dtype=jnp.int32)),
+            {},
+            ["tensor parallel, vocabulary split"],
+        ),
+        (
+            adapted,
+            LINE,
+            (None, "B", "x:S(0)", "x:S(0)"),
+            ((shape(256, 4), shape(4, 256)), shape(256, 256), X, X),
+            {},
+            ["data parallel"],
+        ),
+        (
+            decoded,
+            LINE,
+            ("x:S(0)", "x:S(0)"),
+            (shape(8, 256, 256), shape(8, 64, 256)),
+            {},
+            ["expert parallel"],
+        ),
+        (lambda x: x + 1, LINE, ("x:S(0)",), (shape(8, 8),), {}, []),
+    ],
+    ids=[
+        "an axis that splits nothing",
+        "two axes",
+        "an axis that no product uses",
+        "a region by hand",
+        "weights that are numbered",
+        "the same weights in turns of a loop",
+        "tokens that meet others",
+        "samples",
+        "images whose borders are exchanged",
+        "rows of a table",
+        "an adapter beside frozen weights",
+        "experts in a loop",
+        "no products",
+    ],
+)
+def test_the_strategy_of_a_program(fn, mesh, types, args, options, said):
+    assert used(fn, mesh, types, *args, **options) == said
+
+
+def test_weights_gathered_on_use_are_named():
+    types = ("x:B", "x:S(0)")
+    (found,) = used(lambda x, w: x @ w, LINE, types, X, W, out_types="x:B")
+    assert found.startswith(f"{WHOLE}, weights gathered on use")
 
 
 def test_phases_of_a_step():
     x = shape(8, 256)
-    plan = sbp.jit(mlp_step, LINE).plan(PARAMS, STATE, x, x)
-    graph = plan.program.graph
+    graph = sbp.jit(mlp_step, LINE).plan(PARAMS, STATE, x, x).program.graph
     found = Phases(graph).of
     assert set(found) == {node.id for node in graph.walk()}
     lines = {"forward": set(), "backward": set(), "update": set()}

@@ -24,8 +24,7 @@ def test_a_drawing_is_sound_xml_whatever_its_words_are():
     assert (root.get("width"), root.get("height")) == ("120", "40")
     shown = WORDS.replace("\x00", "\ufffd").replace("\x1b", "\ufffd")
     shown = shown.replace("\u202e", "\ufffd").replace("\u202c", "\ufffd")
-    titles = [t.text for t in root.iter(f"{{{NAMESPACE}}}title")]
-    assert titles == [shown] * 3
+    assert [t.text for t in root.iter(f"{{{NAMESPACE}}}title")] == [shown] * 3
     assert [t.text for t in root.iter(f"{{{NAMESPACE}}}text")] == [shown]
     assert root.get("aria-label") == shown
 
@@ -41,8 +40,7 @@ def test_terminals_and_those_who_cannot_see_get_the_facts_in_words():
         caption="a `box`", svg=drawing().svg("box"), instead=(Facts(pairs=(("a", "b"),)),)
     )
     page = Page(parts=(picture,))
-    lines = [line.plain for line in page_lines(page, 80)]
-    assert lines == ["a `box`", "a  b"]
+    assert [line.plain for line in page_lines(page, 80)] == ["a `box`", "a  b"]
     shown = page_html(page)
     assert "<svg" in shown and "in words" in shown and "<dd>b</dd>" in shown
     assert "\x1b" not in shown

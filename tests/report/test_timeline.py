@@ -1,4 +1,6 @@
-"""The picture of time shows all of the plan's modelled time, and each collective in its lane."""
+"""The pictures of time and memory show what the plan has: all of its modelled time with each
+collective in its lane, and its peak with each class of bytes. What limits a program adds up to the
+plan's time. FLOPs and bytes are counted by hand."""
 
 import re
 from collections import defaultdict
@@ -10,16 +12,15 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 import sbp
-from sbp.errors import SbpError
+from sbp.report.memory import COLUMNS, live_bytes
 from sbp.report.svg import NAMESPACE
-from sbp.report.timeline import causes, lane_seconds, schedule
+from sbp.report.timeline import causes, lane_seconds, limits, schedule
 
 MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-D, H = 2048, 8192
+LAYERS, D, H, TOKENS = 12, 2048, 8192, 8192
 
 
-def shape(*dims, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(dims, dtype)
+shape = lambda *dims, dtype=jnp.float32: jax.ShapeDtypeStruct(dims, dtype)
 
 
 def block(x, pair):
@@ -50,13 +51,12 @@ def repeated(weights, x):
 
 def train(loss):
     def step(weights, x):
-        grads = jax.grad(loss)(weights, x)
-        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights, x))
 
     return step
 
 
-WEIGHTS = (shape(12, D, H), shape(12, H, D))
+WEIGHTS = (shape(LAYERS, D, H), shape(LAYERS, H, D))
 GATHERED = ("data:S(1) model:S(2)", "model:S(1) data:S(2)")
 SPLIT = ("model:S(2)", "model:S(1)")
 PROGRAMS = {
@@ -116,15 +116,12 @@ def test_each_conversion_is_in_the_lane_of_its_axes(plans, name):
 
 
 def test_loops_are_marked_with_their_trips(plans):
-    loops = schedule(plans["scanned"].program).loops
-    assert [one.loop.trips for one in loops] == [12, 12]
-    svg = plans["scanned"].report().timeline().svg()[0]
-    assert svg.count("all 12 runs of scan") >= 2
+    assert [one.loop.trips for one in schedule(plans["scanned"].program).loops] == [12, 12]
+    assert plans["scanned"].report().timeline().svg()[0].count("all 12 runs of scan") >= 2
     assert "How often a while loop runs is assumed" in words(plans["while"].report().timeline())
 
 
-def words(shown):
-    return " ".join(shown.text().split())
+words = lambda shown: " ".join(shown.text().split())
 
 
 def test_the_text_has_the_seconds_of_the_picture(plans):
@@ -157,8 +154,7 @@ def test_short_operations_share_boxes():
             x = jnp.sin(x)
         return x
 
-    report = sbp.jit(many, MESH, in_types="data:S(0)").plan(shape(4096)).report()
-    found = report.timeline().svg()[0]
+    found = sbp.jit(many, MESH, in_types="data:S(0)").plan(shape(4096)).report().timeline().svg()[0]
     assert "short operations" in found and found.count("<rect") < 700
 
 
@@ -183,9 +179,8 @@ def test_a_region_by_hand_is_said_to_have_no_time():
     def step(x):
         return jax.shard_map(jnp.sin, mesh=MESH, in_specs=spec, out_specs=spec)(x)
 
-    report = sbp.jit(step, MESH).plan(shape(64)).report()
     assert "written by hand: only the time of reading and writing is modelled" in words(
-        report.timeline()
+        sbp.jit(step, MESH).plan(shape(64)).report().timeline()
     )
 
 
@@ -208,11 +203,251 @@ def test_a_loop_without_trips_takes_no_time():
     assert schedule(none).seconds == pytest.approx(none.cost.seconds, rel=1e-3)
 
 
-def test_what_has_no_plan_has_no_pictures():
-    def wrong(x, w):
-        return sbp.split(x, 1, "model") @ sbp.split(w, 1, "model")
+# ---- what limits a program ----------------------------------------------------------------------
 
-    report = sbp.jit(wrong, MESH, boxing="explicit").check(shape(8, 8), shape(8, 8))
-    for show in (report.timeline, report.memory):
-        with pytest.raises(SbpError, match="there is no plan"):
-            show()
+
+def named_layer(x, pair):
+    w_in, w_out = pair
+    with jax.named_scope("block"):
+        return jax.nn.relu(x @ w_in) @ w_out, None
+
+
+layers_loss = lambda weights, x: jnp.mean(jax.lax.scan(named_layer, x, weights)[0] ** 2)
+
+
+remat_loss = lambda weights, x: jnp.mean(
+    jax.lax.scan(jax.checkpoint(named_layer), x, weights)[0] ** 2
+)
+
+
+FORWARD = 3 * 2 * 2 * 512 * 256 * 1024
+"""Two products of each layer, two operations for each of their terms."""
+
+
+@pytest.fixture(scope="module")
+def h100_plans():
+    made = {"forward": layers_loss, "train": train(layers_loss), "remat": train(remat_loss)}
+    weights, x = (shape(3, 256, 1024), shape(3, 1024, 256)), shape(512, 256)
+    types = (SPLIT, "data:S(0)")
+    return {
+        name: sbp.jit(fn, MESH, in_types=types, hardware="h100").plan(weights, x)
+        for name, fn in made.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["forward", "train", "remat"])
+def test_the_seconds_are_those_of_the_plan(h100_plans, name):
+    # Of a gradient of a scan, the plan's time is 0.04% longer than its instructions together.
+    found = limits(h100_plans[name].program)
+    assert sum(found.seconds.values()) == pytest.approx(
+        h100_plans[name].program.cost.seconds, rel=1e-3
+    )
+
+
+def test_flops_are_those_counted_by_hand(h100_plans):
+    assert limits(h100_plans["forward"].program).flops == FORWARD
+    # A backward pass has two products for each one of the forward pass.
+    found = limits(h100_plans["train"].program)
+    by_phase = {
+        p: sum(w.flops for w in found.works if w.phase == p) for p in ("forward", "backward")
+    }
+    assert by_phase == {"forward": FORWARD, "backward": 2 * FORWARD}
+
+
+def test_what_rematerialisation_repeats_does_not_count(h100_plans):
+    kept, remat = (limits(h100_plans[name].program) for name in ("train", "remat"))
+    assert remat.flops == kept.flops and kept.repeated == 0
+    assert 0 < remat.repeated <= FORWARD
+
+
+def test_utilisation_is_flops_over_peak(h100_plans):
+    program = h100_plans["train"].program
+    assert limits(program).utilisation == pytest.approx(
+        3 * FORWARD / (8 * sbp.HARDWARE["h100"].flops_per_second * program.cost.seconds), rel=1e-6
+    )
+
+
+matmul = lambda x, w: x @ w
+
+
+def bound(rows, inner, columns, mesh, types, dtype=jnp.bfloat16):
+    made = sbp.jit(matmul, mesh, in_types=types[:2], out_types=types[2], hardware="h100")
+    plan = made.plan(shape(rows, inner, dtype=dtype), shape(inner, columns, dtype=dtype))
+    seconds = limits(plan.program).seconds
+    return max(seconds, key=lambda k: seconds[k])
+
+
+def test_the_bound_is_what_the_program_is_made_for():
+    line = AbstractMesh((8,), ("x",))
+    whole = ("x:S(0)", "x:B", "x:S(0)")
+    assert bound(65536, 8192, 8192, line, whole) == "compute"
+    assert bound(4096, 64, 64, line, whole) == "memory"
+    assert bound(512, 8192, 512, line, ("x:S(1)", "x:S(0)", "x:B")) == "link x"
+
+
+def test_the_report_says_that_time_is_modelled(h100_plans):
+    text = h100_plans["train"].report().roofline().text()
+    assert "nothing was measured" in " ".join(text.split()) and "hardware h100" in text
+    assert "block" in text and "limits: 4.83 GFLOP per call" in text
+
+
+def test_a_region_by_hand_is_said_not_to_be_counted():
+    def region(x):
+        return jax.lax.psum(x @ x.T, "model")
+
+    split, whole = jax.sharding.PartitionSpec(None, "model"), jax.sharding.PartitionSpec()
+
+    def step(x):
+        return jax.shard_map(region, mesh=MESH, in_specs=split, out_specs=whole)(x) @ x
+
+    text = " ".join(str(sbp.jit(step, MESH).plan(shape(64, 64)).report().roofline()).split())
+    assert "1 region written by hand: FLOPs and time are not counted" in text
+
+
+# ---- memory -------------------------------------------------------------------------------------
+
+STATE = 2 * LAYERS * D * H * 4
+"""Bytes of the weights, and of the moments."""
+
+
+def momentum(weights, moments, x):
+    moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, jax.grad(scanned)(weights, x))
+    return jax.tree.map(lambda w, m: w - 0.1 * m, weights, moments), moments
+
+
+def updated(types=SPLIT, *, donated=(0, 1), memory_limit=None):
+    made = sbp.jit(
+        momentum,
+        MESH,
+        in_types=(types, types, "data:S(0)"),
+        out_types=(types, types),
+        donate_argnums=donated,
+        memory_limit=memory_limit,
+    )
+    return made.plan(WEIGHTS, WEIGHTS, shape(TOKENS, D))
+
+
+@pytest.fixture(scope="module")
+def memory_plans():
+    return {"tensor": updated(), "gathered": updated(GATHERED), "kept": updated(donated=())}
+
+
+@pytest.mark.parametrize("name", ["tensor", "gathered", "kept"])
+def test_the_peak_is_that_of_the_plan(memory_plans, name):
+    found, cost = live_bytes(memory_plans[name].program), memory_plans[name].cost
+    assert found.peak.total == pytest.approx(cost.peak_memory_bytes, rel=1e-9)
+    assert max(m.total for m in found.moments) == found.peak.total
+
+
+@pytest.mark.parametrize("name", ["tensor", "gathered", "kept"])
+def test_what_is_alive_is_what_the_peak_has(memory_plans, name):
+    found = live_bytes(memory_plans[name].program)
+    by_class: dict[str, float] = {kind: 0.0 for kind in found.peak.bytes}
+    for one, count in found.held:
+        by_class[one.kind] += count * one.bytes_per_device
+    for kind, size in found.peak.bytes.items():
+        if kind == "temporaries":  # also what operations need while they run
+            assert by_class[kind] <= size
+        elif kind not in ("gaps", "results"):
+            assert by_class[kind] == pytest.approx(size)
+
+
+def test_arguments_are_counted_by_hand(memory_plans):
+    for name, parts in (("tensor", 4), ("gathered", 8)):
+        for moment in live_bytes(memory_plans[name].program).moments:
+            assert moment.bytes["weights"] == STATE / parts
+            assert moment.bytes["optimiser"] == STATE / parts
+            assert moment.bytes["other arguments"] == TOKENS / 2 * D * 4
+
+
+def test_results_without_donation_take_as_much_again(memory_plans):
+    assert "results" not in live_bytes(memory_plans["tensor"].program).peak.bytes
+    assert live_bytes(memory_plans["kept"].program).peak.bytes["results"] == 2 * STATE / 4
+
+
+def test_the_backward_pass_has_the_activations_of_all_layers(memory_plans):
+    # Rematerialisation keeps what enters each layer; tokens are split over both axes between them.
+    found = live_bytes(memory_plans["tensor"].program).peak
+    assert found.phase == "backward"
+    assert found.bytes["activations"] == LAYERS * TOKENS / 8 * D * 4
+    # Their gradients are added up in whole stacks, split over both axes.
+    assert found.bytes["gradients"] == pytest.approx(STATE / 8)
+
+
+def test_gathered_weights_are_copies(memory_plans):
+    moments = live_bytes(memory_plans["gathered"].program).moments
+    assert max(m.bytes.get("copies of weights", 0.0) for m in moments) >= D * H / 8 * 4
+
+
+def test_the_limit_is_a_line_where_it_is_near(memory_plans):
+    def limits(plan):
+        svg = ElementTree.fromstring(plan.report().memory().svg()[0])
+        titles = [t.text or "" for t in svg.iter(f"{{{NAMESPACE}}}title")]
+        return [t for t in titles if t.startswith("limit")]
+
+    far, near = memory_plans["tensor"], updated(memory_limit=2**31)
+    assert limits(far) == [] and limits(near) == ["limit 2.0 GiB"]
+    assert "limit 16.0 GiB, above" in far.report().memory().svg()[0]
+    assert "limit 2.0 GiB, above" not in near.report().memory().svg()[0]
+    text = words(near.report().memory())
+    share = near.cost.peak_memory_bytes / (2**31)
+    assert f"{share:.1%} of memory_limit, 2.0 GiB" in text
+
+
+def test_the_drawing_has_an_area_for_each_class(memory_plans):
+    found = live_bytes(memory_plans["gathered"].program)
+    svg = ElementTree.fromstring(memory_plans["gathered"].report().memory().svg()[0])
+    areas = list(svg.iter(f"{{{NAMESPACE}}}polygon"))
+    seen = {kind for m in found.moments for kind, size in m.bytes.items() if size}
+    assert {(a.findtext(f"{{{NAMESPACE}}}title") or "").split(":")[0] for a in areas} == seen
+    # The areas of all classes together are as high as the peak at its moment.
+    heights = [[float(p.split(",")[1]) for p in (a.get("points") or "").split()] for a in areas]
+    top, bottom = min(min(h) for h in heights), max(max(h) for h in heights)
+    assert (bottom - top) == pytest.approx(180 / 1.1, abs=0.02)
+
+
+def test_a_picture_of_many_moments_has_the_fullest():
+    def many(x):
+        for number in range(400):
+            x = x @ x if number == 250 else jnp.cumsum(x, 0)
+        return x
+
+    plan = sbp.jit(many, MESH, in_types="data:B").plan(shape(512, 512))
+    found = live_bytes(plan.program)
+    assert len(found.moments) == COLUMNS < 400
+    assert found.peak.total == pytest.approx(plan.cost.peak_memory_bytes)
+
+
+def test_a_program_that_does_nothing_holds_its_arguments():
+    plan = sbp.jit(lambda x: x, MESH, in_types="data:S(0)", donate_argnums=0).plan(shape(64))
+    assert live_bytes(plan.program).peak.total == plan.cost.peak_memory_bytes == 32 * 4
+    assert "at most 128.0 B" in words(plan.report().memory())
+
+
+def test_data_have_time_and_memory(memory_plans):
+    data = memory_plans["tensor"].report().to_json()["plan"]
+    total = sum(s for phases in data["seconds_by_lane"].values() for s in phases.values())
+    assert total == pytest.approx(data["modelled_seconds"], rel=1e-3)
+    peak = data["peak_memory_bytes_per_device"]
+    assert sum(data["memory_at_peak"].values()) == pytest.approx(peak)
+    assert data["limits"]["flops"] == 3 * LAYERS * 2 * 2 * TOKENS * D * H
+
+
+def test_tensors_of_layers_are_one_row():
+    def stacked(weights, x):
+        for pair in weights:
+            x, _ = block(x, pair)
+        return jnp.mean(x**2)
+
+    weights = [(shape(D, H), shape(H, D))] * LAYERS
+    types = [("model:S(1)", "model:S(0)")] * LAYERS
+    made = sbp.jit(
+        train(stacked), MESH, in_types=(types, "data:S(0)"), out_types=types, donate_argnums=0
+    )
+    plan = made.plan(weights, shape(TOKENS, D))
+    held = [(one, n) for one, n in live_bytes(plan.program).held if one.kind == "weights"]
+    assert {one.name for one, _ in held} == {"weights[*][0]", "weights[*][1]"}
+    assert sum(n for _, n in held) == 2 * LAYERS
+    assert sum(n * one.bytes_per_device for one, n in held) == STATE / 4
+    text = plan.report().text()
+    assert "25 inputs" in text and f"weights[*][1] ({LAYERS}) (donated)" in text

@@ -15,18 +15,21 @@ import sbp
 from sbp.shardmap import emulation
 from sbp.shardmap.words import DIFFERS
 from tests.shardmap.programs.collection import RIGHT, programs
-from tests.shardmap.programs.kinds import N_MODEL, mesh
+from tests.shardmap.programs.kinds import N_MODEL, mapped, mesh
 
 ROWS = PS("model")
 X = np.asarray(np.random.default_rng(0).standard_normal((16, 8)), np.float32)
 SHAPE = jax.ShapeDtypeStruct((16, 8), jnp.float32)
 
 
-def run_of(body: Any, *args: Any, ins: Any = ROWS, outs: Any = ROWS, around: Any = lambda f: f):
-    region = jax.shard_map(body, mesh=mesh(), in_specs=ins, out_specs=outs, check_vma=False)
-    report = sbp.check_shard_map(around(region), *(args or (X,)), mesh=mesh())
+def checked(fn: Any, *args: Any):
+    report = sbp.check_shard_map(fn, *args, mesh=mesh())
     assert report.coverage is not None
-    run = report.coverage.runs[-1]
+    return report.coverage.runs[-1], report
+
+
+def run_of(body: Any, *args: Any, ins: Any = ROWS, outs: Any = ROWS, around: Any = lambda f: f):
+    run, report = checked(around(mapped(body, ins, outs)(False)), *(args or (X,)))
     assert run.mesh_axis == "model"
     assert {d.code for d in report.diagnostics if d.severity != "note"} == (
         {DIFFERS} if run.wrong else {"not-analysed"} if run.untried and not run.refused else set()
@@ -49,17 +52,14 @@ def ring_sums(steps: Any, size: Any) -> Any:
     return body
 
 
-def axis_size() -> int:
-    return lax.axis_size("model")
+axis_size = lambda: lax.axis_size("model")
 
 
 @pytest.mark.parametrize("name", ["ring_attention", "ring_product", "pipeline", "split_keys"])
 def test_a_right_program_computes_the_same(name):
     """They have the number of devices from a global, and pairs from another one."""
     program = programs(RIGHT)[name]
-    report = sbp.check_shard_map(program.make(program.vma[0]), *program.args, mesh=mesh())
-    assert report.coverage is not None
-    run = report.coverage.runs[-1]
+    run, report = checked(program.make(program.vma[0]), *program.args)
     assert (run.mesh_axis, run.size) == ("model", N_MODEL)
     assert run.apart == () and not run.untried and run.given
     assert run.stages == (name == "pipeline")
@@ -144,14 +144,11 @@ def test_a_layout_that_the_program_makes_around_its_region(around):
 
     order = np.arange(16).reshape(-1, n).T.reshape(-1)
 
-    def listed(x):
-        return region(x[order])
+    listed = lambda x: region(x[order])
 
     for fn in (program, inside, listed):
-        report = sbp.check_shard_map(around(fn), X, mesh=m)
+        run, report = checked(around(fn), X)
         assert all(d.severity == "note" for d in report.diagnostics), report.text()
-        assert report.coverage is not None
-        run = report.coverage.runs[-1]
         if fn is listed:
             assert any("the integers `order`" in reason for reason in run.because)
         else:
@@ -175,19 +172,17 @@ def test_random_numbers_are_no_difference():
 
     run, _ = run_of(drawn)
     assert run.apart == () and not run.untried
-    region = jax.shard_map(
-        lambda x: drawn(x).sum(0), mesh=mesh(), in_specs=ROWS, out_specs=PS(), check_vma=False
-    )
-    (found,) = sbp.check_shard_map(region, X, mesh=mesh()).diagnostics
+    _, report = checked(mapped(lambda x: drawn(x).sum(0), ROWS, PS())(False), X)
+    (found,) = report.diagnostics
     assert (found.code, found.severity) == ("missing-reduction", "error")
 
 
-def of_each_device(x):
-    return lax.ppermute(x, "model", [(i, (i + 1) % N_MODEL) for i in range(N_MODEL)]).sum(0)[None]
-
-
-def by_many_numbers(x, a=4, b=4, c=4, d=4):
-    return x * (1.0 + lax.axis_index("model") % 2 * (a + b + c + d))
+of_each_device = lambda x: lax.ppermute(
+    x, "model", [(i, (i + 1) % N_MODEL) for i in range(N_MODEL)]
+).sum(0)[None]
+by_many_numbers = lambda x, a=4, b=4, c=4, d=4: (
+    x * (1.0 + lax.axis_index("model") % 2 * (a + b + c + d))
+)
 
 
 @pytest.mark.parametrize(
@@ -243,6 +238,5 @@ def test_partial_arguments_are_followed():
         every = [lax.ppermute(x, "model", [(i, (i + k) % n) for i in range(n)]) for k in range(n)]
         return jnp.tanh(sum(part.sum(0) for part in every))
 
-    small = partial(body, n=N_MODEL)
-    run, _ = run_of(small, outs=PS())
+    run, _ = run_of(partial(body, n=N_MODEL), outs=PS())
     assert run.apart == () and not run.untried

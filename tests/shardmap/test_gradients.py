@@ -6,6 +6,7 @@ the gradient is reduced or not.
 """
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,26 +16,28 @@ from jax import lax
 from jax.sharding import PartitionSpec as PS
 
 import sbp
+from tests.shardmap.programs.faulty import PROGRAMS
 from tests.shardmap.programs.kinds import draw, mesh
 from tests.shardmap.programs.wrong.layers import W1, W2, X
 from tests.shardmap.programs.wrong.training import W, Y
 
 REDUCE = {"none": lambda x, a: x, "psum": lax.psum, "pmean": lax.pmean}
+TENSOR = (PS(None, "model"), PS("model"), PS("data"))
 LOSS = {"mean": lambda e: (e**2).mean(), "sum": lambda e: (e**2).sum()}
 
 
-def verdicts(body, ins, outs, vma, args, reference):
-    """What the checker says, and what is so; None when JAX refuses the program."""
+def check_verdict(body, ins, outs, vma, args, reference):
+    """What the checker says of a gradient is what running it shows."""
     region = jax.shard_map(body, mesh=mesh(), in_specs=ins, out_specs=outs, check_vma=vma)
     try:
         report = sbp.check_shard_map(region, *args, mesh=mesh())
-    except ValueError:  # replication that JAX cannot infer
-        return None
-    got, want = jax.jit(region)(*args), np.asarray(reference(*args))
-    right = all(
-        np.allclose(s.data, want[s.index], rtol=1e-3, atol=1e-5) for s in got.addressable_shards
-    )
-    return report, right
+    except ValueError:
+        pytest.skip("JAX refuses it: it cannot infer that the result is replicated")
+    want = np.asarray(reference(*args))
+    assert report.ok == all(
+        np.allclose(s.data, want[s.index], rtol=1e-3, atol=1e-5)
+        for s in jax.jit(region)(*args).addressable_shards
+    ), report.text()
 
 
 @pytest.mark.parametrize(
@@ -46,11 +49,7 @@ def test_data_parallel(loss, before, after, vma):
         return REDUCE[after](g, "data")
 
     reference = jax.grad(lambda w, x, y: LOSS[loss](x @ w - y))
-    found = verdicts(body, (PS(), PS("data"), PS("data")), PS(), vma, (W, X, Y), reference)
-    if found is None:
-        pytest.skip("JAX refuses it: it cannot infer that the result is replicated")
-    report, right = found
-    assert report.ok == right, report.text()
+    check_verdict(body, (PS(), PS("data"), PS("data")), PS(), vma, (W, X, Y), reference)
 
 
 @pytest.mark.parametrize(
@@ -63,27 +62,12 @@ def test_tensor_parallel(axes, after, vma):
     def body(w1, w2, x):
         def of(w1):
             y = lax.psum(jnp.tanh(x @ w1) @ w2, "model")
-            return (
-                lax.pmean(LOSS["mean"](y), "data")
-                if axes == "data"
-                else lax.pmean(LOSS["mean"](y), ("data", "model"))
-            )
+            return lax.pmean(LOSS["mean"](y), "data" if axes == "data" else ("data", "model"))
 
         return REDUCE[after](jax.grad(of)(w1), "data")
 
     reference = jax.grad(lambda w1, w2, x: LOSS["mean"](jnp.tanh(x @ w1) @ w2))
-    found = verdicts(
-        body,
-        (PS(None, "model"), PS("model"), PS("data")),
-        PS(None, "model"),
-        vma,
-        (W1, W2, X),
-        reference,
-    )
-    if found is None:
-        pytest.skip("JAX refuses it: it cannot infer that the result is replicated")
-    report, right = found
-    assert report.ok == right, report.text()
+    check_verdict(body, TENSOR, PS(None, "model"), vma, (W1, W2, X), reference)
 
 
 @pytest.mark.parametrize("vma", [True, False])
@@ -102,23 +86,13 @@ def test_the_gradient_of_a_region(body, vma):
             case _:
                 return lax.psum((y**2).sum(), "data")
 
-    region = jax.shard_map(
-        loss,
-        mesh=mesh(),
-        in_specs=(PS(None, "model"), PS("model"), PS("data")),
-        out_specs=PS(),
-        check_vma=vma,
-    )
-    whole = lambda w1, w2, x: (
-        ((jax.nn.gelu(x @ w1) @ w2) ** 2).sum()
-        if body == "psum"
-        else ((jax.nn.gelu(x @ w1) @ w2) ** 2).mean()
-    )
-    report = sbp.check_shard_map(jax.grad(region, (0, 1, 2)), W1, W2, X, mesh=mesh())
+    region = jax.shard_map(loss, mesh=mesh(), in_specs=TENSOR, out_specs=PS(), check_vma=vma)
+    reduce = jnp.sum if body == "psum" else jnp.mean
+    whole = lambda w1, w2, x: reduce((jax.nn.gelu(x @ w1) @ w2) ** 2)
+    gradient, reference = jax.grad(region, (0, 1, 2)), jax.grad(whole, (0, 1, 2))
+    report = sbp.check_shard_map(gradient, W1, W2, X, mesh=mesh())
     assert not report.diagnostics, report.text()
-    for got, want in zip(
-        jax.grad(region, (0, 1, 2))(W1, W2, X), jax.grad(whole, (0, 1, 2))(W1, W2, X), strict=True
-    ):
+    for got, want in zip(gradient(W1, W2, X), reference(W1, W2, X), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
 
 
@@ -135,13 +109,67 @@ def test_a_wrong_region_is_wrong_in_its_gradient_too():
 
 def test_a_doubled_loss_is_told_once():
     """Its gradient is as many times too large, of the same cause."""
-
-    def loss(w, x, y):
-        return lax.psum(lax.pmean(((x @ w - y) ** 2).mean(), "data"), "data")
-
-    region = jax.shard_map(
-        loss, mesh=mesh(), in_specs=(PS(), PS("data"), PS("data")), out_specs=PS(), check_vma=False
-    )
-    report = sbp.check_shard_map(jax.value_and_grad(region), W, X, Y, mesh=mesh())
+    program = PROGRAMS["doubled_loss"]
+    report = sbp.check_shard_map(program.program(False), *program.args, mesh=mesh())
     assert [d.code for d in report.diagnostics] == ["doubled-reduction"], report.text()
     assert report.diagnostics[0].helps
+
+
+# ---- a published tensor-parallel training step --------------------------------------------------
+# As its author wrote it for `jax.pmap`: no sum after a layer, and the gradients of different shards
+# of a weight averaged.
+
+LAYERS = [(draw(16, 32, seed=k) / 4, draw(32, 16, seed=k + 9) / 4) for k in (0, 1)]
+INPUT, TARGET = draw(8, 16, seed=4), draw(8, 16, seed=5)
+SPLIT = [(PS(None, "model"), PS("model"))] * 2
+
+
+def published_step(params, x, y, *, summed, averaged):
+    """One step of gradient descent on two layers with a residual branch."""
+
+    def loss_fn(params):
+        out = x
+        for w1, w2 in params:
+            part = jax.nn.relu(out @ w1) @ w2
+            out = out + (lax.psum(part, "model") if summed else part)
+        return ((out - y) ** 2).mean()
+
+    loss, grads = jax.value_and_grad(loss_fn)(params)
+    if averaged:
+        grads = lax.pmean(grads, "model")
+    return loss, jax.tree.map(lambda w, g: w - 0.1 * g, params, grads)
+
+
+def step_region(summed, averaged, check_vma):
+    return jax.shard_map(
+        lambda p, x, y: published_step(p, x, y, summed=summed, averaged=averaged),
+        mesh=mesh(),
+        in_specs=(SPLIT, PS(), PS()),
+        out_specs=(PS(), SPLIT),
+        check_vma=check_vma,
+    )
+
+
+one_device = partial(published_step, summed=False, averaged=False)
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_it_is_rejected_and_wrong(summed):
+    """K21: as written, and with the sum but the averaged gradients of different shards."""
+    wrong = step_region(summed, averaged=True, check_vma=False)
+    report = sbp.check_shard_map(wrong, LAYERS, INPUT, TARGET, mesh=mesh())
+    assert not report.ok, report.text()
+    found, want = (jax.tree.leaves(f(LAYERS, INPUT, TARGET)) for f in (wrong, one_device))
+    off = [not np.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(found, want, strict=True)]
+    assert any(off[1:])  # the weights
+    assert off[0] == (not summed)  # the loss
+
+
+def test_its_repair_is_accepted_and_right():
+    right = step_region(summed=True, averaged=False, check_vma=True)
+    report = sbp.check_shard_map(right, LAYERS, INPUT, TARGET, mesh=mesh())
+    assert report.ok, report.text()
+    for a, b in zip(
+        *(jax.tree.leaves(f(LAYERS, INPUT, TARGET)) for f in (right, one_device)), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)

@@ -1,8 +1,10 @@
-"""Every help is followed by its edits: the source that comes of it computes what is meant, and the
-checker has nothing against it."""
+"""Every help is followed by its edits, and nothing else is done: the source that comes of it
+computes what is meant, and the checker has nothing against it."""
 
 import dataclasses
+import importlib.util
 import inspect
+import sys
 from typing import Any
 
 import jax
@@ -10,14 +12,49 @@ import numpy as np
 import pytest
 
 import sbp
-from tests.shardmap.follow_help import followed, module, respecified
+from sbp.errors import Help, OptionEdit
+from sbp.machine.mesh import mesh_spec
+from sbp.shardmap.check import Helper, analysed, traced
+from sbp.shardmap.one_device import compared_runs
+from sbp.shardmap.words import diagnostic
+from tests.edits import edited_text, split_edits
 from tests.shardmap.programs.collection import FAULTY, PAIRED
 from tests.shardmap.programs.kinds import Pair, mesh
-from tests.shardmap.programs.wrong import subtle
+from tests.shardmap.programs.wrong import products, subtle
+from tests.shardmap.test_wrong import shapes
 
 
-def shapes(program):
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), program.args)
+def followed(help_: Help, source: str) -> tuple[str, list[OptionEdit]]:
+    """The edited source, and the arguments of `jax.shard_map` that change."""
+    edits, options = split_edits(help_.edits)
+    assert edits or options, help_.text
+    return edited_text(source, edits), options
+
+
+def respecified(specs: Any, options: list[OptionEdit]) -> Any:
+    """The out_specs of a program after edits of them; one spec stands for all results."""
+    for edit in options:
+        assert (edit.option, edit.function) == ("out_specs", "jax.shard_map")
+        if type(specs) is tuple:
+            specs = tuple(edit.value if i == edit.position else s for i, s in enumerate(specs))
+        else:
+            assert edit.position == 0
+            specs = edit.value
+    return specs
+
+
+def module(source, path):
+    """A source text as a module; written to a file, since the checker reads it."""
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = made  # where dataclasses look for annotations
+    try:
+        spec.loader.exec_module(made)
+    finally:
+        del sys.modules[path.stem]
+    return made
 
 
 def errors(program, check_vma):
@@ -40,8 +77,7 @@ def reference(where: Any, name: str):
 
 def is_right(built, args, want):
     """Whether each device has what it should."""
-    got = jax.jit(built)(*args)
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    for g, w in zip(jax.tree.leaves(jax.jit(built)(*args)), jax.tree.leaves(want), strict=True):
         if g.shape != w.shape or not all(
             np.allclose(s.data, w[s.index], rtol=2e-3, atol=2e-4) for s in g.addressable_shards
         ):
@@ -86,8 +122,7 @@ CASES = [
 def test_the_helps_of_a_fault(where, name, check_vma, tmp_path):
     program = where.PROGRAMS[name]
     assert not is_right(program.program(check_vma), program.args, reference(where, name))
-    count = check_helps(where, name, check_vma, tmp_path)
-    assert bool(count) == program.helped
+    assert bool(check_helps(where, name, check_vma, tmp_path)) == program.helped
 
 
 @pytest.mark.parametrize(
@@ -102,3 +137,16 @@ def test_the_helps_of_the_wrong_programs(where, name, tmp_path):
         except (ValueError, TypeError):
             continue
         check_helps(where, name, check_vma, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bias_before", "tanh_before", "partial_as_split"])
+def test_repairs_that_are_not_tried_are_said(name):
+    pair, spec = products.PAIRS[name], mesh_spec(mesh())
+    args = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in pair.args)
+    fn = pair.program("wrong", False)
+    again = lambda f: traced(f, args, mesh())
+    found = analysed(compared_runs(again(fn), fn, again, args, spec), spec)
+    (finding,) = found.findings
+    for tried, said in ((1, True), (24, False)):
+        notes = diagnostic(finding, spec, Helper(spec, found, tried=tried).helps(finding)).notes
+        assert ("other repairs were not tried" in notes) == said, (tried, notes)

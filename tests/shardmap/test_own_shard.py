@@ -13,6 +13,9 @@ from jax.sharding import PartitionSpec as PS
 import sbp
 from sbp.shardmap.words import DIFFERS
 from tests.shardmap.practice.case import devices
+from tests.shardmap.programs.kinds import mapped, mesh
+from tests.shardmap.programs.wrong.subtle import BOTH, NOT_TOLD, STEP, W, X, Y, squared
+from tests.shardmap.programs.wrong.subtle import SQUARE as NUMBERS
 
 MESH = devices({"data": 4})
 N = 4
@@ -22,6 +25,8 @@ ROWS = jax.ShapeDtypeStruct((24, 6), jnp.float32)
 TARGET = jax.ShapeDtypeStruct((24, 8), jnp.float32)
 SQUARE = jax.ShapeDtypeStruct((16, 16), jnp.float32)
 SPLIT, WHOLE = PS("data"), PS()
+PAIR = (SPLIT, SPLIT)
+SUMMED, MISSING = [("wrong-reduction", "error")], [("missing-reduction", "error")]
 
 
 def verdict(body: Any, ins: Any, outs: Any, *args: Any) -> list[tuple[str, str]]:
@@ -30,8 +35,9 @@ def verdict(body: Any, ins: Any, outs: Any, *args: Any) -> list[tuple[str, str]]
     return [(d.code, d.severity) for d in found if d.severity != "note"]
 
 
-def me() -> Any:
-    return lax.axis_index("data")
+me = lambda: lax.axis_index("data")
+summed = lambda f: lambda *args: lax.psum(f(*args), "data")
+averaged = lambda f: lambda *args: lax.pmean(f(*args), "data")
 
 
 # ---- lookups by rows ----------------------------------------------------------------------------
@@ -52,30 +58,20 @@ LOOKUPS = {
 @pytest.mark.parametrize("name", list(LOOKUPS))
 def test_a_lookup_at_the_rows_of_a_shard_is_split(name):
     """The reduction of what it finds is checked, and that of its gradient."""
-    look = LOOKUPS[name]
-    mean = lambda lg, y: look(lg, y).mean()
-    ins = (SPLIT, SPLIT)
-    assert verdict(look, ins, SPLIT, LOGITS, LABELS) == []
-    assert verdict(lambda lg, y: lax.pmean(mean(lg, y), "data"), ins, WHOLE, LOGITS, LABELS) == []
-    (found,) = verdict(lambda lg, y: lax.psum(mean(lg, y), "data"), ins, WHOLE, LOGITS, LABELS)
-    assert found == ("wrong-reduction", "error")
-
-    def gradient(reduce: Any) -> Any:
-        loss = lambda w, x, y: mean(x @ w, y)
-        return lambda w, x, y: reduce(jax.grad(loss)(w, x, y))
-
+    look, loss = LOOKUPS[name], lambda lg, y: LOOKUPS[name](lg, y).mean()
+    assert verdict(look, PAIR, SPLIT, LOGITS, LABELS) == []
+    assert verdict(averaged(loss), PAIR, WHOLE, LOGITS, LABELS) == []
+    assert verdict(summed(loss), PAIR, WHOLE, LOGITS, LABELS) == SUMMED
+    gradient = jax.grad(lambda w, x, y: loss(x @ w, y))
     args = jax.ShapeDtypeStruct((10, 10), jnp.float32), LOGITS, LABELS
-    ins = (WHOLE, SPLIT, SPLIT)
-    assert verdict(gradient(lambda g: lax.pmean(g, "data")), ins, WHOLE, *args) == []
-    assert verdict(gradient(lambda g: g), ins, WHOLE, *args) == [("missing-reduction", "error")]
+    assert verdict(averaged(gradient), (WHOLE, *PAIR), WHOLE, *args) == []
+    assert verdict(lambda *a: gradient(*a), (WHOLE, *PAIR), WHOLE, *args) == MISSING
 
 
 def test_a_lookup_row_by_row_in_a_loop():
     body = lambda lg, y: lax.map(lambda a: a[0][a[1]], (lg, y)).mean()
-    ins = (SPLIT, SPLIT)
-    mean, total = (lambda lg, y, f=f: f(body(lg, y), "data") for f in (lax.pmean, lax.psum))
-    assert verdict(mean, ins, WHOLE, LOGITS, LABELS) == []
-    assert verdict(total, ins, WHOLE, LOGITS, LABELS) == [("wrong-reduction", "error")]
+    assert verdict(averaged(body), PAIR, WHOLE, LOGITS, LABELS) == []
+    assert verdict(summed(body), PAIR, WHOLE, LOGITS, LABELS) == SUMMED
 
 
 @pytest.mark.parametrize("shape", [(8, 5), (12, 7)])
@@ -83,7 +79,7 @@ def test_what_it_finds_is_that_of_one_device(shape):
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     y = np.random.default_rng(1).integers(0, shape[1], shape[0])
     program = jax.shard_map(
-        LOOKUPS["indexed"], mesh=MESH, in_specs=(SPLIT, SPLIT), out_specs=SPLIT, check_vma=False
+        LOOKUPS["indexed"], mesh=MESH, in_specs=PAIR, out_specs=SPLIT, check_vma=False
     )
     np.testing.assert_array_equal(program(x, y), x[np.arange(shape[0]), y])
 
@@ -91,18 +87,16 @@ def test_what_it_finds_is_that_of_one_device(shape):
 def test_the_same_labels_for_other_rows():
     """Labels that count from zero on every device, of gathered columns."""
 
-    def body(x):
-        logits = x @ lax.all_gather(x, "data", tiled=True).T
-        mine = jnp.arange(len(x))
-        return lax.pmean(logits[mine, mine].mean(), "data")
+    def at(labels):
+        def body(x):
+            logits = x @ lax.all_gather(x, "data", tiled=True).T
+            mine = jnp.arange(len(x))
+            return lax.pmean(logits[mine, labels(mine)].mean(), "data")
 
-    def moved(x):
-        logits = x @ lax.all_gather(x, "data", tiled=True).T
-        mine = jnp.arange(len(x))
-        return lax.pmean(logits[mine, mine + me() * len(x)].mean(), "data")
+        return body
 
-    assert verdict(body, (SPLIT,), WHOLE, ROWS) == [("wrong-placement", "error")]
-    assert verdict(moved, (SPLIT,), WHOLE, ROWS) == []
+    assert verdict(at(lambda mine: mine), (SPLIT,), WHOLE, ROWS) == [("wrong-placement", "error")]
+    assert verdict(at(lambda mine: mine + me() * len(mine)), (SPLIT,), WHOLE, ROWS) == []
 
 
 # ---- counts of a shard --------------------------------------------------------------------------
@@ -122,12 +116,11 @@ COUNTED = {
 
 @pytest.mark.parametrize("name", list(COUNTED))
 def test_a_division_by_the_count_of_a_shard(name):
-    product, ins = COUNTED[name], (SPLIT, SPLIT)
-    assert verdict(lambda x, d: lax.pmean(product(x, d), "data"), ins, WHOLE, ROWS, TARGET) == []
-    found = verdict(lambda x, d: lax.psum(product(x, d), "data"), ins, WHOLE, ROWS, TARGET)
-    assert found == [("wrong-reduction", "error")]
+    product = COUNTED[name]
+    assert verdict(averaged(product), PAIR, WHOLE, ROWS, TARGET) == []
+    assert verdict(summed(product), PAIR, WHOLE, ROWS, TARGET) == SUMMED
     whole = lambda x, d: lax.psum(product(x, d), "data") / N
-    assert verdict(whole, ins, WHOLE, ROWS, TARGET) == []
+    assert verdict(whole, PAIR, WHOLE, ROWS, TARGET) == []
 
 
 def test_a_scale_that_equals_the_count_is_no_count():
@@ -144,8 +137,8 @@ def test_a_mean_over_devices_and_microbatches():
 
     for divisor in (3 * N, float(3 * N)):
         body = lambda x, d=divisor: lax.psum(total(x), "data") / d
-        (found,) = verdict(body, (SPLIT,), WHOLE, ROWS)
-        assert found == ("wrong-reduction", "warning")  # 12 may be 3 times the devices
+        # 12 may be 3 times the devices
+        assert verdict(body, (SPLIT,), WHOLE, ROWS) == [("wrong-reduction", "warning")]
     unscaled = lambda x: lax.psum(total(x), "data") / 3
     assert verdict(unscaled, (SPLIT,), WHOLE, ROWS) == [("wrong-reduction", "error")]
 
@@ -162,13 +155,12 @@ OWN_BLOCKS = {
 @pytest.mark.parametrize("name", list(OWN_BLOCKS))
 def test_a_block_of_a_partial_value(name):
     """Each device has its own part of it; a reduce-scatter adds them up."""
-    ins, cut = (SPLIT, SPLIT), OWN_BLOCKS[name]
-    args = jax.ShapeDtypeStruct((24, 8), jnp.float32), TARGET
-    assert verdict(lambda x, d: cut(x.T @ d), ins, SPLIT, *args) == [("missing-reduction", "error")]
+    cut = OWN_BLOCKS[name]
+    assert verdict(lambda x, d: cut(x.T @ d), PAIR, SPLIT, TARGET, TARGET) == MISSING
     late = lambda x, d: cut(lax.psum(x.T @ d, "data"))
-    assert verdict(late, ins, SPLIT, *args) == []
+    assert verdict(late, PAIR, SPLIT, TARGET, TARGET) == []
     scattered = lambda x, d: lax.psum_scatter(x.T @ d, "data", tiled=True)
-    assert verdict(scattered, ins, SPLIT, *args) == []
+    assert verdict(scattered, PAIR, SPLIT, TARGET, TARGET) == []
 
 
 LOCAL = {
@@ -190,11 +182,12 @@ LOCAL = {
 
 @pytest.mark.parametrize("name", list(LOCAL))
 def test_what_does_not_belong_to_a_shard_is_found(name):
-    by_values = name in ("block", "scaled_block")  # a slice may be meant for one device
-    crossed = name.startswith("crossed")
-    code = DIFFERS if by_values else "local-result" if crossed else "wrong-placement"
-    severity = "warning" if by_values else "error"
-    assert verdict(LOCAL[name], (SPLIT,), SPLIT, SQUARE) == [(code, severity)]
+    expected = ("wrong-placement", "error")
+    if name in ("block", "scaled_block"):  # a slice may be meant for one device
+        expected = (DIFFERS, "warning")
+    elif name.startswith("crossed"):
+        expected = ("local-result", "error")
+    assert verdict(LOCAL[name], (SPLIT,), SPLIT, SQUARE) == [expected]
 
 
 @pytest.mark.parametrize("name", ["positions", "mask"])
@@ -238,8 +231,7 @@ UNMASKED = {
 def test_a_lookup_in_a_shard_is_masked_before_it_is_added_up(name):
     look, ins = UNMASKED[name], (SPLIT, WHOLE)
     added = lambda t, i: lax.psum(look(t, i), "data")
-    labels = np.arange(12) % 16
-    assert verdict(added, ins, WHOLE, SQUARE, labels) == [(DIFFERS, "warning")]
+    assert verdict(added, ins, WHOLE, SQUARE, np.arange(12) % 16) == [(DIFFERS, "warning")]
 
     def masked(t, i):
         here = i - me() * len(t)
@@ -247,3 +239,120 @@ def test_a_lookup_in_a_shard_is_masked_before_it_is_added_up(name):
         return lax.psum(jnp.where(mine[:, None], look(t, i), 0.0), "data")
 
     assert verdict(masked, ins, WHOLE, SQUARE, LABELS) == []
+
+
+# ---- shards used each for itself, or in another order --------------------------------------------
+
+BY_SHARD = ("flattened", "rolled", "turned", "one_row")
+"""Programs whose operations reorder or pick the elements of each shard."""
+
+SAME_DRAWS = ("random",)
+"""Programs in which only the numbers that devices draw differ; the runs draw a constant."""
+
+
+def program(body, ins: Any, outs: Any):
+    return mapped(body, ins, outs)(False)
+
+
+def said(body, ins: Any, outs: Any, *args: Any):
+    """Codes and severities of what is said of a program."""
+    report = sbp.check_shard_map(program(body, ins, outs), *args, mesh=mesh())
+    return [(d.code, d.severity) for d in report.diagnostics]
+
+
+@pytest.mark.parametrize("name", list(NOT_TOLD))
+def test_an_operation_on_each_shard_alone(name):
+    body, reference, ins, outs = NOT_TOLD[name]
+    code = "local-result" if name in BY_SHARD else "wrong-placement"
+    assert said(body, (ins,), outs, NUMBERS) == [(code, "error")] * (name not in SAME_DRAWS)
+    got = np.asarray(jax.jit(program(body, (ins,), outs))(NUMBERS))
+    assert not np.allclose(got, np.asarray(jax.jit(reference)(NUMBERS)))
+
+
+def test_the_same_columns_against_different_rows():
+    body = lambda x, w: lax.psum(x[:, : w.shape[0]] @ w, "model")
+
+    def own(x, w):
+        return lax.psum(
+            lax.dynamic_slice_in_dim(x, lax.axis_index("model") * w.shape[0], w.shape[0], 1) @ w,
+            "model",
+        )
+
+    ins = (PS("data"), PS("model"))
+    assert said(body, ins, PS("data"), X, W) == [(DIFFERS, "warning")]
+    assert said(own, ins, PS("data"), X, W) == []
+    np.testing.assert_allclose(
+        jax.jit(program(own, ins, PS("data")))(X, W),
+        X @ W,
+        rtol=1e-4,
+        atol=1e-4,
+    )
+    assert not np.allclose(jax.jit(program(body, ins, PS("data")))(X, W), X @ W, atol=1e-2)
+
+
+@pytest.mark.parametrize("number", [2.0, 16, 32])
+def test_a_number_that_is_written_down_is_that_number(number):
+    """Half of a sum of squares, on two devices."""
+    assert said(lambda x: lax.psum((x * x).sum(), "data") / number, (PS("data"),), PS(), X) == []
+
+
+def test_a_number_that_is_written_down_may_count_devices():
+    ring = lambda x: lax.psum(x.mean(), "model") / 4.0
+    assert said(ring, (PS("model"),), PS(), X) == []
+    twice = lambda x: lax.psum(x.sum(), "model") / lax.axis_size("model")
+    (found,) = said(twice, (PS("model"),), PS(), X)
+    assert found[0] == "wrong-reduction"
+
+
+top_by_shard = lambda x: lax.all_gather(lax.top_k(x, 4)[1], "model", axis=1, tiled=True)[:, :4]
+
+
+def test_local_indices_stay_local_when_gathered():
+    """Places within each shard are none within all of them, unless each device adds where its shard
+    starts."""
+    report = sbp.check_shard_map(program(top_by_shard, (BOTH,), PS("data")), X, mesh=mesh())
+    assert [d.code for d in report.diagnostics] in ([DIFFERS], ["local-result"])
+
+    def places(x):
+        best, at = lax.top_k(x, 4)
+        at = at + lax.axis_index("model") * x.shape[1]
+        best, at = (lax.all_gather(v, "model", axis=1, tiled=True) for v in (best, at))
+        return jnp.take_along_axis(at, lax.top_k(best, 4)[1], 1)
+
+    f = program(places, (BOTH,), PS("data"))
+    assert sbp.check_shard_map(f, X, mesh=mesh()).ok
+    np.testing.assert_array_equal(jax.jit(f)(X), lax.top_k(X, 4)[1])
+
+
+def test_a_gather_of_the_outer_axis_first():
+    def inside_out(x):
+        return lax.all_gather(lax.all_gather(x, "data", tiled=True), "model", tiled=True)
+
+    in_order = lambda x: lax.all_gather(lax.all_gather(x, "model", tiled=True), "data", tiled=True)
+
+    ins = (PS(("data", "model")),)
+    assert said(inside_out, ins, PS(), X) == [("local-result", "error")]
+    assert said(in_order, ins, PS(), X) == []
+    np.testing.assert_array_equal(jax.jit(program(in_order, ins, PS()))(X), X)
+    assert not np.array_equal(jax.jit(program(inside_out, ins, PS()))(X), X)
+
+
+def mean_divided_again(w, x, y):
+    return lax.pmean(jax.grad(squared)(w, x, y), "data") / lax.axis_size("data")
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        lambda w, x, y: lax.fori_loop(0, 3, lambda i, w: w - mean_divided_again(w, x, y), w),
+        lambda w, x, y: lax.scan(
+            lambda c, _: (c + mean_divided_again(w, x, y), None), w, None, length=3
+        )[0],
+        lambda w, x, y: lax.scan(
+            lambda c, _: (mean_divided_again(w, x, y), None), w, None, length=3
+        )[0],
+    ],
+)
+def test_a_fault_in_a_loop(loop):
+    ((code, _),) = said(loop, STEP, PS(), W, X, Y)
+    assert code == "wrong-reduction"

@@ -9,19 +9,7 @@ import numpy as np
 import pytest
 
 import sbp
-from tests.shardmap.practice import (
-    data,
-    dense,
-    experts,
-    fresh,
-    losses,
-    rings,
-    sequence,
-    training,
-)
 from tests.shardmap.practice.case import CASES, Case, devices, mapped
-
-MODULES = (data, dense, experts, fresh, losses, rings, sequence, training)
 
 WARNED = {
     ("attention_in_two_directions", "own keys twice"),
@@ -92,10 +80,9 @@ def report(case: Case, mistake: str | None) -> Any:
 def as_on_one_device(case: Case, mistake: str | None) -> bool:
     args = case.args()
     got = jax.jit(mapped(case.write(mistake), devices(case.mesh)))(*args)
-    pairs = zip(jax.tree.leaves(got), jax.tree.leaves(case.oracle(*args)), strict=True)
     return all(
         np.allclose(np.asarray(a), np.asarray(b), rtol=2e-3, atol=1e-4, equal_nan=True)
-        for a, b in pairs
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(case.oracle(*args)), strict=True)
     )
 
 

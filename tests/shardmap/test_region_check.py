@@ -29,58 +29,55 @@ def twice(x, w):
     return lax.psum(y, "model")
 
 
-def codes(report):
-    return [d.code for d in report.diagnostics]
+codes = lambda report: [d.code for d in report.diagnostics]
 
 
-def test_arrays_and_abstract_values_and_pytrees():
-    f = region(twice)
-    for args in ((X, W), (U, V), (jnp.asarray(U), W)):
-        assert codes(sbp.check_shard_map(f, *args, mesh=MESH)) == ["doubled-reduction"]
-    assert codes(
-        sbp.check_shard_map(lambda p: f(p["x"], *p["w"]), {"x": X, "w": [W]}, mesh=MESH)
-    ) == ["doubled-reduction"]
+def explicit():
+    """A region over a mesh with axes of type Explicit, and operands that are split over it."""
+    over = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    shardings = tuple(NamedSharding(over, spec) for spec in MATMUL)
+    return region(twice, over=over), jax.tree.map(jax.device_put, (U, V), shardings), over
 
 
-def test_meshes_of_every_kind():
-    for over in (MESH, mesh()):
-        assert codes(sbp.check_shard_map(region(twice, over=over), X, W, mesh=over)) == [
-            "doubled-reduction"
-        ]
-        assert codes(sbp.check_shard_map(region(twice, over=over), X, W, mesh=MESH)) == [
-            "doubled-reduction"
-        ]
-    explicit = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
-    placed = [
-        jax.device_put(x, NamedSharding(explicit, spec))
-        for x, spec in zip((U, V), MATMUL, strict=True)
-    ]
-    assert codes(sbp.check_shard_map(region(twice, over=explicit), *placed, mesh=explicit)) == [
-        "doubled-reduction"
-    ]
+def called_twice():
+    layer = lambda x, w: lax.psum(lax.psum(x @ w, "model"), "model")
+    return region(lambda x, w: layer(x, w) + layer(2.0 * x, w))
 
 
-def test_a_region_without_a_mesh_of_its_own():
-    f = jax.shard_map(twice, in_specs=MATMUL, out_specs=ROWS, check_vma=False)
-    assert codes(sbp.check_shard_map(f, X, W, mesh=MESH)) == ["doubled-reduction"]
+TENSOR = {"ins": (PartitionSpec(None, "model"), PartitionSpec("model")), "outs": PartitionSpec()}
+DOUBLED = {
+    "shapes": lambda: (region(twice), (X, W), MESH),
+    "arrays": lambda: (region(twice), (U, V), MESH),
+    "an array and a shape": lambda: (region(twice), (jnp.asarray(U), W), MESH),
+    "pytrees": lambda: (lambda p: region(twice)(p["x"], *p["w"]), ({"x": X, "w": [W]},), MESH),
+    "devices": lambda: (region(twice, over=mesh()), (X, W), mesh()),
+    "devices for a region, an abstract mesh": lambda: (region(twice, over=mesh()), (X, W), MESH),
+    "explicit axes": explicit,
+    "a region without a mesh": lambda: (region(twice, over=None), (X, W), MESH),
+    "axes left to the compiler": lambda: (
+        region(twice, axis_names={"model"}, **TENSOR),
+        (X, W),
+        MESH,
+    ),
+    "a helper called twice": lambda: (called_twice(), (X, W), MESH),
+}
+
+
+@pytest.mark.parametrize("name", list(DOUBLED))
+def test_a_second_reduction_is_told_once(name):
+    fn, args, over = DOUBLED[name]()
+    assert codes(sbp.check_shard_map(fn, *args, mesh=over)) == ["doubled-reduction"]
+
+
+def test_a_region_under_the_mesh_that_is_set():
     with jax.set_mesh(mesh()):
-        f = jax.shard_map(twice, in_specs=MATMUL, out_specs=ROWS, check_vma=False)
+        f = region(twice, over=None)
         assert codes(sbp.check_shard_map(f, X, W, mesh=mesh())) == ["doubled-reduction"]
 
 
 def test_an_axis_of_one_device_changes_nothing():
     over = AbstractMesh((2, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     assert sbp.check_shard_map(region(twice, over=over), X, W, mesh=over).ok
-
-
-def test_axes_left_to_the_compiler():
-    f = region(
-        twice,
-        ins=(PartitionSpec(None, "model"), PartitionSpec("model")),
-        outs=PartitionSpec(),
-        axis_names={"model"},
-    )
-    assert codes(sbp.check_shard_map(f, X, W, mesh=MESH)) == ["doubled-reduction"]
 
 
 @pytest.mark.parametrize(
@@ -133,14 +130,6 @@ def test_several_faults_in_source_order():
     assert all(d.helps for d in report.diagnostics)
 
 
-def test_a_helper_called_twice_is_told_once():
-    def layer(x, w):
-        return lax.psum(lax.psum(x @ w, "model"), "model")
-
-    f = region(lambda x, w: layer(x, w) + layer(2.0 * x, w))
-    assert codes(sbp.check_shard_map(f, X, W, mesh=MESH)) == ["doubled-reduction"]
-
-
 def test_regions_in_loops_and_several_regions():
     good = region(lambda x, w: lax.psum(x @ w, "model"))
 
@@ -181,8 +170,7 @@ def test_parts_side_by_side_are_no_claim():
     own = region(
         lambda x: jnp.sqrt((x * x).sum())[None], PartitionSpec("model"), PartitionSpec("model")
     )
-    found = sbp.check_shard_map(own, X, mesh=MESH).diagnostics
-    assert [d.severity for d in found] == ["note"]
+    assert [d.severity for d in sbp.check_shard_map(own, X, mesh=MESH).diagnostics] == ["note"]
 
 
 def test_group_local_routing_is_no_fault():
@@ -196,11 +184,10 @@ def test_group_local_routing_is_no_fault():
 
 
 def test_a_slice_before_the_reduction_is_right():
-    def body(x, w):
-        y = x @ w
-        return lax.psum(lax.dynamic_slice_in_dim(y, 4, 8, 1), "model") + lax.psum(y[:, :8], "model")
-
-    assert not sbp.check_shard_map(region(body), X, W, mesh=MESH).diagnostics
+    halves = lambda y: (
+        lax.psum(lax.dynamic_slice_in_dim(y, 4, 8, 1), "model") + lax.psum(y[:, :8], "model")
+    )
+    assert not sbp.check_shard_map(region(lambda x, w: halves(x @ w)), X, W, mesh=MESH).diagnostics
 
 
 def test_the_report_shows_itself():
@@ -234,3 +221,57 @@ def test_the_same_text_whatever_the_hash_seed():
         for seed in ("0", "4242")
     }
     assert len(texts) == 1 and "4 errors" in texts.pop()
+
+
+# ---- what was checked: collectives with their bytes, sums by hand of the ring optimum ------------
+
+
+SPLIT, WHOLE = PartitionSpec("model"), PartitionSpec()
+
+
+def covered(body: Any, ins: Any = SPLIT, outs: Any = WHOLE):
+    report = sbp.check_shard_map(region(body, ins, outs, mesh()), X, mesh=mesh())
+    assert report.coverage is not None
+    return report, report.coverage
+
+
+def all_kinds(x):
+    y = lax.psum_scatter(x @ x.T, "model", scatter_dimension=0, tiled=True)
+    y = lax.all_gather(y, "model", axis=0, tiled=True)
+    return lax.psum(y.sum() / 8, ("data", "model"))
+
+
+def test_collectives_with_their_bytes():
+    """x @ x.T has 16 x 16 floats; the scalar goes round 8 devices."""
+    _, coverage = covered(all_kinds, PartitionSpec(None, "model"))
+    found = [(c.op, c.mesh_axes, c.runs, c.bytes_per_device) for c in coverage.collectives]
+    part = 3 / 4 * 16 * 16 * 4
+    assert found == [
+        ("reduce_scatter", ("model",), 1, part),
+        ("all_gather", ("model",), 1, part),
+        ("psum", ("data", "model"), 1, 2 * 7 / 8 * 4),
+    ]
+
+
+def looped(x):
+    step = lambda c, _: (jnp.tanh(lax.psum(c @ c.T, "model") @ c), None)
+    return lax.scan(step, x, None, length=5)[0]
+
+
+def test_the_trips_of_loops_count():
+    _, coverage = covered(looped, PartitionSpec(None, "model"), PartitionSpec(None, "model"))
+    (one,) = coverage.collectives
+    assert (one.runs, one.bytes_per_device) == (5, 5 * 2 * 3 / 4 * 16 * 16 * 4)
+    assert one.text == 'lax.psum(c @ c.T, "model")' and one.span is not None
+
+
+def test_errors_come_without_the_list_but_with_the_data():
+    report, coverage = covered(lambda x: lax.pmean(x.sum(), "model"))
+    assert not report.ok and "checked:" not in report.text()
+    assert coverage.collectives[0].op == "psum"
+
+
+def test_the_report_in_html_has_the_same():
+    report, _ = covered(all_kinds, PartitionSpec(None, "model"))
+    for line in ("checked: 1 region", "psum_scatter"):
+        assert line in report.text() and line in report.html()

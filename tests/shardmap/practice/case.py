@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -35,16 +36,33 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def case(mesh: dict[str, int], oracle: Callable[..., Any], args: Callable[[], Any], *mistakes: str):
-    """Enter the decorated writer of programs, a function from a mistake or None, as a case."""
+def case(
+    mesh: dict[str, int],
+    oracle: Callable[..., Any],
+    args: Callable[[], Any],
+    *mistakes: str,
+    ins: Any = None,
+    outs: Any = None,
+    check_vma: bool = False,
+):
+    """Enter the decorated function as a case.
 
-    def enter(write: Callable[[str | None], Program]) -> Callable[[str | None], Program]:
-        name = write.__name__
+    With `ins`, it is the region with these specs, and its first argument is a mistake or None.
+    Without, it makes a `Program` of a mistake or None.
+    """
+
+    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+        def of_region(mistake: str | None) -> Program:
+            region = partial(function, mistake)
+            return Program(region=region, in_specs=ins, out_specs=outs, check_vma=check_vma)
+
+        name = function.__name__
         assert name not in CASES
+        write = function if ins is None else of_region
         CASES[name] = Case(
             name=name, mesh=mesh, write=write, oracle=oracle, args=args, mistakes=mistakes
         )
-        return write
+        return function
 
     return enter
 

@@ -1,4 +1,5 @@
-"""Selection, sorting, counting, random numbers."""
+"""Selection, sorting, counting, random numbers; experts; and programs that were written after the
+checker had been changed for the others."""
 
 import jax
 import jax.numpy as jnp
@@ -6,39 +7,31 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from tests.shardmap.practice.case import Program, case, floats, integers
-
-
-def top(x):
-    values, places = lax.top_k(x, 3)
-    return values, places
+from tests.shardmap.practice.case import case, floats, integers
 
 
 @case(
     {"data": 8},
-    top,
+    lambda x: tuple(lax.top_k(x, 3)),
     lambda: floats((64,)),
     "local places",
     "local winners only",
+    ins=(P("data"),),
+    outs=(P(), P()),
 )
-def distributed_top_k(bug):
-    def region(x):
-        n = x.shape[0]
-        values, places = lax.top_k(x, 3)
-        if bug != "local places":
-            places = places + lax.axis_index("data") * n
-        if bug == "local winners only":
-            return values, places
-        values = lax.all_gather(values, "data", tiled=True)
-        places = lax.all_gather(places, "data", tiled=True)
-        best, which = lax.top_k(values, 3)
-        return best, places[which]
-
-    return Program(region=region, in_specs=(P("data"),), out_specs=(P(), P()))
+def distributed_top_k(bug, x):
+    n = x.shape[0]
+    values, places = lax.top_k(x, 3)
+    places = places if bug == "local places" else places + lax.axis_index("data") * n
+    if bug == "local winners only":
+        return values, places
+    values = lax.all_gather(values, "data", tiled=True)
+    places = lax.all_gather(places, "data", tiled=True)
+    best, which = lax.top_k(values, 3)
+    return best, places[which]
 
 
-def counts(x):
-    return jnp.bincount(jnp.clip(x, 0, 9), length=10)
+counts = lambda x: jnp.bincount(jnp.clip(x, 0, 9), length=10)
 
 
 @case(
@@ -47,15 +40,14 @@ def counts(x):
     lambda: (integers(0, 12, 64),),
     "not reduced",
     "maximum of counts",
+    ins=(P("data"),),
+    outs=P(),
 )
-def histogram(bug):
-    def region(x):
-        local = jnp.zeros(10, jnp.int32).at[jnp.clip(x, 0, 9)].add(1)
-        if bug == "not reduced":
-            return local
-        return (lax.pmax if bug == "maximum of counts" else lax.psum)(local, "data")
-
-    return Program(region=region, in_specs=(P("data"),), out_specs=P())
+def histogram(bug, x):
+    local = jnp.zeros(10, jnp.int32).at[jnp.clip(x, 0, 9)].add(1)
+    if bug == "not reduced":
+        return local
+    return (lax.pmax if bug == "maximum of counts" else lax.psum)(local, "data")
 
 
 def dropout(x, key):
@@ -69,20 +61,16 @@ def dropout(x, key):
     dropout,
     lambda: (floats((8, 6))[0], np.array([0, 7], np.uint32)),
     "same key everywhere",
+    ins=(P("data"), P()),
+    outs=P("data"),
 )
-def dropout_keys(bug):
-    def region(x, key):
-        key = jax.random.wrap_key_data(key)
-        if bug != "same key everywhere":
-            key = jax.random.fold_in(key, lax.axis_index("data"))
-        keep = jax.random.bernoulli(key, 0.5, x.shape)
-        return jnp.where(keep, x / 0.5, 0.0)
-
-    return Program(region=region, in_specs=(P("data"), P()), out_specs=P("data"))
+def dropout_keys(bug, x, key):
+    key = jax.random.wrap_key_data(key)
+    key = key if bug == "same key everywhere" else jax.random.fold_in(key, lax.axis_index("data"))
+    return jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x / 0.5, 0.0)
 
 
-def total(x):
-    return jnp.cumsum(x, 0)
+total = lambda x: jnp.cumsum(x, 0)
 
 
 @case(
@@ -91,19 +79,18 @@ def total(x):
     lambda: floats((16, 3)),
     "prefix not added",
     "own total in the prefix",
+    ins=(P("data"),),
+    outs=P("data"),
 )
-def prefix_sum(bug):
-    def region(x):
-        local = jnp.cumsum(x, 0)
-        if bug == "prefix not added":
-            return local
-        ends = lax.all_gather(local[-1], "data")
-        me = lax.axis_index("data")
-        index = jnp.arange(lax.axis_size("data"))
-        before = index <= me if bug == "own total in the prefix" else index < me
-        return local + (ends * before[:, None]).sum(0)
-
-    return Program(region=region, in_specs=(P("data"),), out_specs=P("data"))
+def prefix_sum(bug, x):
+    local = jnp.cumsum(x, 0)
+    if bug == "prefix not added":
+        return local
+    ends = lax.all_gather(local[-1], "data")
+    me = lax.axis_index("data")
+    index = jnp.arange(lax.axis_size("data"))
+    before = index <= me if bug == "own total in the prefix" else index < me
+    return local + (ends * before[:, None]).sum(0)
 
 
 def gramian(x):
@@ -118,21 +105,19 @@ def gramian(x):
     "local mean",
     "columns not gathered",
     "divided by the local count",
+    ins=(P("data", "model"),),
+    outs=P("model"),
 )
-def covariance(bug):
+def covariance(bug, x):
     """Rows over data, columns over model."""
-
-    def region(x):
-        x = x - (x.mean(0) if bug == "local mean" else lax.pmean(x.mean(0), "data"))
-        rows = x.shape[0] if bug == "divided by the local count" else x.shape[0] * 2
-        other = x
-        if bug == "columns not gathered":
-            other = jnp.tile(x, (1, 4))
-        else:
-            other = lax.all_gather(x, "model", axis=1, tiled=True)
-        return lax.psum(x.T @ other, "data") / (rows - 1)
-
-    return Program(region=region, in_specs=(P("data", "model"),), out_specs=P("model"))
+    x = x - (x.mean(0) if bug == "local mean" else lax.pmean(x.mean(0), "data"))
+    rows = x.shape[0] if bug == "divided by the local count" else x.shape[0] * 2
+    other = x
+    if bug == "columns not gathered":
+        other = jnp.tile(x, (1, 4))
+    else:
+        other = lax.all_gather(x, "model", axis=1, tiled=True)
+    return lax.psum(x.T @ other, "data") / (rows - 1)
 
 
 def power(a, v):
@@ -148,48 +133,326 @@ def power(a, v):
     lambda: floats((16, 16), (16,)),
     "norm of the local rows",
     "product not reduced",
+    ins=(P("row"), P()),
+    outs=(P(), P()),
 )
-def power_iteration(bug):
-    def region(a, v):
-        def body(_, v):
-            mine = a @ v
-            square = jnp.sum(mine * mine)
-            if bug != "norm of the local rows":
-                square = lax.psum(square, "row")
-            return lax.all_gather(mine / jnp.sqrt(square), "row", tiled=True)
+def power_iteration(bug, a, v):
+    def body(_, v):
+        mine = a @ v
+        square = jnp.sum(mine * mine)
+        square = square if bug == "norm of the local rows" else lax.psum(square, "row")
+        return lax.all_gather(mine / jnp.sqrt(square), "row", tiled=True)
 
-        v = lax.fori_loop(0, 3, body, v)
-        n = a.shape[0]
-        mine = lax.dynamic_slice_in_dim(v, lax.axis_index("row") * n, n)
-        value = mine @ (a @ v)
-        return v, value if bug == "product not reduced" else lax.psum(value, "row")
-
-    return Program(region=region, in_specs=(P("row"), P()), out_specs=(P(), P()))
-
-
-def cannon(a, b):
-    return a @ b
+    v = lax.fori_loop(0, 3, body, v)
+    n = a.shape[0]
+    mine = lax.dynamic_slice_in_dim(v, lax.axis_index("row") * n, n)
+    value = mine @ (a @ v)
+    return v, value if bug == "product not reduced" else lax.psum(value, "row")
 
 
 @case(
     {"ring": 4},
-    cannon,
+    lambda a, b: a @ b,
     lambda: floats((8, 12), (12, 6)),
     "columns of the wrong owner",
     "one step short",
+    ins=(P("ring"), P("ring")),
+    outs=P("ring"),
 )
-def collective_matmul(bug):
+def collective_matmul(bug, a, b):
     """Rows of both factors are split; the rows of b go round."""
+    n, me = lax.axis_size("ring"), lax.axis_index("ring")
+    rows = b.shape[0]
+    out = jnp.zeros((a.shape[0], b.shape[1]))
+    for i in range(n - 1 if bug == "one step short" else n):
+        owner = (me - i if bug == "columns of the wrong owner" else me + i) % n
+        out = out + lax.dynamic_slice_in_dim(a, owner * rows, rows, 1) @ b
+        b = lax.ppermute(b, "ring", [(j, (j - 1) % n) for j in range(n)])
+    return out
 
-    def region(a, b):
-        n, me = lax.axis_size("ring"), lax.axis_index("ring")
-        rows = b.shape[0]
-        out = jnp.zeros((a.shape[0], b.shape[1]))
-        for i in range(n - 1 if bug == "one step short" else n):
-            owner = (me - i if bug == "columns of the wrong owner" else me + i) % n
-            part = lax.dynamic_slice_in_dim(a, owner * rows, rows, 1)
-            out = out + part @ b
-            b = lax.ppermute(b, "ring", [(j, (j - 1) % n) for j in range(n)])
-        return out
 
-    return Program(region=region, in_specs=(P("ring"), P("ring")), out_specs=P("ring"))
+# ---- expert parallelism and pipelines ------------------------------------------------------------
+
+
+def routed(x, router, w1, w2):
+    """Top-1 routing in groups; each token has a place, for the capacity is the size of a group."""
+    gates = jax.nn.softmax(x @ router)
+    hot = jax.nn.one_hot(jnp.argmax(gates, -1), router.shape[1])
+    place = (jnp.cumsum(hot, 1) * hot).sum(-1).astype(int) - 1
+    dispatch = hot[..., None] * jax.nn.one_hot(place, x.shape[1])[..., None, :]
+    h = jax.nn.relu(jnp.einsum("egcm,emh->egch", jnp.einsum("gsec,gsm->egcm", dispatch, x), w1))
+    out = jnp.einsum("egch,ehm->egcm", h, w2)
+    return jnp.einsum("gsec,egcm->gsm", dispatch * gates.max(-1)[..., None, None], out)
+
+
+@case(
+    {"expert": 4},
+    routed,
+    lambda: floats((4, 6, 8), (8, 8), (8, 8, 16), (8, 16, 8)),
+    "not sent back",
+    "not sent at all",
+    "sent back along the wrong dims",
+    ins=(P("expert"), P(), P("expert"), P("expert")),
+    outs=P("expert"),
+)
+def expert_parallel(bug, x, router, w1, w2):
+    gates = jax.nn.softmax(x @ router)
+    hot = jax.nn.one_hot(jnp.argmax(gates, -1), router.shape[1])
+    place = (jnp.cumsum(hot, 1) * hot).sum(-1).astype(int) - 1
+    dispatch = hot[..., None] * jax.nn.one_hot(place, x.shape[1])[..., None, :]
+    tokens = jnp.einsum("gsec,gsm->egcm", dispatch, x)
+    if bug == "not sent at all":
+        tokens = tokens.reshape(w1.shape[0], -1, *tokens.shape[2:])
+    else:
+        tokens = lax.all_to_all(tokens, "expert", 0, 1, tiled=True)
+    out = jnp.einsum("egch,ehm->egcm", jax.nn.relu(jnp.einsum("egcm,emh->egch", tokens, w1)), w2)
+    if bug in ("not sent back", "not sent at all"):
+        out = out.reshape(router.shape[1], -1, *out.shape[2:])
+    elif bug == "sent back along the wrong dims":
+        out = lax.all_to_all(out, "expert", 1, 1, tiled=True)
+        out = out.reshape(router.shape[1], -1, *out.shape[2:])
+    else:
+        out = lax.all_to_all(out, "expert", 1, 0, tiled=True)
+    return jnp.einsum("gsec,egcm->gsm", dispatch * gates.max(-1)[..., None, None], out)
+
+
+def dense_experts(x, router, w1, w2):
+    gates = jax.nn.softmax(x @ router)
+    return jnp.einsum("te,teh,ehm->tm", gates, jax.nn.relu(jnp.einsum("tm,emh->teh", x, w1)), w2)
+
+
+@case(
+    {"expert": 8},
+    dense_experts,
+    lambda: floats((6, 8), (8, 8), (8, 8, 4), (8, 4, 8)),
+    "softmax over local experts",
+    "gates of the first experts",
+    "missing psum",
+    ins=(P(), P(), P("expert"), P("expert")),
+    outs=P(),
+)
+def dense_mixture(bug, x, router, w1, w2):
+    """Every expert sees every token; a device takes the gates of its own experts."""
+    n = w1.shape[0]
+    logits = x @ router
+    mine = lax.axis_index("expert") * n
+    if bug == "softmax over local experts":
+        gates = jax.nn.softmax(lax.dynamic_slice_in_dim(logits, mine, n, 1))
+    elif bug == "gates of the first experts":
+        gates = jax.nn.softmax(logits)[:, :n]
+    else:
+        gates = lax.dynamic_slice_in_dim(jax.nn.softmax(logits), mine, n, 1)
+    h = jax.nn.relu(jnp.einsum("tm,emh->teh", x, w1))
+    y = jnp.einsum("te,teh,ehm->tm", gates, h, w2)
+    return y if bug == "missing psum" else lax.psum(y, "expert")
+
+
+def stages(x, w):
+    for i in range(w.shape[0]):
+        x = jnp.tanh(x @ w[i])
+    return x
+
+
+@case(
+    {"stage": 4},
+    stages,
+    lambda: floats((6, 2, 5), (4, 5, 5)),
+    "result of the first stage",
+    "one tick short",
+    "sent backwards",
+    "not selected before psum",
+    ins=(P(), P("stage")),
+    outs=P(),
+)
+def pipeline(bug, x, w):
+    """Six microbatches through four stages, a stage per device."""
+    n, me = lax.axis_size("stage"), lax.axis_index("stage")
+    micro = x.shape[0]
+    step = -1 if bug == "sent backwards" else 1
+    ring = [(i, (i + step) % n) for i in range(n)]
+    state, outs = jnp.zeros_like(x[0]), jnp.zeros_like(x)
+
+    def tick(t, carry):
+        state, outs = carry
+        fresh = lax.dynamic_index_in_dim(x, jnp.minimum(t, micro - 1), keepdims=False)
+        state = jnp.tanh(jnp.where(me == 0, fresh, state) @ w[0])
+        at = jnp.clip(t - (n - 1), 0, micro - 1)
+        old = lax.dynamic_index_in_dim(outs, at, keepdims=False)
+        new = jnp.where((me == n - 1) & (t >= n - 1), state, old)
+        outs = lax.dynamic_update_index_in_dim(outs, new, at, 0)
+        return lax.ppermute(state, "stage", ring), outs
+
+    ticks = micro + n - (2 if bug == "one tick short" else 1)
+    _, outs = lax.fori_loop(0, ticks, tick, (state, outs))
+    if bug == "not selected before psum":
+        return lax.pmean(outs, "stage")
+    last = 0 if bug == "result of the first stage" else n - 1
+    return lax.psum(jnp.where(me == last, outs, 0.0), "stage")
+
+
+# ---- written after the checker had been changed for the others ----------------------------------
+
+
+def cluster(points, centres):
+    distance = ((points[:, None] - centres[None]) ** 2).sum(-1)
+    hot = jax.nn.one_hot(jnp.argmin(distance, 1), centres.shape[0])
+    return hot.T @ points / jnp.maximum(hot.sum(0), 1.0)[:, None], distance.min(1).mean()
+
+
+@case(
+    {"data": 8},
+    cluster,
+    lambda: floats((64, 3), (4, 3)),
+    "counts of the shard",
+    "centres averaged",
+    ins=(P("data"), P()),
+    outs=(P(), P()),
+)
+def k_means(bug, points, centres):
+    distance = jax.vmap(lambda p: jnp.sum((p - centres) ** 2, -1))(points)
+    hot = jax.nn.one_hot(jnp.argmin(distance, 1), centres.shape[0])
+    sums, counts = jnp.einsum("nk,nd->kd", hot, points), hot.sum(0)
+    inertia = lax.pmean(distance.min(1).mean(), "data")
+    if bug == "centres averaged":
+        return lax.pmean(sums / jnp.maximum(counts, 1.0)[:, None], "data"), inertia
+    counts = counts if bug == "counts of the shard" else lax.psum(counts, "data")
+    return lax.psum(sums, "data") / jnp.maximum(counts, 1.0)[:, None], inertia
+
+
+def pairwise(images, texts, scale, bias):
+    logits = images @ texts.T * scale + bias
+    return -jax.nn.log_sigmoid((2 * jnp.eye(len(logits)) - 1) * logits).sum() / len(logits)
+
+
+@case(
+    {"data": 4},
+    pairwise,
+    lambda: (*floats((12, 5), (12, 5)), jnp.float32(2.0), jnp.float32(-1.0)),
+    "diagonal of the first block",
+    "divided by the rows of a shard",
+    ins=(P("data"), P("data"), P(), P()),
+    outs=P(),
+)
+def sigmoid_pairs(bug, images, texts, scale, bias):
+    rows = images.shape[0]
+    every = lax.all_gather(texts, "data", tiled=True)
+    logits = images @ every.T * scale + bias
+    row, column = jnp.arange(rows), jnp.arange(every.shape[0])
+    row = row if bug == "diagonal of the first block" else row + rows * lax.axis_index("data")
+    signs = jnp.where(row[:, None] == column[None], 1.0, -1.0)
+    total = lax.psum(-jax.nn.log_sigmoid(signs * logits).sum(), "data")
+    count = rows if bug == "divided by the rows of a shard" else every.shape[0]
+    return total / count
+
+
+def distil(h, student, teacher):
+    s, t = jax.nn.log_softmax(h @ student), jax.nn.log_softmax(h @ teacher)
+    return jnp.mean(jnp.sum(jnp.exp(t) * (t - s), -1))
+
+
+@case(
+    {"data": 2, "model": 4},
+    distil,
+    lambda: floats((8, 6), (6, 16), (6, 16)),
+    "teacher normalised by shard",
+    "summed over data only",
+    ins=(P("data"), P(None, "model"), P(None, "model")),
+    outs=P(),
+)
+def distillation(bug, h, student, teacher):
+    def log_softmax(z, local=False):
+        if local:
+            return jax.nn.log_softmax(z)
+        z = z - lax.stop_gradient(lax.pmax(z.max(-1, keepdims=True), "model"))
+        return z - jnp.log(lax.psum(jnp.exp(z).sum(-1, keepdims=True), "model"))
+
+    s = log_softmax(h @ student)
+    t = log_softmax(h @ teacher, bug == "teacher normalised by shard")
+    each = jnp.sum(jnp.exp(t) * (t - s), -1)
+    each = each if bug == "summed over data only" else lax.psum(each, "model")
+    return lax.pmean(each.mean(), "data")
+
+
+def factored(w, g):
+    rows, columns = (g * g).mean(1), (g * g).mean(0)
+    update = g * lax.rsqrt(rows[:, None] * columns[None] / rows.mean() + 1e-8)
+    return w - 0.1 * update / jnp.maximum(1.0, jnp.sqrt(jnp.mean(update**2)))
+
+
+@case(
+    {"model": 8},
+    factored,
+    lambda: floats((16, 6), (16, 6)),
+    "column means of the shard",
+    "clipped by the shard's norm",
+    ins=(P("model"), P("model")),
+    outs=P("model"),
+)
+def adafactor(bug, w, g):
+    """The weight is split by rows: means of rows are local, means of columns are not."""
+    square = g * g
+    rows, columns = square.mean(1), square.mean(0)
+    columns = columns if bug == "column means of the shard" else lax.pmean(columns, "model")
+    v = rows[:, None] * columns[None] / lax.pmean(rows.mean(), "model")
+    update = g * lax.rsqrt(v + 1e-8)
+    size = jnp.mean(update**2)
+    size = size if bug == "clipped by the shard's norm" else lax.pmean(size, "model")
+    return w - 0.1 * update / jnp.maximum(1.0, jnp.sqrt(size))
+
+
+def advantages(reward, value, mask):
+    a = (reward - value) * mask
+    n = mask.sum()
+    mean = a.sum() / n
+    return (a - mean) / (jnp.sqrt((((a - mean) * mask) ** 2).sum() / n) + 1e-6) * mask
+
+
+@case(
+    {"data": 8},
+    advantages,
+    lambda: (*floats((16, 5), (16, 5)), (integers(0, 3, 16, 5) > 0).astype(jnp.float32)),
+    "spread of the shard averaged",
+    "mean of the shard",
+    ins=(P("data"),) * 3,
+    outs=P("data"),
+)
+def normalised_advantages(bug, reward, value, mask):
+    a = (reward - value) * mask
+    total, n = lax.psum((a.sum(), mask.sum()), "data")
+    mean = a.sum() / mask.sum() if bug == "mean of the shard" else total / n
+    square = (((a - mean) * mask) ** 2).sum()
+    if bug == "spread of the shard averaged":
+        spread = lax.pmean(jnp.sqrt(square / mask.sum()), "data")
+    else:
+        spread = jnp.sqrt(lax.psum(square, "data") / n)
+    return (a - mean) / (spread + 1e-6) * mask
+
+
+def low_rank(x, w, a, b, y):
+    def loss(a, b):
+        return jnp.mean((x @ w + (x @ a) @ b - y) ** 2)
+
+    ga, gb = jax.grad(loss, (0, 1))(a, b)
+    return a - 0.1 * ga, b - 0.1 * gb
+
+
+@case(
+    {"data": 2, "model": 4},
+    low_rank,
+    lambda: floats((8, 6), (6, 12), (6, 2), (2, 12), (8, 12)),
+    "first factor not reduced over model",
+    "second factor not reduced over data",
+    "loss of a shard of the columns",
+    ins=(P("data"), P(None, "model"), P(), P(None, "model"), P("data", "model")),
+    outs=(P(), P(None, "model")),
+)
+def low_rank_adapter(bug, x, w, a, b, y):
+    """The weight is split by columns, so is the second factor; the first one is whole."""
+    out = x @ w + (x @ a) @ b - y
+    scale = 2 / (x.shape[0] * y.shape[1] * 2 * 4)
+    scale = 2 / (x.shape[0] * 2 * y.shape[1]) if bug == "loss of a shard of the columns" else scale
+    ga = x.T @ (out @ b.T) * scale
+    gb = (x @ a).T @ out * scale
+    ga = lax.psum(ga, "data" if bug == "first factor not reduced over model" else ("data", "model"))
+    gb = gb if bug == "second factor not reduced over data" else lax.psum(gb, "data")
+    return a - 0.1 * ga, b - 0.1 * gb

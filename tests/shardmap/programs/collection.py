@@ -1,13 +1,7 @@
 """All programs of the folder, by what the checker owes them."""
 
-from tests.shardmap.programs.everyday import means, merges, precision
-from tests.shardmap.programs.faulty import gradients, places
-from tests.shardmap.programs.placed import accepted, positions, untuned
-from tests.shardmap.programs.placed import idioms as placed_idioms
-from tests.shardmap.programs.right import experts as right_experts
-from tests.shardmap.programs.right import idioms
-from tests.shardmap.programs.right import layers as right_layers
-from tests.shardmap.programs.right import training as right_training
+from tests.shardmap.programs import everyday, faulty, right
+from tests.shardmap.programs.placed import accepted, idioms, positions, untuned
 from tests.shardmap.programs.wrong import (
     counts,
     experts,
@@ -22,11 +16,10 @@ FIRST, SECOND = (products,), (layers, training, vocabulary, experts)
 PAIRED = FIRST + SECOND
 """Modules of wrong programs, the measured ones first."""
 
-RIGHT = (right_layers, right_training, right_experts, idioms)
-EVERYDAY = (means, precision, merges)
-FAULTY = (gradients, places)
+RIGHT, EVERYDAY = (right,), (everyday,)
+FAULTY = (faulty,)
 
-PLACED, PLACED_RIGHT = (positions, untuned, placed_idioms), (accepted,)
+PLACED, PLACED_RIGHT = (positions, untuned, idioms), (accepted,)
 """Modules of programs whose devices compute their place: pairs, and right ones. The checker was
 written with those of `positions` in view; those of `untuned` were written afterwards."""
 
@@ -36,17 +29,15 @@ MODULES = (*PAIRED, counts, *FAULTY, *RIGHT, *EVERYDAY, subtle, *PLACED, *PLACED
 
 def pairs(modules):
     """The pairs of some modules, by their names."""
-    return _union(module.PAIRS for module in modules)
+    return _union([module.PAIRS for module in modules])
 
 
 def programs(modules):
     """The programs of some modules, by their names."""
-    return _union(module.PROGRAMS for module in modules)
+    return _union([module.PROGRAMS for module in modules])
 
 
 def _union(tables):
-    found = {}
-    for table in tables:
-        assert not found.keys() & table.keys()
-        found |= table
+    found = {name: program for table in tables for name, program in table.items()}
+    assert len(found) == sum(map(len, tables)), "two programs of one name"
     return found

@@ -13,8 +13,7 @@ from sbp import make_mesh
 N_DATA, N_MODEL = 2, 4
 
 
-def mesh():
-    return make_mesh((N_DATA, N_MODEL), ("data", "model"))
+mesh = lambda: make_mesh((N_DATA, N_MODEL), ("data", "model"))
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,10 @@ class Pair:
     severity: str = "error"
 
     def program(self, which, check_vma):
-        body = getattr(self, which)
         ins, outs = self.ins, self.outs
         if which == "wrong":
             ins, outs = self.wrong_ins or ins, self.wrong_outs or outs
-        return jax.shard_map(body, mesh=mesh(), in_specs=ins, out_specs=outs, check_vma=check_vma)
+        return mapped(getattr(self, which), ins, outs)(check_vma)
 
 
 def draw(*shape, seed=0):
@@ -93,10 +91,7 @@ class Faulty:
     outside: Callable[..., Any] = lambda region: region
 
     def program(self, check_vma):
-        region = jax.shard_map(
-            self.wrong, mesh=mesh(), in_specs=self.ins, out_specs=self.outs, check_vma=check_vma
-        )
-        return self.outside(region)
+        return self.outside(mapped(self.wrong, self.ins, self.outs)(check_vma))
 
 
 @dataclass(frozen=True)
@@ -124,9 +119,4 @@ def mapped(body, ins, outs):
 
 def outer_grad(body, ins, outs, argnums):
     """The gradient of a scalar loss whose forward pass is the region."""
-
-    def make(vma):
-        region = jax.shard_map(body, mesh=mesh(), in_specs=ins, out_specs=outs, check_vma=vma)
-        return jax.value_and_grad(region, argnums)
-
-    return make
+    return lambda vma: jax.value_and_grad(mapped(body, ins, outs)(vma), argnums)

@@ -34,8 +34,7 @@ def ring_attention(q, k, v):
     return out / total
 
 
-def attention_of_rows(q, k, v):
-    return jax.nn.softmax(q @ k.T / 4.0, -1) @ v
+attention_of_rows = lambda q, k, v: jax.nn.softmax(q @ k.T / 4.0, -1) @ v
 
 
 def ring_product(x, w):
@@ -44,8 +43,7 @@ def ring_product(x, w):
     me, rows = lax.axis_index("model"), x.shape[0]
     out = jnp.zeros((rows * N_MODEL, w.shape[1]))
     for i in range(N_MODEL):
-        at = ((me - i) % N_MODEL) * rows
-        out = lax.dynamic_update_slice(out, x @ w, (at, 0))
+        out = lax.dynamic_update_slice(out, x @ w, (((me - i) % N_MODEL) * rows, 0))
         x = lax.ppermute(x, "model", RING)
     return out
 
@@ -64,8 +62,7 @@ def split_keys(q, k, v):
     scores = q @ k.T / 4.0
     own = scores.max(-1, keepdims=True)
     weights = jnp.exp(scores - own)
-    top = lax.pmax(own, "model")
-    share = jnp.exp(own - top)
+    share = jnp.exp(own - lax.pmax(own, "model"))
     total = lax.psum(weights.sum(-1, keepdims=True) * share, "model")
     return lax.psum((weights @ v) * share, "model") / total
 

@@ -46,10 +46,6 @@ def attention_by_heads(q, k, v):
     return q * lax.all_to_all(out, "model", 0, 1, tiled=True)
 
 
-def attention_by_heads_reference(q, k, v):
-    return turned(q, jnp.arange(S)) * attention(q, k, v)
-
-
 def gathered_keys(q, k, v):
     rows = q.shape[0]
     at = lax.axis_index("model") * rows + jnp.arange(rows)
@@ -65,8 +61,7 @@ CACHE, NEW, PLACE = draw(32, 8, seed=123), draw(8, seed=124), np.int32(13)
 def written_where_it_belongs(cache, new, place):
     here = place - lax.axis_index("model") * cache.shape[0]
     mine = (here >= 0) & (here < cache.shape[0])
-    safe = jnp.clip(here, 0, cache.shape[0] - 1)
-    return jnp.where(mine, cache.at[safe].set(new), cache)
+    return jnp.where(mine, cache.at[jnp.clip(here, 0, cache.shape[0] - 1)].set(new), cache)
 
 
 def written_by_a_mask(cache, new, place):
@@ -90,9 +85,6 @@ def numbered(x):
     return lax.axis_index("model")[None], at * 2 + 1
 
 
-TABLE, IDS = draw(32, 8, seed=129), np.asarray([3, 31, 8, 7, 16, 16, 0], np.int32)
-
-
 def squares_of_lookups(table, ids):
     """A lookup is zero on all devices but one, so that its squares add up."""
     here = ids - lax.axis_index("model") * table.shape[0]
@@ -103,7 +95,7 @@ def squares_of_lookups(table, ids):
 
 # ---- blocks -------------------------------------------------------------------------------------
 
-WHOLE, U, W = draw(16, 12, seed=125), draw(16, 16, seed=126), draw(16, 16, seed=127)
+WHOLE, U = draw(16, 12, seed=125), draw(16, 16, seed=126)
 
 
 def own_block_of_sum(x):
@@ -136,8 +128,7 @@ def rewritten_and_read(w, g):
 
 def nested_rows(w):
     rows = w.shape[0] // 8
-    start = lax.axis_index(("data", "model")) * rows
-    return jnp.exp(lax.dynamic_slice_in_dim(w, start, rows, 0))
+    return jnp.exp(lax.dynamic_slice_in_dim(w, lax.axis_index(("data", "model")) * rows, rows, 0))
 
 
 # ---- exchanges ----------------------------------------------------------------------------------
@@ -146,28 +137,21 @@ def nested_rows(w):
 def symmetric(x):
     """x [rows split] times its transpose, element by element, in blocks."""
     rows = x.shape[0]
-    blocks = x.reshape(rows, N_MODEL, rows).transpose(1, 0, 2)
-    other = lax.all_to_all(blocks, "model", 0, 0)
+    other = lax.all_to_all(x.reshape(rows, N_MODEL, rows).transpose(1, 0, 2), "model", 0, 0)
     return x + other.transpose(0, 2, 1).transpose(1, 0, 2).reshape(x.shape)
 
 
 def scattered_by_exchange(u, w):
     """A reduce-scatter as an exchange and a sum; the rows that a device gets weigh its own rows."""
     y = u @ w
-    mine = lax.all_to_all(y, "model", 0, 0, tiled=True)
-    return mine.reshape(N_MODEL, -1, y.shape[1]).sum(0)
-
-
-TABLES, DENSE = draw(8, 6, 4, seed=128), draw(16, 4)
-FEATURES = np.arange(128, dtype=np.int32).reshape(16, 8) % 6
+    return lax.all_to_all(y, "model", 0, 0, tiled=True).reshape(N_MODEL, -1, y.shape[1]).sum(0)
 
 
 def embeddings_to_samples(tables, ids, dense):
     """DLRM (https://arxiv.org/abs/1906.00091): tables are split, samples are; embeddings go to the
     samples' devices and meet the dense features there."""
     found = jax.vmap(lambda t, i: t[i], (0, 1), 1)(tables, ids)
-    mine = lax.all_to_all(found, "model", 0, 1, tiled=True)
-    return jnp.einsum("sfd,sd->sf", mine, dense)
+    return jnp.einsum("sfd,sd->sf", lax.all_to_all(found, "model", 0, 1, tiled=True), dense)
 
 
 def embeddings_reference(tables, ids, dense):
@@ -178,7 +162,9 @@ KEEP = (PS("model"), PS(), PS())
 
 PROGRAMS = {
     "attention_by_heads": Program(
-        mapped(attention_by_heads, (ROWS,) * 3, ROWS), attention_by_heads_reference, (Q, K, V)
+        mapped(attention_by_heads, (ROWS,) * 3, ROWS),
+        lambda q, k, v: turned(q, jnp.arange(S)) * attention(q, k, v),
+        (Q, K, V),
     ),
     "gathered_keys": Program(mapped(gathered_keys, (ROWS,) * 3, ROWS), attention, (Q, K, V)),
     "written_where_it_belongs": Program(
@@ -199,11 +185,12 @@ PROGRAMS = {
         mapped(numbered, (ROWS,), ROWS),
         lambda x: (jnp.arange(N_MODEL), 2 * jnp.arange(x.shape[0]) + 1),
         (U,),
+        notes=("differs-on-one-device",),
     ),
     "squares_of_lookups": Program(
         mapped(squares_of_lookups, (ROWS, PS()), PS()),
         lambda table, ids: 2.0 * (jnp.tanh(2.0 * table[ids]) ** 2).sum(),
-        (TABLE, IDS),
+        (draw(32, 8, seed=129), np.asarray([3, 31, 8, 7, 16, 16, 0], np.int32)),
     ),
     "squares_put_together": Program(
         mapped(squares_put_together, (ROWS,), PS()), lambda x: jnp.sin(x) ** 2, (WHOLE,)
@@ -220,11 +207,13 @@ PROGRAMS = {
     "nested_rows": Program(mapped(nested_rows, (PS(),), PS(("data", "model"))), jnp.exp, (WHOLE,)),
     "symmetric": Program(mapped(symmetric, (ROWS,), ROWS), lambda x: x + x.T, (U,)),
     "scattered_by_exchange": Program(
-        mapped(scattered_by_exchange, (PS(None, "model"), ROWS), ROWS), lambda u, w: u @ w, (U, W)
+        mapped(scattered_by_exchange, (PS(None, "model"), ROWS), ROWS),
+        lambda u, w: u @ w,
+        (U, draw(16, 16, seed=127)),
     ),
     "embeddings_to_samples": Program(
         mapped(embeddings_to_samples, (ROWS, PS(None, "model"), ROWS), ROWS),
         embeddings_reference,
-        (TABLES, FEATURES, DENSE),
+        (draw(8, 6, 4, seed=128), np.arange(128, dtype=np.int32).reshape(16, 8) % 6, draw(16, 4)),
     ),
 }

@@ -13,8 +13,6 @@ from tests.shardmap.programs.kinds import N_MODEL, Pair, draw
 
 # ---- contrast of both sides ---------------------------------------------------------------------
 
-SCALE, IMAGES, TEXTS = np.float32(0.5), draw(16, 8, seed=140), draw(16, 8, seed=141)
-
 
 def both_losses(scale, images, texts):
     """The mean of both losses of this device's pairs: there are two, as many as devices on data."""
@@ -26,14 +24,6 @@ def both_losses(scale, images, texts):
     return (of_images + of_texts).mean() / 2
 
 
-def contrast_of_model(scale, images, texts):
-    return lax.pmean(both_losses(scale, images, texts), "model")
-
-
-def contrast_of_data(scale, images, texts):
-    return lax.pmean(both_losses(scale, images, texts), "data")
-
-
 def contrast_reference(scale, images, texts):
     logits = jnp.exp(scale) * images @ texts.T
     sides = [jnp.diagonal(jax.nn.log_softmax(x)).mean() for x in (logits, logits.T)]
@@ -43,8 +33,6 @@ def contrast_reference(scale, images, texts):
 # ---- caches of several heads --------------------------------------------------------------------
 
 Q, K, V = draw(4, 2, 3, 8, seed=142), draw(4, 32, 2, 8, seed=143), draw(4, 32, 2, 8, seed=144)
-LENGTHS = np.asarray([3, 17, 32, 9], np.int32)
-CACHE = (PS("data"), PS("data", "model"), PS("data", "model"), PS("data"))
 
 
 def grouped_scores(q, k, lengths, offset):
@@ -75,15 +63,12 @@ def merged(q, k, v, lengths):
 
 
 def merged_reference(q, k, v, lengths):
-    weights = jax.nn.softmax(grouped_scores(q, k, lengths, 0), -1)
-    return jnp.einsum("bkgt,btkd->bkgd", weights, v)
+    return jnp.einsum("bkgt,btkd->bkgd", jax.nn.softmax(grouped_scores(q, k, lengths, 0), -1), v)
 
 
 # ---- scattered tokens ---------------------------------------------------------------------------
 
 E, ROOM, D = 8, 4, 8
-TOKENS, ROUTER, W = draw(32, D, seed=145), draw(D, E, seed=146), draw(E, D, D, seed=147)
-EXPERTS = (PS("model"), PS(), PS("model"))
 
 
 def scattered(exchange, back):
@@ -101,11 +86,9 @@ def scattered(exchange, back):
     return body
 
 
-def there(slots):
-    return lax.all_to_all(slots, "model", 0, 1, tiled=True)
+there = lambda slots: lax.all_to_all(slots, "model", 0, 1, tiled=True)
 
 
-picked_there = scattered(there, lambda done: done.reshape(E, ROOM, D))
 picked_back = scattered(there, lambda done: lax.all_to_all(done, "model", 1, 0, tiled=True))
 
 
@@ -116,12 +99,11 @@ def scattered_reference(x, router, w):
 
 # ---- flat parameters ----------------------------------------------------------------------------
 
-PARAMS = {"w": draw(32, 24, seed=148), "b": draw(24, seed=149)}
-X, Y = draw(16, 32, seed=150), draw(16, 24, seed=151)
+
+X = draw(16, 32, seed=150)
 
 
-def loss(p, x, y):
-    return ((jnp.tanh(x @ p["w"] + p["b"]) - y) ** 2).mean()
+loss = lambda p, x, y: ((jnp.tanh(x @ p["w"] + p["b"]) - y) ** 2).mean()
 
 
 def flat_step(put):
@@ -136,17 +118,11 @@ def flat_step(put):
     return body
 
 
-def at_own_places(flat, mine, start):
-    return flat.at[start + jnp.arange(mine.shape[0])].set(mine)
-
-
-flat_scattered = flat_step(at_own_places)
+flat_scattered = flat_step(
+    lambda flat, mine, start: flat.at[start + jnp.arange(mine.shape[0])].set(mine)
+)
 flat_updated = flat_step(lambda flat, mine, start: lax.dynamic_update_slice(flat, mine, (start,)))
 flat_whole = flat_step(lambda flat, mine, start: lax.all_gather(mine, "data", tiled=True))
-
-
-def flat_reference(p, x, y):
-    return (p["w"] - 0.5 * jax.grad(loss)(p, x, y)["w"]).reshape(p["w"].shape)
 
 
 # ---- guarded lookups ----------------------------------------------------------------------------
@@ -160,15 +136,13 @@ def own_lookup(table, ids):
     return jnp.where(mine[:, None], table[jnp.clip(here, 0, table.shape[0] - 1)], 0.0)
 
 
-def lookup_summed(table, ids):
-    return lax.psum(own_lookup(table, ids), "model")
-
-
-def lookup_averaged(table, ids):
-    return lax.pmean(own_lookup(table, ids), "model")
-
-
-OF_PARAMS = (flat_whole, flat_reference, (PARAMS, X, Y), (PS(), PS("data"), PS("data")), PS())
+OF_PARAMS = (
+    flat_whole,
+    lambda p, x, y: (p["w"] - 0.5 * jax.grad(loss)(p, x, y)["w"]).reshape(p["w"].shape),
+    ({"w": draw(32, 24, seed=148), "b": draw(24, seed=149)}, X, draw(16, 24, seed=151)),
+    (PS(), PS("data"), PS("data")),
+    PS(),
+)
 OF_TABLE = (TABLE, IDS), (PS("model"), PS()), PS()
 
 PAIRS = {
@@ -176,10 +150,10 @@ PAIRS = {
         "missing-reduction",
         ("data",),
         "(of_images + of_texts).mean()",
-        contrast_of_model,
-        contrast_of_data,
+        lambda scale, images, texts: lax.pmean(both_losses(scale, images, texts), "model"),
+        lambda scale, images, texts: lax.pmean(both_losses(scale, images, texts), "data"),
         contrast_reference,
-        (SCALE, IMAGES, TEXTS),
+        (np.float32(0.5), draw(16, 8, seed=140), draw(16, 8, seed=141)),
         (PS(), PS("data"), PS("data")),
         PS(),
     ),
@@ -190,19 +164,19 @@ PAIRS = {
         shifted_by_own,
         merged,
         merged_reference,
-        (Q, K, V, LENGTHS),
-        CACHE,
+        (Q, K, V, np.asarray([3, 17, 32, 9], np.int32)),
+        (PS("data"), PS("data", "model"), PS("data", "model"), PS("data")),
         PS("data"),
     ),
     "picked_there": Pair(
         "differs-on-one-device",
         ("model",),
         "",
-        picked_there,
+        scattered(there, lambda done: done.reshape(E, ROOM, D)),
         picked_back,
         scattered_reference,
-        (TOKENS, ROUTER, W),
-        EXPERTS,
+        (draw(32, D, seed=145), draw(D, E, seed=146), draw(E, D, D, seed=147)),
+        (PS("model"), PS(), PS("model")),
         PS("model"),
         repaired=False,
         severity="note",
@@ -229,8 +203,8 @@ PAIRS = {
         "wrong-reduction",
         ("model",),
         "lax.pmean",
-        lookup_averaged,
-        lookup_summed,
+        lambda table, ids: lax.pmean(own_lookup(table, ids), "model"),
+        lambda table, ids: lax.psum(own_lookup(table, ids), "model"),
         lambda table, ids: table[ids],
         *OF_TABLE,
     ),

@@ -12,8 +12,6 @@ from tests.shardmap.programs.kinds import N_DATA, N_MODEL, Pair, draw
 
 # ---- sequences ----------------------------------------------------------------------------------
 
-SEQUENCE, PLACES, LENGTH = draw(32, 12, seed=100), draw(64, 12, seed=101), np.int32(19)
-
 
 def with_places(x, table):
     at = lax.broadcasted_iota(jnp.int32, (x.shape[0],), 0) + x.shape[0] * lax.axis_index("model")
@@ -43,7 +41,6 @@ def pooled_reference(x, table, length):
     return ((x + table[: x.shape[0]]) * real).sum(0) / real.sum()
 
 
-Q, K, V = draw(32, 16, seed=102), draw(32, 16, seed=103), draw(32, 16, seed=104)
 WINDOW = 9
 
 
@@ -58,8 +55,7 @@ def windowed(q, k):
 
 
 def windowed_attention(q, k, v):
-    weights = jax.nn.softmax(windowed(q, k), -1)
-    return weights @ lax.all_gather(v, "model", axis=0, tiled=True)
+    return jax.nn.softmax(windowed(q, k), -1) @ lax.all_gather(v, "model", axis=0, tiled=True)
 
 
 def windowed_over_own_values(q, k, v):
@@ -77,21 +73,12 @@ def windowed_reference(q, k, v):
 
 # ---- vocabularies -------------------------------------------------------------------------------
 
-TABLE, IDS = draw(32, 8, seed=105), np.random.default_rng(106).integers(0, 32, 16).astype(np.int32)
-LOGITS = draw(16, 32, seed=107)
+IDS = np.random.default_rng(106).integers(0, 32, 16).astype(np.int32)
 
 
 def embedded_rows(table, ids):
     here = ids - lax.axis_index("model") * table.shape[0]
     return jax.nn.one_hot(here, table.shape[0]) @ table
-
-
-def embedded(table, ids):
-    return lax.psum(embedded_rows(table, ids), "model")
-
-
-def embedded_and_averaged(table, ids):
-    return lax.pmean(embedded_rows(table, ids), "model")
 
 
 def smoothed(logits, ids):
@@ -113,13 +100,12 @@ def smoothed_unreduced(logits, ids):
 
 
 def smoothed_reference(logits, ids):
-    wanted = 0.9 * jax.nn.one_hot(ids, 32) + 0.1 / 32
-    return -(wanted * jax.nn.log_softmax(logits)).sum(-1).mean()
+    return -((0.9 * jax.nn.one_hot(ids, 32) + 0.1 / 32) * jax.nn.log_softmax(logits)).sum(-1).mean()
 
 
 # ---- a batch split over both axes ---------------------------------------------------------------
 
-IMAGES, TEXTS = draw(16, 24, seed=108) * 0.3, draw(16, 24, seed=109) * 0.3
+
 BOTH = PS(("data", "model"))
 
 
@@ -132,14 +118,6 @@ def sigmoid_loss(images, texts):
     return -jax.nn.log_sigmoid(jnp.where(same, logits, -logits)).sum()
 
 
-def sigmoid_over_both(images, texts):
-    return lax.psum(sigmoid_loss(images, texts), ("data", "model"))
-
-
-def sigmoid_over_one(images, texts):
-    return lax.psum(sigmoid_loss(images, texts), "data")
-
-
 def sigmoid_reference(images, texts):
     logits = images @ texts.T
     return -jax.nn.log_sigmoid(jnp.where(jnp.eye(logits.shape[0]) > 0, logits, -logits)).sum()
@@ -147,12 +125,8 @@ def sigmoid_reference(images, texts):
 
 # ---- experts ------------------------------------------------------------------------------------
 
-T, N_EXPERTS, ROOM, D = 32, 4, 8, 12
-TOKENS, ROUTER, EXPERTS = (
-    draw(T, D, seed=110),
-    draw(D, N_EXPERTS, seed=111),
-    draw(4, D, D, seed=112),
-)
+N_EXPERTS, ROOM, D = 4, 8, 12
+TOKENS, EXPERTS = draw(32, D, seed=110), draw(4, D, D, seed=112)
 
 
 def sent(x, router):
@@ -167,9 +141,7 @@ def sent(x, router):
 
 def switch(x, router, w):
     gate, slots, inputs = sent(x, router)
-    there = lax.all_to_all(inputs, "model", 0, 0)
-    done = jnp.tanh(there @ w[0])
-    back = lax.all_to_all(done, "model", 0, 0)
+    back = lax.all_to_all(jnp.tanh(lax.all_to_all(inputs, "model", 0, 0) @ w[0]), "model", 0, 0)
     return gate[:, None] * (slots @ back.reshape(-1, D))
 
 
@@ -195,25 +167,10 @@ def picked_expert(x, w):
     return jnp.einsum("td,edh->teh", x, mine)
 
 
-def experts_added(x, w):
-    return lax.psum(jnp.tanh(picked_expert(x, w)).sum(1), "model")
-
-
-def experts_not_added(x, w):
-    return jnp.tanh(picked_expert(x, w)).sum(1)
-
-
-def experts_reference(x, w):
-    return jnp.tanh(jnp.einsum("td,edh->teh", x, w)).sum(1)
-
-
 # ---- flat parameters of a split optimiser -------------------------------------------------------
 
-FLAT, X, Y = draw(32 * 24, seed=113), draw(16, 32, seed=114), draw(16, 24, seed=115)
 
-
-def loss_of_flat(flat, x, y):
-    return ((x @ flat.reshape(32, 24) - y) ** 2).mean()
+loss_of_flat = lambda flat, x, y: ((x @ flat.reshape(32, 24) - y) ** 2).mean()
 
 
 def flat_steps(written):
@@ -246,7 +203,7 @@ def flat_reference(flat, x, y):
 OF_SEQUENCE = (
     pooled,
     pooled_reference,
-    (SEQUENCE, PLACES, LENGTH),
+    (draw(32, 12, seed=100), draw(64, 12, seed=101), np.int32(19)),
     (PS("model"), PS(), PS()),
     PS(),
 )
@@ -276,7 +233,7 @@ PAIRS = {
         windowed_over_own_values,
         windowed_attention,
         windowed_reference,
-        (Q, K, V),
+        (draw(32, 16, seed=102), draw(32, 16, seed=103), draw(32, 16, seed=104)),
         (PS("model"),) * 3,
         PS("model"),
         severity="warning",
@@ -286,10 +243,10 @@ PAIRS = {
         "wrong-reduction",
         ("model",),
         "lax.pmean",
-        embedded_and_averaged,
-        embedded,
+        lambda table, ids: lax.pmean(embedded_rows(table, ids), "model"),
+        lambda table, ids: lax.psum(embedded_rows(table, ids), "model"),
         lambda table, ids: table[ids],
-        (TABLE, IDS),
+        (draw(32, 8, seed=105), IDS),
         (PS("model"), PS()),
         PS(),
     ),
@@ -300,7 +257,7 @@ PAIRS = {
         smoothed_unreduced,
         smoothed_loss,
         smoothed_reference,
-        (LOGITS, IDS),
+        (draw(16, 32, seed=107), IDS),
         (PS(None, "model"), PS()),
         PS(),
         repaired=False,
@@ -309,10 +266,10 @@ PAIRS = {
         "missing-reduction",
         ("model",),
         ".sum()",
-        sigmoid_over_one,
-        sigmoid_over_both,
+        lambda images, texts: lax.psum(sigmoid_loss(images, texts), "data"),
+        lambda images, texts: lax.psum(sigmoid_loss(images, texts), ("data", "model")),
         sigmoid_reference,
-        (IMAGES, TEXTS),
+        (draw(16, 24, seed=108) * 0.3, draw(16, 24, seed=109) * 0.3),
         (BOTH, BOTH),
         PS(),
     ),
@@ -323,7 +280,7 @@ PAIRS = {
         switch_not_back,
         switch,
         switch_reference,
-        (TOKENS, ROUTER, EXPERTS),
+        (TOKENS, draw(D, N_EXPERTS, seed=111), EXPERTS),
         (PS("model"), PS(), PS("model")),
         PS("model"),
         repaired=False,
@@ -333,9 +290,9 @@ PAIRS = {
         "wrong-placement",
         ("model",),
         "mine =",
-        experts_not_added,
-        experts_added,
-        experts_reference,
+        lambda x, w: jnp.tanh(picked_expert(x, w)).sum(1),
+        lambda x, w: lax.psum(jnp.tanh(picked_expert(x, w)).sum(1), "model"),
+        lambda x, w: jnp.tanh(jnp.einsum("td,edh->teh", x, w)).sum(1),
         (TOKENS, EXPERTS),
         (PS(), PS()),
         PS(),
@@ -344,11 +301,11 @@ PAIRS = {
     "flat_kept": Pair(
         "wrong-placement",
         ("data",),
-        "",
+        "flat.reshape(32, 24)",
         flat_kept,
         flat_gathered,
         flat_reference,
-        (FLAT, X, Y),
+        (draw(32 * 24, seed=113), draw(16, 32, seed=114), draw(16, 24, seed=115)),
         (PS(), PS("data"), PS("data")),
         PS(),
         vma=False,

@@ -18,16 +18,7 @@ SPLIT = (PS("data"), PS(None, "model"))
 # ---- errors -------------------------------------------------------------------------------------
 
 
-def per_token(x, w):
-    return lax.psum(((x @ w) ** 2).sum(-1), "model").mean()
-
-
-def tokens_summed(x, w):
-    return lax.psum(per_token(x, w), ("data",))
-
-
-def tokens_averaged(x, w):
-    return lax.pmean(per_token(x, w), ("data",))
+per_token = lambda x, w: lax.psum(((x @ w) ** 2).sum(-1), "model").mean()
 
 
 def averaged_shares(w, x, y):
@@ -45,44 +36,10 @@ def summed_shares(w, x, y):
     return w - 0.1 * lax.psum(g, "data")
 
 
-def mean_square(a):
-    return (a**2).mean()
+mean_square = lambda a: (a**2).mean()
 
 
-def two_losses(w, x, other):
-    return mean_square(x @ w) + mean_square(other @ w)
-
-
-def two_losses_summed(w, x, other):
-    return w - 0.1 * lax.psum(jax.grad(two_losses)(w, x, other), "data")
-
-
-def two_losses_averaged(w, x, other):
-    return w - 0.1 * lax.pmean(jax.grad(two_losses)(w, x, other), "data")
-
-
-def gathered_means_summed(x):
-    return lax.all_gather(x.mean(), "data").sum()
-
-
-def gathered_means_averaged(x):
-    return lax.all_gather(x.mean(), "data").mean()
-
-
-def gathered_sums_averaged(x):
-    return lax.all_gather(x.sum(0), "data").mean(0)
-
-
-def gathered_sums_summed(x):
-    return lax.all_gather(x.sum(0), "data").sum(0)
-
-
-def rounded_before(u, v):
-    return lax.psum(jnp.round((u @ v).astype(jnp.bfloat16)), "model")
-
-
-def rounded_after(u, v):
-    return jnp.round(lax.psum((u @ v).astype(jnp.bfloat16), "model"))
+two_losses = lambda w, x, other: mean_square(x @ w) + mean_square(other @ w)
 
 
 def skipped_alone(w, x, y):
@@ -114,23 +71,7 @@ def shifted(logits):
     return jnp.log(lax.psum(jnp.exp(logits - top).sum(-1), "model")) + top[:, 0]
 
 
-def merges_summed(logits):
-    return lax.psum(jax.nn.logsumexp(logits, -1), "model")
-
-
-def means_as_weights(x, y):
-    return lax.psum(x.sum() / y.sum() * x.sum(), "data") / lax.psum(x.sum(), "data")
-
-
-def sums_as_weights(x, y):
-    return lax.psum(x.sum(), "data") / lax.psum(y.sum(), "data")
-
-
-TALL, FLOW, POSITIVE = (
-    draw(8, 24, seed=80),
-    X.copy(),
-    abs(X) + np.linspace(0, 4, 16, dtype=np.float32)[:, None],
-)
+FLOW = X.copy()
 FLOW[3, 3] = np.inf
 OTHER = draw(8, 24, seed=75)
 
@@ -139,8 +80,8 @@ PAIRS = {
         "wrong-reduction",
         ("data",),
         "per_token(x, w)",
-        tokens_summed,
-        tokens_averaged,
+        lambda x, w: lax.psum(per_token(x, w), ("data",)),
+        lambda x, w: lax.pmean(per_token(x, w), ("data",)),
         lambda x, w: ((x @ w) ** 2).sum(-1).mean(),
         (X, W1),
         SPLIT,
@@ -173,9 +114,9 @@ PAIRS = {
     "two_losses_summed": Pair(
         "wrong-reduction",
         ("data",),
-        "",
-        two_losses_summed,
-        two_losses_averaged,
+        "lax.psum(jax.grad(two_losses)",
+        lambda w, x, other: w - 0.1 * lax.psum(jax.grad(two_losses)(w, x, other), "data"),
+        lambda w, x, other: w - 0.1 * lax.pmean(jax.grad(two_losses)(w, x, other), "data"),
         lambda w, x, other: w - 0.1 * jax.grad(two_losses)(w, x, other),
         (W, X, OTHER),
         (PS(), BATCH, PS()),
@@ -186,8 +127,8 @@ PAIRS = {
         "wrong-reduction",
         ("data",),
         "lax.all_gather(x.mean()",
-        gathered_means_summed,
-        gathered_means_averaged,
+        lambda x: lax.all_gather(x.mean(), "data").sum(),
+        lambda x: lax.all_gather(x.mean(), "data").mean(),
         lambda x: x.mean(),
         (X,),
         (BATCH,),
@@ -198,8 +139,8 @@ PAIRS = {
         "wrong-reduction",
         ("data",),
         "lax.all_gather(x.sum(0)",
-        gathered_sums_averaged,
-        gathered_sums_summed,
+        lambda x: lax.all_gather(x.sum(0), "data").mean(0),
+        lambda x: lax.all_gather(x.sum(0), "data").sum(0),
         lambda x: x.sum(0),
         (X,),
         (BATCH,),
@@ -210,8 +151,8 @@ PAIRS = {
         "misplaced-reduction",
         ("model",),
         "jnp.round",
-        rounded_before,
-        rounded_after,
+        lambda u, v: lax.psum(jnp.round((u @ v).astype(jnp.bfloat16)), "model"),
+        lambda u, v: jnp.round(lax.psum((u @ v).astype(jnp.bfloat16), "model")),
         lambda u, v: jnp.round((u @ v).astype(jnp.bfloat16)),
         (np.float32(np.arange(64).reshape(2, 32) % 7), np.full((32, 4), 0.1171875, np.float32)),
         (PS(None, "model"), PS("model")),
@@ -244,7 +185,7 @@ PAIRS = {
         "misplaced-reduction",
         ("model",),
         "jax.nn.logsumexp",
-        merges_summed,
+        lambda logits: lax.psum(jax.nn.logsumexp(logits, -1), "model"),
         shifted,
         lambda x: jax.nn.logsumexp(x, -1),
         (draw(16, 32, seed=81),),
@@ -255,10 +196,10 @@ PAIRS = {
         "misplaced-reduction",
         ("data",),
         "x.sum() / y.sum()",
-        means_as_weights,
-        sums_as_weights,
+        lambda x, y: lax.psum(x.sum() / y.sum() * x.sum(), "data") / lax.psum(x.sum(), "data"),
+        lambda x, y: lax.psum(x.sum(), "data") / lax.psum(y.sum(), "data"),
         lambda x, y: x.sum() / y.sum(),
-        (POSITIVE, abs(Y)),
+        (abs(X) + np.linspace(0, 4, 16, dtype=np.float32)[:, None], abs(Y)),
         (BATCH, BATCH),
         PS(),
     ),
@@ -270,14 +211,6 @@ PAIRS = {
 
 def divided_again(w, x, y):
     return w - 0.1 * lax.pmean(jax.grad(squared)(w, x, y), "data") / lax.axis_size("data")
-
-
-def norms_gathered(x):
-    return lax.all_gather(jnp.sqrt((x * x).sum()), "data").sum()
-
-
-def merges_gathered(logits):
-    return lax.all_gather(jax.nn.logsumexp(logits, -1), "model").sum(0)
 
 
 def kept_share(chosen, gates, capacity):
@@ -302,9 +235,15 @@ def capacity_reference(chosen, gates):
 
 NOTED = {
     "divided_again": (divided_again, sgd, STEP, PS(), (W, X, Y)),
-    "norms_gathered": (norms_gathered, lambda x: jnp.sqrt((x * x).sum()), (BATCH,), PS(), (X,)),
+    "norms_gathered": (
+        lambda x: lax.all_gather(jnp.sqrt((x * x).sum()), "data").sum(),
+        lambda x: jnp.sqrt((x * x).sum()),
+        (BATCH,),
+        PS(),
+        (X,),
+    ),
     "merges_gathered": (
-        merges_gathered,
+        lambda logits: lax.all_gather(jax.nn.logsumexp(logits, -1), "model").sum(0),
         lambda x: jax.nn.logsumexp(x, -1),
         (PS("data", "model"),),
         BATCH,

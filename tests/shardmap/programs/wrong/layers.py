@@ -17,8 +17,7 @@ X, W1, W2, SCALE = (
 MLP = (PS("data", None), PS(None, "model"), PS("model", None))
 
 
-def mlp(x, w1, w2):
-    return x + jax.nn.gelu(x @ w1) @ w2
+mlp = lambda x, w1, w2: x + jax.nn.gelu(x @ w1) @ w2
 
 
 def mlp_unreduced(x, w1, w2):
@@ -26,9 +25,7 @@ def mlp_unreduced(x, w1, w2):
     return x + h @ w2
 
 
-def mlp_reduced(x, w1, w2):
-    h = jax.nn.gelu(x @ w1)
-    return x + lax.psum(h @ w2, "model")
+mlp_reduced = lambda x, w1, w2: x + lax.psum(jax.nn.gelu(x @ w1) @ w2, "model")
 
 
 def mlp_residual_inside(x, w1, w2):
@@ -41,19 +38,9 @@ def gelu_before(u, v):
     return lax.psum(jax.nn.gelu(h), "model")
 
 
-def gelu_after(u, v):
-    h = lax.psum(u @ v, "model")
-    return jax.nn.gelu(h)
-
-
 def softmax_before(u, v):
     scores = u @ v
     return lax.psum(jax.nn.softmax(scores, -1), "model")
-
-
-def softmax_after(u, v):
-    scores = lax.psum(u @ v, "model")
-    return jax.nn.softmax(scores, -1)
 
 
 def layernorm(x):
@@ -68,29 +55,7 @@ def layernorm_before(u, v):
     return lax.psum(centred, "model") / jnp.sqrt(scale + 1e-6)
 
 
-def layernorm_after(u, v):
-    h = lax.psum(u @ v, "model")
-    return layernorm(h)
-
-
-def over_wrong_axis(u, v):
-    return lax.psum(u @ v, "data")
-
-
-def scattered_as_whole(u, v):
-    return lax.psum_scatter(u @ v, "model", scatter_dimension=1, tiled=True)
-
-
-def int_before(u, v):
-    return lax.psum((4.0 * (u @ v)).astype(jnp.int32), "model")
-
-
-def int_after(u, v):
-    return (4.0 * lax.psum(u @ v, "model")).astype(jnp.int32)
-
-
-def largest_of_parts(u, v):
-    return lax.pmax(u @ v, "model")
+over_wrong_axis = lambda u, v: lax.psum(u @ v, "data")
 
 
 def predicate_partial(u, v):
@@ -109,21 +74,17 @@ def predicate_reference(u, v):
 
 
 def summed_in_loop(us, v):
-    def body(total, u):
-        return lax.psum(total + u @ v, "model"), None
+    body = lambda total, u: (lax.psum(total + u @ v, "model"), None)
 
     return lax.scan(body, jnp.zeros((us.shape[1], v.shape[1])), us)[0]
 
 
 def summed_after_loop(us, v):
-    def body(total, u):
-        return total + u @ v, None
+    body = lambda total, u: (total + u @ v, None)
 
     total = lax.scan(body, jnp.zeros((us.shape[1], v.shape[1])), us)[0]
     return lax.psum(total, "model")
 
-
-US = draw(3, 16, 32, seed=8)
 
 PAIRS = {
     "mlp_unreduced": Pair(
@@ -153,7 +114,7 @@ PAIRS = {
         ("model",),
         "jax.nn.gelu(h)",
         gelu_before,
-        gelu_after,
+        lambda u, v: jax.nn.gelu(lax.psum(u @ v, "model")),
         lambda u, v: jax.nn.gelu(u @ v),
         (U, V),
         MATMUL,
@@ -164,7 +125,7 @@ PAIRS = {
         ("model",),
         "jax.nn.softmax(scores",
         softmax_before,
-        softmax_after,
+        lambda u, v: jax.nn.softmax(lax.psum(u @ v, "model"), -1),
         lambda u, v: jax.nn.softmax(u @ v, -1),
         (U, V),
         MATMUL,
@@ -175,7 +136,7 @@ PAIRS = {
         ("model",),
         "centred * centred",
         layernorm_before,
-        layernorm_after,
+        lambda u, v: layernorm(lax.psum(u @ v, "model")),
         lambda u, v: layernorm(u @ v),
         (U, V),
         MATMUL,
@@ -197,7 +158,7 @@ PAIRS = {
         "wrong-placement",
         ("model",),
         "lax.psum_scatter",
-        scattered_as_whole,
+        lambda u, v: lax.psum_scatter(u @ v, "model", scatter_dimension=1, tiled=True),
         product,
         lambda u, v: u @ v,
         (U, V),
@@ -208,8 +169,8 @@ PAIRS = {
         "misplaced-reduction",
         ("model",),
         "astype(jnp.int32), ",
-        int_before,
-        int_after,
+        lambda u, v: lax.psum((4.0 * (u @ v)).astype(jnp.int32), "model"),
+        lambda u, v: (4.0 * lax.psum(u @ v, "model")).astype(jnp.int32),
         lambda u, v: (4.0 * (u @ v)).astype(jnp.int32),
         (U, V),
         MATMUL,
@@ -219,7 +180,7 @@ PAIRS = {
         "wrong-reduction",
         ("model",),
         "lax.pmax",
-        largest_of_parts,
+        lambda u, v: lax.pmax(u @ v, "model"),
         product,
         lambda u, v: u @ v,
         (U, V),
@@ -245,7 +206,7 @@ PAIRS = {
         summed_in_loop,
         summed_after_loop,
         lambda us, v: (us @ v).sum(0),
-        (US, V),
+        (draw(3, 16, 32, seed=8), V),
         (PS(None, "data", "model"), PS("model", None)),
         ROWS,
     ),

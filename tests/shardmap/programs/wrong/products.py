@@ -12,64 +12,19 @@ MATMUL = (PS("data", "model"), PS("model", None))
 ROWS, BOTH = PS("data", None), PS("data", "model")
 
 
-def summed_twice(u, v):
-    return lax.psum(lax.psum(u @ v, "model"), "model")
+product = lambda u, v: lax.psum(u @ v, "model")
 
 
-def product(u, v):
-    return lax.psum(u @ v, "model")
+bias_before = lambda u, v, b: lax.psum(u @ v + b, "model")
 
 
-def bias_before(u, v, b):
-    return lax.psum(u @ v + b, "model")
+tanh_before = lambda u, v: lax.psum(jnp.tanh(u @ v), "model")
 
 
-def bias_after(u, v, b):
-    return lax.psum(u @ v, "model") + b
+left_partial = lambda u, v: u @ v
 
 
-def tanh_before(u, v):
-    return lax.psum(jnp.tanh(u @ v), "model")
-
-
-def tanh_after(u, v):
-    return jnp.tanh(lax.psum(u @ v, "model"))
-
-
-def averaged_product(u, v):
-    return lax.pmean(u @ v, "model")
-
-
-def averaged_sum(u):
-    return lax.pmean(u.sum(), ("data", "model"))
-
-
-def summed_sum(u):
-    return lax.psum(u.sum(), ("data", "model"))
-
-
-def norm_of_shards(u):
-    return lax.psum(jnp.sqrt((u * u).sum()), ("data", "model"))
-
-
-def norm_of_all(u):
-    return jnp.sqrt(lax.psum((u * u).sum(), ("data", "model")))
-
-
-def left_partial(u, v):
-    return u @ v
-
-
-def scattered(u, v):
-    return lax.psum_scatter(u @ v, "model", scatter_dimension=0, tiled=True)
-
-
-def gathered_rows(u):
-    return lax.all_gather(u, "model", axis=0, tiled=True)
-
-
-def gathered_columns(u):
-    return lax.all_gather(u, "model", axis=1, tiled=True)
+scattered = lambda u, v: lax.psum_scatter(u @ v, "model", scatter_dimension=0, tiled=True)
 
 
 PAIRS = {
@@ -77,7 +32,7 @@ PAIRS = {
         "doubled-reduction",
         ("model",),
         "lax.psum(lax.psum",
-        summed_twice,
+        lambda u, v: lax.psum(lax.psum(u @ v, "model"), "model"),
         product,
         lambda u, v: u @ v,
         (U, V),
@@ -89,7 +44,7 @@ PAIRS = {
         ("model",),
         "u @ v + b",
         bias_before,
-        bias_after,
+        lambda u, v, b: lax.psum(u @ v, "model") + b,
         lambda u, v, b: u @ v + b,
         (U, V, BIAS),
         (*MATMUL, PS()),
@@ -100,7 +55,7 @@ PAIRS = {
         ("model",),
         "jnp.tanh(u @ v)",
         tanh_before,
-        tanh_after,
+        lambda u, v: jnp.tanh(lax.psum(u @ v, "model")),
         lambda u, v: jnp.tanh(u @ v),
         (U, V),
         MATMUL,
@@ -110,7 +65,7 @@ PAIRS = {
         "wrong-reduction",
         ("model",),
         "lax.pmean(u @ v",
-        averaged_product,
+        lambda u, v: lax.pmean(u @ v, "model"),
         product,
         lambda u, v: u @ v,
         (U, V),
@@ -121,8 +76,8 @@ PAIRS = {
         "wrong-reduction",
         ("data", "model"),
         "lax.pmean(u.sum()",
-        averaged_sum,
-        summed_sum,
+        lambda u: lax.pmean(u.sum(), ("data", "model")),
+        lambda u: lax.psum(u.sum(), ("data", "model")),
         lambda u: u.sum(),
         (U,),
         (BOTH,),
@@ -132,8 +87,8 @@ PAIRS = {
         "misplaced-reduction",
         ("data", "model"),
         "jnp.sqrt((u * u)",
-        norm_of_shards,
-        norm_of_all,
+        lambda u: lax.psum(jnp.sqrt((u * u).sum()), ("data", "model")),
+        lambda u: jnp.sqrt(lax.psum((u * u).sum(), ("data", "model"))),
         lambda u: jnp.sqrt((u * u).sum()),
         (U,),
         (BOTH,),
@@ -165,8 +120,8 @@ PAIRS = {
         "wrong-placement",
         ("model",),
         "lax.all_gather(u",
-        gathered_rows,
-        gathered_columns,
+        lambda u: lax.all_gather(u, "model", axis=0, tiled=True),
+        lambda u: lax.all_gather(u, "model", axis=1, tiled=True),
         lambda u: u,
         (U,),
         (BOTH,),

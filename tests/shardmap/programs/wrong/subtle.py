@@ -13,8 +13,7 @@ X, W, Y = draw(16, 32, seed=50), draw(32, 24, seed=51), draw(16, 24, seed=52)
 STEP, BOTH = (PS(), PS("data"), PS("data")), PS("data", "model")
 
 
-def squared(w, x, y):
-    return ((x @ w - y) ** 2).mean()
+squared = lambda w, x, y: ((x @ w - y) ** 2).mean()
 
 
 def clipped_by_shard(w, x, y):
@@ -50,48 +49,13 @@ def moment_of_mean(v, w, x, y):
     return 0.9 * v + g * g
 
 
-def top(x):
-    return lax.top_k(lax.all_gather(lax.top_k(x, 4)[0], "model", axis=1, tiled=True), 4)[0]
+over_all = lambda x: lax.psum(x.sum(0), "data") / (x.shape[0] * lax.axis_size("data"))
 
 
-def top_within_shard(x):
-    return lax.top_k(x, 4)[0]
+doubled = lambda x: x * 2
 
 
-def over_devices(x):
-    return lax.psum(x.sum(0), "data") / lax.axis_size("data")
-
-
-def over_shard(x):
-    return lax.psum(x.sum(0), "data") / x.shape[0]
-
-
-def over_all(x):
-    return lax.psum(x.sum(0), "data") / (x.shape[0] * lax.axis_size("data"))
-
-
-def over_shard_of_two(x):
-    return lax.psum(x.sum(), "data") / x.size
-
-
-def over_all_of_two(x):
-    return lax.psum(x.sum(), "data") / (x.size * lax.axis_size("data"))
-
-
-def doubled(x):
-    return x * 2
-
-
-def added(x, y):
-    return x + y
-
-
-def gathered_inside_out(x):
-    return lax.all_gather(x, ("model", "data"), axis=0, tiled=True)
-
-
-def gathered_in_order(x):
-    return lax.all_gather(x, ("data", "model"), axis=0, tiled=True)
+added = lambda x, y: x + y
 
 
 PAIRS = {
@@ -111,8 +75,8 @@ PAIRS = {
         "local-result",
         ("model",),
         "lax.top_k(x, 4)",
-        top_within_shard,
-        top,
+        lambda x: lax.top_k(x, 4)[0],
+        lambda x: lax.top_k(lax.all_gather(lax.top_k(x, 4)[0], "model", axis=1, tiled=True), 4)[0],
         lambda x: lax.top_k(x, 4)[0],
         (X,),
         (BOTH,),
@@ -135,7 +99,7 @@ PAIRS = {
         "wrong-reduction",
         ("data",),
         "lax.axis_size",
-        over_devices,
+        lambda x: lax.psum(x.sum(0), "data") / lax.axis_size("data"),
         over_all,
         lambda x: x.mean(0),
         (X,),
@@ -146,7 +110,7 @@ PAIRS = {
         "wrong-reduction",
         ("data",),
         "x.shape[0]",
-        over_shard,
+        lambda x: lax.psum(x.sum(0), "data") / x.shape[0],
         over_all,
         lambda x: x.mean(0),
         (X,),
@@ -157,8 +121,8 @@ PAIRS = {
         "wrong-reduction",
         ("data",),
         "x.size",
-        over_shard_of_two,
-        over_all_of_two,
+        lambda x: lax.psum(x.sum(), "data") / x.size,
+        lambda x: lax.psum(x.sum(), "data") / (x.size * lax.axis_size("data")),
         lambda x: x.mean(),
         (X,),
         (PS("data"),),
@@ -192,8 +156,8 @@ PAIRS = {
         "wrong-placement",
         ("model",),
         "lax.all_gather",
-        gathered_inside_out,
-        gathered_in_order,
+        lambda x: lax.all_gather(x, ("model", "data"), axis=0, tiled=True),
+        lambda x: lax.all_gather(x, ("data", "model"), axis=0, tiled=True),
         lambda x: x,
         (X,),
         (PS(("data", "model")),),

@@ -14,20 +14,10 @@ W, Y = draw(24, 8, seed=9), draw(16, 8, seed=10)
 STEP = (PS(), PS("data"), PS("data"))
 
 
-def squared(w, x, y):
-    return ((x @ w - y) ** 2).mean()
+squared = lambda w, x, y: ((x @ w - y) ** 2).mean()
 
 
-def mean_loss_summed(w, x, y):
-    return lax.psum(((x @ w - y) ** 2).mean(), "data")
-
-
-def mean_loss_averaged(w, x, y):
-    return lax.pmean(((x @ w - y) ** 2).mean(), "data")
-
-
-def sgd(w, x, y):
-    return w - 0.1 * jax.grad(squared)(w, x, y)
+sgd = lambda w, x, y: w - 0.1 * jax.grad(squared)(w, x, y)
 
 
 def local_gradients(w, x, y):
@@ -35,19 +25,12 @@ def local_gradients(w, x, y):
     return w - 0.1 * g
 
 
-def averaged_gradients(w, x, y):
-    g = jax.grad(squared)(w, x, y)
-    return w - 0.1 * lax.pmean(g, "data")
+averaged_gradients = lambda w, x, y: w - 0.1 * lax.pmean(jax.grad(squared)(w, x, y), "data")
 
 
 def summed_gradients(w, x, y):
     g = jax.grad(squared)(w, x, y)
     return w - 0.1 * lax.psum(g, "data")
-
-
-def gradients_of_mean(w, x, y):
-    g = jax.grad(lambda w: lax.pmean(squared(w, x, y), "data"))(w)
-    return w - 0.1 * g
 
 
 def gradients_summed_again(w, x, y):
@@ -69,49 +52,9 @@ def shard_gradients_kept(x, w1, w2):
     return w1 - 0.01 * lax.psum(jax.grad(loss)(w1), "data")
 
 
-def shard_step(x, w1, w2):
-    return w1 - 0.01 * jax.grad(lambda w1: ((jax.nn.gelu(x @ w1) @ w2) ** 2).sum())(w1)
-
-
-def gradient_norm_averaged(g):
-    return lax.pmean(jnp.sqrt((g * g).sum()), "model")
-
-
-def gradient_norm(g):
-    return jnp.sqrt(lax.psum((g * g).sum(), "model"))
-
-
-def unit_by_shard(x):
-    return x / jnp.sqrt((x * x).sum(-1, keepdims=True))
-
-
-def unit(x):
-    return x / jnp.sqrt(lax.psum((x * x).sum(-1, keepdims=True), "model"))
-
-
-def rms_by_shard(x):
-    return x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
-
-
-def rms(x):
-    return x / jnp.sqrt(lax.pmean((x * x).mean(-1, keepdims=True), "model") + 1e-6)
-
-
-def masked_mean_of_means(loss, mask):
-    return lax.pmean((loss * mask).sum() / mask.sum(), "data")
-
-
-def masked_mean(loss, mask):
-    return lax.psum((loss * mask).sum(), "data") / lax.psum(mask.sum(), "data")
-
-
 def metric_counted_twice(x):
     positive = lax.psum((x > 0).astype(jnp.float32).sum(), "data")
     return lax.psum(positive, "data")
-
-
-def metric_counted_once(x):
-    return lax.psum((x > 0).astype(jnp.float32).sum(), "data")
 
 
 def auxiliary_of_parts(gates, chosen):
@@ -124,7 +67,6 @@ def auxiliary_of_means(gates, chosen):
     return (share * mean).sum()
 
 
-MASK = np.asarray(np.arange(16) < 11, np.float32)
 GATES = np.asarray(jax.nn.softmax(draw(16, 4, seed=11)), np.float32)
 CHOSEN = np.asarray(np.eye(4)[GATES.argmax(-1)], np.float32)
 
@@ -133,8 +75,8 @@ PAIRS = {
         "wrong-reduction",
         ("data",),
         "lax.psum(((x @ w - y) ** 2).mean()",
-        mean_loss_summed,
-        mean_loss_averaged,
+        lambda w, x, y: lax.psum(((x @ w - y) ** 2).mean(), "data"),
+        lambda w, x, y: lax.pmean(((x @ w - y) ** 2).mean(), "data"),
         squared,
         (W, X, Y),
         STEP,
@@ -169,7 +111,7 @@ PAIRS = {
         ("data",),
         "lax.psum(g",
         gradients_summed_again,
-        gradients_of_mean,
+        lambda w, x, y: w - 0.1 * jax.grad(lambda w: lax.pmean(squared(w, x, y), "data"))(w),
         sgd,
         (W, X, Y),
         STEP,
@@ -182,7 +124,9 @@ PAIRS = {
         "w1 - 0.01",
         shard_gradients_averaged,
         shard_gradients_kept,
-        shard_step,
+        lambda x, w1, w2: (
+            w1 - 0.01 * jax.grad(lambda w1: ((jax.nn.gelu(x @ w1) @ w2) ** 2).sum())(w1)
+        ),
         (X, W1, W2),
         MLP,
         PS(None, "model"),
@@ -193,8 +137,8 @@ PAIRS = {
         "misplaced-reduction",
         ("model",),
         "jnp.sqrt((g * g)",
-        gradient_norm_averaged,
-        gradient_norm,
+        lambda g: lax.pmean(jnp.sqrt((g * g).sum()), "model"),
+        lambda g: jnp.sqrt(lax.psum((g * g).sum(), "model")),
         lambda g: jnp.sqrt((g * g).sum()),
         (W1,),
         (PS(None, "model"),),
@@ -204,8 +148,8 @@ PAIRS = {
         "missing-reduction",
         ("model",),
         "jnp.sqrt((x * x)",
-        unit_by_shard,
-        unit,
+        lambda x: x / jnp.sqrt((x * x).sum(-1, keepdims=True)),
+        lambda x: x / jnp.sqrt(lax.psum((x * x).sum(-1, keepdims=True), "model")),
         lambda x: x / jnp.sqrt((x * x).sum(-1, keepdims=True)),
         (X,),
         (BOTH,),
@@ -215,8 +159,8 @@ PAIRS = {
         "missing-reduction",
         ("model",),
         "jnp.sqrt((x * x)",
-        rms_by_shard,
-        rms,
+        lambda x: x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6),
+        lambda x: x / jnp.sqrt(lax.pmean((x * x).mean(-1, keepdims=True), "model") + 1e-6),
         lambda x: x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6),
         (X,),
         (BOTH,),
@@ -226,10 +170,10 @@ PAIRS = {
         "misplaced-reduction",
         ("data",),
         "(loss * mask).sum() / mask.sum()",
-        masked_mean_of_means,
-        masked_mean,
+        lambda loss, mask: lax.pmean((loss * mask).sum() / mask.sum(), "data"),
+        lambda loss, mask: lax.psum((loss * mask).sum(), "data") / lax.psum(mask.sum(), "data"),
         lambda loss, mask: (loss * mask).sum() / mask.sum(),
-        (draw(16, seed=12), MASK),
+        (draw(16, seed=12), np.asarray(np.arange(16) < 11, np.float32)),
         (PS("data"), PS("data")),
         PS(),
     ),
@@ -238,7 +182,7 @@ PAIRS = {
         ("data",),
         "lax.psum(positive",
         metric_counted_twice,
-        metric_counted_once,
+        lambda x: lax.psum((x > 0).astype(jnp.float32).sum(), "data"),
         lambda x: (x > 0).astype(jnp.float32).sum(),
         (X,),
         (PS("data"),),

@@ -55,18 +55,10 @@ def cross_entropy_reference(logits, labels):
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1).mean()
 
 
-def argmax_by_shard(logits):
-    return jnp.argmax(logits, -1)
-
-
 def argmax(logits):
     best, at = logits.max(-1), jnp.argmax(logits, -1) + lax.axis_index("model") * logits.shape[1]
     top = lax.pmax(best, "model")
     return lax.pmin(jnp.where(best == top, at, logits.shape[1] * N_MODEL), "model")
-
-
-def looked_up_by_shard(table, ids):
-    return lax.psum(table[ids], "model")
 
 
 def looked_up(table, ids):
@@ -77,23 +69,11 @@ def looked_up(table, ids):
     )
 
 
-def places_by_shard(mask):
-    return jnp.cumsum(mask, 0) - 1.0
-
-
 def places(mask):
     own = jnp.cumsum(mask, 0)
     before = lax.all_gather(own[-1], "data")
     earlier = jnp.where(jnp.arange(N_DATA)[:, None] < lax.axis_index("data"), before, 0.0).sum(0)
     return own + earlier - 1.0
-
-
-def gathered_over_data(x):
-    return lax.all_gather(x, "data", axis=1, tiled=True)
-
-
-def gathered_over_model(x):
-    return lax.all_gather(x, "model", axis=1, tiled=True)
 
 
 PAIRS = {
@@ -135,7 +115,7 @@ PAIRS = {
         "local-result",
         ("model",),
         "jnp.argmax",
-        argmax_by_shard,
+        lambda logits: jnp.argmax(logits, -1),
         argmax,
         lambda x: jnp.argmax(x, -1),
         (LOGITS,),
@@ -147,7 +127,7 @@ PAIRS = {
         "local-result",
         ("model",),
         "table[ids]",
-        looked_up_by_shard,
+        lambda table, ids: lax.psum(table[ids], "model"),
         looked_up,
         lambda t, i: t[i],
         (TABLE, IDS),
@@ -159,7 +139,7 @@ PAIRS = {
         "local-result",
         ("data",),
         "jnp.cumsum",
-        places_by_shard,
+        lambda mask: jnp.cumsum(mask, 0) - 1.0,
         places,
         lambda m: jnp.cumsum(m, 0) - 1.0,
         (CHOSEN,),
@@ -171,8 +151,8 @@ PAIRS = {
         "wrong-placement",
         ("data",),
         "lax.all_gather(x",
-        gathered_over_data,
-        gathered_over_model,
+        lambda x: lax.all_gather(x, "data", axis=1, tiled=True),
+        lambda x: lax.all_gather(x, "model", axis=1, tiled=True),
         lambda x: x,
         (X,),
         (BOTH,),

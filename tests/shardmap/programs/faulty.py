@@ -1,4 +1,5 @@
-"""Wrong `shard_map` programs whose repair depends on where the fault is in a gradient."""
+"""Wrong `shard_map` programs whose repair depends on where the fault is: in a gradient, in helper
+functions, inside of library functions, in specs."""
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +21,13 @@ PARAMS = {"w": W, "b": BIAS}
 STEP, MLP = (PS(), PS("data"), PS("data")), (PS("data"), PS(None, "model"), PS("model"))
 
 
-def loss(w, x, y):
-    return ((x @ w - y) ** 2).mean()
+loss = lambda w, x, y: ((x @ w - y) ** 2).mean()
 
 
-def loss_of_tree(p, x, y):
-    return ((jnp.tanh(x @ p["w"]) + p["b"] - y) ** 2).mean()
+loss_of_tree = lambda p, x, y: ((jnp.tanh(x @ p["w"]) + p["b"] - y) ** 2).mean()
 
 
-def update(p, g):
-    return jax.tree.map(lambda p, g: p - 0.1 * g, p, g)
+update = lambda p, g: jax.tree.map(lambda p, g: p - 0.1 * g, p, g)
 
 
 def step(w, x, y):
@@ -57,10 +55,6 @@ def value_left(w, x, y):
     value, g = jax.value_and_grad(loss)(w, x, y)
     g = lax.pmean(g, "data")
     return value, w - 0.1 * g
-
-
-def gradient_returned(w, x, y):
-    return jax.grad(loss)(w, x, y)
 
 
 def gradients_of_helper(w, x, y):
@@ -97,8 +91,7 @@ def gradient_squared(w, x, y):
     return lax.pmean(g * g, "data")
 
 
-def penalised(w, x, y):
-    return ((x @ w - y) ** 2).sum() / (16 * 24) + 5e-3 * (w * w).sum()
+penalised = lambda w, x, y: ((x @ w - y) ** 2).sum() / (16 * 24) + 5e-3 * (w * w).sum()
 
 
 def penalty_counted_twice(w, x, y):
@@ -167,26 +160,19 @@ def copied_unsummed(x, w1, w2, w0):
     return lax.pmean(g, "data")
 
 
-def copied(x, w1, w2, w0):
-    return jax.grad(lambda w0: ((jax.nn.gelu((x @ w0) @ w1) @ w2) ** 2).mean())(w0)
-
-
-def slope(x, w1, w2):
-    return jax.grad(lambda w1: ((jax.nn.gelu(x @ w1) @ w2) ** 2).mean())(w1)
-
-
-def slope_of_biased(x, w1, w2):
-    return jax.grad(lambda w1: ((jax.nn.gelu(x @ w1) @ w2 + 1.0) ** 2).mean())(w1)
+slope = lambda x, w1, w2: jax.grad(lambda w1: ((jax.nn.gelu(x @ w1) @ w2) ** 2).mean())(w1)
 
 
 WHOLE = draw(32, 32, seed=8) * np.float32(0.2)
-MASK = np.asarray(np.arange(16) < 11, np.float32)
+
 
 GRADIENTS = {
     "gradient_left": Faulty(gradient_left, step, (W, X, Y), STEP, PS()),
     "gradients_left": Faulty(gradients_left, step_of_tree, (PARAMS, X, Y), STEP, PS()),
     "value_left": Faulty(value_left, step, (W, X, Y), STEP, PS()),
-    "gradient_returned": Faulty(gradient_returned, jax.grad(loss), (W, X, Y), STEP, PS()),
+    "gradient_returned": Faulty(
+        lambda w, x, y: jax.grad(loss)(w, x, y), jax.grad(loss), (W, X, Y), STEP, PS()
+    ),
     "gradients_of_helper": Faulty(
         gradients_of_helper, two_steps, (W, X, Y), STEP, PS(), helped=False
     ),
@@ -202,14 +188,19 @@ GRADIENTS = {
         penalty_counted_twice, penalised_step, (W, X, Y), STEP, PS(), helped=False
     ),
     "masked_by_shard": Faulty(
-        masked_by_shard, masked_step, (W, X, Y, MASK), (*STEP, PS("data")), PS(), helped=False
+        masked_by_shard,
+        masked_step,
+        (W, X, Y, np.asarray(np.arange(16) < 11, np.float32)),
+        (*STEP, PS("data")),
+        PS(),
+        helped=False,
     ),
     "tensor_parallel": Faulty(
         tensor_parallel, slope, (X, W1, W2), MLP, PS(None, "model"), helped=False
     ),
     "tensor_parallel_unreduced": Faulty(
         tensor_parallel_unreduced,
-        slope_of_biased,
+        lambda x, w1, w2: jax.grad(lambda w1: ((jax.nn.gelu(x @ w1) @ w2 + 1.0) ** 2).mean())(w1),
         (X, W1, W2),
         MLP,
         PS(None, "model"),
@@ -219,16 +210,16 @@ GRADIENTS = {
     "cotangent_summed": Faulty(
         cotangent_summed, slope, (X, W1, W2), MLP, PS(None, "model"), helped=False
     ),
-    "copied_unsummed": Faulty(copied_unsummed, copied, (X, W1, W2, WHOLE), (*MLP, PS()), PS()),
+    "copied_unsummed": Faulty(
+        copied_unsummed,
+        lambda x, w1, w2, w0: jax.grad(lambda w0: ((jax.nn.gelu((x @ w0) @ w1) @ w2) ** 2).mean())(
+            w0
+        ),
+        (X, W1, W2, WHOLE),
+        (*MLP, PS()),
+        PS(),
+    ),
 }
-
-
-def doubled_loss(w, x, y):
-    return lax.psum(lax.pmean(((x @ w - y) ** 2).mean(), "data"), "data")
-
-
-def summed_means(w, x, y):
-    return lax.psum(((x @ w - y) ** 2).mean(), "data")
 
 
 def bias_inside(x, w1, w2, b):
@@ -236,13 +227,12 @@ def bias_inside(x, w1, w2, b):
     return lax.pmean((lax.psum(h, "model") ** 2).mean(), "data")
 
 
-def biased(x, w1, w2, b):
-    return ((jax.nn.gelu(x @ w1) @ w2 + b) ** 2).mean()
+biased = lambda x, w1, w2, b: ((jax.nn.gelu(x @ w1) @ w2 + b) ** 2).mean()
 
 
 OUTSIDE = {
     "doubled_loss": Faulty(
-        doubled_loss,
+        lambda w, x, y: lax.psum(lax.pmean(((x @ w - y) ** 2).mean(), "data"), "data"),
         jax.value_and_grad(loss),
         (W, X, Y),
         STEP,
@@ -251,7 +241,7 @@ OUTSIDE = {
         outside=jax.value_and_grad,
     ),
     "summed_means": Faulty(
-        summed_means,
+        lambda w, x, y: lax.psum(((x @ w - y) ** 2).mean(), "data"),
         jax.value_and_grad(loss),
         (W, X, Y),
         STEP,
@@ -271,4 +261,94 @@ OUTSIDE = {
 }
 
 
-PROGRAMS = GRADIENTS | OUTSIDE
+# ---- helper functions, library functions, specs -------------------------------------------------
+
+layer = lambda x, w1, w2, b: x + lax.psum(jax.nn.relu(x @ w1) @ w2 + b, "model")
+
+
+def plain_layers(x, w1, w2, b):
+    x = x + jax.nn.relu(x @ w1) @ w2 + b
+    return x + jax.nn.relu(x @ w1) @ w2 + b
+
+
+row = lambda h, w: lax.psum(h @ w, "model")
+
+
+def centred_by_shard(x):
+    m = x.mean(0)
+    v = lax.pmean(((x - m) ** 2).mean(0), "data")
+    return v
+
+
+PLACES = {
+    "two_layers": Faulty(
+        lambda x, w1, w2, b: layer(layer(x, w1, w2, b), w1, w2, b),
+        plain_layers,
+        (X, W1, SQUARE, draw(32, seed=4)),
+        (*MLP, PS()),
+        PS("data"),
+        vma=(True, False),
+    ),
+    "second_row_doubled": Faulty(
+        lambda x, w1, w2: row(row(jax.nn.relu(x @ w1), w2), jnp.eye(24)),
+        lambda x, w1, w2: jax.nn.relu(x @ w1) @ w2,
+        (X, W1, W2),
+        MLP,
+        PS("data"),
+        helped=False,
+    ),
+    "log_sum_of_shards": Faulty(
+        lambda x: lax.psum(jax.nn.logsumexp(x, -1), "model"),
+        lambda x: jax.nn.logsumexp(x, -1),
+        (X,),
+        (PS(None, "model"),),
+        PS(),
+        helped=False,
+        vma=(True, False),
+    ),
+    "variance_of_shards": Faulty(
+        lambda x: lax.pmean(x.var(0), "data"),
+        lambda x: x.var(0),
+        (X,),
+        (PS("data"),),
+        PS(),
+        helped=False,
+        vma=(True, False),
+    ),
+    "centred_by_shard": Faulty(
+        centred_by_shard, lambda x: x.var(0), (X,), (PS("data"),), PS(), vma=(True, False)
+    ),
+    "summed_over_both": Faulty(
+        lambda x, w1, w2: lax.psum(jax.nn.gelu(x @ w1) @ w2, ("data", "model")),
+        lambda x, w1, w2: jax.nn.gelu(x @ w1) @ w2,
+        (X, W1, W2),
+        MLP,
+        PS("data"),
+    ),
+    "tokens_left": Faulty(
+        lambda x, w: lax.psum(((x @ w) ** 2).sum(-1), "model").mean(),
+        lambda x, w: ((x @ w) ** 2).sum(-1).mean(),
+        (X, W),
+        (PS("data"), PS(None, "model")),
+        PS(),
+    ),
+    "regularised_before": Faulty(
+        lambda x: jnp.linalg.cholesky(lax.psum(x.T @ x + jnp.eye(8), "data")),
+        lambda x: jnp.linalg.cholesky(x.T @ x + jnp.eye(8)),
+        (draw(64, 8, seed=9),),
+        (PS("data"),),
+        PS(),
+        vma=(True, False),
+    ),
+    "largest_averaged": Faulty(
+        lambda x: lax.pmean(x.max(0), "data"),
+        lambda x: x.max(0),
+        (X,),
+        (PS("data"),),
+        PS(),
+        vma=(True, False),
+    ),
+}
+
+
+PROGRAMS = GRADIENTS | OUTSIDE | PLACES
