@@ -207,7 +207,7 @@ class Boxing:
                 joined = lax.all_to_all(x, names[0], split_axis=e, concat_axis=d, tiled=True)
                 joined = _first(joined, d, there[d])
                 # The TPU compiler would lay the columns of an exchange out as rows, and copy every
-                # array that meets it into that layout, however large (tests/tpu/test_compiled_memory.py).
+                # array that meets it into that layout (tests/tpu/test_compiled_memory.py).
                 relaid = self.mesh.hardware.platform == "tpu" and joins_lanes(x.shape, there)
                 return in_rows(joined) if relaid else joined
             case "slice", _, Split(dim=d):

@@ -2,6 +2,7 @@
 rows compute, and what they wait for."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,7 @@ def aval(*shape, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def planned(fn, *args, mesh=None, hardware="tpu-v5e", types=None):
+def planned(fn, *args, mesh=None, hardware: Any = "tpu-v5e", types=None):
     mesh = mesh or AbstractMesh((1,), ("d",))
     return sbp.jit(fn, mesh, hardware=hardware, in_types=types).plan(*args).program
 

@@ -379,8 +379,8 @@ def table_arguments():
 
 
 def planned_gradients(n):
-    types = {"in_types": ("d:S(1)", "B", "d:S(0)"), "out_types": ("d:S(1)", "B")}
-    return sbp.jit(gradients, sbp.make_mesh((n,), ("d",)), **types)
+    mesh, types = sbp.make_mesh((n,), ("d",)), ("d:S(1)", "B", "d:S(0)")
+    return sbp.jit(gradients, mesh, in_types=types, out_types=types[:2])
 
 
 def test_the_gradient_is_scattered_before_the_loop():

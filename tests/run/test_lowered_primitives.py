@@ -71,7 +71,7 @@ def test_a_signature_of_the_user_comes_first():
 
 
 def test_sparse_products():
-    matrix = sparse.BCOO.fromdense(np.diag(np.arange(1.0, 9.0)).astype(np.float32))
+    matrix = sparse.BCOO.fromdense(jnp.diag(jnp.arange(1.0, 9.0)))
 
     def loss(data, v):
         return (sparse.BCOO((data, matrix.indices), shape=matrix.shape) @ v).sum()

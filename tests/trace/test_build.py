@@ -180,7 +180,7 @@ def pinned(fn, where):
         warnings.simplefilter("always")
         plan = sbp.jit(fn, ABSTRACT, hardware="tpu-v5e").plan(MATRIX)
     pins = [
-        (node.span.line - first, repr(node.params["pin"].type))
+        (node.stack[0].line - first, repr(node.params["pin"].type))
         for node in plan.program.graph.walk()
         if node.op == "sbp_annotate"
     ]
