@@ -22,8 +22,9 @@ from sbp.kinds import Kind, takes
 from sbp.report.codes import PAGES, PRELUDE
 from sbp.report.concepts import CONCEPT_WORDS, CONCEPTS, concept_named
 from sbp.report.pages import hardware_page
-from sbp.report.parts import Page, Paragraph, Part
+from sbp.report.parts import Page, Paragraph, Part, plain
 from sbp.report.report import Shown
+from sbp.source.reader import shortened
 
 _WORDS = Kind(
     "a list of strings, or None for the arguments of the process",
@@ -130,11 +131,10 @@ def _version() -> str:
 
 def _explain(console: Console, name: str) -> None:
     if not name:
-        meanings = CODES | {c.name: c.text.partition(". ")[0] for c in CONCEPTS}
+        meanings = CODES | {c.name: shortened(plain(c.text), 100) for c in CONCEPTS}
         room = max(map(len, meanings))
         for word, meaning in meanings.items():
-            line = f"{word:<{room}}  {meaning.replace('`', '')}"
-            console.print(line, markup=False, soft_wrap=True)
+            console.print(f"{word:<{room}}  {meaning}", markup=False, soft_wrap=True)
     elif name in CODES:
         _explain_code(console, name)
     elif (concept := concept_named(name)) is not None:

@@ -7,7 +7,6 @@ import difflib
 import functools
 import inspect
 import os
-import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -250,8 +249,12 @@ class Diagnostic:
         return "\n".join(lines)
 
 
-_WORD = re.compile(r"\S{1000,}")
-"""A word that is too long to repeat in an error: no path is as long."""
+LONGEST_WORD = 1000
+"""Characters of a word that an error repeats: paths are shorter."""
+
+
+def _shortened(word: str) -> str:
+    return word if len(word) <= LONGEST_WORD else f"{word[:200]}.. ({len(word)} characters)"
 
 
 class SbpError(MaybeSlip, Exception):
@@ -282,7 +285,7 @@ class SbpError(MaybeSlip, Exception):
         subject: str = "",
     ) -> None:
         caret = () if column is None else (" " * column + "^",)
-        title = _WORD.sub(lambda word: f"{word[0][:200]}.. ({len(word[0])} characters)", title)
+        title = " ".join(map(_shortened, title.split(" ")))
         head = f"{subject}: {title}" if subject else title
         message = "\n".join([head, *(f"  {line}" for line in (*details, *caret))])
         super().__init__(f"{code}: {message}")

@@ -101,7 +101,7 @@ CONCEPTS = (
         see=("type", "boxing"),
     ),
     Concept(
-        name="shard_map",
+        name="region by hand",
         text="JAX's way to write by hand what each device computes on its shards, with collectives"
         " such as `lax.psum`. `sbp.check_shard_map` finds missing, doubled and misplaced"
         " reductions in such a program, and `sbp.manual` puts such a region into a program that"

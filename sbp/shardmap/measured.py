@@ -199,8 +199,7 @@ def fixed_numbers(
     for a, b in _matched(graph, alone):
         for number in scalars(a) & scalars(b):
             times = number if number >= 1 else 1 / number if number > 0 else 0.0
-            # A 2 is too frequent to say anything.
-            if times > 2 and (times % n == 0 or times in lengths):
+            if times >= 2 and (times % n == 0 or (times > 2 and times in lengths)):
                 found[a.id] = b.id, f"{number:g}"
     return found
 

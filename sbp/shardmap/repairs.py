@@ -142,6 +142,8 @@ class Repairs:
             case "doubled":
                 yield from self.drop(fault.node, axes)
                 yield from self.average(fault.node, axes)
+            case "blocks":
+                yield from self.drop(fault.node, axes)
             case "averaged":
                 yield from self.sum_up(fault.node)
             case "pending" if fault.made is not None:

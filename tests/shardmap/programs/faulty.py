@@ -173,9 +173,7 @@ GRADIENTS = {
     "gradient_returned": Faulty(
         lambda w, x, y: jax.grad(loss)(w, x, y), jax.grad(loss), (W, X, Y), STEP, PS()
     ),
-    "gradients_of_helper": Faulty(
-        gradients_of_helper, two_steps, (W, X, Y), STEP, PS(), helped=False
-    ),
+    "gradients_of_helper": Faulty(gradients_of_helper, two_steps, (W, X, Y), STEP, PS()),
     "share_left": Faulty(share_left, lambda w, x, y: step(w, x, y)[1], (W, X, Y), STEP, PS()),
     "share_averaged": Faulty(
         share_averaged, lambda w, x, y: step(w, x, y)[1], (W, X, Y), STEP, PS()

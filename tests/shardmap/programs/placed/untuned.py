@@ -251,7 +251,7 @@ PAIRS = {
         PS(),
     ),
     "smoothed_unreduced": Pair(
-        "wrong-reduction",
+        "misplaced-reduction",
         ("model",),
         "total - picked",
         smoothed_unreduced,
@@ -260,7 +260,6 @@ PAIRS = {
         (draw(16, 32, seed=107), IDS),
         (PS(None, "model"), PS()),
         PS(),
-        repaired=False,
     ),
     "sigmoid_over_one": Pair(
         "missing-reduction",

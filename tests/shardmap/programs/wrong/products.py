@@ -97,7 +97,7 @@ PAIRS = {
     "partial_as_split": Pair(
         "wrong-placement",
         ("model",),
-        "return u @ v",
+        "u @ v",
         left_partial,
         scattered,
         lambda u, v: u @ v,
@@ -108,7 +108,7 @@ PAIRS = {
     "missing": Pair(
         "missing-reduction",
         ("model",),
-        "return u @ v",
+        "u @ v",
         left_partial,
         product,
         lambda u, v: u @ v,

@@ -131,7 +131,6 @@ PAIRS = {
         MLP,
         PS(None, "model"),
         vma=False,
-        repaired=False,
     ),
     "gradient_norm_averaged": Pair(
         "misplaced-reduction",
