@@ -11,14 +11,13 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from sbp.errors import SbpError, Span, bytes_text, file_name, nearest, position_text
 from sbp.infer.space import to_type
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase, Phases, Send, sends
-from sbp.report.parts import Picture, Share, Table, table
+from sbp.report.parts import Picture, Share, Table, grouped, table
 from sbp.report.svg import CELL, COSTLY, PARTIAL, SPLIT, WHOLE, Board, Ink, picture
 from sbp.report.wording import branches_text, counted, listed, without_number
 from sbp.source.reader import shortened, users_span
@@ -55,7 +54,6 @@ class Stop:
       name: what tells it from others of its phase.
       text: the source line, or the name of the function or scope.
       where: file and line.
-      brief: the same without folders.
       phase: forward, backward or update; `returned` for the results.
       runs: how often it runs per call, by the trips of loops and the turns of Python's loops.
       operations: how many there are, each counted once.
@@ -67,7 +65,6 @@ class Stop:
     name: str
     text: str
     where: str = ""
-    brief: str = ""
     phase: Moment
     runs: int = 1
     operations: int = 0
@@ -126,11 +123,8 @@ class ProgramFlows:
     @functools.cached_property
     def places(self) -> dict[str, list[Stop]]:
         """The stops that send something, by the names of their places."""
-        found: dict[str, list[Stop]] = {}
-        for stop in (*self.stops, self.results):
-            if stop.bytes:
-                found.setdefault(stop.name, []).append(stop)
-        return found
+        sending = (stop for stop in (*self.stops, self.results) if stop.bytes)
+        return grouped(sending, lambda stop: stop.name)
 
     @functools.cached_property
     def costliest(self) -> list[Stop]:
@@ -140,10 +134,9 @@ class ProgramFlows:
     def sums(self, row: Callable[[Stop], str]) -> dict[tuple[str, str], float]:
         """Bytes by mesh axes and a property of stops."""
         found = defaultdict[tuple[str, str], float](float)
-        for stops in self.places.values():
-            for stop in stops:
-                for send in stop.sends:
-                    found[send.axes, row(stop)] += send.bytes
+        for stop in (*self.stops, self.results):
+            for send in stop.sends if stop.bytes else ():
+                found[send.axes, row(stop)] += send.bytes
         return found
 
 
@@ -154,7 +147,7 @@ def program_flows(program: Program, grouping: Grouping = "line") -> ProgramFlows
       program: the plan.
       grouping: what a place is: a line, a function, or a scope of `jax.named_scope` and modules.
     """
-    return _FlowWalk(program, PLACE_NAMES[grouping]).flows(grouping)
+    return _FlowWalk(program, grouping).flows()
 
 
 class PlaceName(NamedTuple):
@@ -163,84 +156,55 @@ class PlaceName(NamedTuple):
     name: str
     text: str
     where: str = ""
-    brief: str = ""
 
 
-_NOWHERE = PlaceName("", "(no source)")
-
-
-def _brief(path: str) -> str:
-    """A path whose name in reports has no folder; cells of notebooks keep theirs."""
-    name = file_name(path)
-    return path if name.startswith("Cell") else Path(path).name
-
-
-def _line(node: Node) -> PlaceName:
+def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
+    """The line, function or scope of a node."""
+    if grouping == "scope":
+        name = "/".join(without_number(n) for n in scope_names(node.scope) if "->" not in n)
+        return PlaceName(name, shortened(name, TEXT_LIMIT) or "(no scope)")
     span = users_span(node)
     if span is None:
-        return _NOWHERE
-    text = (line_text(span.file, span.line) or "").strip()
-    return PlaceName(
-        f"{span.file}:{span.line}",
-        shortened(text, TEXT_LIMIT) or "(no source)",
-        position_text(span.file, span.line),
-        position_text(_brief(span.file), span.line),
-    )
-
-
-def _function(node: Node) -> PlaceName:
-    span = users_span(node)
-    if span is None:
-        return _NOWHERE
-    name, brief = file_name(span.file), file_name(_brief(span.file))
-    return PlaceName(f"{span.file}:{span.function}", span.function or "module level", name, brief)
-
-
-def _scope(node: Node) -> PlaceName:
-    name = "/".join(without_number(n) for n in scope_names(node.scope) if "->" not in n)
-    return PlaceName(name, shortened(name, TEXT_LIMIT) or "(no scope)")
-
-
-PLACE_NAMES: dict[Grouping, Callable[[Node], PlaceName]] = {
-    "line": _line,
-    "function": _function,
-    "scope": _scope,
-}
-"""The place of a node in each grouping."""
+        return PlaceName("", "(no source)")
+    if grouping == "function":
+        name = f"{span.file}:{span.function}"
+        return PlaceName(name, span.function or "module level", file_name(span.file))
+    text = shortened((line_text(span.file, span.line) or "").strip(), TEXT_LIMIT)
+    where = position_text(span.file, span.line)
+    return PlaceName(f"{span.file}:{span.line}", text or "(no source)", where)
 
 
 def merge(found: Iterable[Send]) -> list[Send]:
     """Collectives of one kind, over the same axes and with the same change as one; most bytes
     first."""
-    groups: dict[tuple[str, str, str], Send] = {}
-    for send in found:
-        key = send.kind, send.axes, send.change
-        old = groups.setdefault(key, send._replace(runs=0, bytes=0.0))
-        groups[key] = old._replace(runs=old.runs + send.runs, bytes=old.bytes + send.bytes)
-    return sorted(groups.values(), key=lambda send: -send.bytes)
+    merged = (
+        same[0]._replace(runs=sum(s.runs for s in same), bytes=sum(s.bytes for s in same))
+        for same in grouped(found, lambda s: (s.kind, s.axes, s.change)).values()
+    )
+    return sorted(merged, key=lambda send: -send.bytes)
 
 
 class _FlowWalk:
     """Finds places and flows of one program."""
 
-    def __init__(self, program: Program, key: Callable[[Node], PlaceName]) -> None:
-        self.program, self.graph, self._key = program, program.graph, key
+    def __init__(self, program: Program, grouping: Grouping) -> None:
+        self.program, self.graph, self.grouping = program, program.graph, grouping
         self.phase = Phases(self.graph).of
         self.stops: dict[Key, Stop] = {}
         self._at: dict[int, Key] = {}
         self._copies = defaultdict[Key, dict[Span | None, Counter[str]]](
             lambda: defaultdict(Counter)
         )
-        self._sends = defaultdict[int | None, list[Send]](list)
-        for send in sends(program):
-            self._sends[None if send.is_returned or not send.node else send.node.id].append(send)
+        self._sends = grouped(
+            sends(program), lambda s: None if s.is_returned or not s.node else s.node.id
+        )
         self._visit(self.graph, 1)
         self._count()
 
     def _visit(self, graph: Graph, runs: int) -> None:
         for node in graph.nodes:
-            named = self._key(node)
-            for send in self._sends[node.id]:
+            named = place_name(node, self.grouping)
+            for send in self._sends.get(node.id, ()):
                 self._stop(named, send.phase).sends.append(send)
             if node.op not in CONTROL_FLOW:
                 stop = self._stop(named, self.phase[node.id])
@@ -273,7 +237,7 @@ class _FlowWalk:
             if phase == "backward" and (name, "forward") in self.stops:
                 stop.runs = self.stops[name, "forward"].runs
 
-    def flows(self, grouping: Grouping) -> ProgramFlows:
+    def flows(self) -> ProgramFlows:
         """The result."""
         found: dict[tuple[int, int], ValueFlow] = {}
         for new in self._every():
@@ -286,13 +250,13 @@ class _FlowWalk:
             if flow.source >= 0 and flow.size >= largest.get(flow.source, 0.0):
                 largest[flow.source] = flow.size
                 stops[flow.source].type = flow.type
-        returned = merge(self._sends[None])
+        returned = merge(self._sends.get(None, ()))
         return ProgramFlows(
             stops=stops,
             flows=tuple(found.values()),
             results=Stop(name="<results>", text="results", phase="returned", sends=returned),
             called=self.program.cost.bytes_per_device,
-            grouping=grouping,
+            grouping=self.grouping,
         )
 
     def _every(self) -> Iterator[ValueFlow]:
@@ -425,7 +389,11 @@ def busiest_axis(program: Program, flows: ProgramFlows) -> str:
 
 
 def program_picture(
-    program: Program, axis: str | None = None, grouping: Grouping | None = None
+    program: Program,
+    axis: str | None = None,
+    grouping: Grouping | None = None,
+    *,
+    brief: bool = False,
 ) -> Picture:
     """The program as a picture.
 
@@ -433,6 +401,7 @@ def program_picture(
       program: the plan.
       axis: the mesh axis whose atoms colour it; None for the one that most bytes are sent over.
       grouping: what a place is; None to choose.
+      brief: whether it is for a page that has its words elsewhere: only what costs most is said.
 
     Raises:
       SbpError: `unknown-axis` for an axis that the mesh has not.
@@ -443,20 +412,12 @@ def program_picture(
             f" {listed(program.mesh.names)}",
             code="unknown-axis",
         )
-    sheet = _sheet(program, axis, grouping)
+    flows = folded(program, grouping)
+    sheet = _Sheet(flows, axis or busiest_axis(program, flows))
+    if brief:
+        return picture(_costliest(sheet), _drawing(sheet))
     shown = picture(_costliest(sheet), _drawing(sheet), _words(sheet))
     return replace(shown, caption=_caption(sheet))
-
-
-def brief_picture(program: Program) -> Picture:
-    """The same for a page that has its words elsewhere: what costs most is said."""
-    sheet = _sheet(program)
-    return picture(_costliest(sheet), _drawing(sheet))
-
-
-def _sheet(program: Program, axis: str | None = None, grouping: Grouping | None = None) -> _Sheet:
-    flows = folded(program, grouping)
-    return _Sheet(flows, axis or busiest_axis(program, flows))
 
 
 def _caption(sheet: _Sheet) -> str:
@@ -505,15 +466,6 @@ _LEGEND: tuple[tuple[str, Ink, str], ...] = (
 )
 
 
-def _legend(board: Board) -> None:
-    x = _GUTTER
-    for sign, ink, meaning in _LEGEND:
-        board.rect((x, 3), (22, 14), ink)
-        board.text((x + 11, 14), sign, anchor="middle")
-        board.text((x + 27, 14), meaning)
-        x += 40 + CELL * len(meaning)
-
-
 def _drawing(sheet: _Sheet) -> Board:
     top = 48.0
     for number, row in enumerate(sheet.rows):
@@ -522,7 +474,9 @@ def _drawing(sheet: _Sheet) -> Board:
         row.top = top
         top += row.height + 10
     board = Board(_WIDTH, top + 4 + _LINE * len(sheet.flows.results.sends))
-    _legend(board)
+    x = _GUTTER
+    for sign, ink, meaning in _LEGEND:
+        x = board.key((x, 3), ink, meaning, sign=sign)
     board.text((_GUTTER, 38), "forward", Ink(bold=True))
     if sheet.gradient:
         board.text((_GRADIENT_AT, 38), "backward", Ink(bold=True))
@@ -579,7 +533,7 @@ def _box(
         board.text((x + width - 9.5, y + 14), "P", Ink(bold=True), anchor="middle")
         room -= 2
     first = f"gradient{count}" if brief else stop.text
-    under = kind if brief else f"{stop.brief}{count}  {kind}"
+    under = kind if brief else f"{stop.where.rpartition('/')[2]}{count}  {kind}"
     board.text((x + 6, y + 15), shortened(first, room), title="" if brief else stop.text)
     board.text((x + 6, y + 30), shortened(under, room))
 

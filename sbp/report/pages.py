@@ -24,7 +24,7 @@ from sbp.plan.text import place
 from sbp.plan.traffic import sends
 from sbp.report import facts
 from sbp.report.facts import Collective, by_line, collectives, detail, instructions
-from sbp.report.flows import brief_picture
+from sbp.report.flows import program_picture
 from sbp.report.memory import memory_picture
 from sbp.report.parts import (
     Excerpt,
@@ -452,7 +452,7 @@ def _pictures(program: Program) -> Section:
     others = (traffic_picture(program), timeline_picture(program), memory_picture(program))
     return Section(
         title="pictures; report.picture(), .bytes(), .timeline() and .memory() have them in words",
-        parts=(brief_picture(program), *(replace(p, instead=()) for p in others)),
+        parts=(program_picture(program, brief=True), *(replace(p, instead=()) for p in others)),
         opened=False,
     )
 

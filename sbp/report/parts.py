@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import TypeVar
 
 from sbp.errors import Diagnostic, bytes_text
 
@@ -89,6 +90,22 @@ def table(
         folded=made[kept:],
         rest=rest(len(made) - kept) if made[kept:] else "",
     )
+
+
+Item = TypeVar("Item")
+Group = TypeVar("Group")
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Group]) -> dict[Group, list[Item]]:
+    """Items by their keys, in the order of the first of each.
+
+    >>> grouped(["one", "two", "three"], len)
+    {3: ['one', 'two'], 5: ['three']}
+    """
+    found: dict[Group, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
