@@ -20,6 +20,7 @@ from sbp.plan.ir import Apply, Block, Loop, Register, Source, walk
 from sbp.plan.program import Program
 from sbp.plan.text import place, shape_text
 from sbp.plan.traffic import Send, sends
+from sbp.report.parts import grouped
 from sbp.report.wording import (
     SEGMENT_LIMIT,
     argument_text,
@@ -144,10 +145,11 @@ def alike(tensors: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
     Arguments:
       tensors: the tensors.
     """
-    groups = defaultdict[Tensor, list[str]](list)
-    for one in tensors:
-        groups[replace(one, name=without_numbers(one.name))].append(one.name)
-    return [(replace(t, name=common_name(names)), len(names)) for t, names in groups.items()]
+    groups = grouped(tensors, lambda one: replace(one, name=without_numbers(one.name)))
+    return [
+        (replace(one, name=common_name([t.name for t in same])), len(same))
+        for one, same in groups.items()
+    ]
 
 
 def annotated(program: Program) -> list[AnnotatedTensor]:
@@ -298,13 +300,10 @@ def _of_conversion(
 
 def by_line(found: Iterable[Collective]) -> list[Collective]:
     """Groups of collectives merged by kind, mesh axes and source line."""
-    groups = defaultdict[Hashable, list[Collective]](list)
-    for one in found:
-        groups[one.kind, one.mesh_axes, one.line].append(one)
-    return _merged(groups)
+    return _merged(grouped(found, lambda one: (one.kind, one.mesh_axes, one.line)))
 
 
-def _merged(groups: Mapping[Hashable, Sequence[Collective]]) -> list[Collective]:
+def _merged(groups: Mapping[Any, Sequence[Collective]]) -> list[Collective]:
     """One collective for each group, most bytes first."""
     merged = (
         replace(

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from sbp import _jax
 from sbp.annotations import Pin
-from sbp.errors import Diagnostic, Label, SbpError, SbpTypeError, Span, position_text
+from sbp.errors import Diagnostic, Label, SbpError, SbpTypeError, position_text
 from sbp.explain.subjects import SourcePlace
 from sbp.infer.accumulation import is_real
 from sbp.infer.space import encode
@@ -145,7 +145,7 @@ def _checked_collectives(read: Coverage) -> Table:
     rows = (
         (
             f"`{c.text}`",
-            _at(c.span),
+            place(c.span) if c.span else "",
             ", ".join(c.mesh_axes),
             f"{c.runs:,}",
             bytes_text(c.bytes_per_device),
@@ -153,10 +153,6 @@ def _checked_collectives(read: Coverage) -> Table:
         for c in read.collectives
     )
     return table(("collective", "at", "mesh axes", ">runs", ">per device"), rows)
-
-
-def _at(span: Span | None) -> str:
-    return place(span) if span else ""
 
 
 # ---- precision ----------------------------------------------------------------------------------
@@ -217,17 +213,6 @@ def _rounded(program: Program) -> tuple[Paragraph, ...]:
 # ---- how types were chosen ----------------------------------------------------------------------
 # Program -> how its types were chosen: the strategy that they make, how good the choice is, and
 # what the search left out.
-
-
-def strategy_line(program: Program) -> Iterator[Paragraph]:
-    """What each mesh axis is used for, in a line."""
-    if found := strategy(program):
-        yield Paragraph(text="; ".join(f"`{axis}`: {text}" for axis, text in found.items()))
-
-
-def choice(program: Program) -> Iterator[Paragraph]:
-    """How the types were chosen, and what the search left out."""
-    yield from (Paragraph(text=text) for text in (_choice(program), *_left_out(program)))
 
 
 def _choice(program: Program) -> str:
@@ -414,10 +399,11 @@ def plan_page(
 
 def _head(program: Program, *, short: bool) -> Iterator[Part]:
     yield _cost(program)
-    yield from strategy_line(program)
+    if found := strategy(program):
+        yield Paragraph(text="; ".join(f"`{axis}`: {text}" for axis, text in found.items()))
     if not short:
-        yield from choice(program)
-        yield from (Paragraph(text=text) for text in unmeasured(program))
+        texts = (_choice(program), *_left_out(program), *unmeasured(program))
+        yield from (Paragraph(text=text) for text in texts)
     if annotated := facts.annotated(program):
         yield _annotated(annotated)
 
@@ -469,18 +455,17 @@ def _title(program: Program, title: str) -> str:
 
 def _cost(program: Program) -> Facts:
     cost = program.cost
-    return Facts(
-        pairs=(
-            ("sent per call", f"{bytes_text(cost.bytes_per_device)} per device"),
-            ("peak memory", f"{bytes_text(cost.peak_memory_bytes)} per device"),
-            *(
-                (("host memory", f"{bytes_text(cost.host_memory_bytes)} per device"),)
-                if cost.host_memory_bytes
-                else ()
-            ),
-            ("modelled time", seconds_text(cost.seconds)),
-        )
+    figures = {
+        "sent per call": cost.bytes_per_device,
+        "peak memory": cost.peak_memory_bytes,
+        "host memory": cost.host_memory_bytes,
+    }
+    pairs = (
+        (name, f"{bytes_text(figure)} per device")
+        for name, figure in figures.items()
+        if figure or name != "host memory"
     )
+    return Facts(pairs=(*pairs, ("modelled time", seconds_text(cost.seconds))))
 
 
 def _annotated(found: Sequence[facts.AnnotatedTensor]) -> Section:

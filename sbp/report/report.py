@@ -17,7 +17,7 @@ from sbp.report import facts, pages
 from sbp.report.flows import GROUPINGS, Grouping, program_flows, program_picture
 from sbp.report.html import page_html
 from sbp.report.memory import live_bytes, memory_picture
-from sbp.report.parts import Page, Paragraph, Picture, Section, Share, Table, table
+from sbp.report.parts import Page, Paragraph, Picture, Section, Share, Table, grouped, table
 from sbp.report.shards import shard_picture, shards_of
 from sbp.report.strategy import strategy
 from sbp.report.svg import png_of
@@ -396,18 +396,20 @@ def annotated_lines(program: Program) -> tuple[AnnotatedLine, ...]:
     sent = {
         name: sum(s.bytes for s in stops) for name, stops in program_flows(program).places.items()
     }
-    nodes: dict[tuple[str, int], list[Node]] = {}
-    for node in program.graph.walk():
-        span = users_span(node)
-        if span and (node.op not in CONTROL_FLOW or f"{span.file}:{span.line}" in sent):
-            nodes.setdefault((span.file, span.line), []).append(node)
+    placed = (
+        (node, span)
+        for node in program.graph.walk()
+        if (span := users_span(node))
+        and (node.op not in CONTROL_FLOW or f"{span.file}:{span.line}" in sent)
+    )
+    nodes = grouped(placed, lambda at: (at[1].file, at[1].line))
     files = list(dict.fromkeys(file for file, _ in nodes))
     return tuple(
         AnnotatedLine(
             file=file,
             line=line,
             code=line_text(file, line),
-            makes=_makes(program, nodes[file, line]),
+            makes=_makes(program, [node for node, _ in nodes[file, line]]),
             bytes_per_device=sent.get(f"{file}:{line}", 0.0),
         )
         for file, line in sorted(nodes, key=lambda at: (files.index(at[0]), at[1]))
@@ -539,13 +541,11 @@ def modules(program: Program) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """
     flows = program_flows(program, "scope")
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for stop in flows.stops:
+    for stop in (*flows.stops, flows.results):
         if stop.sends:
-            of_scope = found.setdefault(stop.name, {phase: [] for phase in PHASES})
-            of_scope[stop.phase] += map(_send, stop.sends)
-    if flows.results.sends:
-        of_none = found.setdefault("", {phase: [] for phase in PHASES})
-        of_none.setdefault("returned", []).extend(map(_send, flows.results.sends))
+            name = "" if stop is flows.results else stop.name
+            of_scope = found.setdefault(name, {phase: [] for phase in PHASES})
+            of_scope.setdefault(stop.phase, []).extend(map(_send, stop.sends))
     return found
 
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sbp.errors import SbpError
-from sbp.explain.subjects import Subject, Subjects
+from sbp.explain.subjects import Subjects
 from sbp.plan.ir import Register, Source
 from sbp.plan.program import Program
-from sbp.report.facts import Tensor, annotated, tensor
+from sbp.report.facts import Tensor, annotated, inputs, tensor
 from sbp.report.parts import Picture, Table, table
 from sbp.report.svg import CELL, PARTIAL, SPLIT, WHOLE, Board, Ink, Point, picture
 from sbp.report.wording import counted, listed
@@ -77,26 +77,17 @@ class TensorShards:
         """The number of summands of each element; 1 where the tensor is not partial."""
         return 1 + max(s.summand for s in self.shards)
 
-    @property
-    def copies(self) -> int:
-        """The number of devices that have the same shard."""
-        return len(self.shards[0].devices)
-
     def axes_of(self, dim: int) -> tuple[str, ...]:
         """The mesh axes with several devices that split a dim, outer first."""
-        return tuple(a for a, atom in self._atoms() if atom == Split(dim))
+        return tuple(a for a, atom in self.atoms() if atom == Split(dim))
 
     @property
     def partial_axes(self) -> tuple[str, ...]:
         """The mesh axes with several devices that it is partial on."""
-        return tuple(a for a, atom in self._atoms() if isinstance(atom, Unreduced))
+        return tuple(a for a, atom in self.atoms() if isinstance(atom, Unreduced))
 
-    @property
-    def copied_axes(self) -> tuple[str, ...]:
-        """The mesh axes with several devices along which all devices have the same."""
-        return tuple(a for a, atom in self._atoms() if not isinstance(atom, Split | Unreduced))
-
-    def _atoms(self) -> list[tuple[str, Atom]]:
+    def atoms(self) -> list[tuple[str, Atom]]:
+        """Its atoms on the mesh axes with several devices."""
         return [(a, self.type.get(a)) for a, n in self.mesh if n > 1]
 
 
@@ -152,16 +143,13 @@ def telling_tensor(program: Program) -> TensorShards | None:
     without annotations the input, the largest of several. None where all are whole."""
     found = [a.tensor for a in annotated(program)]
     if not found:
-        registers = zip(program.block.inputs, program.graph.input_names, strict=False)
-        found = [tensor(program, register, name) for register, name in registers]
-        found.sort(key=lambda fact: -fact.bytes_per_device)
+        found = sorted(inputs(program), key=lambda fact: -fact.bytes_per_device)
     several = [axis for axis, n in program.mesh.axes if n > 1]
-
-    def told(fact: Tensor) -> int:
-        return sum(isinstance(fact.type.get(axis), Split | Unreduced) for axis in several)
-
-    best = max(found, key=told, default=None)
-    return _shards(program, best) if best is not None and told(best) else None
+    told = [
+        sum(isinstance(fact.type.get(axis), Split | Unreduced) for axis in several)
+        for fact in found
+    ]
+    return _shards(program, found[told.index(max(told))]) if any(told) else None
 
 
 def _shards(program: Program, fact: Tensor) -> TensorShards:
@@ -180,21 +168,16 @@ def shards_of(program: Program, name: str | int, output_names: tuple[str, ...]) 
       SbpError: `bad-argument` when nothing has that name, with the nearest names.
     """
     subject = Subjects.of(program.graph, output_names).find(name).subject
-    sources = _sources(program, subject)
+    values = program.typing.values
+    sources: list[Source] = [Register(v, values[v]) for v in subject.values if v in values]
+    if subject.kind in ("input", "output"):
+        boundary = program.block.inputs if subject.kind == "input" else program.block.outputs
+        sources = [boundary[subject.position]]
     if not sources:
         raise SbpError(f"the plan does not make `{subject.label}`: its uses need no value of it")
     facts = [tensor(program, s, subject.label) for s in sources]
     others = tuple(t for t in dict.fromkeys(f.type for f in facts) if t != facts[0].type)
     return replace(_shards(program, facts[0]), times=len(sources), types=others)
-
-
-def _sources(program: Program, subject: Subject) -> list[Source]:
-    if subject.kind == "input":
-        return [program.block.inputs[subject.position]]
-    if subject.kind == "output":
-        return [program.block.outputs[subject.position]]
-    values = program.typing.values
-    return [Register(v, values[v]) for v in subject.values if v in values]
 
 
 # ---- picture ------------------------------------------------------------------------------------
@@ -243,10 +226,8 @@ def shard_picture(found: TensorShards) -> Picture:
 def _drawn_dims(found: TensorShards) -> tuple[int, int, tuple[int, ...]]:
     """The dim from left to right, the dim from top to bottom, and the other dims that are split."""
     split = [d for d in range(len(found.shape)) if found.axes_of(d)]
-    shown = sorted({*split[:2]})
-    for dim in reversed(range(len(found.shape))):
-        if len(shown) < 2 and dim not in shown:
-            shown = sorted([*shown, dim])
+    whole = [d for d in reversed(range(len(found.shape))) if d not in split]
+    shown = sorted([*split, *whole][:2])
     across = shown[-1] if shown else -1
     down = shown[0] if len(shown) > 1 else -1
     return across, down, tuple(split[2:])
@@ -327,7 +308,10 @@ class _ShardDrawing:
         cuts = [self._extents(dim) for dim in self.rest]
         panels = [*itertools.islice(itertools.product(*cuts), MOST_PANELS)]
         more = math.prod(map(len, cuts)) - len(panels)
-        sheets, heading = _SHEET * self.sheets, CELL * (len(self._heading(self.columns)) + 2)
+        sheets, heading = (
+            _SHEET * self.sheets,
+            CELL * (len(_dim_text(self.found, self.columns.dim)) + 2),
+        )
         wide = max(heading, self.left + sum(self.columns.pixels), CELL * 26) + sheets + 24
         lines = 1 + (self.rows.dim >= 0) + bool(self.rest)
         high = sum(self.rows.pixels) + sheets + 36 + 16 * lines
@@ -346,9 +330,6 @@ class _ShardDrawing:
             board.text((4, board.height - 5), f"and {counted(more, 'such drawing')} more")
         return board
 
-    def _heading(self, cut: _Cut) -> str:
-        return _dim_text(self.found, cut.dim)
-
     def _panel(self, board: Board, fixed: dict[int, Extent], corner: Point) -> None:
         """The blocks of two dims; `fixed` has the block of each other dim that is split."""
         found, columns, rows, (x, y) = self.found, self.columns, self.rows, corner
@@ -358,7 +339,7 @@ class _ShardDrawing:
             y += 16
         for cut, sign in ((columns, "\N{RIGHTWARDS ARROW}"), (rows, "\N{DOWNWARDS ARROW}")):
             if cut.dim >= 0:
-                board.text((x + 4, y + 12), f"{sign} {self._heading(cut)}")
+                board.text((x + 4, y + 12), f"{sign} {_dim_text(found, cut.dim)}")
                 y += 16
         x, y = x + self.left, y + _SHEET * self.sheets + 16
         for sheet in range(self.sheets, 0, -1):
@@ -416,10 +397,9 @@ def _caption(found: TensorShards) -> str:
     made = [f"where `{found.name}` {found.text}, {found.type!r}, lives on mesh {mesh}."]
     split = [d for d in range(len(found.shape)) if found.axes_of(d)]
     for dim in split:
-        blocks = math.prod(n for a, n in found.mesh if a in found.axes_of(dim))
-        made.append(
-            f"Dim {dim} is split into {counted(blocks, 'block')} over {listed(found.axes_of(dim))}."
-        )
+        axes = found.axes_of(dim)
+        blocks = counted(math.prod(n for a, n in found.mesh if a in axes), "block")
+        made.append(f"Dim {dim} is split into {blocks} over {listed(axes)}.")
     if found.partial_axes:
         op = found.type.get(found.partial_axes[0])
         assert isinstance(op, Unreduced)
@@ -432,12 +412,11 @@ def _caption(found: TensorShards) -> str:
             f"It is partial, {op!r}, over {listed(found.partial_axes)}: {parts}, and `+` stands"
             " between these."
         )
-    if found.copied_axes:
-        what = "block" if split else "summand" if found.partial_axes else "whole"
-        every = f"Every {what} is" if what != "whole" else "It is whole and the same"
-        made.append(
-            f"{every} on {counted(found.copies, 'device')}, along {listed(found.copied_axes)}."
-        )
+    copied = [a for a, atom in found.atoms() if not isinstance(atom, Split | Unreduced)]
+    if copied:
+        alike = "Every summand is" if found.partial_axes else "It is whole and the same"
+        devices = counted(len(found.shards[0].devices), "device")
+        made.append(f"{'Every block is' if split else alike} on {devices}, along {listed(copied)}.")
     empty = sorted(d for s in found.shards if s.is_empty for d in s.devices)
     if empty and math.prod(found.shape):
         has = "has" if len(empty) == 1 else "have"

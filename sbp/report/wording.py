@@ -236,12 +236,10 @@ def need_text(reason: ConversionReason) -> str:
 
 def full_maker_text(reason: ConversionReason, value: ValueName) -> str:
     """The maker of the value with its row, for `plan.why`."""
-    maker = reason.maker
-    if maker is None:
+    if reason.maker is None:
         return str(value)
-    if maker.op == annotate_p.name:
-        return f"the annotation {_expression(maker)}{place_text(SourcePlace.of(maker))}"
-    return f"{_node(maker)}{_row(reason.row)}"
+    row = "" if reason.maker.op == annotate_p.name else _row(reason.row)
+    return f"{node_text(reason.maker)}{row}"
 
 
 def full_need_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
@@ -261,7 +259,9 @@ def full_need_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
     if need.blocker is None:
         return text
     before = decode(need.change.before)
-    return f"{text}: each trip reads it in {_node(need.blocker)}, which has no row for {before!r}"
+    return (
+        f"{text}: each trip reads it in {node_text(need.blocker)}, which has no row for {before!r}"
+    )
 
 
 def deferred_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
@@ -338,8 +338,12 @@ def _sentence(
     node, allowing = need.node, f" (reduce_dtype=jnp.{need.allowing} allows it to come after)"
     of_node: dict[str, Any] = {}
     if node is not None:
-        of_node = {"node": _node(node), "place": _place(node), "source": source_text(node.span)}
-        of_node["dtype"] = node.params.get("new_dtype")
+        of_node = {
+            "node": node_text(node),
+            "place": place_text(SourcePlace.of(node)),
+            "source": source_text(node.span),
+            "dtype": node.params.get("new_dtype"),
+        }
     return templates.get(need.kind, templates[""]).format(
         before=repr(decode(need.change.before)),
         after=repr(decode(need.change.after)),
@@ -388,24 +392,10 @@ def refusal_text(found: Refusal) -> str:
     if found.policies:
         axis += f" under {found.policies}"
     arrives = " or ".join(dict.fromkeys(repr(decode(c)) for c in found.arriving)) or "nothing"
-    node = "" if found.node is None else _node(found.node)
+    node = "" if found.node is None else node_text(found.node)
     return _REFUSALS[found.kind].format(axis=axis, arrives=arrives, node=node)
 
 
 def output_name(output_names: Sequence[str], number: int) -> str:
     """The name of a result of the program."""
     return output_names[number] if 0 <= number < len(output_names) else f"result[{number}]"
-
-
-def _node(node: Node) -> str:
-    return f"{node.name} {_expression(node)}{_place(node)}"
-
-
-def _place(node: Node) -> str:
-    return place_text(SourcePlace.of(node))
-
-
-def _expression(node: Node) -> str:
-    """The user's expression in backticks and a blank; empty where there is no source."""
-    text = source_text(node.span, SEGMENT_LIMIT).replace("`", "'")
-    return f"`{text}` " if text else ""
