@@ -156,12 +156,8 @@ def _head(why: Why) -> Facts:
     ]
     if why.subject.place is not None:
         pairs.append(("made", place_text(why.subject.place)))
-    pairs.append(("plan", _cost(why.cost)))
-    return Facts(pairs=tuple(pairs))
-
-
-def _cost(cost: Cost) -> str:
-    return f"{bytes_text(cost.bytes_per_device)} sent per device, {seconds_text(cost.seconds)}"
+    sent, time = _figures(why.cost)
+    return Facts(pairs=(*pairs, ("plan", f"{sent} sent per device, {time}")))
 
 
 # ---- axes ---------------------------------------------------------------------------------------
@@ -202,28 +198,21 @@ def verdict(why: Why, story: AxisStory) -> str:
         )
     if best is None or best.cost is None:
         return "no other typing" if story.tried else "no other type was tried"
-    atom = dict(best.wanted).get(story.mesh_axis, "another")
+    atom, gap = dict(best.wanted).get(story.mesh_axis, "another"), difference(best.cost, why.cost)
     if story.links[0].kind == "donated output":
-        return (
-            f"as the donated input; {atom} if the output's type were given,"
-            f" {difference(best.cost, why.cost)}"
-        )
+        return f"as the donated input; {atom} if the output's type were given, {gap}"
     if abs(best.cost.seconds - why.cost.seconds) <= SAME * why.cost.seconds:
         return f"chosen among equals; {atom} costs the same"
-    if best.cost.seconds < why.cost.seconds:
-        gap = difference(best.cost, why.cost)
-        if why.proved and why.evades:
-            return (
-                "the cheapest under the boxing policy; an annotation may convert what that"
-                f" forbids, {atom} is {gap}"
-            )
-        more = (
-            ", and an annotation may convert what the policy forbids" if why.evades else ""
-        )  # within the gap that the report states
+    if best.cost.seconds > why.cost.seconds:
+        return f"chosen by cost; next best {atom}, {gap}"
+    if why.proved and why.evades:
         return (
-            f"found by the chooser, which does not always find the cheapest{more}; {atom} is {gap}"
+            "the cheapest under the boxing policy; an annotation may convert what that"
+            f" forbids, {atom} is {gap}"
         )
-    return f"chosen by cost; next best {atom}, {difference(best.cost, why.cost)}"
+    more = ", and an annotation may convert what the policy forbids" if why.evades else ""
+    # Cheaper, within the gap that the report states.
+    return f"found by the chooser, which does not always find the cheapest{more}; {atom} is {gap}"
 
 
 def difference(cost: Cost, base: Cost) -> str:
@@ -269,8 +258,7 @@ def _alternatives(why: Why) -> Section:
 
 def _alternative(why: Why, one: Alternative) -> tuple[str, ...]:
     if one.cost is None:
-        reason = "" if one.refusal is None else refusal_text(one.refusal)
-        return one.change, "no typing", "", "", reason
+        return one.change, "no typing", "", "", refusal_text(one.refusal) if one.refusal else ""
     return one.change, repr(one.type), *_figures(one.cost), difference(one.cost, why.cost)
 
 
@@ -282,9 +270,7 @@ def _figures(cost: Cost) -> tuple[str, str]:
 
 
 def _conversions(why: Why) -> Iterator[Section]:
-    own, onward = (
-        [c for c in why.conversions if c.onward == is_onward] for is_onward in (False, True)
-    )
+    own, onward = ([c for c in why.conversions if c.onward == on] for on in (False, True))
     if own:
         total = bytes_text(sum(c.bytes_per_device for c in own))
         yield Section(
@@ -460,7 +446,9 @@ def _differences(found: Difference) -> Iterator[Part]:
         yield Paragraph(text="nothing differs")
         return
     if found.settings:
-        yield Section(title="asked differently", parts=(_settings(found.settings),))
+        cells = map(setting_cells, found.settings)
+        made = table(("what", "this", "other"), cells, shown=SHOWN_SETTINGS)
+        yield Section(title="asked differently", parts=(made,))
     yield Section(title="cost of a call, per device", parts=(_costs(found),))
     if found.sent:
         more = signed(sum(d.bytes_more for d in found.sent), bytes_text)
@@ -479,10 +467,6 @@ def _differences(found: Difference) -> Iterator[Part]:
     only = " and ".join(f"{n} only in {which}" for n, which in both if n)
     text = f"{counted(alike, 'value')} of the same type in both"
     yield Paragraph(text=f"{text}; {only}" if only else text)
-
-
-def _settings(found: Sequence[Setting]) -> Table:
-    return table(("what", "this", "other"), map(setting_cells, found), shown=SHOWN_SETTINGS)
 
 
 def _costs(found: Difference) -> Table:
@@ -547,9 +531,8 @@ def _ends(one: TrafficDifference) -> str:
 
 
 def _end(end: TrafficEnd, otherwise: str) -> str:
-    if not end.op:
-        return f"`{end.text}`" if end.text else otherwise
-    return f"{end.op} `{end.text}`" if end.text else end.op
+    text = f"`{end.text}`" if end.text else ""
+    return " ".join(filter(None, (end.op, text))) or otherwise
 
 
 def _at(at: SourcePlace | None) -> str:

@@ -343,5 +343,4 @@ def _line(reason: ConversionReason) -> str:
             return (
                 f"{'the ' if node.backward else ''}{place_cell(SourcePlace(span, node.backward))}"
             )
-    argument = "" if reason.argument is None else argument_text(reason.argument)
-    return argument or "the end of the program"
+    return argument_text(reason.argument) or "the end of the program"

@@ -188,7 +188,8 @@ class _FlowWalk:
     """Finds places and flows of one program."""
 
     def __init__(self, program: Program, grouping: Grouping) -> None:
-        self.program, self.graph, self.grouping = program, program.graph, grouping
+        self.program, self.graph = program, program.graph
+        self.grouping: Grouping = grouping
         self.phase = Phases(self.graph).of
         self.stops: dict[Key, Stop] = {}
         self._at: dict[int, Key] = {}

@@ -272,7 +272,9 @@ def _caption(program: Program, found: LiveBytes) -> str:
 def _drawing(found: LiveBytes) -> Board:
     classes: list[MemoryClass] = [c for c in COLORS if any(m.bytes.get(c) for m in found.moments)]
     peak = found.peak
-    at_peak = {kind: bytes_text(peak.bytes.get(kind, 0.0)) for kind in classes}
+    at_peak: dict[MemoryClass, str] = {
+        kind: bytes_text(peak.bytes.get(kind, 0.0)) for kind in classes
+    }
     shows_limit = found.limit <= DRAWN_LIMIT * peak.total
     most = 1.1 * (max(found.limit, peak.total) if shows_limit else peak.total)
     rows = -(-len(classes) // _KEYS)

@@ -445,25 +445,21 @@ def source_page(program: Program, title: str) -> Page:
     lines, flows = annotated_lines(program), program_flows(program)
     total = flows.bytes
     most = max((a.bytes_per_device for a in lines), default=0.0)
-    name = f"`{title}`" if title else "the program"
     rest = total - sum(a.bytes_per_device for a in lines)
+    sent = f" {bytes_text(total)} in all" if total else " none"
+    nowhere = f", {bytes_text(rest)} of them for results or at no line" if rest >= 1 else ""
     head = (
         "each line with the types that it makes, and the bytes that a device sends for it per call:"
+        f"{sent}{nowhere}. {branches_text(total, flows.called)}"
     )
-    head += f" {bytes_text(total)} in all" if total else " none"
-    head += f", {bytes_text(rest)} of them for results or at no line" if rest >= 1 else ""
-    head += f". {branches_text(total, flows.called)}".removesuffix(". ")
     sections = [
-        Section(
-            title=f"source of {file_name(file)}",
-            parts=(_lines_table([a for a in lines if a.file == file], total, most),),
-        )
-        for file in dict.fromkeys(a.file for a in lines)
+        Section(title=f"source of {file_name(file)}", parts=(_lines_table(here, total, most),))
+        for file, here in grouped(lines, lambda a: a.file).items()
     ]
     empty = () if sections else (Paragraph(text="no operation has a line of the user"),)
     return Page(
-        title=f"source of {name} on mesh {program.mesh}",
-        parts=(Paragraph(text=head), *empty, *sections),
+        title=f"source of {f'`{title}`' if title else 'the program'} on mesh {program.mesh}",
+        parts=(Paragraph(text=head.removesuffix(". ")), *empty, *sections),
     )
 
 

@@ -15,7 +15,7 @@ from sbp.explain.subjects import Subjects
 from sbp.plan.ir import Register, Source
 from sbp.plan.program import Program
 from sbp.report.facts import Tensor, annotated, inputs, tensor
-from sbp.report.parts import Picture, Table, table
+from sbp.report.parts import Picture, Table, grouped, table
 from sbp.report.svg import CELL, PARTIAL, SPLIT, WHOLE, Board, Ink, Point, picture
 from sbp.report.wording import counted, listed
 from sbp.source.reader import shortened
@@ -275,10 +275,8 @@ class _ShardDrawing:
 
     def __init__(self, found: TensorShards) -> None:
         self.found = found
-        self.blocks: dict[tuple[Extent, ...], list[ShardFact]] = defaultdict(list)
-        for shard in sorted(found.shards, key=lambda s: s.summand):
-            if not shard.is_empty:
-                self.blocks[shard.extents].append(shard)
+        shards = sorted(found.shards, key=lambda s: s.summand)
+        self.blocks = grouped((s for s in shards if not s.is_empty), lambda s: s.extents)
         across, down, self.rest = _drawn_dims(found)
         room = CELL * (2 + max((len(_label(group)) for group in self.blocks.values()), default=0))
         self.columns = self._cut(across, min(max(64.0, room), _WIDE), _GAP)
@@ -308,11 +306,9 @@ class _ShardDrawing:
         cuts = [self._extents(dim) for dim in self.rest]
         panels = [*itertools.islice(itertools.product(*cuts), MOST_PANELS)]
         more = math.prod(map(len, cuts)) - len(panels)
-        sheets, heading = (
-            _SHEET * self.sheets,
-            CELL * (len(_dim_text(self.found, self.columns.dim)) + 2),
-        )
-        wide = max(heading, self.left + sum(self.columns.pixels), CELL * 26) + sheets + 24
+        sheets, heading = _SHEET * self.sheets, _dim_text(self.found, self.columns.dim)
+        texts = CELL * max(len(heading) + 2, 26)
+        wide = max(texts, self.left + sum(self.columns.pixels)) + sheets + 24
         lines = 1 + (self.rows.dim >= 0) + bool(self.rest)
         high = sum(self.rows.pixels) + sheets + 36 + 16 * lines
         beside = max(1, min(len(panels), int(_PAGE / wide)))

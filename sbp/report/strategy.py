@@ -246,9 +246,9 @@ class _Reading:
                 if rows:
                     tables.add("vocabulary" if self._made(node, k) < 0 else "tables")
         total = sum(roles[role] for role in NAMES)
-        shares = {role: roles[role] / total for role in NAMES if total}
+        shares: dict[Role, float] = {role: roles[role] / total for role in NAMES if total}
         most = sorted(shares.items(), key=lambda item: -item[1])
-        found = {role: share for role, share in most if share >= SEEN}
+        found: dict[Role, float] = {role: share for role, share in most if share >= SEEN}
         said = [
             NAMES[role] + (f" ({share:.0%} of FLOPs)" if share < _MOST and len(found) > 1 else "")
             for role, share in found.items()

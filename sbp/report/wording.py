@@ -200,20 +200,17 @@ def maker_text(reason: ConversionReason) -> str:
     """The maker of the value, for the report."""
     if reason.maker is not None:
         return node_text(reason.maker)
-    assert reason.argument is not None
     return argument_text(reason.argument) or "an argument"
 
 
-def argument_text(argument: Argument) -> str:
-    """An input of the program or of a body in words; empty for an input without a name."""
-    if argument.node is None:
-        return f"input {argument.name}" if argument.name else ""
+def argument_text(argument: Argument | None) -> str:
+    """An input of the program or of a body in words; empty for none, and for one without a name."""
+    if argument is None or argument.node is None:
+        return f"input {argument.name}" if argument and argument.name else ""
     if argument.kind == "carry":
         return f"the carry of {argument.node.op} {place_text(SourcePlace.of(argument.node))}"
-    outside = "a constant" if argument.is_constant else ""
-    if argument.outside is not None:
-        outside = argument_text(argument.outside)
-    outside = outside or f"an operand of {node_text(argument.node)}"
+    inner = "a constant" if argument.is_constant else f"an operand of {node_text(argument.node)}"
+    outside = argument_text(argument.outside) or inner
     return f"a slice of {outside}" if argument.kind == "slice" else outside
 
 
