@@ -329,25 +329,8 @@ _TRACKS = 7
 _WORD_ROWS = 16
 
 
-@dataclass(slots=True)
-class _Spot:
-    """A place: its stop in the forward pass or the update, and in the backward pass."""
-
-    left: Stop | None = None
-    right: Stop | None = None
-    top: float = 0.0
-
-    @property
-    def stops(self) -> list[Stop]:
-        return [s for s in (self.left, self.right) if s is not None]
-
-    @property
-    def height(self) -> float:
-        return _ROW + _LINE * max(0, max(len(s.sends) for s in self.stops) - 2)
-
-
 class _Sheet:
-    """What is drawn.
+    """What is drawn: a row for each place, with its forward pass or update and its gradient.
 
     Arguments:
       flows: the places.
@@ -356,28 +339,20 @@ class _Sheet:
 
     def __init__(self, flows: ProgramFlows, axis: str) -> None:
         self.flows, self.axis = flows, axis
-        found: dict[tuple[bool, str], _Spot] = {}
-        for stop in flows.stops:
-            row = found.setdefault((stop.phase == "update", stop.name), _Spot())
-            if stop.phase == "backward":
-                row.right = stop
-            else:
-                row.left = stop
-        most = sorted(found, key=lambda at: -sum(s.bytes for s in found[at].stops))[:MOST_ROWS]
-        shown = [at for at in found if at in most]
+        found = grouped(flows.stops, lambda stop: (stop.phase == "update", stop.name))
+        most = sorted(found, key=lambda at: -sum(s.bytes for s in found[at]))[:MOST_ROWS]
+        shown = sorted((at for at in found if at in most), key=lambda at: at[0])
         self.left_out = len(found) - len(shown)
-        self.rows = [found[at] for at in sorted(shown, key=lambda at: at[0])]
+        self.rows = [found[at] for at in shown]
+        self.gradient = any(s.phase == "backward" for row in self.rows for s in row)
+        self.room = (_SENT if self.gradient else _WIDTH - _GUTTER - _BOX) - 20
         self.update_from = sum(not is_update for is_update, _ in shown)
-
-    @property
-    def gradient(self) -> bool:
-        """Whether there is a backward pass."""
-        return any(row.right is not None for row in self.rows)
-
-    @property
-    def room(self) -> float:
-        """Pixels for the collectives beside a box."""
-        return (_SENT if self.gradient else _WIDTH - _GUTTER - _BOX) - 20
+        self.tops, self.bottom = list[float](), 48.0
+        for number, row in enumerate(self.rows):
+            if number == self.update_from > 0:
+                self.bottom += 22
+            self.tops.append(self.bottom)
+            self.bottom += _ROW + _LINE * max(0, max(len(s.sends) for s in row) - 2) + 10
 
 
 def busiest_axis(program: Program, flows: ProgramFlows) -> str:
@@ -468,34 +443,28 @@ _LEGEND: tuple[tuple[str, Ink, str], ...] = (
 
 
 def _drawing(sheet: _Sheet) -> Board:
-    top = 48.0
-    for number, row in enumerate(sheet.rows):
-        if number == sheet.update_from and number:
-            top += 22
-        row.top = top
-        top += row.height + 10
-    board = Board(_WIDTH, top + 4 + _LINE * len(sheet.flows.results.sends))
+    results, bottom = sheet.flows.results, sheet.bottom
+    board = Board(_WIDTH, bottom + 4 + _LINE * len(results.sends))
     x = _GUTTER
     for sign, ink, meaning in _LEGEND:
         x = board.key((x, 3), ink, meaning, sign=sign)
     board.text((_GUTTER, 38), "forward", Ink(bold=True))
     if sheet.gradient:
         board.text((_GRADIENT_AT, 38), "backward", Ink(bold=True))
-    if sheet.update_from < len(sheet.rows) and sheet.update_from:
-        y = sheet.rows[sheet.update_from].top - 10
-        board.text((_GUTTER, y), "update", Ink(bold=True))
-    for row in sheet.rows:
-        columns = (row.left, _GUTTER, _BOX), (row.right, _GRADIENT_AT, _GRADIENT)
-        for stop, x, width in columns:
-            if stop is not None:
-                brief = stop is row.right and row.left is not None
-                _box(board, sheet, stop, (x, row.top), width, brief=brief)
-                _sent(board, sheet, stop, (x + width + 8, row.top))
-    if sheet.flows.results.sends:
-        board.text((_GUTTER, top + 13), "results", Ink(bold=True))
-        _sent(board, sheet, sheet.flows.results, (_GUTTER + _BOX + 8, top))
-    _arrows(board, sheet, "left")
-    _arrows(board, sheet, "right")
+    if 0 < sheet.update_from < len(sheet.rows):
+        board.text((_GUTTER, sheet.tops[sheet.update_from] - 10), "update", Ink(bold=True))
+    for row, top in zip(sheet.rows, sheet.tops, strict=True):
+        for stop in row:
+            is_gradient = stop.phase == "backward"
+            x, width = (_GRADIENT_AT, _GRADIENT) if is_gradient else (_GUTTER, _BOX)
+            brief = is_gradient and len(row) > 1
+            _box(board, sheet, stop, (x, top), width, brief=brief)
+            _sent(board, sheet, stop, (x + width + 8, top))
+    if results.sends:
+        board.text((_GUTTER, bottom + 13), "results", Ink(bold=True))
+        _sent(board, sheet, results, (_GUTTER + _BOX + 8, bottom))
+    _arrows(board, sheet, of_gradients=False)
+    _arrows(board, sheet, of_gradients=True)
     return board
 
 
@@ -561,13 +530,13 @@ def _send_text(send: Send) -> str:
     return f"{ends}{bytes_text(send.bytes)} {send.kind} {send.axes}"
 
 
-def _arrows(board: Board, sheet: _Sheet, side: str) -> None:
+def _arrows(board: Board, sheet: _Sheet, *, of_gradients: bool) -> None:
     """The largest flow into each box of a column, and partial ones."""
     place = {
         id(stop): number
         for number, row in enumerate(sheet.rows)
-        for stop in row.stops
-        if (stop is row.right) == (side == "right")
+        for stop in row
+        if (stop.phase == "backward") == of_gradients
     }
     ends = [id(stop) for stop in sheet.flows.stops]
     flows = [
@@ -577,11 +546,11 @@ def _arrows(board: Board, sheet: _Sheet, side: str) -> None:
     ]
     largest = {stop: max(f.size for _, s, f in flows if s == stop) for _, stop, _ in flows}
     shown = [(a, b, f) for a, b, f in flows if f.partial or f.size == largest[b]]
-    edge = _GUTTER if side == "left" else _GRADIENT_AT
+    edge = _GRADIENT_AT if of_gradients else _GUTTER
     taken: list[list[tuple[int, int]]] = [[] for _ in range(_TRACKS)]
     for start, stop, flow in sorted(shown, key=lambda item: abs(item[1] - item[0])):
         ink, told = _inks(flow.type, sheet.axis)[1], f"{flow.type!r}, {bytes_text(flow.size)} whole"
-        first, last = sheet.rows[start].top, sheet.rows[stop].top
+        first, last = sheet.tops[start], sheet.tops[stop]
         if abs(stop - start) == 1:
             x, down = edge + 22, stop > start
             ends = (x, first + (_ROW if down else 0)), (x, last + (0 if down else _ROW))

@@ -38,6 +38,7 @@ from sbp.report.parts import (
     ShownDiagnostic,
     SourceLine,
     Table,
+    grouped,
     table,
 )
 from sbp.report.shards import LISTED_SHARDS, shard_picture, telling_tensor
@@ -66,8 +67,16 @@ from sbp.types import Unreduced
 
 
 def finding(diagnostic: Diagnostic) -> ShownDiagnostic:
-    """A diagnostic with its source lines."""
-    return ShownDiagnostic(diagnostic=diagnostic, excerpts=tuple(_excerpts(diagnostic)))
+    """A diagnostic with its source lines: an excerpt of each file, that of the primary label
+    first."""
+    primary, excerpts = diagnostic.primary, list[Excerpt]()
+    labels = [primary, *diagnostic.labels] if primary else []
+    for file, here in grouped(labels, lambda label: label.span.file).items():
+        at = here.pop(0) if here[0] is primary else here[0]
+        place = position_text(file, at.span.line, at.span.column)
+        scope = diagnostic.scope if at is primary else ""
+        excerpts.append(Excerpt(place=place, scope=scope, lines=tuple(_lines(file, here))))
+    return ShownDiagnostic(diagnostic=diagnostic, excerpts=tuple(excerpts))
 
 
 def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
@@ -76,42 +85,22 @@ def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
     if isinstance(error, SbpTypeError):
         return error.diagnostics
     span = error.span or _jax.raising_span(error)
-    labels = (Label(span=span, text="", primary=True),) if span else ()
-    labels = (*labels, *error.related)
-    notes = tuple(f"  {line}" for line in error.details)
     found = Diagnostic(
-        code=error.code, severity="error", title=error.title, labels=labels, notes=notes
+        code=error.code,
+        severity="error",
+        title=error.title,
+        labels=(*([Label(span=span, text="", primary=True)] if span else []), *error.related),
+        notes=tuple(f"  {line}" for line in error.details),
     )
     return (found,)
 
 
-def _excerpts(diagnostic: Diagnostic) -> Iterator[Excerpt]:
-    """One excerpt for each file, that of the primary label first."""
-    primary = diagnostic.primary
-    if primary is None:
-        return
-    files = dict.fromkeys([primary.span.file, *(label.span.file for label in diagnostic.labels)])
-    for file in files:
-        labels = [label for label in diagnostic.labels if label.span.file == file]
-        at = primary if file == primary.span.file else labels[0]
-        place = position_text(file, at.span.line, at.span.column)
-        yield Excerpt(
-            place=place,
-            scope=diagnostic.scope if at is primary else "",
-            lines=tuple(_lines(file, labels)),
-        )
-
-
 def _lines(file: str, labels: list[Label]) -> Iterator[SourceLine]:
-    for number in sorted({label.span.line for label in labels}):
+    for number, here in sorted(grouped(labels, lambda label: label.span.line).items()):
         text = line_text(file, number)
-        here = sorted(
-            (label for label in labels if label.span.line == number),
-            key=lambda label: (label.primary, label.span),
-        )
-        yield SourceLine(
-            number=number, text=text, marks=tuple(_mark(text, label) for label in here)
-        )
+        here.sort(key=lambda label: (label.primary, label.span))
+        marks = tuple(_mark(text, label) for label in here)
+        yield SourceLine(number=number, text=text, marks=marks)
 
 
 def _mark(text: str | None, label: Label) -> Mark:
@@ -129,19 +118,13 @@ def _mark(text: str | None, label: Label) -> Mark:
 # What `sbp.check_shard_map` checked of a program, as parts of a page.
 
 
-def coverage_parts(read: Coverage) -> Iterator[Section]:
-    """A section with the collectives of a program and its comparisons with one device."""
+def coverage_section(read: Coverage) -> Section:
+    """The collectives of a program and its comparisons with one device."""
     sent = sum(c.bytes_per_device for c in read.collectives)
     checked = (
         f"{counted(read.regions, 'region')} with {counted(read.values, 'value')},"
         f" {counted(len(read.collectives), 'collective')}: {bytes_text(sent)} per device"
     )
-    parts = (_checked_collectives(read),) if read.collectives else ()
-    runs = (Paragraph(text=run_text(run)) for run in read.runs)
-    yield Section(title=f"checked: {checked}", parts=(*parts, *runs))
-
-
-def _checked_collectives(read: Coverage) -> Table:
     rows = (
         (
             f"`{c.text}`",
@@ -152,7 +135,9 @@ def _checked_collectives(read: Coverage) -> Table:
         )
         for c in read.collectives
     )
-    return table(("collective", "at", "mesh axes", ">runs", ">per device"), rows)
+    made = table(("collective", "at", "mesh axes", ">runs", ">per device"), rows)
+    runs = (Paragraph(text=run_text(run)) for run in read.runs)
+    return Section(title=f"checked: {checked}", parts=(*([made] if made.rows else []), *runs))
 
 
 # ---- precision ----------------------------------------------------------------------------------
@@ -355,7 +340,7 @@ def refusal(
     """
     head = Paragraph(text=_verdict(diagnostics) + (f" in `{title}`" if title else ""))
     wrong = any(d.severity == "error" for d in diagnostics)
-    read = coverage_parts(coverage) if coverage is not None and not wrong else ()
+    read = (coverage_section(coverage),) if coverage is not None and not wrong else ()
     return Page(parts=(*map(finding, diagnostics), head, *read))
 
 
@@ -389,15 +374,20 @@ def plan_page(
       short: whether it is that for training programs: annotated tensors, collectives by source
         line, bytes, memory and time.
     """
-    parts = [*_head(program, short=short), *_sent(program, output_names, short=short)]
-    if not short:
-        parts += _tensors_and_regions(program, output_names)
+    parts = [*_parts(program, output_names, short=short)]
     if diagnostics:
         parts.append(_findings(diagnostics))
-    return Page(title=_title(program, title), parts=tuple(parts))
+    mesh = program.mesh
+    name = f"`{title}` " if title else ""
+    assumed = " (assumed, since the mesh is abstract; hardware= names another)"
+    heading = (
+        f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}, hardware"
+        f" {mesh.hardware.name}{assumed if mesh.is_assumed else ''}"
+    )
+    return Page(title=heading, parts=tuple(parts))
 
 
-def _head(program: Program, *, short: bool) -> Iterator[Part]:
+def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> Iterator[Part]:
     yield _cost(program)
     if found := strategy(program):
         yield Paragraph(text="; ".join(f"`{axis}`: {text}" for axis, text in found.items()))
@@ -406,27 +396,23 @@ def _head(program: Program, *, short: bool) -> Iterator[Part]:
         yield from (Paragraph(text=text) for text in texts)
     if annotated := facts.annotated(program):
         yield _annotated(annotated)
-
-
-def _sent(program: Program, output_names: tuple[str, ...], *, short: bool) -> Iterator[Part]:
-    found = collectives(program, output_names)
-    if short:
-        yield _collectives(program, by_line(found), SHOWN_SHORT, 1)
-    else:
-        yield _collectives(program, found, SHOWN_COLLECTIVES, 2)
-        if found:
-            yield _pictures(program)
+    sent = collectives(program, output_names)
+    yield _collectives(program, by_line(sent) if short else sent, short=short)
+    if sent and not short:
+        yield _pictures(program)
     yield from precision(program)
+    if not short:
+        yield from _tensors_and_regions(program, output_names)
 
 
 def _tensors_and_regions(program: Program, output_names: tuple[str, ...]) -> Iterator[Part]:
-    telling = telling_tensor(program)
-    if telling is not None:
-        heading = "where a tensor lives; report.where(name) shows others"
+    if telling := telling_tensor(program):
         drawn = shard_picture(telling)
-        both = (replace(drawn, instead=()), *drawn.instead)
-        few = len(telling.shards) <= LISTED_SHARDS
-        yield Section(title=heading, parts=both, opened=few)
+        yield Section(
+            title="where a tensor lives; report.where(name) shows others",
+            parts=(replace(drawn, instead=()), *drawn.instead),
+            opened=len(telling.shards) <= LISTED_SHARDS,
+        )
     yield _tensors("input", facts.inputs(program))
     yield _tensors("output", facts.outputs(program, output_names))
     if regions := _regions(program):
@@ -440,16 +426,6 @@ def _pictures(program: Program) -> Section:
         title="pictures; report.picture(), .bytes(), .timeline() and .memory() have them in words",
         parts=(program_picture(program, brief=True), *(replace(p, instead=()) for p in others)),
         opened=False,
-    )
-
-
-def _title(program: Program, title: str) -> str:
-    mesh = program.mesh
-    name = f"`{title}` " if title else ""
-    assumed = " (assumed, since the mesh is abstract; hardware= names another)"
-    return (
-        f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}, hardware"
-        f" {mesh.hardware.name}{assumed if mesh.is_assumed else ''}"
     )
 
 
@@ -497,11 +473,11 @@ def _pin_text(pin: Pin) -> str:
     return f"{asked}, no other split of dim {whole}" if whole else asked
 
 
-def _collectives(program: Program, found: Sequence[Collective], shown: int, limit: int) -> Section:
+def _collectives(program: Program, found: Sequence[Collective], *, short: bool) -> Section:
     if not found:
-        return Section(
-            title="collectives", parts=(Paragraph(text="none: no device sends anything"),)
-        )
+        none = Paragraph(text="none: no device sends anything")
+        return Section(title="collectives", parts=(none,))
+    shown = SHOWN_SHORT if short else SHOWN_COLLECTIVES
     total = program.cost.bytes_per_device
     rows = (
         (
@@ -519,7 +495,7 @@ def _collectives(program: Program, found: Sequence[Collective], shown: int, limi
     made = table(
         ("collective", "mesh axes", "change", "tensor", ">runs", ">per device", "share"),
         rows,
-        details=(detail(c, limit) for c in found),
+        details=(detail(c, 1 if short else 2) for c in found),
         shown=shown,
         rest=lambda n: f"and {n} more groups: {rest} per device",
     )
