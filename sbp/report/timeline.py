@@ -193,11 +193,11 @@ def lane_seconds(found: Schedule) -> dict[str, dict[Phase, float]]:
     Arguments:
       found: the schedule of a program.
     """
-    sums: dict[str, dict[Phase, float]] = {OWN_LANE: dict.fromkeys(PHASES, 0.0)}
-    for interval in found.intervals:
-        row = sums.setdefault(interval.lane, dict.fromkeys(PHASES, 0.0))
-        row[interval.phase] += interval.waited
-    return sums
+    lanes = {OWN_LANE: []} | grouped(found.intervals, lambda one: one.lane)
+    return {
+        lane: {p: sum((i.waited for i in own if i.phase == p), 0.0) for p in PHASES}
+        for lane, own in lanes.items()
+    }
 
 
 def causes(found: Schedule) -> list[Interval]:
@@ -296,9 +296,7 @@ class _TimeDrawing:
         lanes = _TOP + _BAND + _LANE * len(self.lanes)
         below = lanes + _LOOP * self.depth
         board = Board(_NAME + _PLOT + 4, below + _TICKS + _KEY)
-        ends: list[tuple[Phase, float, float]] = [
-            (i.phase, *self._ends(i)) for i in self.found.intervals if i.waited
-        ]
+        ends = ((i.phase, *self._ends(i)) for i in self.found.intervals if i.waited)
         draw_phases(board, ends, _TOP)
         for number, lane in enumerate(self.lanes):
             top = _TOP + _BAND + _LANE * number
@@ -313,7 +311,19 @@ class _TimeDrawing:
             board.line([(x, below), (x, below + 4)], Ink(width=0.8))
             text = seconds_text(self.found.seconds * part / 4) if part else "0"
             board.text((x, below + 17), text, anchor=anchor)
-        self._key(board, below + _TICKS + 2)
+        x, every = _NAME, self.found.intervals
+        colors = {
+            "bound by products": SPLIT,
+            "by memory": WHOLE,
+            "collectives": PARTIAL if any(i.axes for i in every) else "",
+            "the longest": COSTLY if self.longest else "",
+            "beside products": PARTIAL if any(i.waited < i.seconds for i in every) else "",
+        }
+        for text, color in colors.items():
+            if color:
+                dashed = text == "beside products"
+                ink = Ink(color=color, opacity=0.35, width=0.5, dashed=dashed)
+                x = board.key((x, below + _TICKS + 2), ink, text)
         return board
 
     def _color(self, interval: Interval) -> str:
@@ -328,32 +338,30 @@ class _TimeDrawing:
         return _NAME + pixels * one.start, _NAME + pixels * (one.start + one.seconds)
 
     def _lane(self, board: Board, lane: str, top: float) -> None:
-        own = [i for i in self.found.intervals if (lane in i.axes if i.axes else not lane)]
-        small = list[Interval]()
-        for one in own:
+        """The intervals of a lane. Short ones that begin within a few pixels are one box, darker
+        the more of it they fill."""
+        small, tall = list[Interval](), _LANE - 6
+        for one in self.found.intervals:
             left, right = self._ends(one)
+            if lane not in (one.axes or [""]):
+                continue
             if right - left < _SEEN:
                 small.append(one)
                 continue
             beside = one.waited < one.seconds
             told = f"{one.what}, {one.phase}: {seconds_text(one.seconds)}. {' '.join(one.line)}"
-            told = told.strip()
             if beside:
                 told += f". {seconds_text(one.seconds - one.waited)} of it beside the work"
             ink = Ink(color=self._color(one), opacity=0.35, width=0.5, dashed=beside)
-            board.rect((left, top + 3), (right - left, _LANE - 6), ink, title=told)
+            board.rect((left, top + 3), (right - left, tall), ink, title=told)
             board.inside(left, right, top + 19, one.what, title=told, spare=1)
-        self._columns(board, small, top)
-
-    def _columns(self, board: Board, small: Sequence[Interval], top: float) -> None:
-        """Short intervals: those of a few pixels are one box, darker the more of it they fill."""
         columns = grouped(small, lambda one: int((self._ends(one)[0] - _NAME) / _SEEN))
         for column, some in columns.items():
             filled = sum(one.seconds for one in some) / self.found.seconds * _PLOT / _SEEN
             color = self._color(max(some, key=lambda one: one.seconds))
             ink = Ink(color=color, opacity=0.35 * min(1, filled), width=0)
-            corner, size = (_NAME + _SEEN * column, top + 3), (_SEEN, _LANE - 6)
-            board.rect(corner, size, ink, title="short operations")
+            corner = _NAME + _SEEN * column, top + 3
+            board.rect(corner, (_SEEN, tall), ink, title="short operations")
 
     def _loop(self, board: Board, one: LoopInterval, top: float) -> None:
         left, right = self._ends(one)
@@ -367,24 +375,6 @@ class _TimeDrawing:
         corners = [(left, top + 2), (left, top + 6), (right, top + 6), (right, top + 2)]
         board.line(corners, Ink(width=0.8), title=told)
         board.inside(left, right, top + 17, label, title=told)
-
-    def _key(self, board: Board, top: float) -> None:
-        """What the colours mean."""
-        links = any(i.axes for i in self.found.intervals)
-        beside = any(i.waited < i.seconds for i in self.found.intervals)
-        colors = {
-            "bound by products": SPLIT,
-            "by memory": WHOLE,
-            "collectives": PARTIAL if links else "",
-            "the longest": COSTLY if self.longest else "",
-            "beside products": PARTIAL if beside else "",
-        }
-        x = _NAME
-        for text, color in colors.items():
-            if color:
-                dashed = text == "beside products"
-                ink = Ink(color=color, opacity=0.35, width=0.5, dashed=dashed)
-                x = board.key((x, top), ink, text)
 
 
 def _lanes_table(found: Schedule) -> Table:
@@ -486,10 +476,8 @@ class Limits:
     @property
     def seconds(self) -> dict[str, float]:
         """Modelled seconds of one call by what they are spent on."""
-        found = defaultdict[str, float](float)
-        for work in self.works:
-            for name, seconds in work.seconds.items():
-                found[name] += seconds
+        names = dict.fromkeys(name for work in self.works for name in work.seconds)
+        found = {name: sum(w.seconds.get(name, 0.0) for w in self.works) for name in names}
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     @property

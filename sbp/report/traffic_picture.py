@@ -57,10 +57,11 @@ def matrices(found: Sequence[ProgramFlows]) -> tuple[Matrix, Matrix]:
     }
     places = sorted(most, key=lambda place: (-most[place], place))
     others = places[MOST_PLACES:]
-    named = dict.fromkeys(places) | dict.fromkeys(others, counted(len(others), "other place"))
-    folded = [flows.sums(lambda stop: named[stop.text] or stop.text) for flows in found]
+    named = {place: place for place in places}
+    named |= dict.fromkeys(others, counted(len(others), "other place"))
+    folded = [flows.sums(lambda stop: named[stop.text]) for flows in found]
     by_place = tuple({(p, a): b for (a, p), b in sums.items()} for sums in folded)
-    rows = tuple(dict.fromkeys(named[place] or place for place in places))
+    rows = tuple(dict.fromkeys(named.values()))
     corner = "scope" if all(t.grouping == "scope" for t in found) else "function"
     return (
         Matrix(corner="mesh axes", rows=tuple(axes), columns=moments, plans=by_moment),
@@ -87,32 +88,30 @@ def traffic_picture(program: Program, other: Program | None = None) -> Picture:
 
 
 def _caption(found: Sequence[ProgramFlows]) -> str:
-    totals = [bytes_text(t.bytes) for t in found]
-    text = f"bytes that one device sends per call, by mesh axis: {totals[0]} in all"
-    if len(totals) > 1:
-        text += f" by this plan, {totals[1]} by the other"
-        text += " (this / other in tables)"
-    if any(t.results.bytes for t in found):
-        text += f". `{MOMENTS[-1]}`: conversions of results"
+    this, *others = (bytes_text(t.bytes) for t in found)
+    beside = [f" by this plan, {other} by the other (this / other in tables)" for other in others]
+    returned = any(t.results.bytes for t in found)
+    results = f". `{MOMENTS[-1]}`: conversions of results" if returned else ""
+    text = (
+        f"bytes that one device sends per call, by mesh axis: {this} in all{''.join(beside)}"
+        f"{results}."
+    )
     branches = {branches_text(t.bytes, t.called) for t in found}
-    return " ".join([f"{text}.", *sorted(branches - {""})])
+    return " ".join([text, *sorted(branches - {""})])
 
 
 def _drawing(both: tuple[Matrix, Matrix]) -> Board:
     plans = len(both[0].plans)
-    most_columns = max(len(m.columns) for m in both) + 1
-    block = _CELL * most_columns + _GAP
+    block = _CELL * (max(len(m.columns) for m in both) + 1) + _GAP
     tall = sum(_ROW * (len(m.rows) + 1) + _GAP for m in both) + 20
     board = Board(_NAME + block * plans, tall)
     top = 20.0
-    if plans > 1:
-        for plan, name in enumerate(("this plan", "the other plan")):
-            board.text((_NAME + block * plan, 12), name, Ink(bold=True))
+    for plan, name in enumerate(("this plan", "the other plan") if plans > 1 else ()):
+        board.text((_NAME + block * plan, 12), name, Ink(bold=True))
     for matrix in both:
         board.text((4, top + 16), matrix.corner, Ink(bold=True))
-        for number, row in enumerate(matrix.rows):
-            y = top + _ROW * (number + 1) + 16
-            board.label((4, y), row, _NAME - 10)
+        for number, row in enumerate(matrix.rows, 1):
+            board.label((4, top + _ROW * number + 16), row, _NAME - 10)
         for plan in range(plans):
             _cells(board, matrix, plan, (_NAME + block * plan, top))
         top += _ROW * (len(matrix.rows) + 1) + _GAP
