@@ -14,7 +14,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -103,25 +103,16 @@ def _show_users_error(error: UserCodeError, target: str) -> None:
     """Prints what the user's code raised, from the user's first line on."""
     cause = error.__cause__
     assert cause is not None  # `raise .. from`
-    shown = traceback.format_tb(_users_part(cause.__traceback__))
+    ours = str(Path(sbp.__file__).parent), sysconfig.get_path("stdlib"), "<"
+    frames = traceback.extract_tb(cause.__traceback__)
+    theirs = [not (f.filename.startswith(ours) or in_library(f.filename)) for f in frames]
+    first = theirs.index(True) if any(theirs) else 0
     name = type(cause).__name__
     print(
-        f"{''.join(shown)}{name}: {cause}\nsbp could not check {target}: its code raised {name}."
-        f"{error}",
+        f"{''.join(traceback.format_list(frames[first:]))}{name}: {cause}\nsbp could not check"
+        f" {target}: its code raised {name}.{error}",
         file=sys.stderr,
     )
-
-
-def _users_part(trace: TracebackType | None) -> TracebackType | None:
-    """The stack trace from the user's first frame on; the whole one where there is none."""
-    ours = str(Path(sbp.__file__).parent), sysconfig.get_path("stdlib")
-    part = trace
-    while part is not None:
-        file = part.tb_frame.f_code.co_filename
-        if not (file.startswith((*ours, "<")) or in_library(file)):
-            return part
-        part = part.tb_next
-    return trace
 
 
 # ---- the program --------------------------------------------------------------------------------

@@ -290,20 +290,19 @@ def _conversions(why: Why) -> Iterator[Section]:
 
 
 def _steps(why: Why, found: Sequence[ExplainedConversion]) -> Table:
-    rows = (
-        (
-            ", ".join(s.kind for s in one.steps),
-            ", ".join(dict.fromkeys(one.mesh.names[k] for s in one.steps for k in s.mesh_axes)),
-            ", ".join(dict.fromkeys(map(change_text, one.steps))),
-            str(one.runs),
-            bytes_text(one.bytes_per_device),
-        )
-        for one in found
-    )
     sent = bytes_text(sum(c.bytes_per_device for c in found[SHOWN_CONVERSIONS:]))
     return table(
         ("step", "mesh axes", "change", ">runs", ">per device"),
-        rows,
+        (
+            (
+                ", ".join(s.kind for s in one.steps),
+                ", ".join(dict.fromkeys(one.mesh.names[k] for s in one.steps for k in s.mesh_axes)),
+                ", ".join(dict.fromkeys(map(change_text, one.steps))),
+                str(one.runs),
+                bytes_text(one.bytes_per_device),
+            )
+            for one in found
+        ),
         details=(conversion_text(why, one) for one in found),
         shown=SHOWN_CONVERSIONS,
         rest=lambda n: f"and {n} more: {sent} per device",
@@ -335,11 +334,14 @@ def _outcome_text(outcome: Alternative, base: Cost) -> str:
 def _others(found: Sequence[tuple[Subject, object]]) -> Section:
     """Other values with the same name or line."""
     boundary = {"input": "an input", "output": "an output"}
-    rows = (
-        (_name(s), repr(type_), place_cell(s.place) or boundary.get(s.kind, ""))
-        for s, type_ in found
+    made = table(
+        ("value", "type", "line"),
+        (
+            (_name(s), repr(type_), place_cell(s.place) or boundary.get(s.kind, ""))
+            for s, type_ in found
+        ),
+        shown=SHOWN_OTHERS,
     )
-    made = table(("value", "type", "line"), rows, shown=SHOWN_OTHERS)
     return Section(title="of the same name or line", parts=(made,))
 
 
@@ -487,19 +489,25 @@ def _costs(found: Difference) -> Table:
 
 
 def _values(noun: str, found: Sequence[ValueDifference], shown: int) -> Table:
-    rows = (
-        (
-            f"{'gradient of ' if d.is_gradient else ''}`{d.name}`",
-            repr(d.this.type),
-            repr(d.other.type),
-            bytes_text(d.this.bytes_per_device),
-            bytes_text(d.other.bytes_per_device),
-            "" if d.this.place is None or d.this.place.span is None else place(d.this.place.span),
-        )
-        for d in found
-    )
     headings = (noun, "this", "other", ">per device", ">other's", "line")
-    return table(headings, rows, shown=shown, rest="and {} smaller".format)
+    return table(
+        headings,
+        (
+            (
+                f"{'gradient of ' if d.is_gradient else ''}`{d.name}`",
+                repr(d.this.type),
+                repr(d.other.type),
+                bytes_text(d.this.bytes_per_device),
+                bytes_text(d.other.bytes_per_device),
+                ""
+                if d.this.place is None or d.this.place.span is None
+                else place(d.this.place.span),
+            )
+            for d in found
+        ),
+        shown=shown,
+        rest="and {} smaller".format,
+    )
 
 
 def _sent(found: Sequence[TrafficDifference]) -> Table:
@@ -508,14 +516,13 @@ def _sent(found: Sequence[TrafficDifference]) -> Table:
             return "none"
         return f"{bytes_text(one.bytes_per_device)} in {counted(one.runs, 'run')}"
 
-    rows = (
-        (d.key.kind, ", ".join(d.key.mesh_axes), d.key.change, sent(d.this), sent(d.other))
-        for d in found
-    )
     more = signed(sum(d.bytes_more for d in found[SHOWN_SENT:]), bytes_text)
     return table(
         ("step", "mesh axes", "change", ">this", ">other"),
-        rows,
+        (
+            (d.key.kind, ", ".join(d.key.mesh_axes), d.key.change, sent(d.this), sent(d.other))
+            for d in found
+        ),
         details=map(_ends, found),
         shown=SHOWN_SENT,
         rest=lambda n: f"and {n} more: {more} in the other",

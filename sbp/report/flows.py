@@ -578,20 +578,19 @@ def _words(sheet: _Sheet) -> Table | str:
     flows = sheet.flows
     told = [s for s in (*flows.stops, flows.results) if s.sends or s.born]
     told.sort(key=lambda s: (s is flows.results, -s.bytes))
-    cells = (
-        (
-            f"{s.where or s.text}",
-            s.phase,
-            str(s.runs),
-            ("" if s.type is None else repr(s.type)) + (", begins P" if s.born else ""),
-            "; ".join(map(_send_text, s.sends)),
-            Share(fraction=s.bytes / (flows.bytes or 1)),
-        )
-        for s in told
-    )
     made = table(
         ("place", "pass", ">times", "makes", "sends", "share"),
-        cells,
+        (
+            (
+                f"{s.where or s.text}",
+                s.phase,
+                str(s.runs),
+                ("" if s.type is None else repr(s.type)) + (", begins P" if s.born else ""),
+                "; ".join(map(_send_text, s.sends)),
+                Share(fraction=s.bytes / (flows.bytes or 1)),
+            )
+            for s in told
+        ),
         details=(s.text if s.where else "" for s in told),
         shown=_WORD_ROWS,
         rest=lambda n: f"and {counted(n, 'more place')}",

@@ -339,28 +339,31 @@ def _steps(heights: Sequence[float], wide: float) -> list[Point]:
 
 def _class_table(found: LiveBytes) -> Table:
     sizes = found.peak.bytes.items()
-    rows = (
-        (kind, bytes_text(size), f"{size / found.peak.total:.1%}") for kind, size in sizes if size
+    return table(
+        ("class", ">at the peak", ">share"),
+        (
+            (kind, bytes_text(size), f"{size / found.peak.total:.1%}")
+            for kind, size in sizes
+            if size
+        ),
     )
-    return table(("class", ">at the peak", ">share"), rows)
 
 
 def _held_table(held: Sequence[tuple[Tensor, int]]) -> Table:
-    rows = (
-        (
-            times_text(one.name, count),
-            one.kind,
-            one.shape,
-            repr(one.type),
-            one.where,
-            bytes_text(count * one.bytes_per_device),
-        )
-        for one, count in held
-    )
     size = bytes_text(sum(count * one.bytes_per_device for one, count in held[SHOWN_HELD:]))
     return table(
         ("alive at the peak", "class", "shape", "type", "line", ">per device"),
-        rows,
+        (
+            (
+                times_text(one.name, count),
+                one.kind,
+                one.shape,
+                repr(one.type),
+                one.where,
+                bytes_text(count * one.bytes_per_device),
+            )
+            for one, count in held
+        ),
         shown=SHOWN_HELD,
         rest=lambda n: f"and {counted(n, 'smaller one')}: {size}",
     )

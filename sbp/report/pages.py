@@ -125,17 +125,19 @@ def coverage_section(read: Coverage) -> Section:
         f"{counted(read.regions, 'region')} with {counted(read.values, 'value')},"
         f" {counted(len(read.collectives), 'collective')}: {bytes_text(sent)} per device"
     )
-    rows = (
+    made = table(
+        ("collective", "at", "mesh axes", ">runs", ">per device"),
         (
-            f"`{c.text}`",
-            place(c.span) if c.span else "",
-            ", ".join(c.mesh_axes),
-            f"{c.runs:,}",
-            bytes_text(c.bytes_per_device),
-        )
-        for c in read.collectives
+            (
+                f"`{c.text}`",
+                place(c.span) if c.span else "",
+                ", ".join(c.mesh_axes),
+                f"{c.runs:,}",
+                bytes_text(c.bytes_per_device),
+            )
+            for c in read.collectives
+        ),
     )
-    made = table(("collective", "at", "mesh axes", ">runs", ">per device"), rows)
     runs = (Paragraph(text=run_text(run)) for run in read.runs)
     return Section(title=f"checked: {checked}", parts=(*([made] if made.rows else []), *runs))
 
@@ -445,21 +447,26 @@ def _cost(program: Program) -> Facts:
 
 
 def _annotated(found: Sequence[facts.AnnotatedTensor]) -> Section:
-    rows = (
-        (
-            f"{a.tensor.name} again" if a.is_repeat else a.tensor.name,
-            a.tensor.shape,
-            _pin_text(a.pin),
-            repr(a.tensor.type),
-            bytes_text(a.tensor.bytes_per_device),
-            a.tensor.where,
-        )
-        for a in found
-    )
     headings = ("tensor", "shape", "pinned", "type", ">per device", "line")
     return Section(
         title=counted(len(found), "annotated tensor"),
-        parts=(table(headings, rows, shown=SHOWN_TENSORS),),
+        parts=(
+            table(
+                headings,
+                (
+                    (
+                        f"{a.tensor.name} again" if a.is_repeat else a.tensor.name,
+                        a.tensor.shape,
+                        _pin_text(a.pin),
+                        repr(a.tensor.type),
+                        bytes_text(a.tensor.bytes_per_device),
+                        a.tensor.where,
+                    )
+                    for a in found
+                ),
+                shown=SHOWN_TENSORS,
+            ),
+        ),
     )
 
 
@@ -479,22 +486,21 @@ def _collectives(program: Program, found: Sequence[Collective], *, short: bool) 
         return Section(title="collectives", parts=(none,))
     shown = SHOWN_SHORT if short else SHOWN_COLLECTIVES
     total = program.cost.bytes_per_device
-    rows = (
-        (
-            c.kind,
-            c.mesh_axes,
-            listed(c.changes, 1),
-            listed(c.tensors, 1),
-            str(c.runs),
-            bytes_text(c.bytes_per_device),
-            Share(fraction=c.bytes_per_device / total if total else 0.0),
-        )
-        for c in found
-    )
     rest = bytes_text(sum(c.bytes_per_device for c in found[shown:]))
     made = table(
         ("collective", "mesh axes", "change", "tensor", ">runs", ">per device", "share"),
-        rows,
+        (
+            (
+                c.kind,
+                c.mesh_axes,
+                listed(c.changes, 1),
+                listed(c.tensors, 1),
+                str(c.runs),
+                bytes_text(c.bytes_per_device),
+                Share(fraction=c.bytes_per_device / total if total else 0.0),
+            )
+            for c in found
+        ),
         details=(detail(c, 1 if short else 2) for c in found),
         shown=shown,
         rest=lambda n: f"and {n} more groups: {rest} per device",
@@ -539,20 +545,19 @@ def _regions(program: Program) -> Table | None:
     """The loops and branches; none where there are none."""
     found = list(facts.regions(program))
     assumed = f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed"
-    rows = (
-        (
-            loop.node.name,
-            place_text(SourcePlace.of(loop.node)),
-            str(loop.trips),
-            str(runs),
-            str(len({send.planned or send.node for send in sent})),
-            bytes_text(sum(send.bytes for send in sent)),
-        )
-        for loop, runs, sent in found
-    )
     made = table(
         ("region", "line", ">trips", ">runs of the body", ">conversions that send", ">per device"),
-        rows,
+        (
+            (
+                loop.node.name,
+                place_text(SourcePlace.of(loop.node)),
+                str(loop.trips),
+                str(runs),
+                str(len({send.planned or send.node for send in sent})),
+                bytes_text(sum(send.bytes for send in sent)),
+            )
+            for loop, runs, sent in found
+        ),
         details=(assumed if trips_are_assumed(loop.node) else "" for loop, *_ in found),
     )
     return made if found else None

@@ -467,17 +467,19 @@ def _lines_table(lines: Sequence[AnnotatedLine], total: float, most: float) -> T
     """A row for each line; the most expensive line of the program is marked."""
     texts = [a.code.expandtabs(4) for a in lines if a.code]
     margin = min((len(t) - len(t.lstrip()) for t in texts), default=0)
-    rows = (
+    return table(
+        (">line", "source", "makes", ">sends", "share"),
         (
-            f"{'> ' if a.bytes_per_device and a.bytes_per_device == most else ''}{a.line}",
-            _code(a.code, margin),
-            ", ".join(f"{name}: {made}" if name else made for name, made in a.makes),
-            bytes_text(a.bytes_per_device) if a.bytes_per_device else "",
-            Share(fraction=a.bytes_per_device / total) if a.bytes_per_device else "",
-        )
-        for a in lines
+            (
+                f"{'> ' if a.bytes_per_device and a.bytes_per_device == most else ''}{a.line}",
+                _code(a.code, margin),
+                ", ".join(f"{name}: {made}" if name else made for name, made in a.makes),
+                bytes_text(a.bytes_per_device) if a.bytes_per_device else "",
+                Share(fraction=a.bytes_per_device / total) if a.bytes_per_device else "",
+            )
+            for a in lines
+        ),
     )
-    return table((">line", "source", "makes", ">sends", "share"), rows)
 
 
 def _code(code: str | None, margin: int) -> str:

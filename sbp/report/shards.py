@@ -431,18 +431,17 @@ def _caption(found: TensorShards) -> str:
 
 def _words(found: TensorShards) -> Table:
     partial, told = found.summands > 1, found.shards[: 2 * LISTED_SHARDS]
-    rows = (
-        (
-            _elements(found, shard),
-            *((f"{shard.summand + 1} of {found.summands}",) if partial else ()),
-            _devices_text(shard.devices, 8, ", "),
-        )
-        for shard in told
-    )
     left = counted(len(found.shards) - LISTED_SHARDS, "more shard")
     return table(
         ("elements", *(("summand",) if partial else ()), "devices"),
-        rows,
+        (
+            (
+                _elements(found, shard),
+                *((f"{shard.summand + 1} of {found.summands}",) if partial else ()),
+                _devices_text(shard.devices, 8, ", "),
+            )
+            for shard in told
+        ),
         shown=LISTED_SHARDS,
         rest=lambda _: f"and {left}",
     )

@@ -296,7 +296,9 @@ class _TimeDrawing:
         lanes = _TOP + _BAND + _LANE * len(self.lanes)
         below = lanes + _LOOP * self.depth
         board = Board(_NAME + _PLOT + 4, below + _TICKS + _KEY)
-        ends = ((i.phase, *self._ends(i)) for i in self.found.intervals if i.waited)
+        ends: list[tuple[Phase, float, float]] = [
+            (i.phase, *self._ends(i)) for i in self.found.intervals if i.waited
+        ]
         draw_phases(board, ends, _TOP)
         for number, lane in enumerate(self.lanes):
             top = _TOP + _BAND + _LANE * number
@@ -384,28 +386,29 @@ def _lanes_table(found: Schedule) -> Table:
     def cell(seconds: float) -> str:
         return seconds_text(seconds) if seconds else "-"
 
-    rows = (
-        (lane, *(cell(row[p]) for p in shown), cell(sum(row.values())))
-        for lane, row in sums.items()
+    return table(
+        ("lane", *(f">{p}" for p in (*shown, "sum"))),
+        (
+            (lane, *(cell(row[p]) for p in shown), cell(sum(row.values())))
+            for lane, row in sums.items()
+        ),
     )
-    return table(("lane", *(f">{p}" for p in (*shown, "sum"))), rows)
 
 
 def _causes_table(found: Schedule) -> Table:
-    rows = (
-        (
-            " ".join([one.what, *one.axes]),
-            one.line[1] or one.line[0],
-            one.phase,
-            f"{one.runs:g}",
-            seconds_text(one.waited),
-            f"{one.waited / found.seconds:.1%}",
-        )
-        for one in causes(found)
-    )
     return table(
         ("longest", "line", "pass", ">runs", ">modelled", ">share"),
-        rows,
+        (
+            (
+                " ".join([one.what, *one.axes]),
+                one.line[1] or one.line[0],
+                one.phase,
+                f"{one.runs:g}",
+                seconds_text(one.waited),
+                f"{one.waited / found.seconds:.1%}",
+            )
+            for one in causes(found)
+        ),
         shown=SHOWN_WAITS,
         rest=lambda n: f"and {counted(n, 'shorter one')}",
     )

@@ -144,15 +144,20 @@ def _cells(board: Board, matrix: Matrix, plan: int, corner: tuple[float, float])
 
 def _table(matrix: Matrix) -> Table:
     """The same in words; of two plans, both numbers in a cell."""
-    rows = (
+    return table(
+        (matrix.corner, *(f">{c}" for c in (*matrix.columns, "sum"))),
         (
-            row,
-            *(_cell([sums.get((row, c), 0.0) for sums in matrix.plans]) for c in matrix.columns),
-            _cell([matrix.sum_of(plan, row) for plan in range(len(matrix.plans))]),
-        )
-        for row in matrix.rows
+            (
+                row,
+                *(
+                    _cell([sums.get((row, c), 0.0) for sums in matrix.plans])
+                    for c in matrix.columns
+                ),
+                _cell([matrix.sum_of(plan, row) for plan in range(len(matrix.plans))]),
+            )
+            for row in matrix.rows
+        ),
     )
-    return table((matrix.corner, *(f">{c}" for c in (*matrix.columns, "sum"))), rows)
 
 
 def _cell(values: Sequence[float]) -> str:
