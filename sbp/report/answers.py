@@ -30,7 +30,7 @@ from sbp.machine.hardware import Network
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost
 from sbp.plan.text import change_text, place
-from sbp.report.parts import Facts, Page, Paragraph, Part, Section, Table, table
+from sbp.report.parts import Facts, Page, Paragraph, Part, Section, Table, table, table_of
 from sbp.report.report import Shown
 from sbp.report.wording import (
     atoms_text,
@@ -290,22 +290,22 @@ def _conversions(why: Why) -> Iterator[Section]:
 
 
 def _steps(why: Why, found: Sequence[ExplainedConversion]) -> Table:
-    sent = bytes_text(sum(c.bytes_per_device for c in found[SHOWN_CONVERSIONS:]))
-    return table(
-        ("step", "mesh axes", "change", ">runs", ">per device"),
-        (
-            (
-                ", ".join(s.kind for s in one.steps),
-                ", ".join(dict.fromkeys(one.mesh.names[k] for s in one.steps for k in s.mesh_axes)),
-                ", ".join(dict.fromkeys(map(change_text, one.steps))),
-                str(one.runs),
-                bytes_text(one.bytes_per_device),
-            )
-            for one in found
-        ),
-        details=(conversion_text(why, one) for one in found),
+    return table_of(
+        found,
+        {
+            "step": lambda c: ", ".join(s.kind for s in c.steps),
+            "mesh axes": lambda c: ", ".join(
+                dict.fromkeys(c.mesh.names[k] for s in c.steps for k in s.mesh_axes)
+            ),
+            "change": lambda c: ", ".join(dict.fromkeys(map(change_text, c.steps))),
+            ">runs": lambda c: str(c.runs),
+            ">per device": lambda c: bytes_text(c.bytes_per_device),
+        },
+        detail=lambda c: conversion_text(why, c),
         shown=SHOWN_CONVERSIONS,
-        rest=lambda n: f"and {n} more: {sent} per device",
+        rest=lambda left: (
+            f"and {len(left)} more: {bytes_text(sum(c.bytes_per_device for c in left))} per device"
+        ),
     )
 
 
@@ -334,12 +334,13 @@ def _outcome_text(outcome: Alternative, base: Cost) -> str:
 def _others(found: Sequence[tuple[Subject, object]]) -> Section:
     """Other values with the same name or line."""
     boundary = {"input": "an input", "output": "an output"}
-    made = table(
-        ("value", "type", "line"),
-        (
-            (_name(s), repr(type_), place_cell(s.place) or boundary.get(s.kind, ""))
-            for s, type_ in found
-        ),
+    made = table_of(
+        found,
+        {
+            "value": lambda one: _name(one[0]),
+            "type": lambda one: repr(one[1]),
+            "line": lambda one: place_cell(one[0].place) or boundary.get(one[0].kind, ""),
+        },
         shown=SHOWN_OTHERS,
     )
     return Section(title="of the same name or line", parts=(made,))
@@ -489,24 +490,20 @@ def _costs(found: Difference) -> Table:
 
 
 def _values(noun: str, found: Sequence[ValueDifference], shown: int) -> Table:
-    headings = (noun, "this", "other", ">per device", ">other's", "line")
-    return table(
-        headings,
-        (
-            (
-                f"{'gradient of ' if d.is_gradient else ''}`{d.name}`",
-                repr(d.this.type),
-                repr(d.other.type),
-                bytes_text(d.this.bytes_per_device),
-                bytes_text(d.other.bytes_per_device),
-                ""
-                if d.this.place is None or d.this.place.span is None
-                else place(d.this.place.span),
-            )
-            for d in found
-        ),
+    return table_of(
+        found,
+        {
+            noun: lambda d: f"{'gradient of ' if d.is_gradient else ''}`{d.name}`",
+            "this": lambda d: repr(d.this.type),
+            "other": lambda d: repr(d.other.type),
+            ">per device": lambda d: bytes_text(d.this.bytes_per_device),
+            ">other's": lambda d: bytes_text(d.other.bytes_per_device),
+            "line": lambda d: (
+                place(d.this.place.span) if d.this.place and d.this.place.span else ""
+            ),
+        },
         shown=shown,
-        rest="and {} smaller".format,
+        rest=lambda left: f"and {len(left)} smaller",
     )
 
 
@@ -516,16 +513,22 @@ def _sent(found: Sequence[TrafficDifference]) -> Table:
             return "none"
         return f"{bytes_text(one.bytes_per_device)} in {counted(one.runs, 'run')}"
 
-    more = signed(sum(d.bytes_more for d in found[SHOWN_SENT:]), bytes_text)
-    return table(
-        ("step", "mesh axes", "change", ">this", ">other"),
-        (
-            (d.key.kind, ", ".join(d.key.mesh_axes), d.key.change, sent(d.this), sent(d.other))
-            for d in found
-        ),
-        details=map(_ends, found),
+    def rest(left: Sequence[TrafficDifference]) -> str:
+        more = signed(sum(d.bytes_more for d in left), bytes_text)
+        return f"and {len(left)} more: {more} in the other"
+
+    return table_of(
+        found,
+        {
+            "step": lambda d: d.key.kind,
+            "mesh axes": lambda d: ", ".join(d.key.mesh_axes),
+            "change": lambda d: d.key.change,
+            ">this": lambda d: sent(d.this),
+            ">other": lambda d: sent(d.other),
+        },
+        detail=_ends,
         shown=SHOWN_SENT,
-        rest=lambda n: f"and {n} more: {more} in the other",
+        rest=rest,
     )
 
 

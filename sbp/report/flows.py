@@ -17,7 +17,7 @@ from sbp.errors import SbpError, Span, bytes_text, file_name, nearest, position_
 from sbp.infer.space import to_type
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase, Phases, Send, sends
-from sbp.report.parts import Picture, Share, Table, grouped, table
+from sbp.report.parts import Picture, Share, Table, grouped, table_of
 from sbp.report.svg import CELL, COSTLY, PARTIAL, SPLIT, WHOLE, Board, Ink, picture
 from sbp.report.wording import branches_text, counted, listed, without_number
 from sbp.source.reader import shortened, users_span
@@ -578,21 +578,20 @@ def _words(sheet: _Sheet) -> Table | str:
     flows = sheet.flows
     told = [s for s in (*flows.stops, flows.results) if s.sends or s.born]
     told.sort(key=lambda s: (s is flows.results, -s.bytes))
-    made = table(
-        ("place", "pass", ">times", "makes", "sends", "share"),
-        (
-            (
-                f"{s.where or s.text}",
-                s.phase,
-                str(s.runs),
-                ("" if s.type is None else repr(s.type)) + (", begins P" if s.born else ""),
-                "; ".join(map(_send_text, s.sends)),
-                Share(fraction=s.bytes / (flows.bytes or 1)),
-            )
-            for s in told
-        ),
-        details=(s.text if s.where else "" for s in told),
+    made = table_of(
+        told,
+        {
+            "place": lambda s: s.where or s.text,
+            "pass": lambda s: s.phase,
+            ">times": lambda s: str(s.runs),
+            "makes": lambda s: (
+                ("" if s.type is None else repr(s.type)) + (", begins P" if s.born else "")
+            ),
+            "sends": lambda s: "; ".join(map(_send_text, s.sends)),
+            "share": lambda s: Share(fraction=s.bytes / (flows.bytes or 1)),
+        },
+        detail=lambda s: s.text if s.where else "",
         shown=_WORD_ROWS,
-        rest=lambda n: f"and {counted(n, 'more place')}",
+        rest=lambda left: f"and {counted(len(left), 'more place')}",
     )
     return made if told else "no place sends anything, and no value is partial"

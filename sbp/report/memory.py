@@ -17,7 +17,7 @@ from sbp.plan.stored import stored
 from sbp.plan.traffic import PHASES, Phase
 from sbp.report.facts import Tensor, alike, input_names, tensor
 from sbp.report.flows import place_name
-from sbp.report.parts import Picture, Table, table
+from sbp.report.parts import Picture, Table, table_of
 from sbp.report.strategy import InputClass, InputUses
 from sbp.report.svg import (
     CELL,
@@ -338,32 +338,30 @@ def _steps(heights: Sequence[float], wide: float) -> list[Point]:
 
 
 def _class_table(found: LiveBytes) -> Table:
-    sizes = found.peak.bytes.items()
-    return table(
-        ("class", ">at the peak", ">share"),
-        (
-            (kind, bytes_text(size), f"{size / found.peak.total:.1%}")
-            for kind, size in sizes
-            if size
-        ),
+    return table_of(
+        ((kind, size) for kind, size in found.peak.bytes.items() if size),
+        {
+            "class": lambda one: one[0],
+            ">at the peak": lambda one: bytes_text(one[1]),
+            ">share": lambda one: f"{one[1] / found.peak.total:.1%}",
+        },
     )
 
 
 def _held_table(held: Sequence[tuple[Tensor, int]]) -> Table:
-    size = bytes_text(sum(count * one.bytes_per_device for one, count in held[SHOWN_HELD:]))
-    return table(
-        ("alive at the peak", "class", "shape", "type", "line", ">per device"),
-        (
-            (
-                times_text(one.name, count),
-                one.kind,
-                one.shape,
-                repr(one.type),
-                one.where,
-                bytes_text(count * one.bytes_per_device),
-            )
-            for one, count in held
-        ),
+    def size(some: Sequence[tuple[Tensor, int]]) -> str:
+        return bytes_text(sum(count * one.bytes_per_device for one, count in some))
+
+    return table_of(
+        held,
+        {
+            "alive at the peak": lambda one: times_text(one[0].name, one[1]),
+            "class": lambda one: one[0].kind,
+            "shape": lambda one: one[0].shape,
+            "type": lambda one: repr(one[0].type),
+            "line": lambda one: one[0].where,
+            ">per device": lambda one: size([one]),
+        },
         shown=SHOWN_HELD,
-        rest=lambda n: f"and {counted(n, 'smaller one')}: {size}",
+        rest=lambda left: f"and {counted(len(left), 'smaller one')}: {size(left)}",
     )

@@ -23,7 +23,7 @@ from sbp.plan.program import Program
 from sbp.plan.text import place
 from sbp.plan.traffic import sends
 from sbp.report import facts
-from sbp.report.facts import Collective, by_line, collectives, detail, instructions
+from sbp.report.facts import Collective, detail
 from sbp.report.flows import program_picture
 from sbp.report.memory import memory_picture
 from sbp.report.parts import (
@@ -40,6 +40,7 @@ from sbp.report.parts import (
     Table,
     grouped,
     table,
+    table_of,
 )
 from sbp.report.shards import LISTED_SHARDS, shard_picture, telling_tensor
 from sbp.report.strategy import strategy
@@ -125,18 +126,15 @@ def coverage_section(read: Coverage) -> Section:
         f"{counted(read.regions, 'region')} with {counted(read.values, 'value')},"
         f" {counted(len(read.collectives), 'collective')}: {bytes_text(sent)} per device"
     )
-    made = table(
-        ("collective", "at", "mesh axes", ">runs", ">per device"),
-        (
-            (
-                f"`{c.text}`",
-                place(c.span) if c.span else "",
-                ", ".join(c.mesh_axes),
-                f"{c.runs:,}",
-                bytes_text(c.bytes_per_device),
-            )
-            for c in read.collectives
-        ),
+    made = table_of(
+        read.collectives,
+        {
+            "collective": lambda c: f"`{c.text}`",
+            "at": lambda c: place(c.span) if c.span else "",
+            "mesh axes": lambda c: ", ".join(c.mesh_axes),
+            ">runs": lambda c: f"{c.runs:,}",
+            ">per device": lambda c: bytes_text(c.bytes_per_device),
+        },
     )
     runs = (Paragraph(text=run_text(run)) for run in read.runs)
     return Section(title=f"checked: {checked}", parts=(*([made] if made.rows else []), *runs))
@@ -217,8 +215,8 @@ def _choice(program: Program) -> str:
         program.request.boxing, program.request.axis_policies, program.mesh.names
     )
     return (
-        f"{counted(instructions(program.block), 'local operation')}; boxing `{boxing}`; the types"
-        f" are {how}"
+        f"{counted(facts.instructions(program.block), 'local operation')}; boxing `{boxing}`; the"
+        f" types are {how}"
     )
 
 
@@ -398,8 +396,8 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
         yield from (Paragraph(text=text) for text in texts)
     if annotated := facts.annotated(program):
         yield _annotated(annotated)
-    sent = collectives(program, output_names)
-    yield _collectives(program, by_line(sent) if short else sent, short=short)
+    sent = facts.collectives(program, output_names)
+    yield _collectives(program, facts.by_line(sent) if short else sent, short=short)
     if sent and not short:
         yield _pictures(program)
     yield from precision(program)
@@ -417,7 +415,8 @@ def _tensors_and_regions(program: Program, output_names: tuple[str, ...]) -> Ite
         )
     yield _tensors("input", facts.inputs(program))
     yield _tensors("output", facts.outputs(program, output_names))
-    if regions := _regions(program):
+    regions = _regions(program)
+    if regions.rows:
         yield Section(title="regions", parts=(regions,))
 
 
@@ -446,33 +445,26 @@ def _cost(program: Program) -> Facts:
     return Facts(pairs=(*pairs, ("modelled time", seconds_text(cost.seconds))))
 
 
-def _annotated(found: Sequence[facts.AnnotatedTensor]) -> Section:
-    headings = ("tensor", "shape", "pinned", "type", ">per device", "line")
-    return Section(
-        title=counted(len(found), "annotated tensor"),
-        parts=(
-            table(
-                headings,
-                (
-                    (
-                        f"{a.tensor.name} again" if a.is_repeat else a.tensor.name,
-                        a.tensor.shape,
-                        _pin_text(a.pin),
-                        repr(a.tensor.type),
-                        bytes_text(a.tensor.bytes_per_device),
-                        a.tensor.where,
-                    )
-                    for a in found
-                ),
-                shown=SHOWN_TENSORS,
-            ),
-        ),
+def _annotated(found: Sequence[facts.Tensor]) -> Section:
+    made = table_of(
+        found,
+        {
+            "tensor": lambda t: f"{t.name} again" if t.is_repeat else t.name,
+            "shape": lambda t: t.shape,
+            "pinned": lambda t: _pin_text(t.pin),
+            "type": lambda t: repr(t.type),
+            ">per device": lambda t: bytes_text(t.bytes_per_device),
+            "line": lambda t: t.where,
+        },
+        shown=SHOWN_TENSORS,
     )
+    return Section(title=counted(len(found), "annotated tensor"), parts=(made,))
 
 
-def _pin_text(pin: Pin) -> str:
+def _pin_text(pin: Pin | None) -> str:
     """The type that an annotation asks for: a type on all axes without its Bs, another one by the
     axes that it names, and the dims that other axes may not split."""
+    assert pin is not None
     if pin.complete:
         return repr(pin.type)
     asked = " ".join(f"{axis}:{atom!r}" for axis, atom in pin.type.items()) or "?"
@@ -484,32 +476,30 @@ def _collectives(program: Program, found: Sequence[Collective], *, short: bool) 
     if not found:
         none = Paragraph(text="none: no device sends anything")
         return Section(title="collectives", parts=(none,))
-    shown = SHOWN_SHORT if short else SHOWN_COLLECTIVES
     total = program.cost.bytes_per_device
-    rest = bytes_text(sum(c.bytes_per_device for c in found[shown:]))
-    made = table(
-        ("collective", "mesh axes", "change", "tensor", ">runs", ">per device", "share"),
-        (
-            (
-                c.kind,
-                c.mesh_axes,
-                listed(c.changes, 1),
-                listed(c.tensors, 1),
-                str(c.runs),
-                bytes_text(c.bytes_per_device),
-                Share(fraction=c.bytes_per_device / total if total else 0.0),
-            )
-            for c in found
-        ),
-        details=(detail(c, 1 if short else 2) for c in found),
-        shown=shown,
-        rest=lambda n: f"and {n} more groups: {rest} per device",
+
+    def rest(left: Sequence[Collective]) -> str:
+        sent = bytes_text(sum(c.bytes_per_device for c in left))
+        return f"and {len(left)} more groups: {sent} per device"
+
+    made = table_of(
+        found,
+        {
+            "collective": lambda c: c.kind,
+            "mesh axes": lambda c: c.mesh_axes,
+            "change": lambda c: listed(c.changes, 1),
+            "tensor": lambda c: listed(c.tensors, 1),
+            ">runs": lambda c: str(c.runs),
+            ">per device": lambda c: bytes_text(c.bytes_per_device),
+            "share": lambda c: Share(fraction=c.bytes_per_device / total if total else 0.0),
+        },
+        detail=lambda c: detail(c, 1 if short else 2),
+        shown=SHOWN_SHORT if short else SHOWN_COLLECTIVES,
+        rest=rest,
     )
     runs = counted(sum(c.runs for c in found), "run")
-    return Section(
-        title=f"collectives: {runs}, {bytes_text(total)} per device",
-        parts=(made,),
-    )
+    title = f"collectives: {runs}, {bytes_text(total)} per device"
+    return Section(title=title, parts=(made,))
 
 
 def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
@@ -541,23 +531,18 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
     )
 
 
-def _regions(program: Program) -> Table | None:
-    """The loops and branches; none where there are none."""
-    found = list(facts.regions(program))
+def _regions(program: Program) -> Table:
+    """The loops and branches."""
     assumed = f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed"
-    made = table(
-        ("region", "line", ">trips", ">runs of the body", ">conversions that send", ">per device"),
-        (
-            (
-                loop.node.name,
-                place_text(SourcePlace.of(loop.node)),
-                str(loop.trips),
-                str(runs),
-                str(len({send.planned or send.node for send in sent})),
-                bytes_text(sum(send.bytes for send in sent)),
-            )
-            for loop, runs, sent in found
-        ),
-        details=(assumed if trips_are_assumed(loop.node) else "" for loop, *_ in found),
+    return table_of(
+        facts.regions(program),
+        {
+            "region": lambda r: r[0].node.name,
+            "line": lambda r: place_text(SourcePlace.of(r[0].node)),
+            ">trips": lambda r: str(r[0].trips),
+            ">runs of the body": lambda r: str(r[1]),
+            ">conversions that send": lambda r: str(len({s.planned or s.node for s in r[2]})),
+            ">per device": lambda r: bytes_text(sum(s.bytes for s in r[2])),
+        },
+        detail=lambda r: assumed if trips_are_assumed(r[0].node) else "",
     )
-    return made if found else None

@@ -17,7 +17,7 @@ from sbp.report import facts, pages
 from sbp.report.flows import GROUPINGS, Grouping, program_flows, program_picture
 from sbp.report.html import page_html
 from sbp.report.memory import live_bytes, memory_picture
-from sbp.report.parts import Page, Paragraph, Picture, Section, Share, Table, grouped, table
+from sbp.report.parts import Page, Paragraph, Picture, Section, Share, Table, grouped, table_of
 from sbp.report.shards import shard_picture, shards_of
 from sbp.report.strategy import strategy
 from sbp.report.svg import png_of
@@ -467,18 +467,16 @@ def _lines_table(lines: Sequence[AnnotatedLine], total: float, most: float) -> T
     """A row for each line; the most expensive line of the program is marked."""
     texts = [a.code.expandtabs(4) for a in lines if a.code]
     margin = min((len(t) - len(t.lstrip()) for t in texts), default=0)
-    return table(
-        (">line", "source", "makes", ">sends", "share"),
-        (
-            (
-                f"{'> ' if a.bytes_per_device and a.bytes_per_device == most else ''}{a.line}",
-                _code(a.code, margin),
-                ", ".join(f"{name}: {made}" if name else made for name, made in a.makes),
-                bytes_text(a.bytes_per_device) if a.bytes_per_device else "",
-                Share(fraction=a.bytes_per_device / total) if a.bytes_per_device else "",
-            )
-            for a in lines
-        ),
+    sent = {a: a.bytes_per_device for a in lines}
+    return table_of(
+        lines,
+        {
+            ">line": lambda a: f"{'> ' if 0 < sent[a] == most else ''}{a.line}",
+            "source": lambda a: _code(a.code, margin),
+            "makes": lambda a: ", ".join(f"{n}: {made}" if n else made for n, made in a.makes),
+            ">sends": lambda a: bytes_text(sent[a]) if sent[a] else "",
+            "share": lambda a: Share(fraction=sent[a] / total) if sent[a] else "",
+        },
     )
 
 

@@ -141,7 +141,7 @@ def tensor_shards(
 def telling_tensor(program: Program) -> TensorShards | None:
     """The annotated tensor that the most mesh axes split or are partial on, the first of several;
     without annotations the input, the largest of several. None where all are whole."""
-    found = [a.tensor for a in annotated(program)]
+    found = annotated(program)
     if not found:
         found = sorted(inputs(program), key=lambda fact: -fact.bytes_per_device)
     several = [axis for axis, n in program.mesh.axes if n > 1]

@@ -14,7 +14,7 @@ from sbp.plan.ir import Apply, Block, Box, Loop
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase, Phases
 from sbp.report.flows import place_name
-from sbp.report.parts import Paragraph, Picture, Section, Table, grouped, table
+from sbp.report.parts import Paragraph, Picture, Section, Table, grouped, table, table_of
 from sbp.report.strategy import flops_of
 from sbp.report.svg import (
     COSTLY,
@@ -396,21 +396,18 @@ def _lanes_table(found: Schedule) -> Table:
 
 
 def _causes_table(found: Schedule) -> Table:
-    return table(
-        ("longest", "line", "pass", ">runs", ">modelled", ">share"),
-        (
-            (
-                " ".join([one.what, *one.axes]),
-                one.line[1] or one.line[0],
-                one.phase,
-                f"{one.runs:g}",
-                seconds_text(one.waited),
-                f"{one.waited / found.seconds:.1%}",
-            )
-            for one in causes(found)
-        ),
+    return table_of(
+        causes(found),
+        {
+            "longest": lambda one: " ".join([one.what, *one.axes]),
+            "line": lambda one: one.line[1] or one.line[0],
+            "pass": lambda one: one.phase,
+            ">runs": lambda one: f"{one.runs:g}",
+            ">modelled": lambda one: seconds_text(one.waited),
+            ">share": lambda one: f"{one.waited / found.seconds:.1%}",
+        },
         shown=SHOWN_WAITS,
-        rest=lambda n: f"and {counted(n, 'shorter one')}",
+        rest=lambda left: f"and {counted(len(left), 'shorter one')}",
     )
 
 
@@ -537,23 +534,18 @@ def limits_section(program: Program) -> Section:
         f" {', '.join(spent) or 'nothing'}. It is computed by a cost model for hardware"
         f" {program.mesh.hardware.name}; nothing was measured{by_hand}"
     )
-    works = sorted((w for w in found.works if w.total), key=lambda w: -w.total)
-    rows = (
-        (
-            w.place,
-            w.phase,
-            _flops_text(w.flops),
-            seconds_text(w.total),
-            _percent(w.total / total),
-            f"{w.bound} ({_percent(w.seconds[w.bound] / w.total)})",
-        )
-        for w in works
-    )
-    parts = table(
-        ("part", "pass", ">FLOPs", ">modelled", ">share", "bound by"),
-        rows,
+    parts = table_of(
+        sorted((w for w in found.works if w.total), key=lambda w: -w.total),
+        {
+            "part": lambda w: w.place,
+            "pass": lambda w: w.phase,
+            ">FLOPs": lambda w: _flops_text(w.flops),
+            ">modelled": lambda w: seconds_text(w.total),
+            ">share": lambda w: _percent(w.total / total),
+            "bound by": lambda w: f"{w.bound} ({_percent(w.seconds[w.bound] / w.total)})",
+        },
         shown=SHOWN_PLACES,
-        rest=lambda n: f"and {counted(n, 'smaller part')}",
+        rest=lambda left: f"and {counted(len(left), 'smaller part')}",
     )
     title = f"limits: {_flops_text(found.flops)} per call"
     return Section(title=title, parts=(Paragraph(text=text), parts))
