@@ -15,7 +15,6 @@ from sbp.explain.subjects import SourcePlace
 from sbp.infer.accumulation import is_real
 from sbp.infer.space import encode
 from sbp.limits import policies_text
-from sbp.machine.hardware import Hardware
 from sbp.machine.lowerings import compiler, scatters_whole_mesh
 from sbp.machine.table import HARDWARE
 from sbp.plan.lower import ORDERED_TYPES
@@ -265,35 +264,22 @@ def hardware_page() -> Page:
     >>> hardware_page().parts[0].rows[1].cells[:2]
     ('tpu-v3', '61.5')
     """
-    headings = (
-        "name",
-        ">TFLOP/s",
-        ">float32",
-        ">memory",
-        ">GB/s",
-        "network",
-        ">link",
-        ">joins",
-        ">beyond",
+    made = table_of(
+        HARDWARE.values(),
+        {
+            "name": lambda h: h.name,
+            ">TFLOP/s": lambda h: _figure(h.flops_per_second / 1e12),
+            ">float32": lambda h: _figure(h.product_flops_per_second(4) / 1e12),
+            ">memory": lambda h: bytes_text(h.hbm_bytes),
+            ">GB/s": lambda h: _figure(h.hbm_bytes_per_second / 1e9),
+            "network": lambda h: f"{h.torus_dims}-D torus" if h.topology == "torus" else "switch",
+            ">link": lambda h: _figure(h.link_bytes_per_second / 1e9),
+            ">joins": lambda h: str(h.joined_devices) if h.beyond else "",
+            ">beyond": lambda h: _figure(h.beyond.bytes_per_second / 1e9) if h.beyond else "",
+        },
     )
-    return Page(
-        title="hardware, of one JAX device; links and what is beyond in GB/s, one way",
-        parts=(table(headings, map(_hardware_cells, HARDWARE.values())),),
-    )
-
-
-def _hardware_cells(h: Hardware) -> tuple[str, ...]:
-    return (
-        h.name,
-        _figure(h.flops_per_second / 1e12),
-        _figure(h.product_flops_per_second(4) / 1e12),
-        bytes_text(h.hbm_bytes),
-        _figure(h.hbm_bytes_per_second / 1e9),
-        f"{h.torus_dims}-D torus" if h.topology == "torus" else "switch",
-        _figure(h.link_bytes_per_second / 1e9),
-        "" if h.beyond is None else str(h.joined_devices),
-        "" if h.beyond is None else _figure(h.beyond.bytes_per_second / 1e9),
-    )
+    title = "hardware, of one JAX device; links and what is beyond in GB/s, one way"
+    return Page(title=title, parts=(made,))
 
 
 def _figure(value: float) -> str:
@@ -505,30 +491,34 @@ def _collectives(program: Program, found: Sequence[Collective], *, short: bool) 
 def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
     """Arguments or results in order; where there are many, the largest, and the rest folded. Leaves
     of numbered layers are one row where they are alike."""
-    total = sum(t.bytes_per_device for t in found)
-    rows = facts.alike(found)
-    sizes = [count * t.bytes_per_device for t, count in rows]
-    largest = sorted(range(len(rows)), key=lambda i: (-sizes[i], i))[:SHOWN_TENSORS]
 
-    def row(i: int) -> tuple[str, ...]:
-        t, count = rows[i]
+    def size(some: Sequence[tuple[facts.Tensor, int]]) -> float:
+        return sum(count * t.bytes_per_device for t, count in some)
+
+    def name(t: facts.Tensor, count: int) -> str:
         marks = [word for word, marked in (("donated", t.donated), ("padded", t.padded)) if marked]
-        name = times_text(t.name, count) + (f" ({', '.join(marks)})" if marks else "")
-        return name, t.shape, repr(t.type), t.local_shape, bytes_text(sizes[i])
+        return times_text(t.name, count) + (f" ({', '.join(marks)})" if marks else "")
 
-    rest = [i for i in range(len(rows)) if i not in largest]
-    smaller = counted(sum(rows[i][1] for i in rest), "smaller one")
-    made = table(
-        (noun, "shape", "type", "on one device", ">per device"),
-        map(row, [*sorted(largest), *rest]),
+    def rest(left: Sequence[tuple[facts.Tensor, int]]) -> str:
+        smaller = counted(sum(count for _, count in left), "smaller one")
+        return f"and {smaller}: {bytes_text(size(left))} per device"
+
+    rows = facts.alike(found)
+    largest = sorted(rows, key=lambda row: -size([row]))[:SHOWN_TENSORS]
+    made = table_of(
+        sorted(rows, key=lambda row: row not in largest),
+        {
+            noun: lambda row: name(*row),
+            "shape": lambda row: row[0].shape,
+            "type": lambda row: repr(row[0].type),
+            "on one device": lambda row: row[0].local_shape,
+            ">per device": lambda row: bytes_text(size([row])),
+        },
         shown=len(largest),
-        rest=lambda _: f"and {smaller}: {bytes_text(sum(sizes[i] for i in rest))} per device",
+        rest=rest,
     )
-    return Section(
-        title=f"{counted(len(found), noun)}: {bytes_text(total)} per device",
-        parts=(made,),
-        opened=len(rows) <= SHOWN_TENSORS,
-    )
+    title = f"{counted(len(found), noun)}: {bytes_text(size(rows))} per device"
+    return Section(title=title, parts=(made,), opened=len(rows) <= SHOWN_TENSORS)
 
 
 def _regions(program: Program) -> Table:

@@ -70,9 +70,6 @@ class Shows:
         """HTML with inline CSS and no script; a whole document when `standalone`."""
         return page_html(self._shown(), standalone=standalone)
 
-    def __str__(self) -> str:
-        return self.text()
-
     def __repr__(self) -> str:
         return self.text()
 
