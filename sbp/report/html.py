@@ -191,7 +191,7 @@ def _finding(part: ShownDiagnostic) -> str:
         f'<div class="h"><span><b>help</b>: {_text(text)}</span> <b>{_text(price)}</b></div>'
         for text, price in part.helps
     ]
-    made.append(f"<div><b>more</b>: <code>{_text(part.more)}</code></div>")
+    made.append(f"<div><b>more</b>: <code>sbp explain {found.code}</code></div>")
     return f'<div class="f {found.severity}">' + "\n".join(made) + "</div>"
 
 

@@ -176,22 +176,13 @@ def precision(program: Program) -> tuple[Section, ...]:
         (parts, how, str(int(runs)), bytes_text(sent))
         for (parts, how), (runs, sent) in sorted(found.items())
     )
-    shown = table(("parts", "added in", ">runs", ">per device"), rows)
-    title = "precision of sums over devices"
-    return (Section(title=title, parts=(shown, *_rounded(program))),)
-
-
-def _rounded(program: Program) -> tuple[Paragraph, ...]:
-    """The casts that round parts before they are summed."""
-    casts = [
-        node_text(node)
-        for node in program.graph.walk()
-        if ROUNDED_PARTS.name in program.typing.rows[node.id].kernels
-    ]
-    if not casts:
-        return ()
-    text = f"{counted(len(casts), 'cast')} of parts before their sum (`reduce_dtype`)"
-    return (Paragraph(text=f"{text}: {listed(casts, SHOWN_CASTS)}"),)
+    shown: list[Table | Paragraph] = [table(("parts", "added in", ">runs", ">per device"), rows)]
+    nodes, typed = graph.walk(), program.typing.rows
+    casts = [node_text(n) for n in nodes if ROUNDED_PARTS.name in typed[n.id].kernels]
+    if casts:
+        text = f"{counted(len(casts), 'cast')} of parts before their sum (`reduce_dtype`)"
+        shown.append(Paragraph(text=f"{text}: {listed(casts, SHOWN_CASTS)}"))
+    return (Section(title="precision of sums over devices", parts=tuple(shown)),)
 
 
 # ---- how types were chosen ----------------------------------------------------------------------

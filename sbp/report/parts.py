@@ -194,11 +194,6 @@ class ShownDiagnostic:
     excerpts: tuple[Excerpt, ...] = ()
 
     @property
-    def more(self) -> str:
-        """Where to read on."""
-        return f"sbp explain {self.diagnostic.code}"
-
-    @property
     def helps(self) -> list[tuple[str, str]]:
         """The edits, each with what a device sends after it, and its memory where a plan was
         made."""

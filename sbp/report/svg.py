@@ -120,7 +120,8 @@ class Board:
     def key(self, at: Point, ink: Ink, text: str, *, sign: str = "", title: str = "") -> float:
         """What a colour means, behind a box of it with a sign, and where the next one may begin."""
         self.rect(at, (22, 14), ink)
-        self.text((at[0] + 11, at[1] + 11), sign, anchor="middle")
+        if sign:
+            self.text((at[0] + 11, at[1] + 11), sign, anchor="middle")
         self.text((at[0] + 27, at[1] + 11), text, title=title)
         return at[0] + 40 + CELL * len(text)
 

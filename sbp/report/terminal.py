@@ -202,7 +202,7 @@ def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
         yield from _indented(_rule_rows(found.rows), gutter + "    ")
     remarks = [("note", note, "") for note in found.notes]
     remarks += [("help", text, price) for text, price in part.helps]
-    for kind, text, price in (*remarks, ("more", part.more, "")):
+    for kind, text, price in (*remarks, ("more", f"sbp explain {found.code}", "")):
         yield from _remark(gutter, kind, text, price, width)
 
 

@@ -4,16 +4,15 @@ mesh axis, a picture of it, and what limits the program."""
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from sbp.infer.cost import exchanges, local_seconds
 from sbp.plan.ir import Apply, Block, Box, Loop
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase, Phases
-from sbp.report.flows import place_name
+from sbp.report.flows import Grouping, place_name
 from sbp.report.parts import Paragraph, Picture, Section, Table, grouped, table, table_of
 from sbp.report.strategy import flops_of
 from sbp.report.svg import (
@@ -52,7 +51,7 @@ class Interval(NamedTuple):
         an argument.
       phase: forward, backward or update.
       runs: how often it runs per call. A branch of a `cond` runs a part of a time.
-      instruction: the instruction.
+      flops: floating-point operations of a product on all devices together, in all its runs.
     """
 
     what: str
@@ -64,7 +63,7 @@ class Interval(NamedTuple):
     node: Node | None
     phase: Phase
     runs: float
-    instruction: Apply | Box
+    flops: float = 0.0
 
     @property
     def lane(self) -> str:
@@ -135,7 +134,7 @@ class _Clock:
                 yield from self._loop(i, runs)
                 continue
             node, phase = self.phases.place(i, self.around)
-            here = Interval("", 0.0, 0.0, 0.0, "memory", (), node, phase, runs, i)
+            here = Interval("", 0.0, 0.0, 0.0, "memory", (), node, phase, runs)
             if isinstance(i, Box):
                 for step in i.steps:
                     axes = step.mesh_axes if step.bytes_sent else ()
@@ -164,7 +163,8 @@ class _Clock:
         shares = self.program.typing.graph_request.memory_shares
         local = local_seconds(graph, node, done.row, mesh, shares)
         bound = "compute" if local.compute >= local.memory else "memory"
-        yield self._next(here._replace(what=node.name, bound=bound), max(local))
+        flops = here.runs * flops_of(graph, node)
+        yield self._next(here._replace(what=node.name, bound=bound, flops=flops), max(local))
         for one in found:
             if one.beside:
                 seconds = here.runs * one.beside
@@ -418,7 +418,7 @@ SHOWN_PLACES = 12
 """Places that the table of limits shows; the others are folded."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """What one part of the program does per call.
 
@@ -434,9 +434,9 @@ class Work:
 
     place: str
     phase: Phase
-    flops: float = 0.0
-    repeated: float = 0.0
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
+    flops: float
+    repeated: float
+    seconds: dict[str, float]
 
     @property
     def total(self) -> float:
@@ -466,12 +466,12 @@ class Limits:
     @property
     def flops(self) -> float:
         """Model FLOPs of one call."""
-        return sum(w.flops for w in self.works)
+        return sum((w.flops for w in self.works), 0.0)
 
     @property
     def repeated(self) -> float:
         """Those that rematerialisation repeats."""
-        return sum(w.repeated for w in self.works)
+        return sum((w.repeated for w in self.works), 0.0)
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -495,22 +495,31 @@ def limits(program: Program) -> Limits:
     """What limits a program. Of a `cond`, the mean of its branches counts, as in the modelled
     time; regions written by hand are not counted, since their time is not modelled."""
     scoped = any(place_name(n, "scope").name for n in program.graph.walk())
-    named = "scope" if scoped else "function"
-    works: dict[tuple[str, Phase], Work] = {}
-    for one in schedule(program).intervals:
-        place = place_name(one.node, named).text if one.node else "arguments and results"
-        work = works.setdefault((place, one.phase), Work(place=place, phase=one.phase))
-        if one.waited:
-            work.seconds[one.bound] += one.waited
-        if isinstance(one.instruction, Apply) and not one.axes:
-            flops = one.runs * flops_of(program.graph, one.instruction.node)
-            if one.instruction.node.is_recomputed:
-                work.repeated += flops
-            else:
-                work.flops += flops
+    named: Grouping = "scope" if scoped else "function"
+    places = grouped(
+        schedule(program).intervals,
+        lambda one: (
+            place_name(one.node, named).text if one.node else "arguments and results",
+            one.phase,
+        ),
+    )
+    works = (
+        Work(
+            place=place,
+            phase=phase,
+            flops=sum(i.flops for i in own if not (i.node and i.node.is_recomputed)),
+            repeated=sum(i.flops for i in own if i.node and i.node.is_recomputed),
+            seconds={
+                bound: sum(i.waited for i in same)
+                for bound, same in grouped(own, lambda i: i.bound).items()
+                if any(i.waited for i in same)
+            },
+        )
+        for (place, phase), own in places.items()
+    )
     mesh = program.mesh
     return Limits(
-        works=tuple(works.values()),
+        works=tuple(works),
         peak=mesh.num_devices * mesh.hardware.flops_per_second,
         modelled=program.cost.seconds,
     )
