@@ -246,11 +246,10 @@ class _FlowWalk:
             old = found.get(ends)
             if old is None or new.size > old.size or (new.partial and not old.partial):
                 found[ends] = new
-        stops, largest = tuple(self.stops.values()), dict[int, float]()
-        for flow in found.values():
-            if flow.source >= 0 and flow.size >= largest.get(flow.source, 0.0):
-                largest[flow.source] = flow.size
-                stops[flow.source].type = flow.type
+        stops = tuple(self.stops.values())
+        for source, leaving in grouped(found.values(), lambda flow: flow.source).items():
+            if source >= 0:
+                stops[source].type = max(reversed(leaving), key=lambda flow: flow.size).type
         returned = merge(self._sends.get(None, ()))
         return ProgramFlows(
             stops=stops,

@@ -389,44 +389,40 @@ class _ShardDrawing:
 
 
 def _caption(found: TensorShards) -> str:
+    sizes, partial = dict(found.mesh), found.partial_axes
     mesh = " ".join(f"{a}={n}" for a, n in found.mesh)
-    made = [f"where `{found.name}` {found.text}, {found.type!r}, lives on mesh {mesh}."]
-    split = [d for d in range(len(found.shape)) if found.axes_of(d)]
-    for dim in split:
-        axes = found.axes_of(dim)
-        blocks = counted(math.prod(n for a, n in found.mesh if a in axes), "block")
-        made.append(f"Dim {dim} is split into {blocks} over {listed(axes)}.")
-    if found.partial_axes:
-        op = found.type.get(found.partial_axes[0])
-        assert isinstance(op, Unreduced)
-        parts = (
-            f"{found.summands} summands of each element are on different devices"
-            if op.monoid == "sum"
-            else f"each element is the {op.monoid} of {found.summands} parts on different devices"
-        )
-        made.append(
-            f"It is partial, {op!r}, over {listed(found.partial_axes)}: {parts}, and `+` stands"
-            " between these."
-        )
+    splits = [
+        f"Dim {dim} is split into {counted(math.prod(sizes[a] for a in axes), 'block')} over"
+        f" {listed(axes)}."
+        for dim in range(len(found.shape))
+        if (axes := found.axes_of(dim))
+    ]
+    op = found.type.get(partial[0]) if partial else None
+    parts = f"{found.summands} summands of each element are on different devices"
+    if isinstance(op, Unreduced) and op.monoid != "sum":
+        parts = f"each element is the {op.monoid} of {found.summands} parts on different devices"
     copied = [a for a, atom in found.atoms() if not isinstance(atom, Split | Unreduced)]
-    if copied:
-        alike = "Every summand is" if found.partial_axes else "It is whole and the same"
-        devices = counted(len(found.shards[0].devices), "device")
-        made.append(f"{'Every block is' if split else alike} on {devices}, along {listed(copied)}.")
+    alike = "Every summand is" if partial else "It is whole and the same"
     empty = sorted(d for s in found.shards if s.is_empty for d in s.devices)
-    if empty and math.prod(found.shape):
-        has = "has" if len(empty) == 1 else "have"
-        made.append(
-            f"{counted(len(empty), 'device')} {has} no element of it: {_devices_text(empty)}."
-        )
     across, down, rest = _drawn_dims(found)
     hidden = [str(d) for d in range(len(found.shape)) if d not in (across, down, *rest)]
-    if hidden:
-        made.append(f"Not drawn, since they are whole: dims {listed(hidden, 8)}.")
-    if found.types:
-        others = listed(map(repr, found.types))
-        made.append(f"The program makes it {found.times} times; other types of it: {others}.")
-    return " ".join([*made, "Numbers are devices, in the order of `mesh.devices.flat`."])
+    sentences = {
+        f"where `{found.name}` {found.text}, {found.type!r}, lives on mesh {mesh}.": True,
+        " ".join(splits): bool(splits),
+        f"It is partial, {op!r}, over {listed(partial)}: {parts}, and `+` stands between"
+        " these.": bool(partial),
+        f"{'Every block is' if splits else alike} on"
+        f" {counted(len(found.shards[0].devices), 'device')}, along {listed(copied)}.": bool(
+            copied
+        ),
+        f"{counted(len(empty), 'device')} {'has' if len(empty) == 1 else 'have'} no element of it:"
+        f" {_devices_text(empty)}.": bool(empty and math.prod(found.shape)),
+        f"Not drawn, since they are whole: dims {listed(hidden, 8)}.": bool(hidden),
+        f"The program makes it {found.times} times; other types of it:"
+        f" {listed(map(repr, found.types))}.": bool(found.types),
+        "Numbers are devices, in the order of `mesh.devices.flat`.": True,
+    }
+    return " ".join(text for text, is_said in sentences.items() if is_said)
 
 
 def _words(found: TensorShards) -> Table:
