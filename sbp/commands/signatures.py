@@ -98,20 +98,23 @@ def op_of(graph: Graph, node: Node) -> Op:
 def _rows_table(op: Op, rows: Sequence[Row]) -> Table:
     """A table of rows: atoms, the kernel, the bytes that it sends, and how the row is known. Empty
     columns are left out."""
-    cells = list[tuple[str, ...]]()
-    for row in rows:
-        kernel = kernel_named(row.kernel)
-        sent = sum(s.bytes for s in kernel.sends(op, row)) if kernel.sends else 0.0
-        name = "" if row.kernel == "local" else row.kernel
-        sends = bytes_text(sent) if kernel.communicates else ""
-        atoms = (*map(repr, row.ins), "->", *map(repr, row.outs))
-        cells.append((*atoms, name, sends, row_status(op, row)))
+    cells = [
+        (*map(repr, r.ins), "->", *map(repr, r.outs), *_kernel_cells(op, r), row_status(op, r))
+        for r in rows
+    ]
     headings = [*map(shape_text, op.ins), "", *map(shape_text, op.outs)]
     headings += ["kernel", ">sends", "known"]
     shown = [
         k for k in range(len(headings)) if k < len(headings) - 3 or any(row[k] for row in cells)
     ]
     return table((headings[k] for k in shown), ([row[k] for k in shown] for row in cells))
+
+
+def _kernel_cells(op: Op, row: Row) -> tuple[str, str]:
+    kernel = kernel_named(row.kernel)
+    sent = sum(s.bytes for s in kernel.sends(op, row)) if kernel.sends else 0.0
+    name = "" if row.kernel == "local" else row.kernel
+    return name, bytes_text(sent) if kernel.communicates else ""
 
 
 def _legend(op: Op, rows: Sequence[Row]) -> tuple[Table, ...]:

@@ -31,7 +31,7 @@ from sbp.report.svg import (
     draw_phases,
     picture,
 )
-from sbp.report.wording import counted, times_text
+from sbp.report.wording import counted, sentences, times_text
 from sbp.source.reader import shortened
 from sbp.trace.graph import Node
 from sbp.trace.regions import LOOPS
@@ -254,19 +254,24 @@ def memory_picture(program: Program) -> Picture:
 
 
 def _caption(program: Program, found: LiveBytes) -> str:
-    peak, name = found.peak, program.mesh.hardware.name
-    text = f"memory of one device over program order: at most {bytes_text(peak.total)}"
+    peak, at, hardware = found.peak, "", program.mesh.hardware.name
     if peak.what:
-        text += ", in the update" if peak.phase == "update" else f", in the {peak.phase} pass"
-        text += f", {peak.what} of {peak.where}" if peak.where else f", {peak.what}"
+        phase = "the update" if peak.phase == "update" else f"the {peak.phase} pass"
+        at = f", in {phase}, {peak.what}" + (f" of {peak.where}" if peak.where else "")
     share, limit = peak.total / found.limit, bytes_text(found.limit)
-    text += f"; {share:.1%} of " if share >= MIN_SHARE else "; under 0.1% of "
+    part = f"{share:.1%} of" if share >= MIN_SHARE else "under 0.1% of"
     is_asked = program.request.memory_limit is not None
-    text += f"memory_limit, {limit}" if is_asked else f"the {limit} of hardware {name}"
-    if host := program.cost.host_memory_bytes:
-        text += f". {bytes_text(host)} of host memory are not in it"
-    loops = any(isinstance(i, Loop) and i.node.op in LOOPS for i in program.block.instructions)
-    return f"{text}. The body of a loop stands there once." if loops else f"{text}."
+    whole = f"memory_limit, {limit}" if is_asked else f"the {limit} of hardware {hardware}"
+    most, host = bytes_text(peak.total), program.cost.host_memory_bytes
+    return sentences(
+        {
+            f"memory of one device over program order: at most {most}{at}; {part} {whole}.": True,
+            f"{bytes_text(host)} of host memory are not in it.": host,
+            "The body of a loop stands there once.": any(
+                isinstance(i, Loop) and i.node.op in LOOPS for i in program.block.instructions
+            ),
+        }
+    )
 
 
 def _drawing(found: LiveBytes) -> Board:

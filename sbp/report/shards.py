@@ -17,7 +17,7 @@ from sbp.plan.program import Program
 from sbp.report.facts import Tensor, annotated, inputs, tensor
 from sbp.report.parts import Picture, Table, grouped, table
 from sbp.report.svg import CELL, PARTIAL, SPLIT, WHOLE, Board, Ink, Point, picture
-from sbp.report.wording import counted, listed
+from sbp.report.wording import counted, listed, sentences
 from sbp.source.reader import shortened
 from sbp.types import Atom, NdSbp, Split, Unreduced
 
@@ -403,26 +403,26 @@ def _caption(found: TensorShards) -> str:
         parts = f"each element is the {op.monoid} of {found.summands} parts on different devices"
     copied = [a for a, atom in found.atoms() if not isinstance(atom, Split | Unreduced)]
     alike = "Every summand is" if partial else "It is whole and the same"
+    alike = "Every block is" if splits else alike
     empty = sorted(d for s in found.shards if s.is_empty for d in s.devices)
     across, down, rest = _drawn_dims(found)
     hidden = [str(d) for d in range(len(found.shape)) if d not in (across, down, *rest)]
-    sentences = {
-        f"where `{found.name}` {found.text}, {found.type!r}, lives on mesh {mesh}.": True,
-        " ".join(splits): bool(splits),
-        f"It is partial, {op!r}, over {listed(partial)}: {parts}, and `+` stands between"
-        " these.": bool(partial),
-        f"{'Every block is' if splits else alike} on"
-        f" {counted(len(found.shards[0].devices), 'device')}, along {listed(copied)}.": bool(
-            copied
-        ),
-        f"{counted(len(empty), 'device')} {'has' if len(empty) == 1 else 'have'} no element of it:"
-        f" {_devices_text(empty)}.": bool(empty and math.prod(found.shape)),
-        f"Not drawn, since they are whole: dims {listed(hidden, 8)}.": bool(hidden),
-        f"The program makes it {found.times} times; other types of it:"
-        f" {listed(map(repr, found.types))}.": bool(found.types),
-        "Numbers are devices, in the order of `mesh.devices.flat`.": True,
-    }
-    return " ".join(text for text, is_said in sentences.items() if is_said)
+    devices = counted(len(found.shards[0].devices), "device")
+    have = f"{counted(len(empty), 'device')} {'has' if len(empty) == 1 else 'have'}"
+    types = listed(map(repr, found.types))
+    return sentences(
+        {
+            f"where `{found.name}` {found.text}, {found.type!r}, lives on mesh {mesh}.": True,
+            " ".join(splits): splits,
+            f"It is partial, {op!r}, over {listed(partial)}: {parts}, and `+` stands between"
+            " these.": partial,
+            f"{alike} on {devices}, along {listed(copied)}.": copied,
+            f"{have} no element of it: {_devices_text(empty)}.": empty and math.prod(found.shape),
+            f"Not drawn, since they are whole: dims {listed(hidden, 8)}.": hidden,
+            f"The program makes it {found.times} times; other types of it: {types}.": found.types,
+            "Numbers are devices, in the order of `mesh.devices.flat`.": True,
+        }
+    )
 
 
 def _words(found: TensorShards) -> Table:

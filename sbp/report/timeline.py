@@ -26,7 +26,7 @@ from sbp.report.svg import (
     draw_phases,
     picture,
 )
-from sbp.report.wording import counted, seconds_text
+from sbp.report.wording import counted, seconds_text, sentences
 from sbp.trace.graph import Node
 from sbp.trace.regions import CONTROL_FLOW, LOOPS, trips_are_assumed
 
@@ -257,19 +257,21 @@ def _caption(program: Program, found: Schedule) -> str:
         of = f"the gradient of {place}" if most.phase == "backward" else place
         share = f"{most.waited / found.seconds:.0%}"
         longest = f"The longest collective, {share}: {most.what} over {axes} for {of}"
-    branches = any(n.op in CONTROL_FLOW - LOOPS for n in program.graph.walk())
-    sentences = {
-        f"the modelled step in time: {seconds_text(found.seconds)}{waiting}": True,
-        f"All is the critical path{but}; compilers may overlap more": True,
-        longest: most is not None,
-        "How often a while loop runs is assumed": any(
-            trips_are_assumed(one.loop.node) for one in found.loops
-        ),
-        "Each branch of a conditional has an equal part of a run": branches,
-        f"{by_hand}: only the time of reading and writing is modelled": bool(by_hand),
-        f"Hardware {program.mesh.hardware.name}; nothing was measured.": True,
-    }
-    return ". ".join(text for text, is_said in sentences.items() if is_said)
+    return sentences(
+        {
+            f"the modelled step in time: {seconds_text(found.seconds)}{waiting}.": True,
+            f"All is the critical path{but}; compilers may overlap more.": True,
+            f"{longest}.": longest,
+            "How often a while loop runs is assumed.": any(
+                trips_are_assumed(one.loop.node) for one in found.loops
+            ),
+            "Each branch of a conditional has an equal part of a run.": any(
+                n.op in CONTROL_FLOW - LOOPS for n in program.graph.walk()
+            ),
+            f"{by_hand}: only the time of reading and writing is modelled.": by_hand,
+            f"Hardware {program.mesh.hardware.name}; nothing was measured.": True,
+        }
+    )
 
 
 def _longest(found: Schedule) -> Interval | None:

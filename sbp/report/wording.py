@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sbp.annotations import annotate_p
-from sbp.errors import Span
-from sbp.errors import bytes_text as bytes_text
+from sbp.errors import Span, bytes_text
 from sbp.explain.conversions import Refusal
 from sbp.explain.reasons import Argument, ConversionNeed, ConversionReason, PartnerRows
 from sbp.explain.subjects import AxisRow, SourcePlace, ValueName
@@ -70,6 +69,15 @@ def branches_text(shown: float, called: float) -> str:
         "All branches of conditionals are here; a call runs one of each, and sends"
         f" {bytes_text(called)}."
     )
+
+
+def sentences(texts: Mapping[str, object]) -> str:
+    """The sentences whose condition holds, one behind the other.
+
+    >>> sentences({"It is split.": True, "It is partial.": ()})
+    'It is split.'
+    """
+    return " ".join(text for text, condition in texts.items() if condition)
 
 
 def without_number(name: str) -> str:
