@@ -43,6 +43,7 @@ from sbp.report.wording import (
     place_text,
     refusal_text,
     seconds_text,
+    sentences,
     signed,
 )
 from sbp.source.reader import source_text
@@ -238,12 +239,13 @@ def difference(cost: Cost, base: Cost) -> str:
 
 def _alternatives(why: Why) -> Section:
     dearer = len(why.alternatives) - SHOWN_TYPES
-    left = [counted(dearer, "dearer type")] if dearer > 0 else []
-    if why.untried:
-        types = counted(why.untried, "type")
-        left.append(f"{types} not tried; plan.why(.., refine=True) tries more")
-    if why.untried_pairs:
-        left.append(f"{counted(why.untried_pairs, 'pair')} of atoms on two mesh axes not tried")
+    left = {
+        counted(dearer, "dearer type"): dearer > 0,
+        f"{counted(why.untried, 'type')} not tried; plan.why(.., refine=True) tries"
+        " more": why.untried,
+        f"{counted(why.untried_pairs, 'pair')} of atoms on two mesh axes not"
+        " tried": why.untried_pairs,
+    }
     made = table(
         ("pinned", "type then", ">sent per device", ">time", "difference"),
         (
@@ -252,7 +254,7 @@ def _alternatives(why: Why) -> Section:
         ),
         shown=1 + SHOWN_TYPES,
     )
-    made = replace(made, rest=f"and {'; '.join(left)}" if left else "")
+    made = replace(made, rest=f"and {sentences(left, '; ')}" if any(left.values()) else "")
     return Section(title="other types, each planned anew", parts=(made,))
 
 

@@ -71,13 +71,13 @@ def branches_text(shown: float, called: float) -> str:
     )
 
 
-def sentences(texts: Mapping[str, object]) -> str:
+def sentences(texts: Mapping[str, object], between: str = " ") -> str:
     """The sentences whose condition holds, one behind the other.
 
     >>> sentences({"It is split.": True, "It is partial.": ()})
     'It is split.'
     """
-    return " ".join(text for text, condition in texts.items() if condition)
+    return between.join(text for text, condition in texts.items() if condition)
 
 
 def without_number(name: str) -> str:
