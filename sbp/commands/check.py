@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import importlib.util
 import inspect
 import json
@@ -44,6 +43,9 @@ def show_program(given: argparse.Namespace) -> int:
 
     Returns:
       The exit status: 0 without an error, 1 with one, 2 where the program could not be checked.
+
+    Raises:
+      SbpError: `unknown-option` where the HTML file cannot be written.
     """
     try:
         report = _checked(given)
@@ -54,7 +56,13 @@ def show_program(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
     elif getattr(given, "html", None):
-        _write(Path(given.html), page.html(standalone=True))
+        try:
+            Path(given.html).write_text(page.html(standalone=True), encoding="utf-8")
+        except OSError as error:
+            raise SbpError(
+                f"cannot write {given.html}: {error.strerror}; name another file",
+                code="unknown-option",
+            ) from None
         print(f"wrote {given.html}")
     else:
         Console(highlight=False).print(page, soft_wrap=True)
@@ -83,20 +91,6 @@ def _findings(report: Report) -> Page:
         ("modelled time", f"{seconds_text(cost.seconds)} on {mesh.hardware.name}{assumed}"),
     )
     return Page(parts=(*parts, Facts(pairs=pairs)))
-
-
-def _write(file: Path, text: str) -> None:
-    """Writes a file.
-
-    Raises:
-      SbpError: `unknown-option` where it cannot be written.
-    """
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SbpError(
-            f"cannot write {file}: {error.strerror}; name another file", code="unknown-option"
-        ) from None
 
 
 def _show_users_error(error: UserCodeError, target: str) -> None:
