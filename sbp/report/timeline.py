@@ -75,8 +75,8 @@ class Interval(NamedTuple):
         """The text of its line, and where it stands."""
         if self.node is None:
             return "(results)", ""
-        _, text, where = place_name(self.node)
-        return text, where
+        place = place_name(self.node)
+        return place.text, place.where
 
     @property
     def cause(self) -> tuple[str, tuple[str, str], Phase, tuple[str, ...]]:
