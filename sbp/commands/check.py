@@ -266,10 +266,8 @@ def _call(found: Any, given: tuple[tuple[Any, ...], dict[str, Any]] | None, targ
     Raises:
       SbpError: `unknown-option` where there are no arguments.
     """
-    if isinstance(found, tuple):
-        made = _program(found)
-        if made is not None and given is None:
-            return made
+    if given is None and (made := _program(found)):
+        return made
     if not callable(found):
         raise SbpError(
             f"{target} is {type(found).__name__}, not a function; name a function, or an sbp.jit"
@@ -286,11 +284,8 @@ def _call(found: Any, given: tuple[tuple[Any, ...], dict[str, Any]] | None, targ
             " arguments that returns (function, arguments)",
             code="unknown-option",
         )
-    if not isinstance(found, Jitted):
-        made = _program(_loading(found))
-        if made is not None:
-            return made
-    return found, (), {}
+    made = None if isinstance(found, Jitted) else _program(_loading(found))
+    return made or (found, (), {})
 
 
 def _program(value: Any) -> _Call | None:

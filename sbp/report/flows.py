@@ -529,8 +529,7 @@ def _sent(board: Board, sheet: _Sheet, stop: Stop, corner: tuple[float, float]) 
 
 
 def _send_text(send: Send) -> str:
-    ends = "P→ " if send.reduces else ""
-    return f"{ends}{bytes_text(send.bytes)} {send.kind} {send.axes}"
+    return f"{'P→ ' if send.reduces else ''}{bytes_text(send.bytes)} {send.kind} {send.axes}"
 
 
 def _arrows(board: Board, sheet: _Sheet, *, of_gradients: bool) -> None:

@@ -180,10 +180,9 @@ class Report(Shows):
         return self._page(short=True)
 
     def _page(self, *, short: bool = False) -> Shown:
-        title, findings = self.title, self.diagnostics
+        title, findings, names = self.title, self.diagnostics, self.output_names
         if self.program is None:
             return Shown(page=pages.refusal(title, findings, self.coverage))
-        names = self.output_names
         return Shown(page=pages.plan_page(self.program, title, names, findings, short=short))
 
     @takes("Report.picture", skip=1, axis=_or_none(TEXT), by=_or_none(one_of(GROUPINGS)))
@@ -230,8 +229,7 @@ class Report(Shows):
         >>> print(step.plan(x, x).report().where("x").text()[:48])
         where `x` f32[8,8], model:S(1), lives on mesh mo
         """
-        program = self._planned("drawn")
-        found = shards_of(program, name, self.output_names)
+        found = shards_of(self._planned("drawn"), name, self.output_names)
         return Shown(page=Page(parts=(shard_picture(found),)))
 
     def source(self) -> Shown:
@@ -274,8 +272,7 @@ class Report(Shows):
                 code="unknown-option",
             )
         beside = None if other is None else other._planned("drawn")
-        picture = traffic_picture(self._planned("drawn"), beside)
-        return Shown(page=Page(parts=(picture,)))
+        return Shown(page=Page(parts=(traffic_picture(self._planned("drawn"), beside),)))
 
     def roofline(self) -> Shown:
         """What limits the step: FLOPs, modelled seconds by module and pass with what they are spent
