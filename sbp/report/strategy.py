@@ -18,7 +18,8 @@ from sbp import _jax
 from sbp.annotations import annotate_p
 from sbp.infer.space import Code
 from sbp.plan.program import Program
-from sbp.plan.traffic import Phases, sends
+from sbp.plan.traffic import Phase, Phases, sends
+from sbp.report.parts import grouped
 from sbp.signatures import kernel_named, traits_of
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Graph, Node, Operand
@@ -91,18 +92,18 @@ class InputUses:
             return "weights"
         return "optimiser" if read == {"update"} else "other arguments"
 
-    def _readers(self) -> dict[int, set[str]]:
+    def _readers(self) -> dict[int, set[Phase]]:
         """The phases that read each input of the program, directly or as an operand that is the
         input rearranged or cast."""
-        found: dict[int, set[str]] = {n: set() for n in range(len(self.graph.inputs))}
-        for node in self.graph.walk():
-            if node.op in CONTROL_FLOW or _passes(node):
-                continue
-            for operand in node.inputs:
-                root = self.root(operand)
-                if root is not None:
-                    found[root].add(self.phases.of[node.id])
-        return found
+        reads = (
+            (root, self.phases.of[node.id])
+            for node in self.graph.walk()
+            if node.op not in CONTROL_FLOW and not _passes(node)
+            for operand in node.inputs
+            if (root := self.root(operand)) is not None
+        )
+        found = grouped(reads, lambda read: read[0])
+        return {n: {phase for _, phase in found.get(n, ())} for n in range(len(self.graph.inputs))}
 
     def root(self, operand: Operand) -> int | None:
         """The input of the program that a value is, rearranged, cast, or read in a loop."""

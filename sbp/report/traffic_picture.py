@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sbp.plan.program import Program
 from sbp.report.flows import MOMENTS, ProgramFlows, program_flows, traffic
 from sbp.report.parts import Picture, Table, table
-from sbp.report.svg import COSTLY, SPLIT, Board, Ink, picture
+from sbp.report.svg import COSTLY, SPLIT, Board, Ink, Point, picture
 from sbp.report.wording import branches_text, bytes_text, counted
 
 MOST_PLACES = 16
@@ -118,28 +118,24 @@ def _drawing(both: tuple[Matrix, Matrix]) -> Board:
     return board
 
 
-def _cells(board: Board, matrix: Matrix, plan: int, corner: tuple[float, float]) -> None:
+def _cells(board: Board, matrix: Matrix, plan: int, corner: Point) -> None:
     """The cells of one plan: each with its bytes, darker the more it sends."""
     left, top = corner
     most = max((b for sums in matrix.plans for b in sums.values()), default=0.0)
-    for number, column in enumerate((*matrix.columns, "sum")):
-        x = left + _CELL * number + _CELL / 2
+    middles = [left + _CELL * (n + 0.5) for n in range(len(matrix.columns) + 1)]
+    for x, column in zip(middles, (*matrix.columns, "sum"), strict=True):
         board.label((x, top + 16), column, _CELL - 6, Ink(bold=True), anchor="middle")
-    for at, row in enumerate(matrix.rows):
-        y = top + _ROW * (at + 1)
-        for number, column in enumerate(matrix.columns):
+    for at, row in enumerate(matrix.rows, 1):
+        y = top + _ROW * at
+        for x, column in zip(middles, matrix.columns, strict=False):
             bytes_ = matrix.plans[plan].get((row, column), 0.0)
-            x, told = left + _CELL * number, f"{row}, {column}: {bytes_text(bytes_)}"
-            is_most = bytes_ > 0 and bytes_ == most
-            ink = Ink(
-                color=COSTLY if is_most else SPLIT,
-                opacity=0.5 * bytes_ / most,
-                width=2 if is_most else 0,
-            )
-            board.rect((x + 1, y + 1), (_CELL - 2, _ROW - 2), ink, title=told)
-            board.text((x + _CELL / 2, y + 16), _cell([bytes_]), Ink(bold=is_most), anchor="middle")
-        x = left + _CELL * (len(matrix.columns) + 0.5)
-        board.text((x, y + 16), _cell([matrix.sum_of(plan, row)]), anchor="middle")
+            is_most = bytes_ == most > 0
+            color, width = (COSTLY, 2) if is_most else (SPLIT, 0)
+            ink = Ink(color=color, opacity=0.5 * bytes_ / most, width=width)
+            told = f"{row}, {column}: {bytes_text(bytes_)}"
+            board.rect((x - _CELL / 2 + 1, y + 1), (_CELL - 2, _ROW - 2), ink, title=told)
+            board.text((x, y + 16), _cell([bytes_]), Ink(bold=is_most), anchor="middle")
+        board.text((middles[-1], y + 16), _cell([matrix.sum_of(plan, row)]), anchor="middle")
 
 
 def _table(matrix: Matrix) -> Table:
