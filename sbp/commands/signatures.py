@@ -308,16 +308,15 @@ def _of_arrays(function: Callable[..., Any], given: _Given) -> tuple[Callable[..
     """A function of the arrays among the arguments, with their shapes; the other arguments are
     constants of it."""
     leaves, tree = jax.tree.flatten(given, is_leaf=lambda x: x is None)
-    arrays = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
+    is_array = [isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves]
 
     def call(*values: Any) -> Any:
-        filled = list(leaves)
-        for i, value in zip(arrays, values, strict=True):
-            filled[i] = value
+        left = iter(values)
+        filled = [next(left) if a else leaf for a, leaf in zip(is_array, leaves, strict=True)]
         args, kwargs = jax.tree.unflatten(tree, filled)
         return function(*args, **kwargs)
 
-    return call, [leaves[i] for i in arrays]
+    return call, list(itertools.compress(leaves, is_array))
 
 
 _Primitive = tuple[str, tuple[str, ...], tuple[str, ...], tuple[Row, ...], bool]

@@ -115,19 +115,19 @@ class _Memory:
 
     def __init__(self, program: Program) -> None:
         self.program, self.names = program, input_names(program)
-        self.memory = DeviceMemory(program.typing, in_host=False)
+        self.device = DeviceMemory(program.typing, in_host=False)
         self.uses = InputUses(program)
         self.last: dict[Register, Phase] = {}
         self._find_last(program.block)
         self.kind = functools.cache(self._kind)
         self.fixed: dict[MemoryClass, float] = dict.fromkeys(COLORS, 0.0)
         for number, register in enumerate(program.block.inputs):
-            self.fixed[self.uses.class_of(number)] += self.memory.size(register)
-        self.fixed["results"] = self.memory.results(program.block)
+            self.fixed[self.uses.class_of(number)] += self.device.size(register)
+        self.fixed["results"] = self.device.results(program.block)
 
     def _find_last(self, block: Block) -> None:
         """The pass of the last instruction that needs each register."""
-        found = stored(block, self.program.graph.avals, self.memory.elements)
+        found = stored(block, self.program.graph.avals, self.device.elements)
         for register, at in found.last.items():
             self.last[register] = self.uses.phases.place(block.instructions[at])[1]
         for instruction in block.instructions:
@@ -146,10 +146,6 @@ class _Memory:
             return "activations"
         return "gradients" if (made, needed) == ("backward", "update") else "temporaries"
 
-    def moments(self) -> Iterator[Moment]:
-        """What is in memory besides arguments and results."""
-        return self.memory.moments(self.program.block)
-
     def moment(self, moment: Moment) -> LiveMoment:
         """All that is in memory, by class."""
         found = dict(self.fixed)
@@ -157,7 +153,7 @@ class _Memory:
             for register, size in sizes.items():
                 found[self.kind(register)] += size
         found["temporaries"] += moment.scratch
-        found["gaps"] += self.memory.gaps(moment.bytes)
+        found["gaps"] += self.device.gaps(moment.bytes)
         node, phase = self.uses.phases.place(moment.instruction)
         return LiveMoment(
             phase=phase,
@@ -172,7 +168,7 @@ class _Memory:
         return [
             self._tensor(register, self.uses.class_of(number), name)
             for number, (register, name) in enumerate(inputs)
-            if self.memory.size(register)
+            if self.device.size(register)
         ]
 
     def temporaries(self, moment: Moment) -> Iterator[Tensor]:
@@ -188,7 +184,7 @@ class _Memory:
         self, register: Register, kind: MemoryClass, name: str, maker: Node | None = None
     ) -> Tensor:
         made = tensor(self.program, register, name)
-        size = self.memory.size(register)
+        size = self.device.size(register)
         return replace(made, kind=kind, where=_where(maker), bytes_per_device=size)
 
 
@@ -199,13 +195,13 @@ def live_bytes(program: Program) -> LiveBytes:
       program: the plan.
     """
     memory = _Memory(program)
-    sizes = [moment.bytes for moment in memory.moments()]
+    sizes = [moment.bytes for moment in memory.device.moments(program.block)]
     count = min(len(sizes), COLUMNS)
     columns = [range(len(sizes) * n // count, len(sizes) * (n + 1) // count) for n in range(count)]
     shown = {max(column, key=lambda i: sizes[i]) for column in columns}
     most = max(range(len(sizes)), key=lambda i: sizes[i], default=-1)
     moments, held = list[LiveMoment](), memory.arguments()
-    for number, moment in enumerate(memory.moments()):
+    for number, moment in enumerate(memory.device.moments(program.block)):
         if number in shown:
             moments.append(memory.moment(moment))
         if number == most:

@@ -323,8 +323,8 @@ def refusal(
 
 def _verdict(diagnostics: Sequence[Diagnostic]) -> str:
     counts = Counter(d.severity for d in diagnostics)
-    kinds = ("error", "warning")
-    return ", ".join(counted(counts[k], k) for k in kinds if counts[k]) or "no findings"
+    found = (counted(counts[k], k) for k in ("error", "warning") if counts[k])
+    return ", ".join(found) or "no findings"
 
 
 def _findings(diagnostics: Sequence[Diagnostic]) -> Section:

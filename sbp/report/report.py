@@ -415,8 +415,7 @@ def _makes(program: Program, nodes: Sequence[Node]) -> tuple[tuple[str, str], ..
     make its result; the gradient's where it has no other."""
     forward = [n for n in nodes if not n.backward] or list(nodes)
     last = forward[-1]
-    targets = names_at(users_span(last))
-    names = [name for group in targets for name in group]
+    names = [name for group in names_at(users_span(last)) for name in group]
     found = dict.fromkeys(
         (
             names[k] if len(names) == len(last.outputs) else "",
