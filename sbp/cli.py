@@ -7,9 +7,9 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rich.console import Console
@@ -22,9 +22,10 @@ from sbp.kinds import Kind, takes
 from sbp.report.codes import PAGES, PRELUDE
 from sbp.report.concepts import CONCEPT_WORDS, CONCEPTS, concept_named
 from sbp.report.pages import hardware_page
-from sbp.report.parts import Page, Paragraph, Part, plain
+from sbp.report.parts import Page, Paragraph, plain
 from sbp.report.report import Shown
 from sbp.source.reader import shortened
+from sbp.version import VERSION
 
 _WORDS = Kind(
     "a list of strings, or None for the arguments of the process",
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name and not name.startswith("-") and name not in COMMANDS:
             hint = nearest(name, COMMANDS)
             raise SbpError(f"no command {name!r}{hint}", code="unknown-option")
-        parser = command_parser(_version())
+        parser = command_parser(VERSION)
         given = parser.parse_args(words)
         console = Console(highlight=False)
         match given.command:
@@ -122,13 +123,6 @@ def _program(name: str) -> Callable[[Sequence[str]], int]:
         ) from None
 
 
-def _version() -> str:
-    try:
-        return version("sbp-jax")
-    except PackageNotFoundError:  # used from a source tree that is not installed
-        return "(not installed)"
-
-
 def _explain(console: Console, name: str) -> None:
     if not name:
         meanings = CODES | {c.name: shortened(plain(c.text), 100) for c in CONCEPTS}
@@ -152,24 +146,19 @@ def _explain(console: Console, name: str) -> None:
 
 def _explain_code(console: Console, code: str) -> None:
     page = PAGES[code]
-    parts: list[Part] = [Paragraph(text=text) for text in page.paragraphs()]
     console.print(Shown(page=Page(title=f"{code}: {CODES[code]}", parts=())))
-    for part in parts:
+    for text in page.paragraphs():
         console.print()
-        console.print(Shown(page=Page(parts=(part,))))
-    prelude = PRELUDE.strip("\n") if page.runs else ""
+        console.print(Shown(page=Page(parts=(Paragraph(text=text),))))
     for name, source in (
-        ("every example starts with", prelude),
+        ("every example starts with", PRELUDE if page.runs else ""),
         ("this gets it", page.wrong),
         ("this does not", page.right),
     ):
         if source:
             console.print(f"\n{name}:\n", style="bold", markup=False)
-            console.print(
-                "\n".join(f"    {line}".rstrip() for line in source.strip("\n").splitlines()),
-                markup=False,
-                soft_wrap=True,
-            )
+            indented = textwrap.indent(source.strip("\n"), "    ")
+            console.print(indented, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import enum
-import importlib
 import importlib.util
 import inspect
 import json
@@ -15,7 +13,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -26,7 +24,7 @@ import sbp
 from sbp._jax_call import context_mesh
 from sbp.api.jit import Jitted, JittedMethod, jit
 from sbp.api.shard_map import check_shard_map
-from sbp.commands.shapes import arguments, mesh_axes
+from sbp.commands.shapes import arguments, mesh_axes, required_parameters
 from sbp.errors import SbpError, nearest
 from sbp.moe.devices import simulate_devices
 from sbp.report.pages import diagnostics_of, refusal
@@ -34,14 +32,6 @@ from sbp.report.parts import Facts, Page
 from sbp.report.report import Report, Shown
 from sbp.report.wording import bytes_text, seconds_text
 from sbp.source.reader import in_library
-
-
-class ExitStatus(enum.IntEnum):
-    """What `sbp check` and `sbp report` exit with."""
-
-    NO_ERROR = 0
-    ERROR = 1
-    NOT_CHECKED = 2
 
 
 def show_program(given: argparse.Namespace) -> int:
@@ -52,22 +42,31 @@ def show_program(given: argparse.Namespace) -> int:
       given: the options of the command.
 
     Returns:
-      The exit status.
+      The exit status: 0 without an error, 1 with one, 2 where the program could not be checked.
+
+    Raises:
+      SbpError: `unknown-option` where the HTML file cannot be written.
     """
     try:
         report = _checked(given)
     except UserCodeError as error:
         _show_users_error(error, given.target)
-        return ExitStatus.NOT_CHECKED
+        return 2
     page = _page(report, given)
     if given.json:
         print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
     elif getattr(given, "html", None):
-        _write(Path(given.html), page.html(standalone=True))
+        try:
+            Path(given.html).write_text(page.html(standalone=True), encoding="utf-8")
+        except OSError as error:
+            raise SbpError(
+                f"cannot write {given.html}: {error.strerror}; name another file",
+                code="unknown-option",
+            ) from None
         print(f"wrote {given.html}")
     else:
         Console(highlight=False).print(page, soft_wrap=True)
-    return ExitStatus.NO_ERROR if report.ok else ExitStatus.ERROR
+    return 0 if report.ok else 1
 
 
 def _page(report: Report, given: argparse.Namespace) -> Shown:
@@ -94,44 +93,20 @@ def _findings(report: Report) -> Page:
     return Page(parts=(*parts, Facts(pairs=pairs)))
 
 
-def _write(file: Path, text: str) -> None:
-    """Writes a file.
-
-    Raises:
-      SbpError: `unknown-option` where it cannot be written.
-    """
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SbpError(
-            f"cannot write {file}: {error.strerror}; name another file", code="unknown-option"
-        ) from None
-
-
 def _show_users_error(error: UserCodeError, target: str) -> None:
     """Prints what the user's code raised, from the user's first line on."""
     cause = error.__cause__
     assert cause is not None  # `raise .. from`
-    shown = traceback.format_tb(_users_part(cause.__traceback__))
+    ours = str(Path(sbp.__file__).parent), sysconfig.get_path("stdlib"), "<"
+    frames = traceback.extract_tb(cause.__traceback__)
+    theirs = [not (f.filename.startswith(ours) or in_library(f.filename)) for f in frames]
+    first = theirs.index(True) if any(theirs) else 0
     name = type(cause).__name__
-    hint = " If it needs more devices: --devices N" if isinstance(error, LoadingError) else ""
     print(
-        f"{''.join(shown)}{name}: {cause}\nsbp could not check {target}: its code raised {name}."
-        f"{hint}",
+        f"{''.join(traceback.format_list(frames[first:]))}{name}: {cause}\nsbp could not check"
+        f" {target}: its code raised {name}.{error}",
         file=sys.stderr,
     )
-
-
-def _users_part(trace: TracebackType | None) -> TracebackType | None:
-    """The stack trace from the user's first frame on; the whole one where there is none."""
-    ours = str(Path(sbp.__file__).parent), sysconfig.get_path("stdlib")
-    part = trace
-    while part is not None:
-        file = part.tb_frame.f_code.co_filename
-        if not (file.startswith((*ours, "<")) or in_library(file)):
-            return part
-        part = part.tb_next
-    return trace
 
 
 # ---- the program --------------------------------------------------------------------------------
@@ -146,11 +121,8 @@ class FaultInProgram(Exception):
 
 
 class UserCodeError(Exception):
-    """The user's own code raised an exception, which is the cause of this one."""
-
-
-class LoadingError(UserCodeError):
-    """The same, before the program was traced."""
+    """The user's own code raised an exception, which is the cause of this one. The text is a hint,
+    or empty."""
 
 
 def is_target(word: str) -> bool:
@@ -201,17 +173,17 @@ def _loading(action: Callable[[], Any]) -> Any:
     Raises:
       FaultInProgram: where it raises an error of sbp.
       SbpError: `mesh-devices` where the file makes a mesh of more devices than there are.
-      LoadingError: where it raises anything else.
+      UserCodeError: where it raises anything else.
     """
     try:
-        return _run(action, LoadingError)
+        return _run(action, " If it needs more devices: --devices N")
     except SbpError as error:
         if error.code == "mesh-devices":
             raise
         raise FaultInProgram from error
 
 
-def _run(action: Callable[[], Any], kind: type[UserCodeError] = UserCodeError) -> Any:
+def _run(action: Callable[[], Any], hint: str = "") -> Any:
     """What an action returns that runs the user's code.
 
     Raises:
@@ -223,7 +195,7 @@ def _run(action: Callable[[], Any], kind: type[UserCodeError] = UserCodeError) -
     except SbpError:
         raise
     except (Exception, SystemExit) as error:  # any exception may come from the user's code
-        raise kind from error
+        raise UserCodeError(hint) from error
 
 
 # ---- finding the function -----------------------------------------------------------------------
@@ -240,7 +212,8 @@ def _found(target: str) -> Any:
         raise SbpError(f"{target} names no function; write {place}:FUNCTION", code="unknown-option")
     if place.endswith(".py"):
         if not Path(place).is_file():
-            raise SbpError(f"no file {place}{_near_file(place)}", code="unknown-option")
+            files = [str(Path(place).parent / p.name) for p in Path(place).parent.glob("*.py")]
+            raise SbpError(f"no file {place}{nearest(place, files)}", code="unknown-option")
         found: Any = _loading(lambda: _loaded(Path(place)))
     else:
         sys.path.insert(0, str(Path.cwd()))
@@ -260,13 +233,6 @@ def _found(target: str) -> Any:
             raise SbpError(f"{place} has no {path!r}{nearest(name, names)}", code="unknown-option")
         found = getattr(found, name)
     return found
-
-
-def _near_file(place: str) -> str:
-    """The nearest file of the same folder, in words."""
-    folder = Path(place).parent
-    names = [str(folder / p.name) for p in folder.glob("*.py")] if folder.is_dir() else []
-    return nearest(place, names)
 
 
 def _loaded(file: Path) -> ModuleType:
@@ -300,10 +266,8 @@ def _call(found: Any, given: tuple[tuple[Any, ...], dict[str, Any]] | None, targ
     Raises:
       SbpError: `unknown-option` where there are no arguments.
     """
-    if isinstance(found, tuple):
-        made = _program(found)
-        if made is not None and given is None:
-            return made
+    if given is None and (made := _program(found)):
+        return made
     if not callable(found):
         raise SbpError(
             f"{target} is {type(found).__name__}, not a function; name a function, or an sbp.jit"
@@ -312,7 +276,7 @@ def _call(found: Any, given: tuple[tuple[Any, ...], dict[str, Any]] | None, targ
         )
     if given is not None:
         return (found, *given)
-    needed = _needed(found)
+    needed = required_parameters(found)
     if needed:
         raise SbpError(
             f"{target} takes {', '.join(needed)}; give their shapes, such as --args"
@@ -320,11 +284,8 @@ def _call(found: Any, given: tuple[tuple[Any, ...], dict[str, Any]] | None, targ
             " arguments that returns (function, arguments)",
             code="unknown-option",
         )
-    if not isinstance(found, Jitted):
-        made = _program(_loading(found))
-        if made is not None:
-            return made
-    return found, (), {}
+    made = None if isinstance(found, Jitted) else _program(_loading(found))
+    return made or (found, (), {})
 
 
 def _program(value: Any) -> _Call | None:
@@ -336,20 +297,6 @@ def _program(value: Any) -> _Call | None:
             return fn, args, kwargs
         case _:
             return None
-
-
-def _needed(function: Callable[..., Any]) -> list[str]:
-    """The parameters that have no default."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions have none
-        return []
-    variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    return [
-        p.name
-        for p in parameters
-        if p.default is inspect.Parameter.empty and p.kind not in variable
-    ]
 
 
 def _jitted(

@@ -122,10 +122,9 @@ _ABOUT: Mapping[str, Mapping[str, Any]] = {
 """What the `--help` of a command says around its options."""
 
 
-_Replaced = Mapping[tuple[str, str], Mapping[str, Any]]
-
-
-def command_parser(version: str, replaced: _Replaced | None = None) -> argparse.ArgumentParser:
+def command_parser(
+    version: str, replaced: Mapping[tuple[str, str], Mapping[str, Any]] | None = None
+) -> argparse.ArgumentParser:
     """The parser of all commands.
 
     Arguments:

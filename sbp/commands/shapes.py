@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -158,3 +159,17 @@ def mesh_axes(text: str) -> Mapping[str, int]:
             )
         axes[name] = int(size)
     return axes
+
+
+def required_parameters(function: Callable[..., Any]) -> list[str]:
+    """The parameters that have no default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions have none
+        return []
+    variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [
+        p.name
+        for p in parameters
+        if p.default is inspect.Parameter.empty and p.kind not in variable
+    ]

@@ -6,12 +6,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import functools
-import inspect
 import itertools
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,11 +21,11 @@ from jax.sharding import AbstractMesh
 from rich.console import Console
 
 from sbp.api.jit import jit
-from sbp.commands.shapes import arguments
+from sbp.commands.shapes import arguments, required_parameters
 from sbp.errors import SbpError
 from sbp.plan.text import shape_text
 from sbp.report.facts import outputs
-from sbp.report.parts import Page, Paragraph, Section, Table, table
+from sbp.report.parts import Page, Paragraph, Part, Section, Table, grouped, table
 from sbp.report.report import Shown
 from sbp.report.wording import bytes_text, counted, listed
 from sbp.signatures import Op, Row, Rule, kernel_named, known_primitives, rule_for
@@ -51,24 +50,18 @@ KNOWN = {
 
 
 def signatures_page() -> Page:
-    """All primitives with signatures, by family."""
+    """All primitives with signatures, by family; of each whose only row is all B, the reason."""
     rules = [rule for rule in map(rule_for, known_primitives()) if rule is not None]
-    families = sorted({family(rule) for rule in rules})
-    sections = tuple(_family(name, [r for r in rules if family(r) == name]) for name in families)
+    sections = list[Section]()
+    for name, members in sorted(grouped(rules, family).items()):
+        split = Paragraph(text=", ".join(r.name for r in members if not r.reason))
+        whole = table(("all B", "because"), ((r.name, r.reason) for r in members if r.reason))
+        parts = (*([split] if split.text else []), *([whole] if whole.rows else []))
+        sections.append(Section(title=f"{name}: {counted(len(members), 'primitive')}", parts=parts))
     return Page(
-        title=f"signatures of {counted(len(rules), 'primitive')} in {len(families)} families",
-        parts=sections,
+        title=f"signatures of {counted(len(rules), 'primitive')} in {len(sections)} families",
+        parts=tuple(sections),
     )
-
-
-def _family(name: str, rules: list[Rule]) -> Section:
-    """The primitives of one family, with the reason of each whose only row is all B."""
-    parts: list[Paragraph | Table] = []
-    if split := [r.name for r in rules if not r.reason]:
-        parts.append(Paragraph(text=", ".join(split)))
-    if whole := [(r.name, r.reason) for r in rules if r.reason]:
-        parts.append(table(("all B", "because"), whole))
-    return Section(title=f"{name}: {counted(len(rules), 'primitive')}", parts=tuple(parts))
 
 
 def family(rule: Rule) -> str:
@@ -80,29 +73,20 @@ def family(rule: Rule) -> str:
 
 
 def signature_page(primitive: str) -> Page:
-    """The rows of one primitive on its sample.
-
-    Raises:
-      SbpError: `unknown-option` for a primitive without a rule, with the nearest name.
-    """
-    rule = rule_for(primitive)
-    if rule is None:
-        near = suggestion(primitive, known_primitives())
-        raise SbpError(f"no signature for a primitive {primitive!r}{near}", code="unknown-option")
-    parts = [Paragraph(text=f"held B on every mesh axis: {rule.reason}")] if rule.reason else []
-    title = f"{primitive}: {family(rule)}"
-    found = sample(primitive)
+    """The rows of one primitive on its sample."""
+    rule, found = rule_for(primitive), sample(primitive)
+    assert rule is not None
+    parts: list[Part] = []
+    if rule.reason:
+        parts.append(Paragraph(text=f"held B on every mesh axis: {rule.reason}"))
     if found is None:
-        return Page(
-            title=title, parts=(*parts, Paragraph(text="there is no sample to show its rows on"))
-        )
-    op = op_of(*found)
-    rows = rule.rows(op)
-    head = f"{counted(len(rows), 'row')} on one mesh axis of size {AXIS_SIZE}, on a sample"
-    return Page(
-        title=title,
-        parts=(*parts, Section(title=head, parts=(_rows_table(op, rows),)), *_legend(op, rows)),
-    )
+        parts.append(Paragraph(text="there is no sample to show its rows on"))
+    else:
+        op = op_of(*found)
+        rows = rule.rows(op)
+        head = f"{counted(len(rows), 'row')} on one mesh axis of size {AXIS_SIZE}, on a sample"
+        parts += [Section(title=head, parts=(_rows_table(op, rows),)), *_legend(op, rows)]
+    return Page(title=f"{primitive}: {family(rule)}", parts=tuple(parts))
 
 
 def op_of(graph: Graph, node: Node) -> Op:
@@ -129,9 +113,8 @@ def _rows_table(op: Op, rows: Sequence[Row]) -> Table:
 def _kernel_cells(op: Op, row: Row) -> tuple[str, str]:
     kernel = kernel_named(row.kernel)
     sent = sum(s.bytes for s in kernel.sends(op, row)) if kernel.sends else 0.0
-    return "" if row.kernel == "local" else row.kernel, (
-        bytes_text(sent) if kernel.communicates else ""
-    )
+    name = "" if row.kernel == "local" else row.kernel
+    return name, bytes_text(sent) if kernel.communicates else ""
 
 
 def _legend(op: Op, rows: Sequence[Row]) -> tuple[Table, ...]:
@@ -142,19 +125,6 @@ def _legend(op: Op, rows: Sequence[Row]) -> tuple[Table, ...]:
     known = [(name, because) for name, because in KNOWN.items() if name in statuses]
     legends = (("kernel", "what runs on the shards"), runs), (("known", "because"), known)
     return tuple(table(headings, pairs) for headings, pairs in legends if pairs)
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """The nearest name, else the command that lists all primitives.
-
-    Arguments:
-      name: a name that nothing has.
-      known: the names that there are.
-    """
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-    if close:
-        return f'; did you mean "{close[0]}"?'
-    return "; `sbp signatures` lists those that have one"
 
 
 # ---- functions ----------------------------------------------------------------------------------
@@ -194,8 +164,19 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
     """
     found = list(_functions(name))
     if not found:
+        functions = {
+            n
+            for m in _MODULES.values()
+            for n in dir(m)
+            if n[0] != "_" and _is_function(getattr(m, n))
+        }
+        every = sorted(functions | set(known_primitives()))
+        close = difflib.get_close_matches(name.rpartition(".")[2], every, n=1, cutoff=0.5)
+        hint = (
+            f'did you mean "{close[0]}"?' if close else "`sbp signatures` lists those that have one"
+        )
         raise SbpError(
-            f"no primitive and no function of JAX is called {name!r}{near_names(name)}",
+            f"no primitive and no function of JAX is called {name!r}; {hint}",
             code="unknown-option",
         )
     shown, function = found[0]
@@ -227,17 +208,6 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
         "calls": calls,
     }
     return page, data
-
-
-def near_names(name: str) -> str:
-    """The nearest primitive or function, in words."""
-    last = name.rpartition(".")[2]
-    return suggestion(last, {*known_primitives(), *_all_names()})
-
-
-def _all_names() -> Iterator[str]:
-    for module in _MODULES.values():
-        yield from (n for n in dir(module) if n[0] != "_" and _is_function(getattr(module, n)))
 
 
 def _is_function(value: Any) -> bool:
@@ -306,18 +276,6 @@ def _usual() -> list[tuple[Any, ...]]:
     ]
 
 
-def _needed(function: Callable[..., Any]) -> int | None:
-    """The number of arguments without a default; None where it is not known."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return None
-    fixed = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters):
-        return None
-    return sum(p.kind in fixed and p.default is inspect.Parameter.empty for p in parameters)
-
-
 def _traced(
     name: str, function: Callable[..., Any], given: _Given | None
 ) -> tuple[Graph, Callable[..., Any], list[Any]]:
@@ -326,8 +284,8 @@ def _traced(
     Raises:
       SbpError: `unknown-option` where it does not take the arguments.
     """
-    needed = _needed(function)
-    usual = sorted(_usual(), key=lambda args: needed is not None and len(args) != needed)
+    needed = len(required_parameters(function))
+    usual = sorted(_usual(), key=lambda args: len(args) != needed)
     for tried in [given] if given is not None else [(args, {}) for args in usual]:
         call, shapes = _of_arrays(function, tried)
         try:
@@ -350,16 +308,15 @@ def _of_arrays(function: Callable[..., Any], given: _Given) -> tuple[Callable[..
     """A function of the arrays among the arguments, with their shapes; the other arguments are
     constants of it."""
     leaves, tree = jax.tree.flatten(given, is_leaf=lambda x: x is None)
-    arrays = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.ShapeDtypeStruct)]
+    is_array = [isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves]
 
     def call(*values: Any) -> Any:
-        filled = list(leaves)
-        for i, value in zip(arrays, values, strict=True):
-            filled[i] = value
+        left = iter(values)
+        filled = [next(left) if a else leaf for a, leaf in zip(is_array, leaves, strict=True)]
         args, kwargs = jax.tree.unflatten(tree, filled)
         return function(*args, **kwargs)
 
-    return call, [leaves[i] for i in arrays]
+    return call, list(itertools.compress(leaves, is_array))
 
 
 _Primitive = tuple[str, tuple[str, ...], tuple[str, ...], tuple[Row, ...], bool]
@@ -385,7 +342,9 @@ def _calls(call: Callable[..., Any], shapes: Sequence[Any]) -> Iterator[dict[str
     devices: the types, and the bytes that one device sends."""
     mesh = AbstractMesh((AXIS_SIZE,), ("axis",))
     choices = [
-        [B, *(S(d) for d in range(len(s.shape))), *([P] if _adds(s) else [])] for s in shapes
+        # Sums of integers or flags are hardly meant.
+        [B, *map(S, range(len(s.shape))), *([P] if jnp.issubdtype(s.dtype, jnp.inexact) else [])]
+        for s in shapes
     ]
     for atoms in itertools.product(*choices):
         typed = jit(call, mesh, in_types=tuple(f"axis:{atom!r}" for atom in atoms))
@@ -396,11 +355,6 @@ def _calls(call: Callable[..., Any], shapes: Sequence[Any]) -> Iterator[dict[str
                 "outputs": tuple(repr(t.type.get("axis", B)) for t in outputs(program, ())),
                 "bytes_per_device": program.cost.bytes_per_device,
             }
-
-
-def _adds(shape: Any) -> bool:
-    """Whether an array may be P: sums of it are meant, so it holds numbers."""
-    return jnp.issubdtype(shape.dtype, jnp.inexact)
 
 
 # ---- answers ------------------------------------------------------------------------------------
@@ -427,7 +381,9 @@ def _answer(name: str | None, args: str | None) -> tuple[Page, Any]:
     if name is None:
         return signatures_page(), {"primitives": sorted(known_primitives())}
     if name in known_primitives() and args is None:
-        return signature_page(name), {"primitive": name, "rows": _sample_rows(name)}
+        rule, found = rule_for(name), sample(name)
+        rows = rule.rows(op_of(*found)) if rule and found else ()
+        return signature_page(name), {"primitive": name, "rows": [*map(_row_data, rows)]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of shapes that the user did not choose
         return _function_answer(name, None if args is None else arguments(args))
@@ -472,9 +428,3 @@ def _row_data(row: Row) -> dict[str, Any]:
         "outputs": [*map(repr, row.outs)],
         "kernel": row.kernel,
     }
-
-
-def _sample_rows(primitive: str) -> list[dict[str, Any]]:
-    """The rows of a primitive on its sample; none where it has no sample."""
-    rule, found = rule_for(primitive), sample(primitive)
-    return [] if rule is None or found is None else [*map(_row_data, rule.rows(op_of(*found)))]

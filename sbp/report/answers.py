@@ -30,7 +30,7 @@ from sbp.machine.hardware import Network
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost
 from sbp.plan.text import change_text, place
-from sbp.report.parts import Facts, Page, Paragraph, Part, Section, Table, table
+from sbp.report.parts import Facts, Page, Paragraph, Part, Section, Table, table, table_of
 from sbp.report.report import Shown
 from sbp.report.wording import (
     atoms_text,
@@ -43,6 +43,7 @@ from sbp.report.wording import (
     place_text,
     refusal_text,
     seconds_text,
+    sentences,
     signed,
 )
 from sbp.source.reader import source_text
@@ -156,12 +157,8 @@ def _head(why: Why) -> Facts:
     ]
     if why.subject.place is not None:
         pairs.append(("made", place_text(why.subject.place)))
-    pairs.append(("plan", _cost(why.cost)))
-    return Facts(pairs=tuple(pairs))
-
-
-def _cost(cost: Cost) -> str:
-    return f"{bytes_text(cost.bytes_per_device)} sent per device, {seconds_text(cost.seconds)}"
+    sent, time = _figures(why.cost)
+    return Facts(pairs=(*pairs, ("plan", f"{sent} sent per device, {time}")))
 
 
 # ---- axes ---------------------------------------------------------------------------------------
@@ -202,28 +199,21 @@ def verdict(why: Why, story: AxisStory) -> str:
         )
     if best is None or best.cost is None:
         return "no other typing" if story.tried else "no other type was tried"
-    atom = dict(best.wanted).get(story.mesh_axis, "another")
+    atom, gap = dict(best.wanted).get(story.mesh_axis, "another"), difference(best.cost, why.cost)
     if story.links[0].kind == "donated output":
-        return (
-            f"as the donated input; {atom} if the output's type were given,"
-            f" {difference(best.cost, why.cost)}"
-        )
+        return f"as the donated input; {atom} if the output's type were given, {gap}"
     if abs(best.cost.seconds - why.cost.seconds) <= SAME * why.cost.seconds:
         return f"chosen among equals; {atom} costs the same"
-    if best.cost.seconds < why.cost.seconds:
-        gap = difference(best.cost, why.cost)
-        if why.proved and why.evades:
-            return (
-                "the cheapest under the boxing policy; an annotation may convert what that"
-                f" forbids, {atom} is {gap}"
-            )
-        more = (
-            ", and an annotation may convert what the policy forbids" if why.evades else ""
-        )  # within the gap that the report states
+    if best.cost.seconds > why.cost.seconds:
+        return f"chosen by cost; next best {atom}, {gap}"
+    if why.proved and why.evades:
         return (
-            f"found by the chooser, which does not always find the cheapest{more}; {atom} is {gap}"
+            "the cheapest under the boxing policy; an annotation may convert what that"
+            f" forbids, {atom} is {gap}"
         )
-    return f"chosen by cost; next best {atom}, {difference(best.cost, why.cost)}"
+    more = ", and an annotation may convert what the policy forbids" if why.evades else ""
+    # Cheaper, within the gap that the report states.
+    return f"found by the chooser, which does not always find the cheapest{more}; {atom} is {gap}"
 
 
 def difference(cost: Cost, base: Cost) -> str:
@@ -249,12 +239,13 @@ def difference(cost: Cost, base: Cost) -> str:
 
 def _alternatives(why: Why) -> Section:
     dearer = len(why.alternatives) - SHOWN_TYPES
-    left = [counted(dearer, "dearer type")] if dearer > 0 else []
-    if why.untried:
-        types = counted(why.untried, "type")
-        left.append(f"{types} not tried; plan.why(.., refine=True) tries more")
-    if why.untried_pairs:
-        left.append(f"{counted(why.untried_pairs, 'pair')} of atoms on two mesh axes not tried")
+    left = {
+        counted(dearer, "dearer type"): dearer > 0,
+        f"{counted(why.untried, 'type')} not tried; plan.why(.., refine=True) tries"
+        " more": why.untried,
+        f"{counted(why.untried_pairs, 'pair')} of atoms on two mesh axes not"
+        " tried": why.untried_pairs,
+    }
     made = table(
         ("pinned", "type then", ">sent per device", ">time", "difference"),
         (
@@ -263,14 +254,13 @@ def _alternatives(why: Why) -> Section:
         ),
         shown=1 + SHOWN_TYPES,
     )
-    made = replace(made, rest=f"and {'; '.join(left)}" if left else "")
+    made = replace(made, rest=f"and {sentences(left, '; ')}" if any(left.values()) else "")
     return Section(title="other types, each planned anew", parts=(made,))
 
 
 def _alternative(why: Why, one: Alternative) -> tuple[str, ...]:
     if one.cost is None:
-        reason = "" if one.refusal is None else refusal_text(one.refusal)
-        return one.change, "no typing", "", "", reason
+        return one.change, "no typing", "", "", refusal_text(one.refusal) if one.refusal else ""
     return one.change, repr(one.type), *_figures(one.cost), difference(one.cost, why.cost)
 
 
@@ -282,9 +272,7 @@ def _figures(cost: Cost) -> tuple[str, str]:
 
 
 def _conversions(why: Why) -> Iterator[Section]:
-    own, onward = (
-        [c for c in why.conversions if c.onward == is_onward] for is_onward in (False, True)
-    )
+    own, onward = ([c for c in why.conversions if c.onward == on] for on in (False, True))
     if own:
         total = bytes_text(sum(c.bytes_per_device for c in own))
         yield Section(
@@ -304,23 +292,22 @@ def _conversions(why: Why) -> Iterator[Section]:
 
 
 def _steps(why: Why, found: Sequence[ExplainedConversion]) -> Table:
-    rows = (
-        (
-            ", ".join(s.kind for s in one.steps),
-            ", ".join(dict.fromkeys(one.mesh.names[k] for s in one.steps for k in s.mesh_axes)),
-            ", ".join(dict.fromkeys(map(change_text, one.steps))),
-            str(one.runs),
-            bytes_text(one.bytes_per_device),
-        )
-        for one in found
-    )
-    sent = bytes_text(sum(c.bytes_per_device for c in found[SHOWN_CONVERSIONS:]))
-    return table(
-        ("step", "mesh axes", "change", ">runs", ">per device"),
-        rows,
-        details=(conversion_text(why, one) for one in found),
+    return table_of(
+        found,
+        {
+            "step": lambda c: ", ".join(s.kind for s in c.steps),
+            "mesh axes": lambda c: ", ".join(
+                dict.fromkeys(c.mesh.names[k] for s in c.steps for k in s.mesh_axes)
+            ),
+            "change": lambda c: ", ".join(dict.fromkeys(map(change_text, c.steps))),
+            ">runs": lambda c: str(c.runs),
+            ">per device": lambda c: bytes_text(c.bytes_per_device),
+        },
+        detail=lambda c: conversion_text(why, c),
         shown=SHOWN_CONVERSIONS,
-        rest=lambda n: f"and {n} more: {sent} per device",
+        rest=lambda left: (
+            f"and {len(left)} more: {bytes_text(sum(c.bytes_per_device for c in left))} per device"
+        ),
     )
 
 
@@ -349,11 +336,15 @@ def _outcome_text(outcome: Alternative, base: Cost) -> str:
 def _others(found: Sequence[tuple[Subject, object]]) -> Section:
     """Other values with the same name or line."""
     boundary = {"input": "an input", "output": "an output"}
-    rows = (
-        (_name(s), repr(type_), place_cell(s.place) or boundary.get(s.kind, ""))
-        for s, type_ in found
+    made = table_of(
+        found,
+        {
+            "value": lambda one: _name(one[0]),
+            "type": lambda one: repr(one[1]),
+            "line": lambda one: place_cell(one[0].place) or boundary.get(one[0].kind, ""),
+        },
+        shown=SHOWN_OTHERS,
     )
-    made = table(("value", "type", "line"), rows, shown=SHOWN_OTHERS)
     return Section(title="of the same name or line", parts=(made,))
 
 
@@ -460,7 +451,9 @@ def _differences(found: Difference) -> Iterator[Part]:
         yield Paragraph(text="nothing differs")
         return
     if found.settings:
-        yield Section(title="asked differently", parts=(_settings(found.settings),))
+        cells = map(setting_cells, found.settings)
+        made = table(("what", "this", "other"), cells, shown=SHOWN_SETTINGS)
+        yield Section(title="asked differently", parts=(made,))
     yield Section(title="cost of a call, per device", parts=(_costs(found),))
     if found.sent:
         more = signed(sum(d.bytes_more for d in found.sent), bytes_text)
@@ -481,10 +474,6 @@ def _differences(found: Difference) -> Iterator[Part]:
     yield Paragraph(text=f"{text}; {only}" if only else text)
 
 
-def _settings(found: Sequence[Setting]) -> Table:
-    return table(("what", "this", "other"), map(setting_cells, found), shown=SHOWN_SETTINGS)
-
-
 def _costs(found: Difference) -> Table:
     a, b = found.costs
     figures: list[tuple[str, float, float, Callable[[float], str]]] = [
@@ -503,19 +492,21 @@ def _costs(found: Difference) -> Table:
 
 
 def _values(noun: str, found: Sequence[ValueDifference], shown: int) -> Table:
-    rows = (
-        (
-            f"{'gradient of ' if d.is_gradient else ''}`{d.name}`",
-            repr(d.this.type),
-            repr(d.other.type),
-            bytes_text(d.this.bytes_per_device),
-            bytes_text(d.other.bytes_per_device),
-            "" if d.this.place is None or d.this.place.span is None else place(d.this.place.span),
-        )
-        for d in found
+    return table_of(
+        found,
+        {
+            noun: lambda d: f"{'gradient of ' if d.is_gradient else ''}`{d.name}`",
+            "this": lambda d: repr(d.this.type),
+            "other": lambda d: repr(d.other.type),
+            ">per device": lambda d: bytes_text(d.this.bytes_per_device),
+            ">other's": lambda d: bytes_text(d.other.bytes_per_device),
+            "line": lambda d: (
+                place(d.this.place.span) if d.this.place and d.this.place.span else ""
+            ),
+        },
+        shown=shown,
+        rest=lambda left: f"and {len(left)} smaller",
     )
-    headings = (noun, "this", "other", ">per device", ">other's", "line")
-    return table(headings, rows, shown=shown, rest="and {} smaller".format)
 
 
 def _sent(found: Sequence[TrafficDifference]) -> Table:
@@ -524,17 +515,22 @@ def _sent(found: Sequence[TrafficDifference]) -> Table:
             return "none"
         return f"{bytes_text(one.bytes_per_device)} in {counted(one.runs, 'run')}"
 
-    rows = (
-        (d.key.kind, ", ".join(d.key.mesh_axes), d.key.change, sent(d.this), sent(d.other))
-        for d in found
-    )
-    more = signed(sum(d.bytes_more for d in found[SHOWN_SENT:]), bytes_text)
-    return table(
-        ("step", "mesh axes", "change", ">this", ">other"),
-        rows,
-        details=map(_ends, found),
+    def rest(left: Sequence[TrafficDifference]) -> str:
+        more = signed(sum(d.bytes_more for d in left), bytes_text)
+        return f"and {len(left)} more: {more} in the other"
+
+    return table_of(
+        found,
+        {
+            "step": lambda d: d.key.kind,
+            "mesh axes": lambda d: ", ".join(d.key.mesh_axes),
+            "change": lambda d: d.key.change,
+            ">this": lambda d: sent(d.this),
+            ">other": lambda d: sent(d.other),
+        },
+        detail=_ends,
         shown=SHOWN_SENT,
-        rest=lambda n: f"and {n} more: {more} in the other",
+        rest=rest,
     )
 
 
@@ -547,9 +543,8 @@ def _ends(one: TrafficDifference) -> str:
 
 
 def _end(end: TrafficEnd, otherwise: str) -> str:
-    if not end.op:
-        return f"`{end.text}`" if end.text else otherwise
-    return f"{end.op} `{end.text}`" if end.text else end.op
+    text = f"`{end.text}`" if end.text else ""
+    return " ".join(filter(None, (end.op, text))) or otherwise
 
 
 def _at(at: SourcePlace | None) -> str:

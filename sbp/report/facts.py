@@ -15,11 +15,12 @@ from sbp.errors import position_text
 from sbp.explain.origins import Origins
 from sbp.explain.reasons import ConversionReason, Reasons
 from sbp.explain.subjects import AtomChange, SourcePlace
-from sbp.infer.space import Codes, local_shape, to_type
+from sbp.infer.space import local_shape, to_type
 from sbp.plan.ir import Apply, Block, Loop, Register, Source, walk
 from sbp.plan.program import Program
 from sbp.plan.text import place, shape_text
 from sbp.plan.traffic import Send, sends
+from sbp.report.parts import grouped
 from sbp.report.wording import (
     SEGMENT_LIMIT,
     argument_text,
@@ -36,7 +37,6 @@ from sbp.report.wording import (
 )
 from sbp.signatures import kernel_named
 from sbp.source.reader import annotated_text, annotation_span, shortened
-from sbp.trace.graph import Node
 from sbp.types import NdSbp
 
 # ---- tensors ------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ from sbp.types import NdSbp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """An argument or result.
+    """An argument, a result, an annotated tensor, or what is in memory.
 
     Arguments:
       name: the user's name.
@@ -56,6 +56,8 @@ class Tensor:
       padded: whether it is held as `sbp.Padded`.
       kind: the class of what is in memory.
       where: the line of an annotation, and the line that makes what is in memory.
+      pin: the type that an annotation asks for.
+      is_repeat: whether it is a copy in a backward pass, with another type than the first.
     """
 
     name: str
@@ -68,20 +70,7 @@ class Tensor:
     padded: bool = False
     kind: str = ""
     where: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnnotatedTensor:
-    """An annotated tensor.
-
-    Arguments:
-      tensor: the tensor with its inferred type; its name is its source text.
-      pin: the type that the annotation asks for.
-      is_repeat: whether it is a copy in a backward pass, with another type than the first.
-    """
-
-    tensor: Tensor
-    pin: Pin
+    pin: Pin | None = None
     is_repeat: bool = False
 
 
@@ -144,35 +133,32 @@ def alike(tensors: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
     Arguments:
       tensors: the tensors.
     """
-    groups = defaultdict[Tensor, list[str]](list)
-    for one in tensors:
-        groups[replace(one, name=without_numbers(one.name))].append(one.name)
-    return [(replace(t, name=common_name(names)), len(names)) for t, names in groups.items()]
+    groups = grouped(tensors, lambda one: replace(one, name=without_numbers(one.name)))
+    return [
+        (replace(one, name=common_name([t.name for t in same])), len(same))
+        for one, same in groups.items()
+    ]
 
 
-def annotated(program: Program) -> list[AnnotatedTensor]:
-    """The annotated tensors in program order. Copies of an annotation that autodiff and
-    rematerialisation make are one where they have the same type."""
-    found: dict[AnnotatedTensor, None] = {}
+def annotated(program: Program) -> list[Tensor]:
+    """The annotated tensors in program order, each by its source text. Copies of an annotation that
+    autodiff and rematerialisation make are one where they have the same type."""
+    found: dict[Tensor, None] = {}
     for node in program.graph.walk():
         if node.op == annotate_p.name and node.params["pin"] is not None and node.stack:
-            made = _annotated(program, node, program.typing.values[node.outputs[0]])
-            fact = AnnotatedTensor(tensor=made, pin=node.params["pin"])
-            if fact not in found:
-                repeats = node.backward and any(
-                    (f.tensor.where, f.pin, f.tensor.name) == (made.where, fact.pin, made.name)
-                    for f in found
-                )
-                found[replace(fact, is_repeat=repeats)] = None
+            span, value = annotation_span(node), node.outputs[0]
+            assert span is not None
+            name = shortened(annotated_text(span), SEGMENT_LIMIT) or span_text(span) or "a tensor"
+            made = replace(
+                tensor(program, Register(value, program.typing.values[value]), name),
+                where=position_text(span.file, span.line),
+                pin=node.params["pin"],
+            )
+            if made not in found:
+                first = {(f.where, f.pin, f.name) for f in found}
+                repeats = node.backward and (made.where, made.pin, made.name) in first
+                found[replace(made, is_repeat=repeats)] = None
     return list(found)
-
-
-def _annotated(program: Program, node: Node, codes: Codes) -> Tensor:
-    span = annotation_span(node)
-    assert span is not None
-    name = shortened(annotated_text(span), SEGMENT_LIMIT) or span_text(span) or "a tensor"
-    made = tensor(program, Register(node.outputs[0], codes), name)
-    return replace(made, where=position_text(span.file, span.line))
 
 
 # ---- regions ------------------------------------------------------------------------------------
@@ -298,13 +284,10 @@ def _of_conversion(
 
 def by_line(found: Iterable[Collective]) -> list[Collective]:
     """Groups of collectives merged by kind, mesh axes and source line."""
-    groups = defaultdict[Hashable, list[Collective]](list)
-    for one in found:
-        groups[one.kind, one.mesh_axes, one.line].append(one)
-    return _merged(groups)
+    return _merged(grouped(found, lambda one: (one.kind, one.mesh_axes, one.line)))
 
 
-def _merged(groups: Mapping[Hashable, Sequence[Collective]]) -> list[Collective]:
+def _merged(groups: Mapping[Any, Sequence[Collective]]) -> list[Collective]:
     """One collective for each group, most bytes first."""
     merged = (
         replace(
@@ -344,5 +327,4 @@ def _line(reason: ConversionReason) -> str:
             return (
                 f"{'the ' if node.backward else ''}{place_cell(SourcePlace(span, node.backward))}"
             )
-    argument = "" if reason.argument is None else argument_text(reason.argument)
-    return argument or "the end of the program"
+    return argument_text(reason.argument) or "the end of the program"

@@ -11,14 +11,13 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from sbp.errors import SbpError, Span, bytes_text, file_name, nearest, position_text
 from sbp.infer.space import to_type
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase, Phases, Send, sends
-from sbp.report.parts import Picture, Share, Table, table
+from sbp.report.parts import Picture, Share, Table, grouped, table_of
 from sbp.report.svg import CELL, COSTLY, PARTIAL, SPLIT, WHOLE, Board, Ink, picture
 from sbp.report.wording import branches_text, counted, listed, without_number
 from sbp.source.reader import shortened, users_span
@@ -126,11 +125,8 @@ class ProgramFlows:
     @functools.cached_property
     def places(self) -> dict[str, list[Stop]]:
         """The stops that send something, by the names of their places."""
-        found: dict[str, list[Stop]] = {}
-        for stop in (*self.stops, self.results):
-            if stop.bytes:
-                found.setdefault(stop.name, []).append(stop)
-        return found
+        sending = (stop for stop in (*self.stops, self.results) if stop.bytes)
+        return grouped(sending, lambda stop: stop.name)
 
     @functools.cached_property
     def costliest(self) -> list[Stop]:
@@ -140,10 +136,9 @@ class ProgramFlows:
     def sums(self, row: Callable[[Stop], str]) -> dict[tuple[str, str], float]:
         """Bytes by mesh axes and a property of stops."""
         found = defaultdict[tuple[str, str], float](float)
-        for stops in self.places.values():
-            for stop in stops:
-                for send in stop.sends:
-                    found[send.axes, row(stop)] += send.bytes
+        for stop in (*self.stops, self.results):
+            for send in stop.sends if stop.bytes else ():
+                found[send.axes, row(stop)] += send.bytes
         return found
 
 
@@ -154,7 +149,7 @@ def program_flows(program: Program, grouping: Grouping = "line") -> ProgramFlows
       program: the plan.
       grouping: what a place is: a line, a function, or a scope of `jax.named_scope` and modules.
     """
-    return _FlowWalk(program, PLACE_NAMES[grouping]).flows(grouping)
+    return _FlowWalk(program, grouping).flows()
 
 
 class PlaceName(NamedTuple):
@@ -166,81 +161,55 @@ class PlaceName(NamedTuple):
     brief: str = ""
 
 
-_NOWHERE = PlaceName("", "(no source)")
-
-
-def _brief(path: str) -> str:
-    """A path whose name in reports has no folder; cells of notebooks keep theirs."""
-    name = file_name(path)
-    return path if name.startswith("Cell") else Path(path).name
-
-
-def _line(node: Node) -> PlaceName:
+def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
+    """The line, function or scope of a node."""
+    if grouping == "scope":
+        name = "/".join(without_number(n) for n in scope_names(node.scope) if "->" not in n)
+        return PlaceName(name, shortened(name, TEXT_LIMIT) or "(no scope)")
     span = users_span(node)
     if span is None:
-        return _NOWHERE
-    text = (line_text(span.file, span.line) or "").strip()
-    return PlaceName(
-        f"{span.file}:{span.line}",
-        shortened(text, TEXT_LIMIT) or "(no source)",
-        position_text(span.file, span.line),
-        position_text(_brief(span.file), span.line),
-    )
-
-
-def _function(node: Node) -> PlaceName:
-    span = users_span(node)
-    if span is None:
-        return _NOWHERE
-    name, brief = file_name(span.file), file_name(_brief(span.file))
-    return PlaceName(f"{span.file}:{span.function}", span.function or "module level", name, brief)
-
-
-def _scope(node: Node) -> PlaceName:
-    name = "/".join(without_number(n) for n in scope_names(node.scope) if "->" not in n)
-    return PlaceName(name, shortened(name, TEXT_LIMIT) or "(no scope)")
-
-
-PLACE_NAMES: dict[Grouping, Callable[[Node], PlaceName]] = {
-    "line": _line,
-    "function": _function,
-    "scope": _scope,
-}
-"""The place of a node in each grouping."""
+        return PlaceName("", "(no source)")
+    if grouping == "function":
+        key, text, where = span.function, span.function or "module level", file_name(span.file)
+    else:
+        code = (line_text(span.file, span.line) or "").strip()
+        key, text = span.line, shortened(code, TEXT_LIMIT) or "(no source)"
+        where = position_text(span.file, span.line)
+    return PlaceName(f"{span.file}:{key}", text, where, where.rpartition("/")[2])
 
 
 def merge(found: Iterable[Send]) -> list[Send]:
     """Collectives of one kind, over the same axes and with the same change as one; most bytes
     first."""
-    groups: dict[tuple[str, str, str], Send] = {}
-    for send in found:
-        key = send.kind, send.axes, send.change
-        old = groups.setdefault(key, send._replace(runs=0, bytes=0.0))
-        groups[key] = old._replace(runs=old.runs + send.runs, bytes=old.bytes + send.bytes)
-    return sorted(groups.values(), key=lambda send: -send.bytes)
+    merged = (
+        same[0]._replace(runs=sum(s.runs for s in same), bytes=sum(s.bytes for s in same))
+        for same in grouped(found, lambda s: (s.kind, s.axes, s.change)).values()
+    )
+    return sorted(merged, key=lambda send: -send.bytes)
 
 
 class _FlowWalk:
     """Finds places and flows of one program."""
 
-    def __init__(self, program: Program, key: Callable[[Node], PlaceName]) -> None:
-        self.program, self.graph, self._key = program, program.graph, key
+    def __init__(self, program: Program, grouping: Grouping) -> None:
+        self.program, self.graph = program, program.graph
+        self.grouping: Grouping = grouping
         self.phase = Phases(self.graph).of
         self.stops: dict[Key, Stop] = {}
         self._at: dict[int, Key] = {}
         self._copies = defaultdict[Key, dict[Span | None, Counter[str]]](
             lambda: defaultdict(Counter)
         )
-        self._sends = defaultdict[int | None, list[Send]](list)
-        for send in sends(program):
-            self._sends[None if send.is_returned or not send.node else send.node.id].append(send)
+        self._sends = grouped(
+            sends(program), lambda s: None if s.is_returned or not s.node else s.node.id
+        )
         self._visit(self.graph, 1)
         self._count()
 
     def _visit(self, graph: Graph, runs: int) -> None:
         for node in graph.nodes:
-            named = self._key(node)
-            for send in self._sends[node.id]:
+            named = place_name(node, self.grouping)
+            for send in self._sends.get(node.id, ()):
                 self._stop(named, send.phase).sends.append(send)
             if node.op not in CONTROL_FLOW:
                 stop = self._stop(named, self.phase[node.id])
@@ -273,7 +242,7 @@ class _FlowWalk:
             if phase == "backward" and (name, "forward") in self.stops:
                 stop.runs = self.stops[name, "forward"].runs
 
-    def flows(self, grouping: Grouping) -> ProgramFlows:
+    def flows(self) -> ProgramFlows:
         """The result."""
         found: dict[tuple[int, int], ValueFlow] = {}
         for new in self._every():
@@ -281,18 +250,17 @@ class _FlowWalk:
             old = found.get(ends)
             if old is None or new.size > old.size or (new.partial and not old.partial):
                 found[ends] = new
-        stops, largest = tuple(self.stops.values()), dict[int, float]()
-        for flow in found.values():
-            if flow.source >= 0 and flow.size >= largest.get(flow.source, 0.0):
-                largest[flow.source] = flow.size
-                stops[flow.source].type = flow.type
-        returned = merge(self._sends[None])
+        stops = tuple(self.stops.values())
+        for source, leaving in grouped(found.values(), lambda flow: flow.source).items():
+            if source >= 0:
+                stops[source].type = max(reversed(leaving), key=lambda flow: flow.size).type
+        returned = merge(self._sends.get(None, ()))
         return ProgramFlows(
             stops=stops,
             flows=tuple(found.values()),
             results=Stop(name="<results>", text="results", phase="returned", sends=returned),
             called=self.program.cost.bytes_per_device,
-            grouping=grouping,
+            grouping=self.grouping,
         )
 
     def _every(self) -> Iterator[ValueFlow]:
@@ -364,25 +332,8 @@ _TRACKS = 7
 _WORD_ROWS = 16
 
 
-@dataclass(slots=True)
-class _Spot:
-    """A place: its stop in the forward pass or the update, and in the backward pass."""
-
-    left: Stop | None = None
-    right: Stop | None = None
-    top: float = 0.0
-
-    @property
-    def stops(self) -> list[Stop]:
-        return [s for s in (self.left, self.right) if s is not None]
-
-    @property
-    def height(self) -> float:
-        return _ROW + _LINE * max(0, max(len(s.sends) for s in self.stops) - 2)
-
-
 class _Sheet:
-    """What is drawn.
+    """What is drawn: a row for each place, with its forward pass or update and its gradient.
 
     Arguments:
       flows: the places.
@@ -391,28 +342,20 @@ class _Sheet:
 
     def __init__(self, flows: ProgramFlows, axis: str) -> None:
         self.flows, self.axis = flows, axis
-        found: dict[tuple[bool, str], _Spot] = {}
-        for stop in flows.stops:
-            row = found.setdefault((stop.phase == "update", stop.name), _Spot())
-            if stop.phase == "backward":
-                row.right = stop
-            else:
-                row.left = stop
-        most = sorted(found, key=lambda at: -sum(s.bytes for s in found[at].stops))[:MOST_ROWS]
-        shown = [at for at in found if at in most]
+        found = grouped(flows.stops, lambda stop: (stop.phase == "update", stop.name))
+        most = sorted(found, key=lambda at: -sum(s.bytes for s in found[at]))[:MOST_ROWS]
+        shown = sorted((at for at in found if at in most), key=lambda at: at[0])
         self.left_out = len(found) - len(shown)
-        self.rows = [found[at] for at in sorted(shown, key=lambda at: at[0])]
+        self.rows = [found[at] for at in shown]
+        self.gradient = any(s.phase == "backward" for row in self.rows for s in row)
+        self.room = (_SENT if self.gradient else _WIDTH - _GUTTER - _BOX) - 20
         self.update_from = sum(not is_update for is_update, _ in shown)
-
-    @property
-    def gradient(self) -> bool:
-        """Whether there is a backward pass."""
-        return any(row.right is not None for row in self.rows)
-
-    @property
-    def room(self) -> float:
-        """Pixels for the collectives beside a box."""
-        return (_SENT if self.gradient else _WIDTH - _GUTTER - _BOX) - 20
+        self.tops, self.bottom = list[float](), 48.0
+        for number, row in enumerate(self.rows):
+            if number == self.update_from > 0:
+                self.bottom += 22
+            self.tops.append(self.bottom)
+            self.bottom += _ROW + _LINE * max(0, max(len(s.sends) for s in row) - 2) + 10
 
 
 def busiest_axis(program: Program, flows: ProgramFlows) -> str:
@@ -425,7 +368,11 @@ def busiest_axis(program: Program, flows: ProgramFlows) -> str:
 
 
 def program_picture(
-    program: Program, axis: str | None = None, grouping: Grouping | None = None
+    program: Program,
+    axis: str | None = None,
+    grouping: Grouping | None = None,
+    *,
+    brief: bool = False,
 ) -> Picture:
     """The program as a picture.
 
@@ -433,6 +380,7 @@ def program_picture(
       program: the plan.
       axis: the mesh axis whose atoms colour it; None for the one that most bytes are sent over.
       grouping: what a place is; None to choose.
+      brief: whether it is for a page that has its words elsewhere: only what costs most is said.
 
     Raises:
       SbpError: `unknown-axis` for an axis that the mesh has not.
@@ -443,20 +391,12 @@ def program_picture(
             f" {listed(program.mesh.names)}",
             code="unknown-axis",
         )
-    sheet = _sheet(program, axis, grouping)
+    flows = folded(program, grouping)
+    sheet = _Sheet(flows, axis or busiest_axis(program, flows))
+    if brief:
+        return picture(_costliest(sheet), _drawing(sheet))
     shown = picture(_costliest(sheet), _drawing(sheet), _words(sheet))
     return replace(shown, caption=_caption(sheet))
-
-
-def brief_picture(program: Program) -> Picture:
-    """The same for a page that has its words elsewhere: what costs most is said."""
-    sheet = _sheet(program)
-    return picture(_costliest(sheet), _drawing(sheet))
-
-
-def _sheet(program: Program, axis: str | None = None, grouping: Grouping | None = None) -> _Sheet:
-    flows = folded(program, grouping)
-    return _Sheet(flows, axis or busiest_axis(program, flows))
 
 
 def _caption(sheet: _Sheet) -> str:
@@ -505,42 +445,29 @@ _LEGEND: tuple[tuple[str, Ink, str], ...] = (
 )
 
 
-def _legend(board: Board) -> None:
+def _drawing(sheet: _Sheet) -> Board:
+    results, bottom = sheet.flows.results, sheet.bottom
+    board = Board(_WIDTH, bottom + 4 + _LINE * len(results.sends))
     x = _GUTTER
     for sign, ink, meaning in _LEGEND:
-        board.rect((x, 3), (22, 14), ink)
-        board.text((x + 11, 14), sign, anchor="middle")
-        board.text((x + 27, 14), meaning)
-        x += 40 + CELL * len(meaning)
-
-
-def _drawing(sheet: _Sheet) -> Board:
-    top = 48.0
-    for number, row in enumerate(sheet.rows):
-        if number == sheet.update_from and number:
-            top += 22
-        row.top = top
-        top += row.height + 10
-    board = Board(_WIDTH, top + 4 + _LINE * len(sheet.flows.results.sends))
-    _legend(board)
+        x = board.key((x, 3), ink, meaning, sign=sign)
     board.text((_GUTTER, 38), "forward", Ink(bold=True))
     if sheet.gradient:
         board.text((_GRADIENT_AT, 38), "backward", Ink(bold=True))
-    if sheet.update_from < len(sheet.rows) and sheet.update_from:
-        y = sheet.rows[sheet.update_from].top - 10
-        board.text((_GUTTER, y), "update", Ink(bold=True))
-    for row in sheet.rows:
-        columns = (row.left, _GUTTER, _BOX), (row.right, _GRADIENT_AT, _GRADIENT)
-        for stop, x, width in columns:
-            if stop is not None:
-                brief = stop is row.right and row.left is not None
-                _box(board, sheet, stop, (x, row.top), width, brief=brief)
-                _sent(board, sheet, stop, (x + width + 8, row.top))
-    if sheet.flows.results.sends:
-        board.text((_GUTTER, top + 13), "results", Ink(bold=True))
-        _sent(board, sheet, sheet.flows.results, (_GUTTER + _BOX + 8, top))
-    _arrows(board, sheet, "left")
-    _arrows(board, sheet, "right")
+    if 0 < sheet.update_from < len(sheet.rows):
+        board.text((_GUTTER, sheet.tops[sheet.update_from] - 10), "update", Ink(bold=True))
+    for row, top in zip(sheet.rows, sheet.tops, strict=True):
+        for stop in row:
+            is_gradient = stop.phase == "backward"
+            x, width = (_GRADIENT_AT, _GRADIENT) if is_gradient else (_GUTTER, _BOX)
+            brief = is_gradient and len(row) > 1
+            _box(board, sheet, stop, (x, top), width, brief=brief)
+            _sent(board, sheet, stop, (x + width + 8, top))
+    if results.sends:
+        board.text((_GUTTER, bottom + 13), "results", Ink(bold=True))
+        _sent(board, sheet, results, (_GUTTER + _BOX + 8, bottom))
+    _arrows(board, sheet, of_gradients=False)
+    _arrows(board, sheet, of_gradients=True)
     return board
 
 
@@ -602,17 +529,16 @@ def _sent(board: Board, sheet: _Sheet, stop: Stop, corner: tuple[float, float]) 
 
 
 def _send_text(send: Send) -> str:
-    ends = "P→ " if send.reduces else ""
-    return f"{ends}{bytes_text(send.bytes)} {send.kind} {send.axes}"
+    return f"{'P→ ' if send.reduces else ''}{bytes_text(send.bytes)} {send.kind} {send.axes}"
 
 
-def _arrows(board: Board, sheet: _Sheet, side: str) -> None:
+def _arrows(board: Board, sheet: _Sheet, *, of_gradients: bool) -> None:
     """The largest flow into each box of a column, and partial ones."""
     place = {
         id(stop): number
         for number, row in enumerate(sheet.rows)
-        for stop in row.stops
-        if (stop is row.right) == (side == "right")
+        for stop in row
+        if (stop.phase == "backward") == of_gradients
     }
     ends = [id(stop) for stop in sheet.flows.stops]
     flows = [
@@ -622,11 +548,11 @@ def _arrows(board: Board, sheet: _Sheet, side: str) -> None:
     ]
     largest = {stop: max(f.size for _, s, f in flows if s == stop) for _, stop, _ in flows}
     shown = [(a, b, f) for a, b, f in flows if f.partial or f.size == largest[b]]
-    edge = _GUTTER if side == "left" else _GRADIENT_AT
+    edge = _GRADIENT_AT if of_gradients else _GUTTER
     taken: list[list[tuple[int, int]]] = [[] for _ in range(_TRACKS)]
     for start, stop, flow in sorted(shown, key=lambda item: abs(item[1] - item[0])):
         ink, told = _inks(flow.type, sheet.axis)[1], f"{flow.type!r}, {bytes_text(flow.size)} whole"
-        first, last = sheet.rows[start].top, sheet.rows[stop].top
+        first, last = sheet.tops[start], sheet.tops[stop]
         if abs(stop - start) == 1:
             x, down = edge + 22, stop > start
             ends = (x, first + (_ROW if down else 0)), (x, last + (0 if down else _ROW))
@@ -654,22 +580,20 @@ def _words(sheet: _Sheet) -> Table | str:
     flows = sheet.flows
     told = [s for s in (*flows.stops, flows.results) if s.sends or s.born]
     told.sort(key=lambda s: (s is flows.results, -s.bytes))
-    cells = (
-        (
-            f"{s.where or s.text}",
-            s.phase,
-            str(s.runs),
-            ("" if s.type is None else repr(s.type)) + (", begins P" if s.born else ""),
-            "; ".join(map(_send_text, s.sends)),
-            Share(fraction=s.bytes / (flows.bytes or 1)),
-        )
-        for s in told
-    )
-    made = table(
-        ("place", "pass", ">times", "makes", "sends", "share"),
-        cells,
-        details=(s.text if s.where else "" for s in told),
+    made = table_of(
+        told,
+        {
+            "place": lambda s: s.where or s.text,
+            "pass": lambda s: s.phase,
+            ">times": lambda s: str(s.runs),
+            "makes": lambda s: (
+                ("" if s.type is None else repr(s.type)) + (", begins P" if s.born else "")
+            ),
+            "sends": lambda s: "; ".join(map(_send_text, s.sends)),
+            "share": lambda s: Share(fraction=s.bytes / (flows.bytes or 1)),
+        },
+        detail=lambda s: s.text if s.where else "",
         shown=_WORD_ROWS,
-        rest=lambda n: f"and {counted(n, 'more place')}",
+        rest=lambda left: f"and {counted(len(left), 'more place')}",
     )
     return made if told else "no place sends anything, and no value is partial"

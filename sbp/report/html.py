@@ -6,8 +6,7 @@ It is readable on light and dark pages, and without colour.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
-from typing import assert_never
+from collections.abc import Sequence
 
 from rich.cells import cell_len
 
@@ -121,10 +120,8 @@ def _leaf(part: Leaf) -> str:
             return _table(part)
         case Picture():
             return _picture(part)
-        case ShownDiagnostic():
-            return _finding(part)
         case _:
-            assert_never(part)
+            return _finding(part)
 
 
 def _picture(picture: Picture) -> str:
@@ -145,26 +142,21 @@ def _table(table: Table) -> str:
     def side(number: int) -> str:
         return ' class="n"' if number in table.right else ""
 
-    def rows(some: Iterable[TableRow]) -> str:
-        made: list[str] = []
-        for row in some:
-            cells = " ".join(
-                f"<td{side(i)}>{_cell(c, first=i == 0)}</td>" for i, c in enumerate(row.cells)
-            )
-            made.append(f"<tr>{cells}</tr>")
-            if row.detail:
-                made.append(
-                    '<tr class="d"><td'
-                    f' colspan="{len(table.headings)}">{_text(row.detail)}</td></tr>'
-                )
-        return "\n".join(made)
+    def row_text(row: TableRow) -> str:
+        cells = " ".join(
+            f"<td{side(i)}>{_cell(c, first=i == 0)}</td>" for i, c in enumerate(row.cells)
+        )
+        below = f'<td colspan="{len(table.headings)}">{_text(row.detail)}</td>'
+        detail = f'\n<tr class="d">{below}</tr>' if row.detail else ""
+        return f"<tr>{cells}</tr>{detail}"
 
     head = " ".join(f"<th{side(i)}>{_text(h)}</th>" for i, h in enumerate(table.headings))
-    body = f"<tbody>\n{rows(table.rows)}\n</tbody>"
+    rows, folded = ("\n".join(map(row_text, some)) for some in (table.rows, table.folded))
+    body = f"<tbody>\n{rows}\n</tbody>"
     shown = _scrolled(f"<table><thead><tr>{head}</tr></thead>{body}</table>")
     if not table.rest:
         return shown
-    more = _scrolled(f'<table class="rest"><tbody>\n{rows(table.folded)}\n</tbody></table>')
+    more = _scrolled(f'<table class="rest"><tbody>\n{folded}\n</tbody></table>')
     return f"{shown}\n<details><summary>{_text(table.rest)}</summary>\n{more}</details>"
 
 
@@ -199,7 +191,7 @@ def _finding(part: ShownDiagnostic) -> str:
         f'<div class="h"><span><b>help</b>: {_text(text)}</span> <b>{_text(price)}</b></div>'
         for text, price in part.helps
     ]
-    made.append(f"<div><b>more</b>: <code>{_text(part.more)}</code></div>")
+    made.append(f"<div><b>more</b>: <code>sbp explain {found.code}</code></div>")
     return f'<div class="f {found.severity}">' + "\n".join(made) + "</div>"
 
 

@@ -16,8 +16,8 @@ from sbp.plan.program import Program
 from sbp.plan.stored import stored
 from sbp.plan.traffic import PHASES, Phase
 from sbp.report.facts import Tensor, alike, input_names, tensor
-from sbp.report.flows import PLACE_NAMES
-from sbp.report.parts import Picture, Table, table
+from sbp.report.flows import place_name
+from sbp.report.parts import Picture, Table, table_of
 from sbp.report.strategy import InputClass, InputUses
 from sbp.report.svg import (
     CELL,
@@ -31,7 +31,7 @@ from sbp.report.svg import (
     draw_phases,
     picture,
 )
-from sbp.report.wording import counted, times_text
+from sbp.report.wording import counted, sentences, times_text
 from sbp.source.reader import shortened
 from sbp.trace.graph import Node
 from sbp.trace.regions import LOOPS
@@ -50,17 +50,18 @@ MemoryClass = (
 * `temporaries`: all else that operations make, and what they need while they run;
 * `gaps`: what is lost between the last four.
 """
-CLASSES: tuple[MemoryClass, ...] = (
-    "weights",
-    "optimiser",
-    "other arguments",
-    "results",
-    "copies of weights",
-    "activations",
-    "gradients",
-    "temporaries",
-    "gaps",
-)
+COLORS: dict[MemoryClass, str] = {
+    "weights": SPLIT,
+    "optimiser": "#8b5cf6",
+    "other arguments": WHOLE,
+    "results": "#14b8a6",
+    "copies of weights": "#0ea5e9",
+    "activations": PARTIAL,
+    "gradients": "#ec4899",
+    "temporaries": "#84cc16",
+    "gaps": WHOLE,
+}
+"""The classes in their order, with their colours."""
 
 COLUMNS = 165
 """Moments that a picture shows. Of several that it shows as one, the fullest is taken."""
@@ -109,57 +110,24 @@ class LiveBytes:
         return max(self.moments, key=lambda m: m.total)
 
 
-def live_bytes(program: Program) -> LiveBytes:
-    """What a device has in memory as the program runs.
-
-    Arguments:
-      program: the plan.
-    """
-    return _Memory(program).live()
-
-
 class _Memory:
     """Sorts what a program has in memory into classes."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.names = program, input_names(program)
-        self.memory = DeviceMemory(program.typing, in_host=False)
+        self.device = DeviceMemory(program.typing, in_host=False)
         self.uses = InputUses(program)
         self.last: dict[Register, Phase] = {}
         self._find_last(program.block)
         self.kind = functools.cache(self._kind)
-        self.fixed: dict[MemoryClass, float] = dict.fromkeys(CLASSES, 0.0)
+        self.fixed: dict[MemoryClass, float] = dict.fromkeys(COLORS, 0.0)
         for number, register in enumerate(program.block.inputs):
-            self.fixed[self.uses.class_of(number)] += self.memory.size(register)
-        self.fixed["results"] = self.memory.results(program.block)
-
-    def live(self) -> LiveBytes:
-        """The result."""
-        sizes = [moment.bytes for moment in self.memory.moments(self.program.block)]
-        count = min(len(sizes), COLUMNS)
-        columns = [
-            range(len(sizes) * n // count, len(sizes) * (n + 1) // count) for n in range(count)
-        ]
-        shown = {max(column, key=lambda i: sizes[i]) for column in columns}
-        most = max(range(len(sizes)), key=lambda i: sizes[i], default=-1)
-        moments, held = list[LiveMoment](), list(self._arguments())
-        for number, moment in enumerate(self.memory.moments(self.program.block)):
-            if number in shown:
-                moments.append(self._moment(moment))
-            if number == most:
-                held += self._temporaries(moment)
-        if not moments:  # the program returns its arguments
-            moments = [LiveMoment(phase=PHASES[0], what="", where="", bytes=dict(self.fixed))]
-        asked = self.program.request.memory_limit
-        return LiveBytes(
-            moments=tuple(moments),
-            held=tuple(sorted(alike(held), key=lambda one: -one[1] * one[0].bytes_per_device)),
-            limit=self.program.mesh.hardware.hbm_bytes if asked is None else asked,
-        )
+            self.fixed[self.uses.class_of(number)] += self.device.size(register)
+        self.fixed["results"] = self.device.results(program.block)
 
     def _find_last(self, block: Block) -> None:
         """The pass of the last instruction that needs each register."""
-        found = stored(block, self.program.graph.avals, self.memory.elements)
+        found = stored(block, self.program.graph.avals, self.device.elements)
         for register, at in found.last.items():
             self.last[register] = self.uses.phases.place(block.instructions[at])[1]
         for instruction in block.instructions:
@@ -178,28 +146,33 @@ class _Memory:
             return "activations"
         return "gradients" if (made, needed) == ("backward", "update") else "temporaries"
 
-    def _moment(self, moment: Moment) -> LiveMoment:
+    def moment(self, moment: Moment) -> LiveMoment:
+        """All that is in memory, by class."""
         found = dict(self.fixed)
         for sizes in moment.live:
             for register, size in sizes.items():
                 found[self.kind(register)] += size
         found["temporaries"] += moment.scratch
-        found["gaps"] += self.memory.gaps(moment.bytes)
+        found["gaps"] += self.device.gaps(moment.bytes)
         node, phase = self.uses.phases.place(moment.instruction)
         return LiveMoment(
             phase=phase,
             what="" if node is None else node.name,
             where=_where(node),
-            bytes={kind: found[kind] for kind in CLASSES if found[kind]},
+            bytes={kind: found[kind] for kind in COLORS if found[kind]},
         )
 
-    def _arguments(self) -> Iterator[Tensor]:
+    def arguments(self) -> list[Tensor]:
+        """The arguments that take bytes."""
         inputs = zip(self.program.block.inputs, self.names, strict=True)
-        for number, (register, name) in enumerate(inputs):
-            if self.memory.size(register):
-                yield self._tensor(register, self.uses.class_of(number), name)
+        return [
+            self._tensor(register, self.uses.class_of(number), name)
+            for number, (register, name) in enumerate(inputs)
+            if self.device.size(register)
+        ]
 
-    def _temporaries(self, moment: Moment) -> Iterator[Tensor]:
+    def temporaries(self, moment: Moment) -> Iterator[Tensor]:
+        """What else is alive at a moment."""
         names = Names.of(self.program.graph)
         for register in moment.registers():
             maker, root = names.makers.get(register.value), self.uses.root(register.value)
@@ -211,30 +184,46 @@ class _Memory:
         self, register: Register, kind: MemoryClass, name: str, maker: Node | None = None
     ) -> Tensor:
         made = tensor(self.program, register, name)
-        size = self.memory.size(register)
+        size = self.device.size(register)
         return replace(made, kind=kind, where=_where(maker), bytes_per_device=size)
 
 
+def live_bytes(program: Program) -> LiveBytes:
+    """What a device has in memory as the program runs.
+
+    Arguments:
+      program: the plan.
+    """
+    memory = _Memory(program)
+    sizes = [moment.bytes for moment in memory.device.moments(program.block)]
+    count = min(len(sizes), COLUMNS)
+    columns = [range(len(sizes) * n // count, len(sizes) * (n + 1) // count) for n in range(count)]
+    shown = {max(column, key=lambda i: sizes[i]) for column in columns}
+    most = max(range(len(sizes)), key=lambda i: sizes[i], default=-1)
+    moments, held = list[LiveMoment](), memory.arguments()
+    for number, moment in enumerate(memory.device.moments(program.block)):
+        if number in shown:
+            moments.append(memory.moment(moment))
+        if number == most:
+            held += memory.temporaries(moment)
+    if not moments:  # the program returns its arguments
+        moments = [LiveMoment(phase=PHASES[0], what="", where="", bytes=memory.fixed)]
+    asked = program.request.memory_limit
+    return LiveBytes(
+        moments=tuple(moments),
+        held=tuple(sorted(alike(held), key=lambda one: -one[1] * one[0].bytes_per_device)),
+        limit=program.mesh.hardware.hbm_bytes if asked is None else asked,
+    )
+
+
 def _where(node: Node | None) -> str:
-    return "" if node is None else PLACE_NAMES["line"](node).where
+    return "" if node is None else place_name(node).where
 
 
 # ---- picture ------------------------------------------------------------------------------------
 
 SHOWN_HELD = 12
 """Tensors that the table of the peak shows; the others are folded."""
-
-COLORS: dict[MemoryClass, str] = {
-    "weights": SPLIT,
-    "optimiser": "#8b5cf6",
-    "other arguments": WHOLE,
-    "results": "#14b8a6",
-    "copies of weights": "#0ea5e9",
-    "activations": PARTIAL,
-    "gradients": "#ec4899",
-    "temporaries": "#84cc16",
-    "gaps": WHOLE,
-}
 
 MIN_SHARE = 0.001
 """Share of the limit from which it is told with a digit."""
@@ -261,24 +250,32 @@ def memory_picture(program: Program) -> Picture:
 
 
 def _caption(program: Program, found: LiveBytes) -> str:
-    peak, name = found.peak, program.mesh.hardware.name
-    text = f"memory of one device over program order: at most {bytes_text(peak.total)}"
+    peak, at, hardware = found.peak, "", program.mesh.hardware.name
     if peak.what:
-        text += ", in the update" if peak.phase == "update" else f", in the {peak.phase} pass"
-        text += f", {peak.what} of {peak.where}" if peak.where else f", {peak.what}"
+        phase = "the update" if peak.phase == "update" else f"the {peak.phase} pass"
+        at = f", in {phase}, {peak.what}" + (f" of {peak.where}" if peak.where else "")
     share, limit = peak.total / found.limit, bytes_text(found.limit)
-    text += f"; {share:.1%} of " if share >= MIN_SHARE else "; under 0.1% of "
+    part = f"{share:.1%} of" if share >= MIN_SHARE else "under 0.1% of"
     is_asked = program.request.memory_limit is not None
-    text += f"memory_limit, {limit}" if is_asked else f"the {limit} of hardware {name}"
-    if host := program.cost.host_memory_bytes:
-        text += f". {bytes_text(host)} of host memory are not in it"
-    loops = any(isinstance(i, Loop) and i.node.op in LOOPS for i in program.block.instructions)
-    return f"{text}. The body of a loop stands there once." if loops else f"{text}."
+    whole = f"memory_limit, {limit}" if is_asked else f"the {limit} of hardware {hardware}"
+    most, host = bytes_text(peak.total), program.cost.host_memory_bytes
+    return sentences(
+        {
+            f"memory of one device over program order: at most {most}{at}; {part} {whole}.": True,
+            f"{bytes_text(host)} of host memory are not in it.": host,
+            "The body of a loop stands there once.": any(
+                isinstance(i, Loop) and i.node.op in LOOPS for i in program.block.instructions
+            ),
+        }
+    )
 
 
 def _drawing(found: LiveBytes) -> Board:
-    classes: list[MemoryClass] = [c for c in CLASSES if any(m.bytes.get(c) for m in found.moments)]
+    classes: list[MemoryClass] = [c for c in COLORS if any(m.bytes.get(c) for m in found.moments)]
     peak = found.peak
+    at_peak: dict[MemoryClass, str] = {
+        kind: bytes_text(peak.bytes.get(kind, 0.0)) for kind in classes
+    }
     shows_limit = found.limit <= DRAWN_LIMIT * peak.total
     most = 1.1 * (max(found.limit, peak.total) if shows_limit else peak.total)
     rows = -(-len(classes) // _KEYS)
@@ -288,16 +285,20 @@ def _drawing(found: LiveBytes) -> Board:
     def y(bytes_: float) -> float:
         return bottom - _TALL * bytes_ / most
 
-    ends: list[tuple[Phase, float, float]] = [
-        (moment.phase, _NAME + wide * n, _NAME + wide * (n + 1))
-        for n, moment in enumerate(found.moments)
-    ]
-    draw_phases(board, ends, 2)
+    draw_phases(
+        board,
+        (
+            (moment.phase, _NAME + wide * n, _NAME + wide * (n + 1))
+            for n, moment in enumerate(found.moments)
+        ),
+        2,
+    )
     below = [0.0] * len(found.moments)
     for kind in classes:
         above = [b + m.bytes.get(kind, 0.0) for b, m in zip(below, found.moments, strict=True)]
         upper, lower = _steps(list(map(y, above)), wide), _steps(list(map(y, below)), wide)
-        board.area([*upper, *reversed(lower)], _ink(kind), title=_told(found, kind))
+        told = f"{kind}: {at_peak[kind]} at the peak"
+        board.area([*upper, *reversed(lower)], _ink(kind), title=told)
         below = above
     for bytes_ in (0.0, peak.total / 2, peak.total):
         board.line([(_NAME - 4, y(bytes_)), (_NAME, y(bytes_))], Ink(width=0.8))
@@ -313,16 +314,16 @@ def _drawing(found: LiveBytes) -> Board:
     above = y(found.limit) - 4 if shows_limit else _TOP + 11
     board.text((_NAME + _PLOT, above), told if shows_limit else f"{told}, above", anchor="end")
     board.text((4, bottom + 22), "at the peak")
-    _key(board, found, classes, bottom + 12)
+    for number, (kind, told) in enumerate(at_peak.items()):
+        row, column = divmod(number, _KEYS)
+        text = shortened(f"{kind} {told}", int((_PLOT / _KEYS - 31) / CELL))
+        at = _NAME + _PLOT / _KEYS * column, bottom + 12 + _KEY * row
+        board.key(at, _ink(kind), text, title=f"{kind}: {told} at the peak")
     return board
 
 
 def _ink(kind: MemoryClass) -> Ink:
     return Ink(color=COLORS[kind], opacity=0.2 if kind == "gaps" else 0.45, width=0)
-
-
-def _told(found: LiveBytes, kind: MemoryClass) -> str:
-    return f"{kind}: {bytes_text(found.peak.bytes.get(kind, 0.0))} at the peak"
 
 
 def _steps(heights: Sequence[float], wide: float) -> list[Point]:
@@ -337,40 +338,31 @@ def _steps(heights: Sequence[float], wide: float) -> list[Point]:
     return found
 
 
-def _key(board: Board, found: LiveBytes, classes: Sequence[MemoryClass], top: float) -> None:
-    """The colours of the classes, with their bytes at the peak."""
-    for number, kind in enumerate(classes):
-        row, column = divmod(number, _KEYS)
-        told = f"{kind} {bytes_text(found.peak.bytes.get(kind, 0.0))}"
-        text = shortened(told, int((_PLOT / _KEYS - 20) / CELL))
-        at = _NAME + _PLOT / _KEYS * column, top + _KEY * row
-        board.key(at, _ink(kind), text, title=_told(found, kind))
-
-
 def _class_table(found: LiveBytes) -> Table:
-    sizes = found.peak.bytes.items()
-    rows = (
-        (kind, bytes_text(size), f"{size / found.peak.total:.1%}") for kind, size in sizes if size
+    return table_of(
+        ((kind, size) for kind, size in found.peak.bytes.items() if size),
+        {
+            "class": lambda one: one[0],
+            ">at the peak": lambda one: bytes_text(one[1]),
+            ">share": lambda one: f"{one[1] / found.peak.total:.1%}",
+        },
     )
-    return table(("class", ">at the peak", ">share"), rows)
 
 
 def _held_table(held: Sequence[tuple[Tensor, int]]) -> Table:
-    rows = (
-        (
-            times_text(one.name, count),
-            one.kind,
-            one.shape,
-            repr(one.type),
-            one.where,
-            bytes_text(count * one.bytes_per_device),
-        )
-        for one, count in held
-    )
-    size = bytes_text(sum(count * one.bytes_per_device for one, count in held[SHOWN_HELD:]))
-    return table(
-        ("alive at the peak", "class", "shape", "type", "line", ">per device"),
-        rows,
+    def size(some: Sequence[tuple[Tensor, int]]) -> str:
+        return bytes_text(sum(count * one.bytes_per_device for one, count in some))
+
+    return table_of(
+        held,
+        {
+            "alive at the peak": lambda one: times_text(one[0].name, one[1]),
+            "class": lambda one: one[0].kind,
+            "shape": lambda one: one[0].shape,
+            "type": lambda one: repr(one[0].type),
+            "line": lambda one: one[0].where,
+            ">per device": lambda one: size([one]),
+        },
         shown=SHOWN_HELD,
-        rest=lambda n: f"and {counted(n, 'smaller one')}: {size}",
+        rest=lambda left: f"and {counted(len(left), 'smaller one')}: {size(left)}",
     )

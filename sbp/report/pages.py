@@ -10,12 +10,11 @@ from dataclasses import replace
 
 from sbp import _jax
 from sbp.annotations import Pin
-from sbp.errors import Diagnostic, Label, SbpError, SbpTypeError, Span, position_text
+from sbp.errors import Diagnostic, Label, SbpError, SbpTypeError, position_text
 from sbp.explain.subjects import SourcePlace
 from sbp.infer.accumulation import is_real
 from sbp.infer.space import encode
 from sbp.limits import policies_text
-from sbp.machine.hardware import Hardware
 from sbp.machine.lowerings import compiler, scatters_whole_mesh
 from sbp.machine.table import HARDWARE
 from sbp.plan.lower import ORDERED_TYPES
@@ -23,8 +22,8 @@ from sbp.plan.program import Program
 from sbp.plan.text import place
 from sbp.plan.traffic import sends
 from sbp.report import facts
-from sbp.report.facts import Collective, by_line, collectives, detail, instructions
-from sbp.report.flows import brief_picture
+from sbp.report.facts import Collective, detail
+from sbp.report.flows import program_picture
 from sbp.report.memory import memory_picture
 from sbp.report.parts import (
     Excerpt,
@@ -38,7 +37,9 @@ from sbp.report.parts import (
     ShownDiagnostic,
     SourceLine,
     Table,
+    grouped,
     table,
+    table_of,
 )
 from sbp.report.shards import LISTED_SHARDS, shard_picture, telling_tensor
 from sbp.report.strategy import strategy
@@ -66,8 +67,16 @@ from sbp.types import Unreduced
 
 
 def finding(diagnostic: Diagnostic) -> ShownDiagnostic:
-    """A diagnostic with its source lines."""
-    return ShownDiagnostic(diagnostic=diagnostic, excerpts=tuple(_excerpts(diagnostic)))
+    """A diagnostic with its source lines: an excerpt of each file, that of the primary label
+    first."""
+    primary, excerpts = diagnostic.primary, list[Excerpt]()
+    labels = [primary, *diagnostic.labels] if primary else []
+    for file, here in grouped(labels, lambda label: label.span.file).items():
+        at = here.pop(0) if here[0] is primary else here[0]
+        place = position_text(file, at.span.line, at.span.column)
+        scope = diagnostic.scope if at is primary else ""
+        excerpts.append(Excerpt(place=place, scope=scope, lines=tuple(_lines(file, here))))
+    return ShownDiagnostic(diagnostic=diagnostic, excerpts=tuple(excerpts))
 
 
 def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
@@ -76,42 +85,22 @@ def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
     if isinstance(error, SbpTypeError):
         return error.diagnostics
     span = error.span or _jax.raising_span(error)
-    labels = (Label(span=span, text="", primary=True),) if span else ()
-    labels = (*labels, *error.related)
-    notes = tuple(f"  {line}" for line in error.details)
     found = Diagnostic(
-        code=error.code, severity="error", title=error.title, labels=labels, notes=notes
+        code=error.code,
+        severity="error",
+        title=error.title,
+        labels=(*([Label(span=span, text="", primary=True)] if span else []), *error.related),
+        notes=tuple(f"  {line}" for line in error.details),
     )
     return (found,)
 
 
-def _excerpts(diagnostic: Diagnostic) -> Iterator[Excerpt]:
-    """One excerpt for each file, that of the primary label first."""
-    primary = diagnostic.primary
-    if primary is None:
-        return
-    files = dict.fromkeys([primary.span.file, *(label.span.file for label in diagnostic.labels)])
-    for file in files:
-        labels = [label for label in diagnostic.labels if label.span.file == file]
-        at = primary if file == primary.span.file else labels[0]
-        place = position_text(file, at.span.line, at.span.column)
-        yield Excerpt(
-            place=place,
-            scope=diagnostic.scope if at is primary else "",
-            lines=tuple(_lines(file, labels)),
-        )
-
-
 def _lines(file: str, labels: list[Label]) -> Iterator[SourceLine]:
-    for number in sorted({label.span.line for label in labels}):
+    for number, here in sorted(grouped(labels, lambda label: label.span.line).items()):
         text = line_text(file, number)
-        here = sorted(
-            (label for label in labels if label.span.line == number),
-            key=lambda label: (label.primary, label.span),
-        )
-        yield SourceLine(
-            number=number, text=text, marks=tuple(_mark(text, label) for label in here)
-        )
+        here.sort(key=lambda label: (label.primary, label.span))
+        marks = tuple(_mark(text, label) for label in here)
+        yield SourceLine(number=number, text=text, marks=marks)
 
 
 def _mark(text: str | None, label: Label) -> Mark:
@@ -129,34 +118,25 @@ def _mark(text: str | None, label: Label) -> Mark:
 # What `sbp.check_shard_map` checked of a program, as parts of a page.
 
 
-def coverage_parts(read: Coverage) -> Iterator[Section]:
-    """A section with the collectives of a program and its comparisons with one device."""
+def coverage_section(read: Coverage) -> Section:
+    """The collectives of a program and its comparisons with one device."""
     sent = sum(c.bytes_per_device for c in read.collectives)
     checked = (
         f"{counted(read.regions, 'region')} with {counted(read.values, 'value')},"
         f" {counted(len(read.collectives), 'collective')}: {bytes_text(sent)} per device"
     )
-    parts = (_checked_collectives(read),) if read.collectives else ()
-    runs = (Paragraph(text=run_text(run)) for run in read.runs)
-    yield Section(title=f"checked: {checked}", parts=(*parts, *runs))
-
-
-def _checked_collectives(read: Coverage) -> Table:
-    rows = (
-        (
-            f"`{c.text}`",
-            _at(c.span),
-            ", ".join(c.mesh_axes),
-            f"{c.runs:,}",
-            bytes_text(c.bytes_per_device),
-        )
-        for c in read.collectives
+    made = table_of(
+        read.collectives,
+        {
+            "collective": lambda c: f"`{c.text}`",
+            "at": lambda c: place(c.span) if c.span else "",
+            "mesh axes": lambda c: ", ".join(c.mesh_axes),
+            ">runs": lambda c: f"{c.runs:,}",
+            ">per device": lambda c: bytes_text(c.bytes_per_device),
+        },
     )
-    return table(("collective", "at", "mesh axes", ">runs", ">per device"), rows)
-
-
-def _at(span: Span | None) -> str:
-    return place(span) if span else ""
+    runs = (Paragraph(text=run_text(run)) for run in read.runs)
+    return Section(title=f"checked: {checked}", parts=(*([made] if made.rows else []), *runs))
 
 
 # ---- precision ----------------------------------------------------------------------------------
@@ -196,38 +176,18 @@ def precision(program: Program) -> tuple[Section, ...]:
         (parts, how, str(int(runs)), bytes_text(sent))
         for (parts, how), (runs, sent) in sorted(found.items())
     )
-    shown = table(("parts", "added in", ">runs", ">per device"), rows)
-    title = "precision of sums over devices"
-    return (Section(title=title, parts=(shown, *_rounded(program))),)
-
-
-def _rounded(program: Program) -> tuple[Paragraph, ...]:
-    """The casts that round parts before they are summed."""
-    casts = [
-        node_text(node)
-        for node in program.graph.walk()
-        if ROUNDED_PARTS.name in program.typing.rows[node.id].kernels
-    ]
-    if not casts:
-        return ()
-    text = f"{counted(len(casts), 'cast')} of parts before their sum (`reduce_dtype`)"
-    return (Paragraph(text=f"{text}: {listed(casts, SHOWN_CASTS)}"),)
+    shown: list[Table | Paragraph] = [table(("parts", "added in", ">runs", ">per device"), rows)]
+    nodes, typed = graph.walk(), program.typing.rows
+    casts = [node_text(n) for n in nodes if ROUNDED_PARTS.name in typed[n.id].kernels]
+    if casts:
+        text = f"{counted(len(casts), 'cast')} of parts before their sum (`reduce_dtype`)"
+        shown.append(Paragraph(text=f"{text}: {listed(casts, SHOWN_CASTS)}"))
+    return (Section(title="precision of sums over devices", parts=tuple(shown)),)
 
 
 # ---- how types were chosen ----------------------------------------------------------------------
 # Program -> how its types were chosen: the strategy that they make, how good the choice is, and
 # what the search left out.
-
-
-def strategy_line(program: Program) -> Iterator[Paragraph]:
-    """What each mesh axis is used for, in a line."""
-    if found := strategy(program):
-        yield Paragraph(text="; ".join(f"`{axis}`: {text}" for axis, text in found.items()))
-
-
-def choice(program: Program) -> Iterator[Paragraph]:
-    """How the types were chosen, and what the search left out."""
-    yield from (Paragraph(text=text) for text in (_choice(program), *_left_out(program)))
 
 
 def _choice(program: Program) -> str:
@@ -245,8 +205,8 @@ def _choice(program: Program) -> str:
         program.request.boxing, program.request.axis_policies, program.mesh.names
     )
     return (
-        f"{counted(instructions(program.block), 'local operation')}; boxing `{boxing}`; the types"
-        f" are {how}"
+        f"{counted(facts.instructions(program.block), 'local operation')}; boxing `{boxing}`; the"
+        f" types are {how}"
     )
 
 
@@ -295,35 +255,22 @@ def hardware_page() -> Page:
     >>> hardware_page().parts[0].rows[1].cells[:2]
     ('tpu-v3', '61.5')
     """
-    headings = (
-        "name",
-        ">TFLOP/s",
-        ">float32",
-        ">memory",
-        ">GB/s",
-        "network",
-        ">link",
-        ">joins",
-        ">beyond",
+    made = table_of(
+        HARDWARE.values(),
+        {
+            "name": lambda h: h.name,
+            ">TFLOP/s": lambda h: _figure(h.flops_per_second / 1e12),
+            ">float32": lambda h: _figure(h.product_flops_per_second(4) / 1e12),
+            ">memory": lambda h: bytes_text(h.hbm_bytes),
+            ">GB/s": lambda h: _figure(h.hbm_bytes_per_second / 1e9),
+            "network": lambda h: f"{h.torus_dims}-D torus" if h.topology == "torus" else "switch",
+            ">link": lambda h: _figure(h.link_bytes_per_second / 1e9),
+            ">joins": lambda h: str(h.joined_devices) if h.beyond else "",
+            ">beyond": lambda h: _figure(h.beyond.bytes_per_second / 1e9) if h.beyond else "",
+        },
     )
-    return Page(
-        title="hardware, of one JAX device; links and what is beyond in GB/s, one way",
-        parts=(table(headings, map(_hardware_cells, HARDWARE.values())),),
-    )
-
-
-def _hardware_cells(h: Hardware) -> tuple[str, ...]:
-    return (
-        h.name,
-        _figure(h.flops_per_second / 1e12),
-        _figure(h.product_flops_per_second(4) / 1e12),
-        bytes_text(h.hbm_bytes),
-        _figure(h.hbm_bytes_per_second / 1e9),
-        f"{h.torus_dims}-D torus" if h.topology == "torus" else "switch",
-        _figure(h.link_bytes_per_second / 1e9),
-        "" if h.beyond is None else str(h.joined_devices),
-        "" if h.beyond is None else _figure(h.beyond.bytes_per_second / 1e9),
-    )
+    title = "hardware, of one JAX device; links and what is beyond in GB/s, one way"
+    return Page(title=title, parts=(made,))
 
 
 def _figure(value: float) -> str:
@@ -370,14 +317,14 @@ def refusal(
     """
     head = Paragraph(text=_verdict(diagnostics) + (f" in `{title}`" if title else ""))
     wrong = any(d.severity == "error" for d in diagnostics)
-    read = coverage_parts(coverage) if coverage is not None and not wrong else ()
+    read = (coverage_section(coverage),) if coverage is not None and not wrong else ()
     return Page(parts=(*map(finding, diagnostics), head, *read))
 
 
 def _verdict(diagnostics: Sequence[Diagnostic]) -> str:
     counts = Counter(d.severity for d in diagnostics)
-    kinds = ("error", "warning")
-    return ", ".join(counted(counts[k], k) for k in kinds if counts[k]) or "no findings"
+    found = (counted(counts[k], k) for k in ("error", "warning") if counts[k])
+    return ", ".join(found) or "no findings"
 
 
 def _findings(diagnostics: Sequence[Diagnostic]) -> Section:
@@ -404,46 +351,49 @@ def plan_page(
       short: whether it is that for training programs: annotated tensors, collectives by source
         line, bytes, memory and time.
     """
-    parts = [*_head(program, short=short), *_sent(program, output_names, short=short)]
-    if not short:
-        parts += _tensors_and_regions(program, output_names)
+    parts = [*_parts(program, output_names, short=short)]
     if diagnostics:
         parts.append(_findings(diagnostics))
-    return Page(title=_title(program, title), parts=tuple(parts))
+    mesh = program.mesh
+    name = f"`{title}` " if title else ""
+    assumed = " (assumed, since the mesh is abstract; hardware= names another)"
+    heading = (
+        f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}, hardware"
+        f" {mesh.hardware.name}{assumed if mesh.is_assumed else ''}"
+    )
+    return Page(title=heading, parts=tuple(parts))
 
 
-def _head(program: Program, *, short: bool) -> Iterator[Part]:
+def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> Iterator[Part]:
     yield _cost(program)
-    yield from strategy_line(program)
+    if found := strategy(program):
+        yield Paragraph(text="; ".join(f"`{axis}`: {text}" for axis, text in found.items()))
     if not short:
-        yield from choice(program)
-        yield from (Paragraph(text=text) for text in unmeasured(program))
+        texts = (_choice(program), *_left_out(program), *unmeasured(program))
+        yield from (Paragraph(text=text) for text in texts)
     if annotated := facts.annotated(program):
         yield _annotated(annotated)
-
-
-def _sent(program: Program, output_names: tuple[str, ...], *, short: bool) -> Iterator[Part]:
-    found = collectives(program, output_names)
-    if short:
-        yield _collectives(program, by_line(found), SHOWN_SHORT, 1)
-    else:
-        yield _collectives(program, found, SHOWN_COLLECTIVES, 2)
-        if found:
-            yield _pictures(program)
+    sent = facts.collectives(program, output_names)
+    yield _collectives(program, facts.by_line(sent) if short else sent, short=short)
+    if sent and not short:
+        yield _pictures(program)
     yield from precision(program)
+    if not short:
+        yield from _tensors_and_regions(program, output_names)
 
 
 def _tensors_and_regions(program: Program, output_names: tuple[str, ...]) -> Iterator[Part]:
-    telling = telling_tensor(program)
-    if telling is not None:
-        heading = "where a tensor lives; report.where(name) shows others"
+    if telling := telling_tensor(program):
         drawn = shard_picture(telling)
-        both = (replace(drawn, instead=()), *drawn.instead)
-        few = len(telling.shards) <= LISTED_SHARDS
-        yield Section(title=heading, parts=both, opened=few)
+        yield Section(
+            title="where a tensor lives; report.where(name) shows others",
+            parts=(replace(drawn, instead=()), *drawn.instead),
+            opened=len(telling.shards) <= LISTED_SHARDS,
+        )
     yield _tensors("input", facts.inputs(program))
     yield _tensors("output", facts.outputs(program, output_names))
-    if regions := _regions(program):
+    regions = _regions(program)
+    if regions.rows:
         yield Section(title="regions", parts=(regions,))
 
 
@@ -452,59 +402,46 @@ def _pictures(program: Program) -> Section:
     others = (traffic_picture(program), timeline_picture(program), memory_picture(program))
     return Section(
         title="pictures; report.picture(), .bytes(), .timeline() and .memory() have them in words",
-        parts=(brief_picture(program), *(replace(p, instead=()) for p in others)),
+        parts=(program_picture(program, brief=True), *(replace(p, instead=()) for p in others)),
         opened=False,
-    )
-
-
-def _title(program: Program, title: str) -> str:
-    mesh = program.mesh
-    name = f"`{title}` " if title else ""
-    assumed = " (assumed, since the mesh is abstract; hardware= names another)"
-    return (
-        f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}, hardware"
-        f" {mesh.hardware.name}{assumed if mesh.is_assumed else ''}"
     )
 
 
 def _cost(program: Program) -> Facts:
     cost = program.cost
-    return Facts(
-        pairs=(
-            ("sent per call", f"{bytes_text(cost.bytes_per_device)} per device"),
-            ("peak memory", f"{bytes_text(cost.peak_memory_bytes)} per device"),
-            *(
-                (("host memory", f"{bytes_text(cost.host_memory_bytes)} per device"),)
-                if cost.host_memory_bytes
-                else ()
-            ),
-            ("modelled time", seconds_text(cost.seconds)),
-        )
+    figures = {
+        "sent per call": cost.bytes_per_device,
+        "peak memory": cost.peak_memory_bytes,
+        "host memory": cost.host_memory_bytes,
+    }
+    pairs = (
+        (name, f"{bytes_text(figure)} per device")
+        for name, figure in figures.items()
+        if figure or name != "host memory"
     )
+    return Facts(pairs=(*pairs, ("modelled time", seconds_text(cost.seconds))))
 
 
-def _annotated(found: Sequence[facts.AnnotatedTensor]) -> Section:
-    rows = (
-        (
-            f"{a.tensor.name} again" if a.is_repeat else a.tensor.name,
-            a.tensor.shape,
-            _pin_text(a.pin),
-            repr(a.tensor.type),
-            bytes_text(a.tensor.bytes_per_device),
-            a.tensor.where,
-        )
-        for a in found
+def _annotated(found: Sequence[facts.Tensor]) -> Section:
+    made = table_of(
+        found,
+        {
+            "tensor": lambda t: f"{t.name} again" if t.is_repeat else t.name,
+            "shape": lambda t: t.shape,
+            "pinned": lambda t: _pin_text(t.pin),
+            "type": lambda t: repr(t.type),
+            ">per device": lambda t: bytes_text(t.bytes_per_device),
+            "line": lambda t: t.where,
+        },
+        shown=SHOWN_TENSORS,
     )
-    headings = ("tensor", "shape", "pinned", "type", ">per device", "line")
-    return Section(
-        title=counted(len(found), "annotated tensor"),
-        parts=(table(headings, rows, shown=SHOWN_TENSORS),),
-    )
+    return Section(title=counted(len(found), "annotated tensor"), parts=(made,))
 
 
-def _pin_text(pin: Pin) -> str:
+def _pin_text(pin: Pin | None) -> str:
     """The type that an annotation asks for: a type on all axes without its Bs, another one by the
     axes that it names, and the dims that other axes may not split."""
+    assert pin is not None
     if pin.complete:
         return repr(pin.type)
     asked = " ".join(f"{axis}:{atom!r}" for axis, atom in pin.type.items()) or "?"
@@ -512,86 +449,81 @@ def _pin_text(pin: Pin) -> str:
     return f"{asked}, no other split of dim {whole}" if whole else asked
 
 
-def _collectives(program: Program, found: Sequence[Collective], shown: int, limit: int) -> Section:
+def _collectives(program: Program, found: Sequence[Collective], *, short: bool) -> Section:
     if not found:
-        return Section(
-            title="collectives", parts=(Paragraph(text="none: no device sends anything"),)
-        )
+        none = Paragraph(text="none: no device sends anything")
+        return Section(title="collectives", parts=(none,))
     total = program.cost.bytes_per_device
-    rows = (
-        (
-            c.kind,
-            c.mesh_axes,
-            listed(c.changes, 1),
-            listed(c.tensors, 1),
-            str(c.runs),
-            bytes_text(c.bytes_per_device),
-            Share(fraction=c.bytes_per_device / total if total else 0.0),
-        )
-        for c in found
-    )
-    rest = bytes_text(sum(c.bytes_per_device for c in found[shown:]))
-    made = table(
-        ("collective", "mesh axes", "change", "tensor", ">runs", ">per device", "share"),
-        rows,
-        details=(detail(c, limit) for c in found),
-        shown=shown,
-        rest=lambda n: f"and {n} more groups: {rest} per device",
+
+    def rest(left: Sequence[Collective]) -> str:
+        sent = bytes_text(sum(c.bytes_per_device for c in left))
+        return f"and {len(left)} more groups: {sent} per device"
+
+    made = table_of(
+        found,
+        {
+            "collective": lambda c: c.kind,
+            "mesh axes": lambda c: c.mesh_axes,
+            "change": lambda c: listed(c.changes, 1),
+            "tensor": lambda c: listed(c.tensors, 1),
+            ">runs": lambda c: str(c.runs),
+            ">per device": lambda c: bytes_text(c.bytes_per_device),
+            "share": lambda c: Share(fraction=c.bytes_per_device / total if total else 0.0),
+        },
+        detail=lambda c: detail(c, 1 if short else 2),
+        shown=SHOWN_SHORT if short else SHOWN_COLLECTIVES,
+        rest=rest,
     )
     runs = counted(sum(c.runs for c in found), "run")
-    return Section(
-        title=f"collectives: {runs}, {bytes_text(total)} per device",
-        parts=(made,),
-    )
+    title = f"collectives: {runs}, {bytes_text(total)} per device"
+    return Section(title=title, parts=(made,))
 
 
 def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
     """Arguments or results in order; where there are many, the largest, and the rest folded. Leaves
     of numbered layers are one row where they are alike."""
-    total = sum(t.bytes_per_device for t in found)
-    rows = facts.alike(found)
-    sizes = [count * t.bytes_per_device for t, count in rows]
-    largest = sorted(range(len(rows)), key=lambda i: (-sizes[i], i))[:SHOWN_TENSORS]
 
-    def row(i: int) -> tuple[str, ...]:
-        t, count = rows[i]
+    def size(some: Sequence[tuple[facts.Tensor, int]]) -> float:
+        return sum(count * t.bytes_per_device for t, count in some)
+
+    def name(t: facts.Tensor, count: int) -> str:
         marks = [word for word, marked in (("donated", t.donated), ("padded", t.padded)) if marked]
-        name = times_text(t.name, count) + (f" ({', '.join(marks)})" if marks else "")
-        return name, t.shape, repr(t.type), t.local_shape, bytes_text(sizes[i])
+        return times_text(t.name, count) + (f" ({', '.join(marks)})" if marks else "")
 
-    rest = [i for i in range(len(rows)) if i not in largest]
-    smaller = counted(sum(rows[i][1] for i in rest), "smaller one")
-    made = table(
-        (noun, "shape", "type", "on one device", ">per device"),
-        map(row, [*sorted(largest), *rest]),
+    def rest(left: Sequence[tuple[facts.Tensor, int]]) -> str:
+        smaller = counted(sum(count for _, count in left), "smaller one")
+        return f"and {smaller}: {bytes_text(size(left))} per device"
+
+    rows = facts.alike(found)
+    largest = sorted(rows, key=lambda row: -size([row]))[:SHOWN_TENSORS]
+    made = table_of(
+        sorted(rows, key=lambda row: row not in largest),
+        {
+            noun: lambda row: name(*row),
+            "shape": lambda row: row[0].shape,
+            "type": lambda row: repr(row[0].type),
+            "on one device": lambda row: row[0].local_shape,
+            ">per device": lambda row: bytes_text(size([row])),
+        },
         shown=len(largest),
-        rest=lambda _: f"and {smaller}: {bytes_text(sum(sizes[i] for i in rest))} per device",
+        rest=rest,
     )
-    return Section(
-        title=f"{counted(len(found), noun)}: {bytes_text(total)} per device",
-        parts=(made,),
-        opened=len(rows) <= SHOWN_TENSORS,
-    )
+    title = f"{counted(len(found), noun)}: {bytes_text(size(rows))} per device"
+    return Section(title=title, parts=(made,), opened=len(rows) <= SHOWN_TENSORS)
 
 
-def _regions(program: Program) -> Table | None:
-    """The loops and branches; none where there are none."""
-    found = list(facts.regions(program))
+def _regions(program: Program) -> Table:
+    """The loops and branches."""
     assumed = f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed"
-    rows = (
-        (
-            loop.node.name,
-            place_text(SourcePlace.of(loop.node)),
-            str(loop.trips),
-            str(runs),
-            str(len({send.planned or send.node for send in sent})),
-            bytes_text(sum(send.bytes for send in sent)),
-        )
-        for loop, runs, sent in found
+    return table_of(
+        facts.regions(program),
+        {
+            "region": lambda r: r[0].node.name,
+            "line": lambda r: place_text(SourcePlace.of(r[0].node)),
+            ">trips": lambda r: str(r[0].trips),
+            ">runs of the body": lambda r: str(r[1]),
+            ">conversions that send": lambda r: str(len({s.planned or s.node for s in r[2]})),
+            ">per device": lambda r: bytes_text(sum(s.bytes for s in r[2])),
+        },
+        detail=lambda r: assumed if trips_are_assumed(r[0].node) else "",
     )
-    made = table(
-        ("region", "line", ">trips", ">runs of the body", ">conversions that send", ">per device"),
-        rows,
-        details=(assumed if trips_are_assumed(loop.node) else "" for loop, *_ in found),
-    )
-    return made if found else None

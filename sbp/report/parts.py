@@ -5,9 +5,10 @@ Words in `backticks` are code. Every renderer shows all facts of a part, in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import TypeVar
 
 from sbp.errors import Diagnostic, bytes_text
 
@@ -25,6 +26,8 @@ class Share:
 
 
 Cell = str | Share
+Item = TypeVar("Item")
+Group = TypeVar("Group")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,44 @@ def table(
     )
 
 
+def table_of(
+    items: Iterable[Item],
+    columns: Mapping[str, Callable[[Item], Cell]],
+    *,
+    detail: Callable[[Item], str] = lambda _: "",
+    shown: int | None = None,
+    rest: Callable[[Sequence[Item]], str] = lambda left: f"and {len(left)} more",
+) -> Table:
+    """A table with a row for each item.
+
+    Arguments:
+      items: the items.
+      columns: for each heading, the cell of an item.
+      detail: the sentence below the row of an item.
+      shown: the number of rows that are shown; None for all. The others are folded.
+      rest: what sums up the items that are folded.
+
+    >>> table_of(["a", "bc"], {"name": str, ">length": lambda t: str(len(t))}).rows[1].cells
+    ('bc', '2')
+    """
+    every = list(items)
+    rows = ([cell(item) for cell in columns.values()] for item in every)
+    left = every[shown or 0 :]
+    return table(columns, rows, details=map(detail, every), shown=shown, rest=lambda _: rest(left))
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Group]) -> dict[Group, list[Item]]:
+    """Items by their keys, in the order of the first of each.
+
+    >>> grouped(["one", "two", "three"], len)
+    {3: ['one', 'two'], 5: ['three']}
+    """
+    found: dict[Group, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Names with values."""
@@ -151,11 +192,6 @@ class ShownDiagnostic:
 
     diagnostic: Diagnostic
     excerpts: tuple[Excerpt, ...] = ()
-
-    @property
-    def more(self) -> str:
-        """Where to read on."""
-        return f"sbp explain {self.diagnostic.code}"
 
     @property
     def helps(self) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ from sbp.report import facts, pages
 from sbp.report.flows import GROUPINGS, Grouping, program_flows, program_picture
 from sbp.report.html import page_html
 from sbp.report.memory import live_bytes, memory_picture
-from sbp.report.parts import Page, Paragraph, Picture, Section, Share, Table, table
+from sbp.report.parts import Page, Paragraph, Picture, Section, Share, Table, grouped, table_of
 from sbp.report.shards import shard_picture, shards_of
 from sbp.report.strategy import strategy
 from sbp.report.svg import png_of
@@ -69,9 +69,6 @@ class Shows:
     def html(self, *, standalone: bool = False) -> str:
         """HTML with inline CSS and no script; a whole document when `standalone`."""
         return page_html(self._shown(), standalone=standalone)
-
-    def __str__(self) -> str:
-        return self.text()
 
     def __repr__(self) -> str:
         return self.text()
@@ -183,10 +180,9 @@ class Report(Shows):
         return self._page(short=True)
 
     def _page(self, *, short: bool = False) -> Shown:
-        title, findings = self.title, self.diagnostics
+        title, findings, names = self.title, self.diagnostics, self.output_names
         if self.program is None:
             return Shown(page=pages.refusal(title, findings, self.coverage))
-        names = self.output_names
         return Shown(page=pages.plan_page(self.program, title, names, findings, short=short))
 
     @takes("Report.picture", skip=1, axis=_or_none(TEXT), by=_or_none(one_of(GROUPINGS)))
@@ -233,8 +229,7 @@ class Report(Shows):
         >>> print(step.plan(x, x).report().where("x").text()[:48])
         where `x` f32[8,8], model:S(1), lives on mesh mo
         """
-        program = self._planned("drawn")
-        found = shards_of(program, name, self.output_names)
+        found = shards_of(self._planned("drawn"), name, self.output_names)
         return Shown(page=Page(parts=(shard_picture(found),)))
 
     def source(self) -> Shown:
@@ -277,8 +272,7 @@ class Report(Shows):
                 code="unknown-option",
             )
         beside = None if other is None else other._planned("drawn")
-        picture = traffic_picture(self._planned("drawn"), beside)
-        return Shown(page=Page(parts=(picture,)))
+        return Shown(page=Page(parts=(traffic_picture(self._planned("drawn"), beside),)))
 
     def roofline(self) -> Shown:
         """What limits the step: FLOPs, modelled seconds by module and pass with what they are spent
@@ -396,18 +390,20 @@ def annotated_lines(program: Program) -> tuple[AnnotatedLine, ...]:
     sent = {
         name: sum(s.bytes for s in stops) for name, stops in program_flows(program).places.items()
     }
-    nodes: dict[tuple[str, int], list[Node]] = {}
-    for node in program.graph.walk():
-        span = users_span(node)
-        if span and (node.op not in CONTROL_FLOW or f"{span.file}:{span.line}" in sent):
-            nodes.setdefault((span.file, span.line), []).append(node)
+    placed = (
+        (node, span)
+        for node in program.graph.walk()
+        if (span := users_span(node))
+        and (node.op not in CONTROL_FLOW or f"{span.file}:{span.line}" in sent)
+    )
+    nodes = grouped(placed, lambda at: (at[1].file, at[1].line))
     files = list(dict.fromkeys(file for file, _ in nodes))
     return tuple(
         AnnotatedLine(
             file=file,
             line=line,
             code=line_text(file, line),
-            makes=_makes(program, nodes[file, line]),
+            makes=_makes(program, [node for node, _ in nodes[file, line]]),
             bytes_per_device=sent.get(f"{file}:{line}", 0.0),
         )
         for file, line in sorted(nodes, key=lambda at: (files.index(at[0]), at[1]))
@@ -419,8 +415,7 @@ def _makes(program: Program, nodes: Sequence[Node]) -> tuple[tuple[str, str], ..
     make its result; the gradient's where it has no other."""
     forward = [n for n in nodes if not n.backward] or list(nodes)
     last = forward[-1]
-    targets = names_at(users_span(last))
-    names = [name for group in targets for name in group]
+    names = [name for group in names_at(users_span(last)) for name in group]
     found = dict.fromkeys(
         (
             names[k] if len(names) == len(last.outputs) else "",
@@ -443,25 +438,21 @@ def source_page(program: Program, title: str) -> Page:
     lines, flows = annotated_lines(program), program_flows(program)
     total = flows.bytes
     most = max((a.bytes_per_device for a in lines), default=0.0)
-    name = f"`{title}`" if title else "the program"
     rest = total - sum(a.bytes_per_device for a in lines)
+    sent = f" {bytes_text(total)} in all" if total else " none"
+    nowhere = f", {bytes_text(rest)} of them for results or at no line" if rest >= 1 else ""
     head = (
         "each line with the types that it makes, and the bytes that a device sends for it per call:"
+        f"{sent}{nowhere}. {branches_text(total, flows.called)}"
     )
-    head += f" {bytes_text(total)} in all" if total else " none"
-    head += f", {bytes_text(rest)} of them for results or at no line" if rest >= 1 else ""
-    head += f". {branches_text(total, flows.called)}".removesuffix(". ")
     sections = [
-        Section(
-            title=f"source of {file_name(file)}",
-            parts=(_lines_table([a for a in lines if a.file == file], total, most),),
-        )
-        for file in dict.fromkeys(a.file for a in lines)
+        Section(title=f"source of {file_name(file)}", parts=(_lines_table(here, total, most),))
+        for file, here in grouped(lines, lambda a: a.file).items()
     ]
     empty = () if sections else (Paragraph(text="no operation has a line of the user"),)
     return Page(
-        title=f"source of {name} on mesh {program.mesh}",
-        parts=(Paragraph(text=head), *empty, *sections),
+        title=f"source of {f'`{title}`' if title else 'the program'} on mesh {program.mesh}",
+        parts=(Paragraph(text=head.removesuffix(". ")), *empty, *sections),
     )
 
 
@@ -469,17 +460,17 @@ def _lines_table(lines: Sequence[AnnotatedLine], total: float, most: float) -> T
     """A row for each line; the most expensive line of the program is marked."""
     texts = [a.code.expandtabs(4) for a in lines if a.code]
     margin = min((len(t) - len(t.lstrip()) for t in texts), default=0)
-    rows = (
-        (
-            f"{'> ' if a.bytes_per_device and a.bytes_per_device == most else ''}{a.line}",
-            _code(a.code, margin),
-            ", ".join(f"{name}: {made}" if name else made for name, made in a.makes),
-            bytes_text(a.bytes_per_device) if a.bytes_per_device else "",
-            Share(fraction=a.bytes_per_device / total) if a.bytes_per_device else "",
-        )
-        for a in lines
+    sent = {a: a.bytes_per_device for a in lines}
+    return table_of(
+        lines,
+        {
+            ">line": lambda a: f"{'> ' if 0 < sent[a] == most else ''}{a.line}",
+            "source": lambda a: _code(a.code, margin),
+            "makes": lambda a: ", ".join(f"{n}: {made}" if n else made for n, made in a.makes),
+            ">sends": lambda a: bytes_text(sent[a]) if sent[a] else "",
+            "share": lambda a: Share(fraction=sent[a] / total) if sent[a] else "",
+        },
     )
-    return table((">line", "source", "makes", ">sends", "share"), rows)
 
 
 def _code(code: str | None, margin: int) -> str:
@@ -539,13 +530,11 @@ def modules(program: Program) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """
     flows = program_flows(program, "scope")
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for stop in flows.stops:
+    for stop in (*flows.stops, flows.results):
         if stop.sends:
-            of_scope = found.setdefault(stop.name, {phase: [] for phase in PHASES})
-            of_scope[stop.phase] += map(_send, stop.sends)
-    if flows.results.sends:
-        of_none = found.setdefault("", {phase: [] for phase in PHASES})
-        of_none.setdefault("returned", []).extend(map(_send, flows.results.sends))
+            name = "" if stop is flows.results else stop.name
+            of_scope = found.setdefault(name, {phase: [] for phase in PHASES})
+            of_scope.setdefault(stop.phase, []).extend(map(_send, stop.sends))
     return found
 
 

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sbp.errors import SbpError
-from sbp.explain.subjects import Subject, Subjects
+from sbp.explain.subjects import Subjects
 from sbp.plan.ir import Register, Source
 from sbp.plan.program import Program
-from sbp.report.facts import Tensor, annotated, tensor
-from sbp.report.parts import Picture, Table, table
+from sbp.report.facts import Tensor, annotated, inputs, tensor
+from sbp.report.parts import Picture, Table, grouped, table
 from sbp.report.svg import CELL, PARTIAL, SPLIT, WHOLE, Board, Ink, Point, picture
-from sbp.report.wording import counted, listed
+from sbp.report.wording import counted, listed, sentences
 from sbp.source.reader import shortened
 from sbp.types import Atom, NdSbp, Split, Unreduced
 
@@ -77,26 +77,17 @@ class TensorShards:
         """The number of summands of each element; 1 where the tensor is not partial."""
         return 1 + max(s.summand for s in self.shards)
 
-    @property
-    def copies(self) -> int:
-        """The number of devices that have the same shard."""
-        return len(self.shards[0].devices)
-
     def axes_of(self, dim: int) -> tuple[str, ...]:
         """The mesh axes with several devices that split a dim, outer first."""
-        return tuple(a for a, atom in self._atoms() if atom == Split(dim))
+        return tuple(a for a, atom in self.atoms() if atom == Split(dim))
 
     @property
     def partial_axes(self) -> tuple[str, ...]:
         """The mesh axes with several devices that it is partial on."""
-        return tuple(a for a, atom in self._atoms() if isinstance(atom, Unreduced))
+        return tuple(a for a, atom in self.atoms() if isinstance(atom, Unreduced))
 
-    @property
-    def copied_axes(self) -> tuple[str, ...]:
-        """The mesh axes with several devices along which all devices have the same."""
-        return tuple(a for a, atom in self._atoms() if not isinstance(atom, Split | Unreduced))
-
-    def _atoms(self) -> list[tuple[str, Atom]]:
+    def atoms(self) -> list[tuple[str, Atom]]:
+        """Its atoms on the mesh axes with several devices."""
         return [(a, self.type.get(a)) for a, n in self.mesh if n > 1]
 
 
@@ -150,18 +141,15 @@ def tensor_shards(
 def telling_tensor(program: Program) -> TensorShards | None:
     """The annotated tensor that the most mesh axes split or are partial on, the first of several;
     without annotations the input, the largest of several. None where all are whole."""
-    found = [a.tensor for a in annotated(program)]
+    found = annotated(program)
     if not found:
-        registers = zip(program.block.inputs, program.graph.input_names, strict=False)
-        found = [tensor(program, register, name) for register, name in registers]
-        found.sort(key=lambda fact: -fact.bytes_per_device)
+        found = sorted(inputs(program), key=lambda fact: -fact.bytes_per_device)
     several = [axis for axis, n in program.mesh.axes if n > 1]
-
-    def told(fact: Tensor) -> int:
-        return sum(isinstance(fact.type.get(axis), Split | Unreduced) for axis in several)
-
-    best = max(found, key=told, default=None)
-    return _shards(program, best) if best is not None and told(best) else None
+    told = [
+        sum(isinstance(fact.type.get(axis), Split | Unreduced) for axis in several)
+        for fact in found
+    ]
+    return _shards(program, found[told.index(max(told))]) if any(told) else None
 
 
 def _shards(program: Program, fact: Tensor) -> TensorShards:
@@ -180,21 +168,16 @@ def shards_of(program: Program, name: str | int, output_names: tuple[str, ...]) 
       SbpError: `bad-argument` when nothing has that name, with the nearest names.
     """
     subject = Subjects.of(program.graph, output_names).find(name).subject
-    sources = _sources(program, subject)
+    values = program.typing.values
+    sources: list[Source] = [Register(v, values[v]) for v in subject.values if v in values]
+    if subject.kind in ("input", "output"):
+        boundary = program.block.inputs if subject.kind == "input" else program.block.outputs
+        sources = [boundary[subject.position]]
     if not sources:
         raise SbpError(f"the plan does not make `{subject.label}`: its uses need no value of it")
     facts = [tensor(program, s, subject.label) for s in sources]
     others = tuple(t for t in dict.fromkeys(f.type for f in facts) if t != facts[0].type)
     return replace(_shards(program, facts[0]), times=len(sources), types=others)
-
-
-def _sources(program: Program, subject: Subject) -> list[Source]:
-    if subject.kind == "input":
-        return [program.block.inputs[subject.position]]
-    if subject.kind == "output":
-        return [program.block.outputs[subject.position]]
-    values = program.typing.values
-    return [Register(v, values[v]) for v in subject.values if v in values]
 
 
 # ---- picture ------------------------------------------------------------------------------------
@@ -243,10 +226,8 @@ def shard_picture(found: TensorShards) -> Picture:
 def _drawn_dims(found: TensorShards) -> tuple[int, int, tuple[int, ...]]:
     """The dim from left to right, the dim from top to bottom, and the other dims that are split."""
     split = [d for d in range(len(found.shape)) if found.axes_of(d)]
-    shown = sorted({*split[:2]})
-    for dim in reversed(range(len(found.shape))):
-        if len(shown) < 2 and dim not in shown:
-            shown = sorted([*shown, dim])
+    whole = [d for d in reversed(range(len(found.shape))) if d not in split]
+    shown = sorted([*split, *whole][:2])
     across = shown[-1] if shown else -1
     down = shown[0] if len(shown) > 1 else -1
     return across, down, tuple(split[2:])
@@ -294,10 +275,8 @@ class _ShardDrawing:
 
     def __init__(self, found: TensorShards) -> None:
         self.found = found
-        self.blocks: dict[tuple[Extent, ...], list[ShardFact]] = defaultdict(list)
-        for shard in sorted(found.shards, key=lambda s: s.summand):
-            if not shard.is_empty:
-                self.blocks[shard.extents].append(shard)
+        shards = sorted(found.shards, key=lambda s: s.summand)
+        self.blocks = grouped((s for s in shards if not s.is_empty), lambda s: s.extents)
         across, down, self.rest = _drawn_dims(found)
         room = CELL * (2 + max((len(_label(group)) for group in self.blocks.values()), default=0))
         self.columns = self._cut(across, min(max(64.0, room), _WIDE), _GAP)
@@ -327,8 +306,9 @@ class _ShardDrawing:
         cuts = [self._extents(dim) for dim in self.rest]
         panels = [*itertools.islice(itertools.product(*cuts), MOST_PANELS)]
         more = math.prod(map(len, cuts)) - len(panels)
-        sheets, heading = _SHEET * self.sheets, CELL * (len(self._heading(self.columns)) + 2)
-        wide = max(heading, self.left + sum(self.columns.pixels), CELL * 26) + sheets + 24
+        sheets, heading = _SHEET * self.sheets, _dim_text(self.found, self.columns.dim)
+        texts = CELL * max(len(heading) + 2, 26)
+        wide = max(texts, self.left + sum(self.columns.pixels)) + sheets + 24
         lines = 1 + (self.rows.dim >= 0) + bool(self.rest)
         high = sum(self.rows.pixels) + sheets + 36 + 16 * lines
         beside = max(1, min(len(panels), int(_PAGE / wide)))
@@ -346,9 +326,6 @@ class _ShardDrawing:
             board.text((4, board.height - 5), f"and {counted(more, 'such drawing')} more")
         return board
 
-    def _heading(self, cut: _Cut) -> str:
-        return _dim_text(self.found, cut.dim)
-
     def _panel(self, board: Board, fixed: dict[int, Extent], corner: Point) -> None:
         """The blocks of two dims; `fixed` has the block of each other dim that is split."""
         found, columns, rows, (x, y) = self.found, self.columns, self.rows, corner
@@ -358,7 +335,7 @@ class _ShardDrawing:
             y += 16
         for cut, sign in ((columns, "\N{RIGHTWARDS ARROW}"), (rows, "\N{DOWNWARDS ARROW}")):
             if cut.dim >= 0:
-                board.text((x + 4, y + 12), f"{sign} {self._heading(cut)}")
+                board.text((x + 4, y + 12), f"{sign} {_dim_text(found, cut.dim)}")
                 y += 16
         x, y = x + self.left, y + _SHEET * self.sheets + 16
         for sheet in range(self.sheets, 0, -1):
@@ -412,62 +389,55 @@ class _ShardDrawing:
 
 
 def _caption(found: TensorShards) -> str:
+    sizes, partial = dict(found.mesh), found.partial_axes
     mesh = " ".join(f"{a}={n}" for a, n in found.mesh)
-    made = [f"where `{found.name}` {found.text}, {found.type!r}, lives on mesh {mesh}."]
-    split = [d for d in range(len(found.shape)) if found.axes_of(d)]
-    for dim in split:
-        blocks = math.prod(n for a, n in found.mesh if a in found.axes_of(dim))
-        made.append(
-            f"Dim {dim} is split into {counted(blocks, 'block')} over {listed(found.axes_of(dim))}."
-        )
-    if found.partial_axes:
-        op = found.type.get(found.partial_axes[0])
-        assert isinstance(op, Unreduced)
-        parts = (
-            f"{found.summands} summands of each element are on different devices"
-            if op.monoid == "sum"
-            else f"each element is the {op.monoid} of {found.summands} parts on different devices"
-        )
-        made.append(
-            f"It is partial, {op!r}, over {listed(found.partial_axes)}: {parts}, and `+` stands"
-            " between these."
-        )
-    if found.copied_axes:
-        what = "block" if split else "summand" if found.partial_axes else "whole"
-        every = f"Every {what} is" if what != "whole" else "It is whole and the same"
-        made.append(
-            f"{every} on {counted(found.copies, 'device')}, along {listed(found.copied_axes)}."
-        )
+    splits = [
+        f"Dim {dim} is split into {counted(math.prod(sizes[a] for a in axes), 'block')} over"
+        f" {listed(axes)}."
+        for dim in range(len(found.shape))
+        if (axes := found.axes_of(dim))
+    ]
+    op = found.type.get(partial[0]) if partial else None
+    parts = f"{found.summands} summands of each element are on different devices"
+    if isinstance(op, Unreduced) and op.monoid != "sum":
+        parts = f"each element is the {op.monoid} of {found.summands} parts on different devices"
+    copied = [a for a, atom in found.atoms() if not isinstance(atom, Split | Unreduced)]
+    alike = "Every summand is" if partial else "It is whole and the same"
+    alike = "Every block is" if splits else alike
     empty = sorted(d for s in found.shards if s.is_empty for d in s.devices)
-    if empty and math.prod(found.shape):
-        has = "has" if len(empty) == 1 else "have"
-        made.append(
-            f"{counted(len(empty), 'device')} {has} no element of it: {_devices_text(empty)}."
-        )
     across, down, rest = _drawn_dims(found)
     hidden = [str(d) for d in range(len(found.shape)) if d not in (across, down, *rest)]
-    if hidden:
-        made.append(f"Not drawn, since they are whole: dims {listed(hidden, 8)}.")
-    if found.types:
-        others = listed(map(repr, found.types))
-        made.append(f"The program makes it {found.times} times; other types of it: {others}.")
-    return " ".join([*made, "Numbers are devices, in the order of `mesh.devices.flat`."])
+    devices = counted(len(found.shards[0].devices), "device")
+    have = f"{counted(len(empty), 'device')} {'has' if len(empty) == 1 else 'have'}"
+    types = listed(map(repr, found.types))
+    return sentences(
+        {
+            f"where `{found.name}` {found.text}, {found.type!r}, lives on mesh {mesh}.": True,
+            " ".join(splits): splits,
+            f"It is partial, {op!r}, over {listed(partial)}: {parts}, and `+` stands between"
+            " these.": partial,
+            f"{alike} on {devices}, along {listed(copied)}.": copied,
+            f"{have} no element of it: {_devices_text(empty)}.": empty and math.prod(found.shape),
+            f"Not drawn, since they are whole: dims {listed(hidden, 8)}.": hidden,
+            f"The program makes it {found.times} times; other types of it: {types}.": found.types,
+            "Numbers are devices, in the order of `mesh.devices.flat`.": True,
+        }
+    )
 
 
 def _words(found: TensorShards) -> Table:
     partial, told = found.summands > 1, found.shards[: 2 * LISTED_SHARDS]
-    rows = (
-        (
-            _elements(found, shard),
-            *((f"{shard.summand + 1} of {found.summands}",) if partial else ()),
-            _devices_text(shard.devices, 8, ", "),
-        )
-        for shard in told
-    )
     left = counted(len(found.shards) - LISTED_SHARDS, "more shard")
     return table(
         ("elements", *(("summand",) if partial else ()), "devices"),
-        rows,
+        (
+            (
+                _elements(found, shard),
+                *((f"{shard.summand + 1} of {found.summands}",) if partial else ()),
+                _devices_text(shard.devices, 8, ", "),
+            )
+            for shard in told
+        ),
         shown=LISTED_SHARDS,
         rest=lambda _: f"and {left}",
     )

@@ -9,16 +9,17 @@ follow those of the forward pass.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from sbp import _jax
 from sbp.annotations import annotate_p
 from sbp.infer.space import Code
 from sbp.plan.program import Program
-from sbp.plan.traffic import Phases, sends
+from sbp.plan.traffic import Phase, Phases, sends
+from sbp.report.parts import grouped
 from sbp.signatures import kernel_named, traits_of
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Graph, Node, Operand
@@ -91,41 +92,43 @@ class InputUses:
             return "weights"
         return "optimiser" if read == {"update"} else "other arguments"
 
-    def _readers(self) -> dict[int, set[str]]:
+    def _readers(self) -> dict[int, set[Phase]]:
         """The phases that read each input of the program, directly or as an operand that is the
         input rearranged or cast."""
-        found: dict[int, set[str]] = {n: set() for n in range(len(self.graph.inputs))}
-        for node in self.graph.walk():
-            if node.op in CONTROL_FLOW or _passes(node):
-                continue
-            for operand in node.inputs:
-                root = self.root(operand)
-                if root is not None:
-                    found[root].add(self.phases.of[node.id])
-        return found
+        reads = (
+            (root, self.phases.of[node.id])
+            for node in self.graph.walk()
+            if node.op not in CONTROL_FLOW and not _passes(node)
+            for operand in node.inputs
+            if (root := self.root(operand)) is not None
+        )
+        found = grouped(reads, lambda read: read[0])
+        return {n: {phase for _, phase in found.get(n, ())} for n in range(len(self.graph.inputs))}
 
     def root(self, operand: Operand) -> int | None:
         """The input of the program that a value is, rearranged, cast, or read in a loop."""
-        while isinstance(operand, int):
-            if operand in self._position:
-                return self._position[operand]
+        return self.origin(operand)[0]
+
+    def origin(self, operand: Operand) -> tuple[int | None, list[tuple[Node, Entry]]]:
+        """The same, with the regions that it enters on its way."""
+        entered = list[tuple[Node, Entry]]()
+        while isinstance(operand, int) and operand not in self._position:
+            node = self.dataflow.makers.get(operand)
             if operand in self.dataflow.entries:
                 node, entry = self.dataflow.entries[operand]
                 if entry.kind == "carry":
-                    return None
+                    return None, entered
+                entered.append((node, entry))
                 operand = node.inputs[entry.operand]
-                continue
-            node = self.dataflow.makers.get(operand)
-            if node is not None and node.op in CONTROL_FLOW:  # a loop that casts or rearranges
+            elif node is not None and node.op in CONTROL_FLOW:  # a loop that casts or rearranges
                 left = interface_of(node).exit_to(node.outputs.index(operand))
                 operand = node.regions[left.region].outputs[left.output]
-                continue
-            if node is None or not _passes(node):
-                return None
-            operand = node.inputs[
-                _moved(node) if len(node.outputs) == 1 else node.outputs.index(operand)
-            ]
-        return None
+            elif node is not None and _passes(node):
+                single = len(node.outputs) == 1
+                operand = node.inputs[_moved(node) if single else node.outputs.index(operand)]
+            else:
+                return None, entered
+        return self._position[operand] if isinstance(operand, int) else None, entered
 
     def _products(self, graph: Graph, runs: int) -> Iterator[Product]:
         for node in graph.nodes:
@@ -187,7 +190,7 @@ Role = Literal["data", "sequence", "space", "tensor", "expert", "pipeline", "act
 * `data`: examples, with whole weights; `sequence`: tokens that meet others in attention; `space`:
   places of an image, whose borders are exchanged;
 * `tensor`: a free or summed dim of its weights; `expert`: a dim that numbers weights; `pipeline`:
-  such a dim, where a loop passes what the products of the turn before gave to the next device;
+  such a dim, in a loop that has the weights all along and passes values to the next device;
 * `activations`: of a product of two activations, one at least; `none`: nothing.
 """
 
@@ -230,27 +233,23 @@ class _Reading:
         if self._is_idle(k):
             return "unused: its devices all do the same"
         part = self._part(k)
-        roles: dict[Role, float] = {**dict.fromkeys(NAMES, 0.0), "activations": 0.0}
-        split: dict[int, bool] = {}
+        roles, split = defaultdict[Role, float](float), defaultdict[int, bool](bool)
+        tables = set[str]()
         for product in self.uses.products:
             role, splits = self._role(product, k, part)
             roles[role] += product.flops
             if product.weight is not None:
-                root = product.weight[1]
-                split[root] = split.get(root, False) or splits
-        tables = set[str]()
+                split[product.weight[1]] |= splits
         for node, root in self.uses.lookups:
-            rows = self._taken(node, k)[0] > 0
             if root is not None:
-                split[root] = split.get(root, False) or rows
+                rows = self._taken(node, k)[0] > 0
+                split[root] |= rows
                 if rows:
                     tables.add("vocabulary" if self._made(node, k) < 0 else "tables")
-        del roles["activations"]
-        total = sum(roles.values())
-        most = sorted(roles.items(), key=lambda item: -item[1])
-        found: dict[Role, float] = {
-            role: flops / total for role, flops in most if total and flops / total >= SEEN
-        }
+        total = sum(roles[role] for role in NAMES)
+        shares: dict[Role, float] = {role: roles[role] / total for role in NAMES if total}
+        most = sorted(shares.items(), key=lambda item: -item[1])
+        found: dict[Role, float] = {role: share for role, share in most if share >= SEEN}
         said = [
             NAMES[role] + (f" ({share:.0%} of FLOPs)" if share < _MOST and len(found) > 1 else "")
             for role, share in found.items()
@@ -269,18 +268,25 @@ class _Reading:
           split: for the inputs that are weights, whether products or lookups split them there.
           roles: those of the products.
         """
-        weights, state = self._weights(split, k), self._state(k)
-        gathered = _share(weights["gathered"], weights.total())
+        inputs, values = self.graph.inputs, self.program.typing.values
+        stored = {n for n, value in enumerate(inputs) if values[value][k] > 0}
+        state = {n for n in range(len(inputs)) if self.uses.class_of(n) == "optimiser"}
+        kept = {n for n, splits in split.items() if splits}
+        gathered, held = self._share(stored - kept, split.keys()), self._share(stored, state)
         if gathered >= SEEN:
             some = "" if gathered >= _MOST else f" ({gathered:.0%} of them)"
             yield f"weights gathered on use (FSDP){some}"
             if roles.isdisjoint(("tensor", "expert")):
                 yield "not tensor parallel"
-        else:
-            held = _share(state["split"], state.total())
-            kept = _share(weights["split"] + weights["cut"], weights.total())
-            if held >= SEEN and held > kept + SEEN:
-                yield "optimiser split (ZeRO-1)"
+        elif held >= SEEN and held > self._share(kept, split.keys()) + SEEN:
+            yield "optimiser split (ZeRO-1)"
+
+    def _share(self, part: Set[int], whole: Set[int]) -> float:
+        """The share of some inputs in the bytes of others."""
+        avals = [self.graph.avals[value] for value in self.graph.inputs]
+        sizes = [math.prod(aval.shape) * _jax.itemsize(aval.dtype) for aval in avals]
+        total = sum(sizes[n] for n in whole)
+        return sum(sizes[n] for n in part & whole) / total if total else 0.0
 
     def _is_idle(self, k: int) -> bool:
         typing = self.program.typing
@@ -334,80 +340,32 @@ class _Reading:
     def _splits_inner(self, k: int) -> bool:
         """Whether most of the batch that is split along a mesh axis when it arrives is split along
         another one too, in a dim before: examples there, and tokens here."""
-        inner = Counter[bool]()
-        for n, value in enumerate(self.graph.inputs):
-            codes = self.program.typing.values[value]
-            if codes[k] > 0 and n not in self.uses.weights and self.uses.readers[n] != {"update"}:
-                inner[any(0 < c < codes[k] for c in codes)] += _bytes(self.graph.avals[value])
-        return inner[True] > inner[False]
+        types = [self.program.typing.values[value] for value in self.graph.inputs]
+        batch = {
+            n: codes
+            for n, codes in enumerate(types)
+            if codes[k] > 0 and self.uses.class_of(n) == "other arguments"
+        }
+        inner = {n for n, codes in batch.items() if any(0 < c < codes[k] for c in codes)}
+        return self._share(inner, batch.keys()) > 0.5
 
     def _takes_turns(self, product: Product, k: int) -> bool:
-        """Whether a product stands in a loop that has its weights all along, reads what the turn
-        before gave, and passes that on along a mesh axis."""
+        """Whether a product stands in a loop that has its weights all along and passes values to
+        the next device of a mesh axis."""
         assert product.weight is not None
         axis = self.program.mesh.names[k]
         passing = (one for one in self.sends if one.kind == "permute" and axis in one.mesh_axes)
         loops = {node.id for one in passing for node in one.regions}
-        weight = product.node.inputs[product.weight[0]]
-        loops &= {node.id for node, entry in self._entries(weight) if entry.kind == "constant"}
-        other = product.node.inputs[1 - product.weight[0]]
-        return any(node.id in loops and e.kind == "carry" for node, e in self._entries(other))
-
-    def _entries(self, operand: Operand) -> Iterator[tuple[Node, Entry]]:
-        """How all that a value is computed from entered the regions around it."""
-        waiting, seen = [operand], set[Operand]()
-        while waiting:
-            value = waiting.pop()
-            if not isinstance(value, int) or value in seen:
-                continue
-            seen.add(value)
-            if value in self.uses.dataflow.entries:
-                node, entry = self.uses.dataflow.entries[value]
-                yield node, entry
-                waiting.append(node.inputs[entry.operand])
-            elif value in self.uses.dataflow.makers:
-                waiting += self.uses.dataflow.makers[value].inputs
-
-    def _weights(self, split: dict[int, bool], k: int) -> Counter[str]:
-        """Bytes of the weights, by how they are along the axis: `split` (between calls and in their
-        products), `gathered` (split between calls, whole in their products), `cut` (whole between
-        calls, split in their products), `whole`."""
-        found = Counter[str]()
-        for root, splits in split.items():
-            value = self.graph.inputs[root]
-            stored = self.program.typing.values[value][k] > 0
-            kind = ("split" if stored else "cut") if splits else "gathered" if stored else "whole"
-            found[kind] += _bytes(self.graph.avals[value])
-        return found
-
-    def _state(self, k: int) -> Counter[str]:
-        """Bytes of the optimiser's state, `split` or `whole`."""
-        found = Counter[str]()
-        for n, value in enumerate(self.graph.inputs):
-            if self.uses.readers[n] == {"update"} and n not in self.uses.weights:
-                split = self.program.typing.values[value][k] > 0
-                found["split" if split else "whole"] += _bytes(self.graph.avals[value])
-        return found
+        _, entered = self.uses.origin(product.node.inputs[product.weight[0]])
+        return any(node.id in loops and entry.kind == "constant" for node, entry in entered)
 
     def _tokens(self, k: int) -> bool:
         """Whether more of what products of the forward pass add up along an axis is left split
         than whole."""
-        sent = {"all_reduce": 0.0, "reduce_scatter": 0.0}
-        forward = (
-            (one, one.step)
-            for one in self.sends
-            if one.maker and self.uses.phases.of[one.maker.id] == "forward"
-        )
-        for one, step in forward:
-            if step and step.kind in sent and k in step.mesh_axes:
-                # Of one sum, an all-reduce sends twice what a reduce-scatter does.
-                sent[step.kind] += one.bytes / (2 if step.kind == "all_reduce" else 1)
-        return sent["reduce_scatter"] > sent["all_reduce"]
-
-
-def _bytes(aval: Any) -> int:
-    return math.prod(aval.shape) * _jax.itemsize(aval.dtype)
-
-
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
+        sent = defaultdict[str, float](float)
+        for one in self.sends:
+            is_forward = one.maker and self.uses.phases.of[one.maker.id] == "forward"
+            if is_forward and one.step and k in one.step.mesh_axes:
+                sent[one.step.kind] += one.bytes
+        # Of one sum, an all-reduce sends twice what a reduce-scatter does.
+        return 2 * sent["reduce_scatter"] > sent["all_reduce"]

@@ -117,10 +117,13 @@ class Board:
         if right - left > CELL * (len(text) + spare):
             self.text(((left + right) / 2, y), text, anchor="middle", title=title)
 
-    def key(self, at: Point, ink: Ink, text: str, *, title: str = "") -> None:
-        """What a colour means, behind a box of it."""
-        self.rect(at, (11, 11), ink)
-        self.text((at[0] + 16, at[1] + 10), text, title=title)
+    def key(self, at: Point, ink: Ink, text: str, *, sign: str = "", title: str = "") -> float:
+        """What a colour means, behind a box of it with a sign, and where the next one may begin."""
+        self.rect(at, (22, 14), ink)
+        if sign:
+            self.text((at[0] + 11, at[1] + 11), sign, anchor="middle")
+        self.text((at[0] + 27, at[1] + 11), text, title=title)
+        return at[0] + 40 + CELL * len(text)
 
     def svg(self, description: str) -> str:
         """The drawing as SVG.

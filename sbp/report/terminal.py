@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import zip_longest
-from typing import assert_never
 
 from rich.cells import cell_len
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -71,13 +70,10 @@ def _leaf(part: Leaf, width: int) -> Iterator[Text]:
         case Table():
             yield from _table(part, width)
         case Picture():
-            yield from _lines(part.caption, width)
-            for plain_part in part.instead:
+            for plain_part in (Paragraph(text=part.caption), *part.instead):
                 yield from _leaf(plain_part, width)
-        case ShownDiagnostic():
-            yield from _finding(part, width)
         case _:
-            assert_never(part)
+            yield from _finding(part, width)
 
 
 def wrap(text: str, width: int) -> list[str]:
@@ -133,9 +129,7 @@ def _widths(rows: Sequence[Sequence[str]], fixed: Set[int], width: int) -> list[
 
 def _table(table: Table, width: int) -> Iterator[Text]:
     """A table in columns; where these have no room, without its bars, or row by row."""
-    shares = {
-        i for row in table.rows for i, cell in enumerate(row.cells) if isinstance(cell, Share)
-    }
+    shares = {i for row in table.rows for i, c in enumerate(row.cells) if isinstance(c, Share)}
     for bars in (True, False):
         rows = [[_cell(cell, bars=bars) for cell in row.cells] for row in table.rows]
         widths = _widths([table.headings, *rows], table.right | shares, width)
@@ -206,11 +200,10 @@ def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
     if found.rule:
         yield Text.assemble((f"{gutter}= ", "cyan"), ("rule", "bold"), f": {found.rule}")
         yield from _indented(_rule_rows(found.rows), gutter + "    ")
-    for note in found.notes:
-        yield from _remark(gutter, "note", note, "", width)
-    for text, price in part.helps:
-        yield from _remark(gutter, "help", text, price, width)
-    yield from _remark(gutter, "more", part.more, "", width)
+    remarks = [("note", note, "") for note in found.notes]
+    remarks += [("help", text, price) for text, price in part.helps]
+    for kind, text, price in (*remarks, ("more", f"sbp explain {found.code}", "")):
+        yield from _remark(gutter, kind, text, price, width)
 
 
 def _excerpt(excerpt: Excerpt, digits: int, style: str) -> Iterator[Text]:
@@ -237,32 +230,25 @@ def _rule_rows(rows: Sequence[RuleRow]) -> Iterator[Text]:
     cells = [(*row.inputs, "->", *row.outputs) for row in rows]
     widths = [max(map(cell_len, column)) for column in zip_longest(*cells, fillvalue="")]
     for row, texts in zip(rows, cells, strict=True):
-        fitted = [
+        fitted = "".join(
             _fit(text, w + (2 if text == "->" else 4))
             for text, w in zip(texts, widths, strict=False)
-        ]
-        line = Text.assemble("".join(fitted), (row.remark, "italic"))
-        line.rstrip()
-        yield line
+        )
+        yield Text.assemble(fitted if row.remark else fitted.rstrip(), (row.remark, "italic"))
 
 
 def _remark(gutter: str, kind: str, text: str, price: str, width: int) -> Iterator[Text]:
     """A note or help after `= kind:`, with its price at the right edge."""
-    head = f"{gutter}= {kind}: "
-    room = width - cell_len(head)
-    lines = wrap(text, room)
-    if price and cell_len(lines[-1]) + len(GAP) + cell_len(price) > room:
-        lines.append("")
-    for number, line in enumerate(lines):
-        shown = (
-            Text.assemble((f"{gutter}= ", "cyan"), (kind, "bold"), ": ")
-            if number == 0
-            else Text(" " * cell_len(head))
-        )
-        shown.append(line)
-        if price and number + 1 == len(lines):
-            shown.append(_fit(price, room - cell_len(line), right=True), "bold")
-        yield shown
+    head = Text.assemble((f"{gutter}= ", "cyan"), (kind, "bold"), ": ")
+    indent = head.cell_len
+    room = width - indent
+    *lines, last = wrap(text, room)
+    if price and cell_len(last) + len(GAP) + cell_len(price) > room:
+        lines, last = [*lines, last], ""
+    priced = _fit(price, room - cell_len(last), right=True) if price else ""
+    for number, line in enumerate((*lines, last)):
+        start = Text(" " * indent) if number else head
+        yield start.append(line).append(priced if number == len(lines) else "", "bold")
 
 
 # ---- progress -----------------------------------------------------------------------------------

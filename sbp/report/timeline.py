@@ -3,21 +3,19 @@ mesh axis, a picture of it, and what limits the program."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from sbp.infer.cost import exchanges, local_seconds
 from sbp.plan.ir import Apply, Block, Box, Loop
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase, Phases
-from sbp.report.flows import PLACE_NAMES
-from sbp.report.parts import Paragraph, Picture, Section, Table, table
+from sbp.report.flows import Grouping, place_name
+from sbp.report.parts import Paragraph, Picture, Section, Table, grouped, table, table_of
 from sbp.report.strategy import flops_of
 from sbp.report.svg import (
-    CELL,
     COSTLY,
     PARTIAL,
     PHASE_HEIGHT,
@@ -28,7 +26,7 @@ from sbp.report.svg import (
     draw_phases,
     picture,
 )
-from sbp.report.wording import counted, seconds_text
+from sbp.report.wording import counted, seconds_text, sentences
 from sbp.trace.graph import Node
 from sbp.trace.regions import CONTROL_FLOW, LOOPS, trips_are_assumed
 
@@ -53,7 +51,7 @@ class Interval(NamedTuple):
         an argument.
       phase: forward, backward or update.
       runs: how often it runs per call. A branch of a `cond` runs a part of a time.
-      instruction: the instruction.
+      flops: floating-point operations of a product on all devices together, in all its runs.
     """
 
     what: str
@@ -65,7 +63,7 @@ class Interval(NamedTuple):
     node: Node | None
     phase: Phase
     runs: float
-    instruction: Apply | Box
+    flops: float = 0.0
 
     @property
     def lane(self) -> str:
@@ -77,7 +75,7 @@ class Interval(NamedTuple):
         """The text of its line, and where it stands."""
         if self.node is None:
             return "(results)", ""
-        place = PLACE_NAMES["line"](self.node)
+        place = place_name(self.node)
         return place.text, place.where
 
     @property
@@ -113,7 +111,10 @@ class Schedule:
 def schedule(program: Program) -> Schedule:
     """The schedule that the cost model gives a program: its instructions one after another, but for
     exchanges that run beside the products that use them."""
-    return _Clock(program).schedule()
+    clock = _Clock(program)
+    intervals = tuple(clock.block(program.block, 1.0))
+    loops = sorted(clock.loops, key=lambda loop: (loop.start, loop.depth))
+    return Schedule(intervals=intervals, loops=tuple(loops), seconds=clock.now)
 
 
 class _Clock:
@@ -126,19 +127,14 @@ class _Clock:
         self.loops: list[LoopInterval] = []
         self.around: list[Node] = []
 
-    def schedule(self) -> Schedule:
-        """The result."""
-        intervals = tuple(self._block(self.program.block, 1.0))
-        loops = sorted(self.loops, key=lambda loop: (loop.start, loop.depth))
-        return Schedule(intervals=intervals, loops=tuple(loops), seconds=self.now)
-
-    def _block(self, block: Block, runs: float) -> Iterator[Interval]:
+    def block(self, block: Block, runs: float) -> Iterator[Interval]:
+        """What its instructions take, with those of loops."""
         for i in block.instructions:
             if isinstance(i, Loop):
                 yield from self._loop(i, runs)
                 continue
             node, phase = self.phases.place(i, self.around)
-            here = Interval("", 0.0, 0.0, 0.0, "memory", (), node, phase, runs, i)
+            here = Interval("", 0.0, 0.0, 0.0, "memory", (), node, phase, runs)
             if isinstance(i, Box):
                 for step in i.steps:
                     axes = step.mesh_axes if step.bytes_sent else ()
@@ -151,7 +147,7 @@ class _Clock:
         share = loop.trips if is_loop else 1 / len(loop.blocks)
         self.around.append(loop.node)
         for inner in loop.blocks:
-            yield from self._block(inner, runs * share)
+            yield from self.block(inner, runs * share)
         self.around.pop()
         if is_loop:
             depth = sum(n.op in LOOPS for n in self.around)
@@ -167,7 +163,8 @@ class _Clock:
         shares = self.program.typing.graph_request.memory_shares
         local = local_seconds(graph, node, done.row, mesh, shares)
         bound = "compute" if local.compute >= local.memory else "memory"
-        yield self._next(here._replace(what=node.name, bound=bound), max(local))
+        flops = here.runs * flops_of(graph, node)
+        yield self._next(here._replace(what=node.name, bound=bound, flops=flops), max(local))
         for one in found:
             if one.beside:
                 seconds = here.runs * one.beside
@@ -196,22 +193,21 @@ def lane_seconds(found: Schedule) -> dict[str, dict[Phase, float]]:
     Arguments:
       found: the schedule of a program.
     """
-    sums: dict[str, dict[Phase, float]] = {OWN_LANE: dict.fromkeys(PHASES, 0.0)}
-    for interval in found.intervals:
-        row = sums.setdefault(interval.lane, dict.fromkeys(PHASES, 0.0))
-        row[interval.phase] += interval.waited
-    return sums
+    lanes = {OWN_LANE: []} | grouped(found.intervals, lambda one: one.lane)
+    return {
+        lane: {p: sum((i.waited for i in own if i.phase == p), 0.0) for p in PHASES}
+        for lane, own in lanes.items()
+    }
 
 
 def causes(found: Schedule) -> list[Interval]:
     """What the step waits for, the longest first: operations, and conversions for them, put
     together by line, pass, name and mesh axes, with the sums of their runs and seconds."""
-    sums: dict[object, Interval] = {}
-    for one in found.intervals:
-        old = sums.get(one.cause, one._replace(runs=0.0, waited=0.0))
-        both = {"runs": old.runs + one.runs, "waited": old.waited + one.waited}
-        sums[one.cause] = old._replace(**both)
-    return sorted((c for c in sums.values() if c.waited > 0), key=lambda c: -c.waited)
+    sums = (
+        same[0]._replace(runs=sum(i.runs for i in same), waited=sum(i.waited for i in same))
+        for same in grouped(found.intervals, lambda one: one.cause).values()
+    )
+    return sorted((c for c in sums if c.waited > 0), key=lambda c: -c.waited)
 
 
 def _by_hand(program: Program) -> str:
@@ -233,9 +229,7 @@ _NAME, _PLOT, _LANE, _LOOP, _TOP, _TICKS, _KEY = 84.0, 660.0, 30.0, 18.0, 4.0, 2
 _BAND = PHASE_HEIGHT + 4
 
 _SEEN = 2.0
-"""Pixels from which an interval has a box of its own; shorter ones share the boxes of columns."""
-
-_SHADES = 4
+"""Pixels from which an interval has a box of its own; shorter ones share boxes of this width."""
 
 
 def timeline_picture(program: Program) -> Picture:
@@ -253,26 +247,31 @@ def timeline_picture(program: Program) -> Picture:
 
 
 def _caption(program: Program, found: Schedule) -> str:
-    text = f"the modelled step in time: {seconds_text(found.seconds)}"
     links = sum(i.waited for i in found.intervals if i.axes)
     beside = sum(i.seconds - i.waited for i in found.intervals)
-    if links:
-        text += f", {links / found.seconds:.0%} of it waiting for collectives"
-    text += ". All is the critical path"
-    text += f", but {seconds_text(beside)} of exchanges beside products" if beside else ""
-    text += "; compilers may overlap more"
-    if most := _longest(found):
-        share = f"{most.waited / found.seconds:.0%}"
+    waiting = f", {links / found.seconds:.0%} of it waiting for collectives" if links else ""
+    but = f", but {seconds_text(beside)} of exchanges beside products" if beside else ""
+    most, by_hand, longest = _longest(found), _by_hand(program), ""
+    if most:
         axes, place = ", ".join(most.axes), most.line[1] or most.line[0]
         of = f"the gradient of {place}" if most.phase == "backward" else place
-        text += f". The longest collective, {share}: {most.what} over {axes} for {of}"
-    if any(trips_are_assumed(one.loop.node) for one in found.loops):
-        text += ". How often a while loop runs is assumed"
-    if any(n.op in CONTROL_FLOW - LOOPS for n in program.graph.walk()):
-        text += ". Each branch of a conditional has an equal part of a run"
-    if by_hand := _by_hand(program):
-        text += f". {by_hand}: only the time of reading and writing is modelled"
-    return f"{text}. Hardware {program.mesh.hardware.name}; nothing was measured."
+        share = f"{most.waited / found.seconds:.0%}"
+        longest = f"The longest collective, {share}: {most.what} over {axes} for {of}"
+    return sentences(
+        {
+            f"the modelled step in time: {seconds_text(found.seconds)}{waiting}.": True,
+            f"All is the critical path{but}; compilers may overlap more.": True,
+            f"{longest}.": longest,
+            "How often a while loop runs is assumed.": any(
+                trips_are_assumed(one.loop.node) for one in found.loops
+            ),
+            "Each branch of a conditional has an equal part of a run.": any(
+                n.op in CONTROL_FLOW - LOOPS for n in program.graph.walk()
+            ),
+            f"{by_hand}: only the time of reading and writing is modelled.": by_hand,
+            f"Hardware {program.mesh.hardware.name}; nothing was measured.": True,
+        }
+    )
 
 
 def _longest(found: Schedule) -> Interval | None:
@@ -311,8 +310,24 @@ class _TimeDrawing:
         for loop in self.found.loops:
             if loop.depth < self.depth:
                 self._loop(board, loop, lanes + _LOOP * loop.depth)
-        self._ticks(board, below)
-        self._key(board, below + _TICKS)
+        for part, anchor in enumerate(("start", "middle", "middle", "middle", "end")):
+            x = _NAME + _PLOT * part / 4
+            board.line([(x, below), (x, below + 4)], Ink(width=0.8))
+            text = seconds_text(self.found.seconds * part / 4) if part else "0"
+            board.text((x, below + 17), text, anchor=anchor)
+        x, every = _NAME, self.found.intervals
+        colors = {
+            "bound by products": SPLIT,
+            "by memory": WHOLE,
+            "collectives": PARTIAL if any(i.axes for i in every) else "",
+            "the longest": COSTLY if self.longest else "",
+            "beside products": PARTIAL if any(i.waited < i.seconds for i in every) else "",
+        }
+        for text, color in colors.items():
+            if color:
+                dashed = text == "beside products"
+                ink = Ink(color=color, opacity=0.35, width=0.5, dashed=dashed)
+                x = board.key((x, below + _TICKS + 2), ink, text)
         return board
 
     def _color(self, interval: Interval) -> str:
@@ -327,42 +342,30 @@ class _TimeDrawing:
         return _NAME + pixels * one.start, _NAME + pixels * (one.start + one.seconds)
 
     def _lane(self, board: Board, lane: str, top: float) -> None:
-        own = [i for i in self.found.intervals if (lane in i.axes if i.axes else not lane)]
-        small = list[Interval]()
-        for one in own:
+        """The intervals of a lane. Short ones that begin within a few pixels are one box, darker
+        the more of it they fill."""
+        small, tall = list[Interval](), _LANE - 6
+        for one in self.found.intervals:
             left, right = self._ends(one)
+            if lane not in (one.axes or [""]):
+                continue
             if right - left < _SEEN:
                 small.append(one)
                 continue
             beside = one.waited < one.seconds
             told = f"{one.what}, {one.phase}: {seconds_text(one.seconds)}. {' '.join(one.line)}"
-            told = told.strip()
             if beside:
                 told += f". {seconds_text(one.seconds - one.waited)} of it beside the work"
             ink = Ink(color=self._color(one), opacity=0.35, width=0.5, dashed=beside)
-            board.rect((left, top + 3), (right - left, _LANE - 6), ink, title=told)
+            board.rect((left, top + 3), (right - left, tall), ink, title=told)
             board.inside(left, right, top + 19, one.what, title=told, spare=1)
-        self._columns(board, small, top)
-
-    def _columns(self, board: Board, small: Sequence[Interval], top: float) -> None:
-        """Short intervals: the share of each column of pixels that they fill."""
-        filled: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-        for one in small:
-            left, right = (x - _NAME for x in self._ends(one))
-            for column in range(int(left), int(right) + 1):
-                share = min(right, column + 1) - max(left, column)
-                filled[self._color(one)][column] += max(0.0, share)
-        for color, shares in filled.items():
-            shades = [(c, min(_SHADES, round(_SHADES * shares[c] + 0.4))) for c in sorted(shares)]
-            # Columns beside each other with the same shade are one box.
-            for (_, shade), run in groupby(
-                enumerate(shades), key=lambda at: (at[1][0] - at[0], at[1][1])
-            ):
-                columns = [column for _, (column, _) in run]
-                ink = Ink(color=color, opacity=0.35 * shade / _SHADES, width=0)
-                corner, size = (_NAME + columns[0], top + 3), (float(len(columns)), _LANE - 6)
-                if shade:
-                    board.rect(corner, size, ink, title="short operations")
+        columns = grouped(small, lambda one: int((self._ends(one)[0] - _NAME) / _SEEN))
+        for column, some in columns.items():
+            filled = sum(one.seconds for one in some) / self.found.seconds * _PLOT / _SEEN
+            color = self._color(max(some, key=lambda one: one.seconds))
+            ink = Ink(color=color, opacity=0.35 * min(1, filled), width=0)
+            corner = _NAME + _SEEN * column, top + 3
+            board.rect(corner, (_SEEN, tall), ink, title="short operations")
 
     def _loop(self, board: Board, one: LoopInterval, top: float) -> None:
         left, right = self._ends(one)
@@ -377,27 +380,6 @@ class _TimeDrawing:
         board.line(corners, Ink(width=0.8), title=told)
         board.inside(left, right, top + 17, label, title=told)
 
-    def _ticks(self, board: Board, top: float) -> None:
-        for part, anchor in enumerate(("start", "middle", "middle", "middle", "end")):
-            x = _NAME + _PLOT * part / 4
-            board.line([(x, top), (x, top + 4)], Ink(width=0.8))
-            text = seconds_text(self.found.seconds * part / 4) if part else "0"
-            board.text((x, top + 17), text, anchor=anchor)
-
-    def _key(self, board: Board, top: float) -> None:
-        """What the colours mean."""
-        links = any(i.axes for i in self.found.intervals)
-        beside = any(i.waited < i.seconds for i in self.found.intervals)
-        said = [(SPLIT, "bound by products"), (WHOLE, "by memory")]
-        said += [(PARTIAL, "collectives")] * links
-        said += [(COSTLY, "the longest")] * (self.longest is not None)
-        said += [(PARTIAL, "beside products")] * beside
-        x = _NAME
-        for color, text in said:
-            dashed = text == "beside products"
-            board.key((x, top + 4), Ink(color=color, opacity=0.35, width=0.5, dashed=dashed), text)
-            x += 16 + CELL * (len(text) + 3)
-
 
 def _lanes_table(found: Schedule) -> Table:
     sums = lane_seconds(found)
@@ -406,30 +388,28 @@ def _lanes_table(found: Schedule) -> Table:
     def cell(seconds: float) -> str:
         return seconds_text(seconds) if seconds else "-"
 
-    rows = (
-        (lane, *(cell(row[p]) for p in shown), cell(sum(row.values())))
-        for lane, row in sums.items()
+    return table(
+        ("lane", *(f">{p}" for p in (*shown, "sum"))),
+        (
+            (lane, *(cell(row[p]) for p in shown), cell(sum(row.values())))
+            for lane, row in sums.items()
+        ),
     )
-    return table(("lane", *(f">{p}" for p in (*shown, "sum"))), rows)
 
 
 def _causes_table(found: Schedule) -> Table:
-    rows = (
-        (
-            " ".join([one.what, *one.axes]),
-            one.line[1] or one.line[0],
-            one.phase,
-            f"{one.runs:g}",
-            seconds_text(one.waited),
-            f"{one.waited / found.seconds:.1%}",
-        )
-        for one in causes(found)
-    )
-    return table(
-        ("longest", "line", "pass", ">runs", ">modelled", ">share"),
-        rows,
+    return table_of(
+        causes(found),
+        {
+            "longest": lambda one: " ".join([one.what, *one.axes]),
+            "line": lambda one: one.line[1] or one.line[0],
+            "pass": lambda one: one.phase,
+            ">runs": lambda one: f"{one.runs:g}",
+            ">modelled": lambda one: seconds_text(one.waited),
+            ">share": lambda one: f"{one.waited / found.seconds:.1%}",
+        },
         shown=SHOWN_WAITS,
-        rest=lambda n: f"and {counted(n, 'shorter one')}",
+        rest=lambda left: f"and {counted(len(left), 'shorter one')}",
     )
 
 
@@ -440,7 +420,7 @@ SHOWN_PLACES = 12
 """Places that the table of limits shows; the others are folded."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """What one part of the program does per call.
 
@@ -456,9 +436,9 @@ class Work:
 
     place: str
     phase: Phase
-    flops: float = 0.0
-    repeated: float = 0.0
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
+    flops: float
+    repeated: float
+    seconds: dict[str, float]
 
     @property
     def total(self) -> float:
@@ -488,20 +468,18 @@ class Limits:
     @property
     def flops(self) -> float:
         """Model FLOPs of one call."""
-        return sum(w.flops for w in self.works)
+        return sum((w.flops for w in self.works), 0.0)
 
     @property
     def repeated(self) -> float:
         """Those that rematerialisation repeats."""
-        return sum(w.repeated for w in self.works)
+        return sum((w.repeated for w in self.works), 0.0)
 
     @property
     def seconds(self) -> dict[str, float]:
         """Modelled seconds of one call by what they are spent on."""
-        found = defaultdict[str, float](float)
-        for work in self.works:
-            for name, seconds in work.seconds.items():
-                found[name] += seconds
+        names = dict.fromkeys(name for work in self.works for name in work.seconds)
+        found = {name: sum(w.seconds.get(name, 0.0) for w in self.works) for name in names}
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     @property
@@ -518,24 +496,32 @@ class Limits:
 def limits(program: Program) -> Limits:
     """What limits a program. Of a `cond`, the mean of its branches counts, as in the modelled
     time; regions written by hand are not counted, since their time is not modelled."""
-    scoped = any(PLACE_NAMES["scope"](n).name for n in program.graph.walk())
-    named = PLACE_NAMES["scope" if scoped else "function"]
-    works: dict[tuple[str, Phase], Work] = {}
-    for one in schedule(program).intervals:
-        place = named(one.node).text if one.node else "arguments and results"
-        work = works.setdefault((place, one.phase), Work(place=place, phase=one.phase))
-        if one.waited:
-            work.seconds[one.bound] += one.waited
-        if isinstance(one.instruction, Apply) and not one.axes:
-            node = one.instruction.node
-            flops = one.runs * flops_of(program.graph, node)
-            if node.is_recomputed:
-                work.repeated += flops
-            else:
-                work.flops += flops
+    scoped = any(place_name(n, "scope").name for n in program.graph.walk())
+    named: Grouping = "scope" if scoped else "function"
+    places = grouped(
+        schedule(program).intervals,
+        lambda one: (
+            place_name(one.node, named).text if one.node else "arguments and results",
+            one.phase,
+        ),
+    )
+    works = (
+        Work(
+            place=place,
+            phase=phase,
+            flops=sum(i.flops for i in own if not (i.node and i.node.is_recomputed)),
+            repeated=sum(i.flops for i in own if i.node and i.node.is_recomputed),
+            seconds={
+                bound: sum(i.waited for i in same)
+                for bound, same in grouped(own, lambda i: i.bound).items()
+                if any(i.waited for i in same)
+            },
+        )
+        for (place, phase), own in places.items()
+    )
     mesh = program.mesh
     return Limits(
-        works=tuple(works.values()),
+        works=tuple(works),
         peak=mesh.num_devices * mesh.hardware.flops_per_second,
         modelled=program.cost.seconds,
     )
@@ -544,60 +530,42 @@ def limits(program: Program) -> Limits:
 def limits_section(program: Program) -> Section:
     """What limits a program, as a part of a report."""
     found = limits(program)
-    parts = Paragraph(text=_summary(program, found)), _limits_table(found)
-    return Section(title=f"limits: {_flops_text(found.flops)} per call", parts=parts)
-
-
-def _summary(program: Program, found: Limits) -> str:
     total = sum(found.seconds.values())
-    spent = ", ".join(f"{name} {_percent(s / total)}" for name, s in found.seconds.items() if s > 0)
-    spent = spent or "nothing"
-    repeated = (
-        f", beside {_flops_text(found.repeated)} that the backward pass repeats"
-        if found.repeated
-        else ""
-    )
-    by_hand = _by_hand(program)
-    by_hand = f". {by_hand}: FLOPs and time are not counted" if by_hand else ""
-    return (
+    spent = [f"{name} {_percent(s / total)}" for name, s in found.seconds.items() if s > 0]
+    repeated = by_hand = ""
+    if found.repeated:
+        repeated = f", beside {_flops_text(found.repeated)} that the backward pass repeats"
+    if regions := _by_hand(program):
+        by_hand = f". {regions}: FLOPs and time are not counted"
+    text = (
         f"{_flops_text(found.flops)} in products on {counted(program.mesh.num_devices, 'device')}"
         f"{repeated}. Predicted utilisation (MFU): {_percent(found.utilisation)}, which is FLOPs /"
         f" (modelled time x {_flops_text(found.peak)}/s, the peak of all devices for 16-bit"
-        f" products). The modelled time,"
-        f" {seconds_text(found.modelled)}, is spent on {spent}. It is computed by a cost model for"
-        f" hardware {program.mesh.hardware.name}; nothing was measured{by_hand}"
+        f" products). The modelled time, {seconds_text(found.modelled)}, is spent on"
+        f" {', '.join(spent) or 'nothing'}. It is computed by a cost model for hardware"
+        f" {program.mesh.hardware.name}; nothing was measured{by_hand}"
     )
-
-
-def _limits_table(found: Limits) -> Table:
-    total = sum(found.seconds.values())
-    works = sorted((w for w in found.works if w.total), key=lambda w: -w.total)
-    rows = (
-        (
-            w.place,
-            w.phase,
-            _flops_text(w.flops),
-            seconds_text(w.total),
-            _percent(w.total / total),
-            f"{w.bound} ({_percent(w.seconds[w.bound] / w.total)})",
-        )
-        for w in works
-    )
-    return table(
-        ("part", "pass", ">FLOPs", ">modelled", ">share", "bound by"),
-        rows,
+    parts = table_of(
+        sorted((w for w in found.works if w.total), key=lambda w: -w.total),
+        {
+            "part": lambda w: w.place,
+            "pass": lambda w: w.phase,
+            ">FLOPs": lambda w: _flops_text(w.flops),
+            ">modelled": lambda w: seconds_text(w.total),
+            ">share": lambda w: _percent(w.total / total),
+            "bound by": lambda w: f"{w.bound} ({_percent(w.seconds[w.bound] / w.total)})",
+        },
         shown=SHOWN_PLACES,
-        rest=lambda n: f"and {counted(n, 'smaller part')}",
+        rest=lambda left: f"and {counted(len(left), 'smaller part')}",
     )
+    title = f"limits: {_flops_text(found.flops)} per call"
+    return Section(title=title, parts=(Paragraph(text=text), parts))
 
 
 def _flops_text(flops: float) -> str:
     """A number of operations with three significant digits and a unit of thousands."""
-    units = ["", "K", "M", "G", "T", "P", "E"]
-    while flops >= 1000 and len(units) > 1:
-        flops /= 1000
-        units.pop(0)
-    return f"{flops:.3g} {units[0]}FLOP"
+    thousands = min(int(math.log10(max(flops, 1)) // 3), 6)
+    return f"{flops / 1000**thousands:.3g} {['', *'KMGTPE'][thousands]}FLOP"
 
 
 def _percent(share: float) -> str:

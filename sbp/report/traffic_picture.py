@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sbp.plan.program import Program
 from sbp.report.flows import MOMENTS, ProgramFlows, program_flows, traffic
 from sbp.report.parts import Picture, Table, table
-from sbp.report.svg import COSTLY, SPLIT, Board, Ink, picture
+from sbp.report.svg import COSTLY, SPLIT, Board, Ink, Point, picture
 from sbp.report.wording import branches_text, bytes_text, counted
 
 MOST_PLACES = 16
@@ -57,10 +57,11 @@ def matrices(found: Sequence[ProgramFlows]) -> tuple[Matrix, Matrix]:
     }
     places = sorted(most, key=lambda place: (-most[place], place))
     others = places[MOST_PLACES:]
-    named = dict.fromkeys(places) | dict.fromkeys(others, counted(len(others), "other place"))
-    folded = [flows.sums(lambda stop: named[stop.text] or stop.text) for flows in found]
+    named = {place: place for place in places}
+    named |= dict.fromkeys(others, counted(len(others), "other place"))
+    folded = [flows.sums(lambda stop: named[stop.text]) for flows in found]
     by_place = tuple({(p, a): b for (a, p), b in sums.items()} for sums in folded)
-    rows = tuple(dict.fromkeys(named[place] or place for place in places))
+    rows = tuple(dict.fromkeys(named.values()))
     corner = "scope" if all(t.grouping == "scope" for t in found) else "function"
     return (
         Matrix(corner="mesh axes", rows=tuple(axes), columns=moments, plans=by_moment),
@@ -87,73 +88,72 @@ def traffic_picture(program: Program, other: Program | None = None) -> Picture:
 
 
 def _caption(found: Sequence[ProgramFlows]) -> str:
-    totals = [bytes_text(t.bytes) for t in found]
-    text = f"bytes that one device sends per call, by mesh axis: {totals[0]} in all"
-    if len(totals) > 1:
-        text += f" by this plan, {totals[1]} by the other"
-        text += " (this / other in tables)"
-    if any(t.results.bytes for t in found):
-        text += f". `{MOMENTS[-1]}`: conversions of results"
+    this, *others = (bytes_text(t.bytes) for t in found)
+    beside = [f" by this plan, {other} by the other (this / other in tables)" for other in others]
+    returned = any(t.results.bytes for t in found)
+    results = f". `{MOMENTS[-1]}`: conversions of results" if returned else ""
+    text = (
+        f"bytes that one device sends per call, by mesh axis: {this} in all{''.join(beside)}"
+        f"{results}."
+    )
     branches = {branches_text(t.bytes, t.called) for t in found}
-    return " ".join([f"{text}.", *sorted(branches - {""})])
+    return " ".join([text, *sorted(branches - {""})])
 
 
 def _drawing(both: tuple[Matrix, Matrix]) -> Board:
     plans = len(both[0].plans)
-    most_columns = max(len(m.columns) for m in both) + 1
-    block = _CELL * most_columns + _GAP
+    block = _CELL * (max(len(m.columns) for m in both) + 1) + _GAP
     tall = sum(_ROW * (len(m.rows) + 1) + _GAP for m in both) + 20
     board = Board(_NAME + block * plans, tall)
     top = 20.0
-    if plans > 1:
-        for plan, name in enumerate(("this plan", "the other plan")):
-            board.text((_NAME + block * plan, 12), name, Ink(bold=True))
+    for plan, name in enumerate(("this plan", "the other plan") if plans > 1 else ()):
+        board.text((_NAME + block * plan, 12), name, Ink(bold=True))
     for matrix in both:
         board.text((4, top + 16), matrix.corner, Ink(bold=True))
-        for number, row in enumerate(matrix.rows):
-            y = top + _ROW * (number + 1) + 16
-            board.label((4, y), row, _NAME - 10)
+        for number, row in enumerate(matrix.rows, 1):
+            board.label((4, top + _ROW * number + 16), row, _NAME - 10)
         for plan in range(plans):
             _cells(board, matrix, plan, (_NAME + block * plan, top))
         top += _ROW * (len(matrix.rows) + 1) + _GAP
     return board
 
 
-def _cells(board: Board, matrix: Matrix, plan: int, corner: tuple[float, float]) -> None:
+def _cells(board: Board, matrix: Matrix, plan: int, corner: Point) -> None:
     """The cells of one plan: each with its bytes, darker the more it sends."""
     left, top = corner
     most = max((b for sums in matrix.plans for b in sums.values()), default=0.0)
-    for number, column in enumerate((*matrix.columns, "sum")):
-        x = left + _CELL * number + _CELL / 2
+    middles = [left + _CELL * (n + 0.5) for n in range(len(matrix.columns) + 1)]
+    for x, column in zip(middles, (*matrix.columns, "sum"), strict=True):
         board.label((x, top + 16), column, _CELL - 6, Ink(bold=True), anchor="middle")
-    for at, row in enumerate(matrix.rows):
-        y = top + _ROW * (at + 1)
-        for number, column in enumerate(matrix.columns):
+    for at, row in enumerate(matrix.rows, 1):
+        y = top + _ROW * at
+        for x, column in zip(middles, matrix.columns, strict=False):
             bytes_ = matrix.plans[plan].get((row, column), 0.0)
-            x, told = left + _CELL * number, f"{row}, {column}: {bytes_text(bytes_)}"
-            is_most = bytes_ > 0 and bytes_ == most
-            ink = Ink(
-                color=COSTLY if is_most else SPLIT,
-                opacity=0.5 * bytes_ / most,
-                width=2 if is_most else 0,
-            )
-            board.rect((x + 1, y + 1), (_CELL - 2, _ROW - 2), ink, title=told)
-            board.text((x + _CELL / 2, y + 16), _cell([bytes_]), Ink(bold=is_most), anchor="middle")
-        x = left + _CELL * (len(matrix.columns) + 0.5)
-        board.text((x, y + 16), _cell([matrix.sum_of(plan, row)]), anchor="middle")
+            is_most = bytes_ == most > 0
+            color, width = (COSTLY, 2) if is_most else (SPLIT, 0)
+            ink = Ink(color=color, opacity=0.5 * bytes_ / most, width=width)
+            told = f"{row}, {column}: {bytes_text(bytes_)}"
+            board.rect((x - _CELL / 2 + 1, y + 1), (_CELL - 2, _ROW - 2), ink, title=told)
+            board.text((x, y + 16), _cell([bytes_]), Ink(bold=is_most), anchor="middle")
+        board.text((middles[-1], y + 16), _cell([matrix.sum_of(plan, row)]), anchor="middle")
 
 
 def _table(matrix: Matrix) -> Table:
     """The same in words; of two plans, both numbers in a cell."""
-    rows = (
+    return table(
+        (matrix.corner, *(f">{c}" for c in (*matrix.columns, "sum"))),
         (
-            row,
-            *(_cell([sums.get((row, c), 0.0) for sums in matrix.plans]) for c in matrix.columns),
-            _cell([matrix.sum_of(plan, row) for plan in range(len(matrix.plans))]),
-        )
-        for row in matrix.rows
+            (
+                row,
+                *(
+                    _cell([sums.get((row, c), 0.0) for sums in matrix.plans])
+                    for c in matrix.columns
+                ),
+                _cell([matrix.sum_of(plan, row) for plan in range(len(matrix.plans))]),
+            )
+            for row in matrix.rows
+        ),
     )
-    return table((matrix.corner, *(f">{c}" for c in (*matrix.columns, "sum"))), rows)
 
 
 def _cell(values: Sequence[float]) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sbp.annotations import annotate_p
-from sbp.errors import Span
-from sbp.errors import bytes_text as bytes_text
+from sbp.errors import Span, bytes_text
 from sbp.explain.conversions import Refusal
 from sbp.explain.reasons import Argument, ConversionNeed, ConversionReason, PartnerRows
 from sbp.explain.subjects import AxisRow, SourcePlace, ValueName
@@ -70,6 +69,15 @@ def branches_text(shown: float, called: float) -> str:
         "All branches of conditionals are here; a call runs one of each, and sends"
         f" {bytes_text(called)}."
     )
+
+
+def sentences(texts: Mapping[str, object], between: str = " ") -> str:
+    """The sentences whose condition holds, one behind the other.
+
+    >>> sentences({"It is split.": True, "It is partial.": ()})
+    'It is split.'
+    """
+    return between.join(text for text, condition in texts.items() if condition)
 
 
 def without_number(name: str) -> str:
@@ -200,20 +208,17 @@ def maker_text(reason: ConversionReason) -> str:
     """The maker of the value, for the report."""
     if reason.maker is not None:
         return node_text(reason.maker)
-    assert reason.argument is not None
     return argument_text(reason.argument) or "an argument"
 
 
-def argument_text(argument: Argument) -> str:
-    """An input of the program or of a body in words; empty for an input without a name."""
-    if argument.node is None:
-        return f"input {argument.name}" if argument.name else ""
+def argument_text(argument: Argument | None) -> str:
+    """An input of the program or of a body in words; empty for none, and for one without a name."""
+    if argument is None or argument.node is None:
+        return f"input {argument.name}" if argument and argument.name else ""
     if argument.kind == "carry":
         return f"the carry of {argument.node.op} {place_text(SourcePlace.of(argument.node))}"
-    outside = "a constant" if argument.is_constant else ""
-    if argument.outside is not None:
-        outside = argument_text(argument.outside)
-    outside = outside or f"an operand of {node_text(argument.node)}"
+    inner = "a constant" if argument.is_constant else f"an operand of {node_text(argument.node)}"
+    outside = argument_text(argument.outside) or inner
     return f"a slice of {outside}" if argument.kind == "slice" else outside
 
 
@@ -236,12 +241,10 @@ def need_text(reason: ConversionReason) -> str:
 
 def full_maker_text(reason: ConversionReason, value: ValueName) -> str:
     """The maker of the value with its row, for `plan.why`."""
-    maker = reason.maker
-    if maker is None:
+    if reason.maker is None:
         return str(value)
-    if maker.op == annotate_p.name:
-        return f"the annotation {_expression(maker)}{place_text(SourcePlace.of(maker))}"
-    return f"{_node(maker)}{_row(reason.row)}"
+    row = "" if reason.maker.op == annotate_p.name else _row(reason.row)
+    return f"{node_text(reason.maker)}{row}"
 
 
 def full_need_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
@@ -261,7 +264,9 @@ def full_need_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
     if need.blocker is None:
         return text
     before = decode(need.change.before)
-    return f"{text}: each trip reads it in {_node(need.blocker)}, which has no row for {before!r}"
+    return (
+        f"{text}: each trip reads it in {node_text(need.blocker)}, which has no row for {before!r}"
+    )
 
 
 def deferred_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
@@ -338,8 +343,12 @@ def _sentence(
     node, allowing = need.node, f" (reduce_dtype=jnp.{need.allowing} allows it to come after)"
     of_node: dict[str, Any] = {}
     if node is not None:
-        of_node = {"node": _node(node), "place": _place(node), "source": source_text(node.span)}
-        of_node["dtype"] = node.params.get("new_dtype")
+        of_node = {
+            "node": node_text(node),
+            "place": place_text(SourcePlace.of(node)),
+            "source": source_text(node.span),
+            "dtype": node.params.get("new_dtype"),
+        }
     return templates.get(need.kind, templates[""]).format(
         before=repr(decode(need.change.before)),
         after=repr(decode(need.change.after)),
@@ -388,24 +397,10 @@ def refusal_text(found: Refusal) -> str:
     if found.policies:
         axis += f" under {found.policies}"
     arrives = " or ".join(dict.fromkeys(repr(decode(c)) for c in found.arriving)) or "nothing"
-    node = "" if found.node is None else _node(found.node)
+    node = "" if found.node is None else node_text(found.node)
     return _REFUSALS[found.kind].format(axis=axis, arrives=arrives, node=node)
 
 
 def output_name(output_names: Sequence[str], number: int) -> str:
     """The name of a result of the program."""
     return output_names[number] if 0 <= number < len(output_names) else f"result[{number}]"
-
-
-def _node(node: Node) -> str:
-    return f"{node.name} {_expression(node)}{_place(node)}"
-
-
-def _place(node: Node) -> str:
-    return place_text(SourcePlace.of(node))
-
-
-def _expression(node: Node) -> str:
-    """The user's expression in backticks and a blank; empty where there is no source."""
-    text = source_text(node.span, SEGMENT_LIMIT).replace("`", "'")
-    return f"`{text}` " if text else ""

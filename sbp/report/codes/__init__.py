@@ -2,4 +2,4 @@
 
 from sbp.report.codes.page import PRELUDE as PRELUDE
 from sbp.report.codes.page import CodePage as CodePage
-from sbp.report.codes.table import PAGES as PAGES
+from sbp.report.codes.running import PAGES as PAGES

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from sbp.report.codes.page import CodePage
+from sbp.report.codes.types import TYPES
 
 _LEAD = "from jax.sharding import PartitionSpec\n\n"
 
@@ -580,3 +581,6 @@ sbp train --workdir runs/b --set ramp_steps=100 --set clip_norm=1
         ),
     ),
 )
+
+PAGES: dict[str, CodePage] = {page.code: page for page in (*TYPES, *RUNNING)}
+"""A page for each code of `sbp.errors.CODES`."""
