@@ -16,10 +16,8 @@ from sbp.explain.edits import Placed, Placement, insert_pin
 from sbp.infer.accumulation import allowing
 from sbp.infer.because import ReadBecause
 from sbp.infer.check import CheckResult
-from sbp.infer.constraints import System
-from sbp.infer.conversions import allowed
+from sbp.infer.constraints import System, allowed, state_literal
 from sbp.infer.flow import End
-from sbp.infer.literals import state_literal
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.limits import (

@@ -137,9 +137,8 @@ def _certify_boxing(
     """
     spaces = typing.request.spaces
     seen: dict[tuple[Any, ...], bool] = {}
-    for parallel in zip(
-        *(s.constraints[len(s.constraints) - _conversions(s) :] for s in systems), strict=True
-    ):
+    conversions = ([c for c in s.constraints if c.convert is not None] for s in systems)
+    for parallel in zip(*conversions, strict=True):
         first = parallel[0].convert
         assert first is not None
         if first.rules.unlimited or first.unless:
@@ -161,10 +160,6 @@ def _certify_boxing(
             seen[key] = bool(seconds[space.index[key[1]], space.index[key[2]]] < INFINITE)
         if not seen.get(key, True):
             raise _broken(systems[0], parallel[0], f"made as {source}, read as {target}")
-
-
-def _conversions(system: System) -> int:
-    return sum(c.convert is not None for c in system.constraints)
 
 
 def _state_of(variable: Variable, typing: Typing, position: int) -> tuple[Code, ...] | None:

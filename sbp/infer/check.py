@@ -17,9 +17,16 @@ from typing import Any, Literal
 import z3
 
 from sbp.infer.because import ReadBecause
-from sbp.infer.constraints import Constraint, Convert, System, constraints_of
+from sbp.infer.constraints import (
+    POLICY_LITERAL,
+    Constraint,
+    Convert,
+    System,
+    budget_literal,
+    constraints_of,
+    state_literal,
+)
 from sbp.infer.flow import End
-from sbp.infer.literals import POLICY_LITERAL, budget_literal, state_literal
 from sbp.infer.policy import Rules
 from sbp.infer.request import Request
 from sbp.infer.space import Code

@@ -10,11 +10,15 @@ may satisfy every system and still have no typing.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
+from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import Span
 from sbp.infer.because import (
@@ -25,17 +29,112 @@ from sbp.infer.because import (
     PolicyBecause,
     ReadBecause,
 )
-from sbp.infer.conversions import Conversions
 from sbp.infer.flow import Decision, End
-from sbp.infer.literals import POLICY_LITERAL, budget_literal, edge_literal, pin_literal
 from sbp.infer.pins import pinned_codes
-from sbp.infer.policy import Rules
+from sbp.infer.policy import POLICY_KINDS, Ban, Rules, detour
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY
 from sbp.infer.sends import allowed_rows
-from sbp.infer.space import Code
+from sbp.infer.space import Code, TypeSpace
+from sbp.limits import Policy
+from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Constant, Node
 from sbp.types import MONOIDS
+
+# ---- names --------------------------------------------------------------------------------------
+# The names of Z3 literals: one for each constraint, and one for each state of a variable. A
+# constraint stores its name; nothing parses a name.
+
+
+POLICY_LITERAL = "policy"
+"""The literal of the boxing policy."""
+
+
+def budget_literal(number: int) -> str:
+    """The literal of a budget of the program, by its number."""
+    return f"b{number}"
+
+
+def state_literal(variable: int, state: int) -> str:
+    """The literal of a variable that is in one of its states."""
+    return f"s{variable}_{state}"
+
+
+# ---- conversions --------------------------------------------------------------------------------
+# Which conversions a policy and budgets allow on one mesh axis, in any number of steps.
+
+
+def allowed(source: Code, target: Code, policy: Policy) -> bool:
+    """Whether a policy converts one atom to another on one mesh axis, in any number of steps.
+
+    >>> [allowed(1, 0, p) for p in ("auto", "reduce", "explicit")], allowed(0, 1, "explicit")
+    ([True, False, False], True)
+    """
+    if source == target or source == 0:
+        return True
+    kinds = POLICY_KINDS[policy]
+    if source > 0:
+        return "all_gather" in kinds
+    return "all_reduce" in kinds
+
+
+class Conversions:
+    """Which conversions rules allow on one mesh axis, in any number of steps.
+
+    The bytes of a conversion depend on how the other mesh axes split the value. Here all of them
+    split it, which gives the fewest bytes. So with several mesh axes, a conversion that a budget
+    forbids may be allowed here; a conversion that is forbidden here is always forbidden.
+
+    Arguments:
+      mesh: the mesh.
+      position: of the mesh axis.
+    """
+
+    def __init__(self, mesh: MeshSpec, position: int) -> None:
+        self.mesh, self.position = mesh, position
+        self._others = math.prod(n for i, n in enumerate(mesh.sizes) if i != position)
+        self._alone = MeshSpec(axes=(mesh.axes[position],), hardware=mesh.hardware)
+        self._found: dict[Any, tuple[TypeSpace, np.ndarray]] = {}
+
+    def allows(self, source: Code, target: Code, aval: Any, rules: Rules) -> bool:
+        """Whether a value that is made as one code can be read as another one.
+
+        Arguments:
+          source: the code it is made in.
+          target: the code it is read in.
+          aval: its global shape and its dtype.
+          rules: the conversions that are allowed.
+        """
+        if not rules.bans or source == target:
+            return allowed(source, target, rules.policies[self.position])
+        space, seconds = self._space(
+            aval,
+            frozenset(c for c in (source, target) if c < 0),
+            frozenset((source, target)),
+            rules,
+        )
+        return bool(np.isfinite(seconds[space.index[(source,)], space.index[(target,)]]))
+
+    def _space(
+        self, aval: Any, partial: frozenset[Code], codes: frozenset[Code], rules: Rules
+    ) -> tuple[TypeSpace, np.ndarray]:
+        key = (aval.shape, aval.dtype, partial, codes, rules)
+        if key not in self._found:
+            monoids = detour(aval.dtype, frozenset(MONOIDS[-1 - c] for c in partial))
+            forced = frozenset((0, c - 1) for c in codes if c > 0)
+            space = TypeSpace(
+                tuple(aval.shape), _jax.itemsize(aval.dtype), self._alone, monoids, forced
+            )
+            bans = tuple(
+                Ban(b.kind, frozenset((0,)), b.above * self._others)
+                for b in rules.bans
+                if self.position in b.mesh_axes
+            )
+            self._found[key] = space, space.seconds(Rules((rules.policies[self.position],), bans))
+        return self._found[key]
+
+
+# ---- constraints --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -153,29 +252,32 @@ def pin_sites(request: Request) -> tuple[PinSite, ...]:
     """All pins of a program in program order: inputs, annotations, outputs. Nodes that were traced
     from one annotation are one pin."""
     graph, mesh, demand = request.graph, request.mesh, request.demand
-    sites: list[PinSite] = []
-    for position, codes in enumerate(demand.inputs):
-        if codes is not None and any(c is not None for c in codes):
-            sites.append(
-                PinSite(
-                    name=pin_literal("input", position),
-                    source="input",
-                    span=None,
-                    codes=tuple(codes),
-                    position=position,
-                )
+
+    def at_boundary(source: Literal["input", "output"], types: Sequence[Any]) -> list[PinSite]:
+        return [
+            PinSite(
+                name=f"{source[0]}{position}",
+                source=source,
+                span=None,
+                codes=tuple(codes),
+                position=position,
             )
+            for position, codes in enumerate(types)
+            if codes is not None and any(c is not None for c in codes)
+        ]
+
     groups: dict[Any, list[Node]] = {}
     for node in graph.walk():
         if node.op == annotate_p.name and node.params["pin"] is not None:
             codes = pinned_codes(node.params["pin"], mesh)
             if any(c is not None for c in codes):
                 groups.setdefault((node.span or node.id, codes), []).append(node)
+    annotations: list[PinSite] = []
     for number, ((_, codes), nodes) in enumerate(groups.items()):
         position = nodes[0].params["pin"].input
-        sites.append(
+        annotations.append(
             PinSite(
-                name=pin_literal("annotation", number),
+                name=f"a{number}",
                 source="annotation",
                 span=nodes[0].span if position < 0 else None,
                 codes=codes,
@@ -183,18 +285,11 @@ def pin_sites(request: Request) -> tuple[PinSite, ...]:
                 position=position,
             )
         )
-    for position, codes in enumerate(demand.outputs):
-        if codes is not None and any(c is not None for c in codes):
-            sites.append(
-                PinSite(
-                    name=pin_literal("output", position),
-                    source="output",
-                    span=None,
-                    codes=tuple(codes),
-                    position=position,
-                )
-            )
-    return tuple(sites)
+    return (
+        *at_boundary("input", demand.inputs),
+        *annotations,
+        *at_boundary("output", demand.outputs),
+    )
 
 
 def constraints_of(request: Request) -> tuple[System, ...]:
@@ -245,30 +340,22 @@ class _SystemBuilder:
         for site in self.sites:
             code = site.codes[self.position]
             assert code is not None
-            because = PinBecause(site.source, site.span, site.position, code)
-            ends = tuple(fixed[site.name])
             found.append(
                 Constraint(
-                    name=site.name, kind="pin", because=because, fixed=ends, code=code, site=site
+                    name=site.name,
+                    kind="pin",
+                    because=PinBecause(site.source, site.span, site.position, code),
+                    fixed=tuple(fixed[site.name]),
+                    code=code,
+                    site=site,
                 )
             )
-        found.append(
-            Constraint(
-                name=POLICY_LITERAL,
-                kind="policy",
-                because=PolicyBecause(self.request.boxing),
-            )
+        policy = PolicyBecause(self.request.boxing)
+        budgets = (
+            Constraint(name=budget_literal(n), kind="budget", because=BudgetBecause(b), budget=n)
+            for n, b in enumerate(self.request.budgets)
         )
-        for number, budget in enumerate(self.request.budgets):
-            found.append(
-                Constraint(
-                    name=budget_literal(number),
-                    kind="budget",
-                    because=BudgetBecause(budget),
-                    budget=number,
-                )
-            )
-        return found
+        return [*found, Constraint(name=POLICY_LITERAL, kind="policy", because=policy), *budgets]
 
     def conversions(self) -> list[Constraint]:
         """The reads, each with a conversion of its own: other readers cannot use the conversion
@@ -290,7 +377,7 @@ class _SystemBuilder:
             maker = self.flow.makers[edge.operand]
             found.append(
                 Constraint(
-                    name=edge_literal(len(found)),
+                    name=f"e{len(found)}",
                     kind="region" if edge.node and edge.node.regions else "equation",
                     because=ReadBecause(edge.node, edge.number, edge.entry, edge.exit),
                     node=edge.node,

@@ -22,7 +22,7 @@ from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import NATIVE, Reduction, Sums, wide
 from sbp.infer.cost import row_seconds, undominated
-from sbp.infer.flow import Edge, End, Flow
+from sbp.infer.flow import End, Flow
 from sbp.infer.options import Options, typed
 from sbp.infer.policy import Rules, detour
 from sbp.infer.request import Request
@@ -243,9 +243,10 @@ class Problem:
         readers: dict[int, list[PricedEnd]] = defaultdict(list)
         for edge in self.flow.edges:
             if isinstance(edge.operand, int):
-                end = PricedEnd(
-                    edge.end.variable, self.codes(edge.end), edge.weight, self._allowed(edge)
+                rules = self.request.rules(
+                    edge.node, value=edge.operand, in_loop=edge.in_loop, free=edge.free
                 )
+                end = PricedEnd(edge.end.variable, self.codes(edge.end), edge.weight, rules)
                 readers[edge.operand].append(end)
         self._price_live(makers, readers)
         self._connect(makers, readers)
@@ -265,12 +266,9 @@ class Problem:
         forced, partial = self._needs[key]
         return self._spaces.of(aval, monoids | partial, forced, reduction)
 
-    def _wide(self, value: int) -> str | None:
-        """The dtype in which parts of a value are added; None for the platform's own sum."""
-        return wide(self.graph.avals[value].dtype, self._sums.get(value))
-
     def _reduction(self, value: int) -> Reduction:
-        return self.request.reduction(value, self._wide(value))
+        chosen = wide(self.graph.avals[value].dtype, self._sums.get(value))
+        return self.request.reduction(value, chosen)
 
     def codes(self, end: End) -> tuple[Codes, ...]:
         """The type of an end in each state of its variable."""
@@ -279,12 +277,6 @@ class Problem:
             return tuple(r.at(end.column) for r in rows)
         types = self.types[end.variable]
         return tuple(stack(t) for t in types) if end.column else types
-
-    def _allowed(self, edge: Edge) -> Rules:
-        """The conversions that are allowed for a reader."""
-        return self.request.rules(
-            edge.node, value=edge.operand, in_loop=edge.in_loop, free=edge.free
-        )
 
     def _charge(
         self,
@@ -316,14 +308,10 @@ class Problem:
 
     # ---- rows -----------------------------------------------------------------------------------
 
-    def _rows(self, node: Node) -> tuple[NdRow, ...]:
-        """The rows of a node, also rows that its rules forbid."""
-        return self.request.rows_of(node)
-
     def _priced_rows(self, node: Node, in_loop: bool) -> tuple[tuple[NdRow, ...], np.ndarray]:
         """The rows of a node that its rules allow and that are not dominated, with the seconds of
         each."""
-        graph, every = self.graph, self._rows(node)
+        graph, every = self.graph, self.request.rows_of(node)
         rules = self.request.rules(node, in_loop=in_loop)
         avals = tuple(graph.aval(o) for o in (*node.inputs, *node.outputs))
         reductions = tuple(

@@ -24,10 +24,9 @@ from sbp.infer.accumulation import (
 )
 from sbp.infer.cost import product_seconds
 from sbp.infer.flow import Edge, Flow, flow_of
-from sbp.infer.memory_shares import MemoryShares, memory_shares
+from sbp.infer.memory_shares import MemoryShares, memory_shares, reduced_together
 from sbp.infer.policy import Ban, Rules, late_values
 from sbp.infer.rows import EMPTY, NdRow, PartialRow, RowTable, worth_having
-from sbp.infer.together import reduced_together
 from sbp.infer.value_space import Spaces
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.machine.mesh import MeshSpec
@@ -297,25 +296,17 @@ class Demand:
 
 class RequestCaches:
     """Row tables and type spaces, by mesh. A request shares them with all requests that are made
-    from it by edits."""
+    from it by edits.
+
+    `table(mesh, communicates=..)` has the rows of nodes on a mesh, with or without rows whose
+    kernels have collectives, and `spaces(mesh)` the types of shapes with the prices of their
+    conversions.
+    """
 
     def __init__(self) -> None:
-        self._tables: dict[tuple[MeshSpec, bool], RowTable] = {}
-        self._spaces: dict[MeshSpec, Spaces] = {}
+        self.table = functools.cache(RowTable)
+        self.spaces = functools.cache(Spaces)
         self._rows: list[dict[int, tuple[NdRow, ...]]] = []
-
-    def table(self, mesh: MeshSpec, *, communicates: bool) -> RowTable:
-        """The rows of nodes on a mesh, with or without rows whose kernels have collectives."""
-        key = mesh, communicates
-        if key not in self._tables:
-            self._tables[key] = RowTable(mesh, communicates=communicates)
-        return self._tables[key]
-
-    def spaces(self, mesh: MeshSpec) -> Spaces:
-        """The types of shapes on a mesh, with the prices of their conversions."""
-        if mesh not in self._spaces:
-            self._spaces[mesh] = Spaces(mesh)
-        return self._spaces[mesh]
 
     def rows_by_node(self) -> dict[int, tuple[NdRow, ...]]:
         """An empty dict for the rows of one request's nodes."""
@@ -324,8 +315,8 @@ class RequestCaches:
 
     def clear(self) -> None:
         """Frees their memory. Later requests compute them anew."""
-        self._tables.clear()
-        self._spaces.clear()
+        self.table.cache_clear()
+        self.spaces.cache_clear()
         for rows in self._rows:
             rows.clear()
 
@@ -439,8 +430,7 @@ class Request:
     def rows_of(self, node: Node) -> tuple[NdRow, ...]:
         """The rows of a node, also rows that its rules forbid."""
         if node.id not in self._rows:
-            rows = self.table.rows_in(self.graph, node, self.native, self.rounding)
-            self._rows[node.id] = rows
+            self._rows[node.id] = self.table.rows_in(self.graph, node, self.native, self.rounding)
         return self._rows[node.id]
 
     @functools.cached_property

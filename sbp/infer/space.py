@@ -6,6 +6,7 @@ A type is a tuple of small integers, its codes, one for each mesh axis: 0 is B, 
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
@@ -20,7 +21,6 @@ from sbp.infer.accumulation import NATIVE, Reduction, WideSum, block_dim
 from sbp.infer.policy import Rules
 from sbp.machine.lanes import copies_for_lanes
 from sbp.machine.mesh import MeshSpec
-from sbp.machine.network import AlphaBeta
 from sbp.types import MONOIDS, Atom, B, NdSbp, Split, Unreduced
 
 Code = int
@@ -50,7 +50,7 @@ and what comes of both back (`tests/tpu/test_compiled_memory.py`)."""
 
 JOINED_BYTES = 96 * 2**20
 """Bytes that the TPU compiler reduces in one all-reduce, of values that do not wait for each other:
-a smaller one is charged its share of a start (`infer.together`)."""
+a smaller one is charged its share of a start (`infer.memory_shares`)."""
 
 LOCAL_SECONDS = 1e-9
 """Seconds that a local step is charged besides, so that no path takes one without need."""
@@ -211,7 +211,7 @@ class TypeSpace:
         )
         self.partial = np.array([any(c < 0 for c in t) for t in self.types])
         self._seconds: dict[Rules, np.ndarray] = {}
-        self._collectives: dict[tuple[str, tuple[int, ...]], AlphaBeta] = {}
+        self._collective = functools.cache(mesh.collective)
         self.unlimited = Rules(("auto",) * len(self.sizes))
 
     def _large_enough(self, t: Codes) -> bool:
@@ -340,11 +340,6 @@ class TypeSpace:
         if together > 1 and kind == "all_reduce":
             starts = min(1.0, max(1 / together, buffer_bytes / JOINED_BYTES))
         return self._collective(kind, axes).of(sent, starts) + COLLECTIVE_PASS * one_pass
-
-    def _collective(self, kind: str, axes: tuple[int, ...]) -> AlphaBeta:
-        if (kind, axes) not in self._collectives:
-            self._collectives[kind, axes] = self.mesh.collective(kind, axes)
-        return self._collectives[kind, axes]
 
     def _exchanged(self, source: Codes, dim: int, n: int) -> int:
         """Bytes of one device's part, padded so that `dim` has n equal blocks."""
