@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -202,31 +202,32 @@ def check_complete(flow: Flow) -> None:
     Raises:
       SbpInternalError: when an operand or output is not read, or a value is not made.
     """
-    inside = [e for e in flow.edges if e.node is not None and e.kind != "exit"]
-    read = {(e.node.id, e.number) for e in inside if e.node is not None}
-    returned = {key: Counter(e.number for e in edges) for key, edges in flow.returned().items()}
-    returned_by_program = {e.number for e in flow.edges if e.kind == "output"}
-    values = set(flow.graph.inputs)
-    for node in flow.graph.walk():
-        for number in range(len(node.inputs)):
-            if (node.id, number) not in read:
-                raise SbpInternalError(f"the walk lacks operand {number} of {node.op} {node.id}")
-        for k, region in enumerate(node.regions):
-            values.update(region.inputs)
-            for number in range(len(region.outputs)):
-                if number not in returned[node.id, k]:
-                    raise SbpInternalError(
-                        f"the walk lacks result {number} of region {k} of {node.op} {node.id}"
-                    )
-        values.update(node.outputs)
-    for number in range(len(flow.graph.outputs)):
-        if number not in returned_by_program:
-            raise SbpInternalError(f"the walk lacks output {number}")
-    for value in sorted(values):
-        end = flow.makers.get(value)
-        made = flow.decisions[end.variable : end.variable + 1] if end is not None else ()
-        if not made or value not in made[0].makes:
-            raise SbpInternalError(f"the walk does not make the value {value}")
+    nodes = list(flow.graph.walk())
+    needed = {
+        *(("operand", node.id, k) for node in nodes for k in range(len(node.inputs))),
+        *(
+            ("result", node.id, number, k)
+            for node in nodes
+            for number, region in enumerate(node.regions)
+            for k in range(len(region.outputs))
+        ),
+        *(("output", k) for k in range(len(flow.graph.outputs))),
+        *(("value", v) for graph in flow.graph.graphs() for v in graph.inputs),
+        *(("value", v) for node in nodes for v in node.outputs),
+    }
+    has = {
+        *(("operand", i, k) for i, operands in flow.operands().items() for k in operands),
+        *(("result", *key, e.number) for key, edges in flow.returned().items() for e in edges),
+        *(("output", e.number) for e in flow.edges if e.kind == "output"),
+        *(
+            ("value", v)
+            for number, decision in enumerate(flow.decisions)
+            for v in decision.makes
+            if v in flow.makers and flow.makers[v].variable == number
+        ),
+    }
+    for missing in sorted(needed - has):
+        raise SbpInternalError(f"the walk lacks {' '.join(map(str, missing))}")
 
 
 # ---- requests -----------------------------------------------------------------------------------

@@ -23,8 +23,17 @@ from sbp import _jax
 from sbp.signatures.clusters import Cluster, Wiring, cluster_of, split_values
 from sbp.signatures.kernels.halo import bytes_beside
 from sbp.trace.graph import Graph, Node, Operand, constant, rewritten
-from sbp.trace.joins import join_node, without_unread
-from sbp.trace.slices import Cuts, Slice, cuts_of, is_zero, shape_of, slicing, whole
+from sbp.trace.slices import (
+    Cuts,
+    Slice,
+    cuts_of,
+    is_zero,
+    join_node,
+    shape_of,
+    slicing,
+    whole,
+    without_unread,
+)
 
 # ---- shifts -------------------------------------------------------------------------------------
 # Shifted arrays, and slices of arrays that begin earlier or end later.

@@ -90,6 +90,7 @@ class Op:
         return size % self.axis_size == 0
 
 
+@dataclass(eq=False)
 class LocalContext(Protocol):
     """What a local kernel may ask: the equation on global shapes, and this device's shards.
 
@@ -114,14 +115,12 @@ class LocalContext(Protocol):
 
         A traced int32 or a Python int.
         """
-        ...
 
     def in_offset(self, operand: int, dim: int) -> Any:
         """The global index of element 0 of this device's shard of an operand, along one dim.
 
         A traced int32 or a Python int.
         """
-        ...
 
     def in_extent(self, operand: int, dim: int) -> Any:
         """How many elements of this device's shard of an operand are not padding, along one dim.
@@ -129,18 +128,15 @@ class LocalContext(Protocol):
         A Python int, the size of the shard, where every split of the dim is even; otherwise a
         traced int32.
         """
-        ...
 
     def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
         """Names and sizes of the mesh axes that split a dim of an operand, outer axes first.
 
         A kernel's collectives run over these axes.
         """
-        ...
 
     def out_axes(self, result: int, dim: int) -> tuple[tuple[str, int], ...]:
         """Names and sizes of the mesh axes that split a dim of a result, outer axes first."""
-        ...
 
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
         """Sends `x` along a mesh axis, as `jax.lax.ppermute` does.
@@ -154,11 +150,9 @@ class LocalContext(Protocol):
         Returns:
           The `x` of the device that sends to this one; unspecified where no device does.
         """
-        ...
 
     def is_first_device(self) -> Any:
         """True on the device whose index is 0 on every mesh axis."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

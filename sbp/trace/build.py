@@ -21,10 +21,9 @@ from sbp.errors import SbpError, SbpInternalError, Span
 from sbp.settings import SETTINGS, Settings
 from sbp.trace.collector import collecting_less
 from sbp.trace.graph import BARRIER, Constant, Graph, Inspection, Node, Operand, rewritten
-from sbp.trace.joins import with_joins
 from sbp.trace.places import PLACING, Pins, Places
 from sbp.trace.scopes import REMATTED
-from sbp.trace.slices import with_slices
+from sbp.trace.slices import is_zero, with_joins, with_slices
 from sbp.trace.transfers import transfer_fields
 
 # ---- equations that only vmap makes -------------------------------------------------------------
@@ -208,15 +207,15 @@ def _summed(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
 
 def _adds_zeros(node: Node) -> bool:
     """Whether a node adds zeros to an array, and takes no element from it."""
-    if node.op != "pad" or not isinstance(node.inputs[0], int):
-        return False
-    sizes = itertools.chain.from_iterable(node.params["padding_config"])
-    by = node.inputs[1]
     return (
-        isinstance(by, Constant)
-        and np.ndim(by.value) == 0
-        and not by.value
-        and all(isinstance(size, int | np.integer) and size >= 0 for size in sizes)
+        node.op == "pad"
+        and isinstance(node.inputs[0], int)
+        and is_zero(node.inputs[1])
+        and all(
+            isinstance(size, int | np.integer) and size >= 0
+            for edges in node.params["padding_config"]
+            for size in edges
+        )
     )
 
 

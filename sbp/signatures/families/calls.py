@@ -200,7 +200,6 @@ def _flops(params: dict[str, Any], ins: Sequence[Any], outs: Sequence[Any]) -> f
       ins: local shapes of the operands.
       outs: local shapes of the results.
     """
-    del ins
     share = math.prod(outs[0]) / max(1, math.prod(params["out_avals"][0].shape))
     if params.get("cost_estimate") is not None:
         return share * params["cost_estimate"].flops

@@ -55,7 +55,6 @@ def draw_piece(ctx: LocalContext, args: Sequence[Any], state: Any) -> Any:
         start = start + offset * jnp.uint32(math.prod(whole[dim + 1 :]))
 
     def from_stream(state: Any, start: Any, *args: Any) -> Any:
-        del args
         each = _words_each(dtype)
         found = words(state, start * jnp.uint32(each), size * each)
         if each == 1:
@@ -64,7 +63,6 @@ def draw_piece(ctx: LocalContext, args: Sequence[Any], state: Any) -> Any:
         return low | lax.shift_left(high, jnp.asarray(32, dtype))
 
     def from_whole(state: Any, start: Any, *args: Any) -> Any:
-        del state
         drawn = jnp.pad(bind_with(ctx, args)[-1].reshape(-1), (0, size))
         return lax.dynamic_slice(drawn, (start,), (size,))
 
@@ -275,7 +273,6 @@ def _bit_generator(op: Op) -> Sequence[Row]:
 
 def _iota_2x32_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """The counters of the shard."""
-    del args
     shape, whole = ctx.local_outs[0], tuple(ctx.global_outs[0].shape)
     if shape == whole:
         return bind_with(ctx, ())

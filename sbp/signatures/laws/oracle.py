@@ -18,7 +18,7 @@ from jax import lax
 
 from sbp import _jax
 from sbp.signatures.laws.parts import Types, assemble, difference, localised, place
-from sbp.signatures.rule import Op, Row, kernel_named, rule_for
+from sbp.signatures.rule import LocalContext, Op, Row, kernel_named, rule_for
 from sbp.types import Broadcast, P, Split
 
 Parts = dict[tuple[int, ...], np.ndarray]
@@ -111,7 +111,7 @@ class OpTypes:
 
 
 @dataclass(slots=True, eq=False)
-class ListPlace:
+class ListPlace(LocalContext):
     """The `LocalContext` of one device of a list.
 
     Offsets and extents are arguments of the compiled kernel, as in a plan. Fields beside those of
@@ -126,12 +126,6 @@ class ListPlace:
       first: whether this is the first device.
     """
 
-    primitive: Any
-    params: dict[str, Any]
-    global_ins: tuple[Any, ...]
-    global_outs: tuple[Any, ...]
-    local_ins: tuple[tuple[int, ...], ...]
-    local_outs: tuple[tuple[int, ...], ...]
     in_even: tuple[tuple[bool, ...], ...]
     operand_axes: SplitAxes
     result_axes: SplitAxes
@@ -237,7 +231,7 @@ class Oracle:
                 avals, spans = (self.op.ins, self.op.outs), (in_spans, out_spans)
                 return found.local(
                     ListPlace(
-                        self.primitive, self.op.params, *avals, *shapes, even, *axes, *spans, first
+                        self.op.params, *avals, *shapes, self.primitive, even, *axes, *spans, first
                     ),
                     args,
                 )

@@ -18,9 +18,49 @@ import numpy as np
 import z3
 
 from sbp.signatures.fallback import traits_of
-from sbp.signatures.laws.theorems import Outcome, Theorem, decide
-from sbp.signatures.rule import Op, Row, rule_for
+from sbp.signatures.rule import Op, Row
 from sbp.types import Broadcast, Split, Unreduced
+
+# ---- theorems -----------------------------------------------------------------------------------
+# Premises that contradict each other would prove anything, so `decide` first shows that they can be
+# met. A proof that reaches the limit is `unknown`, not `proved`.
+
+
+Outcome = Literal["proved", "refuted", "unknown", "vacuous"]
+"""What Z3 finds: `vacuous` if the premises contradict each other, `unknown` if it reached the
+limit."""
+
+RLIMIT = 20_000_000
+"""The default limit for one proof, in Z3's resource units, which do not depend on the machine. A
+proof that reaches it is `unknown`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Theorem:
+    """The claim that follows from premises.
+
+    Arguments:
+      premises: what is assumed, as terms of Z3.
+      claim: what follows.
+    """
+
+    premises: tuple[Any, ...]
+    claim: Any
+
+
+def decide(theorem: Theorem, rlimit: int = RLIMIT) -> Outcome:
+    """Whether a theorem holds; `vacuous` if its premises cannot be met, `unknown` if Z3 reached the
+    limit."""
+    solver = z3.Solver()
+    solver.set(rlimit=rlimit)
+    solver.add(*theorem.premises)
+    possible = solver.check()
+    if possible != z3.sat:
+        return "vacuous" if possible == z3.unsat else "unknown"
+    solver.add(z3.Not(theorem.claim))
+    found = solver.check()
+    return "proved" if found == z3.unsat else "refuted" if found == z3.sat else "unknown"
+
 
 Term = Any
 """A term of Z3, whose classes have no useful types."""
@@ -657,9 +697,3 @@ def row_status(op: Op, row: Row) -> Status:
     if found is None:
         return "enumerated"
     return "proved" if decide(found) == "proved" else "assumed"
-
-
-def status(op: Op) -> dict[Row, Status]:
-    """For each row of an equation, how it is known."""
-    found = rule_for(op.name)
-    return {} if found is None else {row: row_status(op, row) for row in found.rows(op)}
