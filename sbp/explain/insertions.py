@@ -14,9 +14,8 @@ from sbp.errors import OptionEdit, SourceEdit, Span
 from sbp.explain.change import BlamedFault, Change, Looser
 from sbp.explain.edits import Placed, Placement, insert_pin
 from sbp.infer.accumulation import allowing
-from sbp.infer.because import ReadBecause
 from sbp.infer.check import CheckResult
-from sbp.infer.constraints import System, allowed, state_literal
+from sbp.infer.constraints import ReadBecause, System, allowed, state_literal
 from sbp.infer.flow import End
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode

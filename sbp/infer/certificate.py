@@ -3,7 +3,7 @@ costs.
 
 The certificate evaluates each constraint on each mesh axis, and each decision and each conversion
 over all mesh axes. It reads the same decisions, options and edges as the chooser (`infer.flow`,
-`infer.options`). `plan.verify` checks the plan without these.
+`infer.typing`). `plan.verify` checks the plan without these.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Any
 from sbp.errors import SbpInternalError
 from sbp.infer.constraints import Constraint, System, Variable, constraints_of
 from sbp.infer.flow import End
-from sbp.infer.options import Options
 from sbp.infer.policy import detour
 from sbp.infer.request import Request
 from sbp.infer.rows import NdRow
 from sbp.infer.space import INFINITE, Code
-from sbp.infer.typing import Typing
+from sbp.infer.typing import Options, Typing
 from sbp.types import MONOIDS
 
 

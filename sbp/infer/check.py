@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 import z3
 
-from sbp.infer.because import ReadBecause
 from sbp.infer.constraints import (
     POLICY_LITERAL,
     Constraint,
     Convert,
+    ReadBecause,
     System,
     budget_literal,
     constraints_of,

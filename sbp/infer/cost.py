@@ -16,12 +16,11 @@ from sbp.infer.memory_shares import MemoryShares
 from sbp.infer.policy import Rules
 from sbp.infer.rows import NdRow, seen_codes
 from sbp.infer.sends import row_sends, row_traffic
-from sbp.infer.space import Codes, local_shape
-from sbp.infer.value_space import Spaces
+from sbp.infer.space import Codes, Spaces, local_shape
 from sbp.machine.hardware import Hardware
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import kernel_named, traits_of
-from sbp.signatures.traits import Shape
+from sbp.signatures.rule import Shape
 from sbp.trace.graph import Graph, Node
 from sbp.trace.transfers import TRANSFER, computes_in_host
 from sbp.types import MONOIDS

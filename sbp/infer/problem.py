@@ -23,14 +23,12 @@ from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import NATIVE, Reduction, Sums, wide
 from sbp.infer.cost import row_seconds, undominated
 from sbp.infer.flow import End, Flow
-from sbp.infer.options import Options, typed
 from sbp.infer.policy import Rules, detour
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY, NdRow
 from sbp.infer.sends import allowed_rows
-from sbp.infer.space import Codes, TypeSpace, stack
-from sbp.infer.typing import Typing
-from sbp.infer.value_space import Needs, Spaces, needs_of
+from sbp.infer.space import Codes, Needs, Spaces, TypeSpace, needs_of, stack
+from sbp.infer.typing import Options, Typing, typed
 from sbp.limits import POLICIES
 from sbp.machine.mesh import MeshSpec
 from sbp.solve.axes import solve_axes

@@ -27,7 +27,7 @@ from sbp.infer.flow import Edge, Flow, flow_of
 from sbp.infer.memory_shares import MemoryShares, memory_shares, reduced_together
 from sbp.infer.policy import Ban, Rules, late_values
 from sbp.infer.rows import EMPTY, NdRow, PartialRow, RowTable, worth_having
-from sbp.infer.value_space import Spaces
+from sbp.infer.space import Spaces
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of

@@ -21,10 +21,10 @@ from sbp.signatures.rule import PlacedOp as PlacedOp
 from sbp.signatures.rule import Row as Row
 from sbp.signatures.rule import Rule as Rule
 from sbp.signatures.rule import Sent as Sent
+from sbp.signatures.rule import Traits as Traits
 from sbp.signatures.rule import add_rule as add_rule
 from sbp.signatures.rule import all_b as all_b
 from sbp.signatures.rule import kernel_named as kernel_named
 from sbp.signatures.rule import known_kernels as known_kernels
 from sbp.signatures.rule import known_primitives as known_primitives
 from sbp.signatures.rule import rule_for as rule_for
-from sbp.signatures.traits import Traits as Traits

@@ -21,19 +21,18 @@ from sbp.errors import SbpError, Span, nearest
 from sbp.kinds import FLAG, Kind, refuse_unless, shown, takes
 from sbp.signatures.factors import admissible
 from sbp.signatures.fallback import FALLBACK, REFUSED, TYPED_BY_SBP
-from sbp.signatures.laws.oracle import Oracle, words_of
-from sbp.signatures.laws.parts import parts
+from sbp.signatures.laws.oracle import Oracle, parts, words_of
 from sbp.signatures.rule import (
     LocalContext,
     Op,
     Row,
     Rule,
+    Traits,
     add_rule,
     all_b,
     known_primitives,
     remove_rule,
 )
-from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, Split, Unreduced, parse
 
 # ---- the check on numbers -----------------------------------------------------------------------

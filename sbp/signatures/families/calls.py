@@ -11,8 +11,7 @@ from jax import lax
 
 from sbp import _jax
 from sbp.signatures.families.linalg import dot_flops
-from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
-from sbp.signatures.traits import Traits
+from sbp.signatures.rule import LocalContext, Op, Row, Traits, bind_with, rule
 from sbp.types import B, Split
 
 # ---- callbacks ----------------------------------------------------------------------------------

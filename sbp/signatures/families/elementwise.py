@@ -25,12 +25,12 @@ from sbp.signatures.rule import (
     LocalContext,
     Op,
     Row,
+    Traits,
     bind_with,
     names,
     rule,
     rule_for,
 )
-from sbp.signatures.traits import Traits
 from sbp.types import B, Unreduced
 
 _of = functools.partial(Traits, elementwise=True, pointwise=True)

@@ -26,8 +26,17 @@ from sbp.signatures.factors import (
     split_rows,
 )
 from sbp.signatures.kernels.shards import clipped, owned_along, picked_along, without_padding
-from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, names, rule
-from sbp.signatures.traits import Traits
+from sbp.signatures.rule import (
+    Kernel,
+    LocalContext,
+    Op,
+    Row,
+    Traits,
+    add_kernel,
+    bind_with,
+    names,
+    rule,
+)
 from sbp.types import B, Split, Unreduced
 
 # ---- dynamic slices -----------------------------------------------------------------------------

@@ -23,8 +23,17 @@ from sbp.signatures.factors import (
 )
 from sbp.signatures.kernels.rotation import rotated, rotation_rows
 from sbp.signatures.kernels.shards import in_rows, without_padding
-from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
-from sbp.signatures.traits import Shape, Traits
+from sbp.signatures.rule import (
+    Kernel,
+    LocalContext,
+    Op,
+    Row,
+    Shape,
+    Traits,
+    add_kernel,
+    bind_with,
+    rule,
+)
 from sbp.types import Atom, B, P, Split, Unreduced
 
 # ---- products -----------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from sbp import _jax
 from sbp.settings import settings_of
 from sbp.signatures.factors import rows_beside
 from sbp.signatures.families.elementwise import high_half
-from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
-from sbp.signatures.traits import Traits
+from sbp.signatures.rule import LocalContext, Op, Row, Traits, bind_with, rule
 from sbp.types import Atom, B, Split
 
 # ---- Philox -------------------------------------------------------------------------------------

@@ -29,12 +29,12 @@ from sbp.signatures.rule import (
     Op,
     Row,
     Sent,
+    Traits,
     add_kernel,
     bind_with,
     names,
     rule,
 )
-from sbp.signatures.traits import Traits
 from sbp.types import B, Split, Unreduced
 
 # ---- prefixes -----------------------------------------------------------------------------------

@@ -21,17 +21,18 @@ from sbp.signatures.factors import (
     rows_without,
     split_rows,
 )
-from sbp.signatures.kernels.exchange import Need, Pieces, fetch
 from sbp.signatures.kernels.halo import (
     Exchange,
     Exchanges,
+    Need,
+    Pieces,
     Windows,
+    fetch,
     padded_shard,
     split_groups,
 )
 from sbp.signatures.kernels.shards import owned_along, picked_along
-from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
-from sbp.signatures.traits import Traits
+from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Traits, add_kernel, bind_with, rule
 from sbp.trace.slices import Piece, joined
 from sbp.types import Atom, B, Split, Unreduced
 

@@ -23,17 +23,19 @@ from sbp.signatures.factors import (
 )
 from sbp.signatures.families.linalg import bilinear_rows
 from sbp.signatures.families.structural import halo_rows, split_dim, window_exchanges
-from sbp.signatures.kernels.exchange import Need, fetch, filled, of_device
 from sbp.signatures.kernels.halo import (
     Exchange,
     Exchanges,
+    Need,
     Windows,
     dilated_shard,
+    fetch,
+    filled,
+    of_device,
     padded_shard,
 )
 from sbp.signatures.kernels.shards import neutral, sum_dtype, without_padding
-from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
-from sbp.signatures.traits import Shape, Traits
+from sbp.signatures.rule import LocalContext, Op, Row, Shape, Traits, bind_with, rule
 from sbp.types import B, P, Split
 
 # ---- uneven shards of a window ------------------------------------------------------------------
