@@ -9,6 +9,7 @@ over all mesh axes. It reads the same decisions, options and edges as the choose
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 from sbp.errors import SbpInternalError
@@ -32,6 +33,7 @@ def certify(typing: Typing) -> None:
     Certificate(typing.graph_request).certify(typing)
 
 
+@dataclass(eq=False)
 class Certificate:
     """The constraints of a request, which are written down once for all typings of its program.
 
@@ -39,8 +41,7 @@ class Certificate:
       request: the program with its mesh, demand, policies and limits.
     """
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    request: Request
 
     @functools.cached_property
     def systems(self) -> tuple[System, ...]:

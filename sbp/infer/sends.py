@@ -69,13 +69,19 @@ def allowed_rows(
       rules: the rules at the node.
       mesh: the mesh.
     """
-    if rules.unlimited:
-        return rows
-    return tuple(
-        r
-        for r in rows
-        if rules.allows_kernel(r.kernels) and rules.allows_sent(row_sends(graph, node, r, mesh))
-    )
+
+    def is_allowed(row: NdRow) -> bool:
+        # Only the policy "auto" allows collectives of kernels.
+        return all(
+            policy == "auto" or not kernel_named(name).communicates
+            for policy, name in zip(rules.policies, row.kernels, strict=True)
+        ) and not any(
+            ban.forbids(sent.kind, (position,), sent.bytes)
+            for position, sent in row_sends(graph, node, row, mesh)
+            for ban in rules.bans
+        )
+
+    return rows if rules.unlimited else tuple(filter(is_allowed, rows))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -202,9 +202,10 @@ class TypeSpace:
             codes += [-1 - MONOIDS.index(m) for m in sorted(monoids)] if n > 1 else []
             choices.append(codes)
         self.types: list[Codes] = [
-            t for t in itertools.product(*choices) if len({c for c in t if c < 0}) <= 1
+            t
+            for t in itertools.product(*choices)
+            if len({c for c in t if c < 0}) <= 1 and self._large_enough(t)
         ]
-        self.types = [t for t in self.types if self._large_enough(t)]
         self.index: dict[Codes, int] = {t: i for i, t in enumerate(self.types)}
         self.local_bytes = np.array(
             [math.prod(local_shape(shape, t, self.sizes)) * itemsize for t in self.types],
@@ -229,7 +230,6 @@ class TypeSpace:
         inner axis splits the same dim."""
         steps: list[Step] = []
         here = float(self.local_bytes[self.index[source]])
-        reduced = tuple(i for i, c in enumerate(source) if c < 0)
         for position, n in enumerate(self.sizes):
             if n == 1:
                 continue
@@ -245,20 +245,22 @@ class TypeSpace:
                 if kind is None or target not in self.index:
                     continue
                 steps.append(self._step(kind, (position,), source, target, n, here))
-        for count in range(2, len(reduced) + 1):
-            for axes in itertools.combinations(reduced, count):
-                target = tuple(0 if i in axes else c for i, c in enumerate(source))
-                n = math.prod(self.sizes[i] for i in axes)
-                steps.append(self._step("all_reduce", axes, source, target, n, here))
-        split = tuple(i for i, c in enumerate(source) if c > 0 and self.sizes[i] > 1)
-        for count in range(2, len(split) + 1):
-            for axes in itertools.combinations(split, count):
-                if all(
-                    c != source[i] or k in axes for i in axes for k, c in enumerate(source) if k > i
-                ):
-                    target = tuple(0 if i in axes else c for i, c in enumerate(source))
-                    n = math.prod(self.sizes[i] for i in axes)
-                    steps.append(self._step("all_gather", axes, source, target, n, here))
+        joint: dict[StepKind, tuple[int, ...]] = {
+            "all_reduce": tuple(i for i, c in enumerate(source) if c < 0),
+            "all_gather": tuple(i for i, c in enumerate(source) if c > 0 and self.sizes[i] > 1),
+        }
+        for kind, several in joint.items():
+            for count in range(2, len(several) + 1):
+                for axes in itertools.combinations(several, count):
+                    if kind == "all_reduce" or not any(
+                        c == source[i] and k not in axes
+                        for i in axes
+                        for k, c in enumerate(source)
+                        if k > i
+                    ):
+                        target = tuple(0 if i in axes else c for i, c in enumerate(source))
+                        n = math.prod(self.sizes[i] for i in axes)
+                        steps.append(self._step(kind, axes, source, target, n, here))
         return steps
 
     def _step(

@@ -26,7 +26,7 @@ from sbp.types import NdSbp
 
 OPTIMAL_GAP = 1e-6
 """Gap, as a share of the cost, up to which a typing counts as proved cheapest. Rounding and
-`problem.DEFERRAL` may leave a gap of that size."""
+`choose.DEFERRAL` may leave a gap of that size."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -149,7 +149,8 @@ class Custom:
         ins = tuple(_jax.empty_aval(np.shape(x), x.dtype) for x in args)
         whole = Op(self.name, params, ins, tuple(outs), 1)
         # A second trial has NaN among the operands, which a maximum of parts may lose.
-        tried = [tuple(args), *([tuple(map(_with_nan, args))] if _has_floats(args) else [])]
+        has_floats = any(jnp.issubdtype(x.dtype, np.floating) for x in args)
+        tried = [tuple(args), *([tuple(map(_with_nan, args))] if has_floats else [])]
         oracles = [Oracle(whole, _Compiled(primitive), operands) for operands in tried]
         for n in sizes:
             for row in self.rows_of(Op(self.name, params, ins, tuple(outs), n)):
@@ -177,10 +178,6 @@ class Custom:
                 raise self.error(
                     f"row `{row}` does not hold on {n} devices", "wrong-signature", found
                 )
-
-
-def _has_floats(args: Sequence[Any]) -> bool:
-    return any(jnp.issubdtype(x.dtype, np.floating) for x in args)
 
 
 def _with_nan(x: Any) -> Any:

@@ -165,6 +165,18 @@ def monoid_rows(op: Op, *monoids: str, positions: Sequence[int] | None = None) -
     return rows
 
 
+def partial_row(op: Op, position: int, given: str, result: str) -> Row:
+    """The row with one partial operand and a partial result.
+
+    Arguments:
+      op: an equation with one result.
+      position: of the operand.
+      given, result: the monoids of the operand and of the result.
+    """
+    ins = tuple(Unreduced(given) if i == position else B for i in range(len(op.ins)))
+    return Row(ins, (Unreduced(result),))
+
+
 def moved_rows(op: Op, positions: Sequence[int] | None = None) -> list[Row]:
     """Partial rows of an operator that only moves elements; it commutes with every monoid of the
     dtype.

@@ -92,9 +92,7 @@ def independent_dims(params: dict[str, Any]) -> tuple[GridDim, ...]:
     Arguments:
       params: its parameters.
     """
-    if why_whole(params):
-        return ()
-    return _independent(params)
+    return () if why_whole(params) else _independent(params)
 
 
 def why_whole(params: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from sbp.signatures.factors import (
     FactorMap,
     admissible,
     linear_rows,
+    monoid_rows,
     moved_rows,
     owned_monoid,
     split_rows,
@@ -557,7 +558,7 @@ def _folded_rows(op: Op) -> list[Row]:
     dtype = op.outs[0].dtype
     wraps = op.name in ("scatter-add", "scatter-sub") and not jnp.issubdtype(dtype, jnp.floating)
     found = [m for m in _FOLDED.get(op.name, ()) if m in admissible(dtype) and not wraps]
-    return [Row((Unreduced(m), B, B), (Unreduced(m),)) for m in found]
+    return monoid_rows(op, *found, positions=(0,))
 
 
 def _writes_once(op: Op) -> bool:

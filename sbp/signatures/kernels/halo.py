@@ -32,11 +32,11 @@ from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel,
 # A need says which elements each device of a mesh axis gets from which: a range of global indices
 # (`Need`), or several pieces of an array, each at a place of its own in the result (`Pieces`).
 # Needs are known when the plan is made, and so are the messages. A round is one
-# collective-permute: all its messages have the same width, and each device sends to at most one other device and receives
-# from at most one. A halo of one neighbor takes one round. A reversal takes one round in which
-# shards change places. In `jnp.roll`, the elements that wrap round and the others go the same
-# distance round the ring of devices, so that they travel in one round. A device sends nothing to
-# itself.
+# collective-permute: all its messages have the same width, and each device sends to at most one
+# other device and receives from at most one. A halo of one neighbor takes one round. A reversal
+# takes one round in which shards change places. In `jnp.roll`, the elements that wrap round and the
+# others go the same distance round the ring of devices, so that they travel in one round. A device
+# sends nothing to itself.
 
 
 @dataclass(frozen=True, slots=True)
