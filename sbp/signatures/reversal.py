@@ -11,9 +11,10 @@ program reversed, and gives what the program reverses again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.clusters import Wiring, split_values
+from sbp.signatures.clusters import Bound, Wiring, bound_to
 from sbp.signatures.fallback import traits_of
 from sbp.trace.graph import Graph, Node, Operand, constant, rewritten
 from sbp.trace.slices import cuts_of, slicing
@@ -42,29 +43,27 @@ def reversed_dims(node: Node) -> tuple[int, ...]:
     return tuple(map(int, node.params["dimensions"])) if node.op == "rev" else ()
 
 
-def along_with(wiring: Wiring, at: int, value: Operand, dim: int) -> dict[Operand, int] | None:
+def along_with(wiring: Wiring, at: int, value: Operand, dim: int, made: bool) -> Sequence[Bound]:
     """The operands and results of a node that are reversed together with one of them, each with its
-    dim; None for a node that has no mirror image.
+    dim; none for a node that has no mirror image.
 
     Arguments:
       wiring: the graph.
       at: the position of the node.
       value: one of its operands or results.
       dim: the dim of it that is reversed.
+      made: whether it is a result.
     """
     node, aval = wiring.graph.nodes[at], wiring.graph.aval
-    arrays = [v for v in (*node.inputs, *node.outputs) if aval(v).shape]
     moves = node.op in _MOVING or (node.op == "rev" and dim not in reversed_dims(node))
     cumulative = node.op in _CUMULATIVE and node.params["axis"] == dim
     if moves or cumulative or traits_of(node.op).elementwise:
-        found = [(v, dim) for v in arrays]
+        found = [(v, dim) for v in (*node.inputs, *node.outputs) if aval(v).shape]
     else:
-        row = wiring.pointwise(at, value, dim, made=value in node.outputs)
-        found = [] if row is None else split_values(node, row)
+        found = wiring.pointwise(at, value, dim, made)
     dims = dict(found)
-    if len(set(found)) != len(dims) or not set(node.outputs) <= dims.keys():
-        return None
-    return dims
+    has_one_dim = len(set(found)) == len(dims) and set(node.outputs) <= dims.keys()
+    return list(dims.items()) if has_one_dim else ()
 
 
 def mirror_image(graph: Graph, node: Node, dims: Mapping[Operand, int]) -> dict[str, Any]:
@@ -181,20 +180,11 @@ class _Part:
           reversal: makes the reversed array.
           asked: values that are read outside of the nodes.
         """
-        dims: dict[Operand, int] = dict([_key(reversal)])
-        along: dict[int, dict[Operand, int]] = {}
-        pending: list[Operand] = [*dims]
-        while pending:
-            value = pending.pop()
-            for at, _ in wiring.beside(value) if isinstance(value, int) else ():
-                if at in along or reversed_dims(wiring.graph.nodes[at]) == (dims[value],):
-                    continue
-                found = along_with(wiring, at, value, dims[value])
-                if found is not None:
-                    along[at] = found
-                    pending += [v for v in found if v not in dims]
-                    if any(dims.setdefault(v, d) != d for v, d in found.items()):
-                        return None
+        found = bound_to(wiring, *_key(reversal), functools.partial(along_with, wiring))
+        if found is None:
+            return None
+        dims, nodes = found
+        along = {at: dict(bound) for at, bound in nodes.items()}
         sources: dict[Operand, Operand] = {}
         reversals: dict[Operand, int] = {}
         for node in wiring.graph.nodes:
