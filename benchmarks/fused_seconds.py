@@ -15,9 +15,8 @@ from typing import Any
 
 from benchmarks.fusions import traffic
 from sbp import _jax
-from sbp.infer.cost import product_seconds, row_seconds
+from sbp.infer.cost import product_seconds, row_seconds, row_traffic
 from sbp.infer.rows import NdRow, seen_codes
-from sbp.infer.sends import row_traffic
 from sbp.infer.space import local_shape
 from sbp.infer.typing import Typing
 from sbp.signatures import kernel_named, traits_of

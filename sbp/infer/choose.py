@@ -23,12 +23,11 @@ import numpy as np
 from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import NATIVE, Reduction, wide
-from sbp.infer.cost import row_seconds, undominated
+from sbp.infer.cost import allowed_rows, row_seconds, undominated
 from sbp.infer.flow import End
 from sbp.infer.policy import Rules, detour
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY, NdRow
-from sbp.infer.sends import allowed_rows
 from sbp.infer.space import Codes, Needs, Spaces, TypeSpace, needs_of, stack
 from sbp.infer.typing import Options, Typing, typed
 from sbp.limits import POLICIES

@@ -21,12 +21,12 @@ import numpy as np
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import Span
+from sbp.infer.cost import allowed_rows
 from sbp.infer.flow import Decision, End
 from sbp.infer.pins import pinned_codes
 from sbp.infer.policy import POLICY_KINDS, Ban, Rules, detour
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY
-from sbp.infer.sends import allowed_rows
 from sbp.infer.space import Code, TypeSpace, decode
 from sbp.limits import Budget, Policy
 from sbp.machine.mesh import MeshSpec
@@ -417,19 +417,17 @@ def pin_sites(request: Request) -> tuple[PinSite, ...]:
             codes = pinned_codes(node.params["pin"], mesh)
             if any(c is not None for c in codes):
                 groups.setdefault((node.span or node.id, codes), []).append(node)
-    annotations: list[PinSite] = []
-    for number, ((_, codes), nodes) in enumerate(groups.items()):
-        position = nodes[0].params["pin"].input
-        annotations.append(
-            PinSite(
-                name=f"a{number}",
-                source="annotation",
-                span=nodes[0].span if position < 0 else None,
-                codes=codes,
-                nodes=tuple(nodes),
-                position=position,
-            )
+    annotations = (
+        PinSite(
+            name=f"a{number}",
+            source="annotation",
+            span=nodes[0].span if nodes[0].params["pin"].input < 0 else None,
+            codes=codes,
+            nodes=tuple(nodes),
+            position=nodes[0].params["pin"].input,
         )
+        for number, ((_, codes), nodes) in enumerate(groups.items())
+    )
     return (
         *at_boundary("input", demand.inputs),
         *annotations,
@@ -481,20 +479,18 @@ class _SystemBuilder:
             site = self.site(decision)
             if site is not None:
                 fixed[site.name].append(End(number))
-        found: list[Constraint] = []
-        for site in self.sites:
-            code = site.codes[self.position]
-            assert code is not None
-            found.append(
-                Constraint(
-                    name=site.name,
-                    kind="pin",
-                    because=PinBecause(site.source, site.span, site.position, code),
-                    fixed=tuple(fixed[site.name]),
-                    code=code,
-                    site=site,
-                )
+        found = [
+            Constraint(
+                name=site.name,
+                kind="pin",
+                because=PinBecause(site.source, site.span, site.position, code),
+                fixed=tuple(fixed[site.name]),
+                code=code,
+                site=site,
             )
+            for site in self.sites
+            if (code := site.codes[self.position]) is not None
+        ]
         policy = PolicyBecause(self.request.boxing)
         budgets = (
             Constraint(name=budget_literal(n), kind="budget", because=BudgetBecause(b), budget=n)

@@ -207,16 +207,18 @@ class RowTable:
         `rows_on`."""
         key = (self._operation(node, rounds), _aval_key(ins), _aval_key(outs), position)
         if key not in self._partial_cache:
-            found = []
-            for row in self.rows_on(node, ins, outs, position, rounds):
-                yields = tuple(
-                    (i, frozenset((a.monoid,)))
-                    for i, a in enumerate(row.outs)
-                    if isinstance(a, Unreduced)
+            found = (
+                PartialRow(
+                    tuple(map(encode, row.ins)),
+                    tuple(
+                        (i, frozenset((a.monoid,)))
+                        for i, a in enumerate(row.outs)
+                        if isinstance(a, Unreduced)
+                    ),
                 )
-                if yields:
-                    found.append(PartialRow(tuple(map(encode, row.ins)), yields))
-            self._partial_cache[key] = tuple(dict.fromkeys(found))
+                for row in self.rows_on(node, ins, outs, position, rounds)
+            )
+            self._partial_cache[key] = tuple(dict.fromkeys(row for row in found if row.yields))
         return self._partial_cache[key]
 
     def rows_in(

@@ -189,18 +189,17 @@ class TypeSpace:
     ) -> None:
         self.shape, self.itemsize, self.mesh, self.sizes = shape, itemsize, mesh, mesh.sizes
         self.forced, self.reduction = forced, reduction
-        choices = []
-        for position, n in enumerate(self.sizes):
-            codes = [
+        partials = [-1 - MONOIDS.index(m) for m in sorted(monoids)]
+        choices = [
+            [
                 0,
-                *(
-                    1 + d
-                    for d, size in enumerate(shape)
-                    if n > 1 and (size >= n or (position, d) in forced)
-                ),
+                *(1 + d for d, size in enumerate(shape) if size >= n or (position, d) in forced),
+                *partials,
             ]
-            codes += [-1 - MONOIDS.index(m) for m in sorted(monoids)] if n > 1 else []
-            choices.append(codes)
+            if n > 1
+            else [0]
+            for position, n in enumerate(self.sizes)
+        ]
         self.types: list[Codes] = [
             t
             for t in itertools.product(*choices)

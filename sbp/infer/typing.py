@@ -14,11 +14,11 @@ from typing import Any
 
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import Sums
+from sbp.infer.cost import allowed_rows
 from sbp.infer.flow import Decision, End, Flow
 from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY, Choice, NdRow
-from sbp.infer.sends import allowed_rows
 from sbp.infer.space import Codes, TypeSpace, is_even, needs_of, stack, to_type
 from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Graph

@@ -262,10 +262,8 @@ class _Part:
 
     def is_free(self, value: Operand) -> bool:
         """Whether both forms of a value are made without a reversal: they are equal, or count."""
-        node, counts = self.wiring.maker(value), False
-        if node is not None:
-            aval = self.wiring.graph.aval(value)
-            counts = node.op == "iota" and not node.inputs and _holds_exactly(aval)
+        node, aval = self.wiring.maker(value), self.wiring.graph.aval(value)
+        counts = node is not None and node.op == "iota" and not node.inputs and _holds_exactly(aval)
         is_asked = not self.asked.isdisjoint({value, self.reversals.get(value)})
         return (counts or self.is_uniform(value)) and not is_asked
 

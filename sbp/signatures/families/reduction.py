@@ -412,14 +412,7 @@ def _top_k(op: Op) -> Sequence[Row]:
 def _network(n: int) -> list[tuple[int, int]]:
     """The stages of Batcher's bitonic sorting network on n = 2**k places, as pairs: the size of the
     runs, and the distance between partners."""
-    stages, run = [], 2
-    while run <= n:
-        distance = run // 2
-        while distance:
-            stages.append((run, distance))
-            distance //= 2
-        run *= 2
-    return stages
+    return [(2**k, 2**j) for k in range(1, n.bit_length()) for j in reversed(range(k))]
 
 
 def _sort_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:

@@ -550,14 +550,12 @@ def _exchanges(op: Op, row: Row) -> Sequence[Exchange]:
 
 def _halo_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     """One collective-permute for each round of each exchange."""
-    found = []
-    for e in _exchanges(op, row):
-        elements, count = sent(e.need)
-        if elements:
-            found.append(
-                Sent("permute", elements * bytes_beside(op.ins[e.operand], *e.dims), count)
-            )
-    return tuple(found)
+    found = [(e, *sent(e.need)) for e in _exchanges(op, row)]
+    return tuple(
+        Sent("permute", elements * bytes_beside(op.ins[e.operand], *e.dims), count)
+        for e, elements, count in found
+        if elements
+    )
 
 
 def _halo_widens(op: Op, row: Row) -> tuple[tuple[int, int, int], ...]:

@@ -225,20 +225,19 @@ def _prefix(sizes: Sequence[Term], k: int) -> Term:
     return _total(sizes[:k]) if k else z3.IntVal(0)
 
 
+def _in_group(row: Term, sizes: Sequence[Term], k: int) -> Term:
+    """Whether a row is in a group."""
+    return z3.And(row >= _prefix(sizes, k), row < _prefix(sizes, k) + sizes[k])
+
+
 def ragged_shard(groups: int) -> Theorem:
     """Each device counts how many rows of each group its shard has; then every row of the shard is
     in its own group."""
     sizes = _ints(" ".join(f"s{k}" for k in range(groups)))
     start, extent, row = _ints("start extent row")
-    local = []
-    for k, size in enumerate(sizes):
-        first = _prefix(sizes, k)
-        local.append(_maximum(_minimum(first + size, start + extent) - _maximum(first, start), 0))
-    same = []
-    for k in range(groups):
-        whole = z3.And(row >= _prefix(sizes, k), row < _prefix(sizes, k) + sizes[k])
-        here = z3.And(row - start >= _prefix(local, k), row - start < _prefix(local, k) + local[k])
-        same.append(whole == here)
+    ends = [(_prefix(sizes, k), _prefix(sizes, k) + size) for k, size in enumerate(sizes)]
+    local = [_maximum(_minimum(b, start + extent) - _maximum(a, start), 0) for a, b in ends]
+    same = (_in_group(row, sizes, k) == _in_group(row - start, local, k) for k in range(groups))
     return Theorem(
         (*(s >= 0 for s in sizes), start >= 0, extent >= 1, row >= start, row < start + extent),
         z3.And(*same),
@@ -255,12 +254,11 @@ def ragged_groups(groups: int) -> Theorem:
         for last in range(first + 1, groups + 1):
             skipped = _prefix(sizes, first)
             counted = [sizes[first] + skipped, *sizes[first + 1 : last]]
-            for k in range(first, last):
-                whole = z3.And(row >= _prefix(sizes, k), row < _prefix(sizes, k) + sizes[k])
-                at = _prefix(counted, k - first)
-                claims.append(
-                    whole == z3.And(row >= skipped, row >= at, row < at + counted[k - first])
-                )
+            claims += [
+                _in_group(row, sizes, k)
+                == z3.And(row >= skipped, _in_group(row, counted, k - first))
+                for k in range(first, last)
+            ]
     return Theorem((*(s >= 0 for s in sizes), row >= 0), z3.And(*claims))
 
 
