@@ -224,7 +224,7 @@ def axis_rows(request: Request, node: Node, position: int) -> Sequence[Any]:
         request.mesh, communicates=policy_at(request, node, position) == "auto"
     )
     return (
-        table.axis_rows(node, ins, outs, request.mesh.sizes[position], node.id in request.rounding)
+        table.rows_on(node, ins, outs, position, node.id in request.rounding)
         if rule_for(node.op) is not None
         else ()
     )

@@ -28,14 +28,14 @@ from sbp.infer.policy import POLICY_KINDS, Ban, Rules, detour
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY
 from sbp.infer.space import Code, TypeSpace, decode
-from sbp.limits import Budget, Policy
+from sbp.limits import Policy
 from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Constant, Node
 from sbp.trace.regions import Entry, Exit, interface_of
 from sbp.types import MONOIDS
 
 # ---- reasons -------------------------------------------------------------------------------------
-# The reasons of constraints, as fields; their text is made from the fields.
+# The reasons of constraints, each with a text and the user's line.
 
 
 PinSource = Literal["annotation", "input", "output"]
@@ -43,52 +43,16 @@ PinSource = Literal["annotation", "input", "output"]
 
 
 @dataclass(frozen=True, slots=True)
-class PinBecause:
-    """A pin that the user wrote.
+class DemandBecause:
+    """A pin, the boxing policy or a budget: what the user demands.
 
     Arguments:
-      source: what it pins.
-      span: the annotation's line; None for inputs and outputs.
-      position: of the input or output; -1 for an annotation.
-      code: the pinned code on the mesh axis.
+      text: the reason in words.
+      span: the annotation's line; None for others.
     """
 
-    source: PinSource
-    span: Span | None
-    position: int
-    code: Code
-
-    @property
-    def text(self) -> str:
-        """The reason in words."""
-        where = f"{self.source} {self.position}" if self.position >= 0 else self.source
-        return f"{where} is pinned {decode(self.code)!r}"
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyBecause:
-    """The boxing policy of the program."""
-
-    policy: Policy
+    text: str
     span: Span | None = None
-
-    @property
-    def text(self) -> str:
-        """The reason in words."""
-        return f'boxing is "{self.policy}"'
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetBecause:
-    """A budget of the program."""
-
-    budget: Budget
-    span: Span | None = None
-
-    @property
-    def text(self) -> str:
-        """The reason in words."""
-        return str(self.budget)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +146,7 @@ def _exit_text(left: Exit) -> str:
             return f"result {left.number} of branch {left.region}"
 
 
-Because = PinBecause | PolicyBecause | BudgetBecause | ReadBecause
+Because = DemandBecause | ReadBecause
 """The reason of a constraint, with the user's line (`span`) and a text."""
 
 
@@ -217,10 +181,7 @@ def allowed(source: Code, target: Code, policy: Policy) -> bool:
     """
     if source == target or source == 0:
         return True
-    kinds = POLICY_KINDS[policy]
-    if source > 0:
-        return "all_gather" in kinds
-    return "all_reduce" in kinds
+    return ("all_gather" if source > 0 else "all_reduce") in POLICY_KINDS[policy]
 
 
 class Conversions:
@@ -301,6 +262,11 @@ class PinSite:
     codes: tuple[int | None, ...]
     nodes: tuple[Node, ...] = ()
     position: int = -1
+
+    def text(self, code: Code) -> str:
+        """What it asks on a mesh axis, in words."""
+        where = f"{self.source} {self.position}" if self.position >= 0 else self.source
+        return f"{where} is pinned {decode(code)!r}"
 
     @property
     def is_input(self) -> bool:
@@ -483,7 +449,7 @@ class _SystemBuilder:
             Constraint(
                 name=site.name,
                 kind="pin",
-                because=PinBecause(site.source, site.span, site.position, code),
+                because=DemandBecause(site.text(code), site.span),
                 fixed=tuple(fixed[site.name]),
                 code=code,
                 site=site,
@@ -491,9 +457,11 @@ class _SystemBuilder:
             for site in self.sites
             if (code := site.codes[self.position]) is not None
         ]
-        policy = PolicyBecause(self.request.boxing)
+        policy = DemandBecause(f'boxing is "{self.request.boxing}"')
         budgets = (
-            Constraint(name=budget_literal(n), kind="budget", because=BudgetBecause(b), budget=n)
+            Constraint(
+                name=budget_literal(n), kind="budget", because=DemandBecause(str(b)), budget=n
+            )
             for n, b in enumerate(self.request.budgets)
         )
         return [*found, Constraint(name=POLICY_LITERAL, kind="policy", because=policy), *budgets]

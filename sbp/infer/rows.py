@@ -133,36 +133,6 @@ class RowTable:
         self._partial_cache: dict[Any, tuple[PartialRow, ...]] = {}
         self._keep: list[Any] = []
 
-    def axis_rows(
-        self,
-        node: Node,
-        ins: Sequence[Any],
-        outs: Sequence[Any],
-        n: int,
-        rounds: bool = False,
-    ) -> tuple[Row, ...]:
-        """The rows of a node on one mesh axis.
-
-        Arguments:
-          node: the node.
-          ins: avals of its operands.
-          outs: avals of its results.
-          n: the size of the axis.
-          rounds: whether it is a cast that may round the parts of a sum.
-        """
-        key = (self._operation(node, rounds), _aval_key(ins), _aval_key(outs), n)
-        if key not in self._axis_cache:
-            found = rule_for(node.op)
-            op = Op(node.op, node.params, tuple(ins), tuple(outs), n, rounds)
-            rows = (all_b(op),) if found is None else found.rows(op)
-            in_host = computes_in_host(node, (*ins, *outs))
-            self._axis_cache[key] = tuple(
-                r
-                for r in rows
-                if self._is_offered(kernel_named(r.kernel)) and (not in_host or runs_in_host(r, op))
-            )
-        return self._axis_cache[key]
-
     def _is_offered(self, kernel: Kernel) -> bool:
         """Whether rows with a kernel are in the table. Kernels that compute while they send are
         left out on hardware that cannot: it gathers first, for the same bytes."""
@@ -188,12 +158,23 @@ class RowTable:
           rounds: whether it is a cast that may round the parts of a sum.
         """
         name, n = self.mesh.axes[position]
-        if node.op not in REGION_OPS:
-            return self.axis_rows(node, ins, outs, n, rounds)
         if node.op == SHARD_MAP:
             where = f" at {node.span}" if node.span else ""
             check_mesh(node.params, self.mesh.names, self.mesh.sizes, where)
-        return region_rows(Op(node.op, node.params, tuple(ins), tuple(outs), n), name)
+        if node.op in REGION_OPS:
+            return region_rows(Op(node.op, node.params, tuple(ins), tuple(outs), n), name)
+        key = (self._operation(node, rounds), _aval_key(ins), _aval_key(outs), n)
+        if key not in self._axis_cache:
+            found = rule_for(node.op)
+            op = Op(node.op, node.params, tuple(ins), tuple(outs), n, rounds)
+            rows = (all_b(op),) if found is None else found.rows(op)
+            in_host = computes_in_host(node, (*ins, *outs))
+            self._axis_cache[key] = tuple(
+                r
+                for r in rows
+                if self._is_offered(kernel_named(r.kernel)) and (not in_host or runs_in_host(r, op))
+            )
+        return self._axis_cache[key]
 
     def partial_rows(
         self,

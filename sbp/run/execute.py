@@ -271,7 +271,7 @@ def is_simulated(mesh: Mesh | AbstractMesh) -> bool:
         isinstance(mesh, Mesh)
         and mesh.devices.size > 1
         and mesh.devices.flat[0].platform == "cpu"
-        and _version() < (0, 12)
+        and jax.__version_info__ < (0, 12)
     )
 
 
@@ -284,7 +284,3 @@ def _without_elements(aval: Any, local: Sequence[int]) -> Any:
 def _partials(codes: Codes) -> int:
     """The number of mesh axes on which a type is P."""
     return sum(c < 0 for c in codes)
-
-
-def _version() -> tuple[int, ...]:
-    return tuple(int(p) for p in jax.__version__.split(".")[:2])

@@ -189,15 +189,17 @@ def _with_nan(x: Any) -> Any:
     )
 
 
-def parse_row(text: str) -> Row:
+def parse_row(text: Any) -> Row:
     """The row that a text such as `S(1), S(0) -> P` states.
 
     Raises:
-      SbpError: `type-syntax` for a text that is no row.
+      SbpError: `type-syntax` for a text that is no row, `bad-argument` for what is no text.
 
     >>> parse_row("S(1), S(0) -> P")
     S(1), S(0) -> P(sum)
     """
+    if not isinstance(text, str):
+        raise SbpError(f"a row is a `Row` or a text such as 'S(0), B -> S(0)', got {shown(text)}")
     before, arrow, after = text.partition("->")
     if not arrow:
         raise SbpError(
@@ -383,7 +385,7 @@ def _given_rows(rows: Rows) -> Rows:
         )
     if callable(rows):
         return rows
-    return tuple(parse_row(r) if isinstance(r, str) else _row(r) for r in rows)
+    return tuple(r if isinstance(r, Row) else parse_row(r) for r in rows)
 
 
 def _make_way(name: str, replace: bool) -> None:
@@ -441,17 +443,6 @@ def registered(primitive: Any, rows: Rows = (), **options: Any) -> Iterator[None
 def custom_for(name: str) -> Custom | None:
     """The registered signature of an operation; None for an operation without one."""
     return _CUSTOM.get(name)
-
-
-def _row(row: Any) -> Row:
-    """Returns the row.
-
-    Raises:
-      SbpError: if it is no `Row`.
-    """
-    if not isinstance(row, Row):
-        raise SbpError(f"a row is a `Row` or a text such as 'S(0), B -> S(0)', got {shown(row)}")
-    return row
 
 
 def _name(primitive: Any, known: Any = ()) -> str:

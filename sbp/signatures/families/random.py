@@ -231,8 +231,6 @@ def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     dtype = ctx.global_outs[0].dtype
     if width == 64:
         return [lax.shift_left(high.astype(dtype), jnp.asarray(32, dtype)) | low.astype(dtype)]
-    if width == 32:
-        return [high ^ low]
     return [lax.convert_element_type(high ^ low, dtype)]
 
 
