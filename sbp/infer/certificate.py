@@ -90,7 +90,7 @@ def _certify_constraint(
     if convert is None or convert.unless:
         return
     source, target = _code(have, convert.source), _code(have, convert.target)
-    aval = system.avals[convert.value]
+    aval = system.request.graph.avals[convert.value]
     if (
         source is None
         or target is None

@@ -350,7 +350,7 @@ def _conversion(system: System, name: str, convert: Convert) -> Iterable[str]:
         system.variables[convert.source.variable].states,
         system.variables[convert.target.variable].states,
     )
-    aval = system.avals[convert.value]
+    aval = system.request.graph.avals[convert.value]
     readable: dict[Code, list[int]] = {}
     for k, state in enumerate(target):
         readable.setdefault(state[convert.target.column], []).append(k)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -340,23 +340,17 @@ class System:
       mesh_axis: the axis.
       position: its position in the mesh.
       request: the program with its mesh, demand, policies and limits.
-      avals: shape and dtype of every value.
       conversions: the conversions that rules allow on this axis.
       variables: one for each decision.
       constraints: pins, policy and budgets first, then the program's order.
-      makers: the end where each value is made.
-      native: for each value, the monoids it can be partial under.
     """
 
     mesh_axis: str
     position: int
     request: Request = field(repr=False)
-    avals: dict[int, Any] = field(repr=False)
     conversions: Conversions = field(repr=False)
     variables: tuple[Variable, ...] = field(repr=False)
     constraints: tuple[Constraint, ...] = field(repr=False)
-    makers: Mapping[int, End] = field(repr=False)
-    native: Mapping[int, frozenset[str]] = field(repr=False)
 
 
 def pin_sites(request: Request) -> tuple[PinSite, ...]:
@@ -430,12 +424,9 @@ class _SystemBuilder:
             mesh_axis=self.mesh.names[self.position],
             position=self.position,
             request=self.request,
-            avals=self.graph.avals,
             conversions=Conversions(self.mesh, self.position),
             variables=variables,
             constraints=(*self.pins(), *self.conversions()),
-            makers=self.flow.makers,
-            native=self.native,
         )
 
     def pins(self) -> list[Constraint]:
