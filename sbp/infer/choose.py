@@ -123,7 +123,16 @@ class Problem:
                 )
                 end = PricedEnd(edge.end.variable, self.codes(edge.end), edge.weight, rules)
                 readers[edge.operand].append(end)
-        self._price_live(makers, readers)
+        for value, converted in sorted(self.live):
+            maker, reads = makers.get(value), readers.get(value, [])
+            for end in reads if converted else (maker,) if maker is not None else ():
+                self._charge(
+                    end.variable,
+                    end.codes,
+                    self.request.graph.avals[value],
+                    self.request.native.get(value, EMPTY),
+                    share=len(reads) if converted else 1,
+                )
         self._connect(makers, readers)
 
     # ---- ends -----------------------------------------------------------------------------------
@@ -220,21 +229,6 @@ class Problem:
         return self._row_costs[key][:2]
 
     # ---- conversions ----------------------------------------------------------------------------
-
-    def _price_live(
-        self, makers: dict[int, PricedEnd], readers: dict[int, list[PricedEnd]]
-    ) -> None:
-        """Charges the bytes of `live`."""
-        for value, converted in sorted(self.live):
-            maker, reads = makers.get(value), readers.get(value, [])
-            for end in reads if converted else (maker,) if maker is not None else ():
-                self._charge(
-                    end.variable,
-                    end.codes,
-                    self.request.graph.avals[value],
-                    self.request.native.get(value, EMPTY),
-                    share=len(reads) if converted else 1,
-                )
 
     def _connect(self, makers: dict[int, PricedEnd], readers: dict[int, list[PricedEnd]]) -> None:
         """Charges the conversions between the maker of each value and its readers."""

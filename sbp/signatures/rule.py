@@ -509,8 +509,7 @@ def rule(
 
 
 def _with_all_b(rows: Callable[[Op], Sequence[Row]], op: Op) -> tuple[Row, ...]:
-    found = dict.fromkeys((all_b(op), *rows(op)))
-    return tuple(found)
+    return tuple(dict.fromkeys((all_b(op), *rows(op))))
 
 
 def all_b(op: Op) -> Row:

@@ -78,7 +78,8 @@ def cuts_of(node: Node, value: int, shape: tuple[Any, ...]) -> Cuts | None:
             cuts = [cut if d == params["axis"] else (0, s, 1) for d, s in enumerate(shape)]
         case "pad":
             config = params["padding_config"]
-            if not all(_is_cutting(i) for edges in config for i in edges):
+            sizes = [i for edges in config for i in edges]
+            if not all(isinstance(i, int | np.integer) and i <= 0 for i in sizes):
                 return None
             sides = zip(config, shape, strict=True)
             cuts = [(-low, size + high, 1) for (low, high, _), size in sides]
@@ -88,11 +89,6 @@ def cuts_of(node: Node, value: int, shape: tuple[Any, ...]) -> Cuts | None:
     if not all(isinstance(i, int | np.integer) for cut in found for i in cut):
         return None
     return tuple((int(a), int(b), int(c)) for a, b, c in found)
-
-
-def _is_cutting(padding: Any) -> bool:
-    """Whether a number of padding elements is negative or 0."""
-    return isinstance(padding, int | np.integer) and bool(padding <= 0)
 
 
 def with_slices(graph: Graph) -> Graph:

@@ -486,16 +486,6 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [lax.slice(out, margin, [m + size for m, size in zip(margin, local, strict=True)])]
 
 
-def _scatter_traits(name: str) -> Traits:
-    """The traits of a scatter, by its name."""
-    return Traits(
-        moves=name == "scatter",
-        scatters=_SCATTER_MONOID.get(name, ""),
-        scales="together" if name in ("scatter", "scatter-add", "scatter-sub") else "",
-        indices=range(1, 2),
-    )
-
-
 @rule(
     "scatter",
     "scatter-add",
@@ -503,7 +493,12 @@ def _scatter_traits(name: str) -> Traits:
     "scatter-mul",
     "scatter-min",
     "scatter-max",
-    traits=_scatter_traits,
+    traits=lambda name: Traits(
+        moves=name == "scatter",
+        scatters=_SCATTER_MONOID.get(name, ""),
+        scales="together" if name in ("scatter", "scatter-add", "scatter-sub") else "",
+        indices=range(1, 2),
+    ),
     local=_scatter_local,
 )
 def _scatter(op: Op) -> Sequence[Row]:

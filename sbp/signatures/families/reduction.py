@@ -32,7 +32,6 @@ from sbp.signatures.rule import (
     Traits,
     add_kernel,
     bind_with,
-    names,
     rule,
 )
 from sbp.types import B, Split, Unreduced
@@ -84,16 +83,14 @@ def _joined(ctx: LocalContext, totals: Any) -> Any:
     return lax.index_in_dim(running, running.shape[0] - 1, 0, keepdims=False)
 
 
-def _prefix_sends(op: Op, row: Row) -> tuple[Sent, ...]:
-    """Each device sends the total of its shard to all others."""
-    return (Sent("all_gather", (op.axis_size - 1) * bytes_beside(op.ins[0], op.params["axis"])),)
-
-
 add_kernel(
     Kernel(
         name="prefix",
         summary="totals of all shards are gathered; those before are joined in",
-        sends=_prefix_sends,
+        # Each device sends the total of its shard to all others.
+        sends=lambda op, row: (
+            Sent("all_gather", (op.axis_size - 1) * bytes_beside(op.ins[0], op.params["axis"])),
+        ),
     )
 )
 
@@ -140,20 +137,6 @@ _MONOID = {
 }
 """The monoid of each reduction."""
 
-_ORDERLESS = frozenset(names("reduce_sum reduce_max reduce_min reduce_and reduce_or"))
-"""Reductions with the trait `orderless`."""
-_SCALED = frozenset(names("reduce_sum reduce_max reduce_min"))
-"""Reductions f with f(c x) = c f(x)."""
-
-
-def _traits(name: str) -> Traits:
-    return Traits(
-        pointwise=True,
-        reduces=_MONOID[name],
-        orderless=name in _ORDERLESS,
-        scales="together" if name in _SCALED else "",
-    )
-
 
 def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """Replaces padding along reduced dims by the neutral element, then reduces."""
@@ -163,7 +146,16 @@ def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     )
 
 
-@rule(*_MONOID, traits=_traits, local=_reduce_local)
+@rule(
+    *_MONOID,
+    traits=lambda name: Traits(
+        pointwise=True,
+        reduces=_MONOID[name],
+        orderless=name != "reduce_prod",
+        scales="together" if _MONOID[name] in ("sum", "max", "min") else "",
+    ),
+    local=_reduce_local,
+)
 def _reduce(op: Op) -> Sequence[Row]:
     """Other dims split; a reduced dim splits with a partial result."""
     dims = dim_factors(len(op.ins[0].shape))

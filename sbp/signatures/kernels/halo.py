@@ -558,11 +558,6 @@ def _halo_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     )
 
 
-def _halo_widens(op: Op, row: Row) -> tuple[tuple[int, int, int], ...]:
-    """The length of each shard after its exchange."""
-    return tuple((e.operand, e.dims[0], e.after) for e in _exchanges(op, row) if len(e.dims) == 1)
-
-
 add_kernel(
     Kernel(
         name="aligned",
@@ -575,7 +570,10 @@ add_kernel(
         name="halo",
         summary="neighbours send the elements that windows reach",
         sends=_halo_sends,
-        widens=_halo_widens,
+        # The length of each shard after its exchange.
+        widens=lambda op, row: tuple(
+            (e.operand, e.dims[0], e.after) for e in _exchanges(op, row) if len(e.dims) == 1
+        ),
         nests=False,
     )
 )

@@ -40,10 +40,6 @@ TOLERANCE = {8: 1e-12, 4: 2e-5, 2: 3e-2, 1: 2e-1}
 """Relative tolerance of `difference`, by the bytes of one real number."""
 
 
-def _real_itemsize(dtype: np.dtype) -> int:
-    return dtype.itemsize // (2 if jnp.issubdtype(dtype, np.complexfloating) else 1)
-
-
 def noise(shape: Sequence[int], dtype: np.dtype, rng: np.random.Generator) -> np.ndarray:
     """Values that must not matter: NaN and large numbers, any integers, any booleans.
 
@@ -328,8 +324,9 @@ def difference(got: np.ndarray, want: np.ndarray, scale: np.ndarray | float = 0.
         return f"{got.dtype}{got.shape} instead of {want.dtype}{want.shape}"
     if not jnp.issubdtype(want.dtype, np.inexact):
         return "" if np.array_equal(got, want) else f"{got} instead of {want}"
-    tolerance = TOLERANCE[_real_itemsize(want.dtype)]
-    wide = np.complex128 if jnp.issubdtype(want.dtype, np.complexfloating) else np.float64
+    is_complex = jnp.issubdtype(want.dtype, np.complexfloating)
+    tolerance = TOLERANCE[want.dtype.itemsize // (2 if is_complex else 1)]
+    wide = np.complex128 if is_complex else np.float64
     got, want = got.astype(wide), want.astype(wide)
     finite = np.isfinite(want)
     with np.errstate(invalid="ignore"):
