@@ -10,7 +10,6 @@ from sbp.signatures import families as families
 from sbp.signatures.custom import register as register
 from sbp.signatures.custom import registered as registered
 from sbp.signatures.custom import unregister as unregister
-from sbp.signatures.factors import FactorMap as FactorMap
 from sbp.signatures.fallback import REFUSED as REFUSED
 from sbp.signatures.fallback import traits_of as traits_of
 from sbp.signatures.rule import ROUNDED_PARTS as ROUNDED_PARTS

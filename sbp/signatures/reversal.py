@@ -15,7 +15,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
@@ -127,13 +127,13 @@ def _mirrored(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
     while reversal := next(
         (n for n in graph.nodes if len(reversed_dims(n)) == 1 and _key(n) not in seen), None
     ):
-        part = _Part.around(Wiring.of(graph), reversal, asked)
+        part = _Part.around(Wiring.of(graph), reversal, asked, ids)
         seen.add(_key(reversal))
         if part is None:
             continue
         seen.update(item for values in part.along.values() for item in values.items())
         if part.shrink():
-            graph = dataclasses.replace(graph, nodes=_Emission(part, ids).run())
+            graph = dataclasses.replace(graph, nodes=part.run())
     return graph
 
 
@@ -160,6 +160,9 @@ class _Part:
       reversals: for each of these operands, its reversal.
       dims: the dim along which each value is reversed.
       mirrored: the positions of the nodes that are mirrored.
+      ids: unused numbers of nodes.
+      nodes: the nodes of the graph with mirror images.
+      made: for each form of a value that these make, its number.
     """
 
     wiring: Wiring
@@ -169,9 +172,12 @@ class _Part:
     reversals: dict[Operand, int]
     dims: dict[Operand, int]
     mirrored: set[int]
+    ids: Iterator[int]
+    nodes: list[Node] = field(default_factory=list)
+    made: dict[tuple[Operand, bool], Operand] = field(default_factory=dict)
 
     @staticmethod
-    def around(wiring: Wiring, reversal: Node, asked: Set[int]) -> _Part | None:
+    def around(wiring: Wiring, reversal: Node, asked: Set[int], ids: Iterator[int]) -> _Part | None:
         """All operations that read a reversed array, and those around them up to other reversals;
         None where a value would be reversed along two dims.
 
@@ -179,6 +185,7 @@ class _Part:
           wiring: the graph.
           reversal: makes the reversed array.
           asked: values that are read outside of the nodes.
+          ids: unused numbers of nodes.
         """
         found = bound_to(wiring, *_key(reversal), functools.partial(along_with, wiring))
         if found is None:
@@ -194,7 +201,7 @@ class _Part:
                 if is_new and dims.get(x, dims.get(y)) == dims.get(y, dims.get(x)) == d:
                     dims |= {x: d, y: d}
                     sources[y], reversals[x] = x, y
-        return _Part(wiring, asked, along, sources, reversals, dims, mirrored=set(along))
+        return _Part(wiring, asked, along, sources, reversals, dims, set(along), ids)
 
     def shrink(self) -> bool:
         """Leaves out nodes whose mirror images reverse no fewer bytes; whether those that remain
@@ -278,63 +285,34 @@ class _Part:
         copies = node.op == "broadcast_in_dim" and dim not in node.params["broadcast_dimensions"]
         return copies or (node.op == "iota" and node.params["dimension"] != dim)
 
-
-def _holds_exactly(counter: Any) -> bool:
-    """Whether the dtype of an array that counts has each of the numbers: a float of few bits rounds
-    large ones, a small integer starts again at its smallest.
-
-    Arguments:
-      counter: its shape and dtype.
-    """
-    last = max(counter.shape) - 1
-    if jnp.issubdtype(counter.dtype, jnp.integer):
-        return last <= jnp.iinfo(counter.dtype).max
-    return last <= 2 ** (jnp.finfo(counter.dtype).nmant + 1)
-
-
-# ---- new nodes ----------------------------------------------------------------------------------
-
-
-class _Emission:
-    """The nodes of a graph with mirror images.
-
-    Arguments:
-      part: what is mirrored.
-      ids: unused numbers of nodes.
-    """
-
-    def __init__(self, part: _Part, ids: Iterator[int]) -> None:
-        self.part, self.graph, self.ids = part, part.wiring.graph, ids
-        self.nodes: list[Node] = []
-        self.made: dict[tuple[Operand, bool], Operand] = {}
+    # ---- new nodes -------------------------------------------------------------------------------
 
     def run(self) -> tuple[Node, ...]:
         """All nodes, in an order in which each one comes after those that it reads."""
-        part = self.part
-        for at, node in enumerate(self.graph.nodes):
-            if node.outputs[:1] and node.outputs[0] in part.sources:
+        for at, node in enumerate(self.wiring.graph.nodes):
+            if node.outputs[:1] and node.outputs[0] in self.sources:
                 continue
             inputs = tuple(self.operand(node, at, v) for v in node.inputs)
-            if at not in part.mirrored:
+            if at not in self.mirrored:
                 self.nodes.append(dataclasses.replace(node, inputs=inputs))
-                self.made |= {(v, False): v for v in node.outputs}
+                self.made.update({(v, False): v for v in node.outputs})
                 continue
-            fields = mirror_image(self.graph, node, part.along[at])
+            fields = mirror_image(self.wiring.graph, node, self.along[at])
             outputs = tuple(self.name(v, True) for v in fields.get("outputs", node.outputs))
             if "inputs" in fields:
                 inputs = inputs[::-1]
             new = {**fields, "inputs": inputs, "outputs": outputs}
             self.nodes.append(dataclasses.replace(node, **new))
-        for value in sorted(part.asked):
-            if value in part.dims:
+        for value in sorted(self.asked):
+            if value in self.dims:
                 self.operand(self.nodes[-1], None, value)
         return tuple(self.nodes)
 
     def name(self, value: Operand, is_reversed: bool) -> int:
         """The number of a form of a value that is made now."""
-        found = self.part.reversals.get(value) if is_reversed else value
+        found = self.reversals.get(value) if is_reversed else value
         if not isinstance(found, int):
-            found = self.graph.new_value(self.graph.aval(value))
+            found = self.wiring.graph.new_value(self.wiring.graph.aval(value))
         self.made[value, is_reversed] = found
         return found
 
@@ -346,13 +324,12 @@ class _Emission:
           at: its position; None for what is read outside of the nodes.
           value: the operand.
         """
-        part = self.part
-        if value not in part.dims:
+        if value not in self.dims:
             return value
-        source = part.sources.get(value, value)
-        turned = (value in part.sources) != part.is_mirrored(at, value)
+        source = self.sources.get(value, value)
+        turned = (value in self.sources) != self.is_mirrored(at, value)
         if (source, turned) not in self.made:
-            if not turned and part.wiring.maker(source) is None:
+            if not turned and self.wiring.maker(source) is None:
                 return source
             self.make(reader, source, turned)
         return self.made[source, turned]
@@ -365,20 +342,20 @@ class _Emission:
           value: a value that no reversal makes.
           is_reversed: the form to make.
         """
-        part, dim = self.part, self.part.dims[value]
+        dim = self.dims[value]
         other = self.made.get((value, not is_reversed), value)
-        like = part.wiring.maker(part.reversals.get(value, value)) or reader
+        like = self.wiring.maker(self.reversals.get(value, value)) or reader
         fields: dict[str, Any] = {
             "op": "rev",
             "primitive": lax.rev_p,
             "params": {"dimensions": (dim,)},
             "inputs": (other,),
         }
-        if part.is_free(value):
-            if part.is_uniform(value):
+        if self.is_free(value):
+            if self.is_uniform(value):
                 self.made[value, is_reversed] = other
                 return
-            aval = self.graph.aval(value)
+            aval = self.wiring.graph.aval(value)
             last = constant(np.asarray(aval.shape[dim] - 1, aval.dtype))
             fields = {"op": "sub", "primitive": lax.sub_p, "params": {}, "inputs": (last, other)}
         outputs = (self.name(value, is_reversed),)
@@ -386,3 +363,16 @@ class _Emission:
             like, id=next(self.ids), outputs=outputs, regions=(), title="", **fields
         )
         self.nodes.append(node)
+
+
+def _holds_exactly(counter: Any) -> bool:
+    """Whether the dtype of an array that counts has each of the numbers: a float of few bits rounds
+    large ones, a small integer starts again at its smallest.
+
+    Arguments:
+      counter: its shape and dtype.
+    """
+    last = max(counter.shape) - 1
+    if jnp.issubdtype(counter.dtype, jnp.integer):
+        return last <= jnp.iinfo(counter.dtype).max
+    return last <= 2 ** (jnp.finfo(counter.dtype).nmant + 1)
