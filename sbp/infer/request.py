@@ -23,7 +23,7 @@ from sbp.infer.accumulation import (
     rounding_casts,
 )
 from sbp.infer.cost import product_seconds
-from sbp.infer.flow import Edge, Flow, flow_of
+from sbp.infer.flow import Flow, flow_of
 from sbp.infer.memory_shares import MemoryShares, memory_shares, reduced_together
 from sbp.infer.policy import Ban, Rules, late_values
 from sbp.infer.rows import EMPTY, NdRow, PartialRow, RowTable, worth_having
@@ -129,7 +129,14 @@ def native_partials(
     while waiting:
         number = heapq.heappop(waiting)
         queued.discard(number)
-        decision, given = flow.decisions[number], [_native_of(native, e) for e in into[number]]
+        decision = flow.decisions[number]
+        # An output whose type is tied to an input does not make the input partial.
+        given = [
+            native.get(e.operand, EMPTY)
+            if isinstance(e.operand, int) and e.kind != "output"
+            else EMPTY
+            for e in into[number]
+        ]
         if decision.kind == "row":
             assert decision.node is not None
             node = decision.node
@@ -152,14 +159,6 @@ def native_partials(
                     queued.add(reader)
                     heapq.heappush(waiting, reader)
     return native
-
-
-def _native_of(native: Mapping[int, frozenset[str]], edge: Edge) -> frozenset[str]:
-    """The monoids of the value that an edge reads. An output whose type is tied to an input does
-    not make the input partial, so it has none."""
-    if isinstance(edge.operand, int) and edge.kind != "output":
-        return native.get(edge.operand, EMPTY)
-    return EMPTY
 
 
 def _pinned_partial(node: Node | None) -> frozenset[str]:
