@@ -15,13 +15,12 @@ from typing import Any
 
 from benchmarks.fusions import traffic
 from sbp import _jax
-from sbp.infer.cost import product_seconds, row_seconds
+from sbp.infer.cost import product_seconds, row_seconds, row_traffic
 from sbp.infer.rows import NdRow, seen_codes
-from sbp.infer.sends import row_traffic
 from sbp.infer.space import local_shape
 from sbp.infer.typing import Typing
 from sbp.signatures import kernel_named, traits_of
-from sbp.signatures.traits import Shape
+from sbp.signatures.rule import Shape
 from sbp.trace.graph import Node
 from sbp.trace.transfers import TRANSFER, computes_in_host
 

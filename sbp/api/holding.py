@@ -17,10 +17,8 @@ from sbp.errors import refused
 from sbp.kinds import shown
 from sbp.plan.program import Program
 from sbp.run.padded import Padded, held_padded, padded_parts, same_layout, with_parts
-from sbp.run.padding import Axes, Padding
 from sbp.run.partial import Partial, partial_axes
-from sbp.run.parts import of_process
-from sbp.run.specs import placed
+from sbp.run.specs import Axes, Padding, of_process, placed
 from sbp.types import NdSbp
 
 

@@ -27,9 +27,8 @@ from sbp.api.call import CallReader, CallSignature
 from sbp.api.trees import KeyPath, arguments_of, filled, layer_paths, results_of
 from sbp.errors import SbpError, refused
 from sbp.handwritten.region import tracing_for
-from sbp.infer.coverage import check_rules
 from sbp.infer.pins import check_monoids, resolve_pins
-from sbp.infer.registered import check_registered
+from sbp.infer.registered import check_registered, check_rules
 from sbp.infer.request import Demand, Request
 from sbp.infer.space import from_type
 from sbp.limits import policies_in

@@ -14,7 +14,7 @@ from sbp.explain.origins import Origins
 from sbp.explain.reasons import ConversionNeed, ConversionReason, Reasons
 from sbp.explain.subjects import AtomChange, Subject, ValueName, changed_axes
 from sbp.infer.check import check
-from sbp.infer.conditioned import EndCondition, choose_under
+from sbp.infer.choose import EndCondition, choose_under
 from sbp.infer.constraints import pin_sites
 from sbp.infer.request import Request
 from sbp.infer.space import Code, Codes, Step

@@ -15,9 +15,8 @@ from sbp.explain.helps import ChangeKind, FoundHelps
 from sbp.explain.insertions import axis_rows, blamed
 from sbp.explain.names import Frames, Names, asked_text
 from sbp.infer.accumulation import allowing
-from sbp.infer.because import ReadBecause
 from sbp.infer.check import CheckResult
-from sbp.infer.constraints import Constraint
+from sbp.infer.constraints import Constraint, ReadBecause
 from sbp.infer.space import Code, decode, encode
 from sbp.plan.text import place
 from sbp.source.reader import called_name, source_text, users_span

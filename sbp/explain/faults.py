@@ -38,8 +38,7 @@ from sbp.explain.names import BATCHED, Frames, Names, asked_text
 from sbp.explain.pin_changes import carried_text, edits_of
 from sbp.explain.together import budget_help, impossible_budgets, no_typing_together
 from sbp.infer.check import Checker, CheckResult
-from sbp.infer.constraints import Constraint
-from sbp.infer.literals import POLICY_LITERAL, budget_literal
+from sbp.infer.constraints import POLICY_LITERAL, Constraint, budget_literal
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
 from sbp.limits import boxing_text

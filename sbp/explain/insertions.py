@@ -14,12 +14,9 @@ from sbp.errors import OptionEdit, SourceEdit, Span
 from sbp.explain.change import BlamedFault, Change, Looser
 from sbp.explain.edits import Placed, Placement, insert_pin
 from sbp.infer.accumulation import allowing
-from sbp.infer.because import ReadBecause
 from sbp.infer.check import CheckResult
-from sbp.infer.constraints import System
-from sbp.infer.conversions import allowed
+from sbp.infer.constraints import ReadBecause, System, allowed, state_literal
 from sbp.infer.flow import End
-from sbp.infer.literals import state_literal
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.limits import (
@@ -227,7 +224,7 @@ def axis_rows(request: Request, node: Node, position: int) -> Sequence[Any]:
         request.mesh, communicates=policy_at(request, node, position) == "auto"
     )
     return (
-        table.axis_rows(node, ins, outs, request.mesh.sizes[position], node.id in request.rounding)
+        table.rows_on(node, ins, outs, position, node.id in request.rounding)
         if rule_for(node.op) is not None
         else ()
     )

@@ -16,7 +16,7 @@ from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.check import analysed, diagnostics_of
 from sbp.shardmap.one_device import compared_runs
 from sbp.shardmap.words import DIFFERS
-from sbp.signatures.laws.parts import Types, localised
+from sbp.signatures.laws.oracle import Types, localised
 from sbp.trace.build import body_graph
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import Constant, Graph, Node, Operand

@@ -52,7 +52,7 @@ class Reduction:
     Arguments:
       wide: the wider dtype in which they are accumulated (`WideSum`); None for their own.
       together: the number of values whose all-reduces start together, this one included
-        (`infer.together`).
+        (`infer.memory_shares`).
       fused: whether the value reaches memory only where a collective converts it
         (`infer.memory_shares`).
     """

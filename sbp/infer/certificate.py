@@ -3,23 +3,23 @@ costs.
 
 The certificate evaluates each constraint on each mesh axis, and each decision and each conversion
 over all mesh axes. It reads the same decisions, options and edges as the chooser (`infer.flow`,
-`infer.options`). `plan.verify` checks the plan without these.
+`infer.typing`). `plan.verify` checks the plan without these.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 from sbp.errors import SbpInternalError
 from sbp.infer.constraints import Constraint, System, Variable, constraints_of
 from sbp.infer.flow import End
-from sbp.infer.options import Options
 from sbp.infer.policy import detour
 from sbp.infer.request import Request
 from sbp.infer.rows import NdRow
 from sbp.infer.space import INFINITE, Code
-from sbp.infer.typing import Typing
+from sbp.infer.typing import Options, Typing
 from sbp.types import MONOIDS
 
 
@@ -33,6 +33,7 @@ def certify(typing: Typing) -> None:
     Certificate(typing.graph_request).certify(typing)
 
 
+@dataclass(eq=False)
 class Certificate:
     """The constraints of a request, which are written down once for all typings of its program.
 
@@ -40,8 +41,7 @@ class Certificate:
       request: the program with its mesh, demand, policies and limits.
     """
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    request: Request
 
     @functools.cached_property
     def systems(self) -> tuple[System, ...]:
@@ -90,7 +90,7 @@ def _certify_constraint(
     if convert is None or convert.unless:
         return
     source, target = _code(have, convert.source), _code(have, convert.target)
-    aval = system.avals[convert.value]
+    aval = system.request.graph.avals[convert.value]
     if (
         source is None
         or target is None
@@ -137,9 +137,8 @@ def _certify_boxing(
     """
     spaces = typing.request.spaces
     seen: dict[tuple[Any, ...], bool] = {}
-    for parallel in zip(
-        *(s.constraints[len(s.constraints) - _conversions(s) :] for s in systems), strict=True
-    ):
+    conversions = ([c for c in s.constraints if c.convert is not None] for s in systems)
+    for parallel in zip(*conversions, strict=True):
         first = parallel[0].convert
         assert first is not None
         if first.rules.unlimited or first.unless:
@@ -161,10 +160,6 @@ def _certify_boxing(
             seen[key] = bool(seconds[space.index[key[1]], space.index[key[2]]] < INFINITE)
         if not seen.get(key, True):
             raise _broken(systems[0], parallel[0], f"made as {source}, read as {target}")
-
-
-def _conversions(system: System) -> int:
-    return sum(c.convert is not None for c in system.constraints)
 
 
 def _state_of(variable: Variable, typing: Typing, position: int) -> tuple[Code, ...] | None:

@@ -16,10 +16,17 @@ from typing import Any, Literal
 
 import z3
 
-from sbp.infer.because import ReadBecause
-from sbp.infer.constraints import Constraint, Convert, System, constraints_of
+from sbp.infer.constraints import (
+    POLICY_LITERAL,
+    Constraint,
+    Convert,
+    ReadBecause,
+    System,
+    budget_literal,
+    constraints_of,
+    state_literal,
+)
 from sbp.infer.flow import End
-from sbp.infer.literals import POLICY_LITERAL, budget_literal, state_literal
 from sbp.infer.policy import Rules
 from sbp.infer.request import Request
 from sbp.infer.space import Code
@@ -343,7 +350,7 @@ def _conversion(system: System, name: str, convert: Convert) -> Iterable[str]:
         system.variables[convert.source.variable].states,
         system.variables[convert.target.variable].states,
     )
-    aval = system.avals[convert.value]
+    aval = system.request.graph.avals[convert.value]
     readable: dict[Code, list[int]] = {}
     for k, state in enumerate(target):
         readable.setdefault(state[convert.target.column], []).append(k)

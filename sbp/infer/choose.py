@@ -1,14 +1,394 @@
-"""Request -> Typing: the cheapest types in the cost model, on all mesh axes together."""
+"""Request -> Typing: the cheapest types in the cost model, on all mesh axes together; also under
+conditions on types at single places, such as the operand of one reader.
+
+The choice is a cost graph: a variable for each decision, with conversions as pairwise costs. The
+conversions of a value with one reader are a pairwise cost of its maker and its reader. A value with
+several readers has a further variable: the type into which it is converted once, and from which the
+readers take it. The types of loop carries and of region inputs are variables, too. So the type of a
+carry is the best one over all iterations, and a conversion that no iteration needs is outside the
+loop.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any, Literal
 
-from sbp.infer.problem import Problem
+import numpy as np
+
+from sbp import _jax
+from sbp.errors import SbpInternalError
+from sbp.infer.accumulation import NATIVE, Reduction, wide
+from sbp.infer.cost import allowed_rows, row_seconds, undominated
+from sbp.infer.flow import End
+from sbp.infer.policy import Rules, detour
 from sbp.infer.request import Request
-from sbp.infer.typing import Typing
+from sbp.infer.rows import EMPTY, NdRow
+from sbp.infer.space import Codes, Needs, Spaces, TypeSpace, needs_of, stack
+from sbp.infer.typing import Options, Typing, typed
+from sbp.limits import POLICIES
+from sbp.solve.axes import solve_axes
+from sbp.solve.costgraph import CostGraph
+from sbp.trace.graph import Node
+
+# ---- cost graphs --------------------------------------------------------------------------------
+# The costs of conversions are pairwise costs between where a value is made and where it is read.
+
+
+@dataclass(frozen=True, slots=True)
+class PricedEnd:
+    """An end of a value, as its conversions are priced.
+
+    Arguments:
+      variable: the variable that decides the type.
+      codes: the type in each state of the variable.
+      weight: how often the value is made or read there in one run of the program.
+      rules: the conversions that are allowed for the reader; None allows all.
+    """
+
+    variable: int
+    codes: tuple[Codes, ...]
+    weight: float = 1.0
+    rules: Rules | None = None
+
+
+def _strictness(rules: Rules | None) -> int:
+    """A number to sort rules by: if rules A allow nothing that rules B forbid, A's is at least
+    B's."""
+    return 0 if rules is None else sum(POLICIES.index(p) for p in rules.policies) + len(rules.bans)
+
+
+DEFERRAL = 1e-12
+"""Seconds by which a row that takes a partial and yields a partial is preferred."""
+
+
+@dataclass(slots=True)
+class Problem:
+    """The costs of a program's typings, ready for the solver.
+
+    Arguments:
+      request: the program with its mesh, demand, policies and limits.
+      byte_price: seconds charged per byte that inputs, outputs and `live` take on a device, to meet
+          a memory limit.
+      live: further values that are charged, as (value, False) in the type they are made in, as
+          (value, True) in the type that their readers take.
+      shares: for each value that is computed more than once, the share of a conversion's seconds
+        that is charged, from 0 to 1 (`plan.saving`). The seconds to store the result of the first
+        conversion are charged in any case. The seconds of the typing have all of it.
+      charged, waived: seconds that `byte_price` adds and that `shares` leaves out, by variable.
+    """
+
+    request: Request
+    byte_price: float = 0.0
+    live: frozenset[tuple[int, bool]] = frozenset()
+    shares: Mapping[int, float] = field(default_factory=dict)
+    _spaces: Spaces = field(init=False)
+    costs: CostGraph = field(default_factory=CostGraph)
+    rows: dict[int, tuple[NdRow, ...]] = field(default_factory=dict)
+    types: dict[int, tuple[Codes, ...]] = field(default_factory=dict)
+    charged: dict[int, np.ndarray] = field(default_factory=dict)
+    waived: list[tuple[int, int, np.ndarray]] = field(default_factory=list)
+    _needs: dict[Any, Needs] = field(default_factory=dict)
+    _matrices: dict[Any, np.ndarray] = field(default_factory=dict)
+    _row_costs: dict[Any, tuple[tuple[NdRow, ...], np.ndarray, Any]] = field(default_factory=dict)
+
+    def build(self) -> None:
+        """Fills `costs`: a variable for each decision, by its number, then the conversions between
+        them."""
+        options = Options(self.request)
+        self._spaces = options.spaces
+        for number, decision in enumerate(self.request.flow.decisions):
+            if decision.kind == "row":
+                assert decision.node is not None
+                self.rows[number], seconds = self._priced_rows(decision.node, decision.in_loop)
+                self.costs.variable(decision.weight * seconds)
+            else:
+                types = self.types[number] = options.types(decision)
+                self.costs.variable(np.zeros(len(types)))
+                if decision.kind in ("input", "output"):
+                    self._charge(number, types, decision.aval, EMPTY)
+        makers = {
+            v: PricedEnd(e.variable, self.codes(e), self.request.flow.weights[v])
+            for v, e in self.request.flow.makers.items()
+        }
+        readers: dict[int, list[PricedEnd]] = defaultdict(list)
+        for edge in self.request.flow.edges:
+            if isinstance(edge.operand, int):
+                rules = self.request.rules(
+                    edge.node, value=edge.operand, in_loop=edge.in_loop, free=edge.free
+                )
+                end = PricedEnd(edge.end.variable, self.codes(edge.end), edge.weight, rules)
+                readers[edge.operand].append(end)
+        for value, converted in sorted(self.live):
+            maker, reads = makers.get(value), readers.get(value, [])
+            for end in reads if converted else (maker,) if maker is not None else ():
+                self._charge(
+                    end.variable,
+                    end.codes,
+                    self.request.graph.avals[value],
+                    self.request.native.get(value, EMPTY),
+                    share=len(reads) if converted else 1,
+                )
+        self._connect(makers, readers)
+
+    # ---- ends -----------------------------------------------------------------------------------
+
+    def _space(
+        self,
+        aval: Any,
+        monoids: frozenset[str],
+        codes: Sequence[Codes] = (),
+        reduction: Reduction = NATIVE,
+    ) -> TypeSpace:
+        key = aval.shape, frozenset(codes)
+        if key not in self._needs:
+            self._needs[key] = needs_of(aval.shape, codes, self.request.mesh.sizes)
+        forced, partial = self._needs[key]
+        return self._spaces.of(aval, monoids | partial, forced, reduction)
+
+    def _reduction(self, value: int) -> Reduction:
+        chosen = wide(self.request.graph.avals[value].dtype, self.request.sums.get(value))
+        return self.request.reduction(value, chosen)
+
+    def codes(self, end: End) -> tuple[Codes, ...]:
+        """The type of an end in each state of its variable."""
+        rows = self.rows.get(end.variable)
+        if rows is not None:
+            return tuple(r.at(end.column) for r in rows)
+        types = self.types[end.variable]
+        return tuple(stack(t) for t in types) if end.column else types
+
+    def _charge(
+        self,
+        variable: int,
+        types: tuple[Codes, ...],
+        aval: Any,
+        monoids: frozenset[str],
+        *,
+        share: int = 1,
+    ) -> None:
+        """Charges the bytes of a value in device memory.
+
+        Arguments:
+          variable: decides the type of the value.
+          types: the type in each state of the variable.
+          aval: shape and dtype of the value.
+          monoids: the monoids under which it may be partial.
+          share: the number of readers that use the same buffer; each is charged an equal part.
+        """
+        if self.byte_price and types and not _jax.in_host(aval):
+            space = self._space(aval, monoids, sorted(set(types)))
+            costs = (
+                self.byte_price
+                / share
+                * np.array([space.local_bytes[space.index[t]] for t in types])
+            )
+            self.costs.add_unary(variable, costs)
+            self.charged[variable] = self.charged.get(variable, 0.0) + costs
+
+    # ---- rows -----------------------------------------------------------------------------------
+
+    def _priced_rows(self, node: Node, in_loop: bool) -> tuple[tuple[NdRow, ...], np.ndarray]:
+        """The rows of a node that its rules allow and that are not dominated, with the seconds of
+        each."""
+        graph, every = self.request.graph, self.request.rows_of(node)
+        rules = self.request.rules(node, in_loop=in_loop)
+        avals = tuple(graph.aval(o) for o in (*node.inputs, *node.outputs))
+        reductions = tuple(
+            self._reduction(o) if isinstance(o, int) else NATIVE
+            for o in (*node.inputs, *node.outputs)
+        )
+        shares = self.request.memory_shares
+        key = id(every), node.op, rules, reductions, shares.of(node)
+        if key not in self._row_costs:
+            rows = allowed_rows(graph, node, every, rules, self.request.mesh)
+            # Of rows with equal costs, one that takes and yields a partial is preferred: the
+            # reduction comes later. The preference is less than any modelled cost.
+            carries = np.array(
+                [
+                    any(c < 0 for t in r.ins for c in t) and any(c < 0 for t in r.outs for c in t)
+                    for r in rows
+                ]
+            )
+            seconds = (
+                np.array([row_seconds(graph, node, r, self.request.mesh, shares) for r in rows])
+                - DEFERRAL * carries
+            )
+            strictest = self.request.strictest
+            kept = undominated(rows, seconds, avals, reductions, self._spaces, strictest)
+            # The entry keeps `every` alive, since its id is in the key.
+            self._row_costs[key] = (
+                tuple(r for r, k in zip(rows, kept, strict=True) if k),
+                seconds[kept],
+                every,
+            )
+        return self._row_costs[key][:2]
+
+    # ---- conversions ----------------------------------------------------------------------------
+
+    def _connect(self, makers: dict[int, PricedEnd], readers: dict[int, list[PricedEnd]]) -> None:
+        """Charges the conversions between the maker of each value and its readers."""
+        for value, ends in readers.items():
+            maker = makers.get(value)
+            if maker is None:
+                raise SbpInternalError(f"value {value} is read but not made")
+            aval = self.request.graph.avals[value]
+            every = {t for e in (maker, *ends) for t in e.codes}
+            monoids = self.request.native.get(value, EMPTY)
+            if self.request.budgets:
+                monoids = detour(aval.dtype, monoids)
+            space = self._space(aval, monoids, sorted(every), self._reduction(value))
+            if len(ends) == 1:
+                self._convert(value, space, maker, ends[0])
+            else:
+                shared = tuple(t for t in space.types if t in every)
+                self._share(value, space, maker, ends, shared)
+
+    def _convert(self, value: int, space: TypeSpace, source: PricedEnd, end: PricedEnd) -> None:
+        """Charges the conversions of a value from one end to another: the share of it in `shares`.
+
+        Arguments:
+          value: the value.
+          space: its types and their conversions.
+          source: where the value comes from.
+          end: where it is read; its rules limit the conversions. A conversion runs as often as
+            the end that runs less often.
+        """
+        weight = min(source.weight, end.weight)
+        costs = weight * self._matrix(space, source.codes, end.codes, end.rules)
+        share = self.shares.get(value)
+        if share is not None:
+            rate = self.request.mesh.hardware.hbm_bytes_per_second
+            local_bytes = np.array([space.local_bytes[space.index[t]] for t in end.codes])
+            # One loop writes the result to memory, the other loop reads it.
+            stored = 2 * end.weight * local_bytes / rate if end.weight > 1 else 0.0
+            # A partial result is not reused.
+            whole = np.array([not any(c < 0 for c in t) for t in end.codes])
+            finite = np.where(np.isfinite(costs) & whole, costs, 0.0)
+            waived = (1 - share) * (finite - np.minimum(finite, stored))
+            self.waived.append((source.variable, end.variable, waived))
+            costs = costs - waived
+        self.costs.add_pair(source.variable, end.variable, costs)
+
+    def _share(
+        self,
+        value: int,
+        space: TypeSpace,
+        maker: PricedEnd,
+        ends: Sequence[PricedEnd],
+        types: tuple[Codes, ...],
+    ) -> None:
+        """Charges the conversions of a value with several readers. Readers under the same rules
+        share one conversion, which has a new variable for the type of its result; each may convert
+        the result further.
+
+        Arguments:
+          value: the value.
+          space: its types and their conversions.
+          maker: where it is made.
+          ends: where it is read.
+          types: the types of the shared result.
+        """
+        groups: dict[Rules | None, list[PricedEnd]] = defaultdict(list)
+        for end in ends:
+            groups[end.rules].append(end)
+        copies: list[PricedEnd] = []
+        for rules, group in sorted(groups.items(), key=lambda g: -_strictness(g[0])):
+            # A result that strict rules allow serves readers whose rules allow more, too.
+            within = (
+                copy
+                for copy in reversed(copies)
+                if copy.rules is not None and (rules is None or copy.rules.within(rules))
+            )
+            source = next(within, maker)
+            variable = self.costs.variable(np.zeros(len(types)), after=source.variable)
+            copy = PricedEnd(variable, types, maker.weight, rules)
+            copies.append(copy)
+            self.types[variable] = types
+            self._convert(value, space, source, copy)
+            for end in group:
+                self._convert(value, space, copy, end)
+
+    def _matrix(
+        self,
+        space: TypeSpace,
+        source: tuple[Codes, ...],
+        target: tuple[Codes, ...],
+        rules: Rules | None,
+    ) -> np.ndarray:
+        """Seconds of one conversion, an array [state of the source, state of the target]. Equal
+        arguments are computed once."""
+        key = (id(space), source, target, rules)
+        if key not in self._matrices:
+            rows = np.array([space.index[t] for t in source], dtype=int)
+            columns = np.array([space.index[t] for t in target], dtype=int)
+            self._matrices[key] = space.seconds(rules)[np.ix_(rows, columns)]
+        return self._matrices[key]
+
+    # ---- solution -------------------------------------------------------------------------------
+
+    def solve(self, cutoff: float = math.inf) -> Typing | None:
+        """The cheapest typing, or None when there is none under the policy. When no typing takes
+        `cutoff` seconds or less, any typing."""
+        if any(len(u) == 0 for u in self.costs.unary):
+            return None
+        solution = solve_axes(self.costs, self._profiles(), len(self.request.mesh.sizes), cutoff)
+        if solution is None:
+            return None
+        states = solution.states
+        choices = [
+            (self.rows if n in self.rows else self.types)[n][states[n]]
+            for n in range(len(self.request.flow.decisions))
+        ]
+        charged = sum(float(costs[states[variable]]) for variable, costs in self.charged.items())
+        waived = sum(
+            float(costs[states[source], states[end]]) for source, end, costs in self.waived
+        )
+        return Typing(
+            request=self.request,
+            graph=self.request.graph,
+            **typed(self.request.flow, choices),
+            sums=self.request.sums,
+            # Both without the price of memory: no typing that takes as few bytes costs less than
+            # the bound.
+            seconds=solution.cost - charged + waived,
+            lower_bound=solution.lower_bound - charged,
+        )
+
+    def _profiles(self) -> list[np.ndarray]:
+        """For each variable an array [state, axis] of numbers: equal for states that have the same
+        atoms on the axis, 0 for B everywhere."""
+        profiles = [
+            np.zeros((len(u), len(self.request.mesh.sizes)), dtype=int) for u in self.costs.unary
+        ]
+        # Operations that are alike have one tuple of rows, which `self.rows` keeps alive.
+        known: dict[int, np.ndarray] = {}
+        for variable, rows in self.rows.items():
+            if id(rows) not in known:
+                states = [(*r.ins, *r.outs) for r in rows]
+                known[id(rows)] = _profile(states, len(self.request.mesh.sizes))
+            profiles[variable] = known[id(rows)]
+        for variable, types in self.types.items():
+            profiles[variable] = _profile([(t,) for t in types], len(self.request.mesh.sizes))
+        return profiles
+
+
+def _profile(states: Sequence[tuple[Codes, ...]], axes: int) -> np.ndarray:
+    out = np.zeros((len(states), axes), dtype=int)
+    for axis in range(axes):
+        numbers: dict[tuple[int, ...], int] = {}
+        for i, state in enumerate(states):
+            said = tuple(t[axis] for t in state)
+            out[i, axis] = 0 if not any(said) else numbers.setdefault(said, len(numbers) + 1)
+    return out
+
+
+# ---- choice --------------------------------------------------------------------------------------
+
 
 NOTHING: Mapping[int, float] = MappingProxyType({})
 
@@ -38,3 +418,70 @@ def choose(
     problem = Problem(request, byte_price, live, shares)
     problem.build()
     return problem.solve(cutoff)
+
+
+# ---- conditions ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndCondition:
+    """A condition on the type of a value at one end.
+
+    An annotation cannot express it, since any reader may convert the result of an annotation.
+
+    Arguments:
+      end: "operand": the operand of a node, in the type that its row reads; "made": a value, in the
+        type in which it is made or enters a region; "returned": a result of a region.
+      at: (node id, operand), (value,), or (node id, region, number).
+      codes: a code for each mesh axis, None for any.
+      differs: whether the type must differ from `codes` on one of these axes; otherwise it must
+        agree on all.
+    """
+
+    end: Literal["operand", "made", "returned"]
+    at: tuple[int, ...]
+    codes: tuple[int | None, ...]
+    differs: bool = False
+
+    def admits(self, have: Codes) -> bool:
+        """Whether a type meets the condition."""
+        agrees = all(want is None or want == c for want, c in zip(self.codes, have, strict=True))
+        return agrees != self.differs
+
+
+def choose_under(
+    request: Request, conditions: Sequence[EndCondition], *, shares: Mapping[int, float] = NOTHING
+) -> Typing | None:
+    """The cheapest typing that meets all conditions, or None.
+
+    Rows that `sbp.infer.cost.undominated` leaves out are not tried.
+
+    Arguments:
+      request: the program with its mesh, demand, policies and limits.
+      conditions: the conditions.
+      shares: as for `choose`.
+    """
+    problem = Problem(request, shares=shares)
+    problem.build()
+    for condition in conditions:
+        variable, codes = _end(problem, condition)
+        admitted = np.array([condition.admits(t) for t in codes], dtype=bool)
+        problem.costs.unary[variable] = np.where(admitted, problem.costs.unary[variable], np.inf)
+        if not admitted.any():
+            return None
+    return problem.solve()
+
+
+def _end(problem: Problem, condition: EndCondition) -> tuple[int, tuple[Codes, ...]]:
+    """The variable of an end, and the end's type in each of its states."""
+    flow = problem.request.flow
+    match condition.end:
+        case "operand":
+            node, number = condition.at
+            end = flow.operands()[node][number].end
+        case "made":
+            end = flow.makers[condition.at[0]]
+        case "returned":
+            node, region, number = condition.at
+            end = flow.returned()[node, region][number].end
+    return end.variable, problem.codes(end)

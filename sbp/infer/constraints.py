@@ -10,32 +10,237 @@ may satisfy every system and still have no typing.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
+from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import Span
-from sbp.infer.because import (
-    Because,
-    BudgetBecause,
-    PinBecause,
-    PinSource,
-    PolicyBecause,
-    ReadBecause,
-)
-from sbp.infer.conversions import Conversions
+from sbp.infer.cost import allowed_rows
 from sbp.infer.flow import Decision, End
-from sbp.infer.literals import POLICY_LITERAL, budget_literal, edge_literal, pin_literal
 from sbp.infer.pins import pinned_codes
-from sbp.infer.policy import Rules
+from sbp.infer.policy import POLICY_KINDS, Ban, Rules, detour
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY
-from sbp.infer.sends import allowed_rows
-from sbp.infer.space import Code
+from sbp.infer.space import Code, TypeSpace, decode
+from sbp.limits import Policy
+from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Constant, Node
+from sbp.trace.regions import Entry, Exit, interface_of
 from sbp.types import MONOIDS
+
+# ---- reasons -------------------------------------------------------------------------------------
+# The reasons of constraints, each with a text and the user's line.
+
+
+PinSource = Literal["annotation", "input", "output"]
+"""What the user pinned."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemandBecause:
+    """A pin, the boxing policy or a budget: what the user demands.
+
+    Arguments:
+      text: the reason in words.
+      span: the annotation's line; None for others.
+    """
+
+    text: str
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBecause:
+    """A read of a value.
+
+    Arguments:
+      node: the reader; None for an output of the program.
+      number: position of the value among the operands of the node; of an exit, among the outputs of
+          its region; of a program's output, among the program's outputs.
+      entry, exit: of a read that enters or leaves a region; None for other reads.
+    """
+
+    node: Node | None
+    number: int
+    entry: Entry | None = None
+    exit: Exit | None = None
+
+    @property
+    def span(self) -> Span | None:
+        """The reader's line; None for outputs of the program."""
+        return self.node.span if self.node else None
+
+    @property
+    def predicate(self) -> bool:
+        """Whether the value is the predicate of a cond or while."""
+        return "predicate" in [e.kind for e in (self.entry, self.exit) if e is not None]
+
+    @property
+    def initial_carry(self) -> bool:
+        """Whether the value enters a loop as a carry."""
+        return self.entry is not None and self.entry.kind == "carry"
+
+    @property
+    def returned_carry(self) -> bool:
+        """Whether the body of a loop returns the value as a carry."""
+        return self.exit is not None and self.exit.kind == "carry"
+
+    @property
+    def carry(self) -> int | None:
+        """The number of the carry; None for a value that is not a carry."""
+        edge = self.exit if self.returned_carry else self.entry
+        return edge.number if edge is not None and edge.kind == "carry" else None
+
+    @property
+    def role(self) -> str:
+        """The role of the value for its reader, in words: an operand, a carry, the result of a
+        branch."""
+        if self.node is None:
+            return f"output {self.number}"
+        if self.node.primitive is annotate_p:
+            return "what is annotated"
+        if self.entry is not None:
+            return _entry_text(self.node, self.entry)
+        if self.exit is not None:
+            return _exit_text(self.exit)
+        return f"operand {self.number}"
+
+    @property
+    def text(self) -> str:
+        """The reason in words."""
+        if self.node is None:
+            return f"{self.role} of the program"
+        annotated = self.node.primitive is annotate_p
+        return self.role if annotated else f"{self.role} of {self.node.name}"
+
+
+def _entry_text(node: Node, entry: Entry) -> str:
+    # With one region, the number counts all operands; with several, the operands of one kind.
+    number = entry.operand if len(node.regions) == 1 else entry.number
+    match entry.kind:
+        case "predicate":
+            return "predicate"
+        case "constant":
+            return f"{'constant' if interface_of(node).loop else 'operand'} {number}"
+        case "carry":
+            return f"initial carry {number}"
+        case "slice":
+            return f"scanned operand {number}"
+
+
+def _exit_text(left: Exit) -> str:
+    match left.kind:
+        case "predicate":
+            return "predicate"
+        case "carry":
+            return f"carry {left.number}"
+        case "stacked":
+            return f"stacked result {left.number}"
+        case "result":
+            return f"result {left.number} of branch {left.region}"
+
+
+Because = DemandBecause | ReadBecause
+"""The reason of a constraint, with the user's line (`span`) and a text."""
+
+
+# ---- names --------------------------------------------------------------------------------------
+# The names of Z3 literals: one for each constraint, and one for each state of a variable. A
+# constraint stores its name; nothing parses a name.
+
+
+POLICY_LITERAL = "policy"
+"""The literal of the boxing policy."""
+
+
+def budget_literal(number: int) -> str:
+    """The literal of a budget of the program, by its number."""
+    return f"b{number}"
+
+
+def state_literal(variable: int, state: int) -> str:
+    """The literal of a variable that is in one of its states."""
+    return f"s{variable}_{state}"
+
+
+# ---- conversions --------------------------------------------------------------------------------
+# Which conversions a policy and budgets allow on one mesh axis, in any number of steps.
+
+
+def allowed(source: Code, target: Code, policy: Policy) -> bool:
+    """Whether a policy converts one atom to another on one mesh axis, in any number of steps.
+
+    >>> [allowed(1, 0, p) for p in ("auto", "reduce", "explicit")], allowed(0, 1, "explicit")
+    ([True, False, False], True)
+    """
+    if source == target or source == 0:
+        return True
+    return ("all_gather" if source > 0 else "all_reduce") in POLICY_KINDS[policy]
+
+
+class Conversions:
+    """Which conversions rules allow on one mesh axis, in any number of steps.
+
+    The bytes of a conversion depend on how the other mesh axes split the value. Here all of them
+    split it, which gives the fewest bytes. So with several mesh axes, a conversion that a budget
+    forbids may be allowed here; a conversion that is forbidden here is always forbidden.
+
+    Arguments:
+      mesh: the mesh.
+      position: of the mesh axis.
+    """
+
+    def __init__(self, mesh: MeshSpec, position: int) -> None:
+        self.mesh, self.position = mesh, position
+        self._others = math.prod(n for i, n in enumerate(mesh.sizes) if i != position)
+        self._alone = MeshSpec(axes=(mesh.axes[position],), hardware=mesh.hardware)
+        self._found: dict[Any, tuple[TypeSpace, np.ndarray]] = {}
+
+    def allows(self, source: Code, target: Code, aval: Any, rules: Rules) -> bool:
+        """Whether a value that is made as one code can be read as another one.
+
+        Arguments:
+          source: the code it is made in.
+          target: the code it is read in.
+          aval: its global shape and its dtype.
+          rules: the conversions that are allowed.
+        """
+        if not rules.bans or source == target:
+            return allowed(source, target, rules.policies[self.position])
+        space, seconds = self._space(
+            aval,
+            frozenset(c for c in (source, target) if c < 0),
+            frozenset((source, target)),
+            rules,
+        )
+        return bool(np.isfinite(seconds[space.index[(source,)], space.index[(target,)]]))
+
+    def _space(
+        self, aval: Any, partial: frozenset[Code], codes: frozenset[Code], rules: Rules
+    ) -> tuple[TypeSpace, np.ndarray]:
+        key = (aval.shape, aval.dtype, partial, codes, rules)
+        if key not in self._found:
+            monoids = detour(aval.dtype, frozenset(MONOIDS[-1 - c] for c in partial))
+            forced = frozenset((0, c - 1) for c in codes if c > 0)
+            space = TypeSpace(
+                tuple(aval.shape), _jax.itemsize(aval.dtype), self._alone, monoids, forced
+            )
+            bans = tuple(
+                Ban(b.kind, frozenset((0,)), b.above * self._others)
+                for b in rules.bans
+                if self.position in b.mesh_axes
+            )
+            self._found[key] = space, space.seconds(Rules((rules.policies[self.position],), bans))
+        return self._found[key]
+
+
+# ---- constraints --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,6 +262,11 @@ class PinSite:
     codes: tuple[int | None, ...]
     nodes: tuple[Node, ...] = ()
     position: int = -1
+
+    def text(self, code: Code) -> str:
+        """What it asks on a mesh axis, in words."""
+        where = f"{self.source} {self.position}" if self.position >= 0 else self.source
+        return f"{where} is pinned {decode(code)!r}"
 
     @property
     def is_input(self) -> bool:
@@ -130,71 +340,59 @@ class System:
       mesh_axis: the axis.
       position: its position in the mesh.
       request: the program with its mesh, demand, policies and limits.
-      avals: shape and dtype of every value.
       conversions: the conversions that rules allow on this axis.
       variables: one for each decision.
       constraints: pins, policy and budgets first, then the program's order.
-      makers: the end where each value is made.
-      native: for each value, the monoids it can be partial under.
     """
 
     mesh_axis: str
     position: int
     request: Request = field(repr=False)
-    avals: dict[int, Any] = field(repr=False)
     conversions: Conversions = field(repr=False)
     variables: tuple[Variable, ...] = field(repr=False)
     constraints: tuple[Constraint, ...] = field(repr=False)
-    makers: Mapping[int, End] = field(repr=False)
-    native: Mapping[int, frozenset[str]] = field(repr=False)
 
 
 def pin_sites(request: Request) -> tuple[PinSite, ...]:
     """All pins of a program in program order: inputs, annotations, outputs. Nodes that were traced
     from one annotation are one pin."""
     graph, mesh, demand = request.graph, request.mesh, request.demand
-    sites: list[PinSite] = []
-    for position, codes in enumerate(demand.inputs):
-        if codes is not None and any(c is not None for c in codes):
-            sites.append(
-                PinSite(
-                    name=pin_literal("input", position),
-                    source="input",
-                    span=None,
-                    codes=tuple(codes),
-                    position=position,
-                )
+
+    def at_boundary(source: Literal["input", "output"], types: Sequence[Any]) -> list[PinSite]:
+        return [
+            PinSite(
+                name=f"{source[0]}{position}",
+                source=source,
+                span=None,
+                codes=tuple(codes),
+                position=position,
             )
+            for position, codes in enumerate(types)
+            if codes is not None and any(c is not None for c in codes)
+        ]
+
     groups: dict[Any, list[Node]] = {}
     for node in graph.walk():
         if node.op == annotate_p.name and node.params["pin"] is not None:
             codes = pinned_codes(node.params["pin"], mesh)
             if any(c is not None for c in codes):
                 groups.setdefault((node.span or node.id, codes), []).append(node)
-    for number, ((_, codes), nodes) in enumerate(groups.items()):
-        position = nodes[0].params["pin"].input
-        sites.append(
-            PinSite(
-                name=pin_literal("annotation", number),
-                source="annotation",
-                span=nodes[0].span if position < 0 else None,
-                codes=codes,
-                nodes=tuple(nodes),
-                position=position,
-            )
+    annotations = (
+        PinSite(
+            name=f"a{number}",
+            source="annotation",
+            span=nodes[0].span if nodes[0].params["pin"].input < 0 else None,
+            codes=codes,
+            nodes=tuple(nodes),
+            position=nodes[0].params["pin"].input,
         )
-    for position, codes in enumerate(demand.outputs):
-        if codes is not None and any(c is not None for c in codes):
-            sites.append(
-                PinSite(
-                    name=pin_literal("output", position),
-                    source="output",
-                    span=None,
-                    codes=tuple(codes),
-                    position=position,
-                )
-            )
-    return tuple(sites)
+        for number, ((_, codes), nodes) in enumerate(groups.items())
+    )
+    return (
+        *at_boundary("input", demand.inputs),
+        *annotations,
+        *at_boundary("output", demand.outputs),
+    )
 
 
 def constraints_of(request: Request) -> tuple[System, ...]:
@@ -226,12 +424,9 @@ class _SystemBuilder:
             mesh_axis=self.mesh.names[self.position],
             position=self.position,
             request=self.request,
-            avals=self.graph.avals,
             conversions=Conversions(self.mesh, self.position),
             variables=variables,
             constraints=(*self.pins(), *self.conversions()),
-            makers=self.flow.makers,
-            native=self.native,
         )
 
     def pins(self) -> list[Constraint]:
@@ -241,34 +436,26 @@ class _SystemBuilder:
             site = self.site(decision)
             if site is not None:
                 fixed[site.name].append(End(number))
-        found: list[Constraint] = []
-        for site in self.sites:
-            code = site.codes[self.position]
-            assert code is not None
-            because = PinBecause(site.source, site.span, site.position, code)
-            ends = tuple(fixed[site.name])
-            found.append(
-                Constraint(
-                    name=site.name, kind="pin", because=because, fixed=ends, code=code, site=site
-                )
-            )
-        found.append(
+        found = [
             Constraint(
-                name=POLICY_LITERAL,
-                kind="policy",
-                because=PolicyBecause(self.request.boxing),
+                name=site.name,
+                kind="pin",
+                because=DemandBecause(site.text(code), site.span),
+                fixed=tuple(fixed[site.name]),
+                code=code,
+                site=site,
             )
+            for site in self.sites
+            if (code := site.codes[self.position]) is not None
+        ]
+        policy = DemandBecause(f'boxing is "{self.request.boxing}"')
+        budgets = (
+            Constraint(
+                name=budget_literal(n), kind="budget", because=DemandBecause(str(b)), budget=n
+            )
+            for n, b in enumerate(self.request.budgets)
         )
-        for number, budget in enumerate(self.request.budgets):
-            found.append(
-                Constraint(
-                    name=budget_literal(number),
-                    kind="budget",
-                    because=BudgetBecause(budget),
-                    budget=number,
-                )
-            )
-        return found
+        return [*found, Constraint(name=POLICY_LITERAL, kind="policy", because=policy), *budgets]
 
     def conversions(self) -> list[Constraint]:
         """The reads, each with a conversion of its own: other readers cannot use the conversion
@@ -290,7 +477,7 @@ class _SystemBuilder:
             maker = self.flow.makers[edge.operand]
             found.append(
                 Constraint(
-                    name=edge_literal(len(found)),
+                    name=f"e{len(found)}",
                     kind="region" if edge.node and edge.node.regions else "equation",
                     because=ReadBecause(edge.node, edge.number, edge.entry, edge.exit),
                     node=edge.node,

@@ -5,7 +5,7 @@ A typing decides two things: the row of each node, and the type of each value th
 and read at ends of other decisions. Each read is an edge, on which the value may be converted.
 
 `flow_of` is the only walk over a program that lists these. Its result is the source of the cost
-tables (`infer.problem`), the Z3 constraints (`infer.constraints`), the monoids under which values
+tables (`infer.choose`), the Z3 constraints (`infer.constraints`), the monoids under which values
 can be partial (`infer.request`), the sums that are accumulated in float32 (`infer.accumulation`),
 the claims of a typing about symbolic sizes (`sizes.claims`), and the certificate
 (`infer.certificate`). `plan.verify` walks the plan on its own.
@@ -242,17 +242,15 @@ class _Walk:
                 self.row(node, here)
 
     def row(self, node: Node, here: _Here) -> None:
-        number = len(self.decisions)
-        self.decisions.append(
-            Decision(
-                kind="row",
-                place=("row", node.id),
-                makes=node.outputs,
-                node=node,
-                weight=here.weight,
-                in_loop=here.in_loop,
-            )
+        decision = Decision(
+            kind="row",
+            place=("row", node.id),
+            makes=node.outputs,
+            node=node,
+            weight=here.weight,
+            in_loop=here.in_loop,
         )
+        number = self.decide(decision, here.weight).variable
         for i, operand in enumerate(node.inputs):
             self.edges.append(
                 Edge(
@@ -267,7 +265,6 @@ class _Walk:
             )
         for i, value in enumerate(node.outputs):
             self.makers[value] = End(number, len(node.inputs) + i)
-            self.weights[value] = here.weight
 
     def values(self, node: Node, here: _Here) -> None:
         """An annotation or barrier: each result is its operand, in a type of its own."""

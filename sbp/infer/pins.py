@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -103,23 +102,38 @@ def _type_of_blocks(
     for d, entry in enumerate(entries[: len(shape)]):
         if entry is not None and entry is not PartitionSpec.UNCONSTRAINED:
             dims[d] = [axes.index(a) for a in ((entry,) if isinstance(entry, str) else entry)]
-    own, order = _ids(sharding.mesh), np.argsort(ids, axis=None)
-    split = not sharding.spec.unreduced and PartitionSpec.UNCONSTRAINED not in entries
-    if (
-        split
-        and own.size == ids.size
-        and np.array_equal(np.sort(own, axis=None), ids.ravel()[order])
-    ):
-        wanted = _blocks(own.shape, dims)[:, np.argsort(own, axis=None)]
-        for codes in itertools.product(range(len(shape) + 1), repeat=len(mesh.sizes)):
-            splits = [[i for i, c in enumerate(codes) if c == d + 1] for d in range(len(shape))]
-            if np.array_equal(_blocks(ids.shape, splits)[:, order], wanted):
-                return to_type(codes, mesh)
+    own = _ids(sharding.mesh)
+    if not sharding.spec.unreduced and PartitionSpec.UNCONSTRAINED not in entries:
+        found = _type_with(own, _blocks(own.shape, dims), mesh, ids)
+        if found is not None:
+            return found
     raise SbpError(
         f"no type on the mesh of sbp.jit ({mesh}) places the parts of {sharding.spec} on the"
         f" devices of the mesh {dict(sharding.mesh.shape)}; name the axes of the mesh of sbp.jit",
         code="bad-placement",
     )
+
+
+def _type_with(
+    devices: np.ndarray, blocks: np.ndarray, mesh: MeshSpec, ids: np.ndarray
+) -> NdSbp | None:
+    """The first type that gives each device its block along each dim; None when no type does.
+
+    Arguments:
+      devices: ids of devices.
+      blocks: for each dim the blocks of these devices.
+      mesh: the mesh.
+      ids: ids of its devices, in the shape of the mesh.
+    """
+    order = np.argsort(ids, axis=None)
+    if not np.array_equal(np.sort(devices, axis=None), ids.ravel()[order]):
+        return None
+    wanted, rank = blocks[:, np.argsort(devices, axis=None)], len(blocks)
+    for codes in itertools.product(range(rank + 1), repeat=len(mesh.sizes)):
+        splits = [[i for i, c in enumerate(codes) if c == d + 1] for d in range(rank)]
+        if np.array_equal(_blocks(ids.shape, splits)[:, order], wanted):
+            return to_type(codes, mesh)
+    return None
 
 
 def _blocks(sizes: Sequence[int], dims: Sequence[Sequence[int]]) -> np.ndarray:
@@ -278,20 +292,11 @@ def placement(
       SbpError: `bad-placement` when no type does.
     """
     counts, flat = assignment
-    wanted = np.array(flat).reshape(counts)
-    for codes in itertools.product(range(len(shape) + 1), repeat=len(mesh.sizes)):
-        parts = [
-            math.prod(n for c, n in zip(codes, mesh.sizes, strict=True) if c == d + 1)
-            for d in range(len(shape))
-        ]
-        if tuple(parts) != tuple(counts) or (0 in codes and math.prod(counts) != mesh.num_devices):
-            continue
-        order: list[int] = []
-        for d in range(len(shape)):
-            order += [i for i, c in enumerate(codes) if c == d + 1]
-        placed = ids.transpose([*order, *(i for i, c in enumerate(codes) if c == 0)])
-        if placed.size == wanted.size and np.array_equal(placed.reshape(counts), wanted):
-            return to_type(codes, mesh)
+    if len(counts) == len(shape):
+        blocks = np.indices(counts).reshape(len(counts), len(flat))
+        found = _type_with(np.array(flat), blocks, mesh, ids)
+        if found is not None:
+            return found
     raise SbpError(
         f"no split of the mesh ({mesh}) places slices of {shape} in the device order"
         f" given, partitions {tuple(counts)}; build the mesh with its devices permuted to that"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbp.limits import POLICIES, Policy
-from sbp.signatures import Sent, kernel_named
 from sbp.signatures.factors import admissible
 from sbp.trace.graph import Graph
 
@@ -77,27 +76,6 @@ class Rules:
         axes = tuple(mesh_axes)
         kinds = all(kind in POLICY_KINDS[self.policies[a]] for a in axes)
         return kinds and not any(b.forbids(kind, axes, bytes_sent) for b in self.bans)
-
-    def allows_kernel(self, kernels: tuple[str, ...]) -> bool:
-        """Whether the policies allow the collectives of a row's kernels. Only "auto" allows any.
-
-        Arguments:
-          kernels: the name of the kernel on each mesh axis.
-        """
-        return all(
-            p == "auto" or not kernel_named(k).communicates
-            for p, k in zip(self.policies, kernels, strict=True)
-        )
-
-    def allows_sent(self, sends: Iterable[tuple[int, Sent]]) -> bool:
-        """Whether the bans allow the collectives of a row's kernels.
-
-        Arguments:
-          sends: each collective with the position of its mesh axis.
-        """
-        return not any(
-            b.forbids(s.kind, (position,), s.bytes) for position, s in sends for b in self.bans
-        )
 
     def within(self, other: Rules) -> bool:
         """Whether the other rules allow everything that these rules allow."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -23,12 +23,11 @@ from sbp.infer.accumulation import (
     rounding_casts,
 )
 from sbp.infer.cost import product_seconds
-from sbp.infer.flow import Edge, Flow, flow_of
-from sbp.infer.memory_shares import MemoryShares, memory_shares
+from sbp.infer.flow import Flow, flow_of
+from sbp.infer.memory_shares import MemoryShares, memory_shares, reduced_together
 from sbp.infer.policy import Ban, Rules, late_values
 from sbp.infer.rows import EMPTY, NdRow, PartialRow, RowTable, worth_having
-from sbp.infer.together import reduced_together
-from sbp.infer.value_space import Spaces
+from sbp.infer.space import Spaces
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of
@@ -130,7 +129,14 @@ def native_partials(
     while waiting:
         number = heapq.heappop(waiting)
         queued.discard(number)
-        decision, given = flow.decisions[number], [_native_of(native, e) for e in into[number]]
+        decision = flow.decisions[number]
+        # An output whose type is tied to an input does not make the input partial.
+        given = [
+            native.get(e.operand, EMPTY)
+            if isinstance(e.operand, int) and e.kind != "output"
+            else EMPTY
+            for e in into[number]
+        ]
         if decision.kind == "row":
             assert decision.node is not None
             node = decision.node
@@ -153,14 +159,6 @@ def native_partials(
                     queued.add(reader)
                     heapq.heappush(waiting, reader)
     return native
-
-
-def _native_of(native: Mapping[int, frozenset[str]], edge: Edge) -> frozenset[str]:
-    """The monoids of the value that an edge reads. An output whose type is tied to an input does
-    not make the input partial, so it has none."""
-    if isinstance(edge.operand, int) and edge.kind != "output":
-        return native.get(edge.operand, EMPTY)
-    return EMPTY
 
 
 def _pinned_partial(node: Node | None) -> frozenset[str]:
@@ -203,31 +201,32 @@ def check_complete(flow: Flow) -> None:
     Raises:
       SbpInternalError: when an operand or output is not read, or a value is not made.
     """
-    inside = [e for e in flow.edges if e.node is not None and e.kind != "exit"]
-    read = {(e.node.id, e.number) for e in inside if e.node is not None}
-    returned = {key: Counter(e.number for e in edges) for key, edges in flow.returned().items()}
-    returned_by_program = {e.number for e in flow.edges if e.kind == "output"}
-    values = set(flow.graph.inputs)
-    for node in flow.graph.walk():
-        for number in range(len(node.inputs)):
-            if (node.id, number) not in read:
-                raise SbpInternalError(f"the walk lacks operand {number} of {node.op} {node.id}")
-        for k, region in enumerate(node.regions):
-            values.update(region.inputs)
-            for number in range(len(region.outputs)):
-                if number not in returned[node.id, k]:
-                    raise SbpInternalError(
-                        f"the walk lacks result {number} of region {k} of {node.op} {node.id}"
-                    )
-        values.update(node.outputs)
-    for number in range(len(flow.graph.outputs)):
-        if number not in returned_by_program:
-            raise SbpInternalError(f"the walk lacks output {number}")
-    for value in sorted(values):
-        end = flow.makers.get(value)
-        made = flow.decisions[end.variable : end.variable + 1] if end is not None else ()
-        if not made or value not in made[0].makes:
-            raise SbpInternalError(f"the walk does not make the value {value}")
+    nodes = list(flow.graph.walk())
+    needed = {
+        *(("operand", node.id, k) for node in nodes for k in range(len(node.inputs))),
+        *(
+            ("result", node.id, number, k)
+            for node in nodes
+            for number, region in enumerate(node.regions)
+            for k in range(len(region.outputs))
+        ),
+        *(("output", k) for k in range(len(flow.graph.outputs))),
+        *(("value", v) for graph in flow.graph.graphs() for v in graph.inputs),
+        *(("value", v) for node in nodes for v in node.outputs),
+    }
+    has = {
+        *(("operand", i, k) for i, operands in flow.operands().items() for k in operands),
+        *(("result", *key, e.number) for key, edges in flow.returned().items() for e in edges),
+        *(("output", e.number) for e in flow.edges if e.kind == "output"),
+        *(
+            ("value", v)
+            for number, decision in enumerate(flow.decisions)
+            for v in decision.makes
+            if v in flow.makers and flow.makers[v].variable == number
+        ),
+    }
+    for missing in sorted(needed - has):
+        raise SbpInternalError(f"the walk lacks {' '.join(map(str, missing))}")
 
 
 # ---- requests -----------------------------------------------------------------------------------
@@ -297,25 +296,17 @@ class Demand:
 
 class RequestCaches:
     """Row tables and type spaces, by mesh. A request shares them with all requests that are made
-    from it by edits."""
+    from it by edits.
+
+    `table(mesh, communicates=..)` has the rows of nodes on a mesh, with or without rows whose
+    kernels have collectives, and `spaces(mesh)` the types of shapes with the prices of their
+    conversions.
+    """
 
     def __init__(self) -> None:
-        self._tables: dict[tuple[MeshSpec, bool], RowTable] = {}
-        self._spaces: dict[MeshSpec, Spaces] = {}
+        self.table = functools.cache(RowTable)
+        self.spaces = functools.cache(Spaces)
         self._rows: list[dict[int, tuple[NdRow, ...]]] = []
-
-    def table(self, mesh: MeshSpec, *, communicates: bool) -> RowTable:
-        """The rows of nodes on a mesh, with or without rows whose kernels have collectives."""
-        key = mesh, communicates
-        if key not in self._tables:
-            self._tables[key] = RowTable(mesh, communicates=communicates)
-        return self._tables[key]
-
-    def spaces(self, mesh: MeshSpec) -> Spaces:
-        """The types of shapes on a mesh, with the prices of their conversions."""
-        if mesh not in self._spaces:
-            self._spaces[mesh] = Spaces(mesh)
-        return self._spaces[mesh]
 
     def rows_by_node(self) -> dict[int, tuple[NdRow, ...]]:
         """An empty dict for the rows of one request's nodes."""
@@ -324,8 +315,8 @@ class RequestCaches:
 
     def clear(self) -> None:
         """Frees their memory. Later requests compute them anew."""
-        self._tables.clear()
-        self._spaces.clear()
+        self.table.cache_clear()
+        self.spaces.cache_clear()
         for rows in self._rows:
             rows.clear()
 
@@ -439,8 +430,7 @@ class Request:
     def rows_of(self, node: Node) -> tuple[NdRow, ...]:
         """The rows of a node, also rows that its rules forbid."""
         if node.id not in self._rows:
-            rows = self.table.rows_in(self.graph, node, self.native, self.rounding)
-            self._rows[node.id] = rows
+            self._rows[node.id] = self.table.rows_in(self.graph, node, self.native, self.rounding)
         return self._rows[node.id]
 
     @functools.cached_property

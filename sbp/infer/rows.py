@@ -90,28 +90,6 @@ class _Branch:
 
 
 @dataclass(frozen=True, slots=True)
-class _OuterRow:
-    """A row on the outer mesh axes in codes.
-
-    Arguments:
-      inner_ins, inner_outs: the shapes that inner mesh axes see.
-      ins, outs: for each outer axis, the codes of operands and results.
-      kernels: for each outer axis, what runs on the shards.
-    """
-
-    inner_ins: tuple[Any, ...]
-    inner_outs: tuple[Any, ...]
-    ins: tuple[tuple[Code, ...], ...] = ()
-    outs: tuple[tuple[Code, ...], ...] = ()
-    kernels: tuple[str, ...] = ()
-
-    def then(self, b: _Branch) -> _OuterRow:
-        """The row with one more mesh axis."""
-        done = (*self.ins, b.ins), (*self.outs, b.outs), (*self.kernels, b.kernel)
-        return _OuterRow(b.inner_ins, b.inner_outs, *done)
-
-
-@dataclass(frozen=True, slots=True)
 class PartialRow:
     """A row on one mesh axis with a partial result.
 
@@ -155,36 +133,6 @@ class RowTable:
         self._partial_cache: dict[Any, tuple[PartialRow, ...]] = {}
         self._keep: list[Any] = []
 
-    def axis_rows(
-        self,
-        node: Node,
-        ins: Sequence[Any],
-        outs: Sequence[Any],
-        n: int,
-        rounds: bool = False,
-    ) -> tuple[Row, ...]:
-        """The rows of a node on one mesh axis.
-
-        Arguments:
-          node: the node.
-          ins: avals of its operands.
-          outs: avals of its results.
-          n: the size of the axis.
-          rounds: whether it is a cast that may round the parts of a sum.
-        """
-        key = (self._operation(node, rounds), _aval_key(ins), _aval_key(outs), n)
-        if key not in self._axis_cache:
-            found = rule_for(node.op)
-            op = Op(node.op, node.params, tuple(ins), tuple(outs), n, rounds)
-            rows = (all_b(op),) if found is None else found.rows(op)
-            in_host = computes_in_host(node, (*ins, *outs))
-            self._axis_cache[key] = tuple(
-                r
-                for r in rows
-                if self._is_offered(kernel_named(r.kernel)) and (not in_host or runs_in_host(r, op))
-            )
-        return self._axis_cache[key]
-
     def _is_offered(self, kernel: Kernel) -> bool:
         """Whether rows with a kernel are in the table. Kernels that compute while they send are
         left out on hardware that cannot: it gathers first, for the same bytes."""
@@ -210,12 +158,23 @@ class RowTable:
           rounds: whether it is a cast that may round the parts of a sum.
         """
         name, n = self.mesh.axes[position]
-        if node.op not in REGION_OPS:
-            return self.axis_rows(node, ins, outs, n, rounds)
         if node.op == SHARD_MAP:
             where = f" at {node.span}" if node.span else ""
             check_mesh(node.params, self.mesh.names, self.mesh.sizes, where)
-        return region_rows(Op(node.op, node.params, tuple(ins), tuple(outs), n), name)
+        if node.op in REGION_OPS:
+            return region_rows(Op(node.op, node.params, tuple(ins), tuple(outs), n), name)
+        key = (self._operation(node, rounds), _aval_key(ins), _aval_key(outs), n)
+        if key not in self._axis_cache:
+            found = rule_for(node.op)
+            op = Op(node.op, node.params, tuple(ins), tuple(outs), n, rounds)
+            rows = (all_b(op),) if found is None else found.rows(op)
+            in_host = computes_in_host(node, (*ins, *outs))
+            self._axis_cache[key] = tuple(
+                r
+                for r in rows
+                if self._is_offered(kernel_named(r.kernel)) and (not in_host or runs_in_host(r, op))
+            )
+        return self._axis_cache[key]
 
     def partial_rows(
         self,
@@ -229,16 +188,18 @@ class RowTable:
         `rows_on`."""
         key = (self._operation(node, rounds), _aval_key(ins), _aval_key(outs), position)
         if key not in self._partial_cache:
-            found = []
-            for row in self.rows_on(node, ins, outs, position, rounds):
-                yields = tuple(
-                    (i, frozenset((a.monoid,)))
-                    for i, a in enumerate(row.outs)
-                    if isinstance(a, Unreduced)
+            found = (
+                PartialRow(
+                    tuple(map(encode, row.ins)),
+                    tuple(
+                        (i, frozenset((a.monoid,)))
+                        for i, a in enumerate(row.outs)
+                        if isinstance(a, Unreduced)
+                    ),
                 )
-                if yields:
-                    found.append(PartialRow(tuple(map(encode, row.ins)), yields))
-            self._partial_cache[key] = tuple(dict.fromkeys(found))
+                for row in self.rows_on(node, ins, outs, position, rounds)
+            )
+            self._partial_cache[key] = tuple(dict.fromkeys(row for row in found if row.yields))
         return self._partial_cache[key]
 
     def rows_in(
@@ -286,7 +247,7 @@ class RowTable:
         operation = _Operation(self._operation(node, rounds), node, rounds)
         key = (operation.number, _aval_key(ins), _aval_key(outs), tuple(native))
         if key not in self._cache:
-            found = self._extended(operation, tuple(native), _OuterRow(tuple(ins), tuple(outs)))
+            found = self._extended(operation, tuple(native), tuple(ins), tuple(outs))
             self._cache[key] = tuple(dict.fromkeys(found))
         return self._cache[key]
 
@@ -301,27 +262,41 @@ class RowTable:
         return self._numbers[key]
 
     def _extended(
-        self, operation: _Operation, native: tuple[frozenset[str], ...], outer: _OuterRow
+        self,
+        operation: _Operation,
+        native: tuple[frozenset[str], ...],
+        ins: tuple[Any, ...],
+        outs: tuple[Any, ...],
+        outer: tuple[_Branch, ...] = (),
     ) -> Iterator[NdRow]:
-        """The ND rows of a node that begin with a row on the outer mesh axes.
+        """The ND rows of a node that begin with rows on the outer mesh axes.
 
         Arguments:
           operation: the node with the number of its operation.
           native: as for `rows`.
-          outer: the row on the outer axes.
+          ins, outs: avals of operands and results, as the outer axes leave them.
+          outer: the row on each outer axis.
         """
-        kernels = outer.kernels
+        kernels = tuple(b.kernel for b in outer)
         if len(kernels) == len(self._all_local):
             row = NdRow(
-                tuple(zip(*outer.ins, strict=True)), tuple(zip(*outer.outs, strict=True)), kernels
+                tuple(zip(*(b.ins for b in outer), strict=True)),
+                tuple(zip(*(b.outs for b in outer), strict=True)),
+                kernels,
             )
-            if _one_monoid(row) and (kernels == self._all_local or nests(row)):
+            # Reductions under different monoids on different axes do not commute.
+            one_monoid = all(
+                min(t, default=0) >= 0 or len({c for c in t if c < 0}) == 1
+                for t in (*row.ins, *row.outs)
+            )
+            if one_monoid and (kernels == self._all_local or nests(row)):
                 yield row
             return
-        for b in self._branches(operation, outer.inner_ins, outer.inner_outs, len(kernels)):
+        for b in self._branches(operation, ins, outs, len(kernels)):
             # The shards of an operand go round one axis at most.
             if worth_having(b.ins, native) and not (b.goes_round and b.kernel in kernels):
-                yield from self._extended(operation, native, outer.then(b))
+                inner = b.inner_ins, b.inner_outs
+                yield from self._extended(operation, native, *inner, (*outer, b))
 
     def _branches(
         self, operation: _Operation, ins: tuple[Any, ...], outs: tuple[Any, ...], position: int
@@ -379,14 +354,6 @@ def worth_having(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) ->
     if min(codes, default=0) >= 0 or max(codes) > 0:
         return True
     return any(c < 0 and MONOIDS[-1 - c] in m for c, m in zip(codes, native, strict=True))
-
-
-def _one_monoid(row: NdRow) -> bool:
-    """Whether no value is partial under different monoids on different axes: their reductions do
-    not commute."""
-    return all(
-        min(t, default=0) >= 0 or len({c for c in t if c < 0}) == 1 for t in (*row.ins, *row.outs)
-    )
 
 
 def nests(row: NdRow) -> bool:

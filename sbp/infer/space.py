@@ -6,21 +6,22 @@ A type is a tuple of small integers, its codes, one for each mesh axis: 0 is B, 
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
+from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import NATIVE, Reduction, WideSum, block_dim
-from sbp.infer.policy import Rules
+from sbp.infer.policy import Ban, Rules
 from sbp.machine.lanes import copies_for_lanes
 from sbp.machine.mesh import MeshSpec
-from sbp.machine.network import AlphaBeta
 from sbp.types import MONOIDS, Atom, B, NdSbp, Split, Unreduced
 
 Code = int
@@ -50,7 +51,7 @@ and what comes of both back (`tests/tpu/test_compiled_memory.py`)."""
 
 JOINED_BYTES = 96 * 2**20
 """Bytes that the TPU compiler reduces in one all-reduce, of values that do not wait for each other:
-a smaller one is charged its share of a start (`infer.together`)."""
+a smaller one is charged its share of a start (`infer.memory_shares`)."""
 
 LOCAL_SECONDS = 1e-9
 """Seconds that a local step is charged besides, so that no path takes one without need."""
@@ -188,22 +189,22 @@ class TypeSpace:
     ) -> None:
         self.shape, self.itemsize, self.mesh, self.sizes = shape, itemsize, mesh, mesh.sizes
         self.forced, self.reduction = forced, reduction
-        choices = []
-        for position, n in enumerate(self.sizes):
-            codes = [
+        partials = [-1 - MONOIDS.index(m) for m in sorted(monoids)]
+        choices = [
+            [
                 0,
-                *(
-                    1 + d
-                    for d, size in enumerate(shape)
-                    if n > 1 and (size >= n or (position, d) in forced)
-                ),
+                *(1 + d for d, size in enumerate(shape) if size >= n or (position, d) in forced),
+                *partials,
             ]
-            codes += [-1 - MONOIDS.index(m) for m in sorted(monoids)] if n > 1 else []
-            choices.append(codes)
-        self.types: list[Codes] = [
-            t for t in itertools.product(*choices) if len({c for c in t if c < 0}) <= 1
+            if n > 1
+            else [0]
+            for position, n in enumerate(self.sizes)
         ]
-        self.types = [t for t in self.types if self._large_enough(t)]
+        self.types: list[Codes] = [
+            t
+            for t in itertools.product(*choices)
+            if len({c for c in t if c < 0}) <= 1 and self._large_enough(t)
+        ]
         self.index: dict[Codes, int] = {t: i for i, t in enumerate(self.types)}
         self.local_bytes = np.array(
             [math.prod(local_shape(shape, t, self.sizes)) * itemsize for t in self.types],
@@ -211,7 +212,7 @@ class TypeSpace:
         )
         self.partial = np.array([any(c < 0 for c in t) for t in self.types])
         self._seconds: dict[Rules, np.ndarray] = {}
-        self._collectives: dict[tuple[str, tuple[int, ...]], AlphaBeta] = {}
+        self._collective = functools.cache(mesh.collective)
         self.unlimited = Rules(("auto",) * len(self.sizes))
 
     def _large_enough(self, t: Codes) -> bool:
@@ -228,7 +229,6 @@ class TypeSpace:
         inner axis splits the same dim."""
         steps: list[Step] = []
         here = float(self.local_bytes[self.index[source]])
-        reduced = tuple(i for i, c in enumerate(source) if c < 0)
         for position, n in enumerate(self.sizes):
             if n == 1:
                 continue
@@ -244,20 +244,22 @@ class TypeSpace:
                 if kind is None or target not in self.index:
                     continue
                 steps.append(self._step(kind, (position,), source, target, n, here))
-        for count in range(2, len(reduced) + 1):
-            for axes in itertools.combinations(reduced, count):
-                target = tuple(0 if i in axes else c for i, c in enumerate(source))
-                n = math.prod(self.sizes[i] for i in axes)
-                steps.append(self._step("all_reduce", axes, source, target, n, here))
-        split = tuple(i for i, c in enumerate(source) if c > 0 and self.sizes[i] > 1)
-        for count in range(2, len(split) + 1):
-            for axes in itertools.combinations(split, count):
-                if all(
-                    c != source[i] or k in axes for i in axes for k, c in enumerate(source) if k > i
-                ):
-                    target = tuple(0 if i in axes else c for i, c in enumerate(source))
-                    n = math.prod(self.sizes[i] for i in axes)
-                    steps.append(self._step("all_gather", axes, source, target, n, here))
+        joint: dict[StepKind, tuple[int, ...]] = {
+            "all_reduce": tuple(i for i, c in enumerate(source) if c < 0),
+            "all_gather": tuple(i for i, c in enumerate(source) if c > 0 and self.sizes[i] > 1),
+        }
+        for kind, several in joint.items():
+            for count in range(2, len(several) + 1):
+                for axes in itertools.combinations(several, count):
+                    if kind == "all_reduce" or not any(
+                        c == source[i] and k not in axes
+                        for i in axes
+                        for k, c in enumerate(source)
+                        if k > i
+                    ):
+                        target = tuple(0 if i in axes else c for i, c in enumerate(source))
+                        n = math.prod(self.sizes[i] for i in axes)
+                        steps.append(self._step(kind, axes, source, target, n, here))
         return steps
 
     def _step(
@@ -341,11 +343,6 @@ class TypeSpace:
             starts = min(1.0, max(1 / together, buffer_bytes / JOINED_BYTES))
         return self._collective(kind, axes).of(sent, starts) + COLLECTIVE_PASS * one_pass
 
-    def _collective(self, kind: str, axes: tuple[int, ...]) -> AlphaBeta:
-        if (kind, axes) not in self._collectives:
-            self._collectives[kind, axes] = self.mesh.collective(kind, axes)
-        return self._collectives[kind, axes]
-
     def _exchanged(self, source: Codes, dim: int, n: int) -> int:
         """Bytes of one device's part, padded so that `dim` has n equal blocks."""
         part = list(local_shape(self.shape, source, self.sizes))
@@ -397,3 +394,152 @@ class TypeSpace:
                     best[step.target] = total
                     heapq.heappush(queue, (total, next(counter), step.target, (*steps, step)))
         raise SbpInternalError(f"no boxing from {source} to {target} on shape {self.shape}")
+
+
+# ---- values of a program -------------------------------------------------------------------------
+# A type space for each shape, dtype, memory and way of summing.
+
+
+Needs = tuple[frozenset[tuple[int, int]], frozenset[str]]
+"""What a type space has for some types: (mesh axis, tensor dim) of splits into more parts than the
+dim has elements, and the monoids of partials."""
+
+
+def needs_of(shape: Sequence[int], types: Sequence[Codes], sizes: Sequence[int]) -> Needs:
+    """What a type space needs to have some types of a value.
+
+    Arguments:
+      shape: the shape of the value.
+      types: its types.
+      sizes: the sizes of the mesh axes.
+    """
+
+    def parts(t: Codes, code: int) -> int:
+        return math.prod(n for c, n in zip(t, sizes, strict=True) if c == code)
+
+    forced = {
+        (position, c - 1)
+        for t in types
+        for position, c in enumerate(t)
+        if c > 0 and shape[c - 1] < parts(t, c)
+    }
+    return frozenset(forced), frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0)
+
+
+class HostSpace(TypeSpace):
+    """The types of a value in host memory. Collectives run in device memory, so a conversion copies
+    the value there, converts it and copies the result back."""
+
+    def seconds(self, rules: Rules | None = None) -> np.ndarray:
+        """Seconds of the cheapest conversion between every two types, with both copies; see
+        `TypeSpace.seconds`."""
+        rate = self.mesh.hardware.host_bytes_per_second
+        copies = (self.local_bytes[:, None] + self.local_bytes[None, :]) / rate
+        np.fill_diagonal(copies, 0.0)
+        return super().seconds(rules) + copies
+
+    def path(self, source: Codes, target: Codes, rules: Rules | None = None) -> tuple[Step, ...]:
+        """The cheapest steps from one type to another, between the two copies; see
+        `TypeSpace.path`."""
+        steps = super().path(source, target, rules)
+        if not steps:
+            return ()
+        first, last = self._copy("to_device", source), self._copy("to_host", target)
+        return (first, *steps, last)
+
+    def _copy(self, kind: Any, codes: Codes) -> Step:
+        rate = self.mesh.hardware.host_bytes_per_second
+        seconds = float(self.local_bytes[self.index[codes]]) / rate
+        return Step(kind, (), codes, codes, 0.0, seconds)
+
+
+class FusedSpace(TypeSpace):
+    """The types of a value that is fused with its readers. A conversion that sends something makes
+    it reach memory: it is written before, and read after. Local steps are fused as well."""
+
+    @functools.cached_property
+    def _known(self) -> dict[Rules, np.ndarray]:
+        return {}
+
+    def seconds(self, rules: Rules | None = None) -> np.ndarray:
+        """Seconds of the cheapest conversion between every two types, with what it writes and
+        reads; see `TypeSpace.seconds`."""
+        rules = rules or self.unlimited
+        if rules not in self._known:
+            local, sent = self._local(rules), self._sent(rules)
+            for k in range(len(self.types)):  # local steps, then others, then local steps
+                sent = np.minimum(sent, local[:, k, None] + sent[None, k, :])
+            for k in range(len(self.types)):
+                sent = np.minimum(sent, sent[:, k, None] + local[None, k, :])
+            self._known[rules] = np.minimum(local, sent)
+        return self._known[rules]
+
+    def path(self, source: Codes, target: Codes, rules: Rules | None = None) -> tuple[Step, ...]:
+        """The cheapest steps from one type to another; the first that sends something is charged
+        what the conversion writes and reads. See `TypeSpace.path`."""
+        rules = rules or self.unlimited
+        i, j = self.index[source], self.index[target]
+        local, sent = self._local(rules), self._sent(rules)
+        through = local[i, :, None] + sent + local[None, :, j]
+        if local[i, j] <= through.min():
+            return super().path(source, target, self._on_device(rules))
+        begin, end = np.unravel_index(through.argmin(), through.shape)
+        here, there = self.types[int(begin)], self.types[int(end)]
+        steps = list(super().path(here, there, rules))
+        at = next((k for k, step in enumerate(steps) if step.bytes_sent), 0)
+        more = float(self._in_memory()[begin, end])
+        steps[at] = replace(steps[at], seconds=steps[at].seconds + more)
+        alone = self._on_device(rules)
+        before, after = super().path(source, here, alone), super().path(there, target, alone)
+        return (*before, *steps, *after)
+
+    def _local(self, rules: Rules) -> np.ndarray:
+        return super().seconds(self._on_device(rules))
+
+    def _sent(self, rules: Rules) -> np.ndarray:
+        return super().seconds(rules) + self._in_memory()
+
+    def _in_memory(self) -> np.ndarray:
+        rate = self.mesh.hardware.hbm_bytes_per_second
+        return (self.local_bytes[:, None] + self.local_bytes[None, :]) / rate
+
+    def _on_device(self, rules: Rules) -> Rules:
+        """The rules without steps that send something."""
+        ban = Ban(kind=None, mesh_axes=frozenset(range(len(self.sizes))), above=0.0)
+        return replace(rules, bans=(*rules.bans, ban))
+
+
+class Spaces:
+    """The type spaces of the values of a program on a mesh."""
+
+    def __init__(self, mesh: MeshSpec) -> None:
+        self.mesh = mesh
+        self._get = functools.cache(self._make)
+
+    def _make(
+        self,
+        like: tuple[tuple[int, ...], int, bool],
+        monoids: frozenset[str],
+        forced: frozenset[tuple[int, int]],
+        reduction: Reduction,
+    ) -> TypeSpace:
+        shape, itemsize, host = like
+        kind = HostSpace if host else FusedSpace if reduction.fused else TypeSpace
+        return kind(shape, itemsize, self.mesh, monoids, forced, reduction)
+
+    def of(
+        self,
+        aval: Any,
+        monoids: frozenset[str],
+        forced: frozenset[tuple[int, int]] = frozenset(),
+        reduction: Reduction = NATIVE,
+    ) -> TypeSpace:
+        """The space of one value.
+
+        Arguments:
+          aval: its shape, dtype and memory.
+          monoids, forced: as `TypeSpace` takes them.
+          reduction: how partial sums are added up, and what else conversions cost.
+        """
+        like = tuple(aval.shape), _jax.itemsize(aval.dtype), _jax.in_host(aval)
+        return self._get(like, monoids, forced, reduction)

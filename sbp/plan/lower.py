@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from sbp.annotations import annotate_p
 from sbp.infer.accumulation import wide
+from sbp.infer.cost import row_sends
 from sbp.infer.flow import Edge
 from sbp.infer.policy import Rules, detour
 from sbp.infer.rows import EMPTY
-from sbp.infer.sends import row_sends
 from sbp.infer.space import Codes, TypeSpace
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Instruction, Loop, Register, Source

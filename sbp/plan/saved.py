@@ -20,10 +20,9 @@ import jax
 from sbp.errors import SbpError, SbpInternalError
 from sbp.infer.certificate import certify
 from sbp.infer.flow import Decision
-from sbp.infer.options import typed
 from sbp.infer.request import Demand, Request
 from sbp.infer.rows import Choice, NdRow
-from sbp.infer.typing import Typing
+from sbp.infer.typing import Typing, typed
 from sbp.kinds import shown
 from sbp.plan.fingerprint import digests
 from sbp.plan.program import Cost, Program, resolve

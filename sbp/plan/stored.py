@@ -26,7 +26,7 @@ from typing import Any
 from sbp import _jax
 from sbp.plan.ir import Apply, Block, Box, Instruction, Register
 from sbp.signatures import traits_of
-from sbp.signatures.traits import Shape
+from sbp.signatures.rule import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import numpy as np
 from sbp import _jax
 from sbp.errors import Span, position_text
 from sbp.infer.accumulation import WideSum
-from sbp.infer.sends import step_stages
+from sbp.infer.cost import step_stages
 from sbp.infer.space import Codes, Step, decode, local_shape, to_type
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
 from sbp.trace.graph import Constant, Node

@@ -69,20 +69,19 @@ def _extreme(x: Any, monoid: str, names: tuple[str, ...]) -> Any:
     return lax.bitcast_convert_type(_flip(reduce(_ordered_bits(x, nan_bits), names)), x.dtype)
 
 
-def pad_dim(x: Any, dim: int, size: int, value: Any = None) -> Any:
-    """Pads one dim at its end up to `size` elements.
+def pad_dim(x: Any, dim: int, size: int) -> Any:
+    """Pads one dim with zeros at its end up to `size` elements.
 
     Arguments:
       x: the array.
       dim: the dim.
       size: its length afterwards; at least its length in `x`.
-      value: the padding; None for zero.
     """
     missing = size - x.shape[dim]
     if missing == 0:
         return x
     config = [(0, missing if d == dim else 0, 0) for d in range(x.ndim)]
-    return lax.pad(x, jnp.zeros((), x.dtype) if value is None else value, config)
+    return lax.pad(x, jnp.zeros((), x.dtype), config)
 
 
 def _exchanged(x: Any, names: tuple[str, ...], n: int, dim: int, size: int) -> Any:

@@ -85,15 +85,13 @@ class Executable:
         self.boundary = boundary
         self.inner = own_mesh(mesh)
         graph, spec = program.graph, program.mesh
-        in_codes = [r.codes for r in program.block.inputs]
         in_specs = tuple(
-            partition_spec(c, spec, len(graph.avals[v].shape))
-            for c, v in zip(in_codes, graph.inputs, strict=True)
+            partition_spec(r.codes, spec, len(graph.avals[v].shape))
+            for r, v in zip(program.block.inputs, graph.inputs, strict=True)
         )
-        out_codes = list(program.typing.outputs)
         out_specs = tuple(
             partition_spec(c, spec, len(graph.aval(o).shape))
-            for c, o in zip(out_codes, graph.outputs, strict=True)
+            for c, o in zip(program.typing.outputs, graph.outputs, strict=True)
         )
         self.in_shardings = tuple(
             NamedSharding(self.inner, s, memory_kind=kind)
@@ -238,11 +236,9 @@ class Executable:
             run = self.jitted
         else:
             self._compiled = run = self._compiled or self.lower(shapes).compile()
-        if jax.sharding.get_abstract_mesh().empty:
+        is_free = jax.sharding.get_abstract_mesh().empty
+        with nullcontext() if is_free else _jax_call.without_context_mesh():
             outs = run(*flat)
-        else:
-            with _jax_call.without_context_mesh():
-                outs = run(*flat)
         if self._rehome:
             outs = tuple(
                 jax.device_put(x, s) for x, s in zip(outs, self.out_shardings, strict=True)
@@ -271,7 +267,7 @@ def is_simulated(mesh: Mesh | AbstractMesh) -> bool:
         isinstance(mesh, Mesh)
         and mesh.devices.size > 1
         and mesh.devices.flat[0].platform == "cpu"
-        and _version() < (0, 12)
+        and jax.__version_info__ < (0, 12)
     )
 
 
@@ -284,7 +280,3 @@ def _without_elements(aval: Any, local: Sequence[int]) -> Any:
 def _partials(codes: Codes) -> int:
     """The number of mesh axes on which a type is P."""
     return sum(c < 0 for c in codes)
-
-
-def _version() -> tuple[int, ...]:
-    return tuple(int(p) for p in jax.__version__.split(".")[:2])

@@ -24,7 +24,7 @@ from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Sou
 from sbp.run.boxing import Boxing, extent, offsets
 from sbp.run.order import computed_before
 from sbp.settings import holding
-from sbp.signatures import rule_for, traits_of
+from sbp.signatures import LocalContext, rule_for, traits_of
 from sbp.signatures.casts import looks_up, rounds
 from sbp.signatures.kernels.shards import in_rows
 from sbp.signatures.region import REGION_OPS, parts, pick_p
@@ -344,26 +344,15 @@ def rounded_to_bfloat16(x: Any) -> Any:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
-    """What a kernel can ask about its node and its shards (`sbp.signatures.LocalContext`).
+class Place(LocalContext):
+    """What a kernel can ask about its node and its shards. Fields beside those of `LocalContext`:
 
     Arguments:
       mesh: the mesh.
-      node: the node.
-      primitive, params: its primitive with the parameters.
-      global_ins, global_outs: shapes and dtypes of the whole operands and results.
-      local_ins, local_outs: shapes of their shards.
-      in_codes, out_codes: their types.
+      in_codes, out_codes: types of the operands and results.
     """
 
     mesh: MeshSpec
-    node: Node
-    primitive: Any
-    params: dict[str, Any]
-    global_ins: tuple[Any, ...]
-    global_outs: tuple[Any, ...]
-    local_ins: tuple[tuple[int, ...], ...]
-    local_outs: tuple[tuple[int, ...], ...]
     in_codes: tuple[Codes, ...]
     out_codes: tuple[Codes, ...]
 
@@ -539,14 +528,13 @@ class Interpreter:
         found = rule_for(node.op)
         ins = tuple(self.graph.aval(o) for o in node.inputs)
         place = Place(
-            self.mesh,
-            node,
-            node.primitive,
             node.params,
             ins,
             outs,
             tuple(self.local(a.shape, c) for a, c in zip(ins, row.ins, strict=True)),
             expected,
+            node.primitive,
+            self.mesh,
             row.ins,
             row.outs,
         )

@@ -212,19 +212,11 @@ def values_digest(x: Any) -> str:
 
 def _constants(graph: Graph) -> Iterator[str]:
     """The digests of the arrays that a program closes over."""
-    for node in graph.walk():
-        for operand in node.inputs:
-            if isinstance(operand, Constant):
-                yield _constant(operand.value)
-    for operand in graph.outputs:
+    for operand in (*(o for node in graph.walk() for o in node.inputs), *graph.outputs):
         if isinstance(operand, Constant):
-            yield _constant(operand.value)
-
-
-def _constant(value: Any) -> str:
-    if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        return "global"
-    return values_digest(_jax.words(value))
+            x = operand.value
+            is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
+            yield "global" if is_global else values_digest(_jax.words(x))
 
 
 def _choices(block: Block) -> Iterator[str]:

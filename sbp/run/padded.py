@@ -13,9 +13,7 @@ from sbp import _jax, _jax_call
 from sbp.annotations import as_type
 from sbp.errors import ArgumentError, SbpError, nearest, refused
 from sbp.kinds import Kind, is_whole, made_of, shown, takes
-from sbp.run.padding import Axes, Padding
-from sbp.run.parts import of_process
-from sbp.run.specs import placed
+from sbp.run.specs import Axes, Padding, of_process, placed
 from sbp.trace.transfers import HOST
 from sbp.types import NdSbp, Split
 

@@ -1,7 +1,15 @@
-"""Types as JAX writes them, `PartitionSpec` and `NamedSharding`, and arrays in these."""
+"""Types as JAX writes them, `PartitionSpec` and `NamedSharding`, and arrays in these.
+
+An array whose splits do not divide is padded. A process may have a part of an array: the elements
+of its own devices.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -9,8 +17,11 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sbp import _jax
+from sbp.errors import ArgumentError
 from sbp.infer.space import Codes
 from sbp.machine.mesh import MeshSpec
+from sbp.signatures.kernels.shards import padded_blocks
+from sbp.types import NdSbp, Split
 
 
 def partition_spec(codes: Codes, mesh: MeshSpec, ndim: int) -> PartitionSpec:
@@ -77,3 +88,152 @@ def placed(x: Any, sharding: NamedSharding) -> jax.Array:
     return jax.make_array_from_callback(
         host.shape, sharding, lambda index: host[index], dtype=host.dtype
     )
+
+
+# ---- padding -------------------------------------------------------------------------------------
+# How an array is padded so that JAX can shard it: the blocks of its dims, which need not divide, as
+# equally large buffers.
+
+
+Axes = tuple[tuple[str, int], ...]
+"""Names and sizes of mesh axes, outer first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """The blocks of an array's dims. A dim of length L over axes of sizes n1, n2, .. has blocks of
+    ceil(L / n1), each of them has blocks of ceil(ceil(L / n1) / n2), and so on.
+
+    Arguments:
+      shape: the true shape.
+      counts: for each dim, the sizes of the mesh axes that split it, outer first.
+
+    >>> Padding((15, 3), ((2, 4), ())).padded_shape
+    (16, 3)
+    >>> Padding((5, 3), ((2, 4), ())).ranges(0)
+    [(0, 1), (1, 2), (2, 3), (3, 3), (3, 4), (4, 5), (5, 5), (5, 5)]
+    """
+
+    shape: tuple[int, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, shape: Sequence[int], t: NdSbp, axes: Sequence[tuple[str, int]]) -> Padding:
+        """The blocks of a type.
+
+        Arguments:
+          shape: the true shape.
+          t: the type.
+          axes: names and sizes of the mesh axes, outer first.
+        """
+        counts = tuple(
+            tuple(n for name, n in axes if t.get(name) == Split(dim)) for dim in range(len(shape))
+        )
+        return cls(tuple(shape), counts)
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """The buffer of one block."""
+        return tuple(self._lengths(dim)[-1] for dim in range(len(self.shape)))
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        """The shape of all buffers together."""
+        sizes = zip(self.block_shape, self.counts, strict=True)
+        return tuple(block * math.prod(counts) for block, counts in sizes)
+
+    def _lengths(self, dim: int) -> list[int]:
+        """The length of a dim, and that of its blocks after each axis."""
+        lengths = [self.shape[dim]]
+        for n in self.counts[dim]:
+            lengths.append(-(-lengths[-1] // n))
+        return lengths
+
+    def ranges(self, dim: int) -> list[tuple[int, int]]:
+        """The elements of each block of a dim, from start to stop."""
+        found = [(0, self.shape[dim])]
+        for n, length in zip(self.counts[dim], self._lengths(dim)[1:], strict=True):
+            found = [
+                (min(start + i * length, stop), min(start + (i + 1) * length, stop))
+                for start, stop in found
+                for i in range(n)
+            ]
+        return found
+
+    def pad(self, x: Any) -> Any:
+        """An array of the true shape as one of the padded shape; padding is 0.
+
+        Arguments:
+          x: a NumPy or JAX array.
+        """
+        return self._on_words(x, self._padded)
+
+    def cut(self, x: Any) -> Any:
+        """The inverse of `pad`."""
+        return self._on_words(x, self._cut)
+
+    def _on_words(self, x: Any, change: Any) -> Any:
+        """Applies a change to an array, to PRNG keys by their words."""
+        if not _jax.is_extended(x.dtype):
+            return change(x)
+        return _jax.wrap_key(change(_jax.words(x)), x.dtype)
+
+    def _padded(self, x: Any) -> Any:
+        for dim, counts in enumerate(self.counts):
+            x = padded_blocks(x, dim, counts)
+        return x
+
+    def _cut(self, x: Any) -> Any:
+        for dim, counts in enumerate(self.counts):
+            before, after = x.shape[:dim], x.shape[dim + 1 :]
+            lengths, blocks = self._lengths(dim), math.prod(counts)
+            for n, size, length in zip(counts[::-1], lengths[-2::-1], lengths[:0:-1], strict=True):
+                blocks //= n
+                x = x.reshape(*before, blocks, n * length, *after)
+                x = x[(slice(None),) * (dim + 1) + (slice(0, size),)]
+                x = x.reshape(*before, blocks * size, *after)
+        return x
+
+
+def of_process(x: Any, padding: Padding, sharding: NamedSharding, name: str) -> jax.Array:
+    """The global array, padded, from this process's part. Nothing is sent.
+
+    Arguments:
+      x: the part: the elements of the true shape that the devices of this process hold, blocks in
+        ascending order along each dim, without padding.
+      padding: the blocks of the whole.
+      sharding: the sharding of the padded shape.
+      name: the name of the argument, for errors.
+
+    Raises:
+      SbpError: `bad-argument` for a part of another shape.
+    """
+    sizes = padding.block_shape
+    # For each dim, the blocks that devices of this process hold, in ascending order.
+    held = sharding.addressable_devices_indices_map(padding.padded_shape).values()
+    blocks = [
+        sorted({(index[dim].start or 0) // max(size, 1) for index in held if index is not None})
+        for dim, size in enumerate(sizes)
+    ]
+    ranges = [[padding.ranges(dim)[b] for b in own] for dim, own in enumerate(blocks)]
+    expected = tuple(sum(stop - start for start, stop in own) for own in ranges)
+    if tuple(x.shape) != expected:
+        raise ArgumentError(
+            f"{name}: an array of shape {tuple(x.shape)} is neither the whole, {padding.shape}, nor"
+            f" the part of process {jax.process_index()}, {expected}"
+        )
+    host = np.asarray(x)
+    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+
+    def buffer(index: Any) -> np.ndarray:
+        """The buffer of one device: its blocks, of which a dim that is not split has one."""
+        picked = host
+        for dim, where in enumerate(index):
+            block = (where.start or 0) // max(sizes[dim], 1)
+            at = blocks[dim].index(block)
+            ends = list(itertools.accumulate((b - a for a, b in ranges[dim]), initial=0))
+            picked = picked[(slice(None),) * dim + (slice(ends[at], ends[at + 1]),)]
+        missing = [(0, size - n) for size, n in zip(sizes, picked.shape, strict=True)]
+        return np.pad(picked, missing)
+
+    return jax.make_array_from_callback(padding.padded_shape, sharding, buffer, dtype=host.dtype)

@@ -19,7 +19,7 @@ from sbp.errors import SbpError
 from sbp.shardmap.specs import atom_of, without
 from sbp.signatures import traits_of
 from sbp.signatures.kernels.shards import reduced
-from sbp.signatures.traits import BITCAST
+from sbp.signatures.rule import BITCAST
 from sbp.trace.collectives import KINDS, REDUCTIONS, SHARD_MAP, names_of
 from sbp.trace.evaluate import environment, run_node, run_regions
 from sbp.trace.graph import Graph, Node

@@ -12,7 +12,7 @@ from sbp.shardmap.faults import places_of
 from sbp.shardmap.measured import Types, is_good
 from sbp.shardmap.specs import atom_of, claims
 from sbp.signatures import traits_of
-from sbp.signatures.traits import KEEPS_INDICES, RANKS
+from sbp.signatures.rule import KEEPS_INDICES, RANKS
 from sbp.trace.collectives import AXIS_INDEX, KINDS, SHARD_MAP, names_of
 from sbp.trace.graph import Graph, Node
 from sbp.types import Split

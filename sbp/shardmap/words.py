@@ -10,7 +10,7 @@ from sbp.machine.mesh import MeshSpec
 from sbp.shardmap.faults import Finding, FoundRepairs, Kind
 from sbp.shardmap.one_device import ComparedRun
 from sbp.shardmap.specs import outs_of
-from sbp.signatures.traits import RANKS
+from sbp.signatures.rule import RANKS
 from sbp.source.reader import scope_of, source_text, users_span
 from sbp.trace.collectives import KINDS, SUMS
 from sbp.trace.graph import Node

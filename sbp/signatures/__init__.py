@@ -10,7 +10,6 @@ from sbp.signatures import families as families
 from sbp.signatures.custom import register as register
 from sbp.signatures.custom import registered as registered
 from sbp.signatures.custom import unregister as unregister
-from sbp.signatures.factors import FactorMap as FactorMap
 from sbp.signatures.fallback import REFUSED as REFUSED
 from sbp.signatures.fallback import traits_of as traits_of
 from sbp.signatures.rule import ROUNDED_PARTS as ROUNDED_PARTS
@@ -21,10 +20,10 @@ from sbp.signatures.rule import PlacedOp as PlacedOp
 from sbp.signatures.rule import Row as Row
 from sbp.signatures.rule import Rule as Rule
 from sbp.signatures.rule import Sent as Sent
+from sbp.signatures.rule import Traits as Traits
 from sbp.signatures.rule import add_rule as add_rule
 from sbp.signatures.rule import all_b as all_b
 from sbp.signatures.rule import kernel_named as kernel_named
 from sbp.signatures.rule import known_kernels as known_kernels
 from sbp.signatures.rule import known_primitives as known_primitives
 from sbp.signatures.rule import rule_for as rule_for
-from sbp.signatures.traits import Traits as Traits

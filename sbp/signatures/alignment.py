@@ -20,11 +20,20 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.clusters import Cluster, Wiring, cluster_of, split_values
+from sbp.signatures.clusters import Cluster, Wiring, cluster_of
 from sbp.signatures.kernels.halo import bytes_beside
 from sbp.trace.graph import Graph, Node, Operand, constant, rewritten
-from sbp.trace.joins import join_node, without_unread
-from sbp.trace.slices import Cuts, Slice, cuts_of, is_zero, shape_of, slicing, whole
+from sbp.trace.slices import (
+    Cuts,
+    Slice,
+    cuts_of,
+    is_zero,
+    join_node,
+    shape_of,
+    slicing,
+    whole,
+    without_unread,
+)
 
 # ---- shifts -------------------------------------------------------------------------------------
 # Shifted arrays, and slices of arrays that begin earlier or end later.
@@ -416,7 +425,7 @@ class _Lifting:
     def computed(self, at: int) -> list[Node]:
         """A node of the cluster on lifted operands, and slices of its results as they were."""
         node, graph = self.graph.nodes[at], self.graph
-        split = dict(split_values(node, self.cluster.nodes[at]))
+        split = dict(self.cluster.nodes[at])
         inputs = tuple(self.operand(at, node, o) if o in split else o for o in node.inputs)
         outputs, slices = [], []
         for value in node.outputs:

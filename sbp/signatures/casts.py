@@ -29,8 +29,6 @@ def with_hoisted_casts(graph: Graph) -> Graph:
     Arguments:
       graph: a traced program; new values are entered in its table of avals.
     """
-    if not any(node.op in LOOPS for node in graph.walk()):
-        return graph
 
     def rewrite(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
         nodes: list[Node] = []

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sbp.signatures.fallback import traits_of
 from sbp.signatures.rule import Op, Row, rule_for
-from sbp.trace.graph import Constant, Graph, Node, Operand
+from sbp.trace.graph import Graph, Node, Operand
 from sbp.types import Split
+
+Bound = tuple[Operand, int]
+"""An operand or result of a node, with a dim that the node computes together with others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +53,9 @@ class Wiring:
         found = [(at, False) for at in self.readers.get(value, ())]
         return found + ([(self.makers[value], True)] if value in self.makers else [])
 
-    def pointwise(self, at: int, value: Operand, dim: int, *, made: bool) -> Row | None:
-        """The row of a node that splits a dim of one of its operands or results, if the node
-        computes each index of the dim without the others.
+    def pointwise(self, at: int, value: Operand, dim: int, made: bool) -> Sequence[Bound]:
+        """The operands and results of a node that a row splits together with one of them, if the
+        node computes each index of the dim without the others; none for other nodes.
 
         Arguments:
           at: the position of the node.
@@ -63,13 +66,10 @@ class Wiring:
         node = self.graph.nodes[at]
         for row in self._rows(at):
             values, atoms = (node.outputs, row.outs) if made else (node.inputs, row.ins)
-            if any(v is value or v == value for v in values) and all(
-                atom == Split(dim)
-                for v, atom in zip(values, atoms, strict=True)
-                if v is value or v == value
-            ):
-                return row
-        return None
+            pairs = zip(values, atoms, strict=True)
+            if {atom for v, atom in pairs if v is value or v == value} == {Split(dim)}:
+                return split_values(node, row)
+        return ()
 
     def _rows(self, at: int) -> tuple[Row, ...]:
         """The rows that split a dim in all results of a node, and compute each index without the
@@ -108,17 +108,17 @@ class Cluster:
     """Operations on values that have one size along a dim, each index by itself.
 
     Arguments:
-      nodes: the row of each node, by its position in the graph.
+      nodes: the operands and results that each node binds, by its position in the graph.
       dims: the dim of each value that a node of the cluster makes.
       leaves: the dim of each other value that the nodes read.
     """
 
-    nodes: dict[int, Row]
+    nodes: dict[int, Sequence[Bound]]
     dims: dict[int, int]
     leaves: dict[Operand, int]
 
 
-def split_values(node: Node, row: Row) -> list[tuple[Operand, int]]:
+def split_values(node: Node, row: Row) -> list[Bound]:
     """The operands and results of a node that a row splits, each with its dim."""
     values, atoms = (*node.inputs, *node.outputs), (*row.ins, *row.outs)
     return [
@@ -126,6 +126,37 @@ def split_values(node: Node, row: Row) -> list[tuple[Operand, int]]:
         for value, atom in zip(values, atoms, strict=True)
         if isinstance(atom, Split)
     ]
+
+
+def bound_to(
+    wiring: Wiring,
+    value: int,
+    dim: int,
+    along: Callable[[int, Operand, int, bool], Sequence[Bound]],
+) -> tuple[dict[Operand, int], dict[int, Sequence[Bound]]] | None:
+    """The values that nodes bind to a dim of a value, each with its dim, and what each of these
+    nodes binds, by its position; None where a value would have two dims.
+
+    Arguments:
+      wiring: the graph.
+      value: the value.
+      dim: its dim.
+      along: what a node binds together, from its position, a value that it reads or makes, the dim
+        of that, and whether it makes it; nothing for a node that binds nothing.
+    """
+    dims: dict[Operand, int] = {value: dim}
+    nodes: dict[int, Sequence[Bound]] = {}
+    pending: list[Operand] = [value]
+    while pending:
+        found = pending.pop()
+        for at, made in wiring.beside(found) if isinstance(found, int) else ():
+            bound = () if at in nodes else along(at, found, dims[found], made)
+            if bound:
+                nodes[at] = bound
+                pending += dict.fromkeys(v for v, _ in bound if v not in dims)
+                if any(dims.setdefault(v, d) != d for v, d in bound):
+                    return None
+    return dims, nodes
 
 
 def cluster_of(wiring: Wiring, value: int, dim: int) -> Cluster | None:
@@ -137,24 +168,10 @@ def cluster_of(wiring: Wiring, value: int, dim: int) -> Cluster | None:
       value: a result of the cluster.
       dim: its dim.
     """
-    nodes: dict[int, Row] = {}
-    dims: dict[Operand, int] = {value: dim}
-    pending: list[Operand] = [value]
-    while pending:
-        found = pending.pop()
-        if isinstance(found, Constant):
-            continue
-        for at, made in wiring.beside(found):
-            row = nodes.get(at) or wiring.pointwise(at, found, dims[found], made=made)
-            if row is None:
-                continue
-            nodes[at] = row
-            for other, its_dim in split_values(wiring.graph.nodes[at], row):
-                if other not in dims:
-                    dims[other] = its_dim
-                    pending.append(other)
-                if dims[other] != its_dim:
-                    return None
+    found = bound_to(wiring, value, dim, wiring.pointwise)
+    if found is None:
+        return None
+    dims, nodes = found
     made = {v for at in nodes for v in wiring.graph.nodes[at].outputs}
     return Cluster(
         nodes=dict(sorted(nodes.items())),

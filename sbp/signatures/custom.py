@@ -21,19 +21,18 @@ from sbp.errors import SbpError, Span, nearest
 from sbp.kinds import FLAG, Kind, refuse_unless, shown, takes
 from sbp.signatures.factors import admissible
 from sbp.signatures.fallback import FALLBACK, REFUSED, TYPED_BY_SBP
-from sbp.signatures.laws.oracle import Oracle, words_of
-from sbp.signatures.laws.parts import parts
+from sbp.signatures.laws.oracle import Oracle, parts, words_of
 from sbp.signatures.rule import (
     LocalContext,
     Op,
     Row,
     Rule,
+    Traits,
     add_rule,
     all_b,
     known_primitives,
     remove_rule,
 )
-from sbp.signatures.traits import Traits
 from sbp.types import Atom, B, Split, Unreduced, parse
 
 # ---- the check on numbers -----------------------------------------------------------------------
@@ -150,7 +149,8 @@ class Custom:
         ins = tuple(_jax.empty_aval(np.shape(x), x.dtype) for x in args)
         whole = Op(self.name, params, ins, tuple(outs), 1)
         # A second trial has NaN among the operands, which a maximum of parts may lose.
-        tried = [tuple(args), *([tuple(map(_with_nan, args))] if _has_floats(args) else [])]
+        has_floats = any(jnp.issubdtype(x.dtype, np.floating) for x in args)
+        tried = [tuple(args), *([tuple(map(_with_nan, args))] if has_floats else [])]
         oracles = [Oracle(whole, _Compiled(primitive), operands) for operands in tried]
         for n in sizes:
             for row in self.rows_of(Op(self.name, params, ins, tuple(outs), n)):
@@ -180,10 +180,6 @@ class Custom:
                 )
 
 
-def _has_floats(args: Sequence[Any]) -> bool:
-    return any(jnp.issubdtype(x.dtype, np.floating) for x in args)
-
-
 def _with_nan(x: Any) -> Any:
     """The operand with NaN for every third element; unchanged if it has no real floats."""
     if not jnp.issubdtype(x.dtype, np.floating):
@@ -193,15 +189,17 @@ def _with_nan(x: Any) -> Any:
     )
 
 
-def parse_row(text: str) -> Row:
+def parse_row(text: Any) -> Row:
     """The row that a text such as `S(1), S(0) -> P` states.
 
     Raises:
-      SbpError: `type-syntax` for a text that is no row.
+      SbpError: `type-syntax` for a text that is no row, `bad-argument` for what is no text.
 
     >>> parse_row("S(1), S(0) -> P")
     S(1), S(0) -> P(sum)
     """
+    if not isinstance(text, str):
+        raise SbpError(f"a row is a `Row` or a text such as 'S(0), B -> S(0)', got {shown(text)}")
     before, arrow, after = text.partition("->")
     if not arrow:
         raise SbpError(
@@ -387,7 +385,7 @@ def _given_rows(rows: Rows) -> Rows:
         )
     if callable(rows):
         return rows
-    return tuple(parse_row(r) if isinstance(r, str) else _row(r) for r in rows)
+    return tuple(r if isinstance(r, Row) else parse_row(r) for r in rows)
 
 
 def _make_way(name: str, replace: bool) -> None:
@@ -445,17 +443,6 @@ def registered(primitive: Any, rows: Rows = (), **options: Any) -> Iterator[None
 def custom_for(name: str) -> Custom | None:
     """The registered signature of an operation; None for an operation without one."""
     return _CUSTOM.get(name)
-
-
-def _row(row: Any) -> Row:
-    """Returns the row.
-
-    Raises:
-      SbpError: if it is no `Row`.
-    """
-    if not isinstance(row, Row):
-        raise SbpError(f"a row is a `Row` or a text such as 'S(0), B -> S(0)', got {shown(row)}")
-    return row
 
 
 def _name(primitive: Any, known: Any = ()) -> str:

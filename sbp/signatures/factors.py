@@ -101,13 +101,16 @@ def rows_beside(op: Op, dims: Collection[int] = ()) -> list[Row]:
       dims: the dims that no row splits.
     """
     rank = max((len(a.shape) for a in op.outs), default=0)
-    rows = []
-    for dim in range(rank):
-        size, split = op.outs[0].shape[dim], Split(dim)
-        if dim not in dims:
-            ins = (len(a.shape) == rank and a.shape[dim] == size for a in op.ins)
-            rows.append(Row(tuple(split if has else B for has in ins), (split,) * len(op.outs)))
-    return rows
+
+    def atom(aval: Any, dim: int) -> Atom:
+        has = len(aval.shape) == rank and aval.shape[dim] == op.outs[0].shape[dim]
+        return Split(dim) if has else B
+
+    return [
+        Row(tuple(atom(a, dim) for a in op.ins), (Split(dim),) * len(op.outs))
+        for dim in range(rank)
+        if dim not in dims
+    ]
 
 
 def rows_without(op: Op, dims: Collection[int]) -> list[Row]:
@@ -158,11 +161,22 @@ def monoid_rows(op: Op, *monoids: str, positions: Sequence[int] | None = None) -
       positions: the operands that are partial; None for all.
     """
     chosen = range(len(op.ins)) if positions is None else positions
-    rows = []
-    for atom in map(Unreduced, monoids):
-        ins = tuple(atom if i in chosen else B for i in range(len(op.ins)))
-        rows.append(Row(ins, (atom,) * len(op.outs)))
-    return rows
+    return [
+        Row(tuple(atom if i in chosen else B for i in range(len(op.ins))), (atom,) * len(op.outs))
+        for atom in map(Unreduced, monoids)
+    ]
+
+
+def partial_row(op: Op, position: int, given: str, result: str) -> Row:
+    """The row with one partial operand and a partial result.
+
+    Arguments:
+      op: an equation with one result.
+      position: of the operand.
+      given, result: the monoids of the operand and of the result.
+    """
+    ins = tuple(Unreduced(given) if i == position else B for i in range(len(op.ins)))
+    return Row(ins, (Unreduced(result),))
 
 
 def moved_rows(op: Op, positions: Sequence[int] | None = None) -> list[Row]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sbp.signatures.rule import rule_for
-from sbp.signatures.traits import Traits
+from sbp.signatures.rule import Traits, rule_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

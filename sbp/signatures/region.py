@@ -35,13 +35,11 @@ pick_p = _jax.Primitive("sbp_pick")
 
 def _parts(x: Any, *, mesh_axis: str, n: int, monoid: str) -> Any:
     """`sbp_parts` as a plain function."""
-    del mesh_axis
     rest = jnp.broadcast_to(jnp.asarray(neutral(monoid, x.dtype), x.dtype), (n - 1, *x.shape))
     return jnp.concatenate([x[None], rest])
 
 
 def _pick(x: Any, *, mesh_axis: str) -> Any:
-    del mesh_axis
     return x[0]
 
 
@@ -67,7 +65,7 @@ def _parts_jvp(primals: Any, tangents: Any, *, mesh_axis: str, n: int, monoid: s
 
 def _parts_transpose(ct: Any, x: Any, *, mesh_axis: str, n: int, monoid: str) -> Any:
     """The transpose of `sbp_parts` for sums: one of the equal parts of the cotangent."""
-    del n, monoid  # only `sum` is linear; `_parts_jvp` binds no other monoid
+    # Only `sum` is linear; `_parts_jvp` binds no other monoid.
     return [
         _jax.ad.Zero(x.aval) if type(ct) is _jax.ad.Zero else pick_p.bind(ct, mesh_axis=mesh_axis)
     ]

@@ -11,10 +11,11 @@ program reversed, and gives what the program reverses again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.clusters import Wiring, split_values
+from sbp.signatures.clusters import Bound, Wiring, bound_to
 from sbp.signatures.fallback import traits_of
 from sbp.trace.graph import Graph, Node, Operand, constant, rewritten
 from sbp.trace.slices import cuts_of, slicing
@@ -42,29 +43,27 @@ def reversed_dims(node: Node) -> tuple[int, ...]:
     return tuple(map(int, node.params["dimensions"])) if node.op == "rev" else ()
 
 
-def along_with(wiring: Wiring, at: int, value: Operand, dim: int) -> dict[Operand, int] | None:
+def along_with(wiring: Wiring, at: int, value: Operand, dim: int, made: bool) -> Sequence[Bound]:
     """The operands and results of a node that are reversed together with one of them, each with its
-    dim; None for a node that has no mirror image.
+    dim; none for a node that has no mirror image.
 
     Arguments:
       wiring: the graph.
       at: the position of the node.
       value: one of its operands or results.
       dim: the dim of it that is reversed.
+      made: whether it is a result.
     """
     node, aval = wiring.graph.nodes[at], wiring.graph.aval
-    arrays = [v for v in (*node.inputs, *node.outputs) if aval(v).shape]
     moves = node.op in _MOVING or (node.op == "rev" and dim not in reversed_dims(node))
     cumulative = node.op in _CUMULATIVE and node.params["axis"] == dim
     if moves or cumulative or traits_of(node.op).elementwise:
-        found = [(v, dim) for v in arrays]
+        found = [(v, dim) for v in (*node.inputs, *node.outputs) if aval(v).shape]
     else:
-        row = wiring.pointwise(at, value, dim, made=value in node.outputs)
-        found = [] if row is None else split_values(node, row)
+        found = wiring.pointwise(at, value, dim, made)
     dims = dict(found)
-    if len(set(found)) != len(dims) or not set(node.outputs) <= dims.keys():
-        return None
-    return dims
+    has_one_dim = len(set(found)) == len(dims) and set(node.outputs) <= dims.keys()
+    return list(dims.items()) if has_one_dim else ()
 
 
 def mirror_image(graph: Graph, node: Node, dims: Mapping[Operand, int]) -> dict[str, Any]:
@@ -128,13 +127,13 @@ def _mirrored(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
     while reversal := next(
         (n for n in graph.nodes if len(reversed_dims(n)) == 1 and _key(n) not in seen), None
     ):
-        part = _Part.around(Wiring.of(graph), reversal, asked)
+        part = _Part.around(Wiring.of(graph), reversal, asked, ids)
         seen.add(_key(reversal))
         if part is None:
             continue
         seen.update(item for values in part.along.values() for item in values.items())
         if part.shrink():
-            graph = dataclasses.replace(graph, nodes=_Emission(part, ids).run())
+            graph = dataclasses.replace(graph, nodes=part.run())
     return graph
 
 
@@ -161,6 +160,9 @@ class _Part:
       reversals: for each of these operands, its reversal.
       dims: the dim along which each value is reversed.
       mirrored: the positions of the nodes that are mirrored.
+      ids: unused numbers of nodes.
+      nodes: the nodes of the graph with mirror images.
+      made: for each form of a value that these make, its number.
     """
 
     wiring: Wiring
@@ -170,9 +172,12 @@ class _Part:
     reversals: dict[Operand, int]
     dims: dict[Operand, int]
     mirrored: set[int]
+    ids: Iterator[int]
+    nodes: list[Node] = field(default_factory=list)
+    made: dict[tuple[Operand, bool], Operand] = field(default_factory=dict)
 
     @staticmethod
-    def around(wiring: Wiring, reversal: Node, asked: Set[int]) -> _Part | None:
+    def around(wiring: Wiring, reversal: Node, asked: Set[int], ids: Iterator[int]) -> _Part | None:
         """All operations that read a reversed array, and those around them up to other reversals;
         None where a value would be reversed along two dims.
 
@@ -180,21 +185,13 @@ class _Part:
           wiring: the graph.
           reversal: makes the reversed array.
           asked: values that are read outside of the nodes.
+          ids: unused numbers of nodes.
         """
-        dims: dict[Operand, int] = dict([_key(reversal)])
-        along: dict[int, dict[Operand, int]] = {}
-        pending: list[Operand] = [*dims]
-        while pending:
-            value = pending.pop()
-            for at, _ in wiring.beside(value) if isinstance(value, int) else ():
-                if at in along or reversed_dims(wiring.graph.nodes[at]) == (dims[value],):
-                    continue
-                found = along_with(wiring, at, value, dims[value])
-                if found is not None:
-                    along[at] = found
-                    pending += [v for v in found if v not in dims]
-                    if any(dims.setdefault(v, d) != d for v, d in found.items()):
-                        return None
+        found = bound_to(wiring, *_key(reversal), functools.partial(along_with, wiring))
+        if found is None:
+            return None
+        dims, nodes = found
+        along = {at: dict(bound) for at, bound in nodes.items()}
         sources: dict[Operand, Operand] = {}
         reversals: dict[Operand, int] = {}
         for node in wiring.graph.nodes:
@@ -204,7 +201,7 @@ class _Part:
                 if is_new and dims.get(x, dims.get(y)) == dims.get(y, dims.get(x)) == d:
                     dims |= {x: d, y: d}
                     sources[y], reversals[x] = x, y
-        return _Part(wiring, asked, along, sources, reversals, dims, mirrored=set(along))
+        return _Part(wiring, asked, along, sources, reversals, dims, set(along), ids)
 
     def shrink(self) -> bool:
         """Leaves out nodes whose mirror images reverse no fewer bytes; whether those that remain
@@ -272,10 +269,8 @@ class _Part:
 
     def is_free(self, value: Operand) -> bool:
         """Whether both forms of a value are made without a reversal: they are equal, or count."""
-        node, counts = self.wiring.maker(value), False
-        if node is not None:
-            aval = self.wiring.graph.aval(value)
-            counts = node.op == "iota" and not node.inputs and _holds_exactly(aval)
+        node, aval = self.wiring.maker(value), self.wiring.graph.aval(value)
+        counts = node is not None and node.op == "iota" and not node.inputs and _holds_exactly(aval)
         is_asked = not self.asked.isdisjoint({value, self.reversals.get(value)})
         return (counts or self.is_uniform(value)) and not is_asked
 
@@ -290,63 +285,34 @@ class _Part:
         copies = node.op == "broadcast_in_dim" and dim not in node.params["broadcast_dimensions"]
         return copies or (node.op == "iota" and node.params["dimension"] != dim)
 
-
-def _holds_exactly(counter: Any) -> bool:
-    """Whether the dtype of an array that counts has each of the numbers: a float of few bits rounds
-    large ones, a small integer starts again at its smallest.
-
-    Arguments:
-      counter: its shape and dtype.
-    """
-    last = max(counter.shape) - 1
-    if jnp.issubdtype(counter.dtype, jnp.integer):
-        return last <= jnp.iinfo(counter.dtype).max
-    return last <= 2 ** (jnp.finfo(counter.dtype).nmant + 1)
-
-
-# ---- new nodes ----------------------------------------------------------------------------------
-
-
-class _Emission:
-    """The nodes of a graph with mirror images.
-
-    Arguments:
-      part: what is mirrored.
-      ids: unused numbers of nodes.
-    """
-
-    def __init__(self, part: _Part, ids: Iterator[int]) -> None:
-        self.part, self.graph, self.ids = part, part.wiring.graph, ids
-        self.nodes: list[Node] = []
-        self.made: dict[tuple[Operand, bool], Operand] = {}
+    # ---- new nodes -------------------------------------------------------------------------------
 
     def run(self) -> tuple[Node, ...]:
         """All nodes, in an order in which each one comes after those that it reads."""
-        part = self.part
-        for at, node in enumerate(self.graph.nodes):
-            if node.outputs[:1] and node.outputs[0] in part.sources:
+        for at, node in enumerate(self.wiring.graph.nodes):
+            if node.outputs[:1] and node.outputs[0] in self.sources:
                 continue
             inputs = tuple(self.operand(node, at, v) for v in node.inputs)
-            if at not in part.mirrored:
+            if at not in self.mirrored:
                 self.nodes.append(dataclasses.replace(node, inputs=inputs))
-                self.made |= {(v, False): v for v in node.outputs}
+                self.made.update({(v, False): v for v in node.outputs})
                 continue
-            fields = mirror_image(self.graph, node, part.along[at])
+            fields = mirror_image(self.wiring.graph, node, self.along[at])
             outputs = tuple(self.name(v, True) for v in fields.get("outputs", node.outputs))
             if "inputs" in fields:
                 inputs = inputs[::-1]
             new = {**fields, "inputs": inputs, "outputs": outputs}
             self.nodes.append(dataclasses.replace(node, **new))
-        for value in sorted(part.asked):
-            if value in part.dims:
+        for value in sorted(self.asked):
+            if value in self.dims:
                 self.operand(self.nodes[-1], None, value)
         return tuple(self.nodes)
 
     def name(self, value: Operand, is_reversed: bool) -> int:
         """The number of a form of a value that is made now."""
-        found = self.part.reversals.get(value) if is_reversed else value
+        found = self.reversals.get(value) if is_reversed else value
         if not isinstance(found, int):
-            found = self.graph.new_value(self.graph.aval(value))
+            found = self.wiring.graph.new_value(self.wiring.graph.aval(value))
         self.made[value, is_reversed] = found
         return found
 
@@ -358,13 +324,12 @@ class _Emission:
           at: its position; None for what is read outside of the nodes.
           value: the operand.
         """
-        part = self.part
-        if value not in part.dims:
+        if value not in self.dims:
             return value
-        source = part.sources.get(value, value)
-        turned = (value in part.sources) != part.is_mirrored(at, value)
+        source = self.sources.get(value, value)
+        turned = (value in self.sources) != self.is_mirrored(at, value)
         if (source, turned) not in self.made:
-            if not turned and part.wiring.maker(source) is None:
+            if not turned and self.wiring.maker(source) is None:
                 return source
             self.make(reader, source, turned)
         return self.made[source, turned]
@@ -377,20 +342,20 @@ class _Emission:
           value: a value that no reversal makes.
           is_reversed: the form to make.
         """
-        part, dim = self.part, self.part.dims[value]
+        dim = self.dims[value]
         other = self.made.get((value, not is_reversed), value)
-        like = part.wiring.maker(part.reversals.get(value, value)) or reader
+        like = self.wiring.maker(self.reversals.get(value, value)) or reader
         fields: dict[str, Any] = {
             "op": "rev",
             "primitive": lax.rev_p,
             "params": {"dimensions": (dim,)},
             "inputs": (other,),
         }
-        if part.is_free(value):
-            if part.is_uniform(value):
+        if self.is_free(value):
+            if self.is_uniform(value):
                 self.made[value, is_reversed] = other
                 return
-            aval = self.graph.aval(value)
+            aval = self.wiring.graph.aval(value)
             last = constant(np.asarray(aval.shape[dim] - 1, aval.dtype))
             fields = {"op": "sub", "primitive": lax.sub_p, "params": {}, "inputs": (last, other)}
         outputs = (self.name(value, is_reversed),)
@@ -398,3 +363,16 @@ class _Emission:
             like, id=next(self.ids), outputs=outputs, regions=(), title="", **fields
         )
         self.nodes.append(node)
+
+
+def _holds_exactly(counter: Any) -> bool:
+    """Whether the dtype of an array that counts has each of the numbers: a float of few bits rounds
+    large ones, a small integer starts again at its smallest.
+
+    Arguments:
+      counter: its shape and dtype.
+    """
+    last = max(counter.shape) - 1
+    if jnp.issubdtype(counter.dtype, jnp.integer):
+        return last <= jnp.iinfo(counter.dtype).max
+    return last <= 2 ** (jnp.finfo(counter.dtype).nmant + 1)

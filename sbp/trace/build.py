@@ -17,14 +17,13 @@ from jax import lax
 
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
-from sbp.errors import SbpError, SbpInternalError, Span
+from sbp.errors import SbpError, Span
 from sbp.settings import SETTINGS, Settings
 from sbp.trace.collector import collecting_less
 from sbp.trace.graph import BARRIER, Constant, Graph, Inspection, Node, Operand, rewritten
-from sbp.trace.joins import with_joins
 from sbp.trace.places import PLACING, Pins, Places
 from sbp.trace.scopes import REMATTED
-from sbp.trace.slices import with_slices
+from sbp.trace.slices import is_zero, with_joins, with_slices
 from sbp.trace.transfers import transfer_fields
 
 # ---- equations that only vmap makes -------------------------------------------------------------
@@ -139,16 +138,6 @@ def solve_operands(lengths: Any, operands: tuple[Operand, ...]) -> tuple[Operand
     return operands[before : before + lengths.solve] + operands[sum(lengths) :]
 
 
-def flags_of(prevent: Any, operands: tuple[Operand, ...]) -> tuple[bool, ...]:
-    """For each operand of a rematerialised computation, whether `prevent_cse` keeps XLA from
-    merging it with the forward one."""
-    if isinstance(prevent, bool):
-        return (prevent,) * len(operands)
-    if len(prevent) != len(operands):
-        raise SbpInternalError(f"prevent_cse has {len(prevent)} flags for {len(operands)} operands")
-    return tuple(bool(p) for p in prevent)
-
-
 # ---- sums of padded arrays ----------------------------------------------------------------------
 # Sums of padded arrays, padded after the sum.
 #
@@ -167,8 +156,6 @@ def with_sums(graph: Graph) -> Graph:
     Arguments:
       graph: a traced program; new values are entered in its table of avals.
     """
-    if not any(node.op == "add_any" for node in graph.walk()):
-        return graph
     return rewritten(graph, _summed)
 
 
@@ -208,15 +195,15 @@ def _summed(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
 
 def _adds_zeros(node: Node) -> bool:
     """Whether a node adds zeros to an array, and takes no element from it."""
-    if node.op != "pad" or not isinstance(node.inputs[0], int):
-        return False
-    sizes = itertools.chain.from_iterable(node.params["padding_config"])
-    by = node.inputs[1]
     return (
-        isinstance(by, Constant)
-        and np.ndim(by.value) == 0
-        and not by.value
-        and all(isinstance(size, int | np.integer) and size >= 0 for size in sizes)
+        node.op == "pad"
+        and isinstance(node.inputs[0], int)
+        and is_zero(node.inputs[1])
+        and all(
+            isinstance(size, int | np.integer) and size >= 0
+            for edges in node.params["padding_config"]
+            for size in edges
+        )
     )
 
 
@@ -500,10 +487,8 @@ class _Builder:
         """Puts an `optimization_barrier` on the operands of a rematerialised computation: without
         it XLA merges that computation with the forward one."""
         prevent = eqn.params["prevent_cse"]
-        held = [
-            isinstance(o, int) and p
-            for o, p in zip(operands, flags_of(prevent, operands), strict=True)
-        ]
+        flags = (prevent,) * len(operands) if isinstance(prevent, bool) else prevent
+        held = [isinstance(o, int) and p for o, p in zip(operands, flags, strict=True)]
         through = tuple(o for o, h in zip(operands, held, strict=True) if h)
         if not through:
             return operands

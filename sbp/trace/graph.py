@@ -190,9 +190,9 @@ class Graph:
                 yield from region.graphs()
 
 
-def constant(value: Any, shape: tuple[int, ...] = (), dtype: Any = None) -> Constant:
-    """A constant operand with its aval."""
-    return Constant(value, _jax.empty_aval(shape, dtype if dtype is not None else value.dtype))
+def constant(value: Any) -> Constant:
+    """A scalar of NumPy as a constant operand with its aval."""
+    return Constant(value, _jax.empty_aval((), value.dtype))
 
 
 Rewrite = Callable[[Graph, Set[int], Iterator[int]], Graph]

@@ -79,7 +79,8 @@ class Places:
                 self._ignore("ignored-memory", span, f"{call} to {memory} memory", _MEMORY)
             if isinstance(place, Format):
                 self._ignore("ignored-constraint", span, f"the layout of {call}", _PLACE)
-            if names_devices(place) and (manual or sharding is None):
+            names_devices = isinstance(place, jax.sharding.Sharding | jax.Device | Format)
+            if names_devices and (manual or sharding is None):
                 why = _MANUAL if manual else _PLACE
                 self._ignore("ignored-constraint", span, call, why)
             if manual or sharding is None:
@@ -208,8 +209,3 @@ def memory_of(place: Any) -> str | None:
             return "host"
         case _:
             return None
-
-
-def names_devices(place: Any) -> bool:
-    """Whether a place is a sharding or a device, and not a kind of memory alone."""
-    return isinstance(place, jax.sharding.Sharding | jax.Device | Format)

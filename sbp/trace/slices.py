@@ -1,13 +1,24 @@
-"""Slices of slices as one slice of the whole array.
+"""Slices: of slices, as one slice of the whole array; and put together again, as one node.
 
 JAX takes the gradient of a pad with padding between elements by cutting off the edges and then
 every second element. If the dim is split over devices, the first step moves elements that the
-second step moves back."""
+second step moves back. So slices read the arrays that were sliced first.
+
+`jnp.roll` is two slices and a `concatenate`, `[new, x[:-1]]` a slice and a `concatenate`, and their
+gradients pad slices and add them. If the dim is split over devices, each of these operations moves
+almost every element to another device. The primitive `join_slices` reads the whole arrays, and each
+element moves once.
+
+If a program only slices what it has concatenated or padded, as `jnp.diff` with `prepend` and
+stencils on `jnp.pad(x, 1)` do, the slices read what was put together. The longer array, of which no
+shard lies where the operands have theirs, is then not made.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -16,7 +27,7 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.trace.graph import Constant, Graph, Node, Operand
+from sbp.trace.graph import Constant, Graph, Node, Operand, rewritten
 
 Cut = tuple[int, int, int]
 """First index, last index (exclusive) and stride of a slice along a dim."""
@@ -67,7 +78,8 @@ def cuts_of(node: Node, value: int, shape: tuple[Any, ...]) -> Cuts | None:
             cuts = [cut if d == params["axis"] else (0, s, 1) for d, s in enumerate(shape)]
         case "pad":
             config = params["padding_config"]
-            if not all(_is_cutting(i) for edges in config for i in edges):
+            sizes = [i for edges in config for i in edges]
+            if not all(isinstance(i, int | np.integer) and i <= 0 for i in sizes):
                 return None
             sides = zip(config, shape, strict=True)
             cuts = [(-low, size + high, 1) for (low, high, _), size in sides]
@@ -77,11 +89,6 @@ def cuts_of(node: Node, value: int, shape: tuple[Any, ...]) -> Cuts | None:
     if not all(isinstance(i, int | np.integer) for cut in found for i in cut):
         return None
     return tuple((int(a), int(b), int(c)) for a, b, c in found)
-
-
-def _is_cutting(padding: Any) -> bool:
-    """Whether a number of padding elements is negative or 0."""
-    return isinstance(padding, int | np.integer) and bool(padding <= 0)
 
 
 def with_slices(graph: Graph) -> Graph:
@@ -288,3 +295,317 @@ def _abstract(*avals: Any, dimension: int, pieces: tuple[Piece, ...]) -> Any:
 join_slices_p.def_impl(joined)
 join_slices_p.def_abstract_eval(_abstract)
 _jax.mlir.register_lowering(join_slices_p, _jax.mlir.lower_fun(joined, multiple_results=False))
+
+
+# ---- joins --------------------------------------------------------------------------------------
+# Slices that the program puts together again, as one node of `join_slices`.
+
+
+def with_joins(graph: Graph) -> Graph:
+    """A graph in which slices that are put together again are one node, and slices of what is put
+    together read its parts, in regions too.
+
+    Arguments:
+      graph: a traced program; new values are entered in its table of avals.
+    """
+    return rewritten(graph, _with_joins)
+
+
+def _with_joins(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
+    """The graph with its joins.
+
+    Arguments:
+      graph: the graph.
+      inspected: values whose types the program asks for, which stay.
+      ids: unused numbers of nodes.
+    """
+    maker = _Joins(with_single_pads(graph, inspected, ids), inspected, ids)
+    for node in maker.graph.nodes:
+        maker.visit(node)
+    nodes = without_unread(maker.nodes, maker.asked) if maker.changed else maker.nodes
+    return dataclasses.replace(graph, nodes=tuple(nodes))
+
+
+_FEEDING = frozenset({"slice", "split", "pad", "concatenate", "add_any"})
+"""Operations whose results a join may read through."""
+
+
+def without_unread(nodes: Sequence[Node], asked: Set[int]) -> list[Node]:
+    """The nodes without the slices, pads, their sums, concatenations and joins that nothing reads
+    any more.
+
+    Arguments:
+      nodes: the nodes of a graph.
+      asked: values that are read outside of the nodes.
+    """
+    read, kept = set(asked), []
+    for node in reversed(nodes):
+        moves = node.op in _FEEDING or node.op == join_slices_p.name
+        if moves and not read.intersection(node.outputs):
+            continue
+        read.update(o for o in node.inputs if isinstance(o, int))
+        kept.append(node)
+    return kept[::-1]
+
+
+def join_node(node: Node, dim: int, slices: Sequence[Slice]) -> Node:
+    """The node that puts slices together, with the place and the result of another one.
+
+    Arguments:
+      node: the other node.
+      dim: the dim of the slices.
+      slices: the slices, in order.
+    """
+    inputs = tuple(dict.fromkeys(s.source for s in slices))
+    pieces = tuple((inputs.index(s.source), s.start, s.size) for s in slices)
+    return dataclasses.replace(
+        node,
+        title=_title(node),
+        op=join_slices_p.name,
+        primitive=join_slices_p,
+        params={"dimension": dim, "pieces": pieces},
+        inputs=inputs,
+    )
+
+
+def _title(node: Node) -> str:
+    """What the user knows a node as that a join replaces: `roll`, or the operator. A sum of pads is
+    the gradient of slices, and named by its pads."""
+    if any(function.endswith("._roll_static") for function in node.library):
+        return "roll"
+    return "pad" if node.op == "add_any" else node.name
+
+
+class _Joins:
+    """Finds the joins of a graph.
+
+    Arguments:
+      graph: the graph.
+      inspected: values whose types the program asks for.
+      ids: unused numbers of nodes.
+    """
+
+    def __init__(self, graph: Graph, inspected: Set[int], ids: Iterator[int]) -> None:
+        self.graph, self.ids = graph, ids
+        self.makers: dict[int, Node] = {v: n for n in graph.nodes for v in n.outputs}
+        self.nodes: list[Node] = []
+        self.changed = False
+        self.instead: dict[Operand, Operand] = {}
+        self.taken: dict[tuple[Operand, Cuts], Operand] = {}
+        self.asked = {o for o in graph.outputs if isinstance(o, int)} | inspected
+        self.kept = set(self.asked)
+        sliced: Counter[Operand] = Counter()
+        read = set(self.asked)
+        for node in reversed(graph.nodes):
+            if node.op in _FEEDING and read.isdisjoint(node.outputs):
+                continue
+            read.update(o for o in node.inputs if isinstance(o, int))
+            if self.slices_parts(node):
+                sliced.update(node.inputs)
+                continue
+            # A pad that only slices read is not made, nor is a sum that one slice reads.
+            readers = sum(sliced[v] for v in node.outputs)
+            is_made = readers == 0 or not self.kept.isdisjoint(node.outputs)
+            if node.op == "add_any" and readers == 1 and not is_made:
+                sliced.update(node.inputs)
+            elif node.op != "pad" or is_made:
+                self.kept.update(o for o in node.inputs if isinstance(o, int))
+
+    def visit(self, node: Node) -> None:
+        """Appends the node, or those that replace it."""
+        if any(o in self.instead for o in node.inputs):
+            inputs = tuple(self.instead.get(o, o) for o in node.inputs)
+            node = dataclasses.replace(node, inputs=inputs)
+            self.makers |= dict.fromkeys(node.outputs, node)
+        if self.slices_parts(node) and node.inputs[0] not in self.kept:
+            replaced = self.read_through(node)
+            self.changed = self.changed or replaced
+            if replaced:
+                return
+        dim, slices = self.parts(node) or (0, [])
+        if self.moves(dim, slices):
+            self.changed = True
+            node = join_node(node, dim, slices)
+        self.nodes.append(node)
+
+    def moves(self, dim: int, slices: Sequence[Slice]) -> bool:
+        """Whether a join is better than the operations it replaces: some value is cut, and most of
+        each value that is cut is read. Otherwise the whole value may cost more than its slices."""
+        taken: dict[Operand, Any] = {}
+        for s in slices:
+            if s.is_cut and self.graph.aval(s.source).shape:
+                taken[s.source] = taken.get(s.source, 0) + s.size
+        return bool(taken) and all(
+            is_most(size, self.graph.aval(source).shape[dim]) for source, size in taken.items()
+        )
+
+    def cut(self, operand: Operand, dim: int) -> Slice:
+        """A value as a slice along a dim of the value that it was cut out of."""
+        whole = Slice(operand, 0, self.graph.aval(operand).shape[dim])
+        maker = self.maker(operand)
+        if maker is None or not isinstance(operand, int):
+            return whole
+        if maker.op == "split" and maker.params["axis"] == dim:
+            sizes, at = maker.params["sizes"], maker.outputs.index(operand)
+            return Slice(maker.inputs[0], sum(sizes[:at]), sizes[at], True)
+        if maker.op == "slice":
+            params, shape = maker.params, self.graph.aval(maker.inputs[0]).shape
+            ends = zip(params["start_indices"], params["limit_indices"], shape, strict=True)
+            whole_beside = all(e == dim or (a, b) == (0, n) for e, (a, b, n) in enumerate(ends))
+            if whole_beside and set(params["strides"] or (1,)) == {1}:
+                return Slice(maker.inputs[0], params["start_indices"][dim], whole.size, True)
+        return whole
+
+    # ---- slices of what is put together ----------------------------------------------------------
+
+    def parts(self, node: Node | None) -> tuple[int, list[Slice]] | None:
+        """What a concatenation, a pad or a sum of two pads puts together, and along which dim; None
+        for other nodes."""
+        if node is None or node.op not in ("concatenate", "pad", "add_any"):
+            return None
+        if node.op == "concatenate":
+            dim = int(node.params["dimension"])
+            return dim, [self.cut(o, dim) for o in node.inputs]
+        pads = self.pads(node)
+        found = [p for p in map(self.padded, pads) if p is not None]
+        is_along_one_dim = len(found) == len(pads) and len({dim for dim, _ in found}) == 1
+        return (found[0][0], summed(*(s for _, s in found))) if is_along_one_dim else None
+
+    def maker(self, value: Operand) -> Node | None:
+        """The node that makes a value; None for inputs of the graph and constants."""
+        return self.makers.get(value) if isinstance(value, int) else None
+
+    def slices_parts(self, node: Node) -> bool:
+        """Whether a node slices what a concatenation or a pad puts together: neighbouring elements,
+        and of a concatenation all of them along other dims."""
+        if node.op not in ("slice", "split"):
+            return False
+        x, shape = node.inputs[0], self.graph.aval(node.inputs[0]).shape
+        found = [cuts_of(node, value, shape) for value in node.outputs]
+        return all(cuts is not None and self.is_within(x, cuts) for cuts in found)
+
+    def is_within(self, x: Operand, cuts: Cuts) -> bool:
+        """Whether cuts are those of `slices_parts`, or each operand of a sum is made for it and has
+        such cuts."""
+        if (operands := self.summands(x)) is not None:
+            return all(o not in self.kept and self.is_within(o, cuts) for o in operands)
+        maker, shape = self.maker(x), self.graph.aval(x).shape
+        parts = self.parts(maker)
+        if maker is None or parts is None or not isinstance(shape[parts[0]], int):
+            return False
+        start, end, stride = cuts[parts[0]]
+        beside = [
+            c == w for d, (c, w) in enumerate(zip(cuts, whole(shape), strict=True)) if d != parts[0]
+        ]
+        return stride == 1 and start < end and (maker.op == "pad" or all(beside))
+
+    def read_through(self, node: Node) -> bool:
+        """Puts slices of the parts in place of slices of a concatenation or pad; whether that is
+        better."""
+        (x,), mark, before = node.inputs, len(self.nodes), dict(self.taken)
+        found: dict[int, Operand] = {}
+        for value in node.outputs:
+            cuts = cuts_of(node, value, self.graph.aval(x).shape)
+            made = None if cuts is None else self.through(node, x, cuts, value)
+            if made is None:
+                del self.nodes[mark:]
+                self.taken = before
+                return False
+            found[value] = made
+        self.instead |= {value: made for value, made in found.items() if value != made}
+        return True
+
+    def through(
+        self, node: Node, x: Operand, cuts: Cuts, value: int | None = None
+    ) -> Operand | None:
+        """A slice of a concatenation or pad, of what this puts together; None where that is no
+        better.
+
+        Arguments:
+          node: slices it, or something made of it.
+          x: the concatenation or pad, or a sum of them.
+          cuts: where it is cut.
+          value: the number of the slice; None for a new one.
+        """
+        maker = self.maker(x)
+        assert maker is not None
+        if self.summands(x) is not None:
+            inputs = [self.through(node, o, cuts) for o in maker.inputs]
+            if any(o is None for o in inputs):
+                return None
+            return self.emit(maker, x, cuts, value, inputs=tuple(inputs))
+        parts = self.parts(maker)
+        assert parts is not None
+        dim, slices = parts[0], within(parts[1], cuts[parts[0]])
+        bodies = [s for s in slices if self.graph.aval(s.source).shape]
+        is_join = len(slices) > 1 and self.moves(dim, slices)
+        if not bodies or (len(slices) > 1 and not is_join and any(s.is_cut for s in bodies)):
+            return None
+        if len(slices) == 1:
+            own = (bodies[0].start, bodies[0].start + bodies[0].size, 1)
+            return self.take(node, bodies[0].source, (*cuts[:dim], own, *cuts[dim + 1 :]), value)
+        for k, s in enumerate(slices):
+            slices[k] = s._replace(start=0)
+            if s in bodies:
+                own = (0, self.graph.aval(s.source).shape[dim], 1)
+                beside = (*cuts[:dim], own, *cuts[dim + 1 :])
+                slices[k] = s._replace(source=self.take(node, s.source, beside))
+        if is_join:
+            join = join_node(node, dim, slices)
+            return self.emit(join, x, cuts, value)
+        if len(bodies) == len(slices):
+            return self.emit(maker, x, cuts, value, inputs=tuple(s.source for s in slices))
+        # A pad with fewer copies of its scalar, before and behind one whole value.
+        at = next(k for k, s in enumerate(slices) if self.graph.aval(s.source).shape)
+        sides = [sum(s.size for s in part) for part in (slices[:at], slices[at + 1 :])]
+        config = tuple((*sides, 0) if d == dim else (0, 0, 0) for d in range(len(cuts)))
+        fields = {"inputs": (slices[at].source, maker.inputs[1])}
+        return self.emit(maker, x, cuts, value, params={"padding_config": config}, **fields)
+
+    def take(self, node: Node, x: Operand, cuts: Cuts, value: int | None = None) -> Operand:
+        """A slice of a value; arguments as those of `through`."""
+        if cuts == whole(self.graph.aval(x).shape) and value not in self.asked:
+            return x
+        if value is None and (x, cuts) in self.taken:
+            return self.taken[x, cuts]
+        is_within = x not in self.kept and self.is_within(x, cuts)
+        found = self.through(node, x, cuts, value) if is_within else None
+        if found is None:
+            found = self.emit(node, x, cuts, value, inputs=(x,), **slicing(cuts))
+        if value is None:
+            self.taken[x, cuts] = found
+        return found
+
+    def emit(self, like: Node, x: Operand, cuts: Cuts, value: int | None, **fields: Any) -> int:
+        """The result of a new node, which is like another one but for some fields; other arguments
+        as those of `through`."""
+        if value is None:
+            value = self.graph.new_value(self.graph.aval(x).update(shape=shape_of(cuts)))
+        fields |= {"id": next(self.ids), "outputs": (value,)}
+        self.nodes.append(dataclasses.replace(like, **fields))
+        return value
+
+    def summands(self, x: Operand) -> tuple[Operand, ...] | None:
+        """The operands of a sum of cotangents; None for other values."""
+        maker = self.maker(x)
+        return maker.inputs if maker is not None and maker.op == "add_any" else None
+
+    def pads(self, node: Node) -> list[Node]:
+        """The node itself, or the two pads that it adds; none for other sums."""
+        if node.op == "pad":
+            return [node]
+        makers = map(self.maker, node.inputs)
+        found = [m for m in makers if m is not None and m.op == "pad" and is_zero(m.inputs[1])]
+        return found if len(found) == 2 else []
+
+    def padded(self, pad: Node) -> tuple[int, Padded] | None:
+        """The dim of a pad along one dim, and its slices; None for other pads."""
+        x, value = pad.inputs
+        config = [tuple(map(plain, c)) for c in pad.params["padding_config"]]
+        dims = [d for d, c in enumerate(config) if c != (0, 0, 0)]
+        if len(dims) != 1:
+            return None
+        low, high, interior = config[dims[0]]
+        if interior or not (at_most(0, low) and at_most(0, high)):
+            return None
+        return dims[0], (Slice(value, 0, low), self.cut(x, dims[0]), Slice(value, 0, high))

@@ -16,7 +16,7 @@ from sbp.infer.accumulation import Reduction
 from sbp.infer.cost import row_seconds
 from sbp.infer.memory_shares import MemoryShares
 from sbp.infer.rows import NdRow
-from sbp.infer.value_space import Spaces
+from sbp.infer.space import Spaces
 from sbp.machine.mesh import mesh_spec
 from sbp.machine.table import HARDWARE
 from sbp.report.timeline import schedule

@@ -22,7 +22,7 @@ from sbp.machine.table import HARDWARE
 from sbp.run import boxing
 from sbp.run.boxing import Boxing
 from sbp.signatures.factors import admissible
-from sbp.signatures.laws.parts import Types, assemble, localised, place
+from sbp.signatures.laws.oracle import Types, assemble, localised, place
 from sbp.types import Atom, B, Broadcast, Split, Unreduced
 from tests.slices import sliced
 

@@ -23,8 +23,7 @@ from sbp import _jax
 from sbp.signatures import Row
 from sbp.signatures.factors import admissible
 from sbp.signatures.families.elementwise import ELEMENTWISE
-from sbp.signatures.laws.oracle import keys_like, words_of
-from sbp.signatures.laws.parts import combine, difference, parts
+from sbp.signatures.laws.oracle import combine, difference, keys_like, parts, words_of
 from sbp.signatures.rule import names
 from sbp.types import Atom, B, Broadcast, P, S, Split, Unreduced
 from tests.slices import sliced

@@ -15,8 +15,7 @@ from samples import Equation, equation, f, i, rows
 import sbp
 from sbp.signatures import Row
 from sbp.signatures.families.windows import rereads
-from sbp.signatures.kernels.exchange import Need, Pieces, rounds, sent
-from sbp.signatures.kernels.halo import Windows
+from sbp.signatures.kernels.halo import Need, Pieces, Windows, rounds, sent
 from sbp.signatures.laws.oracle import OpTypes, Oracle
 from sbp.trace.slices import join_slices_p
 from sbp.types import B, P, S, Split

@@ -13,9 +13,13 @@ from sbp.signatures import Op, Row, known_kernels, rule_for
 from sbp.signatures.laws.proofs import (
     INDEX_THEOREMS,
     OF_KERNEL,
+    RLIMIT,
     SCALAR,
     ScalarOperand,
+    Status,
+    Theorem,
     contraction,
+    decide,
     index_theorem,
     law,
     neutral_padding,
@@ -24,11 +28,9 @@ from sbp.signatures.laws.proofs import (
     own_update,
     ragged_shard,
     row_status,
-    status,
     theorem,
     window_products,
 )
-from sbp.signatures.laws.theorems import Theorem, counterexample, decide
 from sbp.types import MONOIDS, B, P, S
 
 PMAX = P("max")
@@ -36,6 +38,23 @@ PMAX = P("max")
 
 def op_of(name: str, sample: int = 0, n: int = 2) -> Op:
     return on(equations(name, SAMPLES[name])[sample], n)
+
+
+def status(op: Op) -> dict[Row, Status]:
+    """For each row of an equation, how it is known."""
+    found = rule_for(op.name)
+    return {} if found is None else {row: row_status(op, row) for row in found.rows(op)}
+
+
+def counterexample(stated: Theorem) -> str:
+    """Values for which a theorem's claim is wrong; empty if Z3 finds none."""
+    solver = z3.Solver()
+    solver.set(rlimit=RLIMIT)
+    solver.add(*stated.premises, z3.Not(stated.claim))
+    if solver.check() != z3.sat:
+        return ""
+    model = solver.model()
+    return ", ".join(sorted(f"{d.name()} = {model[d]}" for d in model.decls()))
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLES))

@@ -8,8 +8,7 @@ from jax import lax
 from samples import SAMPLES, b, c, equation, equations, f, i, rows, skip_where_jax_lacks, u
 
 from sbp.signatures import Row
-from sbp.signatures.laws.oracle import Oracle
-from sbp.signatures.laws.parts import combine, parts
+from sbp.signatures.laws.oracle import Oracle, combine, parts
 from sbp.signatures.rule import names
 from sbp.types import MONOIDS, Atom, B, P, S
 

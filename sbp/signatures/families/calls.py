@@ -11,8 +11,7 @@ from jax import lax
 
 from sbp import _jax
 from sbp.signatures.families.linalg import dot_flops
-from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
-from sbp.signatures.traits import Traits
+from sbp.signatures.rule import LocalContext, Op, Row, Traits, bind_with, rule
 from sbp.types import B, Split
 
 # ---- callbacks ----------------------------------------------------------------------------------
@@ -93,9 +92,7 @@ def independent_dims(params: dict[str, Any]) -> tuple[GridDim, ...]:
     Arguments:
       params: its parameters.
     """
-    if why_whole(params):
-        return ()
-    return _independent(params)
+    return () if why_whole(params) else _independent(params)
 
 
 def why_whole(params: dict[str, Any]) -> str:
@@ -200,7 +197,6 @@ def _flops(params: dict[str, Any], ins: Sequence[Any], outs: Sequence[Any]) -> f
       ins: local shapes of the operands.
       outs: local shapes of the results.
     """
-    del ins
     share = math.prod(outs[0]) / max(1, math.prod(params["out_avals"][0].shape))
     if params.get("cost_estimate") is not None:
         return share * params["cost_estimate"].flops

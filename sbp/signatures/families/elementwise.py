@@ -18,6 +18,7 @@ from sbp.signatures.factors import (
     monoid_rows,
     moved_rows,
     multilinear_rows,
+    partial_row,
     rows_beside,
 )
 from sbp.signatures.rule import (
@@ -25,12 +26,12 @@ from sbp.signatures.rule import (
     LocalContext,
     Op,
     Row,
+    Traits,
     bind_with,
     names,
     rule,
     rule_for,
 )
-from sbp.signatures.traits import Traits
 from sbp.types import B, Unreduced
 
 _of = functools.partial(Traits, elementwise=True, pointwise=True)
@@ -138,12 +139,12 @@ def monotone_rows(op: Op, directions: str) -> list[Row]:
       op: the equation.
       directions: how the function changes in each operand, as in `Traits.monotone`.
     """
-    rows = []
-    for position, direction in enumerate(directions):
-        for monoid in ("max", "min") if direction != "." else ():
-            ins = tuple(Unreduced(monoid) if i == position else B for i in range(len(op.ins)))
-            rows.append(Row(ins, (Unreduced(monoid if direction == "+" else _SWAPPED[monoid]),)))
-    return rows
+    return [
+        partial_row(op, position, monoid, monoid if direction == "+" else _SWAPPED[monoid])
+        for position, direction in enumerate(directions)
+        for monoid in ("max", "min")
+        if direction != "."
+    ]
 
 
 def comparison_rows(op: Op, directions: str) -> list[Row]:
@@ -162,10 +163,9 @@ def comparison_rows(op: Op, directions: str) -> list[Row]:
     rows = []
     for position, direction in enumerate(directions):
         all_of, one_of = ("max", "min") if direction == "-" else ("min", "max")
-        for monoid, joined in ((all_of, "and"), (one_of, "or")):
-            if joined == "and" or not is_float(op.ins[0].dtype):
-                ins = tuple(Unreduced(monoid) if i == position else B for i in range(2))
-                rows.append(Row(ins, (Unreduced(joined),)))
+        rows.append(partial_row(op, position, all_of, "and"))
+        if not is_float(op.ins[0].dtype):
+            rows.append(partial_row(op, position, one_of, "or"))
     return rows
 
 
@@ -203,7 +203,7 @@ def _own_rows(op: Op, has: Sequence[str]) -> list[Row]:
         case "shift_left" | "shift_right_arithmetic" | "shift_right_logical":
             # A shift moves each bit independently of the others. A left shift is also a product
             # with a power of two.
-            rows += [Row((Unreduced(m), B), (Unreduced(m),)) for m in ("and", "or")]
+            rows += monoid_rows(op, "and", "or", positions=(0,))
             rows += multilinear_rows(op, (0,)) if op.name == "shift_left" else []
         case "clamp":
             # clamp is min(max(x, low), high). In the first row, max joins two partial operands and
@@ -220,7 +220,7 @@ def _own_rows(op: Op, has: Sequence[str]) -> list[Row]:
             rows += monoid_rows(op, "prod")
         case "clz":
             # The first bit of a bitwise or is the first one among the parts.
-            rows.append(Row((Unreduced("or"),), (PMIN,)))
+            rows.append(partial_row(op, 0, "or", "min"))
         case "mul" if "sum" in has and same_ring(op):
             rows += [*multilinear_rows(op, (0, 1)), *monoid_rows(op, "prod")]
         case "div" if jnp.issubdtype(op.outs[0].dtype, np.inexact):
@@ -240,24 +240,16 @@ def _own_rows(op: Op, has: Sequence[str]) -> list[Row]:
             rows += monoid_rows(op, op.name)
         case "convert_element_type":
             rows += cast_rows(op)
-        case "and" | "or" | "not":
-            rows += _bit_rows(op)
+        case "not":
+            rows += [partial_row(op, 0, "and", "or"), partial_row(op, 0, "or", "and")]
+        case "and" | "or":
+            # `and` and `or` distribute over each other, and each is associative.
+            other = "or" if op.name == "and" else "and"
+            rows += monoid_rows(op, op.name)
+            rows += [partial_row(op, k, other, other) for k in range(2)]
         case _:
             pass
     return rows
-
-
-def _bit_rows(op: Op) -> list[Row]:
-    """The partial rows of `and`, `or` and `not`."""
-    if op.name == "not":
-        return [Row((Unreduced(a),), (Unreduced(b),)) for a, b in (("and", "or"), ("or", "and"))]
-    # `and` and `or` distribute over each other, and each is associative.
-    other = "or" if op.name == "and" else "and"
-    return [
-        *monoid_rows(op, op.name),
-        Row((Unreduced(other), B), (Unreduced(other),)),
-        Row((B, Unreduced(other)), (Unreduced(other),)),
-    ]
 
 
 def same_ring(op: Op) -> bool:

@@ -21,13 +21,23 @@ from sbp.signatures.factors import (
     FactorMap,
     admissible,
     linear_rows,
+    monoid_rows,
     moved_rows,
     owned_monoid,
     split_rows,
 )
 from sbp.signatures.kernels.shards import clipped, owned_along, picked_along, without_padding
-from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, names, rule
-from sbp.signatures.traits import Traits
+from sbp.signatures.rule import (
+    Kernel,
+    LocalContext,
+    Op,
+    Row,
+    Traits,
+    add_kernel,
+    bind_with,
+    names,
+    rule,
+)
 from sbp.types import B, Split, Unreduced
 
 # ---- dynamic slices -----------------------------------------------------------------------------
@@ -476,16 +486,6 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [lax.slice(out, margin, [m + size for m, size in zip(margin, local, strict=True)])]
 
 
-def _scatter_traits(name: str) -> Traits:
-    """The traits of a scatter, by its name."""
-    return Traits(
-        moves=name == "scatter",
-        scatters=_SCATTER_MONOID.get(name, ""),
-        scales="together" if name in ("scatter", "scatter-add", "scatter-sub") else "",
-        indices=range(1, 2),
-    )
-
-
 @rule(
     "scatter",
     "scatter-add",
@@ -493,7 +493,12 @@ def _scatter_traits(name: str) -> Traits:
     "scatter-mul",
     "scatter-min",
     "scatter-max",
-    traits=_scatter_traits,
+    traits=lambda name: Traits(
+        moves=name == "scatter",
+        scatters=_SCATTER_MONOID.get(name, ""),
+        scales="together" if name in ("scatter", "scatter-add", "scatter-sub") else "",
+        indices=range(1, 2),
+    ),
     local=_scatter_local,
 )
 def _scatter(op: Op) -> Sequence[Row]:
@@ -548,7 +553,7 @@ def _folded_rows(op: Op) -> list[Row]:
     dtype = op.outs[0].dtype
     wraps = op.name in ("scatter-add", "scatter-sub") and not jnp.issubdtype(dtype, jnp.floating)
     found = [m for m in _FOLDED.get(op.name, ()) if m in admissible(dtype) and not wraps]
-    return [Row((Unreduced(m), B, B), (Unreduced(m),)) for m in found]
+    return monoid_rows(op, *found, positions=(0,))
 
 
 def _writes_once(op: Op) -> bool:

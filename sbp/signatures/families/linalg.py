@@ -18,21 +18,30 @@ from sbp.signatures.factors import (
     factor_atom,
     linear_rows,
     multilinear_rows,
+    partial_row,
     rows_beside,
     split_rows,
 )
 from sbp.signatures.kernels.rotation import rotated, rotation_rows
 from sbp.signatures.kernels.shards import in_rows, without_padding
-from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
-from sbp.signatures.traits import Shape, Traits
-from sbp.types import Atom, B, P, Split, Unreduced
+from sbp.signatures.rule import (
+    Kernel,
+    LocalContext,
+    Op,
+    Row,
+    Shape,
+    Traits,
+    add_kernel,
+    bind_with,
+    rule,
+)
+from sbp.types import Atom, B, P, Split
 
 # ---- products -----------------------------------------------------------------------------------
 # `dot_general` and `scaled_dot`. A split batch or free dim splits the result; split contracted dims
 # give a partial result; the product is linear in each operand.
 
 
-OR = Unreduced("or")
 """The parts of a product of booleans join by `or`."""
 
 
@@ -71,11 +80,7 @@ def bilinear_rows(op: Op) -> list[Row]:
     """
     out = op.outs[0].dtype
     if "sum" not in admissible(out):
-        return (
-            [Row(tuple(OR if i == k else B for i in range(len(op.ins))), (OR,)) for k in (0, 1)]
-            if _is_boolean(op)
-            else []
-        )
+        return [partial_row(op, k, "or", "or") for k in (0, 1) if _is_boolean(op)]
     rows = []
     for position in (0, 1):
         dtype = op.ins[position].dtype

@@ -14,8 +14,7 @@ from sbp import _jax
 from sbp.settings import settings_of
 from sbp.signatures.factors import rows_beside
 from sbp.signatures.families.elementwise import high_half
-from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
-from sbp.signatures.traits import Traits
+from sbp.signatures.rule import LocalContext, Op, Row, Traits, bind_with, rule
 from sbp.types import Atom, B, Split
 
 # ---- Philox -------------------------------------------------------------------------------------
@@ -55,7 +54,6 @@ def draw_piece(ctx: LocalContext, args: Sequence[Any], state: Any) -> Any:
         start = start + offset * jnp.uint32(math.prod(whole[dim + 1 :]))
 
     def from_stream(state: Any, start: Any, *args: Any) -> Any:
-        del args
         each = _words_each(dtype)
         found = words(state, start * jnp.uint32(each), size * each)
         if each == 1:
@@ -64,7 +62,6 @@ def draw_piece(ctx: LocalContext, args: Sequence[Any], state: Any) -> Any:
         return low | lax.shift_left(high, jnp.asarray(32, dtype))
 
     def from_whole(state: Any, start: Any, *args: Any) -> Any:
-        del state
         drawn = jnp.pad(bind_with(ctx, args)[-1].reshape(-1), (0, size))
         return lax.dynamic_slice(drawn, (start,), (size,))
 
@@ -234,8 +231,6 @@ def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     dtype = ctx.global_outs[0].dtype
     if width == 64:
         return [lax.shift_left(high.astype(dtype), jnp.asarray(32, dtype)) | low.astype(dtype)]
-    if width == 32:
-        return [high ^ low]
     return [lax.convert_element_type(high ^ low, dtype)]
 
 
@@ -275,7 +270,6 @@ def _bit_generator(op: Op) -> Sequence[Row]:
 
 def _iota_2x32_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """The counters of the shard."""
-    del args
     shape, whole = ctx.local_outs[0], tuple(ctx.global_outs[0].shape)
     if shape == whole:
         return bind_with(ctx, ())

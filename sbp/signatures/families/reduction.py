@@ -29,12 +29,11 @@ from sbp.signatures.rule import (
     Op,
     Row,
     Sent,
+    Traits,
     add_kernel,
     bind_with,
-    names,
     rule,
 )
-from sbp.signatures.traits import Traits
 from sbp.types import B, Split, Unreduced
 
 # ---- prefixes -----------------------------------------------------------------------------------
@@ -84,16 +83,14 @@ def _joined(ctx: LocalContext, totals: Any) -> Any:
     return lax.index_in_dim(running, running.shape[0] - 1, 0, keepdims=False)
 
 
-def _prefix_sends(op: Op, row: Row) -> tuple[Sent, ...]:
-    """Each device sends the total of its shard to all others."""
-    return (Sent("all_gather", (op.axis_size - 1) * bytes_beside(op.ins[0], op.params["axis"])),)
-
-
 add_kernel(
     Kernel(
         name="prefix",
         summary="totals of all shards are gathered; those before are joined in",
-        sends=_prefix_sends,
+        # Each device sends the total of its shard to all others.
+        sends=lambda op, row: (
+            Sent("all_gather", (op.axis_size - 1) * bytes_beside(op.ins[0], op.params["axis"])),
+        ),
     )
 )
 
@@ -140,20 +137,6 @@ _MONOID = {
 }
 """The monoid of each reduction."""
 
-_ORDERLESS = frozenset(names("reduce_sum reduce_max reduce_min reduce_and reduce_or"))
-"""Reductions with the trait `orderless`."""
-_SCALED = frozenset(names("reduce_sum reduce_max reduce_min"))
-"""Reductions f with f(c x) = c f(x)."""
-
-
-def _traits(name: str) -> Traits:
-    return Traits(
-        pointwise=True,
-        reduces=_MONOID[name],
-        orderless=name in _ORDERLESS,
-        scales="together" if name in _SCALED else "",
-    )
-
 
 def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """Replaces padding along reduced dims by the neutral element, then reduces."""
@@ -163,7 +146,16 @@ def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     )
 
 
-@rule(*_MONOID, traits=_traits, local=_reduce_local)
+@rule(
+    *_MONOID,
+    traits=lambda name: Traits(
+        pointwise=True,
+        reduces=_MONOID[name],
+        orderless=name != "reduce_prod",
+        scales="together" if _MONOID[name] in ("sum", "max", "min") else "",
+    ),
+    local=_reduce_local,
+)
 def _reduce(op: Op) -> Sequence[Row]:
     """Other dims split; a reduced dim splits with a partial result."""
     dims = dim_factors(len(op.ins[0].shape))
@@ -412,14 +404,7 @@ def _top_k(op: Op) -> Sequence[Row]:
 def _network(n: int) -> list[tuple[int, int]]:
     """The stages of Batcher's bitonic sorting network on n = 2**k places, as pairs: the size of the
     runs, and the distance between partners."""
-    stages, run = [], 2
-    while run <= n:
-        distance = run // 2
-        while distance:
-            stages.append((run, distance))
-            distance //= 2
-        run *= 2
-    return stages
+    return [(2**k, 2**j) for k in range(1, n.bit_length()) for j in reversed(range(k))]
 
 
 def _sort_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,17 +22,18 @@ from sbp.signatures.factors import (
     rows_without,
     split_rows,
 )
-from sbp.signatures.kernels.exchange import Need, Pieces, fetch
 from sbp.signatures.kernels.halo import (
     Exchange,
     Exchanges,
+    Need,
+    Pieces,
     Windows,
+    fetch,
     padded_shard,
     split_groups,
 )
 from sbp.signatures.kernels.shards import owned_along, picked_along
-from sbp.signatures.rule import Kernel, LocalContext, Op, Row, add_kernel, bind_with, rule
-from sbp.signatures.traits import Traits
+from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Traits, add_kernel, bind_with, rule
 from sbp.trace.slices import Piece, joined
 from sbp.types import Atom, B, Split, Unreduced
 
@@ -65,15 +67,16 @@ def halo_rows(op: Op, dims: Sequence[int]) -> list[Row]:
       op: the equation.
       dims: the dims to split, one for each row.
     """
-    rows = []
-    for d in dims:
-        if all(a.shape[d] > 0 for a in (*op.ins, *op.outs) if a.shape):
-            ins: list[Atom] = [
-                Split(d) if len(a.shape) > d and a.shape[d] >= op.axis_size else B for a in op.ins
-            ]
-            if Split(d) in ins:
-                rows.append(Row(tuple(ins), (Split(d),) * len(op.outs), kernel="halo"))
-    return rows
+
+    def atom(aval: Any, d: int) -> Atom:
+        return Split(d) if len(aval.shape) > d and aval.shape[d] >= op.axis_size else B
+
+    rows = [
+        Row(tuple(atom(a, d) for a in op.ins), (Split(d),) * len(op.outs), kernel="halo")
+        for d in dims
+        if all(a.shape[d] > 0 for a in (*op.ins, *op.outs) if a.shape)
+    ]
+    return [row for row in rows if any(isinstance(a, Split) for a in row.ins)]
 
 
 def window_exchanges(op: Op, row: Row, windows_of: Callable[..., Windows]) -> Exchanges:
@@ -199,14 +202,12 @@ def _slice(op: Op) -> Sequence[Row]:
 
 def _split_needs(sizes: Sequence[int], n: int) -> list[Need]:
     """For each result, the range of the operand that each device needs."""
-    total, needs, before = sum(sizes), [], 0
-    for size in sizes:
-        chunk = -(-size // n)
-        needs.append(
-            Need(total, -(-total // n), tuple(before + chunk * i for i in range(n)), chunk)
-        )
-        before += size
-    return needs
+    total = sum(sizes)
+    chunks = [-(-size // n) for size in sizes]
+    return [
+        Need(total, -(-total // n), tuple(before + chunk * i for i in range(n)), chunk)
+        for before, chunk in zip(itertools.accumulate(sizes, initial=0), chunks, strict=False)
+    ]
 
 
 def _split_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:

@@ -23,17 +23,19 @@ from sbp.signatures.factors import (
 )
 from sbp.signatures.families.linalg import bilinear_rows
 from sbp.signatures.families.structural import halo_rows, split_dim, window_exchanges
-from sbp.signatures.kernels.exchange import Need, fetch, filled, of_device
 from sbp.signatures.kernels.halo import (
     Exchange,
     Exchanges,
+    Need,
     Windows,
     dilated_shard,
+    fetch,
+    filled,
+    of_device,
     padded_shard,
 )
 from sbp.signatures.kernels.shards import neutral, sum_dtype, without_padding
-from sbp.signatures.rule import LocalContext, Op, Row, bind_with, rule
-from sbp.signatures.traits import Shape, Traits
+from sbp.signatures.rule import LocalContext, Op, Row, Shape, Traits, bind_with, rule
 from sbp.types import B, P, Split
 
 # ---- uneven shards of a window ------------------------------------------------------------------
@@ -200,27 +202,6 @@ def summed(
 # with halo exchange, in the image only or in image and kernel.
 
 
-def spatial_windows(params: dict[str, Any], k: int, size: int, window: int, out: int) -> Windows:
-    """How the windows of a convolution lie along a spatial dim.
-
-    Arguments:
-      params: parameters of the convolution.
-      k: number of the spatial dim.
-      size: its size in the image.
-      window: its size in the kernel.
-      out: its size in the result.
-    """
-    return Windows(
-        size=size,
-        out=out,
-        stride=params["window_strides"][k],
-        low=params["padding"][k][0],
-        window=window,
-        dilation=params["rhs_dilation"][k],
-        base=params["lhs_dilation"][k],
-    )
-
-
 def _of_window_elements(w: Windows) -> Windows:
     """The same reads, listed by the elements of the kernel: elements of the result and of the
     kernel change roles."""
@@ -248,14 +229,31 @@ def _spatial(
       out: aval of the result.
     """
     numbers = params["dimension_numbers"]
-    found = []
-    for k, (i, j, o) in enumerate(
-        zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
-    ):
-        found.append(
-            (i, j, o, spatial_windows(params, k, lhs.shape[i], rhs.shape[j], out.shape[o]))
+    dims = zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], numbers.out_spec[2:], strict=True)
+    how = zip(
+        params["window_strides"],
+        params["padding"],
+        params["rhs_dilation"],
+        params["lhs_dilation"],
+        strict=True,
+    )
+    return [
+        (
+            i,
+            j,
+            o,
+            Windows(
+                size=lhs.shape[i],
+                out=out.shape[o],
+                stride=stride,
+                low=padding[0],
+                window=rhs.shape[j],
+                dilation=dilation,
+                base=base,
+            ),
         )
-    return found
+        for (i, j, o), (stride, padding, dilation, base) in zip(dims, how, strict=True)
+    ]
 
 
 def _conv_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:

@@ -18,9 +18,49 @@ import numpy as np
 import z3
 
 from sbp.signatures.fallback import traits_of
-from sbp.signatures.laws.theorems import Outcome, Theorem, decide
-from sbp.signatures.rule import Op, Row, rule_for
+from sbp.signatures.rule import Op, Row
 from sbp.types import Broadcast, Split, Unreduced
+
+# ---- theorems -----------------------------------------------------------------------------------
+# Premises that contradict each other would prove anything, so `decide` first shows that they can be
+# met. A proof that reaches the limit is `unknown`, not `proved`.
+
+
+Outcome = Literal["proved", "refuted", "unknown", "vacuous"]
+"""What Z3 finds: `vacuous` if the premises contradict each other, `unknown` if it reached the
+limit."""
+
+RLIMIT = 20_000_000
+"""The default limit for one proof, in Z3's resource units, which do not depend on the machine. A
+proof that reaches it is `unknown`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Theorem:
+    """The claim that follows from premises.
+
+    Arguments:
+      premises: what is assumed, as terms of Z3.
+      claim: what follows.
+    """
+
+    premises: tuple[Any, ...]
+    claim: Any
+
+
+def decide(theorem: Theorem, rlimit: int = RLIMIT) -> Outcome:
+    """Whether a theorem holds; `vacuous` if its premises cannot be met, `unknown` if Z3 reached the
+    limit."""
+    solver = z3.Solver()
+    solver.set(rlimit=rlimit)
+    solver.add(*theorem.premises)
+    possible = solver.check()
+    if possible != z3.sat:
+        return "vacuous" if possible == z3.unsat else "unknown"
+    solver.add(z3.Not(theorem.claim))
+    found = solver.check()
+    return "proved" if found == z3.unsat else "refuted" if found == z3.sat else "unknown"
+
 
 Term = Any
 """A term of Z3, whose classes have no useful types."""
@@ -185,20 +225,19 @@ def _prefix(sizes: Sequence[Term], k: int) -> Term:
     return _total(sizes[:k]) if k else z3.IntVal(0)
 
 
+def _in_group(row: Term, sizes: Sequence[Term], k: int) -> Term:
+    """Whether a row is in a group."""
+    return z3.And(row >= _prefix(sizes, k), row < _prefix(sizes, k) + sizes[k])
+
+
 def ragged_shard(groups: int) -> Theorem:
     """Each device counts how many rows of each group its shard has; then every row of the shard is
     in its own group."""
     sizes = _ints(" ".join(f"s{k}" for k in range(groups)))
     start, extent, row = _ints("start extent row")
-    local = []
-    for k, size in enumerate(sizes):
-        first = _prefix(sizes, k)
-        local.append(_maximum(_minimum(first + size, start + extent) - _maximum(first, start), 0))
-    same = []
-    for k in range(groups):
-        whole = z3.And(row >= _prefix(sizes, k), row < _prefix(sizes, k) + sizes[k])
-        here = z3.And(row - start >= _prefix(local, k), row - start < _prefix(local, k) + local[k])
-        same.append(whole == here)
+    ends = [(_prefix(sizes, k), _prefix(sizes, k) + size) for k, size in enumerate(sizes)]
+    local = [_maximum(_minimum(b, start + extent) - _maximum(a, start), 0) for a, b in ends]
+    same = (_in_group(row, sizes, k) == _in_group(row - start, local, k) for k in range(groups))
     return Theorem(
         (*(s >= 0 for s in sizes), start >= 0, extent >= 1, row >= start, row < start + extent),
         z3.And(*same),
@@ -215,12 +254,11 @@ def ragged_groups(groups: int) -> Theorem:
         for last in range(first + 1, groups + 1):
             skipped = _prefix(sizes, first)
             counted = [sizes[first] + skipped, *sizes[first + 1 : last]]
-            for k in range(first, last):
-                whole = z3.And(row >= _prefix(sizes, k), row < _prefix(sizes, k) + sizes[k])
-                at = _prefix(counted, k - first)
-                claims.append(
-                    whole == z3.And(row >= skipped, row >= at, row < at + counted[k - first])
-                )
+            claims += [
+                _in_group(row, sizes, k)
+                == z3.And(row >= skipped, _in_group(row, counted, k - first))
+                for k in range(first, last)
+            ]
     return Theorem((*(s >= 0 for s in sizes), row >= 0), z3.And(*claims))
 
 
@@ -657,9 +695,3 @@ def row_status(op: Op, row: Row) -> Status:
     if found is None:
         return "enumerated"
     return "proved" if decide(found) == "proved" else "assumed"
-
-
-def status(op: Op) -> dict[Row, Status]:
-    """For each row of an equation, how it is known."""
-    found = rule_for(op.name)
-    return {} if found is None else {row: row_status(op, row) for row in found.rows(op)}
