@@ -250,7 +250,7 @@ PATTERNS: Mapping[str, str] = {
     "sbp/limits.py": "policy marks in a name that `jax.checkpoint` keeps",
     "sbp/plan/parse.py": "the text form of a plan",
     "sbp/signatures/custom.py": "names that users register",
-    "sbp/sizes/undecided.py": "messages of JAX about symbolic sizes",
+    "sbp/sizes/expressions.py": "messages of JAX about symbolic sizes",
     "sbp/spans.py": "paths of installed libraries",
     "sbp/trace/scopes.py": "name stacks of JAX",
     "sbp/types.py": "the text form of a type",

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,13 +37,19 @@ from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Program
 from sbp.report.parts import Facts, Page, Section
 from sbp.report.report import Report, Shown
-from sbp.sizes.claims import Claim, claims_of
-from sbp.sizes.conditions import Decided, decide, point_text, points
-from sbp.sizes.elements import ElementCount, check_symbols, element_counts
-from sbp.sizes.exploration import Lift, numbers
+from sbp.sizes.claims import (
+    Claim,
+    Decided,
+    check_symbols,
+    claims_of,
+    decide,
+    element_claims,
+    point_text,
+)
 from sbp.sizes.expressions import (
     Point,
     constraints_of,
+    deciding_sizes,
     first_difference,
     graph_at,
     map_sizes,
@@ -51,8 +57,7 @@ from sbp.sizes.expressions import (
     symbols_in,
     value_of,
 )
-from sbp.sizes.scope import Scope, Unanswered
-from sbp.sizes.undecided import deciding_sizes
+from sbp.sizes.scope import Lift, Scope, Solver, Unanswered, numbers
 from sbp.source.editing import sizes_edits
 from sbp.spans import Span
 from sbp.trace.build import trace
@@ -159,10 +164,9 @@ class SizedCall:
             graph, out_shape = trace(fn, self.symbolic.avals, names)
         check_symbols(graph, self.scope.names, self.symbolic.avals)
         self.traced = graph, out_shape
-        unequal = next((c for c in element_counts(graph) if c.fails_at(self.point)), None)
-        if unequal is not None:
-            at = point_text(self.point)
-            raise _unequal(unequal, f"does not keep the number of elements where {at}")
+        for claim in element_claims(graph):
+            if not claim.holds(numbers(self.point)):
+                raise _unequal(claim, f" only where {claim.fact}")
         at = lambda d: value_of(str(d), self.point)  # noqa: E731
         return graph_at(graph, self.point), jax.tree.map(lambda x: _shape_with(x, at), out_shape)
 
@@ -175,16 +179,13 @@ class SizedCall:
         Raises:
           UnequalElements: where the scope has no such sizes.
         """
-        counts = element_counts(self.graph)
-        for end in range(1, 1 + len(counts)):
+        claims, narrowed = element_claims(self.graph), self.scope
+        for claim in claims:
+            narrowed = narrowed.narrowed((claim.fact,))
             with contextlib.suppress(Unanswered):
-                if self.scope.narrowed(c.fact for c in counts[:end]).solver().point() is None:
-                    raise _unequal(
-                        counts[end - 1],
-                        "keeps the number of elements at no sizes that are asked for; give it a"
-                        " shape of as many elements",
-                    )
-        narrowed = self.scope.narrowed(c.fact for c in counts)
+                if Solver(narrowed).point() is None:
+                    where = " at no sizes that are asked for; give it a shape of as many elements"
+                    raise _unequal(claim, where)
         return dataclasses.replace(self, point=_choice(narrowed, devices))
 
     def decide(self, typing: Typing, asked: Callable[[list[Any]], list[Asked]]) -> Decided:
@@ -195,8 +196,8 @@ class SizedCall:
           asked: shapes of the flat results -> what is asked of each at the boundary.
         """
         graph, out_shape = self._traced
-        claims = [c.claim for c in element_counts(graph)]
-        claims += [*claims_of(graph, typing), *self._boundary_claims(typing.mesh)]
+        claims = [*element_claims(graph), *claims_of(graph, typing)]
+        claims += self._boundary_claims(typing.mesh)
         if any(jax.export.is_symbolic_dim(d) for x in jax.tree.leaves(out_shape) for d in x.shape):
 
             def types(lift: Lift) -> list[Asked]:
@@ -261,7 +262,7 @@ def _shape_with(aval: Any, of: Callable[[Any], Any]) -> jax.ShapeDtypeStruct:
     )
 
 
-def priced_constraints(call: SizedCall, terms: Iterable[str], program: Program, then: str) -> Help:
+def priced_constraints(call: SizedCall, terms: Sequence[str], program: Program, then: str) -> Help:
     """The help that makes the sizes of a call with constraints, beside those that the user gives.
 
     Arguments:
@@ -280,17 +281,9 @@ def priced_constraints(call: SizedCall, terms: Iterable[str], program: Program, 
     return priced(text, edits, program)
 
 
-def _unequal(count: ElementCount, where: str) -> UnequalElements:
-    """The error for a reshape to another number of elements.
-
-    Arguments:
-      count: the reshape.
-      where: what is said of the sizes.
-    """
-    shapes = f"{shape_text(count.before)} to {shape_text(count.after)}"
-    return UnequalElements(
-        f"the reshape from {shapes} {where}", code="symbolic-sizes", span=count.span
-    )
+def _unequal(claim: Claim, where: str) -> UnequalElements:
+    """The error for a reshape to another number of elements."""
+    return UnequalElements(claim.text + where, code="symbolic-sizes", span=claim.span)
 
 
 def _choice(scope: Scope, devices: int) -> Point:
@@ -311,7 +304,7 @@ def _choice(scope: Scope, devices: int) -> Point:
                 point[name] = value_of(size, point)
         if point.keys() == set(scope.names) and scope.allows(point):
             return {name: point[name] for name in scope.names}
-    small = list(points(scope))
+    small = list(scope.points())
     if small:
         return max(
             small,
@@ -322,7 +315,7 @@ def _choice(scope: Scope, devices: int) -> Point:
         )
     constraints = ", ".join(scope.constraints)
     try:
-        found = scope.solver().point()
+        found = Solver(scope).point()
     except Unanswered as error:
         raise SbpError(
             f"no sizes that meet the constraints {constraints} were found; give simpler ones, or"
@@ -495,11 +488,6 @@ def _limited(
     notes = [f"where {at}, this is not so: {c.text}" for c in found.limits[:3]]
     if len(found.limits) > 3:
         notes.append(f"{len(found.limits) - 3} more conditions do not hold for all sizes")
-    if not found.is_smallest:
-        notes.append(
-            "Z3 found these sizes; smaller ones may fail, too, though the smallest that were tried"
-            " do not"
-        )
     notes.append(
         f"a call where {at}"
         f" {_there(dataclasses.replace(call, point=found.counterexample), plan_for)}"
@@ -606,13 +594,8 @@ def _undecided(found: Decided) -> Iterator[Diagnostic]:
     """The warning for claims that are not decided for all sizes."""
     if not found.undecided:
         return
-    spans = dict.fromkeys(u.claim.span for u in found.undecided if u.claim.span is not None)
-    notes = []
-    for u in found.undecided[:3]:
-        tried = f"tried at {u.tried} small sizes: " + (
-            f"not so where {point_text(u.fails)}" if u.fails else "it held at all of them"
-        )
-        notes.append(f"not proved, since {u.why}: {u.claim.text}; {tried}")
+    spans = dict.fromkeys(c.span for c, _ in found.undecided if c.span is not None)
+    notes = [why for _, why in found.undecided[:3]]
     if len(found.undecided) > 3:
         notes.append(f"{len(found.undecided) - 3} more conditions are not proved")
     yield Diagnostic(

@@ -41,9 +41,8 @@ from sbp.run.specs import partition_spec
 from sbp.signatures.alignment import with_alignment
 from sbp.signatures.casts import with_hoisted_casts
 from sbp.signatures.reversal import with_mirrors
-from sbp.sizes.elements import check_symbols
-from sbp.sizes.expressions import refuse_symbolic
-from sbp.sizes.undecided import deciding_sizes
+from sbp.sizes.claims import check_symbols
+from sbp.sizes.expressions import deciding_sizes, refuse_symbolic
 from sbp.trace.build import trace
 from sbp.trace.graph import Constant, Graph
 from sbp.trace.transfers import HOST, returned_in
