@@ -98,4 +98,4 @@ def without_repeats(program: Program, room: Room) -> Program:
 def _saved(program: Program, removed: tuple[Repeat, ...]) -> Program:
     """The program without some of its repeated conversions."""
     saved = resolve(save(program.typing, removed))
-    return dataclasses.replace(saved, first_typing=program.typing, removed=removed)
+    return dataclasses.replace(saved, before=program, removed=removed)

@@ -356,12 +356,11 @@ def test_errors_render_as_lines():
 
 _PRINT_ALL = """
 from tests.report.programs import PROGRAMS, plan
-from sbp.plan.text import listing
 from sbp.report.report import Report
 for name in PROGRAMS:
     made = plan(name)
     report = Report(program=made.program, title=name, output_names=made._traced.out_names)
-    texts = report.text(100), report.short().text(80), report.html(), listing(made.program)
+    texts = report.text(100), report.short().text(80), report.html(), made.program
     print(*texts, sep="\\n")
 """
 
