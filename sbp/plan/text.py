@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -153,8 +152,10 @@ class _Writer:
 
     def body(self, block: Block, indent: str, input_names: Sequence[str] = ()) -> Iterator[str]:
         """The lines of a program, or of the body of a region."""
-        for register, name in itertools.zip_longest(block.inputs, input_names, fillvalue=""):
-            yield f"{indent}input {self.define(register)}{f'  # {name}' if name else ''}"
+        names = dict(zip(block.inputs, input_names, strict=False))
+        for register in block.inputs:
+            comment = f"  # {names[register]}" if names.get(register) else ""
+            yield f"{indent}input {self.define(register)}{comment}"
         for instruction in block.instructions:
             if isinstance(instruction, Box):
                 yield from (indent + line for line in self.conversions(instruction))
