@@ -245,7 +245,6 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 PATTERNS: Mapping[str, str] = {
     "sbp/_jax.py": "messages and frame names of JAX",
-    "sbp/api/jit.py": "sizes with a unit, such as `1 GiB`",
     "sbp/explain/subjects.py": "what users ask about, such as `gradient of line 12`",
     "sbp/limits.py": "policy marks in a name that `jax.checkpoint` keeps",
     "sbp/plan/saved.py": "the text form of a plan",

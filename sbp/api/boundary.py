@@ -377,15 +377,9 @@ def _no_array(x: Any) -> str:
     dtype = getattr(x, "dtype", None)
     if not isinstance(x, np.ndarray | np.generic) or not isinstance(dtype, np.dtype):
         return f"is no array: {type(x).__name__}; mark it static or pass an array"
-    if not dtype.isnative and dtype.kind in "biufc":
-        native = dtype.newbyteorder("=")
-        return (
-            f"has dtype {dtype.str}, the other byte order than this machine's; pass"
-            f" x.astype({native.name!r})"
-        )
     return (
-        f"has dtype {dtype}, which is none of JAX's; pass an array of numbers or booleans, such as"
-        ' x.astype("float32"), or mark it static'
+        f"has dtype {dtype.str}, which JAX does not take; pass an array of numbers or booleans of"
+        ' this machine, such as x.astype("float32"), or mark it static'
     )
 
 
@@ -416,14 +410,8 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
         )
     except (TypeError, AttributeError) as error:
         raise refused(f"input {name} {_no_array(x)}", TypeError) from error
-    except OverflowError as error:
-        raise refused(
-            f"input {name} is {x!r}, which the integers of JAX do not hold; pass an array of"
-            " another dtype, or enable 64 bits",
-            error,
-        ) from error
-    except ValueError as error:
-        raise refused(f"input {name} is no array: {error}", error) from error
+    except (OverflowError, ValueError) as error:
+        raise refused(f"input {name} is no array that JAX takes: {error}", error) from error
 
 
 def codes_of(t: NdSbp | None, mesh: MeshSpec) -> tuple[int | None, ...] | None:
@@ -550,19 +538,8 @@ def _check_sharding(leaf: Any, option: str) -> None:
                 ValueError,
             )
         return
-    if isinstance(leaf, jax.sharding.Sharding):
-        raise refused(
-            f"{option} has a {type(leaf).__name__}; give a NamedSharding on the mesh, or None to"
-            " leave it to sbp",
-            ValueError,
-        )
-    if _jax_call.is_layout(leaf):
-        raise refused(
-            f"{option} has a layout in memory, {leaf!r}; sbp leaves layouts to XLA: give its"
-            " sharding",
-            ValueError,
-        )
     raise refused(
-        f"{option} is a pytree of NamedSharding, PartitionSpec or None, not {shown(leaf)}",
-        TypeError,
+        f"{option} is a pytree of NamedSharding, PartitionSpec or None, not {shown(leaf)}; sbp"
+        " leaves layouts in memory to XLA",
+        TypeError if not isinstance(leaf, jax.sharding.Sharding) else ValueError,
     )

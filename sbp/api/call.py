@@ -149,8 +149,8 @@ def _sentence(error: Exception) -> str:
 
 
 def refuse_taken(flat: Sequence[Any], names: Sequence[str], donated: Sequence[int]) -> None:
-    """Refuses arrays of which JAX ends the process where they have several devices: one that is
-    deleted, and a donated one that is another argument, too.
+    """Refuses shapes, and arrays of which JAX ends the process where they have several devices: one
+    that is deleted, and a donated one that is another argument, too.
 
     Arguments:
       flat: the arguments.
@@ -163,6 +163,12 @@ def refuse_taken(flat: Sequence[Any], names: Sequence[str], donated: Sequence[in
     first: dict[int, int] = {}
     taken = frozenset(donated)
     for i, x in enumerate(flat):
+        if isinstance(x, jax.ShapeDtypeStruct):
+            raise refused(
+                f"input {names[i]} is a ShapeDtypeStruct; pass an array, or use plan(..), check(..)"
+                " or lower(..), which take shapes",
+                TypeError,
+            )
         if not isinstance(x, jax.Array):
             continue
         if x.is_deleted():

@@ -469,9 +469,6 @@ class Plan:
             flat = self._joint.arguments(flat, taken.whole)
         try:
             outs = self._executable(flat, self.holding.shapes)
-        except TypeError as error:
-            self._refuse_shapes(flat, error)
-            raise
         except ValueError:
             moved = self._move(flat, taken.moved)
             if moved is None:  # JAX complains of something else
@@ -488,16 +485,6 @@ class Plan:
                 " devices",
                 code="abstract-mesh",
             )
-
-    def _refuse_shapes(self, flat: Sequence[Any], error: TypeError) -> None:
-        """Refuses a run on shapes."""
-        for x, name in zip(flat, self._signature.names, strict=True):
-            if isinstance(x, jax.ShapeDtypeStruct):
-                raise refused(
-                    f"input {name} is a ShapeDtypeStruct; pass an array, or use plan(..), check(..)"
-                    " or lower(..), which take shapes",
-                    error,
-                ) from error
 
     def _move(self, flat: list[Any], names: Sequence[str]) -> list[Any] | None:
         """The arguments, moved to where the plan takes them; None where all of them are there.

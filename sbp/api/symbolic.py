@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -64,8 +63,8 @@ from sbp.trace.build import trace
 from sbp.trace.graph import Graph
 
 PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31)
-"""The device count times these is the first choice of sizes: they are large, and different symbols
-have different sizes."""
+"""The device count times these are the sizes that a program is typed at, if the constraints have
+them: they are large, and different symbols have different sizes."""
 
 
 class UnequalElements(ArgumentTypeError):
@@ -287,46 +286,26 @@ def _unequal(claim: Claim, where: str) -> UnequalElements:
 
 
 def _choice(scope: Scope, devices: int) -> Point:
-    """Sizes of the scope to type the call at.
-
-    The first choice are multiples of the device count by different primes. Then come the small
-    sizes with the largest common divisors with the device count, and last a point that Z3 finds.
+    """Sizes of the scope to type the call at: for each symbol the device count times a prime of its
+    own, or else a multiple of the device count, where the scope has such sizes.
 
     Raises:
       SbpError: `symbolic-sizes` where no sizes meet the constraints.
     """
-    defined = scope.defined
-    free = [name for name in scope.names if name not in defined]
-    for primes in itertools.islice(itertools.permutations(PRIMES, len(free)), 64):
-        point = {name: devices * p for name, p in zip(free, primes, strict=True)}
-        for name, size in defined.items():
-            if symbols_in(size) <= point.keys():
-                point[name] = value_of(size, point)
-        if point.keys() == set(scope.names) and scope.allows(point):
-            return {name: point[name] for name in scope.names}
-    small = list(scope.points())
-    if small:
-        return max(
-            small,
-            key=lambda p: (
-                sum(math.gcd(v, devices) for v in p.values()),
-                -abs(max(p.values()) - PRIMES[0] * devices),
-            ),
-        )
     constraints = ", ".join(scope.constraints)
+    for name, prime in zip(scope.names, itertools.cycle(PRIMES), strict=False):
+        for wish in (f"{name} == {devices * prime}", f"mod({name}, {devices}) == 0"):
+            narrowed = scope.narrowed((wish,))
+            with contextlib.suppress(Unanswered):
+                if Solver(narrowed).point() is not None:
+                    scope = narrowed
+                    break
     try:
-        found = Solver(scope).point()
-    except Unanswered as error:
-        raise SbpError(
-            f"no sizes that meet the constraints {constraints} were found; give simpler ones, or"
-            " check it at concrete sizes",
-            code="symbolic-sizes",
-        ) from error
+        found, wrong = Solver(scope).point(), f"no sizes meet the constraints {constraints}"
+    except Unanswered:
+        found, wrong = None, f"Z3 finds no sizes that meet the constraints {constraints}"
     if found is None:
-        raise SbpError(
-            f"no sizes meet the constraints {constraints}; drop one of them",
-            code="symbolic-sizes",
-        )
+        raise SbpError(f"{wrong}; drop one of them, or give numbers", code="symbolic-sizes")
     return found
 
 
@@ -480,11 +459,7 @@ def _limited(
     if found.counterexample is None:
         return
     at = point_text(found.counterexample)
-    spans = dict.fromkeys(c.span for c in found.limits if c.span is not None)
-    labels = [
-        Label(span=s, text="not for all sizes", primary=n == 0)
-        for n, s in enumerate(itertools.islice(spans, 4))
-    ]
+    labels = _labels(found.limits, "not for all sizes")
     notes = [f"where {at}, this is not so: {c.text}" for c in found.limits[:3]]
     if len(found.limits) > 3:
         notes.append(f"{len(found.limits) - 3} more conditions do not hold for all sizes")
@@ -493,13 +468,11 @@ def _limited(
         f" {_there(dataclasses.replace(call, point=found.counterexample), plan_for)}"
     )
     helps: tuple[Help, ...] = ()
-    if (
-        found.terms
-        and found.status == "some"
-        and report.program is not None
-        and not any("!=" in t for t in found.terms)
-    ):
-        helps = tuple(_constrained(found, call, report.program))
+    if found.terms and found.status == "some" and report.program is not None:
+        with contextlib.suppress(ValueError):  # JAX takes no such constraint
+            jax.export.SymbolicScope(call.scope.with_terms(found.terms))
+            then = "the typing holds for all of these"
+            helps = (priced_constraints(call, found.terms, report.program, then),)
         labels += [
             Label(span=e.span, text="these sizes are asked for", primary=not labels)
             for h in helps
@@ -515,23 +488,6 @@ def _limited(
         notes=tuple(notes),
         helps=helps,
     )
-
-
-def _constrained(found: Decided, call: SizedCall, program: Program) -> Iterator[Help]:
-    """The formula as constraints, beside those that the user gives; none where JAX does not take
-    it.
-
-    Arguments:
-      found: for which sizes the typing holds.
-      call: the call.
-      program: its plan.
-    """
-    terms = call.scope.with_terms(found.terms)
-    try:
-        jax.export.SymbolicScope(terms)
-    except ValueError:
-        return
-    yield priced_constraints(call, found.terms, program, "the typing holds for all of these")
 
 
 def _there(call: SizedCall, plan_for: PlanFor) -> str:
@@ -594,7 +550,6 @@ def _undecided(found: Decided) -> Iterator[Diagnostic]:
     """The warning for claims that are not decided for all sizes."""
     if not found.undecided:
         return
-    spans = dict.fromkeys(c.span for c, _ in found.undecided if c.span is not None)
     notes = [why for _, why in found.undecided[:3]]
     if len(found.undecided) > 3:
         notes.append(f"{len(found.undecided) - 3} more conditions are not proved")
@@ -602,9 +557,12 @@ def _undecided(found: Decided) -> Iterator[Diagnostic]:
         code="sizes-unproved",
         severity="warning",
         title=f"the typing is not proved for all sizes where {found.holds}",
-        labels=tuple(
-            Label(span=s, text="not proved for all sizes", primary=n == 0)
-            for n, s in enumerate(itertools.islice(spans, 4))
-        ),
+        labels=tuple(_labels([c for c, _ in found.undecided], "not proved for all sizes")),
         notes=tuple(notes),
     )
+
+
+def _labels(claims: Sequence[Claim], text: str) -> list[Label]:
+    """The first lines of some claims."""
+    spans = dict.fromkeys(c.span for c in claims if c.span is not None)
+    return [Label(span=s, text=text, primary=n == 0) for n, s in enumerate([*spans][:4])]

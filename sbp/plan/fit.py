@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from sbp import _jax
 from sbp.infer.certificate import Certificate, certify
@@ -91,10 +91,8 @@ def best_program(request: Request) -> Program | None:
     return fit(request)[0]
 
 
-class Choosing(Protocol):
-    """Chooses types as `sbp.infer.choose.choose` does."""
-
-    def __call__(self, *, shares: Mapping[int, float], **prices: Any) -> Typing | None: ...
+Choosing = Callable[..., Typing | None]
+"""Chooses types as `sbp.infer.choose.choose` does, given shares and prices."""
 
 
 def cheapest(choosing: Choosing, request: Request) -> Program | None:

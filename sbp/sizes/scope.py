@@ -17,7 +17,6 @@ are the rules of operators themselves; what they require of sizes is written now
 
 from __future__ import annotations
 
-import ast
 import itertools
 import math
 import operator
@@ -37,7 +36,6 @@ from sbp.sizes.expressions import (
     OPPOSITE,
     Functions,
     Point,
-    parsed,
     symbols_in,
     value_of,
 )
@@ -91,22 +89,6 @@ class Scope:
     def allows(self, point: Point) -> bool:
         """Whether a point is in the scope."""
         return all(point[n] >= 1 for n in self.names) and holds_at(self.constraints, point)
-
-    @property
-    def defined(self) -> dict[str, str]:
-        """The symbols that a constraint says to be another size.
-
-        >>> Scope(("b", "s"), ("b == 2*s", "mod(s, 4) == 0")).defined
-        {'b': '2 * s'}
-        """
-        found: dict[str, str] = {}
-        for constraint in self.constraints:
-            match parsed(constraint):
-                case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[size]):
-                    found.setdefault(name, ast.unparse(size))
-                case _:
-                    continue
-        return {name: size for name, size in found.items() if name not in symbols_in(size)}
 
     def narrowed(self, region: Iterable[str]) -> Scope:
         """The points of the scope in a region."""
