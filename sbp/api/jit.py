@@ -8,7 +8,6 @@ import numbers
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
@@ -65,14 +64,6 @@ MOST_PLANS = 256
 dropped, with one `many-plans` warning."""
 
 
-@dataclass(slots=True)
-class _Entry:
-    """A plan, with the number of its last use."""
-
-    plan: Plan
-    used: int
-
-
 class PlanCache:
     """The plans of one function that were used last.
 
@@ -82,8 +73,8 @@ class PlanCache:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._plans: dict[Any, _Entry] = {}
-        self._quick: dict[Any, _Entry] = {}
+        self._plans: dict[Any, Plan] = {}
+        self._quick: dict[Any, Plan] = {}
         self._uses = itertools.count()
         self._warned = False
 
@@ -99,7 +90,7 @@ class PlanCache:
         placed already."""
         if key in self._plans:
             return key
-        return next((k for k, e in self._plans.items() if _serves(k, e.plan, key)), key)
+        return next((k for k, plan in self._plans.items() if _serves(k, plan, key)), key)
 
     def quick(self, key: Any) -> Plan | None:
         """The plan of a key from `quick_key`."""
@@ -110,7 +101,7 @@ class PlanCache:
         while len(self._plans) >= MOST_PLANS:
             oldest = min(self._plans, key=lambda k: self._plans[k].used)
             dropped = self._plans.pop(oldest)
-            self._quick = {k: e for k, e in self._quick.items() if e is not dropped}
+            self._quick = {k: p for k, p in self._quick.items() if p is not dropped}
             if not self._warned:
                 self._warned = True
                 warn(
@@ -119,7 +110,8 @@ class PlanCache:
                     "and drops the plan that was not used for longest; pad shapes to fewer sizes,"
                     " or pass what changes as an array",
                 )
-        self._plans[key] = _Entry(plan, next(self._uses))
+        self._plans[key] = plan
+        self._used(plan)
 
     def add_quick(self, quick: Any, key: Any) -> None:
         """Lets a second key lead to the plan of a call signature's key."""
@@ -132,11 +124,10 @@ class PlanCache:
         self._plans.clear()
         self._quick.clear()
 
-    def _used(self, entry: _Entry | None) -> Plan | None:
-        if entry is None:
-            return None
-        entry.used = next(self._uses)
-        return entry.plan
+    def _used(self, plan: Plan | None) -> Plan | None:
+        if plan is not None:
+            plan.used = next(self._uses)
+        return plan
 
 
 def _serves(key: Any, plan: Plan, call: Any) -> bool:
@@ -145,7 +136,7 @@ def _serves(key: Any, plan: Plan, call: Any) -> bool:
     (mesh, mine), (its_mesh, its) = key, call
     same = mesh == its_mesh and (*mine[:4], *mine[5:]) == (*its[:4], *its[5:])
     return same and all(
-        a == b or (a.type is None and b == replace(a, type=t))
+        a == b or (a[0] is None and b == (t, *a[1:]))
         for a, b, t in zip(mine[4], its[4], plan.program.input_types, strict=True)
     )
 
@@ -159,7 +150,7 @@ MESH = Kind(
 )
 LIMIT = Kind(
     "bytes per device, a number above 0 such as 2**30, or None",
-    lambda x: x is None or (isinstance(x, numbers.Real) and not isinstance(x, bool) and x > 0),
+    lambda x: x is None or (isinstance(x, numbers.Real) and x is not True and float(x) > 0),
 )
 BUDGETS = Kind(
     "a sequence of what sbp.forbid returns",

@@ -17,7 +17,7 @@ from sbp.api.boundary import about_option, check_meshes, check_types
 from sbp.api.call import CallReader, CallSignature, JitOptions, Parameters
 from sbp.api.plan import Plan, load_program
 from sbp.api.symbolic import SizedCall, UnequalElements, equal_sizes, sized_report
-from sbp.api.tracing import Tracer, asked_outputs, traced_call
+from sbp.api.tracing import Tracer, traced_call, typed_results
 from sbp.errors import (
     Diagnostic,
     Edit,
@@ -140,10 +140,7 @@ class Planner:
             call = call.at_equal_elements(self.spec.num_devices)
             plan = self._sized(call)
         found = call.decide(
-            plan.program.typing,
-            lambda shapes: asked_outputs(
-                self.reader, dataclasses.replace(plan.results, shapes=tuple(shapes))
-            )[0],
+            plan.program.typing, plan.results, lambda results: typed_results(self.reader, results)
         )
         asked = {
             "memory limit": self.options.memory_limit is not None,

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from sbp import _jax
-from sbp.api.boundary import Asked, even_boundary
+from sbp.api.boundary import Leaf, Leaves, even_boundary
 from sbp.api.call import CallSignature
 from sbp.errors import (
     ArgumentTypeError,
@@ -53,8 +53,8 @@ from sbp.sizes.expressions import (
     graph_at,
     map_sizes,
     shape_text,
+    symbolic_in,
     symbols_in,
-    value_of,
 )
 from sbp.sizes.scope import Lift, Scope, Solver, Unanswered, numbers
 from sbp.source.editing import sizes_edits
@@ -104,7 +104,7 @@ class SizedCall:
           SbpError: `symbolic-sizes` for shapes of several scopes, or constraints that no sizes
               meet.
         """
-        sizes = [d for aval in signature.avals for d in aval.shape if jax.export.is_symbolic_dim(d)]
+        sizes = symbolic_in(signature.avals)
         names = {s for d in sizes for s in symbols_in(str(d))}
         whole = dict.fromkeys(
             f"{d} >= 0" for d in sizes if not str(d).isidentifier() and "-" in str(d)
@@ -120,11 +120,9 @@ class SizedCall:
 
     def at(self, point: Point) -> CallSignature:
         """The signature at some sizes."""
-        avals = tuple(
-            _shape_with(a, lambda d: value_of(str(d), point)) for a in self.symbolic.avals
-        )
+        key = ("at", tuple(sorted(point.items())), self.symbolic.key)
         return dataclasses.replace(
-            self.symbolic, avals=avals, key=("at", tuple(sorted(point.items())), self.symbolic.key)
+            self.symbolic, leaves=_sized(self.symbolic, numbers(point)), key=key
         )
 
     @contextlib.contextmanager
@@ -166,7 +164,7 @@ class SizedCall:
         for claim in element_claims(graph):
             if not claim.holds(numbers(self.point)):
                 raise _unequal(claim, f" only where {claim.fact}")
-        at = lambda d: value_of(str(d), self.point)  # noqa: E731
+        at = numbers(self.point)
         return graph_at(graph, self.point), jax.tree.map(lambda x: _shape_with(x, at), out_shape)
 
     def at_equal_elements(self, devices: int) -> SizedCall:
@@ -187,25 +185,32 @@ class SizedCall:
                     raise _unequal(claim, where)
         return dataclasses.replace(self, point=_choice(narrowed, devices))
 
-    def decide(self, typing: Typing, asked: Callable[[list[Any]], list[Asked]]) -> Decided:
+    def decide(self, typing: Typing, results: Leaves, typed: Callable[[Leaves], Leaves]) -> Decided:
         """Decides a typing of the traced program for all sizes.
 
         Arguments:
           typing: its typing at the chosen sizes.
-          asked: shapes of the flat results -> what is asked of each at the boundary.
+          results: what it returns at the chosen sizes.
+          typed: results -> what is asked of each at the boundary.
         """
-        graph, out_shape = self._traced
+        graph, avals = self._traced
         claims = [*element_claims(graph), *claims_of(graph, typing)]
         claims += self._boundary_claims(typing.mesh)
-        if any(jax.export.is_symbolic_dim(d) for x in jax.tree.leaves(out_shape) for d in x.shape):
+        if symbolic_in(avals):
+            leaves = [
+                dataclasses.replace(leaf, aval=aval)
+                for leaf, aval in zip(results.leaves, avals, strict=True)
+            ]
+            symbolic = Leaves(tree=results.tree, leaves=tuple(leaves))
 
-            def types(lift: Lift) -> list[Asked]:
-                return asked(jax.tree.map(lambda x: _shape_with(x, lift), out_shape))
+            def asked(lift: Lift) -> list[Any]:
+                there = dataclasses.replace(symbolic, leaves=_sized(symbolic, lift))
+                return [leaf.asked for leaf in typed(there).leaves]
 
             with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
-                here = types(numbers(self.point))
+                here = asked(numbers(self.point))
             text = f"outputs are held at the boundary as they are where {point_text(self.point)}"
-            claims.append(Claim(text=text, key="outputs", holds=lambda lift: types(lift) == here))
+            claims.append(Claim(text=text, key="outputs", holds=lambda lift: asked(lift) == here))
         return decide(claims, self.scope, self.point)
 
     @property
@@ -222,35 +227,31 @@ class SizedCall:
     def _boundary_claims(self, mesh: MeshSpec) -> Iterator[Claim]:
         """A claim for each pinned input that does not divide at the chosen sizes, so that its type
         at the boundary is not its pin. Sizes at which it divides have another typing."""
-        for asked, aval, here, name in zip(
-            self.symbolic.asked,
-            self.symbolic.avals,
-            self.signature.avals,
-            self.symbolic.names,
-            strict=True,
-        ):
-            if asked.type is None or here.shape == aval.shape:
+        for leaf, here in zip(self.symbolic.leaves, self.signature.leaves, strict=True):
+            if leaf.type is None or here.aval.shape == leaf.aval.shape:
                 continue
             with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
-                even = even_boundary(asked, here.shape, mesh, name)[0]
-            if even == asked.type:
+                even = even_boundary(leaf, here.aval.shape, mesh, leaf.name)[0]
+            if even == leaf.type:
                 continue  # it divides; `claims_of` claims that
-            shape = tuple(aval.shape)
 
-            def holds(
-                lift: Lift,
-                asked: Asked = asked,
-                shape: Any = shape,
-                even: Any = even,
-                name: str = name,
-            ) -> bool:
-                return even_boundary(asked, tuple(map(lift, shape)), mesh, name)[0] == even
+            def holds(lift: Lift, leaf: Leaf = leaf, even: Any = even) -> bool:
+                shape = tuple(map(lift, leaf.aval.shape))
+                return even_boundary(leaf, shape, mesh, leaf.name)[0] == even
 
+            shape = shape_text(leaf.aval.shape)
             yield Claim(
-                text=f"input {name} of shape {shape_text(shape)} is held {even!r}",
-                key=("boundary", name),
+                text=f"input {leaf.name} of shape {shape} is held {even!r}",
+                key=("boundary", leaf.name),
                 holds=holds,
             )
+
+
+def _sized(leaves: Leaves, of: Callable[[Any], Any]) -> tuple[Leaf, ...]:
+    """Leaves with other sizes in place of symbolic ones."""
+    return tuple(
+        dataclasses.replace(leaf, aval=_shape_with(leaf.aval, of)) for leaf in leaves.leaves
+    )
 
 
 def _shape_with(aval: Any, of: Callable[[Any], Any]) -> jax.ShapeDtypeStruct:
@@ -364,12 +365,8 @@ def _with_equal(call: SizedCall) -> Iterator[tuple[str, CallSignature]]:
         def size(d: object, scope: jax.export.SymbolicScope = scope) -> object:
             return jax.export.symbolic_shape(str(d), scope=scope)[0]
 
-        avals = tuple(
-            jax.ShapeDtypeStruct(map_sizes(tuple(a.shape), size), a.dtype, weak_type=a.weak_type)
-            for a in signature.avals
-        )
         key = ("where", term, signature.key)
-        yield term, dataclasses.replace(signature, avals=avals, key=key)
+        yield term, dataclasses.replace(signature, leaves=_sized(signature, size), key=key)
 
 
 # ---- reports at symbolic sizes ------------------------------------------------------------------

@@ -166,16 +166,18 @@ def filled(tree: Any, leaves: Sequence[Any], paths: Sequence[KeyPath], depth: in
     return kind(children.values()) if kind in (tuple, list) else children
 
 
-def layer_paths(paths: Sequence[KeyPath], named: int) -> tuple[KeyPath, ...]:
-    """Paths with the positions in lists left out: those of one leaf in all layers are equal.
+def layer_paths(leaves: Iterable[Any], named: int) -> tuple[KeyPath, ...]:
+    """The paths of leaves with the positions in lists left out: those of one leaf in all layers are
+    equal.
 
     Arguments:
-      paths: the paths.
-      named: the number of their first keys that stay.
+      leaves: the leaves.
+      named: the number of the first keys of their paths that stay.
     """
     key = jax.tree_util.SequenceKey
     return tuple(
-        (*p[:named], *(key(0) if isinstance(k, key) else k for k in p[named:])) for p in paths
+        (*x.path[:named], *(key(0) if isinstance(k, key) else k for k in x.path[named:]))
+        for x in leaves
     )
 
 
