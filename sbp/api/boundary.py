@@ -288,11 +288,10 @@ def with_type(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip: 
             raise
     if isinstance(t, FullySharded):
         t = t.type_of(shape.shape, mesh.axes)
-    leaf = replace(leaf, type=None, source="in_types", padded=isinstance(t, PaddedType))
-    if isinstance(t, PaddedType):
-        t = t.type
+    padded = isinstance(t, PaddedType)
+    t = t.type if isinstance(t, PaddedType) else t
     if t is None or _jax_call.is_unspecified(t):
-        return leaf
+        return replace(leaf, type=None, source="in_types", padded=padded)
     where = f"{names[0]} for {names[1]}{jax.tree_util.keystr(path)}"
     try:
         checked = as_type(t, len(shape.shape), mesh.names)
@@ -301,7 +300,8 @@ def with_type(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip: 
     check_axes(checked, mesh, where)
     memory = t.memory_kind if isinstance(t, NamedSharding) else None
     spec = t.spec if isinstance(t, NamedSharding) else t if isinstance(t, PartitionSpec) else None
-    return replace(leaf, type=checked, memory=memory, spec=spec)
+    asked = {"type": checked, "padded": padded, "memory": memory, "spec": spec}
+    return replace(leaf, source="in_types", **asked)
 
 
 def same_mesh(a: Mesh | AbstractMesh, b: Mesh | AbstractMesh) -> bool:
@@ -376,8 +376,9 @@ def arrived(leaf: Leaf, x: Any, mesh: Mesh | AbstractMesh) -> Leaf:
             code="memory-kind",
         )
     kind = has if placed else wants
-    is_array = placed or isinstance(array, jax.ShapeDtypeStruct)
-    return replace(leaf, memory=kind, in_host=is_array and kind == HOST)
+    in_host = kind == HOST and (placed or isinstance(array, jax.ShapeDtypeStruct))
+    same = kind == leaf.memory and in_host == leaf.in_host
+    return leaf if same else replace(leaf, memory=kind, in_host=in_host)
 
 
 def axes_of(mesh: Mesh | AbstractMesh) -> tuple[tuple[str, int], ...]:

@@ -523,7 +523,8 @@ class CallReader:
             own = self.options.plan is None or isinstance(x, Partial)
             source: TypeSource = "argument" if i < positional else "keyword argument"
             t = carried_type(x, self.mesh) if own else None
-            carried.append(replace(leaf, type=t, source=source))
+            free = t is None and source == leaf.source
+            carried.append(leaf if free else replace(leaf, type=t, source=source))
         if in_types is None:
             return carried
         mine, rest = leaves[:positional], carried[positional:]
