@@ -15,7 +15,6 @@ from sbp import _jax, _jax_call
 from sbp.annotations import Pin, as_type
 from sbp.api.trees import (
     KeyPath,
-    NoPrefix,
     filled,
     has_keys,
     is_patterns,
@@ -232,11 +231,7 @@ def broadcast_types(
         leaf; `unknown-axis`, `type-syntax` or `dim-out-of-range` for a type that does not fit the
         mesh or its leaf.
     """
-    try:
-        entries = entries_of(entry, tree, [path_names(x.path[skip:]) for x in leaves], names)
-    except NoPrefix as error:
-        told = refused(f"{names[0]} does not fit {names[1]}: {error}", ValueError)
-        raise (told.with_slip(error.slip[0], *error.slip[1]) if error.slip else told) from error
+    entries = entries_of(entry, tree, [path_names(x.path[skip:]) for x in leaves], names)
     pairs = zip(entries, leaves, strict=True)
     return [with_type(t, leaf, names, mesh, skip) for t, leaf in pairs]
 
@@ -252,23 +247,23 @@ def entries_of(
       paths: the path of each leaf.
 
     Raises:
-      NoPrefix: where `entry` is no prefix of `tree`.
-      SbpError: `bad-argument` for a pattern that names no leaf.
+      SbpError: `bad-argument` where `entry` is no prefix of `tree`, and for a pattern that names no
+        leaf.
     """
     found: list[Any] = []
-    for leaf in prefix_leaves(entry, tree, lambda x: is_type_leaf(x) or is_patterns(x), names[1]):
-        here, depth = leaf.positions, len(leaf.path)
-        below = [path[depth:] for path in paths[here.start : here.stop]]
-        if not is_patterns(leaf.value):
-            found += [leaf.value] * len(here)
-        elif has_keys(leaf.tree, leaf.value):
-            name = names[1] + jax.tree_util.keystr(leaf.path)
-            for key, child in zip(leaf.tree.node_data()[1], leaf.tree.children(), strict=True):
-                own = [path[1:] for path in below[: child.num_leaves]]
-                below = below[child.num_leaves :]
-                found += entries_of(leaf.value[key], child, own, (names[0], f"{name}[{key!r}]"))
+    is_leaf = lambda x: is_type_leaf(x) or is_patterns(x)  # noqa: E731
+    for value, path, below, here in prefix_leaves(entry, tree, is_leaf, names):
+        inside = [one[len(path) :] for one in paths[here.start : here.stop]]
+        if not is_patterns(value):
+            found += [value] * len(here)
+        elif has_keys(below, value):
+            name = names[1] + jax.tree_util.keystr(path)
+            for key, child in zip(below.node_data()[1], below.children(), strict=True):
+                own = [one[1:] for one in inside[: child.num_leaves]]
+                inside = inside[child.num_leaves :]
+                found += entries_of(value[key], child, own, (names[0], f"{name}[{key!r}]"))
         else:
-            found += types_by_pattern(leaf.value, [[path] for path in below], names[0])
+            found += types_by_pattern(value, [[one] for one in inside], names[0])
     return found
 
 

@@ -195,61 +195,12 @@ _CONTAINERS = (tuple, list, dict, type(None))
 their own, so a change of one is no sign of an error."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A custom pytree node among the arguments, before the function runs.
-
-    Arguments:
-      path: its path in the arguments.
-      node: the node.
-      leaves: its leaves by their paths in the node.
-    """
-
-    path: KeyPath
-    node: Any
-    leaves: dict[KeyPath, Any]
+Held = tuple[KeyPath, Any, dict[KeyPath, Any]]
+"""A custom pytree node among the arguments before the function runs, such as a Flax module: its
+path in the arguments, the node, and its leaves by their paths in the node."""
 
 
-class WatchedArguments:
-    """The custom pytree nodes among the arguments of a function that is about to be traced, such as
-    Flax modules.
-
-    Arguments:
-      arguments: the pytree of arguments.
-    """
-
-    def __init__(self, arguments: Any) -> None:
-        self._held = list(_custom_nodes(arguments))
-
-    def warn(self, result: Any, function: str, name_of: Callable[[KeyPath], str]) -> None:
-        """Warns of each argument that the function has changed, with values that it does not
-        return.
-
-        Arguments:
-          result: what the function returns.
-          function: its name.
-          name_of: gives the user's name of a path in the arguments.
-        """
-        returned = {id(leaf) for leaf in jax.tree.leaves(result)} if self._held else set[int]()
-        for held in self._held:
-            after = _leaves_of(held.node) or {}
-            lost = [
-                path
-                for path, leaf in after.items()
-                if held.leaves.get(path) is not leaf and id(leaf) not in returned
-            ]
-            if lost:
-                what = listed([name_of((*held.path, *path)) for path in lost])
-                warn(
-                    "lost-state",
-                    f"input {name_of(held.path)}",
-                    f"is changed inside {function} ({what}), which does not return what it changed:"
-                    f" the caller's {type(held.node).__name__} keeps its old state, as under"
-                    " jax.jit. Return the new state and put it back",
-                )
-
-
-def _custom_nodes(arguments: Any) -> Iterator[_Held]:
+def custom_nodes(arguments: Any) -> Iterator[Held]:
     """The outermost custom nodes, but for those that give other leaves each time that they are
     flattened."""
     found, _ = jax.tree_util.tree_flatten_with_path(arguments, is_leaf=_is_custom)
@@ -257,7 +208,35 @@ def _custom_nodes(arguments: Any) -> Iterator[_Held]:
         if _is_custom(node):
             leaves, again = _leaves_of(node), _leaves_of(node)
             if leaves and again and all(again.get(p) is leaf for p, leaf in leaves.items()):
-                yield _Held(path, node, leaves)
+                yield path, node, leaves
+
+
+def warn_of_lost_state(
+    held: Sequence[Held], result: Any, function: str, name_of: Callable[[KeyPath], str]
+) -> None:
+    """Warns of each argument that a function has changed, with values that it does not return.
+
+    Arguments:
+      held: the custom nodes among the arguments.
+      result: what the function returns.
+      function: its name.
+      name_of: gives the user's name of a path in the arguments.
+    """
+    returned = {id(leaf) for leaf in jax.tree.leaves(result)} if held else set[int]()
+    for path, node, before in held:
+        lost = [
+            (*path, *inside)
+            for inside, leaf in (_leaves_of(node) or {}).items()
+            if before.get(inside) is not leaf and id(leaf) not in returned
+        ]
+        if lost:
+            warn(
+                "lost-state",
+                f"input {name_of(path)}",
+                f"is changed inside {function} ({listed([name_of(p) for p in lost])}), which does"
+                f" not return what it changed: the caller's {type(node).__name__} keeps its old"
+                " state, as under jax.jit. Return the new state and put it back",
+            )
 
 
 def _is_custom(x: Any) -> bool:
@@ -429,7 +408,7 @@ class CallReader:
 
         def call(*flat: Any) -> Any:
             inner, inner_kwargs = jax.tree.unflatten(tree, flat)
-            watched, rest = WatchedArguments((inner, inner_kwargs)), iter(inner)
+            held, rest = list(custom_nodes((inner, inner_kwargs))), iter(inner)
             full = [statics[i] if i in statics else next(rest) for i in range(count)]
             try:
                 result = fn(*full, **inner_kwargs, **static_kwargs)
@@ -437,7 +416,7 @@ class CallReader:
                 if takes_no_such_call(error):
                     raise refused(f"{name} was called wrongly: {error}", error) from error
                 raise
-            watched.warn(result, name, lambda path: self._leaf_name(path, positions))
+            warn_of_lost_state(held, result, name, lambda p: self._leaf_name(p, positions))
             return result
 
         keys = tuple(map(_aval_key, leaves)), _typed(statics), _typed(static_kwargs)

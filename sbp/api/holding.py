@@ -24,21 +24,6 @@ from sbp.run.specs import placed
 from sbp.types import NdSbp
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Arguments as the program takes them.
-
-    Arguments:
-      flat: arrays. NumPy arrays are not placed yet.
-      whole: positions of what stands for one value in all processes, however it is split.
-      moved: names of arguments that were in another layout.
-    """
-
-    flat: list[Any]
-    whole: frozenset[int]
-    moved: tuple[str, ...]
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Holding:
     """The arguments and results of one plan.
@@ -115,9 +100,14 @@ class Holding:
         """Whether an argument has the type that the program takes."""
         return position in self.inputs and same_layout(x, self.inputs[position])
 
-    def taken(self, leaves: Sequence[Any]) -> Taken:
+    def taken(self, leaves: Sequence[Any]) -> tuple[list[Any], frozenset[int], tuple[str, ...]]:
         """Arguments as arrays that the program takes. A `Padded` in another layout, and an array
         for what is held padded, are converted.
+
+        Returns:
+          The arrays, of which NumPy arrays are not placed yet; the positions of what stands for one
+          value in all processes, however it is split; and the names of arguments that were in
+          another layout.
 
         Raises:
           SbpError: `bad-argument` for anything but a sequence of one leaf for each argument.
@@ -130,7 +120,7 @@ class Holding:
             )
         flat, whole, moved = list(leaves), set[int](), list[str]()
         if not self.inputs and not any(isinstance(x, Partial | Padded) for x in leaves):
-            return Taken(flat, frozenset(), ())
+            return flat, frozenset(), ()
         for i, x in enumerate(leaves):
             if isinstance(x, Partial):
                 flat[i] = _parts(x, self.mesh)
@@ -149,7 +139,7 @@ class Holding:
                 if isinstance(x, Padded):
                     array = x.full() if isinstance(source, jax.Array) else np.asarray(x)
                 flat[i] = self._padded(array, i) if i in self.inputs else array
-        return Taken(flat, frozenset(whole), tuple(moved))
+        return flat, frozenset(whole), tuple(moved)
 
     def _is_whole(self, x: Any, position: int) -> bool:
         """Whether an argument that is held padded comes as an array without padding. An array of

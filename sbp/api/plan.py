@@ -455,20 +455,19 @@ class Plan:
             for a NumPy array that is pinned split.
         """
         self._refuse_abstract_mesh()
-        taken = self.holding.taken(leaves)
-        flat = taken.flat
+        flat, whole, moved_before = self.holding.taken(leaves)
         refuse_taken(flat, self._names, self._donated)
         if self._joint is not None:
-            flat = self._joint.arguments(flat, taken.whole)
+            flat = self._joint.arguments(flat, whole)
         try:
             outs = self._executable(flat, self.holding.shapes)
         except ValueError:
-            moved = self._move(flat, taken.moved)
+            moved = self._move(flat, moved_before)
             if moved is None:  # JAX complains of something else
                 raise
             outs = self._executable(moved, self.holding.shapes)
         else:
-            self._warn_moved(taken.moved)
+            self._warn_moved(moved_before)
         return jax.tree.unflatten(self.results.tree, self.holding.results(outs))
 
     def _refuse_abstract_mesh(self) -> None:
