@@ -7,19 +7,24 @@ give must have the same text.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import enum
 import hashlib
 import itertools
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
-from sbp.errors import SbpError, SbpInternalError
+from sbp import _jax
+from sbp.errors import SbpError, SbpInternalError, Span
 from sbp.infer.certificate import certify
 from sbp.infer.options import typed
 from sbp.infer.request import Demand, Request
@@ -27,12 +32,12 @@ from sbp.infer.rows import NdRow
 from sbp.infer.space import Codes, from_type
 from sbp.infer.typing import Typing
 from sbp.kinds import shown
-from sbp.plan.fingerprint import digests
+from sbp.limits import policies_in
 from sbp.plan.program import Cost, Program, resolve
 from sbp.plan.saving import Repeat, repeats, save
 from sbp.plan.text import node_place
 from sbp.plan.verify import over_budget
-from sbp.trace.graph import Graph
+from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.types import parse
 from sbp.version import VERSION
 
@@ -64,7 +69,7 @@ class SavedPlan:
 
     Arguments:
       made_for: the versions, mesh, hardware and options that it was made for, as texts.
-      program: the digests of the program's operations (`sbp.plan.fingerprint`).
+      program: the digests of the program's operations (`digests`).
       figures: the seconds that were modelled, the bound on them, and how the plan was found.
       removed: the repeated conversions that the plan does not have: for each the value, the value
         that is read in its place, and the type.
@@ -146,34 +151,21 @@ class SavedPlan:
             option, or does not hold.
         """
         self._check_purpose(request)
-        program = self._found_without_budgets(request) or self._checked(request)
+        program = None
+        if request.budgets:
+            # Planning tries without the budgets first, as `sbp.plan.fit` says.
+            with contextlib.suppress(SbpError):
+                free = self._resolved(dataclasses.replace(request, budgets=()))
+                if next(over_budget(free.block, request), None) is None:
+                    typing = dataclasses.replace(free.typing, request=request)
+                    program = dataclasses.replace(free, typing=typing)
+        program = program or self._resolved(request)
         if self.seal != _seal(self.figures, self.removed):
             raise _refused("its figures were changed: the seconds, the bound, or how it was found")
         limit = request.memory_limit
         if limit is not None and program.cost.peak_memory_bytes > limit:
             raise _refused("it takes more memory than memory_limit")
         return program
-
-    def _checked(self, request: Request) -> Program:
-        """The program with the types of the file, which has the text of the file."""
-        try:
-            return self._resolved(request)
-        except SbpInternalError as error:
-            raise _refused(f"its types do not hold in this program: {error}") from error
-
-    def _found_without_budgets(self, request: Request) -> Program | None:
-        """The program where planning without the budgets gives it and it keeps to them, as in
-        `sbp.plan.fit`; None for another one."""
-        if not request.budgets:
-            return None
-        try:
-            program = self._checked(dataclasses.replace(request, budgets=()))
-        except SbpError:
-            return None
-        if next(over_budget(program.block, request), None) is not None:
-            return None
-        typing = dataclasses.replace(program.typing, request=request)
-        return dataclasses.replace(program, typing=typing)
 
     def _check_purpose(self, request: Request) -> None:
         now = _made_for(request)
@@ -195,7 +187,13 @@ class SavedPlan:
                 raise _refused(f"it was made for another program: {where}")
 
     def _resolved(self, request: Request) -> Program:
-        """The program with the types of the file, certified and verified."""
+        """The program with the types of the file, certified and verified, which has its text."""
+        try:
+            return self._verified(request)
+        except SbpInternalError as error:
+            raise _refused(f"its types do not hold in this program: {error}") from error
+
+    def _verified(self, request: Request) -> Program:
         figures = self.figures
         typing = dataclasses.replace(
             _TextReader(self.lines, request).typing(),
@@ -400,3 +398,100 @@ def _has_shape(x: Any, shape: Any) -> bool:
 
 def _refused(title: str, *details: str) -> SbpError:
     return SbpError(title, code="saved-plan", details=details, subject="the saved plan")
+
+
+# ---- digests of programs ------------------------------------------------------------------------
+# What a program is, without its source lines. Programs with equal digests have the same operations
+# on the same values, and so the same plans.
+
+
+def digests(graph: Graph) -> tuple[str, ...]:
+    """The digest of the program's arguments, that of each operation in the order of `Graph.walk`,
+    and that of its results. They are equal in every process and after edits that move lines."""
+    nodes = (_digest(_node(graph, node)) for node in graph.walk())
+    inputs, outputs = _operands(graph, graph.inputs), _operands(graph, graph.outputs)
+    return (_digest(inputs), *nodes, _digest(outputs))
+
+
+def _digest(parts: Iterator[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+def _operands(graph: Graph, operands: Sequence[Operand]) -> Iterator[str]:
+    return (_operand(graph, operand) for operand in operands)
+
+
+def _node(graph: Graph, node: Node) -> Iterator[str]:
+    yield node.op
+    yield from _operands(graph, node.inputs)
+    yield from _operands(graph, node.outputs)
+    for name in sorted(node.params):
+        yield f"{name}={_parameter(node.params[name])}"
+    yield repr(list(policies_in(node.scope)))
+    yield f"{node.backward} {node.is_recomputed}"
+    for region in node.regions:
+        yield from _operands(region, region.inputs)
+        yield from _operands(region, region.outputs)
+
+
+def _operand(graph: Graph, operand: Operand) -> str:
+    aval = graph.aval(operand)
+    shape = f"{aval.dtype}{'<host>' if _jax.in_host(aval) else ''}{list(aval.shape)}"
+    if not isinstance(operand, Constant):
+        return f"%{operand} {shape}"
+    # The elements of an array that a program closes over do not change its plan.
+    plain = not aval.shape and not _jax.is_extended(aval.dtype)
+    return f"{_parameter(np.asarray(operand.value))} {shape}" if plain else shape
+
+
+def _parameter(value: Any) -> str:
+    """A parameter of a primitive as a text without addresses and source lines."""
+    match value:
+        case None | bool() | int() | float() | complex() | str() | bytes():
+            return repr(value)
+        case enum.Enum():
+            return f"{type(value).__name__}.{value.name}"
+        case Span():
+            return "line"
+        case jax.sharding.Sharding():
+            # JAX notes shardings of arrays on Explicit axes. What the user asks for is a pin.
+            return repr(None)
+        case np.ndarray():
+            return f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
+        case Graph():
+            return " ".join(digests(value))
+        case Mapping():
+            return _items((str(k), value[k]) for k in sorted(value, key=str))
+        case AbstractSet():
+            return f"{{{', '.join(sorted(map(_parameter, value)))}}}"
+        case _ if _jax.is_jaxpr(value):
+            return _jaxpr(value)
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = [f.name for f in dataclasses.fields(value)]
+            return _items((name, getattr(value, name)) for name in names)
+        case np.dtype() | np.generic():
+            return str(value)
+        case Sequence():
+            return f"[{', '.join(map(_parameter, value))}]"
+        case _:
+            return _other(value)
+
+
+def _items(items: Iterator[tuple[str, Any]]) -> str:
+    return f"({', '.join(f'{name}: {_parameter(value)}' for name, value in items)})"
+
+
+def _jaxpr(value: Any) -> str:
+    opened, _ = _jax.open_jaxpr(value)
+    steps = [
+        f"{eqn.primitive.name} {_items((k, eqn.params[k]) for k in sorted(eqn.params))}"
+        for eqn in opened.eqns
+    ]
+    return "; ".join([*steps, *(f"{a.dtype}{a.shape}" for a in _jax.avals_in(value))])
+
+
+def _other(value: Any) -> str:
+    """A function or another object by its name: its text may have an address."""
+    named = getattr(value, "__qualname__", None) or getattr(value, "name", None)
+    own = value if isinstance(value, type) else type(value)
+    return f"{own.__module__}.{own.__qualname__} {named if isinstance(named, str) else ''}"

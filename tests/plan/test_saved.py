@@ -12,10 +12,9 @@ from jax import lax
 
 import sbp
 from sbp.errors import SbpError
-from sbp.plan.fingerprint import digests
 from sbp.plan.lower import lower
 from sbp.plan.program import Program, bytes_sent
-from sbp.plan.saved import SavedPlan, _seal
+from sbp.plan.saved import SavedPlan, _seal, digests
 from tests.report.programs import PROGRAMS, plan
 from tests.run.programs import CASES, NAMES, function_of
 
