@@ -6,6 +6,7 @@ claims that its reshapes keep the number of elements, which JAX does not check f
 A claim is a predicate on sizes, so that it can be decided for all of them.
 
 >>> import jax
+from jax import ShapeDtypeStruct
 >>> (size,) = jax.export.symbolic_shape("4*b")
 >>> claim = Claim(text="x divides", key=0, holds=lambda lift: lift(size) % 8 == 0)
 >>> decide((claim,), Scope(("b",), ()), {"b": 6}).holds
@@ -71,22 +72,6 @@ class Claim:
     fact: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Aval:
-    """Shape and dtype for a rule. Sizes are integers, or `Size`s of `sizes.scope`."""
-
-    shape: tuple[Any, ...]
-    dtype: Any
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> Any:
-        return math.prod(self.shape)
-
-
 def claims_of(graph: Graph, typing: Typing) -> tuple[Claim, ...]:
     """The claims that a typing makes about the sizes of its program, those on inputs and outputs
     first. Claims with equal keys are one.
@@ -106,14 +91,16 @@ def claims_of(graph: Graph, typing: Typing) -> tuple[Claim, ...]:
 
 def _boundary(graph: Graph, typing: Typing) -> Iterator[Claim]:
     names = graph.input_names or tuple(f"input {i}" for i in range(len(graph.inputs)))
-    demand = typing.request.demand
-    for position, (name, value) in enumerate(zip(names, graph.inputs, strict=True)):
-        padded = demand.is_padded("input", position)
-        aval, codes = graph.avals[value], typing.values[value]
-        yield from _held(f"input {name}", aval, codes, typing.mesh, padded=padded)
-    for number, (operand, codes) in enumerate(zip(graph.outputs, typing.outputs, strict=True)):
-        padded = demand.is_padded("output", number)
-        yield from _held(f"output {number}", graph.aval(operand), codes, typing.mesh, padded=padded)
+    ins = [
+        ("input", f" {n}", v, typing.values[v]) for n, v in zip(names, graph.inputs, strict=True)
+    ]
+    returned = zip(graph.outputs, typing.outputs, strict=True)
+    outs = [("output", f" {n}", o, codes) for n, (o, codes) in enumerate(returned)]
+    for group in (ins, outs):
+        for position, (kind, name, operand, codes) in enumerate(group):
+            padded = typing.request.demand.is_padded(kind, position)
+            aval = graph.aval(operand)
+            yield from _held(kind + name, aval, codes, typing.mesh, padded=padded)
 
 
 def _held(what: str, aval: Any, codes: Codes, mesh: MeshSpec, *, padded: bool) -> Iterator[Claim]:
@@ -212,7 +199,8 @@ def _row(node: Node, program: Graph, typing: Typing) -> Iterator[Claim]:
 
     def holds(lift: Lift) -> bool:
         ins, outs = (
-            tuple(Aval(tuple(map(lift, a.shape)), a.dtype) for a in side) for side in avals
+            tuple(jax.ShapeDtypeStruct(tuple(map(lift, a.shape)), a.dtype) for a in side)
+            for side in avals
         )
         return _is_offered(Op(node.op, lifted(lift), ins, outs, 1), row, mesh, policies, ())
 
@@ -278,10 +266,10 @@ def _is_offered(
     return False
 
 
-def _localised(aval: Aval, code: Code, n: int) -> Aval:
+def _localised(aval: Any, code: Code, n: int) -> Any:
     """The shard on a mesh axis of size n, blocks rounded up."""
     sizes = (-(-d // n) if k == code else d for k, d in enumerate(aval.shape, 1))
-    return Aval(tuple(sizes), aval.dtype)
+    return jax.ShapeDtypeStruct(tuple(sizes), aval.dtype)
 
 
 # ---- numbers of elements ------------------------------------------------------------------------
@@ -419,10 +407,10 @@ def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
         # that 8 divides m*k.
         narrowed = scope.narrowed(terms)
         found = [(c, explore(c.holds, narrowed, point) if e.open else e) for c, e in found]
-    failing = [*limited, *((c, e) for c, e in found if e.fails and e.open)]
+    failing = [*limited, *((c, e) for c, e in found if e.where(False) and e.open)]
     counterexample = next(
         (p for p in scope.points() if any(e.holds_at(p) is False for _, e in failing)),
-        next((e.example for _, e in failing if e.example is not None), None),
+        next((p for _, e in failing for holds, _, p in e.cases if not holds), None),
     )
     at, asked = counterexample or point, _asked(scope)
     undecided = [(c, e.open) for c, e in found if e.open]
@@ -449,21 +437,22 @@ def _limited(
     before them, and facts that hold exactly where they do; no facts where none were found."""
     solver, limited = Solver(scope), list[tuple[Claim, Explored]]()
     for claim, explored in found:
-        if explored.fails and not explored.open and not solver.shows(explored.holds):
+        holds, fails = map(explored.where, (True, False))
+        if fails and not explored.open and not solver.shows(holds):
             limited.append((claim, explored))
-            solver.add(explored.holds)
+            solver.add(holds)
     if not limited:
         return [], ()
 
     def suffice(facts: Iterable[str]) -> bool:
-        return Solver(scope.narrowed(facts)).shows(*(e.holds for _, e in limited))
+        return Solver(scope.narrowed(facts)).shows(*(e.where(True) for _, e in limited))
 
     # Small sizes at which the claims hold show the bounds and the divisors of single symbols. Where
     # these do not say all, the facts follow that rules asked for, which are dropped again first.
     small = [p for p in scope.points(TRIED) if all(e.holds_at(p) for _, e in limited)]
     simple = [f"{n} >= {min(p[n] for p in small)}" for n in scope.names if small]
     simple += [f"mod({n}, {math.gcd(*(p[n] for p in small))}) == 0" for n in scope.names if small]
-    noted = sorted({f for _, e in limited for r in (*e.holds, *e.fails) for f in r})
+    noted = sorted({f for _, e in limited for _, region, _ in e.cases for f in region})
     for facts in (simple, [*sorted(noted, key=len, reverse=True), *simple]):
         common = [f for f in facts if solver.shows([(f,)])]
         if suffice(common):

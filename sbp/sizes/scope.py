@@ -328,22 +328,21 @@ class Explored:
     """Where a predicate on sizes holds.
 
     Arguments:
-      holds, fails: the regions where it holds and where it does not; no two of them overlap.
+      cases: for each region that was decided, whether it holds there, and a point of the region; no
+        two regions overlap.
       open: why the points outside of these regions are not decided; empty where there are none.
-      example: a point where it does not hold; None where none was found.
     """
 
-    holds: tuple[Region, ...]
-    fails: tuple[Region, ...]
+    cases: tuple[tuple[bool, Region, Point], ...]
     open: str = ""
-    example: Point | None = None
+
+    def where(self, answer: bool) -> list[Region]:
+        """The regions where it holds, or where it does not."""
+        return [region for holds, region, _ in self.cases if holds == answer]
 
     def holds_at(self, point: Point) -> bool | None:
         """Whether it holds at a point of the scope; None where that is not decided."""
-        for regions, answer in ((self.holds, True), (self.fails, False)):
-            if any(holds_at(r, point) for r in regions):
-                return answer
-        return None
+        return next((holds for holds, region, _ in self.cases if holds_at(region, point)), None)
 
 
 def explore(predicate: Callable[[Lift], bool], scope: Scope, start: Point) -> Explored:
@@ -355,29 +354,25 @@ def explore(predicate: Callable[[Lift], bool], scope: Scope, start: Point) -> Ex
       scope: the points.
       start: the first point that it is run at.
     """
-    found: dict[bool, list[Region]] = {True: [], False: []}
-    example: Point | None = None
-    point: Point | None = start
-    solver, reason = None, ""
+    cases: list[tuple[bool, Region, Point]] = []
+    solver, point = None, start
     try:
-        while point is not None and not reason:
-            answer, region = _run(predicate, point)
-            found[answer].append(region)
-            example = point if example is None and not answer else example
+        while point is not None:
+            if len(cases) == REGIONS:
+                raise Unanswered(f"there are more than {REGIONS} cases")
+            holds, region = _run(predicate, point)
+            cases.append((holds, region, point))
             if solver is None and scope.always(region):
                 break
             solver = solver or Solver(scope)
             solver.exclude(region)
             point = solver.point()
-            if sum(map(len, found.values())) == REGIONS and point is not None:
-                reason = f"there are more than {REGIONS} cases"
     except Unanswered as error:
-        reason = str(error)
-        if not found[True] and not found[False]:  # it runs on the numbers of the first point
+        if not cases:  # it runs on the numbers of the first point
             here = tuple(f"{n} == {v}" for n, v in sorted(start.items()))
-            found[predicate(numbers(start))].append(here)
-    holds, fails = tuple(found[True]), tuple(found[False])
-    return Explored(holds=holds, fails=fails, open=reason, example=example)
+            cases.append((predicate(numbers(start)), here, start))
+        return Explored(cases=tuple(cases), open=str(error))
+    return Explored(cases=tuple(cases))
 
 
 def numbers(point: Point) -> Lift:

@@ -3,19 +3,20 @@ hold, they give the same rows."""
 
 import zlib
 
+import jax
 import numpy as np
 import pytest
 from jax.export import symbolic_shape
 from samples import SAMPLES, equations, primitives
 
 from sbp.signatures import Op, rule_for
-from sbp.sizes.claims import Aval
 from sbp.sizes.scope import Size, holds_at
 
 
 def rows(op, shapes, n):
     avals = [
-        Aval(tuple(shape), a.dtype) for shape, a in zip(shapes, (*op.ins, *op.outs), strict=True)
+        jax.ShapeDtypeStruct(tuple(shape), a.dtype)
+        for shape, a in zip(shapes, (*op.ins, *op.outs), strict=True)
     ]
     found = rule_for(op.name)
     assert found is not None
