@@ -110,30 +110,23 @@ class Planner:
           SbpError: where there is no plan.
         """
         signature = self.reader.read(args, kwargs)[0]
-        if is_symbolic(signature.avals):
-            call = self._sized_call(signature)
-            try:
-                return self._check_sizes(call)
-            except SbpError:
+        if not is_symbolic(signature.avals):
+            return plan_of(signature).report()
+        try:
+            return self._check_sizes(signature)
+        except SbpError:
+            raise
+        except (TypeError, ValueError) as error:
+            call = SizedCall.of(signature, self.spec.num_devices, self.options.at)
+            found = equal_sizes(error, call, self._check_sizes)
+            if found is None:
                 raise
-            except (TypeError, ValueError) as error:
-                found = equal_sizes(error, call, self._program_at)
-                if found is None:
-                    raise
-                raise SbpTypeError((found,)) from error
-        return plan_of(signature).report()
+            raise SbpTypeError((found,)) from error
 
-    def _sized_call(self, signature: CallSignature) -> SizedCall:
-        return SizedCall.of(signature, self.spec.num_devices, self.options.at)
-
-    def _program_at(self, signature: CallSignature) -> Program | None:
-        """The program of a call with symbolic sizes; None where its report has errors."""
-        report = self._check_sizes(self._sized_call(signature))
-        return report.program if report.ok else None
-
-    def _check_sizes(self, call: SizedCall) -> Report:
+    def _check_sizes(self, signature: CallSignature) -> Report:
         """The report on a call with symbolic sizes: the plan at one choice of them, with its typing
         decided for all."""
+        call = SizedCall.of(signature, self.spec.num_devices, self.options.at)
         try:
             plan = self._sized(call)
         except UnequalElements:

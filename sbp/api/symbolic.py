@@ -23,7 +23,6 @@ from sbp.errors import (
     Label,
     OptionEdit,
     SbpError,
-    SbpInternalError,
     SbpTypeError,
     SbpWarning,
     SourceEdit,
@@ -193,7 +192,8 @@ class SizedCall:
           results: what it returns at the chosen sizes.
           typed: results -> what is asked of each at the boundary.
         """
-        graph, avals = self._traced
+        assert self.traced is not None, "a call with symbolic sizes is decided before it is traced"
+        graph, avals = self.traced
         claims = [*element_claims(graph), *claims_of(graph, typing)]
         claims += self._boundary_claims(typing.mesh)
         if symbolic_in(avals):
@@ -214,15 +214,10 @@ class SizedCall:
         return decide(claims, self.scope, self.point)
 
     @property
-    def _traced(self) -> tuple[Graph, Any]:
-        if self.traced is None:
-            raise SbpInternalError("a call with symbolic sizes is decided before it is traced")
-        return self.traced
-
-    @property
     def graph(self) -> Graph:
         """The program with symbolic sizes, once it is traced."""
-        return self._traced[0]
+        assert self.traced is not None, "a call with symbolic sizes is read before it is traced"
+        return self.traced[0]
 
     def _boundary_claims(self, mesh: MeshSpec) -> Iterator[Claim]:
         """A claim for each pinned input that does not divide at the chosen sizes, so that its type
@@ -320,7 +315,7 @@ PAIRS = 6
 
 
 def equal_sizes(
-    error: Exception, call: SizedCall, program_of: Callable[[CallSignature], Program | None]
+    error: Exception, call: SizedCall, report_of: Callable[[CallSignature], Report]
 ) -> Diagnostic | None:
     """The diagnostic of an error of JAX about a program that traces where two sizes are equal; None
     where no two sizes are that.
@@ -328,14 +323,15 @@ def equal_sizes(
     Arguments:
       error: what JAX raised.
       call: the call.
-      program_of: the program of a call with symbolic sizes; None where it has errors.
+      report_of: the report on a call with symbolic sizes.
     """
     for term, signature in itertools.islice(_with_equal(call), PAIRS):
         try:
-            program = program_of(signature)
+            report = report_of(signature)
         except (SbpError, TypeError, ValueError):
             continue
-        if program is None:
+        program = report.program
+        if program is None or not report.ok:
             continue
         span = _jax.raising_span(error)
         labels = (Label(span=span, text="", primary=True),) if span else ()

@@ -224,26 +224,20 @@ def _match(parts: list[str], names: list[str]) -> bool:
     return fnmatch.fnmatchcase(names[0], head) and _match(parts[keys:], names[1:])
 
 
-def _renamed(pattern: str, path: str) -> str:
-    """A pattern with the keys of a path in the place of those that do not match them."""
-    parts, names = pattern.strip("/").split("/"), path.split("/")
-    pairs = zip(parts, names, strict=False)
-    return "/".join(p if fnmatch.fnmatchcase(n, p) or p == "**" else n for p, n in pairs)
-
-
 NEAR_PATTERN = 0.8
 """How near a pattern is, at most 1, to be suggested for one that names no leaf."""
 
 
 def _near_patterns(pattern: str, known: Sequence[str]) -> list[str]:
-    """Patterns that name some of the known paths, the nearest first."""
-    others = sorted({_renamed(pattern, path) for path in known} - {pattern})
-    return difflib.get_close_matches(pattern, others, n=3, cutoff=NEAR_PATTERN)
-
-
-def _ratio(near: difflib.SequenceMatcher[str], path: str) -> float:
-    near.set_seq1(path)
-    return near.ratio()
+    """Patterns that name some of the known paths, the nearest first: of each path the keys stand in
+    the place of those that do not match them."""
+    parts, others = pattern.strip("/").split("/"), set[str]()
+    for path in known:
+        pairs = zip(parts, path.split("/"), strict=False)
+        kept = (p if fnmatch.fnmatchcase(n, p) or p == "**" else n for p, n in pairs)
+        others.add("/".join(kept))
+    near = sorted(others - {pattern})
+    return difflib.get_close_matches(pattern, near, n=3, cutoff=NEAR_PATTERN)
 
 
 def types_by_pattern(
@@ -265,11 +259,9 @@ def types_by_pattern(
         named = [k for k, ways in enumerate(paths) if any(matches(pattern, w) for w in ways)]
         if not named:
             known = ["/".join(way) for ways in paths for way in ways]
-            near = difflib.SequenceMatcher(b=pattern, autojunk=False)
-            nearest = "there are no leaves"
-            if known:
-                nearest = f"the nearest is {max(known, key=lambda k: _ratio(near, k))!r}"
-            error = ArgumentError(f"{where}: no leaf has the path {shown(pattern)}; {nearest}")
+            near = difflib.get_close_matches(pattern, known, n=1, cutoff=0)
+            said = f"the nearest is {near[0]!r}" if near else "there are no leaves"
+            error = ArgumentError(f"{where}: no leaf has the path {shown(pattern)}; {said}")
             raise error.with_slip(pattern, *_near_patterns(pattern, known))
         for k in named:
             if k not in taken:

@@ -6,7 +6,6 @@ claims that its reshapes keep the number of elements, which JAX does not check f
 A claim is a predicate on sizes, so that it can be decided for all of them.
 
 >>> import jax
-from jax import ShapeDtypeStruct
 >>> (size,) = jax.export.symbolic_shape("4*b")
 >>> claim = Claim(text="x divides", key=0, holds=lambda lift: lift(size) % 8 == 0)
 >>> decide((claim,), Scope(("b",), ()), {"b": 6}).holds

@@ -175,8 +175,6 @@ def map_sizes(value: Any, of: Callable[[Any], Any]) -> Any:
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         case dict():
             return {k: map_sizes(v, of) for k, v in value.items()}
-        case np.ndarray():
-            return value
         case _ if (
             hasattr(value, "shape") and hasattr(value, "update") and is_symbolic([value])
         ):  # an aval
