@@ -68,7 +68,7 @@ class Leaf:
     in_host: bool = False
 
     @property
-    def asked(self) -> tuple[Any, ...]:
+    def demand(self) -> tuple[Any, ...]:
         """What is asked of it, as a key."""
         return self.type, self.padded, self.memory, self.spec, self.in_host
 
@@ -77,7 +77,7 @@ class Leaf:
         """Its type where that is partial."""
         return self.type if self.type is not None and self.type.is_partial else None
 
-    def typed(self, t: NdSbp | None) -> Leaf:
+    def with_type(self, t: NdSbp | None) -> Leaf:
         """The same with a type. A spec stays where the type is the one that it says."""
         same = t == self.type and not self.partial and not self.padded
         return replace(self, type=t, spec=self.spec if same else None)
@@ -233,7 +233,7 @@ def broadcast_types(
     """
     entries = entries_of(entry, tree, [path_names(x.path[skip:]) for x in leaves], names)
     pairs = zip(entries, leaves, strict=True)
-    return [with_type(t, leaf, names, mesh, skip) for t, leaf in pairs]
+    return [read_entry(t, leaf, names, mesh, skip) for t, leaf in pairs]
 
 
 def entries_of(
@@ -267,7 +267,7 @@ def entries_of(
     return found
 
 
-def with_type(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip: int) -> Leaf:
+def read_entry(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip: int) -> Leaf:
     """A leaf with what its entry asks; the other arguments are those of `broadcast_types`."""
     path, shape = leaf.path[skip:], leaf.aval
     if callable(t) and not isinstance(t, Unreduced | str | NdSbp | PartitionSpec | NamedSharding):
@@ -317,9 +317,8 @@ def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
         return leaf.type
     if isinstance(leaf, Padded):
         return leaf.type if fits_on(leaf, axes_of(mesh)) else None
-    if not isinstance(sharding, NamedSharding) or isinstance(leaf, _jax.Tracer):
-        return None
-    if not same_mesh(sharding.mesh, mesh):
+    traced = isinstance(leaf, _jax.Tracer)
+    if traced or not isinstance(sharding, NamedSharding) or not same_mesh(sharding.mesh, mesh):
         return None
     try:
         return as_type(sharding, len(leaf.shape))
@@ -329,7 +328,7 @@ def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
         return None
 
 
-def arrived(leaf: Leaf, x: Any, mesh: Mesh | AbstractMesh) -> Leaf:
+def with_arrival(leaf: Leaf, x: Any, mesh: Mesh | AbstractMesh) -> Leaf:
     """An argument, once it is known how it arrives: with its memory, and as `Padded` where its type
     is the one that is asked for, or free.
 
@@ -512,11 +511,8 @@ def other_option(option: str) -> str:
 
 def mesh_of(*shardings: Any) -> Mesh | AbstractMesh | None:
     """The mesh of the first `NamedSharding`; None where there is none."""
-    for option in shardings:
-        for leaf in _leaves(option) if is_given(option) else ():
-            if isinstance(leaf, NamedSharding):
-                return leaf.mesh
-    return None
+    given = (leaf for option in shardings for leaf in _leaves(option))
+    return next((leaf.mesh for leaf in given if isinstance(leaf, NamedSharding)), None)
 
 
 def check_meshes(shardings: Any, mesh: Mesh | AbstractMesh, option: str) -> None:
@@ -525,7 +521,7 @@ def check_meshes(shardings: Any, mesh: Mesh | AbstractMesh, option: str) -> None
     Raises:
       SbpError: `bad-argument` for one on another mesh.
     """
-    for leaf in _leaves(shardings) if is_given(shardings) else ():
+    for leaf in _leaves(shardings):
         if isinstance(leaf, NamedSharding) and not same_mesh(leaf.mesh, mesh):
             raise refused(
                 f"{option} has a NamedSharding on {leaf.mesh}, but the mesh is {mesh}; make it on"
@@ -534,8 +530,10 @@ def check_meshes(shardings: Any, mesh: Mesh | AbstractMesh, option: str) -> None
             )
 
 
-def _leaves(shardings: Any) -> Iterator[Any]:
-    return iter(leaves_of(shardings, "in_shardings and out_shardings", lambda x: x is None)[0])
+def _leaves(shardings: Any) -> list[Any]:
+    """What an option asks; nothing where it is not given."""
+    name = "in_shardings and out_shardings"
+    return leaves_of(shardings, name, lambda x: x is None)[0] if is_given(shardings) else []
 
 
 def _check_sharding(leaf: Any, option: str) -> None:

@@ -17,12 +17,12 @@ from sbp.api.boundary import (
     Leaf,
     Leaves,
     about_option,
-    arrived,
     broadcast_types,
     carried_type,
     is_type_leaf,
+    read_entry,
     shape_of,
-    with_type,
+    with_arrival,
 )
 from sbp.api.trees import (
     KeyPath,
@@ -402,8 +402,8 @@ class CallReader:
             own = self._leaf_name(path, positions)
             free.append(Leaf(path=path, name=own, aval=shape_of(x, own)))
         with about_option(self.options.in_option):
-            typed = self._typed(heads, tree, free, arrays)
-        leaves = tuple(arrived(*pair, self.mesh) for pair in zip(typed, arrays, strict=True))
+            typed = self._with_types(heads, tree, free, arrays)
+        leaves = tuple(with_arrival(*pair, self.mesh) for pair in zip(typed, arrays, strict=True))
         fn, name, count = self.fn, self.name, len(args)
 
         def call(*flat: Any) -> Any:
@@ -419,8 +419,8 @@ class CallReader:
             warn_of_lost_state(held, result, name, lambda p: self._leaf_name(p, positions))
             return result
 
-        keys = tuple(map(_aval_key, leaves)), _typed(statics), _typed(static_kwargs)
-        asked = tuple(leaf.asked for leaf in leaves)
+        keys = tuple(map(_aval_key, leaves)), _statics_key(statics), _statics_key(static_kwargs)
+        asked = tuple(leaf.demand for leaf in leaves)
         signature = CallSignature(
             key=(tree, *keys, asked, _jax_call.trace_key()),
             tree=tree,
@@ -477,7 +477,7 @@ class CallReader:
             head = str(index.key)
         return head + jax.tree_util.keystr(tuple(rest))
 
-    def _typed(
+    def _with_types(
         self, heads: Sequence[str], tree: Any, leaves: Sequence[Leaf], arrays: Sequence[Any]
     ) -> list[Leaf]:
         """The arguments with what is asked of them.
@@ -531,7 +531,7 @@ class CallReader:
         ways = [[(owner, *names), names] for owner, names in zip(owners, inside, strict=True)]
         entries = types_by_pattern(self.options.in_types, ways, "in_types")
         return [
-            with_type(t, leaf, ("in_types", owner), self.spec, skip=2)
+            read_entry(t, leaf, ("in_types", owner), self.spec, skip=2)
             for t, owner, leaf in zip(entries, owners, leaves, strict=True)
         ]
 
@@ -541,7 +541,7 @@ def _aval_key(leaf: Leaf) -> tuple[Any, ...]:
     return leaf.aval.shape, leaf.aval.dtype, weak, leaf.memory, leaf.in_host
 
 
-def _typed(statics: Mapping[Any, Any]) -> tuple[tuple[Any, type, Any], ...]:
+def _statics_key(statics: Mapping[Any, Any]) -> tuple[tuple[Any, type, Any], ...]:
     """Static arguments as a key. It has their types, too: 1, 1.0 and True are equal and trace
     differently."""
     return tuple((k, type(v), v) for k, v in sorted(statics.items()))

@@ -17,7 +17,7 @@ from sbp.api.boundary import about_option, check_meshes, check_types
 from sbp.api.call import CallReader, CallSignature, JitOptions, Parameters
 from sbp.api.plan import Plan, load_program
 from sbp.api.symbolic import SizedCall, UnequalElements, equal_sizes, sized_report
-from sbp.api.tracing import Tracer, traced_call, typed_results
+from sbp.api.tracing import Tracer, traced_call, with_result_types
 from sbp.errors import (
     Diagnostic,
     Edit,
@@ -133,7 +133,9 @@ class Planner:
             call = call.at_equal_elements(self.spec.num_devices)
             plan = self._sized(call)
         found = call.decide(
-            plan.program.typing, plan.results, lambda results: typed_results(self.reader, results)
+            plan.program.typing,
+            plan.results,
+            lambda results: with_result_types(self.reader, results),
         )
         asked = {
             "memory limit": self.options.memory_limit is not None,

@@ -121,7 +121,7 @@ class SizedCall:
         """The signature at some sizes."""
         key = ("at", tuple(sorted(point.items())), self.symbolic.key)
         return dataclasses.replace(
-            self.symbolic, leaves=_sized(self.symbolic, numbers(point)), key=key
+            self.symbolic, leaves=_with_sizes(self.symbolic, numbers(point)), key=key
         )
 
     @contextlib.contextmanager
@@ -204,8 +204,8 @@ class SizedCall:
             symbolic = Leaves(tree=results.tree, leaves=tuple(leaves))
 
             def asked(lift: Lift) -> list[Any]:
-                there = dataclasses.replace(symbolic, leaves=_sized(symbolic, lift))
-                return [leaf.asked for leaf in typed(there).leaves]
+                there = dataclasses.replace(symbolic, leaves=_with_sizes(symbolic, lift))
+                return [leaf.demand for leaf in typed(there).leaves]
 
             with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
                 here = asked(numbers(self.point))
@@ -242,7 +242,7 @@ class SizedCall:
             )
 
 
-def _sized(leaves: Leaves, of: Callable[[Any], Any]) -> tuple[Leaf, ...]:
+def _with_sizes(leaves: Leaves, of: Callable[[Any], Any]) -> tuple[Leaf, ...]:
     """Leaves with other sizes in place of symbolic ones."""
     return tuple(
         dataclasses.replace(leaf, aval=_shape_with(leaf.aval, of)) for leaf in leaves.leaves
@@ -362,7 +362,7 @@ def _with_equal(call: SizedCall) -> Iterator[tuple[str, CallSignature]]:
             return jax.export.symbolic_shape(str(d), scope=scope)[0]
 
         key = ("where", term, signature.key)
-        yield term, dataclasses.replace(signature, leaves=_sized(signature, size), key=key)
+        yield term, dataclasses.replace(signature, leaves=_with_sizes(signature, size), key=key)
 
 
 # ---- reports at symbolic sizes ------------------------------------------------------------------

@@ -51,7 +51,7 @@ from sbp.types import NdSbp
 # ---- results ------------------------------------------------------------------------------------
 
 
-def typed_results(reader: CallReader, results: Leaves) -> Leaves:
+def with_result_types(reader: CallReader, results: Leaves) -> Leaves:
     """What a function returns, with what is asked of each result at the boundary.
 
     Arguments:
@@ -70,7 +70,7 @@ def typed_results(reader: CallReader, results: Leaves) -> Leaves:
     for leaf in typed:
         check_monoids(leaf.type or NdSbp(), leaf.aval.dtype, f"output {leaf.name}")
         outer, _ = even_boundary(leaf, leaf.aval.shape, spec, f"output {leaf.name}")
-        found.append(leaf.typed(outer))
+        found.append(leaf.with_type(outer))
     return replace(results, leaves=tuple(found))
 
 
@@ -97,7 +97,7 @@ def tied_outputs(signature: CallSignature, results: Leaves) -> tuple[tuple[int, 
                 continue
             if all(shape(results.leaves[o]) == shape(signature.leaves[i]) for o, i in each):
                 used.add(number)
-                pairs += [(o, i) for o, i in each if not any(results.leaves[o].asked)]
+                pairs += [(o, i) for o, i in each if not any(results.leaves[o].demand)]
                 break
     return tuple(pairs)
 
@@ -169,7 +169,7 @@ def traced_call(
         graph = with_mirrors(with_alignment(with_hoisted_casts(graph)))
     _refuse_traced(graph, reader.name)
     graph = _checked(graph, spec, reader.mesh)
-    results = typed_results(reader, call.results(flat_shapes))
+    results = with_result_types(reader, call.results(flat_shapes))
     kinds = tuple(
         result_kind(leaf, _jax.in_host(graph.aval(o)), spec, reader.mesh)
         for leaf, o in zip(results.leaves, graph.outputs, strict=True)

@@ -75,13 +75,13 @@ def fit(request: Request) -> tuple[Program | None, Program | None]:
         # for another reader. So the cheapest plan without budgets is tried first.
         program, _ = fit(dataclasses.replace(request, budgets=()))
         if program is not None and next(over_budget(program.block, request), None) is None:
-            program = _typed(program, request=request)
+            program = _with_typing(program, request=request)
             return program, program
     search = _Search(functools.partial(choose, request), request)
     program = search.cheapest()
     if program is None or _fits(program):
         if program is not None and request.memory_limit is None:
-            program = _thrifty(search, program)
+            program = _trade_memory(search, program)
         return program, program
     return _within_memory(search, program)
 
@@ -144,15 +144,17 @@ class _Search:
         large = request.size * AXIS_FACTOR ** (len(request.mesh.sizes) - 1) > LARGE
         if not found.again or not request.reuse or large:
             best = _best(self.at())
-            return best and _typed(best, bounds_reuse=not found.again)
+            return best and _with_typing(best, bounds_reuse=not found.again)
         bounding = self.at(dict.fromkeys(found.again, 0.0))
         best = _best(bounding)
         if bounding is None or best is None or (best.typing.optimal and _fits(best)):
             return best
         best = _best(bounding, self.at({v: 1 / n for v, n in found.times.items()}), self.at())
-        return best and _typed(best, lower_bound=bounding.typing.lower_bound)
+        return best and _with_typing(best, lower_bound=bounding.typing.lower_bound)
 
-    def priced(self, price: float, free: Program, fuller: Program | None = None) -> Program | None:
+    def at_price(
+        self, price: float, free: Program, fuller: Program | None = None
+    ) -> Program | None:
         """The plan at a price of memory; None where no typing was found.
 
         Arguments:
@@ -173,11 +175,13 @@ class _Search:
         # A bound on seconds with a price of memory bounds only typings that take no more memory.
         # The bound without a price holds for all typings.
         typing = free.typing
-        found = _typed(found, lower_bound=typing.lower_bound, bounds_reuse=typing.bounds_reuse)
+        found = _with_typing(
+            found, lower_bound=typing.lower_bound, bounds_reuse=typing.bounds_reuse
+        )
         return _best(found)
 
 
-def _typed(program: Program, **fields: Any) -> Program:
+def _with_typing(program: Program, **fields: Any) -> Program:
     """A program with other fields of its typing."""
     return dataclasses.replace(program, typing=dataclasses.replace(program.typing, **fields))
 
@@ -282,7 +286,7 @@ def without_repeats(program: Program, room: Room) -> Program:
 # ---- less memory for more time ------------------------------------------------------------------
 
 
-def _thrifty(search: _Search, program: Program) -> Program:
+def _trade_memory(search: _Search, program: Program) -> Program:
     """The fastest plan, or one that holds so much less that it is worth the time. No memory limit
     is given.
 
@@ -305,7 +309,7 @@ def _thrifty(search: _Search, program: Program) -> Program:
         # Values that are live at different moments are charged as if they were live together. So
         # the price is the one at which memory would weigh as much as time.
         price = last.cost.seconds / last.cost.peak_memory_bytes
-        found = search.priced(price, program, fuller=last)
+        found = search.at_price(price, program, fuller=last)
         if found is None or found.cost == last.cost:
             break
         tried.append(found)
@@ -369,7 +373,7 @@ def _within_memory(search: _Search, free: Program) -> tuple[Program | None, Prog
     """
     program, least, too_low = free, free, PRICES[0] / 10
     for price in PRICES:
-        found = search.priced(price, free, fuller=program)
+        found = search.at_price(price, free, fuller=program)
         if found is None:
             break
         program = found
@@ -378,7 +382,7 @@ def _within_memory(search: _Search, free: Program) -> tuple[Program | None, Prog
             best, enough = program, price
             for _ in range(HALVINGS):
                 middle = math.sqrt(too_low * enough)
-                found = search.priced(middle, free)
+                found = search.at_price(middle, free)
                 if found is not None and _fits(found):
                     enough = middle
                     best = min(best, found, key=lambda p: p.cost.seconds)

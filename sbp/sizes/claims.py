@@ -41,7 +41,7 @@ from sbp.sizes.expressions import (
     symbolic_in,
     symbols_in,
 )
-from sbp.sizes.scope import Explored, Lift, Region, Scope, Solver, explore, needed, numbers
+from sbp.sizes.scope import Explored, Lift, Region, Scope, Solver, explore, minimal, numbers
 from sbp.trace.graph import DIM_AS_VALUE, Graph, Node
 
 SHOWN = 3
@@ -282,7 +282,7 @@ def element_claims(graph: Graph) -> list[Claim]:
         shapes = [tuple(graph.aval(o).shape) for o in (*node.inputs[:1], *node.outputs[:1])]
         if not traits_of(node.op).regroups or not is_symbolic(shapes):
             continue
-        left, right = counted(*shapes)
+        left, right = element_products(*shapes)
         if str(left) == str(right):
             continue
         fact = f"{left} == {right}"
@@ -299,11 +299,11 @@ def element_claims(graph: Graph) -> list[Claim]:
     return claims
 
 
-def counted(before: Sequence[Any], after: Sequence[Any]) -> tuple[Any, Any]:
+def element_products(before: Sequence[Any], after: Sequence[Any]) -> tuple[Any, Any]:
     """The numbers of elements of two shapes, without the sizes that they share.
 
     >>> b, s = jax.export.symbolic_shape("b, s")
-    >>> counted((b, s), (8, s))
+    >>> element_products((b, s), (8, s))
     (b, 8)
     """
     rest, other = list(before), list[Any]()
@@ -400,7 +400,7 @@ def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
       point: the sizes that the typing was chosen at.
     """
     found = [(c, explore(c.holds, scope, point)) for c in claims]
-    limited, terms = _limited(scope, found)
+    limited, terms = _limits(scope, found)
     if terms and any(e.open for _, e in found):
         # Products of symbols are easier where the other claims hold: from mod(m, 8) == 0 follows
         # that 8 divides m*k.
@@ -411,25 +411,25 @@ def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
         (p for p in scope.points() if any(e.holds_at(p) is False for _, e in failing)),
         next((p for _, e in failing for holds, _, p in e.cases if not holds), None),
     )
-    at, asked = counterexample or point, _asked(scope)
+    at, asked = counterexample or point, _scope_text(scope)
     undecided = [(c, e.open) for c, e in found if e.open]
     small = [p for p in scope.points(TRIED) if all(e.holds_at(p) for _, e in limited)]
     return Decided(
         status="open" if undecided else "some" if limited else "every",
         asked=asked,
-        holds=" and ".join(terms) or _listed([c.text for c, _ in limited]) or asked,
+        holds=" and ".join(terms) or _list_text([c.text for c, _ in limited]) or asked,
         terms=terms,
         point=point,
         counterexample=counterexample,
         limits=tuple(c for c, _ in sorted(failing, key=lambda f: f[1].holds_at(at) is not False)),
-        undecided=tuple((c, _tried(c, why, small)) for c, why in undecided),
+        undecided=tuple((c, _trial_text(c, why, small)) for c, why in undecided),
         claims=len(claims),
         _scope=scope,
         _explored=tuple(e for _, e in found),
     )
 
 
-def _limited(
+def _limits(
     scope: Scope, found: Sequence[tuple[Claim, Explored]]
 ) -> tuple[list[tuple[Claim, Explored]], Region]:
     """The decided claims that do not hold everywhere, without those that follow from the claims
@@ -455,18 +455,18 @@ def _limited(
     for facts in (simple, [*sorted(noted, key=len, reverse=True), *simple]):
         common = [f for f in facts if solver.shows([(f,)])]
         if suffice(common):
-            return limited, tuple(needed(common, suffice))
+            return limited, tuple(minimal(common, suffice))
     return limited, ()
 
 
-def _listed(texts: Sequence[str]) -> str:
+def _list_text(texts: Sequence[str]) -> str:
     """The first claims, and how many more there are."""
     more = len(texts) - SHOWN
     rest = f" and {more} more condition{'s' * (more > 1)}" if more > 0 else ""
     return " and ".join(texts[:SHOWN]) + rest
 
 
-def _tried(claim: Claim, why: str, small: Sequence[Point]) -> str:
+def _trial_text(claim: Claim, why: str, small: Sequence[Point]) -> str:
     """Why a claim is not decided, and what some sizes at which the decided ones hold say of it."""
     fails = next((p for p in small if not claim.holds(numbers(p))), None)
     found = f"not so where {point_text(fails)}" if fails else "it held at all of them"
@@ -478,7 +478,7 @@ def point_text(point: Point) -> str:
     return " and ".join(f"{name} = {value}" for name, value in sorted(point.items()))
 
 
-def _asked(scope: Scope) -> str:
+def _scope_text(scope: Scope) -> str:
     """The scope in words, without the constraints that JAX adds to one on a `mod`."""
     multiples = (MULTIPLE.fullmatch(c) for c in scope.constraints)
     added = {f"{m[2]}*floordiv({m[1]}, {m[2]}) == {m[1]}" for m in multiples if m}

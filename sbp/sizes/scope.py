@@ -102,7 +102,7 @@ class Scope:
         """
         own = [c for c in self.constraints if c not in terms]
         suffice = lambda c: Scope(self.names, (*c, *terms)).always(self.constraints)  # noqa: E731
-        return (*needed(own, suffice), *terms)
+        return (*minimal(own, suffice), *terms)
 
     def always(self, region: Region) -> bool:
         """Whether Z3 shows that a region is the whole scope."""
@@ -133,7 +133,7 @@ def holds_at(region: Region, point: Point) -> bool:
     return all(value_of(c, point) for c in region)
 
 
-def needed(items: Sequence[T], suffice: Callable[[list[T]], bool]) -> list[T]:
+def minimal(items: Sequence[T], suffice: Callable[[list[T]], bool]) -> list[T]:
     """Items without those that are not needed. The first ones are left out first.
 
     Arguments:
