@@ -287,7 +287,7 @@ class Jitted:
         """The report on a program. Errors of sbp are in `report.diagnostics` and are not raised.
 
         Shapes may have symbolic sizes (`jax.export.symbolic_shape`). The program is then typed at
-        one choice of sizes, and `report.sizes`, a `sbp.sizes.conditions.Decided`, says for which
+        one choice of sizes, and `report.sizes`, a `sbp.sizes.claims.Decided`, says for which
         sizes that typing holds. The report on a program without a typing has no `sizes`.
         """
         mesh = None

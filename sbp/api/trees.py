@@ -259,8 +259,9 @@ def types_by_pattern(
         named = [k for k, ways in enumerate(paths) if any(matches(pattern, w) for w in ways)]
         if not named:
             known = ["/".join(way) for ways in paths for way in ways]
-            near = difflib.get_close_matches(pattern, known, n=1, cutoff=0)
-            said = f"the nearest is {near[0]!r}" if near else "there are no leaves"
+            ratios = {k: difflib.SequenceMatcher(None, k, pattern, False).ratio() for k in known}
+            best = max(ratios, key=lambda k: ratios[k], default=None)
+            said = "there are no leaves" if best is None else f"the nearest is {best!r}"
             error = ArgumentError(f"{where}: no leaf has the path {shown(pattern)}; {said}")
             raise error.with_slip(pattern, *_near_patterns(pattern, known))
         for k in named:

@@ -77,7 +77,7 @@ def fit(request: Request) -> tuple[Program | None, Program | None]:
         if program is not None and next(over_budget(program.block, request), None) is None:
             program = _with_typing(program, request=request)
             return program, program
-    search = _Search(functools.partial(choose, request), request)
+    search = _PlanSearch(functools.partial(choose, request), request)
     program = search.cheapest()
     if program is None or _fits(program):
         if program is not None and request.memory_limit is None:
@@ -102,10 +102,10 @@ def cheapest(choosing: Choosing, request: Request) -> Program | None:
       choosing: chooses the types; it is given no price of memory.
       request: the program, with everything that its types are chosen by.
     """
-    return _Search(choosing, request).cheapest()
+    return _PlanSearch(choosing, request).cheapest()
 
 
-class _Search:
+class _PlanSearch:
     """Plans of one request at shares and prices.
 
     Arguments:
@@ -286,7 +286,7 @@ def without_repeats(program: Program, room: Room) -> Program:
 # ---- less memory for more time ------------------------------------------------------------------
 
 
-def _trade_memory(search: _Search, program: Program) -> Program:
+def _trade_memory(search: _PlanSearch, program: Program) -> Program:
     """The fastest plan, or one that holds so much less that it is worth the time. No memory limit
     is given.
 
@@ -361,7 +361,7 @@ def _around_loops(block: Block) -> Iterator[Register]:
 # ---- a memory limit -----------------------------------------------------------------------------
 
 
-def _within_memory(search: _Search, free: Program) -> tuple[Program | None, Program]:
+def _within_memory(search: _PlanSearch, free: Program) -> tuple[Program | None, Program]:
     """A cheap program that fits the memory limit, and the program of least memory that was found.
 
     Arguments:

@@ -406,14 +406,16 @@ def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
         # that 8 divides m*k.
         narrowed = scope.narrowed(terms)
         found = [(c, explore(c.holds, narrowed, point) if e.open else e) for c, e in found]
+        limited, terms = _limits(scope, found)
     failing = [*limited, *((c, e) for c, e in found if e.where(False) and e.open)]
+    small = scope.points() if failing else ()
     counterexample = next(
-        (p for p in scope.points() if any(e.holds_at(p) is False for _, e in failing)),
+        (p for p in small if any(e.holds_at(p) is False for _, e in failing)),
         next((p for _, e in failing for holds, _, p in e.cases if not holds), None),
     )
     at, asked = counterexample or point, _scope_text(scope)
     undecided = [(c, e.open) for c, e in found if e.open]
-    small = [p for p in scope.points(TRIED) if all(e.holds_at(p) for _, e in limited)]
+    tried = [p for p in scope.points(TRIED) if all(e.holds_at(p) for _, e in limited)]
     return Decided(
         status="open" if undecided else "some" if limited else "every",
         asked=asked,
@@ -422,7 +424,7 @@ def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
         point=point,
         counterexample=counterexample,
         limits=tuple(c for c, _ in sorted(failing, key=lambda f: f[1].holds_at(at) is not False)),
-        undecided=tuple((c, _trial_text(c, why, small)) for c, why in undecided),
+        undecided=tuple((c, _trial_text(c, why, tried)) for c, why in undecided),
         claims=len(claims),
         _scope=scope,
         _explored=tuple(e for _, e in found),

@@ -142,3 +142,17 @@ def test_an_undecided_claim_is_tried_at_small_sizes(claim, rlimit, said, monkeyp
         f"not proved, since {said}: b is round; tried at 512 small sizes: not so where b = 1"
     )
     assert found.holds_at(b=8) is True
+
+
+def test_a_claim_is_decided_where_the_others_hold():
+    """A claim that wants numbers outside of the sizes that another one leaves."""
+    (b,) = dims("b")
+    two = Claim(text="2 divides b", key=2, holds=lambda lift: lift(b) % 2 == 0)
+    hard = Claim(
+        text="b is large",
+        key=3,
+        holds=lambda lift: lift(b) >= 10 if lift(b) % 2 == 0 else hash(lift(b)) % 8 == 0,
+    )
+    found = decide((two, hard), Scope(("b",), ()), {"b": 12})
+    assert (found.status, found.holds) == ("some", "b >= 10 and mod(b, 2) == 0")
+    assert found.counterexample == {"b": 1}
