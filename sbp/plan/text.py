@@ -79,16 +79,8 @@ def shape_text(aval: Any, codes: Codes | None = None, sizes: Sequence[int] = ())
     'f32[8,16]'
     """
     name = str(aval.dtype)
-    for long, short in (
-        ("bfloat", "bf"),
-        ("float", "f"),
-        ("uint", "u"),
-        ("int", "i"),
-        ("complex", "c"),
-    ):
-        if name.startswith(long):
-            name = short + name[len(long) :]
-            break
+    for long, short in (("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
+        name = name.replace(long, short)
     shape = aval.shape if codes is None else local_shape(aval.shape, codes, sizes)
     name += "<host>" if _jax.in_host(aval) else ""
     return f"{name}[{','.join(map(str, shape))}]"

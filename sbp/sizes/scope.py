@@ -114,13 +114,13 @@ class Scope:
         """Points of the scope by their largest size, smallest first.
 
         Arguments:
-          count: about as many points are looked at; those that the scope does not allow are left
+          count: at most as many points are looked at; those that the scope does not allow are left
             out.
 
         >>> [tuple(p.values()) for p in Scope(("a", "b"), ("a >= b",)).points(4)]
         [(1, 1), (2, 1), (2, 2)]
         """
-        largest = round(count ** (1 / max(1, len(self.names))))
+        largest = int(count ** (1 / max(1, len(self.names))) + 1e-9)
         every = itertools.product(range(1, largest + 1), repeat=len(self.names))
         for values in sorted(every, key=lambda v: (max(v, default=0), v)):
             point = dict(zip(self.names, values, strict=True))
@@ -166,8 +166,8 @@ class Solver:
         self._solver.add(*(v >= 1 for v in self._values.values()), self._all_of(scope.constraints))
 
     def shows(self, *claims: Iterable[Region]) -> bool:
-        """Whether Z3 shows that each claim holds everywhere, which is so in some of its regions;
-        False where Z3 gives up."""
+        """Whether Z3 shows that each claim holds everywhere: that each point is in one of its
+        regions. False where Z3 gives up."""
         return all(self._solver.check(z3.Not(self._any_of(c))) == z3.unsat for c in claims)
 
     def add(self, claim: Iterable[Region]) -> None:
