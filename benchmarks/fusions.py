@@ -3,7 +3,7 @@ the graph alone.
 
 A fusion computes values that are stored, or the operands of a product or a reduction. It reads each
 stored value that it needs once, and writes each value that it stores once. Values inside of it
-never reach memory. `sbp.plan.stored` asks the same of a plan, for its memory.
+never reach memory. `sbp.plan.memory` asks the same of a plan, for its memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sbp import _jax
-from sbp.plan.stored import fills_lines, fuses_with_readers
+from sbp.plan.memory import fills_lines, fuses_with_readers
 from sbp.signatures import traits_of
 from sbp.trace.graph import Graph, Node, Operand
 

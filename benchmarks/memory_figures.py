@@ -4,7 +4,7 @@
     python -m benchmarks.memory_figures mlp fft     # some
 
 Each program is compiled ahead of time for four v5e chips. `held` are its arguments, results and
-temporaries, a donated buffer once. The rules of `sbp/plan/stored.py` were found on the steps of
+temporaries, a donated buffer once. The rules of `sbp/plan/memory.py` were found on the steps of
 `benchmarks.steps` (which prints planned over held for each), those for joined arrays, random bits,
 sorts, transforms and softmaxes on five of these programs, which are marked as tuned. A program has
 to hold much more than the 128 MiB of a chip's vector memory, where the compiler puts some values.

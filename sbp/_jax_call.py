@@ -13,8 +13,6 @@ from jax._src import api_util as _api_util
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import named_sharding as _named_sharding
-from jax._src.layout import AutoLayoutSingleton
-from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 _WITHOUT_MESH = next(
@@ -41,11 +39,6 @@ def transforming() -> bool:
 def is_unspecified(x: Any) -> bool:
     """Whether a value is what `jax.jit` takes as "no sharding is asked for"."""
     return isinstance(x, _named_sharding.UnspecifiedValue)
-
-
-def is_layout(x: Any) -> bool:
-    """Whether a value asks for a layout in memory, in one of JAX's ways."""
-    return isinstance(x, Format | Layout | AutoLayoutSingleton)
 
 
 def context_mesh() -> Mesh | AbstractMesh | None:

@@ -247,12 +247,11 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 PATTERNS: Mapping[str, str] = {
     "sbp/_jax.py": "messages and frame names of JAX",
-    "sbp/api/jit.py": "sizes with a unit, such as `1 GiB`",
     "sbp/explain/subjects.py": "what users ask about, such as `gradient of line 12`",
     "sbp/limits.py": "policy marks in a name that `jax.checkpoint` keeps",
-    "sbp/plan/parse.py": "the text form of a plan",
+    "sbp/plan/saved.py": "the text form of a plan",
     "sbp/signatures/custom.py": "names that users register",
-    "sbp/sizes/undecided.py": "messages of JAX about symbolic sizes",
+    "sbp/sizes/expressions.py": "messages of JAX about symbolic sizes",
     "sbp/spans.py": "paths of installed libraries",
     "sbp/trace/scopes.py": "name stacks of JAX",
     "sbp/types.py": "the text form of a type",

@@ -15,7 +15,7 @@ from sbp import _jax, _jax_call
 from sbp.annotations import Pin, as_type
 from sbp.api.trees import (
     KeyPath,
-    NoPrefix,
+    filled,
     has_keys,
     is_patterns,
     path_names,
@@ -24,6 +24,7 @@ from sbp.api.trees import (
 )
 from sbp.errors import SbpError, Span, refused, warn
 from sbp.infer.pins import check_axes
+from sbp.infer.request import TypeSource
 from sbp.infer.space import from_type, is_even
 from sbp.kinds import shown, takes_no_such_call
 from sbp.layout import FullySharded, PaddedType
@@ -35,16 +36,19 @@ from sbp.source.editing import argument_span, constants_in
 from sbp.trace.transfers import HOST
 from sbp.types import Atom, B, Broadcast, NdSbp, Split, Unreduced
 
-# ---- memories -----------------------------------------------------------------------------------
-# In which memory arguments and results lie: what the user asks for, and what JAX traces.
+# ---- leaves -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What is asked of an argument or a result.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """An array that a function takes or returns, with what is asked of it.
 
     Arguments:
+      path: its path in the arguments or results.
+      name: the user's name of it, such as `params['w']`.
+      aval: its global shape and dtype.
       type: its type; None leaves it free.
+      source: of an argument, what asks for its type.
       padded: whether it is held as `sbp.Padded`, so that its splits need not divide.
       memory: the kind of memory; None where it is not said. Of an argument of a call, the kind in
         which it arrives; None for the device's own.
@@ -53,36 +57,46 @@ class Asked:
         device memory where the argument is no JAX array yet, as with `jax.jit`.
     """
 
-    type: NdSbp | None
+    path: KeyPath
+    name: str
+    aval: Any
+    type: NdSbp | None = None
+    source: TypeSource = "argument"
     padded: bool = False
     memory: str | None = None
     spec: PartitionSpec | None = None
     in_host: bool = False
 
-    @classmethod
-    def of(cls, t: NdSbp, entry: Any, padded: bool) -> Asked:
-        """What an entry asks that has a type.
+    @property
+    def demand(self) -> tuple[Any, ...]:
+        """What is asked of it, as a key."""
+        return self.type, self.padded, self.memory, self.spec, self.in_host
 
-        Arguments:
-          t: the type.
-          entry: the entry, which may be a `NamedSharding` or a `PartitionSpec`.
-          padded: as for `Asked`.
-        """
-        match entry:
-            case NamedSharding():
-                return cls(t, padded, entry.memory_kind, entry.spec)
-            case PartitionSpec():
-                return cls(t, padded, spec=entry)
-            case _:
-                return cls(t, padded)
+    @property
+    def partial(self) -> NdSbp | None:
+        """Its type where that is partial."""
+        return self.type if self.type is not None and self.type.is_partial else None
 
-    def typed(self, t: NdSbp | None) -> Asked:
+    def with_type(self, t: NdSbp | None) -> Leaf:
         """The same with a type. A spec stays where the type is the one that it says."""
-        same = t == self.type and (t is None or not t.is_partial)
-        return replace(self, type=t, spec=self.spec if same and not self.padded else None)
+        same = t == self.type and not self.partial and not self.padded
+        return replace(self, type=t, spec=self.spec if same else None)
 
 
-FREE = Asked(None)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Leaves:
+    """The structure of the arguments or results of a function, with its leaves."""
+
+    tree: Any
+    leaves: tuple[Leaf, ...]
+
+    def like(self, values: Sequence[Any]) -> Any:
+        """The structure with types or shardings as its leaves."""
+        return filled(self.tree, values, [leaf.path for leaf in self.leaves])
+
+
+# ---- memories -----------------------------------------------------------------------------------
+# In which memory arguments and results lie: what the user asks for, and what JAX traces.
 
 
 def own_kind(kind: str | None, mesh: Mesh | AbstractMesh) -> str | None:
@@ -93,65 +107,33 @@ def own_kind(kind: str | None, mesh: Mesh | AbstractMesh) -> str | None:
     return None if kind in (None, default, "device") else kind
 
 
-def with_memory(leaf: Any, asked: Asked, name: str, mesh: Mesh | AbstractMesh) -> Asked:
-    """What is asked of an argument, with the memory in which it arrives.
-
-    Arguments:
-      leaf: the argument.
-      asked: what the user asks for it.
-      name: the user's name of it.
-      mesh: the user's mesh.
-
-    Raises:
-      SbpError: `memory-kind` where it lies in another memory than is asked, as `jax.jit` refuses
-        it.
-    """
-    array = leaf.parts if isinstance(leaf, Partial | Padded) else leaf
-    sharding = getattr(array, "sharding", None)
-    has = own_kind(getattr(sharding, "memory_kind", None), mesh)
-    wants = own_kind(asked.memory, mesh)
-    placed = isinstance(sharding, jax.sharding.Sharding)
-    if placed and asked.memory is not None and has != wants:
-        raise refused(
-            f"input {name} lies in {has or 'device'} memory, and its sharding asks for"
-            f" {wants or 'device'} memory; put it there with jax.device_put, or ask for"
-            f" memory_kind={has or 'device'!r}",
-            ValueError,
-            code="memory-kind",
-        )
-    kind = has if placed else wants
-    is_array = placed or isinstance(array, jax.ShapeDtypeStruct)
-    return replace(asked, memory=kind, in_host=is_array and kind == HOST)
-
-
 def result_kind(
-    asked: Asked, in_host: bool, name: str, mesh: MeshSpec, users_mesh: Mesh | AbstractMesh
+    leaf: Leaf, in_host: bool, mesh: MeshSpec, users_mesh: Mesh | AbstractMesh
 ) -> str | None:
     """The kind of memory in which a result is returned; None for the device's own.
 
     Arguments:
-      asked: what the user asks for it.
+      leaf: the result.
       in_host: whether the function returns it in host memory.
-      name: the name of the result.
       mesh, users_mesh: the mesh, with its hardware and as the user has it.
 
     Raises:
       SbpError: `memory-kind` for a kind that the platform cannot return.
     """
-    if asked.memory is None:
+    if leaf.memory is None:
         return HOST if in_host else None
     platform = (
         users_mesh.devices.flat[0].platform
         if isinstance(users_mesh, Mesh)
         else mesh.hardware.platform
     )
-    if asked.memory == "unpinned_host" and platform != "cpu":
+    if leaf.memory == "unpinned_host" and platform != "cpu":
         raise SbpError(
-            f"output {name} is asked in unpinned_host memory, where XLA for {platform} returns"
+            f"output {leaf.name} is asked in unpinned_host memory, where XLA for {platform} returns"
             f" nothing; ask for {HOST}",
             code="memory-kind",
         )
-    return own_kind(asked.memory, users_mesh)
+    return own_kind(leaf.memory, users_mesh)
 
 
 # ---- types --------------------------------------------------------------------------------------
@@ -231,36 +213,27 @@ def check_types(types: Any, mesh: MeshSpec, option: str) -> None:
 
 
 def broadcast_types(
-    entry: Any,
-    tree: Any,
-    leaves: Sequence[tuple[KeyPath, Any]],
-    names: tuple[str, str],
-    mesh: MeshSpec,
-) -> list[Asked]:
-    """What is asked of each leaf of `tree`, from a pytree prefix of types.
+    entry: Any, tree: Any, leaves: Sequence[Leaf], names: tuple[str, str], mesh: MeshSpec, skip: int
+) -> list[Leaf]:
+    """The leaves of `tree` with what a pytree prefix of types asks of them.
 
     Arguments:
       entry: the prefix. Its leaves are types, None, functions of a leaf's path and its
         `ShapeDtypeStruct` that return a type or None, or dicts of these by patterns of paths.
       tree: the structure of the arguments or results.
-      leaves: their leaves, each with its path.
+      leaves: their leaves.
       names: the names of `entry` and of `tree`, for errors.
       mesh: the mesh.
+      skip: how many keys of each path lead to `tree`.
 
     Raises:
       SbpError: `bad-argument` where `entry` is no prefix of `tree`, or for a pattern that names no
         leaf; `unknown-axis`, `type-syntax` or `dim-out-of-range` for a type that does not fit the
         mesh or its leaf.
     """
-    try:
-        entries = entries_of(entry, tree, [path_names(path) for path, _ in leaves], names)
-    except NoPrefix as error:
-        told = refused(f"{names[0]} does not fit {names[1]}: {error}", ValueError)
-        raise (told.with_slip(error.slip[0], *error.slip[1]) if error.slip else told) from error
-    return [
-        type_of_leaf(t, path, leaf, names, mesh)
-        for t, (path, leaf) in zip(entries, leaves, strict=True)
-    ]
+    entries = entries_of(entry, tree, [path_names(x.path[skip:]) for x in leaves], names)
+    pairs = zip(entries, leaves, strict=True)
+    return [read_entry(t, leaf, names, mesh, skip) for t, leaf in pairs]
 
 
 def entries_of(
@@ -274,35 +247,32 @@ def entries_of(
       paths: the path of each leaf.
 
     Raises:
-      NoPrefix: where `entry` is no prefix of `tree`.
-      SbpError: `bad-argument` for a pattern that names no leaf.
+      SbpError: `bad-argument` where `entry` is no prefix of `tree`, and for a pattern that names no
+        leaf.
     """
     found: list[Any] = []
-    for leaf in prefix_leaves(entry, tree, lambda x: is_type_leaf(x) or is_patterns(x), names[1]):
-        here, depth = leaf.positions, len(leaf.path)
-        below = [path[depth:] for path in paths[here.start : here.stop]]
-        if not is_patterns(leaf.value):
-            found += [leaf.value] * len(here)
-        elif has_keys(leaf.tree, leaf.value):
-            name = names[1] + jax.tree_util.keystr(leaf.path)
-            for key, child in zip(leaf.tree.node_data()[1], leaf.tree.children(), strict=True):
-                own = [path[1:] for path in below[: child.num_leaves]]
-                below = below[child.num_leaves :]
-                found += entries_of(leaf.value[key], child, own, (names[0], f"{name}[{key!r}]"))
+    is_leaf = lambda x: is_type_leaf(x) or is_patterns(x)  # noqa: E731
+    for value, path, below, here in prefix_leaves(entry, tree, is_leaf, names):
+        inside = [one[len(path) :] for one in paths[here.start : here.stop]]
+        if not is_patterns(value):
+            found += [value] * len(here)
+        elif has_keys(below, value):
+            name = names[1] + jax.tree_util.keystr(path)
+            for key, child in zip(below.node_data()[1], below.children(), strict=True):
+                own = [one[1:] for one in inside[: child.num_leaves]]
+                inside = inside[child.num_leaves :]
+                found += entries_of(value[key], child, own, (names[0], f"{name}[{key!r}]"))
         else:
-            found += types_by_pattern(leaf.value, [[path] for path in below], names[0])
+            found += types_by_pattern(value, [[one] for one in inside], names[0])
     return found
 
 
-def type_of_leaf(t: Any, path: KeyPath, leaf: Any, names: tuple[str, str], mesh: MeshSpec) -> Asked:
-    """What is asked of one leaf by its entry; the arguments are those of `broadcast_types`."""
-    name = names[1] + jax.tree_util.keystr(path)
-    is_partial = isinstance(leaf, Partial)
-    shape = shape_of(leaf.parts if is_partial else leaf, name)
-    rank = len(shape.shape) - (leaf.rank if is_partial else 0)
+def read_entry(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip: int) -> Leaf:
+    """A leaf with what its entry asks; the other arguments are those of `broadcast_types`."""
+    path, shape = leaf.path[skip:], leaf.aval
     if callable(t) and not isinstance(t, Unreduced | str | NdSbp | PartitionSpec | NamedSharding):
         try:
-            t = t(path, leaf if isinstance(leaf, jax.ShapeDtypeStruct) else shape)
+            t = t(path, shape)
         except TypeError as error:
             if takes_no_such_call(error):
                 raise refused(
@@ -313,18 +283,20 @@ def type_of_leaf(t: Any, path: KeyPath, leaf: Any, names: tuple[str, str], mesh:
             raise
     if isinstance(t, FullySharded):
         t = t.type_of(shape.shape, mesh.axes)
-    is_padded = isinstance(t, PaddedType)
-    if is_padded:
-        t = t.type
+    padded = isinstance(t, PaddedType)
+    t = t.type if isinstance(t, PaddedType) else t
     if t is None or _jax_call.is_unspecified(t):
-        return Asked(None, is_padded)
-    where = f"{names[0]} for {name}"
+        return replace(leaf, type=None, source="in_types", padded=padded)
+    where = f"{names[0]} for {names[1]}{jax.tree_util.keystr(path)}"
     try:
-        checked = as_type(t, rank, mesh.names)
+        checked = as_type(t, len(shape.shape), mesh.names)
     except SbpError as error:
         raise error.about(where) from None
     check_axes(checked, mesh, where)
-    return Asked.of(checked, t, is_padded)
+    memory = t.memory_kind if isinstance(t, NamedSharding) else None
+    spec = t.spec if isinstance(t, NamedSharding) else t if isinstance(t, PartitionSpec) else None
+    asked = {"type": checked, "padded": padded, "memory": memory, "spec": spec}
+    return replace(leaf, source="in_types", **asked)
 
 
 def same_mesh(a: Mesh | AbstractMesh, b: Mesh | AbstractMesh) -> bool:
@@ -345,9 +317,8 @@ def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
         return leaf.type
     if isinstance(leaf, Padded):
         return leaf.type if fits_on(leaf, axes_of(mesh)) else None
-    if not isinstance(sharding, NamedSharding) or isinstance(leaf, _jax.Tracer):
-        return None
-    if not same_mesh(sharding.mesh, mesh):
+    traced = isinstance(leaf, _jax.Tracer)
+    if traced or not isinstance(sharding, NamedSharding) or not same_mesh(sharding.mesh, mesh):
         return None
     try:
         return as_type(sharding, len(leaf.shape))
@@ -357,14 +328,51 @@ def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
         return None
 
 
-def held_as(asked: Asked, leaf: Any, mesh: Mesh | AbstractMesh) -> Asked:
-    """What is asked of an argument, once it is known how it arrives. A `Padded` whose type is asked
-    for, or free, is taken as it is."""
-    own = carried_type(leaf, mesh) if isinstance(leaf, Padded) else None
-    if own is None or asked.padded:
-        return asked
-    as_it_is = asked.type is None or is_laid_out(leaf, asked.type, axes_of(mesh))
-    return replace(asked, type=own, padded=True, spec=None) if as_it_is else asked
+def with_arrival(leaf: Leaf, x: Any, mesh: Mesh | AbstractMesh) -> Leaf:
+    """An argument, once it is known how it arrives: with its memory, and as `Padded` where its type
+    is the one that is asked for, or free.
+
+    Raises:
+      SbpError: `not-partial` for a `Partial` that is not pinned to its type, or an array that is
+        pinned partial; `memory-kind` where it lies in another memory than is asked, as `jax.jit`
+        refuses it.
+    """
+    own = carried_type(x, mesh) if isinstance(x, Padded) and not leaf.padded else None
+    if own is not None and (leaf.type is None or is_laid_out(x, leaf.type, axes_of(mesh))):
+        leaf = replace(leaf, type=own, padded=True, spec=None)
+    what, pinned, code = f"input {leaf.name}", f"is pinned {leaf.type!r} but is", "not-partial"
+    if isinstance(x, Partial) and not leaf.partial:
+        raise refused(
+            f"{what} is an sbp.Partial but not pinned partial; pin it in in_types or call .reduce()"
+            " first",
+            ValueError,
+            code=code,
+        )
+    if isinstance(x, Partial) and x.type != leaf.type:
+        raise refused(f"{what} {pinned} a Partial of {x.type!r}", ValueError, code=code)
+    if leaf.partial and not isinstance(x, Partial | jax.ShapeDtypeStruct):
+        raise refused(
+            f"{what} {pinned} no sbp.Partial; pass a Partial, or pin it S or B",
+            ValueError,
+            code=code,
+        )
+    array = x.parts if isinstance(x, Partial | Padded) else x
+    sharding = getattr(array, "sharding", None)
+    has = own_kind(getattr(sharding, "memory_kind", None), mesh)
+    wants = own_kind(leaf.memory, mesh)
+    placed = isinstance(sharding, jax.sharding.Sharding)
+    if placed and leaf.memory is not None and has != wants:
+        raise refused(
+            f"{what} lies in {has or 'device'} memory, and its sharding asks for"
+            f" {wants or 'device'} memory; put it there with jax.device_put, or ask for"
+            f" memory_kind={has or 'device'!r}",
+            ValueError,
+            code="memory-kind",
+        )
+    kind = has if placed else wants
+    in_host = kind == HOST and (placed or isinstance(array, jax.ShapeDtypeStruct))
+    same = kind == leaf.memory and in_host == leaf.in_host
+    return leaf if same else replace(leaf, memory=kind, in_host=in_host)
 
 
 def axes_of(mesh: Mesh | AbstractMesh) -> tuple[tuple[str, int], ...]:
@@ -377,24 +385,21 @@ def _no_array(x: Any) -> str:
     dtype = getattr(x, "dtype", None)
     if not isinstance(x, np.ndarray | np.generic) or not isinstance(dtype, np.dtype):
         return f"is no array: {type(x).__name__}; mark it static or pass an array"
-    if not dtype.isnative and dtype.kind in "biufc":
-        native = dtype.newbyteorder("=")
-        return (
-            f"has dtype {dtype.str}, the other byte order than this machine's; pass"
-            f" x.astype({native.name!r})"
-        )
     return (
-        f"has dtype {dtype}, which is none of JAX's; pass an array of numbers or booleans, such as"
-        ' x.astype("float32"), or mark it static'
+        f"has dtype {dtype.str}, which JAX does not take; pass an array of numbers or booleans of"
+        ' this machine, such as x.astype("float32"), or mark it static'
     )
 
 
 def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of an input.
+    """Global shape and dtype of an input.
 
     Raises:
       SbpError: `bad-argument` for an input that is no array.
     """
+    if isinstance(x, Partial):
+        parts = shape_of(x.parts, name)
+        return jax.ShapeDtypeStruct(parts.shape[x.rank :], parts.dtype)
     if isinstance(x, Padded):
         if x.problem:
             raise refused(f"input {name} is {x!r} and {x.problem}", ValueError)
@@ -416,14 +421,8 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
         )
     except (TypeError, AttributeError) as error:
         raise refused(f"input {name} {_no_array(x)}", TypeError) from error
-    except OverflowError as error:
-        raise refused(
-            f"input {name} is {x!r}, which the integers of JAX do not hold; pass an array of"
-            " another dtype, or enable 64 bits",
-            error,
-        ) from error
-    except ValueError as error:
-        raise refused(f"input {name} is no array: {error}", error) from error
+    except (OverflowError, ValueError) as error:
+        raise refused(f"input {name} is no array that JAX takes: {error}", error) from error
 
 
 def codes_of(t: NdSbp | None, mesh: MeshSpec) -> tuple[int | None, ...] | None:
@@ -437,25 +436,25 @@ def codes_of(t: NdSbp | None, mesh: MeshSpec) -> tuple[int | None, ...] | None:
 
 
 def even_boundary(
-    asked: Asked, shape: tuple[int, ...], mesh: MeshSpec, where: str
+    leaf: Leaf, shape: tuple[int, ...], mesh: MeshSpec, where: str
 ) -> tuple[NdSbp | None, Pin | None]:
     """The type of an array at the boundary of a program. JAX shards arrays evenly, so a mesh axis
     that does not divide its dim becomes B there, with a warning; the program slices or gathers the
     array inside. What is held padded keeps its type, unless it has no elements to split.
 
     Arguments:
-      asked: the type that is asked for.
-      shape: the global shape.
+      leaf: the array, with the type that is asked for.
+      shape: its global shape.
       mesh: the mesh.
       where: the input or output, for the warning.
 
     Returns:
       The type at the boundary, and the pin inside the program where that type is another one.
     """
-    t = asked.type
+    t = leaf.type
     if t is None or is_even(shape, from_type(t, mesh), mesh.sizes):
         return t, None
-    if asked.padded:
+    if leaf.padded:
         return (NdSbp(free=t.free) if 0 in shape else t), None
     atoms: dict[str, Atom] = {}
     for axis in mesh.names:
@@ -512,11 +511,8 @@ def other_option(option: str) -> str:
 
 def mesh_of(*shardings: Any) -> Mesh | AbstractMesh | None:
     """The mesh of the first `NamedSharding`; None where there is none."""
-    for option in shardings:
-        for leaf in _leaves(option) if is_given(option) else ():
-            if isinstance(leaf, NamedSharding):
-                return leaf.mesh
-    return None
+    given = (leaf for option in shardings for leaf in _leaves(option))
+    return next((leaf.mesh for leaf in given if isinstance(leaf, NamedSharding)), None)
 
 
 def check_meshes(shardings: Any, mesh: Mesh | AbstractMesh, option: str) -> None:
@@ -525,7 +521,7 @@ def check_meshes(shardings: Any, mesh: Mesh | AbstractMesh, option: str) -> None
     Raises:
       SbpError: `bad-argument` for one on another mesh.
     """
-    for leaf in _leaves(shardings) if is_given(shardings) else ():
+    for leaf in _leaves(shardings):
         if isinstance(leaf, NamedSharding) and not same_mesh(leaf.mesh, mesh):
             raise refused(
                 f"{option} has a NamedSharding on {leaf.mesh}, but the mesh is {mesh}; make it on"
@@ -534,8 +530,10 @@ def check_meshes(shardings: Any, mesh: Mesh | AbstractMesh, option: str) -> None
             )
 
 
-def _leaves(shardings: Any) -> Iterator[Any]:
-    return iter(leaves_of(shardings, "in_shardings and out_shardings", lambda x: x is None)[0])
+def _leaves(shardings: Any) -> list[Any]:
+    """What an option asks; nothing where it is not given."""
+    name = "in_shardings and out_shardings"
+    return leaves_of(shardings, name, lambda x: x is None)[0] if is_given(shardings) else []
 
 
 def _check_sharding(leaf: Any, option: str) -> None:
@@ -550,19 +548,8 @@ def _check_sharding(leaf: Any, option: str) -> None:
                 ValueError,
             )
         return
-    if isinstance(leaf, jax.sharding.Sharding):
-        raise refused(
-            f"{option} has a {type(leaf).__name__}; give a NamedSharding on the mesh, or None to"
-            " leave it to sbp",
-            ValueError,
-        )
-    if _jax_call.is_layout(leaf):
-        raise refused(
-            f"{option} has a layout in memory, {leaf!r}; sbp leaves layouts to XLA: give its"
-            " sharding",
-            ValueError,
-        )
     raise refused(
-        f"{option} is a pytree of NamedSharding, PartitionSpec or None, not {shown(leaf)}",
-        TypeError,
+        f"{option} is a pytree of NamedSharding, PartitionSpec or None, not {shown(leaf)}; sbp"
+        " leaves layouts in memory to XLA",
+        TypeError if not isinstance(leaf, jax.sharding.Sharding) else ValueError,
     )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -14,20 +14,19 @@ from jax.sharding import AbstractMesh, Mesh
 
 from sbp import _jax_call
 from sbp.api.boundary import (
-    Asked,
+    Leaf,
+    Leaves,
     about_option,
     broadcast_types,
     carried_type,
-    held_as,
     is_type_leaf,
+    read_entry,
     shape_of,
-    type_of_leaf,
-    with_memory,
+    with_arrival,
 )
 from sbp.api.trees import (
     KeyPath,
     arguments_of,
-    filled,
     is_by_name,
     path_names,
     types_by_pattern,
@@ -42,7 +41,6 @@ from sbp.report.wording import listed
 from sbp.run.padded import Padded
 from sbp.run.partial import Partial
 from sbp.spans import Span
-from sbp.types import NdSbp
 
 # ---- parameters ---------------------------------------------------------------------------------
 # Static and donated arguments of a function, read and checked as `jax.jit` does; donated arrays of
@@ -148,8 +146,8 @@ def _sentence(error: Exception) -> str:
 
 
 def refuse_taken(flat: Sequence[Any], names: Sequence[str], donated: Sequence[int]) -> None:
-    """Refuses arrays of which JAX ends the process where they have several devices: one that is
-    deleted, and a donated one that is another argument, too.
+    """Refuses shapes, and arrays of which JAX ends the process where they have several devices: one
+    that is deleted, and a donated one that is another argument, too.
 
     Arguments:
       flat: the arguments.
@@ -162,6 +160,12 @@ def refuse_taken(flat: Sequence[Any], names: Sequence[str], donated: Sequence[in
     first: dict[int, int] = {}
     taken = frozenset(donated)
     for i, x in enumerate(flat):
+        if isinstance(x, jax.ShapeDtypeStruct):
+            raise refused(
+                f"input {names[i]} is a ShapeDtypeStruct; pass an array, or use plan(..), check(..)"
+                " or lower(..), which take shapes",
+                TypeError,
+            )
         if not isinstance(x, jax.Array):
             continue
         if x.is_deleted():
@@ -190,61 +194,12 @@ _CONTAINERS = (tuple, list, dict, type(None))
 their own, so a change of one is no sign of an error."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A custom pytree node among the arguments, before the function runs.
-
-    Arguments:
-      path: its path in the arguments.
-      node: the node.
-      leaves: its leaves by their paths in the node.
-    """
-
-    path: KeyPath
-    node: Any
-    leaves: dict[KeyPath, Any]
+Held = tuple[KeyPath, Any, dict[KeyPath, Any]]
+"""A custom pytree node among the arguments before the function runs, such as a Flax module: its
+path in the arguments, the node, and its leaves by their paths in the node."""
 
 
-class WatchedArguments:
-    """The custom pytree nodes among the arguments of a function that is about to be traced, such as
-    Flax modules.
-
-    Arguments:
-      arguments: the pytree of arguments.
-    """
-
-    def __init__(self, arguments: Any) -> None:
-        self._held = list(_custom_nodes(arguments))
-
-    def warn(self, result: Any, function: str, name_of: Callable[[KeyPath], str]) -> None:
-        """Warns of each argument that the function has changed, with values that it does not
-        return.
-
-        Arguments:
-          result: what the function returns.
-          function: its name.
-          name_of: gives the user's name of a path in the arguments.
-        """
-        returned = {id(leaf) for leaf in jax.tree.leaves(result)} if self._held else set[int]()
-        for held in self._held:
-            after = _leaves_of(held.node) or {}
-            lost = [
-                path
-                for path, leaf in after.items()
-                if held.leaves.get(path) is not leaf and id(leaf) not in returned
-            ]
-            if lost:
-                what = listed([name_of((*held.path, *path)) for path in lost])
-                warn(
-                    "lost-state",
-                    f"input {name_of(held.path)}",
-                    f"is changed inside {function} ({what}), which does not return what it changed:"
-                    f" the caller's {type(held.node).__name__} keeps its old state, as under"
-                    " jax.jit. Return the new state and put it back",
-                )
-
-
-def _custom_nodes(arguments: Any) -> Iterator[_Held]:
+def custom_nodes(arguments: Any) -> Iterator[Held]:
     """The outermost custom nodes, but for those that give other leaves each time that they are
     flattened."""
     found, _ = jax.tree_util.tree_flatten_with_path(arguments, is_leaf=_is_custom)
@@ -252,7 +207,35 @@ def _custom_nodes(arguments: Any) -> Iterator[_Held]:
         if _is_custom(node):
             leaves, again = _leaves_of(node), _leaves_of(node)
             if leaves and again and all(again.get(p) is leaf for p, leaf in leaves.items()):
-                yield _Held(path, node, leaves)
+                yield path, node, leaves
+
+
+def warn_of_lost_state(
+    held: Sequence[Held], result: Any, function: str, name_of: Callable[[KeyPath], str]
+) -> None:
+    """Warns of each argument that a function has changed, with values that it does not return.
+
+    Arguments:
+      held: the custom nodes among the arguments.
+      result: what the function returns.
+      function: its name.
+      name_of: gives the user's name of a path in the arguments.
+    """
+    returned = {id(leaf) for leaf in jax.tree.leaves(result)} if held else set[int]()
+    for path, node, before in held:
+        lost = [
+            (*path, *inside)
+            for inside, leaf in (_leaves_of(node) or {}).items()
+            if before.get(inside) is not leaf and id(leaf) not in returned
+        ]
+        if lost:
+            warn(
+                "lost-state",
+                f"input {name_of(path)}",
+                f"is changed inside {function} ({listed([name_of(p) for p in lost])}), which does"
+                f" not return what it changed: the caller's {type(node).__name__} keeps its old"
+                " state, as under jax.jit. Return the new state and put it back",
+            )
 
 
 def _is_custom(x: Any) -> bool:
@@ -311,49 +294,34 @@ class JitOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CallSignature:
-    """Everything about a call that its plan depends on.
+class CallSignature(Leaves):
+    """Everything about a call that its plan depends on. The structure is that of (args, kwargs)
+    without static arguments.
 
     Arguments:
       key: equal for calls that may share a plan.
-      tree: the structure of (args, kwargs) without static arguments.
-      paths: the path of each flat argument in it.
-      avals: global shape and dtype of each flat argument.
-      names: the user's name of each flat argument, such as `params['w']`.
       call: the function of flat arguments.
-      asked: what is asked of each flat argument.
-      sources: for each flat argument, what asks for its type.
       donated_args: for each donated argument the flat positions of its leaves.
     """
 
     key: Any
-    tree: Any
-    paths: tuple[KeyPath, ...]
-    avals: tuple[jax.ShapeDtypeStruct, ...]
-    names: tuple[str, ...]
     call: Callable[..., Any]
-    asked: tuple[Asked, ...]
-    sources: tuple[TypeSource, ...]
     donated_args: tuple[tuple[int, ...], ...]
 
-    def like(self, leaves: Sequence[Any]) -> Any:
-        """The structure (args, kwargs) with types or shardings as its leaves."""
-        return filled(self.tree, leaves, self.paths)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The user's name of each flat argument."""
+        return tuple(leaf.name for leaf in self.leaves)
 
     @property
-    def partial(self) -> tuple[NdSbp | None, ...]:
-        """For each flat argument its type where that is partial, else None."""
-        return tuple(t if t is not None and t.is_partial else None for t in self.wanted)
-
-    @property
-    def wanted(self) -> tuple[NdSbp | None, ...]:
-        """The type asked for each flat argument; None leaves it free."""
-        return tuple(asked.type for asked in self.asked)
+    def avals(self) -> tuple[Any, ...]:
+        """Global shape and dtype of each flat argument."""
+        return tuple(leaf.aval for leaf in self.leaves)
 
     @property
     def padded(self) -> frozenset[int]:
         """The flat positions of arguments that are held as `Padded`."""
-        return frozenset(i for i, asked in enumerate(self.asked) if asked.padded)
+        return frozenset(i for i, leaf in enumerate(self.leaves) if leaf.padded)
 
     @property
     def donated(self) -> tuple[int, ...]:
@@ -426,20 +394,20 @@ class CallReader:
         with_path, tree = paths_of(
             (dynamic, dynamic_kwargs), "the arguments", lambda x: isinstance(x, Partial | Padded)
         )
-        leaves = [leaf for _, leaf in with_path]
-        names = tuple(self._leaf_name(path, positions) for path, _ in with_path)
+        arrays = [x for _, x in with_path]
         heads = [self._argument_name(p) for p in positions]
+        free: list[Leaf] = []
+        for path, x in with_path:
+            own = self._leaf_name(path, positions)
+            free.append(Leaf(path=path, name=own, aval=shape_of(x, own)))
         with about_option(self.options.in_option):
-            given, sources = self._wanted_inputs(heads, tree, with_path)
-        asked = tuple(held_as(a, leaf, self.mesh) for a, leaf in zip(given, leaves, strict=True))
-        each = tuple(zip(leaves, asked, names, strict=True))
-        avals = tuple(_aval_of(x, a.type, n) for x, a, n in each)
-        asked = tuple(with_memory(*one, self.mesh) for one in each)
+            typed = self._with_types(heads, tree, free, arrays)
+        leaves = tuple(with_arrival(*pair, self.mesh) for pair in zip(typed, arrays, strict=True))
         fn, name, count = self.fn, self.name, len(args)
 
         def call(*flat: Any) -> Any:
             inner, inner_kwargs = jax.tree.unflatten(tree, flat)
-            watched, rest = WatchedArguments((inner, inner_kwargs)), iter(inner)
+            held, rest = list(custom_nodes((inner, inner_kwargs))), iter(inner)
             full = [statics[i] if i in statics else next(rest) for i in range(count)]
             try:
                 result = fn(*full, **inner_kwargs, **static_kwargs)
@@ -447,22 +415,19 @@ class CallReader:
                 if takes_no_such_call(error):
                     raise refused(f"{name} was called wrongly: {error}", error) from error
                 raise
-            watched.warn(result, name, lambda path: self._leaf_name(path, positions))
+            warn_of_lost_state(held, result, name, lambda p: self._leaf_name(p, positions))
             return result
 
-        keys = tuple(map(_aval_key, avals, asked)), _typed(statics), _typed(static_kwargs)
+        keys = tuple(map(_aval_key, leaves)), _statics_key(statics), _statics_key(static_kwargs)
+        asked = tuple(leaf.demand for leaf in leaves)
         signature = CallSignature(
             key=(tree, *keys, asked, _jax_call.trace_key()),
             tree=tree,
-            paths=tuple(path for path, _ in with_path),
-            avals=avals,
-            names=names,
+            leaves=leaves,
             call=call,
-            asked=asked,
-            sources=sources,
             donated_args=self._donated(tree, positions, len(args)),
         )
-        return signature, leaves
+        return signature, arrays
 
     def _statics(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -511,117 +476,71 @@ class CallReader:
             head = str(index.key)
         return head + jax.tree_util.keystr(tuple(rest))
 
-    def _wanted_inputs(
-        self, heads: Sequence[str], tree: Any, with_path: list[Any]
-    ) -> tuple[tuple[Asked, ...], tuple[TypeSource, ...]]:
-        """What is asked of each input, and what asks it.
+    def _with_types(
+        self, heads: Sequence[str], tree: Any, leaves: Sequence[Leaf], arrays: Sequence[Any]
+    ) -> list[Leaf]:
+        """The arguments with what is asked of them.
 
         Arguments:
           heads: the names of the positional arguments that are not static.
           tree: the structure of all arguments that are not static.
-          with_path: (path, leaf) of all arguments that are not static, flat.
+          leaves: its leaves.
+          arrays: the arguments themselves.
         """
-        in_types, count = self.options.in_types, len(heads)
-        wanted: list[Asked] = []
-        # The inputs of a saved plan lie where that plan says.
-        carried = [
-            Asked(carried_type(leaf, self.mesh))
-            if self.options.plan is None or isinstance(leaf, Partial)
-            else Asked(None)
-            for _, leaf in with_path
-        ]
-        positional = sum(len(at) for _, at in arguments_of(tree)[:count])
-        named: tuple[TypeSource, ...] = ("keyword argument",) * (len(carried) - positional)
-        option = self.options.in_option
-        if option == "in_shardings" and positional < len(carried):
+        in_types, option = self.options.in_types, self.options.in_option
+        arguments = arguments_of(tree)[: len(heads)]
+        positional = sum(len(at) for _, at in arguments)
+        if option == "in_shardings" and positional < len(leaves):
             raise refused(
                 "in_shardings names positional arguments; pass no keyword arguments with it",
                 ValueError,
             )
+        carried: list[Leaf] = []
+        for i, (leaf, x) in enumerate(zip(leaves, arrays, strict=True)):
+            # The inputs of a saved plan lie where that plan says.
+            own = self.options.plan is None or isinstance(x, Partial)
+            source: TypeSource = "argument" if i < positional else "keyword argument"
+            t = carried_type(x, self.mesh) if own else None
+            free = t is None and source == leaf.source
+            carried.append(leaf if free else replace(leaf, type=t, source=source))
         if in_types is None:
-            own: tuple[TypeSource, ...] = ("argument",) * positional
-            return tuple(carried), own + named
-        arguments = arguments_of(tree)[:count]
-        given: tuple[TypeSource, ...] = ("in_types",) * positional
-        if is_by_name(in_types, arguments[0][0] if count == 1 else None, heads):
-            return (*self._by_pattern(heads, with_path[:positional]), *carried[positional:]), (
-                given + named
-            )
+            return carried
+        mine, rest = leaves[:positional], carried[positional:]
+        if is_by_name(in_types, arguments[0][0] if len(heads) == 1 else None, heads):
+            return [*self._by_pattern(heads, mine), *rest]
         if not isinstance(in_types, tuple):
-            in_types = (in_types,) * (count if is_type_leaf(in_types) else 1)
-        if len(in_types) != count:
+            in_types = (in_types,) * (len(heads) if is_type_leaf(in_types) else 1)
+        if len(in_types) != len(heads):
             raise refused(
-                f"{option} has {len(in_types)} entries for {count} non-static positional"
+                f"{option} has {len(in_types)} entries for {len(heads)} non-static positional"
                 f" arguments ({', '.join(heads)}); give one each",
                 ValueError,
             )
+        found: list[Leaf] = []
         for number, (entry, (arg, at)) in enumerate(zip(in_types, arguments, strict=True)):
-            own_leaves = [(path[2:], leaf) for path, leaf in with_path[at.start : at.stop]]
-            wanted += broadcast_types(
-                entry, arg, own_leaves, (f"{option}[{number}]", heads[number]), self.spec
-            )
-        return (*wanted, *carried[positional:]), given + named
+            names, own = (f"{option}[{number}]", heads[number]), mine[at.start : at.stop]
+            found += broadcast_types(entry, arg, own, names, self.spec, skip=2)
+        return [*found, *rest]
 
-    def _by_pattern(self, heads: Sequence[str], with_path: list[Any]) -> list[Asked]:
-        """What is asked of positional arguments where `in_types` is one dict of patterns for all of
-        them. A path goes with and without the name of its argument."""
-        owners = [str(heads[path[1].idx]) for path, _ in with_path]
-        inside = [path_names(path[2:]) for path, _ in with_path]
+    def _by_pattern(self, heads: Sequence[str], leaves: Sequence[Leaf]) -> list[Leaf]:
+        """Positional arguments where `in_types` is one dict of patterns for all of them. A path
+        goes with and without the name of its argument."""
+        owners = [str(heads[leaf.path[1].idx]) for leaf in leaves]
+        inside = [path_names(leaf.path[2:]) for leaf in leaves]
         ways = [[(owner, *names), names] for owner, names in zip(owners, inside, strict=True)]
         entries = types_by_pattern(self.options.in_types, ways, "in_types")
         return [
-            type_of_leaf(t, path[2:], leaf, ("in_types", owner), self.spec)
-            for t, owner, (path, leaf) in zip(entries, owners, with_path, strict=True)
+            read_entry(t, leaf, ("in_types", owner), self.spec, skip=2)
+            for t, owner, leaf in zip(entries, owners, leaves, strict=True)
         ]
 
 
-def _aval_key(aval: jax.ShapeDtypeStruct, asked: Asked) -> tuple[Any, ...]:
-    weak = bool(getattr(aval, "weak_type", False))
-    return aval.shape, aval.dtype, weak, asked.memory, asked.in_host
+def _aval_key(leaf: Leaf) -> tuple[Any, ...]:
+    weak = bool(getattr(leaf.aval, "weak_type", False))
+    return leaf.aval.shape, leaf.aval.dtype, weak, leaf.memory, leaf.in_host
 
 
-def _typed(statics: Mapping[Any, Any]) -> tuple[tuple[Any, type, Any], ...]:
+def _statics_key(statics: Mapping[Any, Any]) -> tuple[tuple[Any, type, Any], ...]:
     """Static arguments as a key. It has their types, too: 1, 1.0 and True are equal and trace
     differently."""
     return tuple((k, type(v), v) for k, v in sorted(statics.items()))
-
-
-def _aval_of(leaf: Any, want: NdSbp | None, name: str) -> jax.ShapeDtypeStruct:
-    """Global shape and dtype of a flat argument.
-
-    Arguments:
-      leaf: the argument.
-      want: the type asked for it.
-      name: the user's name of it.
-
-    Raises:
-      SbpError: `not-partial` for a `Partial` that is not pinned to its type, or an array that is
-        pinned partial.
-    """
-    is_partial = want is not None and want.is_partial
-    if is_partial != isinstance(leaf, Partial) and not (
-        is_partial and isinstance(leaf, jax.ShapeDtypeStruct)
-    ):
-        raise refused(
-            (
-                f"input {name} is pinned {want!r} but is no sbp.Partial; pass a Partial, or"
-                " pin it S or B"
-                if is_partial
-                else (
-                    f"input {name} is an sbp.Partial but not pinned partial; pin it in"
-                    " in_types or call .reduce() first"
-                )
-            ),
-            ValueError,
-            code="not-partial",
-        )
-    if not isinstance(leaf, Partial):
-        return shape_of(leaf, name)
-    if leaf.type != want:
-        raise refused(
-            f"input {name} is pinned {want!r} but is a Partial of {leaf.type!r}",
-            ValueError,
-            code="not-partial",
-        )
-    aval = shape_of(leaf.parts, name)
-    return jax.ShapeDtypeStruct(aval.shape[leaf.rank :], aval.dtype)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from sbp.api.boundary import Asked, axes_of, shape_of
+from sbp.api.boundary import Leaves, axes_of, shape_of
 from sbp.api.call import CallSignature
 from sbp.errors import refused
 from sbp.kinds import shown
@@ -22,21 +22,6 @@ from sbp.run.specs import Axes, Padding, of_process, placed
 from sbp.types import NdSbp
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Arguments as the program takes them.
-
-    Arguments:
-      flat: arrays. NumPy arrays are not placed yet.
-      whole: positions of what stands for one value in all processes, however it is split.
-      moved: names of arguments that were in another layout.
-    """
-
-    flat: list[Any]
-    whole: frozenset[int]
-    moved: tuple[str, ...]
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Holding:
     """The arguments and results of one plan.
@@ -44,23 +29,23 @@ class Holding:
     Arguments:
       program: the plan.
       signature: the call that it was made for.
-      asked: what is asked of each flat result.
+      returned: what it returns.
       mesh: the user's mesh.
       shardings: of the flat arguments, as the compiled program takes them.
     """
 
     program: Program
     signature: CallSignature
-    asked: tuple[Asked, ...]
+    returned: Leaves
     mesh: Any
     shardings: tuple[NamedSharding, ...]
 
     @functools.cached_property
     def inputs(self) -> dict[int, Padded]:
         """The arguments that are held padded, without their parts."""
-        types, avals = self.program.input_types, self.signature.avals
+        types, leaves = self.program.input_types, self.signature.leaves
         return {
-            i: held_padded(None, avals[i].shape, types[i], self.axes)
+            i: held_padded(None, leaves[i].aval.shape, types[i], self.axes)
             for i in sorted(self.program.request.demand.padded_inputs)
         }
 
@@ -72,9 +57,9 @@ class Holding:
     @functools.cached_property
     def outputs(self) -> dict[int, Padded]:
         """The results that are held padded, without their parts."""
-        graph, types = self.program.graph, self.program.output_types
+        types, leaves = self.program.output_types, self.returned.leaves
         return {
-            o: held_padded(None, graph.aval(graph.outputs[o]).shape, types[o], self.axes)
+            o: held_padded(None, leaves[o].aval.shape, types[o], self.axes)
             for o in sorted(self.program.request.demand.padded_outputs)
         }
 
@@ -86,19 +71,19 @@ class Holding:
     def shape(self, position: int) -> tuple[int, ...]:
         """The shape of the array that the program takes for an argument: that of a `Partial` with
         its leading dims, that of a `Padded` with padding."""
-        shape = tuple(self.signature.avals[position].shape)
+        leaf = self.signature.leaves[position]
+        shape, t = tuple(leaf.aval.shape), leaf.partial
         if position in self.inputs:
             return self.paddings[position].padded_shape
-        t = self.signature.partial[position]
         return shape if t is None else (*(n for n in _part_sizes(t, self.mesh) if n > 1), *shape)
 
     @functools.cached_property
     def shapes(self) -> list[jax.ShapeDtypeStruct]:
         """The flat arguments of the compiled program."""
         return [
-            jax.ShapeDtypeStruct(self.shape(i), aval.dtype, sharding=sharding)
-            for i, (aval, sharding) in enumerate(
-                zip(self.signature.avals, self.shardings, strict=True)
+            jax.ShapeDtypeStruct(self.shape(i), leaf.aval.dtype, sharding=sharding)
+            for i, (leaf, sharding) in enumerate(
+                zip(self.signature.leaves, self.shardings, strict=True)
             )
         ]
 
@@ -113,22 +98,27 @@ class Holding:
         """Whether an argument has the type that the program takes."""
         return position in self.inputs and same_layout(x, self.inputs[position])
 
-    def taken(self, leaves: Sequence[Any]) -> Taken:
+    def taken(self, leaves: Sequence[Any]) -> tuple[list[Any], frozenset[int], tuple[str, ...]]:
         """Arguments as arrays that the program takes. A `Padded` in another layout, and an array
         for what is held padded, are converted.
+
+        Returns:
+          The arrays, of which NumPy arrays are not placed yet; the positions of what stands for one
+          value in all processes, however it is split; and the names of arguments that were in
+          another layout.
 
         Raises:
           SbpError: `bad-argument` for anything but a sequence of one leaf for each argument.
         """
-        if not isinstance(leaves, list | tuple) or len(leaves) != len(self.signature.names):
+        if not isinstance(leaves, list | tuple) or len(leaves) != len(self.signature.leaves):
             raise refused(
-                f"a plan runs on {len(self.signature.names)} flat arguments, got {shown(leaves)};"
+                f"a plan runs on {len(self.signature.leaves)} flat arguments, got {shown(leaves)};"
                 " call the plan itself",
                 TypeError,
             )
         flat, whole, moved = list(leaves), set[int](), list[str]()
         if not self.inputs and not any(isinstance(x, Partial | Padded) for x in leaves):
-            return Taken(flat, frozenset(), ())
+            return flat, frozenset(), ()
         for i, x in enumerate(leaves):
             if isinstance(x, Partial):
                 flat[i] = _parts(x, self.mesh)
@@ -140,14 +130,14 @@ class Holding:
             elif isinstance(x, Padded) or (i in self.inputs and self._is_whole(x, i)):
                 source = x.parts if isinstance(x, Padded) else x
                 if isinstance(source, jax.Array) and source.committed:
-                    moved.append(self.signature.names[i])
+                    moved.append(self.signature.leaves[i].name)
                 if isinstance(x, Padded | jax.Array):
                     whole.add(i)
                 array = x
                 if isinstance(x, Padded):
                     array = x.full() if isinstance(source, jax.Array) else np.asarray(x)
                 flat[i] = self._padded(array, i) if i in self.inputs else array
-        return Taken(flat, frozenset(whole), tuple(moved))
+        return flat, frozenset(whole), tuple(moved)
 
     def _is_whole(self, x: Any, position: int) -> bool:
         """Whether an argument that is held padded comes as an array without padding. An array of
@@ -173,7 +163,8 @@ class Holding:
         return [x if isinstance(x, Partial) else self._placed(x, i) for i, x in enumerate(leaves)]
 
     def _placed(self, x: Any, position: int) -> Any:
-        aval, name = self.signature.avals[position], f"input {self.signature.names[position]}"
+        leaf = self.signature.leaves[position]
+        aval, name = leaf.aval, f"input {leaf.name}"
         own = self.shardings[position]
         sharding = NamedSharding(self.mesh, own.spec, memory_kind=own.memory_kind)
         held = self.paddings.get(position)
@@ -200,13 +191,12 @@ class Holding:
     def results(self, outs: Sequence[Any]) -> list[Any]:
         """The flat results as the user gets them."""
         found = []
-        for position, (out, asked) in enumerate(zip(outs, self.asked, strict=True)):
-            t = asked.type
+        for position, (out, leaf) in enumerate(zip(outs, self.returned.leaves, strict=True)):
             if position in self.outputs:
                 found.append(with_parts(self.outputs[position], out))
-            elif t is not None and t.is_partial:
-                parts = _with_part_dims(out, t, self.mesh)
-                found.append(Partial(parts, t, self.program.output_sum(position)))
+            elif leaf.partial is not None:
+                parts = _with_part_dims(out, leaf.partial, self.mesh)
+                found.append(Partial(parts, leaf.partial, self.program.output_sum(position)))
             else:
                 found.append(out)
         return found
@@ -224,23 +214,19 @@ class Holding:
             with_parts(self.outputs[o], x) if o in self.outputs else x for o, x in enumerate(leaves)
         ]
 
-    def structures(self, results: Any) -> tuple[Any, Any]:
+    def structures(self) -> tuple[Any, Any]:
         """The structures of (args, kwargs) and of the results, with the arrays of the compiled
         program as their leaves. A `Partial` over a mesh axis of size 1 is a leaf there: the program
-        has no dim for its one part.
-
-        Arguments:
-          results: the structure of what the function returns, with `Padded` and `Partial` as
-            leaves.
-        """
+        has no dim for its one part."""
         ins = [
-            self._node(self.inputs.get(i), t, None) for i, t in enumerate(self.signature.partial)
+            self._node(self.inputs.get(i), leaf.partial, None)
+            for i, leaf in enumerate(self.signature.leaves)
         ]
         outs = [
-            self._node(self.outputs.get(o), asked.type, self.program.output_sum(o))
-            for o, asked in enumerate(self.asked)
+            self._node(self.outputs.get(o), leaf.partial, self.program.output_sum(o))
+            for o, leaf in enumerate(self.returned.leaves)
         ]
-        trees = zip((self.signature.tree, results), (ins, outs), strict=True)
+        trees = zip((self.signature.tree, self.returned.tree), (ins, outs), strict=True)
         arguments, returned = (
             jax.tree.structure(jax.tree.unflatten(tree, leaves)) for tree, leaves in trees
         )
@@ -250,7 +236,7 @@ class Holding:
         """What stands in the structure of a call for an argument or result."""
         if padded is not None:
             return with_parts(padded, 0)
-        if t is None or not t.is_partial or 1 in _part_sizes(t, self.mesh):
+        if t is None or 1 in _part_sizes(t, self.mesh):
             return 0
         return Partial.tree_unflatten((t, reduce_dtype), (0,))
 

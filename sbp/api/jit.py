@@ -6,10 +6,8 @@ import functools
 import itertools
 import numbers
 import os
-import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
@@ -67,14 +65,6 @@ MOST_PLANS = 256
 dropped, with one `many-plans` warning."""
 
 
-@dataclass(slots=True)
-class _Entry:
-    """A plan, with the number of its last use."""
-
-    plan: Plan
-    used: int
-
-
 class PlanCache:
     """The plans of one function that were used last.
 
@@ -84,8 +74,8 @@ class PlanCache:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._plans: dict[Any, _Entry] = {}
-        self._quick: dict[Any, _Entry] = {}
+        self._plans: dict[Any, Plan] = {}
+        self._quick: dict[Any, Plan] = {}
         self._uses = itertools.count()
         self._warned = False
 
@@ -101,7 +91,7 @@ class PlanCache:
         placed already."""
         if key in self._plans:
             return key
-        return next((k for k, e in self._plans.items() if _serves(k, e.plan, key)), key)
+        return next((k for k, plan in self._plans.items() if _serves(k, plan, key)), key)
 
     def quick(self, key: Any) -> Plan | None:
         """The plan of a key from `quick_key`."""
@@ -112,7 +102,7 @@ class PlanCache:
         while len(self._plans) >= MOST_PLANS:
             oldest = min(self._plans, key=lambda k: self._plans[k].used)
             dropped = self._plans.pop(oldest)
-            self._quick = {k: e for k, e in self._quick.items() if e is not dropped}
+            self._quick = {k: p for k, p in self._quick.items() if p is not dropped}
             if not self._warned:
                 self._warned = True
                 warn(
@@ -121,7 +111,8 @@ class PlanCache:
                     "and drops the plan that was not used for longest; pad shapes to fewer sizes,"
                     " or pass what changes as an array",
                 )
-        self._plans[key] = _Entry(plan, next(self._uses))
+        self._plans[key] = plan
+        self._used(plan)
 
     def add_quick(self, quick: Any, key: Any) -> None:
         """Lets a second key lead to the plan of a call signature's key."""
@@ -134,11 +125,10 @@ class PlanCache:
         self._plans.clear()
         self._quick.clear()
 
-    def _used(self, entry: _Entry | None) -> Plan | None:
-        if entry is None:
-            return None
-        entry.used = next(self._uses)
-        return entry.plan
+    def _used(self, plan: Plan | None) -> Plan | None:
+        if plan is not None:
+            plan.used = next(self._uses)
+        return plan
 
 
 def _serves(key: Any, plan: Plan, call: Any) -> bool:
@@ -147,7 +137,7 @@ def _serves(key: Any, plan: Plan, call: Any) -> bool:
     (mesh, mine), (its_mesh, its) = key, call
     same = mesh == its_mesh and (*mine[:4], *mine[5:]) == (*its[:4], *its[5:])
     return same and all(
-        a == b or (a.type is None and b == replace(a, type=t))
+        a == b or (a[0] is None and b == (t, *a[1:]))
         for a, b, t in zip(mine[4], its[4], plan.program.input_types, strict=True)
     )
 
@@ -158,6 +148,17 @@ def _serves(key: Any, plan: Plan, call: Any) -> bool:
 MESH = Kind(
     "a jax.sharding.Mesh, an AbstractMesh or None",
     lambda x: x is None or isinstance(x, Mesh | AbstractMesh),
+)
+LIMIT = Kind(
+    "bytes per device, a number above 0 such as 2**30, or None",
+    lambda x: x is None or (isinstance(x, numbers.Real) and x is not True and float(x) > 0),
+)
+BUDGETS = Kind(
+    "a sequence of what sbp.forbid returns",
+    lambda x: isinstance(x, Sequence) and all(isinstance(b, Budget) for b in x),
+)
+XLA_OPTIONS = Kind(
+    "a dict of options of XLA, or None", lambda x: x is None or isinstance(x, Mapping)
 )
 
 
@@ -292,7 +293,7 @@ class Jitted:
         """The report on a program. Errors of sbp are in `report.diagnostics` and are not raised.
 
         Shapes may have symbolic sizes (`jax.export.symbolic_shape`). The program is then typed at
-        one choice of sizes, and `report.sizes`, a `sbp.sizes.conditions.Decided`, says for which
+        one choice of sizes, and `report.sizes`, a `sbp.sizes.claims.Decided`, says for which
         sizes that typing holds. The report on a program without a typing has no `sizes`.
         """
         mesh = None
@@ -352,29 +353,13 @@ class JittedMethod:
         """Runs the plan; see `Jitted.__call__`."""
         return self.__func__(self.__self__, *args, **kwargs)
 
-    def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        """See `Jitted.trace`."""
-        return self.__func__.trace(self.__self__, *args, **kwargs)
-
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """See `Jitted.plan`."""
-        return self.__func__.plan(self.__self__, *args, **kwargs)
-
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """See `Jitted.lower`."""
-        return self.__func__.lower(self.__self__, *args, **kwargs)
-
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """See `Jitted.eval_shape`."""
-        return self.__func__.eval_shape(self.__self__, *args, **kwargs)
-
-    def check(self, *args: Any, **kwargs: Any) -> Report:
-        """See `Jitted.check`."""
-        return self.__func__.check(self.__self__, *args, **kwargs)
-
-    def clear_cache(self) -> None:
-        """See `Jitted.clear_cache`."""
-        self.__func__.clear_cache()
+    def __getattr__(self, name: str) -> Any:
+        """A method of the function, with the object as its first argument."""
+        if name.startswith("__"):  # copy and pickle ask for some before there is a function
+            raise AttributeError(name)
+        found = getattr(self.__func__, name)
+        takes_arguments = name in ("check", "plan", "trace", "lower", "eval_shape")
+        return functools.partial(found, self.__self__) if takes_arguments else found
 
 
 _NO_FUNCTION: Any = object()
@@ -389,7 +374,16 @@ _GONE = {
 """What became of arguments that a `jax.jit` once took."""
 
 
-@takes("sbp.jit", _GONE, mesh=MESH, keep_unused=FLAG, inline=FLAG)
+@takes(
+    "sbp.jit",
+    _GONE,
+    mesh=MESH,
+    memory_limit=LIMIT,
+    budgets=BUDGETS,
+    keep_unused=FLAG,
+    inline=FLAG,
+    compiler_options=XLA_OPTIONS,
+)
 def jit(
     fn: Callable[..., Any] = _NO_FUNCTION,
     mesh: Mesh | AbstractMesh | None = None,
@@ -478,7 +472,6 @@ def jit(
         return functools.partial(jit, **given)  # pyright: ignore[reportReturnType]
     _check_function(fn, device, backend)
     per_axis = _axis_policies(boxing)
-    _check_limits(memory_limit, budgets)
     options = JitOptions(
         in_types=types_of(in_types, in_shardings, "in_shardings"),
         out_types=types_of(out_types, out_shardings, "out_shardings"),
@@ -495,7 +488,7 @@ def jit(
         in_option="in_shardings" if is_given(in_shardings) else "in_types",
         out_option="out_shardings" if is_given(out_shardings) else "out_types",
         keep_unused=keep_unused,
-        compiler_options=_compiler_options(compiler_options),
+        compiler_options=None if compiler_options is None else dict(compiler_options),
         plan=None if plan is None else paths_of_plans(plan),
         at=_jax.caller_span(),
     )
@@ -522,16 +515,6 @@ def _check_function(fn: Any, device: Any, backend: Any) -> None:
             )
 
 
-def _compiler_options(options: Any) -> dict[str, Any] | None:
-    if options is None:
-        return None
-    if not isinstance(options, Mapping):
-        raise refused(
-            f"compiler_options is a dict of options of XLA; got {shown(options)}", TypeError
-        )
-    return dict(options)
-
-
 def _axis_policies(boxing: Any) -> dict[str, Policy]:
     """The policies of `boxing` by mesh axis; empty where it is one policy.
 
@@ -547,45 +530,3 @@ def _axis_policies(boxing: Any) -> dict[str, Policy]:
             )
     refuse_unless(AXIS, "boxing", "each key", per_axis)
     return per_axis
-
-
-def _check_limits(memory_limit: float | None, budgets: Sequence[Budget]) -> None:
-    """Checks `memory_limit` and `budgets`.
-
-    Raises:
-      SbpError: `bad-argument` for a memory limit that is no positive number, or budgets that are
-        not from `sbp.forbid`.
-    """
-    if not isinstance(budgets, Sequence) or not all(isinstance(b, Budget) for b in budgets):
-        raise ArgumentError(
-            f"budgets is a sequence of what sbp.forbid returns; got {shown(budgets)}"
-        )
-    if memory_limit is not None and not (
-        isinstance(memory_limit, numbers.Real)
-        and not isinstance(memory_limit, bool)
-        and memory_limit > 0
-    ):
-        given, written = shown(memory_limit), _bytes_in(memory_limit)
-        raise ArgumentError(
-            f"memory_limit is bytes per device, a number above 0; got {given}"
-            + (f"; write {written}" if written else "")
-        )
-
-
-_SIZE = re.compile(r"\s*(\d+\.?\d*)\s*([KMGT])?(i)?B?\s*", re.IGNORECASE)
-
-
-def _bytes_in(text: Any) -> str:
-    """A size with a unit, such as "1 GiB", as the number of its bytes in Python; empty for other
-    values.
-
-    >>> _bytes_in("1 GiB"), _bytes_in("1.5 MB"), _bytes_in("much")
-    ('1 * 2**30', '1.5 * 10**6', '')
-    """
-    found = _SIZE.fullmatch(text) if isinstance(text, str) else None
-    if found is None:
-        return ""
-    number, unit, binary = found.groups()
-    power = " KMGT".index(unit.upper()) if unit else 0
-    factor = f" * 2**{10 * power}" if binary else f" * 10**{3 * power}"
-    return f"{number}{factor if power else ''}"

@@ -100,21 +100,26 @@ def load_program(paths: tuple[str, ...], request: Request) -> Program:
     files = [file for path in paths for file in _files(path)]
     texts = [_read(file) for file in files]  # one that is missing is refused wherever it stands
     wrong: list[SbpError] = []
-    for path, text in zip(files, texts, strict=True):
+    for text in texts:
         try:
-            return _loaded(path, text, request)
+            return SavedPlan.loads(text).program_for(request)
         except SbpError as error:
             if error.code != "saved-plan":
                 raise
             wrong.append(error)
-    if len(wrong) == 1:
-        raise wrong[0]
+    if len(wrong) > 1:
+        raise SbpError(
+            f"none of {len(files)} saved plans is for this call; plan it without plan=, and save"
+            " the plan beside them",
+            code="saved-plan",
+            details=[f"{path}: {error.title}" for path, error in zip(files, wrong, strict=True)],
+        )
+    (error,) = wrong
     raise SbpError(
-        f"none of {len(files)} saved plans is for this call; plan it without plan=, and save the"
-        " plan beside them",
+        f"{error.title}; plan again without plan=, and save the new plan",
         code="saved-plan",
-        details=[f"{path}: {error.title}" for path, error in zip(files, wrong, strict=True)],
-    )
+        details=(*error.details, f"file: {files[0]}"),
+    ) from error
 
 
 def _files(path: str) -> list[str]:
@@ -150,29 +155,6 @@ def _read(path: str) -> str:
         ) from error
 
 
-def _loaded(path: str, text: str, request: Request) -> Program:
-    """The plan of a file for a request, verified.
-
-    Arguments:
-      path: the file.
-      text: what it has.
-      request: as for `load_program`.
-
-    Raises:
-      SbpError: `saved-plan`, as `load_program` does.
-    """
-    try:
-        return SavedPlan.loads(text).program_for(request)
-    except SbpError as error:
-        if error.code != "saved-plan":
-            raise
-        raise SbpError(
-            f"{error.title}; plan again without plan=, and save the new plan",
-            code="saved-plan",
-            details=(*error.details, f"file: {path}"),
-        ) from error
-
-
 # ---- plans --------------------------------------------------------------------------------------
 
 
@@ -187,6 +169,7 @@ class Plan:
       program: the instructions, with types and cost.
       results: what the function returns.
       noted: the warnings that were given while the plan was made, for its report.
+      used: the number of its last use, for the cache of plans.
 
     Arguments:
       reader: the function with its mesh and options.
@@ -205,6 +188,8 @@ class Plan:
         self.results = traced.results
         self._diagnostics: tuple[Diagnostic, ...] | None = None
         self.noted: tuple[Diagnostic, ...] = ()
+        self.used = 0
+        self._names, self._donated = signature.names, signature.donated
         self._moved = False
         self._quick: tuple[Any, ...] | None = None
 
@@ -215,7 +200,7 @@ class Plan:
             self._reader.mesh,
             Compiling(
                 name=self._reader.name,
-                donated=self._signature.donated,
+                donated=self._donated,
                 keep_unused=self._reader.options.keep_unused,
                 compiler_options=self._reader.options.compiler_options,
             ),
@@ -228,7 +213,7 @@ class Plan:
         return Holding(
             program=self.program,
             signature=self._signature,
-            asked=self._traced.out_asked,
+            returned=self.results,
             mesh=self._reader.mesh,
             shardings=self._executable.in_shardings,
         )
@@ -238,8 +223,12 @@ class Plan:
         """What its runs need where there are several processes."""
         if jax.process_count() == 1:
             return None
-        signature = self._signature
-        return JointRun(self._executable, self._reader.name, signature.names, signature.wanted)
+        return JointRun(
+            self._executable,
+            self._reader.name,
+            self._names,
+            [leaf.type for leaf in self._signature.leaves],
+        )
 
     @property
     def cost(self) -> Cost:
@@ -343,7 +332,7 @@ class Plan:
         """The `jax.stages.Lowered` of the plan's program, for `.compile()` and its HLO. What it
         compiles to is called as the function is, without static arguments. On an abstract mesh it
         has `.as_text()` and does not compile."""
-        structures = self.holding.structures(self.results.tree)
+        structures = self.holding.structures()
         return _jax_call.with_structures(self._executable.lower(self.holding.shapes), *structures)
 
     def report(self) -> Report:
@@ -357,7 +346,7 @@ class Plan:
             program=self.program,
             diagnostics=(*self.noted, *self._diagnostics),
             title=self._reader.name,
-            output_names=self._traced.out_names,
+            output_names=self._output_names,
         )
 
     @takes("Plan.why", skip=1, refine=FLAG)
@@ -388,7 +377,7 @@ class Plan:
         >>> found.type, [(c.steps[0].kind, c.bytes_per_device) for c in found.conversions]
         (B, [('all_reduce', 4.0)])
         """
-        names = self._traced.out_names
+        names = self._output_names
         shows = counting_down("plans") if refine else contextlib.nullcontext(_no_progress)
         with shows as planning:
             found = why(self.program, name, names, refine=refine, planning=planning)
@@ -438,12 +427,16 @@ class Plan:
         write_plan(path, SavedPlan.of(self.program))
 
     @property
+    def _output_names(self) -> tuple[str, ...]:
+        return tuple(leaf.name for leaf in self.results.leaves)
+
+    @property
     def _side(self) -> ComparedPlan:
         return ComparedPlan(
             title=self._reader.name,
             program=self.program,
-            output_names=self._traced.out_names,
-            donated=tuple(self._signature.names[i] for i in self._signature.donated),
+            output_names=self._output_names,
+            donated=tuple(self._names[i] for i in self._donated),
         )
 
     def __str__(self) -> str:
@@ -463,23 +456,19 @@ class Plan:
             for a NumPy array that is pinned split.
         """
         self._refuse_abstract_mesh()
-        taken = self.holding.taken(leaves)
-        flat = taken.flat
-        refuse_taken(flat, self._signature.names, self._signature.donated)
+        flat, whole, moved_before = self.holding.taken(leaves)
+        refuse_taken(flat, self._names, self._donated)
         if self._joint is not None:
-            flat = self._joint.arguments(flat, taken.whole)
+            flat = self._joint.arguments(flat, whole)
         try:
             outs = self._executable(flat, self.holding.shapes)
-        except TypeError as error:
-            self._refuse_shapes(flat, error)
-            raise
         except ValueError:
-            moved = self._move(flat, taken.moved)
+            moved = self._move(flat, moved_before)
             if moved is None:  # JAX complains of something else
                 raise
             outs = self._executable(moved, self.holding.shapes)
         else:
-            self._warn_moved(taken.moved)
+            self._warn_moved(moved_before)
         return jax.tree.unflatten(self.results.tree, self.holding.results(outs))
 
     def _refuse_abstract_mesh(self) -> None:
@@ -490,16 +479,6 @@ class Plan:
                 code="abstract-mesh",
             )
 
-    def _refuse_shapes(self, flat: Sequence[Any], error: TypeError) -> None:
-        """Refuses a run on shapes."""
-        for x, name in zip(flat, self._signature.names, strict=True):
-            if isinstance(x, jax.ShapeDtypeStruct):
-                raise refused(
-                    f"input {name} is a ShapeDtypeStruct; pass an array, or use plan(..), check(..)"
-                    " or lower(..), which take shapes",
-                    error,
-                ) from error
-
     def _move(self, flat: list[Any], names: Sequence[str]) -> list[Any] | None:
         """The arguments, moved to where the plan takes them; None where all of them are there.
 
@@ -508,7 +487,7 @@ class Plan:
           names: of arguments that were moved before.
         """
         moved, names = [], list(names)
-        for i, (x, name) in enumerate(zip(flat, self._signature.names, strict=True)):
+        for i, (x, name) in enumerate(zip(flat, self._names, strict=True)):
             there = self._executable.placed(i, x) if isinstance(x, jax.Array) else x
             if there is not x and x.committed and name not in names:
                 names.append(name)

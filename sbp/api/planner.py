@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
@@ -17,10 +17,9 @@ from sbp.api.boundary import about_option, check_meshes, check_types
 from sbp.api.call import CallReader, CallSignature, JitOptions, Parameters
 from sbp.api.plan import Plan, load_program
 from sbp.api.symbolic import SizedCall, UnequalElements, equal_sizes, sized_report
-from sbp.api.tracing import Tracer, asked_outputs, traced_call
+from sbp.api.tracing import Tracer, traced_call, with_result_types
 from sbp.errors import (
     Diagnostic,
-    Edit,
     Label,
     OptionEdit,
     SbpError,
@@ -110,30 +109,23 @@ class Planner:
           SbpError: where there is no plan.
         """
         signature = self.reader.read(args, kwargs)[0]
-        if is_symbolic(signature.avals):
-            call = self._sized_call(signature)
-            try:
-                return self._check_sizes(call)
-            except SbpError:
+        if not is_symbolic(signature.avals):
+            return plan_of(signature).report()
+        try:
+            return self._check_sizes(signature)
+        except SbpError:
+            raise
+        except (TypeError, ValueError) as error:
+            call = SizedCall.of(signature, self.spec.num_devices, self.options.at)
+            found = equal_sizes(error, call, self._check_sizes)
+            if found is None:
                 raise
-            except (TypeError, ValueError) as error:
-                found = equal_sizes(error, call, self._program_at)
-                if found is None:
-                    raise
-                raise SbpTypeError((found,)) from error
-        return plan_of(signature).report()
+            raise SbpTypeError((found,)) from error
 
-    def _sized_call(self, signature: CallSignature) -> SizedCall:
-        return SizedCall.of(signature, self.spec.num_devices, self.options.at)
-
-    def _program_at(self, signature: CallSignature) -> Program | None:
-        """The program of a call with symbolic sizes; None where its report has errors."""
-        report = self._check_sizes(self._sized_call(signature))
-        return report.program if report.ok else None
-
-    def _check_sizes(self, call: SizedCall) -> Report:
+    def _check_sizes(self, signature: CallSignature) -> Report:
         """The report on a call with symbolic sizes: the plan at one choice of them, with its typing
         decided for all."""
+        call = SizedCall.of(signature, self.spec.num_devices, self.options.at)
         try:
             plan = self._sized(call)
         except UnequalElements:
@@ -141,9 +133,8 @@ class Planner:
             plan = self._sized(call)
         found = call.decide(
             plan.program.typing,
-            lambda shapes: asked_outputs(
-                self.reader, dataclasses.replace(plan.results, shapes=tuple(shapes))
-            )[0],
+            plan.results,
+            lambda results: with_result_types(self.reader, results),
         )
         asked = {
             "memory limit": self.options.memory_limit is not None,
@@ -265,11 +256,10 @@ def _corrected(error: SbpError, options: JitOptions) -> Iterator[Change]:
     for right in slip.likely:
         edits = constants_in(at, written, _written(right))
         if edits:
-            yield _change(
+            yield Change(
                 text=f"write {shown(_written(right))} for {shown(written)} at line {at.line}",
                 edits=edits,
-                options=options,
-                correction=Correction(at, slip.wrong, right),
+                make=lambda right=right: (options, Correction(at, slip.wrong, right)),
             )
 
 
@@ -287,31 +277,38 @@ def _entries(error: SbpError, options: JitOptions, call: Span) -> Iterator[Chang
         changed = next(i for i, entry in enumerate(right) if entry is not wrong[i])
         source = next((k for k, other in enumerate(wrong) if other is right[changed]), None)
         written = parts[source][1] if parts and source is not None else f'"{right[changed]}"'
-        edits: tuple[Edit, ...] = (
-            OptionEdit(option="in_types", value=right, function="sbp.manual"),
-        )
-        labels: tuple[Label, ...] = ()
-        if parts:
-            edits = (SourceEdit(span=parts[changed][0], replacement=written),)
-            labels = (Label(span=parts[changed][0], text="", primary=True),)
         yield _change(
-            text=f"write {written} for entry {changed} of in_types at line {call.line}",
-            edits=edits,
-            options=options,
-            correction=Correction(call, wrong, right),
-            labels=labels,
+            f"write {written} for entry {changed} of in_types at line {call.line}",
+            [(SourceEdit(span=parts[changed][0], replacement=written), "")] if parts else [],
+            OptionEdit(option="in_types", value=right, function="sbp.manual"),
+            (options, Correction(call, wrong, right)),
         )
 
 
 def _change(
     text: str,
-    edits: tuple[Edit, ...],
-    options: JitOptions,
-    correction: Correction | None = None,
-    labels: tuple[Label, ...] = (),
+    written: Sequence[tuple[SourceEdit, str]],
+    option: OptionEdit,
+    changed: tuple[JitOptions, Correction | None],
 ) -> Change:
-    """A change of the options, or of a call by `correction`."""
-    return Change(text=text, edits=edits, labels=labels, make=lambda: (options, correction))
+    """A change of an option.
+
+    Arguments:
+      text: the change in words.
+      written: the edits of the source, each with the text of its label; none where the source does
+        not show the option.
+      option: the edit of the option then.
+      changed: the options after it, or a correction of another call.
+    """
+    return Change(
+        text=text,
+        edits=tuple(edit for edit, _ in written) or (option,),
+        labels=tuple(
+            Label(span=edit.span, text=said, primary=not n)
+            for n, (edit, said) in enumerate(written)
+        ),
+        make=lambda: changed,
+    )
 
 
 def _written(value: Any) -> Any:
@@ -330,22 +327,19 @@ def _swaps(option: str, options: JitOptions) -> Iterator[Change]:
             continue
         swapped = list(entries)
         swapped[i], swapped[k] = swapped[k], swapped[i]
-        labels: tuple[Label, ...] = ()
-        edits: tuple[Edit, ...] = (OptionEdit(option=option, value=type(entries)(swapped)),)
+        value, written = type(entries)(swapped), list[tuple[SourceEdit, str]]()
         if parts:
             (a, a_text), (b, b_text) = parts[i], parts[k]
-            text = f"entries {i} and {k} of {option} look swapped"
-            labels = (Label(span=a, text=text, primary=True),)
-            labels += (Label(span=b, text="the other one"),)
-            edits = (
-                SourceEdit(span=a, replacement=b_text),
-                SourceEdit(span=b, replacement=a_text),
-            )
+            said = f"entries {i} and {k} of {option} look swapped"
+            written = [
+                (SourceEdit(span=a, replacement=b_text), said),
+                (SourceEdit(span=b, replacement=a_text), "the other one"),
+            ]
         yield _change(
-            text=f"swap entries {i} and {k} of {option}",
-            edits=edits,
-            options=dataclasses.replace(options, **{option: type(entries)(swapped)}),
-            labels=labels,
+            f"swap entries {i} and {k} of {option}",
+            written,
+            OptionEdit(option=option, value=value),
+            (dataclasses.replace(options, **{option: value}), None),
         )
 
 
@@ -365,13 +359,11 @@ def _renamed(error: SbpError, options: JitOptions) -> Iterator[Change]:
             continue
         part = argument_span(options.at, option)
         written = constants_in(part, _written(wrong), _written(right)) if part else ()
-        edits: tuple[Edit, ...] = written or (OptionEdit(option=option, value=value),)
-        labels = tuple(Label(span=e.span, text="", primary=not n) for n, e in enumerate(written))
         yield _change(
-            text=f"write {shown(_written(right))} for {shown(_written(wrong))} in {option}",
-            edits=edits,
-            options=dataclasses.replace(options, **{option: value}),
-            labels=labels,
+            f"write {shown(_written(right))} for {shown(_written(wrong))} in {option}",
+            [(edit, "") for edit in written],
+            OptionEdit(option=option, value=value),
+            (dataclasses.replace(options, **{option: value}), None),
         )
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from sbp import _jax
-from sbp.api.boundary import Asked, even_boundary
+from sbp.api.boundary import Leaf, Leaves, even_boundary
 from sbp.api.call import CallSignature
 from sbp.errors import (
     ArgumentTypeError,
@@ -24,7 +23,6 @@ from sbp.errors import (
     Label,
     OptionEdit,
     SbpError,
-    SbpInternalError,
     SbpTypeError,
     SbpWarning,
     SourceEdit,
@@ -37,30 +35,35 @@ from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Program
 from sbp.report.parts import Facts, Page, Section
 from sbp.report.report import Report, Shown
-from sbp.sizes.claims import Claim, claims_of
-from sbp.sizes.conditions import Decided, decide, point_text, points
-from sbp.sizes.elements import ElementCount, check_symbols, element_counts
-from sbp.sizes.exploration import Lift, numbers
+from sbp.sizes.claims import (
+    Claim,
+    Decided,
+    check_symbols,
+    claims_of,
+    decide,
+    element_claims,
+    point_text,
+)
 from sbp.sizes.expressions import (
     Point,
     constraints_of,
+    deciding_sizes,
     first_difference,
     graph_at,
     map_sizes,
     shape_text,
+    symbolic_in,
     symbols_in,
-    value_of,
 )
-from sbp.sizes.scope import Scope, Unanswered
-from sbp.sizes.undecided import deciding_sizes
+from sbp.sizes.scope import Lift, Scope, Solver, Unanswered, numbers
 from sbp.source.editing import sizes_edits
 from sbp.spans import Span
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph
 
 PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31)
-"""The device count times these is the first choice of sizes: they are large, and different symbols
-have different sizes."""
+"""The device count times these are the sizes that a program is typed at, if the constraints have
+them: they are large, and different symbols have different sizes."""
 
 
 class UnequalElements(ArgumentTypeError):
@@ -100,7 +103,7 @@ class SizedCall:
           SbpError: `symbolic-sizes` for shapes of several scopes, or constraints that no sizes
               meet.
         """
-        sizes = [d for aval in signature.avals for d in aval.shape if jax.export.is_symbolic_dim(d)]
+        sizes = symbolic_in(signature.avals)
         names = {s for d in sizes for s in symbols_in(str(d))}
         whole = dict.fromkeys(
             f"{d} >= 0" for d in sizes if not str(d).isidentifier() and "-" in str(d)
@@ -116,11 +119,9 @@ class SizedCall:
 
     def at(self, point: Point) -> CallSignature:
         """The signature at some sizes."""
-        avals = tuple(
-            _shape_with(a, lambda d: value_of(str(d), point)) for a in self.symbolic.avals
-        )
+        key = ("at", tuple(sorted(point.items())), self.symbolic.key)
         return dataclasses.replace(
-            self.symbolic, avals=avals, key=("at", tuple(sorted(point.items())), self.symbolic.key)
+            self.symbolic, leaves=_with_sizes(self.symbolic, numbers(point)), key=key
         )
 
     @contextlib.contextmanager
@@ -159,11 +160,10 @@ class SizedCall:
             graph, out_shape = trace(fn, self.symbolic.avals, names)
         check_symbols(graph, self.scope.names, self.symbolic.avals)
         self.traced = graph, out_shape
-        unequal = next((c for c in element_counts(graph) if c.fails_at(self.point)), None)
-        if unequal is not None:
-            at = point_text(self.point)
-            raise _unequal(unequal, f"does not keep the number of elements where {at}")
-        at = lambda d: value_of(str(d), self.point)  # noqa: E731
+        for claim in element_claims(graph):
+            if not claim.holds(numbers(self.point)):
+                raise _unequal(claim, f" only where {claim.fact}")
+        at = numbers(self.point)
         return graph_at(graph, self.point), jax.tree.map(lambda x: _shape_with(x, at), out_shape)
 
     def at_equal_elements(self, devices: int) -> SizedCall:
@@ -175,82 +175,78 @@ class SizedCall:
         Raises:
           UnequalElements: where the scope has no such sizes.
         """
-        counts = element_counts(self.graph)
-        for end in range(1, 1 + len(counts)):
+        claims, narrowed = element_claims(self.graph), self.scope
+        for claim in claims:
+            narrowed = narrowed.narrowed((claim.fact,))
             with contextlib.suppress(Unanswered):
-                if self.scope.narrowed(c.fact for c in counts[:end]).solver().point() is None:
-                    raise _unequal(
-                        counts[end - 1],
-                        "keeps the number of elements at no sizes that are asked for; give it a"
-                        " shape of as many elements",
-                    )
-        narrowed = self.scope.narrowed(c.fact for c in counts)
+                if Solver(narrowed).point() is None:
+                    where = " at no sizes that are asked for; give it a shape of as many elements"
+                    raise _unequal(claim, where)
         return dataclasses.replace(self, point=_choice(narrowed, devices))
 
-    def decide(self, typing: Typing, asked: Callable[[list[Any]], list[Asked]]) -> Decided:
+    def decide(self, typing: Typing, results: Leaves, typed: Callable[[Leaves], Leaves]) -> Decided:
         """Decides a typing of the traced program for all sizes.
 
         Arguments:
           typing: its typing at the chosen sizes.
-          asked: shapes of the flat results -> what is asked of each at the boundary.
+          results: what it returns at the chosen sizes.
+          typed: results -> what is asked of each at the boundary.
         """
-        graph, out_shape = self._traced
-        claims = [c.claim for c in element_counts(graph)]
-        claims += [*claims_of(graph, typing), *self._boundary_claims(typing.mesh)]
-        if any(jax.export.is_symbolic_dim(d) for x in jax.tree.leaves(out_shape) for d in x.shape):
+        assert self.traced is not None, "a call with symbolic sizes is decided before it is traced"
+        graph, avals = self.traced
+        claims = [*element_claims(graph), *claims_of(graph, typing)]
+        claims += self._boundary_claims(typing.mesh)
+        if symbolic_in(avals):
+            leaves = [
+                dataclasses.replace(leaf, aval=aval)
+                for leaf, aval in zip(results.leaves, avals, strict=True)
+            ]
+            symbolic = Leaves(tree=results.tree, leaves=tuple(leaves))
 
-            def types(lift: Lift) -> list[Asked]:
-                return asked(jax.tree.map(lambda x: _shape_with(x, lift), out_shape))
+            def asked(lift: Lift) -> list[Any]:
+                there = dataclasses.replace(symbolic, leaves=_with_sizes(symbolic, lift))
+                return [leaf.demand for leaf in typed(there).leaves]
 
             with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
-                here = types(numbers(self.point))
+                here = asked(numbers(self.point))
             text = f"outputs are held at the boundary as they are where {point_text(self.point)}"
-            claims.append(Claim(text=text, key="outputs", holds=lambda lift: types(lift) == here))
+            claims.append(Claim(text=text, key="outputs", holds=lambda lift: asked(lift) == here))
         return decide(claims, self.scope, self.point)
-
-    @property
-    def _traced(self) -> tuple[Graph, Any]:
-        if self.traced is None:
-            raise SbpInternalError("a call with symbolic sizes is decided before it is traced")
-        return self.traced
 
     @property
     def graph(self) -> Graph:
         """The program with symbolic sizes, once it is traced."""
-        return self._traced[0]
+        assert self.traced is not None, "a call with symbolic sizes is read before it is traced"
+        return self.traced[0]
 
     def _boundary_claims(self, mesh: MeshSpec) -> Iterator[Claim]:
         """A claim for each pinned input that does not divide at the chosen sizes, so that its type
         at the boundary is not its pin. Sizes at which it divides have another typing."""
-        for asked, aval, here, name in zip(
-            self.symbolic.asked,
-            self.symbolic.avals,
-            self.signature.avals,
-            self.symbolic.names,
-            strict=True,
-        ):
-            if asked.type is None or here.shape == aval.shape:
+        for leaf, here in zip(self.symbolic.leaves, self.signature.leaves, strict=True):
+            if leaf.type is None or here.aval.shape == leaf.aval.shape:
                 continue
             with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
-                even = even_boundary(asked, here.shape, mesh, name)[0]
-            if even == asked.type:
+                even = even_boundary(leaf, here.aval.shape, mesh, leaf.name)[0]
+            if even == leaf.type:
                 continue  # it divides; `claims_of` claims that
-            shape = tuple(aval.shape)
 
-            def holds(
-                lift: Lift,
-                asked: Asked = asked,
-                shape: Any = shape,
-                even: Any = even,
-                name: str = name,
-            ) -> bool:
-                return even_boundary(asked, tuple(map(lift, shape)), mesh, name)[0] == even
+            def holds(lift: Lift, leaf: Leaf = leaf, even: Any = even) -> bool:
+                shape = tuple(map(lift, leaf.aval.shape))
+                return even_boundary(leaf, shape, mesh, leaf.name)[0] == even
 
+            shape = shape_text(leaf.aval.shape)
             yield Claim(
-                text=f"input {name} of shape {shape_text(shape)} is held {even!r}",
-                key=("boundary", name),
+                text=f"input {leaf.name} of shape {shape} is held {even!r}",
+                key=("boundary", leaf.name),
                 holds=holds,
             )
+
+
+def _with_sizes(leaves: Leaves, of: Callable[[Any], Any]) -> tuple[Leaf, ...]:
+    """Leaves with other sizes in place of symbolic ones."""
+    return tuple(
+        dataclasses.replace(leaf, aval=_shape_with(leaf.aval, of)) for leaf in leaves.leaves
+    )
 
 
 def _shape_with(aval: Any, of: Callable[[Any], Any]) -> jax.ShapeDtypeStruct:
@@ -261,7 +257,7 @@ def _shape_with(aval: Any, of: Callable[[Any], Any]) -> jax.ShapeDtypeStruct:
     )
 
 
-def priced_constraints(call: SizedCall, terms: Iterable[str], program: Program, then: str) -> Help:
+def priced_constraints(call: SizedCall, terms: Sequence[str], program: Program, then: str) -> Help:
     """The help that makes the sizes of a call with constraints, beside those that the user gives.
 
     Arguments:
@@ -280,60 +276,32 @@ def priced_constraints(call: SizedCall, terms: Iterable[str], program: Program, 
     return priced(text, edits, program)
 
 
-def _unequal(count: ElementCount, where: str) -> UnequalElements:
-    """The error for a reshape to another number of elements.
-
-    Arguments:
-      count: the reshape.
-      where: what is said of the sizes.
-    """
-    shapes = f"{shape_text(count.before)} to {shape_text(count.after)}"
-    return UnequalElements(
-        f"the reshape from {shapes} {where}", code="symbolic-sizes", span=count.span
-    )
+def _unequal(claim: Claim, where: str) -> UnequalElements:
+    """The error for a reshape to another number of elements."""
+    return UnequalElements(claim.text + where, code="symbolic-sizes", span=claim.span)
 
 
 def _choice(scope: Scope, devices: int) -> Point:
-    """Sizes of the scope to type the call at.
-
-    The first choice are multiples of the device count by different primes. Then come the small
-    sizes with the largest common divisors with the device count, and last a point that Z3 finds.
+    """Sizes of the scope to type the call at: for each symbol the device count times a prime of its
+    own, or else a multiple of the device count, where the scope has such sizes.
 
     Raises:
       SbpError: `symbolic-sizes` where no sizes meet the constraints.
     """
-    defined = scope.defined
-    free = [name for name in scope.names if name not in defined]
-    for primes in itertools.islice(itertools.permutations(PRIMES, len(free)), 64):
-        point = {name: devices * p for name, p in zip(free, primes, strict=True)}
-        for name, size in defined.items():
-            if symbols_in(size) <= point.keys():
-                point[name] = value_of(size, point)
-        if point.keys() == set(scope.names) and scope.allows(point):
-            return {name: point[name] for name in scope.names}
-    small = list(points(scope))
-    if small:
-        return max(
-            small,
-            key=lambda p: (
-                sum(math.gcd(v, devices) for v in p.values()),
-                -abs(max(p.values()) - PRIMES[0] * devices),
-            ),
-        )
     constraints = ", ".join(scope.constraints)
+    for name, prime in zip(scope.names, itertools.cycle(PRIMES), strict=False):
+        for wish in (f"{name} == {devices * prime}", f"mod({name}, {devices}) == 0"):
+            narrowed = scope.narrowed((wish,))
+            with contextlib.suppress(Unanswered):
+                if Solver(narrowed).point() is not None:
+                    scope = narrowed
+                    break
     try:
-        found = scope.solver().point()
-    except Unanswered as error:
-        raise SbpError(
-            f"no sizes that meet the constraints {constraints} were found; give simpler ones, or"
-            " check it at concrete sizes",
-            code="symbolic-sizes",
-        ) from error
+        found, wrong = Solver(scope).point(), f"no sizes meet the constraints {constraints}"
+    except Unanswered:
+        found, wrong = None, f"Z3 finds no sizes that meet the constraints {constraints}"
     if found is None:
-        raise SbpError(
-            f"no sizes meet the constraints {constraints}; drop one of them",
-            code="symbolic-sizes",
-        )
+        raise SbpError(f"{wrong}; drop one of them, or give numbers", code="symbolic-sizes")
     return found
 
 
@@ -347,7 +315,7 @@ PAIRS = 6
 
 
 def equal_sizes(
-    error: Exception, call: SizedCall, program_of: Callable[[CallSignature], Program | None]
+    error: Exception, call: SizedCall, report_of: Callable[[CallSignature], Report]
 ) -> Diagnostic | None:
     """The diagnostic of an error of JAX about a program that traces where two sizes are equal; None
     where no two sizes are that.
@@ -355,14 +323,15 @@ def equal_sizes(
     Arguments:
       error: what JAX raised.
       call: the call.
-      program_of: the program of a call with symbolic sizes; None where it has errors.
+      report_of: the report on a call with symbolic sizes.
     """
     for term, signature in itertools.islice(_with_equal(call), PAIRS):
         try:
-            program = program_of(signature)
+            report = report_of(signature)
         except (SbpError, TypeError, ValueError):
             continue
-        if program is None:
+        program = report.program
+        if program is None or not report.ok:
             continue
         span = _jax.raising_span(error)
         labels = (Label(span=span, text="", primary=True),) if span else ()
@@ -392,12 +361,8 @@ def _with_equal(call: SizedCall) -> Iterator[tuple[str, CallSignature]]:
         def size(d: object, scope: jax.export.SymbolicScope = scope) -> object:
             return jax.export.symbolic_shape(str(d), scope=scope)[0]
 
-        avals = tuple(
-            jax.ShapeDtypeStruct(map_sizes(tuple(a.shape), size), a.dtype, weak_type=a.weak_type)
-            for a in signature.avals
-        )
         key = ("where", term, signature.key)
-        yield term, dataclasses.replace(signature, avals=avals, key=key)
+        yield term, dataclasses.replace(signature, leaves=_with_sizes(signature, size), key=key)
 
 
 # ---- reports at symbolic sizes ------------------------------------------------------------------
@@ -487,31 +452,20 @@ def _limited(
     if found.counterexample is None:
         return
     at = point_text(found.counterexample)
-    spans = dict.fromkeys(c.span for c in found.limits if c.span is not None)
-    labels = [
-        Label(span=s, text="not for all sizes", primary=n == 0)
-        for n, s in enumerate(itertools.islice(spans, 4))
-    ]
+    labels = _labels(found.limits, "not for all sizes")
     notes = [f"where {at}, this is not so: {c.text}" for c in found.limits[:3]]
     if len(found.limits) > 3:
         notes.append(f"{len(found.limits) - 3} more conditions do not hold for all sizes")
-    if not found.is_smallest:
-        notes.append(
-            "Z3 found these sizes; smaller ones may fail, too, though the smallest that were tried"
-            " do not"
-        )
     notes.append(
         f"a call where {at}"
         f" {_there(dataclasses.replace(call, point=found.counterexample), plan_for)}"
     )
     helps: tuple[Help, ...] = ()
-    if (
-        found.terms
-        and found.status == "some"
-        and report.program is not None
-        and not any("!=" in t for t in found.terms)
-    ):
-        helps = tuple(_constrained(found, call, report.program))
+    if found.terms and found.status == "some" and report.program is not None:
+        with contextlib.suppress(ValueError):  # JAX takes no such constraint
+            jax.export.SymbolicScope(call.scope.with_terms(found.terms))
+            then = "the typing holds for all of these"
+            helps = (priced_constraints(call, found.terms, report.program, then),)
         labels += [
             Label(span=e.span, text="these sizes are asked for", primary=not labels)
             for h in helps
@@ -527,23 +481,6 @@ def _limited(
         notes=tuple(notes),
         helps=helps,
     )
-
-
-def _constrained(found: Decided, call: SizedCall, program: Program) -> Iterator[Help]:
-    """The formula as constraints, beside those that the user gives; none where JAX does not take
-    it.
-
-    Arguments:
-      found: for which sizes the typing holds.
-      call: the call.
-      program: its plan.
-    """
-    terms = call.scope.with_terms(found.terms)
-    try:
-        jax.export.SymbolicScope(terms)
-    except ValueError:
-        return
-    yield priced_constraints(call, found.terms, program, "the typing holds for all of these")
 
 
 def _there(call: SizedCall, plan_for: PlanFor) -> str:
@@ -606,22 +543,19 @@ def _undecided(found: Decided) -> Iterator[Diagnostic]:
     """The warning for claims that are not decided for all sizes."""
     if not found.undecided:
         return
-    spans = dict.fromkeys(u.claim.span for u in found.undecided if u.claim.span is not None)
-    notes = []
-    for u in found.undecided[:3]:
-        tried = f"tried at {u.tried} small sizes: " + (
-            f"not so where {point_text(u.fails)}" if u.fails else "it held at all of them"
-        )
-        notes.append(f"not proved, since {u.why}: {u.claim.text}; {tried}")
+    notes = [why for _, why in found.undecided[:3]]
     if len(found.undecided) > 3:
         notes.append(f"{len(found.undecided) - 3} more conditions are not proved")
     yield Diagnostic(
         code="sizes-unproved",
         severity="warning",
         title=f"the typing is not proved for all sizes where {found.holds}",
-        labels=tuple(
-            Label(span=s, text="not proved for all sizes", primary=n == 0)
-            for n, s in enumerate(itertools.islice(spans, 4))
-        ),
+        labels=tuple(_labels([c for c, _ in found.undecided], "not proved for all sizes")),
         notes=tuple(notes),
     )
+
+
+def _labels(claims: Sequence[Claim], text: str) -> list[Label]:
+    """The first lines of some claims."""
+    spans = dict.fromkeys(c.span for c in claims if c.span is not None)
+    return [Label(span=s, text=text, primary=n == 0) for n, s in enumerate([*spans][:4])]

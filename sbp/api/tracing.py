@@ -15,8 +15,8 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from sbp import _jax, _jax_call
 from sbp.annotations import Pin, bind_pin
 from sbp.api.boundary import (
-    FREE,
-    Asked,
+    Leaf,
+    Leaves,
     about_option,
     broadcast_types,
     codes_of,
@@ -24,7 +24,7 @@ from sbp.api.boundary import (
     result_kind,
 )
 from sbp.api.call import CallReader, CallSignature
-from sbp.api.trees import KeyPath, arguments_of, filled, layer_paths, results_of
+from sbp.api.trees import KeyPath, arguments_of, layer_paths, results_of
 from sbp.errors import SbpError, refused
 from sbp.handwritten.region import tracing_for
 from sbp.infer.pins import check_monoids, resolve_pins
@@ -41,114 +41,65 @@ from sbp.signatures.alignment import with_alignment
 from sbp.signatures.casts import with_hoisted_casts
 from sbp.signatures.fallback import is_known
 from sbp.signatures.reversal import with_mirrors
-from sbp.sizes.elements import check_symbols
-from sbp.sizes.expressions import refuse_symbolic
-from sbp.sizes.undecided import deciding_sizes
+from sbp.sizes.claims import check_symbols
+from sbp.sizes.expressions import deciding_sizes, refuse_symbolic
 from sbp.trace.build import trace
 from sbp.trace.graph import Constant, Graph
 from sbp.trace.transfers import HOST, returned_in
 from sbp.types import NdSbp
 
 # ---- results ------------------------------------------------------------------------------------
-# What a function returns: its structure, and what the user asks for it.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
-    """What a function returns.
-
-    Arguments:
-      tree: its structure.
-      paths: the path of each flat result.
-      shapes: shape and dtype of each flat result.
-    """
-
-    tree: Any
-    paths: tuple[KeyPath, ...]
-    shapes: tuple[Any, ...]
-
-    def like(self, leaves: Sequence[Any]) -> Any:
-        """The structure with types or shardings as its leaves."""
-        return filled(self.tree, leaves, self.paths)
-
-
-def asked_outputs(reader: CallReader, results: Results) -> tuple[list[Asked], tuple[str, ...]]:
-    """What is asked of each output at the boundary, and a name for each.
+def with_result_types(reader: CallReader, results: Leaves) -> Leaves:
+    """What a function returns, with what is asked of each result at the boundary.
 
     Arguments:
       reader: the function with its mesh and options.
-      results: what the function returns.
+      results: the results, of which nothing is asked yet.
     """
-    spec, out_types = reader.spec, reader.options.out_types
-    names = tuple(jax.tree_util.keystr(path) or "result" for path in results.paths)
-    if out_types is None:
-        return [FREE] * len(names), names
-    found: list[Asked] = []
-    with_path = list(zip(results.paths, results.shapes, strict=True))
-    option = reader.options.out_option
-    with about_option(option):
-        types = broadcast_types(out_types, results.tree, with_path, (option, "result"), spec)
-    for asked, leaf, name in zip(types, results.shapes, names, strict=True):
-        check_monoids(asked.type or NdSbp(), leaf.dtype, f"output {name}")
-        outer, _ = even_boundary(asked, leaf.shape, spec, f"output {name}")
-        found.append(asked.typed(outer))
-    return found, names
+    spec, options = reader.spec, reader.options
+    if options.out_types is None:
+        return results
+    names = options.out_option, "result"
+    with about_option(names[0]):
+        typed = broadcast_types(
+            options.out_types, results.tree, results.leaves, names, spec, skip=0
+        )
+    found: list[Leaf] = []
+    for leaf in typed:
+        check_monoids(leaf.type or NdSbp(), leaf.aval.dtype, f"output {leaf.name}")
+        outer, _ = even_boundary(leaf, leaf.aval.shape, spec, f"output {leaf.name}")
+        found.append(leaf.with_type(outer))
+    return replace(results, leaves=tuple(found))
 
 
-def placed_results(
-    graph: Graph, asked: Sequence[Asked], names: Sequence[str], reader: CallReader
-) -> tuple[Graph, tuple[str | None, ...]]:
-    """The program with its results in the memory that is asked for them, and the kind of memory of
-    each; None for the device's own.
-
-    Arguments:
-      graph: the program.
-      asked: what is asked of each result.
-      names: the names of the results.
-      reader: the function with its mesh and options.
-
-    Raises:
-      SbpError: `memory-kind` for a kind that the platform cannot return.
-    """
-    kinds = tuple(
-        result_kind(a, _jax.in_host(graph.aval(o)), name, reader.spec, reader.mesh)
-        for a, o, name in zip(asked, graph.outputs, names, strict=True)
-    )
-    return returned_in(graph, tuple(kind == HOST for kind in kinds)), kinds
-
-
-def tied_outputs(
-    signature: CallSignature,
-    graph: Graph,
-    out_tree: Any,
-    out_asked: Sequence[Asked],
-) -> tuple[tuple[int, int], ...]:
+def tied_outputs(signature: CallSignature, results: Leaves) -> tuple[tuple[int, int], ...]:
     """Pairs (flat output, flat input) that have one type: each donated argument is paired with the
     first result of equal structure, shapes and dtypes, and so is each argument that is a container.
-    So a training step returns the types that it takes.
+    So a training step returns the types that it takes. Results of which anything is asked are left
+    out.
 
     Arguments:
       signature: the call.
-      graph: its program.
-      out_tree: the structure of what the function returns.
-      out_asked: what is asked of each output. Outputs of which anything is asked are left out.
+      results: what it returns.
     """
     arguments = {tuple(at): tree for tree, at in arguments_of(signature.tree)}
     containers = (at for at, tree in arguments.items() if not jax.tree_util.treedef_is_leaf(tree))
     pairs: list[tuple[int, int]] = []
     used: set[int] = set()
+
+    def shape(leaf: Leaf) -> tuple[Any, ...]:
+        return leaf.aval.shape, leaf.aval.dtype
+
     for group in dict.fromkeys((*signature.donated_args, *containers)):
-        for number, (result, at) in enumerate(results_of(out_tree)):
+        for number, (result, at) in enumerate(results_of(results.tree)):
+            each = list(zip(at, group, strict=False))
             if number in used or result != arguments[group]:
                 continue
-            same = all(
-                graph.aval(graph.outputs[o]).shape == signature.avals[i].shape
-                and graph.aval(graph.outputs[o]).dtype == signature.avals[i].dtype
-                for o, i in zip(at, group, strict=True)
-            )
-            if same:
+            if all(shape(results.leaves[o]) == shape(signature.leaves[i]) for o, i in each):
                 used.add(number)
-                pairs += [(o, i) for o, i in zip(at, group, strict=True) if out_asked[o] == FREE]
+                pairs += [(o, i) for o, i in each if not any(results.leaves[o].demand)]
                 break
     return tuple(pairs)
 
@@ -166,16 +117,12 @@ class Traced:
     Arguments:
       request: the program with annotations that fit the mesh, and everything that its types are
         chosen by.
-      results: what the function returns.
-      out_names: a name for each output.
-      out_asked: what is asked of each output.
+      results: what the function returns, and what is asked of it.
       boundary: how arguments and results lie, besides their types.
     """
 
     request: Request
-    results: Results
-    out_names: tuple[str, ...]
-    out_asked: tuple[Asked, ...]
+    results: Leaves
     boundary: Boundary
 
 
@@ -224,15 +171,28 @@ def traced_call(
         graph = with_mirrors(with_alignment(with_hoisted_casts(graph)))
     _refuse_traced(graph, reader.name)
     graph = _checked(graph, spec, reader.mesh)
-    results = call.results(flat_shapes)
-    out_asked, out_names = asked_outputs(reader, results)
-    graph, kinds = placed_results(graph, out_asked, out_names, reader)
-    tied = tied_outputs(signature, graph, results.tree, out_asked)
-    by_axis, in_kinds = options.axis_policies, tuple(a.memory for a in signature.asked)
+    results = with_result_types(reader, call.results(flat_shapes))
+    kinds = tuple(
+        result_kind(leaf, _jax.in_host(graph.aval(o)), spec, reader.mesh)
+        for leaf, o in zip(results.leaves, graph.outputs, strict=True)
+    )
+    graph = returned_in(graph, tuple(kind == HOST for kind in kinds))
+    tied = tied_outputs(signature, results)
+    padded = {o for o, leaf in enumerate(results.leaves) if leaf.padded}
+    demand = Demand(
+        inputs=tuple(codes_of(t, spec) for t in boundary),
+        outputs=tuple(codes_of(leaf.type, spec) for leaf in results.leaves),
+        tied=tied,
+        sources=tuple(leaf.source for leaf in signature.leaves),
+        padded_inputs=signature.padded,
+        padded_outputs=frozenset(padded | {o for o, i in tied if i in signature.padded}),
+        layers=(layer_paths(signature.leaves, 2), layer_paths(results.leaves, 1)),
+    )
+    by_axis = options.axis_policies
     request = Request(
         graph=graph,
         mesh=spec,
-        demand=_demand(signature, boundary, results, out_asked, tied, spec),
+        demand=demand,
         boxing=options.boxing,
         axis_policies=tuple(by_axis.get(name) for name in spec.names) if by_axis else (),
         budgets=options.budgets,
@@ -240,44 +200,12 @@ def traced_call(
         memory_limit=options.memory_limit,
         donated=signature.donated,
     )
-    specs = tuple(asked.spec for asked in out_asked)
-    return Traced(
-        request=request,
-        results=results,
-        out_names=out_names,
-        out_asked=tuple(out_asked),
-        boundary=Boundary(in_kinds=in_kinds, out_kinds=kinds, out_specs=specs),
+    lie = Boundary(
+        in_kinds=tuple(leaf.memory for leaf in signature.leaves),
+        out_kinds=kinds,
+        out_specs=tuple(leaf.spec for leaf in results.leaves),
     )
-
-
-def _demand(
-    signature: CallSignature,
-    boundary: Sequence[NdSbp | None],
-    results: Results,
-    out_asked: Sequence[Asked],
-    tied: tuple[tuple[int, int], ...],
-    spec: MeshSpec,
-) -> Demand:
-    """What is asked of the types of inputs and outputs.
-
-    Arguments:
-      signature: the call.
-      boundary: the type of each flat argument at the boundary.
-      results: what the function returns.
-      out_asked: what is asked of each flat result.
-      tied: pairs of an output and an input of one type.
-      spec: the mesh.
-    """
-    padded = {o for o, asked in enumerate(out_asked) if asked.padded}
-    return Demand(
-        inputs=tuple(codes_of(t, spec) for t in boundary),
-        outputs=tuple(codes_of(asked.type, spec) for asked in out_asked),
-        tied=tied,
-        sources=signature.sources,
-        padded_inputs=signature.padded,
-        padded_outputs=frozenset(padded | {o for o, i in tied if i in signature.padded}),
-        layers=(layer_paths(signature.paths, 2), layer_paths(results.paths, 1)),
-    )
+    return Traced(request=request, results=results, boundary=lie)
 
 
 def _platform(mesh: Mesh | AbstractMesh, spec: MeshSpec) -> str | None:
@@ -296,10 +224,9 @@ def _boundary(
     another type."""
     boundary: list[NdSbp | None] = []
     inner: list[Pin | None] = []
-    each = zip(signature.asked, signature.avals, signature.names, strict=True)
-    for position, (asked, aval, name) in enumerate(each):
-        check_monoids(asked.type or NdSbp(), aval.dtype, f"input {name}")
-        outer, pin = even_boundary(asked, aval.shape, spec, f"input {name}")
+    for position, leaf in enumerate(signature.leaves):
+        check_monoids(leaf.type or NdSbp(), leaf.aval.dtype, f"input {leaf.name}")
+        outer, pin = even_boundary(leaf, leaf.aval.shape, spec, f"input {leaf.name}")
         boundary.append(outer)
         inner.append(replace(pin, input=position) if pin else None)
     return boundary, inner
@@ -321,10 +248,10 @@ def _placed(
       spec: its axes.
     """
     found: list[jax.ShapeDtypeStruct] = []
-    each = zip(signature.avals, types, signature.sources, signature.asked, strict=True)
-    for aval, t, source, asked in each:
-        kind = HOST if asked.memory == HOST else None
-        pinned = t is not None and source != "in_types" and not t.is_partial and not asked.padded
+    for leaf, t in zip(signature.leaves, types, strict=True):
+        aval, kind = leaf.aval, HOST if leaf.memory == HOST else None
+        pinned = t is not None and leaf.source != "in_types" and not t.is_partial
+        pinned = pinned and not leaf.padded
         if explicit and t is not None and pinned:
             sharding = NamedSharding(
                 explicit,
@@ -377,7 +304,7 @@ def shapes_of(reader: CallReader, signature: CallSignature) -> Any:
     """What a call returns, as `jax.ShapeDtypeStruct`s."""
     call = _FlatResults(signature, reader)
     spec = reader.spec
-    free = (None,) * len(signature.avals)
+    free = (None,) * len(signature.leaves)
 
     def traced(other: bool) -> Any:
         with users_mesh(spec.names, spec.sizes, other=other), tracing_for(spec):
@@ -403,8 +330,8 @@ class _FlatResults:
         self, signature: CallSignature, reader: CallReader, pins: tuple[Pin | None, ...] = ()
     ) -> None:
         self._fn, self._name = signature.call, reader.name
-        self._pins = pins or (None,) * len(signature.avals)
-        self._copied = tuple(a.memory == HOST and not a.in_host for a in signature.asked)
+        self._pins = pins or (None,) * len(signature.leaves)
+        self._copied = tuple(x.memory == HOST and not x.in_host for x in signature.leaves)
         self._returned: tuple[Any, tuple[KeyPath, ...]] | None = None
         _jax_call.traced_as(self, reader.fn, signature.names)
 
@@ -421,11 +348,15 @@ class _FlatResults:
         self._returned = tree, tuple(path for path, _ in with_path)
         return [_returned_array(leaf, path, self._name) for path, leaf in with_path]
 
-    def results(self, shapes: Sequence[Any]) -> Results:
+    def results(self, shapes: Sequence[Any]) -> Leaves:
         """The results of the last call, which has these shapes."""
         assert self._returned is not None
         tree, paths = self._returned
-        return Results(tree=tree, paths=paths, shapes=tuple(shapes))
+        leaves = (
+            Leaf(path=path, name=jax.tree_util.keystr(path) or "result", aval=aval)
+            for path, aval in zip(paths, shapes, strict=True)
+        )
+        return Leaves(tree=tree, leaves=tuple(leaves))
 
 
 def _returned_array(x: Any, path: KeyPath, name: str) -> Any:

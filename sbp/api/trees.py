@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from sbp.errors import ArgumentError, nearest
+from sbp.errors import ArgumentError, SbpError, nearest, refused
 from sbp.kinds import shown
 from sbp.pytrees import paths_of
 
@@ -22,63 +21,34 @@ from sbp.pytrees import paths_of
 KeyPath = tuple[Any, ...]
 
 
-class NoPrefix(ValueError):
-    """A tree that is no prefix of another one; the text says where, and which keys differ.
-
-    Arguments:
-      text: the text.
-      slip: a key that the other tree does not have, with its keys; None for another difference.
-    """
-
-    def __init__(self, text: str, slip: tuple[Any, tuple[Any, ...]] | None = None) -> None:
-        super().__init__(text)
-        self.slip = slip
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixLeaf:
-    """A leaf of a prefix.
-
-    Arguments:
-      value: the leaf.
-      path: its path in the prefix.
-      tree: the structure that it stands for.
-      positions: the positions of the leaves of that structure.
-    """
-
-    value: Any
-    path: KeyPath
-    tree: Any
-    positions: range
-
-
 def prefix_leaves(
-    prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], name: str
-) -> Iterator[PrefixLeaf]:
-    """The leaves of a prefix.
+    prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], names: tuple[str, str]
+) -> Iterator[tuple[Any, KeyPath, Any, range]]:
+    """The leaves of a prefix, each with its path in the prefix, the structure that it stands for,
+    and the positions of the leaves of that structure.
 
     Arguments:
       prefix: a pytree whose leaves stand for whole subtrees.
       tree: the structure that it is a prefix of.
       is_leaf: whether an entry of `prefix` is a leaf.
-      name: the user's name of `tree`, for errors.
+      names: the user's names of `prefix` and of `tree`, for errors.
 
     Raises:
-      NoPrefix: where the structures differ.
+      SbpError: `bad-argument` where the structures differ.
 
-    >>> tree = jax.tree.structure({"a": (1, 2), "b": 3})
-    >>> found = prefix_leaves({"a": "S(0)", "b": "B"}, tree, lambda x: isinstance(x, str), "x")
-    >>> [(leaf.value, leaf.positions) for leaf in found]
+    >>> tree, is_leaf = jax.tree.structure({"a": (1, 2), "b": 3}), lambda x: isinstance(x, str)
+    >>> found = prefix_leaves({"a": "S(0)", "b": "B"}, tree, is_leaf, ("in_types", "x"))
+    >>> [(value, positions) for value, *_, positions in found]
     [('S(0)', range(0, 2)), ('B', range(2, 3))]
     """
     with_path, structure = paths_of(prefix, "a pytree of types", is_leaf)
-    subtrees = _subtrees(structure, tree, [path for path, _ in with_path], (), name)
+    subtrees = _subtrees(structure, tree, [path for path, _ in with_path], (), names)
     for (path, leaf), (subtree, here) in zip(with_path, ranged(subtrees), strict=True):
-        yield PrefixLeaf(leaf, path, subtree, here)
+        yield leaf, path, subtree, here
 
 
 def _subtrees(
-    prefix: Any, tree: Any, paths: Sequence[KeyPath], here: KeyPath, name: str
+    prefix: Any, tree: Any, paths: Sequence[KeyPath], here: KeyPath, names: tuple[str, str]
 ) -> list[Any]:
     """The structure that each leaf of a prefix stands for.
 
@@ -86,43 +56,38 @@ def _subtrees(
       prefix, tree: the two structures.
       paths: the path of each leaf of the prefix.
       here: the path of the prefix.
-      name: the user's name of the whole tree.
+      names: the user's names of the whole prefix and of the whole tree.
     """
     if prefix.node_data() is None:
         return [tree]
     mine, other = prefix.children(), tree.children()
     if tree.node_data() != prefix.node_data() or len(mine) != len(other):
-        raise _no_prefix(prefix, tree, f"{name}{jax.tree_util.keystr(here)}")
+        raise _no_prefix(prefix, tree, here, names)
     found: list[Any] = []
     for a, b in zip(mine, other, strict=True):
         below = paths[len(found) : len(found) + a.num_leaves]
         # Below a subtree without leaves nothing can differ but its own kind.
         deeper = below[0][: len(here) + 1] if below else here
-        found += _subtrees(a, b, below, deeper, name)
+        found += _subtrees(a, b, below, deeper, names)
     return found
 
 
-def _no_prefix(prefix: Any, tree: Any, name: str) -> NoPrefix:
-    """The error about a structure that is no prefix of another one."""
+def _no_prefix(prefix: Any, tree: Any, here: KeyPath, names: tuple[str, str]) -> SbpError:
+    """The error about a structure that is no prefix of another one. Where one key differs, it says
+    what was meant."""
+    name, slip = f"{names[1]}{jax.tree_util.keystr(here)}", ()
     mine, other = prefix.node_data(), tree.node_data()
-    slip = None
-    if other is not None and mine[0] is other[0] is dict:
-        strange = [key for key in mine[1] if key not in other[1]]
+    if other is None or not mine[0] is other[0] is dict:
+        why = f"{name} is {_kind(tree)}, but the entry for it is {_kind(prefix)}"
+    elif strange := [key for key in mine[1] if key not in other[1]]:
         missing = [key for key in other[1] if key not in mine[1]]
-        slip = (strange[0], tuple(missing)) if len(strange) == 1 == len(missing) else None
-    return NoPrefix(_difference(prefix, tree, name), slip)
-
-
-def _difference(prefix: Any, tree: Any, name: str) -> str:
-    """How a structure differs from the one that it should be a prefix of."""
-    mine, other = prefix.node_data(), tree.node_data()
-    if other is not None and mine[0] is other[0] is dict:
-        for key in mine[1]:
-            if key not in other[1]:
-                return f"{name} has no key {key!r}{nearest(key, map(str, other[1]))}"
+        slip = (strange[0], *missing) if len(strange) == 1 == len(missing) else ()
+        why = f"{name} has no key {strange[0]!r}{nearest(strange[0], map(str, other[1]))}"
+    else:
         missing = next(key for key in other[1] if key not in mine[1])
-        return f"it has no entry for {name}[{missing!r}]; give it a type, or None to leave it free"
-    return f"{name} is {_kind(tree)}, but the entry for it is {_kind(prefix)}"
+        why = f"it has no entry for {name}[{missing!r}]; give it a type, or None to leave it free"
+    error = refused(f"{names[0]} does not fit {names[1]}: {why}", ValueError)
+    return error.with_slip(*slip) if slip else error
 
 
 def _kind(tree: Any) -> str:
@@ -166,16 +131,18 @@ def filled(tree: Any, leaves: Sequence[Any], paths: Sequence[KeyPath], depth: in
     return kind(children.values()) if kind in (tuple, list) else children
 
 
-def layer_paths(paths: Sequence[KeyPath], named: int) -> tuple[KeyPath, ...]:
-    """Paths with the positions in lists left out: those of one leaf in all layers are equal.
+def layer_paths(leaves: Iterable[Any], named: int) -> tuple[KeyPath, ...]:
+    """The paths of leaves with the positions in lists left out: those of one leaf in all layers are
+    equal.
 
     Arguments:
-      paths: the paths.
-      named: the number of their first keys that stay.
+      leaves: the leaves.
+      named: the number of the first keys of their paths that stay.
     """
     key = jax.tree_util.SequenceKey
     return tuple(
-        (*p[:named], *(key(0) if isinstance(k, key) else k for k in p[named:])) for p in paths
+        (*x.path[:named], *(key(0) if isinstance(k, key) else k for k in x.path[named:]))
+        for x in leaves
     )
 
 
@@ -273,26 +240,20 @@ def _match(parts: list[str], names: list[str]) -> bool:
     return fnmatch.fnmatchcase(names[0], head) and _match(parts[keys:], names[1:])
 
 
-def _renamed(pattern: str, path: str) -> str:
-    """A pattern with the keys of a path in the place of those that do not match them."""
-    parts, names = pattern.strip("/").split("/"), path.split("/")
-    pairs = zip(parts, names, strict=False)
-    return "/".join(p if fnmatch.fnmatchcase(n, p) or p == "**" else n for p, n in pairs)
-
-
 NEAR_PATTERN = 0.8
 """How near a pattern is, at most 1, to be suggested for one that names no leaf."""
 
 
 def _near_patterns(pattern: str, known: Sequence[str]) -> list[str]:
-    """Patterns that name some of the known paths, the nearest first."""
-    others = sorted({_renamed(pattern, path) for path in known} - {pattern})
-    return difflib.get_close_matches(pattern, others, n=3, cutoff=NEAR_PATTERN)
-
-
-def _ratio(near: difflib.SequenceMatcher[str], path: str) -> float:
-    near.set_seq1(path)
-    return near.ratio()
+    """Patterns that name some of the known paths, the nearest first: of each path the keys stand in
+    the place of those that do not match them."""
+    parts, others = pattern.strip("/").split("/"), set[str]()
+    for path in known:
+        pairs = zip(parts, path.split("/"), strict=False)
+        kept = (p if fnmatch.fnmatchcase(n, p) or p == "**" else n for p, n in pairs)
+        others.add("/".join(kept))
+    near = sorted(others - {pattern})
+    return difflib.get_close_matches(pattern, near, n=3, cutoff=NEAR_PATTERN)
 
 
 def types_by_pattern(
@@ -314,11 +275,10 @@ def types_by_pattern(
         named = [k for k, ways in enumerate(paths) if any(matches(pattern, w) for w in ways)]
         if not named:
             known = ["/".join(way) for ways in paths for way in ways]
-            near = difflib.SequenceMatcher(b=pattern, autojunk=False)
-            nearest = "there are no leaves"
-            if known:
-                nearest = f"the nearest is {max(known, key=lambda k: _ratio(near, k))!r}"
-            error = ArgumentError(f"{where}: no leaf has the path {shown(pattern)}; {nearest}")
+            ratios = {k: difflib.SequenceMatcher(None, k, pattern, False).ratio() for k in known}
+            best = max(ratios, key=lambda k: ratios[k], default=None)
+            said = "there are no leaves" if best is None else f"the nearest is {best!r}"
+            error = ArgumentError(f"{where}: no leaf has the path {shown(pattern)}; {said}")
             raise error.with_slip(pattern, *_near_patterns(pattern, known))
         for k in named:
             if k not in taken:

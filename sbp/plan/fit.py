@@ -1,8 +1,8 @@
 """Request -> Program: the cheapest plan that fits the memory limit.
 
-Conversions of the forward pass that the backward pass repeats run once where that is worth its
-memory (`reuse.py`). Under a memory limit, types are chosen with a price on each byte that values
-take on a device. The price rises until a plan fits.
+Types are chosen several times: with other shares of the seconds of repeated conversions, and with
+other prices of the bytes that values take on a device. Of each typing the plan runs repeated
+conversions once where their results are worth their memory.
 """
 
 from __future__ import annotations
@@ -10,32 +10,33 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from sbp import _jax
-from sbp.infer.certificate import Certificate
-from sbp.infer.choose import choose
+from sbp.infer.certificate import Certificate, certify
+from sbp.infer.choose import NOTHING, choose
 from sbp.infer.request import Request
 from sbp.infer.space import local_shape
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Block, Loop, Register
-from sbp.plan.priced import Priced
 from sbp.plan.program import Program, resolve
-from sbp.plan.reuse import WORTH, room_of, without_repeats
+from sbp.plan.saving import repeats, save
 from sbp.plan.verify import over_budget
 from sbp.trace.collector import collecting_less
 from sbp.trace.numbering import twins
 from sbp.trace.regions import LOOPS
 
-# ---- less memory for more time ------------------------------------------------------------------
-# Less memory for more time, where the user gives no memory limit.
-#
-# The fastest plan of a loop over microbatches gathers split weights once, before the loop, and
-# holds them whole, with a whole gradient for each. Who splits weights does so to hold less. A plan
-# that gathers them in every turn is taken where it is worth the time: 1 % less memory may take
-# `reuse.WORTH` % more.
+WORTH = 0.4
+"""Share of a plan's seconds that a rise of its peak by as large a share must save at least, where
+the user gives no memory limit: 1 % more memory has to save 0.4 % of the time."""
 
+FREE = 0.001
+"""Share of the device's memory by which reuses may raise the peak at no price."""
+
+TRIALS = 16
+"""Sets of reuses that are tried for one plan."""
 
 FREED = 0.1
 """Share of the fastest plan's peak that another one has to hold less. Where loops hold less than
@@ -48,38 +49,275 @@ ROUNDS = 5
 """Prices of memory that are tried. Each plan is fullest at another moment, and the values that are
 live then are charged from the next price on."""
 
+PRICES = tuple(10.0**n for n in range(-14, -6))
+"""Prices of memory, in seconds per byte on one device, tried in turn. At 1e-11 a gigabyte costs
+10 ms; at 1e-7 it costs more than the rest of any plan."""
 
-def thrifty(program: Program) -> Program:
-    """The fastest plan, or one that holds so much less that it is worth the time.
+HALVINGS = 3
+"""Prices of memory that are tried between the last price whose plan does not fit and the first
+whose plan fits. `Program.memory_prices` counts all prices, for the report."""
+
+LARGE, AXIS_FACTOR = 6000, 8
+"""Nodes of a program up to which the reuse of forward conversions counts when types are chosen on
+one mesh axis, and the factor by which each further axis lowers that number."""
+
+
+@collecting_less()
+def fit(request: Request) -> tuple[Program | None, Program | None]:
+    """The cheapest program that fits.
+
+    Returns:
+      The program, or None where none fits; and the program of least memory that was found, or None
+      where there is no typing at all.
+    """
+    if request.budgets:
+        # A reader for which a collective is forbidden may use the result of the same collective
+        # for another reader. So the cheapest plan without budgets is tried first.
+        program, _ = fit(dataclasses.replace(request, budgets=()))
+        if program is not None and next(over_budget(program.block, request), None) is None:
+            program = _with_typing(program, request=request)
+            return program, program
+    search = _PlanSearch(functools.partial(choose, request), request)
+    program = search.cheapest()
+    if program is None or _fits(program):
+        if program is not None and request.memory_limit is None:
+            program = _trade_memory(search, program)
+        return program, program
+    return _within_memory(search, program)
+
+
+def best_program(request: Request) -> Program | None:
+    """The cheapest program that fits, or None."""
+    return fit(request)[0]
+
+
+Choosing = Callable[..., Typing | None]
+"""Chooses types as `sbp.infer.choose.choose` does, given shares and prices."""
+
+
+def cheapest(choosing: Choosing, request: Request) -> Program | None:
+    """The cheapest program, whatever it holds.
 
     Arguments:
+      choosing: chooses the types; it is given no price of memory.
+      request: the program, with everything that its types are chosen by.
+    """
+    return _PlanSearch(choosing, request).cheapest()
+
+
+class _PlanSearch:
+    """Plans of one request at shares and prices.
+
+    Arguments:
+      choosing: chooses the types.
+      request: the program, with everything that its types are chosen by.
+
+    Attributes:
+      prices: how many prices of memory were tried so far.
+      live: the values that are charged besides arguments and results.
+    """
+
+    def __init__(self, choosing: Choosing, request: Request) -> None:
+        self.choosing, self.request = choosing, request
+        self.certificate = Certificate(request)
+        self.live: set[tuple[int, bool]] = set()
+        self.prices = 0
+
+    def at(self, shares: Mapping[int, float] = NOTHING, **prices: Any) -> Program | None:
+        """The plan of the types that are chosen; None where there are none."""
+        typing = self.choosing(shares=shares, **prices)
+        if typing is None:
+            return None
+        self.certificate.certify(typing)
+        return resolve(typing)
+
+    def cheapest(self) -> Program | None:
+        """The cheapest program, with one run of conversions that the backward pass repeats.
+
+        A rematerialised block repeats conversions of the forward pass; the plan can reuse their
+        results. Whether it can depends on three types (value, first use, second use), but the cost
+        graph has pairwise costs. So the chooser runs three times: with repeated conversions priced
+        at 0 (its bound holds for every plan), at 1/k for k copies, and in full. Of the three plans
+        the cheapest is taken, with `room_of` saying what memory costs.
+        """
+        request, found = self.request, twins(self.request.graph)
+        large = request.size * AXIS_FACTOR ** (len(request.mesh.sizes) - 1) > LARGE
+        if not found.again or not request.reuse or large:
+            best = _best(self.at())
+            return best and _with_typing(best, bounds_reuse=not found.again)
+        bounding = self.at(dict.fromkeys(found.again, 0.0))
+        best = _best(bounding)
+        if bounding is None or best is None or (best.typing.optimal and _fits(best)):
+            return best
+        best = _best(bounding, self.at({v: 1 / n for v, n in found.times.items()}), self.at())
+        return best and _with_typing(best, lower_bound=bounding.typing.lower_bound)
+
+    def at_price(
+        self, price: float, free: Program, fuller: Program | None = None
+    ) -> Program | None:
+        """The plan at a price of memory; None where no typing was found.
+
+        Arguments:
+          price: seconds per byte on one device.
+          free: the cheapest plan without a price.
+          fuller: a plan. What is live at its fullest moment is charged from now on.
+        """
+        if fuller is not None:
+            self.live |= {
+                (r.value, r.codes != fuller.typing.values.get(r.value))
+                for r in fuller.fullest
+                if r.value in self.request.graph.avals
+            }
+        self.prices += 1
+        found = self.at(byte_price=price, live=frozenset(self.live))
+        if found is None:
+            return None
+        # A bound on seconds with a price of memory bounds only typings that take no more memory.
+        # The bound without a price holds for all typings.
+        typing = free.typing
+        found = _with_typing(
+            found, lower_bound=typing.lower_bound, bounds_reuse=typing.bounds_reuse
+        )
+        return _best(found)
+
+
+def _with_typing(program: Program, **fields: Any) -> Program:
+    """A program with other fields of its typing."""
+    return dataclasses.replace(program, typing=dataclasses.replace(program.typing, **fields))
+
+
+def _fits(program: Program) -> bool:
+    """Whether a plan fits the memory limit."""
+    limit = program.request.memory_limit
+    return limit is None or program.cost.peak_memory_bytes <= limit
+
+
+# ---- reuse --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The memory that plans of one request may take, and the price of taking it.
+
+    Arguments:
+      least: the least peak of the plans that reuse nothing, in bytes on one device.
+      most: bytes on one device that a plan may take.
+      free: bytes above `least` that have no price.
+      worth: as `WORTH`; 0 where the user gave a memory limit, which says that memory up to it costs
+        nothing.
+    """
+
+    least: float
+    most: float
+    free: float
+    worth: float
+
+    def order(self, program: Program) -> tuple[bool, float]:
+        """The key by which plans are compared; the least is best."""
+        peak = program.cost.peak_memory_bytes
+        rise = max(0.0, peak - self.least - self.free) / max(1.0, self.least)
+        return peak > self.most, program.cost.seconds * (1 + self.worth * rise)
+
+
+def room_of(programs: Iterable[Program]) -> Room:
+    """The memory that plans may take with the results of conversions that they keep.
+
+    With a memory limit that is all of the limit. Without one, a plan that holds every gathered
+    weight of a model is the fastest one by a few percent, for a third more memory that nobody asked
+    for. So reuses have to be worth the memory that they take.
+
+    Arguments:
+      programs: plans of one request that reuse nothing.
+    """
+    programs = tuple(programs)
+    first, least = programs[0], min(p.cost.peak_memory_bytes for p in programs)
+    limit = first.request.memory_limit
+    if limit is not None:
+        return Room(least=least, most=limit, free=0.0, worth=0.0)
+    whole = first.mesh.hardware.hbm_bytes
+    return Room(least=least, most=whole, free=FREE * whole, worth=WORTH)
+
+
+def _best(*programs: Program | None) -> Program | None:
+    """The best of some plans, with the reuses that they have room for."""
+    known = [p for p in programs if p is not None]
+    if not known:
+        return None
+    room = room_of(known)
+    made = [without_repeats(p, room) for p in known]
+    best = min(made, key=room.order)
+    fastest = min(made, key=lambda p: (not _fits(p), p.cost.seconds))
+    slower = best.cost.seconds > fastest.cost.seconds
+    return dataclasses.replace(best, faster=fastest.cost) if slower else best
+
+
+def without_repeats(program: Program, room: Room) -> Program:
+    """The program without repeated conversions; readers take the first result.
+
+    The conversions that save most time per byte are taken first. A set that is not worth its memory
+    is halved, and each half is tried.
+
+    Arguments:
+      program: a plan that reuses nothing.
+      room: the memory that the plan may take.
+    """
+    found = sorted(
+        repeats(program.typing, program.block),
+        key=lambda r: (-r.seconds / max(1.0, r.bytes_kept), r.value),
+    )
+    best, waiting, tried = program, [found] if found else [], 0
+    while waiting and tried < TRIALS:
+        group = waiting.pop()
+        tried += 1
+        removed = (*best.removed, *group)
+        saved = resolve(save(program.typing, removed))
+        over, seconds = room.order(saved)
+        less = saved.cost.bytes_per_device < best.cost.bytes_per_device
+        if less and not over and seconds <= room.order(best)[1]:
+            best = dataclasses.replace(saved, before=program, removed=removed)
+        elif len(group) > 1:
+            half = len(group) // 2
+            waiting += [group[half:], group[:half]]
+    if best is not program:
+        certify(best.typing)
+    return dataclasses.replace(best, declined=tuple(r for r in found if r not in best.removed))
+
+
+# ---- less memory for more time ------------------------------------------------------------------
+
+
+def _trade_memory(search: _PlanSearch, program: Program) -> Program:
+    """The fastest plan, or one that holds so much less that it is worth the time. No memory limit
+    is given.
+
+    The fastest plan of a loop over microbatches gathers split weights once, before the loop, and
+    holds them whole, with a whole gradient for each. Who splits weights does so to hold less. A
+    plan that gathers them in every turn is taken where it is worth the time: 1 % less memory may
+    take `WORTH` % more.
+
+    Arguments:
+      search: of the request.
       program: the fastest plan.
     """
     peak = program.cost.peak_memory_bytes
     enough = max(FREED * peak, NOTED * program.mesh.hardware.hbm_bytes)
     if held_for_loops(program) < enough:
         return program
-    priced, tried = Priced(program), [program]
+    tried = [program]
     for _ in range(ROUNDS):
-        last = tried[-1].cost
-        priced.watch(tried[-1])
+        last = tried[-1]
         # Values that are live at different moments are charged as if they were live together. So
         # the price is the one at which memory would weigh as much as time.
-        found = priced.at(last.seconds / last.peak_memory_bytes)
-        if found is None or found.cost == last:
+        price = last.cost.seconds / last.cost.peak_memory_bytes
+        found = search.at_price(price, program, fuller=last)
+        if found is None or found.cost == last.cost:
             break
         tried.append(found)
-    best = min(tried, key=_weighed)
+    best = min(tried, key=lambda p: p.cost.seconds * p.cost.peak_memory_bytes**WORTH)
     if best.cost.peak_memory_bytes > peak - enough:
         return program
     faster = program.faster or program.cost
-    return dataclasses.replace(best, memory_prices=priced.tried, faster=faster)
-
-
-def _weighed(program: Program) -> float:
-    """What is least for the better plan: a share of memory weighs `WORTH` times as much as the same
-    share of time."""
-    return program.cost.seconds * program.cost.peak_memory_bytes**WORTH
+    return dataclasses.replace(best, memory_prices=search.prices, faster=faster)
 
 
 def held_for_loops(program: Program) -> float:
@@ -101,7 +339,7 @@ def held_for_loops(program: Program) -> float:
         split[shape] = min(size, split.get(shape, size))
     found = 0.0
     for register in set(_around_loops(program.block)).intersection(program.fullest):
-        # What the backward pass reuses is no value of the traced program: `reuse` has judged it.
+        # What the backward pass reuses is no value of the traced program: it was judged before.
         aval = graph.avals.get(register.value)
         if aval is not None and aval.shape in split:
             more = elements(register) - split[aval.shape]
@@ -120,152 +358,37 @@ def _around_loops(block: Block) -> Iterator[Register]:
                 yield from _around_loops(inner)
 
 
-# ---- the cheapest plan that fits ----------------------------------------------------------------
+# ---- a memory limit -----------------------------------------------------------------------------
 
 
-PRICES = tuple(10.0**n for n in range(-14, -6))
-"""Prices of memory, in seconds per byte on one device, tried in turn. At 1e-11 a gigabyte costs
-10 ms; at 1e-7 it costs more than the rest of any plan."""
-
-LARGE, AXIS_FACTOR = 6000, 8
-"""Nodes of a program up to which the reuse of forward conversions counts when types are chosen on
-one mesh axis, and the factor by which each further axis lowers that number."""
-
-HALVINGS = 3
-"""Prices of memory that are tried between the last price whose plan does not fit and the first
-whose plan fits. `Program.memory_prices` counts all prices, for the report."""
-
-
-@collecting_less()
-def fit(request: Request) -> tuple[Program | None, Program | None]:
-    """The cheapest program that fits.
-
-    Returns:
-      The program, or None where none fits; and the program of least memory that was found, or None
-      where there is no typing at all.
-    """
-    if request.budgets:
-        # A reader for which a collective is forbidden may use the result of the same collective
-        # for another reader. So the cheapest plan without budgets is tried first.
-        program, _ = fit(dataclasses.replace(request, budgets=()))
-        if program is not None and next(over_budget(program.block, request), None) is None:
-            typing = dataclasses.replace(program.typing, request=request)
-            program = dataclasses.replace(program, typing=typing)
-            return program, program
-    program = cheapest(functools.partial(choose, request), request)
-    if program is None:
-        return None, None
-    if request.memory_limit is None:
-        program = thrifty(program)
-        return program, program
-    if program.cost.peak_memory_bytes <= request.memory_limit:
-        return program, program
-    return _within_memory(program, request.memory_limit)
-
-
-def best_program(request: Request) -> Program | None:
-    """The cheapest program that fits, or None."""
-    return fit(request)[0]
-
-
-def _within_memory(program: Program, limit: float) -> tuple[Program | None, Program]:
-    """A cheap program that fits a memory limit, and the program of least memory that was found.
+def _within_memory(search: _PlanSearch, free: Program) -> tuple[Program | None, Program]:
+    """A cheap program that fits the memory limit, and the program of least memory that was found.
 
     Arguments:
-      program: the cheapest program, which does not fit.
-      limit: bytes on one device.
+      search: of the request.
+      free: the cheapest program, which does not fit.
 
     Returns:
       As `fit`.
     """
-    priced, least = Priced(program), program
-    too_low = PRICES[0] / 10
+    program, least, too_low = free, free, PRICES[0] / 10
     for price in PRICES:
-        priced.watch(program)
-        found = priced.at(price)
+        found = search.at_price(price, free, fuller=program)
         if found is None:
             break
         program = found
-        if program.cost.peak_memory_bytes < least.cost.peak_memory_bytes:
-            least = program
-        if program.cost.peak_memory_bytes <= limit:
+        least = min(least, program, key=lambda p: p.cost.peak_memory_bytes)
+        if _fits(program):
             best, enough = program, price
             for _ in range(HALVINGS):
                 middle = math.sqrt(too_low * enough)
-                found = priced.at(middle)
-                if found is not None and found.cost.peak_memory_bytes <= limit:
+                found = search.at_price(middle, free)
+                if found is not None and _fits(found):
                     enough = middle
                     best = min(best, found, key=lambda p: p.cost.seconds)
                 else:
                     too_low = middle
-            best = dataclasses.replace(best, memory_prices=priced.tried)
+            best = dataclasses.replace(best, memory_prices=search.prices)
             return best, best
         too_low = price
     return None, least
-
-
-class Choosing(Protocol):
-    """Chooses types with the `shares` of `sbp.infer.choose.choose`; everything else is the
-    chooser's own."""
-
-    def __call__(self, *, shares: Mapping[int, float]) -> Typing | None: ...
-
-
-def cheapest(choosing: Choosing, request: Request) -> Program | None:
-    """The cheapest program, with one run of conversions that the backward pass repeats.
-
-    A rematerialised block repeats conversions of the forward pass; the plan can reuse their
-    results. Whether it can depends on three types (value, first use, second use), but the cost
-    graph has pairwise costs. So the chooser runs three times: with repeated conversions priced at 0
-    (its bound holds for every plan), at 1/k for k copies, and in full. Of the three plans the
-    cheapest is taken, with `reuse.room_of` saying what memory costs.
-
-    Arguments:
-      choosing: chooses the types.
-      request: the program, with everything that its types are chosen by.
-    """
-    certificate = Certificate(request)
-
-    def chosen(shares: Mapping[int, float]) -> Program | None:
-        typing = choosing(shares=shares)
-        if typing is None:
-            return None
-        certificate.certify(typing)
-        return resolve(typing)
-
-    def finished(*programs: Program | None) -> Program | None:
-        """The best of some plans, with the reuses that they have room for."""
-        known = [p for p in programs if p is not None]
-        if not known:
-            return None
-        room = room_of(known)
-        made = [without_repeats(p, room) for p in known]
-        best, fastest = (
-            min(made, key=key) for key in (room.order, lambda p: (not _fits(p), p.cost.seconds))
-        )
-        slower = best.cost.seconds > fastest.cost.seconds
-        return dataclasses.replace(best, faster=fastest.cost) if slower else best
-
-    found = twins(request.graph)
-    if not found.again:
-        return finished(chosen({}))
-    if not request.reuse or request.size * AXIS_FACTOR ** (len(request.mesh.sizes) - 1) > LARGE:
-        program = finished(chosen({}))
-        return program and dataclasses.replace(
-            program, typing=dataclasses.replace(program.typing, bounds_reuse=False)
-        )
-    bounding = chosen(dict.fromkeys(found.again, 0.0))
-    best = finished(bounding)
-    if bounding is None or best is None or (best.typing.optimal and _fits(best)):
-        return best
-    others = chosen({v: 1 / n for v, n in found.times.items()}), chosen({})
-    best = finished(bounding, *others)
-    return best and dataclasses.replace(
-        best, typing=dataclasses.replace(best.typing, lower_bound=bounding.typing.lower_bound)
-    )
-
-
-def _fits(program: Program) -> bool:
-    """Whether a plan fits the memory limit."""
-    limit = program.request.memory_limit
-    return limit is None or program.cost.peak_memory_bytes <= limit

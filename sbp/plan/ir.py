@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sbp.errors import Span
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Codes, Step
 from sbp.signatures import Sent, kernel_named
@@ -99,14 +98,6 @@ class Box:
     def bytes_sent(self) -> float:
         """Bytes one device sends each time the conversion runs."""
         return sum(s.bytes_sent for s in self.steps)
-
-    @property
-    def span(self) -> Span | None:
-        """The user's line that made the value; for an argument, the line of the reader."""
-        for node in (self.maker, self.reader):
-            if node is not None and node.span is not None:
-                return node.span
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,12 +1,28 @@
 """Peak memory of a plan, by liveness of the values that reach memory: bytes of one device's memory,
-and bytes that one device has in host memory."""
+and bytes that one device has in host memory.
+
+XLA computes an elementwise value in each operation that reads it, and does not store it. What it is
+computed from has to be there as long. It stores
+
+* what products, convolutions, collectives, loops and all other operations without fusion give, and
+  several arrays joined to one; a product that one elementwise operation reads continues into it,
+  and the result of that is stored whole, also where only a slice of it is read, unless it is a cast
+  to a wider dtype for several readers;
+* what such operations read, products and reductions excepted, which compute their operands;
+* what several operations read if a product continues into it;
+* what several products or reductions read if it is drawn at random, or if two costly operations,
+  one after the other, compute it (exp and division in a softmax); what one costly operation
+  computes is computed again by each reader;
+* what a costly operation computes and is padded before it is read.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sbp import _jax
 from sbp.infer.space import local_shape
@@ -14,12 +30,15 @@ from sbp.infer.typing import Typing
 from sbp.machine.lanes import tiled
 from sbp.machine.scatters import TILE
 from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register, Source
-from sbp.plan.stored import fuses, is_one_hot, stored
 from sbp.signatures import traits_of
+from sbp.signatures.rule import Shape
 from sbp.trace.regions import interface_of
 
 GAPS = 0.12
 """Share of the temporaries that XLA's allocation leaves unused between them."""
+
+
+# ---- the fullest moment -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,3 +264,317 @@ class DeviceMemory:
         if isinstance(instruction, Apply) and traits_of(instruction.node.op).scatters:
             return list(instruction.ins[:1])
         return list(ending) if fuses(instruction, self.avals) else []
+
+
+# ---- values that reach memory -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """The values of a block that reach memory.
+
+    Arguments:
+      registers: all of them.
+      last: the position of the last instruction that needs a register, to read it or to compute
+        from it what that instruction reads.
+      early: those that may be computed before their place in the plan, by the position from which
+        they are counted.
+    """
+
+    registers: frozenset[Register]
+    last: Mapping[Register, int]
+    early: Mapping[int, list[Register]]
+
+
+def fuses(instruction: Instruction, avals: Mapping[int, Any]) -> bool:
+    """Whether XLA computes an instruction inside of those that read its result.
+
+    Arguments:
+      instruction: the instruction.
+      avals: shapes of its values.
+    """
+    if isinstance(instruction, Box):
+        return not instruction.bytes_sent
+    if not _is_plain(instruction):
+        return False
+    sources = [avals[s.value].shape for s in instruction.ins if isinstance(s, Register)]
+    return fuses_with_readers(
+        instruction.node.op, sources, [avals[r.value].shape for r in instruction.outs]
+    )
+
+
+def fuses_with_readers(op: str, sources: Sequence[Shape], results: Sequence[Shape]) -> bool:
+    """Whether XLA computes an operation inside of those that read its result.
+
+    Arguments:
+      op: the operation.
+      sources: shapes of its operands that are no constants.
+      results: shapes of its results.
+    """
+    traits = traits_of(op)
+    if traits.moves and not (traits.carries or traits.elementwise):
+        # A lookup or a sort moves elements to places that only the data say.
+        by_data = traits.indices or traits.scatters or traits.whole or traits.orderless
+        if by_data or len(results) != 1 or len(sources) != 1:
+            return False
+        # A slice or padding is fused, a roll or reversal is not.
+        return len({math.prod(shape) for shape in (*sources, *results)}) > 1
+    return bool(
+        traits.elementwise or traits.carries or traits.fusion != "partly" or traits.generates
+    )
+
+
+def stored(block: Block, avals: Mapping[int, Any], elements: Callable[[Register], int]) -> Stored:
+    """What of a block reaches memory.
+
+    Arguments:
+      block: the block.
+      avals: shapes of its values.
+      elements: gives the elements of a register on one device.
+    """
+    readings = _Readings(block, avals, elements)
+    choice = _Choice(readings, elements)
+    early: dict[int, list[Register]] = defaultdict(list)
+    joined: dict[Instruction, int] = {}
+    for at, instruction in enumerate(block.instructions):
+        if instruction in readings.passing:
+            continue
+        choice.decide(instruction)
+        for register in choice.found.intersection(instruction.outs, readings.padded):
+            joining = readings.joining(register)
+            if joining is None:
+                continue
+            before = joined.setdefault(joining, at)
+            # A one-hot array waits for nothing but indices: it may be there when what it is added
+            # to is computed.
+            if before < at and instruction in readings.one_hot:
+                early[before].append(register)
+    last = _last_uses(block, choice.found)
+    return Stored(registers=frozenset(choice.found), last=last, early=early)
+
+
+class _Readings:
+    """Who reads the values of a block.
+
+    Arguments:
+      block: the block.
+      avals: shapes of its values.
+      elements: gives the elements of a register on one device.
+
+    Attributes:
+      fused: the instructions that XLA computes inside of their readers.
+      passing: those whose results are their operands: barriers, and slices and paddings of a dim
+        that is padded on the devices anyway.
+      one_hot: those that add one element to each line of a constant, at the index that an operand
+        gives. XLA compares the index with each position.
+      readers: the instructions that read a register, also after such a slice.
+      kept: what the block returns.
+      padded: the registers that are read through a padding only.
+    """
+
+    def __init__(
+        self, block: Block, avals: Mapping[int, Any], elements: Callable[[Register], int]
+    ) -> None:
+        self.elements, self.avals = elements, avals
+        self.fused = {i for i in block.instructions if fuses(i, avals)}
+        self.kept = {s for s in block.outputs if isinstance(s, Register)}
+        self.readers: dict[Register, dict[Instruction, None]] = defaultdict(dict)
+        self.padded: set[Register] = set()
+        self.passing = {i for i in block.instructions if _is_barrier(i) or self.is_identity(i)}
+        computed = {o for i in self.fused for o in i.outs}
+        self.one_hot = {
+            i
+            for i in block.instructions
+            if isinstance(i, Apply) and i.ins and i.ins[0] in computed and is_one_hot(i, avals)
+        }
+        for instruction in reversed(block.instructions):
+            through = instruction in self.passing and instruction in self.fused
+            reading = self.readers[instruction.outs[0]] if through else {instruction: None}
+            for source in instruction.ins:
+                if isinstance(source, Register):
+                    self.readers[source].update(reading)
+            for register in instruction.outs:
+                reading = self.readers[register]
+                if reading and all(map(self.pads, reading)):
+                    self.padded.add(register)
+
+    def is_identity(self, instruction: Instruction) -> bool:
+        """Whether a slice or padding leaves a device's part of its operand as it is."""
+        if not isinstance(instruction, Apply) or instruction not in self.fused:
+            return False
+        traits = traits_of(instruction.node.op)
+        sources = [s for s in instruction.ins if isinstance(s, Register)]
+        if len(sources) != 1 or not traits.moves or traits.carries or traits.regroups:
+            return False
+        (result,) = instruction.outs
+        return result not in self.kept and self.elements(sources[0]) == self.elements(result)
+
+    def pads(self, reader: Instruction) -> bool:
+        """Whether a reader pads its operand, or all that read its result do. An operation that
+        joins its operand with another one does not: a sum is padded, not what is added up."""
+        if reader not in self.fused:
+            return False
+        if isinstance(reader, Apply):
+            traits = traits_of(reader.node.op)
+            sources = [s for s in reader.ins if isinstance(s, Register)]
+            if traits.moves and traits.fusion == "partly" and sources:
+                return self.elements(sources[0]) < self.elements(reader.outs[0])
+            if len(sources) > 1:
+                return False
+        return self.padded.issuperset(reader.outs)
+
+    def joining(self, register: Register) -> Instruction | None:
+        """The operation that joins a value with another one, where each value on the way there has
+        one reader."""
+        while len(self.readers[register]) == 1:
+            (reader,) = self.readers[register]
+            if sum(isinstance(s, Register) for s in reader.ins) > 1:
+                return reader
+            register = reader.outs[0]
+        return None
+
+    def is_widened(self, register: Register) -> bool:
+        """Whether the only reader of a value casts it for several others, to a wider dtype."""
+        (reader, *others) = self.readers[register]
+        if (
+            others
+            or not isinstance(reader, Apply)
+            or traits_of(reader.node.op).carries != "rounded"
+        ):
+            return False
+        (result,) = reader.outs
+        wide, narrow = (_jax.itemsize(self.avals[r.value].dtype) for r in (result, register))
+        return wide > narrow and len(self.readers[result]) > 1
+
+    def computes_operands(self, reader: Instruction) -> bool:
+        """Whether XLA computes the operands of an instruction inside of it."""
+        if reader in self.fused or reader in self.one_hot:
+            return True
+        if not (isinstance(reader, Apply) and _is_plain(reader)):
+            return False
+        traits = traits_of(reader.node.op)
+        return bool(traits.reduces) or traits.multiplies
+
+
+class _Choice:
+    """Decides for one instruction after the other whether its results are stored.
+
+    Arguments:
+      readings: of the block.
+      elements: gives the elements of a register on one device.
+
+    Attributes:
+      found: the values that are stored.
+      costly: how many costly operations, one after the other, compute another value from those.
+      products: the values that a product continues into.
+    """
+
+    def __init__(self, readings: _Readings, elements: Callable[[Register], int]) -> None:
+        self.readings, self.elements = readings, elements
+        self.found: set[Register] = set()
+        self.costly: dict[Register, int] = {}
+        self.products: set[Register] = set()
+
+    def decide(self, instruction: Instruction) -> None:
+        """Enters the results of an instruction."""
+        sources = [s for s in instruction.ins if isinstance(s, Register)]
+        one_hot = instruction in self.readings.one_hot
+        fused = one_hot or instruction in self.readings.fused
+        traits = traits_of(instruction.node.op) if isinstance(instruction, Apply) else None
+        starts = traits is not None and traits.contracts and _is_plain(instruction)
+        continues = fused and not self.products.isdisjoint(sources)
+        for register in instruction.outs:
+            level = 0
+            if fused:
+                size = self.elements(register)
+                large = [self.costly.get(s, 0) for s in sources if self.elements(s) >= size]
+                is_costly = one_hot or (traits is not None and traits.costly)
+                level = max(large, default=0) + is_costly
+                if traits is not None and traits.generates == "draws":
+                    level = 2  # random bits take many operations
+            if (fused or starts) and not self.is_stored(register, level, starts or continues):
+                if level:
+                    self.costly[register] = level
+                if starts or continues:
+                    self.products.add(register)
+            else:
+                self.found.add(register)
+
+    def is_stored(self, register: Register, level: int, of_product: bool) -> bool:
+        """Whether a value is stored that XLA could compute inside of its readers.
+
+        Arguments:
+          register: the value.
+          level: as in `costly`.
+          of_product: whether a product continues into it, or gives it.
+        """
+        readings = self.readings
+        reading = readings.readers[register]
+        several, inside = len(reading) > 1, readings.fused.issuperset(reading)
+        if register in readings.kept or not all(map(readings.computes_operands, reading)):
+            return True
+        # No product gives only a slice of its result.
+        cut = any(self.elements(o) < self.elements(register) for i in reading for o in i.outs)
+        if not reading or (of_product and (several or not inside or cut)):
+            return True
+        if of_product and readings.is_widened(register):
+            return True
+        if level and register in readings.padded:
+            return True
+        return level > 1 and several and not inside
+
+
+def is_one_hot(instruction: Apply, avals: Mapping[int, Any]) -> bool:
+    """Whether an instruction adds one element to each line of its first operand.
+
+    Arguments:
+      instruction: the instruction.
+      avals: shapes of its values.
+    """
+    if not traits_of(instruction.node.op).scatters or not _is_plain(instruction):
+        return False
+    whole, _, updates = instruction.ins
+    if not (isinstance(whole, Register) and isinstance(updates, Register)):
+        return False
+    numbers = instruction.node.params["dimension_numbers"]
+    return fills_lines(numbers, avals[whole.value].shape, avals[updates.value].shape)
+
+
+def fills_lines(numbers: Any, shape: Shape, updates: Shape) -> bool:
+    """Whether a scatter adds one element to each line of its first operand.
+
+    Arguments:
+      numbers: its `ScatterDimensionNumbers`.
+      shape: of the first operand.
+      updates: shape of what it adds.
+    """
+    line = math.prod(shape[d] for d in numbers.scatter_dims_to_operand_dims)
+    return math.prod(updates) * line == math.prod(shape)
+
+
+def _last_uses(block: Block, found: set[Register]) -> dict[Register, int]:
+    """The position of the last instruction that needs each register."""
+    last: dict[Register, int] = {}
+    for at in reversed(range(len(block.instructions))):
+        instruction = block.instructions[at]
+        barrier = _is_barrier(instruction)
+        for n, source in enumerate(instruction.ins):
+            if isinstance(source, Register):
+                outs = instruction.outs[n : n + 1] if barrier else instruction.outs
+                until = max([at, *(last.get(o, at) for o in outs if o not in found)])
+                last[source] = max(last.get(source, 0), until)
+    return last
+
+
+def _is_plain(instruction: Instruction) -> bool:
+    """Whether an instruction is one operation on shards, which sends nothing."""
+    return (
+        isinstance(instruction, Apply)
+        and not instruction.sends
+        and not instruction.node.regions
+        and not instruction.node.is_barrier
+    )
+
+
+def _is_barrier(instruction: Instruction) -> bool:
+    return isinstance(instruction, Apply) and instruction.node.is_barrier

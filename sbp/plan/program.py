@@ -14,7 +14,7 @@ from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source, walk
 from sbp.plan.lower import ORDERED_TYPES, lower, types_read
 from sbp.plan.memory import peak_memory, reused
 from sbp.plan.saving import Repeat
-from sbp.plan.text import listing
+from sbp.plan.text import plan_lines
 from sbp.plan.verify import verify, verify_budgets
 from sbp.trace.collectives import SHARD_MAP, handwritten_bytes
 from sbp.trace.graph import Graph, Node
@@ -81,7 +81,7 @@ class Program:
       block: the instructions.
       cost: the cost of one call.
       fullest: the temporaries that are live when memory is fullest.
-      first_typing: the typing before repeated conversions were removed.
+      before: the plan before repeated conversions were removed; None where none were.
       removed: the repeated conversions that were removed from it.
       declined: the repeated conversions that run again, since their first results would take too
         much memory.
@@ -95,7 +95,7 @@ class Program:
     block: Block = field(repr=False)
     cost: Cost
     fullest: tuple[Register, ...] = field(default=(), repr=False)
-    first_typing: Typing | None = field(default=None, repr=False)
+    before: Program | None = field(default=None, repr=False)
     removed: tuple[Repeat, ...] = field(default=(), repr=False)
     declined: tuple[Repeat, ...] = field(default=(), repr=False)
     memory_prices: int = 0
@@ -149,7 +149,7 @@ class Program:
         )
 
     def __str__(self) -> str:
-        return str(listing(self))
+        return "\n".join(plan_lines(self))
 
     def boxes(self) -> Iterator[PlannedBox]:
         """All conversions in program order, with their trips."""

@@ -1,56 +1,60 @@
-"""A plan as a file, and back: the types of its values, what it was made for, and its text.
+"""A plan as a file, and back: what it was made for, and its text, which has all types.
 
 sbp does not trust a file. The file must have the shape that `dumps` writes. The certificate and the
-verifier check its types, as they check those of the chooser. Saving the result again must give the
-same types and the same text.
+verifier check the types of its text, as they check those of the chooser. The plan that these types
+give must have the same text.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import enum
 import hashlib
 import itertools
 import json
+import re
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 
-from sbp.errors import SbpError, SbpInternalError
+from sbp import _jax
+from sbp.errors import SbpError, SbpInternalError, Span
 from sbp.infer.certificate import certify
-from sbp.infer.flow import Decision
 from sbp.infer.request import Demand, Request
-from sbp.infer.rows import Choice, NdRow
+from sbp.infer.rows import NdRow
+from sbp.infer.space import Codes, from_type
 from sbp.infer.typing import Typing, typed
 from sbp.kinds import shown
-from sbp.plan.fingerprint import digests
+from sbp.limits import policies_in
 from sbp.plan.program import Cost, Program, resolve
 from sbp.plan.saving import Repeat, repeats, save
 from sbp.plan.text import node_place
 from sbp.plan.verify import over_budget
+from sbp.trace.graph import Constant, Graph, Node, Operand
+from sbp.types import parse
 from sbp.version import VERSION
 
-FORMAT = 2
+FORMAT = 3
 """The version of the file's own form."""
 
-_CODES = [int]
 _SHAPE = {
     "sbp plan": int,
     "made_for": {str: str},
     "program": str,
-    "types": {
-        "values": {str: _CODES},
-        "rows": {str: ([_CODES], [_CODES], [str])},
-        "regions": {str: [_CODES]},
-        "outputs": [_CODES],
+    "figures": {
         "seconds": float,
         "lower_bound": float,
         "bounds_reuse": bool,
         "memory_prices": int,
         "faster": {None: {field.name: float for field in dataclasses.fields(Cost)}},
     },
-    "removed": [(int, int, _CODES, {None: int}, {None: int})],
+    "removed": [(int, int, [int], {None: int}, {None: int})],
     "seal": str,
     "plan": [str],
 }
@@ -64,18 +68,18 @@ class SavedPlan:
 
     Arguments:
       made_for: the versions, mesh, hardware and options that it was made for, as texts.
-      program: the digests of the program's operations (`sbp.plan.fingerprint`).
-      types: the fields of its `Typing` before repeated conversions were removed, in codes.
-      removed: the repeated conversions that were removed: for each the value, the value that is
-        read in its place, and the type.
-      lines: the text of the plan.
-      seal: a digest of `types` and `removed`. Nothing else shows a change of the bound on how good
-        the plan is.
+      program: the digests of the program's operations (`digests`).
+      figures: the seconds that were modelled, the bound on them, and how the plan was found.
+      removed: the repeated conversions that the plan does not have: for each the value, the value
+        that is read in its place, and the type.
+      lines: the text of the plan before these were removed.
+      seal: a digest of `figures` and `removed`. Nothing else shows a change of the bound on how
+        good the plan is.
     """
 
     made_for: dict[str, str]
     program: tuple[str, ...]
-    types: dict[str, Any]
+    figures: dict[str, Any]
     removed: tuple[Any, ...]
     lines: tuple[str, ...]
     seal: str
@@ -83,14 +87,15 @@ class SavedPlan:
     @classmethod
     def of(cls, program: Program) -> SavedPlan:
         """A plan as a file has it."""
-        types, removed = _types(program), _removed(program)
+        first, figures = program.before or program, _figures(program)
+        removed = tuple(map(_key, program.removed))
         return cls(
             made_for=_made_for(program.request),
             program=digests(program.request.graph),
-            types=types,
+            figures=figures,
             removed=removed,
-            lines=tuple(str(program).splitlines()),
-            seal=_seal(types, removed),
+            lines=tuple(str(first).splitlines()),
+            seal=_seal(figures, removed),
         )
 
     def dumps(self) -> str:
@@ -98,7 +103,7 @@ class SavedPlan:
         parts = {
             "made_for": json.dumps(self.made_for, indent=1),
             "program": json.dumps(" ".join(self.program)),
-            "types": json.dumps(self.types),
+            "figures": json.dumps(self.figures),
             "removed": json.dumps(self.removed),
             "seal": json.dumps(self.seal),
             "plan": json.dumps(self.lines, indent=1, ensure_ascii=False),
@@ -125,7 +130,7 @@ class SavedPlan:
         return cls(
             made_for=read["made_for"],
             program=tuple(read["program"].split()),
-            types=read["types"],
+            figures=read["figures"],
             removed=tuple(
                 (value, first, tuple(codes), *loops)
                 for value, first, codes, *loops in read["removed"]
@@ -145,36 +150,21 @@ class SavedPlan:
             option, or does not hold.
         """
         self._check_purpose(request)
-        program = self._found_without_budgets(request) or self._checked(request)
-        if self.seal != _seal(self.types, self.removed):
+        program = None
+        if request.budgets:
+            # Planning tries without the budgets first, as `sbp.plan.fit` says.
+            with contextlib.suppress(SbpError):
+                free = self._resolved(dataclasses.replace(request, budgets=()))
+                if next(over_budget(free.block, request), None) is None:
+                    typing = dataclasses.replace(free.typing, request=request)
+                    program = dataclasses.replace(free, typing=typing)
+        program = program or self._resolved(request)
+        if self.seal != _seal(self.figures, self.removed):
             raise _refused("its figures were changed: the seconds, the bound, or how it was found")
         limit = request.memory_limit
         if limit is not None and program.cost.peak_memory_bytes > limit:
             raise _refused("it takes more memory than memory_limit")
         return program
-
-    def _checked(self, request: Request) -> Program:
-        """The program with the types of the file, which has the text of the file."""
-        try:
-            program = self._resolved(request)
-        except SbpInternalError as error:
-            raise _refused(f"its types do not hold in this program: {error}") from error
-        self._compare(program)
-        return program
-
-    def _found_without_budgets(self, request: Request) -> Program | None:
-        """The program where planning without the budgets gives it and it keeps to them, as in
-        `sbp.plan.fit`; None for another one."""
-        if not request.budgets:
-            return None
-        try:
-            program = self._checked(dataclasses.replace(request, budgets=()))
-        except SbpError:
-            return None
-        if next(over_budget(program.block, request), None) is not None:
-            return None
-        typing = dataclasses.replace(program.typing, request=request)
-        return dataclasses.replace(program, typing=typing)
 
     def _check_purpose(self, request: Request) -> None:
         now = _made_for(request)
@@ -196,10 +186,23 @@ class SavedPlan:
                 raise _refused(f"it was made for another program: {where}")
 
     def _resolved(self, request: Request) -> Program:
-        """The program with the types of the file, certified and verified."""
-        typing = self._typing(request)
+        """The program with the types of the file, certified and verified, which has its text."""
+        try:
+            return self._verified(request)
+        except SbpInternalError as error:
+            raise _refused(f"its types do not hold in this program: {error}") from error
+
+    def _verified(self, request: Request) -> Program:
+        figures = self.figures
+        typing = dataclasses.replace(
+            _TextReader(self.lines, request).typing(),
+            seconds=float(figures["seconds"]),
+            lower_bound=float(figures["lower_bound"]),
+            bounds_reuse=figures["bounds_reuse"],
+        )
         certify(typing)
         program = first = resolve(typing)
+        self._compare(first)
         known = {_key(r): r for r in repeats(typing, first.block)}
         if len({*self.removed} & known.keys()) != len(self.removed):
             raise _refused("its repeated conversions are not those of this program")
@@ -207,60 +210,18 @@ class SavedPlan:
         if removed:
             typing = save(typing, removed)
             certify(typing)
-            program = dataclasses.replace(
-                resolve(typing), first_typing=first.typing, removed=removed
-            )
-        faster = self.types["faster"]
+            program = dataclasses.replace(resolve(typing), before=first, removed=removed)
+        faster = figures["faster"]
         return dataclasses.replace(
             program,
             declined=tuple(r for r in known.values() if r not in removed),
-            memory_prices=self.types["memory_prices"],
+            memory_prices=figures["memory_prices"],
             faster=faster and Cost(**faster),
         )
 
-    def _typing(self, request: Request) -> Typing:
-        """The typing with the decisions of the file. Its other types follow from these."""
-        flow, read = request.flow, self.types
-        try:
-            fields = typed(flow, [self._choice(decision) for decision in flow.decisions])
-        except (KeyError, IndexError) as error:
-            raise _refused("it has no types for some of the program's values") from error
-        every = [*fields["values"].values(), *fields["outputs"]]
-        every += [t for row in fields["rows"].values() for t in (*row.ins, *row.outs)]
-        if any(len(codes) != len(request.mesh.sizes) for codes in every):
-            raise _refused("its types are for another number of mesh axes")
-        return Typing(
-            request=request,
-            graph=request.graph,
-            **fields,
-            seconds=float(read["seconds"]),
-            lower_bound=float(read["lower_bound"]),
-            bounds_reuse=read["bounds_reuse"],
-            sums=request.sums,
-        )
-
-    def _choice(self, decision: Decision) -> Choice:
-        """The row or type that the file has for a decision."""
-        rows, (kind, key) = self.types["rows"], decision.place
-        match kind:
-            case "row":
-                ins, outs, kernels = rows[str(key)]
-                return NdRow(tuple(map(tuple, ins)), tuple(map(tuple, outs)), tuple(kernels))
-            case "value":
-                codes = self.types["values"][str(key)]
-            case "read":
-                node, operand = key
-                codes = rows[str(node)][0][operand]
-            case "returned":
-                node, region, output = key
-                codes = self.types["regions"][f"{node}.{region}"][output]
-            case "output":
-                codes = self.types["outputs"][key]
-        return tuple(codes)
-
     def _compare(self, program: Program) -> None:
-        """Compares the types and the text of the file with those of its program. The source lines
-        of the text may differ."""
+        """Compares the text of the file with that of its program. The source lines of the text may
+        differ."""
         lines = itertools.zip_longest(self.lines, str(program).splitlines(), fillvalue="")
         pairs = [tuple(line.partition("  # ")[0] for line in pair) for pair in lines]
         wrong = [number for number, (own, made) in enumerate(pairs) if own != made]
@@ -268,8 +229,103 @@ class SavedPlan:
             number = next(filter(None, wrong), 0)  # the head has only the sum of the other lines
             own, made = (line.strip() or "no line" for line in pairs[number])
             raise _refused(f"line {number + 1} of the plan is `{own}`, and its types give `{made}`")
-        if (self.types, self.removed) != (_types(program), _removed(program)):
-            raise _refused("its types do not agree with each other")
+
+
+_LINE = re.compile(
+    r"(?:(%.*) = )?(?:[\w:.-]+)(?:<([^>]*)>|\[[^\]]*\])?\((.*)\)(?:  \S+ (?:B|trips?))?"
+)
+_RESULT = re.compile(r"(%\d+'*): (?:[\w<>]+\[[\d,]*\] )?(\S.*)")
+
+
+class _TextReader:
+    """Reads the types of a program off the text of its plan, line by line beside its operations.
+    Names and numbers that say nothing about types are read past: the text that the types give is
+    compared with the file.
+
+    Arguments:
+      lines: the text.
+      request: the program.
+    """
+
+    def __init__(self, lines: Sequence[str], request: Request) -> None:
+        self.lines, self.at, self.request = lines, 1, request
+        self.codes: dict[str, Codes] = {}
+        self.values: dict[int, Codes] = {}
+        self.rows: dict[int, NdRow] = {}
+        self.returned: dict[tuple[int, int], tuple[Codes, ...]] = {}
+
+    def typing(self) -> Typing:
+        """The typing with the decisions of the text. Its other types follow from these."""
+        request = self.request
+        try:
+            read = Typing(
+                request=request,
+                graph=request.graph,
+                outputs=self.body(request.graph),
+                values=self.values,
+                rows=self.rows,
+                region_outputs=self.returned,
+                seconds=0.0,
+                lower_bound=0.0,
+                sums=request.sums,
+            )
+            choices = [read.choice(decision) for decision in request.flow.decisions]
+        except (SbpError, KeyError, IndexError, ValueError, StopIteration) as error:
+            text = "".join(self.lines[self.at - 1 : self.at]).strip()
+            raise _refused(
+                f"line {self.at} of the plan is `{text}`, which is no line of this program"
+            ) from error
+        return dataclasses.replace(read, **typed(request.flow, choices))
+
+    def line(self) -> str:
+        """The next line, without its comment."""
+        self.at += 1
+        return self.lines[self.at - 1].partition("  # ")[0].strip()
+
+    def body(self, graph: Graph) -> tuple[Codes, ...]:
+        """Reads the lines of a program, or of the body of a region. Returns the types of its
+        results."""
+        for value in graph.inputs:
+            self.values[value] = self.define(self.line().removeprefix("input "))
+        nodes = iter(graph.nodes)
+        while not (text := self.line()).startswith("return"):
+            found = _LINE.fullmatch(text)
+            if found is None:
+                raise ValueError(text)
+            results, kernels, operands = (part or "" for part in found.groups())
+            ins = self.operands(operands)
+            outs = tuple(map(self.define, re.split(r", (?=%)", results))) if results else ()
+            if results.partition(":")[0].endswith("'"):
+                continue  # a conversion, which only makes a register
+            node = next(nodes)
+            given = dict(pair.split("=") for pair in kernels.split(", ")) if kernels else {}
+            local = (given.get(axis, "local") for axis in self.request.mesh.names)
+            self.rows[node.id] = NdRow(ins, outs, tuple(local))
+            self.values.update(zip(node.outputs, outs, strict=True))
+            for number, region in enumerate(node.regions):
+                self.line()
+                self.returned[node.id, number] = self.body(region)
+        self.line()
+        return self.operands(text.removeprefix("return").strip())
+
+    def define(self, text: str) -> Codes:
+        """Reads a register where it is defined: `%3: f32[8] x:S(0)`, or `%3': B`."""
+        found = _RESULT.fullmatch(text)
+        if found is None:
+            raise ValueError(text)
+        codes = self.codes[found[1]] = self.type(found[2])
+        return codes
+
+    def operands(self, text: str) -> tuple[Codes, ...]:
+        """The types of registers and constants; a constant that is not B has its type in braces."""
+        return tuple(
+            self.codes[one] if one.startswith("%") else self.type(one.partition("{")[2][:-1] or "B")
+            for one in (text.split(", ") if text else ())
+        )
+
+    def type(self, text: str) -> Codes:
+        mesh = self.request.mesh
+        return from_type(parse(text, mesh_axes=mesh.names), mesh)
 
 
 def _made_for(request: Request) -> dict[str, str]:
@@ -293,34 +349,26 @@ def _padded(demand: Demand) -> str:
     return ", ".join([*(f"input {i}" for i in inputs), *(f"output {o}" for o in outputs)]) or "none"
 
 
-def _types(program: Program) -> dict[str, Any]:
-    """The types and figures of a plan as the file has them."""
-    first, last = program.first_typing or program.typing, program.typing
-    types = {
-        "values": {str(v): first.values[v] for v in sorted(first.values)},
-        "rows": {str(n): (row.ins, row.outs, row.kernels) for n, row in sorted(first.rows.items())},
-        "regions": {f"{n}.{i}": codes for (n, i), codes in sorted(first.region_outputs.items())},
-        "outputs": first.outputs,
+def _figures(program: Program) -> dict[str, Any]:
+    """The figures of a plan as the file has them."""
+    first, last = (program.before or program).typing, program.typing
+    figures = {
         "seconds": first.seconds,
         "lower_bound": last.lower_bound,
         "bounds_reuse": last.bounds_reuse,
         "memory_prices": program.memory_prices,
         "faster": program.faster and dataclasses.asdict(program.faster),
     }
-    return json.loads(json.dumps(types))
-
-
-def _removed(program: Program) -> tuple[Any, ...]:
-    return tuple(map(_key, program.removed))
+    return json.loads(json.dumps(figures))
 
 
 def _key(repeat: Repeat) -> tuple[Any, ...]:
     return repeat.value, repeat.first, repeat.codes, repeat.loop, repeat.first_loop
 
 
-def _seal(types: dict[str, Any], removed: tuple[Any, ...]) -> str:
-    """A digest of what a file says of its types, its figures included."""
-    return hashlib.sha256(json.dumps([types, removed]).encode()).hexdigest()[:16]
+def _seal(figures: dict[str, Any], removed: tuple[Any, ...]) -> str:
+    """A digest of what the text of a plan does not show."""
+    return hashlib.sha256(json.dumps([figures, removed]).encode()).hexdigest()[:16]
 
 
 def _has_shape(x: Any, shape: Any) -> bool:
@@ -349,3 +397,100 @@ def _has_shape(x: Any, shape: Any) -> bool:
 
 def _refused(title: str, *details: str) -> SbpError:
     return SbpError(title, code="saved-plan", details=details, subject="the saved plan")
+
+
+# ---- digests of programs ------------------------------------------------------------------------
+# What a program is, without its source lines. Programs with equal digests have the same operations
+# on the same values, and so the same plans.
+
+
+def digests(graph: Graph) -> tuple[str, ...]:
+    """The digest of the program's arguments, that of each operation in the order of `Graph.walk`,
+    and that of its results. They are equal in every process and after edits that move lines."""
+    nodes = (_digest(_node(graph, node)) for node in graph.walk())
+    inputs, outputs = _operands(graph, graph.inputs), _operands(graph, graph.outputs)
+    return (_digest(inputs), *nodes, _digest(outputs))
+
+
+def _digest(parts: Iterator[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+def _operands(graph: Graph, operands: Sequence[Operand]) -> Iterator[str]:
+    return (_operand(graph, operand) for operand in operands)
+
+
+def _node(graph: Graph, node: Node) -> Iterator[str]:
+    yield node.op
+    yield from _operands(graph, node.inputs)
+    yield from _operands(graph, node.outputs)
+    for name in sorted(node.params):
+        yield f"{name}={_parameter(node.params[name])}"
+    yield repr(list(policies_in(node.scope)))
+    yield f"{node.backward} {node.is_recomputed}"
+    for region in node.regions:
+        yield from _operands(region, region.inputs)
+        yield from _operands(region, region.outputs)
+
+
+def _operand(graph: Graph, operand: Operand) -> str:
+    aval = graph.aval(operand)
+    shape = f"{aval.dtype}{'<host>' if _jax.in_host(aval) else ''}{list(aval.shape)}"
+    if not isinstance(operand, Constant):
+        return f"%{operand} {shape}"
+    # The elements of an array that a program closes over do not change its plan.
+    plain = not aval.shape and not _jax.is_extended(aval.dtype)
+    return f"{_parameter(np.asarray(operand.value))} {shape}" if plain else shape
+
+
+def _parameter(value: Any) -> str:
+    """A parameter of a primitive as a text without addresses and source lines."""
+    match value:
+        case None | bool() | int() | float() | complex() | str() | bytes():
+            return repr(value)
+        case enum.Enum():
+            return f"{type(value).__name__}.{value.name}"
+        case Span():
+            return "line"
+        case jax.sharding.Sharding():
+            # JAX notes shardings of arrays on Explicit axes. What the user asks for is a pin.
+            return repr(None)
+        case np.ndarray():
+            return f"{value.dtype}{value.shape}{hashlib.sha256(value.tobytes()).hexdigest()}"
+        case Graph():
+            return " ".join(digests(value))
+        case Mapping():
+            return _items((str(k), value[k]) for k in sorted(value, key=str))
+        case AbstractSet():
+            return f"{{{', '.join(sorted(map(_parameter, value)))}}}"
+        case _ if _jax.is_jaxpr(value):
+            return _jaxpr(value)
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = [f.name for f in dataclasses.fields(value)]
+            return _items((name, getattr(value, name)) for name in names)
+        case np.dtype() | np.generic():
+            return str(value)
+        case Sequence():
+            return f"[{', '.join(map(_parameter, value))}]"
+        case _:
+            return _other(value)
+
+
+def _items(items: Iterator[tuple[str, Any]]) -> str:
+    return f"({', '.join(f'{name}: {_parameter(value)}' for name, value in items)})"
+
+
+def _jaxpr(value: Any) -> str:
+    opened, _ = _jax.open_jaxpr(value)
+    steps = [
+        f"{eqn.primitive.name} {_items((k, eqn.params[k]) for k in sorted(eqn.params))}"
+        for eqn in opened.eqns
+    ]
+    return "; ".join([*steps, *(f"{a.dtype}{a.shape}" for a in _jax.avals_in(value))])
+
+
+def _other(value: Any) -> str:
+    """A function or another object by its name: its text may have an address."""
+    named = getattr(value, "__qualname__", None) or getattr(value, "name", None)
+    own = value if isinstance(value, type) else type(value)
+    return f"{own.__module__}.{own.__qualname__} {named if isinstance(named, str) else ''}"

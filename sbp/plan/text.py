@@ -1,13 +1,9 @@
-"""Program -> plan text: each local operation, each collective and each region has its own line.
-
-`sbp.plan.parse.parse_listing` reads the text back.
-"""
+"""Program -> plan text. `sbp.plan.saved` reads the types of a plan off its text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 
@@ -16,169 +12,8 @@ from sbp.errors import Span, position_text
 from sbp.infer.accumulation import WideSum
 from sbp.infer.cost import step_stages
 from sbp.infer.space import Codes, Step, decode, local_shape, to_type
-from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
+from sbp.plan.ir import Block, Box, ConstantRegister, Loop, Register, Source
 from sbp.trace.graph import Constant, Node
-from sbp.types import NdSbp
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedValue:
-    """A register where it is defined.
-
-    Arguments:
-      name: of the register, `%3`.
-      shape: dtype and global shape, `f32[8,16]`; empty for the result of a conversion.
-      type: its type.
-      argument: the user's name of an argument; empty for other registers.
-    """
-
-    name: str
-    shape: str
-    type: NdSbp
-    argument: str = ""
-
-    def __str__(self) -> str:
-        return (
-            f"{self.name}: {self.shape} {self.type!r}"
-            if self.shape
-            else f"{self.name}: {self.type!r}"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedOperation:
-    """An operation.
-
-    Arguments:
-      results: the registers it defines.
-      op: the primitive.
-      kernels: `axis=kernel` for each mesh axis whose kernel is not the primitive itself.
-      operands: registers and constants.
-      bytes_sent: bytes that one device sends inside those kernels each time the operation runs.
-      comment: the source line.
-    """
-
-    results: tuple[ListedValue, ...]
-    op: str
-    kernels: tuple[str, ...] = ()
-    operands: tuple[str, ...]
-    bytes_sent: float = 0.0
-    comment: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedConversion:
-    """One step of a conversion: a collective, or a local slice, mask or pad.
-
-    Arguments:
-      result: the register it defines.
-      kind: `all_reduce`, `slice`, ..
-      mesh_axes: names of the mesh axes it runs over.
-      operand: the register it converts.
-      bytes_sent: bytes that one device sends each time it runs.
-      wide: how it sums where the user chose a wider dtype; None for the platform's own sum.
-      stages: the sizes of the groups of a reduce-scatter that runs in several stages.
-      comment: the node that needs the result.
-    """
-
-    result: ListedValue
-    kind: str
-    mesh_axes: tuple[str, ...]
-    operand: str
-    bytes_sent: float
-    wide: WideSum | None = None
-    stages: tuple[int, ...] = ()
-    comment: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedRegion:
-    """A `scan`, `while` or `cond`. Each of its bodies runs `trips` times when it runs once."""
-
-    results: tuple[ListedValue, ...]
-    op: str
-    operands: tuple[str, ...]
-    trips: int
-    bodies: tuple[ListedBody, ...]
-    comment: str = ""
-
-
-ListedLine = ListedOperation | ListedConversion | ListedRegion
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedBody:
-    """The lines of a program or of the body of a region, in order."""
-
-    inputs: tuple[ListedValue, ...]
-    lines: tuple[ListedLine, ...]
-    returned: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """A plan as lines: `parse_listing(str(listing)) == listing`.
-
-    Arguments:
-      mesh: names and sizes of the mesh axes, outer first.
-      boxing: the boxing policy.
-      bytes_per_device: bytes that one device sends per call.
-      body: the lines.
-    """
-
-    mesh: tuple[tuple[str, int], ...]
-    boxing: str
-    bytes_per_device: float
-    body: ListedBody
-
-    def __str__(self) -> str:
-        axes = "".join(f"{name}={size} " for name, size in self.mesh)
-        head = f"plan {axes}boxing={self.boxing} {_figure(self.bytes_per_device)} B per device {{"
-        return "\n".join([head, *_body_lines(self.body, "  "), "}"])
-
-
-def _figure(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)
-
-
-def _comment(text: str) -> str:
-    return f"  # {text}" if text else ""
-
-
-def _body_lines(body: ListedBody, indent: str) -> Iterator[str]:
-    for given in body.inputs:
-        yield f"{indent}input {given}{_comment(given.argument)}"
-    for line in body.lines:
-        match line:
-            case ListedOperation():
-                kernels = f"<{', '.join(line.kernels)}>" if line.kernels else ""
-                call = f"{line.op}{kernels}({', '.join(line.operands)})"
-                sent = f"  {_figure(line.bytes_sent)} B" if line.bytes_sent else ""
-                yield f"{indent}{_results(line.results)}{call}{sent}{_comment(line.comment)}"
-            case ListedConversion():
-                how = f"; {wide_text(line.wide)}" if line.wide else ""
-                how += f"; {stages_text(line.stages)}" if line.stages else ""
-                call = f"{line.kind}[{', '.join(line.mesh_axes)}{how}]({line.operand})"
-                yield (
-                    f"{indent}{line.result} = {call}  {_figure(line.bytes_sent)}"
-                    f" B{_comment(line.comment)}"
-                )
-            case ListedRegion():
-                trips = "1 trip" if line.trips == 1 else f"{line.trips} trips"
-                call = f"{line.op}({', '.join(line.operands)})"
-                yield f"{indent}{_results(line.results)}{call}  {trips}{_comment(line.comment)}"
-                for inner in line.bodies:
-                    yield indent + "{"
-                    yield from _body_lines(inner, indent + "  ")
-                    yield indent + "}"
-            case _:
-                assert_never(line)
-    yield f"{indent}return {', '.join(body.returned)}".rstrip()
-
-
-def _results(results: tuple[ListedValue, ...]) -> str:
-    return ", ".join(map(str, results)) + " = " if results else ""
-
 
 # ---- words -------------------------------------------------------------------------------------
 
@@ -244,16 +79,8 @@ def shape_text(aval: Any, codes: Codes | None = None, sizes: Sequence[int] = ())
     'f32[8,16]'
     """
     name = str(aval.dtype)
-    for long, short in (
-        ("bfloat", "bf"),
-        ("float", "f"),
-        ("uint", "u"),
-        ("int", "i"),
-        ("complex", "c"),
-    ):
-        if name.startswith(long):
-            name = short + name[len(long) :]
-            break
+    for long, short in (("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
+        name = name.replace(long, short)
     shape = aval.shape if codes is None else local_shape(aval.shape, codes, sizes)
     name += "<host>" if _jax.in_host(aval) else ""
     return f"{name}[{','.join(map(str, shape))}]"
@@ -269,11 +96,11 @@ def constant_text(constant: Constant) -> str:
     return f"const:{shape}"
 
 
-# ---- plan -> listing ----------------------------------------------------------------------------
+# ---- plan -> text -------------------------------------------------------------------------------
 
 
-def listing(program: Any) -> Listing:
-    """Program -> Listing.
+def plan_lines(program: Any) -> Iterator[str]:
+    """The lines of a plan. Each operation, each step of a conversion and each region has its own.
 
     Registers are numbered in the order of their definition. A converted value keeps its number and
     gets one prime for each conversion: `%3'`.
@@ -281,11 +108,16 @@ def listing(program: Any) -> Listing:
     Arguments:
       program: a `sbp.plan.program.Program`.
     """
-    body = _Writer(program.mesh, program.graph).body(program.block, program.graph.input_names)
-    sent = float(program.cost.bytes_per_device)
-    return Listing(
-        mesh=program.mesh.axes, boxing=program.request.boxing, bytes_per_device=sent, body=body
-    )
+    axes = "".join(f"{name}={size} " for name, size in program.mesh.axes)
+    sent = _figure(float(program.cost.bytes_per_device))
+    yield f"plan {axes}boxing={program.request.boxing} {sent} B per device {{"
+    writer = _Writer(program.mesh, program.graph)
+    yield from writer.body(program.block, "  ", program.graph.input_names)
+    yield "}"
+
+
+def _figure(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
 
 
 class _Writer:
@@ -295,18 +127,14 @@ class _Writer:
         self.primes: dict[int, int] = {}
         self.names: dict[Register, str] = {}
 
-    def fresh(self, value: int) -> str:
+    def define(self, register: Register, *, shape: bool = True) -> str:
+        """A register where it is defined: its name, its shape, its type."""
+        value = register.value
         number = self.numbers.setdefault(value, len(self.numbers))
-        count = self.primes.get(value, -1) + 1
-        self.primes[value] = count
-        return f"%{number}{chr(39) * count}"
-
-    def define(self, register: Register, *, shape: bool = True, argument: str = "") -> ListedValue:
-        name = self.names[register] = self.fresh(register.value)
-        text = shape_text(self.graph.avals[register.value]) if shape else ""
-        return ListedValue(
-            name=name, shape=text, type=to_type(register.codes, self.mesh), argument=argument
-        )
+        count = self.primes[value] = self.primes.get(value, -1) + 1
+        name = self.names[register] = f"%{number}{chr(39) * count}"
+        text = f"{shape_text(self.graph.avals[value])} " if shape else ""
+        return f"{name}: {text}{to_type(register.codes, self.mesh)!r}"
 
     def operand(self, source: Source) -> str:
         if isinstance(source, ConstantRegister):
@@ -314,57 +142,38 @@ class _Writer:
             return constant_text(source.constant) + (f"{{{t!r}}}" if any(source.codes) else "")
         return self.names[source]
 
-    def body(self, block: Block, input_names: Sequence[str] = ()) -> ListedBody:
-        names = [*input_names, *[""] * (len(block.inputs) - len(input_names))]
-        inputs = tuple(self.define(r, argument=n) for r, n in zip(block.inputs, names, strict=True))
-        lines: list[ListedLine] = []
+    def body(self, block: Block, indent: str, input_names: Sequence[str] = ()) -> Iterator[str]:
+        """The lines of a program, or of the body of a region."""
+        names = dict(zip(block.inputs, input_names, strict=False))
+        for register in block.inputs:
+            comment = f"  # {names[register]}" if names.get(register) else ""
+            yield f"{indent}input {self.define(register)}{comment}"
         for instruction in block.instructions:
-            match instruction:
-                case Apply(node=node):
-                    ins = tuple(map(self.operand, instruction.ins))
-                    kernels = tuple(
-                        f"{axis}={kernel}"
-                        for axis, kernel in zip(
-                            self.mesh.names, instruction.row.kernels, strict=False
-                        )
-                        if kernel not in ("", "local")
-                    )
-                    outs = tuple(map(self.define, instruction.outs))
-                    sent, where = instruction.bytes_sent, node_place(node)
-                    where = f"{node.title} {where}" if node.title else where
-                    lines.append(
-                        ListedOperation(
-                            results=outs,
-                            op=node.op,
-                            kernels=kernels,
-                            operands=ins,
-                            bytes_sent=sent,
-                            comment=where,
-                        )
-                    )
-                case Box():
-                    lines += self.conversions(instruction)
-                case Loop(node=node):
-                    ins = tuple(map(self.operand, instruction.ins))
-                    outs = tuple(map(self.define, instruction.outs))
-                    bodies = tuple(self.body(b) for b in instruction.blocks)
-                    lines.append(
-                        ListedRegion(
-                            results=outs,
-                            op=node.op,
-                            operands=ins,
-                            trips=instruction.trips,
-                            bodies=bodies,
-                            comment=node_place(node),
-                        )
-                    )
-                case _:
-                    assert_never(instruction)
-        return ListedBody(
-            inputs=inputs, lines=tuple(lines), returned=tuple(map(self.operand, block.outputs))
-        )
+            if isinstance(instruction, Box):
+                yield from (indent + line for line in self.conversions(instruction))
+                continue
+            node, operands = instruction.node, ", ".join(map(self.operand, instruction.ins))
+            results = ", ".join(map(self.define, instruction.outs))
+            results += " = " if results else ""
+            where = node_place(node)
+            if isinstance(instruction, Loop):
+                trips = "1 trip" if instruction.trips == 1 else f"{instruction.trips} trips"
+                yield f"{indent}{results}{node.op}({operands})  {trips}  # {where}"
+                for inner in instruction.blocks:
+                    yield indent + "{"
+                    yield from self.body(inner, indent + "  ")
+                    yield indent + "}"
+                continue
+            by_axis = zip(self.mesh.names, instruction.row.kernels, strict=False)
+            kernels = ", ".join(f"{a}={k}" for a, k in by_axis if k not in ("", "local"))
+            call = f"{node.op}{f'<{kernels}>' if kernels else ''}({operands})"
+            sent = f"  {_figure(instruction.bytes_sent)} B" if instruction.bytes_sent else ""
+            where = f"{node.title} {where}" if node.title else where
+            yield f"{indent}{results}{call}{sent}  # {where}"
+        yield f"{indent}return {', '.join(map(self.operand, block.outputs))}".rstrip()
 
-    def conversions(self, box: Box) -> Iterator[ListedConversion]:
+    def conversions(self, box: Box) -> Iterator[str]:
+        """A line for each step of a conversion: a collective, or a local slice, mask or pad."""
         reader = box.reader
         comment = (
             "needed at the end"
@@ -373,16 +182,12 @@ class _Writer:
         )
         operand = self.operand(box.source)
         for step in box.steps:
-            result = self.define(Register(box.target.value, step.target), shape=False)
-            axes = tuple(self.mesh.names[i] for i in step.mesh_axes)
-            yield ListedConversion(
-                result=result,
-                kind=step.kind,
-                mesh_axes=axes,
-                operand=operand,
-                bytes_sent=float(step.bytes_sent),
-                wide=step.wide,
-                stages=step_stages(step, self.graph.avals[box.target.value], self.mesh),
-                comment=comment,
-            )
-            operand = result.name
+            register = Register(box.target.value, step.target)
+            stages = step_stages(step, self.graph.avals[box.target.value], self.mesh)
+            how = ", ".join(self.mesh.names[i] for i in step.mesh_axes)
+            how += f"; {wide_text(step.wide)}" if step.wide else ""
+            how += f"; {stages_text(stages)}" if stages else ""
+            sent = _figure(float(step.bytes_sent))
+            result = self.define(register, shape=False)
+            yield f"{result} = {step.kind}[{how}]({operand})  {sent} B  # {comment}"
+            operand = self.names[register]

@@ -11,9 +11,8 @@ from typing import Literal
 from sbp.errors import bytes_text
 from sbp.explain.names import Names
 from sbp.plan.ir import Block, Loop, Register
-from sbp.plan.memory import DeviceMemory, Moment
+from sbp.plan.memory import DeviceMemory, Moment, stored
 from sbp.plan.program import Program
-from sbp.plan.stored import stored
 from sbp.plan.traffic import PHASES, Phase
 from sbp.report.facts import Tensor, alike, input_names, tensor
 from sbp.report.flows import place_name

@@ -95,7 +95,7 @@ class InputUses:
     def _readers(self) -> dict[int, set[Phase]]:
         """The phases that read each input of the program, directly or as an operand that is the
         input rearranged or cast."""
-        reads = (
+        reads: Iterator[tuple[int, Phase]] = (
             (root, self.phases.of[node.id])
             for node in self.graph.walk()
             if node.op not in CONTROL_FLOW and not _passes(node)

@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 
 from sbp import _jax
 from sbp.errors import SbpError, refused
-from sbp.plan.fingerprint import digests
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop
 from sbp.plan.program import Program
+from sbp.plan.saved import digests
 from sbp.run.execute import Executable
 from sbp.run.specs import placed
 from sbp.trace.graph import Constant, Graph

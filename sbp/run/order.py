@@ -11,7 +11,7 @@ from jax import numpy as jnp
 from sbp import _jax
 from sbp.infer.space import local_shape
 from sbp.plan.ir import Block, Box, Instruction, Loop, Register
-from sbp.plan.stored import stored
+from sbp.plan.memory import stored
 from sbp.trace.graph import Graph
 
 

@@ -1,19 +1,28 @@
-"""The claims that a typing makes about sizes: that the rule of each node gives the chosen row, and
-that each split leaves every device an element.
+"""The claims about sizes that a program and its typing make, and for which sizes all of them hold.
 
-`sbp.infer.certificate.certify` checks the same conditions at one choice of sizes. A claim is a
-predicate on sizes, so that it can be decided for all of them.
+A typing claims that the rule of each node gives the chosen row, and that each split leaves every
+device an element; `sbp.infer.certificate.certify` checks the same at one choice of sizes. A program
+claims that its reshapes keep the number of elements, which JAX does not check for symbolic sizes.
+A claim is a predicate on sizes, so that it can be decided for all of them.
+
+>>> import jax
+>>> (size,) = jax.export.symbolic_shape("4*b")
+>>> claim = Claim(text="x divides", key=0, holds=lambda lift: lift(size) % 8 == 0)
+>>> decide((claim,), Scope(("b",), ()), {"b": 6}).holds
+'mod(b, 2) == 0'
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from sbp.errors import Span
+import jax
+
+from sbp.errors import SbpError, Span
 from sbp.infer.flow import Decision
 from sbp.infer.pins import pinned_codes
 from sbp.infer.rows import NdRow, nests
@@ -21,11 +30,25 @@ from sbp.infer.space import Code, Codes, encode, is_even, to_type
 from sbp.infer.typing import Typing
 from sbp.limits import Policy
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures import ROUNDED_PARTS, Op, all_b, kernel_named, rule_for
+from sbp.signatures import ROUNDED_PARTS, Op, all_b, kernel_named, rule_for, traits_of
 from sbp.signatures.region import REGION_OPS, region_rows
-from sbp.sizes.exploration import Lift
-from sbp.sizes.expressions import is_symbolic, map_sizes, shape_text
+from sbp.sizes.expressions import (
+    MULTIPLE,
+    Point,
+    is_symbolic,
+    map_sizes,
+    shape_text,
+    symbolic_in,
+    symbols_in,
+)
+from sbp.sizes.scope import Explored, Lift, Region, Scope, Solver, explore, minimal, numbers
 from sbp.trace.graph import DIM_AS_VALUE, Graph, Node
+
+SHOWN = 3
+"""Claims that are listed where they have no formula; the others are counted."""
+
+TRIED = 512
+"""Small sizes at which a claim that is not decided is tried, and from which a formula is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,28 +61,14 @@ class Claim:
       holds: whether the condition holds, computed with the sizes that its argument gives for
           symbolic ones.
       span: the user's line.
+      fact: the condition as a constraint of `jax.export.symbolic_shape`, where one states it.
     """
 
     text: str
     key: Any = field(repr=False)
     holds: Callable[[Lift], bool] = field(repr=False)
     span: Span | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Aval:
-    """Shape and dtype for a rule. Sizes are integers, or `Size`s of `sizes.exploration`."""
-
-    shape: tuple[Any, ...]
-    dtype: Any
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> Any:
-        return math.prod(self.shape)
+    fact: str = ""
 
 
 def claims_of(graph: Graph, typing: Typing) -> tuple[Claim, ...]:
@@ -81,14 +90,16 @@ def claims_of(graph: Graph, typing: Typing) -> tuple[Claim, ...]:
 
 def _boundary(graph: Graph, typing: Typing) -> Iterator[Claim]:
     names = graph.input_names or tuple(f"input {i}" for i in range(len(graph.inputs)))
-    demand = typing.request.demand
-    for position, (name, value) in enumerate(zip(names, graph.inputs, strict=True)):
-        padded = demand.is_padded("input", position)
-        aval, codes = graph.avals[value], typing.values[value]
-        yield from _held(f"input {name}", aval, codes, typing.mesh, padded=padded)
-    for number, (operand, codes) in enumerate(zip(graph.outputs, typing.outputs, strict=True)):
-        padded = demand.is_padded("output", number)
-        yield from _held(f"output {number}", graph.aval(operand), codes, typing.mesh, padded=padded)
+    ins = [
+        ("input", f" {n}", v, typing.values[v]) for n, v in zip(names, graph.inputs, strict=True)
+    ]
+    returned = zip(graph.outputs, typing.outputs, strict=True)
+    outs = [("output", f" {n}", o, codes) for n, (o, codes) in enumerate(returned)]
+    for group in (ins, outs):
+        for position, (kind, name, operand, codes) in enumerate(group):
+            padded = typing.request.demand.is_padded(kind, position)
+            aval = graph.aval(operand)
+            yield from _held(kind + name, aval, codes, typing.mesh, padded=padded)
 
 
 def _held(what: str, aval: Any, codes: Codes, mesh: MeshSpec, *, padded: bool) -> Iterator[Claim]:
@@ -187,108 +198,292 @@ def _row(node: Node, program: Graph, typing: Typing) -> Iterator[Claim]:
 
     def holds(lift: Lift) -> bool:
         ins, outs = (
-            tuple(Aval(tuple(map(lift, a.shape)), a.dtype) for a in side) for side in avals
+            tuple(jax.ShapeDtypeStruct(tuple(map(lift, a.shape)), a.dtype) for a in side)
+            for side in avals
         )
-        return _offered(_AskedRow(node.op, lifted(lift), row, mesh, policies), ins, outs, ())
+        return _is_offered(Op(node.op, lifted(lift), ins, outs, 1), row, mesh, policies, ())
 
-    shown = (
-        ", ".join(repr(to_type(c, mesh)) for c in row.ins),
-        ", ".join(repr(to_type(c, mesh)) for c in row.outs),
-    )
+    takes, gives = (", ".join(repr(to_type(c, mesh)) for c in side) for side in (row.ins, row.outs))
     shapes = " ".join(shape_text(a.shape) for a in avals[0])
+    params = [
+        (k, id(v) if isinstance(v, Graph) else str(v)) for k, v in sorted(node.params.items())
+    ]
+    typed = [(str(a.shape), a.dtype) for side in avals for a in side]
     yield Claim(
-        text=f"{node.op} on {shapes} takes {shown[0]} to {shown[1]}",
-        key=(
-            node.op,
-            _text(node.params),
-            *(tuple((str(a.shape), a.dtype) for a in side) for side in avals),
-            row.ins,
-            row.outs,
-            policies,
-        ),
+        text=f"{node.op} on {shapes} takes {takes} to {gives}",
+        key=(node.op, *params, *typed, row.ins, row.outs, policies),
         holds=holds,
         span=node.span,
     )
 
 
-def _text(params: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple((k, id(v) if isinstance(v, Graph) else str(v)) for k, v in sorted(params.items()))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _AskedRow:
-    """A row of an operator, to be found among the rows of its rule.
+def _is_offered(
+    op: Op, row: NdRow, mesh: MeshSpec, policies: Sequence[Policy], kernels: tuple[str, ...]
+) -> bool:
+    """Whether the rule of an operator gives a row on all mesh axes from position `len(kernels)` on.
 
     Arguments:
-      op, params: the operator, with its parameters at the given sizes.
+      op: the operator on the shapes that the outer axes leave.
       row: the row on all mesh axes.
       mesh: the mesh.
       policies: the boxing policy on each mesh axis.
-    """
-
-    op: str
-    params: dict[str, Any]
-    row: NdRow
-    mesh: MeshSpec
-    policies: tuple[Policy, ...]
-
-
-def _offered(
-    asked: _AskedRow, ins: tuple[Aval, ...], outs: tuple[Aval, ...], kernels: tuple[str, ...]
-) -> bool:
-    """Whether the rule gives the row on all mesh axes from position `len(kernels)` on.
-
-    Arguments:
-      asked: the row.
-      ins, outs: the operands and results with the shapes that the outer axes leave.
       kernels: the kernels on the outer axes.
     """
-    row, mesh, position = asked.row, asked.mesh, len(kernels)
+    position = len(kernels)
     if position == len(mesh.sizes):
         return nests(NdRow(row.ins, row.outs, kernels))
-    name, n = mesh.axes[position]
-    codes_in, codes_out = tuple(t[position] for t in row.ins), tuple(t[position] for t in row.outs)
+    axis, n = mesh.axes[position]
     if n == 1:
-        return _offered(asked, ins, outs, (*kernels, "local"))
-    rounds = ROUNDED_PARTS.name in row.kernels
-    op = Op(asked.op, asked.params, ins, outs, n, rounds)
-    found = rule_for(op.name)
-    rows = (
-        region_rows(op, name)
-        if op.name in REGION_OPS
-        else (all_b(op),)
-        if found is None
-        else found.rows(op)
-    )
+        return _is_offered(op, row, mesh, policies, (*kernels, "local"))
+    op = Op(op.name, op.params, op.ins, op.outs, n, ROUNDED_PARTS.name in row.kernels)
+    codes_in, codes_out = (tuple(t[position] for t in side) for side in (row.ins, row.outs))
+    rule = rule_for(op.name)
+    if op.name in REGION_OPS:
+        rows = region_rows(op, axis)
+    else:
+        rows = (all_b(op),) if rule is None else rule.rows(op)
+    sends = policies[position] == "auto"
     for r in rows:
         kernel = kernel_named(r.kernel)
-        if (tuple(map(encode, r.ins)), tuple(map(encode, r.outs))) != (codes_in, codes_out):
-            continue
-        if kernel.communicates and not (
-            asked.policies[position] == "auto" and (mesh.hardware.overlaps or not kernel.overlaps)
+        if (
+            (tuple(map(encode, r.ins)), tuple(map(encode, r.outs))) == (codes_in, codes_out)
+            and (not kernel.communicates or (sends and mesh.hardware.overlaps >= kernel.overlaps))
+            and not (kernel.gathers is not None and r.kernel in kernels)
+            and all(
+                c <= 0 or a.shape[c - 1] >= n
+                for a, c in zip((*op.ins, *op.outs), (*codes_in, *codes_out), strict=True)
+            )
         ):
-            continue
-        if kernel.gathers is not None and r.kernel in kernels:
-            continue
-        if not all(
-            c <= 0 or a.shape[c - 1] >= n
-            for a, c in zip((*ins, *outs), (*codes_in, *codes_out), strict=True)
-        ):
-            continue
-        inner = tuple(
-            a if k == kernel.gathers else _localised(a, c, n)
-            for k, (a, c) in enumerate(zip(ins, codes_in, strict=True))
-        )
-        inner_outs = tuple(_localised(a, c, n) for a, c in zip(outs, codes_out, strict=True))
-        if _offered(asked, inner, inner_outs, (*kernels, r.kernel)):
-            return True
+            ins = tuple(
+                a if k == kernel.gathers else _localised(a, c, n)
+                for k, (a, c) in enumerate(zip(op.ins, codes_in, strict=True))
+            )
+            outs = tuple(_localised(a, c, n) for a, c in zip(op.outs, codes_out, strict=True))
+            inner = Op(op.name, op.params, ins, outs, 1)
+            if _is_offered(inner, row, mesh, policies, (*kernels, r.kernel)):
+                return True
     return False
 
 
-def _localised(aval: Aval, code: Code, n: int) -> Aval:
+def _localised(aval: Any, code: Code, n: int) -> Any:
     """The shard on a mesh axis of size n, blocks rounded up."""
-    if code <= 0:
-        return aval
-    shape = list(aval.shape)
-    shape[code - 1] = -(-shape[code - 1] // n)
-    return Aval(tuple(shape), aval.dtype)
+    sizes = (-(-d // n) if k == code else d for k, d in enumerate(aval.shape, 1))
+    return jax.ShapeDtypeStruct(tuple(sizes), aval.dtype)
+
+
+# ---- numbers of elements ------------------------------------------------------------------------
+
+
+def element_claims(graph: Graph) -> list[Claim]:
+    """The claims of a program with symbolic sizes that its reshapes keep the number of elements, in
+    program order."""
+    claims: list[Claim] = []
+    for node in graph.walk():
+        shapes = [tuple(graph.aval(o).shape) for o in (*node.inputs[:1], *node.outputs[:1])]
+        if not traits_of(node.op).regroups or not is_symbolic(shapes):
+            continue
+        left, right = element_products(*shapes)
+        if str(left) == str(right):
+            continue
+        fact = f"{left} == {right}"
+        claims.append(
+            Claim(
+                text=f"the reshape from {' to '.join(map(shape_text, shapes))} keeps the number of"
+                " elements",
+                key=("elements", fact),
+                holds=lambda lift, sides=(left, right): bool(lift(sides[0]) == lift(sides[1])),
+                span=node.span,
+                fact=fact,
+            )
+        )
+    return claims
+
+
+def element_products(before: Sequence[Any], after: Sequence[Any]) -> tuple[Any, Any]:
+    """The numbers of elements of two shapes, without the sizes that they share.
+
+    >>> b, s = jax.export.symbolic_shape("b, s")
+    >>> element_products((b, s), (8, s))
+    (b, 8)
+    """
+    rest, other = list(before), list[Any]()
+    for size in after:
+        if size in rest:
+            rest.remove(size)
+        else:
+            other.append(size)
+    return math.prod(rest), math.prod(other)
+
+
+def check_symbols(graph: Graph, names: Iterable[str], avals: Iterable[Any]) -> None:
+    """Checks that a program has no symbolic sizes but those of its arguments.
+
+    Arguments:
+      graph: the program.
+      names: the symbols of its arguments.
+      avals: the arguments.
+
+    Raises:
+      SbpError: `symbolic-sizes`, at the first line that has other ones.
+    """
+    known, scopes = set(names), {id(d.scope) for d in symbolic_in(avals)}
+    for node in graph.walk():
+        sizes = [v for v in node.params.values() if jax.export.is_symbolic_dim(v)]
+        sizes += symbolic_in(graph.aval(v) for v in (*node.inputs, *node.outputs))
+        others = sorted(
+            {
+                name
+                for size in sizes
+                for name in symbols_in(str(size))
+                if name not in known or id(size.scope) not in scopes
+            }
+        )
+        if others:
+            several = len(others) > 1
+            raise SbpError(
+                f"the function uses the symbolic size{'s' * several} {' and '.join(others)} from"
+                f" outside of its arguments; take {'them' if several else 'it'} from the shapes of"
+                " its arguments",
+                code="symbolic-sizes",
+                span=node.span,
+            )
+
+
+# ---- decisions ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Decided:
+    """For which sizes a typing holds.
+
+    Arguments:
+      status: `every` size of the scope, `some` of them, or `open`: not decided for all.
+      asked: the scope in words.
+      holds: where the decided claims hold, in the syntax of constraints; the scope where they hold
+          for all of it; the claims themselves where they have no formula.
+      terms: the facts of the formula; empty where there is none.
+      point: the sizes that the typing was chosen at.
+      counterexample: sizes of the scope at which the typing does not hold.
+      limits: the claims that do not hold everywhere, those that fail at the counterexample first.
+      undecided: the claims that are not decided everywhere, each with the reason and with what
+          small sizes say of it.
+      claims: the number of claims.
+    """
+
+    status: Literal["every", "some", "open"]
+    asked: str
+    holds: str
+    terms: Region
+    point: Point
+    counterexample: Point | None
+    limits: tuple[Claim, ...]
+    undecided: tuple[tuple[Claim, str], ...]
+    claims: int
+    _scope: Scope = field(repr=False)
+    _explored: tuple[Explored, ...] = field(repr=False)
+
+    def holds_at(self, **sizes: int) -> bool | None:
+        """Whether the typing holds at sizes of the scope; None when that is not decided, or the
+        scope does not allow them."""
+        if sizes.keys() != set(self._scope.names) or not self._scope.allows(sizes):
+            return None
+        answers = [e.holds_at(sizes) for e in self._explored]
+        return False if False in answers else None if None in answers else True
+
+
+def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
+    """Decides the claims of a typing for all sizes of a scope.
+
+    Arguments:
+      claims: the claims of the typing.
+      scope: the sizes that are asked for.
+      point: the sizes that the typing was chosen at.
+    """
+    found = [(c, explore(c.holds, scope, point)) for c in claims]
+    limited, terms = _limits(scope, found)
+    if terms and any(e.open for _, e in found):
+        # Products of symbols are easier where the other claims hold: from mod(m, 8) == 0 follows
+        # that 8 divides m*k.
+        narrowed = scope.narrowed(terms)
+        found = [(c, explore(c.holds, narrowed, point) if e.open else e) for c, e in found]
+        limited, terms = _limits(scope, found)
+    failing = [*limited, *((c, e) for c, e in found if e.where(False) and e.open)]
+    small = scope.points() if failing else ()
+    counterexample = next(
+        (p for p in small if any(e.holds_at(p) is False for _, e in failing)),
+        next((p for _, e in failing for holds, _, p in e.cases if not holds), None),
+    )
+    at, asked = counterexample or point, _scope_text(scope)
+    undecided = [(c, e.open) for c, e in found if e.open]
+    tried = [p for p in scope.points(TRIED) if all(e.holds_at(p) for _, e in limited)]
+    return Decided(
+        status="open" if undecided else "some" if limited else "every",
+        asked=asked,
+        holds=" and ".join(terms) or _list_text([c.text for c, _ in limited]) or asked,
+        terms=terms,
+        point=point,
+        counterexample=counterexample,
+        limits=tuple(c for c, _ in sorted(failing, key=lambda f: f[1].holds_at(at) is not False)),
+        undecided=tuple((c, _trial_text(c, why, tried)) for c, why in undecided),
+        claims=len(claims),
+        _scope=scope,
+        _explored=tuple(e for _, e in found),
+    )
+
+
+def _limits(
+    scope: Scope, found: Sequence[tuple[Claim, Explored]]
+) -> tuple[list[tuple[Claim, Explored]], Region]:
+    """The decided claims that do not hold everywhere, without those that follow from the claims
+    before them, and facts that hold exactly where they do; no facts where none were found."""
+    solver, limited = Solver(scope), list[tuple[Claim, Explored]]()
+    for claim, explored in found:
+        holds, fails = map(explored.where, (True, False))
+        if fails and not explored.open and not solver.shows(holds):
+            limited.append((claim, explored))
+            solver.add(holds)
+    if not limited:
+        return [], ()
+
+    def suffice(facts: Iterable[str]) -> bool:
+        return Solver(scope.narrowed(facts)).shows(*(e.where(True) for _, e in limited))
+
+    # Small sizes at which the claims hold show the bounds and the divisors of single symbols. Where
+    # these do not say all, the facts follow that rules asked for, which are dropped again first.
+    small = [p for p in scope.points(TRIED) if all(e.holds_at(p) for _, e in limited)]
+    simple = [f"{n} >= {min(p[n] for p in small)}" for n in scope.names if small]
+    simple += [f"mod({n}, {math.gcd(*(p[n] for p in small))}) == 0" for n in scope.names if small]
+    noted = sorted({f for _, e in limited for _, region, _ in e.cases for f in region})
+    for facts in (simple, [*sorted(noted, key=len, reverse=True), *simple]):
+        common = [f for f in facts if solver.shows([(f,)])]
+        if suffice(common):
+            return limited, tuple(minimal(common, suffice))
+    return limited, ()
+
+
+def _list_text(texts: Sequence[str]) -> str:
+    """The first claims, and how many more there are."""
+    more = len(texts) - SHOWN
+    rest = f" and {more} more condition{'s' * (more > 1)}" if more > 0 else ""
+    return " and ".join(texts[:SHOWN]) + rest
+
+
+def _trial_text(claim: Claim, why: str, small: Sequence[Point]) -> str:
+    """Why a claim is not decided, and what some sizes at which the decided ones hold say of it."""
+    fails = next((p for p in small if not claim.holds(numbers(p))), None)
+    found = f"not so where {point_text(fails)}" if fails else "it held at all of them"
+    return f"not proved, since {why}: {claim.text}; tried at {len(small)} small sizes: {found}"
+
+
+def point_text(point: Point) -> str:
+    """A point, such as `b = 40 and s = 56`."""
+    return " and ".join(f"{name} = {value}" for name, value in sorted(point.items()))
+
+
+def _scope_text(scope: Scope) -> str:
+    """The scope in words, without the constraints that JAX adds to one on a `mod`."""
+    multiples = (MULTIPLE.fullmatch(c) for c in scope.constraints)
+    added = {f"{m[2]}*floordiv({m[1]}, {m[2]}) == {m[1]}" for m in multiples if m}
+    shown = [c for c in scope.constraints if c not in added]
+    bounded = [n for n in scope.names if any(c.startswith((f"{n}>", f"{n} >")) for c in shown)]
+    return " and ".join([*(f"{n} >= 1" for n in scope.names if n not in bounded), *shown])

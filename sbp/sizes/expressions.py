@@ -1,5 +1,5 @@
-"""Symbolic sizes in a traced program: expressions such as `8*b`, their values, and the program at
-one choice of them.
+"""Symbolic sizes in a traced program: expressions such as `8*b`, their values, the program at one
+choice of them, and questions of a trace that they do not decide.
 
 `jax.export.symbolic_shape` makes the expressions. `value_of` evaluates their text: on integers
 here, on Z3's integer terms in `sbp.sizes.scope`.
@@ -13,10 +13,12 @@ here, on Z3's integer terms in `sbp.sizes.scope`.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import itertools
 import operator
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -48,13 +50,17 @@ COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-_COMPARED: dict[type, str] = {
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
+MULTIPLE = re.compile(r"\s*mod\((\w+), *(\d+)\) *== *0\s*")
+"""A constraint that a symbol is a multiple of a number, such as `mod(b, 4) == 0`."""
+
+OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+_COMPARED: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
 }
 
 
@@ -91,7 +97,7 @@ def value_of(text: str, values: Mapping[str, Any], functions: Functions = INTEGE
             case ast.Call(func=ast.Name(id=name), args=[left, right]) if name in functions:
                 return functions[name](of(left), of(right))
             case ast.Compare(left=left, ops=[op], comparators=[right]):
-                return COMPARISONS[_COMPARED[type(op)]](of(left), of(right))
+                return _COMPARED[type(op)](of(left), of(right))
             case _:
                 raise SbpInternalError(f"no size: {text!r}")
 
@@ -169,8 +175,6 @@ def map_sizes(value: Any, of: Callable[[Any], Any]) -> Any:
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         case dict():
             return {k: map_sizes(v, of) for k, v in value.items()}
-        case np.ndarray():
-            return value
         case _ if (
             hasattr(value, "shape") and hasattr(value, "update") and is_symbolic([value])
         ):  # an aval
@@ -262,18 +266,93 @@ def first_difference(graph: Graph, other: Graph) -> tuple[Node | None, Node | No
             or (mine.op, len(mine.outputs)) != (theirs.op, len(theirs.outputs))
         ):
             return mine, theirs
-        for a, b in zip(mine.regions, theirs.regions, strict=False):
-            found = first_difference(a, b)
-            if found is not None:
-                return found
     return None
 
 
 def _computing(graph: Graph) -> Iterator[Node]:
-    """The nodes of a graph that have an operand that depends on its inputs, or no operands."""
+    """The nodes of a graph and of its regions that have an operand that depends on its inputs, or
+    no operands."""
     known: set[Operand] = set()
     for node in graph.nodes:
         if node.inputs and all(isinstance(o, Constant) or o in known for o in node.inputs):
             known |= set(node.outputs)
         else:
             yield node
+            for region in node.regions:
+                yield from _computing(region)
+
+
+# ---- questions that sizes do not decide ---------------------------------------------------------
+
+# JAX removes the frames that hold the sizes from the traceback of its errors. Only its messages
+# have them.
+_REST = re.compile(r"remainder (.+) should be 0")
+_COMPARISON = re.compile(r"comparison '(.+?)' (>=|<=|>|<) '(.+?)' is inconclusive")
+
+
+@contextlib.contextmanager
+def deciding_sizes(advice: str, given: tuple[str, ...] | None = None) -> Iterator[None]:
+    """Traces the user's function inside.
+
+    Arguments:
+      advice: what to change where the function asks something that symbolic sizes do not decide.
+      given: the constraints on the sizes of the arguments; None where the arguments have numbers.
+
+    Raises:
+      SbpError: `symbolic-sizes`, at the user's line that asks it.
+    """
+    try:
+        yield
+    except jax.errors.InconclusiveDimensionOperation as error:
+        first = " ".join(str(error).split("\n")[0].split()).removesuffix(".")
+        found = () if given is None else deciding_constraints(error, given)
+        if found:
+            either = " or ".join(f'"{c}"' for c in found)
+            advice = f"add {either} to the constraints of jax.export.symbolic_shape, or {advice}"
+        raise SbpError(
+            f"the program asks what its symbolic sizes do not say: {first}; {advice}",
+            code="symbolic-sizes",
+            span=_jax.raising_span(error),
+        ) from error
+
+
+def deciding_constraints(error: BaseException, given: tuple[str, ...]) -> tuple[str, ...]:
+    """The constraints of which each answers the question behind an error, as JAX finds when it has
+    them; empty where there are none, or the question is not known.
+
+    Arguments:
+      error: JAX's error about symbolic sizes.
+      given: the constraints that there are.
+
+    >>> (b,) = jax.export.symbolic_shape("b")
+    >>> try:
+    ...     b > 5
+    ... except jax.errors.InconclusiveDimensionOperation as error:
+    ...     print(deciding_constraints(error, ()))
+    ('b >= 6', 'b <= 5')
+    """
+    asked: list[tuple[str, str, str]] = []
+    if rest := _REST.search(str(error)):
+        asked = [(rest[1], "==", "0")]
+    elif comparison := _COMPARISON.search(str(error)):
+        left, how, right = comparison.groups()
+        asked = [(left, how, right), (left, OPPOSITE[how], right)]
+    return tuple(text for a in asked if _answered((*given, text := _closed(*a)), *a))
+
+
+def _closed(left: str, how: str, right: str) -> str:
+    """A comparison as JAX takes it in a constraint: with `>=` or `<=`."""
+    step = {">": 1, "<": -1}.get(how, 0)
+    if step:
+        right = str(int(right) + step) if right.lstrip("-").isdigit() else f"{right} {step:+d}"
+    return f"{left} {how}{'=' if step else ''} {right}"
+
+
+def _answered(constraints: tuple[str, ...], left: str, how: str, right: str) -> bool:
+    """Whether JAX answers a comparison with yes under some constraints."""
+    try:
+        scope = jax.export.SymbolicScope(constraints)
+        sizes = jax.export.symbolic_shape(f"{left}, {right}", scope=scope)
+        return bool(COMPARISONS[how](*sizes))
+    except (ValueError, jax.errors.InconclusiveDimensionOperation):
+        return False

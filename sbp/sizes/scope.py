@@ -1,69 +1,70 @@
-"""Facts about symbolic sizes, the sizes that a user asks for, and Z3's integers for them.
+"""Decides predicates on symbolic sizes for all sizes that a user asks for.
 
->>> scope = Scope(("b",), ("mod(b, 4) == 0",))
->>> scope.allows({"b": 8}), scope.allows({"b": 6})
-(True, False)
->>> scope.always((Fact("mod(2*b, 8)", "==", "0"),)), scope.always((Fact("b", ">=", "8"),))
-(True, False)
+A `Size` has a value at one point and an expression for all points. Comparisons answer with the
+value, and each answer is noted as a fact about the expressions. A computation that uses sizes only
+through such answers has the same result wherever the same facts hold, so one run decides a whole
+region. Z3 then finds a point outside of all regions so far, until there is none (King 1976,
+"Symbolic execution and program testing"; Godefroid, Klarlund and Sen 2005, "DART"). The predicates
+are the rules of operators themselves; what they require of sizes is written nowhere else.
+
+    >>> import jax
+    >>> (size,) = jax.export.symbolic_shape("4*b")
+    >>> scope = Scope(names=("b",), constraints=())
+    >>> found = explore(lambda lift: lift(size) % 8 == 0, scope, {"b": 6})
+    >>> found.holds_at({"b": 2}), found.holds_at({"b": 3}), found.holds_at({"b": 10**9 + 1})
+    (True, False, False)
 """
 
 from __future__ import annotations
 
-import ast
-import contextlib
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+import operator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partialmethod
+from typing import Any, TypeVar
 
+import jax
 import z3
 
-from sbp.sizes.expressions import COMPARISONS, Functions, Point, parsed, symbols_in, value_of
+from sbp.errors import SbpWarning, noting
+from sbp.sizes.expressions import (
+    COMPARISONS,
+    MULTIPLE,
+    OPPOSITE,
+    Functions,
+    Point,
+    symbols_in,
+    value_of,
+)
 
 RLIMIT = 3_000_000
 """Z3's resource limit of one question about sizes. Linear questions take a few thousand. Where Z3
 reaches the limit, the claim in question is undecided, and the report says so."""
 
-_OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+REGIONS = 128
+"""Regions of sizes after which a predicate is left undecided at the other sizes; the report says
+so."""
 
+SMALL = 4096
+"""Small sizes among which a counterexample is looked for before Z3 finds one."""
 
-@dataclass(frozen=True, slots=True, order=True)
-class Fact:
-    """A comparison of two sizes that holds, such as `mod(b, 4) == 0`."""
+Region = tuple[str, ...]
+"""Constraints, such as `mod(b, 4) == 0`: the points where all of them hold."""
 
-    left: str
-    comparison: str
-    right: str
+Lift = Callable[[Any], Any]
+"""Symbolic size -> `Size`; other values stay as they are."""
 
-    def __str__(self) -> str:
-        return f"{self.left} {self.comparison} {self.right}"
-
-    @property
-    def opposite(self) -> Fact:
-        """The fact that holds where this one does not."""
-        return Fact(self.left, _OPPOSITE[self.comparison], self.right)
-
-    def value(self, values: Mapping[str, Any], functions: Functions | None = None) -> Any:
-        """Whether it holds for values of the symbols: True or False for integers, a term for
-        terms.
-
-        Arguments:
-          values: a number or a term for each symbol.
-          functions: floordiv, mod, max and min of terms; None for integers.
-        """
-        sides = (
-            value_of(t, values) if functions is None else value_of(t, values, functions)
-            for t in (self.left, self.right)
-        )
-        return COMPARISONS[self.comparison](*sides)
-
-
-Region = tuple[Fact, ...]
-"""The points where all of these facts hold."""
+T = TypeVar("T")
 
 
 class Unanswered(Exception):
     """A question about sizes without an answer: Z3 gives up, or code wants a number."""
+
+
+# ---- scopes -------------------------------------------------------------------------------------
 
 
 class Scope:
@@ -72,6 +73,12 @@ class Scope:
     Arguments:
       names: the symbols.
       constraints: texts, such as `b >= 2` and `mod(b, 4) == 0`.
+
+    >>> scope = Scope(("b",), ("mod(b, 4) == 0",))
+    >>> scope.allows({"b": 8}), scope.allows({"b": 6})
+    (True, False)
+    >>> scope.always(("mod(2*b, 8) == 0",)), scope.always(("b >= 8",))
+    (True, False)
     """
 
     def __init__(self, names: Iterable[str], constraints: Iterable[str]) -> None:
@@ -81,160 +88,119 @@ class Scope:
 
     def allows(self, point: Point) -> bool:
         """Whether a point is in the scope."""
-        return all(point[n] >= 1 for n in self.names) and all(
-            value_of(c, point) for c in self.constraints
-        )
+        return all(point[n] >= 1 for n in self.names) and holds_at(self.constraints, point)
 
-    @property
-    def defined(self) -> dict[str, str]:
-        """The symbols that a constraint says to be another size.
+    def narrowed(self, region: Iterable[str]) -> Scope:
+        """The points of the scope in a region."""
+        return Scope(self.names, (*self.constraints, *region))
 
-        >>> Scope(("b", "s"), ("b == 2*s", "mod(s, 4) == 0")).defined
-        {'b': '2 * s'}
-        """
-        found: dict[str, str] = {}
-        for constraint in self.constraints:
-            match parsed(constraint):
-                case ast.Compare(left=ast.Name(id=name), ops=[ast.Eq()], comparators=[size]):
-                    found.setdefault(name, ast.unparse(size))
-                case _:
-                    continue
-        return found
-
-    def solver(self, rlimit: int = RLIMIT) -> Solver:
-        """Z3 with the scope asserted, in a context of its own."""
-        return Solver(self, rlimit)
-
-    def narrowed(self, facts: Iterable[Fact]) -> Scope:
-        """The points of the scope where some facts hold."""
-        return Scope(self.names, (*self.constraints, *map(str, facts)))
-
-    def with_terms(self, terms: Iterable[str]) -> tuple[str, ...]:
+    def with_terms(self, terms: Sequence[str]) -> Region:
         """The constraints together with others; those that follow from the rest are left out.
 
         >>> Scope(("b",), ("mod(b, 2) == 0", "b >= 4")).with_terms(["mod(b, 8) == 0"])
         ('mod(b, 8) == 0',)
         """
-        terms = tuple(terms)
-        kept = [c for c in self.constraints if c not in terms]
-        for one in tuple(kept):
-            others = [c for c in kept if c != one]
-            solver = Scope(self.names, (*others, *terms)).solver()
-            with contextlib.suppress(Unanswered):  # then the constraint stays, which is right, too
-                if solver.point(solver.none_of_texts((one,))) is None:
-                    kept = others
-        return (*kept, *terms)
+        own = [c for c in self.constraints if c not in terms]
+        suffice = lambda c: Scope(self.names, (*c, *terms)).always(self.constraints)  # noqa: E731
+        return (*minimal(own, suffice), *terms)
 
     def always(self, region: Region) -> bool:
-        """Whether some facts hold at all points.
-
-        Raises:
-          Unanswered: where Z3 gives up.
-        """
+        """Whether Z3 shows that a region is the whole scope."""
         if region not in self._always:
-            solver = self.solver()
-            self._always[region] = solver.point(solver.none_of(region)) is None
+            self._always[region] = Solver(self).shows([region])
         return self._always[region]
+
+    def points(self, count: int = SMALL) -> Iterator[Point]:
+        """Points of the scope by their largest size, smallest first.
+
+        Arguments:
+          count: at most as many points are looked at; those that the scope does not allow are left
+            out.
+
+        >>> [tuple(p.values()) for p in Scope(("a", "b"), ("a >= b",)).points(4)]
+        [(1, 1), (2, 1), (2, 2)]
+        """
+        largest = int(count ** (1 / max(1, len(self.names))) + 1e-9)
+        every = itertools.product(range(1, largest + 1), repeat=len(self.names))
+        for values in sorted(every, key=lambda v: (max(v, default=0), v)):
+            point = dict(zip(self.names, values, strict=True))
+            if self.allows(point):
+                yield point
+
+
+def holds_at(region: Region, point: Point) -> bool:
+    """Whether a point is in a region."""
+    return all(value_of(c, point) for c in region)
+
+
+def minimal(items: Sequence[T], suffice: Callable[[list[T]], bool]) -> list[T]:
+    """Items without those that are not needed. The first ones are left out first.
+
+    Arguments:
+      items: all items, which suffice.
+      suffice: whether fewer of them do.
+    """
+    kept = list(items)
+    for item in items:
+        fewer = [one for one in kept if one is not item]
+        kept = fewer if suffice(fewer) else kept
+    return kept
 
 
 class Solver:
-    """Z3 with the constraints of a scope.
+    """Z3 with the constraints of a scope, in a context of its own.
 
     A symbol that a constraint makes a multiple of k is k times an integer variable, so that Z3 sees
     that products of symbols divide.
-
-    Arguments:
-      scope: the scope.
-      rlimit: Z3's resource limit of one question.
     """
 
-    def __init__(self, scope: Scope, rlimit: int = RLIMIT) -> None:
+    def __init__(self, scope: Scope) -> None:
         self._context = z3.Context()
         self._solver = z3.Solver(ctx=self._context)
-        self._solver.set("rlimit", rlimit)
-        self._symbols = {name: z3.Int(name, self._context) for name in scope.names}
-        steps = {
-            name: math.lcm(*(k for n, k in map(_multiple, scope.constraints) if n == name))
-            for name in scope.names
-        }
+        self._solver.set("rlimit", RLIMIT)
+        multiples = [m for m in map(MULTIPLE.fullmatch, scope.constraints) if m is not None]
         self._values: dict[str, Any] = {
-            name: steps[name] * symbol for name, symbol in self._symbols.items()
+            n: math.lcm(*(int(m[2]) for m in multiples if m[1] == n)) * z3.Int(n, self._context)
+            for n in scope.names
         }
-        self._solver.add(*(v >= 1 for v in self._symbols.values()))
-        self._solver.add(*(self.term(c) for c in scope.constraints))
+        self._solver.add(*(v >= 1 for v in self._values.values()), self._all_of(scope.constraints))
 
-    def term(self, text: str) -> Any:
-        """A constraint as a term."""
-        return self._bool(value_of(text, self._values, _TERMS))
+    def shows(self, *claims: Iterable[Region]) -> bool:
+        """Whether Z3 shows that each claim holds everywhere: that each point is in one of its
+        regions. False where Z3 gives up."""
+        return all(self._solver.check(z3.Not(self._any_of(c))) == z3.unsat for c in claims)
 
-    def none_of_texts(self, texts: Iterable[str]) -> Any:
-        """The points where not all of some constraints hold, as a term."""
-        return z3.Not(self.all_terms(self.term(t) for t in texts))
+    def add(self, claim: Iterable[Region]) -> None:
+        """Leaves only the points in some of the regions."""
+        self._solver.add(self._any_of(claim))
 
-    def all_of(self, facts: Iterable[Fact]) -> Any:
-        """All of some facts as a term."""
-        return z3.And(*(self._bool(f.value(self._values, _TERMS)) for f in facts), self._bool(True))
+    def exclude(self, region: Region) -> None:
+        """Leaves only the points outside of a region."""
+        self._solver.add(z3.Not(self._all_of(region)))
 
-    def any_of(self, regions: Iterable[Region]) -> Any:
-        """The points of some regions as a term."""
-        return z3.Or(*(self.all_of(r) for r in regions), self._bool(False))
-
-    def all_terms(self, terms: Iterable[Any]) -> Any:
-        """The conjunction of terms."""
-        return z3.And(*terms, self._bool(True))
-
-    def none_of(self, region: Region) -> Any:
-        """The points outside of a region as a term."""
-        return z3.Not(self.all_of(region))
-
-    def implied(self, term: Any, fact: Fact) -> bool:
-        """Whether Z3 shows that a fact holds wherever a term does; False where Z3 gives up."""
-        return self._refutes(term, self.none_of((fact,)))
-
-    def shows(self, term: Any) -> bool:
-        """Whether Z3 shows that a term holds everywhere; False where Z3 gives up."""
-        return self._refutes(z3.Not(term))
-
-    def least(self, name: str, term: Any) -> int:
-        """The least value of a symbol where a term holds; 1 where the term holds nowhere, or Z3
-        gives up."""
-        value, low = self._values[name], 1
-        try:
-            high = (self.point(term) or {name: 1})[name]
-            while low < high:
-                middle = (low + high) // 2
-                found = self.point(term, value <= middle)
-                low, high = (low, min(middle, found[name])) if found else (middle + 1, high)
-        except Unanswered:
-            return 1
-        return low
-
-    def _refutes(self, *terms: Any) -> bool:
-        return self._solver.check(*terms) == z3.unsat
-
-    def add(self, term: Any) -> None:
-        """Asserts a term."""
-        self._solver.add(term)
-
-    def point(self, *terms: Any) -> dict[str, int] | None:
-        """A point where all terms hold, None when there is none.
+    def point(self) -> Point | None:
+        """A point; None when none is left.
 
         Raises:
           Unanswered: where Z3 gives up.
         """
-        found = self._solver.check(*terms)
+        found = self._solver.check()
         if found == z3.unknown:
             raise Unanswered("Z3 gives up")
         if found == z3.unsat:
             return None
         model: Any = self._solver.model()
         return {
-            name: model.eval(self._values[name], model_completion=True).as_long()
-            for name in self._symbols
+            name: model.eval(value, model_completion=True).as_long()
+            for name, value in self._values.items()
         }
 
-    def _bool(self, value: Any) -> Any:
-        return z3.BoolVal(value, self._context) if isinstance(value, bool) else value
+    def _all_of(self, region: Region) -> Any:
+        terms = [value_of(c, self._values, _TERMS) for c in region]
+        return z3.And(*terms, z3.BoolVal(True, self._context))
+
+    def _any_of(self, claim: Iterable[Region]) -> Any:
+        return z3.Or(*map(self._all_of, claim), z3.BoolVal(False, self._context))
 
 
 def _floordiv(a: Any, b: Any) -> Any:
@@ -254,7 +220,7 @@ def _max(a: Any, b: Any) -> Any:
 
 
 def _min(a: Any, b: Any) -> Any:
-    return z3.If(a <= b, a, b) if _is_term(a) or _is_term(b) else min(a, b)
+    return -_max(-a, -b)
 
 
 def _is_term(x: Any) -> bool:
@@ -264,14 +230,180 @@ def _is_term(x: Any) -> bool:
 _TERMS: Functions = {"floordiv": _floordiv, "mod": _mod, "max": _max, "min": _min}
 
 
-def _multiple(constraint: str) -> tuple[str, int]:
-    """The symbol and the number of a constraint like `mod(b, 4) == 0`."""
-    left, comparison, right = constraint.partition("==")
-    name, _, step = left.strip().removeprefix("mod(").removesuffix(")").partition(",")
-    found = (
-        comparison
-        and left.strip().startswith("mod(")
-        and right.strip() == "0"
-        and name.strip().isidentifier()
-    )
-    return (name.strip(), int(step)) if found and step.strip().isdecimal() else ("", 1)
+# ---- sizes that note what is asked of them ------------------------------------------------------
+
+
+class Size:
+    """A size of a tensor.
+
+    Arguments:
+      expression: its symbolic size, or a number.
+      value: its value at one point.
+      noted: the facts that its comparisons answered, in order.
+    """
+
+    __slots__ = ("expression", "noted", "value")
+
+    def __init__(self, expression: Any, value: int, noted: dict[str, None]) -> None:
+        self.expression, self.value, self.noted = expression, value, noted
+
+    def _combine(self, other: Any, of: Callable[[Any, Any], Any], swapped: bool = False) -> Any:
+        """The result of an operator on the values and on the expressions."""
+        found = _parts(other)
+        if found is None:
+            return NotImplemented
+        pairs = zip((self.expression, self.value), found, strict=True)
+        expression, value = (of(*(pair[::-1] if swapped else pair)) for pair in pairs)
+        symbolic = jax.export.is_symbolic_dim(expression)
+        return Size(expression, value, self.noted) if symbolic else value
+
+    def _compare(self, other: Any, how: str) -> Any:
+        """The answer of a comparison, which is noted where it is not the same everywhere."""
+        found = _parts(other)
+        if found is None:
+            return NotImplemented
+        theirs, number = found
+        answer = bool(COMPARISONS[how](self.value, number))
+        if jax.export.is_symbolic_dim(self.expression - theirs):
+            self.noted[f"{self.expression} {how if answer else OPPOSITE[how]} {theirs}"] = None
+        return answer
+
+    def _number(self) -> int:
+        """The value, for code that needs a number. The noted fact limits the region to sizes with
+        this value."""
+        self.noted[f"{self.expression} == {self.value}"] = None
+        return self.value
+
+    __add__ = partialmethod(_combine, of=operator.add)
+    __radd__ = partialmethod(_combine, of=operator.add, swapped=True)
+    __sub__ = partialmethod(_combine, of=operator.sub)
+    __rsub__ = partialmethod(_combine, of=operator.sub, swapped=True)
+    __mul__ = partialmethod(_combine, of=operator.mul)
+    __rmul__ = partialmethod(_combine, of=operator.mul, swapped=True)
+    __floordiv__ = partialmethod(_combine, of=operator.floordiv)
+    __rfloordiv__ = partialmethod(_combine, of=operator.floordiv, swapped=True)
+    __mod__ = partialmethod(_combine, of=operator.mod)
+    __rmod__ = partialmethod(_combine, of=operator.mod, swapped=True)
+    __lt__ = partialmethod(_compare, how="<")
+    __le__ = partialmethod(_compare, how="<=")
+    __gt__ = partialmethod(_compare, how=">")
+    __ge__ = partialmethod(_compare, how=">=")
+    __eq__ = partialmethod(_compare, how="==")  # pyright: ignore
+    __ne__ = partialmethod(_compare, how="!=")  # pyright: ignore
+
+    def __neg__(self) -> Any:
+        return self * -1
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
+    def __hash__(self) -> int:
+        return hash(self._number())
+
+    def __index__(self) -> int:
+        return self._number()
+
+    __int__ = __index__
+
+    def __repr__(self) -> str:
+        return str(self.expression)
+
+
+def _parts(size: Any) -> tuple[Any, int] | None:
+    """The expression and the value of a size or a number; None of anything else."""
+    if isinstance(size, Size):
+        return size.expression, size.value
+    number = operator.index(size) if hasattr(size, "__index__") else None
+    return None if number is None else (number, number)
+
+
+# ---- exploration --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explored:
+    """Where a predicate on sizes holds.
+
+    Arguments:
+      cases: for each region that was decided, whether it holds there, and a point of the region; no
+        two regions overlap.
+      open: why the points outside of these regions are not decided; empty where there are none.
+    """
+
+    cases: tuple[tuple[bool, Region, Point], ...]
+    open: str = ""
+
+    def where(self, answer: bool) -> list[Region]:
+        """The regions where it holds, or where it does not."""
+        return [region for holds, region, _ in self.cases if holds == answer]
+
+    def holds_at(self, point: Point) -> bool | None:
+        """Whether it holds at a point of the scope; None where that is not decided."""
+        return next((holds for holds, region, _ in self.cases if holds_at(region, point)), None)
+
+
+def explore(predicate: Callable[[Lift], bool], scope: Scope, start: Point) -> Explored:
+    """Decides a predicate at all points of a scope.
+
+    Arguments:
+      predicate: takes a function that gives the sizes to compute with. Its result depends on
+        nothing else that varies.
+      scope: the points.
+      start: the first point that it is run at.
+    """
+    cases: list[tuple[bool, Region, Point]] = []
+    solver, point = None, start
+    try:
+        while point is not None:
+            if len(cases) == REGIONS:
+                raise Unanswered(f"there are more than {REGIONS} cases")
+            holds, region = _run(predicate, point)
+            cases.append((holds, region, point))
+            if solver is None and scope.always(region):
+                break
+            solver = solver or Solver(scope)
+            solver.exclude(region)
+            point = solver.point()
+    except Unanswered as error:
+        if not cases:  # it runs on the numbers of the first point
+            here = tuple(f"{n} == {v}" for n, v in sorted(start.items()))
+            cases.append((predicate(numbers(start)), here, start))
+        return Explored(cases=tuple(cases), open=str(error))
+    return Explored(cases=tuple(cases))
+
+
+def numbers(point: Point) -> Lift:
+    """Symbolic size -> its value at a point; other values stay as they are."""
+    return lambda d: value_of(str(d), point) if jax.export.is_symbolic_dim(d) else d
+
+
+def _run(predicate: Callable[[Lift], bool], point: Point) -> tuple[bool, Region]:
+    """The result of a predicate at a point, and the region of points with the same noted facts.
+
+    Raises:
+      Unanswered: where the predicate needs integers and does not run on `Size`s, or gives another
+        result on integers.
+    """
+    noted: dict[str, None] = {}
+    at = numbers(point)
+    # The plan gives the warnings of rules; here each would come once for each region.
+    with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
+        try:
+            answer = predicate(
+                lambda d: Size(d, at(d), noted) if jax.export.is_symbolic_dim(d) else d
+            )
+        # Code that needs integers raises one of these on a `Size`; it compares none, so it notes no
+        # facts, and its answer would hold for no region.
+        except (
+            TypeError,
+            AttributeError,
+            NotImplementedError,
+            jax.errors.InconclusiveDimensionOperation,
+        ) as error:
+            raise Unanswered(f"it wants numbers ({error})") from error
+        if answer != predicate(at):
+            raise Unanswered("its answer on numbers is another one")
+    return answer, tuple(noted)

@@ -42,9 +42,7 @@ def loss(params: Any, x: Any) -> Any:
 def _wanted(in_types: Any, *args: Any) -> dict[str, Any]:
     """The type asked for each input, by name."""
     signature = sbp.jit(loss, MESH, in_types=in_types)._on(MESH).reader.read(args, {})[0]
-    return {
-        name: t for name, t in zip(signature.names, signature.wanted, strict=True) if t is not None
-    }
+    return {leaf.name: leaf.type for leaf in signature.leaves if leaf.type is not None}
 
 
 QKV = {f"params['blocks'][{k}]['qkv']['w']": SPLIT for k in (0, 1)}
@@ -115,8 +113,7 @@ def test_one_dict_for_all_arguments(in_types, args, pinned):
         return jax.tree.map(jnp.sin, (p, x))
 
     signature = sbp.jit(f, MESH, in_types=in_types)._on(MESH).reader.read(args, {})[0]
-    wanted = zip(signature.names, signature.wanted, strict=True)
-    assert [name for name, t in wanted if t is not None] == pinned
+    assert [leaf.name for leaf in signature.leaves if leaf.type is not None] == pinned
 
 
 def test_out_types_by_pattern():

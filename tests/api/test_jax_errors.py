@@ -96,12 +96,12 @@ OTHER_ORDER = np.dtype(np.float32).newbyteorder("S")
     [
         (
             np.zeros(3, OTHER_ORDER),
-            r"has dtype .f4, the other byte order than this machine's; pass x\.astype\('f",
+            r'has dtype .f4, which JAX does not take; pass an array of .* x\.astype\("float32"\)',
         ),
-        (np.array([None, 1], object), "has dtype object, which is none of JAX's; pass an array of"),
-        (np.array(["a"]), "has dtype <U1, which is none of JAX's"),
-        (np.zeros(3, "M8[s]"), "has dtype datetime64"),
-        (np.datetime64("2020-01-01"), "has dtype datetime64"),
+        (np.array([None, 1], object), "has dtype .O, which JAX does not take"),
+        (np.array(["a"]), "has dtype <U1, which JAX does not take"),
+        (np.zeros(3, "M8[s]"), "has dtype <M8"),
+        (np.datetime64("2020-01-01"), "has dtype <M8"),
         ("text", "is no array: str; mark it static or pass an array"),
     ],
     ids=["order", "object", "text array", "times", "time", "text"],
@@ -114,27 +114,10 @@ def test_arrays_of_dtypes_that_jax_lacks(x: Any, says: str):
     assert isinstance(caught.value, TypeError) and caught.value.code == "bad-argument"
 
 
-@pytest.mark.parametrize(
-    ("given", "hint"),
-    [
-        ("1 GiB", "1 * 2**30"),
-        ("1.5MB", "1.5 * 10**6"),
-        ("80 g", "80 * 10**9"),
-        ("512kib", "512 * 2**10"),
-        ("64 B", "64"),
-    ],
-)
-def test_a_memory_limit_with_a_unit_gets_its_number(given: str, hint: str):
-    with pytest.raises(sbp.SbpError) as caught:
-        JIT(branches, MESH, memory_limit=given)
-    assert str(caught.value).endswith(f"got {given!r}; write {hint}")
-
-
-@pytest.mark.parametrize("given", ["much", "1 XiB", "-1 GiB", True, -1, [1]])
-def test_other_memory_limits_get_no_number(given: Any):
-    with pytest.raises(sbp.SbpError, match="memory_limit is bytes per device") as caught:
+@pytest.mark.parametrize("given", ["1 GiB", True, -1, [1]])
+def test_other_memory_limits_are_refused(given: Any):
+    with pytest.raises(sbp.SbpError, match=r"bytes per device, .* such as 2\*\*30"):
         sbp.jit(branches, MESH, memory_limit=given)
-    assert "write" not in str(caught.value)
 
 
 def test_an_argument_that_jit_takes_no_more():

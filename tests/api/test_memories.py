@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec as P
 import sbp
 from sbp import S
 from sbp.plan.memory import GAPS
-from sbp.plan.parse import parse_listing
 
 MESHES: Any = {
     "2x4": ((2, 4), ("x", "y")),
@@ -155,7 +154,6 @@ def test_values_and_memories_are_those_of_jax_jit(name, tmp_path):
     jitted = sbp.jit(fn, MESH)
     plan = quietly(jitted.plan, *args)
     compare(jitted(*args), jax.jit(fn)(*args))
-    assert str(parse_listing(str(plan))) == str(plan)
     assert (plan.cost.host_memory_bytes > 0) == ("<host>" in str(plan))
     plan.save(path := tmp_path / "plan")
     again = quietly(sbp.jit(fn, MESH, plan=path).plan, *args)

@@ -148,11 +148,11 @@ def _mark(report: Any) -> Any:
 def _options(jitted: Any, args: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     reader = jitted._on(jitted.mesh).reader
     signature, _ = reader.read(tuple(args), {})
-    inputs = dict(zip(signature.names, signature.wanted, strict=True))
-    options = {"in_types": (list(signature.wanted), lambda flat: signature.like(flat)[0])}
+    inputs = {leaf.name: leaf.type for leaf in signature.leaves}
+    options = {"in_types": ([*inputs.values()], lambda flat: signature.like(flat)[0])}
     with contextlib.suppress(SbpError):
         traced = jitted.trace(*args)
-        options["out_types"] = ([a.type for a in traced.out_asked], traced.results.like)
+        options["out_types"] = ([x.type for x in traced.results.leaves], traced.results.like)
     return inputs, options
 
 

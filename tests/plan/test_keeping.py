@@ -107,7 +107,7 @@ def test_what_is_kept_was_foreseen(model, mesh, monkeypatch):
         seen.extend(r.value for r in found)
         return found
 
-    monkeypatch.setattr("sbp.plan.reuse.repeats", watch)
+    monkeypatch.setattr("sbp.plan.fit.repeats", watch)
     plan(model, "h100", mesh=mesh)
     assert seen
 

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import sbp
-from sbp.plan.reuse import room_of, without_repeats
+from sbp.plan.fit import room_of, without_repeats
 from sbp.plan.saved import SavedPlan
 
 LAYERS = 8

@@ -10,8 +10,7 @@ import numpy as np
 from jax import lax
 
 import sbp
-from sbp.plan.fit import FREED, held_for_loops
-from sbp.plan.reuse import WORTH
+from sbp.plan.fit import FREED, WORTH, held_for_loops
 from sbp.plan.saved import SavedPlan
 
 TURNS = 4

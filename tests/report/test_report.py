@@ -45,7 +45,7 @@ def report_of(name, diagnostics=()):
         program=made.program,
         diagnostics=diagnostics,
         title=name,
-        output_names=made._traced.out_names,
+        output_names=made._output_names,
     )
 
 
@@ -317,13 +317,12 @@ def test_errors_render_as_lines():
 # ---- determinism --------------------------------------------------------------------------------
 
 _PRINT_ALL = """
-from tests.report.programs import MESH, PROGRAMS, plan
-from sbp.plan.text import listing
+from tests.report.programs import PROGRAMS, plan
 from sbp.report.report import Report
 for name in PROGRAMS:
     made = plan(name)
-    report = Report(program=made.program, title=name, output_names=made._traced.out_names)
-    texts = report.text(100), report.short().text(80), report.html(), listing(made.program)
+    report = Report(program=made.program, title=name, output_names=made._output_names)
+    texts = report.text(100), report.short().text(80), report.html(), made.program
     print(*texts, sep="\\n")
 """
 

@@ -255,7 +255,7 @@ BAD = {
     "axis by number": (lambda m: sbp.split(GRID, 0, WRONG["axis"]), "the name of a mesh axis"),
     "memory limit": (
         lambda m: sbp.jit(lambda x: x, m, memory_limit=WRONG["limit"]),
-        "memory_limit is bytes",
+        "bytes per device, a number above 0",
     ),
     "two monoids": (lambda m: sbp.annotate(GRID, x=sbp.P, y=sbp.P("max")), "mixed-monoids"),
     "device order": (
