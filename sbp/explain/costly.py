@@ -4,14 +4,12 @@ gathered."""
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from sbp.errors import Diagnostic, Help, Label, bytes_text
 from sbp.explain.change import tried
-from sbp.explain.edits import drop_pin
+from sbp.explain.edits import drop_pins
 from sbp.explain.names import Names, pinned_text
 from sbp.explain.pin_changes import dropped, repinned
 from sbp.infer.choose import choose
@@ -106,130 +104,44 @@ FLOOR_SECONDS, FLOOR_BYTES = 10e-6, 2**20
 """... and saves at least so many seconds; or sends at most that share of the bytes, when the plan
 sends more bytes than this."""
 
-MAX_ANNOTATIONS, FEW_ANNOTATIONS = 20, 4
-"""Annotations whose cost is looked for, and how many of a program above `LARGE_PROGRAM` nodes."""
-
-LARGE_PROGRAM = 1500
-"""Nodes above which a program with more than `FEW_ANNOTATIONS` is not looked at."""
-
-MAX_SOLUTIONS, MIN_SOLUTIONS, NODES_SOLVED = 40, 4, 12_000
-"""Choices of types made to find costly annotations: at most 40, and in a program above 300 nodes as
-many as have 12,000 nodes together, but at least 4."""
+SOLUTIONS, NODES_SOLVED = 20, 12_000
+"""Choices of types made to find costly annotations, one for each annotation, and the nodes that all
+of them have together."""
 
 
 def costly_annotations(program: Program) -> tuple[Diagnostic, ...]:
     """Names each annotation whose removal makes the plan at least 10 % cheaper, with the price both
-    ways; and says how many annotations were not looked at.
-
-    A set of annotations without which the plan is not that much cheaper has no costly annotation in
-    it: so sets are halved, and most programs are cleared by one choice of types without any
-    annotation.
-    """
+    ways; and says how many annotations were not looked at. One choice of types without any
+    annotation clears most programs."""
     request = dataclasses.replace(program.typing.graph_request, memory_limit=None, donated=())
     sites = [s for s in pin_sites(request) if s.source == "annotation" and s.span]
-    if not sites:
-        return ()
-    if request.size > LARGE_PROGRAM and len(sites) > FEW_ANNOTATIONS:
-        return (_unchecked(len(sites), len(sites), _too_large(request.size)),)
-    search = CostSearch(request, _solutions(request.size))
+    most = min(SOLUTIONS, NODES_SOLVED // max(1, request.size))
+
+    def seconds(pins: Sequence[PinSite], limit: float = math.inf) -> float:
+        typing = choose(drop_pins(request, *pins), cutoff=limit)
+        return math.inf if typing is None else typing.seconds
+
     # The program's seconds may have a memory limit in them and are then too high; yet they clear
     # most programs with one choice of types.
-    free = search.seconds(sites, DEARER * program.cost.seconds)
-    if free is None or free > DEARER * program.cost.seconds:
+    limit = DEARER * program.cost.seconds
+    if not sites or (most and seconds(sites, limit) > limit):
         return ()
-    tried = sites[:MAX_ANNOTATIONS]
-    whole = search.seconds(())
-    dear = search.cheaper(tried, DEARER * whole) if whole is not None else []
-    found = _dearest_first(request, program, dear)
-    unchecked = len(sites) - len(tried) + search.undecided
-    if unchecked:
-        reason = _many(len(sites)) if len(sites) > len(tried) else _spent(search.most, request.size)
-        found.append(_unchecked(unchecked, len(sites), reason))
+    limit = DEARER * seconds(()) if most else 0.0
+    found = _dearest_first(
+        request, program, [s for s in sites[:most] if seconds([s], limit) <= limit]
+    )
+    if len(sites) > most:
+        title = (
+            f"{len(sites) - most} of {len(sites)} annotations were not checked for what they cost"
+        )
+        why = (
+            f"at most {SOLUTIONS} annotations are checked, and fewer in a program of more than"
+            f" {NODES_SOLVED // SOLUTIONS} operations; this one has {request.size:,}"
+        )
+        found.append(
+            Diagnostic(code="costly-annotation", severity="note", title=title, notes=(why,))
+        )
     return tuple(found)
-
-
-@dataclass(slots=True)
-class CostSearch:
-    """Looks for costly annotations of a program with a limited number of choices of types.
-
-    Arguments:
-      request: the program.
-      most: choices of types that may be made.
-      made: choices of types made so far.
-      undecided: annotations left without an answer when the choices were used up.
-    """
-
-    request: Request
-    most: int
-    made: int = 0
-    undecided: int = 0
-
-    def seconds(self, pins: Sequence[PinSite], limit: float = math.inf) -> float | None:
-        """Seconds of the cheapest typing without some annotations; None when there is none, or no
-        choice is left."""
-        if self.made >= self.most:
-            return None
-        self.made += 1
-        typing = choose(functools.reduce(drop_pin, pins, self.request), cutoff=limit)
-        return None if typing is None else typing.seconds
-
-    def cheaper(self, pins: Sequence[PinSite], limit: float) -> list[PinSite]:
-        """The annotations without which the program takes at most `limit` seconds. Each is dropped
-        on its own.
-
-        Arguments:
-          pins: the annotations to look at.
-          limit: in seconds.
-        """
-        spent = self.made >= self.most
-        found = self.seconds(pins, limit)
-        if spent:
-            self.undecided += len(pins)
-        if found is None or found > limit:
-            return []
-        if len(pins) == 1:
-            return list(pins)
-        half = len(pins) // 2
-        return [*self.cheaper(pins[:half], limit), *self.cheaper(pins[half:], limit)]
-
-
-def _solutions(size: int) -> int:
-    """The number of choices of types that are made for a program with `size` operations."""
-    return MAX_SOLUTIONS if size <= 300 else max(MIN_SOLUTIONS, NODES_SOLVED // size)
-
-
-def _unchecked(count: int, of: int, reason: str) -> Diagnostic:
-    """The note about annotations whose cost was not looked at.
-
-    Arguments:
-      count: the number of these annotations.
-      of: the number of all annotations.
-      reason: why they were not looked at.
-    """
-    return Diagnostic(
-        code="costly-annotation",
-        severity="note",
-        title=f"{count} of {of} annotations were not checked for what they cost",
-        notes=(reason,),
-    )
-
-
-def _too_large(size: int) -> str:
-    return (
-        f"the program has {size:,} operations; above {LARGE_PROGRAM:,}, programs with more than"
-        f" {FEW_ANNOTATIONS} annotations are not checked"
-    )
-
-
-def _many(of: int) -> str:
-    return f"the first {MAX_ANNOTATIONS} of {of} annotations are checked"
-
-
-def _spent(most: int, size: int) -> str:
-    return (
-        f"types are chosen at most {most} times to check a program of {size:,} operations, and"
-        " these were used up"
-    )
 
 
 def _dearest_first(request: Request, program: Program, dear: Sequence[PinSite]) -> list[Diagnostic]:
@@ -242,7 +154,7 @@ def _dearest_first(request: Request, program: Program, dear: Sequence[PinSite]) 
       dear: the annotations without which a choice of types was cheaper.
     """
     whole = best_program(request) if dear else None  # a plan counts the reuse of conversions
-    alone = [(best_program(drop_pin(request, site)), site) for site in dear]
+    alone = [(best_program(drop_pins(request, site)), site) for site in dear]
     ranked = sorted(
         ((p.cost.seconds, n, p, site) for n, (p, site) in enumerate(alone) if p is not None),
         key=lambda one: one[:2],
@@ -251,12 +163,12 @@ def _dearest_first(request: Request, program: Program, dear: Sequence[PinSite]) 
     for _, _, without, site in ranked:
         assert whole is not None
         if found:
-            without = best_program(drop_pin(request, site))
+            without = best_program(drop_pins(request, site))
         if without is None or without.cost.seconds > DEARER * whole.cost.seconds:
             continue
         if _matters(program, whole.cost.seconds, without):
             found.append(_costly(request, site, whole, without, dearer=len(found)))
-            request, whole = drop_pin(request, site), without
+            request, whole = drop_pins(request, site), without
     return found
 
 
@@ -294,8 +206,7 @@ def _costly(
         f"{bytes_text(before.bytes_per_device)} and {_seconds(before.seconds)} per device with it,"
         f" {bytes_text(after.bytes_per_device)} and {_seconds(after.seconds)} without"
     )
-    above = "dearer annotation" if dearer == 1 else f"{dearer} dearer annotations"
-    note = f"both plans and the helps are without the {above} above"
+    note = "both plans and the helps are without the dearer annotations above"
     helps, drop = [*following(request, site, without)], dropped(request, site)
     helps += [drop.help(without)] if drop.edits else []
     return Diagnostic(

@@ -215,6 +215,10 @@ class Names:
         spans = {span for node in self.graph.walk() for span in node.stack}
         return frozenset(map(source_position, spans))
 
+    def maker(self, operand: Operand) -> Node | None:
+        """The node that makes an operand; None for inputs and constants."""
+        return self.dataflow.maker(operand)
+
     def denotes(self, name: str, node: Node, value: Operand, at: Span | None = None) -> bool | None:
         """Whether a variable that a node's line reads is a value; None where the source does not
         decide.

@@ -26,14 +26,14 @@ def test_two_pinned_operands_that_do_not_meet():
 
     (d,) = diagnose(expert_mlp, shape(8192, 1024), SQUARE)
     assert d.primary is not None
-    assert d.primary.text == "these two cannot meet here"
+    assert d.primary.text == "x is S(1), w_in is S(1): they cannot meet here"
     assert d.primary.span.end_column - d.primary.span.column == len("x @ w_in")
     assert d.scope == "expert_mlp, forward"
     assert d.rule == "dot_general on one mesh axis (x, w_in -> h)"
     assert set(rows(d)) == {"B S(1) -> S(1): w_in fits, x does not", "S(1) S(0) -> P(sum): x fits, w_in does not"}
     assert d.notes == (
         'boxing is "explicit", so no operand may be resharded here',
-        "5 more changes give a typing and are not shown",
+        "not shown: 5 more changes that give a typing",
     )
     texts = [re.sub(r"line \d+", "line N", h.text) for h in d.helps]
     assert texts[0] == 'sbp.replicate(x, "tensor") before line N; h becomes S(1)'
@@ -118,7 +118,7 @@ def test_two_independent_faults_are_both_told():
     first, second = diagnose(program, SQUARE, SQUARE, SQUARE)
     assert first.primary is not None and second.primary is not None
     assert first.primary.span.line < second.primary.span.line
-    assert "the prices of helps assume that the other error is mended" in first.notes
+    assert "the prices of helps assume that all other errors are mended" in first.notes
 
 
 def test_two_causes_on_two_axes_are_two_faults():
@@ -258,7 +258,7 @@ def test_two_pins_on_one_line_have_helps_that_can_be_told_apart():
         assert d.helps
         assert len({h.text for h in d.helps}) == len(d.helps), d.text()
     (d,) = sbp.jit(program, MESH, boxing="explicit").check(SQUARE).diagnostics
-    assert d.helps[0].text.startswith('in `sbp.split(x, 0, "tensor")` split dim 1 at line')
+    assert d.helps[0].text.startswith('split the value of `sbp.split(x, 0, "tensor")` on dim 1 at line')
 
 
 @pytest.mark.parametrize(("size", "unit", "scale"), [(8, "B", 1), (256, "KiB", 2**10), (4096, "MiB", 2**20)])

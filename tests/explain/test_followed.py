@@ -7,7 +7,7 @@ import sbp
 from sbp.errors import SourceEdit
 from sbp.explain.change import tried
 from sbp.explain.costly import following
-from sbp.explain.edits import drop_pin
+from sbp.explain.edits import drop_pins
 from sbp.explain.pin_changes import repinned
 from sbp.infer.constraints import pin_sites
 from sbp.infer.space import encode
@@ -56,7 +56,7 @@ def test_a_pin_that_is_asked_what_it_asks_gives_no_help():
 
 def test_what_stays_costly_is_no_help(monkeypatch):
     request, site = sites()
-    without = best_program(drop_pin(request, site))
+    without = best_program(drop_pins(request, site))
     assert without is not None
     assert [*following(request, site, without)]
     monkeypatch.setattr("sbp.explain.costly.DEARER", 1e12)

@@ -156,7 +156,7 @@ def test_the_policy_that_is_at_fault_is_told_and_gives_way(fn, in_types, boxing,
     )
     assert found.rows == alone.rows
     (note,) = [n for n in found.notes if n.startswith("boxing is")]
-    where = "" if boxing == "explicit" else " on `dcn` here"
+    where = "" if boxing == "explicit" else " on `dcn`"
     assert note == f'boxing is "explicit"{where}, so no operand may be resharded here'
     request = sbp.jit(fn, MESH, in_types=in_types, boxing=boxing).trace(SQUARE, SQUARE).request
     (full,) = explain(request, limits=DiagnosisLimits(helps=20))
