@@ -146,6 +146,11 @@ def kind_of(node: Node, graph: Graph) -> tuple[Any, ...]:
     )
 
 
+SubjectKind = Literal["input", "output", "annotation", "made"]
+"""How a type can be asked of a value: at an input, an output, an annotation, or after the operation
+that makes it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """Values that the program makes at one place and that have one meaning: one line of unrolled
@@ -153,8 +158,7 @@ class Subject:
 
     Arguments:
       label: the user's name; the source text where it has no name.
-      kind: how a type can be asked of it: at an input, an output, an annotation, or after the
-          operation that makes it.
+      kind: how a type can be asked of it.
       values: value ids: first the forward pass in program order, then repeated values.
       frame: the user's expression; readers inside of it belong to the operation itself.
       position: of the input or output.
@@ -162,7 +166,7 @@ class Subject:
     """
 
     label: str
-    kind: Literal["input", "output", "annotation", "made"]
+    kind: SubjectKind
     values: tuple[int, ...]
     frame: Span | None = None
     position: int = -1
@@ -232,7 +236,8 @@ class Subjects:
         """
         text = str(name).strip()
         line = _LINE.fullmatch(text)
-        found = self._on_line(line) if line else [*self._boundary(text), *self.variables(text)]
+        boundary = (s for s in self.boundary() if text in (s.label, f"{s.kind} {s.label}"))
+        found = self._on_line(line) if line else [*boundary, *self.variables(text)]
         if not found:
             raise SbpError(f"no value of the program is called {text!r}{self._nearest(text)}")
         return Found(subject=found[-1], others=tuple(found[:-1]))
@@ -264,19 +269,19 @@ class Subjects:
             }
         )
 
-    def _boundary(self, text: str) -> list[Subject]:
-        found = []
-        for number, (value, name) in enumerate(
-            zip(self.graph.inputs, self.graph.input_names, strict=False)
-        ):
-            if text in (name, f"input {name}"):
-                found.append(Subject(label=name, kind="input", values=(value,), position=number))
-        for number, (operand, name) in enumerate(
-            zip(self.graph.outputs, self.output_names, strict=False)
-        ):
-            if text in (name, f"output {name}") and isinstance(operand, int):
-                found.append(Subject(label=name, kind="output", values=(operand,), position=number))
-        return found
+    def boundary(self) -> list[Subject]:
+        """The inputs and the outputs of the program that have names."""
+        graph = self.graph
+        sides: tuple[tuple[SubjectKind, Sequence[Operand], Sequence[str]], ...] = (
+            ("input", graph.inputs, graph.input_names),
+            ("output", graph.outputs, self.output_names),
+        )
+        return [
+            Subject(label=name, kind=kind, values=(value,), position=number)
+            for kind, values, names in sides
+            for number, (value, name) in enumerate(zip(values, names, strict=False))
+            if isinstance(value, int)
+        ]
 
     def _on_line(self, asked: re.Match[str]) -> list[Subject]:
         """The subjects of a line. The last one is the subject that the line's number stands for:

@@ -12,10 +12,7 @@ from sbp.explain.conversions import Alternative, ExplainedConversion
 from sbp.explain.difference import (
     ComparedPlan,
     Difference,
-    LinePolicies,
-    PinnedAtoms,
     Setting,
-    Traffic,
     TrafficDifference,
     TrafficEnd,
     ValueDifference,
@@ -25,7 +22,7 @@ from sbp.explain.origins import Link, Partner, without_passing
 from sbp.explain.subjects import AxisRow, SourcePlace, Subject
 from sbp.explain.why import AxisStory, Why
 from sbp.infer.space import decode
-from sbp.limits import policies_text
+from sbp.limits import Policy, policies_text
 from sbp.machine.hardware import Network
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost
@@ -46,6 +43,7 @@ from sbp.report.wording import (
     signed,
 )
 from sbp.source.reader import source_text
+from sbp.types import Atom
 
 # ---- links --------------------------------------------------------------------------------------
 # The origin of an atom of a value, in words.
@@ -396,24 +394,29 @@ def _figure(value: object) -> str:
             return str(value)
 
 
-def _line_policies(policies: LinePolicies) -> str:
+def _boxing(policies: tuple[tuple[str, Policy], ...]) -> str:
+    if len({policy for _, policy in policies}) == 1:
+        return policies[0][1]
+    return policies_text("auto", [p for _, p in policies], [axis for axis, _ in policies])
+
+
+def _line_policies(policies: frozenset[tuple[tuple[Policy, str], ...]]) -> str:
     return _several(
         ", within ".join(f"{p} on `{axis}`" if axis else p for p, axis in around)
         for around in policies
     )
 
 
-def _pins(pins: tuple[PinnedAtoms, ...]) -> str:
-    texts = (" ".join(f"{axis}:{atom!r}" for axis, atom in atoms) or "B" for atoms in pins)
+def _pins(pins: tuple[tuple[tuple[str, Atom], ...], ...] | None) -> str:
+    texts = (" ".join(f"{axis}:{atom!r}" for axis, atom in atoms) or "B" for atoms in pins or ())
     return "; ".join(texts) or "not pinned"
 
 
 _VALUES: dict[str, Callable[[Any], str]] = {
     "mesh": lambda axes: " ".join(f"{axis}={size}" for axis, size in axes),
-    "hardware": lambda known: known.name if known.is_known else f"{known.name} with other figures",
     "figure": _figure,
     "network": lambda network: _figure(network) if network else "none of its own",
-    "boxing": lambda given: policies_text(given.boxing, given.axis_policies, given.axes),
+    "boxing": _boxing,
     "memory limit": lambda limit: "none" if limit is None else f"{limit:.0f} B",
     # Sizes are to the byte.
     "budgets": lambda budgets: _several(
@@ -519,13 +522,16 @@ def _values(noun: str, found: Sequence[ValueDifference], shown: int) -> Table:
 
 
 def _sent(found: Sequence[TrafficDifference]) -> Table:
-    def sent(one: Traffic | None) -> str:
-        if one is None:
-            return "none"
-        return f"{bytes_text(one.bytes_per_device)} in {counted(one.runs, 'run')}"
+    def sent(runs: int, bytes_per_device: float) -> str:
+        return f"{bytes_text(bytes_per_device)} in {counted(runs, 'run')}" if runs else "none"
 
     rows = (
-        (d.key.kind, ", ".join(d.key.mesh_axes), d.key.change, sent(d.this), sent(d.other))
+        (
+            d.key.kind,
+            ", ".join(d.key.mesh_axes),
+            d.key.change,
+            *map(sent, d.runs, d.bytes_per_device),
+        )
         for d in found
     )
     more = signed(sum(d.bytes_more for d in found[SHOWN_SENT:]), bytes_text)
