@@ -4,7 +4,6 @@ of each, and the cost of the program with the conversion elsewhere."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,13 +11,12 @@ from sbp.annotations import annotate_p
 from sbp.explain.edits import Types, pin_subject
 from sbp.explain.origins import Origins
 from sbp.explain.reasons import ConversionNeed, ConversionReason, Reasons
-from sbp.explain.subjects import AtomChange, Subject, ValueName, changed_axes
-from sbp.infer.check import check
+from sbp.explain.subjects import AtomChange, Subject, changed_axes
+from sbp.infer.check import CheckResult, check
 from sbp.infer.conditioned import EndCondition, choose_under
 from sbp.infer.constraints import pin_sites
 from sbp.infer.request import Request
 from sbp.infer.space import Code, Codes, Step
-from sbp.limits import boxing_text
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.fit import best_program, cheapest
 from sbp.plan.program import Cost, PlannedBox, Program
@@ -30,32 +28,20 @@ from sbp.types import NdSbp
 # A program planned with one thing changed: its cost, or why it has no plan.
 
 
-RefusalKind = Literal[
-    "joint", "memory", "exceeds memory", "rows", "result", "reader", "not there", "no row"
-]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """Why a changed program has no plan.
 
     Arguments:
-      kind: "joint": each mesh axis has types, all together have none; "memory": no plan fits the
-        memory limit; "exceeds memory": the cheapest plan does not fit it; "rows": no row reaches
-        the type; "result": the program may not return the value so; "reader": a node does not take
-        what arrives; "not there": the conversion reads a node that the program has only after
-        conversions were taken together; "no row": no row of the reader takes the other type.
-      mesh_axis: the mesh axis without types; empty where no single axis is to blame.
-      node: the reader.
-      arriving: the codes in which the value could arrive at the reader or the result.
-      policies: the boxing policies in words, where these are to blame; empty elsewhere.
+      kind: "fault": one mesh axis has no types; "joint": each has types, all together have none;
+        "memory": no plan fits the memory limit; "elsewhere": no row takes the conversion there.
+      request: the changed program.
+      fault: of the kind "fault", the fault.
     """
 
-    kind: RefusalKind
-    mesh_axis: str = ""
-    node: Node | None = None
-    arriving: tuple[Code, ...] = ()
-    policies: str = ""
+    kind: Literal["fault", "joint", "memory", "elsewhere"]
+    request: Request
+    fault: CheckResult | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +49,14 @@ class Alternative:
     """The program planned with a change: with another type of a value, or a conversion elsewhere.
 
     Arguments:
-      wanted: the pinned atoms of the value as (mesh axis, atom); empty for another change.
-      freed: the mesh axis on which the value's pin was dropped; empty where there was none.
+      wanted: the atoms that the value is pinned to, as (mesh axis, atom), "?" for a dropped pin;
+        empty for another change.
       type: the type of the value in that plan; None when there is no plan.
       cost: of a call of that plan; None when there is no plan.
       refusal: why there is no plan; None when there is one.
     """
 
     wanted: tuple[tuple[str, str], ...] = ()
-    freed: str = ""
     type: NdSbp | None = None
     cost: Cost | None = None
     refusal: Refusal | None = None
@@ -82,9 +67,7 @@ class Alternative:
         found: Program | Refusal,
         request: Request,
         subject: Subject,
-        *,
         wanted: tuple[tuple[str, str], ...] = (),
-        freed: str = "",
     ) -> Alternative:
         """The plan of a changed program, for one value.
 
@@ -92,165 +75,92 @@ class Alternative:
           found: the plan, or why there is none.
           request: the program before the change.
           subject: the value.
-          wanted, freed: the change.
+          wanted: the change.
         """
         if isinstance(found, Refusal):
-            return cls(wanted=wanted, freed=freed, refusal=found)
+            return cls(wanted=wanted, refusal=found)
         t = Types.of(found, request.graph).type_of(subject)
-        return cls(wanted=wanted, freed=freed, type=t, cost=found.cost)
+        return cls(wanted=wanted, type=t, cost=found.cost)
 
     @property
     def change(self) -> str:
         """The change in the notation of types: `model:S(1)`; `model:?` for a dropped pin."""
-        return " ".join(f"{axis}:{atom}" for axis, atom in self.wanted) or f"{self.freed}:?"
+        return " ".join(f"{axis}:{atom}" for axis, atom in self.wanted)
 
 
 def planned(request: Request) -> Program | Refusal:
-    """The plan of a changed program, or why it has none."""
+    """The plan of a changed program, or why it has none, as far as one mesh axis shows it."""
     program = best_program(request)
-    return refusal(request) if program is None else program
-
-
-def refusal(request: Request) -> Refusal:
-    """Why a program has no plan, as far as one mesh axis shows it."""
+    if program is not None:
+        return program
     fault = check(request)
-    if fault.status != "unsat":
-        return Refusal(kind="joint" if request.memory_limit is None else "memory")
-    node = fault.sink[0].node if fault.sink else None
-    policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
-    return Refusal(
-        kind="rows" if not fault.sink else "result" if node is None else "reader",
-        mesh_axis=fault.mesh_axis,
-        node=node,
-        arriving=tuple(fault.made[0]) if fault.sink else (),
-        policies=policies if fault.policy else "",
-    )
+    if fault.status == "unsat":
+        return Refusal("fault", request, fault)
+    return Refusal("joint" if request.memory_limit is None else "memory", request)
 
 
 # ---- deferral -----------------------------------------------------------------------------------
-# The cost of a program with a conversion deferred: without the pin that asks for it, with the
-# value carried or returned unconverted, read by another row, or reduced one consumer later.
 
 
-@dataclass(frozen=True, slots=True)
-class Deferral:
-    """Plans the program with one conversion deferred.
+def deferred(request: Request, group: Group, need: ConversionNeed) -> Program | Refusal:
+    """The plan in which a need of a conversion is met otherwise, or why there is none: without the
+    pin that asks for it, with the value carried or returned unconverted, read by another row, or
+    reduced one consumer later.
 
     Arguments:
       request: the program as it was asked for.
       group: the conversion at all places that are alike.
+      need: a need of the conversion that is not forced.
     """
-
-    request: Request
-    group: Sequence[PlannedBox]
-
-    @property
-    def _changed(self) -> list[int]:
-        return changed_axes(self.group[0].box)
-
-    @property
-    def _before(self) -> Codes:
-        return self.group[0].box.source.codes
-
-    def plan(self, need: ConversionNeed) -> Program | Refusal:
-        """The plan in which a need is met otherwise, or why there is none.
-
-        Arguments:
-          need: a need of the conversion that is not forced.
-        """
-        match need.kind:
-            case "pin":
-                return self._without_pin(need)
-            case "carry" | "body" if need.is_read:
-                return self._holding([self._entering(need)])
-            case "carry" | "body":
-                return self._holding([self._returned(need)])
-            case "row":
-                return self._holding(self._other_rows(need))
-            case "partners" | "choice":
-                return self._one_consumer_later(need)
-            case _:
-                return self._returned_unconverted(need)
-
-    def _on_changed(self, codes: Codes) -> tuple[Code | None, ...]:
-        """Codes on the mesh axes that the conversion changes, None on the others."""
-        return tuple(c if k in self._changed else None for k, c in enumerate(codes))
-
-    def _entering(self, need: ConversionNeed) -> EndCondition:
-        """A body that takes the operand as it is; of a slice, the type of one slice."""
-        assert need.node is not None
-        body, position = bodies_of(need.node, need.number)[0]
-        is_slice = interface_of(need.node).entries[need.number].kind == "slice"
-        codes = tuple(c - 1 if is_slice and c > 0 else c for c in self._before)
-        return EndCondition(end="made", at=(body.inputs[position],), codes=self._on_changed(codes))
-
-    def _returned(self, need: ConversionNeed) -> EndCondition:
-        """A body that returns the value as it is."""
-        assert need.node is not None
-        at = (need.node.id, need.region, need.number)
-        return EndCondition(end="returned", at=at, codes=self._on_changed(self._before))
-
-    def _other_rows(self, need: ConversionNeed) -> list[EndCondition]:
-        """A reader that takes another type than the converted one, at every copy of the value."""
-        assert need.node is not None
-        codes = self._on_changed(self.group[0].box.target.codes)
-        places = dict.fromkeys(
-            (node.id, number)
-            for planned_box in self.group
-            for node, number in planned_box.readers()
-            if number == need.number and _same_expression(node, need.node)
-        )
-        return [EndCondition(end="operand", at=at, codes=codes, differs=True) for at in places]
-
-    def _holding(self, holds: Sequence[EndCondition]) -> Program | Refusal:
-        """The cheapest plan in which conditions on ends of values hold."""
-        request = self.request
-        if not {h.at[0] for h in holds if h.end != "made"} <= {n.id for n in request.graph.walk()}:
-            return Refusal(kind="not there")
-        program = cheapest(functools.partial(choose_under, request, holds), request)
-        if program is None:
-            return Refusal(kind="no row")
-        limit = request.memory_limit
-        if limit is not None and program.cost.peak_memory_bytes > limit:
-            return Refusal(kind="exceeds memory")
-        return program
-
-    def _one_consumer_later(self, need: ConversionNeed) -> Program | Refusal:
-        """With the results of the reader pinned partial, wherever its line was traced."""
-        assert need.node is not None and need.result is not None
-        nodes = {
-            node.id
-            for planned_box in self.group
-            for node, _ in planned_box.readers()
-            if _same_expression(node, need.node)
-        }
-        graph = self.request.graph
-        outputs = tuple(v for n in graph.walk() if n.id in nodes for v in n.outputs)
+    box, node = group[0].box, need.node
+    axes = changed_axes(box)
+    before = {k: box.source.codes[k] for k in axes}
+    if node is None:
+        output = Subject(label="", kind="output", values=(box.source.value,), position=need.number)
+        return planned(pin_subject(request, output, before))
+    if need.kind == "pin":
+        sites = (s for s in pin_sites(request) if any(n.id == node.id for n in s.nodes))
+        values = tuple(n.outputs[0] for s in sites for n in s.nodes)
+        pinned = Subject(label="", kind="annotation", values=values)
+        return planned(pin_subject(request, pinned, dict.fromkeys(axes)))
+    alike = [
+        (reader, number)
+        for one in group
+        for reader, number in one.readers()
+        if (reader.op, reader.span, reader.backward) == (node.op, node.span, node.backward)
+    ]
+    if need.kind in ("partners", "choice"):
+        assert need.result is not None
+        nodes = {reader.id for reader, _ in alike}
+        outputs = tuple(v for n in request.graph.walk() if n.id in nodes for v in n.outputs)
         results = Subject(label="", kind="made", values=outputs)
-        return planned(pin_subject(self.request, results, {need.change.axis: need.result}))
+        return planned(pin_subject(request, results, {need.change.axis: need.result}))
 
-    def _without_pin(self, need: ConversionNeed) -> Program | Refusal:
-        assert need.node is not None
-        request = self.request
-        nodes = [
-            n
-            for site in pin_sites(request)
-            if any(n.id == need.node.id for n in site.nodes)
-            for n in site.nodes
-        ]
-        subject = Subject(label="", kind="annotation", values=tuple(n.outputs[0] for n in nodes))
-        return planned(pin_subject(request, subject, dict.fromkeys(self._changed)))
+    def on_changed(codes: Codes) -> tuple[Code | None, ...]:
+        return tuple(c if k in before else None for k, c in enumerate(codes))
 
-    def _returned_unconverted(self, need: ConversionNeed) -> Program | Refusal:
-        """With a result of the program pinned to the type it is made in."""
-        source = self.group[0].box.source
-        output = Subject(label="", kind="output", values=(source.value,), position=need.number)
-        wanted = {k: source.codes[k] for k in self._changed}
-        return planned(pin_subject(self.request, output, wanted))
-
-
-def _same_expression(node: Node, other: Node) -> bool:
-    return (node.op, node.span, node.backward) == (other.op, other.span, other.backward)
+    if need.kind == "row":
+        codes = on_changed(box.target.codes)
+        places = dict.fromkeys((n.id, number) for n, number in alike if number == need.number)
+        held = [EndCondition(end="operand", at=at, codes=codes, differs=True) for at in places]
+    elif need.is_read:
+        # A body that takes the operand as it is; of a slice, the type of one slice.
+        body, position = bodies_of(node, need.number)[0]
+        is_slice = interface_of(node).entries[need.number].kind == "slice"
+        codes = on_changed(tuple(c - 1 if is_slice and c > 0 else c for c in box.source.codes))
+        held = [EndCondition(end="made", at=(body.inputs[position],), codes=codes)]
+    else:
+        at, codes = (node.id, need.region, need.number), on_changed(box.source.codes)
+        held = [EndCondition(end="returned", at=at, codes=codes)]
+    present = {n.id for n in request.graph.walk()}
+    if any(h.end != "made" and h.at[0] not in present for h in held):
+        return Refusal("elsewhere", request)  # in the program since conversions were shared
+    limit, choosing = request.memory_limit, functools.partial(choose_under, request, held)
+    program = cheapest(choosing, request)
+    if program is None:
+        return Refusal("elsewhere", request)
+    fits = limit is None or program.cost.peak_memory_bytes <= limit
+    return program if fits else Refusal("memory", request)
 
 
 # ---- conversions --------------------------------------------------------------------------------
@@ -269,159 +179,85 @@ class ExplainedConversion:
       mesh: the mesh, for names.
       runs: executions per call.
       bytes_per_device: bytes that one device sends for it per call.
-      value: the converted value.
       reason: the maker of the value, and the reader that needs it converted.
-      is_tried: whether the program was planned with the conversion elsewhere. A forced conversion
-        cannot stand elsewhere, and of the others only some are tried, to save time.
-      instead: that plan; None when `is_tried` is false.
+      instead: the plan with the conversion elsewhere. None for a forced conversion, which cannot
+        stand elsewhere, and where that was not tried to save time.
       others: further readers of the converted value.
-      onward: whether it converts a value that is computed from the subject and partial like it.
     """
 
     steps: tuple[Step, ...]
     mesh: MeshSpec = field(repr=False)
     runs: int
     bytes_per_device: float
-    value: ValueName
     reason: ConversionReason
-    is_tried: bool
     instead: Alternative | None
     others: int = 0
-    onward: bool = False
 
 
-@dataclass(frozen=True)
-class SubjectConversions:
-    """The conversions of one subject of a program.
+def groups_of(program: Program, subject: Subject, origins: Origins) -> list[Group]:
+    """The conversions of a value, alike ones together, most bytes first.
 
     Arguments:
       program: the plan.
       subject: the value.
       origins: of the program.
     """
-
-    program: Program
-    subject: Subject
-    origins: Origins
-
-    def groups(self) -> list[Group]:
-        """The conversions of the value, alike ones together, most bytes first; then the conversions
-        of partial values that are computed from it."""
-        groups: dict[object, Group] = {}
-        for found in self.program.boxes():
-            box = found.box
-            into = (
-                self.subject.kind == "annotation"
-                and box.reader is not None
-                and not self.aliases.isdisjoint(box.reader.outputs)
-            )
-            later = box.source.value in self.onward and any(c < 0 for c in box.source.codes)
-            if box.source.value in self.aliases or into or later:
-                steps = tuple((s.kind, s.mesh_axes, s.source, s.target) for s in box.steps)
-                groups.setdefault((steps, _end_of(found)), []).append(found)
-        return sorted(
-            groups.values(),
-            key=lambda g: (self.is_onward(g), -sum(p.bytes_per_device for p in g)),
-        )
-
-    def is_onward(self, group: Group) -> bool:
-        """Whether a conversion converts a partial value that is computed from the subject."""
-        return group[0].box.source.value in self.onward
-
-    def explained(self, group: Group, *, tried: bool) -> ExplainedConversion:
-        """A conversion with its reason.
-
-        Arguments:
-          group: the conversion.
-          tried: whether the program is planned with the conversion elsewhere.
-        """
-        first = group[0]
-        reason = Reasons(self.program, self.origins).of(first, AtomChange.of_box(first.box))
-        instead: Alternative | None = None
-        is_tried = tried and not reason.need.is_forced
-        if is_tried:
-            found = Deferral(self.program.request, group).plan(reason.need)
-            instead = Alternative.of(found, self.program.request, self.subject)
-        return ExplainedConversion(
-            steps=first.box.steps,
-            mesh=self.program.mesh,
-            runs=sum(p.trips for p in group),
-            bytes_per_device=sum(p.bytes_per_device for p in group),
-            value=self.origins.label(first.box.source.value),
-            reason=reason,
-            is_tried=is_tried,
-            instead=instead,
-            others=max(0, len(first.readers()) + len(first.returned()) - 1),
-            onward=self.is_onward(group),
-        )
-
-    @functools.cached_property
-    def aliases(self) -> frozenset[int]:
-        """The subject's values, the values from which the last steps of its expression make them,
-        and the inputs of bodies that they feed."""
-        mine, dataflow = set[Operand](self.subject.values), self.origins.names.dataflow
-        for node in reversed(list(self.program.graph.walk())):
-            if not mine.isdisjoint(node.outputs) and self._is_last_step(node):
-                mine.update(node.inputs)
-        for value, (node, entry) in dataflow.entries.items():
-            if node.inputs[entry.operand] in mine:
-                mine.add(value)
-        return frozenset(v for v in mine if isinstance(v, int))
-
-    def _is_last_step(self, node: Node) -> bool:
-        """Whether a node and the maker of its operand belong to one expression of the user, as a
-        product and the transpose after it do. An annotation belongs to the annotated expression."""
-        if len(node.inputs) != 1 or node.regions or not isinstance(node.inputs[0], int):
-            return False
-        maker = self.origins.names.makers.get(node.inputs[0])
-        if maker is None:
-            return False
-        same = (maker.span, maker.in_gradient) == (node.span, node.in_gradient)
-        return same or node.op == annotate_p.name
-
-    @functools.cached_property
-    def onward(self) -> frozenset[int]:
-        """The values that are computed from the subject and are partial on the same mesh axis."""
-        values, mine = self.program.typing.values, self.aliases
-        axes = [
-            k
-            for k in range(len(self.program.mesh.sizes))
-            if any(values[v][k] < 0 for v in mine if v in values)
-        ]
-        reached, before = set(mine), 0
-        while axes and len(reached) > before:
-            before = len(reached)
-            for node in self.program.graph.walk():
-                made = self._made_of(node, reached, axes)
-                reached |= {v for v in made if any(values[v][k] < 0 for k in axes)}
-        return frozenset(reached - mine)
-
-    def _made_of(self, node: Node, values: set[int], axes: list[int]) -> set[int]:
-        """The results of a node that are computed from partial operands.
-
-        Arguments:
-          node: the node.
-          values: the partial values.
-          axes: positions of the mesh axes on which an operand must be partial.
-        """
-        made = set[int]()
-        ins = self.program.typing.rows[node.id].ins
-        for number, operand in enumerate(node.inputs):
-            if operand in values and any(ins[number][k] < 0 for k in axes):
-                made |= {body.inputs[i] for body, i in bodies_of(node, number)}
-                made |= set(() if node.regions else node.outputs)
-        made |= {
-            node.outputs[e.result]
-            for e in interface_of(node).exits
-            if e.result >= 0 and node.regions[e.region].outputs[e.output] in values
-        }
-        return made
+    aliases, groups = _aliases(program, subject, origins), dict[object, Group]()
+    for found in program.boxes():
+        box, reader = found.box, found.box.reader
+        into = subject.kind == "annotation" and reader and not aliases.isdisjoint(reader.outputs)
+        if box.source.value in aliases or into:
+            steps = tuple((s.kind, s.mesh_axes, s.source, s.target) for s in box.steps)
+            holder = found.regions[-1][0] if found.regions else None
+            end = reader or holder
+            place = (end.op, end.span or end.id, end.backward) if end else None
+            groups.setdefault((steps, place, reader is None), []).append(found)
+    return sorted(groups.values(), key=lambda g: -sum(p.bytes_per_device for p in g))
 
 
-def _end_of(planned: PlannedBox) -> object:
-    """The end that alike conversions have in common: the reader, or the region."""
-    reader = planned.box.reader
-    if reader is not None:
-        return reader.op, reader.span or reader.id, reader.backward
-    holder = planned.regions[-1][0] if planned.regions else None
-    return (holder and (holder.span or holder.id),)
+def explained(
+    program: Program, subject: Subject, origins: Origins, group: Group, *, tried: bool
+) -> ExplainedConversion:
+    """A conversion with its reason.
+
+    Arguments:
+      program: the plan.
+      subject: the converted value.
+      origins: of the program.
+      group: the conversion.
+      tried: whether the program is planned with the conversion elsewhere.
+    """
+    first, instead = group[0], None
+    reason = Reasons(program, origins).of(first, AtomChange.of_box(first.box))
+    if tried and not reason.need.is_forced:
+        found = deferred(program.request, group, reason.need)
+        instead = Alternative.of(found, program.request, subject)
+    return ExplainedConversion(
+        steps=first.box.steps,
+        mesh=program.mesh,
+        runs=sum(p.trips for p in group),
+        bytes_per_device=sum(p.bytes_per_device for p in group),
+        reason=reason,
+        instead=instead,
+        others=max(0, len(first.readers()) + len(first.returned()) - 1),
+    )
+
+
+def _aliases(program: Program, subject: Subject, origins: Origins) -> set[Operand]:
+    """The subject's values, the values from which the last steps of its expression make them, and
+    the inputs of bodies that they feed. The last steps are those such as the transpose after a
+    product; an annotation belongs to the annotated expression."""
+    mine, dataflow = set[Operand](subject.values), origins.names.dataflow
+    for node in reversed(list(program.graph.walk())):
+        alone = len(node.inputs) == 1 and not node.regions and not mine.isdisjoint(node.outputs)
+        maker = dataflow.maker(node.inputs[0]) if alone else None
+        if maker is not None and (node.op == annotate_p.name or _place(maker) == _place(node)):
+            mine.update(node.inputs)
+    for value, (node, entry) in dataflow.entries.items():
+        if node.inputs[entry.operand] in mine:
+            mine.add(value)
+    return mine
+
+
+def _place(node: Node) -> object:
+    return node.span, node.in_gradient

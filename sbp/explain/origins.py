@@ -4,6 +4,7 @@ input or an operation without operands."""
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -14,8 +15,8 @@ from sbp.infer.pins import pinned_codes
 from sbp.infer.space import Code
 from sbp.infer.typing import Typing
 from sbp.source.reader import expression_at, source_text
-from sbp.trace.graph import Graph, Node, Operand
-from sbp.trace.regions import Entry, interface_of
+from sbp.trace.graph import Node, Operand
+from sbp.trace.regions import interface_of
 
 LinkKind = Literal[
     "annotation",
@@ -33,13 +34,10 @@ LinkKind = Literal[
     "body input",
     "body carry",
     "body result",
-    "more",
 ]
 
-ENDS: frozenset[LinkKind] = frozenset(
-    {"annotation", "input", "free input", "output", "new", "more"}
-)
-"""Links behind which nothing decides the atom but the user or the cost, or links are left out."""
+ENDS: frozenset[LinkKind] = frozenset({"annotation", "input", "free input", "output", "new"})
+"""Links behind which nothing decides the atom but the user or the cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +64,7 @@ class Link:
         left to inference; "donated output": it takes the buffer of an input; "row": a chosen row
         makes it from operands, "new": from none; "converted": for the node, "converted result":
         where the body returns it; "carry": a loop's carry as its body reads it, "body input":
-        another input of a body; "body carry" and "body result": what a body returns; "more": links
-        are left out here.
+        another input of a body; "body carry" and "body result": what a body returns.
       subject: the value.
       atom: its code on the mesh axis.
       node: the annotation, operation or region; None at the boundary.
@@ -76,7 +73,6 @@ class Link:
       partners: of an operation, other operands that decide the atom.
       made: of a conversion, the code before it.
       donor: of a donated output, the input.
-      left_out: of the kind "more", the number of values without links.
       passes: whether the row hands on the atom of one operand.
     """
 
@@ -89,13 +85,16 @@ class Link:
     partners: tuple[Partner, ...] = ()
     made: Code = 0
     donor: ValueName | None = None
-    left_out: int = 0
     passes: bool = False
 
     @property
     def place(self) -> SourcePlace | None:
         """The line; None at the boundary."""
         return None if self.node is None else SourcePlace.of(self.node)
+
+
+Links = tuple[list[Link], Operand | None]
+"""The links of one value, and the operand that its atom comes from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +104,13 @@ class Origins:
     Arguments:
       typing: the program with its types.
       names: of the program's values.
-      lasts: the last links of chains that have been followed, by value and position of the mesh
-          axis.
+      steps: the links of values that have been followed, by value and position of the mesh axis.
+      lasts: the last links of their chains. Rows quote the origins of their other operands.
     """
 
     typing: Typing
     names: Names
+    steps: dict[tuple[int, int], Links] = field(default_factory=dict)
     lasts: dict[tuple[int, int], Link] = field(default_factory=dict)
 
     @classmethod
@@ -118,61 +118,43 @@ class Origins:
         """The origins of a typed program."""
         return cls(typing, Names.of(typing.graph))
 
-    @property
-    def fed(self) -> dict[int, tuple[Node, Entry]]:
-        """For each input of a body, the region and the entry that feeds the input."""
-        return self.names.dataflow.entries
-
     def is_carry(self, operand: Operand) -> bool:
         """Whether a value is a loop's carry as its body reads it."""
-        fed = self.fed.get(operand) if isinstance(operand, int) else None
+        fed = self.names.dataflow.entries.get(operand) if isinstance(operand, int) else None
         return fed is not None and fed[1].kind == "carry"
 
-    @property
-    def graph(self) -> Graph:
-        """The program."""
-        return self.typing.graph
-
-    def chain(self, value: int, position: int, *, most: int) -> tuple[Link, ...]:
+    def chain(self, value: int, position: int) -> tuple[Link, ...]:
         """The links of a value, its own first.
 
         Arguments:
           value: the value.
           position: the position of the mesh axis.
-          most: the most links before a link of kind "more" and the last link end the chain.
         """
-        links: list[Link] = []
-        at: int | None = value
-        while at is not None:
-            if len(links) > most and self._lead(at, position) is not None:
-                atom = self.typing.values[at][position]
-                left_out = self._steps_to_end(at, position)
-                more = Link(kind="more", subject=self.label(at), atom=atom, left_out=left_out)
-                return (*links, more, self.last(at, position))
-            links += self._links(at, position)
-            at = self._lead(at, position)
+        links = list[Link]()
+        for v in self._values(value, position):
+            for link in self._step(v, position)[0]:
+                partners = tuple(self._partners(link, position))
+                passes = link.passes and not partners
+                links.append(replace(link, partners=partners, passes=passes))
         return tuple(links)
 
-    def _steps_to_end(self, value: int, position: int) -> int:
-        """The number of values between a value, which is counted, and the last of its chain."""
-        steps, at = 0, value
-        while (lead := self._lead(at, position)) is not None:
-            steps, at = steps + 1, lead
-        return steps
+    def _values(self, value: int, position: int) -> Iterator[int]:
+        """A value and those that its atom comes from; the program makes each before the one in
+        front of it."""
+        at: Operand | None = value
+        while isinstance(at, int):
+            yield at
+            at = self._step(at, position)[1]
 
-    def last(self, value: int, position: int) -> Link:
-        """The last link of a value's chain. Last links are cached, since rows quote the origins of
-        their other operands."""
-        passed: list[int] = []
-        at = value
-        while (at, position) not in self.lasts:
+    def _last(self, value: int, position: int) -> Link:
+        """The last link of a value's chain."""
+        passed, found = list[int](), None
+        for at in self._values(value, position):
             passed.append(at)
-            lead = self._lead(at, position)
-            if lead is None:
-                self.lasts[at, position] = self._links(at, position)[-1]
-            else:
-                at = lead
-        found = self.lasts[at, position]
+            found = self.lasts.get((at, position))
+            if found is not None:
+                break
+        found = found or self._step(passed[-1], position)[0][-1]
         self.lasts.update(((v, position), found) for v in passed)
         return found
 
@@ -182,20 +164,16 @@ class Origins:
         """The user's name of a value; its expression when it has no name."""
         if not isinstance(value, int):
             return ValueName("a constant", is_source=False)
-        name = self.names.value(value)
+        name, maker = self.names.value(value), self.names.maker(value)
         if name:
             return ValueName(name)
-        maker = self.names.makers.get(value)
         if maker is None:
             return self._argument(value)
         text = source_text(maker.span, 44)
         if maker.op == annotate_p.name:  # its line is the annotation: the annotated expression
             expression, _ = expression_at(maker.span)
-            text = (
-                ast.unparse(expression.args[0])
-                if isinstance(expression, ast.Call) and expression.args
-                else text
-            )
+            if isinstance(expression, ast.Call) and expression.args:
+                text = ast.unparse(expression.args[0])
         text = text.replace("`", "'")
         return ValueName(text) if text else ValueName(maker.name, is_source=False)
 
@@ -206,61 +184,83 @@ class Origins:
 
     def _argument(self, value: int) -> ValueName:
         """A description of an input of the program or of a body that has no name."""
-        if value not in self.fed:
+        if value not in self.names.dataflow.entries:
             return ValueName("an input", is_source=False)
-        node, entry = self.fed[value]
+        node, entry = self.names.dataflow.entries[value]
         if entry.kind == "carry":
             return ValueName(f"the carry of {node.op}", is_source=False)
         outside = self.label(node.inputs[entry.operand])
-        more = entry.kind == "slice"
-        return replace(outside, slices=outside.slices + more)
+        return replace(outside, slices=outside.slices + (entry.kind == "slice"))
 
     # ---- links ----------------------------------------------------------------------------------
 
-    def _lead(self, value: int, k: int) -> int | None:
-        """The value that a value's atom comes from; the program always makes it before that
-        value."""
-        if value in self.names.inputs:
-            return None
-        if value in self.fed:
-            node, entry = self.fed[value]
-            return _value(node.inputs[entry.operand])
-        node = self.names.makers[value]
-        if node.op == annotate_p.name:
-            return None if self._is_pinned(node, k) else _value(node.inputs[0])
-        if node.regions:
-            left = interface_of(node).exit_to(node.outputs.index(value))
-            return _value(node.regions[left.region].outputs[left.output])
-        lead = self._lead_of_row(node, self.typing.values[value][k], k)
-        return None if lead is None else _value(node.inputs[lead])
+    def _step(self, value: int, k: int) -> Links:
+        """The links of one value, and the operand that its atom comes from."""
+        if (value, k) not in self.steps:
+            self.steps[value, k] = self._links(value, k)
+        return self.steps[value, k]
 
-    def _links(self, value: int, k: int) -> list[Link]:
-        """The links of one value."""
-        code, name = self.typing.values[value][k], self.label(value)
-        number = self.names.inputs.get(value)
+    def _links(self, value: int, k: int) -> Links:
+        code, name, typing = self.typing.values[value][k], self.label(value), self.typing
+        number, fed = self.names.inputs.get(value), self.names.dataflow.entries.get(value)
         if number is not None:
-            wanted = self.typing.request.demand.inputs[number]
-            pinned = wanted is not None and wanted[k] is not None
-            return [Link(kind="input" if pinned else "free input", subject=name, atom=code)]
-        if value in self.fed:
-            return self._body_input(value, code, k)
+            wanted = typing.request.demand.inputs[number]
+            kind = "input" if wanted is not None and wanted[k] is not None else "free input"
+            return [Link(kind=kind, subject=name, atom=code)], None
+        if fed is not None:
+            node, entry = fed
+            kind = "carry" if entry.kind == "carry" else "body input"
+            link = Link(kind=kind, subject=name, atom=code, node=node, passes=kind != "carry")
+            wanted = typing.rows[node.id].ins[entry.operand][k]
+            return self._converted(link, node, entry.operand, wanted, k)
         node = self.names.makers[value]
-        if node.op == annotate_p.name and self._is_pinned(node, k):
-            return [Link(kind="annotation", subject=name, atom=code, node=node)]
         if node.op == annotate_p.name:
+            pin: Pin | None = node.params["pin"]
+            if pin is not None and pinned_codes(pin, typing.mesh)[k] is not None:
+                return [Link(kind="annotation", subject=name, atom=code, node=node)], None
             free = Link(kind="free annotation", subject=name, atom=code, node=node, passes=True)
-            return [free, *self._converted(node, 0, code, k)]
-        if node.regions:
-            return self._region_output(node, value, code, k)
-        return self._row(node, value, code, k)
+            return self._converted(free, node, 0, code, k)
+        if not node.regions:
+            return self._row(node, value, code, k)
+        left = interface_of(node).exit_to(node.outputs.index(value))
+        operand = node.regions[left.region].outputs[left.output]
+        kind = "body carry" if left.kind == "carry" else "body result"
+        links = [Link(kind=kind, subject=name, atom=code, node=node, passes=True)]
+        returned = typing.region_outputs[node.id, left.region][left.output][k]
+        made = typing.values[operand][k] if isinstance(operand, int) else returned
+        if made != returned:
+            links.append(
+                Link(
+                    kind="converted result",
+                    subject=self.label(operand),
+                    atom=returned,
+                    node=node,
+                    made=made,
+                )
+            )
+        return links, operand
 
-    def _is_pinned(self, node: Node, k: int) -> bool:
-        """Whether an annotation pins a mesh axis."""
-        pin: Pin | None = node.params["pin"]
-        return pin is not None and pinned_codes(pin, self.typing.mesh)[k] is not None
+    def _converted(self, link: Link, node: Node, number: int, wanted: Code, k: int) -> Links:
+        """A link, with the conversion of an operand before its node where the axis has one.
+
+        Arguments:
+          link: the link.
+          node: the node.
+          number: of the operand.
+          wanted: the code that the node takes.
+          k: position of the mesh axis.
+        """
+        operand = node.inputs[number]
+        made = self.typing.values[operand][k] if isinstance(operand, int) else wanted
+        if made == wanted:
+            return [link], operand
+        name = self.label(operand)
+        more = Link(kind="converted", subject=name, atom=wanted, node=node, made=made)
+        return [link, more], operand
 
     def _leads(self, node: Node, code: Code, k: int) -> list[int]:
-        """The numbers of the operands that a result's atom comes from.
+        """The numbers of the operands that a result's atom comes from; the chain goes on with the
+        first.
 
         Arguments:
           node: the node.
@@ -268,38 +268,17 @@ class Origins:
           k: position of the mesh axis.
         """
         ins = [t[k] for t in self.typing.rows[node.id].ins]
-        leads = [i for i, c in enumerate(ins) if c and isinstance(node.inputs[i], int)]
-        if not leads and not code:
-            leads = [i for i, o in enumerate(node.inputs) if isinstance(o, int)]
-        # The operand that a loop adds explains more than the carry to which it is added.
-        return sorted(leads, key=lambda i: self.is_carry(node.inputs[i]))
+        values = [(i, o) for i, o in enumerate(node.inputs) if isinstance(o, int)]
+        leads = [(i, o) for i, o in values if ins[i]] or ([] if code else values)
+        # The operand that a loop adds explains more than the carry to which it is added, and a
+        # conversion more than an operand that is B as it was made.
+        converted = {i for i, o in leads if not code and self.typing.values[o][k] != ins[i]}
+        rank = {i: (i not in converted, self.is_carry(o)) for i, o in leads}
+        return sorted(rank, key=lambda i: rank[i])
 
-    def _lead_of_row(self, node: Node, code: Code, k: int) -> int | None:
-        """The number of the operand with which a chain goes on.
-
-        Arguments:
-          node: the node.
-          code: the code of its result.
-          k: position of the mesh axis.
-        """
-        ins, leads = [t[k] for t in self.typing.rows[node.id].ins], self._leads(node, code, k)
-        if code or not leads:
-            return leads[0] if leads else None
-        # A conversion explains more than an operand that is B as it was made.
-        return next((i for i in leads if self._is_converted(node, i, ins[i], k)), leads[0])
-
-    def _row(self, node: Node, value: int, code: Code, k: int) -> list[Link]:
-        chosen = self.typing.rows[node.id]
+    def _row(self, node: Node, value: int, code: Code, k: int) -> Links:
+        chosen, leads = self.typing.rows[node.id], self._leads(node, code, k)
         row = AxisRow.of(chosen.ins, chosen.outs, k)
-        leads = self._leads(node, code, k)
-        passes = len({row.ins[i] for i in leads}) == 1 and all(row.ins[i] == code for i in leads)
-        partners = tuple(
-            self._partner(node, i, row.ins[i], k)
-            for i in (leads[1:3] if code else ())
-            if node.inputs[i] != node.inputs[leads[0]]
-            and not self.is_carry(node.inputs[i])
-            and not self._is_inner(node, i)
-        )
         kernel = chosen.kernels[k] if chosen.kernels else ""
         link = Link(
             kind="row" if leads else "new",
@@ -308,72 +287,26 @@ class Origins:
             node=node,
             row=row,
             kernel="" if kernel == "local" else kernel,
-            partners=partners,
-            passes=passes and not partners,
+            passes={row.ins[i] for i in leads} == {code},
         )
-        lead = self._lead_of_row(node, code, k)
-        return [link] if lead is None else [link, *self._converted(node, lead, row.ins[lead], k)]
+        if not leads:
+            return [link], None
+        return self._converted(link, node, leads[0], row.ins[leads[0]], k)
 
-    def _partner(self, node: Node, number: int, code: Code, k: int) -> Partner:
-        operand = node.inputs[number]
-        assert isinstance(operand, int)
-        return Partner(name=self.label(operand), atom=code, end=self.last(operand, k))
-
-    def _is_inner(self, node: Node, number: int) -> bool:
-        """Whether an operand is made within the same expression, inside a library's function."""
-        operand = node.inputs[number]
-        maker = self.names.makers.get(operand) if isinstance(operand, int) else None
-        return maker is not None and maker.span == node.span
-
-    def _is_converted(self, node: Node, number: int, wanted: Code, k: int) -> bool:
-        operand = node.inputs[number]
-        return isinstance(operand, int) and self.typing.values[operand][k] != wanted
-
-    def _converted(self, node: Node, number: int, wanted: Code, k: int) -> list[Link]:
-        """The conversion of an operand before a node; empty where the axis has none.
-
-        Arguments:
-          node: the node.
-          number: of the operand.
-          wanted: the code that the node takes.
-          k: position of the mesh axis.
-        """
-        operand = node.inputs[number]
-        if not isinstance(operand, int) or not self._is_converted(node, number, wanted, k):
-            return []
-        made, name = self.typing.values[operand][k], self.label(operand)
-        return [Link(kind="converted", subject=name, atom=wanted, node=node, made=made)]
-
-    def _body_input(self, value: int, code: Code, k: int) -> list[Link]:
-        node, entry = self.fed[value]
-        carried = entry.kind == "carry"
-        link = Link(
-            kind="carry" if carried else "body input",
-            subject=self.label(value),
-            atom=code,
-            node=node,
-            passes=not carried,
-        )
-        wanted = self.typing.rows[node.id].ins[entry.operand][k]
-        return [link, *self._converted(node, entry.operand, wanted, k)]
-
-    def _region_output(self, node: Node, value: int, code: Code, k: int) -> list[Link]:
-        left = interface_of(node).exit_to(node.outputs.index(value))
-        operand = node.regions[left.region].outputs[left.output]
-        returned = self.typing.region_outputs[node.id, left.region][left.output][k]
-        link = Link(
-            kind="body carry" if left.kind == "carry" else "body result",
-            subject=self.label(value),
-            atom=code,
-            node=node,
-            passes=True,
-        )
-        made = self.typing.values[operand][k] if isinstance(operand, int) else returned
-        if made == returned:
-            return [link]
-        name = self.label(operand)
-        converted = Link(kind="converted result", subject=name, atom=returned, node=node, made=made)
-        return [link, converted]
+    def _partners(self, link: Link, k: int) -> Iterator[Partner]:
+        """The other operands that decide the atom of an operation's result: no carries, and none
+        that is made within the same expression, inside a library's function."""
+        node, row = link.node, link.row
+        if node is None or row is None or not link.atom:
+            return
+        first, *others = self._leads(node, link.atom, k) or [0]
+        for i in others[:2]:
+            operand, maker = node.inputs[i], self.names.maker(node.inputs[i])
+            inner = maker is not None and maker.span == node.span
+            if not (inner or operand == node.inputs[first] or self.is_carry(operand)):
+                assert isinstance(operand, int)
+                end = self._last(operand, k)
+                yield Partner(name=self.label(operand), atom=row.ins[i], end=end)
 
 
 def without_passing(links: tuple[Link, ...]) -> tuple[Link, ...]:
@@ -386,7 +319,3 @@ def without_passing(links: tuple[Link, ...]) -> tuple[Link, ...]:
             continue
         kept.append(link)
     return tuple(kept)
-
-
-def _value(operand: Operand) -> int | None:
-    return operand if isinstance(operand, int) else None

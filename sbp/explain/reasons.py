@@ -7,7 +7,7 @@ it converted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sbp.annotations import annotate_p
@@ -40,7 +40,7 @@ NeedKind = Literal[
 ]
 
 FORCED: frozenset[NeedKind] = frozenset(
-    {"predicate", "no signature", "rounding", "not linear", "donated output"}
+    {"predicate", "no signature", "rounding", "not linear", "donated output", "conversion"}
 )
 """Needs that no plan of the same program can do without."""
 
@@ -72,12 +72,11 @@ class ConversionNeed:
         types; "choice": a row takes it, and the plan is cheaper so. Results of the program:
         "pinned output", "donated output": it takes the type of a donated input, "whole output": a
         result is not partial unless its type says so, "free output". "conversion": only another
-        conversion, whose result is returned.
+        conversion reads it.
       change: the change that the conversion makes on one mesh axis.
       node: the reader, or the region whose body returns the value; None at the program's end.
       number: of the operand, of the body's result or of the program's result.
       is_read: whether a node reads the value; False where a body or the program returns it.
-      is_between: whether another conversion stands between this one and the node.
       region: number of the body that returns the value.
       row: the chosen row of the reader.
       partners: of the kind "partners".
@@ -93,7 +92,6 @@ class ConversionNeed:
     node: Node | None = None
     number: int = -1
     is_read: bool = True
-    is_between: bool = False
     region: int = -1
     row: AxisRow | None = None
     partners: PartnerRows | None = None
@@ -103,29 +101,14 @@ class ConversionNeed:
     allowing: str | None = None
 
     @property
+    def is_returned(self) -> bool:
+        """Whether the program returns the value."""
+        return self.node is None and self.kind != "conversion"
+
+    @property
     def is_forced(self) -> bool:
         """Whether no plan of the same program can do without the conversion here."""
-        return self.is_between or self.kind in FORCED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Argument:
-    """A value that no node makes: an input of the program or of a body.
-
-    Arguments:
-      kind: "input": of the program; "carry": of a loop; "slice": one slice of an operand of a
-        scan; "body": an operand that each trip or branch reads as it is.
-      name: of an input, the user's name; empty when it has none.
-      node: the region; None for an input of the program.
-      is_constant: whether the operand of the region is a constant.
-      outside: the operand of the region, when that is an argument too.
-    """
-
-    kind: Literal["input", "carry", "slice", "body"]
-    name: str = ""
-    node: Node | None = None
-    is_constant: bool = False
-    outside: Argument | None = None
+        return self.kind in FORCED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,16 +116,16 @@ class ConversionReason:
     """Why a conversion stands where it does.
 
     Arguments:
-      maker: the node that makes the value; None for an argument.
+      value: the user's name of the value.
+      maker: the node that makes the value; None for an input of the program or of a body.
       row: the chosen row of the maker.
-      argument: the value when no node makes it.
       needs: the needs of the converted value: readers in program order, then bodies and the program
         that return it.
     """
 
+    value: ValueName
     maker: Node | None
     row: AxisRow | None
-    argument: Argument | None
     needs: tuple[ConversionNeed, ...]
 
     @property
@@ -172,42 +155,18 @@ class Reasons:
           planned: the conversion.
           change: the change that it, or one of its steps, makes on one mesh axis.
         """
-        maker, value = planned.box.maker, planned.box.source.value
+        maker, value, names = planned.box.maker, planned.box.source.value, self.origins.names
+        label = self.origins.label(value)
+        if value in names.inputs:
+            label = ValueName(f"input {label.name}", is_source=False)
         needs = [self._reader(node, number, change) for node, number in planned.readers()]
         needs += [self._return(planned, number, change) for number in planned.returned()]
         return ConversionReason(
+            value=label,
             maker=maker,
             row=None if maker is None else self.chosen_row(maker, change.axis),
-            argument=None if maker is not None else self.argument(value),
-            needs=tuple(needs) or (self._between(planned, change),),
-        )
-
-    def _between(self, planned: PlannedBox, change: AtomChange) -> ConversionNeed:
-        """The need of a value that only another conversion reads."""
-        box = planned.box
-        if box.reader is not None:
-            number = box.reader.inputs.index(box.target.value)
-            return replace(self._reader(box.reader, number, change), is_between=True)
-        node = planned.regions[-1][0] if planned.regions else None
-        return ConversionNeed(
-            kind="conversion", change=change, node=node, is_read=False, is_between=True
-        )
-
-    def argument(self, value: int) -> Argument:
-        """An input of the program or of a body, described."""
-        names = self.origins.names
-        if value in names.inputs:
-            return Argument(kind="input", name=names.value(value))
-        node, entry = self.origins.fed[value]
-        operand = node.inputs[entry.operand]
-        if entry.kind == "carry":
-            return Argument(kind="carry", node=node)
-        outer = isinstance(operand, int) and operand not in names.makers
-        return Argument(
-            kind="slice" if entry.kind == "slice" else "body",
-            node=node,
-            is_constant=not isinstance(operand, int),
-            outside=self.argument(operand) if outer and isinstance(operand, int) else None,
+            # Only another conversion may read the value.
+            needs=tuple(needs or [ConversionNeed(kind="conversion", change=change, is_read=False)]),
         )
 
     def chosen_row(self, node: Node, axis: int) -> AxisRow | None:
@@ -217,19 +176,17 @@ class Reasons:
             return None
         return AxisRow.of(row.ins, row.outs, axis)
 
-    def takes(self, node: Node, number: int, axis: int, code: Code) -> list[Row]:
-        """The rows of a node that take an operand in a type.
+    def takes(self, node: Node, number: int, change: AtomChange) -> list[Row]:
+        """The rows of a node that take an operand without a change.
 
         Arguments:
           node: the node.
           number: of the operand.
-          axis: position of the mesh axis.
-          code: the type on that axis.
+          change: on one mesh axis.
         """
-        atom = decode(code)
         # The rows of a barrier are about each of its operands.
-        at = 0 if node.is_barrier else number
-        return [row for row in self._rows(node, axis) or () if row.ins[at] == atom]
+        at, atom = 0 if node.is_barrier else number, decode(change.before)
+        return [row for row in self._rows(node, change.axis) or () if row.ins[at] == atom]
 
     def _rows(self, node: Node, axis: int) -> Sequence[Row] | None:
         """The rows of a node on a mesh axis; None for a node without a signature."""
@@ -277,7 +234,6 @@ class Reasons:
         def need(
             kind: NeedKind, row: Row | None = None, beside: PartnerRows | None = None
         ) -> ConversionNeed:
-            result = encode(row.outs[0]) if row is not None and row.outs else None
             rounds = kind == "rounding" and decode(change.before) == P
             return ConversionNeed(
                 kind=kind,
@@ -286,15 +242,14 @@ class Reasons:
                 number=number,
                 row=self.chosen_row(reader, change.axis),
                 partners=beside,
-                result=result,
+                result=encode(row.outs[0]) if row is not None and row.outs else None,
                 allowing=allowing(self.program.graph, reader) if rounds else None,
             )
 
         if self._rows(reader, change.axis) is None:
             return need("no signature")
-        rows = self.takes(reader, number, change.axis, change.before)
+        rows, traits = self.takes(reader, number, change), traits_of(reader.op)
         if not rows:
-            traits = traits_of(reader.op)
             is_cast = traits.carries == "rounded" and traits.adapts
             return need("rounding" if is_cast else "not linear")
         values = self.program.typing.values
@@ -303,17 +258,13 @@ class Reasons:
             for i, o in enumerate(reader.inputs)
             if i != number and isinstance(o, int) and not reader.is_barrier
         }
-        # An operand that is made B, or partial itself, fits a row that takes it partial.
-        fits = [
-            row
-            for row in rows
+        for row in rows:
+            # An operand that is made B, or partial itself, fits a row that takes it partial.
             if all(
                 row.ins[i] == decode(code) or (code == 0 and not isinstance(row.ins[i], Split))
                 for i, code in made.items()
-            )
-        ]
-        if fits:
-            return need("choice", fits[0])
+            ):
+                return need("choice", row)
         beside = PartnerRows(
             names=tuple(self.origins.operand(reader, i) for i in made),
             atoms=tuple(made.values()),
@@ -352,10 +303,8 @@ class Reasons:
     def _blocker(self, value: int, change: AtomChange) -> Node | None:
         """The first node that reads a value and has no row for it partial."""
         for node in self.program.graph.walk():
-            if value not in node.inputs or rule_for(node.op) is None:
-                continue
-            numbers = [i for i, o in enumerate(node.inputs) if o == value]
-            if not any(self.takes(node, i, change.axis, change.before) for i in numbers):
+            numbers = [i for i, o in enumerate(node.inputs) if o == value and rule_for(node.op)]
+            if numbers and not any(self.takes(node, i, change) for i in numbers):
                 return node
         return None
 

@@ -17,7 +17,8 @@ from sbp.explain.conversions import (
     Alternative,
     ExplainedConversion,
     Group,
-    SubjectConversions,
+    explained,
+    groups_of,
     planned,
 )
 from sbp.explain.edits import Types, pin_subject
@@ -42,14 +43,12 @@ class WhyLimits:
       joint: the most alternatives that differ from the plan on two mesh axes.
       deferred: the most conversions of the value for which the program is planned with the
         conversion elsewhere. Conversions that send most bytes come first.
-      links: the most links of a chain of origins.
     """
 
     plans: int = 28
     first_operations: int = 500
     joint: int = 3
     deferred: int = 4
-    links: int = 200
 
     def plans_of(self, size: int, *, refine: bool) -> int:
         """The most plans for a question about a program with `size` operations: for a first answer,
@@ -103,7 +102,6 @@ class Why:
         time. Both atoms were tried one by one.
       conversions: of this value, most bytes first.
       output_names: names of the program's results.
-      nodes: number of the program's equations.
       proved: whether the bound shows that no plan under the same policies and limits is cheaper.
       evades: whether the annotation of an alternative may convert what the boxing policy forbids
         elsewhere.
@@ -124,7 +122,6 @@ class Why:
     untried_pairs: int
     conversions: tuple[ExplainedConversion, ...]
     output_names: tuple[str, ...]
-    nodes: int
     proved: bool
     evades: bool
 
@@ -153,7 +150,11 @@ def why(
     """
     found = Subjects.of(program.request.graph, output_names).find(name)
     most = limits.plans_of(program.request.size, refine=refine)
-    return _Inquiry(program, found, tuple(output_names), limits, planning, most).answer()
+    return _Inquiry(program, found, limits, planning, most).answer(tuple(output_names))
+
+
+Wanted = tuple[tuple[int, Code | None], ...]
+"""(position of a mesh axis, code) of a type that is tried; None for a dropped pin."""
 
 
 @dataclass(slots=True)
@@ -163,7 +164,6 @@ class _Inquiry:
     Arguments:
       program: the plan.
       found: the value.
-      output_names: the names of the results.
       limits: on the number of plans.
       planning: called before each plan with `left`.
       left: the number of plans that may still be made.
@@ -171,7 +171,6 @@ class _Inquiry:
 
     program: Program
     found: Found
-    output_names: tuple[str, ...]
     limits: WhyLimits
     planning: Callable[[int], None]
     left: int
@@ -188,12 +187,6 @@ class _Inquiry:
         return self.found.subject
 
     @property
-    def present(self) -> list[int]:
-        """The subject's values that the plan has. Copies whose conversions are not repeated are not
-        in it."""
-        return [v for v in self.subject.values if v in self.program.typing.values]
-
-    @property
     def mesh(self) -> MeshSpec:
         """The mesh."""
         return self.program.mesh
@@ -204,26 +197,29 @@ class _Inquiry:
         return self.program.request
 
     @property
-    def axes(self) -> list[int]:
-        """Positions of the mesh axes that have more than one device."""
-        return [k for k, n in enumerate(self.mesh.sizes) if n > 1]
+    def is_boundary(self) -> bool:
+        """Whether the value is an input or an output."""
+        return self.subject.kind in ("input", "output")
 
-    def answer(self) -> Why:
+    def answer(self, output_names: tuple[str, ...]) -> Why:
         """The answer."""
-        subject, typing = self.subject, self.program.typing
+        subject, typing, codes = self.subject, self.program.typing, self.codes(self.subject)
         aval = self.request.graph.avals[subject.values[0]]
-        codes = self.codes(subject)
-        kinds = [typing.values[v] for v in self.present] if subject.kind != "output" else [codes]
-        conversions = SubjectConversions(self.program, subject, self.origins)
-        found = conversions.groups()
-        deferred = min(self.limits.deferred, len(found), self.left)
+        # Copies whose conversions are not repeated are not in the plan.
+        present = [v for v in subject.values if v in typing.values]
+        kinds = [typing.values[v] for v in present] if subject.kind != "output" else [codes]
+        groups = groups_of(self.program, subject, self.origins)
+        deferred = min(self.limits.deferred, len(groups), self.left)
         self.left -= deferred
-        pinned = [k for k in self.axes if self.is_pinned(k)]
-        free = {k: self.unpinned(k) for k in pinned[: self.left]}
-        singles, untried = self.singles(codes)
-        untried += len(pinned) - len(free)
-        joint, untried_pairs = self.joint(codes, singles)
-        alternatives = [*free.values(), *itertools.chain.from_iterable(singles.values()), *joint]
+        axes = [k for k, n in enumerate(self.mesh.sizes) if n > 1]
+        options = {k: self.options(k, codes[k]) for k in axes}
+        turns = itertools.zip_longest(*([(k, c) for c in options[k]] for k in axes))
+        asked: list[Wanted] = [((k, None),) for k in axes if self.is_pinned(k)]
+        asked += [(one,) for turn in turns for one in turn if one is not None]
+        singles = {wanted: self.plan(wanted) for wanted in asked[: max(0, self.left)]}
+        pairs = self.pairs(codes, singles)
+        most = max(0, min(self.limits.joint, self.left))
+        every = (*singles.values(), *(self.plan(wanted) for wanted in pairs[:most]))
         local = local_shape(aval.shape, codes, self.mesh.sizes)
         return Why(
             subject=subject,
@@ -235,16 +231,15 @@ class _Inquiry:
             local_shape=local,
             bytes_per_device=float(math.prod(local) * _jax.itemsize(aval.dtype)),
             cost=self.program.cost,
-            axes=tuple(self.story(k, codes, free.get(k), singles[k]) for k in self.axes),
-            alternatives=tuple(sorted(alternatives, key=_by_cost)),
-            untried=untried,
-            untried_pairs=untried_pairs,
+            axes=tuple(self.story(k, codes, present[0], singles) for k in axes),
+            alternatives=tuple(sorted(every, key=_by_cost)),
+            untried=len(asked) - len(singles),
+            untried_pairs=max(0, len(pairs) - most),
             conversions=tuple(
-                self.explained(conversions, group, tried=number < deferred)
-                for number, group in enumerate(found)
+                self.explained(group, tried=number < deferred)
+                for number, group in enumerate(groups)
             ),
-            output_names=self.output_names,
-            nodes=self.request.size,
+            output_names=output_names,
             # The bound does not hold for plans that reuse forward conversions if the search left
             # these out, nor under a memory limit, where bytes have a price.
             proved=typing.optimal and typing.bounds_reuse and self.request.memory_limit is None,
@@ -252,13 +247,11 @@ class _Inquiry:
             and any(p != "auto" for p in self.request.strictest.policies),
         )
 
-    def explained(
-        self, conversions: SubjectConversions, group: Group, *, tried: bool
-    ) -> ExplainedConversion:
+    def explained(self, group: Group, *, tried: bool) -> ExplainedConversion:
         """A conversion with its reason, and a plan with the conversion elsewhere if asked."""
         if tried:
             self.planning(self.left)
-        return conversions.explained(group, tried=tried)
+        return explained(self.program, self.subject, self.origins, group, tried=tried)
 
     def codes(self, subject: Subject) -> Codes:
         """The type of a subject in the plan."""
@@ -269,103 +262,65 @@ class _Inquiry:
     def is_pinned(self, position: int) -> bool:
         """Whether the user pins the subject itself on a mesh axis."""
         subject, demand = self.subject, self.request.demand
-        if subject.kind == "annotation":
-            mine = set(subject.values)
-            sites = pin_sites(self.request)
-            return any(
-                s.codes[position] is not None
-                for s in sites
-                if any(n.outputs[0] in mine for n in s.nodes)
-            )
-        asked = {"input": demand.inputs, "output": demand.outputs}.get(subject.kind)
-        codes = asked[subject.position] if asked is not None else None
-        return codes is not None and codes[position] is not None
+        if self.is_boundary:
+            given = demand.inputs if subject.kind == "input" else demand.outputs
+            codes = given[subject.position]
+            return codes is not None and codes[position] is not None
+        return subject.kind == "annotation" and any(
+            n.outputs[0] in subject.values and s.codes[position] is not None
+            for s in pin_sites(self.request)
+            for n in s.nodes
+        )
 
-    def planned(
-        self, request: Request, *, wanted: tuple[tuple[str, str], ...] = (), freed: str = ""
-    ) -> Alternative:
-        """A changed program, planned."""
+    def plan(self, wanted: Wanted) -> Alternative:
+        """The program with the subject pinned, or left free, on some mesh axes, planned."""
         self.planning(self.left)
         self.left -= 1
-        found = planned(request)
-        return Alternative.of(found, self.request, self.subject, wanted=wanted, freed=freed)
-
-    def pinned(self, wanted: Mapping[int, Code]) -> Alternative:
-        """The program with the subject pinned on some mesh axes."""
-        atoms = tuple((self.mesh.names[k], repr(decode(c))) for k, c in sorted(wanted.items()))
-        return self.planned(pin_subject(self.request, self.subject, wanted), wanted=atoms)
-
-    def unpinned(self, position: int) -> Alternative:
-        """The program without the subject's pin on a mesh axis."""
-        freed = pin_subject(self.request, self.subject, {position: None})
-        return self.planned(freed, freed=self.mesh.names[position])
+        atoms = tuple(
+            (self.mesh.names[k], "?" if c is None else repr(decode(c))) for k, c in wanted
+        )
+        found = planned(pin_subject(self.request, self.subject, dict(wanted)))
+        return Alternative.of(found, self.request, self.subject, atoms)
 
     def options(self, position: int, current: Code) -> list[Code]:
         """Other atoms that the value may have on a mesh axis: B, then P where some row makes it so,
         then the splits."""
-        subject, n = self.subject, self.mesh.sizes[position]
-        aval = self.request.graph.avals[subject.values[0]]
-        boundary = subject.kind in ("input", "output")
-        splits = [
-            1 + d
-            for d, size in enumerate(aval.shape)
-            if size >= n and (not self.must_divide or size % n == 0)
-        ]
-        monoids = self.request.native.get(subject.values[0], EMPTY)
-        partial = [] if boundary else [-1 - MONOIDS.index(m) for m in sorted(monoids)]
+        value, n = self.subject.values[0], self.mesh.sizes[position]
+        shape = self.request.graph.avals[value].shape
+        even = not self.must_divide
+        splits = [1 + d for d, size in enumerate(shape) if size >= n and (even or size % n == 0)]
+        monoids = () if self.is_boundary else sorted(self.request.native.get(value, EMPTY))
+        partial = [-1 - MONOIDS.index(m) for m in monoids]
         return [c for c in (0, *partial, *splits) if c != current]
 
     @property
     def must_divide(self) -> bool:
         """Whether the value is an input or output whose splits have to divide."""
         kind, position = self.subject.kind, self.subject.position
-        return kind in ("input", "output") and not self.request.demand.is_padded(kind, position)
+        return self.is_boundary and not self.request.demand.is_padded(kind, position)
 
-    def singles(self, codes: Codes) -> tuple[dict[int, list[Alternative]], int]:
-        """For each mesh axis, the plans with another atom there; and how many were not made."""
-        made: dict[int, list[Alternative]] = {k: [] for k in self.axes}
-        options = {k: self.options(k, codes[k]) for k in self.axes}
-        untried = 0
-        for turn in itertools.zip_longest(*([(k, c) for c in options[k]] for k in self.axes)):
-            for k, code in (pair for pair in turn if pair is not None):
-                if self.left <= 0:
-                    untried += 1
-                else:
-                    made[k].append(self.pinned({k: code}))
-        return made, untried
-
-    def joint(
-        self, codes: Codes, singles: dict[int, list[Alternative]]
-    ) -> tuple[list[Alternative], int]:
-        """Plans with other atoms on two mesh axes, and how many were not made. Pairs of atoms that
-        are cheapest one by one come first.
+    def pairs(self, codes: Codes, singles: Mapping[Wanted, Alternative]) -> list[Wanted]:
+        """Types with other atoms on two mesh axes, of which each has a plan on its own; those that
+        are cheapest one by one first.
 
         Arguments:
           codes: the type in the plan.
-          singles: for each mesh axis, the plans with another atom there.
+          singles: the plans with another atom on one mesh axis.
         """
-        seen = {a.type for found in singles.values() for a in found}
+        seen = {a.type for a in singles.values()}
         shape = tuple(self.request.graph.avals[self.subject.values[0]].shape)
-        estimated: list[tuple[float, int, Mapping[int, Code]]] = []
-        for k, j in itertools.combinations(self.axes, 2):
-            tried = [list(zip(self.options(i, codes[i]), singles[i], strict=False)) for i in (k, j)]
-            pairs = itertools.product(*tried)
-            for (a, first), (b, second) in pairs:
-                t = tuple(a if i == k else b if i == j else c for i, c in enumerate(codes))
-                if (
-                    first.cost is None
-                    or second.cost is None
-                    or not self.is_type(shape, t)
-                    or to_type(t, self.mesh) in seen
-                ):
-                    continue
-                estimated.append(
-                    (first.cost.seconds + second.cost.seconds, len(estimated), {k: a, j: b})
-                )
-        most = max(0, min(self.limits.joint, self.left))
-        cheapest = sorted(estimated, key=lambda e: e[:2])[:most]
-        made = [self.pinned(wanted) for _, _, wanted in cheapest]
-        return made, len(estimated) - len(made)
+        seconds = {
+            (k, c): a.cost.seconds
+            for ((k, c),), a in singles.items()
+            if c is not None and a.cost is not None
+        }
+        found: list[Wanted] = []
+        for pair in itertools.combinations(seconds, 2):
+            (k, a), (j, b) = sorted(pair)
+            t = tuple({k: a, j: b}.get(i, c) for i, c in enumerate(codes))
+            if k != j and self.is_type(shape, t) and to_type(t, self.mesh) not in seen:
+                found.append(((k, a), (j, b)))
+        return sorted(found, key=lambda pair: sum(seconds[k, c] for k, c in pair if c is not None))
 
     def is_type(self, shape: tuple[int, ...], codes: Codes) -> bool:
         """Whether a shape can have a type: its dims are long enough to split, and its partial atoms
@@ -383,54 +338,42 @@ class _Inquiry:
     # ---- origins --------------------------------------------------------------------------------
 
     def story(
-        self, position: int, codes: Codes, free: Alternative | None, singles: list[Alternative]
+        self, position: int, codes: Codes, value: int, singles: Mapping[Wanted, Alternative]
     ) -> AxisStory:
         """Where the atom of the value on one mesh axis comes from.
 
         Arguments:
           position: the position of the mesh axis.
           codes: the type of the value in the plan.
-          free: the plan without the value's pin on the axis; None where it has none.
-          singles: the plans with another atom on the axis.
+          value: one of the subject's values in the plan.
+          singles: the plans with another atom on one mesh axis.
         """
-        subject = self.subject
-        links = self.origins.chain(self.present[0], position, most=self.limits.links)
-        links = (dataclasses.replace(links[0], subject=ValueName(subject.label)), *links[1:])
-        if subject.kind == "output":
-            links = self.returned(position, codes[position], links)
-        possible = [a for a in singles if a.cost is not None]
+        own, code = ValueName(self.subject.label), codes[position]
+        first, *rest = self.origins.chain(value, position)
+        links = (dataclasses.replace(first, subject=own), *rest)
+        if self.subject.kind == "output":
+            # Its own link, then those of the returned value unless a pin ends the chain.
+            tied = dict(self.request.demand.tied).get(self.subject.position)
+            donor = None if tied is None else self.origins.label(self.request.graph.inputs[tied])
+            kind = "free output" if donor is None else "donated output"
+            links = (Link(kind=kind, subject=own, atom=code, donor=donor), *links)
+            if self.is_pinned(position):
+                links = (Link(kind="output", subject=own, atom=code),)
+        others = [a for ((k, c),), a in singles.items() if k == position and c is not None]
+        possible = [a for a in others if a.cost is not None]
+        best = min(possible, key=_by_cost, default=None)
         return AxisStory(
             mesh_axis=self.mesh.names[position],
-            atom=repr(decode(codes[position])),
+            atom=repr(decode(code)),
             links=links,
             pinned=self.is_pinned(position),
-            next_best=free if free is not None else min(possible, key=_by_cost, default=None),
-            tried=len(singles),
+            next_best=singles.get(((position, None),), best),
+            tried=len(others),
         )
-
-    def returned(self, position: int, code: Code, links: tuple[Link, ...]) -> tuple[Link, ...]:
-        """The links of an output: its own, then the links of the returned value unless a pin ends
-        the chain.
-
-        Arguments:
-          position: the position of the mesh axis.
-          code: the code of the output.
-          links: the links of the returned value.
-        """
-        own = ValueName(self.subject.label)
-        tied = dict(self.request.demand.tied).get(self.subject.position)
-        if self.is_pinned(position):
-            return (Link(kind="output", subject=own, atom=code),)
-        if tied is not None:
-            donor = self.origins.label(self.request.graph.inputs[tied])
-            return Link(kind="donated output", subject=own, atom=code, donor=donor), *links
-        return Link(kind="free output", subject=own, atom=code), *links
 
 
 def _by_cost(alternative: Alternative) -> tuple[bool, float, float, str]:
     cost = alternative.cost
-    return (
-        (True, 0.0, 0.0, alternative.change)
-        if cost is None
-        else (False, cost.seconds, cost.bytes_per_device, alternative.change)
-    )
+    if cost is None:
+        return True, 0.0, 0.0, alternative.change
+    return False, cost.seconds, cost.bytes_per_device, alternative.change

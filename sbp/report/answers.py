@@ -65,7 +65,6 @@ _LINKS = {
     "body input": "as it comes into the body of {op}",
     "body carry": "what the body of {op} carries",
     "body result": "what the body of {op} returns",
-    "more": "and so on over {more}",
 }
 
 
@@ -78,7 +77,6 @@ def link_text(link: Link) -> str:
         row=_row_text(link.row, link, op) if link.row else "",
         made=repr(decode(link.made)),
         op=op,
-        more=counted(link.left_out, "value"),
     )
 
 
@@ -130,7 +128,7 @@ def explanation(why: Why, mesh: MeshSpec) -> Explanation:
         text = "the program makes it more than once, in unrolled layers or in rematerialisation"
         parts.append(Paragraph(text=f"{text}: {copies}"))
     parts += [_axis(why, story) for story in why.axes]
-    parts += [_alternatives(why), *_conversions(why)]
+    parts += [_alternatives(why), _conversions(why)]
     if why.others:
         parts.append(_others(why.others))
     title = f"why {_name(why.subject)} is {why.type!r} on mesh {mesh}"
@@ -279,26 +277,15 @@ def _figures(cost: Cost) -> tuple[str, str]:
 # ---- conversions --------------------------------------------------------------------------------
 
 
-def _conversions(why: Why) -> Iterator[Section]:
-    own, onward = (
-        [c for c in why.conversions if c.onward == is_onward] for is_onward in (False, True)
+def _conversions(why: Why) -> Section:
+    if not why.conversions:
+        none = Paragraph(text="none: every reader takes it as it is made")
+        return Section(title="conversions", parts=(none,))
+    total = bytes_text(sum(c.bytes_per_device for c in why.conversions))
+    return Section(
+        title=f"conversions: {counted(len(why.conversions), 'kind')}, {total} per device",
+        parts=(_steps(why, why.conversions),),
     )
-    if own:
-        total = bytes_text(sum(c.bytes_per_device for c in own))
-        yield Section(
-            title=f"conversions: {counted(len(own), 'kind')}, {total} per device",
-            parts=(_steps(why, own),),
-        )
-    elif not onward:
-        yield Section(
-            title="conversions",
-            parts=(Paragraph(text="none: every reader takes it as it is made"),),
-        )
-    if onward:
-        yield Section(
-            title="it goes on partial, and what is made of it is reduced",
-            parts=(_steps(why, onward),),
-        )
 
 
 def _steps(why: Why, found: Sequence[ExplainedConversion]) -> Table:
@@ -325,7 +312,7 @@ def _steps(why: Why, found: Sequence[ExplainedConversion]) -> Table:
 def conversion_text(why: Why, one: ExplainedConversion) -> str:
     """The maker and the reader of a converted value, and the cost of the plan with the conversion
     elsewhere."""
-    made = full_maker_text(one.reason, one.value)
+    made = full_maker_text(one.reason)
     needed = full_need_text(one.reason.need, why.output_names)
     takes = "take" if one.others > 1 else "takes"
     more = f"; {counted(one.others, 'more reader')} {takes} the result" if one.others else ""

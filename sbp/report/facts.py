@@ -22,7 +22,6 @@ from sbp.plan.text import place, shape_text
 from sbp.plan.traffic import Send, sends
 from sbp.report.wording import (
     SEGMENT_LIMIT,
-    argument_text,
     common_name,
     listed,
     maker_text,
@@ -288,8 +287,8 @@ def _of_conversion(
     assert send.planned is not None
     need, values = reason.need, (send.planned.box.target.value,)
     ends: dict[str, tuple[str, ...]] = {"needed": (need_text(reason),)}
-    if need.node is None and not need.is_between:
-        results = [output_name(output_names, n.number) for n in reason.needs if n.node is None]
+    if need.is_returned:
+        results = [output_name(output_names, n.number) for n in reason.needs if n.is_returned]
         ends = {"needed": (), "returned": (listed(results, 1),)}
     return _collective(
         program, send, values, line=_line(reason), made=(maker_text(reason),), **ends
@@ -344,5 +343,4 @@ def _line(reason: ConversionReason) -> str:
             return (
                 f"{'the ' if node.backward else ''}{place_cell(SourcePlace(span, node.backward))}"
             )
-    argument = "" if reason.argument is None else argument_text(reason.argument)
-    return argument or "the end of the program"
+    return str(reason.value)
