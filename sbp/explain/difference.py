@@ -125,7 +125,7 @@ def _pins(side: ComparedPlan) -> dict[tuple[str, str], list[Any]]:
     """The user's pins by the pinned value. Types of inputs and outputs are complete, so B is left
     out there."""
     request, found = side.program.request, defaultdict[tuple[str, str], list[Any]](list)
-    names = Names.of(request.graph)
+    names = Names(request.graph)
     for site in pin_sites(request):
         named = site.source == "output" and side.output_names
         name = side.output_names[site.position] if named else names.site(site)
@@ -282,10 +282,9 @@ def _values(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
     belongs to its innermost expression; values with one label are numbered in order."""
     subjects = Subjects.of(side.program.request.graph, side.output_names)
     made: dict[tuple[int, ...], Subject] = {}
-    for place in sorted(subjects.places.values(), key=lambda p: len(p.nodes)):
-        for subject in subjects.subjects_of(place):
-            if any(v in side.program.typing.values for v in subject.values):
-                made.setdefault(subject.values, subject)
+    for subject in subjects.innermost(subjects.places):
+        if any(v in side.program.typing.values for v in subject.values):
+            made.setdefault(subject.values, subject)
     found: dict[ValueKey, ComparedValue] = {}
     count: Counter[tuple[Any, ...]] = Counter()
     for s in (*subjects.boundary(), *sorted(made.values(), key=lambda s: s.values[0])):
@@ -340,7 +339,7 @@ def _traffic(this: Program, other: Program) -> tuple[TrafficDifference, ...]:
 
 def _sends(program: Program) -> dict[TrafficKey, list[Send]]:
     """The collectives of a plan by what they may have in common with another plan's."""
-    names, found = Names.of(program.graph), defaultdict[TrafficKey, list[Send]](list)
+    names, found = Names(program.graph), defaultdict[TrafficKey, list[Send]](list)
     for s in sends(program):
         maker, reader = _end(s.maker), None
         if s.planned is not None:

@@ -7,34 +7,329 @@ the diagnostics.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sbp.errors import Diagnostic, Help, Label
-from sbp.explain.change import Diagnosis, DiagnosisLimits, Fault, more_text, tried
+from jax import lax
+
+from sbp.errors import Diagnostic, Help, Label, RuleRow, Span
+from sbp.explain.change import Diagnosis, DiagnosisLimits, Fault, left_out, more_text, tried
 from sbp.explain.edits import pinned_value
-from sbp.explain.fault_notes import (
-    arrives,
-    atoms_text,
-    budget_notes,
-    limit_notes,
-    near_rows,
-    notes,
-    region_words,
-    rule,
-)
-from sbp.explain.helps import FoundHelps, helps_of
-from sbp.explain.names import Names, asked_text
+from sbp.explain.helps import FoundHelps, axis_rows, blamed, helps_of
+from sbp.explain.names import Frames, Names, asked_text
 from sbp.explain.pin_changes import dropped
-from sbp.explain.together import budget_help, impossible_budgets, no_typing_together
+from sbp.explain.relaxations import budget_help, impossible_budgets, no_typing_together
+from sbp.infer.accumulation import allowing
+from sbp.infer.because import ReadBecause
 from sbp.infer.check import Checker, CheckResult
+from sbp.infer.constraints import Constraint
 from sbp.infer.literals import POLICY_LITERAL, budget_literal
 from sbp.infer.request import Request
-from sbp.infer.space import decode
+from sbp.infer.space import Code, decode, encode
 from sbp.limits import boxing_text
-from sbp.source.reader import scope_of, users_span
+from sbp.plan.text import place
+from sbp.source.reader import called_name, scope_of, source_text, users_span
 from sbp.trace.collector import collecting_less
 from sbp.trace.graph import Node
 from sbp.trace.numbering import twins
+from sbp.types import P
+
+# ---- arrivals -----------------------------------------------------------------------------------
+# What arrives at the line of a fault.
+
+
+def atoms_text(codes: Sequence[Code]) -> str:
+    """Atoms that are possible, in words.
+
+    >>> atoms_text((1, -1)), atoms_text(())
+    ('S(0) or P(sum)', 'of no type')
+    """
+    return " or ".join(repr(decode(c)) for c in codes) or "of no type"
+
+
+def left(codes: Sequence[Code]) -> str:
+    """How a value that should be B arrives: "partial" or "split"."""
+    return "partial" if codes and all(c < 0 for c in codes) else "split"
+
+
+def arrives(fault: Fault, node: Node) -> str:
+    """The primary label at a node without regions: what arrives at the operands, and what to
+    reduce."""
+    shown, frames, made = fault.names.shown(node), Frames(fault.names, node), fault.made
+    n = fault.request.mesh.sizes[fault.position]
+    told, partial = dict[str, None](), dict[str, None]()
+    for i, codes in made.items():
+        users = [frames.operand(i, code) for code in codes]
+        text = f"{shown[i]} is {atoms_text(users)}"
+        dim = codes[0] - 1 if len(codes) == 1 else -1
+        size = fault.request.graph.aval(node.inputs[i]).shape[dim] if dim >= 0 else n
+        if size < n:
+            return f"{text}, but its dim {users[0] - 1} of size {size} is shorter than {n} devices"
+        told[text] = None
+        if left(codes) == "partial":
+            partial[shown[i]] = None
+    if len(fault.found.sink) == 1:
+        text = f"{', '.join(told)} here, which {node.name} does not take"
+    elif len(told) == 1:
+        text = f"{''.join(told)} on both sides"
+    else:
+        text = f"{', '.join(told)}: they cannot meet here"
+    text += ", in dims of the batched arrays" if node.is_batched else ""
+    subject = "it" if len(told) == 1 else " or ".join(partial)
+    return f"{text}; reduce {subject} first" if partial else text
+
+
+_NEEDS: Mapping[str, str] = {
+    "predicate": "all devices have to decide alike",
+    "slice": "the scan takes its rows one after the other",
+}
+"""Why a value may not enter a region as it arrives, by the kind of the entry."""
+
+
+def region_words(fault: Fault, node: Node) -> tuple[str, str]:
+    """The title, up to the mesh axis, and the primary label of a fault at the edge of a loop or
+    branch.
+
+    Arguments:
+      fault: a fault whose sink is conversions into one variable of the region.
+      node: the scan, while or cond.
+    """
+    found, subject = fault.found, fault.subject(node)
+    first, name = _read(found.sink[0]), _value(fault, found.sink[0])
+    decides = first.predicate or (first.entry is not None and first.entry.decides)
+    kind = "predicate" if decides else first.entry.kind if first.entry else ""
+    what = f"`{name}`" if name else first.role
+    if kind == "predicate":
+        what = "the predicate"
+    elif first.carry is not None:
+        what = f"carry {first.carry}"
+    elif first.exit is not None:
+        what = f"result {found.sink[0].operand}"
+    told = dict.fromkeys(
+        f"{_edge(fault, node, c)} is {atoms_text(codes)}"
+        for c, codes in zip(found.sink, found.made, strict=True)
+    )
+    text = ", ".join(told)
+    if len(told) == 1:
+        text += f", but {_NEEDS.get(kind) or f'{atoms_text(found.wanted[0])} is kept here'}"
+    way = f"is left {left(found.made[0])}" if kind in _NEEDS else "cannot keep one type"
+    return f"{what} of {subject} {way}", text
+
+
+def _edge(fault: Fault, node: Node, constraint: Constraint) -> str:
+    """What enters or leaves a region: its role, and the user's name."""
+    read, name = _read(constraint), _value(fault, constraint)
+    if read.exit is not None and read.exit.kind == "result":
+        branch = f"branch {read.exit.region}"
+        if len(node.regions) == 2 and called_name(users_span(node)) == lax.cond.__name__:
+            # lax.cond(predicate, true branch, false branch)
+            branch = "the true branch" if read.exit.region else "the false branch"
+        return f"the result of {branch}"
+    if read.predicate:
+        return "the predicate"
+    if read.carry is None:
+        return name or read.role
+    return f"{read.role} ({name})" if name else read.role
+
+
+def _read(constraint: Constraint) -> ReadBecause:
+    """Why a constraint at the edge of a region stands: a value is read there."""
+    assert isinstance(constraint.because, ReadBecause)
+    return constraint.because
+
+
+def _value(fault: Fault, constraint: Constraint) -> str:
+    """The user's name of the value that enters or leaves."""
+    return fault.names.value(constraint.convert.value) if constraint.convert else ""
+
+
+# ---- near rows ----------------------------------------------------------------------------------
+# The rows of a rule that come nearest to what arrives at a line.
+
+
+def rule(fault: Fault, node: Node) -> str:
+    """The heading of a rule's rows: the operator with the names of its operands and results."""
+    outs = [fault.names.value(v) or "result" for v in node.outputs]
+    behind = ", dims of the batched arrays" if node.is_batched else ""
+    operands = ", ".join(fault.names.shown(node))
+    return f"{node.name} on one mesh axis ({operands} -> {', '.join(outs)}){behind}"
+
+
+def near_rows(fault: Fault, node: Node) -> list[RuleRow]:
+    """The rows nearest to what arrives: those that fit most operands; if no row fits any, the rows
+    without partial values."""
+    made, names, frames = fault.made, fault.names.shown(node), Frames(fault.names, node)
+    n, conversions = fault.request.mesh.sizes[fault.position], fault.system.conversions
+    avals = [fault.request.graph.aval(o) for o in node.inputs]
+    rules = {c.operand: c.convert.rules for f in fault.arriving for c in f.sink if c.convert}
+    ranked: list[tuple[int, RuleRow]] = []
+    for row in axis_rows(fault.request, node, fault.position):
+        codes = {i: encode(row.ins[i]) for i in made}
+        fits = [
+            i
+            for i, code in codes.items()
+            if any(conversions.allows(c, code, avals[i], rules[i]) for c in made[i])
+        ]
+        rest = [i for i in made if i not in fits]
+        is_short = any(c > 0 and avals[i].shape[c - 1] < n for i, c in codes.items())
+        is_partial = any(encode(a) < 0 for a in (*row.ins, *row.outs))
+        # A row that all operands fit is impossible here: its dims are shorter than the mesh axis,
+        # or a budget forbids what its kernel sends.
+        if rest and (fits or not (is_short or is_partial)):
+            ins = (decode(frames.operand(i, encode(a))) for i, a in enumerate(row.ins))
+            outs = (decode(frames.result(i, encode(a))) for i, a in enumerate(row.outs))
+            texts = tuple(map(repr, ins)), tuple(map(repr, outs))
+            remark = _fit_text(names, fits, rest)
+            if not fits and made[rest[0]]:
+                remark = f"after {_conversion(made[rest[0]][0], codes[rest[0]])}"
+            ranked.append((len(fits), RuleRow(inputs=texts[0], outputs=texts[1], remark=remark)))
+    dtype = allowing(fault.request.graph, node)
+    if (
+        dtype
+        and node.id not in fault.request.rounding
+        and any(encode(P) in c for c in made.values())
+    ):
+        remark = f"only with reduce_dtype=jnp.{dtype}: the cast rounds each part"
+        ranked.append((0, RuleRow(inputs=(repr(P),), outputs=(repr(P),), remark=remark)))
+    most = max((near for near, _ in ranked), default=0)
+    return [row for near, row in ranked if near == most]
+
+
+def _conversion(source: Code, target: Code) -> str:
+    """The collective that turns one atom into another."""
+    if source < 0:
+        return "an all-reduce" if target == 0 else "a reduce-scatter"
+    return "an all-gather" if target == 0 else "an all-to-all"
+
+
+def _fit_text(shown: Sequence[str], fits: Sequence[int], rest: Sequence[int]) -> str:
+    """Which operands fit a row and which do not.
+
+    >>> _fit_text(["x", "w"], [1], [0]), _fit_text(["x", "x"], [0], [1])
+    ('w fits, x does not', 'x fits, the other side does not')
+    """
+    named = {shown[i] for i in fits}
+    others = dict.fromkeys("the other side" if shown[i] in named else shown[i] for i in rest)
+    fit, do = "fits" if len(fits) == 1 else "fit", "does" if len(rest) == 1 else "do"
+    fitting = ", ".join(dict.fromkeys(shown[i] for i in fits))
+    return f"{fitting} {fit}, {', '.join(others)} {do} not"
+
+
+# ---- notes --------------------------------------------------------------------------------------
+# The notes of a fault: facts that explain it, one sentence each, and what limits left out.
+
+
+OTHER_PINS = 3
+"""Pins without a label that a note names. It counts the rest."""
+
+
+def notes(fault: Fault, node: Node) -> Iterator[str]:
+    """The facts that explain a fault.
+
+    Arguments:
+      fault: the fault.
+      node: the node at which it shows.
+    """
+    here, axis = users_span(node), fault.axis
+    if here != node.span and node.span is not None:
+        inside = source_text(node.span) or node.name
+        yield f"inside the call it is `{inside}` at {place(node.span)}"
+    for c in fault.pins:
+        if c.site and c.site.is_input:
+            name, atom = fault.names.site(c.site), decode(c.code)
+            by = "by in_types or by the sharding it arrives with"
+            yield f"input {name} is pinned {atom!r} on `{axis}` {by}"
+        elif c.site and c.site.span and c.site.span == here:
+            yield f"line {c.site.span.line} also pins {fault.pin_text(c, node)}"
+    others = other_pins(fault)
+    if others:
+        more = [more_text(len(others) - OTHER_PINS, "pin")] if len(others) > OTHER_PINS else []
+        each = " each" if len(others) > 1 else ""
+        yield f"{' and '.join([*others[:OTHER_PINS], *more])}{each} alone would end here, too"
+    through = [users_span(c.node) for c in fault.found.equations if c.node and c.node is not node]
+    lines = [
+        s for s in through if s and (here is None or (s.file, s.line) != (here.file, here.line))
+    ]
+    if lines:
+        yield f"the pinned types flow here through {_lines(lines, here)}"
+    yield from budget_notes(fault)
+    policy = blamed(fault.request, fault.found)
+    if policy:
+        at = users_span(policy.node) if policy.node else None
+        where = "here" if at is None or at == here else f"at {_lines([at], here)}"
+        scope = "" if policy.origin == "program" else f" on `{axis}`"
+        yield f'boxing is "{policy.policy}"{scope}, so {_FORBIDS[policy.policy]} {where}'
+
+
+_FORBIDS: Mapping[str, str] = {
+    "explicit": "no operand may be resharded",
+    "reduce": "only partial values may be converted",
+}
+
+
+def budget_notes(fault: Fault) -> Iterator[str]:
+    """The budgets that are to blame."""
+    numbers = fault.found.budgets
+    for number in numbers:
+        yield f"the budget: {fault.request.budgets[number]}"
+    if len(numbers) > 1:
+        yield "a larger size was looked for in the first of these budgets only"
+
+
+def limit_notes(fault: Fault, found: FoundHelps, rows: int = 0) -> Iterator[str]:
+    """What limits left out of a diagnosis, and which program its helps are priced on.
+
+    Arguments:
+      fault: the fault.
+      found: its helps.
+      rows: the number of rows of the rule that come as near as the shown ones.
+    """
+    diagnosis = fault.diagnosis
+    if not fault.found.minimal:
+        yield "the solver reached its resource limit; fewer constraints may be to blame"
+    if rows > 0:
+        yield f"not shown: {more_text(rows, 'row')} of the rule as near as these"
+    yield from left_out(found.unshown, found.untried)
+    if found.helps and diagnosis.reuse_left_out:
+        size = f"the program has {diagnosis.request.size:,} operations"
+        yield f"{size}, so helps are priced without reuse of forward conversions"
+    if len(diagnosis.groups) > 1 and any(not h.clears_all_errors for h in found.helps):
+        yield "the prices of helps assume that all other errors are mended"
+    untold = len(diagnosis.groups) - diagnosis.shown
+    if untold > 0:
+        least = "" if diagnosis.complete else "at least "
+        yield f"not shown: {least}{more_text(untold, 'error')}"
+
+
+def other_pins(fault: Fault) -> list[str]:
+    """Pins that have no label. Each of them leads to the same fault without the labelled pins."""
+    labelled = {c.name for c in fault.pins}
+    others = {
+        c.name: c
+        for found in fault.findings[1:]
+        if found.mesh_axis == fault.axis and len(found.pins) == 1
+        for c in found.pins
+        if c.name not in labelled
+    }
+    return [
+        f"{fault.names.site(c.site)} as {asked_text(c.site, c.code)}"
+        + (f" at line {c.site.span.line}" if c.site.span else "")
+        for c in others.values()
+        if c.site
+    ]
+
+
+def _lines(spans: Sequence[Span], here: Span | None) -> str:
+    """Lines by number, those of another file with its name."""
+    near = sorted({s.line for s in spans if here is None or s.file == here.file})
+    far = sorted({place(s) for s in spans if here is not None and s.file != here.file})
+    texts = [f"line{'s' * (len(near) > 1)} {', '.join(map(str, near))}"] if near else []
+    texts += [", ".join(far[:4]) + (" .." if len(far) > 4 else "")] if far else []
+    return " and ".join(texts)
+
+
+# ---- diagnostics --------------------------------------------------------------------------------
+
 
 LIMITS = DiagnosisLimits()
 
@@ -56,7 +351,7 @@ def explain(request: Request, *, limits: DiagnosisLimits = LIMITS) -> tuple[Diag
     """
     reuse = request.size <= limits.reused
     request = dataclasses.replace(request, memory_limit=None, donated=(), reuse=reuse)
-    found, names = _diagnosis(request, limits), Names.of(request.graph)
+    found, names = _diagnosis(request, limits), Names(request.graph)
     shown = found.groups[: limits.faults]
     diagnostics = [diagnostic(Fault(found, group, names)) for group in shown]
     if found.last.status == "unknown":
@@ -238,7 +533,7 @@ def returned(fault: Fault) -> Diagnostic:
     program returns a value, budgets do."""
     end, atoms = fault.found.sink[0], atoms_text(fault.found.made[0])
     operand = fault.request.graph.outputs[end.operand]
-    maker = fault.names.makers.get(operand) if isinstance(operand, int) else None
+    maker = fault.names.maker(operand)
     subject = fault.subject(maker) if maker else f"`{fault.names.value(operand) or 'a result'}`"
     pins = [
         f"input {fault.names.site(c.site)} is pinned {decode(c.code)!r}"

@@ -14,9 +14,10 @@ from sbp.annotations import Pin
 from sbp.errors import Edit, OptionEdit, SourceEdit
 from sbp.explain.change import Change, Fault
 from sbp.explain.edits import Wanted, pinned_value, set_pins, site_in, wanted_codes
-from sbp.explain.insertions import states_of
 from sbp.explain.names import Names, behind_vmap, pinned_text
-from sbp.infer.constraints import Constraint, PinSite, pin_sites
+from sbp.infer.constraints import Constraint, PinSite, System, pin_sites
+from sbp.infer.flow import End
+from sbp.infer.literals import state_literal
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.layout import padded
@@ -359,6 +360,21 @@ def _overlap(edits: tuple[Edit, ...]) -> bool:
     )
 
 
+def states_of(system: System, end: End, code: Code) -> tuple[str, ...]:
+    """The literals of the states in which an end has a code.
+
+    Arguments:
+      system: the constraints of a mesh axis.
+      end: the end of a value.
+      code: the code.
+    """
+    return tuple(
+        state_literal(end.variable, i)
+        for i, s in enumerate(system.variables[end.variable].states)
+        if s[end.column] == code
+    )
+
+
 def place_of(site: PinSite) -> str:
     """The place of a pin in its program."""
     if site.span:
@@ -382,7 +398,7 @@ def dropped(
       position: of the mesh axis on which they are dropped; None for all.
       where: their place; empty for line numbers.
     """
-    names, axes, texts = Names.of(request.graph), request.mesh.names, list[str]()
+    names, axes, texts = Names(request.graph), request.mesh.names, list[str]()
     for site in sites:
         at, kept = where or place_of(site), carried_text(request, site)
         if position is not None:
@@ -409,7 +425,7 @@ def repinned(request: Request, site: PinSite, codes: tuple[Code | None, ...]) ->
       site: the pin.
       codes: for each mesh axis what it asks; None leaves the axis free.
     """
-    asked, name = pinned_text(site, request.mesh, codes), Names.of(request.graph).site(site)
+    asked, name = pinned_text(site, request.mesh, codes), Names(request.graph).site(site)
     wanted = {k: c for k, c in enumerate(codes) if c != site.codes[k]}
     return Change(
         text=f"pin {name} to {asked} {place_of(site)}",

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import Any
 
-from sbp.explain.conversions import Alternative, ExplainedConversion
 from sbp.explain.difference import (
     ComparedPlan,
     Difference,
@@ -20,7 +19,7 @@ from sbp.explain.difference import (
 )
 from sbp.explain.origins import Link, Partner, without_passing
 from sbp.explain.subjects import AxisRow, SourcePlace, Subject
-from sbp.explain.why import AxisStory, Why
+from sbp.explain.why import Alternative, AxisStory, ExplainedConversion, Why
 from sbp.infer.space import decode
 from sbp.limits import Policy, policies_text
 from sbp.machine.hardware import Network

@@ -12,8 +12,7 @@ from typing import Any
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import position_text
-from sbp.explain.origins import Origins
-from sbp.explain.reasons import ConversionReason, Reasons
+from sbp.explain.origins import ConversionReason, Origins, Reasons
 from sbp.explain.subjects import AtomChange, SourcePlace
 from sbp.infer.space import Codes, local_shape, to_type
 from sbp.plan.ir import Apply, Block, Loop, Register, Source, walk

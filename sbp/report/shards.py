@@ -179,7 +179,7 @@ def shards_of(program: Program, name: str | int, output_names: tuple[str, ...]) 
     Raises:
       SbpError: `bad-argument` when nothing has that name, with the nearest names.
     """
-    subject = Subjects.of(program.graph, output_names).find(name).subject
+    subject = Subjects.of(program.graph, output_names).find(name)[-1]
     sources = _sources(program, subject)
     if not sources:
         raise SbpError(f"the plan does not make `{subject.label}`: its uses need no value of it")

@@ -8,9 +8,9 @@ from typing import Any
 from sbp.annotations import annotate_p
 from sbp.errors import Span
 from sbp.errors import bytes_text as bytes_text
-from sbp.explain.conversions import Refusal
-from sbp.explain.reasons import ConversionNeed, ConversionReason, PartnerRows
+from sbp.explain.origins import ConversionNeed, ConversionReason, PartnerRows
 from sbp.explain.subjects import AxisRow, SourcePlace
+from sbp.explain.why import Refusal
 from sbp.infer.space import Code, decode
 from sbp.limits import boxing_text
 from sbp.plan.text import place

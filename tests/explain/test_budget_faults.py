@@ -8,7 +8,7 @@ from sbp.errors import SbpTypeError
 from sbp.explain import faults
 from sbp.explain.change import DiagnosisLimits, left_out
 from sbp.explain.faults import explain
-from sbp.explain.together import nearest_budget
+from sbp.explain.relaxations import nearest_budget
 from tests.edits import check_helps
 from tests.explain.budgeted import ACROSS, MESH, ROWS, SQUARE, W, X, crossed, loss
 

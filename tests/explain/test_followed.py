@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import sbp
 from sbp.errors import SourceEdit
 from sbp.explain.change import tried
-from sbp.explain.costly import following
 from sbp.explain.edits import drop_pins
 from sbp.explain.pin_changes import repinned
+from sbp.explain.relaxations import following
 from sbp.infer.constraints import pin_sites
 from sbp.infer.space import encode
 from sbp.plan.fit import best_program
@@ -59,7 +59,7 @@ def test_what_stays_costly_is_no_help(monkeypatch):
     without = best_program(drop_pins(request, site))
     assert without is not None
     assert [*following(request, site, without)]
-    monkeypatch.setattr("sbp.explain.costly.DEARER", 1e12)
+    monkeypatch.setattr("sbp.explain.relaxations.DEARER", 1e12)
     assert not [*following(request, site, without)]
 
 

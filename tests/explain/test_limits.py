@@ -12,7 +12,7 @@ from sbp.explain import change, helps
 from sbp.explain.change import Diagnosis, DiagnosisLimits, Fault, left_out
 from sbp.explain.faults import diagnostic, explain
 from sbp.explain.names import Names
-from sbp.explain.together import budget_help
+from sbp.explain.relaxations import budget_help
 from sbp.explain.why import WhyLimits, why
 from sbp.infer.check import Checker
 from sbp.report.answers import explanation
@@ -66,7 +66,7 @@ def test_a_core_that_is_not_minimal_says_so():
             groups=((blamed,),),
             last=blamed,
         )
-        d = diagnostic(Fault(found, (blamed,), Names.of(request.graph)))
+        d = diagnostic(Fault(found, (blamed,), Names(request.graph)))
         assert [n for n in d.notes if n == said] == [said] * count
 
 

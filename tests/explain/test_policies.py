@@ -10,7 +10,7 @@ import pytest
 import sbp
 from sbp.explain.change import DiagnosisLimits
 from sbp.explain.faults import explain
-from sbp.explain.insertions import axis_rows
+from sbp.explain.helps import axis_rows
 from sbp.infer.check import Checker
 from sbp.machine.mesh import mesh_spec
 from sbp.machine.table import HARDWARE

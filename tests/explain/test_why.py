@@ -100,7 +100,7 @@ def test_long_chains_end_where_they_come_from():
 
 def test_names_of_many_inputs():
     many = 20_000
-    names = Names.of(
+    names = Names(
         Graph(
             inputs=tuple(range(many)),
             outputs=(),

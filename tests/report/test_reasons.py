@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
-from sbp.explain.reasons import ConversionNeed, PartnerRows
+from sbp.explain.origins import ConversionNeed, PartnerRows
 from sbp.explain.subjects import AtomChange, ValueName
 from sbp.report.wording import full_need_text
 
