@@ -74,14 +74,10 @@ class Tried:
 
     Arguments:
       accepted: those that give a plan.
-      seen: how many texts were looked at.
-      plans: how many plans were made.
       untried: how many changes a limit left out.
     """
 
     accepted: tuple[Accepted, ...] = ()
-    seen: int = 0
-    plans: int = 0
     untried: int = 0
 
 
@@ -121,7 +117,7 @@ def tried(
         program = (plan or best_program)(changed)
         if program is not None:
             accepted.append(Accepted(one, program))
-    return Tried(tuple(accepted), len(seen), made, len(untried))
+    return Tried(tuple(accepted), len(untried))
 
 
 def _replaces(accepted: Change, other: Change) -> bool:
@@ -249,8 +245,6 @@ class Diagnosis:
         The others end in the same place: with other pins, or on another mesh axis.
       last: the last answer of the checker.
       complete: whether the search ended because nothing more was found, and not at its limit.
-      reuse_left_out: whether plans could reuse forward conversions in the backward pass, but are
-        made without that to save time.
     """
 
     request: Request
@@ -259,7 +253,6 @@ class Diagnosis:
     groups: tuple[tuple[CheckResult, ...], ...]
     last: CheckResult
     complete: bool = True
-    reuse_left_out: bool = False
     under_policies: dict[str, Program | None] = field(default_factory=dict)
     answers: dict[Any, bool] = field(default_factory=dict)
 
@@ -402,7 +395,7 @@ class Fault:
             if operand is None or c.operand == operand
         )
 
-    def pin_text(self, pin: Constraint, node: Node | None) -> str:
+    def pin_text(self, pin: Constraint, node: Node) -> str:
         """The atom that a pin asks, and the role of a split dim in the node."""
         assert pin.site is not None
         asked = asked_text(pin.site, pin.code)
@@ -413,19 +406,16 @@ class Fault:
             text += " under vmap" if behind != 0 else ""
             sizes = "x".join(map(str, shape[behind or 0 :]))
             dim = f": dim {pin.code - 1 - (behind or 0)} of {sizes}"
-            role = self.role(pin, node) if node else ""
-            text += role or dim + (f" {BATCHED}" if behind is None else "")
+            text += self.role(pin, node) or dim + (f" {BATCHED}" if behind is None else "")
         return text
 
     def role(self, pin: Constraint, node: Node) -> str:
         """The role of a pinned dim in the contraction that reads it; empty for other nodes."""
-        numbers = node.params.get("dimension_numbers", ())
-        if not traits_of(node.op).contracts or len(numbers) != 2 or pin.site is None:
+        numbers, dim = node.params.get("dimension_numbers", ()), pin.code - 1
+        operands = [c.operand for c in self.found.sink if self.direct(node, pin, c.operand)]
+        if not traits_of(node.op).contracts or len(numbers) != 2 or not operands:
             return ""
-        contract, batch = numbers
-        for c in self.found.sink:
-            if self.direct(node, pin, c.operand):
-                if pin.code - 1 in contract[c.operand]:
-                    return ", the contracted dim"
-                return ", a batch dim" if pin.code - 1 in batch[c.operand] else ", not contracted"
-        return ""
+        contract, batch = (dims[operands[0]] for dims in numbers)
+        if dim in contract:
+            return ", the contracted dim"
+        return ", a batch dim" if dim in batch else ", not contracted"

@@ -171,52 +171,27 @@ class ValueDifference(NamedTuple):
     other: ComparedValue
 
 
-class TrafficEnd(NamedTuple):
-    """The maker or the reader of a value that is sent.
-
-    Attributes:
-      op: the operation; empty for an argument and for the end of a body or of the program.
-      text: the user's expression, or the name of an argument; empty where there is none.
-      gradient: whether it belongs to a backward pass.
-    """
-
-    op: str = ""
-    text: str = ""
-    gradient: bool = False
-
-
-class TrafficKey(NamedTuple):
-    """Collectives that two plans may have in common.
-
-    Attributes:
-      kind: the collective.
-      mesh_axes: names of its mesh axes.
-      change: the atoms before and after a conversion; of another collective, where it runs.
-      maker: the maker of the value, or the operation that sends.
-      reader: the reader of the value; None where an operation sends itself.
-      kernel: of an operation that sends itself, its kernel.
-    """
-
-    kind: str
-    mesh_axes: tuple[str, ...]
-    change: str
-    maker: TrafficEnd
-    reader: TrafficEnd | None
-    kernel: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficDifference:
     """Collectives that the plans do not have alike.
 
     Arguments:
-      key: which collectives.
-      made_at, read_at: the lines of the maker and of the reader; None where there is no node.
+      kind: the collective.
+      mesh_axes: names of its mesh axes.
+      change: the atoms before and after a conversion; of another collective, where it runs.
+      made: the operation that makes the value or that sends, with the user's expression; or the
+        name of an argument.
+      read: the operation that reads the value; empty where an operation sends itself.
+      made_at, read_at: the lines of these operations; None where there is none.
       runs: executions per call, in each plan.
       bytes_per_device: bytes that one device sends per call, in each plan.
     """
 
-    key: TrafficKey
+    kind: str
+    mesh_axes: tuple[str, ...]
+    change: str
+    made: str
+    read: str
     made_at: SourcePlace | None
     read_at: SourcePlace | None
     runs: tuple[int, int]
@@ -331,26 +306,34 @@ def _traffic(this: Program, other: Program) -> tuple[TrafficDifference, ...]:
             made_at, read_at = (n and SourcePlace.of(n) for n in (first.maker, first.reader))
             found.append(
                 TrafficDifference(
-                    key=key, made_at=made_at, read_at=read_at, runs=runs, bytes_per_device=sent
+                    kind=first.kind,
+                    mesh_axes=first.mesh_axes,
+                    change=first.change,
+                    made=key[3],
+                    read=key[4],
+                    made_at=made_at,
+                    read_at=read_at,
+                    runs=runs,
+                    bytes_per_device=sent,
                 )
             )
     return tuple(sorted(found, key=lambda d: -abs(d.bytes_more)))
 
 
-def _sends(program: Program) -> dict[TrafficKey, list[Send]]:
-    """The collectives of a plan by what they may have in common with another plan's."""
-    names, found = Names(program.graph), defaultdict[TrafficKey, list[Send]](list)
+def _sends(program: Program) -> dict[tuple[Any, ...], list[Send]]:
+    """The collectives of a plan by what they may have in common with another plan's: kind, mesh
+    axes, change, maker, reader, the passes of these two, and kernel."""
+    names, found = Names(program.graph), defaultdict[tuple[Any, ...], list[Send]](list)
     for s in sends(program):
-        maker, reader = _end(s.maker), None
-        if s.planned is not None:
-            maker = maker if s.maker else TrafficEnd(text=names.value(s.planned.box.source.value))
-            reader = _end(s.reader)
-        found[TrafficKey(s.kind, s.mesh_axes, s.change, maker, reader, s.kernel)].append(s)
+        value = names.value(s.planned.box.source.value) if s.planned else ""
+        made = _end(s.maker) or (f"`{value}`" if value else "an argument of a body")
+        read = (_end(s.reader) or "the end") if s.planned else ""
+        passes = [n.backward if n else None for n in (s.maker, s.reader)]
+        found[s.kind, s.mesh_axes, s.change, made, read, *passes, s.kernel].append(s)
     return found
 
 
-def _end(node: Node | None) -> TrafficEnd:
-    if node is None:
-        return TrafficEnd()
-    text = source_text(node.span, 44).replace("`", "'")
-    return TrafficEnd(op=node.name, text=text, gradient=node.backward)
+def _end(node: Node | None) -> str:
+    """An operation that makes or reads a value; empty for none."""
+    text = source_text(node.span, 44).replace("`", "'") if node else ""
+    return "" if node is None else f"{node.name} `{text}`" if text else node.name

@@ -27,17 +27,9 @@ from sbp.types import NdSbp
 # Where an annotation that a help adds to the source stands in the traced program.
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """New annotations in a program. All that follows reads what is annotated.
-
-    Arguments:
-      before: by node id, the values that are annotated before the node, in order.
-      after: the values that are annotated where they are made.
-    """
-
-    before: dict[int, dict[Operand, None]]
-    after: set[int]
+Placed = tuple[dict[int, dict[Operand, None]], set[int]]
+"""New annotations in a program: by node id, the values that are annotated before the node; and the
+values that are annotated where they are made. All that follows reads what is annotated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +54,7 @@ class Placement:
 
     def of(self, values: Iterable[Operand]) -> Placed:
         """The places of an annotation of some values that the line reads."""
-        placed = Placed(defaultdict(dict), set())
+        placed: Placed = defaultdict(dict), set()
         nodes = [n for n in self.graph.walk() if not n.in_gradient and self.frame(n) is not None]
         for value in values:
             reading = [n for n in nodes if value in n.inputs]
@@ -95,13 +87,13 @@ class Placement:
           reader: the position of the node that reads the value.
           operand: the value.
         """
-        maker = self.dataflow.maker(operand)
+        maker, (before, after) = self.dataflow.maker(operand), placed
         if self.inserts:
-            placed.before[self.start(siblings, reader, maker).id][operand] = None
+            before[self.start(siblings, reader, maker).id][operand] = None
         elif maker is not None and self.frame(maker) is not None and isinstance(operand, int):
-            placed.after.add(operand)
+            after.add(operand)
         else:
-            placed.before[siblings[reader].id][operand] = None
+            before[siblings[reader].id][operand] = None
 
     @property
     def inserts(self) -> bool:
@@ -255,13 +247,13 @@ def insert_pin(request: Request, placed: Placed, position: int, code: Code) -> R
       position: of the mesh axis.
       code: what they ask there.
     """
-    graph = request.graph
+    graph, (placed_before, placed_after) = request.graph, placed
     pin = Pin(NdSbp({request.mesh.names[position]: decode(code)}))
-    values = (*itertools.chain(*placed.before.values()), *placed.after)
+    values = (*itertools.chain(*placed_before.values()), *placed_after)
     if any(len(graph.aval(v).shape) < code for v in values):
         return None
-    before = {node: tuple((v, pin) for v in found) for node, found in placed.before.items()}
-    after = dict.fromkeys(placed.after, pin)
+    before = {node: tuple((v, pin) for v in found) for node, found in placed_before.items()}
+    after = dict.fromkeys(placed_after, pin)
     return replace(request, graph=rewrite(graph, before=before, after=after))
 
 
@@ -375,27 +367,19 @@ class Types:
     Arguments:
       program: the plan.
       asked: the program.
-      pinned: for each value that was pinned by the edit, the annotation's result and which
-          annotation it is, in program order.
+      pinned: for each value that was pinned by the edit, the annotation's result.
     """
 
     program: Program
     asked: Graph
-    pinned: Mapping[int, tuple[int, int]]
+    pinned: Mapping[Operand, int]
 
     @classmethod
     def of(cls, program: Program, asked: Graph) -> Types:
         """Collects the pins of a plan."""
-        pins = (
-            n
-            for n in program.graph.walk()
-            if n.op == annotate_p.name and n.outputs[0] not in asked.avals
-        )
-        found: dict[int, tuple[int, int]] = {}
-        for number, node in enumerate(pins):
-            if isinstance(value := node.inputs[0], int):
-                found.setdefault(value, (number, node.outputs[0]))
-        return cls(program, asked, found)
+        pins = (n for n in program.graph.walk() if n.op == annotate_p.name)
+        new = [n for n in pins if n.outputs[0] not in asked.avals]
+        return cls(program, asked, {n.inputs[0]: n.outputs[0] for n in reversed(new)})
 
     def type_of(self, subject: Subject) -> NdSbp:
         """The type of a subject. Values may be missing in the plan: a conversion that is not
@@ -403,10 +387,9 @@ class Types:
         if subject.kind == "output":
             return self.program.output_types[subject.position]
         typing, values = self.program.typing, set(subject.values)
-        if subject.kind == "made":
-            pinned = [self.pinned[v] for v in subject.values if v in self.pinned]
-            if pinned:
-                return typing.type_of(min(pinned)[1])
+        pinned = [self.pinned[v] for v in subject.values if v in self.pinned]
+        if subject.kind == "made" and pinned:
+            return typing.type_of(pinned[0])
         present = [v for v in subject.values if v in typing.values]
         if not present:  # the annotation was taken out: take its operand
             inputs = (

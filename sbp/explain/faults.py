@@ -12,10 +12,10 @@ from typing import Any
 
 from jax import lax
 
-from sbp.errors import Diagnostic, Help, Label, RuleRow, Span
+from sbp.errors import Diagnostic, Label, RuleRow, Span
 from sbp.explain.change import Diagnosis, DiagnosisLimits, Fault, left_out, more_text, tried
 from sbp.explain.edits import pinned_value
-from sbp.explain.helps import FoundHelps, axis_rows, blamed, helps_of
+from sbp.explain.helps import FoundHelps, blamed, helps_of
 from sbp.explain.names import Frames, Names, asked_text
 from sbp.explain.pin_changes import dropped
 from sbp.explain.relaxations import budget_help, impossible_budgets, no_typing_together
@@ -31,7 +31,6 @@ from sbp.plan.text import place
 from sbp.source.reader import called_name, scope_of, source_text, users_span
 from sbp.trace.collector import collecting_less
 from sbp.trace.graph import Node
-from sbp.trace.numbering import twins
 from sbp.types import P
 
 # ---- arrivals -----------------------------------------------------------------------------------
@@ -74,7 +73,8 @@ def arrives(fault: Fault, node: Node) -> str:
         text = f"{''.join(told)} on both sides"
     else:
         text = f"{', '.join(told)}: they cannot meet here"
-    text += ", in dims of the batched arrays" if node.is_batched else ""
+    is_split = any(c > 0 for codes in made.values() for c in codes)
+    text += ", in dims of the batched arrays" if node.is_batched and is_split else ""
     subject = "it" if len(told) == 1 else " or ".join(partial)
     return f"{text}; reduce {subject} first" if partial else text
 
@@ -163,7 +163,7 @@ def near_rows(fault: Fault, node: Node) -> list[RuleRow]:
     avals = [fault.request.graph.aval(o) for o in node.inputs]
     rules = {c.operand: c.convert.rules for f in fault.arriving for c in f.sink if c.convert}
     ranked: list[tuple[int, RuleRow]] = []
-    for row in axis_rows(fault.request, node, fault.position):
+    for row in fault.request.axis_rows(node, fault.position):
         codes = {i: encode(row.ins[i]) for i in made}
         fits = [
             i
@@ -290,7 +290,7 @@ def limit_notes(fault: Fault, found: FoundHelps, rows: int = 0) -> Iterator[str]
     if rows > 0:
         yield f"not shown: {more_text(rows, 'row')} of the rule as near as these"
     yield from left_out(found.unshown, found.untried)
-    if found.helps and diagnosis.reuse_left_out:
+    if found.helps and not diagnosis.request.reuse:
         size = f"the program has {diagnosis.request.size:,} operations"
         yield f"{size}, so helps are priced without reuse of forward conversions"
     if len(diagnosis.groups) > 1 and any(not h.clears_all_errors for h in found.helps):
@@ -404,7 +404,6 @@ def _diagnosis(request: Request, limits: DiagnosisLimits) -> Diagnosis:
         groups=tuple(map(tuple, same.values())),
         last=found,
         complete=stuck or found.status != "unsat",
-        reuse_left_out=not request.reuse and bool(twins(request.graph).again),
     )
 
 
@@ -444,20 +443,27 @@ def diagnostic(fault: Fault) -> Diagnostic:
     """The diagnostic of a fault."""
     if not fault.found.sink:
         return impossible(fault) if fault.found.pins else unpinned(fault)
-    node, limits = fault.found.sink[0].node, fault.diagnosis.limits
+    end, limits = fault.found.sink[0], fault.diagnosis.limits
+    # Policies do not apply where the program returns a value, budgets do.
+    node = end.node or fault.names.maker(fault.request.graph.outputs[end.operand])
     if node is None:
-        return returned(fault)
-    found, conflict = helps_of(fault, node), _is_conflict(fault, node)
-    if fault.found.sink[0].kind == "region":
-        (title, text), heading, near = region_words(fault, node), "", []
+        return unpinned(fault)
+    conflict, heading, near = end.node is not None and _is_conflict(fault, node), "", []
+    found = helps_of(fault, node) if end.node else FoundHelps()
+    subject = fault.subject(node) if end.node else f"{fault.subject(node)}, which is returned,"
+    if end.node is None:
+        title, text = subject, f"{atoms_text(fault.found.made[0])} here, and returned"
+    elif end.kind == "region":
+        title, text = region_words(fault, node)
     else:
         title, text = conflict_title(fault, node, conflict), arrives(fault, node)
         heading, near = rule(fault, node), near_rows(fault, node)
     code = "annotation-conflict" if conflict else "no-signature"
     if fault.found.budgets:
-        code, title = "budget", f"{fault.subject(node)} needs what a budget forbids"
+        code, title = "budget", f"{subject} needs what a budget forbids"
         # The least size of the first budget is the last help.
-        last = _budget_helps(fault)
+        least = budget_help(fault.request, fault.found.budgets[0], plans=limits.plans)
+        last = () if least is None else (least,)
         shown = found.helps[: limits.helps - len(last)]
         unshown = found.unshown + len(found.helps) - len(shown)
         found = dataclasses.replace(found, helps=(*shown, *last), unshown=unshown)
@@ -485,15 +491,15 @@ def _is_conflict(fault: Fault, node: Node) -> bool:
     return whole and not any(fault.direct(node, c) for c in pins)
 
 
-def _labels(fault: Fault, node: Node | None, text: str) -> tuple[Label, ...]:
+def _labels(fault: Fault, node: Node, text: str) -> tuple[Label, ...]:
     """The labels of a fault, at its line and at its pins.
 
     Arguments:
       fault: the fault.
-      node: the node at which it shows; None for none.
+      node: the node at which it shows.
       text: what the label at its line says.
     """
-    at = users_span(node) if node else None
+    at = users_span(node)
     labels = [Label(span=at, text=text, primary=True)] if at else []
     labels += [
         Label(span=c.site.span, text=fault.pin_text(c, node))
@@ -501,13 +507,6 @@ def _labels(fault: Fault, node: Node | None, text: str) -> tuple[Label, ...]:
         if c.site and c.site.span and c.site.span != at
     ]
     return tuple(labels)
-
-
-def _budget_helps(fault: Fault) -> tuple[Help, ...]:
-    """The least size of the first budget that is to blame; empty where none was found."""
-    plans = fault.diagnosis.limits.plans
-    found = budget_help(fault.request, fault.found.budgets[0], plans=plans)
-    return () if found is None else (found,)
 
 
 def conflict_title(fault: Fault, node: Node, conflict: bool) -> str:
@@ -528,34 +527,9 @@ def conflict_title(fault: Fault, node: Node, conflict: bool) -> str:
     return f"{' and '.join(pinned)} cannot meet in {fault.subject(node)}"
 
 
-def returned(fault: Fault) -> Diagnostic:
-    """The diagnostic of a result that a budget keeps from its type. Policies do not apply where the
-    program returns a value, budgets do."""
-    end, atoms = fault.found.sink[0], atoms_text(fault.found.made[0])
-    operand = fault.request.graph.outputs[end.operand]
-    maker = fault.names.maker(operand)
-    subject = fault.subject(maker) if maker else f"`{fault.names.value(operand) or 'a result'}`"
-    pins = [
-        f"input {fault.names.site(c.site)} is pinned {decode(c.code)!r}"
-        for c in fault.found.pins
-        if c.site and not c.site.span
-    ]
-    found = FoundHelps(helps=_budget_helps(fault))
-    return Diagnostic(
-        code="budget",
-        severity="error",
-        title=(
-            f"{subject}, which is returned, needs what a budget forbids on mesh axis `{fault.axis}`"
-        ),
-        labels=_labels(fault, maker, f"{atoms} here, and returned"),
-        notes=(*pins, *budget_notes(fault), *limit_notes(fault, found)),
-        helps=found.helps,
-        scope=scope_of(maker) if maker else "",
-    )
-
-
 def unpinned(fault: Fault) -> Diagnostic:
-    """The diagnostic of a fault for which no pin, policy or budget is to blame."""
+    """The diagnostic of a fault that shows at no operation, or for which nothing that the user asks
+    is to blame."""
     reasons = [c.because.text for c in fault.found.equations]
     more = len(reasons) - REASONS
     shown = [*reasons[:REASONS], *([f"and {more_text(more, 'constraint')}"] if more > 0 else [])]
@@ -564,9 +538,9 @@ def unpinned(fault: Fault) -> Diagnostic:
     return Diagnostic(
         code="no-typing",
         severity="error",
-        title=f"no types fit on mesh axis `{fault.axis}`, whatever is pinned",
+        title=f"no types fit on mesh axis `{fault.axis}`",
         labels=tuple(labels)[:REASONS],
-        notes=(*shown, *limit_notes(fault, FoundHelps())),
+        notes=(*shown, *budget_notes(fault), *limit_notes(fault, FoundHelps())),
     )
 
 

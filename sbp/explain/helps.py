@@ -36,7 +36,7 @@ from sbp.limits import (
 )
 from sbp.plan.fit import best_program
 from sbp.plan.program import Program
-from sbp.signatures import rule_for, traits_of
+from sbp.signatures import traits_of
 from sbp.source.editing import converted, loosened_policies, reads, under_policy
 from sbp.source.reader import SourceRead, first_argument, users_span
 from sbp.source.text import contains
@@ -44,24 +44,6 @@ from sbp.trace.graph import Graph, Node, Operand
 
 # ---- insertions ---------------------------------------------------------------------------------
 # Annotations of what the line of a fault reads.
-
-
-def axis_rows(request: Request, node: Node, position: int) -> Sequence[Any]:
-    """The rows of a node on one mesh axis that the policy there allows.
-
-    Arguments:
-      request: the program.
-      node: the node.
-      position: the position of the mesh axis.
-    """
-    if rule_for(node.op) is None:
-        return ()
-    ins = [request.graph.aval(o) for o in node.inputs]
-    outs = [request.graph.avals[o] for o in node.outputs]
-    communicates = request.rules(node).policies[position] == "auto"
-    table = request.caches.table(request.mesh, communicates=communicates)
-    n = request.mesh.sizes[position]
-    return table.axis_rows(node, ins, outs, n, node.id in request.rounding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +68,7 @@ class Insertions:
             yield from self.at_region()
             return
         if node.span == users_span(node):
-            rows = axis_rows(self.base, node, self.fault.position)
+            rows = self.base.axis_rows(node, self.fault.position)
             wanted = [wrong for wrong in map(self.misfits, rows) if wrong]
             least = min(map(len, wanted), default=0)  # no more annotations than it takes
             for wrong in wanted:
@@ -205,7 +187,7 @@ class Insertions:
         hidden = code > 0 and self.node.is_batched  # dims that the user does not see
         if reader is None or inline or hidden:
             return None
-        if read.variable and names.denotes(read.code, reader, value, line) is False:
+        if read.variable and names.is_other(read.code, reader, value, line):
             return None
         number = reader.inputs.index(value)
         values = {n.inputs[number]: n for n in readers if _traced(n) == _traced(reader)}
@@ -215,7 +197,7 @@ class Insertions:
         variables = (
             SourceRead(name)
             for name, o, node in named
-            if name.isidentifier() and names.denotes(name, node, o, line) is not False
+            if name.isidentifier() and not names.is_other(name, node, o, line)
         )
         every = tuple(dict.fromkeys((read, *variables)))
         edits = [converted(line, each, {axis: decode(code)}) for each in every]
@@ -296,12 +278,8 @@ def blamed(request: Request, fault: CheckResult) -> Blamed | None:
     return None
 
 
-class Looser(NamedTuple):
-    """A policy that allows more: in words, as edits, and as a change of a program."""
-
-    text: str
-    edits: tuple[Edit, ...]
-    change: Callable[[Request], Request]
+Looser = tuple[str, tuple[Edit, ...], Callable[[Request], Request]]
+"""A policy that allows more: in words, as edits, and as a change of a program."""
 
 
 def loosened(request: Request, found: Blamed, position: int) -> tuple[list[Looser], list[Looser]]:
@@ -326,7 +304,7 @@ def loosened(request: Request, found: Blamed, position: int) -> tuple[list[Loose
     if dtype and request.reduce_dtype is None:
         text = f"reduce_dtype=jnp.{dtype}, so that P(sum) passes the cast and is summed in {dtype}"
         edit = OptionEdit(option="reduce_dtype", value=dtype)
-        narrow.append(Looser(text, (edit,), functools.partial(replace, reduce_dtype=dtype)))
+        narrow.append((text, (edit,), functools.partial(replace, reduce_dtype=dtype)))
     names, own = request.mesh.names, request.axis_policies
     axis, line = names[position], users_span(found.node) if found.node else None
     for policy in POLICIES[: POLICIES.index(found.policy)][::-1]:
@@ -338,18 +316,18 @@ def loosened(request: Request, found: Blamed, position: int) -> tuple[list[Loose
                 per_axis = (*each[:position], policy, *each[position + 1 :])
             edit = OptionEdit(option="boxing", value=boxing_option(base, per_axis, names))
             change = functools.partial(replace, boxing=base, axis_policies=per_axis)
-            narrow.append(Looser(boxing_text(base, per_axis, names), (edit,), change))
+            narrow.append((boxing_text(base, per_axis, names), (edit,), change))
             continue
         region = under_policy(line, policy, axis) if line else None
         if region is not None and line is not None:
             text = f'put line {line.line} under sbp.policy("{policy}", "{axis}")'
             scope = functools.partial(_marked, region.runs, policy_mark(policy, axis))
-            narrow.append(Looser(text, region.edits, functools.partial(_rescoped, scope)))
+            narrow.append((text, region.edits, functools.partial(_rescoped, scope)))
         edits = _policy_edits(request.graph, found.policy, policy, axis)
         if edits:
             text = f'"{policy}" instead of "{found.policy}" on `{axis}` in every sbp.policy'
             scope = functools.partial(_loosened_scope, found.policy, policy, axis)
-            wide.append(Looser(text, edits, functools.partial(_rescoped, scope)))
+            wide.append((text, edits, functools.partial(_rescoped, scope)))
     return narrow, wide
 
 

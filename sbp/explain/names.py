@@ -29,102 +29,7 @@ from sbp.source.text import Position, position_at, span_of, within
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Constant, Graph, Node, Operand
 
-# ---- variables ----------------------------------------------------------------------------------
-# Whether a variable of the user's source is a value of the program, where a line reads it.
-
-
-SourcePosition = tuple[str, Position]
-"""A file and a place in it."""
-
-
-def source_position(span: Span) -> SourcePosition:
-    """Where a span stands, whichever function it belongs to."""
-    return span.file, position_at(span)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Denoted:
-    """A value that a variable may stand for.
-
-    Arguments:
-      maker: the node that makes it; None for an input of the program or of a body.
-      input_name: of an input of the program, its name; None for other values.
-      made: the places of all expressions of the user from which the program has operations.
-    """
-
-    maker: Node | None
-    input_name: str | None
-    made: frozenset[SourcePosition]
-
-
-def denotes(name: str, at: Span, frames: Sequence[Span], value: Denoted) -> bool | None:
-    """Whether a variable is a value where a line reads it; None where the source does not decide.
-
-    Arguments:
-      name: the variable.
-      at: the expression that reads it.
-      frames: the user's frames from `at` outwards, `at` or an expression around it first.
-      value: the value.
-    """
-    binding = binding_of(name, at)
-    if binding is None:
-        return None
-    if binding.span is not None:
-        if binding.name:
-            return denotes(binding.name, binding.span, frames, value)
-        return _is_made_by(binding, value)
-    if len(frames) < 2:
-        return _is_argument(name, value)
-    passed = _argument(name, binding, frames[1])
-    if passed is None:
-        return None
-    inside = span_of(passed, frames[1].file)
-    if isinstance(passed, ast.Name):
-        return denotes(passed.id, inside, frames[1:], value)
-    return _is_made_by(VariableBinding(span=inside), value)
-
-
-def _is_made_by(binding: VariableBinding, value: Denoted) -> bool | None:
-    """Whether an expression makes a value. An expression without operations hands on what it is
-    given, and an element of a result may be any of its parts."""
-    assert binding.span is not None
-    position = source_position(binding.span)
-    if value.maker is not None and position in map(source_position, value.maker.stack):
-        return True
-    return False if position in value.made else None
-
-
-def _is_argument(name: str, value: Denoted) -> bool | None:
-    """Whether an argument of the program is a value."""
-    if value.maker is not None:
-        # sbp itself pins an argument that does not divide, at no line of the user.
-        return False if value.maker.span is not None else None
-    if value.input_name is None:
-        return None
-    root = value.input_name.split("[")[0].split(".")[0]
-    return value.input_name == name if root == value.input_name or root != name else None
-
-
-def _argument(name: str, binding: VariableBinding, caller: Span) -> ast.expr | None:
-    """The argument that a call gives a parameter; None where the call does not show it.
-
-    Arguments:
-      name: the parameter.
-      binding: the parameter as its function has it.
-      caller: the call.
-    """
-    call = expression_at(caller)[0]
-    if not isinstance(call, ast.Call) or any(isinstance(a, ast.Starred) for a in call.args):
-        return None
-    called = call.func
-    if not isinstance(called, ast.Name) or called.id != binding.function:
-        return None
-    if 0 <= binding.position < len(call.args):
-        return call.args[binding.position]
-    return next((k.value for k in call.keywords if k.arg == name), None)
-
-
-# ---- names --------------------------------------------------------------------------------------
+# ---- dims of jax.vmap ---------------------------------------------------------------------------
 
 
 def behind_vmap(site: PinSite, code: Code) -> int | None:
@@ -177,6 +82,17 @@ def asked_text(site: PinSite, code: Code, seen: Code | None = None) -> str:
     return repr(decode(code - behind if code > 0 else code))
 
 
+# ---- names --------------------------------------------------------------------------------------
+
+
+SourcePosition = tuple[str, Position]
+"""A file and a place in it, whichever function it belongs to."""
+
+
+def _position(span: Span) -> SourcePosition:
+    return span.file, position_at(span)
+
+
 @dataclass(frozen=True)
 class Names:
     """The user's names of a program's values."""
@@ -197,15 +113,14 @@ class Names:
     def made(self) -> frozenset[SourcePosition]:
         """The places of all expressions of the user from which the program has operations."""
         spans = {span for node in self.graph.walk() for span in node.stack}
-        return frozenset(map(source_position, spans))
+        return frozenset(map(_position, spans))
 
     def maker(self, operand: Operand) -> Node | None:
         """The node that makes an operand; None for inputs and constants."""
         return self.dataflow.maker(operand)
 
-    def denotes(self, name: str, node: Node, value: Operand, at: Span | None = None) -> bool | None:
-        """Whether a variable that a node's line reads is a value; None where the source does not
-        decide.
+    def is_other(self, name: str, node: Node, value: Operand, at: Span | None = None) -> bool:
+        """Whether a variable that a node's line reads is surely another value.
 
         Arguments:
           name: the variable.
@@ -215,11 +130,40 @@ class Names:
         """
         line = at or node.span
         if isinstance(value, Constant) or line is None or line not in node.stack:
-            return None
-        is_input = value in self.inputs and bool(self.graph.input_names)
-        input_name = self.graph.input_names[self.inputs[value]] if is_input else None
-        one = Denoted(maker=self.maker(value), input_name=input_name, made=self.made)
-        return denotes(name, line, node.stack[node.stack.index(line) :], one)
+            return False
+        return self._is_other(name, line, node.stack[node.stack.index(line) :], value)
+
+    def _is_other(self, name: str, at: Span, frames: Sequence[Span], value: int) -> bool:
+        """The same of an expression that reads the variable. An expression without operations hands
+        on what it is given, and an element of a result may be any of its parts.
+
+        Arguments:
+          name: the variable.
+          at: the expression that reads it.
+          frames: the user's frames from `at` outwards, `at` or an expression around it first.
+          value: the value.
+        """
+        binding, maker = binding_of(name, at), self.maker(value)
+        if binding is None:
+            return False
+        made_at = binding.span
+        if made_at is not None and binding.name:
+            return self._is_other(binding.name, made_at, frames, value)
+        if made_at is None and len(frames) < 2:  # an argument of the program
+            if maker is not None:
+                # sbp itself pins an argument that does not divide, at no line of the user.
+                return maker.span is not None
+            root = self.value(value).split("[")[0].split(".")[0]
+            return root not in ("", name)
+        if made_at is None:
+            passed = _argument(name, binding, frames[1])
+            if passed is None:
+                return False
+            made_at = span_of(passed, frames[1].file)
+            if isinstance(passed, ast.Name):
+                return self._is_other(passed.id, made_at, frames[1:], value)
+        mine = map(_position, maker.stack if maker is not None else ())
+        return _position(made_at) in self.made.difference(mine)
 
     def value(self, operand: Operand) -> str:
         """The name of a value: the input's, or that of the variable to which its line assigns it;
@@ -253,7 +197,7 @@ class Names:
             if len(read.code) <= 40:
                 return SourceRead(read.code) if operand in self.inputs else read
         if name or maker is None or not (maker.span and node.span):
-            other = name.isidentifier() and self.denotes(name, node, operand) is False
+            other = name.isidentifier() and self.is_other(name, node, operand)
             return SourceRead(name) if name and len(name) <= 40 and not other else None
         expression = expression_at(maker.span)[0]  # `x.sum(1)` of `x.sum(1).astype(int)`
         if expression is None or not within(maker.span, node.span):
@@ -272,10 +216,11 @@ class Names:
         """
         assert node.span is not None
         part, value = parts[number], node.inputs[number]
-        if not isinstance(part, ast.Name) or self.denotes(part.id, node, value) is not False:
+        if not isinstance(part, ast.Name) or not self.is_other(part.id, node, value):
             return read_of(part, node.span.file)
-        names = (p.id for p in parts if isinstance(p, ast.Name))
-        return next((SourceRead(n) for n in names if self.denotes(n, node, value)), None)
+        names = {p.id for p in parts if isinstance(p, ast.Name)}
+        left = [name for name in names if not self.is_other(name, node, value)]
+        return SourceRead(left[0]) if len(left) == 1 else None
 
     def _einsum_operands(self, node: Node) -> list[ast.expr]:
         """The operands of an einsum of two, in the order of the node, which may have swapped them.
@@ -367,6 +312,25 @@ class Names:
         asked = call is not None and any(k.arg == "cotangent" for k in call.keywords)
         cotangent = asked and all(n.backward for n in site.nodes)
         return f"the cotangent of {name}" if cotangent else name
+
+
+def _argument(name: str, binding: VariableBinding, caller: Span) -> ast.expr | None:
+    """The argument that a call gives a parameter; None where the call does not show it.
+
+    Arguments:
+      name: the parameter.
+      binding: the parameter as its function has it.
+      caller: the call.
+    """
+    call = expression_at(caller)[0]
+    if not isinstance(call, ast.Call) or any(isinstance(a, ast.Starred) for a in call.args):
+        return None
+    called = call.func
+    if not isinstance(called, ast.Name) or called.id != binding.function:
+        return None
+    if 0 <= binding.position < len(call.args):
+        return call.args[binding.position]
+    return next((k.value for k in call.keywords if k.arg == name), None)
 
 
 def pinned_text(site: PinSite, mesh: MeshSpec, codes: tuple[Code | None, ...] | None = None) -> str:

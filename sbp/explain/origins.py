@@ -9,7 +9,8 @@ Reports and `plan.why` put both into words.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -21,7 +22,7 @@ from sbp.infer.pins import pinned_codes
 from sbp.infer.space import Code, decode, encode
 from sbp.infer.typing import Typing
 from sbp.plan.program import PlannedBox, Program
-from sbp.signatures import Op, Row, rule_for, traits_of
+from sbp.signatures import Row, rule_for, traits_of
 from sbp.source.reader import expression_at, source_text
 from sbp.trace.graph import Node, Operand
 from sbp.trace.regions import interface_of
@@ -109,26 +110,24 @@ Links = tuple[list[Link], Operand | None]
 """The links of one value, and the operand that its atom comes from."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Origins:
     """Follows atoms back through a typed program.
 
     Arguments:
       typing: the program with its types.
-      names: of the program's values.
       steps: the links of values that have been followed, by value and position of the mesh axis.
       lasts: the last links of their chains. Rows quote the origins of their other operands.
     """
 
     typing: Typing
-    names: Names
     steps: dict[tuple[int, int], Links] = field(default_factory=dict)
     lasts: dict[tuple[int, int], Link] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, typing: Typing) -> Origins:
-        """The origins of a typed program."""
-        return cls(typing, Names(typing.graph))
+    @functools.cached_property
+    def names(self) -> Names:
+        """The names of the program's values."""
+        return Names(self.typing.graph)
 
     def is_carry(self, operand: Operand) -> bool:
         """Whether a value is a loop's carry as its body reads it."""
@@ -456,12 +455,10 @@ class Reasons:
     Arguments:
       program: the plan.
       origins: of the program.
-      rows: rows of nodes that have been looked up, by node and position of the mesh axis.
     """
 
     program: Program
     origins: Origins
-    rows: dict[tuple[int, int], Sequence[Row] | None] = field(default_factory=dict)
 
     def of(self, planned: PlannedBox, change: AtomChange) -> ConversionReason:
         """Why a conversion stands where it does.
@@ -501,20 +498,9 @@ class Reasons:
         """
         # The rows of a barrier are about each of its operands.
         at, atom = 0 if node.is_barrier else number, decode(change.before)
-        return [row for row in self._rows(node, change.axis) or () if row.ins[at] == atom]
-
-    def _rows(self, node: Node, axis: int) -> Sequence[Row] | None:
-        """The rows of a node on a mesh axis; None for a node without a signature."""
-        key = node.id, axis
-        if key not in self.rows:
-            rule, graph = rule_for(node.op), self.program.graph
-            ins = tuple(graph.aval(o) for o in node.inputs)
-            outs = tuple(graph.avals[v] for v in node.outputs)
-            size = self.program.mesh.sizes[axis]
-            rounds = node.id in self.program.typing.graph_request.rounding
-            op = Op(node.op, node.params, ins, outs, size, rounds)
-            self.rows[key] = None if rule is None else rule.rows(op)
-        return self.rows[key]
+        request = self.program.typing.graph_request
+        rows = request.axis_rows(node, change.axis, communicates=True)
+        return [row for row in rows if row.ins[at] == atom]
 
     # ---- readers --------------------------------------------------------------------------------
 
@@ -561,7 +547,7 @@ class Reasons:
                 allowing=allowing(self.program.graph, reader) if rounds else None,
             )
 
-        if self._rows(reader, change.axis) is None:
+        if rule_for(reader.op) is None:
             return need("no signature")
         rows, traits = self.takes(reader, number, change), traits_of(reader.op)
         if not rows:

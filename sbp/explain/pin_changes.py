@@ -98,19 +98,14 @@ def _input_edits(request: Request, site: PinSite, edit: OptionEdit) -> tuple[Opt
       site: the pin of the input.
       edit: its new type.
     """
-    match request.demand.source(site.position):
-        case "in_types":
-            return (edit,)
-        case "keyword argument":
-            return ()
-        case "argument":
-            if any(c is not None and c < 0 for c in site.codes):
-                return ()
-            others = carried_inputs(request, site)
-            edits = [
-                OptionEdit(option="in_types", value=repr(t), position=i) for i, t in others.items()
-            ]
-            return tuple(sorted((*edits, edit), key=lambda e: e.position or 0))
+    source = request.demand.source(site.position)
+    if source == "in_types":
+        return (edit,)
+    if source == "keyword argument" or any(c is not None and c < 0 for c in site.codes):
+        return ()
+    others = carried_inputs(request, site).items()
+    edits = [OptionEdit(option="in_types", value=repr(t), position=i) for i, t in others]
+    return tuple(sorted((*edits, edit), key=lambda e: e.position or 0))
 
 
 def carried_inputs(request: Request, site: PinSite) -> dict[int, NdSbp]:
@@ -142,11 +137,8 @@ def carried_text(request: Request, *sites: PinSite) -> str:
       sites: the pins that are edited.
     """
     carried = {i for site in sites for i in carried_inputs(request, site)}
-    count = len(carried - {site.position for site in sites if site.is_input})
-    if not count:
-        return ""
-    types = "type of 1 other input" if count == 1 else f"types of {count} other inputs"
-    return f", and name the {types} there"
+    others = carried - {site.position for site in sites if site.is_input}
+    return ", and name the types of the other inputs there" if others else ""
 
 
 def _hidden_dims(site: PinSite, codes: tuple[Code | None, ...]) -> int | None:
@@ -174,12 +166,11 @@ def _part(request: Request, site: PinSite) -> Part:
     """The part of its annotation that a pin is: `annotate` may pin a result and its cotangent."""
     call, _ = expression_at(site.span)
     keywords = call.keywords if isinstance(call, ast.Call) else []
-    if not any(k.arg == "cotangent" for k in keywords):
+    is_cotangent = all(n.backward for n in site.nodes)
+    is_alone = sum(s.span == site.span for s in pin_sites(request)) == 1 and not is_cotangent
+    if is_alone or not any(k.arg == "cotangent" for k in keywords):
         return "whole"
-    others = [s for s in pin_sites(request) if s.span == site.span]
-    if len(others) == 1 and not all(n.backward for n in site.nodes):
-        return "whole"
-    return "cotangent" if all(n.backward for n in site.nodes) else "result"
+    return "cotangent" if is_cotangent else "result"
 
 
 # ---- changes ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from sbp.infer.choose import choose
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.request import Request
 from sbp.infer.space import Code, Codes, local_shape, to_type
-from sbp.limits import Budget, boxing_text
+from sbp.limits import MOST_BYTES, Budget, boxing_text
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.fit import best_program
 from sbp.plan.ir import Apply, Register
@@ -284,20 +284,18 @@ def nearest_budget(request: Request, number: int, *, plans: int) -> tuple[Budget
     Returns:
       None when the other budgets are impossible, too.
     """
-    budget, (*before, _) = request.budgets[number], request.budgets[: number + 1]
-    others = (*before, *request.budgets[number + 1 :])
-    best = best_program(replace(request, budgets=others))
-    for _ in range(plans if best is not None else 0):
-        assert best is not None
-        trial = largest(best, budget) - 1
-        if trial <= budget.above:
-            break
-        budgets = (*before, replace(budget, above=trial), *request.budgets[number + 1 :])
-        program = best_program(replace(request, budgets=budgets))
+    budget, above = request.budgets[number], float(MOST_BYTES)
+    found: Program | None = None
+    for _ in range(plans + 1):
+        budgets = list(request.budgets)
+        budgets[number] = replace(budget, above=above)
+        program = best_program(replace(request, budgets=tuple(budgets)))
         if program is None:
             break
-        best = program
-    return best and (replace(budget, above=largest(best, budget)), best)
+        found, above = program, largest(program, budget) - 1
+        if above <= budget.above:
+            break
+    return found and (replace(budget, above=above + 1), found)
 
 
 def largest(program: Program, budget: Budget) -> float:

@@ -29,7 +29,6 @@ from sbp.machine.mesh import MeshSpec
 from sbp.plan.fit import best_program, cheapest
 from sbp.plan.program import Cost, PlannedBox, Program
 from sbp.trace.graph import Node, Operand
-from sbp.trace.regions import bodies_of, interface_of
 from sbp.types import MONOIDS, NdSbp
 
 # ---- alternatives -------------------------------------------------------------------------------
@@ -152,16 +151,13 @@ def deferred(request: Request, group: Group, need: ConversionNeed) -> Program | 
         places = dict.fromkeys((n.id, number) for n, number in alike if number == need.number)
         held = [EndCondition(end="operand", at=at, codes=codes, differs=True) for at in places]
     elif need.is_read:
-        # A body that takes the operand as it is; of a slice, the type of one slice.
-        body, position = bodies_of(node, need.number)[0]
-        is_slice = interface_of(node).entries[need.number].kind == "slice"
-        codes = on_changed(tuple(c - 1 if is_slice and c > 0 else c for c in box.source.codes))
-        held = [EndCondition(end="made", at=(body.inputs[position],), codes=codes)]
+        at, codes = (node.id, need.number), on_changed(box.source.codes)
+        held = [EndCondition(end="operand", at=at, codes=codes)]
     else:
         at, codes = (node.id, need.region, need.number), on_changed(box.source.codes)
         held = [EndCondition(end="returned", at=at, codes=codes)]
     present = {n.id for n in request.graph.walk()}
-    if any(h.end != "made" and h.at[0] not in present for h in held):
+    if any(h.at[0] not in present for h in held):
         return Refusal("elsewhere", request)  # in the program since conversions were shared
     limit, choosing = request.memory_limit, functools.partial(choose_under, request, held)
     program = cheapest(choosing, request)
@@ -420,7 +416,7 @@ class _Inquiry:
     types: Types = field(init=False)
 
     def __post_init__(self) -> None:
-        self.origins = Origins.of(self.program.typing)
+        self.origins = Origins(self.program.typing)
         self.types = Types.of(self.program, self.request.graph)
 
     @property

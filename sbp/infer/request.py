@@ -31,7 +31,7 @@ from sbp.infer.together import reduced_together
 from sbp.infer.value_space import Spaces
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures import traits_of
+from sbp.signatures import Row, traits_of
 from sbp.signatures.region import REGION_OPS
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.types import MONOIDS, Unreduced
@@ -442,6 +442,25 @@ class Request:
             rows = self.table.rows_in(self.graph, node, self.native, self.rounding)
             self._rows[node.id] = rows
         return self._rows[node.id]
+
+    def axis_rows(
+        self, node: Node, position: int, *, communicates: bool | None = None
+    ) -> tuple[Row, ...]:
+        """The rows of a node on one mesh axis.
+
+        Arguments:
+          node: the node.
+          position: the position of the mesh axis.
+          communicates: whether kernels of the rows may communicate; None where the node's policy
+            allows it.
+        """
+        if communicates is None:
+            communicates = self.rules(node).policies[position] == "auto"
+        ins = [self.graph.aval(o) for o in node.inputs]
+        outs = [self.graph.avals[o] for o in node.outputs]
+        table = self.caches.table(self.mesh, communicates=communicates)
+        size, rounds = self.mesh.sizes[position], node.id in self.rounding
+        return table.axis_rows(node, ins, outs, size, rounds)
 
     @functools.cached_property
     def _rows(self) -> dict[int, tuple[NdRow, ...]]:

@@ -13,7 +13,6 @@ from sbp.explain.difference import (
     Difference,
     Setting,
     TrafficDifference,
-    TrafficEnd,
     ValueDifference,
     compare,
 )
@@ -513,9 +512,9 @@ def _sent(found: Sequence[TrafficDifference]) -> Table:
 
     rows = (
         (
-            d.key.kind,
-            ", ".join(d.key.mesh_axes),
-            d.key.change,
+            d.kind,
+            ", ".join(d.mesh_axes),
+            d.change,
             *map(sent, d.runs, d.bytes_per_device),
         )
         for d in found
@@ -532,16 +531,8 @@ def _sent(found: Sequence[TrafficDifference]) -> Table:
 
 def _ends(one: TrafficDifference) -> str:
     """The maker and the reader of a value that is sent."""
-    key = one.key
-    made = f"{_end(key.maker, 'an argument of a body')}{_at(one.made_at)}"
-    read = f", for {_end(key.reader, 'the end')}{_at(one.read_at)}" if key.reader else ""
-    return made + read
-
-
-def _end(end: TrafficEnd, otherwise: str) -> str:
-    if not end.op:
-        return f"`{end.text}`" if end.text else otherwise
-    return f"{end.op} `{end.text}`" if end.text else end.op
+    read = f", for {one.read}{_at(one.read_at)}" if one.read else ""
+    return f"{one.made}{_at(one.made_at)}{read}"
 
 
 def _at(at: SourcePlace | None) -> str:

@@ -241,7 +241,7 @@ def collectives(program: Program, output_names: tuple[str, ...] = ()) -> list[Co
       program: the plan.
       output_names: names of the results.
     """
-    reasons = Reasons(program, Origins.of(program.typing))
+    reasons = Reasons(program, Origins(program.typing))
     groups = defaultdict[Hashable, list[Collective]](list)
     for send in sends(program):
         if send.planned is None or send.step is None:

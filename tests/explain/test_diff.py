@@ -81,8 +81,8 @@ def test_it_is_antisymmetric():
     assert {(d.name, d.this, d.other) for d in there.values} == {
         (d.name, d.other, d.this) for d in back.values
     }
-    sent = [(d.key, d.runs[::-1], d.bytes_per_device[::-1]) for d in there.sent]
-    assert set(sent) == {(d.key, d.runs, d.bytes_per_device) for d in back.sent}
+    sent = [(d.made, d.read, d.runs[::-1], d.bytes_per_device[::-1]) for d in there.sent]
+    assert set(sent) == {(d.made, d.read, d.runs, d.bytes_per_device) for d in back.sent}
 
 
 # ---- matching -----------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def met_inside(x, w):
         (
             pinned_outside,
             (
-                "jnp.tanh(row) is S(2), w is S(1): they cannot meet here, in dims of the batched arrays",
+                "jnp.tanh(row) is S(2), w is S(1): they cannot meet here, in dims of the",
                 "x is S(2) on `d`: dim 2 of 8x16x16",
                 "w is S(1) on `d`, not contracted",
             ),
