@@ -7,7 +7,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from sbp.errors import Edit, Help, Label
 from sbp.explain.edits import pinned_value
@@ -61,11 +61,8 @@ class Change:
         return priced(text, self.edits, program, clears_all_errors=clears_all_errors)
 
 
-class Accepted(NamedTuple):
-    """A change with the plan after it."""
-
-    change: Change
-    program: Program
+Accepted = tuple[Change, Program]
+"""A change with the plan after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,7 @@ def tried(
     accepted: list[Accepted] = []
     seen, untried, made = set[str](), set[str](), 0
     for one in changes:
-        if one.text in seen or any(_replaces(a.change, one) for a in accepted):
+        if one.text in seen or any(_replaces(a, one) for a, _ in accepted):
             continue
         most = enough if accepted and enough is not None else plans
         if made >= most or len(accepted) == helps:
@@ -116,7 +113,7 @@ def tried(
         made += 1
         program = (plan or best_program)(changed)
         if program is not None:
-            accepted.append(Accepted(one, program))
+            accepted.append((one, program))
     return Tried(tuple(accepted), len(untried))
 
 
@@ -260,11 +257,6 @@ class Diagnosis:
     def large(self) -> bool:
         """Whether few plans are made."""
         return self.request.size > self.limits.large
-
-    @property
-    def shown(self) -> int:
-        """The number of faults that are shown."""
-        return min(len(self.groups), self.limits.faults)
 
     def may_hold(
         self, mesh_axis: str, without: Set[tuple[str, str]], assumed: Iterable[tuple[str, ...]]

@@ -68,7 +68,7 @@ class Placement:
                 for n in nodes
                 if (n.op, len(n.inputs), n.stack[: depth + 1])
                 == (first.op, len(first.inputs), path)
-                and not self.made_by(n.inputs[number], path[-1])
+                and path[-1] not in self.stack(n.inputs[number])
             }
             for graph in self.graph.graphs():
                 for k, node in enumerate(graph.nodes):
@@ -95,6 +95,11 @@ class Placement:
         else:
             before[siblings[reader].id][operand] = None
 
+    def stack(self, operand: Operand) -> tuple[Span, ...]:
+        """The frames of the node that makes an operand."""
+        maker = self.dataflow.maker(operand)
+        return maker.stack if maker is not None else ()
+
     @property
     def inserts(self) -> bool:
         """Whether the edit is a statement before the line."""
@@ -111,11 +116,6 @@ class Placement:
             and (s.line, s.column) >= (start.line, start.column)
         )
         return next(found, None)
-
-    def made_by(self, operand: Operand, expression: Span) -> bool:
-        """Whether an expression makes an operand that it reads itself."""
-        maker = self.dataflow.maker(operand)
-        return maker is not None and expression in maker.stack
 
     def start(self, siblings: tuple[Node, ...], reader: int, maker: Node | None) -> Node:
         """The first node of the statement that a node belongs to, after what makes the value.

@@ -295,7 +295,7 @@ def limit_notes(fault: Fault, found: FoundHelps, rows: int = 0) -> Iterator[str]
         yield f"{size}, so helps are priced without reuse of forward conversions"
     if len(diagnosis.groups) > 1 and any(not h.clears_all_errors for h in found.helps):
         yield "the prices of helps assume that all other errors are mended"
-    untold = len(diagnosis.groups) - diagnosis.shown
+    untold = len(diagnosis.groups) - diagnosis.limits.faults
     if untold > 0:
         least = "" if diagnosis.complete else "at least "
         yield f"not shown: {least}{more_text(untold, 'error')}"

@@ -478,7 +478,7 @@ def helps_of(fault: Fault, node: Node) -> FoundHelps:
     and a change of the annotations are not both tried where the first of them gives a typing."""
     diagnosis = fault.diagnosis
     size, limits = diagnosis.request.size, diagnosis.limits
-    enough, most = limits.plans_of(size, diagnosis.shown)
+    enough, most = limits.plans_of(size, min(len(diagnosis.groups), limits.faults))
     base, gone = _base(fault)
     pins = PinChanges(fault, base, node)
 

@@ -394,7 +394,6 @@ class ConversionNeed:
       region: number of the body that returns the value.
       row: the chosen row of the reader.
       partners: of the kind "partners".
-      result: the code of the reader's result from the partial value; None where no row takes it.
       blocker: of a carry, the first node that reads it and has no row for the partial value.
       donor: of a donated output, the input.
       allowing: of the kind "rounding", the `reduce_dtype` with which the sum may come after the
@@ -409,7 +408,6 @@ class ConversionNeed:
     region: int = -1
     row: AxisRow | None = None
     partners: PartnerRows | None = None
-    result: Code | None = None
     blocker: Node | None = None
     donor: ValueName | None = None
     allowing: str | None = None
@@ -532,9 +530,7 @@ class Reasons:
           change: the change on one mesh axis.
         """
 
-        def need(
-            kind: NeedKind, row: Row | None = None, beside: PartnerRows | None = None
-        ) -> ConversionNeed:
+        def need(kind: NeedKind, beside: PartnerRows | None = None) -> ConversionNeed:
             rounds = kind == "rounding" and decode(change.before) == P
             return ConversionNeed(
                 kind=kind,
@@ -543,7 +539,6 @@ class Reasons:
                 number=number,
                 row=self.chosen_row(reader, change.axis),
                 partners=beside,
-                result=encode(row.outs[0]) if row is not None and row.outs else None,
                 allowing=allowing(self.program.graph, reader) if rounds else None,
             )
 
@@ -565,13 +560,13 @@ class Reasons:
                 row.ins[i] == decode(code) or (code == 0 and not isinstance(row.ins[i], Split))
                 for i, code in made.items()
             ):
-                return need("choice", row)
+                return need("choice")
         beside = PartnerRows(
             names=tuple(self.origins.operand(reader, i) for i in made),
             atoms=tuple(made.values()),
             rows=tuple(tuple(encode(row.ins[i]) for i in made) for row in rows),
         )
-        return need("partners", rows[0], beside)
+        return need("partners", beside)
 
     # ---- results --------------------------------------------------------------------------------
 

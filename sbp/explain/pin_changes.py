@@ -260,10 +260,7 @@ class PinChanges:
 
     def words(self, pin: Constraint, site: PinSite, code: Code) -> str:
         """A change of a pin in words."""
-        names, axis, where = self.fault.names, self.fault.axis, self.where(site)
-        subject = names.site(site)
-        if sum(names.site(c.site) == subject for c in self.twins(site) if c.site) > 1:
-            subject = f"the value of `{source_text(site.span)}`"
+        subject, axis, where = self.fault.names.site(site), self.fault.axis, self.where(site)
         if code > 0:
             dim = code - 1 - (behind_vmap(site, pin.code) or 0)
             return f"split {subject} on dim {dim} {where}"
@@ -303,26 +300,17 @@ class PinChanges:
             and s.codes == site.codes
         ]
 
-    def twins(self, site: PinSite) -> list[Constraint]:
-        """The fault's pins on the line of one of them."""
-        lines = [(c, c.site.span) for c in self.fault.found.pins if c.site]
-        return [
-            c
-            for c, span in lines
-            if span and site.span and (span.file, span.line) == (site.span.file, site.span.line)
-        ]
-
     def where(self, site: PinSite) -> str:
-        """The place of a pin, with its file when that is another one."""
-        line, texts = (
-            users_span(self.node),
-            [source_text(c.site.span) for c in self.twins(site) if c.site],
-        )
+        """The place of a pin: with its file when that is another one, and with its column when the
+        line has several of the fault's pins."""
         if site.span is None:
             return place_of(site)
-        column = f", column {site.span.column}" if len(set(texts)) < len(texts) else ""
-        here = line is None or line.file == site.span.file
-        return (place_of(site) if here else f"at {place(site.span)}") + column
+        line, lines = users_span(self.node), [c.site.span for c in self.fault.found.pins if c.site]
+        here = (site.span.file, site.span.line)
+        several = sum((s.file, s.line) == here for s in lines if s) > 1
+        column = f", column {site.span.column}" if several else ""
+        is_near = line is None or line.file == site.span.file
+        return (place_of(site) if is_near else f"at {place(site.span)}") + column
 
     def pairs(self) -> Iterator[Change]:
         """The changes of two pins, for faults that no change of one pin mends: those to two splits

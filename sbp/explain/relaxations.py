@@ -360,35 +360,25 @@ FILLS = 0.001
 def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
     """Says that no plan fits the memory limit, what is largest in the one of least memory, and
     which split would make it smaller."""
-    names, mesh, graph, peak = (
-        Names(least.graph),
-        least.mesh,
-        least.typing.graph,
-        least.cost.peak_memory_bytes,
-    )
+    names, mesh, graph = Names(least.graph), least.mesh, least.typing.graph
+    peak = least.cost.peak_memory_bytes
     returned = (s for s in least.block.outputs if isinstance(s, Register))
     live = {*least.block.inputs, *least.fullest, *returned}
     held = {(r.value, r.codes) for r in live if r.value in least.graph.avals}
-    alike: dict[str, list[tuple[int, Codes]]] = {}
-    for value, codes in sorted(held, key=lambda r: (-_size(graph, mesh, *r), r)):
-        text = _held_text(names, least, value, codes)
-        fills = _size(graph, mesh, value, codes) >= FILLS * peak
-        if text in alike or (fills and len(alike) < SHOWN_HELD):
-            alike.setdefault(text, []).append((value, codes))
-    notes = [
-        f"{text}; there are {len(at)} such values" if len(at) > 1 else text
-        for text, at in alike.items()
-    ]
-    rest = held.difference(*alike.values())
-    if rest:
-        size = bytes_text(sum(_size(graph, mesh, *r) for r in rest))
-        notes.append(f"{more_text(len(rest), 'value')}: {size} per device in all")
-    labels = dict[Span, Label]()
-    for value, codes in (at[0] for at in alike.values()):
-        span = _line(names, value)
+    ranked = sorted((-_size(graph, mesh, *one), one) for one in held)
+    notes, rest, labels = dict[str, None](), list[float](), dict[Span, Label]()
+    for size, (value, codes) in ranked:
+        text, span = _held_text(names, least, value, codes), _line(names, value)
+        if text in notes or -size < FILLS * peak or len(notes) == SHOWN_HELD:
+            rest.append(-size)
+            continue
+        notes[text] = None
         if span and span not in labels:
-            size = f"{bytes_text(_size(graph, mesh, value, codes))} per device"
-            labels[span] = Label(span=span, text=size, primary=not labels)
+            label = f"{bytes_text(-size)} per device"
+            labels[span] = Label(span=span, text=label, primary=not labels)
+    if rest:
+        size = bytes_text(sum(rest))
+        notes[f"{more_text(len(rest), 'value')}: {size} per device in all"] = None
     helps, pins, limited = _freed_pins(least)
     pinned = (
         Label(span=s.span, text=f"{names.site(s)} is pinned {pinned_text(s, mesh)}")

@@ -337,19 +337,13 @@ def _labels(at: Span, makers: dict[Any, Node]) -> dict[Any, str]:
     variable."""
     text, targets = source_text(at, 44), names_at(at)
     labels = {key: text or node.name for key, node in makers.items()}
-    forward, backward = (
-        [k for k in makers if not makers[k].in_gradient],
-        [k for k in makers if makers[k].in_gradient],
-    )
-    transformed = _transformed(at)
+    forward = [k for k in makers if not makers[k].in_gradient]
+    backward = [k for k in makers if makers[k].in_gradient]
+    transformed, is_one = _transformed(at), [len(t) for t in targets] == [1]
     if transformed:
         groups = [backward] if transformed == "grad" else [forward[-1:], backward]
     else:
-        groups = (
-            [forward[-1:]]
-            if len(targets) == 1 and len(targets[0]) == 1
-            else _results(forward, makers, targets)
-        )
+        groups = [forward[-1:]] if is_one else _results(forward, makers, targets)
     for names, group in zip(targets, groups, strict=False):
         for number, key in enumerate(group if names else ()):
             labels[key] = names[number] if len(names) == len(group) else names[0]

@@ -68,27 +68,6 @@ class Alternative:
     cost: Cost | None = None
     refusal: Refusal | None = None
 
-    @classmethod
-    def of(
-        cls,
-        found: Program | Refusal,
-        request: Request,
-        subject: Subject,
-        wanted: tuple[tuple[str, str], ...] = (),
-    ) -> Alternative:
-        """The plan of a changed program, for one value.
-
-        Arguments:
-          found: the plan, or why there is none.
-          request: the program before the change.
-          subject: the value.
-          wanted: the change.
-        """
-        if isinstance(found, Refusal):
-            return cls(wanted=wanted, refusal=found)
-        t = Types.of(found, request.graph).type_of(subject)
-        return cls(wanted=wanted, type=t, cost=found.cost)
-
     @property
     def change(self) -> str:
         """The change in the notation of types: `model:S(1)`; `model:?` for a dropped pin."""
@@ -130,31 +109,25 @@ def deferred(request: Request, group: Group, need: ConversionNeed) -> Program | 
         values = tuple(n.outputs[0] for s in sites for n in s.nodes)
         pinned = Subject(label="", kind="annotation", values=values)
         return planned(pin_subject(request, pinned, dict.fromkeys(axes)))
-    alike = [
-        (reader, number)
-        for one in group
-        for reader, number in one.readers()
-        if (reader.op, reader.span, reader.backward) == (node.op, node.span, node.backward)
-    ]
-    if need.kind in ("partners", "choice"):
-        assert need.result is not None
-        nodes = {reader.id for reader, _ in alike}
-        outputs = tuple(v for n in request.graph.walk() if n.id in nodes for v in n.outputs)
-        results = Subject(label="", kind="made", values=outputs)
-        return planned(pin_subject(request, results, {need.change.axis: need.result}))
 
     def on_changed(codes: Codes) -> tuple[Code | None, ...]:
         return tuple(c if k in before else None for k, c in enumerate(codes))
 
-    if need.kind == "row":
-        codes = on_changed(box.target.codes)
-        places = dict.fromkeys((n.id, number) for n, number in alike if number == need.number)
-        held = [EndCondition(end="operand", at=at, codes=codes, differs=True) for at in places]
-    elif need.is_read:
-        at, codes = (node.id, need.number), on_changed(box.source.codes)
-        held = [EndCondition(end="operand", at=at, codes=codes)]
+    codes = on_changed(box.source.codes)
+    if need.is_read:
+        # Another row, or the value as it is; at every copy of the reader.
+        is_row = need.kind == "row"
+        codes = on_changed(box.target.codes) if is_row else codes
+        places = dict.fromkeys(
+            (reader.id, number)
+            for one in group
+            for reader, number in one.readers()
+            if number == need.number
+            and (reader.op, reader.span, reader.backward) == (node.op, node.span, node.backward)
+        )
+        held = [EndCondition(end="operand", at=at, codes=codes, differs=is_row) for at in places]
     else:
-        at, codes = (node.id, need.region, need.number), on_changed(box.source.codes)
+        at = (node.id, need.region, need.number)
         held = [EndCondition(end="returned", at=at, codes=codes)]
     present = {n.id for n in request.graph.walk()}
     if any(h.at[0] not in present for h in held):
@@ -180,7 +153,6 @@ class ExplainedConversion:
 
     Arguments:
       steps: its collectives and local steps.
-      mesh: the mesh, for names.
       runs: executions per call.
       bytes_per_device: bytes that one device sends for it per call.
       reason: the maker of the value, and the reader that needs it converted.
@@ -190,7 +162,6 @@ class ExplainedConversion:
     """
 
     steps: tuple[Step, ...]
-    mesh: MeshSpec = field(repr=False)
     runs: int
     bytes_per_device: float
     reason: ConversionReason
@@ -217,34 +188,6 @@ def groups_of(program: Program, subject: Subject, origins: Origins) -> list[Grou
             place = (end.op, end.span or end.id, end.backward) if end else None
             groups.setdefault((steps, place, reader is None), []).append(found)
     return sorted(groups.values(), key=lambda g: -sum(p.bytes_per_device for p in g))
-
-
-def explained(
-    program: Program, subject: Subject, origins: Origins, group: Group, *, tried: bool
-) -> ExplainedConversion:
-    """A conversion with its reason.
-
-    Arguments:
-      program: the plan.
-      subject: the converted value.
-      origins: of the program.
-      group: the conversion.
-      tried: whether the program is planned with the conversion elsewhere.
-    """
-    first, instead = group[0], None
-    reason = Reasons(program, origins).of(first, AtomChange.of_box(first.box))
-    if tried and not reason.need.is_forced:
-        found = deferred(program.request, group, reason.need)
-        instead = Alternative.of(found, program.request, subject)
-    return ExplainedConversion(
-        steps=first.box.steps,
-        mesh=program.mesh,
-        runs=sum(p.trips for p in group),
-        bytes_per_device=sum(p.bytes_per_device for p in group),
-        reason=reason,
-        instead=instead,
-        others=max(0, len(first.readers()) + len(first.returned()) - 1),
-    )
 
 
 def _aliases(program: Program, subject: Subject, origins: Origins) -> set[Operand]:
@@ -482,9 +425,34 @@ class _Inquiry:
 
     def explained(self, group: Group, *, tried: bool) -> ExplainedConversion:
         """A conversion with its reason, and a plan with the conversion elsewhere if asked."""
+        first, instead = group[0], None
+        reason = Reasons(self.program, self.origins).of(first, AtomChange.of_box(first.box))
         if tried:
             self.planning(self.left)
-        return explained(self.program, self.subject, self.origins, group, tried=tried)
+        if tried and not reason.need.is_forced:
+            instead = self.alternative(deferred(self.request, group, reason.need))
+        return ExplainedConversion(
+            steps=first.box.steps,
+            runs=sum(p.trips for p in group),
+            bytes_per_device=sum(p.bytes_per_device for p in group),
+            reason=reason,
+            instead=instead,
+            others=max(0, len(first.readers()) + len(first.returned()) - 1),
+        )
+
+    def alternative(
+        self, found: Program | Refusal, wanted: tuple[tuple[str, str], ...] = ()
+    ) -> Alternative:
+        """The plan of a changed program, for the value.
+
+        Arguments:
+          found: the plan, or why there is none.
+          wanted: the change.
+        """
+        if isinstance(found, Refusal):
+            return Alternative(wanted=wanted, refusal=found)
+        t = Types.of(found, self.request.graph).type_of(self.subject)
+        return Alternative(wanted=wanted, type=t, cost=found.cost)
 
     def codes(self, subject: Subject) -> Codes:
         """The type of a subject in the plan."""
@@ -512,8 +480,9 @@ class _Inquiry:
         atoms = tuple(
             (self.mesh.names[k], "?" if c is None else repr(decode(c))) for k, c in wanted
         )
-        found = planned(pin_subject(self.request, self.subject, dict(wanted)))
-        return Alternative.of(found, self.request, self.subject, atoms)
+        return self.alternative(
+            planned(pin_subject(self.request, self.subject, dict(wanted))), atoms
+        )
 
     def options(self, position: int, current: Code) -> list[Code]:
         """Other atoms that the value may have on a mesh axis: B, then P where some row makes it so,

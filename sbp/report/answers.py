@@ -126,7 +126,7 @@ def explanation(why: Why, mesh: MeshSpec) -> Explanation:
         text = "the program makes it more than once, in unrolled layers or in rematerialisation"
         parts.append(Paragraph(text=f"{text}: {copies}"))
     parts += [_axis(why, story) for story in why.axes]
-    parts += [_alternatives(why), _conversions(why)]
+    parts += [_alternatives(why), _conversions(why, mesh)]
     if why.others:
         parts.append(_others(why.others))
     title = f"why {_name(why.subject)} is {why.type!r} on mesh {mesh}"
@@ -275,33 +275,33 @@ def _figures(cost: Cost) -> tuple[str, str]:
 # ---- conversions --------------------------------------------------------------------------------
 
 
-def _conversions(why: Why) -> Section:
+def _conversions(why: Why, mesh: MeshSpec) -> Section:
     if not why.conversions:
         none = Paragraph(text="none: every reader takes it as it is made")
         return Section(title="conversions", parts=(none,))
     total = bytes_text(sum(c.bytes_per_device for c in why.conversions))
     return Section(
         title=f"conversions: {counted(len(why.conversions), 'kind')}, {total} per device",
-        parts=(_steps(why, why.conversions),),
+        parts=(_steps(why, mesh),),
     )
 
 
-def _steps(why: Why, found: Sequence[ExplainedConversion]) -> Table:
+def _steps(why: Why, mesh: MeshSpec) -> Table:
     rows = (
         (
             ", ".join(s.kind for s in one.steps),
-            ", ".join(dict.fromkeys(one.mesh.names[k] for s in one.steps for k in s.mesh_axes)),
+            ", ".join(dict.fromkeys(mesh.names[k] for s in one.steps for k in s.mesh_axes)),
             ", ".join(dict.fromkeys(map(change_text, one.steps))),
             str(one.runs),
             bytes_text(one.bytes_per_device),
         )
-        for one in found
+        for one in why.conversions
     )
-    sent = bytes_text(sum(c.bytes_per_device for c in found[SHOWN_CONVERSIONS:]))
+    sent = bytes_text(sum(c.bytes_per_device for c in why.conversions[SHOWN_CONVERSIONS:]))
     return table(
         ("step", "mesh axes", "change", ">runs", ">per device"),
         rows,
-        details=(conversion_text(why, one) for one in found),
+        details=(conversion_text(why, one) for one in why.conversions),
         shown=SHOWN_CONVERSIONS,
         rest=lambda n: f"and {n} more: {sent} per device",
     )
