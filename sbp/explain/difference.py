@@ -7,7 +7,6 @@ line, not by its number.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,7 @@ from sbp.trace.graph import Node
 from sbp.types import NdSbp
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedPlan:
     """One of the two plans that are compared, with the names that its user knows.
 
@@ -43,11 +42,6 @@ class ComparedPlan:
     program: Program
     output_names: tuple[str, ...] = ()
     donated: tuple[str, ...] = ()
-
-    @functools.cached_property
-    def types(self) -> Types:
-        """The types of its subjects."""
-        return Types.of(self.program, self.program.request.graph)
 
 
 # ---- settings -----------------------------------------------------------------------------------
@@ -262,19 +256,17 @@ def _values(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
             made.setdefault(subject.values, subject)
     found: dict[ValueKey, ComparedValue] = {}
     count: Counter[tuple[Any, ...]] = Counter()
+    graph, mesh = side.program.request.graph, side.program.mesh
+    types = Types.of(side.program, graph)
     for s in (*subjects.boundary(), *sorted(made.values(), key=lambda s: s.values[0])):
         kind = s.kind if s.kind in ("input", "output") else "value"
         alike = kind, s.label, s.gradient, s.frame.function if s.frame else ""
-        found[ValueKey(*alike, number=count[alike])] = _compared(side, s)
+        t, aval = types.type_of(s), graph.avals[s.values[0]]
+        size = math.prod(local_shape(aval.shape, from_type(t, mesh), mesh.sizes))
+        value = ComparedValue(t, float(size * _jax.itemsize(aval.dtype)), s.place)
+        found[ValueKey(*alike, number=count[alike])] = value
         count[alike] += 1
     return found
-
-
-def _compared(side: ComparedPlan, subject: Subject) -> ComparedValue:
-    mesh, t = side.program.mesh, side.types.type_of(subject)
-    aval = side.program.request.graph.avals[subject.values[0]]
-    size = math.prod(local_shape(aval.shape, from_type(t, mesh), mesh.sizes))
-    return ComparedValue(t, float(size * _jax.itemsize(aval.dtype)), subject.place)
 
 
 def _differing(

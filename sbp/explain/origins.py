@@ -2,7 +2,7 @@
 plan stands where it does.
 
 A chain of origins goes back through the chosen rows to a pin, an input or an operation without
-operands. `Reasons.of` names the maker of a converted value and the readers that need it converted.
+operands. A reason names the maker of a converted value and the readers that need it converted.
 Reports and `plan.why` put both into words.
 """
 
@@ -106,23 +106,145 @@ class Link:
         return None if self.node is None else SourcePlace.of(self.node)
 
 
+# ---- reasons ------------------------------------------------------------------------------------
+
+
+NeedKind = Literal[
+    "pin",
+    "predicate",
+    "carry",
+    "body",
+    "row",
+    "no signature",
+    "rounding",
+    "not linear",
+    "partners",
+    "choice",
+    "pinned output",
+    "donated output",
+    "whole output",
+    "free output",
+    "conversion",
+]
+
+FORCED: frozenset[NeedKind] = frozenset(
+    {"predicate", "no signature", "rounding", "not linear", "donated output", "conversion"}
+)
+"""Needs that no plan of the same program can do without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartnerRows:
+    """The operands beside a partial value, in the rows of a node that take the partial value.
+
+    Arguments:
+      names: the other operands.
+      atoms: the code of each in the plan.
+      rows: for each row, the code that it takes of each.
+    """
+
+    names: tuple[ValueName, ...]
+    atoms: tuple[Code, ...]
+    rows: tuple[tuple[Code, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversionNeed:
+    """A need of a converted value.
+
+    Arguments:
+      kind: "pin": an annotation; "predicate": of a cond or while; "carry": a loop carries it so;
+        "body": a body takes or returns it so; "row": the row of the reader. Readers of a partial
+        value: "no signature": the reader has none; "rounding": a cast would round each part; "not
+        linear": no row takes the partial value; "partners": rows take it beside operands of other
+        types; "choice": a row takes it, and the plan is cheaper so. Results of the program:
+        "pinned output", "donated output": it takes the type of a donated input, "whole output": a
+        result is not partial unless its type says so, "free output". "conversion": only another
+        conversion reads it.
+      change: the change that the conversion makes on one mesh axis.
+      node: the reader, or the region whose body returns the value; None at the program's end.
+      number: of the operand, of the body's result or of the program's result.
+      is_read: whether a node reads the value; False where a body or the program returns it.
+      region: number of the body that returns the value.
+      row: the chosen row of the reader.
+      partners: of the kind "partners".
+      blocker: of a carry, the first node that reads it and has no row for the partial value.
+      donor: of a donated output, the input.
+      allowing: of the kind "rounding", the `reduce_dtype` with which the sum may come after the
+        cast; None where none does.
+    """
+
+    kind: NeedKind
+    change: AtomChange
+    node: Node | None = None
+    number: int = -1
+    is_read: bool = True
+    region: int = -1
+    row: AxisRow | None = None
+    partners: PartnerRows | None = None
+    blocker: Node | None = None
+    donor: ValueName | None = None
+    allowing: str | None = None
+
+    @property
+    def is_returned(self) -> bool:
+        """Whether the program returns the value."""
+        return self.node is None and self.kind != "conversion"
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether no plan of the same program can do without the conversion here."""
+        return self.kind in FORCED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversionReason:
+    """Why a conversion stands where it does.
+
+    Arguments:
+      value: the user's name of the value.
+      maker: the node that makes the value; None for an input of the program or of a body.
+      row: the chosen row of the maker.
+      needs: the needs of the converted value: readers in program order, then bodies and the program
+        that return it.
+    """
+
+    value: ValueName
+    maker: Node | None
+    row: AxisRow | None
+    needs: tuple[ConversionNeed, ...]
+
+    @property
+    def need(self) -> ConversionNeed:
+        """The need that decides: the first that is forced, else the first."""
+        return next((n for n in self.needs if n.is_forced), self.needs[0])
+
+
+# ---- a plan -------------------------------------------------------------------------------------
+
+
 Links = tuple[list[Link], Operand | None]
 """The links of one value, and the operand that its atom comes from."""
 
 
 @dataclass(frozen=True)
 class Origins:
-    """Follows atoms back through a typed program.
+    """Follows atoms back through a plan, and says why its conversions stand where they do.
 
     Arguments:
-      typing: the program with its types.
+      program: the plan.
       steps: the links of values that have been followed, by value and position of the mesh axis.
       lasts: the last links of their chains. Rows quote the origins of their other operands.
     """
 
-    typing: Typing
+    program: Program
     steps: dict[tuple[int, int], Links] = field(default_factory=dict)
     lasts: dict[tuple[int, int], Link] = field(default_factory=dict)
+
+    @property
+    def typing(self) -> Typing:
+        """The program with its types."""
+        return self.program.typing
 
     @functools.cached_property
     def names(self) -> Names:
@@ -319,154 +441,17 @@ class Origins:
                 end = self._last(operand, k)
                 yield Partner(name=self.label(operand), atom=row.ins[i], end=end)
 
+    # ---- reasons --------------------------------------------------------------------------------
 
-def without_passing(links: tuple[Link, ...]) -> tuple[Link, ...]:
-    """A chain without links that only hand on the atom of an operand without a name, such as those
-    inside a library's function."""
-    kept: list[Link] = []
-    for number, link in enumerate(links):
-        same = number and link.passes and link.kind not in ENDS and link.atom == kept[-1].atom
-        if same and (not link.subject.is_variable or link.subject == kept[-1].subject):
-            continue
-        kept.append(link)
-    return tuple(kept)
-
-
-# ---- reasons ------------------------------------------------------------------------------------
-
-
-NeedKind = Literal[
-    "pin",
-    "predicate",
-    "carry",
-    "body",
-    "row",
-    "no signature",
-    "rounding",
-    "not linear",
-    "partners",
-    "choice",
-    "pinned output",
-    "donated output",
-    "whole output",
-    "free output",
-    "conversion",
-]
-
-FORCED: frozenset[NeedKind] = frozenset(
-    {"predicate", "no signature", "rounding", "not linear", "donated output", "conversion"}
-)
-"""Needs that no plan of the same program can do without."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartnerRows:
-    """The operands beside a partial value, in the rows of a node that take the partial value.
-
-    Arguments:
-      names: the other operands.
-      atoms: the code of each in the plan.
-      rows: for each row, the code that it takes of each.
-    """
-
-    names: tuple[ValueName, ...]
-    atoms: tuple[Code, ...]
-    rows: tuple[tuple[Code, ...], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversionNeed:
-    """A need of a converted value.
-
-    Arguments:
-      kind: "pin": an annotation; "predicate": of a cond or while; "carry": a loop carries it so;
-        "body": a body takes or returns it so; "row": the row of the reader. Readers of a partial
-        value: "no signature": the reader has none; "rounding": a cast would round each part; "not
-        linear": no row takes the partial value; "partners": rows take it beside operands of other
-        types; "choice": a row takes it, and the plan is cheaper so. Results of the program:
-        "pinned output", "donated output": it takes the type of a donated input, "whole output": a
-        result is not partial unless its type says so, "free output". "conversion": only another
-        conversion reads it.
-      change: the change that the conversion makes on one mesh axis.
-      node: the reader, or the region whose body returns the value; None at the program's end.
-      number: of the operand, of the body's result or of the program's result.
-      is_read: whether a node reads the value; False where a body or the program returns it.
-      region: number of the body that returns the value.
-      row: the chosen row of the reader.
-      partners: of the kind "partners".
-      blocker: of a carry, the first node that reads it and has no row for the partial value.
-      donor: of a donated output, the input.
-      allowing: of the kind "rounding", the `reduce_dtype` with which the sum may come after the
-        cast; None where none does.
-    """
-
-    kind: NeedKind
-    change: AtomChange
-    node: Node | None = None
-    number: int = -1
-    is_read: bool = True
-    region: int = -1
-    row: AxisRow | None = None
-    partners: PartnerRows | None = None
-    blocker: Node | None = None
-    donor: ValueName | None = None
-    allowing: str | None = None
-
-    @property
-    def is_returned(self) -> bool:
-        """Whether the program returns the value."""
-        return self.node is None and self.kind != "conversion"
-
-    @property
-    def is_forced(self) -> bool:
-        """Whether no plan of the same program can do without the conversion here."""
-        return self.kind in FORCED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversionReason:
-    """Why a conversion stands where it does.
-
-    Arguments:
-      value: the user's name of the value.
-      maker: the node that makes the value; None for an input of the program or of a body.
-      row: the chosen row of the maker.
-      needs: the needs of the converted value: readers in program order, then bodies and the program
-        that return it.
-    """
-
-    value: ValueName
-    maker: Node | None
-    row: AxisRow | None
-    needs: tuple[ConversionNeed, ...]
-
-    @property
-    def need(self) -> ConversionNeed:
-        """The need that decides: the first that is forced, else the first."""
-        return next((n for n in self.needs if n.is_forced), self.needs[0])
-
-
-@dataclass(frozen=True, slots=True)
-class Reasons:
-    """The reasons of a plan's conversions.
-
-    Arguments:
-      program: the plan.
-      origins: of the program.
-    """
-
-    program: Program
-    origins: Origins
-
-    def of(self, planned: PlannedBox, change: AtomChange) -> ConversionReason:
+    def reason(self, planned: PlannedBox, change: AtomChange) -> ConversionReason:
         """Why a conversion stands where it does.
 
         Arguments:
           planned: the conversion.
           change: the change that it, or one of its steps, makes on one mesh axis.
         """
-        maker, value, names = planned.box.maker, planned.box.source.value, self.origins.names
-        label = self.origins.label(value)
+        maker, value, names = planned.box.maker, planned.box.source.value, self.names
+        label = self.label(value)
         if value in names.inputs:
             label = ValueName(f"input {label.name}", is_source=False)
         needs = [self._reader(node, number, change) for node, number in planned.readers()]
@@ -481,7 +466,7 @@ class Reasons:
 
     def chosen_row(self, node: Node, axis: int) -> AxisRow | None:
         """The chosen row of an operation; None for regions and operations without operands."""
-        row = self.program.typing.rows.get(node.id)
+        row = self.typing.rows.get(node.id)
         if row is None or node.regions or not row.ins:
             return None
         return AxisRow.of(row.ins, row.outs, axis)
@@ -496,7 +481,7 @@ class Reasons:
         """
         # The rows of a barrier are about each of its operands.
         at, atom = 0 if node.is_barrier else number, decode(change.before)
-        request = self.program.typing.graph_request
+        request = self.typing.graph_request
         rows = request.axis_rows(node, change.axis, communicates=True)
         return [row for row in rows if row.ins[at] == atom]
 
@@ -548,7 +533,7 @@ class Reasons:
         if not rows:
             is_cast = traits.carries == "rounded" and traits.adapts
             return need("rounding" if is_cast else "not linear")
-        values = self.program.typing.values
+        values = self.typing.values
         made = {
             i: values[o][change.axis]
             for i, o in enumerate(reader.inputs)
@@ -562,7 +547,7 @@ class Reasons:
             ):
                 return need("choice")
         beside = PartnerRows(
-            names=tuple(self.origins.operand(reader, i) for i in made),
+            names=tuple(self.operand(reader, i) for i in made),
             atoms=tuple(made.values()),
             rows=tuple(tuple(encode(row.ins[i]) for i in made) for row in rows),
         )
@@ -613,5 +598,17 @@ class Reasons:
             kind = "pinned output"
         elif tied is not None:
             kind = "donated output"
-            donor = self.origins.label(self.program.graph.inputs[tied])
+            donor = self.label(self.program.graph.inputs[tied])
         return ConversionNeed(kind=kind, change=change, number=number, is_read=False, donor=donor)
+
+
+def without_passing(links: tuple[Link, ...]) -> tuple[Link, ...]:
+    """A chain without links that only hand on the atom of an operand without a name, such as those
+    inside a library's function."""
+    kept: list[Link] = []
+    for number, link in enumerate(links):
+        same = number and link.passes and link.kind not in ENDS and link.atom == kept[-1].atom
+        if same and (not link.subject.is_variable or link.subject == kept[-1].subject):
+            continue
+        kept.append(link)
+    return tuple(kept)

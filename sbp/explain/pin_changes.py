@@ -43,8 +43,10 @@ def edits_of(request: Request, site: PinSite, wanted: Wanted) -> tuple[Edit, ...
     """
     names, codes = request.mesh.names, wanted_codes(site.codes, wanted)
     free = tuple(axis for axis, c in zip(names, codes, strict=True) if c is None)
-    hidden = _hidden_dims(site, codes)
-    if hidden is None or any(c is not None and 0 < c <= hidden for c in codes):
+    # The dims that `jax.vmap` puts before the dims that the user sees.
+    splits, asked = ([c for c in every if c is not None and c > 0] for every in (codes, site.codes))
+    hidden = behind_vmap(site, asked[0]) if splits and asked else 0
+    if hidden is None or any(c <= hidden for c in splits):
         return ()  # a split of a dim that the user does not see
     atoms: dict[str, Atom] = {
         axis: decode(c - hidden if c > 0 else c)
@@ -139,14 +141,6 @@ def carried_text(request: Request, *sites: PinSite) -> str:
     carried = {i for site in sites for i in carried_inputs(request, site)}
     others = carried - {site.position for site in sites if site.is_input}
     return ", and name the types of the other inputs there" if others else ""
-
-
-def _hidden_dims(site: PinSite, codes: tuple[Code | None, ...]) -> int | None:
-    """The number of dims that `jax.vmap` puts before the dims that the user sees; None when that is
-    not known and a split depends on it."""
-    split = [c for c in codes if c is not None and c > 0]
-    asked = [c for c in site.codes if c is not None and c > 0]
-    return behind_vmap(site, asked[0]) if split and asked else 0
 
 
 def _serves_others(request: Request, site: PinSite) -> bool:

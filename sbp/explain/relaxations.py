@@ -45,17 +45,25 @@ def gathered_matrices(program: Program) -> tuple[Diagnostic, ...]:
     read inside has no note; the table of collectives has it."""
     found: dict[int, Diagnostic] = {}
     for planned in program.boxes():
-        axes = [
-            name
-            for name, have, take in zip(
-                program.mesh.names, planned.box.source.codes, planned.box.target.codes, strict=True
-            )
-            if have > 0 and take == 0
-        ]
-        if not axes or planned.bytes_per_device <= GATHERED_BYTES:
+        source, target = planned.box.source, planned.box.target
+        pairs = zip(program.mesh.names, source.codes, target.codes, strict=True)
+        over = " and ".join(f"`{name}`" for name, have, take in pairs if have > 0 and take == 0)
+        if not over or planned.bytes_per_device <= GATHERED_BYTES:
             continue
+        shape, sent = shape_text(program.graph.avals[source.value]), planned.bytes_per_device
+        label = f"takes {shape} whole: gathered on {over}, {bytes_text(sent)} per device"
         for node in _taking_whole(planned):
-            found.setdefault(node.id, _note(program, planned, node, axes))
+            what, at = f"{node.name} `{source_text(node.span)}`", node.span
+            note = Diagnostic(
+                code="gathered-matrix",
+                severity="note",
+                title=f"{what} is computed whole on every device of {over}",
+                labels=(Label(span=at, text=label, primary=True),) if at else (),
+                notes=(
+                    f"{node.name} can be split only along dims before those that it takes whole",
+                ),
+            )
+            found.setdefault(node.id, note)
     return tuple(found.values())
 
 
@@ -76,28 +84,6 @@ def _taking_whole(planned: PlannedBox) -> Iterator[Node]:
             yield i.node
         elif traits.elementwise or traits.moves:
             whole.update(r for r in i.outs if r.codes == target.codes)
-
-
-def _note(program: Program, planned: PlannedBox, node: Node, axes: list[str]) -> Diagnostic:
-    """The note of one operator.
-
-    Arguments:
-      program: the plan.
-      planned: the conversion of its operand.
-      node: the operator.
-      axes: the mesh axes along which the operand is gathered.
-    """
-    shape = shape_text(program.graph.avals[planned.box.source.value])
-    over = " and ".join(f"`{a}`" for a in axes)
-    sent = bytes_text(planned.bytes_per_device)
-    label = f"takes {shape} whole: gathered on {over}, {sent} per device"
-    return Diagnostic(
-        code="gathered-matrix",
-        severity="note",
-        title=f"{node.name} `{source_text(node.span)}` is computed whole on every device of {over}",
-        labels=(Label(span=node.span, text=label, primary=True),) if node.span else (),
-        notes=(f"{node.name} can be split only along dims before those that it takes whole",),
-    )
 
 
 # ---- costly annotations -------------------------------------------------------------------------

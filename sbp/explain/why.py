@@ -17,7 +17,7 @@ from typing import Literal
 from sbp import _jax
 from sbp.annotations import annotate_p
 from sbp.explain.edits import Types, pin_subject
-from sbp.explain.origins import ConversionNeed, ConversionReason, Link, Origins, Reasons
+from sbp.explain.origins import ConversionNeed, ConversionReason, Link, Origins
 from sbp.explain.subjects import AtomChange, Subject, Subjects, ValueName, changed_axes
 from sbp.infer.check import CheckResult, check
 from sbp.infer.conditioned import EndCondition, choose_under
@@ -359,7 +359,7 @@ class _Inquiry:
     types: Types = field(init=False)
 
     def __post_init__(self) -> None:
-        self.origins = Origins(self.program.typing)
+        self.origins = Origins(self.program)
         self.types = Types.of(self.program, self.request.graph)
 
     @property
@@ -426,7 +426,7 @@ class _Inquiry:
     def explained(self, group: Group, *, tried: bool) -> ExplainedConversion:
         """A conversion with its reason, and a plan with the conversion elsewhere if asked."""
         first, instead = group[0], None
-        reason = Reasons(self.program, self.origins).of(first, AtomChange.of_box(first.box))
+        reason = self.origins.reason(first, AtomChange.of_box(first.box))
         if tried:
             self.planning(self.left)
         if tried and not reason.need.is_forced:

@@ -12,7 +12,7 @@ from typing import Any
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import position_text
-from sbp.explain.origins import ConversionReason, Origins, Reasons
+from sbp.explain.origins import ConversionReason, Origins
 from sbp.explain.subjects import AtomChange, SourcePlace
 from sbp.infer.space import Codes, local_shape, to_type
 from sbp.plan.ir import Apply, Block, Loop, Register, Source, walk
@@ -241,14 +241,14 @@ def collectives(program: Program, output_names: tuple[str, ...] = ()) -> list[Co
       program: the plan.
       output_names: names of the results.
     """
-    reasons = Reasons(program, Origins(program.typing))
+    origins = Origins(program)
     groups = defaultdict[Hashable, list[Collective]](list)
     for send in sends(program):
         if send.planned is None or send.step is None:
             one = _of_operation(program, send)
             groups[one.kind, one.mesh_axes, one.line].append(one)
         else:
-            reason = reasons.of(send.planned, AtomChange.of_step(send.step))
+            reason = origins.reason(send.planned, AtomChange.of_step(send.step))
             one = _of_conversion(program, send, reason, output_names)
             needed = one.needed if reason.need.is_read else ()
             groups[one.kind, one.mesh_axes, one.changes, one.made, needed].append(one)
