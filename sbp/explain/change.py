@@ -57,8 +57,7 @@ class Change:
 
     def help(self, program: Program, *, more: str = "", clears_all_errors: bool = True) -> Help:
         """The change as a help, with the price of the plan after it; `more` ends its text."""
-        text = self.text + more
-        return priced(text, self.edits, program, clears_all_errors=clears_all_errors)
+        return priced(self.text + more, self.edits, program, clears_all_errors=clears_all_errors)
 
 
 Accepted = tuple[Change, Program]
@@ -241,7 +240,6 @@ class Diagnosis:
       groups: for each fault its findings, the finding of the checker that came first at the front.
         The others end in the same place: with other pins, or on another mesh axis.
       last: the last answer of the checker.
-      complete: whether the search ended because nothing more was found, and not at its limit.
     """
 
     request: Request
@@ -249,7 +247,6 @@ class Diagnosis:
     limits: DiagnosisLimits
     groups: tuple[tuple[CheckResult, ...], ...]
     last: CheckResult
-    complete: bool = True
     under_policies: dict[str, Program | None] = field(default_factory=dict)
     answers: dict[Any, bool] = field(default_factory=dict)
 
@@ -368,6 +365,11 @@ class Fault:
         text = f"`{source_text(users_span(node)) or node.name}`"
         return f"the gradient of {text}" if node.in_gradient else text
 
+    def asked(self, pin: Constraint) -> str:
+        """A pinned value as the atom that the pin asks."""
+        assert pin.site is not None
+        return f"{self.names.site(pin.site)} as {asked_text(pin.site, pin.code)}"
+
     def direct(self, node: Node, pin: Constraint, operand: int | None = None) -> bool:
         """Whether a pin is on a value that the node itself reads.
 
@@ -390,14 +392,13 @@ class Fault:
     def pin_text(self, pin: Constraint, node: Node) -> str:
         """The atom that a pin asks, and the role of a split dim in the node."""
         assert pin.site is not None
-        asked = asked_text(pin.site, pin.code)
-        text = f"{self.names.site(pin.site)} is {asked} on `{self.axis}`"
+        text = f"{self.names.site(pin.site)} is {asked_text(pin.site, pin.code)} on `{self.axis}`"
         if pin.code > 0:
-            shape = self.request.graph.aval(pinned_value(self.request.graph, pin.site)).shape
-            behind = behind_vmap(pin.site, pin.code)
+            graph, behind = self.request.graph, behind_vmap(pin.site, pin.code)
+            shape = graph.aval(pinned_value(graph, pin.site)).shape
             text += " under vmap" if behind != 0 else ""
-            sizes = "x".join(map(str, shape[behind or 0 :]))
-            dim = f": dim {pin.code - 1 - (behind or 0)} of {sizes}"
+            shown = "x".join(map(str, shape[behind or 0 :]))
+            dim = f": dim {pin.code - 1 - (behind or 0)} of {shown}"
             text += self.role(pin, node) or dim + (f" {BATCHED}" if behind is None else "")
         return text
 

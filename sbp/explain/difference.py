@@ -6,11 +6,10 @@ line, not by its number.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from sbp import _jax
@@ -90,7 +89,7 @@ def _settings(side: ComparedPlan) -> dict[tuple[str, str, str], Any]:
         ("mesh", "", ""): tuple(zip(names, request.mesh.sizes, strict=True)),
         ("hardware", "", ""): hardware.name,
     }
-    for field in dataclasses.fields(hardware):
+    for field in fields(hardware):
         if field.name != "slow_axes":
             subject = f"{field.name} of {hardware.name}"
             found["figure", subject, ""] = getattr(hardware, field.name)
@@ -110,25 +109,18 @@ def _settings(side: ComparedPlan) -> dict[tuple[str, str, str], Any]:
         if span and text:
             key, around = ("policy", text, span.function), tuple(reversed(policies_in(node.scope)))
             found[key] = found.get(key, frozenset()) | ({around} if around else set())
-    for key, pins in _pins(side).items():
-        found[*key, ""] = tuple(dict.fromkeys(pins))
-    return found
-
-
-def _pins(side: ComparedPlan) -> dict[tuple[str, str], list[Any]]:
-    """The user's pins by the pinned value. Types of inputs and outputs are complete, so B is left
-    out there."""
-    request, found = side.program.request, defaultdict[tuple[str, str], list[Any]](list)
-    names = Names(request.graph)
+    graph_names = Names(request.graph)
     for site in pin_sites(request):
         named = site.source == "output" and side.output_names
-        name = side.output_names[site.position] if named else names.site(site)
+        name = side.output_names[site.position] if named else graph_names.site(site)
+        # Types of inputs and outputs are complete, so B is left out there.
         atoms = tuple(
             (axis, decode(c))
             for axis, c in zip(request.mesh.names, site.codes, strict=True)
             if c is not None and (c != 0 or site.source == "annotation")
         )
-        found[site.source, name].append(atoms)
+        pins = found.get((site.source, name, ""), ())
+        found[site.source, name, ""] = pins if atoms in pins else (*pins, atoms)
     return found
 
 

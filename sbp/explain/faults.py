@@ -6,11 +6,9 @@ the diagnostics.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
-
-from jax import lax
 
 from sbp.errors import Diagnostic, Label, RuleRow, Span
 from sbp.explain.change import Diagnosis, DiagnosisLimits, Fault, left_out, more_text, tried
@@ -121,7 +119,7 @@ def _edge(fault: Fault, node: Node, constraint: Constraint) -> str:
     read, name = _read(constraint), _value(fault, constraint)
     if read.exit is not None and read.exit.kind == "result":
         branch = f"branch {read.exit.region}"
-        if len(node.regions) == 2 and called_name(users_span(node)) == lax.cond.__name__:
+        if len(node.regions) == 2 and called_name(users_span(node)) == "cond":
             # lax.cond(predicate, true branch, false branch)
             branch = "the true branch" if read.exit.region else "the false branch"
         return f"the result of {branch}"
@@ -297,8 +295,7 @@ def limit_notes(fault: Fault, found: FoundHelps, rows: int = 0) -> Iterator[str]
         yield "the prices of helps assume that all other errors are mended"
     untold = len(diagnosis.groups) - diagnosis.limits.faults
     if untold > 0:
-        least = "" if diagnosis.complete else "at least "
-        yield f"not shown: {least}{more_text(untold, 'error')}"
+        yield f"not shown: at least {more_text(untold, 'error')}"
 
 
 def other_pins(fault: Fault) -> list[str]:
@@ -312,8 +309,7 @@ def other_pins(fault: Fault) -> list[str]:
         if c.name not in labelled
     }
     return [
-        f"{fault.names.site(c.site)} as {asked_text(c.site, c.code)}"
-        + (f" at line {c.site.span.line}" if c.site.span else "")
+        fault.asked(c) + (f" at line {c.site.span.line}" if c.site.span else "")
         for c in others.values()
         if c.site
     ]
@@ -350,12 +346,21 @@ def explain(request: Request, *, limits: DiagnosisLimits = LIMITS) -> tuple[Diag
       `no-typing` or `solver-limit`.
     """
     reuse = request.size <= limits.reused
-    request = dataclasses.replace(request, memory_limit=None, donated=(), reuse=reuse)
+    request = replace(request, memory_limit=None, donated=(), reuse=reuse)
     found, names = _diagnosis(request, limits), Names(request.graph)
-    shown = found.groups[: limits.faults]
-    diagnostics = [diagnostic(Fault(found, group, names)) for group in shown]
+    diagnostics = [
+        diagnostic(Fault(found, group, names)) for group in found.groups[: limits.faults]
+    ]
     if found.last.status == "unknown":
-        diagnostics.append(_limit(request, found.last))
+        policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
+        title = (
+            "the checker reached its resource limit before it could say why there is no typing on"
+            f" mesh axis `{found.last.mesh_axis}`"
+        )
+        note = f"the program has no typing under {policies}; check a part of it alone"
+        diagnostics.append(
+            Diagnostic(code="solver-limit", severity="error", title=title, notes=(note,))
+        )
     if not diagnostics:
         diagnostics.append(
             impossible_budgets(request, limits) or no_typing_together(request, limits)
@@ -403,21 +408,6 @@ def _diagnosis(request: Request, limits: DiagnosisLimits) -> Diagnosis:
         limits=limits,
         groups=tuple(map(tuple, same.values())),
         last=found,
-        complete=stuck or found.status != "unsat",
-    )
-
-
-def _limit(request: Request, found: CheckResult) -> Diagnostic:
-    """The diagnostic when the checker could not decide."""
-    policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
-    return Diagnostic(
-        code="solver-limit",
-        severity="error",
-        title=(
-            f"the checker reached its resource limit on mesh axis `{found.mesh_axis}` before it"
-            " could say why there is no typing"
-        ),
-        notes=(f"the program has no typing under {policies}; check a part of it alone",),
     )
 
 
@@ -456,8 +446,10 @@ def diagnostic(fault: Fault) -> Diagnostic:
     elif end.kind == "region":
         title, text = region_words(fault, node)
     else:
-        title, text = conflict_title(fault, node, conflict), arrives(fault, node)
+        title, text = f"{subject} has no SBP signature", arrives(fault, node)
         heading, near = rule(fault, node), near_rows(fault, node)
+    if conflict and end.kind != "region":
+        title = f"{' and '.join(map(fault.asked, fault.found.pins))} cannot meet in {subject}"
     code = "annotation-conflict" if conflict else "no-signature"
     if fault.found.budgets:
         code, title = "budget", f"{subject} needs what a budget forbids"
@@ -466,7 +458,7 @@ def diagnostic(fault: Fault) -> Diagnostic:
         last = () if least is None else (least,)
         shown = found.helps[: limits.helps - len(last)]
         unshown = found.unshown + len(found.helps) - len(shown)
-        found = dataclasses.replace(found, helps=(*shown, *last), unshown=unshown)
+        found = replace(found, helps=(*shown, *last), unshown=unshown)
     limited = limit_notes(fault, found, len(near) - limits.rows)
     return Diagnostic(
         code=code,
@@ -507,24 +499,6 @@ def _labels(fault: Fault, node: Node, text: str) -> tuple[Label, ...]:
         if c.site and c.site.span and c.site.span != at
     ]
     return tuple(labels)
-
-
-def conflict_title(fault: Fault, node: Node, conflict: bool) -> str:
-    """The title of a fault at a node without regions.
-
-    Arguments:
-      fault: the fault.
-      node: the node.
-      conflict: whether pins on other values conflict there.
-    """
-    if not conflict:
-        return f"{fault.subject(node)} has no SBP signature"
-    pinned = [
-        f"{fault.names.site(c.site)} as {asked_text(c.site, c.code)}"
-        for c in fault.found.pins
-        if c.site
-    ]
-    return f"{' and '.join(pinned)} cannot meet in {fault.subject(node)}"
 
 
 def unpinned(fault: Fault) -> Diagnostic:

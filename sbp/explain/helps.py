@@ -354,13 +354,14 @@ def _policy_edits(graph: Graph, old: Policy, new: Policy, axis: str) -> tuple[So
     return tuple(edit for _, edit in found) if shown else ()
 
 
-Scope = Callable[[Node, bool], tuple[str, bool]]
-"""The scope of a node in a changed program, and whether the node is in the region that changes;
-given whether the node is in a body of a node that is."""
+def _rescoped(scope: Callable[[Node, bool], tuple[str, bool]], request: Request) -> Request:
+    """The program with other scopes.
 
-
-def _rescoped(scope: Scope, request: Request) -> Request:
-    """The program with other scopes."""
+    Arguments:
+      scope: gives the scope of a node, and whether the node is in the region that changes; asked
+        with whether the node is in a body of a node that is.
+      request: the program.
+    """
 
     def visit(graph: Graph, inside: bool) -> Graph:
         nodes: list[Node] = []
@@ -398,14 +399,9 @@ class RankedHelp(NamedTuple):
     seconds: float
 
 
-RankedKind = Literal[HelpKind, "dear pin"]
-"""A kind of help as it is ranked. "dear pin": an atom for which the plan takes much longer than
-without the pin, such as a weight that is B where it may be split."""
-
-_MEANT: tuple[RankedKind, ...] = (
-    *("pin", "conversion", "other pin", "drop", "dear pin", "policy", "pair"),
-)
-"""Kinds of helps, the likeliest first."""
+_MEANT = (*("pin", "conversion", "other pin", "drop", "dear pin", "policy", "pair"),)
+"""Kinds of helps, the likeliest first. "dear pin": an atom for which the plan takes much longer
+than without the pin, such as a weight that is B where it may be split."""
 
 _PLACES = {"pin": "pin", "conversion": "line", "policy": "policy"}
 """What a kind of help changes; the others give up a pin or its kind of atom. The first help of each
@@ -432,7 +428,7 @@ def chosen(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
     converted = min((f.seconds for f in conversions), default=math.inf)
     dropped = min((f.seconds for f in found if f.kind == "drop"), default=math.inf)
 
-    def kind(f: RankedHelp) -> RankedKind:
+    def kind(f: RankedHelp) -> str:
         if f.kind == "pin":
             return "pin" if f.help.bytes_per_device <= conversion else "other pin"
         if f.kind == "other pin" and f.help.bytes_per_device == conversion:
@@ -491,9 +487,9 @@ def helps_of(fault: Fault, node: Node) -> FoundHelps:
         )
 
     policies = _by_policy(fault, base, most) if size > limits.huge else []
-    tries = [attempt(_changes(fault, base, pins), 0 if _any_accepted(policies) else most)]
+    tries = [attempt(_changes(fault, base, pins), 0 if any(t.accepted for t in policies) else most)]
     if size <= limits.huge:
-        skips = diagnosis.large and _any_accepted(tries)
+        skips = diagnosis.large and tries[0].accepted
         policies = _by_policy(fault, base, 0 if skips else most)
     if not any(one.kind in _OF_ONE_PIN for one, _ in tries[0].accepted):
         tries.append(attempt(pins.pairs(), 0 if diagnosis.large else most))
@@ -505,10 +501,6 @@ def helps_of(fault: Fault, node: Node) -> FoundHelps:
         unshown=len(found) - len(shown),
         untried=sum(t.untried for t in tries),
     )
-
-
-def _any_accepted(tries: Sequence[Tried]) -> bool:
-    return any(t.accepted for t in tries)
 
 
 def _base(fault: Fault) -> tuple[Request, set[tuple[str, str]]]:
@@ -557,7 +549,7 @@ def _by_policy(fault: Fault, base: Request, plans: int) -> list[Tried]:
             if several:
                 part = functools.partial(lambda change: best_program(change(base)), change)
                 changes.append(replace(whole, text=text, make=part, instead=whole))
-        if not _any_accepted(tries):
+        if not any(t.accepted for t in tries):
             helps = 1 if diagnosis.large else None
             tries.append(tried(changes, plans=plans, helps=helps, plan=lambda program: program))
     return tries

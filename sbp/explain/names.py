@@ -85,11 +85,8 @@ def asked_text(site: PinSite, code: Code, seen: Code | None = None) -> str:
 # ---- names --------------------------------------------------------------------------------------
 
 
-SourcePosition = tuple[str, Position]
-"""A file and a place in it, whichever function it belongs to."""
-
-
-def _position(span: Span) -> SourcePosition:
+def _position(span: Span) -> tuple[str, Position]:
+    """A file and a place in it, whichever function it belongs to."""
     return span.file, position_at(span)
 
 
@@ -110,7 +107,7 @@ class Names:
         return {v: number for number, v in enumerate(self.graph.inputs)}
 
     @functools.cached_property
-    def made(self) -> frozenset[SourcePosition]:
+    def made(self) -> frozenset[tuple[str, Position]]:
         """The places of all expressions of the user from which the program has operations."""
         spans = {span for node in self.graph.walk() for span in node.stack}
         return frozenset(map(_position, spans))

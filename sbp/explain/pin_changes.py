@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sbp.annotations import Pin
@@ -274,11 +273,11 @@ class PinChanges:
                 k, where = self.fault.position, self.where(site)
                 one = dropped(request, site, base=self.base, position=k, where=where)
                 own = frozenset({(self.fault.axis, pin.name)})
-                smaller = dataclasses.replace(one, without=own)
+                smaller = replace(one, without=own)
                 yield smaller
             if several or site.span:
                 one = dropped(request, site, base=self.base, where=self.where(site))
-                yield dataclasses.replace(one, without=without, instead=smaller)
+                yield replace(one, without=without, instead=smaller)
 
     def alike(self, site: PinSite) -> list[PinSite]:
         """The other pins of `in_types` or `out_types` that ask the same of the same leaf of another

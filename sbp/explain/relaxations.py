@@ -4,7 +4,6 @@ a plan gathers."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -106,7 +105,7 @@ def costly_annotations(program: Program) -> tuple[Diagnostic, ...]:
     """Names each annotation whose removal makes the plan at least 10 % cheaper, with the price both
     ways; and says how many annotations were not looked at. One choice of types without any
     annotation clears most programs."""
-    request = dataclasses.replace(program.typing.graph_request, memory_limit=None, donated=())
+    request = replace(program.typing.graph_request, memory_limit=None, donated=())
     sites = [s for s in pin_sites(request) if s.source == "annotation" and s.span]
     most = min(SOLUTIONS, NODES_SOLVED // max(1, request.size))
 
@@ -596,9 +595,10 @@ def _tries(request: Request, pins: Sequence[PinSite], limits: DiagnosisLimits) -
         for site in pins
         for other in _conflicting_pins(drop_pins(request, site), limits)[0][: limits.pins]
     )
-    tries = list[Tried]()
-    for changes in (agreeing, drops):
-        tries.append(tried((c for c in changes if c.edits), plans=most, enough=enough))
+    tries = [
+        tried((c for c in changes if c.edits), plans=most, enough=enough)
+        for changes in (agreeing, drops)
+    ]
     if not any(t.accepted for t in tries):
         tries.append(tried((c for c in pairs if c.edits), plans=most))
     return tries

@@ -6,12 +6,11 @@ Every cost is that of a plan: for another type, the program is planned with that
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sbp import _jax
@@ -28,7 +27,7 @@ from sbp.infer.space import Code, Codes, Step, decode, from_type, is_even, local
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.fit import best_program, cheapest
 from sbp.plan.program import Cost, PlannedBox, Program
-from sbp.trace.graph import Node, Operand
+from sbp.trace.graph import Operand
 from sbp.types import MONOIDS, NdSbp
 
 # ---- alternatives -------------------------------------------------------------------------------
@@ -198,16 +197,15 @@ def _aliases(program: Program, subject: Subject, origins: Origins) -> set[Operan
     for node in reversed(list(program.graph.walk())):
         alone = len(node.inputs) == 1 and not node.regions and not mine.isdisjoint(node.outputs)
         maker = dataflow.maker(node.inputs[0]) if alone else None
-        if maker is not None and (node.op == annotate_p.name or _place(maker) == _place(node)):
+        if maker is not None and (
+            node.op == annotate_p.name
+            or (maker.span, maker.in_gradient) == (node.span, node.in_gradient)
+        ):
             mine.update(node.inputs)
     for value, (node, entry) in dataflow.entries.items():
         if node.inputs[entry.operand] in mine:
             mine.add(value)
     return mine
-
-
-def _place(node: Node) -> object:
-    return node.span, node.in_gradient
 
 
 # ---- answers ------------------------------------------------------------------------------------
@@ -230,11 +228,6 @@ class WhyLimits:
     joint: int = 3
     deferred: int = 4
 
-    def plans_of(self, size: int, *, refine: bool) -> int:
-        """The most plans for a question about a program with `size` operations: for a first answer,
-        or for a refined one."""
-        return self.plans if refine else min(self.plans, self.first_operations // max(1, size))
-
 
 LIMITS = WhyLimits()
 
@@ -250,7 +243,6 @@ class AxisStory:
       pinned: whether the user pins this value on this axis.
       next_best: the cheapest plan in which the value has another atom here. For a pinned value: the
         plan without the pin. None when there is no such plan, or none was tried.
-      tried: how many other atoms were tried.
     """
 
     mesh_axis: str
@@ -258,7 +250,6 @@ class AxisStory:
     links: tuple[Link, ...]
     pinned: bool
     next_best: Alternative | None
-    tried: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +320,8 @@ def why(
       SbpError: when no value has that name.
     """
     *others, subject = Subjects.of(program.request.graph, output_names).find(name)
-    most = limits.plans_of(program.request.size, refine=refine)
+    first = min(limits.plans, limits.first_operations // max(1, program.request.size))
+    most = limits.plans if refine else first
     inquiry = _Inquiry(program, subject, limits, planning, most)
     return inquiry.answer(tuple(others), tuple(output_names))
 
@@ -552,7 +544,7 @@ class _Inquiry:
         """
         own, code = ValueName(self.subject.label), codes[position]
         first, *rest = self.origins.chain(value, position)
-        links = (dataclasses.replace(first, subject=own), *rest)
+        links = (replace(first, subject=own), *rest)
         if self.subject.kind == "output":
             # Its own link, then those of the returned value unless a pin ends the chain.
             tied = dict(self.request.demand.tied).get(self.subject.position)
@@ -561,8 +553,11 @@ class _Inquiry:
             links = (Link(kind=kind, subject=own, atom=code, donor=donor), *links)
             if self.is_pinned(position):
                 links = (Link(kind="output", subject=own, atom=code),)
-        others = [a for ((k, c),), a in singles.items() if k == position and c is not None]
-        possible = [a for a in others if a.cost is not None]
+        possible = [
+            a
+            for ((k, c),), a in singles.items()
+            if k == position and c is not None and a.cost is not None
+        ]
         best = min(possible, key=_by_cost, default=None)
         return AxisStory(
             mesh_axis=self.mesh.names[position],
@@ -570,7 +565,6 @@ class _Inquiry:
             links=links,
             pinned=self.is_pinned(position),
             next_best=singles.get(((position, None),), best),
-            tried=len(others),
         )
 
 

@@ -195,7 +195,7 @@ def verdict(why: Why, story: AxisStory) -> str:
             f" {difference(best.cost, why.cost)}"
         )
     if best is None or best.cost is None:
-        return "no other typing" if story.tried else "no other type was tried"
+        return "no other type was found"
     atom = dict(best.wanted).get(story.mesh_axis, "another")
     if story.links[0].kind == "donated output":
         return (
