@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from jax import lax
+
 from sbp.errors import Diagnostic, Label, RuleRow, Span
 from sbp.explain.change import Diagnosis, DiagnosisLimits, Fault, left_out, more_text, tried
 from sbp.explain.edits import pinned_value
@@ -118,10 +120,10 @@ def _edge(fault: Fault, node: Node, constraint: Constraint) -> str:
     """What enters or leaves a region: its role, and the user's name."""
     read, name = _read(constraint), _value(fault, constraint)
     if read.exit is not None and read.exit.kind == "result":
-        branch = f"branch {read.exit.region}"
-        if len(node.regions) == 2 and called_name(users_span(node)) == "cond":
-            # lax.cond(predicate, true branch, false branch)
-            branch = "the true branch" if read.exit.region else "the false branch"
+        # lax.cond(predicate, true branch, false branch)
+        is_cond = len(node.regions) == 2 and called_name(users_span(node)) == lax.cond.__name__
+        number = read.exit.region
+        branch = ("the false branch", "the true branch")[number] if is_cond else f"branch {number}"
         return f"the result of {branch}"
     if read.predicate:
         return "the predicate"

@@ -198,7 +198,6 @@ def _costly(
         f"{bytes_text(before.bytes_per_device)} and {_seconds(before.seconds)} per device with it,"
         f" {bytes_text(after.bytes_per_device)} and {_seconds(after.seconds)} without"
     )
-    note = "both plans and the helps are without the dearer annotations above"
     helps, drop = [*following(request, site, without)], dropped(request, site)
     helps += [drop.help(without)] if drop.edits else []
     return Diagnostic(
@@ -209,7 +208,9 @@ def _costly(
             f" {pinned_text(site, request.mesh)} makes the plan {100 * rise:.0f} % dearer"
         ),
         labels=(Label(span=site.span, text=price, primary=True),),
-        notes=(note,) if dearer else (),
+        notes=("both plans and the helps are without the dearer annotations above",)
+        if dearer
+        else (),
         helps=tuple(helps),
         scope=scope_of(site.nodes[0]),
     )
