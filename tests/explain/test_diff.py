@@ -1,7 +1,6 @@
 """`plan.diff`: exact texts, what is matched and how, figures against the plans themselves."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,14 +15,6 @@ from tests.explain.answers import masked, planned, shape
 from tests.report import why_programs
 from tests.report.golden import assert_golden
 from tests.report.test_report import WIDE, facts_of, html_facts
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _in_the_project(monkeypatch):
-    """Files are named relative to the working folder."""
-    monkeypatch.chdir(ROOT)
 
 
 def data_parallel(name="megatron_step"):
