@@ -17,8 +17,8 @@ from sbp.api.call import CallReader, CallSignature, quick_key, refuse_taken
 from sbp.api.holding import Holding
 from sbp.api.tracing import Traced
 from sbp.errors import Diagnostic, SbpError, SbpWarning, refused, users_stacklevel
-from sbp.explain.costly import costly_annotations, gathered_matrices
 from sbp.explain.difference import ComparedPlan
+from sbp.explain.relaxations import costly_annotations, gathered_matrices
 from sbp.explain.why import why
 from sbp.infer.request import Request
 from sbp.kinds import FLAG, instance_of, made_of, public, shown, takes

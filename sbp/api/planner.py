@@ -31,7 +31,7 @@ from sbp.errors import (
 )
 from sbp.explain.change import Change, more_text, tried
 from sbp.explain.faults import LIMITS, explain
-from sbp.explain.together import memory_diagnostic
+from sbp.explain.relaxations import memory_diagnostic
 from sbp.kinds import shown
 from sbp.machine.mesh import mesh_spec
 from sbp.plan.fit import fit

@@ -3,10 +3,11 @@ that they are tried on."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from sbp.errors import Edit, Help, Label
 from sbp.explain.edits import pinned_value
@@ -36,8 +37,8 @@ class Change:
       edits: what the user would edit.
       make: returns the changed program, for `tried`; None when the program cannot have the change.
       without: (mesh axis, name) of the constraints that the change takes away.
-      assumed: literals of states on the fault's mesh axis. The program is in one of these states
-          after the change; empty for any state.
+      assumed: for each decision that the change takes, literals of states on the fault's mesh axis.
+          The program is in one of them after the change.
       kind: what it changes.
       instead: a smaller change; when it is accepted, this one is not tried.
       pinned: the values of the pins that ask another code.
@@ -48,7 +49,7 @@ class Change:
     edits: tuple[Edit, ...]
     make: Callable[[], Any]
     without: frozenset[tuple[str, str]] = frozenset()
-    assumed: tuple[str, ...] = ()
+    assumed: tuple[tuple[str, ...], ...] = ()
     kind: HelpKind = "drop"
     instead: Change | None = None
     pinned: tuple[int, ...] = ()
@@ -56,15 +57,11 @@ class Change:
 
     def help(self, program: Program, *, more: str = "", clears_all_errors: bool = True) -> Help:
         """The change as a help, with the price of the plan after it; `more` ends its text."""
-        text = self.text + more
-        return priced(text, self.edits, program, clears_all_errors=clears_all_errors)
+        return priced(self.text + more, self.edits, program, clears_all_errors=clears_all_errors)
 
 
-class Accepted(NamedTuple):
-    """A change with the plan after it."""
-
-    change: Change
-    program: Program
+Accepted = tuple[Change, Program]
+"""A change with the plan after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +70,10 @@ class Tried:
 
     Arguments:
       accepted: those that give a plan.
-      seen: how many texts were looked at.
-      plans: how many plans were made.
       untried: how many changes a limit left out.
     """
 
     accepted: tuple[Accepted, ...] = ()
-    seen: int = 0
-    plans: int = 0
     untried: int = 0
 
 
@@ -106,7 +99,7 @@ def tried(
     accepted: list[Accepted] = []
     seen, untried, made = set[str](), set[str](), 0
     for one in changes:
-        if one.text in seen or any(_replaces(a.change, one) for a in accepted):
+        if one.text in seen or any(_replaces(a, one) for a, _ in accepted):
             continue
         most = enough if accepted and enough is not None else plans
         if made >= most or len(accepted) == helps:
@@ -119,8 +112,8 @@ def tried(
         made += 1
         program = (plan or best_program)(changed)
         if program is not None:
-            accepted.append(Accepted(one, program))
-    return Tried(tuple(accepted), len(seen), made, len(untried))
+            accepted.append((one, program))
+    return Tried(tuple(accepted), len(untried))
 
 
 def _replaces(accepted: Change, other: Change) -> bool:
@@ -165,40 +158,31 @@ class DiagnosisLimits:
       large: operations above which a plan takes a second or more, so that few plans are made.
       huge: operations above which a change of the policy, whose one plan serves all faults, is
         tried before any change of an annotation.
-      faults, faults_large: diagnostics of one program, of a large one.
+      faults: diagnostics of one program.
       helps: helps that one diagnostic shows.
       rows: rows of a rule that one diagnostic shows.
       pins: pins that the diagnostic of all mesh axes together shows.
-      plans: plans made for the helps of one fault.
-      pair_plans: plans made for changes of two pins, where no change of one pin gives a typing.
+      plans: plans made for one diagnostic.
       plans_large, nodes_planned: in a large program, the most plans for one fault and the most
         operations that all these plans have together. One plan for each fault is always made.
       reused: operations up to which helps are priced with the reuse of forward conversions in the
         backward pass.
       pin_trials: the number of pins times the number of operations up to which pins that are not
         part of a conflict of all mesh axes are sorted out.
-      budget_plans: plans made to find the least budget.
     """
 
     solver_resources: int = RLIMIT
     large: int = 1000
     huge: int = 3000
     faults: int = 5
-    faults_large: int = 3
     helps: int = 3
     rows: int = 4
     pins: int = 6
     plans: int = 12
-    pair_plans: int = 4
     plans_large: int = 3
     nodes_planned: int = 6000
     reused: int = 500
     pin_trials: int = 4000
-    budget_plans: int = 10
-
-    def faults_shown(self, size: int) -> int:
-        """The most diagnostics of a program with `size` operations."""
-        return self.faults_large if size > self.large else self.faults
 
     def plans_of(self, size: int, shown: int) -> tuple[int, int]:
         """How many plans are made for the helps of one fault: once one of them gave a typing, and
@@ -223,86 +207,27 @@ def more_text(count: int, noun: str) -> str:
     return f"{count} more {noun}{'s' * (count > 1)}"
 
 
-def unshown_text(count: int) -> str:
-    """The note about helps that are not shown."""
-    verbs = "give a typing and are" if count > 1 else "gives a typing and is"
-    return f"{more_text(count, 'change')} {verbs} not shown"
+def left_out(unshown: int, untried: int) -> tuple[str, ...]:
+    """Notes about changes that give a typing and are not shown, and about changes not tried.
+
+    >>> left_out(1, 0), left_out(0, 2)
+    (('not shown: 1 more change that gives a typing',), ('not tried: 2 more changes',))
+    """
+    gives = "gives" if unshown == 1 else "give"
+    notes = (
+        f"not shown: {more_text(unshown, 'change')} that {gives} a typing" if unshown > 0 else "",
+        f"not tried: {more_text(untried, 'change')}" if untried > 0 else "",
+    )
+    return tuple(filter(None, notes))
 
 
-# ---- trials -------------------------------------------------------------------------------------
+# ---- faults -------------------------------------------------------------------------------------
 # A program without a typing, with its faults and the edits that were tried on it.
 
 
-@dataclass(frozen=True, slots=True)
-class Arriving:
-    """The codes that arrive at the operands of a node on one mesh axis: the findings of the checker
-    that end at the node, merged."""
-
-    parts: tuple[CheckResult, ...]
-
-    @property
-    def sink(self) -> tuple[Constraint, ...]:
-        """The conversions at which the findings end."""
-        return tuple(c for part in self.parts for c in part.sink)
-
-    @property
-    def made(self) -> dict[int, tuple[Code, ...]]:
-        """For each operand the codes in which it can arrive."""
-        return {
-            c.operand: codes
-            for part in self.parts
-            for c, codes in zip(part.sink, part.made, strict=True)
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndependentFaults:
-    """The independent faults of a program.
-
-    Arguments:
-      groups: for each fault its findings, the finding of the checker that came first at the front.
-        The others end in the same place: with other pins, or on another mesh axis.
-      last: the last answer of the checker.
-      complete: whether the search ended because nothing more was found, and not at its limit.
-    """
-
-    groups: tuple[tuple[CheckResult, ...], ...]
-    last: CheckResult
-    complete: bool = True
-
-    @property
-    def first(self) -> list[CheckResult]:
-        """For each fault the finding that came first."""
-        return [group[0] for group in self.groups]
-
-    def others(self, fault: CheckResult) -> tuple[CheckResult, ...]:
-        """The later findings that end in the same place as a fault."""
-        return next((group[1:] for group in self.groups if group[0] is fault), ())
-
-
-@dataclass(frozen=True, slots=True)
-class Looser:
-    """A policy that allows more.
-
-    Arguments:
-      key: which policy, and where.
-      text: the change in words.
-      edits: the change itself.
-      make: a program under it.
-      wide: whether it changes more than the line of the fault, so that it is for when nothing less
-          gives a typing.
-    """
-
-    key: tuple[Any, ...]
-    text: str
-    edits: tuple[Edit, ...]
-    make: Callable[[Request], Request]
-    wide: bool = False
-
-
-@dataclass(slots=True)
-class Trials:
-    """A program without a typing, and the edits that were tried on it.
+@dataclass(slots=True, kw_only=True)
+class Diagnosis:
+    """A program without a typing, with its independent faults.
 
     A plan of a large program takes seconds. So every edit is first checked against the constraints
     at hand: its constraints are left out and its states are assumed, which builds nothing. That
@@ -311,76 +236,46 @@ class Trials:
     Arguments:
       request: the program, and what its types are chosen by.
       checker: its constraints.
-      faults: its faults.
       limits: on the search.
-      reuse_left_out: whether plans could reuse forward conversions in the backward pass, but are
-        made without that to save time.
+      groups: for each fault its findings, the finding of the checker that came first at the front.
+        The others end in the same place: with other pins, or on another mesh axis.
+      last: the last answer of the checker.
     """
 
     request: Request
     checker: Checker
-    faults: IndependentFaults
     limits: DiagnosisLimits
-    reuse_left_out: bool = False
-    by_policy: dict[Any, Program | None] = field(default_factory=dict)
+    groups: tuple[tuple[CheckResult, ...], ...]
+    last: CheckResult
+    under_policies: dict[str, Program | None] = field(default_factory=dict)
     answers: dict[Any, bool] = field(default_factory=dict)
-
-    def arriving(self, fault: CheckResult) -> Arriving:
-        """A fault merged with the findings about other operands of its node."""
-        parts, seen = [fault], {c.operand for c in fault.sink}
-        for other in self.faults.others(fault):
-            mine = other.mesh_axis == fault.mesh_axis and len(fault.sink) == len(other.sink) == 1
-            if (
-                mine
-                and other.sink[0].node is fault.sink[0].node
-                and other.sink[0].operand not in seen
-            ):
-                parts.append(other)
-                seen.add(other.sink[0].operand)
-        return Arriving(tuple(parts))
-
-    @property
-    def size(self) -> int:
-        """The number of the program's operations."""
-        return self.request.size
 
     @property
     def large(self) -> bool:
         """Whether few plans are made."""
-        return self.size > self.limits.large
-
-    @property
-    def huge(self) -> bool:
-        """Whether a change of the policy is tried before changes of annotations."""
-        return self.size > self.limits.huge
-
-    @property
-    def several(self) -> bool:
-        """Whether the program has more than one fault."""
-        return len(self.faults.first) > 1
+        return self.request.size > self.limits.large
 
     def may_hold(
-        self,
-        mesh_axis: str,
-        without: Set[tuple[str, str]],
-        assumed: Sequence[str] = (),
-        also: Sequence[str] = (),
+        self, mesh_axis: str, without: Set[tuple[str, str]], assumed: Iterable[tuple[str, ...]]
     ) -> bool:
         """Whether the constraints of every mesh axis can hold after an edit.
 
         Arguments:
           mesh_axis: the axis of the fault.
           without: (mesh axis, name) of the constraints that the edit takes away.
-          assumed: literals of states on `mesh_axis`. The program is in one of these states after
-            the edit; empty for any state.
-          also: the same of another variable.
+          assumed: for each decision that the edit takes, literals of states on `mesh_axis`. The
+            program is in one of them after the edit.
         """
-        for system in self.checker.systems:
-            mine = frozenset(name for axis, name in without if axis == system.mesh_axis)
-            given = [s for s in (assumed, also) if s and system.mesh_axis == mesh_axis]
-            if not any(self._axis_may_hold(system, mine, s) for s in itertools.product(*given)):
-                return False
-        return True
+        each = tuple(itertools.product(*assumed))
+        return all(
+            any(
+                self._axis_may_hold(
+                    system, frozenset(n for axis, n in without if axis == system.mesh_axis), states
+                )
+                for states in (each if system.mesh_axis == mesh_axis else [()])
+            )
+            for system in self.checker.systems
+        )
 
     def _axis_may_hold(
         self, system: System, without: frozenset[str], states: tuple[str, ...]
@@ -391,37 +286,36 @@ class Trials:
             self.answers[key] = self.checker.axis(system).check([*names, *states])[0] != "unsat"
         return self.answers[key]
 
-    def policy(self, looser: Looser) -> Program | None:
-        """The plan of the program under another policy, made once for all faults."""
-        if looser.key not in self.by_policy:
-            request = looser.make(self.request)
-            free = all(p == "auto" for p in request.strictest.policies)
-            checker = Checker(request, rlimit=self.limits.solver_resources)
-            hopeless = not free and checker.check(explain=False).status == "unsat"
-            self.by_policy[looser.key] = None if hopeless else best_program(request)
-        return self.by_policy[looser.key]
+    def under_policy(self, text: str, change: Callable[[Request], Request]) -> Program | None:
+        """The plan of the whole program under another policy, made once for all faults."""
+        if text not in self.under_policies:
+            self.under_policies[text] = best_program(change(self.request))
+        return self.under_policies[text]
 
 
-@dataclass(frozen=True, slots=True)
-class BlamedFault:
-    """A fault with the trials on its program.
+@dataclass(frozen=True)
+class Fault:
+    """A fault of a program.
 
     Arguments:
-      trials: the program and its faults.
-      found: the fault.
+      diagnosis: the program and its faults.
+      findings: the findings of the checker about the fault; the first one decides.
       names: the names of the program's values.
-      shown: the number of faults that are shown.
     """
 
-    trials: Trials
-    found: CheckResult
+    diagnosis: Diagnosis
+    findings: tuple[CheckResult, ...]
     names: Names
-    shown: int
+
+    @property
+    def found(self) -> CheckResult:
+        """The finding that came first."""
+        return self.findings[0]
 
     @property
     def request(self) -> Request:
         """The program, and what its types are chosen by."""
-        return self.trials.request
+        return self.diagnosis.request
 
     @property
     def axis(self) -> str:
@@ -436,12 +330,45 @@ class BlamedFault:
     @property
     def system(self) -> System:
         """The constraints of the mesh axis."""
-        return next(s for s in self.trials.checker.systems if s.mesh_axis == self.axis)
+        return next(s for s in self.diagnosis.checker.systems if s.mesh_axis == self.axis)
+
+    @functools.cached_property
+    def arriving(self) -> tuple[CheckResult, ...]:
+        """The finding with those about other operands of its node."""
+        parts: dict[int, CheckResult] = {}
+        for other in self.findings[1:]:
+            if (
+                other.mesh_axis == self.axis
+                and len(self.found.sink) == len(other.sink) == 1
+                and other.sink[0].node is self.found.sink[0].node
+                and other.sink[0].operand != self.found.sink[0].operand
+            ):
+                parts.setdefault(other.sink[0].operand, other)
+        return self.found, *parts.values()
+
+    @property
+    def made(self) -> dict[int, tuple[Code, ...]]:
+        """For each operand of the node the codes in which it can arrive."""
+        return {
+            c.operand: codes
+            for part in self.arriving
+            for c, codes in zip(part.sink, part.made, strict=True)
+        }
+
+    @property
+    def pins(self) -> list[Constraint]:
+        """The pins that what arrives is due to."""
+        return list({c.name: c for part in self.arriving for c in part.pins}.values())
 
     def subject(self, node: Node) -> str:
         """A node as a title names it: by the user's expression."""
         text = f"`{source_text(users_span(node)) or node.name}`"
         return f"the gradient of {text}" if node.in_gradient else text
+
+    def asked(self, pin: Constraint) -> str:
+        """A pinned value as the atom that the pin asks."""
+        assert pin.site is not None
+        return f"{self.names.site(pin.site)} as {asked_text(pin.site, pin.code)}"
 
     def direct(self, node: Node, pin: Constraint, operand: int | None = None) -> bool:
         """Whether a pin is on a value that the node itself reads.
@@ -465,26 +392,23 @@ class BlamedFault:
     def pin_text(self, pin: Constraint, node: Node) -> str:
         """The atom that a pin asks, and the role of a split dim in the node."""
         assert pin.site is not None
-        asked = asked_text(pin.site, pin.code)
-        text = f"{self.names.site(pin.site)} is {asked} on `{self.axis}`"
+        text = f"{self.names.site(pin.site)} is {asked_text(pin.site, pin.code)} on `{self.axis}`"
         if pin.code > 0:
-            shape = self.request.graph.aval(pinned_value(self.request.graph, pin.site)).shape
-            behind = behind_vmap(pin.site, pin.code)
+            graph, behind = self.request.graph, behind_vmap(pin.site, pin.code)
+            shape = graph.aval(pinned_value(graph, pin.site)).shape
             text += " under vmap" if behind != 0 else ""
-            sizes = "x".join(map(str, shape[behind or 0 :]))
-            dim = f": dim {pin.code - 1 - (behind or 0)} of {sizes}"
+            shown = "x".join(map(str, shape[behind or 0 :]))
+            dim = f": dim {pin.code - 1 - (behind or 0)} of {shown}"
             text += self.role(pin, node) or dim + (f" {BATCHED}" if behind is None else "")
         return text
 
     def role(self, pin: Constraint, node: Node) -> str:
         """The role of a pinned dim in the contraction that reads it; empty for other nodes."""
-        numbers = node.params.get("dimension_numbers", ())
-        if not traits_of(node.op).contracts or len(numbers) != 2 or pin.site is None:
+        numbers, dim = node.params.get("dimension_numbers", ()), pin.code - 1
+        operands = [c.operand for c in self.found.sink if self.direct(node, pin, c.operand)]
+        if not traits_of(node.op).contracts or len(numbers) != 2 or not operands:
             return ""
-        contract, batch = numbers
-        for c in self.found.sink:
-            if self.direct(node, pin, c.operand):
-                if pin.code - 1 in contract[c.operand]:
-                    return ", the contracted dim"
-                return ", a batch dim" if pin.code - 1 in batch[c.operand] else ", not contracted"
-        return ""
+        contract, batch = (dims[operands[0]] for dims in numbers)
+        if dim in contract:
+            return ", the contracted dim"
+        return ", a batch dim" if dim in batch else ", not contracted"

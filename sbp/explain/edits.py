@@ -15,7 +15,7 @@ from sbp.errors import SourceEdit, Span
 from sbp.explain.subjects import Subject, kind_of
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.pins import pinned_codes
-from sbp.infer.request import Demand, Request
+from sbp.infer.request import Request
 from sbp.infer.space import Code, decode
 from sbp.plan.program import Program
 from sbp.source.editing import statement_span
@@ -27,17 +27,9 @@ from sbp.types import NdSbp
 # Where an annotation that a help adds to the source stands in the traced program.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """New annotations in a program. All that follows reads what is annotated.
-
-    Arguments:
-      before: by node id, the values that are annotated before the node.
-      after: the values that are annotated where they are made.
-    """
-
-    before: Mapping[int, tuple[Operand, ...]]
-    after: frozenset[int] = frozenset()
+Placed = tuple[dict[int, dict[Operand, None]], set[int]]
+"""New annotations in a program: by node id, the values that are annotated before the node; and the
+values that are annotated where they are made. All that follows reads what is annotated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,62 +42,63 @@ class Placement:
 
     Arguments:
       graph: the program.
-      makers: for each value, the node that makes it.
+      dataflow: its values, for the nodes that make them.
       line: the expression that reads the value.
       edit: the first edit of the annotation.
     """
 
     graph: Graph
-    makers: Mapping[int, Node]
+    dataflow: Dataflow
     line: Span
     edit: SourceEdit
 
     def of(self, values: Iterable[Operand]) -> Placed:
-        """The places of an annotation of some values.
-
-        Arguments:
-          values: what the line reads.
-        """
-        before, after = dict[int, dict[Operand, None]](), set[int]()
+        """The places of an annotation of some values that the line reads."""
+        placed: Placed = defaultdict(dict), set()
+        nodes = [n for n in self.graph.walk() if not n.in_gradient and self.frame(n) is not None]
         for value in values:
-            self.place(value, before, after)
-        return Placed(before={n: tuple(v) for n, v in before.items()}, after=frozenset(after))
+            reading = [n for n in nodes if value in n.inputs]
+            # Other expressions of a comprehension may read the value, too.
+            first = next((n for n in reading if self.line in n.stack), reading[0])
+            number, depth = first.inputs.index(value), self.frame(first)
+            assert depth is not None
+            path = first.stack[: depth + 1]
+            readers = {first.id} | {
+                n.id
+                for n in nodes
+                if (n.op, len(n.inputs), n.stack[: depth + 1])
+                == (first.op, len(first.inputs), path)
+                and path[-1] not in self.stack(n.inputs[number])
+            }
+            for graph in self.graph.graphs():
+                for k, node in enumerate(graph.nodes):
+                    if node.id in readers:
+                        self.place(placed, graph.nodes, k, node.inputs[number])
+        return placed
 
     def place(
-        self, value: Operand, before: dict[int, dict[Operand, None]], after: set[int]
+        self, placed: Placed, siblings: tuple[Node, ...], reader: int, operand: Operand
     ) -> None:
-        """Adds the places of one value.
+        """Adds the place for one read of a value.
 
         Arguments:
-          value: the value.
-          before: by node id, the values that are annotated before the node, in order.
-          after: the values that are annotated where they are made.
+          placed: where the annotations stand.
+          siblings: the nodes of one region, in order.
+          reader: the position of the node that reads the value.
+          operand: the value.
         """
-        nodes = [n for n in self.graph.walk() if not n.in_gradient and self.frame(n) is not None]
-        reading = [n for n in nodes if value in n.inputs]
-        # Other expressions of a comprehension may read the value, too.
-        first = next((n for n in reading if self.line in n.stack), reading[0])
-        number, depth = first.inputs.index(value), self.frame(first)
-        assert depth is not None
-        path = first.stack[: depth + 1]
-        readers = {first.id} | {
-            n.id
-            for n in nodes
-            if (n.op, len(n.inputs), n.stack[: depth + 1]) == (first.op, len(first.inputs), path)
-            and not self.made_by(n.inputs[number], path[-1])
-        }
-        for graph in self.graph.graphs():
-            for k, node in enumerate(graph.nodes):
-                if node.id not in readers:
-                    continue
-                operand = node.inputs[number]
-                maker = self.makers.get(operand) if isinstance(operand, int) else None
-                if self.inserts:
-                    before.setdefault(self.start(graph.nodes, k, maker).id, {})[operand] = None
-                elif maker is not None and self.frame(maker) is not None:
-                    after.update(v for v in maker.outputs if v == operand)
-                else:
-                    before.setdefault(node.id, {})[operand] = None
+        maker, (before, after) = self.dataflow.maker(operand), placed
+        if self.inserts:
+            before[self.start(siblings, reader, maker).id][operand] = None
+        elif maker is not None and self.frame(maker) is not None and isinstance(operand, int):
+            after.add(operand)
+        else:
+            before[siblings[reader].id][operand] = None
+
+    def stack(self, operand: Operand) -> tuple[Span, ...]:
+        """The frames of the node that makes an operand."""
+        maker = self.dataflow.maker(operand)
+        return maker.stack if maker is not None else ()
 
     @property
     def inserts(self) -> bool:
@@ -124,11 +117,6 @@ class Placement:
         )
         return next(found, None)
 
-    def made_by(self, operand: Operand, expression: Span) -> bool:
-        """Whether an expression makes an operand that it reads itself."""
-        maker = self.makers.get(operand) if isinstance(operand, int) else None
-        return maker is not None and expression in maker.stack
-
     def start(self, siblings: tuple[Node, ...], reader: int, maker: Node | None) -> Node:
         """The first node of the statement that a node belongs to, after what makes the value.
 
@@ -137,33 +125,38 @@ class Placement:
           reader: the position of the node that reads the value.
           maker: what makes the value.
         """
-        statement = statement_span(self.line)
-        depth = self.frame(siblings[reader])
+        statement, depth = statement_span(self.line), self.frame(siblings[reader])
         assert depth is not None
-        caller = siblings[reader].stack[depth + 1 :]
-        first = reader
+        caller, first = siblings[reader].stack[depth + 1 :], reader
         while statement is not None and first > 0:
             node = siblings[first - 1]
             k = self.frame(node)
-            inside = k is not None and _before_end(node.stack[k], statement)
-            if not inside or k is None or node.stack[k + 1 :] != caller:
-                break
             # By its id: edits of the program, such as dropping another fault's pins, copy nodes.
-            if maker is not None and node.id == maker.id:
+            made = maker is not None and node.id == maker.id
+            if made or k is None or node.stack[k + 1 :] != caller:
+                break
+            if (node.stack[k].line, node.stack[k].column) >= (
+                statement.end_line,
+                statement.end_column,
+            ):
                 break
             first -= 1
         return siblings[first]
 
 
-def _before_end(span: Span, statement: Span) -> bool:
-    return (span.line, span.column) < (statement.end_line, statement.end_column)
-
-
 # ---- pins of a program --------------------------------------------------------------------------
-# Programs with a pin dropped, moved to another dim or inserted.
+# Programs with pins changed, dropped or inserted.
 
 
 _NOTHING: Mapping[int, Any] = MappingProxyType({})
+
+Wanted = Mapping[int, Code | None]
+"""Codes asked on some mesh axes, by the position of the axis; None leaves the axis free."""
+
+
+def wanted_codes(codes: tuple[Code | None, ...], wanted: Wanted) -> tuple[Code | None, ...]:
+    """The codes on all mesh axes, with others on some of them."""
+    return tuple(wanted.get(k, c) for k, c in enumerate(codes))
 
 
 def site_in(request: Request, site: PinSite) -> PinSite | None:
@@ -186,97 +179,63 @@ def pinned_value(graph: Graph, site: PinSite) -> Operand:
     return (graph.inputs if site.source == "input" else graph.outputs)[site.position]
 
 
-def drop_pin(request: Request, site: PinSite, position: int | None = None) -> Request:
-    """The request without a pin.
-
-    Arguments:
-      request: the request.
-      site: the pin.
-      position: of the mesh axis on which the pin is dropped; None for all axes.
-    """
-    return _with_codes(
-        request, site, tuple(None if position in (None, k) else c for k, c in enumerate(site.codes))
-    )
+def set_pins(request: Request, changes: Iterable[tuple[PinSite, Wanted]]) -> Request | None:
+    """The request with pins that ask other codes on some mesh axes; None where a value that is
+    pinned by the same line has too few dims for one of them."""
+    edited: Request | None = request
+    for site, wanted in changes:
+        edited = edited and _set_pin(edited, site, wanted)
+    return edited
 
 
-def move_pin(request: Request, site: PinSite, position: int, code: Code) -> Request | None:
-    """The request with a pin that asks another code on one mesh axis; None where a value that is
-    pinned by the same line has too few dims for it.
-
-    Arguments:
-      request: the request.
-      site: the pin.
-      position: of the mesh axis.
-      code: the code that the pin asks there.
-    """
-    codes = tuple(code if k == position else c for k, c in enumerate(site.codes))
-    return change_pin(request, site, codes)
+def drop_pins(request: Request, *sites: PinSite) -> Request:
+    """The request without some pins."""
+    free = dict.fromkeys(range(len(request.mesh.names)))
+    found = set_pins(request, [(site, free) for site in sites])
+    assert found is not None
+    return found
 
 
-def change_pin(request: Request, site: PinSite, codes: tuple[Code | None, ...]) -> Request | None:
-    """The request with a pin that asks other codes; None where a value that is pinned by the same
-    line has too few dims for one of them.
-
-    Arguments:
-      request: the request.
-      site: the pin.
-      codes: for each mesh axis what the pin asks; None leaves the axis free.
-    """
-    values = [n.outputs[0] for n in site.nodes] or [pinned_value(request.graph, site)]
-    highest = max((c for c in codes if c is not None), default=0)
+def _set_pin(request: Request, site: PinSite, wanted: Wanted) -> Request | None:
+    nodes = list(site.nodes)
+    if site.is_input:
+        # An input with an uneven split has two pins: what JAX can shard, and the node behind it
+        # with the type that the user asks for.
+        pinning = (n for n in request.graph.nodes if n.op == annotate_p.name and n.params["pin"])
+        nodes = [n for n in pinning if n.params["pin"].input == site.position]
+    values = [n.outputs[0] for n in nodes] or [pinned_value(request.graph, site)]
+    highest = max((c for c in wanted.values() if c is not None), default=0)
     if any(len(request.graph.aval(v).shape) < highest for v in values):
         return None
-    return _with_codes(request, site, codes)
+    changed = _with_pins(request, nodes, wanted)
+    if site.is_input or site.source == "output":
+        kind = "input" if site.is_input else "output"
+        return _demanding(changed, kind, site.position, wanted)
+    return changed
 
 
-def _with_codes(request: Request, site: PinSite, codes: tuple[Code | None, ...]) -> Request:
-    if site.is_input:
-        return _with_input(request, site, codes)
-    if site.source == "output":
-        demand = _demanding(request.demand, "output", site.position, codes)
-        return replace(request, demand=demand)
-    pins = {n.id: _changed(n.params["pin"], codes, request) for n in site.nodes}
-    return replace(request, graph=rewrite(request.graph, at=pins))
+def _with_pins(request: Request, nodes: Iterable[Node], wanted: Wanted) -> Request:
+    """The request with annotations that ask other codes; none where they ask nothing."""
+    at = dict[int, Pin | None]()
+    for node in nodes:
+        pin: Pin = node.params["pin"]
+        codes = wanted_codes(pinned_codes(pin, request.mesh), wanted)
+        named = zip(request.mesh.names, codes, strict=True)
+        atoms = {axis: decode(c) for axis, c in named if c is not None}
+        at[node.id] = replace(pin, type=NdSbp(atoms), complete=False) if atoms else None
+    return replace(request, graph=rewrite(request.graph, at=at)) if at else request
 
 
 def _demanding(
-    demand: Demand, kind: Literal["input", "output"], position: int, codes: tuple[Code | None, ...]
-) -> Demand:
-    """What is asked of inputs and outputs, with another type of one of them."""
-    wanted = None if all(c is None for c in codes) else codes
+    request: Request, kind: Literal["input", "output"], position: int, wanted: Wanted
+) -> Request:
+    """The request with another type asked of one input or output."""
+    demand = request.demand
     given = demand.inputs if kind == "input" else demand.outputs
-    asked = tuple(wanted if i == position else t for i, t in enumerate(given))
-    return replace(demand, inputs=asked) if kind == "input" else replace(demand, outputs=asked)
-
-
-def _with_input(request: Request, site: PinSite, codes: tuple[Code | None, ...]) -> Request:
-    """The request with another type of an input. An input with an uneven split has two pins: what
-    JAX can shard, and the node behind it with the type that the user asks for."""
-    old = request.demand.inputs[site.position] or (None,) * len(codes)
-    changed = [new != before for new, before in zip(codes, site.codes, strict=True)]
-
-    def edited(pinned: tuple[Code | None, ...]) -> tuple[Code | None, ...]:
-        return tuple(
-            new if differs else kept
-            for new, differs, kept in zip(codes, changed, pinned, strict=True)
-        )
-
-    demand = _demanding(request.demand, "input", site.position, edited(old))
-    behind = [
-        (n.id, n.params["pin"])
-        for n in request.graph.nodes
-        if n.op == annotate_p.name and n.params["pin"] and n.params["pin"].input == site.position
-    ]
-    pins = {i: _changed(pin, edited(pinned_codes(pin, request.mesh)), request) for i, pin in behind}
-    graph = rewrite(request.graph, at=pins) if pins else request.graph
-    return replace(request, demand=demand, graph=graph)
-
-
-def _changed(pin: Pin, codes: tuple[Code | None, ...], request: Request) -> Pin | None:
-    """A pin that asks other codes; None where it asks nothing."""
-    named = zip(request.mesh.names, codes, strict=True)
-    atoms = {axis: decode(c) for axis, c in named if c is not None}
-    return replace(pin, type=NdSbp(atoms), complete=False) if atoms else None
+    codes = wanted_codes(given[position] or (None,) * len(request.mesh.names), wanted)
+    free = all(c is None for c in codes)
+    asked = tuple(t if i != position else None if free else codes for i, t in enumerate(given))
+    return replace(request, demand=replace(demand, **{f"{kind}s": asked}))
 
 
 def insert_pin(request: Request, placed: Placed, position: int, code: Code) -> Request | None:
@@ -288,13 +247,13 @@ def insert_pin(request: Request, placed: Placed, position: int, code: Code) -> R
       position: of the mesh axis.
       code: what they ask there.
     """
-    graph = request.graph
+    graph, (placed_before, placed_after) = request.graph, placed
     pin = Pin(NdSbp({request.mesh.names[position]: decode(code)}))
-    values = (*itertools.chain(*placed.before.values()), *placed.after)
+    values = (*itertools.chain(*placed_before.values()), *placed_after)
     if any(len(graph.aval(v).shape) < code for v in values):
         return None
-    before = {node: tuple((v, pin) for v in found) for node, found in placed.before.items()}
-    after = dict.fromkeys(placed.after, pin)
+    before = {node: tuple((v, pin) for v in found) for node, found in placed_before.items()}
+    after = dict.fromkeys(placed_after, pin)
     return replace(request, graph=rewrite(graph, before=before, after=after))
 
 
@@ -364,10 +323,6 @@ def rewrite(
 # in the source would pin it.
 
 
-Wanted = Mapping[int, Code | None]
-"""Codes asked on some mesh axes, by the position of the axis; None leaves the axis free."""
-
-
 def pin_subject(request: Request, subject: Subject, wanted: Wanted) -> Request:
     """The request with a subject pinned, or left free, on some mesh axes. The new pin replaces the
     user's pins of the subject on these axes; pins on other axes stay.
@@ -377,30 +332,15 @@ def pin_subject(request: Request, subject: Subject, wanted: Wanted) -> Request:
       subject: the subject. A value that is not pinned cannot be left free.
       wanted: what is asked.
     """
-    mesh = request.mesh
     match subject.kind:
         case "input" | "output" as kind:
-            demand, position = request.demand, subject.position
-            given = (demand.inputs if kind == "input" else demand.outputs)[position]
-            codes = _on(given or (None,) * len(mesh.sizes), wanted)
-            return replace(request, demand=_demanding(demand, kind, position, codes))
+            return _demanding(request, kind, subject.position, wanted)
         case "annotation":
-            pins = {
-                node.id: (node.params["pin"], _on(pinned_codes(node.params["pin"], mesh), wanted))
-                for node in request.graph.walk()
-                if node.op == annotate_p.name and node.outputs[0] in subject.values
-            }
-            at = {
-                i: _changed(Pin(pin.type, reduce_dtype=pin.reduce_dtype), codes, request)
-                for i, (pin, codes) in pins.items()
-            }
-            return replace(request, graph=rewrite(request.graph, at=at))
+            nodes = (n for n in request.graph.walk() if n.op == annotate_p.name)
+            mine = [n for n in nodes if n.outputs[0] in subject.values]
+            return _with_pins(request, mine, wanted)
         case "made":
             return _pinned_after(request, subject, wanted)
-
-
-def _on(codes: tuple[Code | None, ...], wanted: Wanted) -> tuple[Code | None, ...]:
-    return tuple(wanted.get(k, c) for k, c in enumerate(codes))
 
 
 def _pinned_after(request: Request, subject: Subject, wanted: Wanted) -> Request:
@@ -427,27 +367,19 @@ class Types:
     Arguments:
       program: the plan.
       asked: the program.
-      pinned: for each value that was pinned by the edit, the annotation's result and which
-          annotation it is, in program order.
+      pinned: for each value that was pinned by the edit, the annotation's result.
     """
 
     program: Program
     asked: Graph
-    pinned: Mapping[int, tuple[int, int]]
+    pinned: Mapping[Operand, int]
 
     @classmethod
     def of(cls, program: Program, asked: Graph) -> Types:
         """Collects the pins of a plan."""
-        pins = (
-            n
-            for n in program.graph.walk()
-            if n.op == annotate_p.name and n.outputs[0] not in asked.avals
-        )
-        found: dict[int, tuple[int, int]] = {}
-        for number, node in enumerate(pins):
-            if isinstance(value := node.inputs[0], int):
-                found.setdefault(value, (number, node.outputs[0]))
-        return cls(program, asked, found)
+        pins = (n for n in program.graph.walk() if n.op == annotate_p.name)
+        new = [n for n in pins if n.outputs[0] not in asked.avals]
+        return cls(program, asked, {n.inputs[0]: n.outputs[0] for n in reversed(new)})
 
     def type_of(self, subject: Subject) -> NdSbp:
         """The type of a subject. Values may be missing in the plan: a conversion that is not
@@ -455,10 +387,9 @@ class Types:
         if subject.kind == "output":
             return self.program.output_types[subject.position]
         typing, values = self.program.typing, set(subject.values)
-        if subject.kind == "made":
-            pinned = [self.pinned[v] for v in subject.values if v in self.pinned]
-            if pinned:
-                return typing.type_of(min(pinned)[1])
+        pinned = [self.pinned[v] for v in subject.values if v in self.pinned]
+        if subject.kind == "made" and pinned:
+            return typing.type_of(pinned[0])
         present = [v for v in subject.values if v in typing.values]
         if not present:  # the annotation was taken out: take its operand
             inputs = (

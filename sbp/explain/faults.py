@@ -6,106 +6,322 @@ the diagnostics.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from sbp import _jax
-from sbp.errors import Diagnostic, Help, Label
-from sbp.explain.change import (
-    Arriving,
-    BlamedFault,
-    DiagnosisLimits,
-    IndependentFaults,
-    Trials,
-    more_text,
-    priced,
-)
-from sbp.explain.edits import drop_pin, pinned_value
-from sbp.explain.fault_notes import (
-    NearRows,
-    atoms_text,
-    budget_notes,
-    left,
-    limit_notes,
-    near_rows,
-    notes,
-    region_words,
-    rule,
-)
-from sbp.explain.helps import FoundHelps, Repair
-from sbp.explain.names import BATCHED, Frames, Names, asked_text
-from sbp.explain.pin_changes import carried_text, edits_of
-from sbp.explain.together import budget_help, impossible_budgets, no_typing_together
+from jax import lax
+
+from sbp.errors import Diagnostic, Label, RuleRow, Span
+from sbp.explain.change import Diagnosis, DiagnosisLimits, Fault, left_out, more_text, tried
+from sbp.explain.edits import pinned_value
+from sbp.explain.helps import FoundHelps, blamed, helps_of
+from sbp.explain.names import Frames, Names, asked_text
+from sbp.explain.pin_changes import dropped
+from sbp.explain.relaxations import budget_help, impossible_budgets, no_typing_together
+from sbp.infer.accumulation import allowing
 from sbp.infer.check import Checker, CheckResult
-from sbp.infer.constraints import POLICY_LITERAL, Constraint, budget_literal
+from sbp.infer.constraints import POLICY_LITERAL, Constraint, ReadBecause, budget_literal
 from sbp.infer.request import Request
-from sbp.infer.space import Code, decode
+from sbp.infer.space import Code, decode, encode
 from sbp.limits import boxing_text
-from sbp.plan.fit import best_program
-from sbp.source.reader import scope_of, users_span
+from sbp.plan.text import place
+from sbp.source.reader import called_name, scope_of, source_text, users_span
 from sbp.trace.collector import collecting_less
 from sbp.trace.graph import Node
-from sbp.trace.numbering import twins
+from sbp.types import P
 
 # ---- arrivals -----------------------------------------------------------------------------------
-# What arrives at the line of a fault, in words.
+# What arrives at the line of a fault.
 
 
-def arrives(fault: BlamedFault, node: Node, made: Mapping[int, tuple[Code, ...]]) -> str:
-    """The primary label: what arrives at the operands, and what to reduce.
+def atoms_text(codes: Sequence[Code]) -> str:
+    """Atoms that are possible, in words.
+
+    >>> atoms_text((1, -1)), atoms_text(())
+    ('S(0) or P(sum)', 'of no type')
+    """
+    return " or ".join(repr(decode(c)) for c in codes) or "of no type"
+
+
+def left(codes: Sequence[Code]) -> str:
+    """How a value that should be B arrives: "partial" or "split"."""
+    return "partial" if codes and all(c < 0 for c in codes) else "split"
+
+
+def arrives(fault: Fault, node: Node) -> str:
+    """The primary label at a node without regions: what arrives at the operands, and what to
+    reduce."""
+    shown, frames, made = fault.names.shown(node), Frames(fault.names, node), fault.made
+    n = fault.request.mesh.sizes[fault.position]
+    told, partial = dict[str, None](), dict[str, None]()
+    for i, codes in made.items():
+        users = [frames.operand(i, code) for code in codes]
+        text = f"{shown[i]} is {atoms_text(users)}"
+        dim = codes[0] - 1 if len(codes) == 1 else -1
+        size = fault.request.graph.aval(node.inputs[i]).shape[dim] if dim >= 0 else n
+        if size < n:
+            return f"{text}, but its dim {users[0] - 1} of size {size} is shorter than {n} devices"
+        told[text] = None
+        if left(codes) == "partial":
+            partial[shown[i]] = None
+    if len(fault.found.sink) == 1:
+        text = f"{', '.join(told)} here, which {node.name} does not take"
+    elif len(told) == 1:
+        text = f"{''.join(told)} on both sides"
+    else:
+        text = f"{', '.join(told)}: they cannot meet here"
+    is_split = any(c > 0 for codes in made.values() for c in codes)
+    text += ", in dims of the batched arrays" if node.is_batched and is_split else ""
+    subject = "it" if len(told) == 1 else " or ".join(partial)
+    return f"{text}; reduce {subject} first" if partial else text
+
+
+_NEEDS: Mapping[str, str] = {
+    "predicate": "all devices have to decide alike",
+    "slice": "the scan takes its rows one after the other",
+}
+"""Why a value may not enter a region as it arrives, by the kind of the entry."""
+
+
+def region_words(fault: Fault, node: Node) -> tuple[str, str]:
+    """The title, up to the mesh axis, and the primary label of a fault at the edge of a loop or
+    branch.
+
+    Arguments:
+      fault: a fault whose sink is conversions into one variable of the region.
+      node: the scan, while or cond.
+    """
+    found, subject = fault.found, fault.subject(node)
+    first, name = _read(found.sink[0]), _value(fault, found.sink[0])
+    decides = first.predicate or (first.entry is not None and first.entry.decides)
+    kind = "predicate" if decides else first.entry.kind if first.entry else ""
+    what = f"`{name}`" if name else first.role
+    if kind == "predicate":
+        what = "the predicate"
+    elif first.carry is not None:
+        what = f"carry {first.carry}"
+    elif first.exit is not None:
+        what = f"result {found.sink[0].operand}"
+    told = dict.fromkeys(
+        f"{_edge(fault, node, c)} is {atoms_text(codes)}"
+        for c, codes in zip(found.sink, found.made, strict=True)
+    )
+    text = ", ".join(told)
+    if len(told) == 1:
+        text += f", but {_NEEDS.get(kind) or f'{atoms_text(found.wanted[0])} is kept here'}"
+    way = f"is left {left(found.made[0])}" if kind in _NEEDS else "cannot keep one type"
+    return f"{what} of {subject} {way}", text
+
+
+def _edge(fault: Fault, node: Node, constraint: Constraint) -> str:
+    """What enters or leaves a region: its role, and the user's name."""
+    read, name = _read(constraint), _value(fault, constraint)
+    if read.exit is not None and read.exit.kind == "result":
+        # lax.cond(predicate, true branch, false branch)
+        is_cond = len(node.regions) == 2 and called_name(users_span(node)) == lax.cond.__name__
+        number = read.exit.region
+        branch = ("the false branch", "the true branch")[number] if is_cond else f"branch {number}"
+        return f"the result of {branch}"
+    if read.predicate:
+        return "the predicate"
+    if read.carry is None:
+        return name or read.role
+    return f"{read.role} ({name})" if name else read.role
+
+
+def _read(constraint: Constraint) -> ReadBecause:
+    """Why a constraint at the edge of a region stands: a value is read there."""
+    assert isinstance(constraint.because, ReadBecause)
+    return constraint.because
+
+
+def _value(fault: Fault, constraint: Constraint) -> str:
+    """The user's name of the value that enters or leaves."""
+    return fault.names.value(constraint.convert.value) if constraint.convert else ""
+
+
+# ---- near rows ----------------------------------------------------------------------------------
+# The rows of a rule that come nearest to what arrives at a line.
+
+
+def rule(fault: Fault, node: Node) -> str:
+    """The heading of a rule's rows: the operator with the names of its operands and results."""
+    outs = [fault.names.value(v) or "result" for v in node.outputs]
+    behind = ", dims of the batched arrays" if node.is_batched else ""
+    operands = ", ".join(fault.names.shown(node))
+    return f"{node.name} on one mesh axis ({operands} -> {', '.join(outs)}){behind}"
+
+
+def near_rows(fault: Fault, node: Node) -> list[RuleRow]:
+    """The rows nearest to what arrives: those that fit most operands; if no row fits any, the rows
+    without partial values."""
+    made, names, frames = fault.made, fault.names.shown(node), Frames(fault.names, node)
+    n, conversions = fault.request.mesh.sizes[fault.position], fault.system.conversions
+    avals = [fault.request.graph.aval(o) for o in node.inputs]
+    rules = {c.operand: c.convert.rules for f in fault.arriving for c in f.sink if c.convert}
+    ranked: list[tuple[int, RuleRow]] = []
+    for row in fault.request.axis_rows(node, fault.position):
+        codes = {i: encode(row.ins[i]) for i in made}
+        fits = [
+            i
+            for i, code in codes.items()
+            if any(conversions.allows(c, code, avals[i], rules[i]) for c in made[i])
+        ]
+        rest = [i for i in made if i not in fits]
+        is_short = any(c > 0 and avals[i].shape[c - 1] < n for i, c in codes.items())
+        is_partial = any(encode(a) < 0 for a in (*row.ins, *row.outs))
+        # A row that all operands fit is impossible here: its dims are shorter than the mesh axis,
+        # or a budget forbids what its kernel sends.
+        if rest and (fits or not (is_short or is_partial)):
+            ins = (decode(frames.operand(i, encode(a))) for i, a in enumerate(row.ins))
+            outs = (decode(frames.result(i, encode(a))) for i, a in enumerate(row.outs))
+            texts = tuple(map(repr, ins)), tuple(map(repr, outs))
+            remark = _fit_text(names, fits, rest)
+            if not fits and made[rest[0]]:
+                remark = f"after {_conversion(made[rest[0]][0], codes[rest[0]])}"
+            ranked.append((len(fits), RuleRow(inputs=texts[0], outputs=texts[1], remark=remark)))
+    dtype = allowing(fault.request.graph, node)
+    if (
+        dtype
+        and node.id not in fault.request.rounding
+        and any(encode(P) in c for c in made.values())
+    ):
+        remark = f"only with reduce_dtype=jnp.{dtype}: the cast rounds each part"
+        ranked.append((0, RuleRow(inputs=(repr(P),), outputs=(repr(P),), remark=remark)))
+    most = max((near for near, _ in ranked), default=0)
+    return [row for near, row in ranked if near == most]
+
+
+def _conversion(source: Code, target: Code) -> str:
+    """The collective that turns one atom into another."""
+    if source < 0:
+        return "an all-reduce" if target == 0 else "a reduce-scatter"
+    return "an all-gather" if target == 0 else "an all-to-all"
+
+
+def _fit_text(shown: Sequence[str], fits: Sequence[int], rest: Sequence[int]) -> str:
+    """Which operands fit a row and which do not.
+
+    >>> _fit_text(["x", "w"], [1], [0]), _fit_text(["x", "x"], [0], [1])
+    ('w fits, x does not', 'x fits, the other side does not')
+    """
+    named = {shown[i] for i in fits}
+    others = dict.fromkeys("the other side" if shown[i] in named else shown[i] for i in rest)
+    fit, do = "fits" if len(fits) == 1 else "fit", "does" if len(rest) == 1 else "do"
+    fitting = ", ".join(dict.fromkeys(shown[i] for i in fits))
+    return f"{fitting} {fit}, {', '.join(others)} {do} not"
+
+
+# ---- notes --------------------------------------------------------------------------------------
+# The notes of a fault: facts that explain it, one sentence each, and what limits left out.
+
+
+OTHER_PINS = 3
+"""Pins without a label that a note names. It counts the rest."""
+
+
+def notes(fault: Fault, node: Node) -> Iterator[str]:
+    """The facts that explain a fault.
 
     Arguments:
       fault: the fault.
       node: the node at which it shows.
-      made: for each operand the codes in which it can arrive.
     """
-    shown = fault.names.shown(node)
-    frames = Frames(fault.names, node)
-    users = {i: frames.operands(i, codes) for i, codes in made.items()}
-    behind = {
-        i: f" {BATCHED}" if max(codes, default=0) > 0 and fault.names.is_behind(node, i) else ""
-        for i, codes in users.items()
+    here, axis = users_span(node), fault.axis
+    if here != node.span and node.span is not None:
+        inside = source_text(node.span) or node.name
+        yield f"inside the call it is `{inside}` at {place(node.span)}"
+    for c in fault.pins:
+        if c.site and c.site.is_input:
+            name, atom = fault.names.site(c.site), decode(c.code)
+            by = "by in_types or by the sharding it arrives with"
+            yield f"input {name} is pinned {atom!r} on `{axis}` {by}"
+        elif c.site and c.site.span and c.site.span == here:
+            yield f"line {c.site.span.line} also pins {fault.pin_text(c, node)}"
+    others = other_pins(fault)
+    if others:
+        more = [more_text(len(others) - OTHER_PINS, "pin")] if len(others) > OTHER_PINS else []
+        each = " each" if len(others) > 1 else ""
+        yield f"{' and '.join([*others[:OTHER_PINS], *more])}{each} alone would end here, too"
+    through = [users_span(c.node) for c in fault.found.equations if c.node and c.node is not node]
+    lines = [
+        s for s in through if s and (here is None or (s.file, s.line) != (here.file, here.line))
+    ]
+    if lines:
+        yield f"the pinned types flow here through {_lines(lines, here)}"
+    yield from budget_notes(fault)
+    policy = blamed(fault.request, fault.found)
+    if policy:
+        at = users_span(policy.node) if policy.node else None
+        where = "here" if at is None or at == here else f"at {_lines([at], here)}"
+        scope = "" if policy.origin == "program" else f" on `{axis}`"
+        yield f'boxing is "{policy.policy}"{scope}, so {_FORBIDS[policy.policy]} {where}'
+
+
+_FORBIDS: Mapping[str, str] = {
+    "explicit": "no operand may be resharded",
+    "reduce": "only partial values may be converted",
+}
+
+
+def budget_notes(fault: Fault) -> Iterator[str]:
+    """The budgets that are to blame."""
+    numbers = fault.found.budgets
+    for number in numbers:
+        yield f"the budget: {fault.request.budgets[number]}"
+    if len(numbers) > 1:
+        yield "a larger size was looked for in the first of these budgets only"
+
+
+def limit_notes(fault: Fault, found: FoundHelps, rows: int = 0) -> Iterator[str]:
+    """What limits left out of a diagnosis, and which program its helps are priced on.
+
+    Arguments:
+      fault: the fault.
+      found: its helps.
+      rows: the number of rows of the rule that come as near as the shown ones.
+    """
+    diagnosis = fault.diagnosis
+    if not fault.found.minimal:
+        yield "the solver reached its resource limit; fewer constraints may be to blame"
+    if rows > 0:
+        yield f"not shown: {more_text(rows, 'row')} of the rule as near as these"
+    yield from left_out(found.unshown, found.untried)
+    if found.helps and not diagnosis.request.reuse:
+        size = f"the program has {diagnosis.request.size:,} operations"
+        yield f"{size}, so helps are priced without reuse of forward conversions"
+    if len(diagnosis.groups) > 1 and any(not h.clears_all_errors for h in found.helps):
+        yield "the prices of helps assume that all other errors are mended"
+    untold = len(diagnosis.groups) - diagnosis.limits.faults
+    if untold > 0:
+        yield f"not shown: at least {more_text(untold, 'error')}"
+
+
+def other_pins(fault: Fault) -> list[str]:
+    """Pins that have no label. Each of them leads to the same fault without the labelled pins."""
+    labelled = {c.name for c in fault.pins}
+    others = {
+        c.name: c
+        for found in fault.findings[1:]
+        if found.mesh_axis == fault.axis and len(found.pins) == 1
+        for c in found.pins
+        if c.name not in labelled
     }
-    told = list(
-        dict.fromkeys(f"{shown[i]} is {atoms_text(codes)}{behind[i]}" for i, codes in users.items())
-    )
-    partial = list(dict.fromkeys(shown[i] for i, codes in made.items() if left(codes) == "partial"))
-    n = fault.request.mesh.sizes[fault.position]
-    for i, codes in made.items():
-        dim = codes[0] - 1 if len(codes) == 1 else -1
-        size = fault.request.graph.aval(node.inputs[i]).shape[dim] if dim >= 0 else n
-        if size < n:
-            return (
-                f"{shown[i]} is {atoms_text(users[i])}{behind[i]}, but its dim {users[i][0] - 1} of"
-                f" size {size} is shorter than {n} devices"
-            )
-    if len(fault.found.sink) == 1:
-        hint = (
-            ""
-            if len(partial) < len(told)
-            else "; reduce it first"
-            if len(told) == 1
-            else "; reduce them first"
-        )
-        return f"{', '.join(told)} here, which {node.name} does not take{hint}"
-    direct = all(
-        any(fault.direct(node, c, k.operand) for c in fault.found.pins) for k in fault.found.sink
-    )
-    if len(told) == 1:
-        return (
-            f"{told[0]} on both sides; reduce it first" if partial else f"{told[0]} on both sides"
-        )
-    meet = (
-        "these two cannot meet here"
-        if direct and len(told) == 2
-        else f"{', '.join(told)}: they cannot meet here"
-    )
-    return meet + (
-        f"; reduce {'one of them' if len(partial) == len(told) else partial[0]} first"
-        if partial
-        else ""
-    )
+    return [
+        fault.asked(c) + (f" at line {c.site.span.line}" if c.site.span else "")
+        for c in others.values()
+        if c.site
+    ]
+
+
+def _lines(spans: Sequence[Span], here: Span | None) -> str:
+    """Lines by number, those of another file with its name."""
+    near = sorted({s.line for s in spans if here is None or s.file == here.file})
+    far = sorted({place(s) for s in spans if here is not None and s.file != here.file})
+    texts = [f"line{'s' * (len(near) > 1)} {', '.join(map(str, near))}"] if near else []
+    texts += [", ".join(far[:4]) + (" .." if len(far) > 4 else "")] if far else []
+    return " and ".join(texts)
 
 
 # ---- diagnostics --------------------------------------------------------------------------------
@@ -130,18 +346,21 @@ def explain(request: Request, *, limits: DiagnosisLimits = LIMITS) -> tuple[Diag
       `no-typing` or `solver-limit`.
     """
     reuse = request.size <= limits.reused
-    request = dataclasses.replace(request, memory_limit=None, donated=(), reuse=reuse)
-    checker = Checker(request, rlimit=limits.solver_resources)
-    most = limits.faults_shown(request.size)
-    faults = _independent(checker, request, 3 * most)
-    left_out = not reuse and bool(twins(request.graph).again)
-    trials = Trials(request, checker, faults, limits, reuse_left_out=left_out)
-    names, shown = Names.of(request.graph), min(len(faults.first), most)
+    request = replace(request, memory_limit=None, donated=(), reuse=reuse)
+    found, names = _diagnosis(request, limits), Names(request.graph)
     diagnostics = [
-        diagnostic(BlamedFault(trials, fault, names, shown)) for fault in faults.first[:shown]
+        diagnostic(Fault(found, group, names)) for group in found.groups[: limits.faults]
     ]
-    if faults.last.status == "unknown":
-        diagnostics.append(_limit(request, faults.last))
+    if found.last.status == "unknown":
+        policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
+        title = (
+            "the checker reached its resource limit before it could say why there is no typing on"
+            f" mesh axis `{found.last.mesh_axis}`"
+        )
+        note = f"the program has no typing under {policies}; check a part of it alone"
+        diagnostics.append(
+            Diagnostic(code="solver-limit", severity="error", title=title, notes=(note,))
+        )
     if not diagnostics:
         diagnostics.append(
             impossible_budgets(request, limits) or no_typing_together(request, limits)
@@ -153,22 +372,22 @@ def explain(request: Request, *, limits: DiagnosisLimits = LIMITS) -> tuple[Diag
     )
 
 
-def _independent(checker: Checker, request: Request, most: int) -> IndependentFaults:
+def _diagnosis(request: Request, limits: DiagnosisLimits) -> Diagnosis:
     """The independent faults of a program.
 
     Each is found with the pins, policies and budgets that are to blame for the earlier ones left
     out. Findings that end in one place are one fault, except for those of other pins on another
-    mesh axis.
+    mesh axis. The search ends at three times the faults that are shown.
 
     Arguments:
-      checker: the constraints of the program.
       request: the program.
-      most: the number of faults at which the search ends.
+      limits: on the search.
     """
+    checker = Checker(request, rlimit=limits.solver_resources)
     same: dict[Any, list[CheckResult]] = {}
     without: set[tuple[str, str]] = set()
     found, stuck = checker.check(), False
-    while found.status == "unsat" and len(same) < most and not stuck:
+    while found.status == "unsat" and len(same) < 3 * limits.faults and not stuck:
         names = {budget_literal(number) for number in found.budgets}
         to_blame = (
             {(axis, name) for axis in request.mesh.names for name in names}
@@ -183,24 +402,12 @@ def _independent(checker: Checker, request: Request, most: int) -> IndependentFa
         if not stuck:
             without |= to_blame
             found = checker.check(without)
-    return IndependentFaults(
+    return Diagnosis(
+        request=request,
+        checker=checker,
+        limits=limits,
         groups=tuple(map(tuple, same.values())),
         last=found,
-        complete=stuck or found.status != "unsat",
-    )
-
-
-def _limit(request: Request, found: CheckResult) -> Diagnostic:
-    """The diagnostic when the checker could not decide."""
-    policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
-    return Diagnostic(
-        code="solver-limit",
-        severity="error",
-        title=(
-            f"the checker reached its resource limit on mesh axis `{found.mesh_axis}` before it"
-            " could say why there is no typing"
-        ),
-        notes=(f"the program has no typing under {policies}; check a part of it alone",),
     )
 
 
@@ -218,224 +425,121 @@ def _key(fault: CheckResult) -> tuple[Any, ...]:
 
 def _is_related(fault: CheckResult, other: CheckResult) -> bool:
     """Whether two findings that end in one place are on one mesh axis, or have a pin in common."""
-    pins = {c.name for c in fault.pins}
-    return (
-        fault.mesh_axis == other.mesh_axis
-        or not (pins and other.pins)
-        or any(c.name in pins for c in other.pins)
-    )
+    pins, others = ({c.name for c in f.pins} for f in (fault, other))
+    return fault.mesh_axis == other.mesh_axis or not (pins and others) or bool(pins & others)
 
 
-def diagnostic(fault: BlamedFault) -> Diagnostic:
+def diagnostic(fault: Fault) -> Diagnostic:
     """The diagnostic of a fault."""
     if not fault.found.sink:
         return impossible(fault) if fault.found.pins else unpinned(fault)
-    node = fault.found.sink[0].node
+    end, limits = fault.found.sink[0], fault.diagnosis.limits
+    # Policies do not apply where the program returns a value, budgets do.
+    node = end.node or fault.names.maker(fault.request.graph.outputs[end.operand])
     if node is None:
-        return returned(fault)
-    region = fault.found.sink[0].kind == "region"
-    arriving = fault.trials.arriving(fault.found)
-    pins = list({c.name: c for part in arriving.parts for c in part.pins}.values())
-    conflict = _is_conflict(fault, node, arriving)
-    if region:
-        what, text = region_words(node, fault.found, fault.names, fault.subject(node))
+        return unpinned(fault)
+    conflict, heading, near = end.node is not None and _is_conflict(fault, node), "", []
+    found = helps_of(fault, node) if end.node else FoundHelps()
+    subject = fault.subject(node) if end.node else f"{fault.subject(node)}, which is returned,"
+    if end.node is None:
+        title, text = subject, f"{atoms_text(fault.found.made[0])} here, and returned"
+    elif end.kind == "region":
+        title, text = region_words(fault, node)
     else:
-        what, text = conflict_title(fault, node, conflict), arrives(fault, node, arriving.made)
-    near = NearRows() if region else near_rows(fault, node, arriving)
-    found = Repair(fault, node).found()
+        title, text = f"{subject} has no SBP signature", arrives(fault, node)
+        heading, near = rule(fault, node), near_rows(fault, node)
+    if conflict and end.kind != "region":
+        title = f"{' and '.join(map(fault.asked, fault.found.pins))} cannot meet in {subject}"
+    code = "annotation-conflict" if conflict else "no-signature"
     if fault.found.budgets:
-        code, title = "budget", f"{fault.subject(node)} needs what a budget forbids"
-        found = _with_budget(fault, found)
-    else:
-        code, title = "annotation-conflict" if conflict else "no-signature", what
+        code, title = "budget", f"{subject} needs what a budget forbids"
+        # The least size of the first budget is the last help.
+        least = budget_help(fault.request, fault.found.budgets[0], plans=limits.plans)
+        last = () if least is None else (least,)
+        shown = found.helps[: limits.helps - len(last)]
+        unshown = found.unshown + len(found.helps) - len(shown)
+        found = replace(found, helps=(*shown, *last), unshown=unshown)
+    limited = limit_notes(fault, found, len(near) - limits.rows)
     return Diagnostic(
         code=code,
         severity="error",
         title=f"{title} on mesh axis `{fault.axis}`",
-        labels=_labels(fault, node, pins, text),
-        rule="" if region else rule(fault, node),
-        rows=near.rows,
-        notes=(*notes(fault, node, pins), *limit_notes(fault, found, near)),
+        labels=_labels(fault, node, text),
+        rule=heading,
+        rows=tuple(near[: limits.rows]),
+        notes=(*notes(fault, node), *limited),
         helps=found.helps,
         scope=scope_of(node),
     )
 
 
-def _is_conflict(fault: BlamedFault, node: Node, arriving: Arriving) -> bool:
+def _is_conflict(fault: Fault, node: Node) -> bool:
     """Whether pins conflict that are not on operands of the node itself. Where a partial value
-    arrives, a reduction is missing, which is no conflict.
-
-    Arguments:
-      fault: the fault.
-      node: the node at which it shows.
-      arriving: the codes that arrive at its operands.
-    """
+    arrives, a reduction is missing, which is no conflict."""
     pins = fault.found.pins
     if len(pins) < 2 or fault.found.sink[0].kind == "region":
         return len(pins) > 1
-    whole = all(c >= 0 for codes in arriving.made.values() for c in codes)
+    whole = all(c >= 0 for codes in fault.made.values() for c in codes)
     return whole and not any(fault.direct(node, c) for c in pins)
 
 
-def _labels(
-    fault: BlamedFault, node: Node, pins: Sequence[Constraint], text: str
-) -> tuple[Label, ...]:
-    """The labels of a fault: at its line and at its pins; else where the flow of types ends.
+def _labels(fault: Fault, node: Node, text: str) -> tuple[Label, ...]:
+    """The labels of a fault, at its line and at its pins.
 
     Arguments:
       fault: the fault.
       node: the node at which it shows.
-      pins: the pins to blame.
       text: what the label at its line says.
     """
     at = users_span(node)
     labels = [Label(span=at, text=text, primary=True)] if at else []
     labels += [
         Label(span=c.site.span, text=fault.pin_text(c, node))
-        for c in pins
+        for c in fault.pins
         if c.site and c.site.span and c.site.span != at
     ]
-    if not labels:
-        spans = [c.because.span for c in reversed(fault.found.equations) if c.because.span]
-        labels = [
-            Label(span=s, text="the types of its operands end here", primary=True)
-            for s in spans[:1]
-        ]
     return tuple(labels)
 
 
-def _budget_helps(fault: BlamedFault) -> tuple[Help, ...]:
-    """The least size of the first budget that is to blame; empty where none was found."""
-    found = budget_help(
-        fault.request, fault.found.budgets[0], plans=fault.trials.limits.budget_plans
-    )
-    return () if found is None else (found,)
-
-
-def _with_budget(fault: BlamedFault, found: FoundHelps) -> FoundHelps:
-    """The helps of a fault with the least size of its first budget as the last one."""
-    last = _budget_helps(fault)
-    shown = found.helps[: fault.trials.limits.helps - len(last)]
-    unshown = found.unshown + len(found.helps) - len(shown)
-    return dataclasses.replace(found, helps=(*shown, *last), unshown=unshown)
-
-
-def conflict_title(fault: BlamedFault, node: Node, conflict: bool) -> str:
-    """The title of a fault at a node without regions.
-
-    Arguments:
-      fault: the fault.
-      node: the node.
-      conflict: whether pins on other values conflict there.
-    """
-    if conflict:
-        pinned = [
-            f"{fault.names.site(c.site)} as {asked_text(c.site, c.code)}"
-            for c in fault.found.pins
-            if c.site
-        ]
-        return f"{' and '.join(pinned)} cannot meet in {fault.subject(node)}"
-    return f"{fault.subject(node)} has no SBP signature"
-
-
-def returned(fault: BlamedFault) -> Diagnostic:
-    """The diagnostic of a result that a budget keeps from its type. Policies do not apply where the
-    program returns a value, budgets do."""
-    end, atoms = fault.found.sink[0], atoms_text(fault.found.made[0])
-    operand = fault.request.graph.outputs[end.operand]
-    maker = fault.names.makers.get(operand) if isinstance(operand, int) else None
-    subject = fault.subject(maker) if maker else f"`{fault.names.value(operand) or 'a result'}`"
-    at = users_span(maker) if maker else None
-    labels = [Label(span=at, text=f"{atoms} here, and returned", primary=True)] if at else []
-    placed = [
-        (c, c.site.span) for c in fault.found.pins if c.site and c.site.span and c.site.span != at
-    ]
-    labels += [
-        Label(span=s, text=f"{fault.names.site(c.site)} is {asked_text(c.site, c.code)}")
-        for c, s in placed
-        if c.site
-    ]
-    pins = [
-        f"input {fault.names.site(c.site)} is pinned {decode(c.code)!r}"
-        for c in fault.found.pins
-        if c.site and not c.site.span
-    ]
-    found = FoundHelps(helps=_budget_helps(fault))
-    return Diagnostic(
-        code="budget",
-        severity="error",
-        title=(
-            f"{subject}, which is returned, needs what a budget forbids on mesh axis `{fault.axis}`"
-        ),
-        labels=tuple(labels),
-        notes=(*pins, *budget_notes(fault), *limit_notes(fault, found)),
-        helps=found.helps,
-        scope=scope_of(maker) if maker else "",
-    )
-
-
-def unpinned(fault: BlamedFault) -> Diagnostic:
-    """The diagnostic of a fault for which no pin, policy or budget is to blame."""
-    spans = list(dict.fromkeys(c.because.span for c in fault.found.equations if c.because.span))
-    labels = tuple(
-        Label(span=s, text="this has to fit", primary=n == 0) for n, s in enumerate(spans[:REASONS])
-    )
+def unpinned(fault: Fault) -> Diagnostic:
+    """The diagnostic of a fault that shows at no operation, or for which nothing that the user asks
+    is to blame."""
     reasons = [c.because.text for c in fault.found.equations]
-    shown = reasons[:REASONS]
-    if len(reasons) > REASONS:
-        shown.append(f"and {more_text(len(reasons) - REASONS, 'constraint')}")
+    more = len(reasons) - REASONS
+    shown = [*reasons[:REASONS], *([f"and {more_text(more, 'constraint')}"] if more > 0 else [])]
+    spans = dict.fromkeys(c.because.span for c in fault.found.equations if c.because.span)
+    labels = (Label(span=s, text="this has to fit", primary=n == 0) for n, s in enumerate(spans))
     return Diagnostic(
         code="no-typing",
         severity="error",
-        title=f"no types fit on mesh axis `{fault.axis}`, whatever is pinned",
-        labels=labels,
-        notes=(*shown, *limit_notes(fault, FoundHelps())),
+        title=f"no types fit on mesh axis `{fault.axis}`",
+        labels=tuple(labels)[:REASONS],
+        notes=(*shown, *budget_notes(fault), *limit_notes(fault, FoundHelps())),
     )
 
 
-def impossible(fault: BlamedFault) -> Diagnostic:
+def impossible(fault: Fault) -> Diagnostic:
     """The diagnostic of a pin that its own tensor cannot have."""
     pin = fault.found.pins[0]
     assert pin.site is not None
     site, graph, n = pin.site, fault.request.graph, fault.request.mesh.sizes[fault.position]
-    aval = graph.aval(pinned_value(graph, site))
-    if _jax.is_extended(aval.dtype) and pin.code < 0:
-        why = "PRNG keys have no sum; reduce what is drawn from them"
-    elif pin.code > 0 and aval.shape[pin.code - 1] % n:
+    aval, asked = graph.aval(pinned_value(graph, site)), asked_text(site, pin.code)
+    why = f"it has shape {tuple(aval.shape)} and dtype {aval.dtype}"
+    if pin.code > 0 and aval.shape[pin.code - 1] % n:
         why = (
             f"{n} devices do not divide dim {pin.code - 1} of size {aval.shape[pin.code - 1]};"
             " at the boundary JAX holds even dims only"
         )
-    else:
-        why = f"it has shape {tuple(aval.shape)} and dtype {aval.dtype}"
-    labels = (
-        (
-            Label(
-                span=site.span,
-                text=f"pinned {asked_text(site, pin.code)} on `{fault.axis}`",
-                primary=True,
-            ),
-        )
-        if site.span
-        else ()
-    )
-    program = (
-        best_program(drop_pin(fault.request, site, fault.position))
-        if not fault.trials.several
-        else None
-    )
-    edits = edits_of(fault.request, site, fault.position)
-    text = f"leave it free on `{fault.axis}`{carried_text(fault.request, site)}"
-    helps = ()
-    if program and edits:
-        helps = (priced(text, edits, program),)
-    asked = asked_text(site, pin.code)
-    title = f"{fault.names.site(site)} cannot be {asked} on mesh axis `{fault.axis}`"
+    label = f"pinned {asked} on `{fault.axis}`"
+    # The pins of another fault would leave the program without a plan.
+    drops = [dropped(fault.request, site, position=fault.position)]
+    found = tried((d for d in drops if d.edits), plans=1 if len(fault.diagnosis.groups) == 1 else 0)
+    helps = tuple(one.help(program) for one, program in found.accepted)
     return Diagnostic(
         code="no-typing",
         severity="error",
-        title=title,
-        labels=labels,
-        notes=(why, *limit_notes(fault, FoundHelps(helps=helps))),
+        title=f"{fault.names.site(site)} cannot be {asked} on mesh axis `{fault.axis}`",
+        labels=(Label(span=site.span, text=label, primary=True),) if site.span else (),
+        notes=(why, *limit_notes(fault, FoundHelps(helps=helps, untried=found.untried))),
         helps=helps,
     )

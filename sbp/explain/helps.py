@@ -5,52 +5,402 @@ Each edit is planned before it is offered; the plan gives its price.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
-from sbp.errors import Help
-from sbp.explain.change import Accepted, BlamedFault, Change, HelpKind, Tried, priced, tried
-from sbp.explain.costly import DEARER
-from sbp.explain.edits import drop_pin, site_in
-from sbp.explain.insertions import Insertions, Looser, blamed, loosened
+from sbp.annotations import annotate_p
+from sbp.errors import Edit, Help, OptionEdit, SourceEdit, Span
+from sbp.explain.change import Accepted, Change, Fault, HelpKind, Tried, tried
+from sbp.explain.edits import Placed, Placement, insert_pin, set_pins, site_in
 from sbp.explain.names import Frames
-from sbp.explain.pin_changes import PinChanges
+from sbp.explain.pin_changes import PinChanges, states_of
+from sbp.explain.relaxations import DEARER
+from sbp.infer.accumulation import allowing
+from sbp.infer.check import CheckResult
+from sbp.infer.constraints import ReadBecause, allowed
 from sbp.infer.request import Request
-from sbp.infer.space import decode
+from sbp.infer.space import Code, decode, encode
+from sbp.limits import (
+    POLICIES,
+    Policy,
+    boxing_option,
+    boxing_text,
+    policies_in,
+    policy_mark,
+    with_policy,
+)
 from sbp.plan.fit import best_program
 from sbp.plan.program import Program
-from sbp.source.reader import users_span
-from sbp.trace.graph import Node
+from sbp.signatures import traits_of
+from sbp.source.editing import converted, loosened_policies, reads, under_policy
+from sbp.source.reader import SourceRead, first_argument, users_span
+from sbp.source.text import contains
+from sbp.trace.graph import Graph, Node, Operand
+
+# ---- insertions ---------------------------------------------------------------------------------
+# Annotations of what the line of a fault reads.
+
+
+@dataclass(frozen=True, slots=True)
+class Insertions:
+    """Annotations before the line of a fault.
+
+    Arguments:
+      fault: the fault.
+      base: the program without the pins of its other faults.
+      node: the node at which the fault shows.
+    """
+
+    fault: Fault
+    base: Request
+    node: Node
+
+    def changes(self) -> Iterator[Change]:
+        """Annotations before the line: first on operands that do not fit a row which the other
+        operands fit, then on values that enter the line."""
+        node, names = self.node, self.fault.names
+        if self.fault.found.sink[0].kind == "region":
+            yield from self.at_region()
+            return
+        if node.span == users_span(node):
+            rows = self.base.axis_rows(node, self.fault.position)
+            wanted = [wrong for wrong in map(self.misfits, rows) if wrong]
+            least = min(map(len, wanted), default=0)  # no more annotations than it takes
+            for wrong in wanted:
+                if len(wrong) == least:
+                    yield from self.insertion(
+                        {node.inputs[i]: (names.read(node, i), c) for i, c in wrong.items()}
+                    )
+        for value in self.entering():
+            name = names.entering(value, node, alone=True)
+            if name and reads(users_span(node), name):
+                for code in self.codes(value):
+                    yield from self.insertion({value: (SourceRead(name), code)})
+
+    def misfits(self, row: Any) -> dict[int, Code]:
+        """The operands that do not fit a row, with the codes that the row takes of them; empty
+        where annotations cannot make it fit: with a partial value, or with two codes of one
+        value."""
+        policy = self.base.rules(self.node).policies[self.fault.position]
+        codes = {i: encode(row.ins[i]) for i in self.fault.made}
+        wrong = {
+            i: codes[i]
+            for i, made in self.fault.made.items()
+            if not any(allowed(code, codes[i], policy) for code in made)
+        }
+        each = {(self.node.inputs[i], c) for i, c in wrong.items()}
+        twice = len({value for value, _ in each}) < len(each)
+        return {} if twice or min(wrong.values(), default=0) < 0 else wrong
+
+    def at_region(self) -> Iterator[Change]:
+        """Annotations of the values that enter a loop or a branch."""
+        names = self.fault.names
+        for c, wanted in zip(self.fault.found.sink, self.fault.found.wanted, strict=True):
+            value: Operand = c.convert.value if c.convert else -1
+            if not isinstance(value, int) or value not in self.node.inputs:
+                continue
+            maker, name = names.maker(value), names.value(value)
+            read = SourceRead(name) if name else None
+            entry = c.because.entry if isinstance(c.because, ReadBecause) else None
+            if entry is not None and entry.kind == "predicate":
+                read = first_argument(self.node)
+                while maker and traits_of(maker.op).adapts and maker.span == self.node.span:
+                    value = maker.inputs[0]
+                    maker = names.maker(value)
+            if isinstance(value, int):
+                for code in (c for c in self.codes(value) if c in wanted):
+                    yield from self.insertion({value: (read, code)})
+
+    def entering(self) -> list[int]:
+        """The values that bring the pinned types into the line, last ones first."""
+        here, found = users_span(self.node), dict[int, None]()
+        for c in reversed(self.fault.found.equations):
+            if c.convert and c.node and users_span(c.node) == here:
+                maker = self.fault.names.maker(c.convert.value)
+                if maker is None or users_span(maker) != here:
+                    found[c.convert.value] = None
+        return list(found)
+
+    def codes(self, value: int) -> list[Code]:
+        """The codes that a value may be annotated with: B, and splits of a dim that divides. Under
+        `jax.vmap` there are no splits, since the user does not see all dims."""
+        n, shape = self.base.mesh.sizes[self.fault.position], self.base.graph.avals[value].shape
+        dims = () if self.node.is_batched else enumerate(shape)
+        return [0, *(1 + d for d, size in dims if size % n == 0)]
+
+    def insertion(
+        self, values: Mapping[Operand, tuple[SourceRead | None, Code]]
+    ) -> Iterator[Change]:
+        """Annotations of values before the line that reads them; none when the source does not
+        show one of them.
+
+        Arguments:
+          values: for each value, how the line reads it and the code to annotate it with.
+        """
+        line, found = users_span(self.node), list[_Annotated]()
+        for value, (read, code) in values.items():
+            one = self.annotated(value, read, code, line) if read and line else None
+            if one is None:
+                return
+            found.append(one)
+        edits = tuple(edit for one in found for edit in one.edits)
+        # Statements before the line annotate local variables. The parameter of a lambda, and a
+        # variable of an outer function, have their annotation where they are read.
+        before = all(e.replacement.rstrip(" \t").endswith("\n") for e in edits)
+        calls = [call for one in found for call in one.calls]
+        if line:
+            yield Change(
+                text=f"{' and '.join(calls)} {'before' if before else 'at'} line {line.line}",
+                edits=edits,
+                make=functools.partial(_inserted, self.base, found, self.fault.position),
+                without=frozenset((self.fault.axis, c) for one in found for c in one.reads),
+                assumed=tuple(one.assumed for one in found if one.assumed)[:1],
+                kind="conversion",
+            )
+
+    def annotated(
+        self, value: Operand, read: SourceRead, code: Code, line: Span
+    ) -> _Annotated | None:
+        """An annotation of a value; None when the source does not show it, or when it is annotated
+        in the line already.
+
+        Arguments:
+          value: the value.
+          read: how the line reads it.
+          code: the code to annotate it with.
+          line: the line.
+        """
+        names, axis, system = self.fault.names, self.fault.axis, self.fault.system
+        readers = [
+            n
+            for n in self.base.graph.walk()
+            if users_span(n) == line and not n.in_gradient and n.op != annotate_p.name
+        ]
+        reader, maker = next((n for n in readers if value in n.inputs), None), names.maker(value)
+        pinned = maker is not None and maker.op == annotate_p.name and maker.span
+        inline = pinned and pinned.line == line.line
+        hidden = code > 0 and self.node.is_batched  # dims that the user does not see
+        if reader is None or inline or hidden:
+            return None
+        if read.variable and names.is_other(read.code, reader, value, line):
+            return None
+        number = reader.inputs.index(value)
+        values = {n.inputs[number]: n for n in readers if _traced(n) == _traced(reader)}
+        # A library may do the same to each leaf of a tree in one line: each leaf is annotated.
+        others = {o: n for o, n in values.items() if o != value and read.variable}
+        named = ((names.value(o), o, node) for o, node in others.items())
+        variables = (
+            SourceRead(name)
+            for name, o, node in named
+            if name.isidentifier() and not names.is_other(name, node, o, line)
+        )
+        every = tuple(dict.fromkeys((read, *variables)))
+        edits = [converted(line, each, {axis: decode(code)}) for each in every]
+        converts = [c.convert for c in self.fault.found.sink if c.convert]
+        end = next((convert.target for convert in converts if convert.value == value), None)
+        assumed = states_of(system, end, code) if end else ()
+        if not all(edits) or (end and not assumed):
+            return None
+        call = f'replicate({{}}, "{axis}")' if code == 0 else f'split({{}}, {code - 1}, "{axis}")'
+        placement = Placement(self.base.graph, names.dataflow, line, edits[0][0])
+        return _Annotated(
+            placed=placement.of((value, *others)),
+            code=code,
+            calls=tuple(f"sbp.{call.format(each.code)}" for each in every),
+            edits=tuple(itertools.chain(*edits)),
+            reads=tuple(
+                c.name for c in system.constraints if c.convert and c.convert.value in values
+            ),
+            assumed=assumed,
+        )
+
+
+class _Annotated(NamedTuple):
+    """A new annotation of one value: where it stands in the program, also for values that the line
+    reads alike; its code; its calls, one for each variable of the line that means the same; its
+    edits; the names of the constraints of its reads; the literals of the reader's states after
+    it."""
+
+    placed: Placed
+    code: Code
+    calls: tuple[str, ...]
+    edits: tuple[SourceEdit, ...]
+    reads: tuple[str, ...]
+    assumed: tuple[str, ...]
+
+
+def _inserted(base: Request, found: Sequence[_Annotated], position: int) -> Request | None:
+    """The program with new annotations; None where a value has too few dims for its annotation.
+
+    Arguments:
+      base: the program.
+      found: the annotations.
+      position: the position of their mesh axis.
+    """
+    edited: Request | None = base
+    for one in found:
+        edited = edited and insert_pin(edited, one.placed, position, one.code)
+    return edited
+
+
+def _traced(node: Node) -> tuple[Any, ...]:
+    """Equal for nodes of one line of the user that is traced more than once: in unrolled layers, in
+    rematerialisation."""
+    return node.op, node.span or node.id, node.in_gradient, len(node.inputs)
+
+
+# ---- policies -----------------------------------------------------------------------------------
+# Policies that allow more in place of the one to blame.
+
+
+class Blamed(NamedTuple):
+    """The policy that a fault is due to, the node that reads under it, and whether it is the
+    program's, that of the mesh axis, or that of a region around the node."""
+
+    node: Node | None
+    policy: Policy
+    origin: Literal["program", "axis", "region"]
+
+
+def blamed(request: Request, fault: CheckResult) -> Blamed | None:
+    """The policy that is to blame for a fault: the one where the fault shows, else the one at the
+    last place before it. None when no policy is to blame."""
+    position = request.mesh.names.index(fault.mesh_axis)
+    for c in (*fault.sink, *reversed(fault.equations)) if fault.policy else ():
+        policy = c.convert.rules.policies[position] if c.convert else "auto"
+        if c.convert and not c.convert.unless and policy != "auto":
+            return Blamed(c.node, policy, request.origin(c.node, position))
+    return None
+
+
+Looser = tuple[str, tuple[Edit, ...], Callable[[Request], Request]]
+"""A policy that allows more: in words, as edits, and as a change of a program."""
+
+
+def loosened(request: Request, found: Blamed, position: int) -> tuple[list[Looser], list[Looser]]:
+    """The policies that allow more than the one that is to blame, and before them the
+    `reduce_dtype` with which a cast needs no conversion. The policy of the program changes on all
+    mesh axes without a policy of their own, another policy on one axis.
+
+    Regions have no names, so two regions with one policy look alike in the program. A region's
+    policy therefore changes only for the line, or in all regions that set it.
+
+    Arguments:
+      request: the program.
+      found: the policy that is to blame.
+      position: the position of the mesh axis.
+
+    Returns:
+      The changes; and those for when none of these gives a typing, since they change more than the
+      line of the fault.
+    """
+    narrow, wide = list[Looser](), list[Looser]()
+    dtype = found.node and allowing(request.graph, found.node)
+    if dtype and request.reduce_dtype is None:
+        text = f"reduce_dtype=jnp.{dtype}, so that P(sum) passes the cast and is summed in {dtype}"
+        edit = OptionEdit(option="reduce_dtype", value=dtype)
+        narrow.append((text, (edit,), functools.partial(replace, reduce_dtype=dtype)))
+    names, own = request.mesh.names, request.axis_policies
+    axis, line = names[position], users_span(found.node) if found.node else None
+    for policy in POLICIES[: POLICIES.index(found.policy)][::-1]:
+        if found.origin != "region":
+            base, per_axis = policy, own
+            if found.origin == "axis":
+                base = request.boxing
+                each = own or (None,) * len(names)
+                per_axis = (*each[:position], policy, *each[position + 1 :])
+            edit = OptionEdit(option="boxing", value=boxing_option(base, per_axis, names))
+            change = functools.partial(replace, boxing=base, axis_policies=per_axis)
+            narrow.append((boxing_text(base, per_axis, names), (edit,), change))
+            continue
+        region = under_policy(line, policy, axis) if line else None
+        if region is not None and line is not None:
+            text = f'put line {line.line} under sbp.policy("{policy}", "{axis}")'
+            scope = functools.partial(_marked, region.runs, policy_mark(policy, axis))
+            narrow.append((text, region.edits, functools.partial(_rescoped, scope)))
+        edits = _policy_edits(request.graph, found.policy, policy, axis)
+        if edits:
+            text = f'"{policy}" instead of "{found.policy}" on `{axis}` in every sbp.policy'
+            scope = functools.partial(_loosened_scope, found.policy, policy, axis)
+            wide.append((text, edits, functools.partial(_rescoped, scope)))
+    return narrow, wide
+
+
+def _policy_edits(graph: Graph, old: Policy, new: Policy, axis: str) -> tuple[SourceEdit, ...]:
+    """Edits of all regions that set a policy on a mesh axis; none where the source does not show
+    all of them.
+
+    Arguments:
+      graph: the program.
+      old: the policy of these regions.
+      new: the policy in its place.
+      axis: the mesh axis.
+    """
+    concerned = [
+        node
+        for node in graph.walk()
+        if node.stack and any(p == old and a in ("", axis) for p, a in policies_in(node.scope))
+    ]
+    files = dict.fromkeys(span.file for node in concerned for span in node.stack)
+    found = [one for file in files for one in loosened_policies(file, old, new, axis)]
+    shown = all(
+        any(contains(body, span) for body, _ in found for span in node.stack) for node in concerned
+    )
+    return tuple(edit for _, edit in found) if shown else ()
+
+
+def _rescoped(scope: Callable[[Node, bool], tuple[str, bool]], request: Request) -> Request:
+    """The program with other scopes.
+
+    Arguments:
+      scope: gives the scope of a node, and whether the node is in the region that changes; asked
+        with whether the node is in a body of a node that is.
+      request: the program.
+    """
+
+    def visit(graph: Graph, inside: bool) -> Graph:
+        nodes: list[Node] = []
+        for node in graph.nodes:
+            text, here = scope(node, inside)
+            regions = tuple(visit(r, here) for r in node.regions)
+            nodes.append(replace(node, scope=text, regions=regions))
+        return replace(graph, nodes=tuple(nodes))
+
+    return replace(request, graph=visit(request.graph, False))
+
+
+def _marked(runs: Callable[..., bool], mark: str, node: Node, inside: bool) -> tuple[str, bool]:
+    """A statement, and everything called from it, in a region of its own."""
+    here = inside or runs(node.stack)
+    return f"{node.scope}/{mark}" if here else node.scope, here
+
+
+def _loosened_scope(
+    old: Policy, new: Policy, axis: str, node: Node, inside: bool
+) -> tuple[str, bool]:
+    """Another policy in all regions that set one on a mesh axis."""
+    return with_policy(node.scope, old, new, axis), inside
+
 
 # ---- order --------------------------------------------------------------------------------------
 # The order of helps: what was probably meant comes first.
 
 
-@dataclass(frozen=True, slots=True)
-class RankedHelp:
-    """An accepted help.
-
-    Arguments:
-      help: the help.
-      kind: what it changes.
-      seconds: the modelled seconds of the plan after it.
-    """
+class RankedHelp(NamedTuple):
+    """An accepted help with what it changes, and the modelled seconds of the plan after it."""
 
     help: Help
     kind: HelpKind
     seconds: float
 
 
-RankedKind = Literal[HelpKind, "dear pin"]
-"""A kind of help as it is ranked. "dear pin": an atom for which the plan takes much longer than
-without the pin, such as a weight that is B where it may be split."""
-
-_MEANT: tuple[RankedKind, ...] = (
-    *("pin", "conversion", "other pin", "drop", "dear pin", "policy", "pair"),
-)
-"""Kinds of helps, the likeliest first."""
+_MEANT = (*("pin", "conversion", "other pin", "drop", "dear pin", "policy", "pair"),)
+"""Kinds of helps, the likeliest first. "dear pin": an atom for which the plan takes much longer
+than without the pin, such as a weight that is B where it may be split."""
 
 _PLACES = {"pin": "pin", "conversion": "line", "policy": "policy"}
 """What a kind of help changes; the others give up a pin or its kind of atom. The first help of each
@@ -72,31 +422,24 @@ def chosen(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
       found: the accepted helps, in the order in which they were tried.
       most: how many are shown.
     """
+    conversions = [f for f in found if f.kind == "conversion"]
+    conversion = min((f.help.bytes_per_device for f in conversions), default=math.inf)
+    converted = min((f.seconds for f in conversions), default=math.inf)
+    dropped = min((f.seconds for f in found if f.kind == "drop"), default=math.inf)
 
-    def least(kind: HelpKind) -> tuple[float, float]:
-        of = [f for f in found if f.kind == kind]
-        bytes_ = min((f.help.bytes_per_device for f in of), default=math.inf)
-        return bytes_, min((f.seconds for f in of), default=math.inf)
-
-    conversion, converted = least("conversion")
-    _, dropped = least("drop")
-
-    def kind(f: RankedHelp) -> RankedKind:
-        if f.kind == "pin" and f.help.bytes_per_device <= conversion:
-            return "pin"
+    def kind(f: RankedHelp) -> str:
+        if f.kind == "pin":
+            return "pin" if f.help.bytes_per_device <= conversion else "other pin"
         if f.kind == "other pin" and f.help.bytes_per_device == conversion:
             return "pin" if f.seconds <= converted else "other pin"
         dear = f.kind == "other pin" and dropped <= DEARER * f.seconds
-        return "dear pin" if dear else "other pin" if f.kind == "pin" else f.kind
+        return "dear pin" if dear else f.kind
 
-    def rank(f: RankedHelp) -> tuple[int, float]:
-        return _MEANT.index(kind(f)), f.help.bytes_per_device
-
-    ranked = sorted(found, key=rank)
+    ranked = sorted(found, key=lambda f: (_MEANT.index(kind(f)), f.help.bytes_per_device))
     single = (f for f in reversed(ranked) if kind(f) != "pair")
-    first = list({_PLACES.get(kind(f), "given up"): f for f in single}.values())
-    shown = [*sorted(first, key=rank), *(f for f in ranked if f not in first)][:most]
-    return sorted(shown, key=rank)
+    first = {_PLACES.get(kind(f), "given up"): f for f in single}.values()
+    shown = sorted(ranked, key=lambda f: f not in first)[:most]
+    return sorted(shown, key=ranked.index)
 
 
 # ---- helps --------------------------------------------------------------------------------------
@@ -108,10 +451,6 @@ CLEARS_ALL = ", which clears every error"
 _OF_ONE_PIN = frozenset({"pin", "other pin", "drop"})
 """Kinds of helps that change one pin."""
 
-ChangeKind = Literal["annotation", "new split", "pair", "policy"]
-"""Changes of which some are not tried in a large program: any change of the annotations, a new
-annotation that splits a value, changes of two pins, another policy."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundHelps:
@@ -120,182 +459,122 @@ class FoundHelps:
     Arguments:
       helps: the helps that are shown, in the order of `chosen`.
       unshown: the number of accepted changes that are not shown.
-      untried: the number of changes that were not planned because `plans` were made.
-      plans: the most plans that were made.
-      unsearched: the changes of which some were not tried because the program is large.
+      untried: the number of changes that were not tried.
     """
 
     helps: tuple[Help, ...] = ()
     unshown: int = 0
     untried: int = 0
-    plans: int = 0
-    unsearched: tuple[ChangeKind, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """Looks for the helps of one fault.
+def helps_of(fault: Fault, node: Node) -> FoundHelps:
+    """Edits that give the program a typing, for a fault that shows at a node. The pins that are to
+    blame for its other faults are left out of the program. A large program has few plans: a policy
+    and a change of the annotations are not both tried where the first of them gives a typing."""
+    diagnosis = fault.diagnosis
+    size, limits = diagnosis.request.size, diagnosis.limits
+    enough, most = limits.plans_of(size, min(len(diagnosis.groups), limits.faults))
+    base, gone = _base(fault)
+    pins = PinChanges(fault, base, node)
+
+    def attempt(changes: Iterator[Change], plans: int) -> Tried:
+        return tried(
+            changes,
+            plans=plans,
+            enough=enough,
+            screen=lambda one: diagnosis.may_hold(fault.axis, gone | one.without, one.assumed),
+        )
+
+    policies = _by_policy(fault, base, most) if size > limits.huge else []
+    tries = [attempt(_changes(fault, base, pins), 0 if any(t.accepted for t in policies) else most)]
+    if size <= limits.huge:
+        skips = diagnosis.large and tries[0].accepted
+        policies = _by_policy(fault, base, 0 if skips else most)
+    if not any(one.kind in _OF_ONE_PIN for one, _ in tries[0].accepted):
+        tries.append(attempt(pins.pairs(), 0 if diagnosis.large else most))
+    tries += policies
+    found = [_ranked(fault, node, one) for t in tries for one in t.accepted]
+    shown = chosen(found, limits.helps)
+    return FoundHelps(
+        helps=tuple(f.help for f in shown),
+        unshown=len(found) - len(shown),
+        untried=sum(t.untried for t in tries),
+    )
+
+
+def _base(fault: Fault) -> tuple[Request, set[tuple[str, str]]]:
+    """The program without the pins that are to blame for its other faults, and (mesh axis, name) of
+    the constraints of those pins."""
+    base, gone = fault.request, set[tuple[str, str]]()
+    mine = {(r.mesh_axis, c.name) for r in fault.findings for c in r.pins}
+    others = (r for group in fault.diagnosis.groups if group != fault.findings for r in group)
+    for other in others:
+        position = base.mesh.names.index(other.mesh_axis)
+        for c in other.pins:
+            if c.site is not None and (other.mesh_axis, c.name) not in mine | gone:
+                site = site_in(base, c.site)
+                base = set_pins(base, [(site, {position: None})] if site else []) or base
+                gone.add((other.mesh_axis, c.name))
+    return base, gone
+
+
+def _changes(fault: Fault, base: Request, pins: PinChanges) -> Iterator[Change]:
+    """The edits to try: other atoms for a pin, an annotation before the line, a pin dropped.
+    Budgets hold for annotations, too."""
+    yield from pins.moved()
+    if not fault.found.budgets and users_span(pins.node) and not pins.node.in_gradient:
+        yield from Insertions(fault, base, pins.node).changes()
+    yield from (one for one in pins.drops() if one.edits)
+
+
+def _by_policy(fault: Fault, base: Request, plans: int) -> list[Tried]:
+    """Policies that allow more, first with all faults in the program, then without the others; in a
+    large program the first that gives a typing.
 
     Arguments:
       fault: the fault.
-      node: the node at which it shows.
+      base: the program without the pins of its other faults.
+      plans: the most plans.
     """
+    diagnosis, tries = fault.diagnosis, list[Tried]()
+    several, found = len(diagnosis.groups) > 1, blamed(fault.request, fault.found)
+    for loosers in loosened(fault.request, found, fault.position) if found else ():
+        changes = list[Change]()
+        for text, edits, change in loosers:
+            make = functools.partial(diagnosis.under_policy, text, change)
+            more = CLEARS_ALL if several else ""
+            whole = Change(text=text + more, edits=edits, make=make, kind="policy")
+            changes.append(whole)
+            if several:
+                part = functools.partial(lambda change: best_program(change(base)), change)
+                changes.append(replace(whole, text=text, make=part, instead=whole))
+        if not any(t.accepted for t in tries):
+            helps = 1 if diagnosis.large else None
+            tries.append(tried(changes, plans=plans, helps=helps, plan=lambda program: program))
+    return tries
 
-    fault: BlamedFault
-    node: Node
 
-    @property
-    def inserts(self) -> bool:
-        """Whether annotations before the line of the fault are tried. Budgets hold there, too."""
-        if self.fault.found.budgets:
-            return False
-        return users_span(self.node) is not None and not self.node.in_gradient
+def _ranked(fault: Fault, node: Node, accepted: Accepted) -> RankedHelp:
+    """An accepted change as a help."""
+    one, program = accepted
+    kind, several, is_policy = one.kind, len(fault.diagnosis.groups) > 1, one.kind == "policy"
+    if kind == "pin" and _nested(one, program):
+        kind = "pair" if len(one.pinned) > 1 else "other pin"
+    more = "" if is_policy else _became(fault, node, program)
+    whole = one.instead is None if is_policy else not several
+    return RankedHelp(
+        one.help(program, more=more, clears_all_errors=whole), kind, program.cost.seconds
+    )
 
-    def found(self) -> FoundHelps:
-        """Edits that give the program a typing. The pins that are to blame for its other faults are
-        left out of the program."""
-        trials = self.fault.trials
-        base, gone = self.base()
-        policies, skips = self.by_policy(base) if trials.huge else ([], False)
-        edits = Tried() if policies else self.by_annotation(base, gone)
-        if not trials.huge and trials.large and edits.accepted:
-            skips = next(self.policies(), None) is not None
-        elif not trials.huge:
-            policies, skips = self.by_policy(base)
-        unsearched: list[ChangeKind] = []
-        if trials.huge and policies:
-            unsearched.append("annotation")
-        elif trials.large and self.inserts:
-            unsearched.append("new split")
-        pairs = Tried()
-        one_pin = any(one.change.kind in _OF_ONE_PIN for one in edits.accepted)
-        if not one_pin and "annotation" not in unsearched:
-            if not trials.large:
-                pairs = self.by_pairs(base, gone)
-            elif len(self.pin_changes(base).pins) > 1:
-                unsearched.append("pair")
-        if skips:
-            unsearched.append("policy")
-        found = [*map(self.ranked, (*edits.accepted, *pairs.accepted)), *policies]
-        shown = chosen(found, trials.limits.helps)
-        return FoundHelps(
-            helps=tuple(f.help for f in shown),
-            unshown=len(found) - len(shown),
-            untried=edits.untried + pairs.untried,
-            plans=edits.plans + pairs.plans,
-            unsearched=tuple(unsearched),
-        )
 
-    def ranked(self, accepted: Accepted) -> RankedHelp:
-        """An accepted change of the annotations, as a help."""
-        one, program = accepted
-        more, whole = self.became(program), not self.fault.trials.several
-        weaker = "pair" if len(one.pinned) > 1 else "other pin"
-        kind = weaker if one.kind == "pin" and _nested(one, program) else one.kind
-        return RankedHelp(
-            one.help(program, more=more, clears_all_errors=whole), kind, program.cost.seconds
-        )
-
-    def by_annotation(self, base: Request, gone: set[tuple[str, str]]) -> Tried:
-        """Annotations and pins changed, until the plans for this fault are made.
-
-        Arguments:
-          base: the program without the pins of its other faults.
-          gone: (mesh axis, name) of the constraints of those pins.
-        """
-        enough, most = self.fault.trials.limits.plans_of(self.fault.trials.size, self.fault.shown)
-        axis, may_hold = self.fault.found.mesh_axis, self.fault.trials.may_hold
-        return tried(
-            self.changes(base),
-            plans=most,
-            enough=enough,
-            screen=lambda one: may_hold(axis, gone | one.without, one.assumed),
-        )
-
-    def by_pairs(self, base: Request, gone: set[tuple[str, str]]) -> Tried:
-        """Changes of two pins, where no change of one gives a typing: one help for two pins.
-
-        Arguments:
-          base: the program without the pins of its other faults.
-          gone: (mesh axis, name) of the constraints of those pins.
-        """
-        changes = self.pin_changes(base).pairs(gone)
-        return tried(changes, plans=self.fault.trials.limits.pair_plans)
-
-    def by_policy(self, base: Request) -> tuple[list[RankedHelp], bool]:
-        """Policies that allow more, and whether some were left out because the program is large. In
-        a large program the first that gives a typing, and only with all faults in the program.
-
-        Arguments:
-          base: the program without the pins of its other faults.
-        """
-        found: list[RankedHelp] = []
-        large, several = self.fault.trials.large, self.fault.trials.several
-        wide = skips = False
-        for looser in self.policies():
-            if found and (large or looser.wide > wide):
-                return found, skips or large
-            program, whole = self.fault.trials.policy(looser), True
-            if program is None and several:
-                skips = skips or large
-                program, whole = None if large else best_program(looser.make(base)), False
-            if program is not None:
-                text = looser.text + (CLEARS_ALL if several and whole else "")
-                help_ = priced(text, looser.edits, program, clears_all_errors=whole)
-                found.append(RankedHelp(help_, "policy", program.cost.seconds))
-                wide = looser.wide
-        return found, skips
-
-    def base(self) -> tuple[Request, set[tuple[str, str]]]:
-        """The program without the pins that are to blame for its other faults, and (mesh axis,
-        name) of the constraints of those pins."""
-        base, gone = self.fault.trials.request, set[tuple[str, str]]()
-        faults = self.fault.trials.faults
-        own = (self.fault.found, *faults.others(self.fault.found))
-        mine = {(r.mesh_axis, c.name) for r in own for c in r.pins}
-        others = [r for group in faults.groups if group[0] is not self.fault.found for r in group]
-        for other in others:
-            position = base.mesh.names.index(other.mesh_axis)
-            for c in other.pins:
-                if c.site is not None and (other.mesh_axis, c.name) not in mine | gone:
-                    site = site_in(base, c.site)
-                    base = drop_pin(base, site, position) if site else base
-                    gone.add((other.mesh_axis, c.name))
-        return base, gone
-
-    def became(self, program: Program) -> str:
-        """The type of the node's result after the edit, as the end of a help's text."""
-        if (
-            self.fault.found.sink[0].kind == "region" or self.node.is_batched
-        ):  # of many results, or in dims that the user does not see
-            return ""
-        name = self.fault.names.value(self.node.outputs[0]) if self.node.outputs else ""
-        code = program.typing.values.get(self.node.outputs[0]) if self.node.outputs else None
-        return (
-            f"; {name or 'the result'} becomes"
-            f" {decode(Frames(self.fault.names, self.node).result(0, code[self.fault.position]))!r}"
-            if code is not None
-            else ""
-        )
-
-    def policies(self) -> Iterator[Looser]:
-        """The policies that allow more than the one that is to blame."""
-        found = blamed(self.fault.trials.request, self.fault.found)
-        yield from loosened(self.fault.trials.request, found, self.fault.position) if found else ()
-
-    # ---- changes --------------------------------------------------------------------------------
-
-    def pin_changes(self, base: Request) -> PinChanges:
-        """The changes of single pins."""
-        return PinChanges(self.fault, base, self.node)
-
-    def changes(self, base: Request) -> Iterator[Change]:
-        """The edits to try: other atoms for a pin, an annotation before the line, a pin dropped."""
-        pins = self.pin_changes(base)
-        yield from pins.moved()
-        if self.inserts:
-            yield from Insertions(self.fault, base, self.node).changes()
-        yield from pins.drops()
+def _became(fault: Fault, node: Node, program: Program) -> str:
+    """The type of the node's result after the edit, as the end of a help's text. Empty for many
+    results, and for dims that the user does not see."""
+    code = program.typing.values.get(node.outputs[0]) if node.outputs else None
+    if code is None or node.regions or node.is_batched:
+        return ""
+    atom = decode(Frames(fault.names, node).result(0, code[fault.position]))
+    return f"; {fault.names.value(node.outputs[0]) or 'the result'} becomes {atom!r}"
 
 
 def _nested(one: Change, program: Program) -> bool:

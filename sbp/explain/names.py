@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import jax
 import numpy as np
 from jax import lax
 
@@ -24,117 +24,12 @@ from sbp.source.reader import (
     operand_expressions,
     read_of,
 )
-from sbp.source.scopes import VariableBinding, binding_of, is_free
-from sbp.source.text import Position, parsed_file, position_at, span_of, within
+from sbp.source.scopes import VariableBinding, binding_of
+from sbp.source.text import Position, position_at, span_of, within
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Constant, Graph, Node, Operand
 
-# ---- variables ----------------------------------------------------------------------------------
-# Whether a variable of the user's source is a value of the program, where a line reads it.
-
-
-SourcePosition = tuple[str, Position]
-"""A file and a place in it."""
-
-
-def source_position(span: Span) -> SourcePosition:
-    """Where a span stands, whichever function it belongs to."""
-    return span.file, position_at(span)
-
-
-_SAME_ARGUMENTS = frozenset(
-    f.__name__ for f in (jax.checkpoint, jax.grad, jax.jit, jax.value_and_grad)
-)
-"""Transforms of a function whose result takes the arguments of the function."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Denoted:
-    """A value that a variable may stand for.
-
-    Arguments:
-      maker: the node that makes it; None for an input of the program or of a body.
-      input_name: of an input of the program, its name; None for other values.
-      made: the places of all expressions of the user from which the program has operations.
-    """
-
-    maker: Node | None
-    input_name: str | None
-    made: frozenset[SourcePosition]
-
-
-def denotes(name: str, at: Span, frames: Sequence[Span], value: Denoted) -> bool | None:
-    """Whether a variable is a value where a line reads it; None where the source does not decide.
-
-    Arguments:
-      name: the variable.
-      at: the expression that reads it.
-      frames: the user's frames from `at` outwards, `at` or an expression around it first.
-      value: the value.
-    """
-    binding = binding_of(name, at)
-    if binding is None:
-        return None
-    if binding.span is not None:
-        if binding.name:
-            return denotes(binding.name, binding.span, frames, value)
-        return _is_made_by(binding, value)
-    if len(frames) < 2:
-        return _is_argument(name, value)
-    passed = _argument(name, binding, frames[1])
-    if passed is None:
-        return None
-    inside = span_of(passed, frames[1].file)
-    if isinstance(passed, ast.Name):
-        return denotes(passed.id, inside, frames[1:], value)
-    return _is_made_by(VariableBinding(span=inside), value)
-
-
-def _is_made_by(binding: VariableBinding, value: Denoted) -> bool | None:
-    """Whether an expression makes a value. An expression without operations hands on what it is
-    given, and an element of a result may be any of its parts."""
-    assert binding.span is not None
-    position = source_position(binding.span)
-    if value.maker is not None and position in map(source_position, value.maker.stack):
-        return True
-    return False if position in value.made else None
-
-
-def _is_argument(name: str, value: Denoted) -> bool | None:
-    """Whether an argument of the program is a value."""
-    if value.maker is not None:
-        # sbp itself pins an argument that does not divide, at no line of the user.
-        return False if value.maker.span is not None else None
-    if value.input_name is None:
-        return None
-    root = value.input_name.split("[")[0].split(".")[0]
-    return value.input_name == name if root == value.input_name or root != name else None
-
-
-def _argument(name: str, binding: VariableBinding, caller: Span) -> ast.expr | None:
-    """The argument that a call gives a parameter; None where the call does not show it.
-
-    Arguments:
-      name: the parameter.
-      binding: the parameter as its function has it.
-      caller: the call.
-    """
-    call = expression_at(caller)[0]
-    if not isinstance(call, ast.Call) or any(isinstance(a, ast.Starred) for a in call.args):
-        return None
-    called = call.func
-    if isinstance(called, ast.Call) and called.args:  # `jax.grad(f)(x)`
-        transform = called.func
-        known = isinstance(transform, ast.Attribute) and transform.attr in _SAME_ARGUMENTS
-        called = called.args[0] if known else transform
-    if not isinstance(called, ast.Name) or called.id != binding.function:
-        return None
-    if 0 <= binding.position < len(call.args):
-        return call.args[binding.position]
-    return next((k.value for k in call.keywords if k.arg == name), None)
-
-
-# ---- names --------------------------------------------------------------------------------------
+# ---- dims of jax.vmap ---------------------------------------------------------------------------
 
 
 def behind_vmap(site: PinSite, code: Code) -> int | None:
@@ -187,37 +82,42 @@ def asked_text(site: PinSite, code: Code, seen: Code | None = None) -> str:
     return repr(decode(code - behind if code > 0 else code))
 
 
+# ---- names --------------------------------------------------------------------------------------
+
+
+def _position(span: Span) -> tuple[str, Position]:
+    """A file and a place in it, whichever function it belongs to."""
+    return span.file, position_at(span)
+
+
 @dataclass(frozen=True)
 class Names:
-    """The user's names of a program's values.
-
-    Arguments:
-      graph: the program.
-      dataflow: its values.
-      makers: for each value, the node that makes it.
-      inputs: for each input of the program, its number.
-    """
+    """The user's names of a program's values."""
 
     graph: Graph
-    dataflow: Dataflow
-    makers: dict[int, Node]
-    inputs: dict[int, int]
-
-    @classmethod
-    def of(cls, graph: Graph) -> Names:
-        """Reads the makers and the inputs off a program."""
-        dataflow, inputs = Dataflow(graph), {v: number for number, v in enumerate(graph.inputs)}
-        return cls(graph, dataflow, dataflow.makers, inputs)
 
     @functools.cached_property
-    def made(self) -> frozenset[SourcePosition]:
+    def dataflow(self) -> Dataflow:
+        """The values of the program."""
+        return Dataflow(self.graph)
+
+    @functools.cached_property
+    def inputs(self) -> dict[Operand, int]:
+        """For each input of the program, its number."""
+        return {v: number for number, v in enumerate(self.graph.inputs)}
+
+    @functools.cached_property
+    def made(self) -> frozenset[tuple[str, Position]]:
         """The places of all expressions of the user from which the program has operations."""
         spans = {span for node in self.graph.walk() for span in node.stack}
-        return frozenset(map(source_position, spans))
+        return frozenset(map(_position, spans))
 
-    def denotes(self, name: str, node: Node, value: Operand, at: Span | None = None) -> bool | None:
-        """Whether a variable that a node's line reads is a value; None where the source does not
-        decide.
+    def maker(self, operand: Operand) -> Node | None:
+        """The node that makes an operand; None for inputs and constants."""
+        return self.dataflow.maker(operand)
+
+    def is_other(self, name: str, node: Node, value: Operand, at: Span | None = None) -> bool:
+        """Whether a variable that a node's line reads is surely another value.
 
         Arguments:
           name: the variable.
@@ -227,27 +127,52 @@ class Names:
         """
         line = at or node.span
         if isinstance(value, Constant) or line is None or line not in node.stack:
-            return None
-        number = self.inputs.get(value)
-        known = number is not None and bool(self.graph.input_names)
-        input_name = self.graph.input_names[number] if known and number is not None else None
-        one = Denoted(maker=self.makers.get(value), input_name=input_name, made=self.made)
-        return denotes(name, line, node.stack[node.stack.index(line) :], one)
+            return False
+        return self._is_other(name, line, node.stack[node.stack.index(line) :], value)
+
+    def _is_other(self, name: str, at: Span, frames: Sequence[Span], value: int) -> bool:
+        """The same of an expression that reads the variable. An expression without operations hands
+        on what it is given, and an element of a result may be any of its parts.
+
+        Arguments:
+          name: the variable.
+          at: the expression that reads it.
+          frames: the user's frames from `at` outwards, `at` or an expression around it first.
+          value: the value.
+        """
+        binding, maker = binding_of(name, at), self.maker(value)
+        if binding is None:
+            return False
+        made_at = binding.span
+        if made_at is not None and binding.name:
+            return self._is_other(binding.name, made_at, frames, value)
+        if made_at is None and len(frames) < 2:  # an argument of the program
+            if maker is not None:
+                # sbp itself pins an argument that does not divide, at no line of the user.
+                return maker.span is not None
+            root = self.value(value).split("[")[0].split(".")[0]
+            return root not in ("", name)
+        if made_at is None:
+            passed = _argument(name, binding, frames[1])
+            if passed is None:
+                return False
+            made_at = span_of(passed, frames[1].file)
+            if isinstance(passed, ast.Name):
+                return self._is_other(passed.id, made_at, frames[1:], value)
+        mine = map(_position, maker.stack if maker is not None else ())
+        return _position(made_at) in self.made.difference(mine)
 
     def value(self, operand: Operand) -> str:
         """The name of a value: the input's, or that of the variable to which its line assigns it;
         empty when it has none."""
-        if isinstance(operand, Constant):
-            return ""
         if operand in self.inputs and self.graph.input_names:
             return self.graph.input_names[self.inputs[operand]]
-        maker = self.makers.get(operand)
+        maker = self.maker(operand)
         return "" if maker is None or maker.in_gradient else expression_at(maker.span)[1]
 
     def operand(self, node: Node, number: int) -> str:
         """The name of an operand where it is read; empty when the user has none for it."""
-        operand = node.inputs[number]
-        maker = self.makers.get(operand) if isinstance(operand, int) else None
+        maker = self.maker(node.inputs[number])
         if node.in_gradient and maker is not None and maker.in_gradient:
             return "the cotangent"
         read = self.read(node, number)
@@ -256,9 +181,7 @@ class Names:
     def read(self, node: Node, number: int) -> SourceRead | None:
         """An operand as the user's line reads it; None when the line does not show it."""
         operand = node.inputs[number]
-        maker = self.makers.get(operand) if isinstance(operand, int) else None
-        name = self.value(operand)
-        named = self._named(name, node, operand)
+        maker, name = self.maker(operand), self.value(operand)
         if node.backward:
             return SourceRead(name) if name else None
         if maker is not None and maker.span == node.span:  # a value inside a library function
@@ -271,25 +194,13 @@ class Names:
             if len(read.code) <= 40:
                 return SourceRead(read.code) if operand in self.inputs else read
         if name or maker is None or not (maker.span and node.span):
-            return named
+            other = name.isidentifier() and self.is_other(name, node, operand)
+            return SourceRead(name) if name and len(name) <= 40 and not other else None
         expression = expression_at(maker.span)[0]  # `x.sum(1)` of `x.sum(1).astype(int)`
         if expression is None or not within(maker.span, node.span):
             return None
         read = read_of(expression, maker.span.file)
         return read if len(read.code) <= 40 else None
-
-    def _named(self, name: str, node: Node, value: Operand) -> SourceRead | None:
-        """A value by its name; None where the name is another value at the node's line.
-
-        Arguments:
-          name: the name.
-          node: the node that reads the value.
-          value: the value.
-        """
-        if not name or len(name) > 40:
-            return None
-        other = name.isidentifier() and self.denotes(name, node, value) is False
-        return None if other else SourceRead(name)
 
     def _read_part(self, parts: list[ast.expr], number: int, node: Node) -> SourceRead | None:
         """An operand as one of the expressions of a call: the one at its position, unless that is
@@ -302,10 +213,11 @@ class Names:
         """
         assert node.span is not None
         part, value = parts[number], node.inputs[number]
-        if not isinstance(part, ast.Name) or self.denotes(part.id, node, value) is not False:
+        if not isinstance(part, ast.Name) or not self.is_other(part.id, node, value):
             return read_of(part, node.span.file)
-        names = (p.id for p in parts if isinstance(p, ast.Name))
-        return next((SourceRead(n) for n in names if self.denotes(n, node, value)), None)
+        names = {p.id for p in parts if isinstance(p, ast.Name)}
+        left = [name for name in names if not self.is_other(name, node, value)]
+        return SourceRead(left[0]) if len(left) == 1 else None
 
     def _einsum_operands(self, node: Node) -> list[ast.expr]:
         """The operands of an einsum of two, in the order of the node, which may have swapped them.
@@ -328,59 +240,30 @@ class Names:
             return parts
         return parts[::-1] if names[0] == texts[1] or names[1] == texts[0] else []
 
-    def is_behind(self, node: Node, number: int) -> bool:
-        """Whether an operand may have dims of `jax.vmap` that the user does not see where it is
-        read. What is made outside has none, if the line calls it by the name that it has there.
-
-        Arguments:
-          node: the node that reads the operand.
-          number: of the operand.
-        """
-        if not node.is_batched:
-            return False
-        operand = node.inputs[number]
-        maker = self.makers.get(operand) if isinstance(operand, int) else None
-        if maker is not None and maker.is_batched:
-            return True
-        name = self.operand(node, number)
-        if not name.isidentifier() or node.span is None:
-            return True
-        free = is_free(parsed_file(node.span.file), node.span, name)
-        return not free and not self.denotes(name, node, operand)
-
     def shown(self, node: Node) -> tuple[str, ...]:
         """The name of each operand of a node in a diagnosis. Each operand has one, and different
         values have different ones."""
         names = [self._word(node, number) for number in range(len(node.inputs))]
-        for number in _ambiguous(names, node):
-            operand = node.inputs[number]
-            maker = self.makers.get(operand) if isinstance(operand, int) else None
-            if names[number] == "the cotangent" and maker is not None and maker.span:
-                names[number] += f" from line {maker.span.line}"
-        for number in _ambiguous(names, node):
-            names[number] += f" (operand {number})"
-        return tuple(names)
+        operands = defaultdict[str, set[Operand]](set)
+        for name, operand in zip(names, node.inputs, strict=True):
+            operands[name].add(operand)
+        return tuple(
+            f"{name} (operand {i})" if len(operands[name]) > 1 else name
+            for i, name in enumerate(names)
+        )
 
     def _word(self, node: Node, number: int) -> str:
         """The name of an operand; without a name, the operation that makes it."""
-        operand = node.inputs[number]
-        name = self.operand(node, number)
+        operand, name = node.inputs[number], self.operand(node, number)
         if isinstance(operand, Constant):
-            return name or (
-                "a constant"
-                if operand.aval.shape or _jax.is_extended(operand.aval.dtype)
-                else f"{np.asarray(operand.value)}"
-            )
-        maker = self.makers.get(operand)
-        if (
-            not name
-            and maker is not None
-            and maker.span == node.span
-            and traits_of(maker.op).unnamed
-        ):
-            return self._word(maker, 0)  # the value before this step of the library
-        if not name and maker is not None and maker.span == node.span and not maker.regions:
-            return f"the result of its {maker.name}"
+            is_array = operand.aval.shape or _jax.is_extended(operand.aval.dtype)
+            return name or ("a constant" if is_array else f"{np.asarray(operand.value)}")
+        maker = self.maker(operand)
+        if not name and maker is not None and maker.span == node.span:
+            if traits_of(maker.op).unnamed:
+                return self._word(maker, 0)  # the value before this step of the library
+            if not maker.regions:
+                return f"the result of its {maker.name}"
         return name or self.entering(operand, node) or f"operand {number}"
 
     def entering(self, value: int, reader: Node, *, alone: bool = False) -> str:
@@ -392,71 +275,59 @@ class Names:
           reader: the node that reads it.
           alone: whether the name must be that of one array, not of a tree of arrays.
         """
-        maker = self.makers.get(value)
+        maker = self.maker(value)
         if maker is None:
             return self.value(value)
-        shared = sum(
-            a == b for a, b in zip(reversed(maker.stack), reversed(reader.stack), strict=False)
-        )
-        outer = len(maker.stack) - shared - 1
+        frames = zip(reversed(maker.stack), reversed(reader.stack), strict=False)
+        outer = len(maker.stack) - sum(a == b for a, b in frames) - 1
         if outer < 1:
             return self.value(value)
         within = maker.stack[outer:]
         name = expression_at(within[0])[1]
         if not name or not alone:
             return name
-        inside = {
-            n.id
-            for n in self.graph.walk()
-            if n.stack[-len(within) :] == within and n.scope == maker.scope
-        }
-        read = {
-            o
-            for n in self.graph.walk()
-            if n.id not in inside
-            for o in n.inputs
-            if isinstance(o, int)
-        }
-        return (
-            name
-            if {v for v in read if v in self.makers and self.makers[v].id in inside} == {value}
-            else ""
-        )
+        nodes = list(self.graph.walk())
+        same = (n for n in nodes if n.stack[-len(within) :] == within and n.scope == maker.scope)
+        inside = {n.id for n in same}
+        made = {o for n in nodes if n.id in inside for o in n.outputs}
+        read = {o for n in nodes if n.id not in inside for o in n.inputs if o in made}
+        return name if read == {value} else ""
 
     def site(self, site: PinSite) -> str:
         """The name of the pinned value."""
         if site.is_input:
             names = self.graph.input_names
             return names[site.position] if names else f"input {site.position}"
-        match site.source:
-            case "output":
-                return f"output {site.position}"
-            case _:
-                expression, name = expression_at(site.span)
-                if not name and expression is not None and site.span:
-                    # Whatever pins it, `sbp.split` or a layout: the first argument is the value.
-                    pinned = expression
-                    if isinstance(expression, ast.Call) and expression.args:
-                        pinned = expression.args[0]
-                    name = called_text(pinned, site.span.file)
-                name = name if name and len(name) <= 40 else "this value"
-                asked = isinstance(expression, ast.Call) and any(
-                    k.arg == "cotangent" for k in expression.keywords
-                )
-                return (
-                    f"the cotangent of {name}"
-                    if asked and all(n.backward for n in site.nodes)
-                    else name
-                )
+        if site.source == "output":
+            return f"output {site.position}"
+        expression, name = expression_at(site.span)
+        call = expression if isinstance(expression, ast.Call) else None
+        if not name and expression is not None and site.span:
+            # Whatever pins it, `sbp.split` or a layout: the first argument is the value.
+            name = called_text(call.args[0] if call and call.args else expression, site.span.file)
+        name = name if name and len(name) <= 40 else "this value"
+        asked = call is not None and any(k.arg == "cotangent" for k in call.keywords)
+        cotangent = asked and all(n.backward for n in site.nodes)
+        return f"the cotangent of {name}" if cotangent else name
 
 
-def _ambiguous(names: list[str], node: Node) -> list[int]:
-    """The operands that share their name with another value."""
-    return [
-        i
-        for i, name in enumerate(names)
-        if any(n == name and node.inputs[k] != node.inputs[i] for k, n in enumerate(names))
-    ]
+def _argument(name: str, binding: VariableBinding, caller: Span) -> ast.expr | None:
+    """The argument that a call gives a parameter; None where the call does not show it.
+
+    Arguments:
+      name: the parameter.
+      binding: the parameter as its function has it.
+      caller: the call.
+    """
+    call = expression_at(caller)[0]
+    if not isinstance(call, ast.Call) or any(isinstance(a, ast.Starred) for a in call.args):
+        return None
+    called = call.func
+    if not isinstance(called, ast.Name) or called.id != binding.function:
+        return None
+    if 0 <= binding.position < len(call.args):
+        return call.args[binding.position]
+    return next((k.value for k in call.keywords if k.arg == name), None)
 
 
 def pinned_text(site: PinSite, mesh: MeshSpec, codes: tuple[Code | None, ...] | None = None) -> str:
@@ -499,15 +370,11 @@ class Frames:
           number: of the operand.
           code: the code in the dims of the node.
         """
-        maker = self.names.makers.get(self._value(self.node.inputs[number]))
+        maker = self.names.maker(self.node.inputs[number])
         while code > 0 and maker is not None and self._is_step(maker):
-            code = _moved(maker, code)
-            maker = self.names.makers.get(self._value(maker.inputs[0]))
+            code = 1 + maker.params.get("permutation", range(code))[code - 1]
+            maker = self.names.maker(maker.inputs[0])
         return code
-
-    def operands(self, number: int, codes: Sequence[Code]) -> tuple[Code, ...]:
-        """Codes of an operand; see `operand`."""
-        return tuple(self.operand(number, code) for code in codes)
 
     def result(self, number: int, code: Code) -> Code:
         """A code of a result, of the value that the user's line makes.
@@ -521,33 +388,14 @@ class Frames:
             readers = [n for n in self.names.dataflow.readers[value] if n and value in n.inputs]
             if len(readers) != 1 or not self._is_step(readers[0]):
                 return code
-            code, value = _moved_on(readers[0], code), readers[0].outputs[0]
+            code = 1 + tuple(readers[0].params.get("permutation", range(code))).index(code - 1)
+            value = readers[0].outputs[0]
         return code
-
-    def _value(self, operand: object) -> int:
-        return operand if isinstance(operand, int) else -1
 
     def _is_step(self, other: Node) -> bool:
         """Whether a node is a step of the library around the node that keeps or moves all dims."""
-        if not other.inputs or not other.outputs:
+        unnamed = other.span == self.node.span and traits_of(other.op).unnamed
+        if not unnamed or not other.inputs or not other.outputs:
             return False
         ins, outs = (self.names.graph.aval(v).shape for v in (other.inputs[0], other.outputs[0]))
-        return (
-            other.span == self.node.span
-            and traits_of(other.op).unnamed
-            and (other.op == lax.transpose_p.name or ins == outs)
-        )
-
-
-def _moved(step: Node, code: Code) -> Code:
-    """The code of the operand of a step from that of its result."""
-    if step.op == lax.transpose_p.name:
-        return 1 + step.params["permutation"][code - 1]
-    return code
-
-
-def _moved_on(step: Node, code: Code) -> Code:
-    """The code of the result of a step from that of its operand."""
-    if step.op == lax.transpose_p.name:
-        return 1 + tuple(step.params["permutation"]).index(code - 1)
-    return code
+        return other.op == lax.transpose_p.name or ins == outs

@@ -1,21 +1,35 @@
-"""Where the atom of a value comes from on one mesh axis: back through the chosen rows to a pin, an
-input or an operation without operands."""
+"""Because of what: where the atom of a value comes from on one mesh axis, and why a conversion of a
+plan stands where it does.
+
+A chain of origins goes back through the chosen rows to a pin, an input or an operation without
+operands. A reason names the maker of a converted value and the readers that need it converted.
+Reports and `plan.why` put both into words.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sbp.annotations import Pin, annotate_p
 from sbp.explain.names import Names
-from sbp.explain.subjects import AxisRow, SourcePlace, ValueName
+from sbp.explain.subjects import AtomChange, AxisRow, SourcePlace, ValueName
+from sbp.infer.accumulation import allowing
 from sbp.infer.pins import pinned_codes
-from sbp.infer.space import Code
+from sbp.infer.space import Code, decode, encode
 from sbp.infer.typing import Typing
+from sbp.plan.program import PlannedBox, Program
+from sbp.signatures import Row, rule_for, traits_of
 from sbp.source.reader import expression_at, source_text
-from sbp.trace.graph import Graph, Node, Operand
-from sbp.trace.regions import Entry, interface_of
+from sbp.trace.graph import Node, Operand
+from sbp.trace.regions import interface_of
+from sbp.types import P, Split
+
+# ---- origins ------------------------------------------------------------------------------------
+
 
 LinkKind = Literal[
     "annotation",
@@ -33,13 +47,10 @@ LinkKind = Literal[
     "body input",
     "body carry",
     "body result",
-    "more",
 ]
 
-ENDS: frozenset[LinkKind] = frozenset(
-    {"annotation", "input", "free input", "output", "new", "more"}
-)
-"""Links behind which nothing decides the atom but the user or the cost, or links are left out."""
+ENDS: frozenset[LinkKind] = frozenset({"annotation", "input", "free input", "output", "new"})
+"""Links behind which nothing decides the atom but the user or the cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +77,7 @@ class Link:
         left to inference; "donated output": it takes the buffer of an input; "row": a chosen row
         makes it from operands, "new": from none; "converted": for the node, "converted result":
         where the body returns it; "carry": a loop's carry as its body reads it, "body input":
-        another input of a body; "body carry" and "body result": what a body returns; "more": links
-        are left out here.
+        another input of a body; "body carry" and "body result": what a body returns.
       subject: the value.
       atom: its code on the mesh axis.
       node: the annotation, operation or region; None at the boundary.
@@ -76,7 +86,6 @@ class Link:
       partners: of an operation, other operands that decide the atom.
       made: of a conversion, the code before it.
       donor: of a donated output, the input.
-      left_out: of the kind "more", the number of values without links.
       passes: whether the row hands on the atom of one operand.
     """
 
@@ -89,7 +98,6 @@ class Link:
     partners: tuple[Partner, ...] = ()
     made: Code = 0
     donor: ValueName | None = None
-    left_out: int = 0
     passes: bool = False
 
     @property
@@ -98,81 +106,188 @@ class Link:
         return None if self.node is None else SourcePlace.of(self.node)
 
 
-@dataclass(frozen=True, slots=True)
-class Origins:
-    """Follows atoms back through a typed program.
+# ---- reasons ------------------------------------------------------------------------------------
+
+
+NeedKind = Literal[
+    "pin",
+    "predicate",
+    "carry",
+    "body",
+    "row",
+    "no signature",
+    "rounding",
+    "not linear",
+    "partners",
+    "choice",
+    "pinned output",
+    "donated output",
+    "whole output",
+    "free output",
+    "conversion",
+]
+
+FORCED: frozenset[NeedKind] = frozenset(
+    {"predicate", "no signature", "rounding", "not linear", "donated output", "conversion"}
+)
+"""Needs that no plan of the same program can do without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartnerRows:
+    """The operands beside a partial value, in the rows of a node that take the partial value.
 
     Arguments:
-      typing: the program with its types.
-      names: of the program's values.
-      lasts: the last links of chains that have been followed, by value and position of the mesh
-          axis.
+      names: the other operands.
+      atoms: the code of each in the plan.
+      rows: for each row, the code that it takes of each.
     """
 
-    typing: Typing
-    names: Names
-    lasts: dict[tuple[int, int], Link] = field(default_factory=dict)
+    names: tuple[ValueName, ...]
+    atoms: tuple[Code, ...]
+    rows: tuple[tuple[Code, ...], ...]
 
-    @classmethod
-    def of(cls, typing: Typing) -> Origins:
-        """The origins of a typed program."""
-        return cls(typing, Names.of(typing.graph))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversionNeed:
+    """A need of a converted value.
+
+    Arguments:
+      kind: "pin": an annotation; "predicate": of a cond or while; "carry": a loop carries it so;
+        "body": a body takes or returns it so; "row": the row of the reader. Readers of a partial
+        value: "no signature": the reader has none; "rounding": a cast would round each part; "not
+        linear": no row takes the partial value; "partners": rows take it beside operands of other
+        types; "choice": a row takes it, and the plan is cheaper so. Results of the program:
+        "pinned output", "donated output": it takes the type of a donated input, "whole output": a
+        result is not partial unless its type says so, "free output". "conversion": only another
+        conversion reads it.
+      change: the change that the conversion makes on one mesh axis.
+      node: the reader, or the region whose body returns the value; None at the program's end.
+      number: of the operand, of the body's result or of the program's result.
+      is_read: whether a node reads the value; False where a body or the program returns it.
+      region: number of the body that returns the value.
+      row: the chosen row of the reader.
+      partners: of the kind "partners".
+      blocker: of a carry, the first node that reads it and has no row for the partial value.
+      donor: of a donated output, the input.
+      allowing: of the kind "rounding", the `reduce_dtype` with which the sum may come after the
+        cast; None where none does.
+    """
+
+    kind: NeedKind
+    change: AtomChange
+    node: Node | None = None
+    number: int = -1
+    is_read: bool = True
+    region: int = -1
+    row: AxisRow | None = None
+    partners: PartnerRows | None = None
+    blocker: Node | None = None
+    donor: ValueName | None = None
+    allowing: str | None = None
 
     @property
-    def fed(self) -> dict[int, tuple[Node, Entry]]:
-        """For each input of a body, the region and the entry that feeds the input."""
-        return self.names.dataflow.entries
+    def is_returned(self) -> bool:
+        """Whether the program returns the value."""
+        return self.node is None and self.kind != "conversion"
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether no plan of the same program can do without the conversion here."""
+        return self.kind in FORCED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversionReason:
+    """Why a conversion stands where it does.
+
+    Arguments:
+      value: the user's name of the value.
+      maker: the node that makes the value; None for an input of the program or of a body.
+      row: the chosen row of the maker.
+      needs: the needs of the converted value: readers in program order, then bodies and the program
+        that return it.
+    """
+
+    value: ValueName
+    maker: Node | None
+    row: AxisRow | None
+    needs: tuple[ConversionNeed, ...]
+
+    @property
+    def need(self) -> ConversionNeed:
+        """The need that decides: the first that is forced, else the first."""
+        return next((n for n in self.needs if n.is_forced), self.needs[0])
+
+
+# ---- a plan -------------------------------------------------------------------------------------
+
+
+Links = tuple[list[Link], Operand | None]
+"""The links of one value, and the operand that its atom comes from."""
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Follows atoms back through a plan, and says why its conversions stand where they do.
+
+    Arguments:
+      program: the plan.
+      steps: the links of values that have been followed, by value and position of the mesh axis.
+      lasts: the last links of their chains. Rows quote the origins of their other operands.
+    """
+
+    program: Program
+    steps: dict[tuple[int, int], Links] = field(default_factory=dict)
+    lasts: dict[tuple[int, int], Link] = field(default_factory=dict)
+
+    @property
+    def typing(self) -> Typing:
+        """The program with its types."""
+        return self.program.typing
+
+    @functools.cached_property
+    def names(self) -> Names:
+        """The names of the program's values."""
+        return Names(self.typing.graph)
 
     def is_carry(self, operand: Operand) -> bool:
         """Whether a value is a loop's carry as its body reads it."""
-        fed = self.fed.get(operand) if isinstance(operand, int) else None
+        fed = self.names.dataflow.entries.get(operand) if isinstance(operand, int) else None
         return fed is not None and fed[1].kind == "carry"
 
-    @property
-    def graph(self) -> Graph:
-        """The program."""
-        return self.typing.graph
-
-    def chain(self, value: int, position: int, *, most: int) -> tuple[Link, ...]:
+    def chain(self, value: int, position: int) -> tuple[Link, ...]:
         """The links of a value, its own first.
 
         Arguments:
           value: the value.
           position: the position of the mesh axis.
-          most: the most links before a link of kind "more" and the last link end the chain.
         """
-        links: list[Link] = []
-        at: int | None = value
-        while at is not None:
-            if len(links) > most and self._lead(at, position) is not None:
-                atom = self.typing.values[at][position]
-                left_out = self._steps_to_end(at, position)
-                more = Link(kind="more", subject=self.label(at), atom=atom, left_out=left_out)
-                return (*links, more, self.last(at, position))
-            links += self._links(at, position)
-            at = self._lead(at, position)
+        links = list[Link]()
+        for v in self._values(value, position):
+            for link in self._step(v, position)[0]:
+                partners = tuple(self._partners(link, position))
+                passes = link.passes and not partners
+                links.append(replace(link, partners=partners, passes=passes))
         return tuple(links)
 
-    def _steps_to_end(self, value: int, position: int) -> int:
-        """The number of values between a value, which is counted, and the last of its chain."""
-        steps, at = 0, value
-        while (lead := self._lead(at, position)) is not None:
-            steps, at = steps + 1, lead
-        return steps
+    def _values(self, value: int, position: int) -> Iterator[int]:
+        """A value and those that its atom comes from; the program makes each before the one in
+        front of it."""
+        at: Operand | None = value
+        while isinstance(at, int):
+            yield at
+            at = self._step(at, position)[1]
 
-    def last(self, value: int, position: int) -> Link:
-        """The last link of a value's chain. Last links are cached, since rows quote the origins of
-        their other operands."""
-        passed: list[int] = []
-        at = value
-        while (at, position) not in self.lasts:
+    def _last(self, value: int, position: int) -> Link:
+        """The last link of a value's chain."""
+        passed, found = list[int](), None
+        for at in self._values(value, position):
             passed.append(at)
-            lead = self._lead(at, position)
-            if lead is None:
-                self.lasts[at, position] = self._links(at, position)[-1]
-            else:
-                at = lead
-        found = self.lasts[at, position]
+            found = self.lasts.get((at, position))
+            if found is not None:
+                break
+        found = found or self._step(passed[-1], position)[0][-1]
         self.lasts.update(((v, position), found) for v in passed)
         return found
 
@@ -182,20 +297,16 @@ class Origins:
         """The user's name of a value; its expression when it has no name."""
         if not isinstance(value, int):
             return ValueName("a constant", is_source=False)
-        name = self.names.value(value)
+        name, maker = self.names.value(value), self.names.maker(value)
         if name:
             return ValueName(name)
-        maker = self.names.makers.get(value)
         if maker is None:
             return self._argument(value)
         text = source_text(maker.span, 44)
         if maker.op == annotate_p.name:  # its line is the annotation: the annotated expression
             expression, _ = expression_at(maker.span)
-            text = (
-                ast.unparse(expression.args[0])
-                if isinstance(expression, ast.Call) and expression.args
-                else text
-            )
+            if isinstance(expression, ast.Call) and expression.args:
+                text = ast.unparse(expression.args[0])
         text = text.replace("`", "'")
         return ValueName(text) if text else ValueName(maker.name, is_source=False)
 
@@ -206,61 +317,83 @@ class Origins:
 
     def _argument(self, value: int) -> ValueName:
         """A description of an input of the program or of a body that has no name."""
-        if value not in self.fed:
+        if value not in self.names.dataflow.entries:
             return ValueName("an input", is_source=False)
-        node, entry = self.fed[value]
+        node, entry = self.names.dataflow.entries[value]
         if entry.kind == "carry":
             return ValueName(f"the carry of {node.op}", is_source=False)
         outside = self.label(node.inputs[entry.operand])
-        more = entry.kind == "slice"
-        return replace(outside, slices=outside.slices + more)
+        return replace(outside, slices=outside.slices + (entry.kind == "slice"))
 
     # ---- links ----------------------------------------------------------------------------------
 
-    def _lead(self, value: int, k: int) -> int | None:
-        """The value that a value's atom comes from; the program always makes it before that
-        value."""
-        if value in self.names.inputs:
-            return None
-        if value in self.fed:
-            node, entry = self.fed[value]
-            return _value(node.inputs[entry.operand])
-        node = self.names.makers[value]
-        if node.op == annotate_p.name:
-            return None if self._is_pinned(node, k) else _value(node.inputs[0])
-        if node.regions:
-            left = interface_of(node).exit_to(node.outputs.index(value))
-            return _value(node.regions[left.region].outputs[left.output])
-        lead = self._lead_of_row(node, self.typing.values[value][k], k)
-        return None if lead is None else _value(node.inputs[lead])
+    def _step(self, value: int, k: int) -> Links:
+        """The links of one value, and the operand that its atom comes from."""
+        if (value, k) not in self.steps:
+            self.steps[value, k] = self._links(value, k)
+        return self.steps[value, k]
 
-    def _links(self, value: int, k: int) -> list[Link]:
-        """The links of one value."""
-        code, name = self.typing.values[value][k], self.label(value)
-        number = self.names.inputs.get(value)
+    def _links(self, value: int, k: int) -> Links:
+        code, name, typing = self.typing.values[value][k], self.label(value), self.typing
+        number, fed = self.names.inputs.get(value), self.names.dataflow.entries.get(value)
         if number is not None:
-            wanted = self.typing.request.demand.inputs[number]
-            pinned = wanted is not None and wanted[k] is not None
-            return [Link(kind="input" if pinned else "free input", subject=name, atom=code)]
-        if value in self.fed:
-            return self._body_input(value, code, k)
-        node = self.names.makers[value]
-        if node.op == annotate_p.name and self._is_pinned(node, k):
-            return [Link(kind="annotation", subject=name, atom=code, node=node)]
+            wanted = typing.request.demand.inputs[number]
+            kind = "input" if wanted is not None and wanted[k] is not None else "free input"
+            return [Link(kind=kind, subject=name, atom=code)], None
+        if fed is not None:
+            node, entry = fed
+            kind = "carry" if entry.kind == "carry" else "body input"
+            link = Link(kind=kind, subject=name, atom=code, node=node, passes=kind != "carry")
+            wanted = typing.rows[node.id].ins[entry.operand][k]
+            return self._converted(link, node, entry.operand, wanted, k)
+        node = self.names.dataflow.makers[value]
         if node.op == annotate_p.name:
+            pin: Pin | None = node.params["pin"]
+            if pin is not None and pinned_codes(pin, typing.mesh)[k] is not None:
+                return [Link(kind="annotation", subject=name, atom=code, node=node)], None
             free = Link(kind="free annotation", subject=name, atom=code, node=node, passes=True)
-            return [free, *self._converted(node, 0, code, k)]
-        if node.regions:
-            return self._region_output(node, value, code, k)
-        return self._row(node, value, code, k)
+            return self._converted(free, node, 0, code, k)
+        if not node.regions:
+            return self._row(node, value, code, k)
+        left = interface_of(node).exit_to(node.outputs.index(value))
+        operand = node.regions[left.region].outputs[left.output]
+        kind = "body carry" if left.kind == "carry" else "body result"
+        links = [Link(kind=kind, subject=name, atom=code, node=node, passes=True)]
+        returned = typing.region_outputs[node.id, left.region][left.output][k]
+        made = typing.values[operand][k] if isinstance(operand, int) else returned
+        if made != returned:
+            links.append(
+                Link(
+                    kind="converted result",
+                    subject=self.label(operand),
+                    atom=returned,
+                    node=node,
+                    made=made,
+                )
+            )
+        return links, operand
 
-    def _is_pinned(self, node: Node, k: int) -> bool:
-        """Whether an annotation pins a mesh axis."""
-        pin: Pin | None = node.params["pin"]
-        return pin is not None and pinned_codes(pin, self.typing.mesh)[k] is not None
+    def _converted(self, link: Link, node: Node, number: int, wanted: Code, k: int) -> Links:
+        """A link, with the conversion of an operand before its node where the axis has one.
+
+        Arguments:
+          link: the link.
+          node: the node.
+          number: of the operand.
+          wanted: the code that the node takes.
+          k: position of the mesh axis.
+        """
+        operand = node.inputs[number]
+        made = self.typing.values[operand][k] if isinstance(operand, int) else wanted
+        if made == wanted:
+            return [link], operand
+        name = self.label(operand)
+        more = Link(kind="converted", subject=name, atom=wanted, node=node, made=made)
+        return [link, more], operand
 
     def _leads(self, node: Node, code: Code, k: int) -> list[int]:
-        """The numbers of the operands that a result's atom comes from.
+        """The numbers of the operands that a result's atom comes from; the chain goes on with the
+        first.
 
         Arguments:
           node: the node.
@@ -268,38 +401,17 @@ class Origins:
           k: position of the mesh axis.
         """
         ins = [t[k] for t in self.typing.rows[node.id].ins]
-        leads = [i for i, c in enumerate(ins) if c and isinstance(node.inputs[i], int)]
-        if not leads and not code:
-            leads = [i for i, o in enumerate(node.inputs) if isinstance(o, int)]
-        # The operand that a loop adds explains more than the carry to which it is added.
-        return sorted(leads, key=lambda i: self.is_carry(node.inputs[i]))
+        values = [(i, o) for i, o in enumerate(node.inputs) if isinstance(o, int)]
+        leads = [(i, o) for i, o in values if ins[i]] or ([] if code else values)
+        # The operand that a loop adds explains more than the carry to which it is added, and a
+        # conversion more than an operand that is B as it was made.
+        converted = {i for i, o in leads if not code and self.typing.values[o][k] != ins[i]}
+        rank = {i: (i not in converted, self.is_carry(o)) for i, o in leads}
+        return sorted(rank, key=lambda i: rank[i])
 
-    def _lead_of_row(self, node: Node, code: Code, k: int) -> int | None:
-        """The number of the operand with which a chain goes on.
-
-        Arguments:
-          node: the node.
-          code: the code of its result.
-          k: position of the mesh axis.
-        """
-        ins, leads = [t[k] for t in self.typing.rows[node.id].ins], self._leads(node, code, k)
-        if code or not leads:
-            return leads[0] if leads else None
-        # A conversion explains more than an operand that is B as it was made.
-        return next((i for i in leads if self._is_converted(node, i, ins[i], k)), leads[0])
-
-    def _row(self, node: Node, value: int, code: Code, k: int) -> list[Link]:
-        chosen = self.typing.rows[node.id]
+    def _row(self, node: Node, value: int, code: Code, k: int) -> Links:
+        chosen, leads = self.typing.rows[node.id], self._leads(node, code, k)
         row = AxisRow.of(chosen.ins, chosen.outs, k)
-        leads = self._leads(node, code, k)
-        passes = len({row.ins[i] for i in leads}) == 1 and all(row.ins[i] == code for i in leads)
-        partners = tuple(
-            self._partner(node, i, row.ins[i], k)
-            for i in (leads[1:3] if code else ())
-            if node.inputs[i] != node.inputs[leads[0]]
-            and not self.is_carry(node.inputs[i])
-            and not self._is_inner(node, i)
-        )
         kernel = chosen.kernels[k] if chosen.kernels else ""
         link = Link(
             kind="row" if leads else "new",
@@ -308,72 +420,186 @@ class Origins:
             node=node,
             row=row,
             kernel="" if kernel == "local" else kernel,
-            partners=partners,
-            passes=passes and not partners,
+            passes={row.ins[i] for i in leads} == {code},
         )
-        lead = self._lead_of_row(node, code, k)
-        return [link] if lead is None else [link, *self._converted(node, lead, row.ins[lead], k)]
+        if not leads:
+            return [link], None
+        return self._converted(link, node, leads[0], row.ins[leads[0]], k)
 
-    def _partner(self, node: Node, number: int, code: Code, k: int) -> Partner:
-        operand = node.inputs[number]
-        assert isinstance(operand, int)
-        return Partner(name=self.label(operand), atom=code, end=self.last(operand, k))
+    def _partners(self, link: Link, k: int) -> Iterator[Partner]:
+        """The other operands that decide the atom of an operation's result: no carries, and none
+        that is made within the same expression, inside a library's function."""
+        node, row = link.node, link.row
+        if node is None or row is None or not link.atom:
+            return
+        first, *others = self._leads(node, link.atom, k) or [0]
+        for i in others[:2]:
+            operand, maker = node.inputs[i], self.names.maker(node.inputs[i])
+            inner = maker is not None and maker.span == node.span
+            if not (inner or operand == node.inputs[first] or self.is_carry(operand)):
+                assert isinstance(operand, int)
+                end = self._last(operand, k)
+                yield Partner(name=self.label(operand), atom=row.ins[i], end=end)
 
-    def _is_inner(self, node: Node, number: int) -> bool:
-        """Whether an operand is made within the same expression, inside a library's function."""
-        operand = node.inputs[number]
-        maker = self.names.makers.get(operand) if isinstance(operand, int) else None
-        return maker is not None and maker.span == node.span
+    # ---- reasons --------------------------------------------------------------------------------
 
-    def _is_converted(self, node: Node, number: int, wanted: Code, k: int) -> bool:
-        operand = node.inputs[number]
-        return isinstance(operand, int) and self.typing.values[operand][k] != wanted
+    def reason(self, planned: PlannedBox, change: AtomChange) -> ConversionReason:
+        """Why a conversion stands where it does.
 
-    def _converted(self, node: Node, number: int, wanted: Code, k: int) -> list[Link]:
-        """The conversion of an operand before a node; empty where the axis has none.
+        Arguments:
+          planned: the conversion.
+          change: the change that it, or one of its steps, makes on one mesh axis.
+        """
+        maker, value, names = planned.box.maker, planned.box.source.value, self.names
+        label = self.label(value)
+        if value in names.inputs:
+            label = ValueName(f"input {label.name}", is_source=False)
+        needs = [self._reader(node, number, change) for node, number in planned.readers()]
+        needs += [self._return(planned, number, change) for number in planned.returned()]
+        return ConversionReason(
+            value=label,
+            maker=maker,
+            row=None if maker is None else self.chosen_row(maker, change.axis),
+            # Only another conversion may read the value.
+            needs=tuple(needs or [ConversionNeed(kind="conversion", change=change, is_read=False)]),
+        )
+
+    def chosen_row(self, node: Node, axis: int) -> AxisRow | None:
+        """The chosen row of an operation; None for regions and operations without operands."""
+        row = self.typing.rows.get(node.id)
+        if row is None or node.regions or not row.ins:
+            return None
+        return AxisRow.of(row.ins, row.outs, axis)
+
+    def takes(self, node: Node, number: int, change: AtomChange) -> list[Row]:
+        """The rows of a node that take an operand without a change.
 
         Arguments:
           node: the node.
           number: of the operand.
-          wanted: the code that the node takes.
-          k: position of the mesh axis.
+          change: on one mesh axis.
         """
-        operand = node.inputs[number]
-        if not isinstance(operand, int) or not self._is_converted(node, number, wanted, k):
-            return []
-        made, name = self.typing.values[operand][k], self.label(operand)
-        return [Link(kind="converted", subject=name, atom=wanted, node=node, made=made)]
+        # The rows of a barrier are about each of its operands.
+        at, atom = 0 if node.is_barrier else number, decode(change.before)
+        request = self.typing.graph_request
+        rows = request.axis_rows(node, change.axis, communicates=True)
+        return [row for row in rows if row.ins[at] == atom]
 
-    def _body_input(self, value: int, code: Code, k: int) -> list[Link]:
-        node, entry = self.fed[value]
-        carried = entry.kind == "carry"
-        link = Link(
-            kind="carry" if carried else "body input",
-            subject=self.label(value),
-            atom=code,
-            node=node,
-            passes=not carried,
-        )
-        wanted = self.typing.rows[node.id].ins[entry.operand][k]
-        return [link, *self._converted(node, entry.operand, wanted, k)]
+    # ---- readers --------------------------------------------------------------------------------
 
-    def _region_output(self, node: Node, value: int, code: Code, k: int) -> list[Link]:
-        left = interface_of(node).exit_to(node.outputs.index(value))
-        operand = node.regions[left.region].outputs[left.output]
-        returned = self.typing.region_outputs[node.id, left.region][left.output][k]
-        link = Link(
-            kind="body carry" if left.kind == "carry" else "body result",
-            subject=self.label(value),
-            atom=code,
-            node=node,
-            passes=True,
+    def _reader(self, reader: Node, number: int, change: AtomChange) -> ConversionNeed:
+        """Why a node needs an operand converted.
+
+        Arguments:
+          reader: the node.
+          number: of the operand.
+          change: the change on one mesh axis.
+        """
+        kind: NeedKind = "row"
+        if reader.op == annotate_p.name:
+            kind = "pin"
+        elif reader.regions:
+            entry = interface_of(reader).entries[number]
+            kind = entry.kind if entry.kind in ("predicate", "carry") else "body"
+        elif change.before < 0:
+            return self._partial_reader(reader, number, change)
+        row = self.chosen_row(reader, change.axis)
+        return ConversionNeed(kind=kind, change=change, node=reader, number=number, row=row)
+
+    def _partial_reader(self, reader: Node, number: int, change: AtomChange) -> ConversionNeed:
+        """Why a reader needs a partial operand reduced.
+
+        Arguments:
+          reader: the node.
+          number: of the operand.
+          change: the change on one mesh axis.
+        """
+
+        def need(kind: NeedKind, beside: PartnerRows | None = None) -> ConversionNeed:
+            rounds = kind == "rounding" and decode(change.before) == P
+            return ConversionNeed(
+                kind=kind,
+                change=change,
+                node=reader,
+                number=number,
+                row=self.chosen_row(reader, change.axis),
+                partners=beside,
+                allowing=allowing(self.program.graph, reader) if rounds else None,
+            )
+
+        if rule_for(reader.op) is None:
+            return need("no signature")
+        rows, traits = self.takes(reader, number, change), traits_of(reader.op)
+        if not rows:
+            is_cast = traits.carries == "rounded" and traits.adapts
+            return need("rounding" if is_cast else "not linear")
+        values = self.typing.values
+        made = {
+            i: values[o][change.axis]
+            for i, o in enumerate(reader.inputs)
+            if i != number and isinstance(o, int) and not reader.is_barrier
+        }
+        for row in rows:
+            # An operand that is made B, or partial itself, fits a row that takes it partial.
+            if all(
+                row.ins[i] == decode(code) or (code == 0 and not isinstance(row.ins[i], Split))
+                for i, code in made.items()
+            ):
+                return need("choice")
+        beside = PartnerRows(
+            names=tuple(self.operand(reader, i) for i in made),
+            atoms=tuple(made.values()),
+            rows=tuple(tuple(encode(row.ins[i]) for i in made) for row in rows),
         )
-        made = self.typing.values[operand][k] if isinstance(operand, int) else returned
-        if made == returned:
-            return [link]
-        name = self.label(operand)
-        converted = Link(kind="converted result", subject=name, atom=returned, node=node, made=made)
-        return [link, converted]
+        return need("partners", beside)
+
+    # ---- results --------------------------------------------------------------------------------
+
+    def _return(self, planned: PlannedBox, number: int, change: AtomChange) -> ConversionNeed:
+        """Why a body or the program needs a returned value converted.
+
+        Arguments:
+          planned: the conversion.
+          number: of the result.
+          change: the change on one mesh axis.
+        """
+        if not planned.regions:
+            return self._output(number, change)
+        node, region = planned.regions[-1]
+        left = interface_of(node).leaving(region)[number]
+        blocker: Node | None = None
+        if left.kind == "carry" and change.before < 0:
+            carry = node.regions[region].inputs[left.entered(region)]
+            blocker = self._blocker(carry, change)
+        return ConversionNeed(
+            kind=left.kind if left.kind in ("predicate", "carry") else "body",
+            change=change,
+            node=node,
+            number=number,
+            is_read=False,
+            region=region,
+            blocker=blocker,
+        )
+
+    def _blocker(self, value: int, change: AtomChange) -> Node | None:
+        """The first node that reads a value and has no row for it partial."""
+        for node in self.program.graph.walk():
+            numbers = [i for i, o in enumerate(node.inputs) if o == value and rule_for(node.op)]
+            if numbers and not any(self.takes(node, i, change) for i in numbers):
+                return node
+        return None
+
+    def _output(self, number: int, change: AtomChange) -> ConversionNeed:
+        demand = self.program.request.demand
+        asked, tied = demand.outputs[number], dict(demand.tied).get(number)
+        kind: NeedKind = "whole output" if change.before < 0 else "free output"
+        donor: ValueName | None = None
+        if asked is not None and asked[change.axis] is not None:
+            kind = "pinned output"
+        elif tied is not None:
+            kind = "donated output"
+            donor = self.label(self.program.graph.inputs[tied])
+        return ConversionNeed(kind=kind, change=change, number=number, is_read=False, donor=donor)
 
 
 def without_passing(links: tuple[Link, ...]) -> tuple[Link, ...]:
@@ -386,7 +612,3 @@ def without_passing(links: tuple[Link, ...]) -> tuple[Link, ...]:
             continue
         kept.append(link)
     return tuple(kept)
-
-
-def _value(operand: Operand) -> int | None:
-    return operand if isinstance(operand, int) else None

@@ -4,16 +4,15 @@ how answers quote them."""
 from __future__ import annotations
 
 import ast
-import difflib
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from sbp.annotations import annotate_p
-from sbp.errors import SbpError, Span, file_name, position_text
+from sbp.errors import SbpError, Span, file_name, nearest, position_text
 from sbp.infer.space import Code, Codes, Step
 from sbp.plan.ir import Box
 from sbp.source.reader import expression_at, names_at, source_text
@@ -146,6 +145,11 @@ def kind_of(node: Node, graph: Graph) -> tuple[Any, ...]:
     )
 
 
+SubjectKind = Literal["input", "output", "annotation", "made"]
+"""How a type can be asked of a value: at an input, an output, an annotation, or after the operation
+that makes it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """Values that the program makes at one place and that have one meaning: one line of unrolled
@@ -153,8 +157,7 @@ class Subject:
 
     Arguments:
       label: the user's name; the source text where it has no name.
-      kind: how a type can be asked of it: at an input, an output, an annotation, or after the
-          operation that makes it.
+      kind: how a type can be asked of it.
       values: value ids: first the forward pass in program order, then repeated values.
       frame: the user's expression; readers inside of it belong to the operation itself.
       position: of the input or output.
@@ -162,7 +165,7 @@ class Subject:
     """
 
     label: str
-    kind: Literal["input", "output", "annotation", "made"]
+    kind: SubjectKind
     values: tuple[int, ...]
     frame: Span | None = None
     position: int = -1
@@ -172,23 +175,6 @@ class Subject:
     def place(self) -> SourcePlace | None:
         """Its place in the source; None for inputs and outputs."""
         return None if self.frame is None else SourcePlace(self.frame, self.gradient)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The subject that a name stands for, and other subjects of the same name or line."""
-
-    subject: Subject
-    others: tuple[Subject, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """All nodes below one expression of the user, in program order, and the values that leave
-    it."""
-
-    span: Span
-    nodes: list[Node] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,21 +192,21 @@ class Subjects:
     graph: Graph
     output_names: tuple[str, ...]
     readers: dict[Operand, list[Node | None]]
-    places: dict[Span, _Place]
+    places: dict[Span, list[Node]]
 
     @classmethod
     def of(cls, graph: Graph, output_names: Sequence[str] = ()) -> Subjects:
         """Reads them off a program."""
-        places: dict[Span, _Place] = {}
+        places = defaultdict[Span, list[Node]](list)
         for node in graph.walk():
             for span in dict.fromkeys(node.stack or (node.span,) if node.span else ()):
-                places.setdefault(span, _Place(span)).nodes.append(node)
+                places[span].append(node)
         return cls(graph, tuple(output_names), Dataflow(graph).readers, places)
 
     # ---- look-up --------------------------------------------------------------------------------
 
-    def find(self, name: str | int) -> Found:
-        """The subject of a name.
+    def find(self, name: str | int) -> list[Subject]:
+        """The subjects of a name; the last one is meant.
 
         Arguments:
           name: a variable, an input's path, an output's path, a line number, "line 12",
@@ -232,106 +218,80 @@ class Subjects:
         """
         text = str(name).strip()
         line = _LINE.fullmatch(text)
-        found = self._on_line(line) if line else [*self._boundary(text), *self.variables(text)]
+        boundary = (s for s in self.boundary() if text in (s.label, f"{s.kind} {s.label}"))
+        found = self._on_line(line) if line else [*boundary, *self.variables(text)]
         if not found:
             raise SbpError(f"no value of the program is called {text!r}{self._nearest(text)}")
-        return Found(subject=found[-1], others=tuple(found[:-1]))
+        return found
 
     def variables(self, name: str) -> list[Subject]:
         """The values assigned to a variable, by the order of the assignments."""
-        places = sorted(
-            (p for p in self.places.values() if any(name in g for g in names_at(p.span))),
-            key=lambda p: len(p.nodes),
-        )
-        return sorted(
-            _distinct(s for p in places for s in self.subjects_of(p) if s.label == name),
-            key=lambda s: s.values[0],
-        )
+        spans = [s for s in self.places if any(name in g for g in names_at(s))]
+        found = _distinct(s for s in self.innermost(spans) if s.label == name)
+        return sorted(found, key=lambda s: s.values[0])
 
-    def names(self) -> list[str]:
-        """All names that `find` knows, lines left out."""
-        variables = {
-            s.label
-            for at in self.places.values()
-            if names_at(at.span)
-            for s in self.subjects_of(at)
-        }
-        return sorted(
-            {
-                *self.graph.input_names,
-                *self.output_names,
-                *(v for v in variables if v.isidentifier()),
-            }
-        )
+    def innermost(self, spans: Iterable[Span]) -> Iterator[Subject]:
+        """The subjects of some expressions, those of inner ones first."""
+        for span in sorted(spans, key=lambda s: len(self.places[s])):
+            yield from self.subjects_of(span)
 
-    def _boundary(self, text: str) -> list[Subject]:
-        found = []
-        for number, (value, name) in enumerate(
-            zip(self.graph.inputs, self.graph.input_names, strict=False)
-        ):
-            if text in (name, f"input {name}"):
-                found.append(Subject(label=name, kind="input", values=(value,), position=number))
-        for number, (operand, name) in enumerate(
-            zip(self.graph.outputs, self.output_names, strict=False)
-        ):
-            if text in (name, f"output {name}") and isinstance(operand, int):
-                found.append(Subject(label=name, kind="output", values=(operand,), position=number))
-        return found
+    def boundary(self) -> list[Subject]:
+        """The inputs and the outputs of the program that have names."""
+        graph = self.graph
+        sides: tuple[tuple[SubjectKind, Sequence[Operand], Sequence[str]], ...] = (
+            ("input", graph.inputs, graph.input_names),
+            ("output", graph.outputs, self.output_names),
+        )
+        return [
+            Subject(label=name, kind=kind, values=(value,), position=number)
+            for kind, values, names in sides
+            for number, (value, name) in enumerate(zip(values, names, strict=False))
+            if isinstance(value, int)
+        ]
 
     def _on_line(self, asked: re.Match[str]) -> list[Subject]:
         """The subjects of a line. The last one is the subject that the line's number stands for:
         the forward result of its outermost expression."""
         number, file, gradient = int(asked["line"]), asked["file"], bool(asked["gradient"])
         at = [
-            p
-            for s, p in self.places.items()
+            s
+            for s in self.places
             if s.line <= number <= max(s.line, s.end_line) and _is_file(s.file, file)
         ]
         # An expression of several lines is meant by its later lines only where nothing begins
         # there.
-        at = [p for p in at if p.span.line == number] or at
-        files = sorted({file_name(p.span.file) for p in at})
+        at = [s for s in at if s.line == number] or at
+        files = sorted({file_name(s.file) for s in at})
         if len(files) > 1:
             raise SbpError(
                 f"line {number} is in {' and in '.join(files)}; name one of them, such as"
-                f' "{min(position_text(p.span.file, number) for p in at)}"'
+                f' "{min(position_text(s.file, number) for s in at)}"'
             )
-        innermost = sorted(at, key=lambda p: len(p.nodes))
-        found = _distinct(
-            s for p in innermost for s in self.subjects_of(p) if s.gradient or not gradient
-        )
+        found = _distinct(s for s in self.innermost(at) if s.gradient or not gradient)
         return sorted(found, key=lambda s: (s.gradient == gradient, s.values[0]))
 
     def _nearest(self, text: str) -> str:
-        known = self.names()
-        close = difflib.get_close_matches(text, known, n=3, cutoff=0.5)
         line = _LINE.fullmatch(text)
-        if line:
-            lines = sorted(
-                {s.line for s in self.places},
-                key=lambda n: (abs(n - int(line["line"])), n),
-            )[:3]
-            return (
-                f"; lines near it with values: {', '.join(map(str, sorted(lines)))}"
-                if lines
-                else ""
-            )
-        if close:
-            return "; did you mean " + " or ".join(f'"{c}"' for c in close) + "?"
-        more = f" and {len(known) - 12} more" if len(known) > 12 else ""
-        return f"; known: {', '.join(known[:12])}{more}" if known else ""
+        if line is None:
+            variables = {s.label for s in self.innermost(s for s in self.places if names_at(s))}
+            known = {*self.graph.input_names, *self.output_names, *variables}
+            return nearest(text, known)
+        numbers = sorted({s.line for s in self.places}, key=lambda n: abs(n - int(line["line"])))
+        near = ", ".join(map(str, sorted(numbers[:3])))
+        return f"; lines near it with values: {near}" if near else ""
 
     # ---- subjects of an expression --------------------------------------------------------------
 
-    def subjects_of(self, at: _Place) -> list[Subject]:
+    def subjects_of(self, at: Span) -> list[Subject]:
         """The values that leave an expression, in the order in which they are first made. Alike
         values are one subject."""
-        inside = {n.id for n in at.nodes}
+        nodes = self.places[at]
+        inside = {n.id for n in nodes}
         made: dict[Any, list[int]] = defaultdict(list)
         repeated: dict[Any, list[int]] = defaultdict(list)
         makers: dict[Any, Node] = {}
         repeaters: dict[Any, Node] = {}
-        for node in at.nodes:
+        for node in nodes:
             for number, value in enumerate(node.outputs):
                 key = (*kind_of(node, self.graph), number)
                 leaves = not node.is_barrier and self._leaves(value, inside)
@@ -360,7 +320,7 @@ class Subjects:
                     else "made"
                 ),
                 values=(*values, *repeated[key]),
-                frame=at.span,
+                frame=at,
                 gradient=makers[key].in_gradient,
             )
             for key, values in kinds.items()
@@ -372,24 +332,18 @@ class Subjects:
         )
 
 
-def _labels(at: _Place, makers: dict[Any, Node]) -> dict[Any, str]:
+def _labels(at: Span, makers: dict[Any, Node]) -> dict[Any, str]:
     """The variable that each value is assigned to; the source text for values without a
     variable."""
-    labels = dict.fromkeys(makers, source_text(at.span, 44) or at.nodes[0].name)
-    targets = names_at(at.span)
-    forward, backward = (
-        [k for k in makers if not makers[k].in_gradient],
-        [k for k in makers if makers[k].in_gradient],
-    )
-    transformed = _transformed(at.span)
+    text, targets = source_text(at, 44), names_at(at)
+    labels = {key: text or node.name for key, node in makers.items()}
+    forward = [k for k in makers if not makers[k].in_gradient]
+    backward = [k for k in makers if makers[k].in_gradient]
+    transformed, is_one = _transformed(at), [len(t) for t in targets] == [1]
     if transformed:
         groups = [backward] if transformed == "grad" else [forward[-1:], backward]
     else:
-        groups = (
-            [forward[-1:]]
-            if len(targets) == 1 and len(targets[0]) == 1
-            else _results(forward, makers, targets)
-        )
+        groups = [forward[-1:]] if is_one else _results(forward, makers, targets)
     for names, group in zip(targets, groups, strict=False):
         for number, key in enumerate(group if names else ()):
             labels[key] = names[number] if len(names) == len(group) else names[0]

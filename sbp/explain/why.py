@@ -6,30 +6,209 @@ Every cost is that of a plan: for another type, the program is planned with that
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from sbp import _jax
-from sbp.explain.conversions import (
-    Alternative,
-    ExplainedConversion,
-    Group,
-    SubjectConversions,
-    planned,
-)
+from sbp.annotations import annotate_p
 from sbp.explain.edits import Types, pin_subject
-from sbp.explain.origins import Link, Origins
-from sbp.explain.subjects import Found, Subject, Subjects, ValueName
+from sbp.explain.origins import ConversionNeed, ConversionReason, Link, Origins
+from sbp.explain.subjects import AtomChange, Subject, Subjects, ValueName, changed_axes
+from sbp.infer.check import CheckResult, check
+from sbp.infer.choose import EndCondition, choose_under
 from sbp.infer.constraints import pin_sites
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY
-from sbp.infer.space import Code, Codes, decode, from_type, is_even, local_shape, to_type
+from sbp.infer.space import Code, Codes, Step, decode, from_type, is_even, local_shape, to_type
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.program import Cost, Program
+from sbp.plan.fit import best_program, cheapest
+from sbp.plan.program import Cost, PlannedBox, Program
+from sbp.trace.graph import Operand
 from sbp.types import MONOIDS, NdSbp
+
+# ---- alternatives -------------------------------------------------------------------------------
+# A program planned with one thing changed: its cost, or why it has no plan.
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a changed program has no plan.
+
+    Arguments:
+      kind: "fault": one mesh axis has no types; "joint": each has types, all together have none;
+        "memory": no plan fits the memory limit; "elsewhere": no row takes the conversion there.
+      request: the changed program.
+      fault: of the kind "fault", the fault.
+    """
+
+    kind: Literal["fault", "joint", "memory", "elsewhere"]
+    request: Request
+    fault: CheckResult | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """The program planned with a change: with another type of a value, or a conversion elsewhere.
+
+    Arguments:
+      wanted: the atoms that the value is pinned to, as (mesh axis, atom), "?" for a dropped pin;
+        empty for another change.
+      type: the type of the value in that plan; None when there is no plan.
+      cost: of a call of that plan; None when there is no plan.
+      refusal: why there is no plan; None when there is one.
+    """
+
+    wanted: tuple[tuple[str, str], ...] = ()
+    type: NdSbp | None = None
+    cost: Cost | None = None
+    refusal: Refusal | None = None
+
+    @property
+    def change(self) -> str:
+        """The change in the notation of types: `model:S(1)`; `model:?` for a dropped pin."""
+        return " ".join(f"{axis}:{atom}" for axis, atom in self.wanted)
+
+
+def planned(request: Request) -> Program | Refusal:
+    """The plan of a changed program, or why it has none, as far as one mesh axis shows it."""
+    program = best_program(request)
+    if program is not None:
+        return program
+    fault = check(request)
+    if fault.status == "unsat":
+        return Refusal("fault", request, fault)
+    return Refusal("joint" if request.memory_limit is None else "memory", request)
+
+
+# ---- deferral -----------------------------------------------------------------------------------
+
+
+def deferred(request: Request, group: Group, need: ConversionNeed) -> Program | Refusal:
+    """The plan in which a need of a conversion is met otherwise, or why there is none: without the
+    pin that asks for it, with the value carried or returned unconverted, read by another row, or
+    reduced one consumer later.
+
+    Arguments:
+      request: the program as it was asked for.
+      group: the conversion at all places that are alike.
+      need: a need of the conversion that is not forced.
+    """
+    box, node = group[0].box, need.node
+    axes = changed_axes(box)
+    before = {k: box.source.codes[k] for k in axes}
+    if node is None:
+        output = Subject(label="", kind="output", values=(box.source.value,), position=need.number)
+        return planned(pin_subject(request, output, before))
+    if need.kind == "pin":
+        sites = (s for s in pin_sites(request) if any(n.id == node.id for n in s.nodes))
+        values = tuple(n.outputs[0] for s in sites for n in s.nodes)
+        pinned = Subject(label="", kind="annotation", values=values)
+        return planned(pin_subject(request, pinned, dict.fromkeys(axes)))
+
+    def on_changed(codes: Codes) -> tuple[Code | None, ...]:
+        return tuple(c if k in before else None for k, c in enumerate(codes))
+
+    codes = on_changed(box.source.codes)
+    if need.is_read:
+        # Another row, or the value as it is; at every copy of the reader.
+        is_row = need.kind == "row"
+        codes = on_changed(box.target.codes) if is_row else codes
+        places = dict.fromkeys(
+            (reader.id, number)
+            for one in group
+            for reader, number in one.readers()
+            if number == need.number
+            and (reader.op, reader.span, reader.backward) == (node.op, node.span, node.backward)
+        )
+        held = [EndCondition(end="operand", at=at, codes=codes, differs=is_row) for at in places]
+    else:
+        at = (node.id, need.region, need.number)
+        held = [EndCondition(end="returned", at=at, codes=codes)]
+    present = {n.id for n in request.graph.walk()}
+    if any(h.at[0] not in present for h in held):
+        return Refusal("elsewhere", request)  # in the program since conversions were shared
+    limit, choosing = request.memory_limit, functools.partial(choose_under, request, held)
+    program = cheapest(choosing, request)
+    if program is None:
+        return Refusal("elsewhere", request)
+    fits = limit is None or program.cost.peak_memory_bytes <= limit
+    return program if fits else Refusal("memory", request)
+
+
+# ---- conversions --------------------------------------------------------------------------------
+
+
+Group = list[PlannedBox]
+"""One conversion at all places of the program that are alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedConversion:
+    """A conversion of a value with its reason.
+
+    Arguments:
+      steps: its collectives and local steps.
+      runs: executions per call.
+      bytes_per_device: bytes that one device sends for it per call.
+      reason: the maker of the value, and the reader that needs it converted.
+      instead: the plan with the conversion elsewhere. None for a forced conversion, which cannot
+        stand elsewhere, and where that was not tried to save time.
+      others: further readers of the converted value.
+    """
+
+    steps: tuple[Step, ...]
+    runs: int
+    bytes_per_device: float
+    reason: ConversionReason
+    instead: Alternative | None
+    others: int = 0
+
+
+def groups_of(program: Program, subject: Subject, origins: Origins) -> list[Group]:
+    """The conversions of a value, alike ones together, most bytes first.
+
+    Arguments:
+      program: the plan.
+      subject: the value.
+      origins: of the program.
+    """
+    aliases, groups = _aliases(program, subject, origins), dict[object, Group]()
+    for found in program.boxes():
+        box, reader = found.box, found.box.reader
+        into = subject.kind == "annotation" and reader and not aliases.isdisjoint(reader.outputs)
+        if box.source.value in aliases or into:
+            steps = tuple((s.kind, s.mesh_axes, s.source, s.target) for s in box.steps)
+            holder = found.regions[-1][0] if found.regions else None
+            end = reader or holder
+            place = (end.op, end.span or end.id, end.backward) if end else None
+            groups.setdefault((steps, place, reader is None), []).append(found)
+    return sorted(groups.values(), key=lambda g: -sum(p.bytes_per_device for p in g))
+
+
+def _aliases(program: Program, subject: Subject, origins: Origins) -> set[Operand]:
+    """The subject's values, the values from which the last steps of its expression make them, and
+    the inputs of bodies that they feed. The last steps are those such as the transpose after a
+    product; an annotation belongs to the annotated expression."""
+    mine, dataflow = set[Operand](subject.values), origins.names.dataflow
+    for node in reversed(list(program.graph.walk())):
+        alone = len(node.inputs) == 1 and not node.regions and not mine.isdisjoint(node.outputs)
+        maker = dataflow.maker(node.inputs[0]) if alone else None
+        if maker is not None and (
+            node.op == annotate_p.name
+            or (maker.span, maker.in_gradient) == (node.span, node.in_gradient)
+        ):
+            mine.update(node.inputs)
+    for value, (node, entry) in dataflow.entries.items():
+        if node.inputs[entry.operand] in mine:
+            mine.add(value)
+    return mine
+
+
+# ---- answers ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,19 +221,12 @@ class WhyLimits:
       joint: the most alternatives that differ from the plan on two mesh axes.
       deferred: the most conversions of the value for which the program is planned with the
         conversion elsewhere. Conversions that send most bytes come first.
-      links: the most links of a chain of origins.
     """
 
     plans: int = 28
     first_operations: int = 500
     joint: int = 3
     deferred: int = 4
-    links: int = 200
-
-    def plans_of(self, size: int, *, refine: bool) -> int:
-        """The most plans for a question about a program with `size` operations: for a first answer,
-        or for a refined one."""
-        return self.plans if refine else min(self.plans, self.first_operations // max(1, size))
 
 
 LIMITS = WhyLimits()
@@ -71,7 +243,6 @@ class AxisStory:
       pinned: whether the user pins this value on this axis.
       next_best: the cheapest plan in which the value has another atom here. For a pinned value: the
         plan without the pin. None when there is no such plan, or none was tried.
-      tried: how many other atoms were tried.
     """
 
     mesh_axis: str
@@ -79,7 +250,6 @@ class AxisStory:
     links: tuple[Link, ...]
     pinned: bool
     next_best: Alternative | None
-    tried: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +273,6 @@ class Why:
         time. Both atoms were tried one by one.
       conversions: of this value, most bytes first.
       output_names: names of the program's results.
-      nodes: number of the program's equations.
       proved: whether the bound shows that no plan under the same policies and limits is cheaper.
       evades: whether the annotation of an alternative may convert what the boxing policy forbids
         elsewhere.
@@ -124,7 +293,6 @@ class Why:
     untried_pairs: int
     conversions: tuple[ExplainedConversion, ...]
     output_names: tuple[str, ...]
-    nodes: int
     proved: bool
     evades: bool
 
@@ -151,9 +319,15 @@ def why(
     Raises:
       SbpError: when no value has that name.
     """
-    found = Subjects.of(program.request.graph, output_names).find(name)
-    most = limits.plans_of(program.request.size, refine=refine)
-    return _Inquiry(program, found, tuple(output_names), limits, planning, most).answer()
+    *others, subject = Subjects.of(program.request.graph, output_names).find(name)
+    first = min(limits.plans, limits.first_operations // max(1, program.request.size))
+    most = limits.plans if refine else first
+    inquiry = _Inquiry(program, subject, limits, planning, most)
+    return inquiry.answer(tuple(others), tuple(output_names))
+
+
+Wanted = tuple[tuple[int, Code | None], ...]
+"""(position of a mesh axis, code) of a type that is tried; None for a dropped pin."""
 
 
 @dataclass(slots=True)
@@ -162,16 +336,14 @@ class _Inquiry:
 
     Arguments:
       program: the plan.
-      found: the value.
-      output_names: the names of the results.
+      subject: the value.
       limits: on the number of plans.
       planning: called before each plan with `left`.
       left: the number of plans that may still be made.
     """
 
     program: Program
-    found: Found
-    output_names: tuple[str, ...]
+    subject: Subject
     limits: WhyLimits
     planning: Callable[[int], None]
     left: int
@@ -179,19 +351,8 @@ class _Inquiry:
     types: Types = field(init=False)
 
     def __post_init__(self) -> None:
-        self.origins = Origins.of(self.program.typing)
+        self.origins = Origins(self.program)
         self.types = Types.of(self.program, self.request.graph)
-
-    @property
-    def subject(self) -> Subject:
-        """The value that the question is about."""
-        return self.found.subject
-
-    @property
-    def present(self) -> list[int]:
-        """The subject's values that the plan has. Copies whose conversions are not repeated are not
-        in it."""
-        return [v for v in self.subject.values if v in self.program.typing.values]
 
     @property
     def mesh(self) -> MeshSpec:
@@ -204,30 +365,33 @@ class _Inquiry:
         return self.program.request
 
     @property
-    def axes(self) -> list[int]:
-        """Positions of the mesh axes that have more than one device."""
-        return [k for k, n in enumerate(self.mesh.sizes) if n > 1]
+    def is_boundary(self) -> bool:
+        """Whether the value is an input or an output."""
+        return self.subject.kind in ("input", "output")
 
-    def answer(self) -> Why:
+    def answer(self, others: tuple[Subject, ...], output_names: tuple[str, ...]) -> Why:
         """The answer."""
-        subject, typing = self.subject, self.program.typing
+        subject, typing, codes = self.subject, self.program.typing, self.codes(self.subject)
         aval = self.request.graph.avals[subject.values[0]]
-        codes = self.codes(subject)
-        kinds = [typing.values[v] for v in self.present] if subject.kind != "output" else [codes]
-        conversions = SubjectConversions(self.program, subject, self.origins)
-        found = conversions.groups()
-        deferred = min(self.limits.deferred, len(found), self.left)
+        # Copies whose conversions are not repeated are not in the plan.
+        present = [v for v in subject.values if v in typing.values]
+        kinds = [typing.values[v] for v in present] if subject.kind != "output" else [codes]
+        groups = groups_of(self.program, subject, self.origins)
+        deferred = min(self.limits.deferred, len(groups), self.left)
         self.left -= deferred
-        pinned = [k for k in self.axes if self.is_pinned(k)]
-        free = {k: self.unpinned(k) for k in pinned[: self.left]}
-        singles, untried = self.singles(codes)
-        untried += len(pinned) - len(free)
-        joint, untried_pairs = self.joint(codes, singles)
-        alternatives = [*free.values(), *itertools.chain.from_iterable(singles.values()), *joint]
+        axes = [k for k, n in enumerate(self.mesh.sizes) if n > 1]
+        options = {k: self.options(k, codes[k]) for k in axes}
+        turns = itertools.zip_longest(*([(k, c) for c in options[k]] for k in axes))
+        asked: list[Wanted] = [((k, None),) for k in axes if self.is_pinned(k)]
+        asked += [(one,) for turn in turns for one in turn if one is not None]
+        singles = {wanted: self.plan(wanted) for wanted in asked[: max(0, self.left)]}
+        pairs = self.pairs(codes, singles)
+        most = max(0, min(self.limits.joint, self.left))
+        every = (*singles.values(), *(self.plan(wanted) for wanted in pairs[:most]))
         local = local_shape(aval.shape, codes, self.mesh.sizes)
         return Why(
             subject=subject,
-            others=tuple((s, to_type(self.codes(s), self.mesh)) for s in self.found.others),
+            others=tuple((s, to_type(self.codes(s), self.mesh)) for s in others),
             type=to_type(codes, self.mesh),
             types=tuple((to_type(t, self.mesh), kinds.count(t)) for t in dict.fromkeys(kinds)),
             shape=tuple(aval.shape),
@@ -235,16 +399,15 @@ class _Inquiry:
             local_shape=local,
             bytes_per_device=float(math.prod(local) * _jax.itemsize(aval.dtype)),
             cost=self.program.cost,
-            axes=tuple(self.story(k, codes, free.get(k), singles[k]) for k in self.axes),
-            alternatives=tuple(sorted(alternatives, key=_by_cost)),
-            untried=untried,
-            untried_pairs=untried_pairs,
+            axes=tuple(self.story(k, codes, present[0], singles) for k in axes),
+            alternatives=tuple(sorted(every, key=_by_cost)),
+            untried=len(asked) - len(singles),
+            untried_pairs=max(0, len(pairs) - most),
             conversions=tuple(
-                self.explained(conversions, group, tried=number < deferred)
-                for number, group in enumerate(found)
+                self.explained(group, tried=number < deferred)
+                for number, group in enumerate(groups)
             ),
-            output_names=self.output_names,
-            nodes=self.request.size,
+            output_names=output_names,
             # The bound does not hold for plans that reuse forward conversions if the search left
             # these out, nor under a memory limit, where bytes have a price.
             proved=typing.optimal and typing.bounds_reuse and self.request.memory_limit is None,
@@ -252,13 +415,36 @@ class _Inquiry:
             and any(p != "auto" for p in self.request.strictest.policies),
         )
 
-    def explained(
-        self, conversions: SubjectConversions, group: Group, *, tried: bool
-    ) -> ExplainedConversion:
+    def explained(self, group: Group, *, tried: bool) -> ExplainedConversion:
         """A conversion with its reason, and a plan with the conversion elsewhere if asked."""
+        first, instead = group[0], None
+        reason = self.origins.reason(first, AtomChange.of_box(first.box))
         if tried:
             self.planning(self.left)
-        return conversions.explained(group, tried=tried)
+        if tried and not reason.need.is_forced:
+            instead = self.alternative(deferred(self.request, group, reason.need))
+        return ExplainedConversion(
+            steps=first.box.steps,
+            runs=sum(p.trips for p in group),
+            bytes_per_device=sum(p.bytes_per_device for p in group),
+            reason=reason,
+            instead=instead,
+            others=max(0, len(first.readers()) + len(first.returned()) - 1),
+        )
+
+    def alternative(
+        self, found: Program | Refusal, wanted: tuple[tuple[str, str], ...] = ()
+    ) -> Alternative:
+        """The plan of a changed program, for the value.
+
+        Arguments:
+          found: the plan, or why there is none.
+          wanted: the change.
+        """
+        if isinstance(found, Refusal):
+            return Alternative(wanted=wanted, refusal=found)
+        t = Types.of(found, self.request.graph).type_of(self.subject)
+        return Alternative(wanted=wanted, type=t, cost=found.cost)
 
     def codes(self, subject: Subject) -> Codes:
         """The type of a subject in the plan."""
@@ -269,103 +455,66 @@ class _Inquiry:
     def is_pinned(self, position: int) -> bool:
         """Whether the user pins the subject itself on a mesh axis."""
         subject, demand = self.subject, self.request.demand
-        if subject.kind == "annotation":
-            mine = set(subject.values)
-            sites = pin_sites(self.request)
-            return any(
-                s.codes[position] is not None
-                for s in sites
-                if any(n.outputs[0] in mine for n in s.nodes)
-            )
-        asked = {"input": demand.inputs, "output": demand.outputs}.get(subject.kind)
-        codes = asked[subject.position] if asked is not None else None
-        return codes is not None and codes[position] is not None
+        if self.is_boundary:
+            given = demand.inputs if subject.kind == "input" else demand.outputs
+            codes = given[subject.position]
+            return codes is not None and codes[position] is not None
+        return subject.kind == "annotation" and any(
+            n.outputs[0] in subject.values and s.codes[position] is not None
+            for s in pin_sites(self.request)
+            for n in s.nodes
+        )
 
-    def planned(
-        self, request: Request, *, wanted: tuple[tuple[str, str], ...] = (), freed: str = ""
-    ) -> Alternative:
-        """A changed program, planned."""
+    def plan(self, wanted: Wanted) -> Alternative:
+        """The program with the subject pinned, or left free, on some mesh axes, planned."""
         self.planning(self.left)
         self.left -= 1
-        found = planned(request)
-        return Alternative.of(found, self.request, self.subject, wanted=wanted, freed=freed)
-
-    def pinned(self, wanted: Mapping[int, Code]) -> Alternative:
-        """The program with the subject pinned on some mesh axes."""
-        atoms = tuple((self.mesh.names[k], repr(decode(c))) for k, c in sorted(wanted.items()))
-        return self.planned(pin_subject(self.request, self.subject, wanted), wanted=atoms)
-
-    def unpinned(self, position: int) -> Alternative:
-        """The program without the subject's pin on a mesh axis."""
-        freed = pin_subject(self.request, self.subject, {position: None})
-        return self.planned(freed, freed=self.mesh.names[position])
+        atoms = tuple(
+            (self.mesh.names[k], "?" if c is None else repr(decode(c))) for k, c in wanted
+        )
+        return self.alternative(
+            planned(pin_subject(self.request, self.subject, dict(wanted))), atoms
+        )
 
     def options(self, position: int, current: Code) -> list[Code]:
         """Other atoms that the value may have on a mesh axis: B, then P where some row makes it so,
         then the splits."""
-        subject, n = self.subject, self.mesh.sizes[position]
-        aval = self.request.graph.avals[subject.values[0]]
-        boundary = subject.kind in ("input", "output")
-        splits = [
-            1 + d
-            for d, size in enumerate(aval.shape)
-            if size >= n and (not self.must_divide or size % n == 0)
-        ]
-        monoids = self.request.native.get(subject.values[0], EMPTY)
-        partial = [] if boundary else [-1 - MONOIDS.index(m) for m in sorted(monoids)]
+        value, n = self.subject.values[0], self.mesh.sizes[position]
+        shape = self.request.graph.avals[value].shape
+        even = not self.must_divide
+        splits = [1 + d for d, size in enumerate(shape) if size >= n and (even or size % n == 0)]
+        monoids = () if self.is_boundary else sorted(self.request.native.get(value, EMPTY))
+        partial = [-1 - MONOIDS.index(m) for m in monoids]
         return [c for c in (0, *partial, *splits) if c != current]
 
     @property
     def must_divide(self) -> bool:
         """Whether the value is an input or output whose splits have to divide."""
         kind, position = self.subject.kind, self.subject.position
-        return kind in ("input", "output") and not self.request.demand.is_padded(kind, position)
+        return self.is_boundary and not self.request.demand.is_padded(kind, position)
 
-    def singles(self, codes: Codes) -> tuple[dict[int, list[Alternative]], int]:
-        """For each mesh axis, the plans with another atom there; and how many were not made."""
-        made: dict[int, list[Alternative]] = {k: [] for k in self.axes}
-        options = {k: self.options(k, codes[k]) for k in self.axes}
-        untried = 0
-        for turn in itertools.zip_longest(*([(k, c) for c in options[k]] for k in self.axes)):
-            for k, code in (pair for pair in turn if pair is not None):
-                if self.left <= 0:
-                    untried += 1
-                else:
-                    made[k].append(self.pinned({k: code}))
-        return made, untried
-
-    def joint(
-        self, codes: Codes, singles: dict[int, list[Alternative]]
-    ) -> tuple[list[Alternative], int]:
-        """Plans with other atoms on two mesh axes, and how many were not made. Pairs of atoms that
-        are cheapest one by one come first.
+    def pairs(self, codes: Codes, singles: Mapping[Wanted, Alternative]) -> list[Wanted]:
+        """Types with other atoms on two mesh axes, of which each has a plan on its own; those that
+        are cheapest one by one first.
 
         Arguments:
           codes: the type in the plan.
-          singles: for each mesh axis, the plans with another atom there.
+          singles: the plans with another atom on one mesh axis.
         """
-        seen = {a.type for found in singles.values() for a in found}
+        seen = {a.type for a in singles.values()}
         shape = tuple(self.request.graph.avals[self.subject.values[0]].shape)
-        estimated: list[tuple[float, int, Mapping[int, Code]]] = []
-        for k, j in itertools.combinations(self.axes, 2):
-            tried = [list(zip(self.options(i, codes[i]), singles[i], strict=False)) for i in (k, j)]
-            pairs = itertools.product(*tried)
-            for (a, first), (b, second) in pairs:
-                t = tuple(a if i == k else b if i == j else c for i, c in enumerate(codes))
-                if (
-                    first.cost is None
-                    or second.cost is None
-                    or not self.is_type(shape, t)
-                    or to_type(t, self.mesh) in seen
-                ):
-                    continue
-                estimated.append(
-                    (first.cost.seconds + second.cost.seconds, len(estimated), {k: a, j: b})
-                )
-        most = max(0, min(self.limits.joint, self.left))
-        cheapest = sorted(estimated, key=lambda e: e[:2])[:most]
-        made = [self.pinned(wanted) for _, _, wanted in cheapest]
-        return made, len(estimated) - len(made)
+        seconds = {
+            (k, c): a.cost.seconds
+            for ((k, c),), a in singles.items()
+            if c is not None and a.cost is not None
+        }
+        found: list[Wanted] = []
+        for pair in itertools.combinations(seconds, 2):
+            (k, a), (j, b) = sorted(pair)
+            t = tuple({k: a, j: b}.get(i, c) for i, c in enumerate(codes))
+            if k != j and self.is_type(shape, t) and to_type(t, self.mesh) not in seen:
+                found.append(((k, a), (j, b)))
+        return sorted(found, key=lambda pair: sum(seconds[k, c] for k, c in pair if c is not None))
 
     def is_type(self, shape: tuple[int, ...], codes: Codes) -> bool:
         """Whether a shape can have a type: its dims are long enough to split, and its partial atoms
@@ -383,54 +532,44 @@ class _Inquiry:
     # ---- origins --------------------------------------------------------------------------------
 
     def story(
-        self, position: int, codes: Codes, free: Alternative | None, singles: list[Alternative]
+        self, position: int, codes: Codes, value: int, singles: Mapping[Wanted, Alternative]
     ) -> AxisStory:
         """Where the atom of the value on one mesh axis comes from.
 
         Arguments:
           position: the position of the mesh axis.
           codes: the type of the value in the plan.
-          free: the plan without the value's pin on the axis; None where it has none.
-          singles: the plans with another atom on the axis.
+          value: one of the subject's values in the plan.
+          singles: the plans with another atom on one mesh axis.
         """
-        subject = self.subject
-        links = self.origins.chain(self.present[0], position, most=self.limits.links)
-        links = (dataclasses.replace(links[0], subject=ValueName(subject.label)), *links[1:])
-        if subject.kind == "output":
-            links = self.returned(position, codes[position], links)
-        possible = [a for a in singles if a.cost is not None]
+        own, code = ValueName(self.subject.label), codes[position]
+        first, *rest = self.origins.chain(value, position)
+        links = (replace(first, subject=own), *rest)
+        if self.subject.kind == "output":
+            # Its own link, then those of the returned value unless a pin ends the chain.
+            tied = dict(self.request.demand.tied).get(self.subject.position)
+            donor = None if tied is None else self.origins.label(self.request.graph.inputs[tied])
+            kind = "free output" if donor is None else "donated output"
+            links = (Link(kind=kind, subject=own, atom=code, donor=donor), *links)
+            if self.is_pinned(position):
+                links = (Link(kind="output", subject=own, atom=code),)
+        possible = [
+            a
+            for ((k, c),), a in singles.items()
+            if k == position and c is not None and a.cost is not None
+        ]
+        best = min(possible, key=_by_cost, default=None)
         return AxisStory(
             mesh_axis=self.mesh.names[position],
-            atom=repr(decode(codes[position])),
+            atom=repr(decode(code)),
             links=links,
             pinned=self.is_pinned(position),
-            next_best=free if free is not None else min(possible, key=_by_cost, default=None),
-            tried=len(singles),
+            next_best=singles.get(((position, None),), best),
         )
-
-    def returned(self, position: int, code: Code, links: tuple[Link, ...]) -> tuple[Link, ...]:
-        """The links of an output: its own, then the links of the returned value unless a pin ends
-        the chain.
-
-        Arguments:
-          position: the position of the mesh axis.
-          code: the code of the output.
-          links: the links of the returned value.
-        """
-        own = ValueName(self.subject.label)
-        tied = dict(self.request.demand.tied).get(self.subject.position)
-        if self.is_pinned(position):
-            return (Link(kind="output", subject=own, atom=code),)
-        if tied is not None:
-            donor = self.origins.label(self.request.graph.inputs[tied])
-            return Link(kind="donated output", subject=own, atom=code, donor=donor), *links
-        return Link(kind="free output", subject=own, atom=code), *links
 
 
 def _by_cost(alternative: Alternative) -> tuple[bool, float, float, str]:
     cost = alternative.cost
-    return (
-        (True, 0.0, 0.0, alternative.change)
-        if cost is None
-        else (False, cost.seconds, cost.bytes_per_device, alternative.change)
-    )
+    if cost is None:
+        return True, 0.0, 0.0, alternative.change
+    return False, cost.seconds, cost.bytes_per_device, alternative.change

@@ -430,15 +430,15 @@ class EndCondition:
     An annotation cannot express it, since any reader may convert the result of an annotation.
 
     Arguments:
-      end: "operand": the operand of a node, in the type that its row reads; "made": a value, in the
-        type in which it is made or enters a region; "returned": a result of a region.
-      at: (node id, operand), (value,), or (node id, region, number).
+      end: "operand": the operand of a node, in the type that its row reads or in which it enters a
+        region; "returned": a result of a region.
+      at: (node id, operand), or (node id, region, number).
       codes: a code for each mesh axis, None for any.
       differs: whether the type must differ from `codes` on one of these axes; otherwise it must
         agree on all.
     """
 
-    end: Literal["operand", "made", "returned"]
+    end: Literal["operand", "returned"]
     at: tuple[int, ...]
     codes: tuple[int | None, ...]
     differs: bool = False
@@ -479,8 +479,6 @@ def _end(problem: Problem, condition: EndCondition) -> tuple[int, tuple[Codes, .
         case "operand":
             node, number = condition.at
             end = flow.operands()[node][number].end
-        case "made":
-            end = flow.makers[condition.at[0]]
         case "returned":
             node, region, number = condition.at
             end = flow.returned()[node, region][number].end

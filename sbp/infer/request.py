@@ -30,7 +30,7 @@ from sbp.infer.rows import EMPTY, NdRow, PartialRow, RowTable, worth_having
 from sbp.infer.space import Spaces
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures import traits_of
+from sbp.signatures import Row, traits_of
 from sbp.signatures.region import REGION_OPS
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.types import MONOIDS, Unreduced
@@ -432,6 +432,24 @@ class Request:
         if node.id not in self._rows:
             self._rows[node.id] = self.table.rows_in(self.graph, node, self.native, self.rounding)
         return self._rows[node.id]
+
+    def axis_rows(
+        self, node: Node, position: int, *, communicates: bool | None = None
+    ) -> tuple[Row, ...]:
+        """The rows of a node on one mesh axis.
+
+        Arguments:
+          node: the node.
+          position: the position of the mesh axis.
+          communicates: whether kernels of the rows may communicate; None where the node's policy
+            allows it.
+        """
+        if communicates is None:
+            communicates = self.rules(node).policies[position] == "auto"
+        ins = [self.graph.aval(o) for o in node.inputs]
+        outs = [self.graph.avals[o] for o in node.outputs]
+        table = self.caches.table(self.mesh, communicates=communicates)
+        return table.rows_on(node, ins, outs, position, node.id in self.rounding)
 
     @functools.cached_property
     def _rows(self) -> dict[int, tuple[NdRow, ...]]:

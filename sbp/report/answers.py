@@ -8,24 +8,19 @@ from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import Any
 
-from sbp.explain.conversions import Alternative, ExplainedConversion
 from sbp.explain.difference import (
     ComparedPlan,
     Difference,
-    LinePolicies,
-    PinnedAtoms,
     Setting,
-    Traffic,
     TrafficDifference,
-    TrafficEnd,
     ValueDifference,
     compare,
 )
 from sbp.explain.origins import Link, Partner, without_passing
 from sbp.explain.subjects import AxisRow, SourcePlace, Subject
-from sbp.explain.why import AxisStory, Why
+from sbp.explain.why import Alternative, AxisStory, ExplainedConversion, Why
 from sbp.infer.space import decode
-from sbp.limits import policies_text
+from sbp.limits import Policy, policies_text
 from sbp.machine.hardware import Network
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost
@@ -47,6 +42,7 @@ from sbp.report.wording import (
     signed,
 )
 from sbp.source.reader import source_text
+from sbp.types import Atom
 
 # ---- links --------------------------------------------------------------------------------------
 # The origin of an atom of a value, in words.
@@ -68,7 +64,6 @@ _LINKS = {
     "body input": "as it comes into the body of {op}",
     "body carry": "what the body of {op} carries",
     "body result": "what the body of {op} returns",
-    "more": "and so on over {more}",
 }
 
 
@@ -81,7 +76,6 @@ def link_text(link: Link) -> str:
         row=_row_text(link.row, link, op) if link.row else "",
         made=repr(decode(link.made)),
         op=op,
-        more=counted(link.left_out, "value"),
     )
 
 
@@ -133,7 +127,7 @@ def explanation(why: Why, mesh: MeshSpec) -> Explanation:
         text = "the program makes it more than once, in unrolled layers or in rematerialisation"
         parts.append(Paragraph(text=f"{text}: {copies}"))
     parts += [_axis(why, story) for story in why.axes]
-    parts += [_alternatives(why), *_conversions(why)]
+    parts += [_alternatives(why), _conversions(why, mesh)]
     if why.others:
         parts.append(_others(why.others))
     title = f"why {_name(why.subject)} is {why.type!r} on mesh {mesh}"
@@ -198,7 +192,7 @@ def verdict(why: Why, story: AxisStory) -> str:
             f" {difference(best.cost, why.cost)}"
         )
     if best is None or best.cost is None:
-        return "no other typing" if story.tried else "no other type was tried"
+        return "no other type was found"
     atom, gap = dict(best.wanted).get(story.mesh_axis, "another"), difference(best.cost, why.cost)
     if story.links[0].kind == "donated output":
         return f"as the donated input; {atom} if the output's type were given, {gap}"
@@ -271,33 +265,24 @@ def _figures(cost: Cost) -> tuple[str, str]:
 # ---- conversions --------------------------------------------------------------------------------
 
 
-def _conversions(why: Why) -> Iterator[Section]:
-    own, onward = ([c for c in why.conversions if c.onward == on] for on in (False, True))
-    if own:
-        total = bytes_text(sum(c.bytes_per_device for c in own))
-        yield Section(
-            title=f"conversions: {counted(len(own), 'kind')}, {total} per device",
-            parts=(_steps(why, own),),
-        )
-    elif not onward:
-        yield Section(
-            title="conversions",
-            parts=(Paragraph(text="none: every reader takes it as it is made"),),
-        )
-    if onward:
-        yield Section(
-            title="it goes on partial, and what is made of it is reduced",
-            parts=(_steps(why, onward),),
-        )
+def _conversions(why: Why, mesh: MeshSpec) -> Section:
+    if not why.conversions:
+        none = Paragraph(text="none: every reader takes it as it is made")
+        return Section(title="conversions", parts=(none,))
+    total = bytes_text(sum(c.bytes_per_device for c in why.conversions))
+    return Section(
+        title=f"conversions: {counted(len(why.conversions), 'kind')}, {total} per device",
+        parts=(_steps(why, mesh),),
+    )
 
 
-def _steps(why: Why, found: Sequence[ExplainedConversion]) -> Table:
+def _steps(why: Why, mesh: MeshSpec) -> Table:
     return table_of(
-        found,
+        why.conversions,
         {
             "step": lambda c: ", ".join(s.kind for s in c.steps),
             "mesh axes": lambda c: ", ".join(
-                dict.fromkeys(c.mesh.names[k] for s in c.steps for k in s.mesh_axes)
+                dict.fromkeys(mesh.names[k] for s in c.steps for k in s.mesh_axes)
             ),
             "change": lambda c: ", ".join(dict.fromkeys(map(change_text, c.steps))),
             ">runs": lambda c: str(c.runs),
@@ -314,7 +299,7 @@ def _steps(why: Why, found: Sequence[ExplainedConversion]) -> Table:
 def conversion_text(why: Why, one: ExplainedConversion) -> str:
     """The maker and the reader of a converted value, and the cost of the plan with the conversion
     elsewhere."""
-    made = full_maker_text(one.reason, one.value)
+    made = full_maker_text(one.reason)
     needed = full_need_text(one.reason.need, why.output_names)
     takes = "take" if one.others > 1 else "takes"
     more = f"; {counted(one.others, 'more reader')} {takes} the result" if one.others else ""
@@ -387,24 +372,29 @@ def _figure(value: object) -> str:
             return str(value)
 
 
-def _line_policies(policies: LinePolicies) -> str:
+def _boxing(policies: tuple[tuple[str, Policy], ...]) -> str:
+    if len({policy for _, policy in policies}) == 1:
+        return policies[0][1]
+    return policies_text("auto", [p for _, p in policies], [axis for axis, _ in policies])
+
+
+def _line_policies(policies: frozenset[tuple[tuple[Policy, str], ...]]) -> str:
     return _several(
         ", within ".join(f"{p} on `{axis}`" if axis else p for p, axis in around)
         for around in policies
     )
 
 
-def _pins(pins: tuple[PinnedAtoms, ...]) -> str:
-    texts = (" ".join(f"{axis}:{atom!r}" for axis, atom in atoms) or "B" for atoms in pins)
+def _pins(pins: tuple[tuple[tuple[str, Atom], ...], ...] | None) -> str:
+    texts = (" ".join(f"{axis}:{atom!r}" for axis, atom in atoms) or "B" for atoms in pins or ())
     return "; ".join(texts) or "not pinned"
 
 
 _VALUES: dict[str, Callable[[Any], str]] = {
     "mesh": lambda axes: " ".join(f"{axis}={size}" for axis, size in axes),
-    "hardware": lambda known: known.name if known.is_known else f"{known.name} with other figures",
     "figure": _figure,
     "network": lambda network: _figure(network) if network else "none of its own",
-    "boxing": lambda given: policies_text(given.boxing, given.axis_policies, given.axes),
+    "boxing": _boxing,
     "memory limit": lambda limit: "none" if limit is None else f"{limit:.0f} B",
     # Sizes are to the byte.
     "budgets": lambda budgets: _several(
@@ -510,10 +500,8 @@ def _values(noun: str, found: Sequence[ValueDifference], shown: int) -> Table:
 
 
 def _sent(found: Sequence[TrafficDifference]) -> Table:
-    def sent(one: Traffic | None) -> str:
-        if one is None:
-            return "none"
-        return f"{bytes_text(one.bytes_per_device)} in {counted(one.runs, 'run')}"
+    def sent(runs: int, bytes_per_device: float) -> str:
+        return f"{bytes_text(bytes_per_device)} in {counted(runs, 'run')}" if runs else "none"
 
     def rest(left: Sequence[TrafficDifference]) -> str:
         more = signed(sum(d.bytes_more for d in left), bytes_text)
@@ -522,11 +510,11 @@ def _sent(found: Sequence[TrafficDifference]) -> Table:
     return table_of(
         found,
         {
-            "step": lambda d: d.key.kind,
-            "mesh axes": lambda d: ", ".join(d.key.mesh_axes),
-            "change": lambda d: d.key.change,
-            ">this": lambda d: sent(d.this),
-            ">other": lambda d: sent(d.other),
+            "step": lambda d: d.kind,
+            "mesh axes": lambda d: ", ".join(d.mesh_axes),
+            "change": lambda d: d.change,
+            ">this": lambda d: sent(d.runs[0], d.bytes_per_device[0]),
+            ">other": lambda d: sent(d.runs[1], d.bytes_per_device[1]),
         },
         detail=_ends,
         shown=SHOWN_SENT,
@@ -536,15 +524,8 @@ def _sent(found: Sequence[TrafficDifference]) -> Table:
 
 def _ends(one: TrafficDifference) -> str:
     """The maker and the reader of a value that is sent."""
-    key = one.key
-    made = f"{_end(key.maker, 'an argument of a body')}{_at(one.made_at)}"
-    read = f", for {_end(key.reader, 'the end')}{_at(one.read_at)}" if key.reader else ""
-    return made + read
-
-
-def _end(end: TrafficEnd, otherwise: str) -> str:
-    text = f"`{end.text}`" if end.text else ""
-    return " ".join(filter(None, (end.op, text))) or otherwise
+    read = f", for {one.read}{_at(one.read_at)}" if one.read else ""
+    return f"{one.made}{_at(one.made_at)}{read}"
 
 
 def _at(at: SourcePlace | None) -> str:

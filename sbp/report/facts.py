@@ -12,8 +12,7 @@ from typing import Any
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import position_text
-from sbp.explain.origins import Origins
-from sbp.explain.reasons import ConversionReason, Reasons
+from sbp.explain.origins import ConversionReason, Origins
 from sbp.explain.subjects import AtomChange, SourcePlace
 from sbp.infer.space import local_shape, to_type
 from sbp.plan.ir import Apply, Block, Loop, Register, Source, walk
@@ -23,7 +22,6 @@ from sbp.plan.traffic import Send, sends
 from sbp.report.parts import grouped
 from sbp.report.wording import (
     SEGMENT_LIMIT,
-    argument_text,
     common_name,
     listed,
     maker_text,
@@ -229,14 +227,14 @@ def collectives(program: Program, output_names: tuple[str, ...] = ()) -> list[Co
       program: the plan.
       output_names: names of the results.
     """
-    reasons = Reasons(program, Origins.of(program.typing))
+    origins = Origins(program)
     groups = defaultdict[Hashable, list[Collective]](list)
     for send in sends(program):
         if send.planned is None or send.step is None:
             one = _of_operation(program, send)
             groups[one.kind, one.mesh_axes, one.line].append(one)
         else:
-            reason = reasons.of(send.planned, AtomChange.of_step(send.step))
+            reason = origins.reason(send.planned, AtomChange.of_step(send.step))
             one = _of_conversion(program, send, reason, output_names)
             needed = one.needed if reason.need.is_read else ()
             groups[one.kind, one.mesh_axes, one.changes, one.made, needed].append(one)
@@ -274,8 +272,8 @@ def _of_conversion(
     assert send.planned is not None
     need, values = reason.need, (send.planned.box.target.value,)
     ends: dict[str, tuple[str, ...]] = {"needed": (need_text(reason),)}
-    if need.node is None and not need.is_between:
-        results = [output_name(output_names, n.number) for n in reason.needs if n.node is None]
+    if need.is_returned:
+        results = [output_name(output_names, n.number) for n in reason.needs if n.is_returned]
         ends = {"needed": (), "returned": (listed(results, 1),)}
     return _collective(
         program, send, values, line=_line(reason), made=(maker_text(reason),), **ends
@@ -327,4 +325,4 @@ def _line(reason: ConversionReason) -> str:
             return (
                 f"{'the ' if node.backward else ''}{place_cell(SourcePlace(span, node.backward))}"
             )
-    return argument_text(reason.argument) or "the end of the program"
+    return str(reason.value)

@@ -172,9 +172,9 @@ class _Memory:
 
     def temporaries(self, moment: Moment) -> Iterator[Tensor]:
         """What else is alive at a moment."""
-        names = Names.of(self.program.graph)
+        names = Names(self.program.graph)
         for register in moment.registers():
-            maker, root = names.makers.get(register.value), self.uses.root(register.value)
+            maker, root = names.maker(register.value), self.uses.root(register.value)
             made = maker.name if maker else "in a loop"
             name = names.value(register.value) or (made if root is None else self.names[root])
             yield self._tensor(register, self.kind(register), name, maker)

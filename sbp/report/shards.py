@@ -167,7 +167,7 @@ def shards_of(program: Program, name: str | int, output_names: tuple[str, ...]) 
     Raises:
       SbpError: `bad-argument` when nothing has that name, with the nearest names.
     """
-    subject = Subjects.of(program.graph, output_names).find(name).subject
+    subject = Subjects.of(program.graph, output_names).find(name)[-1]
     values = program.typing.values
     sources: list[Source] = [Register(v, values[v]) for v in subject.values if v in values]
     if subject.kind in ("input", "output"):

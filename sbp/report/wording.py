@@ -7,10 +7,11 @@ from typing import Any
 
 from sbp.annotations import annotate_p
 from sbp.errors import Span, bytes_text
-from sbp.explain.conversions import Refusal
-from sbp.explain.reasons import Argument, ConversionNeed, ConversionReason, PartnerRows
-from sbp.explain.subjects import AxisRow, SourcePlace, ValueName
+from sbp.explain.origins import ConversionNeed, ConversionReason, PartnerRows
+from sbp.explain.subjects import AxisRow, SourcePlace
+from sbp.explain.why import Refusal
 from sbp.infer.space import Code, decode
+from sbp.limits import boxing_text
 from sbp.plan.text import place
 from sbp.source.reader import annotation_span, expression_text, shortened, source_text
 from sbp.trace.graph import Node
@@ -206,20 +207,7 @@ def node_text(node: Node, beside: Node | None = None) -> str:
 
 def maker_text(reason: ConversionReason) -> str:
     """The maker of the value, for the report."""
-    if reason.maker is not None:
-        return node_text(reason.maker)
-    return argument_text(reason.argument) or "an argument"
-
-
-def argument_text(argument: Argument | None) -> str:
-    """An input of the program or of a body in words; empty for none, and for one without a name."""
-    if argument is None or argument.node is None:
-        return f"input {argument.name}" if argument and argument.name else ""
-    if argument.kind == "carry":
-        return f"the carry of {argument.node.op} {place_text(SourcePlace.of(argument.node))}"
-    inner = "a constant" if argument.is_constant else f"an operand of {node_text(argument.node)}"
-    outside = argument_text(argument.outside) or inner
-    return f"a slice of {outside}" if argument.kind == "slice" else outside
+    return str(reason.value) if reason.maker is None else node_text(reason.maker)
 
 
 def need_text(reason: ConversionReason) -> str:
@@ -227,7 +215,7 @@ def need_text(reason: ConversionReason) -> str:
     not named."""
     need = reason.need
     if need.node is None:
-        return "returned"
+        return "returned" if need.is_returned else "on the way to another type"
     if not need.is_read:
         return f"returned by the body of {need.node.op} {place_text(SourcePlace.of(need.node))}"
     if need.kind == "pin":
@@ -239,10 +227,10 @@ def need_text(reason: ConversionReason) -> str:
 # ---- conversions in the answer to a question ----------------------------------------------------
 
 
-def full_maker_text(reason: ConversionReason, value: ValueName) -> str:
+def full_maker_text(reason: ConversionReason) -> str:
     """The maker of the value with its row, for `plan.why`."""
     if reason.maker is None:
-        return str(value)
+        return str(reason.value)
     row = "" if reason.maker.op == annotate_p.name else _row(reason.row)
     return f"{node_text(reason.maker)}{row}"
 
@@ -254,7 +242,7 @@ def full_need_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
       need: the need for the conversion.
       output_names: names of the program's results.
     """
-    if need.is_between:
+    if need.kind == "conversion":
         return "on the way to another type that is read"
     if need.node is None:
         return _sentence(_RETURNED, need, output_names)
@@ -379,26 +367,26 @@ def _partners(found: PartnerRows) -> str:
     return f"{' or '.join([*rows[:3], *more])}, and {named(found.atoms, ' is ')}"
 
 
+def refusal_text(found: Refusal) -> str:
+    """Why a changed program has no plan."""
+    fault, request = found.fault, found.request
+    if fault is None:
+        return _REFUSALS[found.kind]
+    policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
+    axis = f"on `{fault.mesh_axis}`" + (f" under {policies}" if fault.policy else "")
+    if not fault.sink:
+        return f"no row reaches it {axis}"
+    arrives = " or ".join(dict.fromkeys(repr(decode(c)) for c in fault.made[0])) or "nothing"
+    node = fault.sink[0].node
+    reader = "the result of the program" if node is None else node_text(node)
+    return f"{reader} does not take {arrives} {axis}"
+
+
 _REFUSALS = {
     "joint": "no types of all mesh axes together",
     "memory": "nothing that fits the memory limit",
-    "exceeds memory": "it does not fit the memory limit",
-    "rows": "no row reaches it {axis}",
-    "result": "the program would have to return {arrives} {axis}",
-    "reader": "{node} does not take {arrives} {axis}",
-    "not there": "it was not in the program before conversions were taken together",
-    "no row": "no row takes it so",
+    "elsewhere": "no row takes it so",
 }
-
-
-def refusal_text(found: Refusal) -> str:
-    """Why a changed program has no plan."""
-    axis = f"on `{found.mesh_axis}`"
-    if found.policies:
-        axis += f" under {found.policies}"
-    arrives = " or ".join(dict.fromkeys(repr(decode(c)) for c in found.arriving)) or "nothing"
-    node = "" if found.node is None else node_text(found.node)
-    return _REFUSALS[found.kind].format(axis=axis, arrives=arrives, node=node)
 
 
 def output_name(output_names: Sequence[str], number: int) -> str:

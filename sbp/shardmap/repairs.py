@@ -189,7 +189,7 @@ class Repairs:
         divide = {m.id: n for m in call.nodes}
         if "axes" not in node.params:
             text = f"divide {call.text} by {n}, the size of {_names(axes)}"
-            yield _one(GraphEdit(text, divided(call.span, n), divide=divide))
+            yield _one(GraphEdit(text, divided(call.span, axes), divide=divide))
         elif call.name == CALLED["sum"] and _over(node) == set(axes):
             source = renamed(call.span, CALLED["mean"])
             yield _one(GraphEdit(f"lax.pmean in place of {call.text}", source, divide=divide))

@@ -135,11 +135,14 @@ def renamed(span: Span, function: str) -> Edits:
     return (SourceEdit(span=at, replacement=f"{lax}.{function}", imports=imports),)
 
 
-def divided(span: Span, divisor: int) -> Edits:
-    """The edits that divide an expression by a number."""
+def divided(span: Span, axes: tuple[str, ...]) -> Edits:
+    """The edits that divide an expression by the number of devices along some mesh axes."""
+    lax, imports = lax_in(span.file)
+    sizes = " * ".join(f'{lax}.axis_size("{axis}")' for axis in axes)
+    by = sizes if len(axes) == 1 else f"({sizes})"
     return (
-        SourceEdit(span=_start(span), replacement="("),
-        SourceEdit(span=_end(span), replacement=f" / {divisor})"),
+        SourceEdit(span=_start(span), replacement="(", imports=imports),
+        SourceEdit(span=_end(span), replacement=f" / {by})"),
     )
 
 

@@ -26,6 +26,10 @@ class Dataflow:
         """The node that makes a value; none for the inputs of the program and of regions."""
         return {v: node for node in self.graph.walk() for v in node.outputs}
 
+    def maker(self, operand: Operand) -> Node | None:
+        """The node that makes an operand; None for inputs and constants."""
+        return self.makers.get(operand) if isinstance(operand, int) else None
+
     @functools.cached_property
     def entries(self) -> dict[int, tuple[Node, Entry]]:
         """Of each input of the region of a loop or branch, the loop or branch, and how the operand

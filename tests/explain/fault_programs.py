@@ -119,7 +119,7 @@ def checked(name: str, text: str, edits: Sequence[OptionEdit] = ()) -> Checked:
             return Checked(found=diagnostics_of(error), mark=None, inputs={}, options={})
         except (TypeError, ValueError):  # of JAX, which says nothing of types
             return Checked(found=(), mark=None, inputs={}, options={})
-        report = names["report"]
+        report = names["report"] if "report" in names else names["f"].check(*names["args"])
         found = tuple(d for d in report.diagnostics if d.severity != "note")
         if not made:
             mark = str(jax.make_jaxpr(names["f"])(*names["args"])) if report.ok else None

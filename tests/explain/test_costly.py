@@ -1,17 +1,26 @@
-"""The report says how many annotations were not checked for their cost, and why."""
+"""Costly annotations: their prices, helps that change them, and how many were not checked."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh
 
 import sbp
-from sbp.explain.costly import CostSearch
+from sbp.errors import SourceEdit
+from sbp.explain.change import tried
+from sbp.explain.edits import drop_pins
+from sbp.explain.pin_changes import repinned
+from sbp.explain.relaxations import following
 from sbp.infer.constraints import pin_sites
+from sbp.infer.space import encode
+from sbp.machine.mesh import HARDWARE
+from sbp.plan.fit import best_program
+from tests.edits import check_helps
+from tests.explain.expected import MESH, diagnose, shape
 
-MESH = AbstractMesh((8,), ("tensor",))
 BIG = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
 
 
@@ -41,41 +50,21 @@ def notes(found: sbp.Report) -> list[tuple[str, tuple[str, ...]]]:
     return [(d.title, d.notes) for d in found.diagnostics if d.severity == "note"]
 
 
-def test_annotations_beyond_the_first_twenty_are_counted(tmp_path):
-    found = report(annotated(23), tmp_path)
-    title = "3 of 23 annotations were not checked for what they cost"
-    assert notes(found) == [(title, ("the first 20 of 23 annotations are checked",))]
-    assert found.ok
-    assert title in found.text() and title in found.short().text()
-
-
-def test_cheap_annotations_are_cleared_together_however_many(tmp_path):
-    assert notes(report(annotated(23, dear=False), tmp_path)) == []
-
-
-def test_a_large_program_says_that_nothing_was_checked(tmp_path):
-    lines = annotated(6)
-    lines[-1:] = ["    for _ in range(1500):", "        h = jnp.tanh(h)", lines[-1]]
-    found = report(lines, tmp_path)
-    ((title, (reason,)),) = notes(found)
-    assert title == "6 of 6 annotations were not checked for what they cost"
-    assert reason.endswith(
-        "operations; above 1,500, programs with more than 4 annotations are not checked"
-    )
-    assert not any(d.severity == "warning" for d in found.diagnostics)
-    assert "\n1 note" in found.text()
-
-
 @pytest.mark.parametrize(
-    ("most", "dear", "undecided"), [(0, 0, 8), (2, 0, 8), (4, 1, 7), (40, 1, 0)]
+    ("count", "dear", "operations", "unchecked"),
+    [(23, True, 0, 3), (23, False, 0, 0), (2, True, 13_000, 2)],
 )
-def test_annotations_left_when_the_choices_are_used_up_are_counted(tmp_path, most, dear, undecided):
-    f = sbp.jit(program_of(annotated(8), tmp_path), MESH, in_types=("tensor:S(0)", None))
-    program = f.plan(BIG, BIG).program
-    search = CostSearch(program.request, most)
-    sites = [s for s in pin_sites(program.request) if s.source == "annotation"]
-    assert len(search.cheaper(sites, 0.9 * program.cost.seconds)) == dear
-    assert search.undecided == undecided
+def test_annotations_that_were_not_checked_are_counted(
+    tmp_path, count, dear, operations, unchecked
+):
+    """Cheap annotations are cleared together, however many there are."""
+    lines = annotated(count, dear)
+    lines[-1:] = [f"    for _ in range({operations}):", "        h = jnp.tanh(h)", lines[-1]]
+    found = report(lines, tmp_path)
+    titles = [title for title, _ in notes(found)]
+    title = f"{unchecked} of {count} annotations were not checked for what they cost"
+    assert titles == ([title] if unchecked else [])
+    assert found.ok and all(t in found.text() and t in found.short().text() for t in titles)
 
 
 def test_the_dearest_is_judged_first_and_the_others_without_it(tmp_path):
@@ -94,4 +83,128 @@ def test_a_second_costly_annotation_is_priced_without_the_first(tmp_path):
     warned = [d for d in report(lines, tmp_path).diagnostics if d.severity == "warning"]
     assert len(warned) == 2
     assert not warned[0].notes
-    assert warned[1].notes == ("both plans and the helps are without the dearer annotation above",)
+    assert warned[1].notes == ("both plans and the helps are without the dearer annotations above",)
+
+
+def test_a_costly_annotation_is_named_with_its_price():
+    def program(x, w1, w2):
+        h = x @ w1
+        h = sbp.replicate(h, "tensor")  # warning: costly-annotation: pinning h to tensor:B
+        return (jnp.tanh(h) @ w2).sum()
+
+    (d,) = diagnose(program, BIG, BIG, BIG, boxing="auto", in_types=("tensor:S(0)", None, None))
+    assert d.severity == "warning"
+    assert d.primary is not None
+    assert "per device with it" in d.primary.text
+    free = sbp.jit(
+        lambda x, w1, w2: (jnp.tanh(x @ w1) @ w2).sum(), MESH, in_types=("tensor:S(0)", None, None)
+    ).plan(BIG, BIG, BIG)
+    assert d.helps[0].bytes_per_device == free.cost.bytes_per_device
+
+
+def test_only_the_dear_one_of_several_annotations_is_named():
+    def program(x, w1, w2):
+        x = sbp.split(x, 0, "tensor")
+        w1 = sbp.replicate(w1, "tensor")
+        h = sbp.split(x @ w1, 1, "tensor")  # warning: costly-annotation: pinning h to tensor:S(1)
+        return (jnp.tanh(sbp.split(h, 0, "tensor")) @ w2).sum()
+
+    deep, wide, square = shape(4096, 32768), shape(32768, 4096), shape(4096, 4096)
+    diagnose(program, deep, wide, square, boxing="auto", in_types=("tensor:S(0)", None, None))
+
+
+def test_annotations_that_cost_next_to_nothing_are_not_named():
+    """Below 10 microseconds a warning is noise, unless the plan moves a MiB and a tenth of that for
+    the annotation."""
+
+    def program(x, w1, w2):
+        return (jnp.tanh(sbp.replicate(x @ w1, "tensor")) @ w2).sum()
+
+    def warned(size, hardware):
+        f = sbp.jit(program, MESH, in_types=("tensor:S(0)", None, None), hardware=hardware)
+        return bool(f.check(*[shape(size, size)] * 3).diagnostics)
+
+    slow = dataclasses.replace(HARDWARE["tpu-v3"], latency_seconds=0.0)
+    fast = dataclasses.replace(slow, link_bytes_per_second=slow.link_bytes_per_second * 100)
+    assert [warned(size, slow) for size in (64, 1024)] == [False, True]
+    assert [warned(size, fast) for size in (64, 1024)] == [False, True]
+
+
+SMALL = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+ROWS = ("tensor:S(0)", None)
+
+
+def replicated(x, w):
+    h = sbp.replicate(x @ w, "tensor")
+    return (jnp.tanh(h) @ w).sum()
+
+
+def costly(fn):
+    found = sbp.jit(fn, MESH, in_types=ROWS).check(BIG, BIG).diagnostics
+    check_helps(fn, MESH, {"in_types": ROWS}, (BIG, BIG), found)
+    (warning,) = (d for d in found if d.code == "costly-annotation")
+    return warning
+
+
+def test_the_pin_asks_what_its_readers_take():
+    first, second = costly(replicated).helps
+    where = f" to tensor:S(0) at line {replicated.__code__.co_firstlineno + 1}"
+    assert first.text.startswith("pin ") and first.text.endswith(where)
+    (edit,) = (e for e in first.edits if isinstance(e, SourceEdit))
+    assert edit.replacement == 'sbp.split(x @ w, 0, "tensor")'
+    assert second.text.startswith("drop ")
+    assert first.bytes_per_device == second.bytes_per_device
+
+
+def sites():
+    request = sbp.jit(replicated, MESH, in_types=ROWS).trace(BIG, BIG).request
+    return request, next(s for s in pin_sites(request) if s.source == "annotation")
+
+
+def test_a_pin_that_is_asked_what_it_asks_gives_no_help():
+    """Where the plan reads the value as it is pinned, another type is no better."""
+    request, site = sites()
+    with_pin = best_program(request)
+    assert with_pin is not None and not [*following(request, site, with_pin)]
+
+
+def test_what_stays_costly_is_no_help(monkeypatch):
+    request, site = sites()
+    without = best_program(drop_pins(request, site))
+    assert without is not None
+    assert [*following(request, site, without)]
+    monkeypatch.setattr("sbp.explain.relaxations.DEARER", 1e12)
+    assert not [*following(request, site, without)]
+
+
+def accepted(request, site, atom):
+    change = repinned(request, site, (encode(atom),))
+    return tried([change] if change.edits else [], plans=1).accepted
+
+
+def test_a_split_of_a_dim_that_is_not_there_has_no_plan():
+    request, site = sites()
+    assert not accepted(request, site, sbp.S(2))
+    ((change, program),) = accepted(request, site, sbp.S(1))
+    assert change.text.split(" to ")[1].startswith("tensor:S(1) at line")
+    assert change.help(program).bytes_per_device == program.cost.bytes_per_device
+
+
+def test_a_dim_of_vmap_is_no_dim_for_a_pin():
+    """The plan without the pin splits the batch, which the function inside `jax.vmap` does not
+    see: no other pin there asks that. A dim that it sees is named as it is written."""
+
+    def batched(x, w):
+        def one(row):
+            return jnp.tanh(sbp.split(row, 1, "tensor")) @ w
+
+        return jax.vmap(one)(x)
+
+    shapes = jax.ShapeDtypeStruct((8, 64, 64), jnp.float32), SMALL
+    request = sbp.jit(batched, MESH).trace(*shapes).request
+    site = next(s for s in pin_sites(request) if s.source == "annotation")
+    assert not accepted(request, site, sbp.S(0))
+    ((change, _),) = accepted(request, site, sbp.S(1))
+    assert " to tensor:S(0) at line" in change.text
+    (edit,) = (e for e in change.edits if isinstance(e, SourceEdit))
+    assert edit.replacement == 'sbp.split(row, 0, "tensor")'

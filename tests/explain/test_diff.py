@@ -1,7 +1,6 @@
 """`plan.diff`: exact texts, what is matched and how, figures against the plans themselves."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,14 +15,6 @@ from tests.explain.answers import masked, planned, shape
 from tests.report import why_programs
 from tests.report.golden import assert_golden
 from tests.report.test_report import WIDE, facts_of, html_facts
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _in_the_project(monkeypatch):
-    """Files are named relative to the working folder."""
-    monkeypatch.chdir(ROOT)
 
 
 def data_parallel(name="megatron_step"):
@@ -81,9 +72,8 @@ def test_it_is_antisymmetric():
     assert {(d.name, d.this, d.other) for d in there.values} == {
         (d.name, d.other, d.this) for d in back.values
     }
-    assert {(d.key, d.this, d.other) for d in there.sent} == {
-        (d.key, d.other, d.this) for d in back.sent
-    }
+    sent = [(d.made, d.read, d.runs[::-1], d.bytes_per_device[::-1]) for d in there.sent]
+    assert set(sent) == {(d.made, d.read, d.runs, d.bytes_per_device) for d in back.sent}
 
 
 # ---- matching -----------------------------------------------------------------------------------
@@ -118,7 +108,7 @@ def test_values_are_matched_by_name_not_by_line():
         ("annotation", "x"),
         ("annotation", "h"),
     ]
-    assert (found.settings[1].this, found.settings[1].other) == ((), ((("model", sbp.S(1)),),))
+    assert (found.settings[1].this, found.settings[1].other) == (None, ((("model", sbp.S(1)),),))
 
 
 def test_other_meshes_policies_and_hardware():
@@ -140,11 +130,11 @@ LINKS = dataclasses.replace(sbp.HARDWARE["tpu-v3"], link_bytes_per_second=1e9)
 ASKED: dict[str, tuple[Any, ...]] = {
     "a policy on an axis": (
         {"boxing": {"data": "reduce"}},
-        ("boxing", "auto", '{"data": "reduce"}'),
+        ("boxing", "auto", '{"data": "reduce", "model": "auto"}'),
     ),
     "a policy on each axis": (
         {"boxing": {"data": "reduce", "model": "reduce"}},
-        ("boxing", "auto", '{"data": "reduce", "model": "reduce"}'),
+        ("boxing", "auto", "reduce"),
     ),
     "a budget": ({"budgets": [sbp.forbid("all_gather")]}, ("budgets", "none", "no all_gather")),
     "a budget of so many bytes": (
@@ -158,17 +148,14 @@ ASKED: dict[str, tuple[Any, ...]] = {
     ),
     "slower links": (
         {"hardware": LINKS},
-        ("hardware", "tpu-v3", "tpu-v3 with other figures"),
         ("link_bytes_per_second of tpu-v3", "4.1e+10", "1e+09"),
     ),
     "links that are hardly faster": (
         {"hardware": NEARLY},
-        ("hardware", "tpu-v3", "tpu-v3 with other figures"),
         ("link_bytes_per_second of tpu-v3", "4.1e+10", "41000000001.0"),
     ),
     "a rate that is not given": (
         {"hardware": dataclasses.replace(sbp.HARDWARE["tpu-v3"], highest_flops_per_second=None)},
-        ("hardware", "tpu-v3", "tpu-v3 with other figures"),
         ("highest_flops_per_second of tpu-v3", "1.025e+13", "none"),
     ),
     "a donated input": ({"donate_argnums": (0,)}, ("donated", "none", "`x`")),

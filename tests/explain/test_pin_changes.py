@@ -1,10 +1,17 @@
-"""Helps that change a pin: to another kind of atom, in all layers, and where it still converts."""
+"""Helps that change pins: to another kind of atom, in all layers, two at once; and their dims in
+the user's line, where a library or `jax.vmap` moves them."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 
 import sbp
 from sbp.errors import OptionEdit
+from sbp.explain.change import DiagnosisLimits
+from sbp.explain.faults import explain
 from tests.edits import check_helps
 
 MESH = jax.sharding.AbstractMesh((8,), ("d",))
@@ -65,3 +72,167 @@ def test_an_annotation_with_another_split_still_converts():
     types = ("d:S(1)", "d:S(0)")
     found = helps(program, SQUARE, SQUARE, in_types=types, boxing="explicit")
     assert found[0].text.startswith("split x on dim 0 at line")
+
+
+FOUR = (SQUARE,) * 4
+STRICT: dict[str, Any] = {"boxing": "explicit"}
+SIDES = ("d:S(1)", "d:S(1)", "d:S(0)", "d:S(0)")
+
+
+def sums(a, b, c, d):
+    return (a + b) * (c + d)
+
+
+def pinned_sums(a, b, c, d):
+    a = sbp.split(a, 1, "d")
+    b = sbp.split(b, 1, "d")
+    c = sbp.split(c, 0, "d")
+    d = sbp.split(d, 0, "d")
+    return (a + b) * (c + d)
+
+
+def found(fn, args=FOUR, **options):
+    diagnostics = sbp.jit(fn, MESH, **STRICT, **options).check(*args).diagnostics
+    check_helps(fn, MESH, {**STRICT, **options}, args, diagnostics)
+    (d,) = diagnostics
+    return d.helps
+
+
+def test_two_annotations_change_together():
+    texts = [h.text for h in found(pinned_sums)]
+    line = pinned_sums.__code__.co_firstlineno
+    a, b = f"a on dim 0 at line {line + 1}", f"b on dim 0 at line {line + 2}"
+    assert texts[0] == f"split {a} and split {b}; the result becomes S(0)"
+    assert sum(" and " in t for t in texts) == 1
+
+
+def test_a_pair_that_gives_up_a_split_hides_no_change_of_one_place():
+    """A row split of `x` with `w` replicated has a typing, too."""
+
+    def tanh(x, w):
+        return jnp.tanh(sbp.split(x, 1, "d") @ sbp.split(w, 0, "d"))
+
+    request = sbp.jit(tanh, MESH, **STRICT).trace(SQUARE, SQUARE).request
+    (every,) = explain(request, limits=DiagnosisLimits(helps=100))
+    pair = [" on dim 0" in h.text and " and replicate " in h.text for h in every.helps]
+    assert sum(pair) == 1 and pair[-1]
+    (few,) = explain(request, limits=DiagnosisLimits(helps=len(pair) - 1))
+    assert len(few.helps) == len(pair) - 1
+    assert [h.text for h in few.helps if " and " in h.text] == []
+
+
+def test_two_inputs_change_together():
+    first = found(sums, in_types=SIDES)[0]
+    assert first.text.startswith("split a on dim 0 in in_types and split b on dim 0 in in_types")
+    assert [(e.position, e.value) for e in first.edits if isinstance(e, OptionEdit)] == [
+        (0, "d:S(0)"),
+        (1, "d:S(0)"),
+    ]
+
+
+@pytest.mark.parametrize("types", [("d:S(1)", None, "d:S(0)", None), ("d:S(1)", *SIDES[1:3], None)])
+def test_where_one_change_works_no_pair_is_offered(types):
+    assert not any(" and " in h.text for h in found(sums, in_types=types))
+
+
+def test_pairs_that_were_not_tried_are_counted():
+    request = sbp.jit(sums, MESH, in_types=SIDES, **STRICT).trace(*FOUR).request
+    (every,) = explain(request, limits=DiagnosisLimits(plans=100, helps=100))
+    assert sum(" and " in h.text for h in every.helps) == 2
+    assert not any("not tried" in n for n in every.notes)
+    (few,) = explain(request, limits=DiagnosisLimits(plans=1))
+    assert any("not tried" in n for n in few.notes)
+    (large,) = explain(request, limits=DiagnosisLimits(large=1))
+    assert any("not tried" in n for n in large.notes)
+
+
+def test_types_of_arguments_change_together():
+    """`in_types` then names the types that the other arguments have."""
+    devices = np.array(jax.devices()[:2])
+    mesh = jax.sharding.Mesh(devices, ("d",))
+    spec = jax.sharding.PartitionSpec
+    specs = [spec(None, "d"), spec(None, "d"), spec("d"), spec("d")]
+    args = [jax.device_put(jnp.ones((64, 64)), jax.sharding.NamedSharding(mesh, s)) for s in specs]
+    (d,) = sbp.jit(sums, mesh, **STRICT).check(*args).diagnostics
+    first = d.helps[0]
+    assert "and name the types of the other inputs there" in first.text
+    edits = {e.position: e.value for e in first.edits if isinstance(e, OptionEdit)}
+    assert edits == {0: "d:S(0)", 1: "d:S(0)", 2: "d:S(0)", 3: "d:S(0)"}
+    assert len(first.edits) == 4
+
+
+def test_the_dims_of_a_transform_along_another_dim():
+    def program(x):
+        x = sbp.split(x, 1, "d")
+        y = jnp.fft.fft(x, axis=1)
+        return jnp.abs(y)
+
+    x = jax.ShapeDtypeStruct((7, 16, 24), jnp.float32)  # dim 0 does not divide
+    (found,) = sbp.jit(program, MESH, boxing="explicit").check(x).diagnostics
+    assert found.primary is not None
+    assert found.primary.text == "x is S(1) here, which fft does not take"
+    rows = {(*r.inputs, *r.outputs) for r in found.rows}
+    assert rows == {("B", "B"), ("S(2)", "S(2)")}
+    assert any("split x on dim 2" in h.text and "y becomes S(2)" in h.text for h in found.helps)
+
+
+# ---- dims of jax.vmap ---------------------------------------------------------------------------
+
+
+def pinned_inside(x, w):
+    def one(row):
+        row = sbp.split(row, 1, "d")
+        return row @ sbp.split(w, 1, "d")
+
+    return jax.vmap(one)(x)
+
+
+def pinned_outside(x, w):
+    x, w = sbp.split(x, 2, "d"), sbp.split(w, 1, "d")
+    return jax.vmap(lambda row: jnp.tanh(row) @ w)(x)
+
+
+def met_inside(x, w):
+    def one(a, b):
+        a, b = sbp.split(a, 0, "d"), sbp.split(b, 1, "d")
+        return jnp.tanh(a) + jnp.tanh(b)
+
+    return jax.vmap(one)(x, x)
+
+
+@pytest.mark.parametrize(
+    "program,told",
+    [
+        (
+            pinned_inside,
+            (
+                "row is S(1) on `d` under vmap, the contracted dim",
+                "w is S(1) on `d` under vmap, not contracted",
+            ),
+        ),
+        (
+            pinned_outside,
+            (
+                "jnp.tanh(row) is S(2), w is S(1): they cannot meet here, in dims of the",
+                "x is S(2) on `d`: dim 2 of 8x16x16",
+                "w is S(1) on `d`, not contracted",
+            ),
+        ),
+        (
+            met_inside,
+            (
+                "a as S(0) and b as S(1) cannot meet in",
+                "a is S(0) on `d` under vmap: dim 0 of 16x16",
+                "b is S(1) on `d` under vmap: dim 1 of 16x16",
+            ),
+        ),
+    ],
+    ids=lambda v: getattr(v, "__name__", ""),
+)
+def test_dims_under_vmap_are_those_that_the_user_wrote(program, told):
+    """Where it is not known which of the user's dims a dim is, that is said."""
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 16, 16), (16, 16))]
+    (found,) = sbp.jit(program, MESH, boxing="explicit").check(*args).diagnostics
+    said = "\n".join([found.title, *(label.text for label in found.labels)])
+    assert all(text in said for text in told), said
+    assert found.rule.endswith(", dims of the batched arrays")

@@ -7,6 +7,7 @@ import sbp
 from sbp.errors import SourceEdit
 from sbp.explain.edits import Placement, rewrite
 from sbp.source.editing import statement_span
+from sbp.trace.dataflow import Dataflow
 
 MESH = jax.sharding.AbstractMesh((2,), ("x",))
 
@@ -19,7 +20,7 @@ def test_a_statement_starts_behind_what_makes_its_value():
     """Also in a program that was edited, whose nodes are copies."""
     a, x = jax.ShapeDtypeStruct((8,), jnp.bfloat16), jax.ShapeDtypeStruct((8,), jnp.bfloat16)
     graph = sbp.jit(scaled, MESH, hardware="cpu").trace(a, x).request.graph
-    makers = {value: node for node in graph.walk() for value in node.outputs}
+    dataflow = Dataflow(graph)
     (line,) = {node.span for node in graph.nodes if node.op == "add"}
     assert line is not None
     statement = statement_span(line)
@@ -30,9 +31,9 @@ def test_a_statement_starts_behind_what_makes_its_value():
     edit = SourceEdit(span=at, replacement="x = sbp.replicate(x, 'x')\n")
     starts = []
     for version in (graph, rewrite(graph)):
-        placement = Placement(version, makers, line, edit)
+        placement = Placement(version, dataflow, line, edit)
         found = [
-            placement.start(version.nodes, k, makers.get(operand)).id
+            placement.start(version.nodes, k, dataflow.maker(operand)).id
             for k, node in enumerate(version.nodes)
             for operand in node.inputs
             if isinstance(operand, int)

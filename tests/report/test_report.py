@@ -17,7 +17,7 @@ from rich.console import Console
 
 import sbp
 from sbp.errors import SbpError, SbpTypeError
-from sbp.explain.reasons import ConversionNeed, PartnerRows
+from sbp.explain.origins import ConversionNeed, PartnerRows
 from sbp.explain.subjects import AtomChange, ValueName
 from sbp.report.facts import collectives
 from sbp.report.report import Report, render_error

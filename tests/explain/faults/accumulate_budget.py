@@ -4,17 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
-
+from tests.explain.shapes import f32, mesh
 
 MICRO = 4
 
@@ -48,4 +38,3 @@ params = {"w_in": f32(256, 1024), "w_out": f32(1024, 256)}
 args = params, f32(MICRO, 32, 256), f32(MICRO, 32, 256)
 no_loop = sbp.forbid(axis="data", where="loop", above=1024)
 f = sbp.jit(sgd_step, mesh, budgets=[no_loop], in_types=("B", "data:S(1)", "data:S(1)"))
-report = f.check(*args)

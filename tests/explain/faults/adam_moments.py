@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, mesh
 
 
 def mlp(params, x):
@@ -49,4 +40,3 @@ args = params, params, params, f32(), f32(32, 256), f32(32, 256)
 types = (weights, moments, weights, "B", "data:S(0)", "data:S(0)")
 results = (weights, weights, weights, "B")
 f = sbp.jit(train_step, mesh, in_types=types, out_types=results, boxing="reduce")
-report = f.check(*args)

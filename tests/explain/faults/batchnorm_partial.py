@@ -1,19 +1,9 @@
 """The sums of a batch norm are kept partial into the square root."""
 
 import jax
-import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, mesh
 
 
 def moments(x):
@@ -50,4 +40,3 @@ def network(params, running, x):
 p = {"kernel": f32(3, 3, 16, 16), "scale": f32(16), "bias": f32(16)}
 args = [p, p], [{"mean": f32(16)}] * 2, f32(8, 16, 16, 16)
 f = sbp.jit(network, mesh, in_types=("B", "B", "data:S(0)"), boxing="explicit")
-report = f.check(*args)

@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, i32, mesh
 
 
 def norm(x):
@@ -50,4 +41,3 @@ def sgd(params, x, labels):
 p = {"up": f32(64, 256), "gate": f32(64, 256), "down": f32(256, 64)}
 args = {"blocks": [p, p], "head": f32(64, 100)}, f32(8, 16, 64), i32(8, 16)
 f = sbp.jit(sgd, mesh, in_types=(None, "data:S(0)", "data:S(0)"), boxing="reduce")
-report = f.check(*args)

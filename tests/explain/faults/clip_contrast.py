@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, mesh
 
 
 def tower(p, x):
@@ -45,4 +36,3 @@ def tower_shapes(width):
 params = {"image": tower_shapes(128), "text": tower_shapes(96), "temperature": f32()}
 args = params, f32(64, 128), f32(64, 96)
 f = sbp.jit(contrastive, mesh, in_types=(None, "data:S(0)", "data:S(0)"), boxing="reduce")
-report = f.check(*args)

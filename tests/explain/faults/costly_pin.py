@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, mesh
 
 
 def attention(p, x):
@@ -49,4 +40,3 @@ args = [p, p], f32(16, 512, D)
 batch = "data:S(0)"
 types = [types] * 2, batch
 f = sbp.jit(forward, mesh, in_types=types, out_types=batch, hardware="tpu-v5p")
-report = f.check(*args)

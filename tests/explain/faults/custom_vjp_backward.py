@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, mesh
 
 
 @jax.custom_vjp
@@ -55,4 +46,3 @@ layer = {"gate": f32(64, 256), "up": f32(64, 256), "down": f32(256, 64)}
 types = {"gate": "model:S(1)", "up": "model:S(1)", "down": "model:S(0)"}
 args = [layer, layer], f32(32, 64)
 f = sbp.jit(step, mesh, in_types=([types] * 2, "data:S(0)"), out_types=[types] * 2, boxing="reduce")
-report = f.check(*args)

@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, mesh
 
 
 def time_embedding(t, dim):
@@ -55,4 +46,3 @@ p = {"conv1": f32(3, 3, 32, 64), "conv2": f32(3, 3, 64, 32), "time": f32(64, 64)
 params = {"stem": f32(3, 3, 3, 32), "out": f32(3, 3, 32, 3), "embed": f32(64, 64), "blocks": [p, p]}
 args = params, f32(8, 16, 16, 3), f32(8, 16, 16, 3), f32(8)
 f = sbp.jit(loss, mesh, in_types=("B", "data:S(0)", "data:S(0)", "data:S(0)"), boxing="reduce")
-report = f.check(*args)

@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, mesh
 
 
 def filter_bank(signal, kernel):
@@ -49,4 +40,3 @@ p = {"kernel": f32(LENGTH), "gate": f32(D, D), "value": f32(D, D)}
 params = {"layers": [p, p], "head": f32(D, 4)}
 args = params, f32(8, LENGTH, D), f32(8, 4)
 f = sbp.jit(loss, mesh, in_types=(None, "data:S(0)", "data:S(0)"))
-report = f.check(*args)

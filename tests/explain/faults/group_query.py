@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, mesh
 
 
 def rotary(x, cos, sin):
@@ -50,4 +41,3 @@ def model(params, x):
 p = {"wq": f32(128, 128), "wk": f32(128, 64), "wv": f32(128, 64), "wo": f32(128, 128)}
 args = [p, p], f32(4, 32, 128)
 f = sbp.jit(model, mesh, in_types=(None, "data:S(0)"), boxing="explicit")
-report = f.check(*args)

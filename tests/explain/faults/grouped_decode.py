@@ -4,13 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
+from tests.explain.shapes import f32, mesh
 
 BATCH, LENGTH, HEADS, GROUPS, WIDTH = 8, 64, 16, 4, 16
 
@@ -56,4 +50,3 @@ params = {
 integers = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
 args = params, {"keys": cache, "values": cache}, integers(BATCH), integers()
 f = sbp.jit(decode, mesh)
-report = f.check(*args)

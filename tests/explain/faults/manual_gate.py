@@ -4,13 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
+from tests.explain.shapes import f32, mesh
 
 D, F = 64, 256
 
@@ -50,4 +44,3 @@ params = {"blocks": [p, p], "scale": f32(D), "table": f32(512, D)}
 tokens = jax.ShapeDtypeStruct((4, 16), jnp.int32)
 args = params, tokens
 f = sbp.jit(model, mesh, in_types=(None, "data:S(0)"))
-report = f.check(*args)

@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, mesh
 
 
 def local_attention(q, k, v):
@@ -48,4 +39,3 @@ p = {n: f32(128, 128) for n in ("wq", "wk", "wv", "wo")}
 p |= {"w_in": f32(128, 512), "w_out": f32(512, 128)}
 args = [p, p], f32(4, 16, 128)
 f = sbp.jit(encode, mesh, in_types=(None, "data:S(0)"))
-report = f.check(*args)

@@ -4,17 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
-
+from tests.explain.shapes import f32
 
 GROUPS, SIZE, EXPERTS, CAPACITY, D, H = 8, 32, 8, 8, 64, 128
 
@@ -53,4 +43,3 @@ mesh = jax.sharding.AbstractMesh((8,), ("expert",))
 params = {"gate": f32(D, EXPERTS), "w_in": f32(EXPERTS, D, H), "w_out": f32(EXPERTS, H, D)}
 args = params, f32(GROUPS, SIZE, D), f32(GROUPS, SIZE, D)
 f = sbp.jit(train_loss, mesh, boxing="reduce")
-report = f.check(*args)

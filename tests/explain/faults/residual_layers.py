@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, mesh
 
 
 def attention(p, x):
@@ -53,4 +44,3 @@ p = {n: f32(128, 128) for n in ("wq", "wk", "wv", "wo")}
 types = {"wq": "model:S(1)", "wk": "model:S(1)", "wv": "model:S(1)", "wo": "model:S(0)"}
 args = [p, p, p], f32(4, 16, 128)
 f = sbp.jit(stack, mesh, in_types=([types] * 3, "data:S(0)"), boxing="reduce")
-report = f.check(*args)

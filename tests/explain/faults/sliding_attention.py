@@ -4,13 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
+from tests.explain.shapes import f32, mesh
 
 HEADS, WINDOW = 8, 8
 
@@ -52,4 +46,3 @@ def network(layers, x):
 layer = {"wqkv": f32(64, 3, HEADS, 8), "wo": f32(64, 64)}
 args = [layer, layer], f32(4, 32, 64)
 f = sbp.jit(network, mesh, in_types=(None, "data:S(0)"), out_types="data:S(0)")
-report = f.check(*args)

@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, mesh
 
 
 def discretise(p, u):
@@ -47,4 +38,3 @@ p = {"w_in": f32(D, INNER), "w_gate": f32(D, INNER), "w_out": f32(INNER, D)}
 p |= {"dt": f32(INNER, INNER), "a_log": f32(INNER, N), "b": f32(INNER, N), "c": f32(INNER, N)}
 args = p, f32(4, 32, D)
 f = sbp.jit(block, mesh, in_types=("B", "data:S(0)"), boxing="reduce")
-report = f.check(*args)

@@ -4,13 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
+from tests.explain.shapes import f32
 
 mesh = jax.sharding.AbstractMesh((4,), ("stage",))
 STAGES, TICKS = 4, 10
@@ -53,4 +47,3 @@ def loss(weights, microbatches, targets):
 weights = {"up": f32(STAGES, 32, 128), "down": f32(STAGES, 128, 32)}
 args = weights, f32(7, 8, 32), f32(7, 8, 32)
 f = sbp.jit(jax.value_and_grad(loss), mesh)
-report = f.check(*args)

@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, i32, mesh
 
 
 def gru_cell(p, h, x):
@@ -52,4 +43,3 @@ f = sbp.jit(
     # meant:     out_types=("B", "data:S(1)", "B"),
 )
 args = params, f32(12, 16, 32), i32(16)
-report = f.check(*args)

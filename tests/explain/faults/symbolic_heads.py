@@ -2,17 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+from jax.export import symbolic_shape
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-from jax.export import symbolic_shape  # noqa: E402
+from tests.explain.shapes import f32, mesh
 
 b, d = symbolic_shape("b, d", constraints=["mod(b, 2) == 0"])
 # meant: b, d = symbolic_shape("b, d", constraints=["mod(b, 2) == 0", "mod(d, 8) == 0"])
@@ -48,4 +41,3 @@ def encode(x, scales):
 
 args = f32(b, 16, d), [f32(d), f32(d)]
 f = sbp.jit(encode, mesh, in_types=("data:S(0)", None), out_types="data:S(0)")
-report = f.check(*args)

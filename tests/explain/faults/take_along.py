@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, mesh
 
 
 def beam_scores(p, h, beams):
@@ -50,4 +41,3 @@ def search(p, h, xs):
 p = {"head": f32(64, 128), "wh": f32(64, 64), "wx": f32(32, 64)}
 args = p, f32(8, 4, 64), f32(6, 8, 4, 32)
 f = sbp.jit(search, mesh, in_types=("B", "data:S(0)", "data:S(1)"))
-report = f.check(*args)

@@ -4,17 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
-
+from tests.explain.shapes import f32, i32, mesh
 
 VOCAB, D = 1024, 128
 
@@ -54,4 +44,3 @@ def loss(params, tokens):
 layer = {"w_in": f32(D, 512), "w_out": f32(512, D)}
 args = {"table": f32(VOCAB, D), "layers": [layer, layer]}, i32(8, 33)
 f = sbp.jit(loss, mesh, in_types=(None, "data:S(0)"))
-report = f.check(*args)

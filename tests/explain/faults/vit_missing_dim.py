@@ -4,17 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
-
+from tests.explain.shapes import f32, mesh
 
 PATCH, D, HIDDEN = 8, 96, 384
 
@@ -53,4 +43,3 @@ block = {"qkv": f32(D, 3 * D), "proj": f32(D, D), "w1": f32(D, HIDDEN), "w2": f3
 params = {"patch": f32(192, D), "position": f32(16, D), "blocks": [block, block]}
 args = params | {"head": f32(D, 10)}, f32(8, 32, 32, 3)
 f = sbp.jit(vit, mesh)
-report = f.check(*args)

@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, mesh
 
 
 def normal(v):
@@ -51,4 +42,3 @@ def spectrum(matrix, start):
 
 args = f32(512, 512), f32(512)
 f = sbp.jit(spectrum, mesh, out_types=("B", "B", "B"))
-report = f.check(*args)

@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, i32, mesh
 
 
 def graph_layer(p, nodes, edges):
@@ -46,4 +37,3 @@ layer = {"message": f32(D, D), "own": f32(D, D), "other": f32(D, D)}
 params = {"layers": [layer, layer], "head": f32(D, 1)}
 args = params, f32(256, D), (i32(1024), i32(1024)), i32(256), f32(8, 1)
 f = sbp.jit(loss, mesh)
-report = f.check(*args)

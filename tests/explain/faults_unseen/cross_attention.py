@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, mesh
 
 
 def attend(p, x, memory):
@@ -45,4 +36,3 @@ p = {n: f32(128, 128) for n in ("wq", "wk", "wv", "wo")}
 args = [p, p], f32(4, 16, 128), f32(4, 32, 128), f32(4, 16, 128)
 batch = "data:S(0)"
 f = sbp.jit(loss, mesh, in_types=(None, batch, batch, batch))
-report = f.check(*args)

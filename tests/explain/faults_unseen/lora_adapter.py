@@ -4,16 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, mesh
 
 
 def lora(x, w, a, b):
@@ -49,4 +40,3 @@ low = {"up_a": "B", "up_b": "model:S(0)", "down_a": "model:S(0)", "down_b": "B"}
 batch = "data:S(0)"
 args = [p, p], [adapter, adapter], f32(16, D), f32(16, D)
 f = sbp.jit(tune, mesh, in_types=([weights] * 2, [low] * 2, batch, batch), boxing="reduce")
-report = f.check(*args)

@@ -1,19 +1,9 @@
 """The samples are split along the dim whose median is taken."""
 
-import jax
 import jax.numpy as jnp
 
 import sbp
-
-mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def i32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+from tests.explain.shapes import f32, mesh
 
 
 def robust_scale(x):
@@ -48,4 +38,3 @@ def assign(p, x, anchors):
 p = {"w1": f32(32, 64), "w2": f32(64, 16)}
 args = p, f32(8, 64, 32), f32(10, 16)
 f = sbp.jit(assign, mesh, in_types=("B", "data:S(0)", "B"))
-report = f.check(*args)

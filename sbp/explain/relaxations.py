@@ -1,0 +1,605 @@
+"""Programs without a pin or a limit: annotations that make a plan more expensive, budgets and
+memory limits that no plan keeps, and pins that have no typing together. Beside them, matrices that
+a plan gathers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from sbp import _jax
+from sbp.errors import Diagnostic, Help, Label, OptionEdit, Span, bytes_text
+from sbp.explain.change import DiagnosisLimits, Tried, left_out, more_text, priced, tried
+from sbp.explain.edits import drop_pins, pinned_value, wanted_codes
+from sbp.explain.names import Names, pinned_text
+from sbp.explain.pin_changes import dropped, repinned
+from sbp.infer.choose import choose
+from sbp.infer.constraints import PinSite, pin_sites
+from sbp.infer.request import Request
+from sbp.infer.space import Code, Codes, local_shape, to_type
+from sbp.limits import MOST_BYTES, Budget, boxing_text
+from sbp.machine.mesh import MeshSpec
+from sbp.plan.fit import best_program
+from sbp.plan.ir import Apply, Register
+from sbp.plan.program import PlannedBox, Program
+from sbp.plan.text import shape_text
+from sbp.plan.verify import over_budget
+from sbp.signatures import traits_of
+from sbp.source.reader import scope_of, source_text, users_span
+from sbp.trace.graph import Graph, Node
+
+# ---- gathered matrices --------------------------------------------------------------------------
+# Notes of large matrices that are gathered for an operator that takes them whole.
+
+
+GATHERED_BYTES = 2**20
+"""Bytes per device and call above which a gathered matrix is noted."""
+
+
+def gathered_matrices(program: Program) -> tuple[Diagnostic, ...]:
+    """A note for each matrix that is split, and that a decomposition or a Fourier transform takes
+    whole, where more than `GATHERED_BYTES` are sent for it. One that is gathered before a loop and
+    read inside has no note; the table of collectives has it."""
+    found: dict[int, Diagnostic] = {}
+    for planned in program.boxes():
+        source, target = planned.box.source, planned.box.target
+        pairs = zip(program.mesh.names, source.codes, target.codes, strict=True)
+        over = " and ".join(f"`{name}`" for name, have, take in pairs if have > 0 and take == 0)
+        if not over or planned.bytes_per_device <= GATHERED_BYTES:
+            continue
+        shape, sent = shape_text(program.graph.avals[source.value]), planned.bytes_per_device
+        label = f"takes {shape} whole: gathered on {over}, {bytes_text(sent)} per device"
+        for node in _taking_whole(planned):
+            what, at = f"{node.name} `{source_text(node.span)}`", node.span
+            note = Diagnostic(
+                code="gathered-matrix",
+                severity="note",
+                title=f"{what} is computed whole on every device of {over}",
+                labels=(Label(span=at, text=label, primary=True),) if at else (),
+                notes=(
+                    f"{node.name} can be split only along dims before those that it takes whole",
+                ),
+            )
+            found.setdefault(node.id, note)
+    return tuple(found.values())
+
+
+def _taking_whole(planned: PlannedBox) -> Iterator[Node]:
+    """The operators that take a gathered value whole, as it is or after elementwise operators and
+    operators that move elements.
+
+    Arguments:
+      planned: the conversion that gathers it.
+    """
+    target = planned.box.target
+    whole = {target}
+    for i in planned.block.instructions:
+        if not isinstance(i, Apply) or whole.isdisjoint(i.ins):
+            continue
+        traits = traits_of(i.node.op)
+        if traits.whole:
+            yield i.node
+        elif traits.elementwise or traits.moves:
+            whole.update(r for r in i.outs if r.codes == target.codes)
+
+
+# ---- costly annotations -------------------------------------------------------------------------
+# Annotations that make a plan more expensive.
+
+
+DEARER = 0.9
+"""An annotation is costly when the plan without it takes at most this share of the time ..."""
+
+FLOOR_SECONDS, FLOOR_BYTES = 10e-6, 2**20
+"""... and saves at least so many seconds; or sends at most that share of the bytes, when the plan
+sends more bytes than this."""
+
+SOLUTIONS, NODES_SOLVED = 20, 12_000
+"""Choices of types made to find costly annotations, one for each annotation, and the nodes that all
+of them have together."""
+
+
+def costly_annotations(program: Program) -> tuple[Diagnostic, ...]:
+    """Names each annotation whose removal makes the plan at least 10 % cheaper, with the price both
+    ways; and says how many annotations were not looked at. One choice of types without any
+    annotation clears most programs."""
+    request = replace(program.typing.graph_request, memory_limit=None, donated=())
+    sites = [s for s in pin_sites(request) if s.source == "annotation" and s.span]
+    most = min(SOLUTIONS, NODES_SOLVED // max(1, request.size))
+
+    def seconds(pins: Sequence[PinSite], limit: float = math.inf) -> float:
+        typing = choose(drop_pins(request, *pins), cutoff=limit)
+        return math.inf if typing is None else typing.seconds
+
+    # The program's seconds may have a memory limit in them and are then too high; yet they clear
+    # most programs with one choice of types.
+    limit = DEARER * program.cost.seconds
+    if not sites or (most and seconds(sites, limit) > limit):
+        return ()
+    limit = DEARER * seconds(()) if most else 0.0
+    found = _dearest_first(
+        request, program, [s for s in sites[:most] if seconds([s], limit) <= limit]
+    )
+    if len(sites) > most:
+        title = (
+            f"{len(sites) - most} of {len(sites)} annotations were not checked for what they cost"
+        )
+        why = (
+            f"at most {SOLUTIONS} annotations are checked, and fewer in a program of more than"
+            f" {NODES_SOLVED // SOLUTIONS} operations; this one has {request.size:,}"
+        )
+        found.append(
+            Diagnostic(code="costly-annotation", severity="note", title=title, notes=(why,))
+        )
+    return tuple(found)
+
+
+def _dearest_first(request: Request, program: Program, dear: Sequence[PinSite]) -> list[Diagnostic]:
+    """The costly annotations among some, dearest first. Each is judged with the dearer ones
+    dropped: an annotation that only follows another one costs nothing without it.
+
+    Arguments:
+      request: the program.
+      program: its plan.
+      dear: the annotations without which a choice of types was cheaper.
+    """
+    whole = best_program(request) if dear else None  # a plan counts the reuse of conversions
+    alone = [(best_program(drop_pins(request, site)), site) for site in dear]
+    ranked = sorted(
+        ((p.cost.seconds, n, p, site) for n, (p, site) in enumerate(alone) if p is not None),
+        key=lambda one: one[:2],
+    )
+    found: list[Diagnostic] = []
+    for _, _, without, site in ranked:
+        assert whole is not None
+        if found:
+            without = best_program(drop_pins(request, site))
+        if without is None or without.cost.seconds > DEARER * whole.cost.seconds:
+            continue
+        if _matters(program, whole.cost.seconds, without):
+            found.append(_costly(request, site, whole, without, dearer=len(found)))
+            request, whole = drop_pins(request, site), without
+    return found
+
+
+def _matters(program: Program, whole: float, without: Program) -> bool:
+    """Whether the cost of an annotation is large enough to be reported: a tenth of a plan may be a
+    microsecond.
+
+    Arguments:
+      program: the plan.
+      whole: seconds of the plan, without a memory limit.
+      without: the plan without the annotation.
+    """
+    sent, left = program.cost.bytes_per_device, without.cost.bytes_per_device
+    return whole - without.cost.seconds >= FLOOR_SECONDS or (
+        sent > FLOOR_BYTES and left <= DEARER * sent
+    )
+
+
+def _costly(
+    request: Request, site: PinSite, program: Program, without: Program, *, dearer: int
+) -> Diagnostic:
+    """The warning about one annotation.
+
+    Arguments:
+      request: the program.
+      site: the annotation.
+      program: the plan with it.
+      without: the plan without it.
+      dearer: the number of dearer annotations that both plans leave out.
+    """
+    assert site.span is not None
+    before, after = program.cost, without.cost
+    rise = before.seconds / after.seconds - 1 if after.seconds else math.inf
+    price = (
+        f"{bytes_text(before.bytes_per_device)} and {_seconds(before.seconds)} per device with it,"
+        f" {bytes_text(after.bytes_per_device)} and {_seconds(after.seconds)} without"
+    )
+    helps, drop = [*following(request, site, without)], dropped(request, site)
+    helps += [drop.help(without)] if drop.edits else []
+    return Diagnostic(
+        code="costly-annotation",
+        severity="warning",
+        title=(
+            f"pinning {Names(request.graph).site(site)} to"
+            f" {pinned_text(site, request.mesh)} makes the plan {100 * rise:.0f} % dearer"
+        ),
+        labels=(Label(span=site.span, text=price, primary=True),),
+        notes=("both plans and the helps are without the dearer annotations above",)
+        if dearer
+        else (),
+        helps=tuple(helps),
+        scope=scope_of(site.nodes[0]),
+    )
+
+
+def following(request: Request, site: PinSite, without: Program) -> Iterator[Help]:
+    """The pin in the type in which the plan without it reads the value; none where that is no type
+    for the pin, or where the pin is costly then, too.
+
+    Arguments:
+      request: the program with the pin.
+      site: the pin, an annotation.
+      without: the plan without it.
+    """
+    codes = next(_read(site, without), site.codes)
+    change = repinned(request, site, codes)
+    if codes != site.codes and change.edits:
+        for one, program in tried([change], plans=1).accepted:
+            if without.cost.seconds > DEARER * program.cost.seconds:
+                yield one.help(program)
+
+
+def _read(site: PinSite, without: Program) -> Iterator[tuple[Code | None, ...]]:
+    """The codes in which readers take a value in a plan without its pin, on the mesh axes that the
+    pin names, in program order. Partial codes are left out, which a pin would make last."""
+    made = {node.inputs[0] for node in site.nodes}
+    for node in without.typing.graph.walk():
+        row = without.typing.rows.get(node.id)
+        for number, operand in enumerate(node.inputs if row is not None else ()):
+            if operand in made and row is not None:
+                codes = row.ins[number]
+                if min(codes, default=0) >= 0:
+                    yield tuple(
+                        None if asked is None else code
+                        for asked, code in zip(site.codes, codes, strict=True)
+                    )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+# ---- budgets ------------------------------------------------------------------------------------
+# Budgets that no plan meets, and the nearest budgets that a plan meets.
+
+
+def nearest_budget(request: Request, number: int, *, plans: int) -> tuple[Budget, Program] | None:
+    """The least size of a budget under which a plan was found, and that plan. The other budgets
+    stay.
+
+    Arguments:
+      request: a request whose budgets no plan meets.
+      number: which budget.
+      plans: the most plans that are made, each for a budget a byte below what the plan before it
+        sends.
+
+    Returns:
+      None when the other budgets are impossible, too.
+    """
+    budget, above = request.budgets[number], float(MOST_BYTES)
+    found: Program | None = None
+    for _ in range(plans + 1):
+        budgets = list(request.budgets)
+        budgets[number] = replace(budget, above=above)
+        program = best_program(replace(request, budgets=tuple(budgets)))
+        if program is None:
+            break
+        found, above = program, largest(program, budget) - 1
+        if above <= budget.above:
+            break
+    return found and (replace(budget, above=above + 1), found)
+
+
+def largest(program: Program, budget: Budget) -> float:
+    """The most bytes that one device sends in one run of a collective that a budget covers."""
+    request = replace(program.typing.graph_request, budgets=(replace(budget, above=0.0),))
+    return max((sent.bytes for sent in over_budget(program.block, request)), default=0.0)
+
+
+def impossible_budgets(request: Request, limits: DiagnosisLimits) -> Diagnostic | None:
+    """The diagnostic of budgets that each mesh axis can keep, but not all axes together; None when
+    the budgets are not to blame.
+
+    Arguments:
+      request: a program without a plan.
+      limits: on the work and on what is shown.
+    """
+    if not request.budgets or best_program(replace(request, budgets=())) is None:
+        return None
+    found = (budget_help(request, k, plans=limits.plans) for k in range(len(request.budgets)))
+    helps = sorted((h for h in found if h is not None), key=lambda h: h.bytes_per_device)
+    return Diagnostic(
+        code="budget",
+        severity="error",
+        title="no typing over all mesh axes keeps within the budgets",
+        notes=(
+            *(f"the budget: {b}" for b in request.budgets),
+            *left_out(len(helps) - limits.helps, 0),
+        ),
+        helps=tuple(helps[: limits.helps]),
+    )
+
+
+def budget_help(request: Request, number: int, *, plans: int) -> Help | None:
+    """The nearest budget as a help; None when there is none.
+
+    Arguments:
+      request: a request whose budgets no plan meets.
+      number: which budget.
+      plans: the most plans that are made.
+    """
+    found = nearest_budget(request, number, plans=plans)
+    if found is None:
+        return None
+    budget, program = found
+    text = f"allow {bytes_text(budget.above)} in `{request.budgets[number]}`"
+    edit = OptionEdit(option="budgets", position=number, value=budget.above)
+    return priced(f"{text}, the least that was found", (edit,), program)
+
+
+# ---- memory limits ------------------------------------------------------------------------------
+# Why no plan fits a memory limit: the values that fill the memory, and the pins without which a
+# plan fits.
+
+
+SHOWN_HELD = 4
+"""Values that fill the memory: the largest are named, equal ones once."""
+
+FILLS = 0.001
+"""Share of the least memory that was found that a value takes at least to be named."""
+
+
+def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
+    """Says that no plan fits the memory limit, what is largest in the one of least memory, and
+    which split would make it smaller."""
+    names, mesh, graph = Names(least.graph), least.mesh, least.typing.graph
+    peak = least.cost.peak_memory_bytes
+    returned = (s for s in least.block.outputs if isinstance(s, Register))
+    live = {*least.block.inputs, *least.fullest, *returned}
+    held = {(r.value, r.codes) for r in live if r.value in least.graph.avals}
+    ranked = sorted((-_size(graph, mesh, *one), one) for one in held)
+    notes, rest, labels = dict[str, None](), list[float](), dict[Span, Label]()
+    for size, (value, codes) in ranked:
+        text, span = _held_text(names, least, value, codes), _line(names, value)
+        if text in notes or -size < FILLS * peak or len(notes) == SHOWN_HELD:
+            rest.append(-size)
+            continue
+        notes[text] = None
+        if span and span not in labels:
+            label = f"{bytes_text(-size)} per device"
+            labels[span] = Label(span=span, text=label, primary=not labels)
+    if rest:
+        size = bytes_text(sum(rest))
+        notes[f"{more_text(len(rest), 'value')}: {size} per device in all"] = None
+    helps, pins, limited = _freed_pins(least)
+    pinned = (
+        Label(span=s.span, text=f"{names.site(s)} is pinned {pinned_text(s, mesh)}")
+        for s in pins
+        if s.span
+    )
+    found, enough = bytes_text(peak), math.ceil(peak)
+    looser = OptionEdit(option="memory_limit", value=enough)
+    return Diagnostic(
+        code="memory-limit",
+        severity="error",
+        title=(
+            f"no typing was found that fits {bytes_text(limit)} per device; the least is {found}"
+            " per device"
+        ),
+        labels=(*labels.values(), *pinned),
+        notes=(*notes, *limited, "typings that hold less may exist: the search does not try all"),
+        helps=(*helps, priced(f"memory_limit={enough}", (looser,), least)),
+    )
+
+
+def _line(names: Names, value: int) -> Span | None:
+    """The line that makes a value."""
+    maker = names.maker(value)
+    return users_span(maker) if maker else None
+
+
+def _held_text(names: Names, least: Program, value: int, codes: Codes) -> str:
+    """What a value takes of the memory of a device, and what would make it smaller.
+
+    Arguments:
+      names: the names of the program's values.
+      least: the plan.
+      value: the value.
+      codes: its type there.
+    """
+    mesh, graph, span = least.mesh, least.typing.graph, _line(names, value)
+    shape, size = graph.avals[value].shape, bytes_text(_size(graph, mesh, value, codes))
+    of_line = f"a value of `{source_text(span, 40)}` at line {span.line}" if span else "a value"
+    name = names.value(value) or of_line
+    text = f"{name} of shape {tuple(shape)} as {to_type(codes, mesh)!r} takes {size} per device"
+    ways = [(_size(graph, mesh, value, c), k, c[k]) for k, c in _splits(shape, codes, mesh)]
+    if not ways:
+        return text
+    smaller, k, code = min(ways)
+    return f"{text}; as S({code - 1}) on `{mesh.names[k]}` it would take {bytes_text(smaller)}"
+
+
+def _freed_pins(least: Program) -> tuple[list[Help], list[PinSite], tuple[str, ...]]:
+    """The pins without which a plan fits the limit, each alone, or else together, those of the
+    largest values first: helps that change or drop them, the pins, and notes on what limits left
+    out.
+
+    Arguments:
+      least: the plan of least memory that was found.
+    """
+    request, limits = least.request, DiagnosisLimits()
+    sites = sorted(pin_sites(request), key=lambda s: -_pinned_size(request, s))
+    drops = {d: [s] for s in sites if (d := dropped(request, s)).edits}
+    (_, most), shown = limits.plans_of(request.size, 1), limits.helps - 1
+    alone = tried(drops, plans=most, helps=shown)
+    if not alone.accepted:
+        free = [
+            s
+            for [s] in drops.values()
+            if not s.is_input or request.demand.source(s.position) != "argument"
+        ]
+        drops |= {dropped(request, *free[:n]): free[:n] for n in range(2, min(len(free), most) + 1)}
+    together = tried((d for d, pins in drops.items() if len(pins) > 1), plans=most, helps=1)
+    helps, freed = list[Help](), list[PinSite]()
+    for one, program in (*alone.accepted, *together.accepted):
+        if len(drops[one]) == 1 and len(helps) < shown:
+            splits = _split_pin(request, *drops[one]).accepted
+            helps += [split.help(found) for split, found in splits]
+        helps.append(one.help(program))
+        freed += drops[one]
+    return helps[:shown], freed, left_out(len(helps) - shown, alone.untried)
+
+
+def _split_pin(request: Request, site: PinSite) -> Tried:
+    """A pin that asks one split more, with which a plan fits: of those with the smallest shard, the
+    first dim.
+
+    Arguments:
+      request: the program, with its memory limit.
+      site: the pin.
+    """
+    value, codes = pinned_value(request.graph, site), tuple(c or 0 for c in site.codes)
+    if not isinstance(value, int) or min(codes, default=0) < 0:
+        return Tried()
+    graph, mesh = request.graph, request.mesh
+    ways = sorted(
+        (_size(graph, mesh, value, after), k, after)
+        for k, after in _splits(graph.avals[value].shape, codes, mesh)
+        if site.codes[k] is not None
+    )
+    changes = [repinned(request, site, wanted_codes(site.codes, {k: t[k]})) for _, k, t in ways]
+    return tried((c for c in changes if c.edits), plans=len(changes), helps=1)
+
+
+def _pinned_size(request: Request, site: PinSite) -> float:
+    """Bytes of a pinned value on one device, with B on the axes that the pin leaves free."""
+    value = pinned_value(request.graph, site)
+    codes = tuple(c or 0 for c in site.codes)
+    return _size(request.graph, request.mesh, value, codes) if isinstance(value, int) else 0.0
+
+
+def _size(graph: Graph, mesh: MeshSpec, value: int, codes: Codes) -> float:
+    return math.prod(local_shape(graph.avals[value].shape, codes, mesh.sizes)) * _jax.itemsize(
+        graph.avals[value].dtype
+    )
+
+
+def _splits(shape: tuple[int, ...], codes: Codes, mesh: MeshSpec) -> Iterator[tuple[int, Codes]]:
+    """Types with one more split: of a dim that divides, on a mesh axis where the value is B.
+
+    Arguments:
+      shape: the shape of the value.
+      codes: its type.
+      mesh: the mesh.
+    """
+    for k, n in enumerate(mesh.sizes):
+        local = local_shape(shape, codes, mesh.sizes)
+        for dim, size in enumerate(local):
+            if n > 1 and codes[k] == 0 and size % n == 0 and size:
+                yield k, tuple(1 + dim if i == k else c for i, c in enumerate(codes))
+
+
+# ---- all mesh axes together ---------------------------------------------------------------------
+# Programs that have a typing on each mesh axis, but not on all axes together.
+
+
+def no_typing_together(request: Request, limits: DiagnosisLimits) -> Diagnostic:
+    """The diagnostic when no single mesh axis is to blame: which pins have no typing together, and
+    the plans without one of them.
+
+    Arguments:
+      request: a program without a plan.
+      limits: on the work and on what is shown.
+    """
+    every, is_minimal = _conflicting_pins(request, limits)
+    pins, helps = every[: limits.pins], list[Help]()
+    labels, notes = _pin_labels(request, pins)
+    if sum(n > 1 for n in request.mesh.sizes) < 2:
+        # One axis: the checker has decided the whole program, and says that there is a typing.
+        title = (
+            "no typing was found, though no two constraints are in conflict; this is a limit of the"
+            " chooser, please report it"
+        )
+    else:
+        axes = ", ".join(f"`{a}`" for a in request.mesh.names)
+        title = f"the program has no typing on the mesh axes {axes} together"
+        policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
+        notes.append(
+            f"each axis alone has one under {policies}; together, a dim may be too short for all of"
+            " them, and an outer axis cannot split a dim that an inner one already splits"
+        )
+        tries = _tries(request, pins, limits)
+        found = [one.help(program) for t in tries for one, program in t.accepted]
+        helps = sorted(found, key=lambda h: h.bytes_per_device)
+        notes += left_out(len(helps) - limits.helps, sum(t.untried for t in tries))
+    if not is_minimal:
+        size = f"the program has {request.size:,} operations"
+        notes.append(f"not all of these pins need be part of the conflict: {size}")
+    if len(every) > limits.pins:
+        notes.append(f"not shown: {more_text(len(every) - limits.pins, 'pin')}")
+    return Diagnostic(
+        code="no-typing",
+        severity="error",
+        title=title,
+        labels=tuple(labels),
+        notes=tuple(notes),
+        helps=tuple(helps[: limits.helps]),
+    )
+
+
+def _conflicting_pins(request: Request, limits: DiagnosisLimits) -> tuple[list[PinSite], bool]:
+    """The pins that have no typing together, and whether pins that the conflict does not need were
+    sorted out. In a large program these are all pins."""
+    sites = pin_sites(request)
+    needed, is_minimal = list(sites), len(sites) * request.size <= limits.pin_trials
+    for site in reversed(sites) if is_minimal else ():
+        others = [s for s in sites if s not in needed or s is site]
+        if choose(drop_pins(request, *others)) is None:
+            needed.remove(site)
+    return needed, is_minimal
+
+
+def _pin_labels(request: Request, needed: Sequence[PinSite]) -> tuple[list[Label], list[str]]:
+    """The atoms that each pin asks: a label at its line or at its first reader's, else a note.
+
+    Arguments:
+      request: the program.
+      needed: the pins.
+    """
+    names, labels, notes = Names(request.graph), list[Label](), list[str]()
+    for site in needed:
+        text = f"{names.site(site)} is pinned {pinned_text(site, request.mesh)}"
+        value = pinned_value(request.graph, site)
+        readers = (n.span for n in request.graph.walk() if n.span and value in n.inputs)
+        span = site.span or next(readers, None)
+        if span:
+            labels.append(Label(span=span, text=text, primary=not labels))
+        else:
+            notes.append(text)
+    return labels, notes
+
+
+def _tries(request: Request, pins: Sequence[PinSite], limits: DiagnosisLimits) -> list[Tried]:
+    """The plans after a change of the pins: of pins that ask what another one asks, of pins
+    dropped, and where neither has a plan, of two pins dropped.
+
+    Arguments:
+      request: the program.
+      pins: the pins.
+      limits: on the work and on what is shown.
+    """
+    enough, most = limits.plans_of(request.size, 1)
+    ranks = {s: len(request.graph.aval(pinned_value(request.graph, s)).shape) for s in pins}
+    agreeing = (
+        repinned(request, site, other.codes)
+        for site, other in itertools.permutations(pins, 2)
+        if site.codes != other.codes and ranks[site] == ranks[other]
+    )
+    drops = (dropped(request, site) for site in pins)
+    # Two pins: one of these, and one of those that have no typing together without it.
+    pairs = (
+        dropped(request, site, other)
+        for site in pins
+        for other in _conflicting_pins(drop_pins(request, site), limits)[0][: limits.pins]
+    )
+    tries = [
+        tried((c for c in changes if c.edits), plans=most, enough=enough)
+        for changes in (agreeing, drops)
+    ]
+    if not any(t.accepted for t in tries):
+        tries.append(tried((c for c in pairs if c.edits), plans=most))
+    return tries
