@@ -187,6 +187,7 @@ def test_folders_that_training_refuses(tmp_path, capsys):
         (["--data", "absent.tsv"], "absent.tsv"),
         (["--set", "source_length=1"], "no sentence pair fits 1 source"),
         (["--eval-data", "absent.tsv"], "--eval-data is a test set for your own text"),
+        (["--set", "eval_capacity_factor_per_choice=0"], "an expert has no slot"),
     ],
 )
 def test_what_training_refuses_is_refused(argv, message, tmp_path, capsys):

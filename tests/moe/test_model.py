@@ -14,6 +14,7 @@ from examples.gshard.config import override
 from examples.gshard.display import load_bars
 from examples.gshard.presets import preset
 from sbp.errors import SbpError
+from sbp.moe.attention import positions
 from sbp.moe.config import BOS, EOS, PAD
 from sbp.moe.gating import GatingMetrics
 from sbp.moe.layers import dropout
@@ -178,7 +179,7 @@ MODELS = [
     ({"head_dim": "5", "position": "rotary"}, "head_dim is 5; rotary"),
     ({"position": "rotaty"}, 'did you mean "rotary"'),
     ({"encoder_layers": "0", "target_vocab": "30"}, "has one vocabulary"),
-    ({"encoder_layers": "0", "decoder_router": "switch"}, "set router"),
+    ({"encoder_layers": "0", "target_vocab": "400", "decoder_router": "switch"}, "set router"),
     ({"moe_every": "3"}, "moe_every is 3"),
     ({"rounding": "stochastic"}, 'rounding "stochastic" is for param_dtype "bfloat16"'),
     ({"dtype": "float64", "param_dtype": "bfloat16"}, "parameters are float64"),
@@ -318,3 +319,8 @@ def test_the_file_goes_on_behind_the_checkpoint(tmp_path):
     assert steps[2] == {"step": 4, "loss": None, "grad_norm": None}
     for line in (tmp_path / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_positions_of_an_odd_width_end_with_zeros():
+    even, odd = positions(5, 8), positions(5, 9)
+    np.testing.assert_array_equal(odd, np.pad(even, [(0, 0), (0, 1)]))
