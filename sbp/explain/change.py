@@ -294,7 +294,7 @@ class Diagnosis:
 
 
 @dataclass(frozen=True)
-class Fault:
+class BlamedFault:
     """A fault of a program.
 
     Arguments:

@@ -13,7 +13,7 @@ from typing import Any
 from jax import lax
 
 from sbp.errors import Diagnostic, Label, RuleRow, Span
-from sbp.explain.change import Diagnosis, DiagnosisLimits, Fault, left_out, more_text, tried
+from sbp.explain.change import BlamedFault, Diagnosis, DiagnosisLimits, left_out, more_text, tried
 from sbp.explain.edits import pinned_value
 from sbp.explain.helps import FoundHelps, blamed, helps_of
 from sbp.explain.names import Frames, Names, asked_text
@@ -49,7 +49,7 @@ def left(codes: Sequence[Code]) -> str:
     return "partial" if codes and all(c < 0 for c in codes) else "split"
 
 
-def arrives(fault: Fault, node: Node) -> str:
+def arrives(fault: BlamedFault, node: Node) -> str:
     """The primary label at a node without regions: what arrives at the operands, and what to
     reduce."""
     shown, frames, made = fault.names.shown(node), Frames(fault.names, node), fault.made
@@ -84,7 +84,7 @@ _NEEDS: Mapping[str, str] = {
 """Why a value may not enter a region as it arrives, by the kind of the entry."""
 
 
-def region_words(fault: Fault, node: Node) -> tuple[str, str]:
+def region_words(fault: BlamedFault, node: Node) -> tuple[str, str]:
     """The title, up to the mesh axis, and the primary label of a fault at the edge of a loop or
     branch.
 
@@ -114,7 +114,7 @@ def region_words(fault: Fault, node: Node) -> tuple[str, str]:
     return f"{what} of {subject} {way}", text
 
 
-def _edge(fault: Fault, node: Node, constraint: Constraint) -> str:
+def _edge(fault: BlamedFault, node: Node, constraint: Constraint) -> str:
     """What enters or leaves a region: its role, and the user's name."""
     read, name = _read(constraint), _value(fault, constraint)
     if read.exit is not None and read.exit.kind == "result":
@@ -136,7 +136,7 @@ def _read(constraint: Constraint) -> ReadBecause:
     return constraint.because
 
 
-def _value(fault: Fault, constraint: Constraint) -> str:
+def _value(fault: BlamedFault, constraint: Constraint) -> str:
     """The user's name of the value that enters or leaves."""
     return fault.names.value(constraint.convert.value) if constraint.convert else ""
 
@@ -145,7 +145,7 @@ def _value(fault: Fault, constraint: Constraint) -> str:
 # The rows of a rule that come nearest to what arrives at a line.
 
 
-def rule(fault: Fault, node: Node) -> str:
+def rule(fault: BlamedFault, node: Node) -> str:
     """The heading of a rule's rows: the operator with the names of its operands and results."""
     outs = [fault.names.value(v) or "result" for v in node.outputs]
     behind = ", dims of the batched arrays" if node.is_batched else ""
@@ -153,7 +153,7 @@ def rule(fault: Fault, node: Node) -> str:
     return f"{node.name} on one mesh axis ({operands} -> {', '.join(outs)}){behind}"
 
 
-def near_rows(fault: Fault, node: Node) -> list[RuleRow]:
+def near_rows(fault: BlamedFault, node: Node) -> list[RuleRow]:
     """The rows nearest to what arrives: those that fit most operands; if no row fits any, the rows
     without partial values."""
     made, names, frames = fault.made, fault.names.shown(node), Frames(fault.names, node)
@@ -221,7 +221,7 @@ OTHER_PINS = 3
 """Pins without a label that a note names. It counts the rest."""
 
 
-def notes(fault: Fault, node: Node) -> Iterator[str]:
+def notes(fault: BlamedFault, node: Node) -> Iterator[str]:
     """The facts that explain a fault.
 
     Arguments:
@@ -265,7 +265,7 @@ _FORBIDS: Mapping[str, str] = {
 }
 
 
-def budget_notes(fault: Fault) -> Iterator[str]:
+def budget_notes(fault: BlamedFault) -> Iterator[str]:
     """The budgets that are to blame."""
     numbers = fault.found.budgets
     for number in numbers:
@@ -274,7 +274,7 @@ def budget_notes(fault: Fault) -> Iterator[str]:
         yield "a larger size was looked for in the first of these budgets only"
 
 
-def limit_notes(fault: Fault, found: FoundHelps, rows: int = 0) -> Iterator[str]:
+def limit_notes(fault: BlamedFault, found: FoundHelps, rows: int = 0) -> Iterator[str]:
     """What limits left out of a diagnosis, and which program its helps are priced on.
 
     Arguments:
@@ -298,7 +298,7 @@ def limit_notes(fault: Fault, found: FoundHelps, rows: int = 0) -> Iterator[str]
         yield f"not shown: at least {more_text(untold, 'error')}"
 
 
-def other_pins(fault: Fault) -> list[str]:
+def other_pins(fault: BlamedFault) -> list[str]:
     """Pins that have no label. Each of them leads to the same fault without the labelled pins."""
     labelled = {c.name for c in fault.pins}
     others = {
@@ -349,7 +349,7 @@ def explain(request: Request, *, limits: DiagnosisLimits = LIMITS) -> tuple[Diag
     request = replace(request, memory_limit=None, donated=(), reuse=reuse)
     found, names = _diagnosis(request, limits), Names(request.graph)
     diagnostics = [
-        diagnostic(Fault(found, group, names)) for group in found.groups[: limits.faults]
+        diagnostic(BlamedFault(found, group, names)) for group in found.groups[: limits.faults]
     ]
     if found.last.status == "unknown":
         policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
@@ -429,7 +429,7 @@ def _is_related(fault: CheckResult, other: CheckResult) -> bool:
     return fault.mesh_axis == other.mesh_axis or not (pins and others) or bool(pins & others)
 
 
-def diagnostic(fault: Fault) -> Diagnostic:
+def diagnostic(fault: BlamedFault) -> Diagnostic:
     """The diagnostic of a fault."""
     if not fault.found.sink:
         return impossible(fault) if fault.found.pins else unpinned(fault)
@@ -473,7 +473,7 @@ def diagnostic(fault: Fault) -> Diagnostic:
     )
 
 
-def _is_conflict(fault: Fault, node: Node) -> bool:
+def _is_conflict(fault: BlamedFault, node: Node) -> bool:
     """Whether pins conflict that are not on operands of the node itself. Where a partial value
     arrives, a reduction is missing, which is no conflict."""
     pins = fault.found.pins
@@ -483,7 +483,7 @@ def _is_conflict(fault: Fault, node: Node) -> bool:
     return whole and not any(fault.direct(node, c) for c in pins)
 
 
-def _labels(fault: Fault, node: Node, text: str) -> tuple[Label, ...]:
+def _labels(fault: BlamedFault, node: Node, text: str) -> tuple[Label, ...]:
     """The labels of a fault, at its line and at its pins.
 
     Arguments:
@@ -501,7 +501,7 @@ def _labels(fault: Fault, node: Node, text: str) -> tuple[Label, ...]:
     return tuple(labels)
 
 
-def unpinned(fault: Fault) -> Diagnostic:
+def unpinned(fault: BlamedFault) -> Diagnostic:
     """The diagnostic of a fault that shows at no operation, or for which nothing that the user asks
     is to blame."""
     reasons = [c.because.text for c in fault.found.equations]
@@ -518,7 +518,7 @@ def unpinned(fault: Fault) -> Diagnostic:
     )
 
 
-def impossible(fault: Fault) -> Diagnostic:
+def impossible(fault: BlamedFault) -> Diagnostic:
     """The diagnostic of a pin that its own tensor cannot have."""
     pin = fault.found.pins[0]
     assert pin.site is not None

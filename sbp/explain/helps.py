@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from sbp.annotations import annotate_p
 from sbp.errors import Edit, Help, OptionEdit, SourceEdit, Span
-from sbp.explain.change import Accepted, Change, Fault, HelpKind, Tried, tried
+from sbp.explain.change import Accepted, BlamedFault, Change, HelpKind, Tried, tried
 from sbp.explain.edits import Placed, Placement, insert_pin, set_pins, site_in
 from sbp.explain.names import Frames
 from sbp.explain.pin_changes import PinChanges, states_of
@@ -55,7 +55,7 @@ class Insertions:
       node: the node at which the fault shows.
     """
 
-    fault: Fault
+    fault: BlamedFault
     base: Request
     node: Node
 
@@ -467,7 +467,7 @@ class FoundHelps:
     untried: int = 0
 
 
-def helps_of(fault: Fault, node: Node) -> FoundHelps:
+def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
     """Edits that give the program a typing, for a fault that shows at a node. The pins that are to
     blame for its other faults are left out of the program. A large program has few plans: a policy
     and a change of the annotations are not both tried where the first of them gives a typing."""
@@ -502,7 +502,7 @@ def helps_of(fault: Fault, node: Node) -> FoundHelps:
     )
 
 
-def _base(fault: Fault) -> tuple[Request, set[tuple[str, str]]]:
+def _base(fault: BlamedFault) -> tuple[Request, set[tuple[str, str]]]:
     """The program without the pins that are to blame for its other faults, and (mesh axis, name) of
     the constraints of those pins."""
     base, gone = fault.request, set[tuple[str, str]]()
@@ -518,7 +518,7 @@ def _base(fault: Fault) -> tuple[Request, set[tuple[str, str]]]:
     return base, gone
 
 
-def _changes(fault: Fault, base: Request, pins: PinChanges) -> Iterator[Change]:
+def _changes(fault: BlamedFault, base: Request, pins: PinChanges) -> Iterator[Change]:
     """The edits to try: other atoms for a pin, an annotation before the line, a pin dropped.
     Budgets hold for annotations, too."""
     yield from pins.moved()
@@ -527,7 +527,7 @@ def _changes(fault: Fault, base: Request, pins: PinChanges) -> Iterator[Change]:
     yield from (one for one in pins.drops() if one.edits)
 
 
-def _by_policy(fault: Fault, base: Request, plans: int) -> list[Tried]:
+def _by_policy(fault: BlamedFault, base: Request, plans: int) -> list[Tried]:
     """Policies that allow more, first with all faults in the program, then without the others; in a
     large program the first that gives a typing.
 
@@ -554,7 +554,7 @@ def _by_policy(fault: Fault, base: Request, plans: int) -> list[Tried]:
     return tries
 
 
-def _ranked(fault: Fault, node: Node, accepted: Accepted) -> RankedHelp:
+def _ranked(fault: BlamedFault, node: Node, accepted: Accepted) -> RankedHelp:
     """An accepted change as a help."""
     one, program = accepted
     kind, several, is_policy = one.kind, len(fault.diagnosis.groups) > 1, one.kind == "policy"
@@ -567,7 +567,7 @@ def _ranked(fault: Fault, node: Node, accepted: Accepted) -> RankedHelp:
     )
 
 
-def _became(fault: Fault, node: Node, program: Program) -> str:
+def _became(fault: BlamedFault, node: Node, program: Program) -> str:
     """The type of the node's result after the edit, as the end of a help's text. Empty for many
     results, and for dims that the user does not see."""
     code = program.typing.values.get(node.outputs[0]) if node.outputs else None

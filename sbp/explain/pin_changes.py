@@ -11,7 +11,7 @@ from typing import Any
 
 from sbp.annotations import Pin
 from sbp.errors import Edit, OptionEdit, SourceEdit
-from sbp.explain.change import Change, Fault
+from sbp.explain.change import BlamedFault, Change
 from sbp.explain.edits import Wanted, pinned_value, set_pins, site_in, wanted_codes
 from sbp.explain.names import Names, behind_vmap, pinned_text
 from sbp.infer.constraints import Constraint, PinSite, System, pin_sites, state_literal
@@ -183,7 +183,7 @@ class PinChanges:
       node: the node at which it shows.
     """
 
-    fault: Fault
+    fault: BlamedFault
     base: Request
     node: Node
 

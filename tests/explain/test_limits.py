@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh
 import sbp
 from sbp.errors import Diagnostic, OptionEdit
 from sbp.explain import change, helps
-from sbp.explain.change import Diagnosis, DiagnosisLimits, Fault, left_out
+from sbp.explain.change import BlamedFault, Diagnosis, DiagnosisLimits, left_out
 from sbp.explain.faults import diagnostic, explain
 from sbp.explain.names import Names
 from sbp.explain.relaxations import budget_help
@@ -66,7 +66,7 @@ def test_a_core_that_is_not_minimal_says_so():
             groups=((blamed,),),
             last=blamed,
         )
-        d = diagnostic(Fault(found, (blamed,), Names(request.graph)))
+        d = diagnostic(BlamedFault(found, (blamed,), Names(request.graph)))
         assert [n for n in d.notes if n == said] == [said] * count
 
 
