@@ -26,7 +26,7 @@ def carry_pinned_twice(x, ws):
     def step(c, w):
         return jnp.tanh(sbp.split(c, 1, "model") * w[0]), None  # and: c is S(1) on `model`: dim 1 of 64x256
 
-    return lax.scan(step, x, ws)[0]  # error: annotation-conflict: carry 0 (x) of `lax.scan(step, x, ws)` cannot keep one type on mesh axis
+    return lax.scan(step, x, ws)[0]  # error: annotation-conflict: carry 0 of `lax.scan(step, x, ws)` cannot keep one type on mesh axis
 
 
 @broken(f32(N, D), f32(N, D), cause="an accumulator that is partial from step to step, and is clipped in each")
@@ -58,7 +58,7 @@ def partial_predicate(x):
 def partial_loop_bound(mask):
     mask = sbp.split(mask, 0, "model")  # and: mask is S(0) on `model`: dim 0 of 64
     count = (mask > 0).sum()
-    return lax.while_loop(lambda i: i < count, lambda i: i + 1, 0)  # error: no-signature: `count`, which the predicate of `lax.while_loop(
+    return lax.while_loop(lambda i: i < count, lambda i: i + 1, 0)  # error: no-signature: the predicate of `lax.while_loop(
 
 
 @broken(f32(N, N), i32(), cause="the branches of a cond return one result in two types")
