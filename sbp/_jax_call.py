@@ -15,6 +15,8 @@ from jax._src import core as _core
 from jax._src import named_sharding as _named_sharding
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
+from sbp._jax import open_jaxpr
+
 _WITHOUT_MESH = next(
     (part for part in _config.trace_context() if isinstance(part, AbstractMesh)), None
 )
@@ -34,6 +36,34 @@ def trace_key() -> Any:
 def transforming() -> bool:
     """Whether JAX is inside a transformation: jit, grad, vmap or another one."""
     return not _core.trace_state_clean()
+
+
+def forwarded(value: Any) -> Any:
+    """The value that calls of `jax.jit` return unchanged; the value itself for another one."""
+    call = getattr(value, "parent", None)
+    if call is None or call.primitive.name != "jit":
+        return value
+    source = _returned_operand(call, call.outvars.index(value.val))
+    return value if source is None else forwarded(call.in_tracers[source])
+
+
+def _returned_operand(call: Any, result: int) -> int | None:
+    """The position of the operand that a call returns as this result; None for none."""
+    inner, _ = open_jaxpr(call.params["jaxpr"])
+    var = inner.outvars[result]
+    for eqn in reversed(inner.eqns):
+        position = _position(var, eqn.outvars)
+        if position is None:
+            continue
+        source = _returned_operand(eqn, position) if eqn.primitive.name == "jit" else None
+        if source is None:
+            return None
+        var = eqn.invars[source]
+    return _position(var, inner.invars)
+
+
+def _position(var: Any, among: Sequence[Any]) -> int | None:
+    return next((i for i, other in enumerate(among) if other is var), None)
 
 
 def is_unspecified(x: Any) -> bool:

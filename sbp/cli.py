@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import signal
 import sys
@@ -11,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -46,6 +48,16 @@ _PROGRAMS: Mapping[str, tuple[str, str]] = {
 They are only in a checkout, and need the `gshard` extra. `sbp check` is also a command for
 FILE:FUNCTION."""
 
+_TRAIN_OPTIONS = ("examples.gshard.options", "train_parser")
+_PARSERS: Mapping[str, Sequence[tuple[str, str]]] = {
+    "train": (_TRAIN_OPTIONS,),
+    "check": (_TRAIN_OPTIONS,),
+    "plan": (_TRAIN_OPTIONS, ("benchmarks.gshard.costs", "plan_parser")),
+    "translate": (("examples.gshard.commands", "translate_parser"),),
+    "evaluate": (("examples.gshard.commands", "evaluate_parser"),),
+}
+"""Functions that make the parsers of these commands, for completion."""
+
 _CHECKOUT = Path(__file__).parents[1]
 
 
@@ -64,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name, rest = (words[0], words[1:]) if words else ("", [])
         about_program = rest in (["--help"], ["-h"]) or any(map(is_target, rest))
         if name in _PROGRAMS and not (name == "check" and about_program):
-            return _program(name)(rest)
+            return _loaded(name, *_PROGRAMS[name])(rest)
         if name and not name.startswith("-") and name not in COMMANDS:
             hint = nearest(name, COMMANDS)
             raise SbpError(f"no command {name!r}{hint}", code="unknown-option")
@@ -79,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             case "signatures":
                 show_signatures(given)
             case "completion":
-                print(completion_script(given.shell))
+                print(completion_script(given.shell, _parsers()))
             case "hardware":
                 console.print(Shown(page=hardware_page()))
             case _:
@@ -97,14 +109,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _program(name: str) -> Callable[[Sequence[str]], int]:
-    """The command line of a command.
+def _parsers() -> dict[str, list[argparse.ArgumentParser]]:
+    """The parsers of commands that have a command line of their own; of those that are not here,
+    standard error says why."""
+    try:
+        return {
+            command: [_loaded(command, *maker)() for maker in makers]
+            for command, makers in _PARSERS.items()
+        }
+    except SbpError as error:
+        print(
+            f"the script completes no option of {', '.join(_PARSERS)}: {error.message}",
+            file=sys.stderr,
+        )
+        return {}
+
+
+def _loaded(name: str, module: str, function: str) -> Callable[..., Any]:
+    """A function of a command.
 
     Raises:
       SbpError: `unknown-option` outside a checkout that has the command, or where a library of the
         extra is not installed.
     """
-    module, function = _PROGRAMS[name]
     folder, _, _ = module.replace(".", "/").rpartition("/")
     if not (_CHECKOUT / folder).is_dir():
         called = "sbp check without FILE:FUNCTION" if name == "check" else f"sbp {name}"

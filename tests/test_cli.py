@@ -2,6 +2,7 @@
 
 import linecache
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -99,11 +100,21 @@ def test_explain_a_concept(words, title, printed, monkeypatch):
     assert max(map(len, out)) <= 40
 
 
+def test_completion_of_training_needs_a_checkout(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("sbp.cli._CHECKOUT", tmp_path)
+    assert main(["completion", "bash"]) == 0
+    shown = capsys.readouterr()
+    assert "--source" in shown.out and "--preset" not in shown.out
+    assert shown.err.startswith("the script completes no option of train, check, plan, translate")
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_a_script_that_its_shell_reads(shell, printed, tmp_path):
     script = printed("completion", shell)
-    for word in ("signatures", "--mesh", "no-signature", "dot_general", "translate"):
+    for word in ("signatures", "no-signature", "dot_general", "translate"):
         assert word in script
+    for option in ("mesh", "preset", "topology", "beam", "against"):
+        assert re.search(rf"(--|-l |-){option}\b", script)
     program = shutil.which(shell)
     if program is not None:
         (tmp_path / "script").write_text(script)
@@ -194,7 +205,7 @@ def test_a_command_that_ctrl_c_ends_says_so(capsys, monkeypatch):
     def program(words):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sbp.cli._program", lambda name: program)
+    monkeypatch.setattr("sbp.cli._loaded", lambda *names: program)
     assert main(["translate"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 

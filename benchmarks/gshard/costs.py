@@ -67,7 +67,8 @@ def parse_topology(text: str) -> Topology:
     return Topology(text, kind.name, math.prod(map(int, sizes)) * kind.devices_per_chip)
 
 
-def _parser() -> CommandParser:
+def plan_parser() -> CommandParser:
+    """The options of `sbp plan` besides those of a training run."""
     parser = CommandParser(
         prog="sbp plan",
         description="Types, price and memory of a training step, without devices, beside the"
@@ -128,12 +129,12 @@ def _topology(args: argparse.Namespace, run: Run) -> Topology | None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line of `sbp plan`. It takes the options of a training run and of `_parser`.
+    """The command line of `sbp plan`. It takes the options of a training run and of `plan_parser`.
 
     Raises:
       SbpError: for options that do not fit, and what planning raises.
     """
-    args, rest = _parser().parse_known_args(argv)
+    args, rest = plan_parser().parse_known_args(argv)
     console = Console(highlight=False)
     if args.figures is not None:
         _figures(args, rest, console)

@@ -26,6 +26,7 @@ from sbp.errors import SbpError, nearest
 from sbp.moe.decode import ALPHA, BeamSearch
 from sbp.moe.devices import make_mesh, simulate_devices
 from sbp.moe.sharding import leaf_types
+from sbp.report.wording import counted, listed
 
 
 def _parser(name: str, description: str, beam: int) -> CommandParser:
@@ -48,6 +49,38 @@ def _parser(name: str, description: str, beam: int) -> CommandParser:
         type=float,
         default=ALPHA,
         help="scores are divided by ((5 + length) / 6) ** alpha (default %(default)s)",
+    )
+    return parser
+
+
+def translate_parser() -> CommandParser:
+    """The options of `sbp translate`."""
+    parser = _parser("translate", "Translates text, one sentence on each line.", beam=4)
+    parser.add_argument("--to", help="the language to translate to; a run has one")
+    parser.add_argument(
+        "file", nargs="?", default="-", metavar="FILE", help="UTF-8 text; - for standard input"
+    )
+    return parser
+
+
+def evaluate_parser() -> CommandParser:
+    """The options of `sbp evaluate`."""
+    parser = _parser("evaluate", "Scores the translations of a test set.", beam=1)
+    parser.add_argument(
+        "--eval-data",
+        help="a test set: UTF-8, source <tab> target <tab> language per line; the run's own"
+        " held-out sets when left out",
+    )
+    parser.add_argument("--data", help="the run's own text, where it has moved")
+    parser.add_argument(
+        "--against",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="the folder of another run to compare with by language; again for more of them",
+    )
+    parser.add_argument(
+        "--figures", metavar="FOLDER", help="draw the comparison (figure 6), as PNG and HTML"
     )
     return parser
 
@@ -96,24 +129,26 @@ def translate(argv: Sequence[str]) -> int:
     """The command line of `sbp translate`: a line of text in, a line of translation out.
 
     Raises:
-      SbpError: `bad-checkpoint` without a checkpoint; `bad-corpus` for text that cannot be read or
-        is longer than the model's; `unknown-option` for other options and languages.
+      SbpError: `bad-checkpoint` without a checkpoint; `bad-corpus` for text that cannot be read,
+        and for lines longer than the model's, after the others are translated; `unknown-option`
+        for other options and languages.
     """
-    parser = _parser("translate", "Translates text, one sentence on each line.", beam=4)
-    parser.add_argument("--to", help="the language to translate to; a run has one")
-    parser.add_argument(
-        "file", nargs="?", default="-", metavar="FILE", help="UTF-8 text; - for standard input"
-    )
-    args = parser.parse_all(argv)
+    args = translate_parser().parse_all(argv)
     saved = _open(args)
     if args.to is not None:
         _known_language(args.to, saved)
     name, lines = _lines(args.file)
-    _refuse_long(saved, name, lines)
     texts = list(dict.fromkeys(line for line in lines if line.strip()))
     found = dict(zip(texts, _translator(args, saved, len(texts))(texts), strict=True))
     for line in lines:
-        print(found[line] if line.strip() else "")
+        print(found.get(line) or "")
+    if long := [str(i) for i, line in enumerate(lines, 1) if found.get(line, "") is None]:
+        raise SbpError(
+            f"{name}: {counted(len(long), 'line')} of more than {saved.model.source_length} pieces"
+            f" ({listed(long)}) got no translation; an empty line stands in its place. Split it, or"
+            " train a model with a larger source_length",
+            code="bad-corpus",
+        )
     return 0
 
 
@@ -151,18 +186,6 @@ def _lines(file: str) -> tuple[str, list[str]]:
     return name, lines[:-1] if lines[-1] == "" else lines
 
 
-def _refuse_long(saved: SavedRun, name: str, lines: Sequence[str]) -> None:
-    """Refuse text that the model would not read to its end."""
-    most = saved.model.source_length
-    for number, ids in enumerate(saved.source.encode(lines), start=1):
-        if len(ids) > most:
-            raise SbpError(
-                f"{name}:{number}: the sentence has {len(ids)} pieces; this model takes {most}."
-                " Split it, or train a model with a larger source_length",
-                code="bad-corpus",
-            )
-
-
 def evaluate_run(argv: Sequence[str]) -> int:
     """The command line of `sbp evaluate`: scores by test set and by language.
 
@@ -170,24 +193,7 @@ def evaluate_run(argv: Sequence[str]) -> int:
       SbpError: `bad-checkpoint` without a checkpoint; `bad-corpus` for text that cannot be read or
         is not that of the run; `unknown-option` for other options.
     """
-    parser = _parser("evaluate", "Scores the translations of a test set.", beam=1)
-    parser.add_argument(
-        "--eval-data",
-        help="a test set: UTF-8, source <tab> target <tab> language per line; the run's own"
-        " held-out sets when left out",
-    )
-    parser.add_argument("--data", help="the run's own text, where it has moved")
-    parser.add_argument(
-        "--against",
-        action="append",
-        default=[],
-        metavar="RUN",
-        help="the folder of another run to compare with by language; again for more of them",
-    )
-    parser.add_argument(
-        "--figures", metavar="FOLDER", help="draw the comparison (figure 6), as PNG and HTML"
-    )
-    args = parser.parse_all(argv)
+    args = evaluate_parser().parse_all(argv)
     if args.figures and not args.against:
         raise SbpError(
             "--figures draws a comparison; name the run to compare with (--against)",
@@ -201,7 +207,7 @@ def evaluate_run(argv: Sequence[str]) -> int:
     others = copying(pairs) if args.eval_data else baselines(corpus.train, pairs)
     said = {MODEL: _translator(args, saved, len(pairs))(sources)}
     said |= {name: _translator(args, other, len(pairs))(sources) for name, other in rivals.items()}
-    result = evaluate(corpus.heldout, {**said, **others}, corpus.languages)
+    result = evaluate(corpus.heldout, {**said, **others}, corpus.languages, saved.target)
     console = Console()
     show_evaluation(console, result, languages=True)
     if rivals:

@@ -24,7 +24,10 @@ _BOUNDS: Bounds = {
     ),
     "power": (0, math.inf),
 }
-_CHOICES = {"corpus": ("phrases", "catalogues")}
+_CHOICES = {
+    "corpus": ("phrases", "catalogues"),
+    "normalization": ("nmt_nfkc", "identity"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,9 @@ class TranslationConfig(TrainConfig):
         proportional to n ** (1 / T). 1 takes the text as it is.
       character_coverage: share of the text's characters that the vocabularies have, 0.98 to 1.
       byte_fallback: other characters are spelled by their bytes, not lost.
+      normalization: SentencePiece's rule for characters: "nmt_nfkc" writes variants of a character
+        as one (full-width letters, ligatures), so no translation has them; "identity" keeps the
+        text.
       vocabulary_threads: threads that train a vocabulary.
       power: exponent of the power law over languages; language i gets a share proportional to (i +
           1) ** -power.
@@ -63,6 +69,7 @@ class TranslationConfig(TrainConfig):
     sampling_temperature: float = 1.0
     character_coverage: float = 1.0
     byte_fallback: bool = False
+    normalization: str = "nmt_nfkc"
     vocabulary_threads: int = 1
     power: float = 0.5
     corpus: str = "phrases"

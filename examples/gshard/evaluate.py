@@ -12,6 +12,7 @@ import sacrebleu
 
 from examples.gshard.corpus import Pair
 from examples.gshard.counting import CountingTranslator
+from examples.gshard.tokenizer import Tokenizer
 
 MODEL = "model"
 """What the model's translations are called beside those of the baselines."""
@@ -79,6 +80,7 @@ class Evaluation:
       samples: (pair, the model's translation), some of each set, spread over all ranks.
       too_long: held-out pairs whose source is longer than the model's, which has no translation of
         them; they count as empty translations.
+      unsayable: references that the model's vocabulary cannot spell as they are.
       signatures: of sacrebleu, which make the numbers reproducible.
     """
 
@@ -88,6 +90,7 @@ class Evaluation:
     languages: tuple[Score, ...]
     samples: tuple[tuple[Pair, str], ...]
     too_long: int
+    unsayable: int
     signatures: tuple[str, ...]
 
 
@@ -127,6 +130,7 @@ def evaluate(
     heldout: Mapping[str, Sequence[Pair]],
     texts: Mapping[str, Sequence[str | None]],
     languages: Sequence[str],
+    vocabulary: Tokenizer | None = None,
 ) -> Evaluation:
     """Score translations.
 
@@ -135,6 +139,7 @@ def evaluate(
       texts: by system, `MODEL` first, the translation of each pair of each set in order; None where
         a system has none.
       languages: order of the languages, most training text first.
+      vocabulary: the model's, of the target side; None for a system that spells all text.
     """
     bleu, chrf = sacrebleu.BLEU(), sacrebleu.CHRF()
     every = [pair for pairs in heldout.values() for pair in pairs]
@@ -172,6 +177,7 @@ def evaluate(
             (pair, answers[MODEL][pair]) for pairs in heldout.values() for pair in _spread(pairs)
         ),
         too_long=sum(text is None for text in texts[MODEL]),
+        unsayable=vocabulary.changed([pair.target for pair in every]) if vocabulary else 0,
         # A metric that scored nothing has no signature.
         signatures=tuple(
             str(metric.get_signature())

@@ -322,7 +322,11 @@ class CommandParser(argparse.ArgumentParser):
         return args
 
 
-def _parser(program: str, description: str) -> CommandParser:
+_TRAIN = "Train the GShard MoE Transformer and measure its translations."
+
+
+def train_parser(program: str = "sbp train", description: str = _TRAIN) -> CommandParser:
+    """The options of a training run."""
     parser = CommandParser(prog=program, description=description, allow_abbrev=False)
     parser.add_argument("--preset", help=f"one of {', '.join(PRESETS)} (default tiny-mt)")
     parser.add_argument(
@@ -372,9 +376,6 @@ def _parser(program: str, description: str) -> CommandParser:
     return parser
 
 
-_TRAIN = "Train the GShard MoE Transformer and measure its translations."
-
-
 def parse_args(argv: Sequence[str], program: str = "sbp train", description: str = _TRAIN) -> Run:
     """Read the command line; `--print-config` ends the program here, as `--help` does.
 
@@ -386,7 +387,7 @@ def parse_args(argv: Sequence[str], program: str = "sbp train", description: str
       SbpError: `unknown-option`, for a preset, option or value that does not exist, with the
           nearest name.
     """
-    args = _parser(program, description).parse_all(argv)
+    args = train_parser(program, description).parse_all(argv)
     given = _given(args)
     file = read_config(args.config) if args.config else ConfigFile({}, {})
     name = preset_name(args.preset or file.keys.get("preset", _PRESET))

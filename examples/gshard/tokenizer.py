@@ -33,6 +33,7 @@ class Tokenizer:
         *,
         byte_fallback: bool = False,
         coverage: float = 1.0,
+        normalization: str = "nmt_nfkc",
         threads: int = 1,
     ) -> Tokenizer:
         """Train a unigram vocabulary; the same texts give the same model.
@@ -45,6 +46,8 @@ class Tokenizer:
           byte_fallback: characters without a piece are spelled by their UTF-8 bytes, which are 256
             pieces; else they are lost.
           coverage: share of the text's characters that have pieces, 0.98 to 1.
+          normalization: SentencePiece's rule for characters: "nmt_nfkc" writes variants of a
+            character as one, "identity" keeps the text.
           threads: of the training.
 
         Raises:
@@ -62,7 +65,7 @@ class Tokenizer:
                 character_coverage=coverage,
                 byte_fallback=byte_fallback,
                 split_digits=True,
-                normalization_rule_name="nmt_nfkc",
+                normalization_rule_name=normalization,
                 pad_id=PAD,
                 bos_id=BOS,
                 eos_id=EOS,
@@ -115,6 +118,10 @@ class Tokenizer:
             ids = ids[: ids.index(EOS)] if EOS in ids else ids
             cut.append([i for i in ids if i not in (PAD, BOS) and i < len(self)])
         return self._pieces.decode(cut)
+
+    def changed(self, texts: Sequence[str]) -> int:
+        """How many of the texts the vocabulary cannot spell as they are."""
+        return sum(a != b for a, b in zip(texts, self.decode(self.encode(texts)), strict=True))
 
 
 def pad_rows(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:

@@ -211,6 +211,7 @@ def tokenizers(
             size,
             byte_fallback=train.byte_fallback,
             coverage=train.character_coverage,
+            normalization=train.normalization,
             threads=train.vocabulary_threads,
         )
         if keep:
@@ -361,11 +362,11 @@ def translator(
     return Translator(plan=found, params=params, source=source, target=target, cfg=run.model)
 
 
-def score(corpus: Corpus, said: Sequence[str | None]) -> Evaluation:
+def score(corpus: Corpus, said: Sequence[str | None], vocabulary: Tokenizer) -> Evaluation:
     """Compare translations of the held-out sets with those of each baseline."""
     pairs = corpus.heldout_pairs
     systems = {MODEL: said, **baselines(corpus.train, pairs)}
-    return evaluate(corpus.heldout, systems, corpus.languages)
+    return evaluate(corpus.heldout, systems, corpus.languages, vocabulary)
 
 
 def save_evaluation(result: Evaluation, path: Path) -> None:
@@ -437,7 +438,7 @@ def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console)
             [pair.source for pair in corpus.heldout_pairs]
         )
         if is_first():
-            result = score(corpus, said)
+            result = score(corpus, said, target)
             save_evaluation(result, run.workdir / "evaluation.json")
             show_evaluation(console, result)
     then = f"sbp translate --workdir {run.workdir} FILE translates text"

@@ -226,7 +226,7 @@ def warn_of_lost_state(
         lost = [
             (*path, *inside)
             for inside, leaf in (_leaves_of(node) or {}).items()
-            if before.get(inside) is not leaf and id(leaf) not in returned
+            if id(leaf) not in returned and before.get(inside) is not _jax_call.forwarded(leaf)
         ]
         if lost:
             warn(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import shtab
@@ -123,31 +123,38 @@ _ABOUT: Mapping[str, Mapping[str, Any]] = {
 
 
 def command_parser(
-    version: str, replaced: Mapping[tuple[str, str], Mapping[str, Any]] | None = None
+    version: str,
+    replaced: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
+    parents: Mapping[str, Sequence[argparse.ArgumentParser]] | None = None,
 ) -> argparse.ArgumentParser:
     """The parser of all commands.
 
     Arguments:
       version: what `sbp --version` prints.
       replaced: by command and option, other properties of an option.
+      parents: by command, parsers whose options it takes too.
     """
     parser = argparse.ArgumentParser(prog="sbp", description="A distributed type system for JAX.")
     parser.add_argument("--version", action="version", version=f"sbp {version}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command, summary in COMMANDS.items():
         about = {} if replaced else _ABOUT.get(command, {})  # shells show the line of help
-        part = commands.add_parser(command, help=summary, **about)
+        more = (parents or {}).get(command, ())
+        part = commands.add_parser(
+            command, help=summary, parents=more, conflict_handler="resolve", **about
+        )
         for name, properties in _OPTIONS.get(command, {}).items():
             option = part.add_argument(name, **properties)
             vars(option).update((replaced or {}).get((command, name), {}))
     return parser
 
 
-def completion_script(shell: str) -> str:
+def completion_script(shell: str, parents: Mapping[str, Sequence[argparse.ArgumentParser]]) -> str:
     """The script of a shell.
 
     Arguments:
       shell: one of `SHELLS`.
+      parents: by command, parsers whose options it takes too.
     """
     # Helps of these are too long for a shell.
     file = {"complete": shtab.FILE, "help": None, "metavar": None}
@@ -158,4 +165,12 @@ def completion_script(shell: str) -> str:
         for command, choices in names.items()
     }
     replaced |= {("check", "target"): file, ("report", "target"): file}
-    return shtab.complete(command_parser("", replaced), shell=shell)
+    for action in (a for parsers in parents.values() for p in parsers for a in p._actions):
+        if action.dest in _PATHS:
+            vars(action)["complete"] = _PATHS[action.dest]
+    return shtab.complete(command_parser("", replaced, parents), shell=shell)
+
+
+_PATHS = dict.fromkeys(("config", "data", "eval_data", "file", "file_of"), shtab.FILE)
+_PATHS |= dict.fromkeys(("workdir", "figures", "against"), shtab.DIRECTORY)
+"""Options of training and translation that take a path."""

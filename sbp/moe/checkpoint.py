@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import traceback
@@ -162,7 +163,9 @@ def saved_steps(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
     names = (path.name for path in folder.iterdir())
-    return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+    return sorted(
+        (int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name)), reverse=True
+    )
 
 
 def kept(workdir: Path) -> str:
@@ -440,7 +443,7 @@ class Checkpoints:
         if step == self.latest:
             return
         data = dict(iterator_state)
-        run = {**self._description, "checksums": fingerprints(state), "data": data}
+        run = {**self._description, "checksums": fingerprints(state), "data": data, "step": step}
         try:
             if self.latest is None and is_first():
                 text = json.dumps(self._description, indent=2, sort_keys=True) + "\n"
@@ -607,6 +610,8 @@ def _verified(
         raise _DamagedError("what it belongs to cannot be read")
     if run is None:
         say(f"the checkpoint of step {checkpoint.name} has no checksums, so it is not verified")
+    elif (step := run.get("step", checkpoint.name)) != int(checkpoint.name):
+        raise _DamagedError(f"it is a copy of the checkpoint of step {step}")
     found: Any = None
     with suppress(Exception):  # whatever the libraries raise over damaged files
         found = read(checkpoint.absolute())

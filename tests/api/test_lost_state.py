@@ -162,6 +162,20 @@ def test_modules_of_flax_nnx():
     assert lost(lambda state, x: nnx.merge(graph, state)(x), state, X) == []
 
 
+def test_a_module_that_a_jitted_function_gets():
+    """The function inside returns the leaves to the module, changed or not."""
+    net = Net(nnx.Rngs(0))
+    inner = nnx.jit(lambda net, x: net(x))
+    nested = nnx.jit(lambda net, x: inner(net, x))
+    for fn in (inner, nested):
+        (text,) = lost(lambda net, x, fn=fn: fn(net, x), net, X)
+        assert "(net.norm.mean.value, net.norm.var.value)" in text
+    net.eval()
+    for fn in (inner, nested):
+        assert lost(lambda net, x, fn=fn: fn(net, x), net, X) == []
+        assert lost(lambda net, x, fn=fn: fn(net, fn(net, x)), net, X) == []
+
+
 def test_a_check_shows_it():
     with pytest.warns(sbp.SbpWarning, match="lost-state"):
         report = sbp.jit(counts, MESH).check(counter(), X)

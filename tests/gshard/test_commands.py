@@ -122,7 +122,6 @@ def test_evaluate_refuses_other_training_text(run, tmp_path, capsys):
         (["--mesh", "date=2"], b"", "unknown-axis]: no mesh axis 'date' in this program; did"),
         (["--mesh", "data=64"], b"", "error[mesh-devices]"),
         (["nowhere.txt"], b"", "bad-corpus]: cannot read nowhere.txt: No such file"),
-        ([], b"word " * 40, "bad-corpus]: standard input:2: the sentence has"),
         ([], b"\xff", "bad-corpus]: standard input:2: byte 1 is not UTF-8"),
     ],
 )
@@ -131,6 +130,21 @@ def test_wrong_options_and_texts_are_named(run, capsys, monkeypatch, argv, text,
     assert main(["translate", "--workdir", str(run.folder), *argv]) == 2
     shown = capsys.readouterr()
     assert said in shown.err and not shown.out
+
+
+def test_a_line_that_is_too_long_is_named_and_the_others_are_translated(run, capsys, monkeypatch):
+    def said(text):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+        code = main(["translate", "--workdir", str(run.folder)])
+        shown = capsys.readouterr()
+        return code, shown.out.splitlines(), shown.err
+
+    code, (first, last), _ = said(b"3 dias\n\xc3\xa9 tarde\n")
+    assert code == 0
+    long = b"word " * 40
+    code, lines, error = said(b"3 dias\n" + long + b"\n\n\xc3\xa9 tarde\n" + long)
+    assert (code, lines) == (2, [first, "", "", last, ""])
+    assert "bad-corpus]: standard input: 2 lines of more than" in error and "(2, 5)" in error
 
 
 def test_a_folder_without_a_whole_run_is_named(run, tmp_path, capsys):

@@ -559,6 +559,13 @@ def test_bytes_spell_what_no_piece_does():
         Tokenizer.train(texts, 200, byte_fallback=True)
 
 
+def test_normalization_is_an_option_and_its_losses_are_counted():
+    texts = ["½ cup of ﬂour", "Ａｌｌ rights", "plain words"] * 60
+    usual, kept = (Tokenizer.train(texts, 60, normalization=n) for n in ("nmt_nfkc", "identity"))
+    assert usual.changed(texts[:3]) == 2 and kept.changed(texts[:3]) == 0
+    assert usual.decode(usual.encode(["Ａｌｌ"])) == ["All"]
+
+
 def test_coverage_leaves_out_rare_characters():
     texts = ["abcdefgh " * 20] * 50 + ["ж"]
     all_of_them, most = (Tokenizer.train(texts, 40, coverage=c) for c in (1.0, 0.99))

@@ -4,6 +4,7 @@ curves."""
 
 import dataclasses
 import html
+import io
 import json
 import re
 from typing import Any, NamedTuple
@@ -13,12 +14,14 @@ import numpy as np
 import pytest
 import sacrebleu
 from jax.sharding import NamedSharding, PartitionSpec
+from rich.console import Console
 
 import sbp
 from examples.gshard.corpus import Pair, generate
 from examples.gshard.counting import CountingTranslator, _shared, abstract
 from examples.gshard.curves import charts, thinned
 from examples.gshard.deltas import figure6, language_deltas
+from examples.gshard.display import show_evaluation
 from examples.gshard.drawing import write_drawings
 from examples.gshard.evaluate import MODEL, baselines, evaluate, language_groups
 from examples.gshard.options import parse_args
@@ -60,6 +63,16 @@ def test_a_text_without_a_translation_counts_as_empty():
     assert result.too_long == 1
     assert result.overall.model.exact == pytest.approx(200 / 3)
     assert not result.overall.beats_baselines
+
+
+def test_references_that_the_vocabulary_cannot_spell_are_counted_and_shown():
+    rare = [*ROWS, Pair(source="½", target="½ of the dog runs", language="fr")]
+    right = [pair.target for pair in rare]
+    vocabulary = Tokenizer.train(right * 40, 80)
+    systems = {MODEL: right, "copying": right}
+    console = Console(file=io.StringIO(), width=200)
+    show_evaluation(console, evaluate({"all": rare}, systems, ("de", "fr"), vocabulary))
+    assert "\n1 reference has characters" in console.file.getvalue()
 
 
 def test_bleu_is_given_for_a_hundred_sentences_and_not_for_fewer():

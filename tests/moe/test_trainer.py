@@ -210,6 +210,18 @@ def test_training_goes_on_after_a_damaged_checkpoint(folder, capfd):
     assert "Traceback" not in capfd.readouterr().err  # of the libraries
 
 
+def test_folders_that_no_run_has_named_are_no_checkpoints(folder):
+    checkpoints = folder / "checkpoints"
+    for name in ("\N{ARABIC-INDIC DIGIT NINE}", "09", "9.bak"):
+        shutil.copytree(checkpoints / "2", checkpoints / name)
+    state, _, said = restored(folder)
+    assert int(state.step) == 4 and said == []
+    shutil.copytree(checkpoints / "2", checkpoints / "9")
+    state, _, (copied,) = restored(folder)
+    assert int(state.step) == 4
+    assert "step 9 is damaged: it is a copy of the checkpoint of step 2" in copied
+
+
 def test_where_all_are_damaged_they_are_named_and_stay(folder):
     for step in (2, 4):
         (folder / "checkpoints" / str(step) / "run" / "metadata").write_text("{}")
