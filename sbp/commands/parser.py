@@ -171,6 +171,8 @@ def completion_script(shell: str, parents: Mapping[str, Sequence[argparse.Argume
     return shtab.complete(command_parser("", replaced, parents), shell=shell)
 
 
-_PATHS = dict.fromkeys(("config", "data", "eval_data", "file", "file_of"), shtab.FILE)
-_PATHS |= dict.fromkeys(("workdir", "figures", "against"), shtab.DIRECTORY)
+_PATHS: Mapping[str, Any] = {
+    **dict.fromkeys(["config", "data", "eval_data", "file", "file_of"], shtab.FILE),
+    **dict.fromkeys(["workdir", "figures", "against"], shtab.DIRECTORY),
+}
 """Options of training and translation that take a path."""

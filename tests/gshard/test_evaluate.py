@@ -70,9 +70,11 @@ def test_references_that_the_vocabulary_cannot_spell_are_counted_and_shown():
     right = [pair.target for pair in rare]
     vocabulary = Tokenizer.train(right * 40, 80)
     systems = {MODEL: right, "copying": right}
-    console = Console(file=io.StringIO(), width=200)
-    show_evaluation(console, evaluate({"all": rare}, systems, ("de", "fr"), vocabulary))
-    assert "\n1 reference has characters" in console.file.getvalue()
+    shown = io.StringIO()
+    show_evaluation(
+        Console(file=shown, width=200), evaluate({"all": rare}, systems, ("de", "fr"), vocabulary)
+    )
+    assert "\n1 reference has characters" in shown.getvalue()
 
 
 def test_bleu_is_given_for_a_hundred_sentences_and_not_for_fewer():
