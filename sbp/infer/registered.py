@@ -16,7 +16,7 @@ import numpy as np
 
 from sbp import _jax
 from sbp.annotations import annotate_p, as_array
-from sbp.errors import Diagnostic, SbpError, note, warn
+from sbp.errors import Diagnostic, SbpError, bytes_text, note, warn
 from sbp.kinds import fits
 from sbp.machine.mesh import MeshSpec
 from sbp.pytrees import leaves_of, returning_arrays
@@ -68,11 +68,13 @@ def check_rules(graph: Graph, mesh: MeshSpec) -> None:
             if not because:
                 continue
         said.add(node.op)
+        avals = [graph.aval(o) for o in (*node.inputs, *node.outputs)]
+        held = sum(math.prod(a.shape) * _jax.itemsize(a.dtype) for a in avals)
         warn(
             "missing-rule",
             f"primitive {node.op!r}",
-            "has no signature; its operands and results are held B"
-            + (f": {because}" if because else ""),
+            f"has no signature; its operands and results are held B, {bytes_text(held)} on each"
+            " device" + (f": {because}" if because else ""),
             span=node.span,
         )
 

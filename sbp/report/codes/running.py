@@ -21,6 +21,15 @@ def _example(body: str, ins: str, outs: str, args: str = "x, w") -> str:
 
 
 _MATMUL = '(PartitionSpec("data", "model"), PartitionSpec("model", None))'
+_KERNEL = """
+from jax.experimental import pallas as pl
+
+def squares(x):
+    def kernel(x_ref, y_ref):
+        y_ref[...] = x_ref[...] ** 2
+    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pl.pallas_call(kernel, out, interpret=True, name="squares")(x)
+""".strip()
 _ROWS = 'PartitionSpec("data", None)'
 
 RUNNING = (
@@ -55,16 +64,20 @@ sbp.jit(f, mesh).plan(x)
         gathered, every device computes the whole result, and that costs memory, time and bytes.
         `sbp signatures` lists the primitives that have one.
 
-        Compute it another way, give the primitive a signature with sbp.signatures.register, or
-        write that part as a manual region.
+        Give the primitive its rows with sbp.signatures.register, under the name that the warning
+        has. sbp tries each row on numbers before it uses it. Or compute the same with other
+        primitives, or as a manual region.
         """,
-        """
-y = sbp.jit(some_rare_primitive, mesh).plan(x)
+        f"""
+{_KERNEL}
+sbp.jit(squares, mesh, in_types="data:S(0)").plan(x)
 """,
-        """
-y = sbp.jit(the_same_from_common_primitives, mesh).plan(x)
+        f"""
+{_KERNEL}
+rows = ["S(0) -> S(0)", "S(1) -> S(1)"]
+sbp.signatures.register("pallas_call:squares", rows, local=lambda ctx, x: squares(x))
+sbp.jit(squares, mesh, in_types="data:S(0)").plan(x)
 """,
-        runs=False,
     ),
     CodePage(
         "ignored-constraint",
