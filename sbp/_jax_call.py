@@ -13,9 +13,8 @@ from jax._src import api_util as _api_util
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import named_sharding as _named_sharding
+from jax._src import pjit as _pjit
 from jax.sharding import AbstractMesh, AxisType, Mesh
-
-from sbp._jax import open_jaxpr
 
 _WITHOUT_MESH = next(
     (part for part in _config.trace_context() if isinstance(part, AbstractMesh)), None
@@ -41,7 +40,7 @@ def transforming() -> bool:
 def forwarded(value: Any) -> Any:
     """The value that calls of `jax.jit` return unchanged; the value itself for another one."""
     call = getattr(value, "parent", None)
-    if call is None or call.primitive.name != "jit":
+    if call is None or call.primitive is not _pjit.jit_p:
         return value
     source = _returned_operand(call, call.outvars.index(value.val))
     return value if source is None else forwarded(call.in_tracers[source])
@@ -49,13 +48,13 @@ def forwarded(value: Any) -> Any:
 
 def _returned_operand(call: Any, result: int) -> int | None:
     """The position of the operand that a call returns as this result; None for none."""
-    inner, _ = open_jaxpr(call.params["jaxpr"])
+    inner = call.params["jaxpr"].jaxpr
     var = inner.outvars[result]
     for eqn in reversed(inner.eqns):
         position = _position(var, eqn.outvars)
         if position is None:
             continue
-        source = _returned_operand(eqn, position) if eqn.primitive.name == "jit" else None
+        source = _returned_operand(eqn, position) if eqn.primitive is _pjit.jit_p else None
         if source is None:
             return None
         var = eqn.invars[source]

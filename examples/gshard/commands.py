@@ -26,7 +26,6 @@ from sbp.errors import SbpError, nearest
 from sbp.moe.decode import ALPHA, BeamSearch
 from sbp.moe.devices import make_mesh, simulate_devices
 from sbp.moe.sharding import leaf_types
-from sbp.report.wording import counted, listed
 
 
 def _parser(name: str, description: str, beam: int) -> CommandParser:
@@ -143,10 +142,11 @@ def translate(argv: Sequence[str]) -> int:
     for line in lines:
         print(found.get(line) or "")
     if long := [str(i) for i, line in enumerate(lines, 1) if found.get(line, "") is None]:
+        more = f" and {len(long) - 3} more" if len(long) > 3 else ""
         raise SbpError(
-            f"{name}: {counted(len(long), 'line')} of more than {saved.model.source_length} pieces"
-            f" ({listed(long)}) got no translation; an empty line stands in its place. Split it, or"
-            " train a model with a larger source_length",
+            f"{name}: no translation of line {', '.join(long[:3])}{more}, which an empty line"
+            f" stands for: it has more than the {saved.model.source_length} pieces of this model."
+            " Split the text there, or train a model with a larger source_length",
             code="bad-corpus",
         )
     return 0

@@ -22,7 +22,6 @@ from rich.text import Text
 from examples.gshard.evaluate import MODEL, Evaluation, Quality, Score
 from sbp.errors import SbpError
 from sbp.moe.metrics import Values
-from sbp.report.wording import counted
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDEST = 32
@@ -172,11 +171,10 @@ def show_evaluation(console: Console, result: Evaluation, *, languages: bool = F
             " count as empty"
         )
     if result.unsayable:
-        have = "has" if result.unsayable == 1 else "have"
         lines.append(
-            f"{counted(result.unsayable, 'reference')} {have} characters that the vocabulary cannot"
-            " spell, so no translation equals the reference; see the options normalization,"
-            " byte_fallback and character_coverage"
+            f"references with characters that the vocabulary cannot spell: {result.unsayable}; no"
+            " translation equals them. See the options normalization, byte_fallback and"
+            " character_coverage"
         )
     console.print("\n".join(lines), highlight=False, markup=False)
 

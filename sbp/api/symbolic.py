@@ -369,7 +369,7 @@ def _with_equal(call: SizedCall) -> Iterator[tuple[str, CallSignature]]:
 # The report on a program with symbolic sizes says for which sizes its typing holds.
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SizedReport(Report):
     """A report on a program with symbolic sizes: the plan at one choice of sizes, and the sizes for
     which its typing holds.

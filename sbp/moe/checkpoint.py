@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import sys
 import traceback
@@ -162,10 +161,8 @@ def saved_steps(folder: Path) -> list[int]:
     """Steps that have a checkpoint in a folder, newest first."""
     if not folder.is_dir():
         return []
-    names = (path.name for path in folder.iterdir())
-    return sorted(
-        (int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name)), reverse=True
-    )
+    names = (path.name for path in folder.iterdir() if path.name.isdecimal())
+    return sorted((step for name in names if str(step := int(name)) == name), reverse=True)
 
 
 def kept(workdir: Path) -> str:

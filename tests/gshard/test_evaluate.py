@@ -74,7 +74,7 @@ def test_references_that_the_vocabulary_cannot_spell_are_counted_and_shown():
     show_evaluation(
         Console(file=shown, width=200), evaluate({"all": rare}, systems, ("de", "fr"), vocabulary)
     )
-    assert "\n1 reference has characters" in shown.getvalue()
+    assert "the vocabulary cannot spell: 1;" in shown.getvalue()
 
 
 def test_bleu_is_given_for_a_hundred_sentences_and_not_for_fewer():

@@ -163,6 +163,7 @@ def test_the_report_shows_the_sizes():
     f = sbp.jit(mlp, MESH, in_types=(TP, "data:S(0)"), out_types="data:S(0)", memory_limit=1e9)
     report = sized(f, W, f32(b, 16))
     text = report.text()
+    assert str(report) == text
     for line in (
         "  asked for         every b >= 1; other sizes are not covered",
         "  typing holds for  mod(b, 2) == 0",
