@@ -607,7 +607,7 @@ def _verified(
         raise _DamagedError("what it belongs to cannot be read")
     if run is None:
         say(f"the checkpoint of step {checkpoint.name} has no checksums, so it is not verified")
-    elif (step := run.get("step", checkpoint.name)) != int(checkpoint.name):
+    elif (step := run.get("step", int(checkpoint.name))) != int(checkpoint.name):
         raise _DamagedError(f"it is a copy of the checkpoint of step {step}")
     found: Any = None
     with suppress(Exception):  # whatever the libraries raise over damaged files

@@ -17,7 +17,7 @@ import pytest
 import sbp
 from examples.gshard.presets import preset
 from sbp import SbpError
-from sbp.moe.checkpoint import Checkpoints, describe, fingerprints
+from sbp.moe.checkpoint import Checkpoints, describe, digest_of, fingerprints
 from sbp.moe.config import BOS, ModelConfig, TrainConfig
 from sbp.moe.devices import make_mesh
 from sbp.moe.metrics import read_metrics
@@ -208,6 +208,15 @@ def test_training_goes_on_after_a_damaged_checkpoint(folder, capfd):
     missing = "a file of it is missing or cannot be read"
     assert said == [f"the checkpoint of step 4 is damaged: {missing}; that of step 2 is used"]
     assert "Traceback" not in capfd.readouterr().err  # of the libraries
+
+
+def test_a_checkpoint_of_before_steps_were_written_is_whole(folder):
+    path = folder / "checkpoints" / "4" / "run" / "metadata"
+    run = json.loads(path.read_text())["run"]
+    del run["step"]
+    path.write_text(json.dumps({"run": run, "digest": digest_of(run)}))
+    state, _, said = restored(folder)
+    assert int(state.step) == 4 and said == []
 
 
 def test_folders_that_no_run_has_named_are_no_checkpoints(folder):
