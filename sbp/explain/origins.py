@@ -482,7 +482,8 @@ class Origins:
         # The rows of a barrier are about each of its operands.
         at, atom = 0 if node.is_barrier else number, decode(change.before)
         request = self.typing.graph_request
-        rows = request.axis_rows(node, change.axis, communicates=True)
+        one = slice(number, number + 1) if node.is_barrier else slice(None)
+        rows = request.axis_rows(node, change.axis, communicates=True, operands=one)
         return [row for row in rows if row.ins[at] == atom]
 
     # ---- readers --------------------------------------------------------------------------------

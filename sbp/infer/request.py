@@ -434,7 +434,12 @@ class Request:
         return self._rows[node.id]
 
     def axis_rows(
-        self, node: Node, position: int, *, communicates: bool | None = None
+        self,
+        node: Node,
+        position: int,
+        *,
+        communicates: bool | None = None,
+        operands: slice = slice(None),
     ) -> tuple[Row, ...]:
         """The rows of a node on one mesh axis.
 
@@ -443,11 +448,12 @@ class Request:
           position: the position of the mesh axis.
           communicates: whether kernels of the rows may communicate; None where the node's policy
             allows it.
+          operands: of a barrier, those that the rows are about.
         """
         if communicates is None:
             communicates = self.rules(node).policies[position] == "auto"
-        ins = [self.graph.aval(o) for o in node.inputs]
-        outs = [self.graph.avals[o] for o in node.outputs]
+        ins = [self.graph.aval(o) for o in node.inputs[operands]]
+        outs = [self.graph.avals[o] for o in node.outputs[operands]]
         table = self.caches.table(self.mesh, communicates=communicates)
         return table.rows_on(node, ins, outs, position, node.id in self.rounding)
 
