@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import api_util as _api_util
 from jax._src import config as _config
 from jax._src import core as _core
@@ -38,23 +39,27 @@ def transforming() -> bool:
 
 
 def forwarded(value: Any) -> Any:
-    """The value that calls of `jax.jit` return unchanged; the value itself for another one."""
+    """The value that calls of `jax.jit` and `jax.checkpoint` return unchanged; the value itself for
+    another one."""
     call = getattr(value, "parent", None)
-    if call is None or call.primitive is not _pjit.jit_p:
+    if call is None or call.primitive not in _CALLS:
         return value
     source = _returned_operand(call, call.outvars.index(value.val))
     return value if source is None else forwarded(call.in_tracers[source])
 
 
+_CALLS = {_pjit.jit_p, _ad_checkpoint.remat_p}
+
+
 def _returned_operand(call: Any, result: int) -> int | None:
     """The position of the operand that a call returns as this result; None for none."""
-    inner = call.params["jaxpr"].jaxpr
+    inner = getattr(call.params["jaxpr"], "jaxpr", call.params["jaxpr"])
     var = inner.outvars[result]
     for eqn in reversed(inner.eqns):
         position = _position(var, eqn.outvars)
         if position is None:
             continue
-        source = _returned_operand(eqn, position) if eqn.primitive is _pjit.jit_p else None
+        source = _returned_operand(eqn, position) if eqn.primitive in _CALLS else None
         if source is None:
             return None
         var = eqn.invars[source]

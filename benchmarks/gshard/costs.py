@@ -68,7 +68,7 @@ def parse_topology(text: str) -> Topology:
 
 
 def plan_parser() -> CommandParser:
-    """The options of `sbp plan` besides those of a training run."""
+    """The options that only `sbp plan` has; it takes those of `sbp train` too."""
     parser = CommandParser(
         prog="sbp plan",
         description="Types, price and memory of a training step, without devices, beside the"

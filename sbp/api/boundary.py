@@ -41,7 +41,7 @@ from sbp.types import Atom, B, Broadcast, NdSbp, Split, Unreduced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """An array that a function takes or returns, with what is asked of it.
+    """An array that a function takes or returns, and what the user asks for it: type and memory.
 
     Arguments:
       path: its path in the arguments or results.
@@ -268,7 +268,13 @@ def entries_of(
 
 
 def read_entry(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip: int) -> Leaf:
-    """A leaf with what its entry asks; the other arguments are those of `broadcast_types`."""
+    """A leaf with the type of its entry.
+
+    Arguments:
+      t: the entry of `in_types` or `out_types`.
+      leaf: the leaf.
+      names, mesh, skip: as for `broadcast_types`.
+    """
     path, shape = leaf.path[skip:], leaf.aval
     if callable(t) and not isinstance(t, Unreduced | str | NdSbp | PartitionSpec | NamedSharding):
         try:

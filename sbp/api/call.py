@@ -146,8 +146,8 @@ def _sentence(error: Exception) -> str:
 
 
 def refuse_taken(flat: Sequence[Any], names: Sequence[str], donated: Sequence[int]) -> None:
-    """Refuses shapes, and arrays of which JAX ends the process where they have several devices: one
-    that is deleted, and a donated one that is another argument, too.
+    """Refuses shapes, deleted arrays, and a donated array that is another argument too. On several
+    devices JAX would end the process for such an array.
 
     Arguments:
       flat: the arguments.
@@ -479,7 +479,7 @@ class CallReader:
     def _with_types(
         self, heads: Sequence[str], tree: Any, leaves: Sequence[Leaf], arrays: Sequence[Any]
     ) -> list[Leaf]:
-        """The arguments with what is asked of them.
+        """The arguments with the types of `in_types` and of the arrays' own shardings.
 
         Arguments:
           heads: the names of the positional arguments that are not static.

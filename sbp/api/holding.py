@@ -103,9 +103,9 @@ class Holding:
         for what is held padded, are converted.
 
         Returns:
-          The arrays, of which NumPy arrays are not placed yet; the positions of what stands for one
-          value in all processes, however it is split; and the names of arguments that were in
-          another layout.
+          The arrays, where NumPy arrays are not placed on devices yet; the positions of arguments
+          that are one value in all processes; and the names of arguments that were in another
+          layout.
 
         Raises:
           SbpError: `bad-argument` for anything but a sequence of one leaf for each argument.

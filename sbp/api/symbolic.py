@@ -190,7 +190,7 @@ class SizedCall:
         Arguments:
           typing: its typing at the chosen sizes.
           results: what it returns at the chosen sizes.
-          typed: results -> what is asked of each at the boundary.
+          typed: gives each result the type of its entry in `out_types`.
         """
         assert self.traced is not None, "a call with symbolic sizes is decided before it is traced"
         graph, avals = self.traced
@@ -462,7 +462,7 @@ def _limited(
     )
     helps: tuple[Help, ...] = ()
     if found.terms and found.status == "some" and report.program is not None:
-        with contextlib.suppress(ValueError):  # JAX takes no such constraint
+        with contextlib.suppress(ValueError):  # no help where JAX does not accept the constraint
             jax.export.SymbolicScope(call.scope.with_terms(found.terms))
             then = "the typing holds for all of these"
             helps = (priced_constraints(call, found.terms, report.program, then),)

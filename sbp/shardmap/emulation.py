@@ -66,7 +66,7 @@ def not_emulated(error: Exception) -> str:
 
 def too_large(graph: Graph) -> str:
     """Why a program with regions is not run without devices; empty where it is small enough."""
-    largest, work = _sizes(graph, 1)
+    largest, work = _sizes(graph)
     if largest > CHECKED_ELEMENTS:
         return (
             f"a value in it has {largest:,} elements over all devices, and only"
@@ -80,7 +80,7 @@ def too_large(graph: Graph) -> str:
     return ""
 
 
-def _sizes(graph: Graph, devices: int) -> tuple[int, int]:
+def _sizes(graph: Graph, devices: int = 1) -> tuple[int, int]:
     """The elements of the largest value over all devices, and those that all operations make."""
     own = (*graph.inputs, *(v for node in graph.nodes for v in node.outputs))
     elements = {v: devices * math.prod(graph.avals[v].shape) for v in own}
@@ -98,13 +98,13 @@ def _sizes(graph: Graph, devices: int) -> tuple[int, int]:
     return largest, work
 
 
-def differ(got: np.ndarray, want: np.ndarray, tolerance: float = 1.0) -> bool:
+def differ(got: np.ndarray, want: np.ndarray, tolerance: float = math.inf) -> bool:
     """Whether two values differ by more than `TOLERANCE`; any two non-finite floats are equal.
 
     Arguments:
       got: one value.
       want: the other one.
-      tolerance: a relative tolerance that is used where it is smaller.
+      tolerance: the largest relative tolerance; `TOLERANCE` applies where it is smaller.
     """
     if not jnp.issubdtype(want.dtype, np.inexact):
         return not np.array_equal(got, want)

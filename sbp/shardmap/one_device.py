@@ -253,8 +253,11 @@ class OneDeviceComparison:
             if not attempt.chained
         }
         typed = [(measured(got, want, axis, axes), a) for a, want in wanted.items()]
+        guesses: set[str] = set()
+        if self.guessed:
+            guesses.add("integers were not given, and random ones were taken")
         if not typed:  # of a pipeline that runs on one device only stage by stage
-            run = self.result(apart[last][0], because=tuple(sorted(because)), stages=True)
+            run = self.result(apart[last][0], because=tuple(sorted(because | guesses)), stages=True)
             return Compared(run=run, alone=last, uneven=uneven, meant=bool(because))
         types, best = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
         alone, want = wanted[best].graph, wanted[best]
@@ -277,10 +280,8 @@ class OneDeviceComparison:
         )
         meant = bool(because)
         if any(x.shape != y.shape for x, y in zip(self.got.results, want.results, strict=True)):
-            because.add("the shape of its result depends on the number of devices")
-        if self.guessed:
-            because.add("integers were not given, and random ones were taken")
-        run = self.result(apart[last][0], because=tuple(sorted(because)), stages=chained)
+            guesses.add("the shape of its result depends on the number of devices")
+        run = self.result(apart[last][0], because=tuple(sorted(because | guesses)), stages=chained)
         return Compared(
             run=run,
             alone=best,
@@ -443,18 +444,18 @@ def compared_runs(
       meant: what shows that a difference may be meant; None for a program whose stages may be run
           one after the other.
     """
-    with jax.ensure_compile_time_eval():  # the caller may be tracing
-        values, guessed = _values(leaves)
-        others = _values(leaves, 1)[0]
-        poisoned = _poisoned(graph, values)
     own = {
         name: Resized(fn, traced, AxisInCode(name, n, lengths_of(graph, name), mesh.num_devices))
         for name, n in mesh.axes
         if n > 1
     }
-    found = Comparisons(graph=graph, fn=fn, traced=traced, axes=own, others=others)
+    found = Comparisons(graph=graph, fn=fn, traced=traced, axes=own, others=())
     if reason := too_large(graph):
         return found.untried(reason)
+    with jax.ensure_compile_time_eval():  # the caller may be tracing
+        values, guessed = _values(leaves)
+        found.others = _values(leaves, 1)[0]
+        poisoned = _poisoned(graph, values)
     given, reasons = all(map(_given, leaves)), tuple(meant or ())
     for found.values in (values, poisoned):
         try:

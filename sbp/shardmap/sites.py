@@ -163,7 +163,7 @@ class Sites:
         return [r for v in node.outputs for r in self.readers[v] if r is not None]
 
     def _closure(self, nodes: frozenset[int]) -> set[int]:
-        """The nodes that `step` reaches from some nodes, through the loops and branches that
+        """Some nodes and all that depend on them, also outside of the loops and branches that
         contain them."""
         seen: set[int] = set()
         todo = [self.nodes[i] for i in nodes]

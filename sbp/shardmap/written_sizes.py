@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import dis
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Iterable
@@ -116,9 +117,6 @@ class WrittenSizes:
         return made
 
 
-_JIT: Any = type(jax.jit(lambda x: x))
-
-
 def _makes_region(fn: types.FunctionType) -> bool:
     """Whether `jax.shard_map` returned a function, whose region is copied where it is bound."""
     return {"in_specs", "out_specs"} <= set(fn.__code__.co_freevars)
@@ -192,11 +190,11 @@ class _Copier:
             return value if _makes_region(value) else self.function(value, depth)
         if isinstance(value, types.ModuleType):
             return self.module(value, used, depth)
-        inner = None if isinstance(value, type) else getattr(value, "__wrapped__", None)
-        if (
-            inner is not None
-        ):  # of `jax.jit` and other wrappers: what it calls is traced in its place
-            return self.value(name, inner, used, depth)
+        # Of `jax.jit` and other wrappers the function inside is traced. It is looked up without
+        # `__getattr__`, which may be the user's.
+        inner = inspect.getattr_static(value, "__wrapped__", None)
+        if inner is not None and not isinstance(value, type):
+            return self.value(name, value.__wrapped__, used, depth)
         return self.settings(value, used)
 
     def number(self, name: str, value: float, alone: float | None) -> float:
@@ -213,7 +211,7 @@ class _Copier:
         if module is jax and "device_count" in used:
             count = jax.device_count()
             alone = self.number("device_count", count, self.found.axis.written(count))
-            made = {} if alone == count else {"device_count": lambda *_: int(alone)}
+            made = {} if alone == count else {"device_count": lambda *_, **__: int(alone)}
         elif module.__name__.split(".")[0] in _LIBRARIES or "site-packages" in str(
             getattr(module, "__file__", "")
         ):
@@ -234,15 +232,29 @@ class _Copier:
                 other[name] = alone
         if not other:
             return value
-        if is_dict or isinstance(value, type):
-            return value | other if is_dict else type(value)(value.__name__, (value,), other)
+        if is_dict:
+            made = copy.copy(value)
+            made.update(other)
+            return made
+        if isinstance(value, type):
+            try:
+                return type(value)(value.__name__, (value,), other)
+            except TypeError:  # a class without subclasses, such as an enumeration
+                return self.kept(value, other)
         made = copy.copy(value)
+        if made is value:  # an object that is its own copy, such as a member of an enumeration
+            return self.kept(value, other)
         for name, x in other.items():
             try:
                 object.__setattr__(made, name, x)
             except AttributeError:  # a property, or a field of a tuple
-                self.found.fixed.add(f"`{name}`, which is {getattr(value, name):g}")
+                self.kept(value, (name,))
         return made
+
+    def kept(self, value: Any, names: Iterable[str]) -> Any:
+        """An object with settings that cannot be replaced."""
+        self.found.fixed |= {f"`{name}`, which is {getattr(value, name):g}" for name in names}
+        return value
 
     def function(self, fn: types.FunctionType, depth: int) -> Any:
         """A copy of a function. Of one of a library only what it closes over is copied, which may
@@ -296,5 +308,6 @@ class _Copier:
             return self.code(value)
         if isinstance(value, tuple):
             return tuple(map(self.written, value))
-        alone = self.found.axis.written(value) if type(value) is int else None
-        return self.number(str(value), value, alone) if type(value) is int else value
+        if type(value) is not int:
+            return value
+        return self.number(str(value), value, self.found.axis.written(value))

@@ -288,8 +288,9 @@ class Size:
     __le__ = partialmethod(_compare, how="<=")
     __gt__ = partialmethod(_compare, how=">")
     __ge__ = partialmethod(_compare, how=">=")
-    __eq__ = partialmethod(_compare, how="==")  # pyright: ignore
-    __ne__ = partialmethod(_compare, how="!=")  # pyright: ignore
+    # `object` declares these two as methods, not as descriptors.
+    __eq__ = partialmethod(_compare, how="==")  # pyright: ignore[reportAssignmentType]
+    __ne__ = partialmethod(_compare, how="!=")  # pyright: ignore[reportAssignmentType]
 
     def __neg__(self) -> Any:
         return self * -1

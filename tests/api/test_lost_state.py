@@ -166,12 +166,12 @@ def test_a_module_that_a_jitted_function_gets():
     """The function inside returns the leaves to the module, changed or not."""
     net = Net(nnx.Rngs(0))
     inner = nnx.jit(lambda net, x: net(x))
-    nested = nnx.jit(lambda net, x: inner(net, x))
-    for fn in (inner, nested):
+    functions = (inner, nnx.jit(lambda net, x: inner(net, x)), nnx.remat(lambda net, x: net(x)))
+    for fn in functions:
         (text,) = lost(lambda net, x, fn=fn: fn(net, x), net, X)
         assert "(net.norm.mean.value, net.norm.var.value)" in text
     net.eval()
-    for fn in (inner, nested):
+    for fn in functions:
         assert lost(lambda net, x, fn=fn: fn(net, x), net, X) == []
         assert lost(lambda net, x, fn=fn: fn(net, fn(net, x)), net, X) == []
 

@@ -405,6 +405,19 @@ def rematerialised(weights, x):
     return (x**2).sum()
 
 
+def test_a_barrier_reads_a_scalar_and_a_reduced_sum():
+    """The reason of a reduction is of the operand that the barrier reads it as."""
+
+    def program(scale, x, w):
+        y = x @ w
+        scale, z = jax.lax.optimization_barrier((scale, y))
+        return scale, jax.nn.relu(y) + z
+
+    types = ("B", "data:S(1)", "data:S(0)")
+    report = sbp.jit(program, MESH, in_types=types).check(shape(), shape(8, 8), shape(8, 8))
+    assert "needed by max `jax.nn.relu(y)`" in " ".join(report.text().split())
+
+
 @pytest.mark.parametrize("hardware", ["cpu", "tpu-v5e", "tpu-v5p", "h100"])
 @pytest.mark.parametrize("rows", [64, 8192])
 def test_a_partial_value_before_a_barrier(rows, hardware):

@@ -1,5 +1,6 @@
 """Sizes of a mesh axis that a function has from outside: found, and replaced in a copy."""
 
+import enum
 import functools
 from dataclasses import dataclass
 
@@ -98,6 +99,28 @@ def test_settings_are_copied():
     assert alone(call, "last")() == (0, 8, 5)
     assert alone(call, "last", "count")() == (0, 1, 5)
     assert settings == Devices() and shared["devices"] == Model.size == 8
+
+
+class Sizes(enum.Enum):
+    EIGHT = "a"
+
+    def __init__(self, _):
+        self.count = 8
+
+
+class Config(dict[str, int]):
+    @property
+    def devices(self):
+        return self["count"]
+
+
+def test_an_object_without_a_copy_keeps_its_settings():
+    member, config = Sizes.EIGHT, Config(count=8)
+    found = WrittenSizes(AXIS)
+    assert found.copied(lambda: member.count, ("count",))() == 8 == member.count
+    assert found.fixed == {"`count`, which is 8"}
+    assert alone(lambda: config.devices, "count")() == 1
+    assert config.devices == 8
 
 
 def test_what_is_not_replaced_is_said():

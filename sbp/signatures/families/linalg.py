@@ -42,9 +42,6 @@ from sbp.types import Atom, B, P, Split
 # give a partial result; the product is linear in each operand.
 
 
-"""The parts of a product of booleans join by `or`."""
-
-
 def dot_factors(dimension_numbers: Any, lhs_rank: int, rhs_rank: int) -> FactorMap:
     """The factors of a `dot_general`: batch dims `b`, contracted dims `k`, free dims `l` (lhs) and
     `r` (rhs).
