@@ -40,8 +40,13 @@ def bytes_text(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
-    """A clause naming the nearest of `known`, for error messages.
+def nearest(name: object, known: Iterable[str], limit: int | None = None) -> str:
+    """A clause naming the nearest of `known`; where none is near, it lists them.
+
+    Arguments:
+      name: what the user wrote.
+      known: what there is.
+      limit: how many are listed at most; the others are counted.
 
     >>> nearest("modle", ["data", "model"])
     '; did you mean "model"?'
@@ -50,7 +55,9 @@ def nearest(name: object, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(name), options, n=1, cutoff=0.5)
     if close:
         return f'; did you mean "{close[0]}"?'
-    return f"; known: {', '.join(o[:80] for o in options)}" if options else ""
+    rest = len(options[limit:]) if limit else 0
+    more = f" and {rest} more" if rest else ""
+    return f"; known: {', '.join(o[:80] for o in options[:limit])}{more}" if options else ""
 
 
 # ---- errors -------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ class Leaf:
       spec: the `PartitionSpec` that the user wrote for the type; None for another form.
       in_host: whether the function gets an argument as a value in host memory. It gets one in
         device memory where the argument is no JAX array yet, as with `jax.jit`.
+      struct: of an argument that the user gave as a ShapeDtypeStruct, that.
     """
 
     path: KeyPath
@@ -66,11 +67,17 @@ class Leaf:
     memory: str | None = None
     spec: PartitionSpec | None = None
     in_host: bool = False
+    struct: jax.ShapeDtypeStruct | None = None
 
     @property
     def demand(self) -> tuple[Any, ...]:
         """What is asked of it, as a key."""
         return self.type, self.padded, self.memory, self.spec, self.in_host
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing is asked of it."""
+        return self.demand == (None, False, None, None, False)
 
     @property
     def partial(self) -> NdSbp | None:
@@ -278,7 +285,7 @@ def read_entry(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip:
     path, shape = leaf.path[skip:], leaf.aval
     if callable(t) and not isinstance(t, Unreduced | str | NdSbp | PartitionSpec | NamedSharding):
         try:
-            t = t(path, shape)
+            t = t(path, leaf.struct or shape)
         except TypeError as error:
             if takes_no_such_call(error):
                 raise refused(
@@ -391,9 +398,15 @@ def _no_array(x: Any) -> str:
     dtype = getattr(x, "dtype", None)
     if not isinstance(x, np.ndarray | np.generic) or not isinstance(dtype, np.dtype):
         return f"is no array: {type(x).__name__}; mark it static or pass an array"
+    if not dtype.isnative and dtype.kind in "biufc":
+        native = dtype.newbyteorder("=").name
+        return (
+            f"has dtype {dtype.str}, the other byte order than this machine's; pass"
+            f" x.astype({native!r})"
+        )
     return (
-        f"has dtype {dtype.str}, which JAX does not take; pass an array of numbers or booleans of"
-        ' this machine, such as x.astype("float32"), or mark it static'
+        f"has dtype {dtype.str}, which JAX does not take; pass an array of numbers or booleans,"
+        ' such as x.astype("float32"), or mark it static'
     )
 
 
@@ -554,8 +567,14 @@ def _check_sharding(leaf: Any, option: str) -> None:
                 ValueError,
             )
         return
+    if isinstance(leaf, jax.sharding.Sharding):
+        raise refused(
+            f"{option} has a {type(leaf).__name__}; give a NamedSharding on the mesh, or None to"
+            " leave it to sbp",
+            ValueError,
+        )
     raise refused(
         f"{option} is a pytree of NamedSharding, PartitionSpec or None, not {shown(leaf)}; sbp"
         " leaves layouts in memory to XLA",
-        TypeError if not isinstance(leaf, jax.sharding.Sharding) else ValueError,
+        TypeError,
     )

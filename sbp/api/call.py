@@ -399,7 +399,8 @@ class CallReader:
         free: list[Leaf] = []
         for path, x in with_path:
             own = self._leaf_name(path, positions)
-            free.append(Leaf(path=path, name=own, aval=shape_of(x, own)))
+            struct = x if isinstance(x, jax.ShapeDtypeStruct) else None
+            free.append(Leaf(path=path, name=own, aval=shape_of(x, own), struct=struct))
         with about_option(self.options.in_option):
             typed = self._with_types(heads, tree, free, arrays)
         leaves = tuple(with_arrival(*pair, self.mesh) for pair in zip(typed, arrays, strict=True))

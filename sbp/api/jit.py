@@ -7,7 +7,7 @@ import itertools
 import numbers
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
@@ -359,7 +359,12 @@ class JittedMethod:
             raise AttributeError(name)
         found = getattr(self.__func__, name)
         takes_arguments = name in ("check", "plan", "trace", "lower", "eval_shape")
-        return functools.partial(found, self.__self__) if takes_arguments else found
+        if not takes_arguments:
+            return found
+        return functools.update_wrapper(functools.partial(found, self.__self__), found)
+
+    def __dir__(self) -> Iterable[str]:
+        return {*super().__dir__(), *dir(self.__func__)}
 
 
 _NO_FUNCTION: Any = object()

@@ -35,6 +35,7 @@ from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Program
 from sbp.report.parts import Facts, Page, Section
 from sbp.report.report import Report, Shown
+from sbp.signatures.fallback import is_known
 from sbp.sizes.claims import (
     Claim,
     Decided,
@@ -157,7 +158,7 @@ class SizedCall:
         """
         del avals
         with deciding_sizes("check it at concrete sizes", self.scope.constraints):
-            graph, out_shape = trace(fn, self.symbolic.avals, names)
+            graph, out_shape = trace(fn, self.symbolic.avals, names, is_known=is_known)
         check_symbols(graph, self.scope.names, self.symbolic.avals)
         self.traced = graph, out_shape
         for claim in element_claims(graph):
@@ -289,7 +290,10 @@ def _choice(scope: Scope, devices: int) -> Point:
       SbpError: `symbolic-sizes` where no sizes meet the constraints.
     """
     constraints = ", ".join(scope.constraints)
-    for name, prime in zip(scope.names, itertools.cycle(PRIMES), strict=False):
+    # Last the symbols that a constraint defines by others, such as `b == 2*s`.
+    defined = [n for n in scope.names if any(c.startswith(f"{n} ==") for c in scope.constraints)]
+    names = [*(n for n in scope.names if n not in defined), *defined]
+    for name, prime in zip(names, itertools.cycle(PRIMES), strict=False):
         for wish in (f"{name} == {devices * prime}", f"mod({name}, {devices}) == 0"):
             narrowed = scope.narrowed((wish,))
             with contextlib.suppress(Unanswered):

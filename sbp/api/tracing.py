@@ -99,7 +99,7 @@ def tied_outputs(signature: CallSignature, results: Leaves) -> tuple[tuple[int, 
                 continue
             if all(shape(results.leaves[o]) == shape(signature.leaves[i]) for o, i in each):
                 used.add(number)
-                pairs += [(o, i) for o, i in each if not any(results.leaves[o].demand)]
+                pairs += [(o, i) for o, i in each if results.leaves[o].is_free]
                 break
     return tuple(pairs)
 

@@ -97,7 +97,10 @@ def _settings(side: ComparedPlan) -> dict[tuple[str, str, str], Any]:
         found["network", axis, ""] = network
     policies = [policy or request.boxing for policy in own]
     found |= {
-        ("boxing", "", ""): tuple(zip(names, policies, strict=True)),
+        # One policy for all mesh axes is the same on meshes with other axes.
+        ("boxing", "", ""): (
+            policies[0] if len(set(policies)) == 1 else tuple(zip(names, policies, strict=True))
+        ),
         ("memory limit", "", ""): request.memory_limit,
         ("budgets", "", ""): frozenset(request.budgets),
         ("reduce_dtype", "", ""): request.reduce_dtype,

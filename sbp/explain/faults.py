@@ -96,6 +96,8 @@ def region_words(fault: BlamedFault, node: Node) -> tuple[str, str]:
     first, name = _read(found.sink[0]), _value(fault, found.sink[0])
     decides = first.predicate or (first.entry is not None and first.entry.decides)
     kind = "predicate" if decides else first.entry.kind if first.entry else ""
+    if kind == "slice" and set(found.made[0]) != {1}:  # split along another dim than the rows
+        kind = ""
     what = f"`{name}`" if name else first.role
     if kind == "predicate":
         what = "the predicate"

@@ -273,9 +273,10 @@ class Subjects:
     def _nearest(self, text: str) -> str:
         line = _LINE.fullmatch(text)
         if line is None:
-            variables = {s.label for s in self.innermost(s for s in self.places if names_at(s))}
+            named = self.innermost(s for s in self.places if names_at(s))
+            variables = {s.label for s in named if s.label.isidentifier()}
             known = {*self.graph.input_names, *self.output_names, *variables}
-            return nearest(text, known)
+            return nearest(text, known, limit=12)
         numbers = sorted({s.line for s in self.places}, key=lambda n: abs(n - int(line["line"])))
         near = ", ".join(map(str, sorted(numbers[:3])))
         return f"; lines near it with values: {near}" if near else ""

@@ -82,11 +82,6 @@ class ReadBecause:
         return "predicate" in [e.kind for e in (self.entry, self.exit) if e is not None]
 
     @property
-    def initial_carry(self) -> bool:
-        """Whether the value enters a loop as a carry."""
-        return self.entry is not None and self.entry.kind == "carry"
-
-    @property
     def returned_carry(self) -> bool:
         """Whether the body of a loop returns the value as a carry."""
         return self.exit is not None and self.exit.kind == "carry"

@@ -372,9 +372,9 @@ def _figure(value: object) -> str:
             return str(value)
 
 
-def _boxing(policies: tuple[tuple[str, Policy], ...]) -> str:
-    if len({policy for _, policy in policies}) == 1:
-        return policies[0][1]
+def _boxing(policies: Policy | tuple[tuple[str, Policy], ...]) -> str:
+    if isinstance(policies, str):
+        return policies
     return policies_text("auto", [p for _, p in policies], [axis for axis, _ in policies])
 
 

@@ -14,6 +14,8 @@ A claim is a predicate on sizes, so that it can be decided for all of them.
 
 from __future__ import annotations
 
+import ast
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,6 +39,7 @@ from sbp.sizes.expressions import (
     Point,
     is_symbolic,
     map_sizes,
+    parsed,
     shape_text,
     symbolic_in,
     symbols_in,
@@ -285,6 +288,7 @@ def element_claims(graph: Graph) -> list[Claim]:
         left, right = element_products(*shapes)
         if str(left) == str(right):
             continue
+        left, right = equation(left, right)
         fact = f"{left} == {right}"
         claims.append(
             Claim(
@@ -313,6 +317,56 @@ def element_products(before: Sequence[Any], after: Sequence[Any]) -> tuple[Any, 
         else:
             other.append(size)
     return math.prod(rest), math.prod(other)
+
+
+def equation(left: Any, right: Any) -> tuple[Any, Any]:
+    """Two sizes as the sides of a constraint that they are equal. JAX takes one term on the left
+    side; a single symbol reads best.
+
+    >>> m, k = jax.export.symbolic_shape("m, k")
+    >>> equation(m + k, 8), equation(8, 2 * m), equation(m, 8 * (m // 8))
+    ((m, - k + 8), (2*m, 8), (mod(m, 8), 0))
+    """
+    difference = left - right
+    if not jax.export.is_symbolic_dim(difference):
+        return left, right
+    tree, scope = parsed(str(difference)), difference.scope
+    for part in ast.walk(tree):
+        match part:
+            case ast.Call(func=ast.Name(id="floordiv"), args=args):
+                whole, by = (_size(ast.unparse(a), scope) for a in args)
+                if str(whole - by * (whole // by)) in (str(difference), str(-difference)):
+                    return whole % by, 0
+            case _:
+                pass
+    sides: list[tuple[Any, Any]] = []
+    for text in _terms(tree):
+        term = _size(text.lstrip("-"), scope)
+        if jax.export.is_symbolic_dim(term):
+            sides.append((term, term + difference if text[0] == "-" else term - difference))
+    return min(sides, key=lambda side: _effort(*side))
+
+
+def _effort(term: Any, rest: Any) -> tuple[bool, bool]:
+    """Orders equations: a symbol that the other side does not have comes first, one that it has
+    last, since JAX replaces the symbol by the other side."""
+    single = str(term).isidentifier()
+    return single and str(term) in symbols_in(str(rest)), not single
+
+
+def _terms(tree: ast.expr) -> list[str]:
+    """The terms of a sum, those that are subtracted with a minus sign."""
+    match tree:
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return [*_terms(left), *_terms(right)]
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return [*_terms(left), *(t[1:] if t[0] == "-" else f"-{t}" for t in _terms(right))]
+        case _:
+            return [ast.unparse(tree).replace(" ", "").replace("**", "^")]
+
+
+def _size(text: str, scope: Any) -> Any:
+    return jax.export.symbolic_shape(text.replace("**", "^"), scope=scope)[0]
 
 
 def check_symbols(graph: Graph, names: Iterable[str], avals: Iterable[Any]) -> None:
@@ -415,7 +469,7 @@ def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
     )
     at, asked = counterexample or point, _scope_text(scope)
     undecided = [(c, e.open) for c, e in found if e.open]
-    tried = [p for p in scope.points(TRIED) if all(e.holds_at(p) for _, e in limited)]
+    tried = _where_all_hold(limited, scope) if undecided else []
     return Decided(
         status="open" if undecided else "some" if limited else "every",
         asked=asked,
@@ -450,15 +504,23 @@ def _limits(
 
     # Small sizes at which the claims hold show the bounds and the divisors of single symbols. Where
     # these do not say all, the facts follow that rules asked for, which are dropped again first.
-    small = [p for p in scope.points(TRIED) if all(e.holds_at(p) for _, e in limited)]
+    small = _where_all_hold(limited, scope)
     simple = [f"{n} >= {min(p[n] for p in small)}" for n in scope.names if small]
-    simple += [f"mod({n}, {math.gcd(*(p[n] for p in small))}) == 0" for n in scope.names if small]
+    for n in scope.names if small else ():
+        divisor = math.gcd(*(p[n] for p in small))
+        simple += [f"mod({n}, {k}) == 0" for k in range(2, divisor + 1) if divisor % k == 0]
     noted = sorted({f for _, e in limited for _, region, _ in e.cases for f in region})
     for facts in (simple, [*sorted(noted, key=len, reverse=True), *simple]):
         common = [f for f in facts if solver.shows([(f,)])]
         if suffice(common):
             return limited, tuple(minimal(common, suffice))
     return limited, ()
+
+
+def _where_all_hold(claims: Sequence[tuple[Claim, Explored]], scope: Scope) -> list[Point]:
+    """The first small sizes at which decided claims hold."""
+    found = (p for p in scope.points() if all(e.holds_at(p) for _, e in claims))
+    return list(itertools.islice(found, TRIED))
 
 
 def _list_text(texts: Sequence[str]) -> str:
@@ -472,7 +534,8 @@ def _trial_text(claim: Claim, why: str, small: Sequence[Point]) -> str:
     """Why a claim is not decided, and what some sizes at which the decided ones hold say of it."""
     fails = next((p for p in small if not claim.holds(numbers(p))), None)
     found = f"not so where {point_text(fails)}" if fails else "it held at all of them"
-    return f"not proved, since {why}: {claim.text}; tried at {len(small)} small sizes: {found}"
+    tried = f"tried at {len(small)} small sizes: {found}" if small else "no small size was tried"
+    return f"not proved, since {why}: {claim.text}; {tried}"
 
 
 def point_text(point: Point) -> str:

@@ -114,8 +114,8 @@ class Scope:
         """Points of the scope by their largest size, smallest first.
 
         Arguments:
-          count: at most as many points are looked at; those that the scope does not allow are left
-            out.
+          count: how many points are looked at, whether the scope allows them or not: of one symbol
+            the sizes up to `count`, of two up to its square root.
 
         >>> [tuple(p.values()) for p in Scope(("a", "b"), ("a >= b",)).points(4)]
         [(1, 1), (2, 1), (2, 2)]
@@ -294,6 +294,15 @@ class Size:
 
     def __neg__(self) -> Any:
         return self * -1
+
+    def __abs__(self) -> Any:
+        return self if self >= 0 else -self
+
+    def __truediv__(self, other: Any) -> float:
+        return self._number() / other
+
+    def __rtruediv__(self, other: Any) -> float:
+        return other / self._number()
 
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other

@@ -337,3 +337,24 @@ def test_held_padded_in_host_memory(rows):
         assert w.parts.sharding.memory_kind == "pinned_host"
         np.testing.assert_array_equal(w, np.full((rows, 4), count))
         assert np.asarray(w.parts).sum() == 4 * rows * count
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers")  # they have other shapes
+def test_a_result_that_is_asked_for_as_b_is_not_held_padded():
+    """Nothing is padded in B. A free result has the type of the donated argument."""
+    x = {"w": jnp.arange(80.0).reshape(10, 8)}
+
+    def double(p):
+        return {"w": p["w"] * 2}
+
+    for out_types, kind in (("B", jax.Array), ({"w": "data:B"}, jax.Array), (None, sbp.Padded)):
+        f = sbp.jit(
+            double,
+            sbp.make_mesh((4,), ("data",)),
+            in_types=(sbp.padded("data:S(0)"),),
+            out_types=out_types,
+            donate_argnums=0,
+        )
+        got = f(jax.tree.map(jnp.copy, x))["w"]
+        assert isinstance(got, kind)
+        np.testing.assert_array_equal(got, x["w"] * 2)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import sbp
 from sbp.api.trees import matches
@@ -270,3 +270,11 @@ def test_an_undonated_step_returns_what_it_takes():
     params = {"w": jnp.ones((16, 64)), "scale": jnp.ones(64)}
     plan = sbp.jit(step, MESH, in_types=(rows, None, "B")).plan(params, params, jnp.ones((32, 16)))
     assert plan.out_types == plan.in_types[0][:2]
+
+
+def test_a_function_gets_the_shape_with_its_sharding():
+    rows = NamedSharding(MESH, PartitionSpec("data", None))
+    x = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=rows)
+    plan = sbp.jit(lambda x: x + 1, MESH, in_types=lambda path, x: x.sharding).plan(x)
+    (found,) = jax.tree.leaves(plan.in_types)
+    assert found == sbp.parse("data:S(0)")

@@ -96,7 +96,7 @@ OTHER_ORDER = np.dtype(np.float32).newbyteorder("S")
     [
         (
             np.zeros(3, OTHER_ORDER),
-            r'has dtype .f4, which JAX does not take; pass an array of .* x\.astype\("float32"\)',
+            r"has dtype .f4, the other byte order than this machine's; pass x\.astype\('float32'\)",
         ),
         (np.array([None, 1], object), "has dtype .O, which JAX does not take"),
         (np.array(["a"]), "has dtype <U1, which JAX does not take"),

@@ -124,6 +124,12 @@ def test_other_meshes_policies_and_hardware():
     assert found.costs[0].peak_memory_bytes != found.costs[1].peak_memory_bytes
 
 
+def test_one_policy_is_the_same_on_a_mesh_with_other_axes():
+    flat = jax.sharding.AbstractMesh((8,), ("rows",))
+    found = planned(BEFORE, ARGS).diff(planned(BEFORE, ARGS, mesh=flat)).difference
+    assert [s.kind for s in found.settings] == ["mesh"]
+
+
 SLOW = sbp.HARDWARE["tpu-v3"].with_axis("data", bytes_per_second=1e9, latency_seconds=1e-5)
 NEARLY = dataclasses.replace(sbp.HARDWARE["tpu-v3"], link_bytes_per_second=41_000_000_001.0)
 LINKS = dataclasses.replace(sbp.HARDWARE["tpu-v3"], link_bytes_per_second=1e9)

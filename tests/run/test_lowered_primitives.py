@@ -81,3 +81,10 @@ def test_sparse_products():
         warnings.simplefilter("error", sbp.SbpWarning)
         got = sbp.jit(jax.grad(loss), sbp.make_mesh((8,), ("x",)))(matrix.data, v)
     np.testing.assert_allclose(got, jax.grad(loss)(matrix.data, v), rtol=1e-6)
+
+
+def test_at_all_sizes():
+    (b,) = jax.export.symbolic_shape("b", constraints=["mod(b, 8) == 0"])
+    x = jax.ShapeDtypeStruct((b, 4), jnp.float32)
+    report = sbp.jit(shifted.bind, LINE, in_types="data:S(0)").check(x)
+    assert report.diagnostics == () and report.sizes.status == "every"

@@ -12,7 +12,7 @@ RESHAPES = {
     "a number": (lambda x, b, s: x.reshape(8, s), (lambda b, s: (b, s)), "b == 8"),
     "a quotient": (lambda x, b, s: x.reshape(b, 8, s // 8), (lambda b, s: (b, s)), "mod(s, 8)"),
     "a product": (lambda x, b, s: x.reshape(24), (lambda b, s: (b, s)), "b*s == 24"),
-    "a sum": (lambda x, b, s: x.reshape(8, 4), (lambda b, s: (b + s, 4)), " == 8"),
+    "a sum": (lambda x, b, s: x.reshape(8, 4), (lambda b, s: (b + s, 4)), "s == - b + 8"),
     "two": (lambda x, b, s: x.reshape(4, s).reshape(b, 6), (lambda b, s: (b, s)), "b == 4"),
 }
 

@@ -34,6 +34,7 @@ def test_exploration_is_exact():
         lambda lift: -(-lift(b) // 4) >= 2 and bool(lift(s) - 1),
         lambda lift: [6, 7][lift(b) % 2] < lift(s),
         lambda lift: lift(b) in (3, 5, 8),
+        lambda lift: abs(lift(b) - 9) < lift(s) and lift(s) / 2 <= 10,
     ]
     for predicate in cases:
         found = explore(predicate, Scope(("b", "s"), ("s <= 30",)), {"b": 16, "s": 5})

@@ -6,11 +6,14 @@ import re
 import jax.numpy as jnp
 import pytest
 from jax.export import SymbolicScope, symbolic_shape
+from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.api.symbolic import SizedCall
 from sbp.errors import SbpError
 from tests.sizes.oracle import MESH, TP, W, dims, f32, mlp, sized
+
+EIGHT = AbstractMesh((8,), ("data",))
 
 
 def test_a_type_error_says_at_which_sizes():
@@ -156,6 +159,35 @@ def test_one_scope_for_several_inputs():
     report = sized(f, f32(x), f32(y))
     assert report.sizes.status == "every" and report.sizes.asked == "b >= 2 and mod(b, 8) == 0"
     assert report.sizes.holds_at(b=8) is True and report.sizes.holds_at(b=4) is None
+
+
+def doubled(x):
+    return x * 2
+
+
+def joined(x, y):
+    return jnp.concatenate([x, y]).reshape(8, 2)
+
+
+@pytest.mark.parametrize(
+    ("fn", "text", "constraints", "shapes", "holds"),
+    [
+        (doubled, "b, s", ("b == 2*s",), lambda b, s: [(s, 3)], "mod(s, 8) == 0"),
+        (doubled, "b, s", (), lambda b, s: [(2 * b, s)], "mod(b, 4) == 0"),
+        (doubled, "b, s", (), lambda b, s: [(b, s)], "mod(b, 8) == 0"),
+        (doubled, "b", ("b >= 1024",), lambda b: [(4 * b,)], "mod(b, 2) == 0"),
+        (joined, "m, k", (), lambda m, k: [(m, 2), (k, 2)], "m == - k + 8"),
+    ],
+)
+def test_the_formula_is_one_on_the_symbols(fn, text, constraints, shapes, holds):
+    """Large multiples, symbols that others define, and sums; JAX takes the formula as constraints,
+    so the report has a help."""
+    made = shapes(*dims(text, *constraints))
+    rows = None if fn is joined else "data:S(0)"
+    report = sized(sbp.jit(fn, EIGHT, rows, rows), *(f32(*shape) for shape in made))
+    assert report.sizes.holds == holds
+    found = next(d for d in report.diagnostics if d.code == "size-condition")
+    assert holds in found.helps[0].text
 
 
 def test_the_report_shows_the_sizes():
