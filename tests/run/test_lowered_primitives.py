@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp import _jax
+from sbp.api.symbolic import SizedReport
 from sbp.signatures import registered
 
 LINE = AbstractMesh((8,), ("data",))
@@ -87,4 +88,5 @@ def test_at_all_sizes():
     (b,) = jax.export.symbolic_shape("b", constraints=["mod(b, 8) == 0"])
     x = jax.ShapeDtypeStruct((b, 4), jnp.float32)
     report = sbp.jit(shifted.bind, LINE, in_types="data:S(0)").check(x)
+    assert isinstance(report, SizedReport)
     assert report.diagnostics == () and report.sizes.status == "every"
