@@ -513,7 +513,7 @@ def _poisoned(graph: Graph, values: Sequence[Any]) -> list[Any]:
         if value not in split or not jnp.issubdtype(x.dtype, jnp.floating):
             return x
         other = np.array(x)
-        other[(-1,) * other.ndim] = np.nan
+        other[(slice(-1, None),) * other.ndim] = np.nan  # an array may be empty
         return jnp.asarray(other, x.dtype)
 
     return [of(v, x) for v, x in zip(graph.inputs, values, strict=True)]

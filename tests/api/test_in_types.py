@@ -275,6 +275,8 @@ def test_an_undonated_step_returns_what_it_takes():
 def test_a_function_gets_the_shape_with_its_sharding():
     rows = NamedSharding(MESH, PartitionSpec("data", None))
     x = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=rows)
-    plan = sbp.jit(lambda x: x + 1, MESH, in_types=lambda path, x: x.sharding).plan(x)
-    (found,) = jax.tree.leaves(plan.in_types)
+    scale = jax.ShapeDtypeStruct((), jnp.float32)
+    asked = lambda path, leaf: leaf.sharding
+    plan = sbp.jit(lambda x, scale: x * scale, MESH, in_types=asked).plan(x, scale)
+    found, _ = jax.tree.leaves(plan.in_types)
     assert found == sbp.parse("data:S(0)")
