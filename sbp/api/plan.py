@@ -335,11 +335,20 @@ class Plan:
         structures = self.holding.structures()
         return _jax_call.with_structures(self._executable.lower(self.holding.shapes), *structures)
 
-    def report(self) -> Report:
-        """The type report of the plan."""
-        if self._diagnostics is None:
-            boxing = self.program.request.boxing
-            costly = costly_annotations(self.program) if boxing == "auto" else ()
+    @takes("Plan.report", skip=1, refine=FLAG)
+    def report(self, *, refine: bool = False) -> Report:
+        """The type report of the plan.
+
+        Arguments:
+          refine: True prices up to 20 annotations, whatever the size of the program, and shows the
+            progress. Each price takes as long as the choice of types. Otherwise, a report of a
+            large program says how many annotations it did not price.
+        """
+        if self._diagnostics is None or refine:
+            costly = ()
+            if self.program.request.boxing == "auto":
+                with counting_down("choices of types", shown=refine) as solving:
+                    costly = costly_annotations(self.program, refine=refine, solving=solving)
             self._diagnostics = (*costly, *gathered_matrices(self.program))
             self.program.request.caches.clear()
         return Report(
@@ -378,8 +387,7 @@ class Plan:
         (B, [('all_reduce', 4.0)])
         """
         names = self._output_names
-        shows = counting_down("plans") if refine else contextlib.nullcontext(_no_progress)
-        with shows as planning:
+        with counting_down("plans", shown=refine) as planning:
             found = why(self.program, name, names, refine=refine, planning=planning)
         self.program.request.caches.clear()
         return explanation(found, self.program.mesh)
@@ -508,7 +516,3 @@ class Plan:
                 SbpWarning,
                 stacklevel=users_stacklevel(),
             )
-
-
-def _no_progress(steps: int) -> None:
-    """Shows nothing of the progress."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from sbp import _jax
@@ -96,20 +96,33 @@ FLOOR_SECONDS, FLOOR_BYTES = 10e-6, 2**20
 """... and saves at least so many seconds; or sends at most that share of the bytes, when the plan
 sends more bytes than this."""
 
-SOLUTIONS, NODES_SOLVED = 20, 12_000
+SOLUTIONS, FIRST_NODES = 20, 2_000
 """Choices of types made to find costly annotations, one for each annotation, and the nodes that all
-of them have together."""
+of them have together unless the user asks for them."""
 
 
-def costly_annotations(program: Program) -> tuple[Diagnostic, ...]:
+def costly_annotations(
+    program: Program,
+    *,
+    refine: bool = False,
+    solving: Callable[[int], None] = lambda left: None,
+) -> tuple[Diagnostic, ...]:
     """Names each annotation whose removal makes the plan at least 10 % cheaper, with the price both
     ways; and says how many annotations were not looked at. One choice of types without any
-    annotation clears most programs."""
+    annotation clears most programs.
+
+    Arguments:
+      program: the plan.
+      refine: whether to choose types however large the program is.
+      solving: called before each choice with the most choices that are left.
+    """
     request = replace(program.typing.graph_request, memory_limit=None, donated=())
     sites = [s for s in pin_sites(request) if s.source == "annotation" and s.span]
-    most = min(SOLUTIONS, NODES_SOLVED // max(1, request.size))
+    most = SOLUTIONS if refine else min(SOLUTIONS, FIRST_NODES // max(1, request.size))
+    left = itertools.count(min(most, len(sites)) + 1, -1)
 
     def seconds(pins: Sequence[PinSite], limit: float = math.inf) -> float:
+        solving(next(left))
         typing = choose(drop_pins(request, *pins), cutoff=limit)
         return math.inf if typing is None else typing.seconds
 
@@ -127,9 +140,11 @@ def costly_annotations(program: Program) -> tuple[Diagnostic, ...]:
             f"{len(sites) - most} of {len(sites)} annotations were not checked for what they cost"
         )
         why = (
-            f"at most {SOLUTIONS} annotations are checked, and fewer in a program of more than"
-            f" {NODES_SOLVED // SOLUTIONS} operations; this one has {request.size:,}"
+            f"a report of a program of {request.size:,} operations checks {most};"
+            f" plan.report(refine=True) checks {min(SOLUTIONS, len(sites))}"
         )
+        if refine:
+            why = f"at most {SOLUTIONS} annotations are checked"
         found.append(
             Diagnostic(code="costly-annotation", severity="note", title=title, notes=(why,))
         )

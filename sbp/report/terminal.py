@@ -255,20 +255,21 @@ def _remark(gutter: str, kind: str, text: str, price: str, width: int) -> Iterat
 
 
 @contextlib.contextmanager
-def counting_down(what: str) -> Iterator[Callable[[int], None]]:
+def counting_down(what: str, *, shown: bool) -> Iterator[Callable[[int], None]]:
     """Shows a bar, in a terminal or a notebook, until the work is done.
 
     Yields a function that takes how many steps are left, before each step.
 
     Arguments:
       what: the steps, such as "plans".
+      shown: whether the bar shows.
     """
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeElapsedColumn(), transient=True) as shown:
-        task = shown.add_task(what, total=None)
+    with Progress(*columns, TimeElapsedColumn(), transient=True, disable=not shown) as bar:
+        task = bar.add_task(what, total=None)
 
         def left(steps: int) -> None:
-            total = shown.tasks[task].total or steps
-            shown.update(task, total=total, completed=max(0, total - steps))
+            total = bar.tasks[task].total or steps
+            bar.update(task, total=total, completed=max(0, total - steps))
 
         yield left

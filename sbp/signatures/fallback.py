@@ -77,7 +77,14 @@ _TABLE = (
         because=(
             "a hand-written region over named axes, where types are claimed and checked as a whole"
         ),
-        primitives="shard_map core_map custom_partitioning",
+        primitives="shard_map core_map",
+    ),
+    Unruled(
+        because=(
+            "a function with a partitioning of its own: its body's equations are typed in its "
+            "place, unless a signature is registered for it"
+        ),
+        primitives="custom_partitioning",
     ),
     Unruled(
         because=("a collective, or something about named axes: inside hand-written regions alone"),

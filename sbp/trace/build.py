@@ -446,9 +446,13 @@ class _Builder:
         return self.called(called, operands, within)
 
     def lowered(self, eqn: Any, at: _Within) -> Any:
-        """The closed jaxpr that a primitive of another library is lowered to; None for others."""
-        if at.manual or self.is_known(eqn.primitive.name):
+        """The closed jaxpr that a primitive of another library is lowered to, or the function that
+        `custom_partitioning` partitions; None for others."""
+        name = _jax.op_name(eqn)
+        if at.manual or (self.is_known(name) and name != "custom_partitioning"):
             return None
+        if eqn.primitive.name == "custom_partitioning":
+            return eqn.params["call"]
         function = _jax.lowering_function(eqn.primitive, self.platform)
         return function and _replaced(eqn, functools.partial(function, **eqn.params))
 

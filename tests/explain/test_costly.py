@@ -10,6 +10,7 @@ import pytest
 
 import sbp
 from sbp.errors import SourceEdit
+from sbp.explain import relaxations
 from sbp.explain.change import tried
 from sbp.explain.edits import drop_pins
 from sbp.explain.pin_changes import repinned
@@ -52,7 +53,7 @@ def notes(found: sbp.Report) -> list[tuple[str, tuple[str, ...]]]:
 
 @pytest.mark.parametrize(
     ("count", "dear", "operations", "unchecked"),
-    [(23, True, 0, 3), (23, False, 0, 0), (2, True, 13_000, 2)],
+    [(23, True, 0, 3), (23, False, 0, 0), (2, True, 2_100, 2)],
 )
 def test_annotations_that_were_not_checked_are_counted(
     tmp_path, count, dear, operations, unchecked
@@ -65,6 +66,18 @@ def test_annotations_that_were_not_checked_are_counted(
     title = f"{unchecked} of {count} annotations were not checked for what they cost"
     assert titles == ([title] if unchecked else [])
     assert found.ok and all(t in found.text() and t in found.short().text() for t in titles)
+
+
+def test_a_refined_report_checks_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(relaxations, "FIRST_NODES", 1)
+    lines = annotated(2)
+    f = sbp.jit(program_of(lines, tmp_path), MESH, in_types=("tensor:S(0)", None))
+    plan = f.plan(BIG, BIG)
+    ((_, (why,)),) = notes(plan.report())
+    assert "checks 0; plan.report(refine=True) checks 2" in why
+    refined = plan.report(refine=True).diagnostics
+    assert [d.severity for d in refined] == ["warning"]
+    assert plan.report().diagnostics == refined
 
 
 def test_the_dearest_is_judged_first_and_the_others_without_it(tmp_path):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import sparse
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh
 
 import sbp
@@ -82,6 +83,33 @@ def test_sparse_products():
         warnings.simplefilter("error", sbp.SbpWarning)
         got = sbp.jit(jax.grad(loss), sbp.make_mesh((8,), ("x",)))(matrix.data, v)
     np.testing.assert_allclose(got, jax.grad(loss)(matrix.data, v), rtol=1e-6)
+
+
+def partitioned(function):
+    """A function with a partitioning of its own, which a plan does not call."""
+    found = custom_partitioning(function)
+    found.def_partition(
+        infer_sharding_from_operands=lambda *a: None,
+        partition=lambda *a: None,
+        sharding_rule="i j, j k -> i k",
+        need_replication_factors=("j",),
+    )
+    return found
+
+
+def projected(x, w):
+    return jnp.tanh(x / jnp.linalg.norm(x, axis=1, keepdims=True)) @ w
+
+
+@pytest.mark.parametrize("function", [projected, lambda x, w: x @ w])
+def test_partitioned_functions_are_split(function):
+    x, w = jnp.arange(64.0).reshape(16, 4), jnp.ones((4, 3))
+    mesh = sbp.make_mesh((8,), ("data",))
+    f = sbp.jit(partitioned(function), mesh, in_types=("data:S(0)", "B"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert f.plan(x, w).cost.bytes_per_device == 0
+        np.testing.assert_allclose(f(x, w), function(x, w), rtol=1e-6)
 
 
 def test_at_all_sizes():
