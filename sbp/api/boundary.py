@@ -285,7 +285,7 @@ def read_entry(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip:
     path, shape = leaf.path[skip:], leaf.aval
     if callable(t) and not isinstance(t, Unreduced | str | NdSbp | PartitionSpec | NamedSharding):
         try:
-            # A ShapeDtypeStruct may be falsy.
+            # The truth of a ShapeDtypeStruct is its length, which a scalar does not have.
             t = t(path, shape if leaf.struct is None else leaf.struct)
         except TypeError as error:
             if takes_no_such_call(error):

@@ -339,10 +339,19 @@ class Plan:
     def report(self, *, refine: bool = False) -> Report:
         """The type report of the plan.
 
+        Under boxing "auto", the report warns of annotations without which the plan is at least 10 %
+        cheaper. To find them, sbp chooses the types again without each annotation. In a large
+        program the report leaves annotations out and says how many.
+
         Arguments:
-          refine: True prices up to 20 annotations, whatever the size of the program, and shows the
-            progress. Each price takes as long as the choice of types. Otherwise, a report of a
-            large program says how many annotations it did not price.
+          refine: True checks up to 20 annotations, whatever the size of the program. A bar shows
+            how many choices of types are left; the plans of costly annotations come after it.
+
+        >>> import sbp
+        >>> mesh = jax.sharding.AbstractMesh((2,), ("data",))
+        >>> f = sbp.jit(lambda x: (x * x).sum(), mesh, in_types=("data:S(0)",))
+        >>> f.plan(jax.ShapeDtypeStruct((8,), "float32")).report().diagnostics
+        ()
         """
         if self._diagnostics is None or refine:
             costly = ()

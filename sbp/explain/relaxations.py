@@ -139,12 +139,12 @@ def costly_annotations(
         title = (
             f"{len(sites) - most} of {len(sites)} annotations were not checked for what they cost"
         )
-        why = (
-            f"a report of a program of {request.size:,} operations checks {most};"
-            f" plan.report(refine=True) checks {min(SOLUTIONS, len(sites))}"
-        )
-        if refine:
-            why = f"at most {SOLUTIONS} annotations are checked"
+        why = f"at most {SOLUTIONS} annotations are checked"
+        if most < SOLUTIONS:
+            why = (
+                f"a report of a program of {request.size:,} operations checks {most};"
+                f" plan.report(refine=True) checks {min(SOLUTIONS, len(sites))}"
+            )
         found.append(
             Diagnostic(code="costly-annotation", severity="note", title=title, notes=(why,))
         )

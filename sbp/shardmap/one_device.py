@@ -616,7 +616,7 @@ def _values(leaves: Sequence[Any], seed: int = 0) -> tuple[list[Any], bool]:
         draw = np.random.default_rng([seed, i])
         if _given(x):
             plain = not (isinstance(x, jax.Array) and _jax.is_extended(x.dtype))
-            x = np.asarray(x) if plain else x
+            x = np.array(x) if plain else x  # NumPy permutes an empty array in place
             moved = seed and plain and jnp.issubdtype(x.dtype, jnp.inexact)
             values.append(draw.permutation(x.ravel()).reshape(x.shape) if moved else x)
             continue

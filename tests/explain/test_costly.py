@@ -63,12 +63,13 @@ def test_annotations_that_were_not_checked_are_counted(
     lines[-1:] = [f"    for _ in range({operations}):", "        h = jnp.tanh(h)", lines[-1]]
     found = report(lines, tmp_path)
     titles = [title for title, _ in notes(found)]
+    assert all(("refine=True" in why) == (operations > 0) for _, (why,) in notes(found))
     title = f"{unchecked} of {count} annotations were not checked for what they cost"
     assert titles == ([title] if unchecked else [])
     assert found.ok and all(t in found.text() and t in found.short().text() for t in titles)
 
 
-def test_a_refined_report_checks_all(tmp_path, monkeypatch):
+def test_a_refined_report_checks_what_another_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setattr(relaxations, "FIRST_NODES", 1)
     lines = annotated(2)
     f = sbp.jit(program_of(lines, tmp_path), MESH, in_types=("tensor:S(0)", None))

@@ -80,6 +80,12 @@ def test_a_ring_with_the_size_from_anywhere(size):
     assert found.primary is not None and found.primary.text == "from another device"
 
 
+@pytest.mark.parametrize("empty", [np.zeros((0, 8), np.float32), jnp.zeros((0, 8))])
+def test_an_empty_array_is_compared(empty):
+    run, report = run_of(ring_sums(lambda n: n - 1, lambda: lax.axis_size("model")), empty)
+    assert report.ok and not run.wrong and not run.untried
+
+
 def test_a_wrong_ring_with_its_size_in_a_closure():
     n = 4
     pairs = [(i, (i + 1) % n) for i in range(n)]
