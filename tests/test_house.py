@@ -126,8 +126,8 @@ BROKEN = [
         for path, code, name in (
             ("sbp/a.py", "A, MOST = 'a', 2**20\n", "MOST"),
             ("sbp/a.py", "class ALimits:\n    most: int = 3\n", "ALimits.most"),
-            ("sbp/solve/search.py", "ROUNDS = 7\n", "ROUNDS"),
-            ("sbp/solve/search.py", "", "ROUNDS"),
+            ("sbp/solve/search.py", "STALE = 7\n", "STALE"),
+            ("sbp/solve/search.py", "", "STALE"),
         )
     ),
     ("functions_are_short", "sbp/a.py", LONG, "sbp/a.py: f"),

@@ -15,7 +15,7 @@ import numpy as np
 
 from sbp.solve.costgraph import CostGraph
 from sbp.solve.reduction import Core
-from sbp.solve.search import TOLERANCE, Search, Solution
+from sbp.solve.search import Search, Solution
 
 PAIR = 2
 """Mesh axes that are searched together while the others stay fixed; of two axes one."""
@@ -23,10 +23,6 @@ PAIR = 2
 NEAR = 0.02
 """Gap of a joint solution, as a share of its cost, below which pairs of axes are not searched: such
 searches rarely improve a joint solution."""
-
-PART_ROUNDS = 2
-"""Most rounds of a search with some axes fixed. The bound of such a search does not hold for the
-whole problem, so it is not worth more rounds."""
 
 JOINT_ENTRIES = 80_000_000
 """Most entries of all cost matrices together, 8 bytes each, with which three or more axes are
@@ -75,9 +71,8 @@ def solve_axes(
     for free in itertools.cycle(some):
         before = search.cost
         _within(search, core, profiles, [a for a in range(axes) if a not in free], search.best)
-        stale = (
-            1 if search.cost < before * (1 - TOLERANCE) else stale + 1
-        )  # the pair just searched need not be searched next
+        # The pair just searched need not be searched next.
+        stale = 1 if search.cost < before else stale + 1
         if stale >= len(some) or search.is_near(bound, NEAR):
             break
     return search.solution(bound)
@@ -106,4 +101,4 @@ def _within(
         off = (have != (0 if like is None else profiles[v][like[v], fixed])).sum(axis=1)
         part.keep(v, off == off.min())
     part.reduce()
-    search.run(part, PART_ROUNDS)
+    search.run(part)

@@ -105,17 +105,7 @@ def eliminate(core: Core, table_limit: int) -> tuple[dict[int, int], int]:
       A state for each variable, and the number of variables that were set instead of eliminated. If
       that is 0, the states are optimal.
     """
-    found = eliminate_unless_unsure(core, table_limit, len(core.unary))
-    assert found is not None
-    return found
-
-
-def eliminate_unless_unsure(
-    core: Core, table_limit: int, unsure: int
-) -> tuple[dict[int, int], int] | None:
-    """As `eliminate`; None where more than `unsure` variables would be set instead of
-    eliminated."""
-    return _Elimination(core, table_limit).run(unsure)
+    return _Elimination(core, table_limit).run()
 
 
 class _Elimination:
@@ -154,7 +144,7 @@ class _Elimination:
     def weight(self, v: int) -> int:
         return math.prod(self.sizes[w] for w in self.scope_of(v)) * self.sizes[v]
 
-    def run(self, unsure: int) -> tuple[dict[int, int], int] | None:
+    def run(self) -> tuple[dict[int, int], int]:
         left = set(self.sizes)
         queue = [(self.weight(v), v) for v in left]
         heapq.heapify(queue)
@@ -168,8 +158,6 @@ class _Elimination:
                 heapq.heappush(queue, (current, v))
                 continue
             if current > self.limit:
-                if conditioned >= unsure:
-                    return None
                 heapq.heappush(queue, (current, v))
                 v, scope = self.condition(left)
                 conditioned += 1
@@ -271,36 +259,21 @@ NEAR_LIMIT = 2_000_000
 """Most entries of a table where only states near the bound are searched. There are few such states,
 so few tables are that large."""
 
-ROUNDS = 6
-"""Most rounds of a search: message passing, a search near the bound, and a drop of states whose
-bound is above the best solution."""
-
 STALE = 1e-3
 """Share by which a round has to raise the bound. Otherwise the search ends."""
-
-STEADY = 1
-"""Shares in turn that do not improve a solution, after which larger ones are not tried."""
-
-SHARES = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3e-3, 6e-3, 1.2e-2)
-"""Shares of the bound, tried in turn. States are searched together whose bound is at most such a
-share above the bound of the best state of their variable."""
-
-UNSURE, HALVINGS = 8, 3
-"""Most variables that elimination sets by guess in a search near the bound; with more, larger
-shares are not tried. And the number of shares that are tried between the last good one and the
-next."""
 
 TOLERANCE = 3e-4
 """Gap, as a share of the cost, at which the search stops. The report shows the gap. The cost model
 itself is less precise than that."""
 
+SHARES = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3e-3, 6e-3, 1.2e-2)
+"""Shares of the bound, tried in turn. States are searched together whose bound is at most such a
+share above the bound of the best state of their variable. A share that improves no solution is the
+last one."""
+
 ROUNDING = 1e-9
 """Share by which the cost of a solution within a core and in the whole graph may differ, by the
 order of the sums."""
-
-WINDOW, PASSES = 48, 3
-"""Variables with successive numbers that are solved together while the others stay fixed, and most
-passes over all such windows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +299,6 @@ class Search:
       table_limit: most entries of a table that elimination builds.
       ordered_limit: the same where variables that link the fewest others come first.
       near_limit: the same where only states near the bound are searched.
-      unsure: most variables that elimination sets by guess in a search near the bound.
       cutoff: seconds. The search ends when a bound shows that no choice costs less.
 
     >>> g = CostGraph()
@@ -344,10 +316,9 @@ class Search:
         table_limit: int = TABLE_LIMIT,
         ordered_limit: int = ORDERED_LIMIT,
         near_limit: int = NEAR_LIMIT,
-        unsure: int = UNSURE,
         cutoff: float = math.inf,
     ) -> None:
-        self.graph, self.cutoff, self.unsure = graph, cutoff, unsure
+        self.graph, self.cutoff = graph, cutoff
         self.table_limit, self.near_limit = table_limit, near_limit
         self.ordered_limit = ordered_limit
         self.best: tuple[int, ...] | None = None
@@ -373,12 +344,11 @@ class Search:
             bound > self.cutoff or self.cost - bound <= share * self.cost
         )
 
-    def run(self, core: Core, rounds: int = ROUNDS) -> float:
+    def run(self, core: Core) -> float:
         """Searches a reduced core.
 
         Arguments:
-          core: the problem. States whose bound is above the best solution are dropped from it.
-          rounds: the most rounds.
+          core: the problem.
 
         Returns:
           A lower bound on the core's cost, in seconds; infinite where no solution is possible.
@@ -386,33 +356,25 @@ class Search:
         if not core.feasible:
             return math.inf
         bound, found = -math.inf, None
-        for _ in range(rounds):
+        while True:
             exact = eliminate_exactly(core, self.table_limit, self.ordered_limit)
             if exact is not None:
-                # This is optimal: with a state that was dropped earlier, no solution costs less
-                # than the best one known at that time.
+                # With a state that was dropped, no solution costs less than the best one.
                 self._offer(exact, core)
                 return self.cost
             found = pass_messages(core, found)
             before, bound = bound, max(bound, core.constant + found.lower_bound)
-            fresh = math.isinf(self.cost)
-            if fresh:
-                self._offer(found.states, core)
+            self._offer(found.states, core)
             stale = bound - before <= STALE * abs(bound)
             if math.isfinite(self.cost) and (bound > self.cutoff or stale):
                 break
-            # `_near` needs the core that `found` is about; `_fix` changes it.
-            known = self.cost
             if self._near(core, found, core.constant + found.lower_bound):
                 return self.cost
-            if fresh and self.cost == known:  # windows take longer than the first search near it
-                self._offer(_windows(core, found.states, self.table_limit), core)
             if math.isinf(self.cost):
-                states, _ = eliminate(core, self.table_limit)
-                self._offer(states, core)
-                self._offer(_windows(core, states, self.table_limit), core)
-            if self.is_near(bound, TOLERANCE):
+                self._offer(eliminate(core, self.table_limit)[0], core)
+            if stale or self.is_near(bound, TOLERANCE):
                 break
+            # With fewer states, messages give a higher bound.
             if not _fix(core, found.marginals, self.cost - (core.constant + found.lower_bound)):
                 break
             if not core.feasible:
@@ -431,40 +393,26 @@ class Search:
         Returns:
           Whether all states that can improve the best solution were searched, exactly.
         """
-        low, high, steady = 0.0, 0.0, 0
         for share in SHARES:
             slack, before = self.cost - bound, self.cost
-            # A solution that is partly guessed is worth its time once, for the smallest share.
-            unsure = self._within(core, found, min(share * bound, slack), guess=not low)
-            if unsure == 0 and share * bound >= slack:
+            guessed = self._within(core, found, min(share * bound, slack))
+            if guessed == 0 and share * bound >= slack:
                 return True
-            if unsure > self.unsure:
-                high = share
-                break
-            low = share
-            steady = 0 if self.cost < before or math.isinf(before) else steady + 1
-            if steady >= STEADY:
+            if guessed or not (self.cost < before or math.isinf(before)):
                 return False
-        for _ in range(HALVINGS if low and high and not steady else 0):
-            middle = math.sqrt(low * high)
-            if self._within(core, found, min(middle * bound, self.cost - bound)) > self.unsure:
-                high = middle
-            else:
-                low = middle
         return False
 
-    def _within(self, core: Core, found: Bounded, slack: float, *, guess: bool = False) -> int:
+    def _within(self, core: Core, found: Bounded, slack: float) -> int:
         """Searches the states within some seconds of the best state of their variable.
 
         Arguments:
           core: the problem.
           found: its marginals.
           slack: seconds.
-          guess: whether to take a solution with more than `unsure` variables set by guess, too.
 
         Returns:
-          The number of variables that elimination set by guess, or more than `unsure` where that
-          ended it; -1 where these states have no solution of finite cost.
+          The number of variables that elimination set by guess; 0 where these states have no
+          solution of finite cost.
         """
         part = core.fork()
         part.solved, kept = [], list(core.kept)
@@ -475,18 +423,10 @@ class Search:
             part.keep(v, found.marginals[v] <= slack + 1e-12)
         part.reduce()
         if not part.feasible:
-            return -1
-        most = len(part.unary) if guess else self.unsure
-        near = eliminate_unless_unsure(part, self.near_limit, most)
-        if near is None:
-            return most + 1
-        states, unsure = near
-        states = part.extend_over(states)
-        self._offer(states, core)
-        if unsure > self.unsure:
-            for some in (states, found.states):
-                self._offer(_windows(core, some, self.table_limit), core)
-        return unsure
+            return 0
+        states, guessed = eliminate(part, self.near_limit)
+        self._offer(part.extend_over(states), core)
+        return guessed
 
     def _offer(self, states: dict[int, int], core: Core) -> None:
         """Keeps a solution of a core if it is cheaper than the best one."""
@@ -497,64 +437,6 @@ class Search:
         cost = self.graph.cost_of(full)
         if cost < self.cost:
             self.best, self.cost = tuple(full), cost
-
-
-def _windows(
-    core: Core,
-    states: dict[int, int],
-    table_limit: int,
-    width: int = WINDOW,
-    passes: int = PASSES,
-) -> dict[int, int]:
-    """Improves a solution: windows of variables with successive numbers are solved by elimination
-    while the others stay fixed, until no window improves.
-
-    Arguments:
-      core: the problem.
-      states: a state for each variable.
-      table_limit: most entries of a table.
-      width: the number of variables in a window. Windows overlap by half.
-      passes: the most passes over all windows.
-
-    Returns:
-      A state for each variable, which cost no more than `states`.
-    """
-    order = core.order
-    states = dict(states)
-    # The windows whose variables or neighbours have changed since they were solved.
-    starts = range(0, len(order), width // 2)
-    pending = set(starts)
-    reaches: dict[int, set[int]] = {v: set() for v in order}
-    for start in starts:
-        for v in order[start : start + width]:
-            for w in (v, *core.near[v]):
-                reaches[w].add(start)
-    for _ in range(passes):
-        improved = False
-        for start in starts:
-            if start not in pending:
-                continue
-            pending.discard(start)
-            window = set(order[start : start + width])
-            part = Core(unary={}, near={v: {} for v in window}, kept=[], places=[])
-            for v in window:
-                unary = core.unary[v]
-                for w, table in core.near[v].items():
-                    if w in window:
-                        part.near[v][w] = table
-                    else:
-                        unary = unary + table[:, states[w]]
-                part.unary[v] = unary
-            found, _ = eliminate(part, table_limit)
-            if _local_cost(part, found) < _local_cost(part, {v: states[v] for v in window}) - 1e-15:
-                for v, state in found.items():
-                    if states[v] != state:
-                        pending |= reaches[v] - {start}
-                states.update(found)
-                improved = True
-        if not improved:
-            break
-    return states
 
 
 def _local_cost(core: Core, states: dict[int, int]) -> float:

@@ -15,7 +15,7 @@ from sbp.solve.axes import JOINT_ENTRIES, solve_axes
 from sbp.solve.costgraph import CostGraph
 from sbp.solve.messages import Bounded, pass_messages
 from sbp.solve.reduction import CHUNK, FEW, TIE, Core, Repeats, undominated
-from sbp.solve.search import UNSURE, Search, Solution, eliminate
+from sbp.solve.search import Search, Solution, eliminate
 
 
 def cases(count: int) -> list[tuple[int, CostGraph, float]]:
@@ -61,28 +61,22 @@ def reduced(graph: CostGraph) -> Core:
     return core
 
 
-def solve(
-    graph: CostGraph, table_limit: int, ordered_limit: int, unsure: int = UNSURE
-) -> Solution | None:
+def solve(graph: CostGraph, table_limit: int, ordered_limit: int) -> Solution | None:
     search = Search(
-        graph,
-        table_limit=table_limit,
-        ordered_limit=ordered_limit,
-        near_limit=table_limit,
-        unsure=unsure,
+        graph, table_limit=table_limit, ordered_limit=ordered_limit, near_limit=table_limit
     )
     return search.solution(search.run(reduced(graph)))
 
 
 @pytest.mark.parametrize(
-    ("table_limit", "ordered_limit", "unsure"),
-    [(300_000, 8, 8), (8, 300_000, 8), (8, 8, 8), (8, 8, 0)],
-    ids=["elimination", "in order", "messages", "halving"],
+    ("table_limit", "ordered_limit"),
+    [(300_000, 8), (8, 300_000), (8, 8)],
+    ids=["elimination", "in order", "messages"],
 )
-def test_small_graphs(table_limit: int, ordered_limit: int, unsure: int):
+def test_small_graphs(table_limit: int, ordered_limit: int):
     exact = 0
     for _, graph, want in cases(400):
-        found = solve(graph, table_limit, ordered_limit, unsure)
+        found = solve(graph, table_limit, ordered_limit)
         if not math.isfinite(want):
             assert found is None or not math.isfinite(found.cost)
             continue
@@ -100,9 +94,9 @@ class CountedSearch(Search):
 
     searched: ClassVar[Counter[float]] = Counter()
 
-    def _within(self, core: Core, found: Bounded, slack: float, *, guess: bool = False) -> int:
+    def _within(self, core: Core, found: Bounded, slack: float) -> int:
         self.searched[self.cutoff] += 1
-        return super()._within(core, found, slack, guess=guess)
+        return super()._within(core, found, slack)
 
 
 def test_a_cutoff_does_not_change_cheaper_solutions():
