@@ -275,6 +275,10 @@ ROUNDING = 1e-9
 """Share by which the cost of a solution within a core and in the whole graph may differ, by the
 order of the sums."""
 
+WINDOW, PASSES = 48, 3
+"""Variables with successive numbers that are solved together while the others stay fixed, and most
+passes over all such windows."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
@@ -364,14 +368,21 @@ class Search:
                 return self.cost
             found = pass_messages(core, found)
             before, bound = bound, max(bound, core.constant + found.lower_bound)
-            self._offer(found.states, core)
+            is_first = math.isinf(self.cost)
+            if is_first:
+                self._offer(found.states, core)
             stale = bound - before <= STALE * abs(bound)
             if math.isfinite(self.cost) and (bound > self.cutoff or stale):
                 break
+            known = self.cost
             if self._near(core, found, core.constant + found.lower_bound):
                 return self.cost
+            if is_first and self.cost == known:  # windows take longer than the first search near it
+                self._offer(_windows(core, found.states, self.table_limit), core)
             if math.isinf(self.cost):
-                self._offer(eliminate(core, self.table_limit)[0], core)
+                states, _ = eliminate(core, self.table_limit)
+                self._offer(states, core)
+                self._offer(_windows(core, states, self.table_limit), core)
             if stale or self.is_near(bound, TOLERANCE):
                 break
             # With fewer states, messages give a higher bound.
@@ -437,6 +448,64 @@ class Search:
         cost = self.graph.cost_of(full)
         if cost < self.cost:
             self.best, self.cost = tuple(full), cost
+
+
+def _windows(
+    core: Core,
+    states: dict[int, int],
+    table_limit: int,
+    width: int = WINDOW,
+    passes: int = PASSES,
+) -> dict[int, int]:
+    """Improves a solution: windows of variables with successive numbers are solved by elimination
+    while the others stay fixed, until no window improves.
+
+    Arguments:
+      core: the problem.
+      states: a state for each variable.
+      table_limit: most entries of a table.
+      width: the number of variables in a window. Windows overlap by half.
+      passes: the most passes over all windows.
+
+    Returns:
+      A state for each variable, which cost no more than `states`.
+    """
+    order = core.order
+    states = dict(states)
+    # The windows whose variables or neighbours have changed since they were solved.
+    starts = range(0, len(order), width // 2)
+    pending = set(starts)
+    reaches: dict[int, set[int]] = {v: set() for v in order}
+    for start in starts:
+        for v in order[start : start + width]:
+            for w in (v, *core.near[v]):
+                reaches[w].add(start)
+    for _ in range(passes):
+        improved = False
+        for start in starts:
+            if start not in pending:
+                continue
+            pending.discard(start)
+            window = set(order[start : start + width])
+            part = Core(unary={}, near={v: {} for v in window}, kept=[], places=[])
+            for v in window:
+                unary = core.unary[v]
+                for w, table in core.near[v].items():
+                    if w in window:
+                        part.near[v][w] = table
+                    else:
+                        unary = unary + table[:, states[w]]
+                part.unary[v] = unary
+            found, _ = eliminate(part, table_limit)
+            if _local_cost(part, found) < _local_cost(part, {v: states[v] for v in window}) - 1e-15:
+                for v, state in found.items():
+                    if states[v] != state:
+                        pending |= reaches[v] - {start}
+                states.update(found)
+                improved = True
+        if not improved:
+            break
+    return states
 
 
 def _local_cost(core: Core, states: dict[int, int]) -> float:
