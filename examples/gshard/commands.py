@@ -203,6 +203,11 @@ def evaluate_run(argv: Sequence[str]) -> int:
     rivals = _rivals(args, saved)
     corpus = _test_set(args, saved)
     pairs = corpus.heldout_pairs
+    if corpus.is_plain:
+        raise SbpError(
+            "plain text has no translations to score; the curves of the run have the held-out loss",
+            code="bad-corpus",
+        )
     sources = [pair.source for pair in pairs]
     others = copying(pairs) if args.eval_data else baselines(corpus.train, pairs)
     said = {MODEL: _translator(args, saved, len(pairs))(sources)}

@@ -49,8 +49,8 @@ class TranslationConfig(TrainConfig):
       power: exponent of the power law over languages; language i gets a share proportional to (i +
           1) ** -power.
       corpus: "phrases", generated, or "catalogues", human translations that Python packages ship.
-      data: path of the user's own parallel text (source, target, language per line), "" for
-          `corpus`.
+      data: path of the user's own text (source, target, language per line, or plain text for a
+          decoder-only model), "" for `corpus`.
       eval_data: path of a test set for the user's text, in the same form; "" to hold out a part of
           `data`.
     """

@@ -30,7 +30,8 @@ from sbp.errors import SbpError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One sentence with its English translation; `language` is the code of the source language."""
+    """One sentence with its English translation; `language` is the code of the source language. A
+    line of plain text is a target without the other two."""
 
     source: str
     target: str
@@ -58,6 +59,11 @@ class Corpus:
     def heldout_pairs(self) -> tuple[Pair, ...]:
         """Held-out pairs of all sets."""
         return tuple(pair for pairs in self.heldout.values() for pair in pairs)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the text has no sources, so that there is nothing to translate."""
+        return not any(pair.source for pair in (*self.train, *self.heldout_pairs))
 
     @property
     def digest(self) -> str:
@@ -192,11 +198,12 @@ def _is_english(source: str, target: str) -> bool:
 
 
 def read_tsv(path: str | Path) -> tuple[Pair, ...]:
-    """Read parallel text: UTF-8, one pair per line, three columns: source, target, language code.
+    """Read UTF-8 text: one pair per line, in three columns: source, target, language code. A file
+    whose first line has one column is plain text: each line is a target.
 
     Raises:
-      SbpError: `bad-corpus`, for a file that is missing, empty, not UTF-8 or has a line without
-          three columns.
+      SbpError: `bad-corpus`, for a file that is missing, empty, not UTF-8 or has a line with
+          another number of columns.
     """
     path = Path(path)
     try:
@@ -204,6 +211,7 @@ def read_tsv(path: str | Path) -> tuple[Pair, ...]:
     except OSError as error:
         raise SbpError(f"cannot read {path}: {error.strerror}", code="bad-corpus") from None
     pairs: list[Pair] = []
+    plain = False
     for number, line in enumerate(raw.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         try:
             text = line.decode("utf-8").rstrip("\r")
@@ -215,20 +223,25 @@ def read_tsv(path: str | Path) -> tuple[Pair, ...]:
         if not text.strip():
             continue
         columns = [column.strip() for column in text.split("\t")]
-        if len(columns) != 3 or not all(columns):
-            found = (
-                f"{len(columns)} column{'s' * (len(columns) != 1)}"
-                if len(columns) != 3
-                else "an empty column"
+        if not pairs:
+            plain = len(columns) == 1
+        right = 1 if plain else 3
+        if len(columns) != right or not all(columns):
+            count = f"{len(columns)} column{'s' * (len(columns) != 1)}"
+            needed = (
+                "the first line has no tab, so that the file is plain text: replace the tabs"
+                if plain
+                else "a line is source, target and language code, separated by tabs"
             )
             raise SbpError(
-                f"{path}:{number}: {found}; a line is source, target and language code, separated"
-                " by tabs",
+                f"{path}:{number}: {count if len(columns) != right else 'an empty column'};"
+                f" {needed}",
                 code="bad-corpus",
             )
-        pairs.append(Pair(source=columns[0], target=columns[1], language=columns[2]))
+        source, target, language = ("", *columns, "") if plain else columns
+        pairs.append(Pair(source=source, target=target, language=language))
     if not pairs:
-        raise SbpError(f"{path} holds no sentence pair", code="bad-corpus")
+        raise SbpError(f"{path} holds no text", code="bad-corpus")
     return tuple(pairs)
 
 
@@ -267,7 +280,7 @@ def from_pairs(pairs: Iterable[Pair], heldout_per_language: int, *, seed: int = 
     for code, found in candidates.items():
         rng = random.Random(f"{seed} {code}")
         heldout += rng.sample(list(found), min(heldout_per_language, len(found)))
-    sources = {_alike(pair.source) for found in candidates.values() for pair in found}
+    sources = {_alike(pair.source) for found in candidates.values() for pair in found} - {""}
     training = tuple(pair for pair in rest if _alike(pair.source) not in sources)
     if not training or not heldout:
         part = "held-out" if training else "training"
@@ -304,7 +317,14 @@ def with_eval_data(pairs: Iterable[Pair], heldout: Sequence[Pair]) -> Corpus:
       SbpError: `bad-corpus` when no pair is left to train on.
     """
     pairs = list(pairs)
-    sources, targets = {_alike(p.source) for p in heldout}, {_alike(p.target) for p in heldout}
+    if len({bool(p.source) for p in (*pairs, *heldout)}) > 1:
+        raise SbpError(
+            "one of --data and --eval-data is plain text, and the other has pairs; give two files"
+            " of one kind",
+            code="bad-corpus",
+        )
+    sources = {_alike(p.source) for p in heldout} - {""}
+    targets = {_alike(p.target) for p in heldout}
     training = tuple(
         p for p in pairs if _alike(p.source) not in sources and _alike(p.target) not in targets
     )

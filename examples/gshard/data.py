@@ -102,7 +102,7 @@ class Encoded:
     Attributes:
       source: [N, T_source], a row for each pair, or for several of them.
       target: [N, T_target], each pair ending in EOS.
-      kept: which pairs they are.
+      kept: which pairs they are, ascending; a long plain text has several rows.
       languages: [N], the number of the language of each row; of rows of several pairs None.
       segments: which pair of its row each token is of, where rows have several.
     """
@@ -135,18 +135,21 @@ class Encoded:
 def encode_pairs(
     pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, cfg: ModelConfig
 ) -> Encoded:
-    """Token ids of `pairs`; pairs with a side longer than the model's length are left out.
+    """Token ids of `pairs`. Pairs with a side longer than the model's length are left out; plain
+    text is cut there.
 
     Raises:
       SbpError: `bad-corpus` when none fits.
     """
     sources = source.encode([pair.source for pair in pairs])
     targets = target.encode([pair.target for pair in pairs])
-    kept = tuple(
-        i
-        for i in range(len(pairs))
-        if len(sources[i]) <= cfg.source_length and len(targets[i]) <= cfg.target_length
-    )
+    rows: list[tuple[int, list[int]]] = []
+    for i, pair in enumerate(pairs):
+        most = cfg.target_length if pair.source == "" else len(targets[i])
+        cut = [targets[i][k : k + most] for k in range(0, len(targets[i]), most)]
+        if len(sources[i]) <= cfg.source_length and most <= cfg.target_length:
+            rows += [(i, row) for row in cut]
+    kept = tuple(i for i, _ in rows)
     if not kept:
         raise SbpError(
             f"no sentence pair fits {cfg.source_length} source and {cfg.target_length} target"
@@ -155,7 +158,7 @@ def encode_pairs(
         )
     return Encoded(
         source=pad_rows([sources[i] for i in kept], cfg.source_length),
-        target=pad_rows([targets[i] for i in kept], cfg.target_length),
+        target=pad_rows([row for _, row in rows], cfg.target_length),
         kept=kept,
         languages=np.unique([pairs[i].language for i in kept], return_inverse=True)[1],
     )

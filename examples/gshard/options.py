@@ -346,7 +346,9 @@ def train_parser(program: str = "sbp train", description: str = _TRAIN) -> Comma
         " ship, downloaded from PyPI",
     )
     parser.add_argument(
-        "--data", help="your own parallel text: UTF-8, source <tab> target <tab> language per line"
+        "--data",
+        help="your own text: UTF-8, source <tab> target <tab> language per line; for a decoder-only"
+        " model also plain text, without tabs",
     )
     parser.add_argument(
         "--eval-data", help="a test set for your own text, in the same form; it is not trained on"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import os
 import signal
 import sys
@@ -340,12 +341,13 @@ def _packed(run: Run, encoded: Encoded, console: Console) -> Encoded:
 def show_corpus(console: Console, corpus: Corpus, encoded: Encoded) -> None:
     """Say what is trained on, what is held out, and what is neither."""
     sets = ", ".join(f"{len(pairs):,} {name}" for name, pairs in corpus.heldout.items())
+    used, what = len(set(encoded.kept)), "texts" if corpus.is_plain else "pairs"
+    kind = "texts" if corpus.is_plain else f"sentence pairs in {len(corpus.languages)} languages"
     lines = [
-        f"{len(encoded.kept):,} sentence pairs in {len(corpus.languages)} languages to train on;"
-        f" held out: {sets}",
-        *(f"{n:,} pairs are left out: they {why}" for why, n in corpus.discarded.items() if n),
+        f"{used:,} {kind} to train on; held out: {sets}",
+        *(f"{n:,} {what} are left out: they {why}" for why, n in corpus.discarded.items() if n),
     ]
-    if long := len(corpus.train) - len(encoded.kept):
+    if long := len(corpus.train) - used:
         lines.append(f"{long:,} pairs are left out: they are longer than the model's sequences")
     console.print("\n".join(lines), highlight=False, markup=False)
 
@@ -385,6 +387,13 @@ def train(run: Run, console: Console) -> int:
         console = Console(quiet=True, force_terminal=False)
     with StopSignal(partial(_last_words, run)):
         corpus = load(run.train, lambda line: console.print(line, highlight=False, markup=False))
+        if corpus.is_plain and run.model.encoder_layers:
+            raise SbpError(
+                f"{run.train.data} is plain text, which a model with an encoder cannot learn from;"
+                " train a decoder-only model (--set encoder_layers=0, with one vocabulary size), or"
+                " give pairs: source, target and language code, separated by tabs",
+                code="bad-corpus",
+            )
         described = describe(run.model, run.train, corpus.digest)
         of_all = {"mesh": run.mesh, "evaluate": run.evaluate}
         agree("options or text", {**described, "run": of_all}, between_processes)
@@ -433,7 +442,12 @@ def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console)
     if stopped:
         line = f"interrupted: step {int(state.step)} is saved in {run.workdir}; the same command"
         return 128 + stopped, f"{line} resumes"
-    if run.evaluate:
+    then = f"sbp translate --workdir {run.workdir} FILE translates text"
+    if corpus.is_plain:
+        assert heldout is not None  # any plain text fits the model's sequences
+        loss = heldout(state)
+        then = f"held-out loss {loss:.3f} per token, perplexity {math.exp(loss):.1f}"
+    elif run.evaluate:
         said = translator(run, plan, state.params, source, target)(
             [pair.source for pair in corpus.heldout_pairs]
         )
@@ -441,7 +455,6 @@ def _train(run: Run, corpus: Corpus, checkpoints: Checkpoints, console: Console)
             result = score(corpus, said, target)
             save_evaluation(result, run.workdir / "evaluation.json")
             show_evaluation(console, result)
-    then = f"sbp translate --workdir {run.workdir} FILE translates text"
     return 0, f"done; checkpoint in {run.workdir}, curves in {run.workdir / PAGE}; {then}"
 
 

@@ -279,8 +279,9 @@ def test_too_many_languages():
     ("content", "message"),
     [
         (None, "cannot read"),
-        (b"", "no sentence pair"),
-        (b"\n \n", "no sentence pair"),
+        (b"", "holds no text"),
+        (b"\n \n", "holds no text"),
+        (b"a line\na\tb\tfr\n", r"corpus.tsv:2: 3 columns; the first line has no tab"),
         (b"a\tb\tfr\nx\ty\n", r"corpus.tsv:2: 2 columns"),
         (b"a\tb\tfr\nx\n", r"corpus.tsv:2: 1 column;"),
         (b"a\tb\tfr\n\tb\tde\n", r"corpus.tsv:2: an empty column"),
@@ -311,6 +312,24 @@ def test_own_text_is_read_and_split(tmp_path):
     assert from_pairs(pairs, 3, seed=1).train == from_pairs(pairs, 3, seed=2).train
     with pytest.raises(SbpError, match="held out"):
         from_pairs([p for p in pairs if not is_heldout(p.target)], 3)
+
+
+def test_plain_text_is_split_and_long_lines_are_cut(tmp_path, vocabularies):
+    path, test = tmp_path / "corpus.txt", tmp_path / "test.tsv"
+    path.write_text("".join(f"{i} is the next word of a text\n" for i in range(100)), "utf-8")
+    pairs = read_tsv(path)
+    assert pairs[7] == Pair(source="", target="7 is the next word of a text", language="")
+    split = from_pairs(pairs, 3)
+    assert split.is_plain and 80 < len(split.train) < 100 and len(split.heldout_pairs) == 3
+    short = dataclasses.replace(MODEL, target_length=4)
+    encoded = encode_pairs(pairs, vocabularies[0], vocabularies[1], short)
+    for i in (0, 99):
+        rows = encoded.target[np.asarray(encoded.kept) == i]
+        assert len(rows) > 1
+        assert vocabularies[1].decode([rows.ravel()]) == [pairs[i].target]
+    test.write_text("a\tb\tfr\n", "utf-8")
+    with pytest.raises(SbpError, match="two files of one kind"):
+        load(dataclasses.replace(TRAIN, data=str(path), eval_data=str(test)), print)
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):

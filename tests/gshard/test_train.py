@@ -1,6 +1,7 @@
 """Runs of the training program that are stopped, killed, and out of room, and end as others do."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from examples.gshard.train import StopSignal, main
+from sbp import cli
 from sbp.errors import SbpError
 from sbp.moe.checkpoint import saved_steps
 from tests.gshard.killing import (
@@ -33,6 +35,24 @@ def test_user_errors_exit_without_a_traceback(tmp_path, capsys):
     assert main(["--data", str(tmp_path / "missing.tsv"), "--workdir", str(workdir)]) == 2
     assert capsys.readouterr().err.startswith("error[bad-corpus]: cannot read")
     assert not workdir.exists()
+
+
+def test_a_decoder_only_model_trains_on_plain_text(tmp_path, capsys):
+    text = tmp_path / "corpus.txt"
+    text.write_text("".join(f"{i} is the next number of a text\n" for i in range(200)), "utf-8")
+    argv = ["--preset", "tiny-test", "--steps", "3", "--data", str(text)]
+    argv += ["--workdir", str(tmp_path / "run")]
+    assert main(argv) == 2
+    assert "a model with an encoder cannot learn from" in capsys.readouterr().err
+    vocabulary = ["--set", "source_vocab=64", "--set", "target_vocab=64"]
+    assert main([*argv, "--set", "encoder_layers=0", *vocabulary]) == 0
+    shown = capsys.readouterr().out
+    assert " texts to train on; held out: " in shown
+    found = re.findall(r"held-out loss ([\d.]+) per token, perplexity ([\d.]+)", shown)
+    loss, perplexity = map(float, found[-1])
+    assert perplexity == pytest.approx(np.exp(loss), rel=0.01)
+    assert cli.main(["evaluate", "--workdir", str(tmp_path / "run")]) == 2
+    assert "plain text has no translations to score" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
