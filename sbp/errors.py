@@ -27,6 +27,10 @@ from sbp.spans import position_text as position_text
 # Pieces of the sentences of errors and reports.
 
 
+SHOWN = 3
+"""Entries of a list that an error, a warning or a note shows. It counts the others."""
+
+
 def bytes_text(count: float) -> str:
     """Bytes with one decimal in the largest unit that leaves at least 1.
 
@@ -38,6 +42,39 @@ def bytes_text(count: float) -> str:
             return f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def seconds_text(seconds: float) -> str:
+    """A modelled time with three significant digits.
+
+    >>> seconds_text(0.00123), seconds_text(2.5)
+    ('1.23 ms', '2.5 s')
+    """
+    for unit in ("s", "ms", "us"):
+        if seconds >= 1:
+            return f"{seconds:.3g} {unit}"
+        seconds *= 1e3
+    return f"{seconds:.3g} ns"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "input"), counted(3, "input")
+    ('1 input', '3 inputs')
+    """
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def listed(names: Iterable[str], limit: int = SHOWN) -> str:
+    """Names with commas; those past the limit are counted.
+
+    >>> listed(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    shown = list(dict.fromkeys(names))
+    rest = len(shown) - limit
+    return ", ".join(shown[:limit]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def nearest(name: object, known: Iterable[str], limit: int | None = None) -> str:
@@ -255,6 +292,9 @@ class Diagnostic:
         ]
         return "\n".join(lines)
 
+
+NEAR = 0.8
+"""The likeness, of `difflib`, from which a word is taken for a misspelt name or path."""
 
 LONGEST_WORD = 1000
 """Characters of a word that an error repeats: paths are shorter."""

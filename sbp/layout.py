@@ -23,16 +23,13 @@ import numpy as np
 
 from sbp import _jax
 from sbp.annotations import Pin, as_array, as_type, bind_pin
-from sbp.errors import ArgumentError, ArgumentKeyError, SbpError, nearest
+from sbp.errors import NEAR, ArgumentError, ArgumentKeyError, SbpError, nearest
 from sbp.kinds import AXES, AXIS, FLAG, Kind, is_whole, made_of, shown, takes
 from sbp.pytrees import leaves_of
 from sbp.spans import Label
 from sbp.types import Atom, B, NdSbp, Split
 
 _FREE = Kind('a collection of mesh axes, such as ["pod"]', AXES.accepts)
-
-NEAR_NAME = 0.8
-"""The likeness, of `difflib`, from which a name that a layout lacks is taken for a slip."""
 
 DimName = str | None
 """The name of a dim; None for a dim without a name, which no layout splits."""
@@ -166,7 +163,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
                     f"a dim's name is a string or None, got {shown(name)} in {_shown(names)}; name"
                     " the dims in order"
                 )
-            near = difflib.get_close_matches(name or "", self._axes, n=1, cutoff=NEAR_NAME)
+            near = difflib.get_close_matches(name or "", self._axes, n=1, cutoff=NEAR)
             if name is not None and name not in self._axes and near:
                 raise _names_error(
                     f"the layout has no dim {shown(name)}; did you mean {near[0]!r}? If it is"

@@ -31,13 +31,12 @@ from sbp.api.trees import (
     path_names,
     types_by_pattern,
 )
-from sbp.errors import refused, warn
+from sbp.errors import listed, refused, warn
 from sbp.infer.request import TypeSource
 from sbp.kinds import takes_no_such_call
 from sbp.limits import Budget, Policy
 from sbp.machine.mesh import Hardware, MeshSpec
 from sbp.pytrees import paths_of
-from sbp.report.wording import listed
 from sbp.run.padded import Padded
 from sbp.run.partial import Partial
 from sbp.spans import Span

@@ -16,7 +16,7 @@ from sbp import _jax_call
 from sbp.api.call import CallReader, CallSignature, quick_key, refuse_taken
 from sbp.api.holding import Holding
 from sbp.api.tracing import Traced
-from sbp.errors import Diagnostic, SbpError, SbpWarning, refused, users_stacklevel
+from sbp.errors import Diagnostic, SbpError, SbpWarning, counted, refused, users_stacklevel
 from sbp.explain.difference import ComparedPlan
 from sbp.explain.relaxations import costly_annotations, gathered_matrices
 from sbp.explain.why import why
@@ -28,7 +28,6 @@ from sbp.pytrees import leaves_of
 from sbp.report.answers import Comparison, Explanation, comparison, explanation
 from sbp.report.report import Report
 from sbp.report.terminal import counting_down
-from sbp.report.wording import counted
 from sbp.run.execute import Compiling, Executable
 from sbp.run.joint import JointRun
 

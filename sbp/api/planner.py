@@ -27,9 +27,10 @@ from sbp.errors import (
     SbpTypeError,
     SourceEdit,
     Span,
+    counted,
     noting,
 )
-from sbp.explain.change import Change, more_text, tried
+from sbp.explain.change import Change, tried
 from sbp.explain.faults import LIMITS, explain
 from sbp.explain.relaxations import memory_diagnostic
 from sbp.kinds import shown
@@ -213,7 +214,7 @@ def diagnosed(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[D
         labels = (*changed, *(dataclasses.replace(label, primary=False) for label in labels))
     notes, left = found[0].notes, tries.untried
     if left:
-        notes += (f"{more_text(left, 'change')} {'were' if left > 1 else 'was'} not tried",)
+        notes += (f"{counted(left, 'more change')} {'were' if left > 1 else 'was'} not tried",)
     helps = tuple(one.help(program) for one, program in tries.accepted)
     return (dataclasses.replace(found[0], labels=labels, notes=notes, helps=helps),)
 

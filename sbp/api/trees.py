@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from sbp.errors import ArgumentError, SbpError, nearest, refused
+from sbp.errors import NEAR, ArgumentError, SbpError, nearest, refused
 from sbp.kinds import shown
 from sbp.pytrees import paths_of
 
@@ -240,10 +240,6 @@ def _match(parts: list[str], names: list[str]) -> bool:
     return fnmatch.fnmatchcase(names[0], head) and _match(parts[keys:], names[1:])
 
 
-NEAR_PATTERN = 0.8
-"""How near a pattern is, at most 1, to be suggested for one that names no leaf."""
-
-
 def _near_patterns(pattern: str, known: Sequence[str]) -> list[str]:
     """Patterns that name some of the known paths, the nearest first: of each path the keys stand in
     the place of those that do not match them."""
@@ -253,7 +249,7 @@ def _near_patterns(pattern: str, known: Sequence[str]) -> list[str]:
         kept = (p if fnmatch.fnmatchcase(n, p) or p == "**" else n for p, n in pairs)
         others.add("/".join(kept))
     near = sorted(others - {pattern})
-    return difflib.get_close_matches(pattern, near, n=3, cutoff=NEAR_PATTERN)
+    return difflib.get_close_matches(pattern, near, n=3, cutoff=NEAR)
 
 
 def types_by_pattern(

@@ -25,12 +25,12 @@ from sbp._jax_call import context_mesh
 from sbp.api.jit import Jitted, JittedMethod, jit
 from sbp.api.shard_map import check_shard_map
 from sbp.commands.shapes import arguments, mesh_axes, required_parameters
-from sbp.errors import SbpError, nearest
+from sbp.errors import SbpError, nearest, seconds_text
 from sbp.moe.devices import simulate_devices
 from sbp.report.pages import diagnostics_of, refusal
 from sbp.report.parts import Facts, Page
 from sbp.report.report import Report, Shown
-from sbp.report.wording import bytes_text, seconds_text
+from sbp.report.wording import bytes_text
 from sbp.source.reader import in_library
 
 

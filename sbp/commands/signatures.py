@@ -22,12 +22,12 @@ from rich.console import Console
 
 from sbp.api.jit import jit
 from sbp.commands.shapes import arguments, required_parameters
-from sbp.errors import SbpError
+from sbp.errors import SbpError, counted, listed
 from sbp.plan.text import shape_text
 from sbp.report.facts import outputs
 from sbp.report.parts import Page, Paragraph, Part, Section, Table, grouped, table
 from sbp.report.report import Shown
-from sbp.report.wording import bytes_text, counted, listed
+from sbp.report.wording import bytes_text
 from sbp.signatures import Op, Row, Rule, kernel_named, known_primitives, rule_for
 from sbp.signatures.examples import sample
 from sbp.signatures.laws.proofs import row_status

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sbp.errors import Edit, Help, Label
+from sbp.errors import SHOWN, Edit, Help, Label, counted
 from sbp.explain.edits import pinned_value
 from sbp.explain.names import BATCHED, Names, asked_text, behind_vmap
 from sbp.infer.check import RLIMIT, Checker, CheckResult
@@ -159,8 +159,7 @@ class DiagnosisLimits:
       huge: operations above which a change of the policy, whose one plan serves all faults, is
         tried before any change of an annotation.
       faults: diagnostics of one program.
-      helps: helps that one diagnostic shows.
-      rows: rows of a rule that one diagnostic shows.
+      shown: helps, and rows of a rule, that one diagnostic shows.
       pins: pins that the diagnostic of all mesh axes together shows.
       plans: plans made for one diagnostic.
       plans_large, nodes_planned: in a large program, the most plans for one fault and the most
@@ -175,8 +174,7 @@ class DiagnosisLimits:
     large: int = 1000
     huge: int = 3000
     faults: int = 5
-    helps: int = 3
-    rows: int = 4
+    shown: int = SHOWN
     pins: int = 6
     plans: int = 12
     plans_large: int = 3
@@ -198,15 +196,6 @@ class DiagnosisLimits:
         return min(self.plans_large, share), self.plans_large
 
 
-def more_text(count: int, noun: str) -> str:
-    """The rest of a list.
-
-    >>> more_text(1, "pin"), more_text(2, "pin")
-    ('1 more pin', '2 more pins')
-    """
-    return f"{count} more {noun}{'s' * (count > 1)}"
-
-
 def left_out(unshown: int, untried: int) -> tuple[str, ...]:
     """Notes about changes that give a typing and are not shown, and about changes not tried.
 
@@ -215,10 +204,10 @@ def left_out(unshown: int, untried: int) -> tuple[str, ...]:
     """
     gives = "gives" if unshown == 1 else "give"
     notes = (
-        f"not shown: {more_text(unshown, 'change')} that {gives} a typing" if unshown > 0 else "",
-        f"not tried: {more_text(untried, 'change')}" if untried > 0 else "",
+        (unshown, f"not shown: {counted(unshown, 'more change')} that {gives} a typing"),
+        (untried, f"not tried: {counted(untried, 'more change')}"),
     )
-    return tuple(filter(None, notes))
+    return tuple(note for count, note in notes if count > 0)
 
 
 # ---- faults -------------------------------------------------------------------------------------

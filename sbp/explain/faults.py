@@ -12,8 +12,8 @@ from typing import Any
 
 from jax import lax
 
-from sbp.errors import Diagnostic, Label, RuleRow, Span
-from sbp.explain.change import BlamedFault, Diagnosis, DiagnosisLimits, left_out, more_text, tried
+from sbp.errors import SHOWN, Diagnostic, Label, RuleRow, Span, counted
+from sbp.explain.change import BlamedFault, Diagnosis, DiagnosisLimits, left_out, tried
 from sbp.explain.edits import pinned_value
 from sbp.explain.helps import FoundHelps, blamed, helps_of
 from sbp.explain.names import Frames, Names, asked_text
@@ -219,10 +219,6 @@ def _fit_text(shown: Sequence[str], fits: Sequence[int], rest: Sequence[int]) ->
 # The notes of a fault: facts that explain it, one sentence each, and what limits left out.
 
 
-OTHER_PINS = 3
-"""Pins without a label that a note names. It counts the rest."""
-
-
 def notes(fault: BlamedFault, node: Node) -> Iterator[str]:
     """The facts that explain a fault.
 
@@ -243,9 +239,9 @@ def notes(fault: BlamedFault, node: Node) -> Iterator[str]:
             yield f"line {c.site.span.line} also pins {fault.pin_text(c, node)}"
     others = other_pins(fault)
     if others:
-        more = [more_text(len(others) - OTHER_PINS, "pin")] if len(others) > OTHER_PINS else []
+        more = [counted(len(others) - SHOWN, "more pin")] if len(others) > SHOWN else []
         each = " each" if len(others) > 1 else ""
-        yield f"{' and '.join([*others[:OTHER_PINS], *more])}{each} alone would end here, too"
+        yield f"{' and '.join([*others[:SHOWN], *more])}{each} alone would end here, too"
     through = [users_span(c.node) for c in fault.found.equations if c.node and c.node is not node]
     lines = [
         s for s in through if s and (here is None or (s.file, s.line) != (here.file, here.line))
@@ -288,7 +284,7 @@ def limit_notes(fault: BlamedFault, found: FoundHelps, rows: int = 0) -> Iterato
     if not fault.found.minimal:
         yield "the solver reached its resource limit; fewer constraints may be to blame"
     if rows > 0:
-        yield f"not shown: {more_text(rows, 'row')} of the rule as near as these"
+        yield f"not shown: {counted(rows, 'more row')} of the rule as near as these"
     yield from left_out(found.unshown, found.untried)
     if found.helps and not diagnosis.request.reuse:
         size = f"the program has {diagnosis.request.size:,} operations"
@@ -297,7 +293,7 @@ def limit_notes(fault: BlamedFault, found: FoundHelps, rows: int = 0) -> Iterato
         yield "the prices of helps assume that all other errors are mended"
     untold = len(diagnosis.groups) - diagnosis.limits.faults
     if untold > 0:
-        yield f"not shown: at least {more_text(untold, 'error')}"
+        yield f"not shown: at least {counted(untold, 'more error')}"
 
 
 def other_pins(fault: BlamedFault) -> list[str]:
@@ -330,9 +326,6 @@ def _lines(spans: Sequence[Span], here: Span | None) -> str:
 
 
 LIMITS = DiagnosisLimits()
-
-REASONS = 4
-"""Lines and reasons that are shown where no pin is to blame."""
 
 
 @collecting_less()
@@ -458,17 +451,17 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
         # The least size of the first budget is the last help.
         least = budget_help(fault.request, fault.found.budgets[0], plans=limits.plans)
         last = () if least is None else (least,)
-        shown = found.helps[: limits.helps - len(last)]
+        shown = found.helps[: limits.shown - len(last)]
         unshown = found.unshown + len(found.helps) - len(shown)
         found = replace(found, helps=(*shown, *last), unshown=unshown)
-    limited = limit_notes(fault, found, len(near) - limits.rows)
+    limited = limit_notes(fault, found, len(near) - limits.shown)
     return Diagnostic(
         code=code,
         severity="error",
         title=f"{title} on mesh axis `{fault.axis}`",
         labels=_labels(fault, node, text),
         rule=heading,
-        rows=tuple(near[: limits.rows]),
+        rows=tuple(near[: limits.shown]),
         notes=(*notes(fault, node), *limited),
         helps=found.helps,
         scope=scope_of(node),
@@ -507,15 +500,15 @@ def unpinned(fault: BlamedFault) -> Diagnostic:
     """The diagnostic of a fault that shows at no operation, or for which nothing that the user asks
     is to blame."""
     reasons = [c.because.text for c in fault.found.equations]
-    more = len(reasons) - REASONS
-    shown = [*reasons[:REASONS], *([f"and {more_text(more, 'constraint')}"] if more > 0 else [])]
+    more = len(reasons) - SHOWN
+    shown = [*reasons[:SHOWN], *([f"and {counted(more, 'more constraint')}"] if more > 0 else [])]
     spans = dict.fromkeys(c.because.span for c in fault.found.equations if c.because.span)
     labels = (Label(span=s, text="this has to fit", primary=n == 0) for n, s in enumerate(spans))
     return Diagnostic(
         code="no-typing",
         severity="error",
         title=f"no types fit on mesh axis `{fault.axis}`",
-        labels=tuple(labels)[:REASONS],
+        labels=tuple(labels)[:SHOWN],
         notes=(*shown, *budget_notes(fault), *limit_notes(fault, FoundHelps())),
     )
 

@@ -494,7 +494,7 @@ def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
         tries.append(attempt(pins.pairs(), 0 if diagnosis.large else most))
     tries += policies
     found = [_ranked(fault, node, one) for t in tries for one in t.accepted]
-    shown = chosen(found, limits.helps)
+    shown = chosen(found, limits.shown)
     return FoundHelps(
         helps=tuple(f.help for f in shown),
         unshown=len(found) - len(shown),

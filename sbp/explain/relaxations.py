@@ -10,8 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from sbp import _jax
-from sbp.errors import Diagnostic, Help, Label, OptionEdit, Span, bytes_text
-from sbp.explain.change import DiagnosisLimits, Tried, left_out, more_text, priced, tried
+from sbp.errors import (
+    SHOWN,
+    Diagnostic,
+    Help,
+    Label,
+    OptionEdit,
+    Span,
+    bytes_text,
+    counted,
+    seconds_text,
+)
+from sbp.explain.change import DiagnosisLimits, Tried, left_out, priced, tried
 from sbp.explain.edits import drop_pins, pinned_value, wanted_codes
 from sbp.explain.names import Names, pinned_text
 from sbp.explain.pin_changes import dropped, repinned
@@ -34,20 +44,21 @@ from sbp.trace.graph import Graph, Node
 # Notes of large matrices that are gathered for an operator that takes them whole.
 
 
-GATHERED_BYTES = 2**20
-"""Bytes per device and call above which a gathered matrix is noted."""
+NOTED_BYTES = 2**20
+"""Bytes per device and call above which a gathered matrix is noted, and the bytes of a plan above
+which an annotation is costly for what it sends."""
 
 
 def gathered_matrices(program: Program) -> tuple[Diagnostic, ...]:
     """A note for each matrix that is split, and that a decomposition or a Fourier transform takes
-    whole, where more than `GATHERED_BYTES` are sent for it. One that is gathered before a loop and
+    whole, where more than `NOTED_BYTES` are sent for it. One that is gathered before a loop and
     read inside has no note; the table of collectives has it."""
     found: dict[int, Diagnostic] = {}
     for planned in program.boxes():
         source, target = planned.box.source, planned.box.target
         pairs = zip(program.mesh.names, source.codes, target.codes, strict=True)
         over = " and ".join(f"`{name}`" for name, have, take in pairs if have > 0 and take == 0)
-        if not over or planned.bytes_per_device <= GATHERED_BYTES:
+        if not over or planned.bytes_per_device <= NOTED_BYTES:
             continue
         shape, sent = shape_text(program.graph.avals[source.value]), planned.bytes_per_device
         label = f"takes {shape} whole: gathered on {over}, {bytes_text(sent)} per device"
@@ -92,9 +103,9 @@ def _taking_whole(planned: PlannedBox) -> Iterator[Node]:
 DEARER = 0.9
 """An annotation is costly when the plan without it takes at most this share of the time ..."""
 
-FLOOR_SECONDS, FLOOR_BYTES = 10e-6, 2**20
+FLOOR_SECONDS = 10e-6
 """... and saves at least so many seconds; or sends at most that share of the bytes, when the plan
-sends more bytes than this."""
+sends more than `NOTED_BYTES`."""
 
 SOLUTIONS, FIRST_NODES = 20, 2_000
 """Choices of types made to find costly annotations, one for each annotation, and the nodes that all
@@ -190,7 +201,7 @@ def _matters(program: Program, whole: float, without: Program) -> bool:
     """
     sent, left = program.cost.bytes_per_device, without.cost.bytes_per_device
     return whole - without.cost.seconds >= FLOOR_SECONDS or (
-        sent > FLOOR_BYTES and left <= DEARER * sent
+        sent > NOTED_BYTES and left <= DEARER * sent
     )
 
 
@@ -210,8 +221,8 @@ def _costly(
     before, after = program.cost, without.cost
     rise = before.seconds / after.seconds - 1 if after.seconds else math.inf
     price = (
-        f"{bytes_text(before.bytes_per_device)} and {_seconds(before.seconds)} per device with it,"
-        f" {bytes_text(after.bytes_per_device)} and {_seconds(after.seconds)} without"
+        f"{bytes_text(before.bytes_per_device)} and {seconds_text(before.seconds)} per device with"
+        f" it, {bytes_text(after.bytes_per_device)} and {seconds_text(after.seconds)} without"
     )
     helps, drop = [*following(request, site, without)], dropped(request, site)
     helps += [drop.help(without)] if drop.edits else []
@@ -262,10 +273,6 @@ def _read(site: PinSite, without: Program) -> Iterator[tuple[Code | None, ...]]:
                         None if asked is None else code
                         for asked, code in zip(site.codes, codes, strict=True)
                     )
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
 
 
 # ---- budgets ------------------------------------------------------------------------------------
@@ -323,9 +330,9 @@ def impossible_budgets(request: Request, limits: DiagnosisLimits) -> Diagnostic 
         title="no typing over all mesh axes keeps within the budgets",
         notes=(
             *(f"the budget: {b}" for b in request.budgets),
-            *left_out(len(helps) - limits.helps, 0),
+            *left_out(len(helps) - limits.shown, 0),
         ),
-        helps=tuple(helps[: limits.helps]),
+        helps=tuple(helps[: limits.shown]),
     )
 
 
@@ -351,9 +358,6 @@ def budget_help(request: Request, number: int, *, plans: int) -> Help | None:
 # plan fits.
 
 
-SHOWN_HELD = 4
-"""Values that fill the memory: the largest are named, equal ones once."""
-
 FILLS = 0.001
 """Share of the least memory that was found that a value takes at least to be named."""
 
@@ -370,7 +374,7 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
     notes, rest, labels = dict[str, None](), list[float](), dict[Span, Label]()
     for size, (value, codes) in ranked:
         text, span = _held_text(names, least, value, codes), _line(names, value)
-        if text in notes or -size < FILLS * peak or len(notes) == SHOWN_HELD:
+        if text in notes or -size < FILLS * peak or len(notes) == SHOWN:
             rest.append(-size)
             continue
         notes[text] = None
@@ -379,7 +383,7 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
             labels[span] = Label(span=span, text=label, primary=not labels)
     if rest:
         size = bytes_text(sum(rest))
-        notes[f"{more_text(len(rest), 'value')}: {size} per device in all"] = None
+        notes[f"{counted(len(rest), 'more value')}: {size} per device in all"] = None
     helps, pins, limited = _freed_pins(least)
     pinned = (
         Label(span=s.span, text=f"{names.site(s)} is pinned {pinned_text(s, mesh)}")
@@ -439,7 +443,7 @@ def _freed_pins(least: Program) -> tuple[list[Help], list[PinSite], tuple[str, .
     request, limits = least.request, DiagnosisLimits()
     sites = sorted(pin_sites(request), key=lambda s: -_pinned_size(request, s))
     drops = {d: [s] for s in sites if (d := dropped(request, s)).edits}
-    (_, most), shown = limits.plans_of(request.size, 1), limits.helps - 1
+    (_, most), shown = limits.plans_of(request.size, 1), limits.shown - 1
     alone = tried(drops, plans=most, helps=shown)
     if not alone.accepted:
         free = [
@@ -540,19 +544,19 @@ def no_typing_together(request: Request, limits: DiagnosisLimits) -> Diagnostic:
         tries = _tries(request, pins, limits)
         found = [one.help(program) for t in tries for one, program in t.accepted]
         helps = sorted(found, key=lambda h: h.bytes_per_device)
-        notes += left_out(len(helps) - limits.helps, sum(t.untried for t in tries))
+        notes += left_out(len(helps) - limits.shown, sum(t.untried for t in tries))
     if not is_minimal:
         size = f"the program has {request.size:,} operations"
         notes.append(f"not all of these pins need be part of the conflict: {size}")
     if len(every) > limits.pins:
-        notes.append(f"not shown: {more_text(len(every) - limits.pins, 'pin')}")
+        notes.append(f"not shown: {counted(len(every) - limits.pins, 'more pin')}")
     return Diagnostic(
         code="no-typing",
         severity="error",
         title=title,
         labels=tuple(labels),
         notes=tuple(notes),
-        helps=tuple(helps[: limits.helps]),
+        helps=tuple(helps[: limits.shown]),
     )
 
 

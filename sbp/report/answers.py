@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import Any
 
+from sbp.errors import counted, seconds_text
 from sbp.explain.difference import (
     ComparedPlan,
     Difference,
@@ -30,14 +31,12 @@ from sbp.report.report import Shown
 from sbp.report.wording import (
     atoms_text,
     bytes_text,
-    counted,
     deferred_text,
     full_maker_text,
     full_need_text,
     place_cell,
     place_text,
     refusal_text,
-    seconds_text,
     sentences,
     signed,
 )

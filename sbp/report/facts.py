@@ -11,7 +11,7 @@ from typing import Any
 
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
-from sbp.errors import position_text
+from sbp.errors import listed, position_text
 from sbp.explain.origins import ConversionReason, Origins
 from sbp.explain.subjects import AtomChange, SourcePlace
 from sbp.infer.space import local_shape, to_type
@@ -23,7 +23,6 @@ from sbp.report.parts import grouped
 from sbp.report.wording import (
     SEGMENT_LIMIT,
     common_name,
-    listed,
     maker_text,
     need_text,
     node_text,

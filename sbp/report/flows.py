@@ -13,13 +13,22 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from sbp.errors import SbpError, Span, bytes_text, file_name, nearest, position_text
+from sbp.errors import (
+    SbpError,
+    Span,
+    bytes_text,
+    counted,
+    file_name,
+    listed,
+    nearest,
+    position_text,
+)
 from sbp.infer.space import to_type
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase, Phases, Send, sends
 from sbp.report.parts import Picture, Share, Table, grouped, table_of
 from sbp.report.svg import CELL, COSTLY, PARTIAL, SPLIT, WHOLE, Board, Ink, picture
-from sbp.report.wording import branches_text, counted, listed, without_number
+from sbp.report.wording import branches_text, without_number
 from sbp.source.reader import shortened, users_span
 from sbp.source.text import line_text
 from sbp.trace.dataflow import Dataflow

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sbp.errors import bytes_text
+from sbp.errors import bytes_text, counted
 from sbp.explain.names import Names
 from sbp.plan.ir import Block, Loop, Register
 from sbp.plan.memory import DeviceMemory, Moment, stored
@@ -16,7 +16,7 @@ from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase
 from sbp.report.facts import Tensor, alike, input_names, tensor
 from sbp.report.flows import place_name
-from sbp.report.parts import Picture, Table, table_of
+from sbp.report.parts import SHOWN_ROWS, Picture, Table, table_of
 from sbp.report.strategy import InputClass, InputUses
 from sbp.report.svg import (
     CELL,
@@ -30,7 +30,7 @@ from sbp.report.svg import (
     draw_phases,
     picture,
 )
-from sbp.report.wording import counted, sentences, times_text
+from sbp.report.wording import sentences, times_text
 from sbp.source.reader import shortened
 from sbp.trace.graph import Node
 from sbp.trace.regions import LOOPS
@@ -221,9 +221,6 @@ def _where(node: Node | None) -> str:
 
 # ---- picture ------------------------------------------------------------------------------------
 
-SHOWN_HELD = 12
-"""Tensors that the table of the peak shows; the others are folded."""
-
 MIN_SHARE = 0.001
 """Share of the limit from which it is told with a digit."""
 
@@ -362,6 +359,6 @@ def _held_table(held: Sequence[tuple[Tensor, int]]) -> Table:
             "line": lambda one: one[0].where,
             ">per device": lambda one: size([one]),
         },
-        shown=SHOWN_HELD,
+        shown=SHOWN_ROWS,
         rest=lambda left: f"and {counted(len(left), 'smaller one')}: {size(left)}",
     )

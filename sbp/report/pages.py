@@ -10,7 +10,16 @@ from dataclasses import replace
 
 from sbp import _jax
 from sbp.annotations import Pin
-from sbp.errors import Diagnostic, Label, SbpError, SbpTypeError, position_text
+from sbp.errors import (
+    Diagnostic,
+    Label,
+    SbpError,
+    SbpTypeError,
+    counted,
+    listed,
+    position_text,
+    seconds_text,
+)
 from sbp.explain.subjects import SourcePlace
 from sbp.infer.accumulation import is_real
 from sbp.infer.space import encode
@@ -45,15 +54,7 @@ from sbp.report.shards import LISTED_SHARDS, shard_picture, telling_tensor
 from sbp.report.strategy import strategy
 from sbp.report.timeline import timeline_picture
 from sbp.report.traffic_picture import traffic_picture
-from sbp.report.wording import (
-    bytes_text,
-    counted,
-    listed,
-    node_text,
-    place_text,
-    seconds_text,
-    times_text,
-)
+from sbp.report.wording import bytes_text, node_text, place_text, times_text
 from sbp.shardmap.coverage import Coverage
 from sbp.shardmap.words import run_text
 from sbp.signatures import ROUNDED_PARTS

@@ -25,6 +25,9 @@ class Share:
         return f"{100 * self.fraction:.0f} %"
 
 
+SHOWN_ROWS = 12
+"""Rows of a long table; the others are folded."""
+
 Cell = str | Share
 Item = TypeVar("Item")
 Group = TypeVar("Group")

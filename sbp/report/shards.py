@@ -10,14 +10,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sbp.errors import SbpError
+from sbp.errors import SbpError, counted, listed
 from sbp.explain.subjects import Subjects
 from sbp.plan.ir import Register, Source
 from sbp.plan.program import Program
 from sbp.report.facts import Tensor, annotated, inputs, tensor
 from sbp.report.parts import Picture, Table, grouped, table
 from sbp.report.svg import CELL, PARTIAL, SPLIT, WHOLE, Board, Ink, Point, picture
-from sbp.report.wording import counted, listed, sentences
+from sbp.report.wording import sentences
 from sbp.source.reader import shortened
 from sbp.types import Atom, NdSbp, Split, Unreduced
 

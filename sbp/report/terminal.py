@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import zip_longest
 
+from rich import get_console
 from rich.cells import cell_len
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
@@ -265,6 +266,8 @@ def counting_down(what: str, *, shown: bool) -> Iterator[Callable[[int], None]]:
       shown: whether the bar shows.
     """
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    console = get_console()
+    shown &= console.is_interactive or console.is_jupyter  # elsewhere rich prints an empty line
     with Progress(*columns, TimeElapsedColumn(), transient=True, disable=not shown) as bar:
         task = bar.add_task(what, total=None)
 

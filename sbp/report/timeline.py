@@ -8,12 +8,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sbp.errors import counted, seconds_text
 from sbp.infer.cost import exchanges, local_seconds
 from sbp.plan.ir import Apply, Block, Box, Loop
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase, Phases
 from sbp.report.flows import Grouping, place_name
-from sbp.report.parts import Paragraph, Picture, Section, Table, grouped, table, table_of
+from sbp.report.parts import (
+    SHOWN_ROWS,
+    Paragraph,
+    Picture,
+    Section,
+    Table,
+    grouped,
+    table,
+    table_of,
+)
 from sbp.report.strategy import flops_of
 from sbp.report.svg import (
     COSTLY,
@@ -26,7 +36,7 @@ from sbp.report.svg import (
     draw_phases,
     picture,
 )
-from sbp.report.wording import counted, seconds_text, sentences
+from sbp.report.wording import sentences
 from sbp.trace.graph import Node
 from sbp.trace.regions import CONTROL_FLOW, LOOPS, trips_are_assumed
 
@@ -219,9 +229,6 @@ def _by_hand(program: Program) -> str:
 # ---- picture ------------------------------------------------------------------------------------
 
 
-SHOWN_WAITS = 12
-"""Rows of the table of what takes longest; the others are folded."""
-
 SHOWN_DEPTH = 3
 """Loops inside each other that have a line of their own."""
 
@@ -408,7 +415,7 @@ def _causes_table(found: Schedule) -> Table:
             ">modelled": lambda one: seconds_text(one.waited),
             ">share": lambda one: f"{one.waited / found.seconds:.1%}",
         },
-        shown=SHOWN_WAITS,
+        shown=SHOWN_ROWS,
         rest=lambda left: f"and {counted(len(left), 'shorter one')}",
     )
 

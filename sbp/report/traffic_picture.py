@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sbp.errors import counted
 from sbp.plan.program import Program
 from sbp.report.flows import MOMENTS, ProgramFlows, program_flows, traffic
 from sbp.report.parts import Picture, Table, table
 from sbp.report.svg import COSTLY, SPLIT, Board, Ink, Point, picture
-from sbp.report.wording import branches_text, bytes_text, counted
+from sbp.report.wording import branches_text, bytes_text
 
 MOST_PLACES = 16
 """Rows of places; the others are added up in one more row."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sbp.annotations import annotate_p
@@ -18,39 +18,6 @@ from sbp.trace.graph import Node
 
 SEGMENT_LIMIT = 44
 """Longest piece of source, in characters, that a sentence quotes."""
-
-
-def seconds_text(seconds: float) -> str:
-    """A modelled time with three significant digits.
-
-    >>> seconds_text(0.00123), seconds_text(2.5)
-    ('1.23 ms', '2.5 s')
-    """
-    for unit in ("s", "ms", "us"):
-        if seconds >= 1:
-            return f"{seconds:.3g} {unit}"
-        seconds *= 1e3
-    return f"{seconds:.3g} ns"
-
-
-def counted(count: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> counted(1, "input"), counted(3, "input")
-    ('1 input', '3 inputs')
-    """
-    return f"{count} {noun}" + ("" if count == 1 else "s")
-
-
-def listed(names: Iterable[str], limit: int = 3) -> str:
-    """Names with commas; those past the limit are counted.
-
-    >>> listed(["a", "b", "c", "d", "e"])
-    'a, b, c and 2 more'
-    """
-    shown = list(dict.fromkeys(names))
-    rest = len(shown) - limit
-    return ", ".join(shown[:limit]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def branches_text(shown: float, called: float) -> str:

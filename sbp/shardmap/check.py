@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from sbp.errors import Diagnostic, Help, SbpError, SbpInternalError, position_text, refused
+from sbp.errors import SHOWN, Diagnostic, Help, SbpError, SbpInternalError, position_text, refused
 from sbp.machine.mesh import MeshSpec
 from sbp.pytrees import leaves_of, returning_arrays
 from sbp.shardmap.coverage import Coverage, coverage
@@ -122,9 +122,6 @@ def analysed(compared: Comparisons, mesh: MeshSpec) -> Analysis:
 # with the bytes that the edited program sends as their price.
 
 
-MAX_HELPS = 3
-"""The most repairs that are offered for one finding."""
-
 TRIED = 24
 """The largest number of repairs that are tried for one finding."""
 
@@ -157,7 +154,7 @@ class Helper:
         runs = (c.run for c in self.compared.compared if c.run.mesh_axis in finding.mesh_axes)
         if self.wrong is None or any(run.untried for run in runs):  # nothing says what is right
             return FoundRepairs(untried=True)
-        most = 1 if finding.fault.kind in _ONE else MAX_HELPS
+        most = 1 if finding.fault.kind in _ONE else SHOWN
         repairs = Repairs(self.mesh, self.sites).of(finding)
         for repair in islice(repairs, self.tried):
             if repair.place in places or (repair.spare and found):

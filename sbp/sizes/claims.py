@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import jax
 
-from sbp.errors import SbpError, Span
+from sbp.errors import SHOWN, SbpError, Span
 from sbp.infer.flow import Decision
 from sbp.infer.pins import pinned_codes
 from sbp.infer.rows import NdRow, nests
@@ -46,9 +46,6 @@ from sbp.sizes.expressions import (
 )
 from sbp.sizes.scope import Explored, Lift, Region, Scope, Solver, explore, minimal, numbers
 from sbp.trace.graph import DIM_AS_VALUE, Graph, Node
-
-SHOWN = 3
-"""Claims that are listed where they have no formula; the others are counted."""
 
 TRIED = 512
 """Small sizes at which a claim that is not decided is tried, and from which a formula is read."""

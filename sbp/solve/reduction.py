@@ -63,9 +63,9 @@ class Repeats:
 # ---- reduction ----------------------------------------------------------------------------------
 
 
-FEW, MORE = 12, 48
-"""Columns of each table that the first comparison of states reads, for all pairs of states; and
-columns that the second one reads, for the pairs that are left, before all columns are read."""
+FEW = 12
+"""Columns of each table that the first comparison of states reads, for all pairs of states. The
+second one reads all columns, for the pairs that are left."""
 
 CHUNK = 32_768
 """Costs that are compared in one numpy operation: so few that they stay in the processor's
@@ -299,15 +299,11 @@ def undominated(unary: np.ndarray, alive: np.ndarray, *tables: np.ndarray) -> np
     """
     index = np.flatnonzero(alive)
     own, near = unary[index], [table[index] for table in tables]
-    worst = _worst_of_all(own, [_some_columns(t, FEW) for t in near])  # [s, r], from below
+    worst = _worst_of_all(own, list(map(_some_columns, near)))  # [s, r], from below
     np.fill_diagonal(worst, np.inf)
     losers, winners = np.nonzero(worst <= TIE)
-    for some in (MORE, None):
-        if not len(losers):
-            break
-        columns = [t if some is None else _some_columns(t, some) for t in near]
-        keep = _worst(own, columns, losers, winners) <= TIE
-        losers, winners = losers[keep], winners[keep]
+    keep = _worst(own, near, losers, winners) <= TIE
+    losers, winners = losers[keep], winners[keep]
     out = alive.copy()
     gone: set[int] = set()
     beaten: dict[int, list[int]] = {}
@@ -338,9 +334,9 @@ def _least_over(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.nda
     return least, best
 
 
-def _some_columns(table: np.ndarray, number: int) -> np.ndarray:
-    """At most `number` columns of a table, evenly spaced."""
-    return np.ascontiguousarray(table[:, :: -(-table.shape[1] // number)])
+def _some_columns(table: np.ndarray) -> np.ndarray:
+    """At most `FEW` columns of a table, evenly spaced."""
+    return np.ascontiguousarray(table[:, :: -(-table.shape[1] // FEW)])
 
 
 def _worst_of_all(own: np.ndarray, near: list[np.ndarray]) -> np.ndarray:

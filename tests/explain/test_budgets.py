@@ -257,8 +257,8 @@ def test_the_nearest_budget_takes_the_place_of_one_help(nearest, monkeypatch):
     request = f.trace(SQUARE, SQUARE).request
     if not nearest:
         monkeypatch.setattr(faults, "budget_help", lambda *_, **__: None)
-    (every,) = explain(request, limits=DiagnosisLimits(helps=100))
-    (few,) = explain(request, limits=DiagnosisLimits(helps=2))
+    (every,) = explain(request, limits=DiagnosisLimits(shown=100))
+    (few,) = explain(request, limits=DiagnosisLimits(shown=2))
     left = len(every.helps) - 2
     assert len(few.helps) == 2 and left > 0
     assert few.helps[-1].text.startswith("allow ") == nearest

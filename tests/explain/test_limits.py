@@ -33,9 +33,9 @@ def wrong(x, y):
 
 
 def test_accepted_changes_that_are_not_shown_are_counted():
-    (every,) = diagnosed(wrong, (SQUARE, SQUARE), helps=100)
+    (every,) = diagnosed(wrong, (SQUARE, SQUARE), shown=100)
     assert not any("not shown" in n for n in every.notes)
-    (one,) = diagnosed(wrong, (SQUARE, SQUARE), helps=1)
+    (one,) = diagnosed(wrong, (SQUARE, SQUARE), shown=1)
     assert len(one.helps) == 1
     count = len(every.helps) - 1
     assert count > 1 and left_out(count, 0)[0] in one.notes
@@ -141,7 +141,7 @@ def test_pins_of_all_axes_that_are_not_shown_are_counted():
     args = [shape(8, 8)] * 3
     (exact,) = diagnosed(program, args, MESH_2D, options)
     assert [label.text.split()[0] for label in exact.labels] == ["x", "y"]
-    (rough,) = diagnosed(program, args, MESH_2D, options, pin_trials=0, pins=2, helps=1)
+    (rough,) = diagnosed(program, args, MESH_2D, options, pin_trials=0, pins=2, shown=1)
     assert "not all of these pins need be part of the conflict: the program has 2 operations" in (
         rough.notes
     )
@@ -151,8 +151,8 @@ def test_pins_of_all_axes_that_are_not_shown_are_counted():
 
 
 def test_rows_past_the_limit_are_counted():
-    (every,) = diagnosed(wrong, (SQUARE, SQUARE), rows=100)
-    (one,) = diagnosed(wrong, (SQUARE, SQUARE), rows=1)
+    (every,) = diagnosed(wrong, (SQUARE, SQUARE), shown=100)
+    (one,) = diagnosed(wrong, (SQUARE, SQUARE), shown=1)
     count = len(every.rows) - 1
     assert count and len(one.rows) == 1
     rows = "1 more row" if count == 1 else f"{count} more rows"

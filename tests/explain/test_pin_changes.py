@@ -113,10 +113,10 @@ def test_a_pair_that_gives_up_a_split_hides_no_change_of_one_place():
         return jnp.tanh(sbp.split(x, 1, "d") @ sbp.split(w, 0, "d"))
 
     request = sbp.jit(tanh, MESH, **STRICT).trace(SQUARE, SQUARE).request
-    (every,) = explain(request, limits=DiagnosisLimits(helps=100))
+    (every,) = explain(request, limits=DiagnosisLimits(shown=100))
     pair = [" on dim 0" in h.text and " and replicate " in h.text for h in every.helps]
     assert sum(pair) == 1 and pair[-1]
-    (few,) = explain(request, limits=DiagnosisLimits(helps=len(pair) - 1))
+    (few,) = explain(request, limits=DiagnosisLimits(shown=len(pair) - 1))
     assert len(few.helps) == len(pair) - 1
     assert [h.text for h in few.helps if " and " in h.text] == []
 
@@ -137,7 +137,7 @@ def test_where_one_change_works_no_pair_is_offered(types):
 
 def test_pairs_that_were_not_tried_are_counted():
     request = sbp.jit(sums, MESH, in_types=SIDES, **STRICT).trace(*FOUR).request
-    (every,) = explain(request, limits=DiagnosisLimits(plans=100, helps=100))
+    (every,) = explain(request, limits=DiagnosisLimits(plans=100, shown=100))
     assert sum(" and " in h.text for h in every.helps) == 2
     assert not any("not tried" in n for n in every.notes)
     (few,) = explain(request, limits=DiagnosisLimits(plans=1))

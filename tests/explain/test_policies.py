@@ -158,7 +158,7 @@ def test_the_policy_that_is_at_fault_is_told_and_gives_way(fn, in_types, boxing,
     where = "" if boxing == "explicit" else " on `dcn`"
     assert note == f'boxing is "explicit"{where}, so no operand may be resharded here'
     request = sbp.jit(fn, MESH, in_types=in_types, boxing=boxing).trace(SQUARE, SQUARE).request
-    (full,) = explain(request, limits=DiagnosisLimits(helps=20))
+    (full,) = explain(request, limits=DiagnosisLimits(shown=20))
     assert help_ in [re.sub(r"line \d+", "line N", h.text) for h in full.helps]
 
 
