@@ -550,7 +550,8 @@ def ott_gromov_wasserstein() -> Program:
     def loss(w: Any, clouds: Any, others: Any) -> Any:
         def cost(x: Any, y: Any) -> Any:
             pairs = pointcloud.PointCloud(x @ w), pointcloud.PointCloud(y)
-            return quadratic.solve(*pairs, epsilon=0.1, max_iterations=5).reg_gw_cost
+            # With epsilon 0.1, clouds larger by 1e-6 have a gradient that differs by 2 %.
+            return quadratic.solve(*pairs, epsilon=3.0, max_iterations=5).reg_gw_cost
 
         return jax.vmap(cost)(clouds, others).mean()
 
