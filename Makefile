@@ -12,6 +12,7 @@
 #   make test-multiprocess [ARGS="..."] the tests that run in two and in four processes of this machine
 #                                       (ARGS: --processes 2, -k train)
 #   make screenshots                    reports in JupyterLab, Notebook 7 and Chromium
+#   make real [ARGS="--only NAME"]      programs of other packages beside jax.jit (installs the packages)
 #   make laws [EXHAUSTIVE=all]          all cases of the tests that other runs sample (tests/slices.py),
 #                                       except for these, which it samples, too: conversions on three
 #                                       mesh axes, round trips of conversions, paths of conversions,
@@ -30,6 +31,7 @@
 
 VENV := .venv
 NEWEST := .venv-newest
+REAL := .venv-real
 PY := $(VENV)/bin/python
 # The newest JAX: the tests that run with it, and what they need.
 NEWEST_TESTS ?= @tests/newest.txt
@@ -61,7 +63,7 @@ TPU_AOT_ENV := TPU_SKIP_MDS_QUERY=1 TPU_ACCELERATOR_TYPE=v4-8 TPU_WORKER_HOSTNAM
 
 PYTEST = pytest -n $(TEST_JOBS) --dist worksteal
 
-.PHONY: docs train test test-all laws locked notebooks test-newest test-on-newest test-tpu test-multiprocess screenshots fuzz deep mutants bench lint format clean
+.PHONY: docs train test test-all laws locked notebooks test-newest test-on-newest test-tpu test-multiprocess screenshots real fuzz deep mutants bench lint format clean
 
 train: $(VENV)/.installed-gshard
 	JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PY) -m examples.gshard.train $(ARGS)
@@ -105,6 +107,10 @@ screenshots:
 	$(call needing,$(VENV)/.installed-screenshots,JupyterLab could not be installed; no layout was tested,\
 	$(PY) -m $(PYTEST) tests/screenshots $(PYTEST_ARGS))
 
+real: $(VENV)/.installed-gshard
+	$(call needing,$(REAL)/.installed,the packages could not be installed; no program of theirs ran,\
+	$(REAL)/bin/python -m benchmarks.real_programs $(ARGS))
+
 deep: $(VENV)/.installed
 	$(PY) -m tests.deep $(ONLY)
 
@@ -140,7 +146,7 @@ format: $(VENV)/.installed
 	$(VENV)/bin/ruff format
 
 clean:
-	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .jax_cache
+	rm -rf $(VENV) $(NEWEST) $(REAL) build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .jax_cache
 	find sbp tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What training needs, with pip's progress; the tests need more.
@@ -161,6 +167,12 @@ $(VENV)/.installed-tpu: $(VENV)/.installed
 
 $(VENV)/.installed-screenshots: $(VENV)/.installed
 	$(PY) -m pip install --quiet --editable ".[screenshots]"
+	@touch $@
+
+# Its own environment, since the packages of other projects may need other versions.
+$(REAL)/.installed: $(VENV)/.installed-gshard
+	@$(call make-venv,$(PY),$(REAL))
+	$(REAL)/bin/python -m pip install --quiet --editable ".[real]"
 	@touch $@
 
 $(NEWEST_INSTALLED): pyproject.toml

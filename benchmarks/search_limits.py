@@ -3,10 +3,10 @@
     python -m benchmarks.search_limits
     python -m benchmarks.search_limits --only STALE NEAR_LIMIT
 
-The problems are those of `benchmarks.steps` and of the everyday programs of
-`benchmarks.planning_speed`. A line says which part of the CPU time all of them take, and names each
-problem whose types have another cost or whose bound has another gap. The limits are in `sbp/solve`;
-`docs/constants.md` says what each one means.
+The problems are those of `benchmarks.steps`, of the everyday programs of
+`benchmarks.planning_speed`, and of a scan on two mesh axes. A line says which part of the CPU time
+all of them take, and names each problem whose types have another cost or whose bound has another
+gap. The limits are in `sbp/solve`; `docs/constants.md` says what each one means.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 from unittest import mock
 
+import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.sharding import AbstractMesh
 
+import sbp
 from benchmarks.planning_speed import EVERYDAY
 from benchmarks.steps.suite import SUITE
 from benchmarks.steps.unseen import UNSEEN
@@ -56,6 +60,8 @@ CHANGES: dict[str, list[tuple[str, AbstractContextManager[Any]]]] = {
     "NEAR": [(f"{v:g}", mock.patch.object(axes, "NEAR", v)) for v in (5e-3, 8e-2)],
     "PATIENCE": [(f"{v}", defaults(messages.pass_messages, patience=v)) for v in (3, 10)],
     "FORBIDDEN": [(f"{v:g}", defaults(messages.pass_messages, forbidden=v)) for v in (1e2, 1e4)],
+    "WINDOW": [(f"{v}", defaults(search._windows, width=v)) for v in (24, 96)],
+    "PASSES": [(f"{v}", defaults(search._windows, passes=v)) for v in (1, 6)],
     "FEW": [(f"{v}", mock.patch.object(reduction, "FEW", v)) for v in (4, 36)],
 }
 
@@ -70,7 +76,19 @@ def problems() -> dict[str, Problem]:
     for name, (make, _) in EVERYDAY.items():
         f, arguments = make()
         found[name] = _problem(lambda f=f, arguments=arguments: f.plan(*arguments))
+    found["scan"] = _problem(_scan)
     return found
+
+
+def _scan() -> object:
+    """A linear recurrence over a dim that two mesh axes split."""
+
+    def run(a: jax.Array, b: jax.Array) -> Any:
+        return lax.associative_scan(lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1]), (a, b))
+
+    types, mesh = ("x:S(0) y:S(0)",) * 2, AbstractMesh((2, 4), ("x", "y"))
+    f = sbp.jit(run, mesh, types, types, hardware="tpu-v5e")
+    return f.plan(*[jax.ShapeDtypeStruct((2**16, 4), jnp.float32)] * 2)
 
 
 def _problem(plan: Callable[[], object]) -> Problem:

@@ -37,6 +37,7 @@ STAGES = {
     "screenshots": ("screenshots",),
     "fuzz": ("fuzz", "ARGS=--seeds 0:1000"),
     "peer": ("peer",),
+    "real": ("real", "ARGS=--write docs/real-programs.md"),
 }
 """What each stage gives to `make`."""
 RESUMED = ("test-all", "laws", "locked", "test-newest")
@@ -164,9 +165,12 @@ def versions() -> str:
 
 
 def commit() -> str:
-    """The commit of the checkout, with `+` behind it where files other than the page differ."""
+    """The commit of the checkout, with `+` behind it where files differ that no stage writes."""
     head = ["git", "rev-parse", "--short", "HEAD"]
-    changed = ["git", "status", "--porcelain", "--", ".", ":!docs/deep.md", ":!tests/lock.txt"]
+    changed = [
+        *("git", "status", "--porcelain", "--", "."),
+        *(":!docs/deep.md", ":!docs/real-programs.md", ":!tests/lock.txt"),
+    ]
     name = subprocess.run(head, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     status = subprocess.run(changed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return name.strip() + "+" * bool(status.strip())

@@ -454,6 +454,7 @@ def _windows(
     core: Core,
     states: dict[int, int],
     table_limit: int,
+    *,
     width: int = WINDOW,
     passes: int = PASSES,
 ) -> dict[int, int]:

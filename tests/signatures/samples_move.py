@@ -150,6 +150,9 @@ more(
             (lambda: lax.iota(np.complex64, 5), ()),
         ],
         "empty": [(bind("empty", shape=(5, 3), dtype=np.dtype(np.float32), out_sharding=None), ())],
+        "empty2": [
+            (bind("empty2", dtype=np.dtype(np.float32), memory_space=jax.memory.Space.Device), ())
+        ],
     }
 )
 
