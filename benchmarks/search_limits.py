@@ -60,8 +60,8 @@ CHANGES: dict[str, list[tuple[str, AbstractContextManager[Any]]]] = {
     "NEAR": [(f"{v:g}", mock.patch.object(axes, "NEAR", v)) for v in (5e-3, 8e-2)],
     "PATIENCE": [(f"{v}", defaults(messages.pass_messages, patience=v)) for v in (3, 10)],
     "FORBIDDEN": [(f"{v:g}", defaults(messages.pass_messages, forbidden=v)) for v in (1e2, 1e4)],
-    "WINDOW": [(f"{v}", defaults(search._windows, width=v)) for v in (24, 96)],
-    "PASSES": [(f"{v}", defaults(search._windows, passes=v)) for v in (1, 6)],
+    "WINDOW": [(f"{v}", defaults(search.windows, width=v)) for v in (24, 96)],
+    "PASSES": [(f"{v}", defaults(search.windows, passes=v)) for v in (1, 6)],
     "FEW": [(f"{v}", mock.patch.object(reduction, "FEW", v)) for v in (4, 36)],
 }
 

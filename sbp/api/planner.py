@@ -202,7 +202,7 @@ def diagnosed(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[D
     tries = tried(
         changes,
         plans=LIMITS.plans,
-        helps=LIMITS.helps,
+        helps=LIMITS.shown,
         plan=functools.partial(_planned, attempt),
     )
     # The labels of a swap say that entries look swapped, which only a plan shows.

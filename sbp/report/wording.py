@@ -108,8 +108,8 @@ def times_text(name: str, count: int) -> str:
 def signed(value: float, text: Callable[[float], str]) -> str:
     """A difference with its sign.
 
-    >>> signed(-0.5, seconds_text)
-    '-500 ms'
+    >>> signed(-512, bytes_text)
+    '-512.0 B'
     """
     return f"{'-' if value < 0 else '+'}{text(abs(value))}"
 

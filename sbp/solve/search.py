@@ -378,11 +378,11 @@ class Search:
             if self._near(core, found, core.constant + found.lower_bound):
                 return self.cost
             if is_first and self.cost == known:  # windows take longer than the first search near it
-                self._offer(_windows(core, found.states, self.table_limit), core)
+                self._offer(windows(core, found.states, self.table_limit), core)
             if math.isinf(self.cost):
                 states, _ = eliminate(core, self.table_limit)
                 self._offer(states, core)
-                self._offer(_windows(core, states, self.table_limit), core)
+                self._offer(windows(core, states, self.table_limit), core)
             if stale or self.is_near(bound, TOLERANCE):
                 break
             # With fewer states, messages give a higher bound.
@@ -450,7 +450,7 @@ class Search:
             self.best, self.cost = tuple(full), cost
 
 
-def _windows(
+def windows(
     core: Core,
     states: dict[int, int],
     table_limit: int,
