@@ -238,7 +238,9 @@ def warn_of_lost_state(
 
 
 def _is_custom(x: Any) -> bool:
-    return not isinstance(x, _CONTAINERS) and not jax.tree_util.all_leaves([x])
+    # Of a frozen dataclass only a dict or list inside can change.
+    frozen = getattr(getattr(type(x), "__dataclass_params__", None), "frozen", False)
+    return not (frozen or isinstance(x, _CONTAINERS) or jax.tree_util.all_leaves([x]))
 
 
 def _leaves_of(node: Any) -> dict[KeyPath, Any] | None:

@@ -26,6 +26,14 @@ class Counter:
     steps: Any
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Frozen:
+    """A node that only changes inside, such as the state of an environment."""
+
+    info: dict[str, Any]
+
+
 class Net(nnx.Module):
     def __init__(self, rngs: nnx.Rngs):
         self.up = nnx.Linear(4, 4, rngs=rngs)
@@ -115,6 +123,9 @@ def test_a_change_that_is_not_returned(fn: Callable[..., Any], leaves: str | Non
 
 def test_a_dict_is_a_variable_of_the_function():
     assert lost(writes_into_a_dict, {"steps": jnp.int32(0)}, X) == []
+    assert lost(lambda s, x: writes_into_a_dict(s.info, x), Frozen({"steps": X}), X) == []
+    (text,) = lost(lambda s, x: counts(s.info["m"], x), Frozen({"m": counter()}), X)
+    assert text.startswith("input s.info['m'] is changed inside <lambda> (s.info['m'].steps)")
 
 
 def test_arguments_inside_of_containers_and_by_keyword():
