@@ -76,19 +76,6 @@ class GraphEdit:
         """The edit with one more argument changed."""
         return replace(self, options=(*self.options, option))
 
-    def touched(self) -> frozenset[int]:
-        """The ids of the nodes that it changes."""
-        return frozenset(
-            (
-                *(r.node for r in self.reduce),
-                *self.drop,
-                *self.divide,
-                *self.rename,
-                *self.over,
-                *(u[0] for u in self.unsplit),
-            )
-        )
-
 
 def edited(graph: Graph, edit: GraphEdit, sizes: dict[str, int]) -> Graph:
     """The edited program.

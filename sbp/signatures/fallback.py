@@ -107,7 +107,7 @@ _TABLE = (
             "type over time"
         ),
         primitives="""
-            accum_grad_in_ref addupdate box_get box_set broadcast_to create_linear empty2
+            accum_grad_in_ref addupdate box_get box_set broadcast_to create_linear
             empty_ref free_ref freeze get log_extend log_read new_box new_log new_ref pin
             run_state swap unpin
         """,

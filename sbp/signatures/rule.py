@@ -97,7 +97,6 @@ class Traits:
           operator reduces, searches or sorts.
       generates: whether the result's elements depend on their own index.
       effect: the program runs the operator for its effect on the outside, not for its results.
-      opaque: the operator calls a host function, which may compute anything.
       fusion: how XLA compiles the operator.
       costly: of an elementwise operator: XLA computes the result once and stores it, rather than
           again in each product or reduction that reads it, where it is computed from the result of
@@ -128,7 +127,6 @@ class Traits:
     orderless: bool = False
     generates: Generates = ""
     effect: bool = False
-    opaque: bool = False
     fusion: Fusion = "partly"
     costly: bool = False
     flops: Flops | None = None

@@ -44,13 +44,11 @@ def _call(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 rule(
     *("debug_callback", "debug_print", "io_callback"),
-    traits=lambda name: Traits(effect=True, opaque=name == "io_callback"),
+    traits=Traits(effect=True),
     local=_call,
     reason="an effect happens once and sees whole values",
 )(_callback_rows)
-rule("pure_callback", traits=Traits(opaque=True), reason="the host function sees whole values")(
-    lambda op: ()
-)
+rule("pure_callback", traits=Traits(), reason="the host function sees whole values")(lambda op: ())
 
 
 # ---- pallas_call --------------------------------------------------------------------------------
