@@ -326,9 +326,9 @@ sbp.jit(jnp.tanh, sbp.make_mesh((1,), ("data",)))(jnp.zeros((8, 16)))
     CodePage(
         "not-partial",
         """
-        An input that is pinned P must come as an sbp.Partial, which holds one unreduced part for
-        each device along the axis, as an output pinned P does; a plain array has only one value.
-        Pin the input S or B instead, or pass the Partial that another sbp.jit function returned.
+        An input that you pin to P has to be an sbp.Partial, which holds one part for each device
+        along the axis; a plain array has only one value. Pin the input S or B instead, or pass the
+        Partial that another sbp.jit function returned.
         """,
         """
 sbp.jit(lambda x: x * 2.0, mesh, in_types=("model:P(sum)",)).plan(jnp.zeros((8, 16)))
