@@ -7,12 +7,12 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
+from sbp.handwritten.check import analysed, check_mesh, diagnostics_of, traced
+from sbp.handwritten.one_device import compared_runs
 from sbp.kinds import FUNCTION, fits, takes
 from sbp.machine.mesh import mesh_spec
 from sbp.pytrees import leaves_of
 from sbp.report.report import Report
-from sbp.shardmap.check import analysed, check_mesh, diagnostics_of, traced
-from sbp.shardmap.one_device import compared_runs
 
 
 @takes("sbp.check_shard_map", fn=FUNCTION)

@@ -34,7 +34,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from sbp import _jax
 from sbp.annotations import as_array, as_type
 from sbp.errors import ArgumentError, SbpError, SbpInternalError, Span, refused
-from sbp.handwritten.checking import ClaimedArray, ClaimingRegion, RegionBody
+from sbp.handwritten.claims import ClaimedArray, ClaimingRegion, RegionBody
 from sbp.kinds import FLAG, FUNCTION, fits, takes
 from sbp.machine.context import call_without_mesh
 from sbp.machine.mesh import MeshSpec

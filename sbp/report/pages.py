@@ -21,6 +21,8 @@ from sbp.errors import (
     seconds_text,
 )
 from sbp.explain.subjects import SourcePlace
+from sbp.handwritten.check import Coverage
+from sbp.handwritten.words import run_text
 from sbp.infer.accumulation import is_real
 from sbp.infer.space import encode
 from sbp.limits import policies_text
@@ -55,8 +57,6 @@ from sbp.report.strategy import strategy
 from sbp.report.timeline import timeline_picture
 from sbp.report.traffic_picture import traffic_picture
 from sbp.report.wording import bytes_text, node_text, place_text, times_text
-from sbp.shardmap.coverage import Coverage
-from sbp.shardmap.words import run_text
 from sbp.signatures import ROUNDED_PARTS
 from sbp.source.reader import character_index
 from sbp.source.text import line_text

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from sbp.errors import Diagnostic, Label, SbpError, file_name
+from sbp.handwritten.check import Coverage
 from sbp.infer.space import to_type
 from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, takes
 from sbp.plan.program import Program
@@ -31,7 +32,6 @@ from sbp.report.timeline import (
 )
 from sbp.report.traffic_picture import traffic_picture
 from sbp.report.wording import branches_text, bytes_text
-from sbp.shardmap.coverage import Coverage
 from sbp.source.reader import names_at, shortened, users_span
 from sbp.source.text import line_text
 from sbp.trace.graph import Node

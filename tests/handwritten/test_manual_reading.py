@@ -16,10 +16,10 @@ from jax import lax
 
 import sbp
 from sbp.errors import Help, OptionEdit, SbpInternalError
+from sbp.handwritten import emulation
+from sbp.handwritten.emulation import CHECKED_ELEMENTS
 from sbp.handwritten.region import tracing_for
 from sbp.machine.mesh import mesh_spec
-from sbp.shardmap import emulation
-from sbp.shardmap.emulation import CHECKED_ELEMENTS
 from tests.handwritten.test_manual import MESHES, TWO, arrays, assert_close, mesh_of
 from tests.shardmap.practice.case import CASES, devices
 from tests.shardmap.programs.collection import (

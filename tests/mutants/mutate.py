@@ -22,7 +22,7 @@ AREAS = {
     "plan": ("sbp/plan",),
     "run": ("sbp/run",),
     "explain": ("sbp/explain",),
-    "checker": ("sbp/handwritten", "sbp/shardmap"),
+    "checker": ("sbp/handwritten",),
 }
 """Where faults are put, by the name that the table has."""
 

@@ -12,8 +12,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as PS
 
 import sbp
-from sbp.shardmap import emulation
-from sbp.shardmap.words import DIFFERS
+from sbp.handwritten import emulation
+from sbp.handwritten.words import DIFFERS
 from tests.shardmap.programs.collection import RIGHT, programs
 from tests.shardmap.programs.kinds import N_MODEL, mapped, mesh
 

@@ -13,10 +13,10 @@ import pytest
 
 import sbp
 from sbp.errors import Help, OptionEdit
+from sbp.handwritten.check import Helper, analysed, traced
+from sbp.handwritten.one_device import compared_runs
+from sbp.handwritten.words import diagnostic
 from sbp.machine.mesh import mesh_spec
-from sbp.shardmap.check import Helper, analysed, traced
-from sbp.shardmap.one_device import compared_runs
-from sbp.shardmap.words import diagnostic
 from tests.edits import edited_text, split_edits
 from tests.shardmap.programs.collection import FAULTY, PAIRED
 from tests.shardmap.programs.kinds import Pair, mesh

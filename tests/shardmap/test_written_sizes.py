@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh
 
-from sbp.shardmap.written_sizes import DEPTH, AxisInCode, WrittenSizes
+from sbp.handwritten.written_sizes import DEPTH, AxisInCode, WrittenSizes
 from tests.shardmap.programs import kinds, rings
 
 AXIS = AxisInCode("model", 8, frozenset({6}))

@@ -25,9 +25,7 @@ from jax.sharding import PartitionSpec
 from sbp import _jax
 from sbp._jax_regions import Bind, of_call, regions_bound_by
 from sbp.errors import SbpInternalError
-from sbp.machine.context import call_without_mesh
-from sbp.machine.mesh import MeshSpec
-from sbp.shardmap.emulation import (
+from sbp.handwritten.emulation import (
     FAILURES,
     Ran,
     differ,
@@ -36,10 +34,12 @@ from sbp.shardmap.emulation import (
     reason_of,
     too_large,
 )
-from sbp.shardmap.meant import bodies, lengths_of, one_each, permutes, picks, ranks
-from sbp.shardmap.measured import Types, fixed_numbers, is_good, measured, renumbered
-from sbp.shardmap.specs import atom_of, claims
-from sbp.shardmap.written_sizes import AxisInCode, WrittenSizes
+from sbp.handwritten.meant import bodies, lengths_of, one_each, permutes, picks, ranks
+from sbp.handwritten.measured import Types, fixed_numbers, is_good, measured, renumbered
+from sbp.handwritten.specs import atom_of, claims
+from sbp.handwritten.written_sizes import AxisInCode, WrittenSizes
+from sbp.machine.context import call_without_mesh
+from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import Graph

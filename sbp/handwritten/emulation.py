@@ -16,7 +16,7 @@ from jax import lax
 
 from sbp import _jax
 from sbp.errors import SbpError
-from sbp.shardmap.specs import atom_of, without
+from sbp.handwritten.specs import atom_of, without
 from sbp.signatures import traits_of
 from sbp.signatures.kernels.shards import reduced
 from sbp.signatures.rule import BITCAST

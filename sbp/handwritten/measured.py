@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from sbp.shardmap.emulation import Ran, differ
+from sbp.handwritten.emulation import Ran, differ
 from sbp.signatures import traits_of
 from sbp.trace.collectives import AXIS_INDEX, SHARD_MAP
 from sbp.trace.graph import Constant, Graph, Node, Operand

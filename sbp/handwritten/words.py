@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 from sbp.errors import Diagnostic, Label, Span
+from sbp.handwritten.faults import Finding, FoundRepairs, Kind
+from sbp.handwritten.one_device import ComparedRun
+from sbp.handwritten.specs import outs_of
 from sbp.machine.mesh import MeshSpec
-from sbp.shardmap.faults import Finding, FoundRepairs, Kind
-from sbp.shardmap.one_device import ComparedRun
-from sbp.shardmap.specs import outs_of
 from sbp.signatures.rule import RANKS
 from sbp.source.reader import scope_of, source_text, users_span
 from sbp.trace.collectives import KINDS, SUMS

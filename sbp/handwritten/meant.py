@@ -8,9 +8,9 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from sbp.shardmap.faults import places_of
-from sbp.shardmap.measured import Types, is_good
-from sbp.shardmap.specs import atom_of, claims
+from sbp.handwritten.faults import places_of
+from sbp.handwritten.measured import Types, is_good
+from sbp.handwritten.specs import atom_of, claims
 from sbp.signatures import traits_of
 from sbp.signatures.rule import KEEPS_INDICES, RANKS
 from sbp.trace.collectives import AXIS_INDEX, KINDS, SHARD_MAP, names_of

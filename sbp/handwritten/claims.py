@@ -12,10 +12,10 @@ from typing import Any
 
 from sbp import _jax
 from sbp.errors import Diagnostic, Label, SbpTypeError, Span, note, noting, warn
+from sbp.handwritten.check import analysed, diagnostics_of
+from sbp.handwritten.one_device import compared_runs
+from sbp.handwritten.words import DIFFERS
 from sbp.machine.mesh import MeshSpec
-from sbp.shardmap.check import analysed, diagnostics_of
-from sbp.shardmap.one_device import compared_runs
-from sbp.shardmap.words import DIFFERS
 from sbp.signatures.laws.oracle import Types, localised
 from sbp.trace.build import body_graph
 from sbp.trace.collectives import SHARD_MAP

@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sbp.errors import OptionEdit, Span
-from sbp.machine.mesh import MeshSpec
-from sbp.shardmap.edits import GraphEdit, Reduce, respecified
-from sbp.shardmap.faults import PMEAN, Fault, Finding
-from sbp.shardmap.rewrites import (
+from sbp.handwritten.edits import GraphEdit, Reduce, respecified
+from sbp.handwritten.faults import PMEAN, Fault, Finding
+from sbp.handwritten.rewrites import (
     Edits,
     after_statement,
     axes_replaced,
@@ -29,8 +28,9 @@ from sbp.shardmap.rewrites import (
     quoted,
     renamed,
 )
-from sbp.shardmap.sites import Site, Sites, WrittenOperand
-from sbp.shardmap.specs import outs_of
+from sbp.handwritten.sites import Site, Sites, WrittenOperand
+from sbp.handwritten.specs import outs_of
+from sbp.machine.mesh import MeshSpec
 from sbp.source.reader import source_text, users_span
 from sbp.trace.collectives import CALLED, REDUCING_CALLS
 from sbp.trace.graph import Graph, Node

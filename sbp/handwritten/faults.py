@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp.errors import Help, Severity
-from sbp.shardmap.measured import Reading, Readings, Types, is_good
-from sbp.shardmap.specs import atom_of, outside
+from sbp.handwritten.measured import Reading, Readings, Types, is_good
+from sbp.handwritten.specs import atom_of, outside
 from sbp.signatures import traits_of
 from sbp.trace.collectives import AXIS_INDEX, KINDS, REDUCTIONS, names_of
 from sbp.trace.dataflow import Dataflow

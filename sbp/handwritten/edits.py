@@ -13,8 +13,8 @@ from jax import lax
 
 from sbp import _jax
 from sbp.errors import OptionEdit, SourceEdit, Span
-from sbp.shardmap.faults import PMEAN
-from sbp.shardmap.specs import split_over, without
+from sbp.handwritten.faults import PMEAN
+from sbp.handwritten.specs import split_over, without
 from sbp.trace.collectives import CALLED, SHARD_MAP, handwritten_bytes
 from sbp.trace.graph import Constant, Graph, Node, Operand, constant
 from sbp.trace.regions import amount
