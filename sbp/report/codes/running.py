@@ -36,10 +36,10 @@ RUNNING = (
     CodePage(
         "unsupported-effect",
         """
-        A side effect that a distributed program cannot keep: an io_callback whose result the
-        program uses, a Ref from outside of the program, a token. Printing and callbacks without
-        results see the whole, reduced values and run once, on the first device. For a result take
-        jax.pure_callback.
+        The program has a side effect that a distributed program cannot keep: an io_callback whose
+        result the program uses, a Ref from outside of the program, a token. Printing and callbacks
+        without results get the whole, reduced values and run once, on the first device. For a
+        result use jax.pure_callback.
         """,
         """
 from jax.experimental import io_callback
@@ -60,13 +60,13 @@ sbp.jit(f, mesh).plan(x)
     CodePage(
         "missing-rule",
         """
-        sbp has no signature for this primitive. The program is right all the same: its operands are
-        gathered, every device computes the whole result, and that costs memory, time and bytes.
+        sbp has no signature for this primitive. The program is still right: sbp gathers the
+        operands, and every device computes the whole result. This costs memory, time and bytes.
         `sbp signatures` lists the primitives that have one.
 
-        Give the primitive its rows with sbp.signatures.register, under the name that the warning
-        has. sbp tries each row on numbers before it uses it. Or compute the same with other
-        primitives, or as a manual region.
+        Register rows for the primitive with sbp.signatures.register, under the name in the warning.
+        sbp tests each row on numbers before it uses the row. Or use other primitives or a manual
+        region.
         """,
         f"""
 {_KERNEL}
@@ -83,11 +83,10 @@ sbp.jit(squares, mesh, in_types="data:S(0)").plan(x)
         "ignored-constraint",
         """
         The program puts a value on a device, or asks for its layout in memory: device_put with a
-        device, jax.experimental.layout, compute_on. sbp places values by their types, computes
-        where they lie and does not read these, so the line has no effect. A NamedSharding is read,
-        as sbp.annotate reads it.
+        device, jax.experimental.layout, compute_on. sbp places values by their types, so the line
+        has no effect. A NamedSharding has the effect of sbp.annotate.
 
-        Pin the value with a NamedSharding or with sbp.annotate, or take the line out.
+        Pin the value with a NamedSharding or with sbp.annotate, or delete the line.
         """,
         """
 def f(x, w):
@@ -108,10 +107,9 @@ sbp.jit(f, mesh).plan(x, w)
     CodePage(
         "ignored-memory",
         """
-        The program asks for a kind of memory where JAX carries none, so the line changes nothing,
-        in jax.jit as in sbp.jit: a memory kind of with_sharding_constraint, of in_shardings or
-        out_shardings of a jax.jit inside, or a device_put to unpinned_host. The value stays in
-        device memory.
+        The program asks for a kind of memory that JAX ignores there, in jax.jit as in sbp.jit: a
+        memory kind of with_sharding_constraint, of in_shardings or out_shardings of a jax.jit
+        inside, or a device_put to unpinned_host. The value stays in device memory.
 
         Copy the value with jax.device_put(x, jax.memory.Space.Host), or to a sharding whose
         memory_kind is pinned_host.
@@ -136,11 +134,11 @@ sbp.jit(f, mesh).plan(x, w)
     CodePage(
         "memory-kind",
         """
-        An argument lies in another memory than its sharding in in_shardings or in_types asks for,
-        or a result is asked in a memory that the platform cannot return it in. A sharding without
-        a memory kind asks for device memory.
+        An argument is in another memory than its sharding in in_shardings or in_types says, or the
+        platform cannot return a result in the memory that its sharding says. A sharding without a
+        memory kind asks for device memory.
 
-        Put the argument there with jax.device_put, or ask for the memory that it lies in.
+        Move the argument with jax.device_put, or change the memory kind of the sharding.
         """,
         """
 from jax.sharding import NamedSharding, PartitionSpec
@@ -162,13 +160,13 @@ sbp.jit(jnp.sin, mesh, in_shardings=host).plan(on_host)
         "lost-state",
         """
         The function changes an argument in place, such as a Flax NNX module with a batch norm or
-        with the counters of dropout, and does not return what it changed. A traced function has a
-        copy of its arguments, under jax.jit and under sbp.jit: the caller's object keeps its old
+        with the counters of dropout, and does not return the changed state. A traced function gets
+        a copy of its arguments, under jax.jit and under sbp.jit: the caller's object keeps its old
         state. The warning names the leaves.
 
         Return the new state and put it back, or split the object into arrays and the rest before
-        the call, as docs/recipes/flax-nnx.md does. Dicts and lists are not watched: functions use
-        them as variables of their own.
+        the call, as docs/recipes/flax-nnx.md does. sbp does not watch dicts and lists: functions
+        use them as variables of their own.
         """,
         """
 from dataclasses import dataclass
@@ -204,16 +202,15 @@ sbp.jit(f, mesh).plan(Model(w, jnp.int32(0)), x)
     CodePage(
         "wrong-signature",
         """
-        A signature that was registered with sbp.signatures.register has a row that does not hold.
-        The message shows the row, what each device held, and the value that comes out instead of
-        the right one.
+        A signature from sbp.signatures.register has a row that does not hold. The message shows the
+        row, the parts on each device, and the wrong and the right result.
 
-        Take the row out, or correct `local`, which computes a device's part of the result: most
-        often it must not let the padding of an uneven split into a reduction (`even=True` leaves
-        such splits out), or the operation is not linear, as P(sum) needs.
+        Delete the row, or correct `local`, which computes a device's part of the result. The usual
+        causes are padding of an uneven split in a reduction (`even=True` excludes such splits), and
+        P(sum) for an operation that is not linear.
 
-        A note with this code names mesh axes of more than 64 devices, on which a signature is not
-        checked.
+        A note with this code names mesh axes of more than 64 devices, on which sbp does not check a
+        signature.
         """,
         """
 from jax.experimental import pallas as pl
@@ -244,14 +241,13 @@ with sbp.signatures.registered("pallas_call:cube", ["S(0) -> S(0)"], local=lambd
     CodePage(
         "uneven-boundary",
         """
-        JAX cannot hand over an array whose dim does not divide by the devices that split it. Such
-        an input or output is held whole (B) on that mesh axis at the boundary, and sliced or
-        gathered inside the program; the report prices it. Inside, uneven splits are no matter.
+        A JAX array cannot be split along a dim that does not divide evenly. Such an input or output
+        is whole (B) on that mesh axis at the boundary, and the program slices or gathers it; the
+        report shows the price. Inside the program, uneven splits work.
 
         Make the dim a multiple of the axis size, for instance by padding the batch, or leave the
-        input free. A weight or optimiser state stays split between calls where its type is given as
-        sbp.padded("model:S(0)"): then it is an sbp.Padded, which is padded, and shows its true
-        shape.
+        input free. To keep a weight or optimiser state split between calls, give it the type
+        sbp.padded("model:S(0)"): it is then an sbp.Padded, with its true shape.
         """,
         """
 x = jax.ShapeDtypeStruct((10, 16), jnp.float32)
@@ -265,9 +261,9 @@ sbp.jit(lambda x: x * 2.0, mesh, in_types=("model:S(0)",)).plan(x)
     CodePage(
         "input-moved",
         """
-        An argument arrived on other devices or in another layout than the plan wants, and was moved
-        there before the call. That is right but costs a copy on every call. Put long-lived arrays
-        at plan.in_shardings once, and feed batches with them.
+        An argument arrived on other devices or in another layout than the plan takes, so sbp moved
+        it before the call. The result is right, but each call costs a copy. Put long-lived arrays
+        in plan.in_shardings once, and make batches in these shardings.
         """,
         """
 mesh = sbp.make_mesh((2,), ("data",))
@@ -284,9 +280,9 @@ f(jax.device_put(jnp.zeros((8, 4)), plan.in_shardings[0]))
     CodePage(
         "nested-jit",
         """
-        An sbp.jit function was called under another transformation (jit, grad, vmap, or another
-        sbp.jit). Types belong to the outermost program, so the function runs there as the plain
-        function it wraps, and its annotations count for the outer one.
+        You called an sbp.jit function under another transformation (jit, grad, vmap, or another
+        sbp.jit). Types belong to the outermost program, so the function runs as the plain function,
+        and its annotations count for an outer sbp.jit.
 
         Transform first, then sbp.jit the result once.
         """,
@@ -303,8 +299,8 @@ f.plan(jnp.zeros(8))
         "many-plans",
         """
         An sbp.jit function keeps the plans of its last 256 call signatures: shapes, dtypes, static
-        arguments, shardings and settings of JAX. It was called with more, and drops the plan that
-        was not used for longest. A call with that signature plans and compiles again.
+        arguments, shardings and settings of JAX. Beyond that, it drops the least recently used
+        plan. A call with that signature plans and compiles again.
 
         Pad shapes to a few sizes, or pass what changes as an array in place of a static argument.
         """,
@@ -323,10 +319,10 @@ for n in range(1000):
     CodePage(
         "saved-plan",
         """
-        sbp.jit(.., plan=path) runs a plan that plan.save wrote, and plans nothing. The plan of this
-        file was made for another program, mesh, hardware, option or version of sbp or JAX, or its
-        text or its types were changed and do not hold. The message says which, with the line of
-        the plan or of the program.
+        sbp.jit(.., plan=path) runs a plan that plan.save wrote, and plans nothing. The plan in this
+        file is for another program, mesh, hardware, option or version of sbp or JAX, or someone
+        changed its text or types and they do not hold. The message says which, with the line of the
+        plan or of the program.
 
         Leave plan= out to plan again, and save the new plan.
         """,
@@ -343,15 +339,15 @@ sbp.jit(f, mesh, plan="doubled.json").plan(jnp.zeros(8))
     CodePage(
         "processes-differ",
         """
-        Several processes share the mesh, and what they are about to run is not the same: another
-        mesh, program, option, or value of an argument that each process has as a whole (a NumPy
+        Several processes share the mesh, and do not run the same call: they differ in the mesh,
+        program, options, or the value of an argument that each process has as a whole (a NumPy
         array, a number, an array on its own devices). Or a process did not run the plan at all.
-        Without this error they would wait for each other without end, or compute wrong values.
+        Without this error they would wait for each other forever, or compute wrong values.
 
-        Make the same calls in the same order in all processes. What differs between them goes in
-        by jax.make_array_from_process_local_data.
+        Make the same calls in the same order in all processes. Pass data that differ with
+        jax.make_array_from_process_local_data.
 
-        The comparison is made once for each plan, before its first run, by the key-value store of
+        sbp compares once for each plan, before its first run, through the key-value store of
         jax.distributed. The environment variable SBP_CHECK_PROCESSES=0 turns it off.
         """,
         """
@@ -368,9 +364,9 @@ sbp.jit(lambda x: x * 2.0, mesh)(x)
     CodePage(
         "bad-corpus",
         """
-        A file of parallel text cannot be read: it is missing, empty, not UTF-8, or a line has not
-        the three columns source, target, language separated by tabs. The message names the line.
-        Nothing has been written.
+        A file of parallel text cannot be read: it is missing, empty or not UTF-8, or a line does
+        not have the three columns source, target, language, separated by tabs. The message names
+        the line. The run wrote nothing.
         """,
         """
 sbp train --data corpus.tsv    # with a line of two columns
@@ -383,9 +379,9 @@ sbp train --data corpus.tsv    # source<TAB>target<TAB>language on every line
     CodePage(
         "bad-checkpoint",
         """
-        The folder holds the checkpoint of another configuration, or one that cannot be read. The
-        message lists what differs. Nothing has been written or lost: choose another --workdir, or
-        run with the configuration that made the checkpoint.
+        The folder has the checkpoint of another configuration, or a checkpoint that sbp cannot
+        read. The message lists the differences. The run wrote nothing: choose another --workdir, or
+        use the configuration that made the checkpoint.
         """,
         """
 # runs/a was begun with another number of experts
@@ -400,9 +396,9 @@ sbp train --workdir runs/b --set experts=8
         "not-finite",
         """
         The loss, the gradients or the updates were infinite or NaN for `max_skipped` steps in a
-        row. Each such step is skipped on all devices: it changes neither the parameters nor the
-        state of the optimiser. The checkpoints are kept, so that the same folder resumes with
-        other data; another learning rate is another run.
+        row. All devices skip such a step: it changes neither the parameters nor the state of the
+        optimiser. The checkpoints are kept. A run with another learning rate or other text needs
+        another folder.
         """,
         """
 sbp train --workdir runs/a --set learning_rate=1e30

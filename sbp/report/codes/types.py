@@ -10,10 +10,10 @@ TYPES = (
         "no-signature",
         """
         Each operator has a table of signatures: which types of its operands give which types of its
-        results. Here the types that reach the operator on one mesh axis stand in no row of that
-        table, and the boxing policy does not let sbp convert them on the way.
+        results. Here no row has the types that reach the operator on one mesh axis, and the boxing
+        policy does not let sbp convert them.
 
-        The diagnostic shows the rows that come nearest. Pin one operand otherwise, convert it by an
+        The diagnostic shows the nearest rows. Pin one operand to another type, convert it by an
         annotation (annotations may convert under every policy), or allow conversions with
         boxing="auto". A partial tensor, P(sum), passes through linear operators only: reduce it
         before tanh, relu, a comparison or a product with another partial tensor.
@@ -36,12 +36,11 @@ sbp.jit(f, mesh, boxing="explicit").plan(x, w)
     CodePage(
         "annotation-conflict",
         """
-        Two annotations ask different types of what has to keep one type: the carry of a scan or
-        while from one iteration to the next, the results of the branches of a cond, or a value on
-        its way from one annotation to the other, and the boxing policy allows no conversion in
-        between. The labels show both annotations.
+        Two annotations pin different types where one type has to hold: for the carry of a scan or
+        while, for the results of the branches of a cond, or for a value between two annotations, if
+        the boxing policy allows no conversion there. The labels show both annotations.
 
-        Make them agree, drop one, or put a third where the conversion shall happen: an annotation
+        Make them agree, drop one, or add a third where sbp should convert the value: an annotation
         converts its operand under every policy.
         """,
         """
@@ -70,10 +69,10 @@ sbp.jit(f, mesh, boxing="explicit").plan(x)
     CodePage(
         "no-typing",
         """
-        A pin asks a type that its tensor cannot have at all (a split of ten rows over eight devices
-        where the program ends), or each mesh axis has a typing of its own but the axes have none
-        together, since an inner axis cannot keep a split of a dim that an outer axis has to change.
-        The labels show the smallest set of pins that cannot all hold.
+        A pin gives a tensor a type that it cannot have (a split of ten rows over eight devices at
+        the end of the program), or types fit on each mesh axis but not on all axes together: an
+        inner axis cannot keep a split of a dim that an outer axis has to change. The labels show
+        the smallest set of pins that cannot all hold.
 
         Leave one of them free on that axis.
         """,
@@ -97,9 +96,9 @@ sbp.jit(f, mesh, boxing="explicit").plan(x)
     CodePage(
         "memory-limit",
         """
-        Every typing that was found holds more than memory_limit bytes on a device at its fullest
-        moment: arguments, results that are not donated, and temporaries. The diagnostic names the
-        largest tensors of the plan of least memory.
+        Every plan that sbp found has a peak memory above memory_limit bytes per device: arguments,
+        results that are not donated, and temporaries. The diagnostic names the largest tensors of
+        the plan with the least memory.
 
         Raise the limit, split those tensors over another mesh axis, donate arguments that the step
         returns, recompute with jax.checkpoint, or take a larger mesh.
@@ -115,11 +114,11 @@ sbp.jit(lambda x, w: x @ w, mesh, memory_limit=2**20).plan(x, w)
         "budget",
         """
         `budgets=[sbp.forbid(..)]` forbids collectives: of a kind, over a mesh axis, above a size,
-        in the forward pass, in the backward pass or inside loops. Here types meet that only such a
-        collective brings together, so no plan is within the budget.
+        in the forward pass, in the backward pass or inside loops. Here only such a collective makes
+        the types fit, so no plan keeps the budget.
 
-        The help names the nearest budget that a plan keeps. Otherwise leave a pin out or move it,
-        so that the values meet without.
+        The help names the nearest budget that a plan keeps. Or drop or move a pin, so that the
+        program needs no such collective.
         """,
         """
 def f(x, w):
@@ -140,8 +139,7 @@ sbp.jit(f, mesh, in_types=("model:S(1)", "model:S(0)"), boxing="reduce", budgets
         "solver-limit",
         """
         The checker stops after a fixed number of steps, never after a time, so that its answers do
-        not depend on the computer. It stopped here before it could decide, and says so instead of
-        guessing.
+        not depend on the computer. Here it stopped before it could decide.
 
         Pin a few more tensors (each pin removes choices), use fewer mesh axes at once, or plan the
         program in two parts.
@@ -158,13 +156,13 @@ batch)
     CodePage(
         "gathered-matrix",
         """
-        A decomposition, a solve or a Fourier transform takes whole matrices or lines. This one is
-        split along them, is gathered first, and every device computes the same. It is a note: the
-        plan is right.
+        A decomposition, a solve or a Fourier transform takes whole matrices or lines. Here the
+        operand is split along them, so sbp gathers it first, and every device computes the same
+        result. It is a note: the plan is right.
 
-        Split a batch dim, where there is one; the dims before the matrices split without a
-        transfer. A transform over several dims can be written as one over each, with the split on
-        another dim.
+        Split a batch dim instead: the dims before the matrices split without a transfer. You can
+        write a transform over several dims as one transform over each, with the split on another
+        dim.
         """,
         """
 f = sbp.jit(lambda x: jnp.linalg.cholesky(x), mesh, in_types=("model:S(0)",))
@@ -178,11 +176,11 @@ report = f.check(jax.ShapeDtypeStruct((16, 512, 512), jnp.float32))  # a batch o
     CodePage(
         "costly-annotation",
         """
-        A pin without which the plan would be at least 10 % cheaper on this hardware. It is a
-        warning: the pin holds. The price with and without it stands in the label.
+        Without this pin, the plan would be at least 10 % cheaper on this hardware. It is a warning:
+        the pin holds. The label shows the price with and without the pin.
 
-        Keep the pin if it says something that sbp cannot know (a layout that the next program
-        wants); drop it otherwise.
+        Keep the pin if sbp cannot know its purpose (a layout that the next program needs);
+        otherwise drop it.
 
         A note with this code says how many annotations were not checked, and why: in large programs
         each check takes seconds.
@@ -209,9 +207,8 @@ report = sbp.jit(f, mesh).check(large, large)
         "manual-types",
         """
         A manual region is your own code with named-axis collectives. Its results do not have the
-        types that out_types claim: a reduction is missing, occurs twice, comes too late, or runs
-        over the wrong mesh axis. Or the body takes whole arrays, but not the shards that in_types
-        give it.
+        types in out_types: a reduction is missing, occurs twice, comes too late, or runs over the
+        wrong mesh axis. Or the body cannot take the shards that in_types give it.
 
         sbp runs the region on random values, on the mesh and with one device on each mesh axis, as
         sbp.check_shard_map does. It is an error if sbp finds the operation at fault. It is a
@@ -232,8 +229,8 @@ sbp.jit(g, mesh).plan(x, w)
         """
         A type text is a list of AXIS:ATOM separated by blanks, where ATOM is S(dim), B, P,
         P(monoid) or ?, and axes that are not named are B. B alone is broadcast on every axis. The
-        message points at the column where the text stops being that. A plan's text that does not
-        parse back has this code too, with the line.
+        message points at the first wrong column. A plan's text that does not parse has this code
+        too, with the line.
         """,
         """
 sbp.parse("data:S(0 model:B")
@@ -246,7 +243,7 @@ sbp.parse("data:S(0) model:B")
         "unknown-axis",
         """
         A type, an annotation or a specification names a mesh axis that the mesh does not have. The
-        nearest name is suggested.
+        message suggests the nearest name.
         """,
         """
 sbp.jit(lambda x: sbp.split(x, 0, "modle"), mesh).plan(x)
@@ -271,9 +268,8 @@ sbp.annotate(jnp.zeros((8, 4)), data=S(1))
     CodePage(
         "mixed-monoids",
         """
-        A tensor cannot be partial under two different monoids at once: the maximum over one axis of
-        sums over another is not the sum over the one of maxima over the other. Reduce one of them
-        first.
+        A tensor cannot be partial under two different monoids at once, because a maximum of sums is
+        not a sum of maxima. Reduce one of them first.
         """,
         """
 sbp.parse("data:P(sum) model:P(max)")
@@ -285,9 +281,9 @@ sbp.parse("data:P(sum) model:B")
     CodePage(
         "bad-placement",
         """
-        sbp.shard takes GShard's device assignment: an array of device ids, one for each slice. It
-        is accepted when some split of this mesh places the slices just so. Otherwise build the mesh
-        with its devices in the order that you want, or use sbp.split.
+        sbp.shard takes GShard's device assignment: an array of device ids, one for each slice. sbp
+        accepts it if a split on this mesh places the slices in the same way. Otherwise build the
+        mesh with its devices in the order that you want, or use sbp.split.
         """,
         """
 import numpy as np
@@ -303,7 +299,7 @@ sbp.jit(lambda x: sbp.shard(x, np.arange(8).reshape(8, 1)), mesh).plan(x)
     CodePage(
         "mesh-devices",
         """
-        The mesh has more devices than there are. Take a smaller mesh, simulate devices on the host
+        The mesh has more devices than JAX sees. Take a smaller mesh, simulate devices on the host
         with XLA_FLAGS=--xla_force_host_platform_device_count=N (before JAX is first used), or plan
         on a jax.sharding.AbstractMesh, which needs no devices at all.
         """,
@@ -330,9 +326,9 @@ sbp.jit(jnp.tanh, sbp.make_mesh((1,), ("data",)))(jnp.zeros((8, 16)))
     CodePage(
         "not-partial",
         """
-        An input that is pinned P must come as an sbp.Partial, which holds one unreduced part for
-        each device along the axis, as an output pinned P does; a plain array has only one value.
-        Pin the input S or B instead, or pass the Partial that another sbp.jit function returned.
+        An input that you pin to P has to be an sbp.Partial, which holds one part for each device
+        along the axis; a plain array has only one value. Pin the input S or B instead, or pass the
+        Partial that another sbp.jit function returned.
         """,
         """
 sbp.jit(lambda x: x * 2.0, mesh, in_types=("model:P(sum)",)).plan(jnp.zeros((8, 16)))
@@ -344,9 +340,9 @@ sbp.jit(lambda x: x * 2.0, mesh, in_types=("B",)).plan(jnp.zeros((8, 16)))
     CodePage(
         "bad-argument",
         """
-        An argument of an sbp function does not fit; the message says what is taken and what was
-        given. Typical: in_types with another number of entries than the function has positional
-        arguments, a type where a tensor is wanted, an argument that is no array and not static.
+        An argument of an sbp function does not fit; the message names the expected and the given
+        value. Typical causes: in_types has more or fewer entries than the function has positional
+        arguments, a type in place of a tensor, an argument that is neither an array nor static.
         """,
         """
 sbp.jit(lambda x, w: x @ w, mesh, in_types=("B",)).plan(x, w)
@@ -358,8 +354,8 @@ sbp.jit(lambda x, w: x @ w, mesh, in_types=("B", "B")).plan(x, w)
     CodePage(
         "unknown-option",
         """
-        An option, a policy, a preset, a hardware name or a monoid that does not exist. The nearest
-        one is suggested.
+        An option, a policy, a preset, a hardware name or a monoid does not exist. The message
+        suggests the nearest one.
         """,
         """
 sbp.jit(jnp.tanh, mesh, boxing="explicitly")
@@ -375,9 +371,9 @@ sbp.jit(jnp.tanh, mesh, boxing="explicit")
         names of its dims. A mesh axis splits one dim of a tensor, so a layout that maps two dims of
         one tensor to the same axis has no meaning for that tensor (Mesh-TensorFlow, section 3).
 
-        Map one of the two to another axis. Where the tensor has the same dim twice, as in attention
-        from positions to positions, give the second one a name of its own, which the layout does
-        not map.
+        Map one of the two to another axis. If the tensor has the same dim twice, as in attention
+        from positions to positions, give the second one another name, which the layout does not
+        map.
         """,
         """
 layout = sbp.Layout(batch="model", d_ff="model")
@@ -394,8 +390,8 @@ sbp.jit(lambda x, w: layout(x @ w, "batch", "d_ff"), mesh).plan(x, w)
         "layout-names",
         """
         A layout is called with a tensor and a name for each of its dims, in order; the names of one
-        tensor differ. None stands for a dim without a name, which is never split. Under jax.vmap a
-        tensor has the dims that the function sees: the batch dim has no name.
+        tensor differ. None stands for a dim without a name, which the layout never splits. Under
+        jax.vmap the batch dim has no name: a tensor has the dims that the function sees.
         """,
         """
 layout = sbp.Layout(batch="data", d_ff="model")
@@ -411,16 +407,14 @@ sbp.jit(lambda x, w: layout(x @ w, "batch", None), mesh).plan(x, w)
     CodePage(
         "size-condition",
         """
-        A program was checked with symbolic sizes. It was typed at one choice of them, and that
-        typing is not the typing of all: at the sizes that the message names, a dim that is split at
-        the boundary does not divide, a split leaves devices without elements, an operator has no
-        signature for these types, or a reshape does not keep the number of elements, which JAX does
-        not check for symbolic sizes. The condition is exact: for sizes that meet it the typing
-        holds, for the others it does not, and calls with those get another one, which may send
-        more.
+        sbp typed a program with symbolic sizes at one choice of the sizes, and these types do not
+        hold for all sizes. At the sizes in the message, a dim that is split at the boundary does
+        not divide, a split leaves devices without elements, an operator has no signature for these
+        types, or a reshape does not keep the number of elements (JAX does not check this for
+        symbolic sizes). The condition is exact: calls with sizes that do not meet it get other
+        types, and may send more.
 
-        Put the condition into the scope of the sizes, when it is what you meant, or annotate what
-        is to be split otherwise.
+        If you want this condition, put it into the scope of the sizes. Otherwise split another dim.
         """,
         """
 (b,) = jax.export.symbolic_shape("b")
@@ -436,12 +430,11 @@ report = sbp.jit(lambda x, w: x @ w, mesh, in_types=("data:S(0)", None)).check(b
     CodePage(
         "sizes-unproved",
         """
-        A program was checked with symbolic sizes, and it could not be decided for all of them
-        whether the typing holds. Z3 gave up on a product or quotient of symbols, or a rule wants to
-        know a size itself and not how it compares: the message says for which lines, and at how
-        many small sizes the rest was tried instead. Or JAX traces the program into other operations
-        when its sizes have no numbers, as x[1:] into a gather: what is shown is shown of that
-        program, and a call with numbers has another one.
+        sbp could not decide for which symbolic sizes the types of a program hold. Z3 gave up on a
+        product or quotient of symbols, or a rule needs a size as a number: the message names the
+        lines and the number of small sizes that sbp tried instead. Or JAX traces other operations
+        for symbolic sizes, such as a gather for x[1:]: the answer holds for these operations, and a
+        call with numbers has others.
 
         Fewer symbols help, and so do constraints: with mod(m, 8) == 0 the product m*k is known to
         be divisible by 8. Instead of indexing, jax.lax.slice_in_dim is a slice for all sizes.
@@ -460,15 +453,15 @@ report = sbp.jit(rest, mesh, in_types=("B",)).check(jax.ShapeDtypeStruct((b, 16)
     CodePage(
         "symbolic-sizes",
         """
-        A plan is made for numbers: its collectives have lengths, and its price is in bytes. f.check
-        takes symbolic sizes and says for which the typing holds; f.plan and calls want the sizes
-        themselves, and type the program for these.
+        A plan needs sizes as numbers: its collectives have lengths, and its price is in bytes. Only
+        f.check takes symbolic sizes, and says for which sizes the types hold. Pass numbers to
+        f.plan and to calls.
 
-        The same code is given when shapes come from different symbolic scopes, when no size meets
-        the constraints, when the function uses a symbolic size that no argument has, when a reshape
-        keeps the number of elements at no size, and when the program's Python code asks something
-        of a size that the scope does not say, such as whether b is above 5; the message names a
-        constraint that says it, if there is one.
+        You also get this code if shapes come from different symbolic scopes, if no size meets the
+        constraints, if the function uses a symbolic size that no argument has, if a reshape keeps
+        the number of elements at no size, or if Python code depends on a size in a way that the
+        scope does not decide, such as b > 5. The message names a constraint that decides it, if
+        there is one.
         """,
         """
 (b,) = jax.export.symbolic_shape("8*b")
