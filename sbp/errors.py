@@ -123,15 +123,15 @@ CODES: dict[str, str] = {
     "missing-rule": "a primitive without a signature; its operands are held B",
     "wrong-signature": "a registered signature with a row that does not hold",
     "uneven-boundary": "an input or output dim that does not divide is held B at the boundary",
-    "input-moved": "an input arrived on other devices or in another layout and was moved",
+    "input-moved": "an input was on other devices or in another layout, so sbp moved it",
     "gathered-matrix": "a large matrix that a decomposition or transform takes whole",
     "costly-annotation": "an annotation that makes the plan at least 10 % dearer",
     "ignored-constraint": ("a device or layout that the program asks for, which sbp does not read"),
-    "ignored-memory": "a kind of memory that the program asks for where JAX carries none",
+    "ignored-memory": "a kind of memory that JAX ignores where the program asks for it",
     "lost-state": "an argument that the function changes in place without returning the change",
-    "memory-kind": "an argument or result asked in a memory where it does not lie or cannot",
+    "memory-kind": "a sharding with a kind of memory that an argument or result is not in",
     "nested-jit": "an sbp.jit function under another transformation runs as the plain function",
-    "many-plans": "more call signatures of one function than plans are kept of it",
+    "many-plans": "a function is called with more signatures than sbp keeps plans of it",
     "saved-plan": "a saved plan for another program, mesh or version, or one that does not hold",
     "processes-differ": "several processes are about to run different plans or other arguments",
     "bad-corpus": "a corpus file that cannot be read",
@@ -141,20 +141,20 @@ CODES: dict[str, str] = {
         "in a shard_map, a partial value is used or returned as though it were whole"
     ),
     "doubled-reduction": (
-        "in a shard_map, what is whole is reduced again, and so multiplied by the axis size"
+        "in a shard_map, a whole value is reduced again, which multiplies it by the axis size"
     ),
     "misplaced-reduction": (
         "in a shard_map, a reduction comes after an operation that does not commute with it"
     ),
     "wrong-reduction": (
-        "in a shard_map, a value is reduced otherwise than it is partial: pmean of a sum, psum of"
-        " means"
+        "in a shard_map, the wrong collective reduces a value: a pmean of parts of a sum, or a psum"
+        " of means"
     ),
     "wrong-placement": (
-        "in a shard_map, a collective or out_specs take a value as held otherwise than it is"
+        "in a shard_map, a collective or out_specs assume another type than the value has"
     ),
     "local-result": (
-        "in a shard_map, what was computed on each shard alone is taken as the result for the whole"
+        "in a shard_map, the result of one shard is returned as the result of the whole"
     ),
     "differs-on-one-device": (
         "in a shard_map, a result that differs on one device, which no operation explains"
