@@ -79,16 +79,16 @@ class Kind:
         return ArgumentError(about, code=self.code)
 
 
-def one_of(options: Sequence[str], *, or_none: bool = False) -> Kind:
+def one_of(options: Sequence[str]) -> Kind:
     """The kind of a string that is one of a few.
 
     >>> one_of(("a", "b")).accepts("a")
     True
     """
-    words = ", ".join(f'"{o}"' for o in options) + (" or None" if or_none else "")
+    words = ", ".join(f'"{o}"' for o in options)
     return Kind(
         f"one of {words}",
-        lambda x: (or_none and x is None) or (isinstance(x, str) and x in options),
+        lambda x: isinstance(x, str) and x in options,
         code="unknown-option",
     )
 
