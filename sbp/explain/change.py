@@ -159,7 +159,8 @@ class DiagnosisLimits:
       huge: operations above which a change of the policy, whose one plan serves all faults, is
         tried before any change of an annotation.
       faults: diagnostics of one program.
-      shown: helps, and rows of a rule, that one diagnostic shows.
+      shown: helps that one diagnostic shows.
+      rows: rows of a rule that one diagnostic shows.
       pins: pins that the diagnostic of all mesh axes together shows.
       plans: plans made for one diagnostic.
       plans_large, nodes_planned: in a large program, the most plans for one fault and the most
@@ -175,6 +176,7 @@ class DiagnosisLimits:
     huge: int = 3000
     faults: int = 5
     shown: int = SHOWN
+    rows: int = 4
     pins: int = 6
     plans: int = 12
     plans_large: int = 3

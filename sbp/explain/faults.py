@@ -454,14 +454,14 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
         shown = found.helps[: limits.shown - len(last)]
         unshown = found.unshown + len(found.helps) - len(shown)
         found = replace(found, helps=(*shown, *last), unshown=unshown)
-    limited = limit_notes(fault, found, len(near) - limits.shown)
+    limited = limit_notes(fault, found, len(near) - limits.rows)
     return Diagnostic(
         code=code,
         severity="error",
         title=f"{title} on mesh axis `{fault.axis}`",
         labels=_labels(fault, node, text),
         rule=heading,
-        rows=tuple(near[: limits.shown]),
+        rows=tuple(near[: limits.rows]),
         notes=(*notes(fault, node), *limited),
         helps=found.helps,
         scope=scope_of(node),

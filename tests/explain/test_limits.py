@@ -151,8 +151,8 @@ def test_pins_of_all_axes_that_are_not_shown_are_counted():
 
 
 def test_rows_past_the_limit_are_counted():
-    (every,) = diagnosed(wrong, (SQUARE, SQUARE), shown=100)
-    (one,) = diagnosed(wrong, (SQUARE, SQUARE), shown=1)
+    (every,) = diagnosed(wrong, (SQUARE, SQUARE), rows=100)
+    (one,) = diagnosed(wrong, (SQUARE, SQUARE), rows=1)
     count = len(every.rows) - 1
     assert count and len(one.rows) == 1
     rows = "1 more row" if count == 1 else f"{count} more rows"
