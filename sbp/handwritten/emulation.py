@@ -20,6 +20,7 @@ from sbp.handwritten.specs import atom_of, without
 from sbp.signatures import traits_of
 from sbp.signatures.kernels.shards import reduced
 from sbp.signatures.rule import BITCAST
+from sbp.trace.build import body_graph
 from sbp.trace.collectives import KINDS, REDUCTIONS, SHARD_MAP, names_of
 from sbp.trace.evaluate import environment, run_node, run_regions
 from sbp.trace.graph import Graph, Node
@@ -285,7 +286,19 @@ def _widened(graph: Graph, node: Node, ins: Sequence[Any]) -> tuple[Node, list[A
             jnp.asarray(x, graph.aval(o).dtype) for x, o in zip(ins, node.inputs, strict=True)
         ]
     params = {k: _wide_of(v) if isinstance(v, np.dtype) else v for k, v in node.params.items()}
+    if node.op != "pallas_call":  # a kernel declares its blocks
+        params |= {k: _wide_jaxpr(v) for k, v in params.items() if _jax.is_jaxpr(v)}
     return replace(node, params=params), list(ins)
+
+
+def _wide_jaxpr(jaxpr: Any) -> Any:
+    """A function among the parameters, such as the sum of a scatter, on the wider floats."""
+    opened, _ = _jax.open_jaxpr(jaxpr)
+    avals: list[Any] = [v.aval for v in opened.invars]
+    graph = body_graph(jax.make_jaxpr(lambda *x: _jax.eval_jaxpr(jaxpr, x))(*avals))
+    wide = [jax.ShapeDtypeStruct(a.shape, _wide_of(a.dtype)) for a in avals]
+    made = jax.make_jaxpr(lambda *x: _recorded(graph, x, 0)[0])(*wide)
+    return made if opened is not jaxpr else made.jaxpr
 
 
 def plain(y: Any) -> Any:
@@ -382,7 +395,7 @@ def _joined(y: Any, spec: Any, sizes: dict[str, int]) -> Any:
     return y.transpose(order).reshape(shape)
 
 
-# ---- collectives for which vmap has no rule -----------------------------------------------------
+# ---- operations for which vmap has no rule ------------------------------------------------------
 
 
 def _reduce(node: Node, args: Sequence[Any]) -> list[Any]:
@@ -444,11 +457,22 @@ def _permute(node: Node, args: Sequence[Any]) -> list[Any]:
     return [jnp.where(mine < 0, jnp.zeros_like(x), every[mine])]
 
 
+def _ragged_product(node: Node, args: Sequence[Any]) -> list[Any]:
+    """A ragged product for one device after the other: JAX does not lower one under two `vmap`s."""
+    product = jax.custom_batching.sequential_vmap(
+        lambda *operands: tuple(_jax.bind(node.primitive, operands, node.params))
+    )
+    return list(product(*args))
+
+
 _ACTS = {
     "reduce": _reduce,
     "gathering": _gather,
     "scattering": _scatter,
     "permute": _permute,
 }
-ONE_AXIS_AT_A_TIME = {op: _ACTS[kind] for op, kind in KINDS.items() if kind in _ACTS}
-"""Functions in the place of collectives whose rules for `vmap` lack a case."""
+ONE_AXIS_AT_A_TIME = {
+    "ragged_dot_general": _ragged_product,
+    **{op: _ACTS[kind] for op, kind in KINDS.items() if kind in _ACTS},
+}
+"""Functions in the place of operations whose rules for `vmap` lack a case."""

@@ -86,6 +86,29 @@ def test_an_empty_array_is_compared(empty):
     assert report.ok and not run.wrong and not run.untried
 
 
+def test_a_ragged_product_on_two_mesh_axes():
+    """JAX does not lower one under two `vmap`s."""
+
+    def body(x):
+        return lax.ragged_dot(x, jnp.ones((2, 8, 8)), jnp.array([1, len(x) - 1]))
+
+    run, _ = run_of(body)
+    assert not run.untried and not run.wrong
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: jnp.zeros_like(x).at[jnp.arange(len(x))].add(x),
+        lambda x: lax.reduce(x, jnp.bfloat16(0), lambda a, b: a + 2 * b, (1,)),
+        lambda x: lax.reduce_window(x, jnp.bfloat16(0), jnp.add, (1, 2), (1, 1), "SAME"),
+    ],
+)
+def test_functions_of_low_precision_run_on_wider_floats(body):
+    run, _ = run_of(body, jnp.asarray(X, jnp.bfloat16))
+    assert not run.untried and not run.wrong
+
+
 def test_a_wrong_ring_with_its_size_in_a_closure():
     n = 4
     pairs = [(i, (i + 1) % n) for i in range(n)]
