@@ -69,10 +69,10 @@ compared. Integers, booleans and keys have to be equal. Floats may differ by {TO
 largest magnitude in their array, or of {SMALLEST:g} if that is larger. *Largest
 difference* is on this scale.
 
-*Operations* counts those of sbp's graph, with the bodies of loops. *Split* is the share of them
-with a result that is split or partial. Seconds are wall time for the first call: for `jax.jit`
-until the program is lowered, for `sbp.jit` until it is planned. Both include tracing; neither
-includes compilation. *Warnings* has the codes that sbp gives, or why a program did not run.
+*Operations* is the number of operations in sbp's graph, including the bodies of loops. *Split* is
+the share of these operations whose result is split or partial. Seconds are wall time for the first
+call: for `jax.jit` until the program is lowered, for `sbp.jit` until it is planned. Both include
+tracing; neither includes compilation. *Warnings* has the codes that sbp gives, or why a program did not run.
 
 Versions: {{versions}}.
 

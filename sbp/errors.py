@@ -30,6 +30,9 @@ from sbp.spans import position_text as position_text
 SHOWN = 3
 """Entries of a list that an error, a warning or a note shows. It counts the others."""
 
+NEAR = 0.8
+"""The likeness, of `difflib`, from which a word is taken for a misspelt name or path."""
+
 
 def bytes_text(count: float) -> str:
     """Bytes with one decimal in the largest unit that leaves at least 1.
@@ -292,9 +295,6 @@ class Diagnostic:
         ]
         return "\n".join(lines)
 
-
-NEAR = 0.8
-"""The likeness, of `difflib`, from which a word is taken for a misspelt name or path."""
 
 LONGEST_WORD = 1000
 """Characters of a word that an error repeats: paths are shorter."""

@@ -60,6 +60,7 @@ class Tokenizer:
                 sentence_iterator=iter(texts),
                 model_writer=out,
                 vocab_size=vocab_size,
+                max_sentence_length=2**30,  # it leaves out longer texts without a word
                 hard_vocab_limit=False,
                 model_type="unigram",
                 character_coverage=coverage,

@@ -76,7 +76,7 @@ class Coverage:
     """What was checked of a program.
 
     Arguments:
-      regions: the number of its regions, those of gradients included.
+      regions: the number of its regions, including the regions of gradients.
       values: the number of values in them.
       collectives: its collectives, in program order.
       runs: its comparisons with one device of each mesh axis.

@@ -318,6 +318,8 @@ def test_plain_text_is_split_and_long_lines_are_cut(tmp_path, vocabularies):
     path, test = tmp_path / "corpus.txt", tmp_path / "test.tsv"
     path.write_text("".join(f"{i} is the next word of a text\n" for i in range(100)), "utf-8")
     pairs = read_tsv(path)
+    long = Tokenizer.train(["xyz " * 2000, *(pair.target for pair in pairs)], 64)
+    assert long.decode(long.encode(["xyz"])) == ["xyz"]
     assert pairs[7] == Pair(source="", target="7 is the next word of a text", language="")
     split = from_pairs(pairs, 3)
     assert split.is_plain and 80 < len(split.train) < 100 and len(split.heldout_pairs) == 3

@@ -1,5 +1,6 @@
 """Runs of the training program that are stopped, killed, and out of room, and end as others do."""
 
+import json
 import os
 import re
 import shutil
@@ -51,6 +52,8 @@ def test_a_decoder_only_model_trains_on_plain_text(tmp_path, capsys):
     found = re.findall(r"held-out loss ([\d.]+) per token, perplexity ([\d.]+)", shown)
     loss, perplexity = map(float, found[-1])
     assert perplexity == pytest.approx(np.exp(loss), rel=0.01)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["heldout_nll"] == pytest.approx(loss, abs=1e-3)
     assert cli.main(["evaluate", "--workdir", str(tmp_path / "run")]) == 2
     assert "plain text has no translations to score" in capsys.readouterr().err
 

@@ -90,10 +90,11 @@ def test_a_ragged_product_on_two_mesh_axes():
     """JAX does not lower one under two `vmap`s."""
 
     def body(x):
-        return lax.ragged_dot(x, jnp.ones((2, 8, 8)), jnp.array([1, len(x) - 1]))
+        return lax.ragged_dot(x, scales[:, None, None] * jnp.eye(8), jnp.array([1, len(x) - 1]))
 
-    run, _ = run_of(body)
-    assert not run.untried and not run.wrong
+    for scales in (jnp.ones(2), jnp.array([1.0, 2.0])):  # the first row of each shard is another
+        run, _ = run_of(body)
+        assert not run.untried and bool(run.apart) == (scales[1] != 1)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +106,12 @@ def test_a_ragged_product_on_two_mesh_axes():
     ],
 )
 def test_functions_of_low_precision_run_on_wider_floats(body):
-    run, _ = run_of(body, jnp.asarray(X, jnp.bfloat16))
+    x = jnp.asarray(X, jnp.bfloat16)
+    run, _ = run_of(body, x)
     assert not run.untried and not run.wrong
+    of_a_shard = mapped(lambda x: body(x) * jnp.sum(x), ROWS, ROWS)(False)
+    _, report = checked(of_a_shard, x)
+    assert [d.code for d in report.diagnostics] == ["missing-reduction"]
 
 
 def test_a_wrong_ring_with_its_size_in_a_closure():
