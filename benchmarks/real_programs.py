@@ -72,7 +72,8 @@ difference* is on this scale.
 *Operations* is the number of operations in sbp's graph, including the bodies of loops. *Split* is
 the share of these operations whose result is split or partial. Seconds are wall time for the first
 call: for `jax.jit` until the program is lowered, for `sbp.jit` until it is planned. Both include
-tracing; neither includes compilation. *Warnings* has the codes that sbp gives, or why a program did not run.
+tracing; neither includes compilation. *Warnings* has the codes that sbp gives, or why a program did
+not run.
 
 Versions: {{versions}}.
 

@@ -3,10 +3,10 @@
     python -m benchmarks.search_limits
     python -m benchmarks.search_limits --only STALE NEAR_LIMIT
 
-The problems come from `benchmarks.steps`, from the everyday programs of `benchmarks.planning_speed`,
-and from a scan on two mesh axes. Each line has the CPU time of the search, as a ratio to the time
-under the usual limits. It names each problem for which the cost or the gap of the bound changes.
-The limits are in `sbp/solve`; `docs/constants.md` explains each one.
+The problems come from `benchmarks.steps`, from the everyday programs of
+`benchmarks.planning_speed`, and from a scan on two mesh axes. Each line has the CPU time of the
+search, as a ratio to the time under the usual limits. It names each problem for which the cost or
+the gap of the bound changes. The limits are in `sbp/solve`; `docs/constants.md` explains each one.
 """
 
 from __future__ import annotations
