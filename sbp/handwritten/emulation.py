@@ -19,7 +19,7 @@ from sbp.errors import SbpError
 from sbp.handwritten.specs import atom_of, without
 from sbp.signatures import traits_of
 from sbp.signatures.kernels.shards import reduced
-from sbp.signatures.rule import BITCAST
+from sbp.signatures.rule import BITCAST, RAGGED_PRODUCT
 from sbp.trace.build import body_graph
 from sbp.trace.collectives import KINDS, REDUCTIONS, SHARD_MAP, names_of
 from sbp.trace.evaluate import environment, run_node, run_regions
@@ -286,17 +286,19 @@ def _widened(graph: Graph, node: Node, ins: Sequence[Any]) -> tuple[Node, list[A
             jnp.asarray(x, graph.aval(o).dtype) for x, o in zip(ins, node.inputs, strict=True)
         ]
     params = {k: _wide_of(v) if isinstance(v, np.dtype) else v for k, v in node.params.items()}
-    if node.op != "pallas_call":  # a kernel declares its blocks
-        params |= {k: _wide_jaxpr(v) for k, v in params.items() if _jax.is_jaxpr(v)}
+    params |= {k: _wide_jaxpr(v) for k, v in params.items() if _jax.is_jaxpr(v)}
     return replace(node, params=params), list(ins)
 
 
 def _wide_jaxpr(jaxpr: Any) -> Any:
-    """A function among the parameters, such as the sum of a scatter, on the wider floats."""
+    """A function of scalars among the parameters, such as the sum of a scatter, on the wider
+    floats; other jaxprs as they are."""
     opened, _ = _jax.open_jaxpr(jaxpr)
     avals: list[Any] = [v.aval for v in opened.invars]
+    if any(getattr(a, "shape", None) != () for a in avals):  # such as a kernel on blocks
+        return jaxpr
     graph = body_graph(jax.make_jaxpr(lambda *x: _jax.eval_jaxpr(jaxpr, x))(*avals))
-    wide = [jax.ShapeDtypeStruct(a.shape, _wide_of(a.dtype)) for a in avals]
+    wide = [jax.ShapeDtypeStruct((), _wide_of(a.dtype)) for a in avals]
     made = jax.make_jaxpr(lambda *x: _recorded(graph, x, 0)[0])(*wide)
     return made if opened is not jaxpr else made.jaxpr
 
@@ -472,7 +474,7 @@ _ACTS = {
     "permute": _permute,
 }
 ONE_AXIS_AT_A_TIME = {
-    "ragged_dot_general": _ragged_product,
+    RAGGED_PRODUCT: _ragged_product,
     **{op: _ACTS[kind] for op, kind in KINDS.items() if kind in _ACTS},
 }
 """Functions in the place of operations whose rules for `vmap` lack a case."""
