@@ -94,7 +94,6 @@ class Problem:
     waived: list[tuple[int, int, np.ndarray]] = field(default_factory=list)
     _needs: dict[Any, Needs] = field(default_factory=dict)
     _matrices: dict[Any, np.ndarray] = field(default_factory=dict)
-    _row_costs: dict[Any, tuple[tuple[NdRow, ...], np.ndarray, Any]] = field(default_factory=dict)
 
     def build(self) -> None:
         """Fills `costs`: a variable for each decision, by its number, then the conversions between
@@ -202,9 +201,10 @@ class Problem:
             self._reduction(o) if isinstance(o, int) else NATIVE
             for o in (*node.inputs, *node.outputs)
         )
-        shares = self.request.memory_shares
-        key = id(every), node.op, rules, reductions, shares.of(node)
-        if key not in self._row_costs:
+        shares, strictest = self.request.memory_shares, self.request.strictest
+        known = self.request.caches.row_costs
+        key = id(every), node.op, rules, reductions, shares.of(node), strictest
+        if key not in known:
             rows = allowed_rows(graph, node, every, rules, self.request.mesh)
             # Of rows with equal costs, one that takes and yields a partial is preferred: the
             # reduction comes later. The preference is less than any modelled cost.
@@ -218,15 +218,14 @@ class Problem:
                 np.array([row_seconds(graph, node, r, self.request.mesh, shares) for r in rows])
                 - DEFERRAL * carries
             )
-            strictest = self.request.strictest
             kept = undominated(rows, seconds, avals, reductions, self._spaces, strictest)
             # The entry keeps `every` alive, since its id is in the key.
-            self._row_costs[key] = (
+            known[key] = (
                 tuple(r for r, k in zip(rows, kept, strict=True) if k),
                 seconds[kept],
                 every,
             )
-        return self._row_costs[key][:2]
+        return known[key][:2]
 
     # ---- conversions ----------------------------------------------------------------------------
 

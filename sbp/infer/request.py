@@ -9,7 +9,9 @@ import math
 from collections import defaultdict
 from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from sbp import _jax
 from sbp.annotations import Pin
@@ -300,12 +302,13 @@ class RequestCaches:
 
     `table(mesh, communicates=..)` has the rows of nodes on a mesh, with or without rows whose
     kernels have collectives, and `spaces(mesh)` the types of shapes with the prices of their
-    conversions.
+    conversions. `row_costs` has the rows that a cheapest typing may need, with their seconds.
     """
 
     def __init__(self) -> None:
         self.table = functools.cache(RowTable)
         self.spaces = functools.cache(Spaces)
+        self.row_costs: dict[Any, tuple[tuple[NdRow, ...], np.ndarray, Any]] = {}
         self._rows: list[dict[int, tuple[NdRow, ...]]] = []
 
     def rows_by_node(self) -> dict[int, tuple[NdRow, ...]]:
@@ -317,6 +320,7 @@ class RequestCaches:
         """Frees their memory. Later requests compute them anew."""
         self.table.cache_clear()
         self.spaces.cache_clear()
+        self.row_costs.clear()
         for rows in self._rows:
             rows.clear()
 

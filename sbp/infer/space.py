@@ -68,6 +68,7 @@ def encode(atom: Atom) -> Code:
             return 0
 
 
+@functools.cache
 def decode(code: Code) -> Atom:
     """The atom of a code.
 
