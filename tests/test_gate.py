@@ -61,6 +61,12 @@ def test_a_primitive_is_locked_by_its_rule(monkeypatch):
     assert differ("sbp/infer/rows.py") == []
 
 
+def test_docstrings_and_comments_of_the_package_do_not_count():
+    texts = '"""A."""\ndef f(x):\n    """B."""\n    return x', "def f(x): return x  # why", "x"
+    first, same, other = (lock.code(text.encode()) for text in texts)
+    assert first == same != other
+
+
 def test_a_locked_test_module_is_locked_by_its_data_and_imports():
     files = {str(p.relative_to(lock.ROOT)) for p in lock.files_of("tests/gallery/test_gallery.py")}
     assert "tests/gallery/training.py" in files
