@@ -158,8 +158,13 @@ BUDGETS = Kind(
     lambda x: isinstance(x, Sequence) and all(isinstance(b, Budget) for b in x),
 )
 XLA_OPTIONS = Kind(
-    "a dict of options of XLA, or None", lambda x: x is None or isinstance(x, Mapping)
+    "a dict from names of XLA options to strings or numbers, or None",
+    lambda x: x is None or (isinstance(x, Mapping) and all(map(_is_xla_option, x.items()))),
 )
+
+
+def _is_xla_option(option: tuple[Any, Any]) -> bool:
+    return isinstance(option[0], str) and isinstance(option[1], str | bool | int | float)
 
 
 @made_of("Jitted", fn=FUNCTION, mesh=MESH, options=instance_of(JitOptions, "sbp.jit"))

@@ -284,6 +284,7 @@ class Plan:
             self._quick = quick
         return self.run(leaves)
 
+    @takes("Plan.place", skip=1)
     def place(self, *args: Any) -> tuple[Any, ...]:
         """Arguments on the mesh, where the plan takes them. Nothing is sent between processes.
 
@@ -428,6 +429,7 @@ class Plan:
             raise SbpError(f"plan.diff takes another plan, got {shown(other)}")
         return comparison(self._side, other._side)
 
+    @takes("Plan.save", skip=1)
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan to a file, from which `sbp.jit(.., plan=path)` runs it without planning.
 

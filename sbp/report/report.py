@@ -232,6 +232,7 @@ class Report(Shows):
         found = shards_of(self._planned("drawn"), name, self.output_names)
         return Shown(page=Page(parts=(shard_picture(found),)))
 
+    @takes("Report.source", skip=1)
     def source(self) -> Shown:
         """The user's lines, each with the types that it makes and the bytes that a device sends
         there. The line that sends most is marked with `>`.
@@ -248,6 +249,7 @@ class Report(Shows):
         """
         return Shown(page=source_page(self._planned("annotated"), self.title))
 
+    @takes("Report.bytes", skip=1)
     def bytes(self, other: Report | None = None) -> Shown:
         """The bytes that one device sends per call: of each mesh axis by phase (forward, backward,
         update), and of each scope or function by mesh axis. Collectives over several axes have a
@@ -274,6 +276,7 @@ class Report(Shows):
         beside = None if other is None else other._planned("drawn")
         return Shown(page=Page(parts=(traffic_picture(self._planned("drawn"), beside),)))
 
+    @takes("Report.roofline", skip=1)
     def roofline(self) -> Shown:
         """What limits the step: FLOPs, modelled seconds by module and pass with what they are spent
         on (compute, memory, or the links of a mesh axis), and the utilisation that follows.
@@ -290,6 +293,7 @@ class Report(Shows):
         """
         return Shown(page=Page(parts=(limits_section(self._planned("modelled")),)))
 
+    @takes("Report.timeline", skip=1)
     def timeline(self) -> Shown:
         """The modelled step in time: a lane for the device's own work and one for the links of each
         mesh axis, with the passes, the loops, and what the step waits for longest.
@@ -306,6 +310,7 @@ class Report(Shows):
         """
         return Shown(page=Page(parts=(timeline_picture(self._planned("modelled")),)))
 
+    @takes("Report.memory", skip=1)
     def memory(self) -> Shown:
         """What a device has in memory over program order: weights, optimiser state, activations and
         other classes, the fullest moment with what is alive then, and the limit.
@@ -331,6 +336,7 @@ class Report(Shows):
             )
         return self.program
 
+    @takes("Report.to_json", skip=1)
     def to_json(self) -> dict[str, Any]:
         """The report as data that `json.dumps` takes: the verdict, the findings, and of a plan its
         cost, strategy, inputs, outputs and collectives, also by module and phase. `format` names

@@ -3,14 +3,17 @@ right uses of every public function with one change."""
 
 import contextlib
 import io
+import tempfile
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import sbp
 from sbp import _jax, cli, signatures
@@ -41,6 +44,18 @@ PLAN = PLAIN.plan(SHAPE)
 REPORT = PLAN.report()
 RUNS = sbp.jit(users_body, sbp.make_mesh((2,), ("data",)))
 RUNNING = RUNS.plan(SHAPE)
+
+FOLDER = Path(tempfile.mkdtemp())
+SAVED, UNCHANGED = str(FOLDER / "plan.json"), str(FOLDER / "plan.txt")
+PLAN.save(SAVED)
+PROGRAM = FOLDER / "users_program.py"
+PROGRAM.write_text("import jax.numpy as jnp\n\n\ndef ffn(x):\n    return jnp.tanh(x)\n")
+CHECK = ["check", f"{PROGRAM}:ffn", "--args", "f32[8,4]", "--mesh", "data=2,model=4", "--json"]
+SHARDINGS = {
+    "in_shardings": (NamedSharding(MESH, PartitionSpec("data")),),
+    "out_shardings": PartitionSpec("data"),
+}
+COMPILER = {"compiler_options": {"xla_embed_ir_in_executable": True}, "keep_unused": True}
 
 HARDWARE: dict[str, Any] = {
     "name": "mine",
@@ -83,6 +98,9 @@ JIT_OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 _jitted = lambda *args, **options: sbp.jit(*args, **options).plan(SHAPE)
+
+
+_lowered = lambda *args, **options: sbp.jit(*args, **options).lower(X)
 
 
 def _pinned(function: Any) -> Any:
@@ -169,6 +187,12 @@ _jax_static = lambda *args, **options: jax.jit(users_two, **options)(*args)
 
 
 _sbp_static = lambda *args, **options: sbp.jit(users_two, MESH, **options).plan(*args)
+
+
+def _read(*args: Any, **kwargs: Any) -> Any:
+    """A padded argument, given and read."""
+    rows = sbp.Padded.of(X, *args, **kwargs)
+    return rows.full(), repr(rows), np.asarray(rows)
 
 
 _body = lambda x: x
@@ -266,8 +290,32 @@ def uses() -> tuple[Use, ...]:
         Use("Jitted call", RUNS, (X,), peer=jax.jit(users_body)),
         Use("Plan.why", PLAN.why, ("x",)),
         Use("Plan.diff", PLAN.diff, (PLAN,)),
+        Use("Plan.place", RUNNING.place, (X,)),
+        Use("Plan.report", PLAN.report, (), {"refine": True}),
+        Use("Plan.save", PLAN.save, (SAVED,)),
+        Use("jit(plan)", _jitted, (users_body, MESH), {"plan": [SAVED, FOLDER]}),
+        Use("jit(shardings)", _jitted, (users_body, MESH), SHARDINGS),
+        Use("jit(compiler)", _lowered, (users_body, MESH), COMPILER),
+        Use("eval_shape", PLAIN.eval_shape, (X,), peer=jax.jit(users_body).eval_shape),
+        Use("lower", PLAIN.lower, (X,), peer=jax.jit(users_body).lower),
+        Use(
+            "assert_plan_unchanged", sbp.assert_plan_unchanged, (PLAN, UNCHANGED), {"update": True}
+        ),
         Use("Report.text", REPORT.text, (100,)),
         Use("Report.html", REPORT.html, (), {"standalone": True}),
+        Use("Report.picture", REPORT.picture, ("data",), {"by": "function"}),
+        Use("Report.where", REPORT.where, ("x",)),
+        Use("Report.bytes", REPORT.bytes, (REPORT,)),
+        Use("Report.source", REPORT.source),
+        Use("Report.roofline", REPORT.roofline),
+        Use("Report.timeline", REPORT.timeline),
+        Use("Report.memory", REPORT.memory),
+        Use("Report.to_json", REPORT.to_json),
+        Use("page.lines", REPORT.memory().lines, (80,)),
+        Use("page.png", REPORT.memory().png, (1.5,)),
+        Use("Padded.full", _read, ("data:S(0)", RUNS.mesh)),
+        Use("command line check", _main, (CHECK,)),
+        Use("command line hardware", _main, (["hardware"],)),
     )
 
 
@@ -276,6 +324,12 @@ def uses() -> tuple[Use, ...]:
 pytestmark = pytest.mark.laws
 
 EVERY = [m for use in uses() for m in misuses(use)]
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A wrong path may be a right one elsewhere: what is written is not left in the checkout."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(autouse=True)
