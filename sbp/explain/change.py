@@ -155,34 +155,28 @@ class DiagnosisLimits:
 
     Arguments:
       solver_resources: Z3's resource count for one check.
-      large: operations above which a plan takes a second or more, so that few plans are made.
-      huge: operations above which a change of the policy, whose one plan serves all faults, is
-        tried before any change of an annotation.
       faults: diagnostics of one program.
       shown: helps that one diagnostic shows.
       rows: rows of a rule that one diagnostic shows.
       pins: pins that the diagnostic of all mesh axes together shows.
       plans: plans made for one diagnostic.
-      plans_large, nodes_planned: in a large program, the most plans for one fault and the most
-        operations that all these plans have together. One plan for each fault is always made.
-      reused: operations up to which helps are priced with the reuse of forward conversions in the
-        backward pass.
-      pin_trials: the number of pins times the number of operations up to which pins that are not
-        part of a conflict of all mesh axes are sorted out.
+      work: operations that these plans have together. Large programs, which have more in `plans`
+        plans, have fewer plans, at least `SHOWN`, and helps are priced there without the reuse of
+        forward conversions in the backward pass. If `work` is less than one plan for each pin,
+        pins that are not part of a conflict of all mesh axes are not sorted out.
     """
 
     solver_resources: int = RLIMIT
-    large: int = 1000
-    huge: int = 3000
     faults: int = 5
     shown: int = SHOWN
     rows: int = 4
     pins: int = 6
     plans: int = 12
-    plans_large: int = 3
-    nodes_planned: int = 6000
-    reused: int = 500
-    pin_trials: int = 4000
+    work: int = 6000
+
+    def is_large(self, size: int) -> bool:
+        """Whether a program of `size` operations has fewer plans."""
+        return size * self.plans > self.work
 
     def plans_of(self, size: int, shown: int) -> tuple[int, int]:
         """How many plans are made for the helps of one fault: once one of them gave a typing, and
@@ -192,10 +186,9 @@ class DiagnosisLimits:
           size: the number of the program's operations.
           shown: the number of faults that are shown.
         """
-        if size <= self.large:
+        if not self.is_large(size):
             return self.plans, self.plans
-        share = max(1, self.nodes_planned // (size * shown))
-        return min(self.plans_large, share), self.plans_large
+        return max(1, self.work // (size * shown)), max(SHOWN, self.work // size)
 
 
 def left_out(unshown: int, untried: int) -> tuple[str, ...]:
@@ -240,11 +233,6 @@ class Diagnosis:
     last: CheckResult
     under_policies: dict[str, Program | None] = field(default_factory=dict)
     answers: dict[Any, bool] = field(default_factory=dict)
-
-    @property
-    def large(self) -> bool:
-        """Whether few plans are made."""
-        return self.request.size > self.limits.large
 
     def may_hold(
         self, mesh_axis: str, without: Set[tuple[str, str]], assumed: Iterable[tuple[str, ...]]

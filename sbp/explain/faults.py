@@ -340,7 +340,7 @@ def explain(request: Request, *, limits: DiagnosisLimits = LIMITS) -> tuple[Diag
       At least one diagnostic, with code `no-signature`, `annotation-conflict`, `budget`,
       `no-typing` or `solver-limit`.
     """
-    reuse = request.size <= limits.reused
+    reuse = not limits.is_large(request.size)
     request = replace(request, memory_limit=None, donated=(), reuse=reuse)
     found, names = _diagnosis(request, limits), Names(request.graph)
     diagnostics = [

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from sbp.annotations import annotate_p
-from sbp.errors import Edit, Help, OptionEdit, SourceEdit, Span
+from sbp.errors import SHOWN, Edit, Help, OptionEdit, SourceEdit, Span
 from sbp.explain.change import Accepted, BlamedFault, Change, HelpKind, Tried, tried
 from sbp.explain.edits import Placed, Placement, insert_pin, set_pins, site_in
 from sbp.explain.names import Frames
@@ -485,13 +485,16 @@ def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
             screen=lambda one: diagnosis.may_hold(fault.axis, gone | one.without, one.assumed),
         )
 
-    policies = _by_policy(fault, base, most) if size > limits.huge else []
+    # In a huge program a policy comes first: its one plan serves all faults.
+    large = limits.is_large(size)
+    huge = large and most <= SHOWN
+    policies = _by_policy(fault, base, most) if huge else []
     tries = [attempt(_changes(fault, base, pins), 0 if any(t.accepted for t in policies) else most)]
-    if size <= limits.huge:
-        skips = diagnosis.large and tries[0].accepted
+    if not huge:
+        skips = large and tries[0].accepted
         policies = _by_policy(fault, base, 0 if skips else most)
     if not any(one.kind in _OF_ONE_PIN for one, _ in tries[0].accepted):
-        tries.append(attempt(pins.pairs(), 0 if diagnosis.large else most))
+        tries.append(attempt(pins.pairs(), 0 if large else most))
     tries += policies
     found = [_ranked(fault, node, one) for t in tries for one in t.accepted]
     shown = chosen(found, limits.shown)
@@ -549,7 +552,7 @@ def _by_policy(fault: BlamedFault, base: Request, plans: int) -> list[Tried]:
                 part = functools.partial(lambda change: best_program(change(base)), change)
                 changes.append(replace(whole, text=text, make=part, instead=whole))
         if not any(t.accepted for t in tries):
-            helps = 1 if diagnosis.large else None
+            helps = 1 if diagnosis.limits.is_large(diagnosis.request.size) else None
             tries.append(tried(changes, plans=plans, helps=helps, plan=lambda program: program))
     return tries
 

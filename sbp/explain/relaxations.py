@@ -564,7 +564,7 @@ def _conflicting_pins(request: Request, limits: DiagnosisLimits) -> tuple[list[P
     """The pins that have no typing together, and whether pins that the conflict does not need were
     sorted out. In a large program these are all pins."""
     sites = pin_sites(request)
-    needed, is_minimal = list(sites), len(sites) * request.size <= limits.pin_trials
+    needed, is_minimal = list(sites), len(sites) * request.size <= limits.work
     for site in reversed(sites) if is_minimal else ():
         others = [s for s in sites if s not in needed or s is site]
         if choose(drop_pins(request, *others)) is None:

@@ -86,15 +86,15 @@ def test_a_large_program_makes_few_plans(monkeypatch):
         monkeypatch.setattr(
             module, "best_program", lambda request: made.append(1) or best_program(request)
         )
-    found = diagnosed(several, (SQUARE, SQUARE, SQUARE), large=1, nodes_planned=1)
+    found = diagnosed(several, (SQUARE, SQUARE, SQUARE), work=1)
     assert len(found) == 4 and all(d.helps for d in found)
     assert len(made) <= 8
 
 
 def test_a_large_program_counts_the_changes_that_were_not_tried():
     (small,) = diagnosed(wrong, (SQUARE, SQUARE))
-    (large,) = diagnosed(wrong, (SQUARE, SQUARE), large=1)
-    (huge,) = diagnosed(wrong, (SQUARE, SQUARE), large=1, huge=1)
+    (large,) = diagnosed(wrong, (SQUARE, SQUARE), work=12)
+    (huge,) = diagnosed(wrong, (SQUARE, SQUARE), work=1)
     notes = [[n for n in d.notes if n.startswith("not tried: ")] for d in (small, large, huge)]
     assert [len(n) for n in notes] == [0, 1, 1]
     assert huge.helps[0].text.startswith("boxing=")
@@ -129,7 +129,7 @@ def test_prices_without_reuse_of_forward_conversions_say_so():
         found = diagnosed(fn, (SQUARE, SQUARE), **limits)
         return [any("without reuse" in n for n in d.notes) for d in found if d.helps]
 
-    assert any(said(program, reused=0)) and not any(said(program))
+    assert any(said(program, work=0)) and not any(said(program))
 
 
 def test_pins_of_all_axes_that_are_not_shown_are_counted():
@@ -141,7 +141,7 @@ def test_pins_of_all_axes_that_are_not_shown_are_counted():
     args = [shape(8, 8)] * 3
     (exact,) = diagnosed(program, args, MESH_2D, options)
     assert [label.text.split()[0] for label in exact.labels] == ["x", "y"]
-    (rough,) = diagnosed(program, args, MESH_2D, options, pin_trials=0, pins=2, shown=1)
+    (rough,) = diagnosed(program, args, MESH_2D, options, work=5, pins=2, shown=1)
     assert "not all of these pins need be part of the conflict: the program has 2 operations" in (
         rough.notes
     )
