@@ -17,9 +17,6 @@ from sbp.solve.costgraph import CostGraph
 from sbp.solve.reduction import Core
 from sbp.solve.search import Search, Solution
 
-PAIR = 2
-"""Mesh axes that are searched together while the others stay fixed; of two axes one."""
-
 NEAR = 0.02
 """Gap of a joint solution, as a share of its cost, below which pairs of axes are not searched: such
 searches rarely improve a joint solution."""
@@ -54,15 +51,15 @@ def solve_axes(
       searched all the same, since the searches of two axes need a solution to start from.
     """
     search, core, bound = Search(graph, cutoff=cutoff), Core.of(graph), 0.0
-    together = min(PAIR, axes - 1)
-    if axes <= PAIR or sum(m.size for m in graph.pairs.values()) <= joint_entries:
+    together = min(2, axes - 1)
+    if axes <= 2 or sum(m.size for m in graph.pairs.values()) <= joint_entries:
         core.reduce()
         bound = search.run(core)
         if not core.feasible or axes == 1 or search.is_near(bound, NEAR):
             return search.solution(bound)
     else:
         # Start: the first pair of axes is searched, the other axes are B wherever possible.
-        _within(search, core, profiles, list(range(PAIR, axes)), None)
+        _within(search, core, profiles, list(range(2, axes)), None)
         if search.best is None:  # a pin forbids B on another axis
             core.reduce()
             return search.solution(search.run(core))
