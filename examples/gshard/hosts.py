@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from sbp.errors import SbpError
-from sbp.moe.hosts import gathered
+from sbp.moe.hosts import gather
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ class Hosts:
         """
         if not self.coordinator:
             return
-        said = gathered(self.processes)
+        said = gather(self.processes)
         if wrong := [i for i, n in enumerate(said) if n != len(said)]:
             raise SbpError(
                 f"{len(said)} processes have come, and process {wrong[0]} was started with"

@@ -44,8 +44,8 @@ from sbp.errors import SbpError
 from sbp.moe.checkpoint import (
     Checkpoints,
     describe,
-    kept,
     need_room,
+    newest_text,
     write_whole,
 )
 from sbp.moe.config import PAD, ModelConfig
@@ -323,7 +323,7 @@ _ASKED = "stops after this step, with a checkpoint; another signal ends the run 
 
 def _last_words(run: Run) -> str:
     """What to say of a run that ends at once."""
-    return f"{kept(run.workdir)}; the same command resumes the run, or begins it again"
+    return f"{newest_text(run.workdir)}; the same command resumes the run, or begins it again"
 
 
 def _packed(run: Run, encoded: Encoded, console: Console) -> Encoded:

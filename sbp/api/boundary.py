@@ -15,7 +15,7 @@ from sbp import _jax, _jax_call
 from sbp.annotations import Pin, as_type
 from sbp.api.trees import (
     KeyPath,
-    filled,
+    fill,
     has_keys,
     is_patterns,
     path_names,
@@ -99,7 +99,7 @@ class Leaves:
 
     def like(self, values: Sequence[Any]) -> Any:
         """The structure with types or shardings as its leaves."""
-        return filled(self.tree, values, [leaf.path for leaf in self.leaves])
+        return fill(self.tree, values, [leaf.path for leaf in self.leaves])
 
 
 # ---- memories -----------------------------------------------------------------------------------

@@ -427,7 +427,7 @@ class CallReader:
             tree=tree,
             leaves=leaves,
             call=call,
-            donated_args=self._donated(tree, positions, len(args)),
+            donated_args=self._donated_leaves(tree, positions, len(args)),
         )
         return signature, arrays
 
@@ -450,7 +450,9 @@ class CallReader:
                 ) from error
         return statics, static_kwargs
 
-    def _donated(self, tree: Any, positions: list[int], count: int) -> tuple[tuple[int, ...], ...]:
+    def _donated_leaves(
+        self, tree: Any, positions: list[int], count: int
+    ) -> tuple[tuple[int, ...], ...]:
         """For each donated argument, the flat positions of its leaves.
 
         Arguments:

@@ -136,7 +136,7 @@ class Holding:
                 array = x
                 if isinstance(x, Padded):
                     array = x.full() if isinstance(source, jax.Array) else np.asarray(x)
-                flat[i] = self._padded(array, i) if i in self.inputs else array
+                flat[i] = self._pad(array, i) if i in self.inputs else array
         return flat, frozenset(whole), tuple(moved)
 
     def _is_whole(self, x: Any, position: int) -> bool:
@@ -145,7 +145,7 @@ class Holding:
         is_shape = isinstance(x, jax.ShapeDtypeStruct)
         return not is_shape and tuple(np.shape(x)) != self.paddings[position].padded_shape
 
-    def _padded(self, x: Any, position: int) -> Any:
+    def _pad(self, x: Any, position: int) -> Any:
         padding = self.paddings[position]
         if isinstance(x, jax.Array):
             return padded_parts(x, padding, self.shardings[position])

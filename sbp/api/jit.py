@@ -25,7 +25,7 @@ from sbp.api.call import (
 )
 from sbp.api.holding import plain
 from sbp.api.plan import Plan, paths_of_plans
-from sbp.api.planner import Planner, diagnosed
+from sbp.api.planner import Planner, diagnose
 from sbp.api.tracing import Traced, shapes_of, traced_call
 from sbp.errors import (
     ArgumentError,
@@ -311,7 +311,7 @@ class Jitted:
                 found = diagnostics_of(error)
             else:
                 attempt = functools.partial(self._attempt, mesh, args, kwargs)
-                found = diagnosed(error, self.options, attempt)
+                found = diagnose(error, self.options, attempt)
             return Report(program=None, diagnostics=found, title=self.name)
 
     def _attempt(

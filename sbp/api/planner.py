@@ -128,10 +128,10 @@ class Planner:
         decided for all."""
         call = SizedCall.of(signature, self.spec.num_devices, self.options.at)
         try:
-            plan = self._sized(call)
+            plan = self._plan_sizes(call)
         except UnequalElements:
             call = call.at_equal_elements(self.spec.num_devices)
-            plan = self._sized(call)
+            plan = self._plan_sizes(call)
         found = call.decide(
             plan.program.typing,
             plan.results,
@@ -151,7 +151,7 @@ class Planner:
             limits=limits,
         )
 
-    def _sized(self, call: SizedCall) -> Plan:
+    def _plan_sizes(self, call: SizedCall) -> Plan:
         """The plan at the chosen sizes of a call, with the warnings that were given on the way."""
         with noting() as noted, call.typed_here():
             plan = self._make(call.signature, call.trace)
@@ -187,7 +187,7 @@ Attempt = Callable[[JitOptions], Program]
 """Plans the call with other options."""
 
 
-def diagnosed(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[Diagnostic, ...]:
+def diagnose(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[Diagnostic, ...]:
     """The diagnostics of an error. That of a slip has helps.
 
     Arguments:
@@ -203,7 +203,7 @@ def diagnosed(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[D
         changes,
         plans=LIMITS.plans,
         helps=LIMITS.shown,
-        plan=functools.partial(_planned, attempt),
+        plan=functools.partial(_plan_of, attempt),
     )
     # The labels of a swap say that entries look swapped, which only a plan shows.
     plain = (one for one in changes if not any(label.text for label in one.labels))
@@ -219,7 +219,7 @@ def diagnosed(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[D
     return (dataclasses.replace(found[0], labels=labels, notes=notes, helps=helps),)
 
 
-def _planned(attempt: Attempt, changed: tuple[JitOptions, Correction | None]) -> Program | None:
+def _plan_of(attempt: Attempt, changed: tuple[JitOptions, Correction | None]) -> Program | None:
     """The plan of the call after a change; None where there is none. Its warnings are about a
     program that the user has not written, so they are dropped."""
     options, correction = changed
@@ -242,13 +242,13 @@ def _changes(error: SbpError, options: JitOptions) -> list[Change]:
     if error.call is not None:
         return list(_entries(error, options, error.call))
     if not error.option:
-        return list(_corrected(error, options))
-    swaps, renamed = list(_swaps(error.option, options)), list(_renamed(error, options))
+        return list(_corrections(error, options))
+    swaps, renamed = list(_swaps(error.option, options)), list(_renames(error, options))
     first = max(0, LIMITS.plans - len(renamed))
     return [*swaps[:first], *renamed, *swaps[first:]]
 
 
-def _corrected(error: SbpError, options: JitOptions) -> Iterator[Change]:
+def _corrections(error: SbpError, options: JitOptions) -> Iterator[Change]:
     """The call that has a slip with each likely value."""
     at, slip = error.span or _jax.raising_span(error), error.slip
     if at is None or slip is None:
@@ -349,13 +349,13 @@ def _equal(a: Any, b: Any) -> bool:
     return repr(a) == repr(b)
 
 
-def _renamed(error: SbpError, options: JitOptions) -> Iterator[Change]:
+def _renames(error: SbpError, options: JitOptions) -> Iterator[Change]:
     """An option with a key, a type text or an axis of it replaced by each likely one."""
     if error.slip is None:
         return
     option, wrong = error.option, error.slip.wrong
     for right in error.slip.likely:
-        value = _replaced(getattr(options, option), wrong, right)
+        value = _replace(getattr(options, option), wrong, right)
         if _equal(value, getattr(options, option)):
             continue
         part = argument_span(options.at, option)
@@ -368,18 +368,18 @@ def _renamed(error: SbpError, options: JitOptions) -> Iterator[Change]:
         )
 
 
-def _replaced(entry: Any, wrong: Any, right: Any) -> Any:
+def _replace(entry: Any, wrong: Any, right: Any) -> Any:
     """An entry of an option with another value for a key of a dict, or for a type text or the name
     in it."""
     match entry:
         case dict():
             return {
-                (right if k == wrong else k): _replaced(v, wrong, right) for k, v in entry.items()
+                (right if k == wrong else k): _replace(v, wrong, right) for k, v in entry.items()
             }
         case list():
-            return [_replaced(v, wrong, right) for v in entry]
+            return [_replace(v, wrong, right) for v in entry]
         case tuple() if type(entry) is tuple:
-            return tuple(_replaced(v, wrong, right) for v in entry)
+            return tuple(_replace(v, wrong, right) for v in entry)
         case str() if isinstance(wrong, str):
             return renamed(entry, wrong, right)
         case PartitionSpec():

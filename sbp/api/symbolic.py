@@ -178,7 +178,7 @@ class SizedCall:
         """
         claims, narrowed = element_claims(self.graph), self.scope
         for claim in claims:
-            narrowed = narrowed.narrowed((claim.fact,))
+            narrowed = narrowed.narrow((claim.fact,))
             with contextlib.suppress(Unanswered):
                 if Solver(narrowed).point() is None:
                     where = " at no sizes that are asked for; give it a shape of as many elements"
@@ -295,7 +295,7 @@ def _choice(scope: Scope, devices: int) -> Point:
     names = [*(n for n in scope.names if n not in defined), *defined]
     for name, prime in zip(names, itertools.cycle(PRIMES), strict=False):
         for wish in (f"{name} == {devices * prime}", f"mod({name}, {devices}) == 0"):
-            narrowed = scope.narrowed((wish,))
+            narrowed = scope.narrow((wish,))
             with contextlib.suppress(Unanswered):
                 if Solver(narrowed).point() is not None:
                     scope = narrowed
@@ -437,10 +437,10 @@ def sized_report(
       trace_for: traces a call with numbers.
       limits: the options that depend on sizes and are met at the chosen sizes only.
     """
-    limited = (*_limited(found, report, call, plan_for), *_traced_otherwise(call, trace_for))
+    limited = (*_limit_error(found, report, call, plan_for), *_traced_otherwise(call, trace_for))
     return SizedReport(
         program=report.program,
-        diagnostics=(*limited, *_undecided(found), *report.diagnostics),
+        diagnostics=(*limited, *_undecided_warning(found), *report.diagnostics),
         title=report.title,
         output_names=report.output_names,
         sizes=found,
@@ -448,7 +448,7 @@ def sized_report(
     )
 
 
-def _limited(
+def _limit_error(
     found: Decided, report: Report, call: SizedCall, plan_for: PlanFor
 ) -> Iterator[Diagnostic]:
     """The error for a typing that does not hold for all sizes. Its help is the formula, as
@@ -543,7 +543,7 @@ def _without_numbers(error: SbpError) -> Diagnostic:
     )
 
 
-def _undecided(found: Decided) -> Iterator[Diagnostic]:
+def _undecided_warning(found: Decided) -> Iterator[Diagnostic]:
     """The warning for claims that are not decided for all sizes."""
     if not found.undecided:
         return

@@ -162,7 +162,9 @@ def traced_call(
 
     def traced(other: bool) -> tuple[Graph, Any]:
         with users_mesh(spec.names, spec.sizes, other=other) as explicit, tracing_for(spec):
-            return tracer(call, _placed(signature, boundary, explicit, spec), signature.names)
+            return tracer(
+                call, _laid_out_shapes(signature, boundary, explicit, spec), signature.names
+            )
 
     with deciding_sizes(_CLOSED_OVER):
         graph, flat_shapes = _under_users_mesh(traced, spec)
@@ -170,7 +172,7 @@ def traced_call(
     if not is_symbolic:  # which elements move depends on sizes
         graph = with_mirrors(with_alignment(with_hoisted_casts(graph)))
     _refuse_traced(graph, reader.name)
-    graph = _checked(graph, spec, reader.mesh)
+    graph = _check(graph, spec, reader.mesh)
     results = with_result_types(reader, call.results(flat_shapes))
     kinds = tuple(
         result_kind(leaf, _jax.in_host(graph.aval(o)), spec, reader.mesh)
@@ -232,7 +234,7 @@ def _boundary(
     return boundary, inner
 
 
-def _placed(
+def _laid_out_shapes(
     signature: CallSignature,
     types: Sequence[NdSbp | None],
     explicit: AbstractMesh | None,
@@ -308,7 +310,7 @@ def shapes_of(reader: CallReader, signature: CallSignature) -> Any:
 
     def traced(other: bool) -> Any:
         with users_mesh(spec.names, spec.sizes, other=other), tracing_for(spec):
-            return jax.eval_shape(call, *_placed(signature, free, None, spec))
+            return jax.eval_shape(call, *_laid_out_shapes(signature, free, None, spec))
 
     shapes = _under_users_mesh(traced, spec)
     return call.results(shapes).like(shapes)
@@ -403,7 +405,7 @@ def _refuse_traced(graph: Graph, name: str) -> None:
             )
 
 
-def _checked(graph: Graph, spec: MeshSpec, mesh: Mesh | AbstractMesh) -> Graph:
+def _check(graph: Graph, spec: MeshSpec, mesh: Mesh | AbstractMesh) -> Graph:
     """The graph with its pins resolved on the mesh, its primitives and policies checked."""
     ids = (
         None

@@ -43,7 +43,7 @@ def prefix_leaves(
     """
     with_path, structure = paths_of(prefix, "a pytree of types", is_leaf)
     subtrees = _subtrees(structure, tree, [path for path, _ in with_path], (), names)
-    for (path, leaf), (subtree, here) in zip(with_path, ranged(subtrees), strict=True):
+    for (path, leaf), (subtree, here) in zip(with_path, leaf_ranges(subtrees), strict=True):
         yield leaf, path, subtree, here
 
 
@@ -101,7 +101,7 @@ def _kind(tree: Any) -> str:
     return f"a {data[0].__name__} of {count} entr{'y' if count == 1 else 'ies'}"
 
 
-def filled(tree: Any, leaves: Sequence[Any], paths: Sequence[KeyPath], depth: int = 0) -> Any:
+def fill(tree: Any, leaves: Sequence[Any], paths: Sequence[KeyPath], depth: int = 0) -> Any:
     """A structure with other leaves than arrays, such as types or shardings.
 
     A node of the user's own class whose constructor refuses them is a dict instead, from the names
@@ -120,11 +120,11 @@ def filled(tree: Any, leaves: Sequence[Any], paths: Sequence[KeyPath], depth: in
         if tree.node_data() is None:
             raise
     children: dict[str, Any] = {}
-    for number, (child, here) in enumerate(ranged(tree.children())):
+    for number, (child, here) in enumerate(leaf_ranges(tree.children())):
         key = paths[here.start][depth : depth + 1] if here else ()
         name = jax.tree_util.keystr(key, simple=True) if key else str(number)
         own = [leaves[i] for i in here], [paths[i] for i in here]
-        children[name] = filled(child, *own, depth + 1)
+        children[name] = fill(child, *own, depth + 1)
     kind, data = tree.node_data()
     if kind is dict:
         return dict(zip(data, children.values(), strict=True))
@@ -146,7 +146,7 @@ def layer_paths(leaves: Iterable[Any], named: int) -> tuple[KeyPath, ...]:
     )
 
 
-def ranged(trees: Iterable[Any]) -> Iterator[tuple[Any, range]]:
+def leaf_ranges(trees: Iterable[Any]) -> Iterator[tuple[Any, range]]:
     """Structures that follow each other, each with the positions of its leaves."""
     start = 0
     for tree in trees:
@@ -157,7 +157,7 @@ def ranged(trees: Iterable[Any]) -> Iterator[tuple[Any, range]]:
 def arguments_of(tree: Any) -> list[tuple[Any, range]]:
     """The arguments of a call with structure (args, kwargs): of each the structure and the
     positions of its leaves."""
-    return list(ranged(argument for part in tree.children() for argument in part.children()))
+    return list(leaf_ranges(argument for part in tree.children() for argument in part.children()))
 
 
 def results_of(tree: Any) -> list[tuple[Any, range]]:
@@ -165,7 +165,7 @@ def results_of(tree: Any) -> list[tuple[Any, range]]:
     result."""
     data = tree.node_data()
     several = data is not None and data[0] in (tuple, list)
-    return list(ranged(tree.children() if several else [tree]))
+    return list(leaf_ranges(tree.children() if several else [tree]))
 
 
 # ---- patterns -----------------------------------------------------------------------------------

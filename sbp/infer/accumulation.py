@@ -206,7 +206,7 @@ def chosen_sums(flow: Flow, reduce_dtype: str | None, carried: Carried) -> Sums:
     sources = _sources(flow, carried) if choices else {}
     own: dict[int, str] = {}
     for choice in sorted(choices):
-        for value in _reached(graph, choices[choice], sources):
+        for value in _reaching(graph, choices[choice], sources):
             own[value] = widest(own.get(value, choice), choice)
     return {**found, **own}
 
@@ -220,7 +220,7 @@ def widest(one: str, other: str) -> str:
     return one if holds(one, other) else other if holds(other, one) else "float32"
 
 
-def _reached(graph: Graph, starts: Sequence[int], sources: Mapping[int, list[int]]) -> set[int]:
+def _reaching(graph: Graph, starts: Sequence[int], sources: Mapping[int, list[int]]) -> set[int]:
     """The values whose parts may reach some values, these included."""
     found: set[int] = set()
     waiting = list(starts)

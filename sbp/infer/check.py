@@ -206,13 +206,13 @@ class _Axis:
         for name in [n for n in asked if n in core and self.by_name[n].kind != "pin"]:
             if self.check([*(n for n in asked if n != name), *equations])[0] == "unsat":
                 asked.remove(name)
-        found = self._blamed(*self._fewer(asked, self._beginning(asked, equations), core))
+        found = self._result_of(*self._fewer(asked, self._beginning(asked, equations), core))
         if _ends_in_region(found):  # no line of a loop is the first one: another core may have one
-            other = self._blamed(*self._fewer(asked, equations, core))
+            other = self._result_of(*self._fewer(asked, equations, core))
             found = found if _ends_in_region(other) else other
         return dataclasses.replace(found, minimal=self.unanswered == unanswered)
 
-    def _blamed(self, asked: list[str], between: list[str]) -> CheckResult:
+    def _result_of(self, asked: list[str], between: list[str]) -> CheckResult:
         """The result for a core, its equations minimised by deletion, later equations first.
 
         Arguments:

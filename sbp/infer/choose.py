@@ -29,7 +29,7 @@ from sbp.infer.policy import Rules, detour
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY, NdRow
 from sbp.infer.space import Codes, Needs, Spaces, TypeSpace, needs_of, stack
-from sbp.infer.typing import Options, Typing, typed
+from sbp.infer.typing import Options, Typing, typing_fields
 from sbp.limits import POLICIES
 from sbp.solve.axes import solve_axes
 from sbp.solve.costgraph import CostGraph
@@ -350,7 +350,7 @@ class Problem:
         return Typing(
             request=self.request,
             graph=self.request.graph,
-            **typed(self.request.flow, choices),
+            **typing_fields(self.request.flow, choices),
             sums=self.request.sums,
             # Both without the price of memory: no typing that takes as few bytes costs less than
             # the bound.

@@ -49,7 +49,7 @@ def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tup
             op, on_axis = placed.on_axis(position)
             ins = list(op.ins)
             for other in range(len(row.kernels)):
-                ins = placed.widened(ins, other, position) if other != position else ins
+                ins = placed.widen(ins, other, position) if other != position else ins
             times = placed.times(position)
             found += [
                 (position, dataclasses.replace(sent, rounds=times * sent.rounds))
@@ -130,7 +130,7 @@ class _PlacedRow:
         ins = tuple(self.graph.aval(o) for o in self.node.inputs)
         return times(PlacedOp(self.node.params, ins, atoms, self.row.kernels, self.mesh.sizes))
 
-    def widened(self, ins: list[Any], other: int, position: int) -> list[Any]:
+    def widen(self, ins: list[Any], other: int, position: int) -> list[Any]:
         """The operands after the kernel on another mesh axis has run. Its halo widens a dim that
         comes before the dim that this axis splits.
 

@@ -247,7 +247,7 @@ class RowTable:
         operation = _Operation(self._operation(node, rounds), node, rounds)
         key = (operation.number, _aval_key(ins), _aval_key(outs), tuple(native))
         if key not in self._cache:
-            found = self._extended(operation, tuple(native), tuple(ins), tuple(outs))
+            found = self._extend(operation, tuple(native), tuple(ins), tuple(outs))
             self._cache[key] = tuple(dict.fromkeys(found))
         return self._cache[key]
 
@@ -261,7 +261,7 @@ class RowTable:
             self._numbers[key] = self._operations.setdefault(same, len(self._operations))
         return self._numbers[key]
 
-    def _extended(
+    def _extend(
         self,
         operation: _Operation,
         native: tuple[frozenset[str], ...],
@@ -296,7 +296,7 @@ class RowTable:
             # The shards of an operand go round one axis at most.
             if worth_having(b.ins, native) and not (b.goes_round and b.kernel in kernels):
                 inner = b.inner_ins, b.inner_outs
-                yield from self._extended(operation, native, *inner, (*outer, b))
+                yield from self._extend(operation, native, *inner, (*outer, b))
 
     def _branches(
         self, operation: _Operation, ins: tuple[Any, ...], outs: tuple[Any, ...], position: int

@@ -290,7 +290,7 @@ class TypeSpace:
             case "all_gather":
                 sent = (n - 1) * here
             case "all_to_all":
-                sent = share * self._exchanged(source, target[axes[0]] - 1, n)
+                sent = share * self._exchanged_bytes(source, target[axes[0]] - 1, n)
             case _:
                 sent = 0.0
         seconds = self._step_seconds(run, axes, sent, max(here, there))
@@ -311,7 +311,7 @@ class TypeSpace:
         """A sum in a wider dtype: an all-to-all, a pass over memory that reads n blocks and writes
         one, and for an all-reduce an all-gather."""
         assert how.dim is not None
-        padded = float(self._exchanged(source, how.dim, n))
+        padded = float(self._exchanged_bytes(source, how.dim, n))
         sent = (n - 1) / n * padded
         seconds = self._step_seconds("all_to_all", axes, sent, padded)
         seconds += (1 + 1 / n) * padded / self.mesh.hardware.hbm_bytes_per_second
@@ -344,7 +344,7 @@ class TypeSpace:
             starts = min(1.0, max(1 / together, buffer_bytes / JOINED_BYTES))
         return self._collective(kind, axes).of(sent, starts) + COLLECTIVE_PASS * one_pass
 
-    def _exchanged(self, source: Codes, dim: int, n: int) -> int:
+    def _exchanged_bytes(self, source: Codes, dim: int, n: int) -> int:
         """Bytes of one device's part, padded so that `dim` has n equal blocks."""
         part = list(local_shape(self.shape, source, self.sizes))
         part[dim] = -(-part[dim] // n) * n

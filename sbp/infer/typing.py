@@ -137,7 +137,7 @@ class Options:
         """The types of a decision on a value."""
         if decision.kind == "predicate":
             return ((0,) * len(self.sizes),)
-        wanted = self._wanted(decision)
+        wanted = self._pinned_codes(decision)
         return tuple(
             t for t in self._space(decision, wanted).types if self._fits(decision, wanted, t)
         )
@@ -154,12 +154,12 @@ class Options:
             )
         if decision.kind == "predicate":
             return choice in self.types(decision)
-        wanted = self._wanted(decision)
+        wanted = self._pinned_codes(decision)
         return choice in self._space(decision, wanted).index and self._fits(
             decision, wanted, choice
         )
 
-    def _wanted(self, decision: Decision) -> tuple[int | None, ...]:
+    def _pinned_codes(self, decision: Decision) -> tuple[int | None, ...]:
         """The code that a pin asks on each mesh axis; None where the axis is free."""
         demand, free = self.request.demand, (None,) * len(self.sizes)
         match decision.kind:
@@ -189,15 +189,15 @@ class Options:
         return all(
             c == want if want is not None else c - 1 not in whole and not (boundary and c < 0)
             for c, want in zip(codes, wanted, strict=True)
-        ) and (not boundary or self._held(decision, codes))
+        ) and (not boundary or self._can_hold(decision, codes))
 
-    def _held(self, decision: Decision, codes: Codes) -> bool:
+    def _can_hold(self, decision: Decision, codes: Codes) -> bool:
         shape: Sequence[int] = decision.aval.shape
         padded = self.request.demand.is_padded(decision.kind, decision.position)
         return is_even(shape, codes, self.sizes) or (padded and 0 not in shape)
 
 
-def typed(flow: Flow, choices: Sequence[Choice]) -> dict[str, Any]:
+def typing_fields(flow: Flow, choices: Sequence[Choice]) -> dict[str, Any]:
     """The fields of a `Typing` that follow from its decisions.
 
     Arguments:

@@ -24,7 +24,7 @@ import orbax.checkpoint as ocp
 
 from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig, TrainConfig
-from sbp.moe.hosts import from_first, gathered, is_first, share_folder, whole
+from sbp.moe.hosts import from_first, gather, is_first, share_folder, whole
 from sbp.moe.step import TrainState
 
 Tree = Any
@@ -124,7 +124,7 @@ def same_content(workdir: Path, name: str, content: Mapping[str, str]) -> None:
 _SECTIONS = ("model", "train", "corpus")
 
 
-def _saved(sidecar: Path) -> dict[str, Any]:
+def _read_config(sidecar: Path) -> dict[str, Any]:
     """The configuration in a file.
 
     Raises:
@@ -165,7 +165,7 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted((step for name in names if str(step := int(name)) == name), reverse=True)
 
 
-def kept(workdir: Path) -> str:
+def newest_text(workdir: Path) -> str:
     """Which checkpoint a run in a folder has where it ends now, in words."""
     steps = saved_steps(workdir / "checkpoints")
     return f"the checkpoint of step {steps[0]} is kept" if steps else "no checkpoint is there yet"
@@ -181,7 +181,7 @@ def bound(workdir: Path) -> dict[str, Any]:
     for step in saved_steps(workdir / "checkpoints"):
         if run := run_of(workdir / "checkpoints" / str(step)):
             return run
-    return _saved(workdir / "config.json")
+    return _read_config(workdir / "config.json")
 
 
 # ---- files --------------------------------------------------------------------------------------
@@ -475,7 +475,8 @@ class Checkpoints:
     def _unwritten(self, error: Exception) -> SbpError:
         return SbpError(
             f"cannot write a checkpoint to {self._folder}: {_reason(error)};"
-            f" {kept(self.workdir)}. Make room or mend the folder, and the same command goes on",
+            f" {newest_text(self.workdir)}. Make room or mend the folder, and the same command"
+            " goes on",
             code="bad-checkpoint",
         )
 
@@ -585,7 +586,7 @@ def _newest(
     damaged: list[str] = []
     for step in from_first(lambda: saved_steps(folder)):
         try:
-            found = _verified(folder / str(step), read, say)
+            found = _verify(folder / str(step), read, say)
         except _DamagedError as error:
             damaged.append(f"the checkpoint of step {step} is damaged: {error}")
             continue
@@ -599,7 +600,7 @@ def _newest(
     )
 
 
-def _verified(
+def _verify(
     checkpoint: Path, read: _Read, say: Callable[[str], None]
 ) -> tuple[TrainState, dict[str, Any]]:
     run, named = from_first(lambda: (run_of(checkpoint), (checkpoint / "run").exists()))
@@ -612,7 +613,7 @@ def _verified(
     found: Any = None
     with suppress(Exception):  # whatever the libraries raise over damaged files
         found = read(checkpoint.absolute())
-    if any(gathered(found is None)):
+    if any(gather(found is None)):
         raise _DamagedError("a file of it is missing or cannot be read")
     state, data = found
     if run is None:

@@ -237,7 +237,7 @@ class BeamSearch:
         closed = jnp.where((scores > -jnp.inf)[..., None], closed, PAD)
         logs = jnp.where(ends, -jnp.inf, logs)
         if self.reorder:
-            cache = cache._replace(own=jax.tree.map(lambda x: _permuted(x, parent), cache.own))
+            cache = cache._replace(own=jax.tree.map(lambda x: _permute(x, parent), cache.own))
         return _Beam(
             open=Hypotheses(tokens, logs),
             last=jnp.where(logs > -jnp.inf, token, PAD),
@@ -252,7 +252,7 @@ def _rows(x: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.take_along_axis(x, index[..., None], axis=2)
 
 
-def _permuted(x: jax.Array, parent: jax.Array) -> jax.Array:
+def _permute(x: jax.Array, parent: jax.Array) -> jax.Array:
     """A cache [L, G, n * k, A, T, D] of hypotheses with the caches of their parents [G, n, k]."""
     rows = x.reshape(*x.shape[:1], *parent.shape, *x.shape[3:])
     return jnp.take_along_axis(rows, parent[None, ..., None, None, None], axis=3).reshape(x.shape)

@@ -205,9 +205,9 @@ def route(seen: Scores, capacity: int, cfg: ModelConfig) -> Gating:
     real = seen.real[..., None]
     ranks = tuple(rank * real for rank in choices.ranks)
     wanted = tuple(rank * real for rank in choices.wanted)
-    placed, place = _placed(wanted if cfg.counter == "lingvo" else ranks, wanted, capacity)
+    placed, place = _place(wanted if cfg.counter == "lingvo" else ranks, wanted, capacity)
     taken = union(placed)
-    weights = _normalised(choices, taken, cfg)
+    weights = _normalize(choices, taken, cfg)
     scale = 1.0 if cfg.aux_scale == "lingvo" else seen.logits.shape[-1] ** -2
     metrics = GatingMetrics(
         tokens=jnp.sum(seen.real),
@@ -228,7 +228,7 @@ def _entropy(seen: Scores) -> jax.Array:
     return -jnp.sum(jnp.exp(logs) * logs * seen.real[..., None])
 
 
-def _placed(
+def _place(
     queues: tuple[jax.Array, ...], wanted: tuple[jax.Array, ...], capacity: int
 ) -> tuple[list[jax.Array], jax.Array]:
     """The choices of each rank that find a slot, and the slots' numbers [G, S, E].
@@ -245,7 +245,7 @@ def _placed(
     return placed, jnp.asarray(place)
 
 
-def _normalised(choices: Choices, taken: jax.Array, cfg: ModelConfig) -> jax.Array:
+def _normalize(choices: Choices, taken: jax.Array, cfg: ModelConfig) -> jax.Array:
     """Weights [G, S, E], divided by their sum over a token's choices: over those it made
     (`normalise` is "before"), over those that are left after random routing and capacity ("after"),
     or not at all ("none", and routers that normalise by themselves)."""

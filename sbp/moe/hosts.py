@@ -25,7 +25,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def gathered(number: int) -> list[int]:
+def gather(number: int) -> list[int]:
     """A number of each process, in all of them."""
     if jax.process_count() == 1:
         return [number]
@@ -67,7 +67,7 @@ def agree(what: str, mine: T, differences: Callable[[T, T], list[str]]) -> None:
       SbpError: `processes-differ`, in all processes where one differs.
     """
     lines = differences(from_first(lambda: mine), mine)
-    if wrong := [i for i, n in enumerate(gathered(len(lines))) if n]:
+    if wrong := [i for i, n in enumerate(gather(len(lines))) if n]:
         raise SbpError(
             f"process {wrong[0]} has other {what} than process 0; start all with the same options"
             " and files" + (":" if lines else ""),
@@ -86,7 +86,7 @@ def share_folder(folder: Path) -> None:
         return
     sign = from_first(lambda: f".process-0-{os.getpid()}-{os.urandom(4).hex()}")
     from_first((folder / sign).touch)
-    blind = [i for i, sees in enumerate(gathered(int((folder / sign).exists()))) if not sees]
+    blind = [i for i, sees in enumerate(gather(int((folder / sign).exists()))) if not sees]
     from_first((folder / sign).unlink)
     if blind:
         raise SbpError(

@@ -93,17 +93,17 @@ class Pipeline(NamedTuple):
             buffer = jax.tree.map(
                 lambda old, new: jnp.roll(old, 1, 0).at[0].set(new), buffer, entering
             )
-            x, beside = self._placed(buffer)
+            x, beside = self._split_stages(buffer)
             x, counts = all_stages(own, x, beside, index)
             counts = jax.tree.map(
                 lambda c: jnp.where(working.reshape(-1, *[1] * (c.ndim - 1)), c, 0), counts
             )
-            return self._placed((x, beside)), (x[-1], counts)
+            return self._split_stages((x, beside)), (x[-1], counts)
 
         _, (done, counts) = jax.lax.scan(turn, buffer, (entering, index, working))
         counts = jax.tree.map(lambda c: jnp.sum(c, 0).reshape(-1, *c.shape[3:]), counts)
         return done[stages - 1 :], counts
 
-    def _placed(self, tree: Tree) -> Tree:
+    def _split_stages(self, tree: Tree) -> Tree:
         """Pins dim 0, the stages."""
         return jax.tree.map(lambda x: self.layout(x, "stage", *[None] * (x.ndim - 1)), tree)

@@ -42,7 +42,7 @@ def sqrt_decay(learning_rate: float = 1.0, warmup_steps: int = 10_000) -> Callab
     return schedule
 
 
-def _ramped(train: TrainConfig, schedule: optax.Schedule) -> Callable[[Any], Any]:
+def _with_ramp(train: TrainConfig, schedule: optax.Schedule) -> Callable[[Any], Any]:
     """A schedule behind a linear ramp from zero, which short runs with a high rate need."""
 
     def rate(step: Any) -> Any:
@@ -53,10 +53,10 @@ def _ramped(train: TrainConfig, schedule: optax.Schedule) -> Callable[[Any], Any
 
 
 SCHEDULES: Mapping[str, Callable[[TrainConfig], Callable[[Any], Any]]] = {
-    "sqrt_decay": lambda t: _ramped(t, sqrt_decay(t.learning_rate, t.warmup_steps)),
-    "constant": lambda t: _ramped(t, optax.constant_schedule(t.learning_rate)),
-    "linear": lambda t: _ramped(t, optax.linear_schedule(t.learning_rate, 0.0, t.steps)),
-    "cosine": lambda t: _ramped(t, optax.cosine_decay_schedule(t.learning_rate, t.steps)),
+    "sqrt_decay": lambda t: _with_ramp(t, sqrt_decay(t.learning_rate, t.warmup_steps)),
+    "constant": lambda t: _with_ramp(t, optax.constant_schedule(t.learning_rate)),
+    "linear": lambda t: _with_ramp(t, optax.linear_schedule(t.learning_rate, 0.0, t.steps)),
+    "cosine": lambda t: _with_ramp(t, optax.cosine_decay_schedule(t.learning_rate, t.steps)),
 }
 """For each name of a schedule: from a run to the function of the step (from 0)."""
 
@@ -110,7 +110,7 @@ def adafactor(
 
     def init(params: Tree) -> AdafactorState:
         def one(depth: int, w: jax.Array) -> Any:
-            return _mapped(moments.init, depth, 0, axes)(w)
+            return _map(moments.init, depth, 0, axes)(w)
 
         states = jax.tree.map(one, stacked_dims, params)
         return _join(jnp.zeros((), jnp.int32), states)
@@ -128,7 +128,7 @@ def adafactor(
                 u, _ = by_param_rms.update(u, by_param_rms.init(w), w)
                 return u, s
 
-            fn = _mapped(single, depth, (0, axes, 0), (0, axes))
+            fn = _map(single, depth, (0, axes, 0), (0, axes))
             return fn(g, optax.FactoredState(count=state.updates, v_row=row, v_col=col, v=v), w)
 
         both = jax.tree.map(one, stacked_dims, grads, state.v_row, state.v_col, state.v, params)
@@ -172,7 +172,7 @@ def round_at_random(key: jax.Array, values: Tree, like: Tree) -> Tree:
     )
 
 
-def _mapped(fn: Callable[..., Any], depth: int, in_axes: Any, out_axes: Any) -> Any:
+def _map(fn: Callable[..., Any], depth: int, in_axes: Any, out_axes: Any) -> Any:
     """A function mapped over `depth` leading dims."""
     for _ in range(depth):
         fn = jax.vmap(fn, in_axes=in_axes, out_axes=out_axes)

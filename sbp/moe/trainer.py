@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import jax
 
 from sbp.errors import SbpError
-from sbp.moe.checkpoint import Checkpoints, kept
+from sbp.moe.checkpoint import Checkpoints, newest_text
 from sbp.moe.config import ModelConfig, TrainConfig
-from sbp.moe.hosts import BatchPart, gathered, is_first, whole
+from sbp.moe.hosts import BatchPart, gather, is_first, whole
 from sbp.moe.metrics import MetricsLog, Speed, Values, summarize
 from sbp.moe.model import Batch, Metrics
 from sbp.moe.step import TrainState, init_state, state_shapes
@@ -133,13 +133,13 @@ class Trainer:
                     callback(step, values)
                 if fails:
                     raise self._not_finite(step, values)
-                stopped = max(gathered(stop()))  # all processes stop behind the same step
+                stopped = max(gather(stop()))  # all processes stop behind the same step
                 if due or stopped:
                     self.checkpoints.save(state, self.batches.get_state())
                 if stopped:
                     break
             self.checkpoints.wait()
-        return state, max(gathered(stop()))
+        return state, max(gather(stop()))
 
     def _not_finite(self, step: int, values: Values) -> SbpError:
         self.checkpoints.wait()
@@ -147,7 +147,7 @@ class Trainer:
             f"steps {step - self.train.max_skipped + 1} to {step} were skipped: the loss, the"
             " gradients or the updates were not finite"
             f" (loss {values['loss']:g}, norm of the gradients {values['grad_norm']:g});"
-            f" {kept(self.checkpoints.workdir)}. Lower learning_rate, set clip_norm or raise"
+            f" {newest_text(self.checkpoints.workdir)}. Lower learning_rate, set clip_norm or raise"
             " ramp_steps in another --workdir, or raise max_skipped in this one",
             code="not-finite",
         )

@@ -25,7 +25,7 @@ from sbp.plan.program import Program, resolve
 from sbp.plan.saving import repeats, save
 from sbp.plan.verify import over_budget
 from sbp.trace.collector import collecting_less
-from sbp.trace.numbering import twins
+from sbp.trace.numbering import repeated_values
 from sbp.trace.regions import LOOPS
 
 WORTH = 0.4
@@ -140,7 +140,7 @@ class _PlanSearch:
         at 0 (its bound holds for every plan), at 1/k for k copies, and in full. Of the three plans
         the cheapest is taken, with `room_of` saying what memory costs.
         """
-        request, found = self.request, twins(self.request.graph)
+        request, found = self.request, repeated_values(self.request.graph)
         large = request.size * AXIS_FACTOR ** (len(request.mesh.sizes) - 1) > LARGE
         if not found.again or not request.reuse or large:
             best = _best(self.at())

@@ -58,7 +58,7 @@ class Peak:
     host_bytes: float = 0.0
 
 
-def reused(typing: Typing, block: Block) -> tuple[int, ...]:
+def reused_inputs(typing: Typing, block: Block) -> tuple[int, ...]:
     """The positions of the donated inputs whose buffers outputs take: as in `jax.jit`, each output
     takes that of the first one with its shape, dtype and type.
 
@@ -146,7 +146,7 @@ class DeviceMemory:
     def results(self, block: Block) -> float:
         """Bytes of the results that take no buffers of donated arguments."""
         outputs = sum(self.size(s) for s in block.outputs if isinstance(s, Register))
-        donated = sum(self.size(block.inputs[i]) for i in reused(self.typing, block))
+        donated = sum(self.size(block.inputs[i]) for i in reused_inputs(self.typing, block))
         return max(0.0, outputs - donated)
 
     def gaps(self, temporaries: float) -> float:
@@ -213,7 +213,7 @@ class DeviceMemory:
           top: whether the block is the program, whose results are counted beside the moments.
         """
         kept = {s for s in block.outputs if isinstance(s, Register)}
-        found = stored(block, self.avals, self.elements)
+        found = stored_values(block, self.avals, self.elements)
         ends: dict[int, list[Register]] = defaultdict(list)
         for register, at in found.last.items():
             if register not in kept:
@@ -324,7 +324,9 @@ def fuses_with_readers(op: str, sources: Sequence[Shape], results: Sequence[Shap
     )
 
 
-def stored(block: Block, avals: Mapping[int, Any], elements: Callable[[Register], int]) -> Stored:
+def stored_values(
+    block: Block, avals: Mapping[int, Any], elements: Callable[[Register], int]
+) -> Stored:
     """What of a block reaches memory.
 
     Arguments:

@@ -12,7 +12,7 @@ from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source, walk
 from sbp.plan.lower import ORDERED_TYPES, lower, types_read
-from sbp.plan.memory import peak_memory, reused
+from sbp.plan.memory import peak_memory, reused_inputs
 from sbp.plan.saving import Repeat
 from sbp.plan.text import plan_lines
 from sbp.plan.verify import verify, verify_budgets
@@ -120,7 +120,7 @@ class Program:
     @property
     def reused(self) -> frozenset[int]:
         """The positions of the donated inputs whose buffers outputs take."""
-        return frozenset(reused(self.typing, self.block))
+        return frozenset(reused_inputs(self.typing, self.block))
 
     @property
     def input_types(self) -> tuple[NdSbp, ...]:

@@ -29,7 +29,7 @@ from sbp.infer.certificate import certify
 from sbp.infer.request import Demand, Request
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Codes, from_type
-from sbp.infer.typing import Typing, typed
+from sbp.infer.typing import Typing, typing_fields
 from sbp.kinds import shown
 from sbp.limits import policies_in
 from sbp.plan.program import Cost, Program, resolve
@@ -154,11 +154,11 @@ class SavedPlan:
         if request.budgets:
             # Planning tries without the budgets first, as `sbp.plan.fit` says.
             with contextlib.suppress(SbpError):
-                free = self._resolved(dataclasses.replace(request, budgets=()))
+                free = self._resolve(dataclasses.replace(request, budgets=()))
                 if next(over_budget(free.block, request), None) is None:
                     typing = dataclasses.replace(free.typing, request=request)
                     program = dataclasses.replace(free, typing=typing)
-        program = program or self._resolved(request)
+        program = program or self._resolve(request)
         if self.seal != _seal(self.figures, self.removed):
             raise _refused("its figures were changed: the seconds, the bound, or how it was found")
         limit = request.memory_limit
@@ -185,14 +185,14 @@ class SavedPlan:
                     where = f"the first difference is {node.op} {node_place(node)}"
                 raise _refused(f"it was made for another program: {where}")
 
-    def _resolved(self, request: Request) -> Program:
+    def _resolve(self, request: Request) -> Program:
         """The program with the types of the file, certified and verified, which has its text."""
         try:
-            return self._verified(request)
+            return self._verify(request)
         except SbpInternalError as error:
             raise _refused(f"its types do not hold in this program: {error}") from error
 
-    def _verified(self, request: Request) -> Program:
+    def _verify(self, request: Request) -> Program:
         figures = self.figures
         typing = dataclasses.replace(
             _TextReader(self.lines, request).typing(),
@@ -275,7 +275,7 @@ class _TextReader:
             raise _refused(
                 f"line {self.at} of the plan is `{text}`, which is no line of this program"
             ) from error
-        return dataclasses.replace(read, **typed(request.flow, choices))
+        return dataclasses.replace(read, **typing_fields(request.flow, choices))
 
     def line(self) -> str:
         """The next line, without its comment."""
@@ -339,11 +339,11 @@ def _made_for(request: Request) -> dict[str, str]:
         "budgets": "; ".join(map(str, request.budgets)),
         "reduce_dtype": str(request.reduce_dtype),
         "memory_limit": str(request.memory_limit),
-        "values held padded": _padded(request.demand),
+        "values held padded": _padded_positions(request.demand),
     }
 
 
-def _padded(demand: Demand) -> str:
+def _padded_positions(demand: Demand) -> str:
     """Which arguments and results are held padded."""
     inputs, outputs = sorted(demand.padded_inputs), sorted(demand.padded_outputs)
     return ", ".join([*(f"input {i}" for i in inputs), *(f"output {o}" for o in outputs)]) or "none"

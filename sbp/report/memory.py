@@ -11,7 +11,7 @@ from typing import Literal
 from sbp.errors import bytes_text, counted
 from sbp.explain.names import Names
 from sbp.plan.ir import Block, Loop, Register
-from sbp.plan.memory import DeviceMemory, Moment, stored
+from sbp.plan.memory import DeviceMemory, Moment, stored_values
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase
 from sbp.report.facts import Tensor, alike, input_names, tensor
@@ -126,7 +126,7 @@ class _Memory:
 
     def _find_last(self, block: Block) -> None:
         """The pass of the last instruction that needs each register."""
-        found = stored(block, self.program.graph.avals, self.device.elements)
+        found = stored_values(block, self.program.graph.avals, self.device.elements)
         for register, at in found.last.items():
             self.last[register] = self.uses.phases.place(block.instructions[at])[1]
         for instruction in block.instructions:

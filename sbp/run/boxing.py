@@ -84,7 +84,7 @@ def pad_dim(x: Any, dim: int, size: int) -> Any:
     return lax.pad(x, jnp.zeros((), x.dtype), config)
 
 
-def _exchanged(x: Any, names: tuple[str, ...], n: int, dim: int, size: int) -> Any:
+def _exchange(x: Any, names: tuple[str, ...], n: int, dim: int, size: int) -> Any:
     """The parts that all devices have of this device's block of `size` elements along `dim`. The
     result has a new dim of `n` parts at `dim`, before the block."""
     x = pad_dim(x, dim, n * size)
@@ -290,7 +290,7 @@ class Boxing:
                 for groups, how in zip(_groups(stages) or (None,), ways, strict=True):
                     x = run_scatter(x, name, dim, groups or [[*range(n)]], how)
                 return x
-        return reduced(_exchanged(x, (name,), n, dim, size), monoid, dim)
+        return reduced(_exchange(x, (name,), n, dim, size), monoid, dim)
 
     def wide_block(
         self, x: Any, names: tuple[str, ...], n: int, block: tuple[int, int], how: WideSum
@@ -304,7 +304,7 @@ class Boxing:
           block: the dim that is split, and the length of a block along it.
           how: the dtype in which parts are added.
         """
-        parts = _exchanged(x, names, n, *block)
+        parts = _exchange(x, names, n, *block)
         return jnp.sum(parts.astype(how.dtype), block[0], dtype=how.dtype).astype(x.dtype)
 
 

@@ -183,17 +183,17 @@ def difference(written: Mapping[int, Mapping[str, Sequence[str]]]) -> str:
         if len(groups) == 1:
             continue
         if all(texts.values()):
-            each = [f"{texts[d]} in {_named(processes)}" for d, processes in groups.items()]
+            each = [f"{texts[d]} in {_names_of(processes)}" for d, processes in groups.items()]
             return f"its {part} differs: {', '.join(each)}"
-        return f"its {part} differs between {' and '.join(map(_named, groups.values()))}"
+        return f"its {part} differs between {' and '.join(map(_names_of, groups.values()))}"
     return ""
 
 
 def _absent(processes: Sequence[int]) -> str:
-    return f"{_named(processes)} did not come within {WAIT_SECONDS} seconds"
+    return f"{_names_of(processes)} did not come within {WAIT_SECONDS} seconds"
 
 
-def _named(processes: Sequence[int]) -> str:
+def _names_of(processes: Sequence[int]) -> str:
     shown = ", ".join(map(str, processes[:8])) + (" .." if len(processes) > 8 else "")
     return f"process {shown}" if len(processes) == 1 else f"processes {shown}"
 
@@ -286,7 +286,7 @@ class JointRun:
                 if position not in whole and not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
                     _refuse_split(x, name, want, self._mesh)
         if not self._agreed:
-            agree(self._name, self._described(flat), self._processes)
+            agree(self._name, self._describe(flat), self._processes)
             self._agreed = True
         return [
             placed(x, s)
@@ -295,7 +295,7 @@ class JointRun:
             for x, s in zip(flat, shardings, strict=True)
         ]
 
-    def _described(self, flat: Sequence[Any]) -> dict[str, Described]:
+    def _describe(self, flat: Sequence[Any]) -> dict[str, Described]:
         parts = description(self._executable.program, self._mesh)
         options = self._executable.compiling
         parts["set of options"] = Described.of(

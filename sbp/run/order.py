@@ -11,7 +11,7 @@ from jax import numpy as jnp
 from sbp import _jax
 from sbp.infer.space import local_shape
 from sbp.plan.ir import Block, Box, Instruction, Loop, Register
-from sbp.plan.memory import stored
+from sbp.plan.memory import stored_values
 from sbp.trace.graph import Graph
 
 
@@ -62,7 +62,7 @@ class _Before:
 
     def __init__(self, graph: Graph, block: Block, sizes: tuple[int, ...]) -> None:
         self.graph, self.block, self.sizes = graph, block, sizes
-        found = stored(block, graph.avals, self.elements)
+        found = stored_values(block, graph.avals, self.elements)
         self.stored, end = found.registers, len(block.instructions)
         self.readers = Counter(s for i in block.instructions for s in i.ins)
         outputs = {s: end for s in block.outputs if isinstance(s, Register)}
@@ -91,7 +91,7 @@ class _Before:
         for instruction in self.block.instructions[start:loop]:
             sources = [s for s in instruction.ins if isinstance(s, Register)]
             ending = [s for s in sources if self.last.get(s, 0) < loop]
-            freed = (max(self.freed(instruction, s), needed.get(s, 0.0)) for s in ending)
+            freed = (max(self.freed_bytes(instruction, s), needed.get(s, 0.0)) for s in ending)
             most = max(freed, default=0.0)
             for register in instruction.outs:
                 needed[register] = most
@@ -101,7 +101,7 @@ class _Before:
                         found[kept] = None
         return list(found)
 
-    def freed(self, instruction: Instruction, source: Register) -> float:
+    def freed_bytes(self, instruction: Instruction, source: Register) -> float:
         """Bytes that an instruction frees, as the last reader of a value that would be there
         without it, or as a collective that makes it smaller."""
         if source not in self.stored:

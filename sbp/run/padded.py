@@ -70,7 +70,7 @@ class Padded:
     def __init__(self, parts: Any, shape: Any, type: Any, mesh: Mesh | AbstractMesh) -> None:
         self.parts: Any = parts
         self.shape: tuple[int, ...] = tuple(map(int, shape))
-        self.type, self.axes = _held(type, self.shape, mesh)
+        self.type, self.axes = _held_type(type, self.shape, mesh)
         if tuple(parts.shape) != self._padding.padded_shape:
             raise ArgumentError(
                 f"Padded: parts of shape {tuple(parts.shape)}, but {self.shape} under"
@@ -100,7 +100,7 @@ class Padded:
         if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
             x = _numpy(x, name)
         whole = tuple(x.shape) if shape is None else tuple(map(int, shape))
-        t, axes = _held(type, whole, mesh)
+        t, axes = _held_type(type, whole, mesh)
         padding = Padding.of(whole, t, axes)
         kind = _memory_kind(x, type)
         sharding = NamedSharding(mesh, spec_of(t, mesh, len(whole)), memory_kind=kind)
@@ -201,7 +201,7 @@ class Padded:
 
     def __reduce__(self) -> Any:
         # What is saved has the values of the true shape; devices have no place in it.
-        return _restored, (np.asarray(self), self.type, self.axes)
+        return _restore, (np.asarray(self), self.type, self.axes)
 
     def __copy__(self) -> Padded:
         return _made(self.parts, *self._aux)
@@ -288,7 +288,7 @@ def _memory_kind(x: Any, t: Any) -> str | None:
     return kind if kind == HOST else None
 
 
-def _held(t: Any, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> tuple[NdSbp, Axes]:
+def _held_type(t: Any, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> tuple[NdSbp, Axes]:
     """The type of a `Padded` from a type as users write it, and the mesh axes that split it.
 
     Raises:
@@ -326,7 +326,7 @@ def _made(parts: Any, shape: tuple[int, ...], t: NdSbp, axes: Axes) -> Padded:
     return found
 
 
-def _restored(values: np.ndarray, t: NdSbp, axes: Axes) -> Padded:
+def _restore(values: np.ndarray, t: NdSbp, axes: Axes) -> Padded:
     """A `Padded` that was saved, on the host."""
     return _made(Padding.of(values.shape, t, axes).pad(values), values.shape, t, axes)
 

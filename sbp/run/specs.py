@@ -166,7 +166,7 @@ class Padding:
         Arguments:
           x: a NumPy or JAX array.
         """
-        return self._on_words(x, self._padded)
+        return self._on_words(x, self._pad)
 
     def cut(self, x: Any) -> Any:
         """The inverse of `pad`."""
@@ -178,7 +178,7 @@ class Padding:
             return change(x)
         return _jax.wrap_key(change(_jax.words(x)), x.dtype)
 
-    def _padded(self, x: Any) -> Any:
+    def _pad(self, x: Any) -> Any:
         for dim, counts in enumerate(self.counts):
             x = padded_blocks(x, dim, counts)
         return x

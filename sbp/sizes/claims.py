@@ -39,7 +39,7 @@ from sbp.sizes.expressions import (
     Point,
     is_symbolic,
     map_sizes,
-    parsed,
+    parse,
     shape_text,
     symbolic_in,
     symbols_in,
@@ -99,10 +99,12 @@ def _boundary(graph: Graph, typing: Typing) -> Iterator[Claim]:
         for position, (kind, name, operand, codes) in enumerate(group):
             padded = typing.request.demand.is_padded(kind, position)
             aval = graph.aval(operand)
-            yield from _held(kind + name, aval, codes, typing.mesh, padded=padded)
+            yield from _can_hold(kind + name, aval, codes, typing.mesh, padded=padded)
 
 
-def _held(what: str, aval: Any, codes: Codes, mesh: MeshSpec, *, padded: bool) -> Iterator[Claim]:
+def _can_hold(
+    what: str, aval: Any, codes: Codes, mesh: MeshSpec, *, padded: bool
+) -> Iterator[Claim]:
     """The claim that an input or output can be held in its type."""
     if not (is_symbolic([aval]) and any(c > 0 for c in codes)):
         return
@@ -255,17 +257,17 @@ def _is_offered(
             )
         ):
             ins = tuple(
-                a if k == kernel.gathers else _localised(a, c, n)
+                a if k == kernel.gathers else _shard_of(a, c, n)
                 for k, (a, c) in enumerate(zip(op.ins, codes_in, strict=True))
             )
-            outs = tuple(_localised(a, c, n) for a, c in zip(op.outs, codes_out, strict=True))
+            outs = tuple(_shard_of(a, c, n) for a, c in zip(op.outs, codes_out, strict=True))
             inner = Op(op.name, op.params, ins, outs, 1)
             if _is_offered(inner, row, mesh, policies, (*kernels, r.kernel)):
                 return True
     return False
 
 
-def _localised(aval: Any, code: Code, n: int) -> Any:
+def _shard_of(aval: Any, code: Code, n: int) -> Any:
     """The shard on a mesh axis of size n, blocks rounded up."""
     sizes = (-(-d // n) if k == code else d for k, d in enumerate(aval.shape, 1))
     return jax.ShapeDtypeStruct(tuple(sizes), aval.dtype)
@@ -327,7 +329,7 @@ def equation(left: Any, right: Any) -> tuple[Any, Any]:
     difference = left - right
     if not jax.export.is_symbolic_dim(difference):
         return left, right
-    tree, scope = parsed(str(difference)), difference.scope
+    tree, scope = parse(str(difference)), difference.scope
     for part in ast.walk(tree):
         match part:
             case ast.Call(func=ast.Name(id="floordiv"), args=args):
@@ -455,7 +457,7 @@ def decide(claims: Sequence[Claim], scope: Scope, point: Point) -> Decided:
     if terms and any(e.open for _, e in found):
         # Products of symbols are easier where the other claims hold: from mod(m, 8) == 0 follows
         # that 8 divides m*k.
-        narrowed = scope.narrowed(terms)
+        narrowed = scope.narrow(terms)
         found = [(c, explore(c.holds, narrowed, point) if e.open else e) for c, e in found]
         limited, terms = _limits(scope, found)
     failing = [*limited, *((c, e) for c, e in found if e.where(False) and e.open)]
@@ -497,7 +499,7 @@ def _limits(
         return [], ()
 
     def suffice(facts: Iterable[str]) -> bool:
-        return Solver(scope.narrowed(facts)).shows(*(e.where(True) for _, e in limited))
+        return Solver(scope.narrow(facts)).shows(*(e.where(True) for _, e in limited))
 
     # Small sizes at which the claims hold show the bounds and the divisors of single symbols. Where
     # these do not say all, the facts follow that rules asked for, which are dropped again first.

@@ -65,7 +65,7 @@ _COMPARED: dict[type, Callable[[Any, Any], Any]] = {
 
 
 @functools.lru_cache(maxsize=4096)
-def parsed(text: str) -> ast.expr:
+def parse(text: str) -> ast.expr:
     """The syntax tree of a size or of a constraint on sizes, as `jax.export` writes them."""
     return ast.parse(text.replace("^", "**"), mode="eval").body
 
@@ -101,12 +101,12 @@ def value_of(text: str, values: Mapping[str, Any], functions: Functions = INTEGE
             case _:
                 raise SbpInternalError(f"no size: {text!r}")
 
-    return of(parsed(text))
+    return of(parse(text))
 
 
 def symbols_in(text: str) -> frozenset[str]:
     """The symbols of an expression."""
-    tree = ast.walk(parsed(text))
+    tree = ast.walk(parse(text))
     return frozenset(n.id for n in tree if isinstance(n, ast.Name)) - INTEGERS.keys()
 
 
@@ -337,10 +337,10 @@ def deciding_constraints(error: BaseException, given: tuple[str, ...]) -> tuple[
     elif comparison := _COMPARISON.search(str(error)):
         left, how, right = comparison.groups()
         asked = [(left, how, right), (left, OPPOSITE[how], right)]
-    return tuple(text for a in asked if _answered((*given, text := _closed(*a)), *a))
+    return tuple(text for a in asked if _answers((*given, text := _as_constraint(*a)), *a))
 
 
-def _closed(left: str, how: str, right: str) -> str:
+def _as_constraint(left: str, how: str, right: str) -> str:
     """A comparison as JAX takes it in a constraint: with `>=` or `<=`."""
     step = {">": 1, "<": -1}.get(how, 0)
     if step:
@@ -348,7 +348,7 @@ def _closed(left: str, how: str, right: str) -> str:
     return f"{left} {how}{'=' if step else ''} {right}"
 
 
-def _answered(constraints: tuple[str, ...], left: str, how: str, right: str) -> bool:
+def _answers(constraints: tuple[str, ...], left: str, how: str, right: str) -> bool:
     """Whether JAX answers a comparison with yes under some constraints."""
     try:
         scope = jax.export.SymbolicScope(constraints)

@@ -90,7 +90,7 @@ class Scope:
         """Whether a point is in the scope."""
         return all(point[n] >= 1 for n in self.names) and holds_at(self.constraints, point)
 
-    def narrowed(self, region: Iterable[str]) -> Scope:
+    def narrow(self, region: Iterable[str]) -> Scope:
         """The points of the scope in a region."""
         return Scope(self.names, (*self.constraints, *region))
 

@@ -60,10 +60,10 @@ def of_batch(eqn: Any) -> Any:
             return [reduction(x, dims) if dims else x for x in operands]
     else:
         return None
-    return _replaced(eqn, replacement)
+    return _replace(eqn, replacement)
 
 
-def _replaced(eqn: Any, replacement: Callable[..., Any]) -> Any:
+def _replace(eqn: Any, replacement: Callable[..., Any]) -> Any:
     """The closed jaxpr of a function of an equation's operands, at the equation's line."""
     avals = [v.aval for v in eqn.invars]
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
@@ -156,10 +156,10 @@ def with_sums(graph: Graph) -> Graph:
     Arguments:
       graph: a traced program; new values are entered in its table of avals.
     """
-    return rewritten(graph, _summed)
+    return rewritten(graph, _sum_before_pads)
 
 
-def _summed(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
+def _sum_before_pads(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
     """The graph whose own nodes add before they pad.
 
     Arguments:
@@ -346,7 +346,7 @@ class _Builder:
             before, after = self.places.pins(eqn, at.span, at.scope, manual=at.manual)
             operands = self.pinned(eqn, operands, before, at)
             if name in INLINED or name == "custom_linear_solve":
-                results = self.inlined(eqn, operands, at)
+                results = self.inline(eqn, operands, at)
             elif (chosen := self.chosen_branch(eqn)) is not None and name == "platform_index":
                 results = (Constant(np.int32(chosen), _jax.plain_aval(eqn.outvars[0].aval)),)
             elif chosen is not None:
@@ -429,7 +429,7 @@ class _Builder:
         )
         return outputs
 
-    def inlined(self, eqn: Any, operands: tuple[Operand, ...], at: _Within) -> tuple[Operand, ...]:
+    def inline(self, eqn: Any, operands: tuple[Operand, ...], at: _Within) -> tuple[Operand, ...]:
         """The results of an equation that only calls a jaxpr; the jaxpr's nodes replace it."""
         name = eqn.primitive.name
         recomputed = name in REMAT and eqn.params.get("differentiated")
@@ -454,7 +454,7 @@ class _Builder:
         if eqn.primitive.name == "custom_partitioning":
             return eqn.params["call"]
         function = _jax.lowering_function(eqn.primitive, self.platform)
-        return function and _replaced(eqn, functools.partial(function, **eqn.params))
+        return function and _replace(eqn, functools.partial(function, **eqn.params))
 
     def chosen_branch(self, eqn: Any) -> int | None:
         """The position of the branch for the platform, of an equation that is part of a

@@ -123,7 +123,7 @@ class Twins:
     times: dict[int, int]
 
 
-def twins(graph: Graph) -> Twins:
+def repeated_values(graph: Graph) -> Twins:
     """Finds the values that a program computes more than once: in one block, or in scans of equal
     length. Operands of a scan count where an earlier scan takes equal ones.
     """

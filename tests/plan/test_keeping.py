@@ -14,7 +14,7 @@ import sbp
 from sbp.plan.fit import best_program
 from sbp.plan.saving import repeats
 from sbp.report.report import Report
-from sbp.trace.numbering import twins
+from sbp.trace.numbering import repeated_values
 
 MESH = AbstractMesh((8,), ("d",))
 
@@ -103,7 +103,7 @@ def test_what_is_kept_was_foreseen(model, mesh, monkeypatch):
 
     def watch(typing, block):
         found = repeats(typing, block)
-        assert {r.value for r in found} <= twins(typing.graph).again
+        assert {r.value for r in found} <= repeated_values(typing.graph).again
         seen.extend(r.value for r in found)
         return found
 
@@ -114,7 +114,7 @@ def test_what_is_kept_was_foreseen(model, mesh, monkeypatch):
 
 def test_twins_are_counted():
     forward_alone = sbp.jit(scanned, MESH).trace(*ARGUMENTS).request.graph
-    assert not twins(forward_alone).times
-    found = twins(sbp.jit(step(scanned), MESH).trace(*ARGUMENTS).request.graph)
+    assert not repeated_values(forward_alone).times
+    found = repeated_values(sbp.jit(step(scanned), MESH).trace(*ARGUMENTS).request.graph)
     assert set(found.times.values()) == {2}
     assert len(found.times) > len(found.again.intersection(found.times)) > 0

@@ -21,7 +21,7 @@ def test_z3_counts_as_python_does():
     scope = Scope(("b", "s"), ())
     for text, b, s in itertools.product(texts, range(1, 12), range(1, 6)):
         value = str(value_of(text, {"b": b, "s": s})).replace("-", "- ")
-        there = scope.narrowed([f"b == {b}", f"s == {s}"])
+        there = scope.narrow([f"b == {b}", f"s == {s}"])
         assert there.always((f"{text} == {value}",)), (text, b, s)
         assert not there.always((f"{text} != {value}",))
 
