@@ -123,8 +123,10 @@ def graph() -> grimp.ImportGraph:
 
 @cache
 def families() -> tuple[str, ...]:
-    """The modules with rules, and those with the primitives that have none."""
-    return tuple(sorted(m for m in graph().modules if m.startswith("sbp.signatures.")))
+    """The modules with rules, and the modules of signatures that these import."""
+    package = "sbp.signatures.families"
+    found = graph().find_descendants(package) | graph().find_upstream_modules(package, True)
+    return tuple(sorted(m for m in found if m.startswith("sbp.signatures.")))
 
 
 def closure(modules: Iterable[str], without: Collection[str] = ()) -> set[Path]:
