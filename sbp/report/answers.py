@@ -120,17 +120,20 @@ class Explanation(Shown):
 
 def explanation(why: Why, mesh: MeshSpec) -> Explanation:
     """The answer with its page."""
-    parts: list[Part] = [_head(why)]
+    title = f"why {_name(why.subject)} is {why.type!r} on mesh {mesh}"
+    return Explanation(page=Page(title=title, parts=tuple(_parts(why, mesh))), why=why)
+
+
+def _parts(why: Why, mesh: MeshSpec) -> Iterator[Part]:
+    yield _head(why)
     if len(why.types) > 1:
         copies = ", ".join(f"{t!r} {counted(n, 'time')}" for t, n in why.types)
         text = "the program makes it more than once, in unrolled layers or in rematerialisation"
-        parts.append(Paragraph(text=f"{text}: {copies}"))
-    parts += [_axis(why, story) for story in why.axes]
-    parts += [_alternatives(why), _conversions(why, mesh)]
+        yield Paragraph(text=f"{text}: {copies}")
+    yield from (_axis(why, story) for story in why.axes)
+    yield from (_alternatives(why), _conversions(why, mesh))
     if why.others:
-        parts.append(_others(why.others))
-    title = f"why {_name(why.subject)} is {why.type!r} on mesh {mesh}"
-    return Explanation(page=Page(title=title, parts=tuple(parts)), why=why)
+        yield _others(why.others)
 
 
 def _name(subject: Subject) -> str:
@@ -268,15 +271,11 @@ def _conversions(why: Why, mesh: MeshSpec) -> Section:
     if not why.conversions:
         none = Paragraph(text="none: every reader takes it as it is made")
         return Section(title="conversions", parts=(none,))
-    total = bytes_text(sum(c.bytes_per_device for c in why.conversions))
-    return Section(
-        title=f"conversions: {counted(len(why.conversions), 'kind')}, {total} per device",
-        parts=(_steps(why, mesh),),
-    )
 
+    def size(some: Sequence[ExplainedConversion]) -> str:
+        return bytes_text(sum(c.bytes_per_device for c in some))
 
-def _steps(why: Why, mesh: MeshSpec) -> Table:
-    return table_of(
+    made = table_of(
         why.conversions,
         {
             "step": lambda c: ", ".join(s.kind for s in c.steps),
@@ -289,32 +288,28 @@ def _steps(why: Why, mesh: MeshSpec) -> Table:
         },
         detail=lambda c: conversion_text(why, c),
         shown=SHOWN_CONVERSIONS,
-        rest=lambda left: (
-            f"and {len(left)} more: {bytes_text(sum(c.bytes_per_device for c in left))} per device"
-        ),
+        rest=lambda left: f"and {len(left)} more: {size(left)} per device",
     )
+    kinds = counted(len(why.conversions), "kind")
+    title = f"conversions: {kinds}, {size(why.conversions)} per device"
+    return Section(title=title, parts=(made,))
 
 
 def conversion_text(why: Why, one: ExplainedConversion) -> str:
     """The maker and the reader of a converted value, and the cost of the plan with the conversion
     elsewhere."""
-    made = full_maker_text(one.reason)
     needed = full_need_text(one.reason.need, why.output_names)
     takes = "take" if one.others > 1 else "takes"
     more = f"; {counted(one.others, 'more reader')} {takes} the result" if one.others else ""
-    text = f"made by {made}; {needed}{more}"
+    text = f"made by {full_maker_text(one.reason)}; {needed}{more}"
     if one.reason.need.is_forced:
         return text
-    elsewhere = deferred_text(one.reason.need, why.output_names)
-    outcome = "not tried" if one.instead is None else _outcome_text(one.instead, why.cost)
+    elsewhere, outcome = deferred_text(one.reason.need, why.output_names), "not tried"
+    if one.instead and one.instead.refusal:
+        outcome = f"no typing ({refusal_text(one.instead.refusal)})"
+    elif one.instead and one.instead.cost:
+        outcome = difference(one.instead.cost, why.cost)
     return f"{text}. {elsewhere}: {outcome}"
-
-
-def _outcome_text(outcome: Alternative, base: Cost) -> str:
-    if outcome.refusal is not None:
-        return f"no typing ({refusal_text(outcome.refusal)})"
-    assert outcome.cost is not None
-    return difference(outcome.cost, base)
 
 
 def _others(found: Sequence[tuple[Subject, object]]) -> Section:

@@ -27,7 +27,6 @@ from sbp.report.wording import (
     need_text,
     node_text,
     output_name,
-    place_cell,
     place_text,
     span_text,
     without_numbers,
@@ -260,8 +259,14 @@ def _of_operation(program: Program, send: Send) -> Collective:
     if send.kernel:
         kernel = kernel_named(send.kernel)
         made, needed = node_text(node), f"its kernel {kernel.name!r}: {kernel.summary}"
-    line = place(node.span) if node.span else ""
-    return _collective(program, send, node.outputs, line=line, made=(made,), needed=(needed,))
+    return _collective(
+        program,
+        send,
+        node.outputs,
+        line=place(node.span) if node.span else "",
+        made=(made,),
+        needed=(needed,),
+    )
 
 
 def _of_conversion(
@@ -269,13 +274,16 @@ def _of_conversion(
 ) -> Collective:
     """A collective of a conversion."""
     assert send.planned is not None
-    need, values = reason.need, (send.planned.box.target.value,)
-    ends: dict[str, tuple[str, ...]] = {"needed": (need_text(reason),)}
-    if need.is_returned:
-        results = [output_name(output_names, n.number) for n in reason.needs if n.is_returned]
-        ends = {"needed": (), "returned": (listed(results, 1),)}
+    returned = reason.need.is_returned
+    results = [output_name(output_names, n.number) for n in reason.needs if n.is_returned]
     return _collective(
-        program, send, values, line=_line(reason), made=(maker_text(reason),), **ends
+        program,
+        send,
+        (send.planned.box.target.value,),
+        line=_line(reason),
+        made=(maker_text(reason),),
+        needed=() if returned else (need_text(reason),),
+        returned=(listed(results, 1),) if returned else (),
     )
 
 
@@ -316,12 +324,10 @@ def detail(one: Collective, limit: int = 2) -> str:
 
 def _line(reason: ConversionReason) -> str:
     """The line of the maker; where it has none, that of the reader."""
-    reader = reason.need.node if reason.need.is_read else None
-    for node in (reason.maker, reader):
+    for node in (reason.maker, reason.need.node if reason.need.is_read else None):
         if node is not None and node.span is not None:
             annotates = node.op == annotate_p.name
             span = (annotation_span(node) if annotates else None) or node.span
-            return (
-                f"{'the ' if node.backward else ''}{place_cell(SourcePlace(span, node.backward))}"
-            )
+            gradient = "the gradient of " if node.backward else ""
+            return f"{gradient}{place(span)}"
     return str(reason.value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -27,13 +27,14 @@ from sbp.infer.space import to_type
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase, Phases, Send, sends
 from sbp.report.parts import Picture, Share, Table, grouped, table_of
+from sbp.report.strategy import nodes_with_runs
 from sbp.report.svg import CELL, COSTLY, PARTIAL, SPLIT, WHOLE, Board, Ink, picture
 from sbp.report.wording import branches_text, without_number
 from sbp.source.reader import shortened, users_span
 from sbp.source.text import line_text
 from sbp.trace.dataflow import Dataflow
-from sbp.trace.graph import Graph, Node
-from sbp.trace.regions import CONTROL_FLOW, trips_of
+from sbp.trace.graph import Node
+from sbp.trace.regions import CONTROL_FLOW
 from sbp.trace.scopes import scope_names
 from sbp.types import Atom, Broadcast, NdSbp, Split, Unreduced
 
@@ -63,7 +64,6 @@ class Stop:
       name: what tells it from others of its phase.
       text: the source line, or the name of the function or scope.
       where: file and line.
-      brief: the same without folders.
       phase: forward, backward or update; `returned` for the results.
       runs: how often it runs per call, by the trips of loops and the turns of Python's loops.
       operations: how many there are, each counted once.
@@ -75,7 +75,6 @@ class Stop:
     name: str
     text: str
     where: str = ""
-    brief: str = ""
     phase: Moment
     runs: int = 1
     operations: int = 0
@@ -151,23 +150,12 @@ class ProgramFlows:
         return found
 
 
-def program_flows(program: Program, grouping: Grouping = "line") -> ProgramFlows:
-    """The places of a program and the values between them.
-
-    Arguments:
-      program: the plan.
-      grouping: what a place is: a line, a function, or a scope of `jax.named_scope` and modules.
-    """
-    return _FlowWalk(program, grouping).flows()
-
-
 class PlaceName(NamedTuple):
     """What a place is called: see `Stop`."""
 
     name: str
     text: str
     where: str = ""
-    brief: str = ""
 
 
 def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
@@ -184,7 +172,7 @@ def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
         code = (line_text(span.file, span.line) or "").strip()
         key, text = span.line, shortened(code, TEXT_LIMIT) or "(no source)"
         where = position_text(span.file, span.line)
-    return PlaceName(f"{span.file}:{key}", text, where, where.rpartition("/")[2])
+    return PlaceName(f"{span.file}:{key}", text, where)
 
 
 def merge(found: Iterable[Send]) -> list[Send]:
@@ -197,102 +185,91 @@ def merge(found: Iterable[Send]) -> list[Send]:
     return sorted(merged, key=lambda send: -send.bytes)
 
 
-class _FlowWalk:
-    """Finds places and flows of one program."""
+def program_flows(program: Program, grouping: Grouping = "line") -> ProgramFlows:
+    """The places of a program and the values between them.
 
-    def __init__(self, program: Program, grouping: Grouping) -> None:
-        self.program, self.graph = program, program.graph
-        self.grouping: Grouping = grouping
-        self.phase = Phases(self.graph).of
-        self.stops: dict[Key, Stop] = {}
-        self._at: dict[int, Key] = {}
-        self._copies = defaultdict[Key, dict[Span | None, Counter[str]]](
-            lambda: defaultdict(Counter)
+    Arguments:
+      program: the plan.
+      grouping: what a place is: a line, a function, or a scope of `jax.named_scope` and modules.
+    """
+    phases, stops = Phases(program.graph).of, dict[Key, Stop]()
+    sent = grouped(sends(program), lambda s: None if s.is_returned or not s.node else s.node.id)
+    at = dict[int, Key]()
+    copies = defaultdict[Key, dict[Span | None, Counter[str]]](lambda: defaultdict(Counter))
+    for node, runs in nodes_with_runs(program.graph):
+        named = place_name(node, grouping)
+        for send in sent.get(node.id, ()):
+            _stop(stops, named, send.phase).sends.append(send)
+        if node.op not in CONTROL_FLOW:
+            key = at[node.id] = named.name, phases[node.id]
+            copies[key][node.span][node.op] += runs
+            _stop(stops, named, key[1]).born |= _begins_partial(program, node)
+    # An expression that runs once may have several operations of one name, which a library makes,
+    # but as a rule one that is alone. A gradient runs as often as its line.
+    for key, counts in copies.items():
+        stops[key].operations = sum(map(len, counts.values()))
+        stops[key].runs = max(min(count.values()) for count in counts.values())
+    for (name, phase), stop in stops.items():
+        stop.sends = merge(stop.sends)
+        if phase == "backward" and (name, "forward") in stops:
+            stop.runs = stops[name, "forward"].runs
+    numbers = {key: number for number, key in enumerate(stops)}
+    flows = _flows(program, {node: numbers[key] for node, key in at.items()})
+    places = tuple(stops.values())
+    for source, leaving in grouped(flows, lambda flow: flow.source).items():
+        if source >= 0:
+            places[source].type = max(reversed(leaving), key=lambda flow: flow.size).type
+    returned = merge(sent.get(None, ()))
+    return ProgramFlows(
+        stops=places,
+        flows=flows,
+        results=Stop(name="<results>", text="results", phase="returned", sends=returned),
+        called=program.cost.bytes_per_device,
+        grouping=grouping,
+    )
+
+
+def _stop(stops: dict[Key, Stop], named: PlaceName, phase: Phase) -> Stop:
+    return stops.setdefault((named.name, phase), Stop(**named._asdict(), phase=phase))
+
+
+def _begins_partial(program: Program, node: Node) -> bool:
+    """Whether an operation makes a value partial on a mesh axis whose operands are not."""
+    row = program.typing.rows[node.id]
+    return any(
+        any(codes[k] < 0 for codes in row.outs) and all(codes[k] >= 0 for codes in row.ins)
+        for k in range(len(program.mesh.sizes))
+    )
+
+
+def _flows(program: Program, numbers: Mapping[int, int]) -> tuple[ValueFlow, ...]:
+    """The flows between places: the values that operations read and that the program returns.
+
+    Arguments:
+      program: the plan.
+      numbers: of each operation, by its id, the position of its place.
+    """
+    graph, dataflow, types = program.graph, Dataflow(program.graph), program.typing.values
+    nodes = [node for node in graph.walk() if node.id in numbers]
+    reads = [(operand, numbers[node.id]) for node in nodes for operand in node.inputs]
+    reads += [(operand, -1) for operand in graph.outputs]
+    found: dict[tuple[int, int], ValueFlow] = {}
+    for value, target in ((v, at) for operand, at in reads for v in dataflow.sources(operand)):
+        maker, aval, codes = dataflow.makers.get(value), graph.avals[value], types[value]
+        new = ValueFlow(
+            source=-1 if maker is None else numbers[maker.id],
+            target=target,
+            type=to_type(codes, program.mesh),
+            size=float(aval.size * aval.dtype.itemsize) if aval.shape else 0.0,
+            partial=any(c < 0 for c in codes),
         )
-        self._sends = grouped(
-            sends(program), lambda s: None if s.is_returned or not s.node else s.node.id
-        )
-        self._visit(self.graph, 1)
-        self._count()
-
-    def _visit(self, graph: Graph, runs: int) -> None:
-        for node in graph.nodes:
-            named = place_name(node, self.grouping)
-            for send in self._sends.get(node.id, ()):
-                self._stop(named, send.phase).sends.append(send)
-            if node.op not in CONTROL_FLOW:
-                stop = self._stop(named, self.phase[node.id])
-                stop.born |= self._begins_partial(node)
-                self._at[node.id] = named.name, self.phase[node.id]
-                self._copies[self._at[node.id]][node.span][node.op] += runs
-            for region in node.regions:
-                self._visit(region, runs * trips_of(node))
-
-    def _stop(self, named: PlaceName, phase: Phase) -> Stop:
-        return self.stops.setdefault((named.name, phase), Stop(**named._asdict(), phase=phase))
-
-    def _begins_partial(self, node: Node) -> bool:
-        """Whether an operation makes a value partial on a mesh axis whose operands are not."""
-        row = self.program.typing.rows[node.id]
-        return any(
-            any(codes[k] < 0 for codes in row.outs) and all(codes[k] >= 0 for codes in row.ins)
-            for k in range(len(self.program.mesh.sizes))
-        )
-
-    def _count(self) -> None:
-        """Finds how often each place runs. An expression that runs once may have several operations
-        of one name, which a library makes, but as a rule one that is alone. A gradient runs as
-        often as its line."""
-        for key, copies in self._copies.items():
-            self.stops[key].operations = sum(map(len, copies.values()))
-            self.stops[key].runs = max(min(count.values()) for count in copies.values())
-        for (name, phase), stop in self.stops.items():
-            stop.sends = merge(stop.sends)
-            if phase == "backward" and (name, "forward") in self.stops:
-                stop.runs = self.stops[name, "forward"].runs
-
-    def flows(self) -> ProgramFlows:
-        """The result."""
-        found: dict[tuple[int, int], ValueFlow] = {}
-        for new in self._every():
-            ends = new.source, new.target
-            old = found.get(ends)
-            if old is None or new.size > old.size or (new.partial and not old.partial):
-                found[ends] = new
-        stops = tuple(self.stops.values())
-        for source, leaving in grouped(found.values(), lambda flow: flow.source).items():
-            if source >= 0:
-                stops[source].type = max(reversed(leaving), key=lambda flow: flow.size).type
-        returned = merge(self._sends.get(None, ()))
-        return ProgramFlows(
-            stops=stops,
-            flows=tuple(found.values()),
-            results=Stop(name="<results>", text="results", phase="returned", sends=returned),
-            called=self.program.cost.bytes_per_device,
-            grouping=self.grouping,
-        )
-
-    def _every(self) -> Iterator[ValueFlow]:
-        """The values that operations read and that the program returns."""
-        number = {key: n for n, key in enumerate(self.stops)}
-        at = {node: number[key] for node, key in self._at.items()}
-        nodes = [node for node in self.graph.walk() if node.id in at]
-        reads = [(operand, at[node.id]) for node in nodes for operand in node.inputs]
-        reads += [(operand, -1) for operand in self.graph.outputs]
-        dataflow = Dataflow(self.graph)
-        for operand, target in reads:
-            for value in dataflow.sources(operand):
-                maker, aval = dataflow.makers.get(value), self.graph.avals[value]
-                source = -1 if maker is None else at[maker.id]
-                codes = self.program.typing.values[value]
-                if source != target:
-                    yield ValueFlow(
-                        source=source,
-                        target=target,
-                        type=to_type(codes, self.program.mesh),
-                        size=float(aval.size * aval.dtype.itemsize) if aval.shape else 0.0,
-                        partial=any(c < 0 for c in codes),
-                    )
+        ends = new.source, new.target
+        old = found.get(ends, new)
+        if new.source != target and (
+            old is new or new.size > old.size or (new.partial and not old.partial)
+        ):
+            found[ends] = new
+    return tuple(found.values())
 
 
 def traffic(program: Program) -> ProgramFlows:
@@ -515,7 +492,7 @@ def _box(
         board.text((x + width - 9.5, y + 14), "P", Ink(bold=True), anchor="middle")
         room -= 2
     first = f"gradient{count}" if brief else stop.text
-    under = kind if brief else f"{stop.brief}{count}  {kind}"
+    under = kind if brief else f"{stop.where.rpartition('/')[2]}{count}  {kind}"
     board.text((x + 6, y + 15), shortened(first, room), title="" if brief else stop.text)
     board.text((x + 6, y + 30), shortened(under, room))
 

@@ -208,11 +208,11 @@ def _excerpt(excerpt: Excerpt) -> str:
         made.append(f"{line.number:>{digits}} | {html.escape(shown, quote=False)}")
         for mark in line.marks:
             text = line.text or ""
-            tag = "b" if mark.primary else "i"
-            under = ("^" if mark.primary else "-") * _cells(text, mark.start, mark.end)
+            tag = "b" if mark.label.primary else "i"
+            under = ("^" if mark.label.primary else "-") * _cells(text, mark.start, mark.end)
             made.append(
                 f"{' ' * digits} | {_indent(text[: mark.start])}<{tag}>{under}"
-                f" {html.escape(mark.text, quote=False)}</{tag}>"
+                f" {html.escape(mark.label.text, quote=False)}</{tag}>"
             )
     scope = f" in {_text(excerpt.scope)}" if excerpt.scope else ""
     return (

@@ -62,6 +62,13 @@ COLORS: dict[MemoryClass, str] = {
 }
 """The classes in their order, with their colours."""
 
+_BETWEEN: dict[tuple[Phase | None, Phase | None], MemoryClass] = {
+    ("forward", "backward"): "activations",
+    ("forward", "update"): "activations",
+    ("backward", "update"): "gradients",
+}
+"""The class of what one pass makes and another one needs last."""
+
 COLUMNS = 165
 """Moments that a picture shows. Of several that it shows as one, the fullest is taken."""
 
@@ -138,12 +145,8 @@ class _Memory:
         if root is not None and self.uses.class_of(root) == "weights":
             return "copies of weights"
         maker = self.uses.dataflow.makers.get(register.value)
-        if maker is None:
-            return "temporaries"
-        made, needed = self.uses.phases.of[maker.id], self.last.get(register)
-        if made == "forward" and needed in ("backward", "update"):
-            return "activations"
-        return "gradients" if (made, needed) == ("backward", "update") else "temporaries"
+        made = self.uses.phases.of[maker.id] if maker else None
+        return _BETWEEN.get((made, self.last.get(register)), "temporaries")
 
     def moment(self, moment: Moment) -> LiveMoment:
         """All that is in memory, by class."""
@@ -267,14 +270,15 @@ def _caption(program: Program, found: LiveBytes) -> str:
 
 
 def _drawing(found: LiveBytes) -> Board:
-    classes: list[MemoryClass] = [c for c in COLORS if any(m.bytes.get(c) for m in found.moments)]
     peak = found.peak
     at_peak: dict[MemoryClass, str] = {
-        kind: bytes_text(peak.bytes.get(kind, 0.0)) for kind in classes
+        kind: bytes_text(peak.bytes.get(kind, 0.0))
+        for kind in COLORS
+        if any(moment.bytes.get(kind) for moment in found.moments)
     }
     shows_limit = found.limit <= DRAWN_LIMIT * peak.total
     most = 1.1 * (max(found.limit, peak.total) if shows_limit else peak.total)
-    rows = -(-len(classes) // _KEYS)
+    rows = -(-len(at_peak) // _KEYS)
     board = Board(_NAME + _PLOT + 4, _TOP + _TALL + 14 + _KEY * rows)
     wide, bottom = _PLOT / len(found.moments), _TOP + _TALL
 
@@ -290,11 +294,11 @@ def _drawing(found: LiveBytes) -> Board:
         2,
     )
     below = [0.0] * len(found.moments)
-    for kind in classes:
+    for kind, told in at_peak.items():
         above = [b + m.bytes.get(kind, 0.0) for b, m in zip(below, found.moments, strict=True)]
         upper, lower = _steps(list(map(y, above)), wide), _steps(list(map(y, below)), wide)
-        told = f"{kind}: {at_peak[kind]} at the peak"
-        board.area([*upper, *reversed(lower)], _ink(kind), title=told)
+        title = f"{kind}: {told} at the peak"
+        board.area([*upper, *reversed(lower)], _ink(kind), title=title)
         below = above
     for bytes_ in (0.0, peak.total / 2, peak.total):
         board.line([(_NAME - 4, y(bytes_)), (_NAME, y(bytes_))], Ink(width=0.8))

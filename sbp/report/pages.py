@@ -97,9 +97,9 @@ def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
 
 
 def _lines(file: str, labels: list[Label]) -> Iterator[SourceLine]:
-    for number, here in sorted(grouped(labels, lambda label: label.span.line).items()):
+    labels.sort(key=lambda label: (label.span.line, label.primary, label.span))
+    for number, here in grouped(labels, lambda label: label.span.line).items():
         text = line_text(file, number)
-        here.sort(key=lambda label: (label.primary, label.span))
         marks = tuple(_mark(text, label) for label in here)
         yield SourceLine(number=number, text=text, marks=marks)
 
@@ -108,11 +108,11 @@ def _mark(text: str | None, label: Label) -> Mark:
     """The columns of a label in its line. An expression of several lines is marked to the end of
     its first line."""
     if text is None:
-        return Mark(start=0, end=1, text=label.text, primary=label.primary)
+        return Mark(start=0, end=1, label=label)
     start = character_index(text, label.span.column)
     whole = label.span.end_line in (0, label.span.line)
     end = character_index(text, label.span.end_column) if whole else len(text.rstrip())
-    return Mark(start=start, end=max(end, start + 1), text=label.text, primary=label.primary)
+    return Mark(start=start, end=max(end, start + 1), label=label)
 
 
 # ---- coverage -----------------------------------------------------------------------------------
@@ -200,14 +200,13 @@ def _choice(program: Program) -> str:
         else "how much cheaper others may be is not known"
     )
     how = "proved cheapest in the cost model" if program.typing.optimal else found
-    if not program.typing.bounds_reuse:
-        how += ", before what gradients keep from the forward pass"
+    before = ", before what gradients keep from the forward pass"
     boxing = policies_text(
         program.request.boxing, program.request.axis_policies, program.mesh.names
     )
     return (
         f"{counted(facts.instructions(program.block), 'local operation')}; boxing `{boxing}`; the"
-        f" types are {how}"
+        f" types are {how}{'' if program.typing.bounds_reuse else before}"
     )
 
 
@@ -328,10 +327,11 @@ def _verdict(diagnostics: Sequence[Diagnostic]) -> str:
     return ", ".join(found) or "no findings"
 
 
-def _findings(diagnostics: Sequence[Diagnostic]) -> Section:
+def _findings(diagnostics: Sequence[Diagnostic]) -> Iterator[Section]:
     only_notes = all(d.severity == "note" for d in diagnostics)
     title = counted(len(diagnostics), "note") if only_notes else _verdict(diagnostics)
-    return Section(title=title, parts=tuple(map(finding, diagnostics)))
+    if diagnostics:
+        yield Section(title=title, parts=tuple(map(finding, diagnostics)))
 
 
 def plan_page(
@@ -352,17 +352,14 @@ def plan_page(
       short: whether it is that for training programs: annotated tensors, collectives by source
         line, bytes, memory and time.
     """
-    parts = [*_parts(program, output_names, short=short)]
-    if diagnostics:
-        parts.append(_findings(diagnostics))
-    mesh = program.mesh
-    name = f"`{title}` " if title else ""
+    mesh, name = program.mesh, f"`{title}` " if title else ""
     assumed = " (assumed, since the mesh is abstract; hardware= names another)"
     heading = (
         f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}, hardware"
         f" {mesh.hardware.name}{assumed if mesh.is_assumed else ''}"
     )
-    return Page(title=heading, parts=tuple(parts))
+    parts = _parts(program, output_names, short=short)
+    return Page(title=heading, parts=(*parts, *_findings(diagnostics)))
 
 
 def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> Iterator[Part]:
@@ -377,13 +374,16 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
     sent = facts.collectives(program, output_names)
     yield _collectives(program, facts.by_line(sent) if short else sent, short=short)
     if sent and not short:
-        yield _pictures(program)
+        others = (traffic_picture(program), timeline_picture(program), memory_picture(program))
+        yield Section(
+            title="pictures; report.picture(), .bytes(), .timeline() and .memory() have them in"
+            " words",
+            parts=(program_picture(program, brief=True), *(replace(p, instead=()) for p in others)),
+            opened=False,
+        )
     yield from precision(program)
-    if not short:
-        yield from _tensors_and_regions(program, output_names)
-
-
-def _tensors_and_regions(program: Program, output_names: tuple[str, ...]) -> Iterator[Part]:
+    if short:
+        return
     if telling := telling_tensor(program):
         drawn = shard_picture(telling)
         yield Section(
@@ -393,19 +393,21 @@ def _tensors_and_regions(program: Program, output_names: tuple[str, ...]) -> Ite
         )
     yield _tensors("input", facts.inputs(program))
     yield _tensors("output", facts.outputs(program, output_names))
-    regions = _regions(program)
+    assumed = f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed"
+    regions = table_of(
+        facts.regions(program),
+        {
+            "region": lambda r: r[0].node.name,
+            "line": lambda r: place_text(SourcePlace.of(r[0].node)),
+            ">trips": lambda r: str(r[0].trips),
+            ">runs of the body": lambda r: str(r[1]),
+            ">conversions that send": lambda r: str(len({s.planned or s.node for s in r[2]})),
+            ">per device": lambda r: bytes_text(sum(s.bytes for s in r[2])),
+        },
+        detail=lambda r: assumed if trips_are_assumed(r[0].node) else "",
+    )
     if regions.rows:
         yield Section(title="regions", parts=(regions,))
-
-
-def _pictures(program: Program) -> Section:
-    """Pictures of the program, of what is sent, of time and of memory."""
-    others = (traffic_picture(program), timeline_picture(program), memory_picture(program))
-    return Section(
-        title="pictures; report.picture(), .bytes(), .timeline() and .memory() have them in words",
-        parts=(program_picture(program, brief=True), *(replace(p, instead=()) for p in others)),
-        opened=False,
-    )
 
 
 def _cost(program: Program) -> Facts:
@@ -511,20 +513,3 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
     )
     title = f"{counted(len(found), noun)}: {bytes_text(size(rows))} per device"
     return Section(title=title, parts=(made,), opened=len(rows) <= SHOWN_TENSORS)
-
-
-def _regions(program: Program) -> Table:
-    """The loops and branches."""
-    assumed = f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed"
-    return table_of(
-        facts.regions(program),
-        {
-            "region": lambda r: r[0].node.name,
-            "line": lambda r: place_text(SourcePlace.of(r[0].node)),
-            ">trips": lambda r: str(r[0].trips),
-            ">runs of the body": lambda r: str(r[1]),
-            ">conversions that send": lambda r: str(len({s.planned or s.node for s in r[2]})),
-            ">per device": lambda r: bytes_text(sum(s.bytes for s in r[2])),
-        },
-        detail=lambda r: assumed if trips_are_assumed(r[0].node) else "",
-    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TypeVar
 
-from sbp.errors import Diagnostic, bytes_text
+from sbp.errors import Diagnostic, Label, bytes_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,14 +155,12 @@ class Mark:
 
     Arguments:
       start, end: columns from 0, `end` excluded.
-      text: the label behind the marks.
-      primary: whether the diagnostic is about this part.
+      label: the label behind the marks.
     """
 
     start: int
     end: int
-    text: str
-    primary: bool
+    label: Label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

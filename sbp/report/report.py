@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from sbp.errors import Diagnostic, Label, SbpError, file_name
+from sbp.errors import Diagnostic, SbpError, file_name
 from sbp.handwritten.check import Coverage
 from sbp.infer.space import to_type
 from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, takes
 from sbp.plan.program import Program
-from sbp.plan.traffic import PHASES, Send
+from sbp.plan.traffic import PHASES
 from sbp.report import facts, pages
 from sbp.report.flows import GROUPINGS, Grouping, program_flows, program_picture
 from sbp.report.html import page_html
@@ -180,10 +180,13 @@ class Report(Shows):
         return self._page(short=True)
 
     def _page(self, *, short: bool = False) -> Shown:
-        title, findings, names = self.title, self.diagnostics, self.output_names
         if self.program is None:
-            return Shown(page=pages.refusal(title, findings, self.coverage))
-        return Shown(page=pages.plan_page(self.program, title, names, findings, short=short))
+            return Shown(page=pages.refusal(self.title, self.diagnostics, self.coverage))
+        return Shown(
+            page=pages.plan_page(
+                self.program, self.title, self.output_names, self.diagnostics, short=short
+            )
+        )
 
     @takes("Report.picture", skip=1, axis=_or_none(TEXT), by=_or_none(one_of(GROUPINGS)))
     def picture(self, axis: str | None = None, by: Grouping | None = None) -> Shown:
@@ -413,19 +416,19 @@ def annotated_lines(program: Program) -> tuple[AnnotatedLine, ...]:
 def _makes(program: Program, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
     """The values of a line with their types: those of its last operation in the forward pass, which
     make its result; the gradient's where it has no other."""
-    forward = [n for n in nodes if not n.backward] or list(nodes)
-    last = forward[-1]
-    names = [name for group in names_at(users_span(last)) for name in group]
-    found = dict.fromkeys(
+    forward = [n for n in nodes if not n.backward] or nodes
+    last, span = forward[-1], users_span(forward[-1])
+    names = [name for group in names_at(span) for name in group]
+    found = (
         (
             names[k] if len(names) == len(last.outputs) else "",
             repr(to_type(program.typing.values[value], program.mesh)) or "B",
         )
         for node in forward
-        if node.op == last.op and users_span(node) == users_span(last)
+        if node.op == last.op and users_span(node) == span
         for k, value in enumerate(node.outputs)
     )
-    return tuple(found)
+    return tuple(dict.fromkeys(found))
 
 
 def source_page(program: Program, title: str) -> Page:
@@ -436,9 +439,8 @@ def source_page(program: Program, title: str) -> Page:
       title: the function's name.
     """
     lines, flows = annotated_lines(program), program_flows(program)
-    total = flows.bytes
-    most = max((a.bytes_per_device for a in lines), default=0.0)
-    rest = total - sum(a.bytes_per_device for a in lines)
+    total, sends = flows.bytes, [a.bytes_per_device for a in lines]
+    most, rest = max(sends, default=0.0), total - sum(sends)
     sent = f" {bytes_text(total)} in all" if total else " none"
     nowhere = f", {bytes_text(rest)} of them for results or at no line" if rest >= 1 else ""
     head = (
@@ -515,7 +517,21 @@ def plan_data(program: Program, output_names: tuple[str, ...]) -> dict[str, Any]
         "strategy": strategy(program),
         "inputs": [_tensor(t) for t in facts.inputs(program)],
         "outputs": [_tensor(t) for t in facts.outputs(program, output_names)],
-        "collectives": [_collective(c) for c in facts.collectives(program, output_names)],
+        "collectives": [
+            {
+                "kind": one.kind,
+                "mesh_axes": one.mesh_axes,
+                "changes": list(one.changes),
+                "runs": one.runs,
+                "bytes_sent_per_device": one.bytes_per_device,
+                "tensors": list(one.tensors),
+                "line": one.line,
+                "made": list(one.made),
+                "needed": list(one.needed),
+                "returned": list(one.returned),
+            }
+            for one in facts.collectives(program, output_names)
+        ],
         "modules": modules(program),
     }
 
@@ -534,18 +550,17 @@ def modules(program: Program) -> dict[str, dict[str, list[dict[str, Any]]]]:
         if stop.sends:
             name = "" if stop is flows.results else stop.name
             of_scope = found.setdefault(name, {phase: [] for phase in PHASES})
-            of_scope.setdefault(stop.phase, []).extend(map(_send, stop.sends))
+            of_scope.setdefault(stop.phase, []).extend(
+                {
+                    "kind": send.kind,
+                    "mesh_axes": send.axes,
+                    "change": send.change,
+                    "runs": send.runs,
+                    "bytes_sent_per_device": send.bytes,
+                }
+                for send in stop.sends
+            )
     return found
-
-
-def _send(send: Send) -> dict[str, Any]:
-    return {
-        "kind": send.kind,
-        "mesh_axes": send.axes,
-        "change": send.change,
-        "runs": send.runs,
-        "bytes_sent_per_device": send.bytes,
-    }
 
 
 def _tensor(tensor: facts.Tensor) -> dict[str, Any]:
@@ -560,21 +575,6 @@ def _tensor(tensor: facts.Tensor) -> dict[str, Any]:
     }
 
 
-def _collective(one: facts.Collective) -> dict[str, Any]:
-    return {
-        "kind": one.kind,
-        "mesh_axes": one.mesh_axes,
-        "changes": list(one.changes),
-        "runs": one.runs,
-        "bytes_sent_per_device": one.bytes_per_device,
-        "tensors": list(one.tensors),
-        "line": one.line,
-        "made": list(one.made),
-        "needed": list(one.needed),
-        "returned": list(one.returned),
-    }
-
-
 def finding_data(diagnostic: Diagnostic) -> dict[str, Any]:
     """A finding as data.
 
@@ -586,7 +586,18 @@ def finding_data(diagnostic: Diagnostic) -> dict[str, Any]:
         "severity": diagnostic.severity,
         "title": diagnostic.title,
         "scope": diagnostic.scope,
-        "labels": [_label(label) for label in diagnostic.labels],
+        "labels": [
+            {
+                "file": label.span.file,
+                "line": label.span.line,
+                "column": label.span.column,
+                "end_line": label.span.end_line or label.span.line,
+                "end_column": label.span.end_column,
+                "text": label.text,
+                "primary": label.primary,
+            }
+            for label in diagnostic.labels
+        ],
         "notes": list(diagnostic.notes),
         "helps": [
             {
@@ -596,19 +607,6 @@ def finding_data(diagnostic: Diagnostic) -> dict[str, Any]:
             }
             for h in diagnostic.helps
         ],
-    }
-
-
-def _label(label: Label) -> dict[str, Any]:
-    span = label.span
-    return {
-        "file": span.file,
-        "line": span.line,
-        "column": span.column,
-        "end_line": span.end_line or span.line,
-        "end_column": span.end_column,
-        "text": label.text,
-        "primary": label.primary,
     }
 
 

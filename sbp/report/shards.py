@@ -141,9 +141,7 @@ def tensor_shards(
 def telling_tensor(program: Program) -> TensorShards | None:
     """The annotated tensor that the most mesh axes split or are partial on, the first of several;
     without annotations the input, the largest of several. None where all are whole."""
-    found = annotated(program)
-    if not found:
-        found = sorted(inputs(program), key=lambda fact: -fact.bytes_per_device)
+    found = annotated(program) or sorted(inputs(program), key=lambda fact: -fact.bytes_per_device)
     several = [axis for axis, n in program.mesh.axes if n > 1]
     told = [
         sum(isinstance(fact.type.get(axis), Split | Unreduced) for axis in several)
@@ -168,10 +166,9 @@ def shards_of(program: Program, name: str | int, output_names: tuple[str, ...]) 
       SbpError: `bad-argument` when nothing has that name, with the nearest names.
     """
     subject = Subjects.of(program.graph, output_names).find(name)[-1]
-    values = program.typing.values
+    values, block = program.typing.values, program.block
     sources: list[Source] = [Register(v, values[v]) for v in subject.values if v in values]
-    if subject.kind in ("input", "output"):
-        boundary = program.block.inputs if subject.kind == "input" else program.block.outputs
+    if boundary := {"input": block.inputs, "output": block.outputs}.get(subject.kind):
         sources = [boundary[subject.position]]
     if not sources:
         raise SbpError(f"the plan does not make `{subject.label}`: its uses need no value of it")
@@ -295,8 +292,7 @@ class _ShardDrawing:
         shown: list[Extent | None] = [*extents]
         if left_out:
             shown[MOST_BLOCKS - 2 : -2] = [None]
-        if len(extents) == 1:
-            longest *= 2  # a whole dim looks like one
+        longest *= 2 if len(extents) == 1 else 1  # a whole dim looks like one
         most = max((stop - start for start, stop in extents), default=1)
         pixels = tuple(gap if e is None else longest * (e[1] - e[0]) / most for e in shown)
         return _Cut(dim=dim, extents=tuple(shown), left_out=left_out, pixels=pixels)
@@ -329,14 +325,12 @@ class _ShardDrawing:
     def _panel(self, board: Board, fixed: dict[int, Extent], corner: Point) -> None:
         """The blocks of two dims; `fixed` has the block of each other dim that is split."""
         found, columns, rows, (x, y) = self.found, self.columns, self.rows, corner
-        if fixed:
-            text = ", ".join(f"dim {d} = {_extent_text(found, d, e)}" for d, e in fixed.items())
-            board.text((x + 4, y + 12), text, Ink(bold=True))
+        place = ", ".join(f"dim {d} = {_extent_text(found, d, e)}" for d, e in fixed.items())
+        arrows = {"\N{RIGHTWARDS ARROW}": columns.dim, "\N{DOWNWARDS ARROW}": rows.dim}
+        heads = [f"{sign} {_dim_text(found, dim)}" for sign, dim in arrows.items() if dim >= 0]
+        for text in [place, *heads] if place else heads:
+            board.text((x + 4, y + 12), text, Ink(bold=text == place))
             y += 16
-        for cut, sign in ((columns, "\N{RIGHTWARDS ARROW}"), (rows, "\N{DOWNWARDS ARROW}")):
-            if cut.dim >= 0:
-                board.text((x + 4, y + 12), f"{sign} {_dim_text(found, cut.dim)}")
-                y += 16
         x, y = x + self.left, y + _SHEET * self.sheets + 16
         for sheet in range(self.sheets, 0, -1):
             behind = x + _SHEET * sheet, y - _SHEET * sheet
@@ -444,7 +438,5 @@ def _words(found: TensorShards) -> Table:
 
 
 def _elements(found: TensorShards, shard: ShardFact) -> str:
-    if shard.is_empty:
-        return "none"
     texts = [_extent_text(found, dim, e) for dim, e in enumerate(shard.extents)]
-    return f"[{', '.join(texts)}]"
+    return "none" if shard.is_empty else f"[{', '.join(texts)}]"

@@ -70,7 +70,7 @@ class InputUses:
         self.dataflow = Dataflow(self.graph)
         self._position = {v: n for n, v in enumerate(self.graph.inputs)}
         self.readers = self._readers()
-        self.products = list(self._products(self.graph, 1))
+        self.products = list(self._products())
         self.lookups = [
             (node, self.root(node.inputs[0]))
             for node in self.graph.walk()
@@ -130,16 +130,13 @@ class InputUses:
                 return None, entered
         return self._position[operand] if isinstance(operand, int) else None, entered
 
-    def _products(self, graph: Graph, runs: int) -> Iterator[Product]:
-        for node in graph.nodes:
-            for region in node.regions:
-                yield from self._products(region, runs * trips_of(node))
+    def _products(self) -> Iterator[Product]:
+        for node, runs in nodes_with_runs(self.graph):
             traits = traits_of(node.op)
             if self.phases.of[node.id] == "forward" and traits.contracts and traits.flops:
-                flops, found = runs * flops_of(self.graph, node), self._weights(node)
-                if len(found) < 2:
-                    weight = found[0] if found else None
-                    yield Product(node=node, flops=flops, weight=weight)
+                weight, *others = self._weights(node) or [None]
+                if not others:
+                    yield Product(node=node, flops=runs * flops_of(self.graph, node), weight=weight)
 
     def _weights(self, node: Node) -> list[tuple[int, int]]:
         """Which operand of a product is a weight: an input that the update reads too; without an
@@ -149,6 +146,14 @@ class InputUses:
         if "update" not in self.phases.of.values():
             return roots[:1]
         return [(n, r) for n, r in roots if "update" in self.readers[r]][:1] or roots
+
+
+def nodes_with_runs(graph: Graph, runs: int = 1) -> Iterator[tuple[Node, int]]:
+    """The nodes of a graph and of its regions, each with how often it runs per call."""
+    for node in graph.nodes:
+        yield node, runs
+        for region in node.regions:
+            yield from nodes_with_runs(region, runs * trips_of(node))
 
 
 def flops_of(graph: Graph, node: Node) -> float:
@@ -166,12 +171,10 @@ def is_lookup(node: Node) -> bool:
 
 def _passes(node: Node) -> bool:
     """Whether a result is an operand of the node, rearranged or cast."""
-    if node.is_barrier or node.op == annotate_p.name:
-        return True
     traits = traits_of(node.op)
-    if is_lookup(node) or not (traits.moves or traits.regroups or traits.carries):
-        return False
-    return len(node.outputs) == 1 and _moved(node) >= 0
+    rearranges = bool(traits.moves or traits.regroups or traits.carries)
+    single = len(node.outputs) == 1 and _moved(node) >= 0 and not is_lookup(node)
+    return node.is_barrier or node.op == annotate_p.name or (rearranges and single)
 
 
 def _moved(node: Node) -> int:
@@ -246,10 +249,9 @@ class _Reading:
                 split[root] |= rows
                 if rows:
                     tables.add("vocabulary" if self._made(node, k) < 0 else "tables")
-        total = sum(roles[role] for role in NAMES)
-        shares: dict[Role, float] = {role: roles[role] / total for role in NAMES if total}
-        most = sorted(shares.items(), key=lambda item: -item[1])
-        found: dict[Role, float] = {role: share for role, share in most if share >= SEEN}
+        total = sum(roles[role] for role in NAMES) or 1.0
+        shares = {role: roles[role] / total for role in NAMES if roles[role] / total >= SEEN}
+        found = dict(sorted(shares.items(), key=lambda item: -item[1]))
         said = [
             NAMES[role] + (f" ({share:.0%} of FLOPs)" if share < _MOST and len(found) > 1 else "")
             for role, share in found.items()
@@ -362,10 +364,13 @@ class _Reading:
     def _tokens(self, k: int) -> bool:
         """Whether more of what products of the forward pass add up along an axis is left split
         than whole."""
-        sent = defaultdict[str, float](float)
-        for one in self.sends:
-            is_forward = one.maker and self.uses.phases.of[one.maker.id] == "forward"
-            if is_forward and one.step and k in one.step.mesh_axes:
-                sent[one.step.kind] += one.bytes
+        phases = self.uses.phases.of
+        sent = [
+            (one.step.kind, one.bytes)
+            for one in self.sends
+            if one.maker and phases[one.maker.id] == "forward"
+            if one.step and k in one.step.mesh_axes
+        ]
         # Of one sum, an all-reduce sends twice what a reduce-scatter does.
-        return 2 * sent["reduce_scatter"] > sent["all_reduce"]
+        scattered = sum(size for kind, size in sent if kind == "reduce_scatter")
+        return 2 * scattered > sum(size for kind, size in sent if kind == "all_reduce")

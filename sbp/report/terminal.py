@@ -217,12 +217,12 @@ def _excerpt(excerpt: Excerpt, digits: int, style: str) -> Iterator[Text]:
             text = line.text or ""
             start = cell_len(text[: mark.start].expandtabs(4))
             length = max(1, cell_len(text[: mark.end].expandtabs(4)) - start)
-            under = ("^" if mark.primary else "-") * length
-            said = f" {mark.text}" if mark.text else ""
+            under = ("^" if mark.label.primary else "-") * length
+            said = f" {mark.label.text}" if mark.label.text else ""
             yield Text.assemble(
                 (f"{gutter}| ", "cyan"),
                 " " * start,
-                (under + said, style if mark.primary else "cyan"),
+                (under + said, style if mark.label.primary else "cyan"),
             )
 
 
