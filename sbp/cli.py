@@ -184,8 +184,7 @@ def _explain_code(console: Console, code: str) -> None:
     ):
         if source:
             console.print(f"\n{name}:\n", style="bold", markup=False)
-            indented = textwrap.indent(source.strip("\n"), "    ")
-            console.print(indented, markup=False, soft_wrap=True)
+            console.print(textwrap.indent(source.strip("\n"), "    "), markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh
 from rich.console import Console
 
 from sbp.api.jit import jit
-from sbp.commands.shapes import arguments, required_parameters
+from sbp.commands.parser import arguments, required_parameters
 from sbp.errors import SbpError, counted, listed
 from sbp.plan.text import shape_text
 from sbp.report.facts import outputs
@@ -184,12 +184,31 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
     graph, call, shapes = _traced(shown, function, given)
     inputs, primitives = tuple(map(shape_text, shapes)), Counter(_primitives(graph))
     calls = list(_calls(call, shapes)) if 1 <= len(shapes) <= 2 else []
-    same = (Paragraph(text=f"the same name is also {listed(others)}"),) if others else ()
-    costs = (_calls_section(inputs, calls),) if calls else ()
-    page = Page(
-        title=f"`{shown}` traced on {', '.join(inputs) or 'no arrays'}",
-        parts=(*same, _primitives_section(primitives), *costs),
+    rows = table(
+        ("primitive", "on", "rows besides all B"),
+        (
+            (
+                primitive if count == 1 else f"{primitive} ({count} times)",
+                f"{', '.join(ins)} -> {', '.join(outs)}",
+                "; ".join(map(row_text, rows)) or ("none" if known else "no rule: held B"),
+            )
+            for (primitive, ins, outs, rows, known), count in primitives.items()
+        ),
     )
+    costs = table(
+        (*inputs, "", "result", ">sends"),
+        (
+            (*c["inputs"], "->", " ".join(c["outputs"]), bytes_text(c["bytes_per_device"]))
+            for c in calls
+        ),
+    )
+    head = f"{counted(len(primitives), 'primitive')}, each with its rows on one mesh axis"
+    whole = f"the function as a whole, on one mesh axis of {AXIS_SIZE} devices: its cheapest plans"
+    parts: list[Part] = [Section(title=head, parts=(rows,))]
+    if others:
+        parts.insert(0, Paragraph(text=f"the same name is also {listed(others)}"))
+    if calls:
+        parts.append(Section(title=whole, parts=(costs,)))
     data = {
         "function": shown,
         "inputs": inputs,
@@ -207,7 +226,8 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
         ],
         "calls": calls,
     }
-    return page, data
+    title = f"`{shown}` traced on {', '.join(inputs) or 'no arrays'}"
+    return Page(title=title, parts=tuple(parts)), data
 
 
 def _is_function(value: Any) -> bool:
@@ -347,8 +367,8 @@ def _calls(call: Callable[..., Any], shapes: Sequence[Any]) -> Iterator[dict[str
         for s in shapes
     ]
     for atoms in itertools.product(*choices):
-        typed = jit(call, mesh, in_types=tuple(f"axis:{atom!r}" for atom in atoms))
-        program = typed.check(*shapes).program
+        types = tuple(f"axis:{atom!r}" for atom in atoms)
+        program = jit(call, mesh, in_types=types).check(*shapes).program
         if program is not None:
             yield {
                 "inputs": tuple(map(repr, atoms)),
@@ -389,19 +409,6 @@ def _answer(name: str | None, args: str | None) -> tuple[Page, Any]:
         return _function_answer(name, None if args is None else arguments(args))
 
 
-def _primitives_section(primitives: Counter[_Primitive]) -> Section:
-    rows = (
-        (
-            primitive if count == 1 else f"{primitive} ({count} times)",
-            f"{', '.join(ins)} -> {', '.join(outs)}",
-            "; ".join(map(row_text, rows)) or ("none" if known else "no rule: held B"),
-        )
-        for (primitive, ins, outs, rows, known), count in primitives.items()
-    )
-    title = f"{counted(len(primitives), 'primitive')}, each with its rows on one mesh axis"
-    return Section(title=title, parts=(table(("primitive", "on", "rows besides all B"), rows),))
-
-
 def row_text(row: Row) -> str:
     """A row on one line.
 
@@ -411,15 +418,6 @@ def row_text(row: Row) -> str:
     """
     kernel = "" if row.kernel == "local" else f" by {row.kernel}"
     return f"{' '.join(map(repr, row.ins))} -> {' '.join(map(repr, row.outs))}{kernel}"
-
-
-def _calls_section(inputs: Sequence[str], calls: Sequence[dict[str, Any]]) -> Section:
-    rows = (
-        (*c["inputs"], "->", " ".join(c["outputs"]), bytes_text(c["bytes_per_device"]))
-        for c in calls
-    )
-    title = f"the function as a whole, on one mesh axis of {AXIS_SIZE} devices: its cheapest plans"
-    return Section(title=title, parts=(table((*inputs, "", "result", ">sends"), rows),))
 
 
 def _row_data(row: Row) -> dict[str, Any]:

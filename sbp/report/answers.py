@@ -120,16 +120,21 @@ class Explanation(Shown):
 
 def explanation(why: Why, mesh: MeshSpec) -> Explanation:
     """The answer with its page."""
-    title = f"why {_name(why.subject)} is {why.type!r} on mesh {mesh}"
-    return Explanation(page=Page(title=title, parts=tuple(_parts(why, mesh))), why=why)
+    page = Page(
+        title=f"why {_name(why.subject)} is {why.type!r} on mesh {mesh}",
+        parts=tuple(_parts(why, mesh)),
+    )
+    return Explanation(page=page, why=why)
 
 
 def _parts(why: Why, mesh: MeshSpec) -> Iterator[Part]:
     yield _head(why)
     if len(why.types) > 1:
         copies = ", ".join(f"{t!r} {counted(n, 'time')}" for t, n in why.types)
-        text = "the program makes it more than once, in unrolled layers or in rematerialisation"
-        yield Paragraph(text=f"{text}: {copies}")
+        yield Paragraph(
+            text="the program makes it more than once, in unrolled layers or in rematerialisation:"
+            f" {copies}"
+        )
     yield from (_axis(why, story) for story in why.axes)
     yield from (_alternatives(why), _conversions(why, mesh))
     if why.others:
@@ -137,12 +142,11 @@ def _parts(why: Why, mesh: MeshSpec) -> Iterator[Part]:
 
 
 def _name(subject: Subject) -> str:
-    name = f"`{subject.label.replace('`', '')}`"
     what = {"input": "input ", "output": "output "}.get(
         subject.kind,
         "gradient of " if subject.gradient and not subject.label.isidentifier() else "",
     )
-    return what + name
+    return f"{what}`{subject.label.replace('`', '')}`"
 
 
 def _head(why: Why) -> Facts:
@@ -161,10 +165,9 @@ def _head(why: Why) -> Facts:
 
 
 def _axis(why: Why, story: AxisStory) -> Section:
-    links = without_passing(story.links)
     rows = [
         (str(link.subject), repr(decode(link.atom)), link_text(link), place_cell(link.place))
-        for link in links
+        for link in without_passing(story.links)
     ]
     if len(rows) > SHOWN_LINKS:  # the ends of a chain say most
         rows.insert(SHOWN_LINKS - 1, rows.pop())
@@ -269,8 +272,10 @@ def _figures(cost: Cost) -> tuple[str, str]:
 
 def _conversions(why: Why, mesh: MeshSpec) -> Section:
     if not why.conversions:
-        none = Paragraph(text="none: every reader takes it as it is made")
-        return Section(title="conversions", parts=(none,))
+        return Section(
+            title="conversions",
+            parts=(Paragraph(text="none: every reader takes it as it is made"),),
+        )
 
     def size(some: Sequence[ExplainedConversion]) -> str:
         return bytes_text(sum(c.bytes_per_device for c in some))
@@ -290,9 +295,11 @@ def _conversions(why: Why, mesh: MeshSpec) -> Section:
         shown=SHOWN_CONVERSIONS,
         rest=lambda left: f"and {len(left)} more: {size(left)} per device",
     )
-    kinds = counted(len(why.conversions), "kind")
-    title = f"conversions: {kinds}, {size(why.conversions)} per device"
-    return Section(title=title, parts=(made,))
+    return Section(
+        title=f"conversions: {counted(len(why.conversions), 'kind')}, {size(why.conversions)} per"
+        " device",
+        parts=(made,),
+    )
 
 
 def conversion_text(why: Why, one: ExplainedConversion) -> str:
@@ -344,9 +351,8 @@ _SUBJECTS = {
 
 def setting_cells(setting: Setting) -> tuple[str, str, str]:
     """What was asked, and what each plan was asked for."""
-    what = _SUBJECTS.get(setting.kind, setting.kind).format(subject=setting.subject)
-    text = _VALUES.get(setting.kind, str)
-    return what, text(setting.this), text(setting.other)
+    text, what = _VALUES.get(setting.kind, str), _SUBJECTS.get(setting.kind, setting.kind)
+    return what.format(subject=setting.subject), text(setting.this), text(setting.other)
 
 
 def _several(texts: Iterable[str]) -> str:
@@ -420,23 +426,24 @@ class Comparison(Shown):
 def comparison(this: ComparedPlan, other: ComparedPlan) -> Comparison:
     """Two plans compared."""
     found = compare(this, other)
-    first, second = found.titles
-    names = f"`{first}`" if first == second else f"`{first}` and `{second}`"
-    parts = tuple(_differences(found))
-    page = Page(title=f"{names}: this plan and the other", parts=parts)
+    names = " and ".join(f"`{title}`" for title in dict.fromkeys(found.titles))
+    page = Page(title=f"{names}: this plan and the other", parts=tuple(_differences(found)))
     return Comparison(page=page, difference=found)
 
 
 def _differences(found: Difference) -> Iterator[Part]:
     if len(set(found.titles)) > 1:
-        matched = f"{counted(found.matched, 'value')} with the same name or line text"
-        yield Paragraph(text=f"these are plans of different functions; {matched}")
+        yield Paragraph(
+            text=f"these are plans of different functions; {counted(found.matched, 'value')} with"
+            " the same name or line text"
+        )
     if found.same:
         yield Paragraph(text="nothing differs")
         return
     if found.settings:
-        cells = map(setting_cells, found.settings)
-        made = table(("what", "this", "other"), cells, shown=SHOWN_SETTINGS)
+        made = table(
+            ("what", "this", "other"), map(setting_cells, found.settings), shown=SHOWN_SETTINGS
+        )
         yield Section(title="asked differently", parts=(made,))
     yield Section(title="cost of a call, per device", parts=(_costs(found),))
     if found.sent:
@@ -449,13 +456,15 @@ def _differences(found: Difference) -> Iterator[Part]:
         ("value", found.values, SHOWN_VALUES),
     ):
         if differing:
-            title = f"{counted(len(differing), noun)} of another type"
-            yield Section(title=title, parts=(_values(noun, differing, shown),))
+            yield Section(
+                title=f"{counted(len(differing), noun)} of another type",
+                parts=(_values(noun, differing, shown),),
+            )
     alike = found.matched - len(found.inputs) - len(found.outputs) - len(found.values)
     both = zip(found.unmatched, ("this", "the other"), strict=True)
     only = " and ".join(f"{n} only in {which}" for n, which in both if n)
     text = f"{counted(alike, 'value')} of the same type in both"
-    yield Paragraph(text=f"{text}; {only}" if only else text)
+    yield Paragraph(text="; ".join(filter(None, (text, only))))
 
 
 def _costs(found: Difference) -> Table:

@@ -219,11 +219,12 @@ def program_flows(program: Program, grouping: Grouping = "line") -> ProgramFlows
     for source, leaving in grouped(flows, lambda flow: flow.source).items():
         if source >= 0:
             places[source].type = max(reversed(leaving), key=lambda flow: flow.size).type
-    returned = merge(sent.get(None, ()))
     return ProgramFlows(
         stops=places,
         flows=flows,
-        results=Stop(name="<results>", text="results", phase="returned", sends=returned),
+        results=Stop(
+            name="<results>", text="results", phase="returned", sends=merge(sent.get(None, ()))
+        ),
         called=program.cost.bytes_per_device,
         grouping=grouping,
     )

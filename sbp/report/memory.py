@@ -166,10 +166,9 @@ class _Memory:
 
     def arguments(self) -> list[Tensor]:
         """The arguments that take bytes."""
-        inputs = zip(self.program.block.inputs, self.names, strict=True)
         return [
-            self._tensor(register, self.uses.class_of(number), name)
-            for number, (register, name) in enumerate(inputs)
+            self._tensor(register, self.uses.class_of(number), self.names[number])
+            for number, register in enumerate(self.program.block.inputs)
             if self.device.size(register)
         ]
 
@@ -185,9 +184,12 @@ class _Memory:
     def _tensor(
         self, register: Register, kind: MemoryClass, name: str, maker: Node | None = None
     ) -> Tensor:
-        made = tensor(self.program, register, name)
-        size = self.device.size(register)
-        return replace(made, kind=kind, where=_where(maker), bytes_per_device=size)
+        return replace(
+            tensor(self.program, register, name),
+            kind=kind,
+            where=_where(maker),
+            bytes_per_device=self.device.size(register),
+        )
 
 
 def live_bytes(program: Program) -> LiveBytes:

@@ -74,9 +74,13 @@ def finding(diagnostic: Diagnostic) -> ShownDiagnostic:
     labels = [primary, *diagnostic.labels] if primary else []
     for file, here in grouped(labels, lambda label: label.span.file).items():
         at = here.pop(0) if here[0] is primary else here[0]
-        place = position_text(file, at.span.line, at.span.column)
-        scope = diagnostic.scope if at is primary else ""
-        excerpts.append(Excerpt(place=place, scope=scope, lines=tuple(_lines(file, here))))
+        excerpts.append(
+            Excerpt(
+                place=position_text(file, at.span.line, at.span.column),
+                scope=diagnostic.scope if at is primary else "",
+                lines=tuple(_lines(file, here)),
+            )
+        )
     return ShownDiagnostic(diagnostic=diagnostic, excerpts=tuple(excerpts))
 
 
@@ -100,8 +104,9 @@ def _lines(file: str, labels: list[Label]) -> Iterator[SourceLine]:
     labels.sort(key=lambda label: (label.span.line, label.primary, label.span))
     for number, here in grouped(labels, lambda label: label.span.line).items():
         text = line_text(file, number)
-        marks = tuple(_mark(text, label) for label in here)
-        yield SourceLine(number=number, text=text, marks=marks)
+        yield SourceLine(
+            number=number, text=text, marks=tuple(_mark(text, label) for label in here)
+        )
 
 
 def _mark(text: str | None, label: Label) -> Mark:
@@ -136,8 +141,13 @@ def coverage_section(read: Coverage) -> Section:
             ">per device": lambda c: bytes_text(c.bytes_per_device),
         },
     )
-    runs = (Paragraph(text=run_text(run)) for run in read.runs)
-    return Section(title=f"checked: {checked}", parts=(*([made] if made.rows else []), *runs))
+    return Section(
+        title=f"checked: {checked}",
+        parts=(
+            *([made] if made.rows else []),
+            *(Paragraph(text=run_text(run)) for run in read.runs),
+        ),
+    )
 
 
 # ---- precision ----------------------------------------------------------------------------------
@@ -181,8 +191,12 @@ def precision(program: Program) -> tuple[Section, ...]:
     nodes, typed = graph.walk(), program.typing.rows
     casts = [node_text(n) for n in nodes if ROUNDED_PARTS.name in typed[n.id].kernels]
     if casts:
-        text = f"{counted(len(casts), 'cast')} of parts before their sum (`reduce_dtype`)"
-        shown.append(Paragraph(text=f"{text}: {listed(casts, SHOWN_CASTS)}"))
+        shown.append(
+            Paragraph(
+                text=f"{counted(len(casts), 'cast')} of parts before their sum (`reduce_dtype`):"
+                f" {listed(casts, SHOWN_CASTS)}"
+            )
+        )
     return (Section(title="precision of sums over devices", parts=tuple(shown)),)
 
 
@@ -269,8 +283,10 @@ def hardware_page() -> Page:
             ">beyond": lambda h: _figure(h.beyond.bytes_per_second / 1e9) if h.beyond else "",
         },
     )
-    title = "hardware, of one JAX device; links and what is beyond in GB/s, one way"
-    return Page(title=title, parts=(made,))
+    return Page(
+        title="hardware, of one JAX device; links and what is beyond in GB/s, one way",
+        parts=(made,),
+    )
 
 
 def _figure(value: float) -> str:
@@ -358,8 +374,10 @@ def plan_page(
         f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}, hardware"
         f" {mesh.hardware.name}{assumed if mesh.is_assumed else ''}"
     )
-    parts = _parts(program, output_names, short=short)
-    return Page(title=heading, parts=(*parts, *_findings(diagnostics)))
+    return Page(
+        title=heading,
+        parts=(*_parts(program, output_names, short=short), *_findings(diagnostics)),
+    )
 
 
 def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> Iterator[Part]:
@@ -367,8 +385,8 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
     if found := strategy(program):
         yield Paragraph(text="; ".join(f"`{axis}`: {text}" for axis, text in found.items()))
     if not short:
-        texts = (_choice(program), *_left_out(program), *unmeasured(program))
-        yield from (Paragraph(text=text) for text in texts)
+        for text in (_choice(program), *_left_out(program), *unmeasured(program)):
+            yield Paragraph(text=text)
     if annotated := facts.annotated(program):
         yield _annotated(annotated)
     sent = facts.collectives(program, output_names)
@@ -454,8 +472,9 @@ def _pin_text(pin: Pin | None) -> str:
 
 def _collectives(program: Program, found: Sequence[Collective], *, short: bool) -> Section:
     if not found:
-        none = Paragraph(text="none: no device sends anything")
-        return Section(title="collectives", parts=(none,))
+        return Section(
+            title="collectives", parts=(Paragraph(text="none: no device sends anything"),)
+        )
     total = program.cost.bytes_per_device
 
     def rest(left: Sequence[Collective]) -> str:
@@ -478,8 +497,7 @@ def _collectives(program: Program, found: Sequence[Collective], *, short: bool) 
         rest=rest,
     )
     runs = counted(sum(c.runs for c in found), "run")
-    title = f"collectives: {runs}, {bytes_text(total)} per device"
-    return Section(title=title, parts=(made,))
+    return Section(title=f"collectives: {runs}, {bytes_text(total)} per device", parts=(made,))
 
 
 def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
@@ -511,5 +529,8 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
         shown=len(largest),
         rest=rest,
     )
-    title = f"{counted(len(found), noun)}: {bytes_text(size(rows))} per device"
-    return Section(title=title, parts=(made,), opened=len(rows) <= SHOWN_TENSORS)
+    return Section(
+        title=f"{counted(len(found), noun)}: {bytes_text(size(rows))} per device",
+        parts=(made,),
+        opened=len(rows) <= SHOWN_TENSORS,
+    )

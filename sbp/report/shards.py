@@ -294,8 +294,12 @@ class _ShardDrawing:
             shown[MOST_BLOCKS - 2 : -2] = [None]
         longest *= 2 if len(extents) == 1 else 1  # a whole dim looks like one
         most = max((stop - start for start, stop in extents), default=1)
-        pixels = tuple(gap if e is None else longest * (e[1] - e[0]) / most for e in shown)
-        return _Cut(dim=dim, extents=tuple(shown), left_out=left_out, pixels=pixels)
+        return _Cut(
+            dim=dim,
+            extents=tuple(shown),
+            left_out=left_out,
+            pixels=tuple(gap if e is None else longest * (e[1] - e[0]) / most for e in shown),
+        )
 
     def board(self) -> Board:
         """The panels in rows as wide as a page."""
@@ -333,9 +337,11 @@ class _ShardDrawing:
             y += 16
         x, y = x + self.left, y + _SHEET * self.sheets + 16
         for sheet in range(self.sheets, 0, -1):
-            behind = x + _SHEET * sheet, y - _SHEET * sheet
-            size = sum(columns.pixels), sum(rows.pixels)
-            board.rect(behind, size, Ink(color=PARTIAL, opacity=0.12, dashed=True))
+            board.rect(
+                (x + _SHEET * sheet, y - _SHEET * sheet),
+                (sum(columns.pixels), sum(rows.pixels)),
+                Ink(color=PARTIAL, opacity=0.12, dashed=True),
+            )
         top = y
         for row, (down, high) in enumerate(zip(rows.extents, rows.pixels, strict=True)):
             if rows.dim >= 0 and high >= 10:
@@ -370,8 +376,7 @@ class _ShardDrawing:
             text = f"+ {counts[0]} more" if len(counts) == 1 else ".."
             board.text(((left + right) / 2, middle), text, anchor="middle")
             return
-        extents = (here.get(d) or (0, n) for d, n in enumerate(self.found.shape))
-        group = self.blocks[tuple(extents)]
+        group = self.blocks[tuple(here.get(d) or (0, n) for d, n in enumerate(self.found.shape))]
         color, title = PARTIAL if len(group) > 1 else SPLIT, "device " + _label(group, 16)
         board.rect(corner, size, Ink(color=color, opacity=0.4 if is_odd else 0.22), title=title)
         label = shortened(_label(group), max(3, int((size[0] - 4) / CELL)))

@@ -249,9 +249,10 @@ class _Reading:
                 split[root] |= rows
                 if rows:
                     tables.add("vocabulary" if self._made(node, k) < 0 else "tables")
-        total = sum(roles[role] for role in NAMES) or 1.0
-        shares = {role: roles[role] / total for role in NAMES if roles[role] / total >= SEEN}
-        found = dict(sorted(shares.items(), key=lambda item: -item[1]))
+        total = sum(roles[role] for role in NAMES)
+        shares: dict[Role, float] = {role: roles[role] / (total or 1.0) for role in NAMES}
+        most = sorted(shares.items(), key=lambda item: -item[1])
+        found: dict[Role, float] = {role: share for role, share in most if share >= SEEN}
         said = [
             NAMES[role] + (f" ({share:.0%} of FLOPs)" if share < _MOST and len(found) > 1 else "")
             for role, share in found.items()

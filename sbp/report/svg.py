@@ -172,8 +172,12 @@ def draw_phases(board: Board, ends: Iterable[tuple[Phase, float, float]], top: f
         parts = list(joined)
         left, right = parts[0][1], max(end for _, _, end in parts)
         if right - left >= 1:
-            shade = Ink(opacity=0.08 * (1 + PHASES.index(phase)), width=0)
-            board.rect((left, top), (right - left, PHASE_HEIGHT), shade, title=phase)
+            board.rect(
+                (left, top),
+                (right - left, PHASE_HEIGHT),
+                Ink(opacity=0.08 * (1 + PHASES.index(phase)), width=0),
+                title=phase,
+            )
             board.inside(left, right, top + 11, phase, title=phase, spare=1)
 
 
@@ -185,8 +189,11 @@ def picture(caption: str, board: Board | None, *instead: Plain | str) -> Picture
       board: the drawing; None where there is nothing to draw.
       instead: the same in words and tables.
     """
-    words = tuple(Paragraph(text=p) if isinstance(p, str) else p for p in instead)
-    return Picture(caption=caption, svg=(board or Board(1, 1)).svg(caption), instead=words)
+    return Picture(
+        caption=caption,
+        svg=(board or Board(1, 1)).svg(caption),
+        instead=tuple(Paragraph(text=p) if isinstance(p, str) else p for p in instead),
+    )
 
 
 def _fill(ink: Ink) -> dict[str, float | str]:

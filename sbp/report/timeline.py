@@ -121,8 +121,11 @@ def schedule(program: Program) -> Schedule:
     exchanges that run beside the products that use them."""
     clock = _Clock(program)
     intervals = tuple(clock.block(program.block, 1.0))
-    loops = sorted(clock.loops, key=lambda loop: (loop.start, loop.depth))
-    return Schedule(intervals=intervals, loops=tuple(loops), seconds=clock.now)
+    return Schedule(
+        intervals=intervals,
+        loops=tuple(sorted(clock.loops, key=lambda loop: (loop.start, loop.depth))),
+        seconds=clock.now,
+    )
 
 
 class _Clock:
@@ -552,8 +555,10 @@ def limits_section(program: Program) -> Section:
         shown=SHOWN_PLACES,
         rest=lambda left: f"and {counted(len(left), 'smaller part')}",
     )
-    title = f"limits: {_flops_text(found.flops)} per call"
-    return Section(title=title, parts=(Paragraph(text=text), parts))
+    return Section(
+        title=f"limits: {_flops_text(found.flops)} per call",
+        parts=(Paragraph(text=text), parts),
+    )
 
 
 def _flops_text(flops: float) -> str:

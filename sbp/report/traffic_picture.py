@@ -49,7 +49,6 @@ def matrices(found: Sequence[ProgramFlows]) -> tuple[Matrix, Matrix]:
     by_moment = tuple(flows.sums(lambda stop: stop.phase) for flows in found)
     axes = sorted({a for sums in by_moment for a, _ in sums}, key=lambda a: (a.count(","), a))
     sent = {m for sums in by_moment for _, m in sums}
-    moments = tuple(m for m in MOMENTS if m in sent)
     every = [flows.sums(lambda stop: stop.text) for flows in found]
     most = {
         place: max(sum(b for (_, p), b in sums.items() if p == place) for sums in every)
@@ -61,12 +60,19 @@ def matrices(found: Sequence[ProgramFlows]) -> tuple[Matrix, Matrix]:
     named = {place: place for place in places}
     named |= dict.fromkeys(others, counted(len(others), "other place"))
     folded = [flows.sums(lambda stop: named[stop.text]) for flows in found]
-    by_place = tuple({(p, a): b for (a, p), b in sums.items()} for sums in folded)
-    rows = tuple(dict.fromkeys(named.values()))
-    corner = "scope" if all(t.grouping == "scope" for t in found) else "function"
     return (
-        Matrix(corner="mesh axes", rows=tuple(axes), columns=moments, plans=by_moment),
-        Matrix(corner=corner, rows=rows, columns=tuple(axes), plans=by_place),
+        Matrix(
+            corner="mesh axes",
+            rows=tuple(axes),
+            columns=tuple(m for m in MOMENTS if m in sent),
+            plans=by_moment,
+        ),
+        Matrix(
+            corner="scope" if all(t.grouping == "scope" for t in found) else "function",
+            rows=tuple(dict.fromkeys(named.values())),
+            columns=tuple(axes),
+            plans=tuple({(p, a): b for (a, p), b in sums.items()} for sums in folded),
+        ),
     )
 
 
@@ -132,9 +138,12 @@ def _cells(board: Board, matrix: Matrix, plan: int, corner: Point) -> None:
             bytes_ = matrix.plans[plan].get((row, column), 0.0)
             is_most = bytes_ == most > 0
             color, width = (COSTLY, 2) if is_most else (SPLIT, 0)
-            ink = Ink(color=color, opacity=0.5 * bytes_ / most, width=width)
-            told = f"{row}, {column}: {bytes_text(bytes_)}"
-            board.rect((x - _CELL / 2 + 1, y + 1), (_CELL - 2, _ROW - 2), ink, title=told)
+            board.rect(
+                (x - _CELL / 2 + 1, y + 1),
+                (_CELL - 2, _ROW - 2),
+                Ink(color=color, opacity=0.5 * bytes_ / most, width=width),
+                title=f"{row}, {column}: {bytes_text(bytes_)}",
+            )
             board.text((x, y + 16), _cell([bytes_]), Ink(bold=is_most), anchor="middle")
         board.text((middles[-1], y + 16), _cell([matrix.sum_of(plan, row)]), anchor="middle")
 
