@@ -26,8 +26,8 @@ from sbp.errors import (
 from sbp.infer.space import to_type
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase, Phases, Send, sends
+from sbp.report.facts import nodes_with_runs
 from sbp.report.parts import Picture, Share, Table, grouped, table_of
-from sbp.report.strategy import nodes_with_runs
 from sbp.report.svg import CELL, COSTLY, PARTIAL, SPLIT, WHOLE, Board, Ink, picture
 from sbp.report.wording import branches_text, without_number
 from sbp.source.reader import shortened, users_span

@@ -201,18 +201,17 @@ def _rule_row(inputs: Sequence[str], outputs: Sequence[str], remark: str) -> str
 
 
 def _excerpt(excerpt: Excerpt) -> str:
-    digits = max((len(str(line.number)) for line in excerpt.lines), default=1)
+    digits = max((len(str(number)) for number, *_ in excerpt.lines), default=1)
     made: list[str] = []
-    for line in excerpt.lines:
-        shown = "(no source at hand)" if line.text is None else line.text
-        made.append(f"{line.number:>{digits}} | {html.escape(shown, quote=False)}")
-        for mark in line.marks:
-            text = line.text or ""
-            tag = "b" if mark.label.primary else "i"
-            under = ("^" if mark.label.primary else "-") * _cells(text, mark.start, mark.end)
+    for number, text, marks in excerpt.lines:
+        shown = "(no source at hand)" if text is None else text
+        made.append(f"{number:>{digits}} | {html.escape(shown, quote=False)}")
+        for start, end, label in marks:
+            tag, sign = ("b", "^") if label.primary else ("i", "-")
             made.append(
-                f"{' ' * digits} | {_indent(text[: mark.start])}<{tag}>{under}"
-                f" {html.escape(mark.label.text, quote=False)}</{tag}>"
+                f"{' ' * digits} | {_indent((text or '')[:start])}<{tag}>"
+                f"{sign * _cells(text or '', start, end)}"
+                f" {html.escape(label.text, quote=False)}</{tag}>"
             )
     scope = f" in {_text(excerpt.scope)}" if excerpt.scope else ""
     return (

@@ -33,9 +33,9 @@ from sbp.plan.program import Program
 from sbp.plan.text import place
 from sbp.plan.traffic import sends
 from sbp.report import facts
+from sbp.report.device_bytes import memory_picture, traffic_picture
 from sbp.report.facts import Collective, detail
 from sbp.report.flows import program_picture
-from sbp.report.memory import memory_picture
 from sbp.report.parts import (
     Excerpt,
     Facts,
@@ -53,9 +53,7 @@ from sbp.report.parts import (
     table_of,
 )
 from sbp.report.shards import LISTED_SHARDS, shard_picture, telling_tensor
-from sbp.report.strategy import strategy
 from sbp.report.timeline import timeline_picture
-from sbp.report.traffic_picture import traffic_picture
 from sbp.report.wording import bytes_text, node_text, place_text, times_text
 from sbp.signatures import ROUNDED_PARTS
 from sbp.source.reader import character_index
@@ -104,20 +102,18 @@ def _lines(file: str, labels: list[Label]) -> Iterator[SourceLine]:
     labels.sort(key=lambda label: (label.span.line, label.primary, label.span))
     for number, here in grouped(labels, lambda label: label.span.line).items():
         text = line_text(file, number)
-        yield SourceLine(
-            number=number, text=text, marks=tuple(_mark(text, label) for label in here)
-        )
+        yield number, text, tuple(_mark(text, label) for label in here)
 
 
 def _mark(text: str | None, label: Label) -> Mark:
     """The columns of a label in its line. An expression of several lines is marked to the end of
     its first line."""
     if text is None:
-        return Mark(start=0, end=1, label=label)
+        return 0, 1, label
     start = character_index(text, label.span.column)
     whole = label.span.end_line in (0, label.span.line)
     end = character_index(text, label.span.end_column) if whole else len(text.rstrip())
-    return Mark(start=start, end=max(end, start + 1), label=label)
+    return start, max(end, start + 1), label
 
 
 # ---- coverage -----------------------------------------------------------------------------------
@@ -382,7 +378,7 @@ def plan_page(
 
 def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> Iterator[Part]:
     yield _cost(program)
-    if found := strategy(program):
+    if found := facts.strategy(program):
         yield Paragraph(text="; ".join(f"`{axis}`: {text}" for axis, text in found.items()))
     if not short:
         for text in (_choice(program), *_left_out(program), *unmeasured(program)):

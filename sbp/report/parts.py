@@ -149,27 +149,12 @@ class Paragraph:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """An underlined part of a source line: primary with carets, others with dashes.
+Mark = tuple[int, int, Label]
+"""An underlined part of a source line, primary with carets, others with dashes: its columns from 0,
+the second excluded, and the label behind the marks."""
 
-    Arguments:
-      start, end: columns from 0, `end` excluded.
-      label: the label behind the marks.
-    """
-
-    start: int
-    end: int
-    label: Label
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceLine:
-    """A numbered line with its marks; `text` is None where the source cannot be read."""
-
-    number: int
-    text: str | None
-    marks: tuple[Mark, ...]
+SourceLine = tuple[int, str | None, tuple[Mark, ...]]
+"""The number of a line, its text or None where the source cannot be read, and its marks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

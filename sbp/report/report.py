@@ -15,12 +15,11 @@ from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, 
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES
 from sbp.report import facts, pages
+from sbp.report.device_bytes import live_bytes, memory_picture, traffic_picture
 from sbp.report.flows import GROUPINGS, Grouping, program_flows, program_picture
 from sbp.report.html import page_html
-from sbp.report.memory import live_bytes, memory_picture
 from sbp.report.parts import Page, Paragraph, Picture, Section, Share, Table, grouped, table_of
 from sbp.report.shards import shard_picture, shards_of
-from sbp.report.strategy import strategy
 from sbp.report.svg import png_of
 from sbp.report.terminal import page_lines
 from sbp.report.timeline import (
@@ -30,7 +29,6 @@ from sbp.report.timeline import (
     schedule,
     timeline_picture,
 )
-from sbp.report.traffic_picture import traffic_picture
 from sbp.report.wording import branches_text, bytes_text
 from sbp.source.reader import names_at, shortened, users_span
 from sbp.source.text import line_text
@@ -514,7 +512,7 @@ def plan_data(program: Program, output_names: tuple[str, ...]) -> dict[str, Any]
             "utilisation": limited.utilisation,
             "seconds_by_bound": limited.seconds,
         },
-        "strategy": strategy(program),
+        "strategy": facts.strategy(program),
         "inputs": [_tensor(t) for t in facts.inputs(program)],
         "outputs": [_tensor(t) for t in facts.outputs(program, output_names)],
         "collectives": [

@@ -189,7 +189,7 @@ def _records(table: Table, width: int) -> Iterator[Text]:
 def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
     found, style = part.diagnostic, SEVERITY_STYLE[part.diagnostic.severity]
     yield Text.assemble((f"{found.severity}[{found.code}]", style), (f": {found.title}", "bold"))
-    digits = max((len(str(line.number)) for e in part.excerpts for line in e.lines), default=1)
+    digits = max((len(str(number)) for e in part.excerpts for number, *_ in e.lines), default=1)
     gutter = " " * (digits + 1)
     for number, excerpt in enumerate(part.excerpts):
         arrow = "-->" if number == 0 else ":::"
@@ -210,20 +210,14 @@ def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
 def _excerpt(excerpt: Excerpt, digits: int, style: str) -> Iterator[Text]:
     gutter = " " * (digits + 1)
     yield Text(f"{gutter}|", "cyan")
-    for line in excerpt.lines:
-        shown = "(no source at hand)" if line.text is None else line.text.expandtabs(4)
-        yield Text.assemble((f"{line.number:>{digits}} | ", "cyan"), shown)
-        for mark in line.marks:
-            text = line.text or ""
-            start = cell_len(text[: mark.start].expandtabs(4))
-            length = max(1, cell_len(text[: mark.end].expandtabs(4)) - start)
-            under = ("^" if mark.label.primary else "-") * length
-            said = f" {mark.label.text}" if mark.label.text else ""
-            yield Text.assemble(
-                (f"{gutter}| ", "cyan"),
-                " " * start,
-                (under + said, style if mark.label.primary else "cyan"),
-            )
+    for number, text, marks in excerpt.lines:
+        shown = "(no source at hand)" if text is None else text.expandtabs(4)
+        yield Text.assemble((f"{number:>{digits}} | ", "cyan"), shown)
+        for *columns, label in marks:
+            start, end = (cell_len((text or "")[:column].expandtabs(4)) for column in columns)
+            sign, color = ("^", style) if label.primary else ("-", "cyan")
+            said = f"{sign * max(1, end - start)} {label.text}".rstrip(" ")
+            yield Text.assemble((f"{gutter}| ", "cyan"), " " * start, (said, color))
 
 
 def _rule_rows(rows: Sequence[RuleRow]) -> Iterator[Text]:

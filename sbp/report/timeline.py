@@ -13,6 +13,7 @@ from sbp.infer.cost import exchanges, local_seconds
 from sbp.plan.ir import Apply, Block, Box, Loop
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase, Phases
+from sbp.report.facts import flops_of
 from sbp.report.flows import Grouping, PlaceName, place_name
 from sbp.report.parts import (
     SHOWN_ROWS,
@@ -24,7 +25,6 @@ from sbp.report.parts import (
     table,
     table_of,
 )
-from sbp.report.strategy import flops_of
 from sbp.report.svg import (
     COSTLY,
     PARTIAL,

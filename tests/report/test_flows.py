@@ -16,12 +16,12 @@ from jax.sharding import AbstractMesh
 import sbp
 from sbp.errors import SbpError
 from sbp.plan.traffic import sends
+from sbp.report.device_bytes import MOST_PLACES, matrices
 from sbp.report.flows import GROUPINGS, Grouping, ProgramFlows, folded, program_flows
 from sbp.report.flows import traffic as chosen
 from sbp.report.report import annotated_lines
 from sbp.report.svg import NAMESPACE, png_of
 from sbp.report.timeline import causes, schedule
-from sbp.report.traffic_picture import MOST_PLACES, matrices
 from sbp.report.wording import bytes_text
 
 MESH = AbstractMesh((2, 4), ("data", "model"))

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 import sbp
-from sbp.report.memory import COLUMNS, live_bytes
+from sbp.report.device_bytes import COLUMNS, live_bytes
 from sbp.report.svg import NAMESPACE
 from sbp.report.timeline import causes, lane_seconds, limits, schedule
 
