@@ -56,8 +56,12 @@ def signatures_page() -> Page:
     for name, members in sorted(grouped(rules, family).items()):
         split = Paragraph(text=", ".join(r.name for r in members if not r.reason))
         whole = table(("all B", "because"), ((r.name, r.reason) for r in members if r.reason))
-        parts = (*([split] if split.text else []), *([whole] if whole.rows else []))
-        sections.append(Section(title=f"{name}: {counted(len(members), 'primitive')}", parts=parts))
+        sections.append(
+            Section(
+                title=f"{name}: {counted(len(members), 'primitive')}",
+                parts=(*([split] if split.text else []), *([whole] if whole.rows else [])),
+            )
+        )
     return Page(
         title=f"signatures of {counted(len(rules), 'primitive')} in {len(sections)} families",
         parts=tuple(sections),
@@ -76,12 +80,12 @@ def signature_page(primitive: str) -> Page:
     """The rows of one primitive on its sample."""
     rule, found = rule_for(primitive), sample(primitive)
     assert rule is not None
-    parts: list[Part] = []
-    if rule.reason:
-        parts.append(Paragraph(text=f"held B on every mesh axis: {rule.reason}"))
-    if found is None:
-        parts.append(Paragraph(text="there is no sample to show its rows on"))
-    else:
+    texts = {
+        f"held B on every mesh axis: {rule.reason}": rule.reason,
+        "there is no sample to show its rows on": found is None,
+    }
+    parts: list[Part] = [Paragraph(text=text) for text, is_true in texts.items() if is_true]
+    if found is not None:
         op = op_of(*found)
         rows = rule.rows(op)
         head = f"{counted(len(rows), 'row')} on one mesh axis of size {AXIS_SIZE}, on a sample"
@@ -119,9 +123,8 @@ def _kernel_cells(op: Op, row: Row) -> tuple[str, str]:
 
 def _legend(op: Op, rows: Sequence[Row]) -> tuple[Table, ...]:
     """The meaning of the names of kernels and proofs in a table of rows."""
-    kernels = sorted({r.kernel for r in rows} - {"local"})
-    statuses = {row_status(op, r) for r in rows}
-    runs = [(name, kernel_named(name).summary) for name in kernels]
+    kernels, statuses = {r.kernel for r in rows}, {row_status(op, r) for r in rows}
+    runs = [(name, kernel_named(name).summary) for name in sorted(kernels - {"local"})]
     known = [(name, because) for name, because in KNOWN.items() if name in statuses]
     legends = (("kernel", "what runs on the shards"), runs), (("known", "because"), known)
     return tuple(table(headings, pairs) for headings, pairs in legends if pairs)
@@ -202,13 +205,17 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
             for c in calls
         ),
     )
-    head = f"{counted(len(primitives), 'primitive')}, each with its rows on one mesh axis"
-    whole = f"the function as a whole, on one mesh axis of {AXIS_SIZE} devices: its cheapest plans"
-    parts: list[Part] = [Section(title=head, parts=(rows,))]
-    if others:
-        parts.insert(0, Paragraph(text=f"the same name is also {listed(others)}"))
-    if calls:
-        parts.append(Section(title=whole, parts=(costs,)))
+    same = [Paragraph(text=f"the same name is also {listed(others)}")] if others else []
+    title = f"the function as a whole, on one mesh axis of {AXIS_SIZE} devices: its cheapest plans"
+    whole = [Section(title=title, parts=(costs,))] if calls else []
+    each = Section(
+        title=f"{counted(len(primitives), 'primitive')}, each with its rows on one mesh axis",
+        parts=(rows,),
+    )
+    page = Page(
+        title=f"`{shown}` traced on {', '.join(inputs) or 'no arrays'}",
+        parts=(*same, each, *whole),
+    )
     data = {
         "function": shown,
         "inputs": inputs,
@@ -226,8 +233,7 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
         ],
         "calls": calls,
     }
-    title = f"`{shown}` traced on {', '.join(inputs) or 'no arrays'}"
-    return Page(title=title, parts=tuple(parts)), data
+    return page, data
 
 
 def _is_function(value: Any) -> bool:
@@ -249,51 +255,36 @@ def _functions(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
 # ---- tracing ------------------------------------------------------------------------------------
 
 
-def _shape(*sizes: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
-
-
-_X, _W, _SQUARE = _shape(512, 1024), _shape(1024, 2048), _shape(512, 64, 64)
-_N, _LABELS, _Q = (
-    _shape(512, 1024, dtype="int32"),
-    _shape(512, dtype="int32"),
-    _shape(512, 1024, dtype="bool"),
+_USUAL = (
+    "f32[512,1024]",
+    "f32[512,64,64]",
+    "i32[512,1024]",
+    "bool[512,1024]",
+    "c64[512,1024]",
+    "[f32[512,1024], f32[512,1024]]",
+    "key",
+    "f32[512,1024], f32[1024,2048]",
+    "f32[512,1024], f32[512,1024]",
+    "f32[512,1024], 1",
+    "f32[512,1024], (128,)",
+    "f32[512,64,64], f32[512,64,4]",
+    "i32[512,1024], i32[512,1024]",
+    "f32[512,1024], i32[512]",
+    "i32[512], 16",
+    "[f32[512,1024], f32[512,1024]], 1",
+    "key, (512, 1024)",
+    "key, f32[512,1024]",
+    "f32[512,1024], f32[512,1024], f32[512,1024]",
+    "bool[512,1024], f32[512,1024], f32[512,1024]",
+    "f32[512,1024], 0, 1",
+    "f32[512,1024], 0.0, 1.0",
+    "f32[512,1024], i32[512,1], 1",
+    "key, f32[512,1024], (512, 1024)",
+    "f32[8,512,16,64], f32[8,512,16,64], f32[8,512,16,64]",
+    "'ij,jk->ik', f32[512,1024], f32[1024,2048]",
+    "f32[32,64,16,16], f32[128,64,3,3], (1, 1), 'SAME'",
 )
-_IMAGE, _FILTER = _shape(32, 64, 16, 16), _shape(128, 64, 3, 3)
-
-
-def _usual() -> list[tuple[Any, ...]]:
-    """Arguments that are tried in this order."""
-    key = jax.eval_shape(jax.random.key, 0)
-    return [
-        (_X,),
-        (_SQUARE,),
-        (_N,),
-        (_Q,),
-        (_shape(512, 1024, dtype="complex64"),),
-        ([_X, _X],),
-        (key,),
-        (_X, _W),
-        (_X, _X),
-        (_X, 1),
-        (_X, (128,)),
-        (_SQUARE, _shape(512, 64, 4)),
-        (_N, _N),
-        (_X, _LABELS),
-        (_LABELS, 16),
-        ([_X, _X], 1),
-        (key, (512, 1024)),
-        (key, _X),
-        (_X, _X, _X),
-        (_Q, _X, _X),
-        (_X, 0, 1),
-        (_X, 0.0, 1.0),
-        (_X, _shape(512, 1, dtype="int32"), 1),
-        (key, _X, (512, 1024)),
-        (_shape(8, 512, 16, 64),) * 3,
-        ("ij,jk->ik", _X, _W),
-        (_IMAGE, _FILTER, (1, 1), "SAME"),
-    ]
+"""Arguments that are tried in this order."""
 
 
 def _traced(
@@ -305,8 +296,8 @@ def _traced(
       SbpError: `unknown-option` where it does not take the arguments.
     """
     needed = len(required_parameters(function))
-    usual = sorted(_usual(), key=lambda args: len(args) != needed)
-    for tried in [given] if given is not None else [(args, {}) for args in usual]:
+    usual = sorted(map(arguments, _USUAL), key=lambda call: len(call[0]) != needed)
+    for tried in [given] if given is not None else usual:
         call, shapes = _of_arrays(function, tried)
         try:
             graph, _ = trace(call, shapes)

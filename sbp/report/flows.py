@@ -29,7 +29,7 @@ from sbp.plan.traffic import PHASES, Phase, Phases, Send, sends
 from sbp.report.facts import nodes_with_runs
 from sbp.report.parts import Picture, Share, Table, grouped, table_of
 from sbp.report.svg import CELL, COSTLY, PARTIAL, SPLIT, WHOLE, Board, Ink, picture
-from sbp.report.wording import branches_text, without_number
+from sbp.report.wording import branches_text, sentences, without_number
 from sbp.source.reader import shortened, users_span
 from sbp.source.text import line_text
 from sbp.trace.dataflow import Dataflow
@@ -388,16 +388,16 @@ def program_picture(
 
 def _caption(sheet: _Sheet) -> str:
     places = {"line": "source line", "function": "function", "scope": "scope"}
-    text = (
-        f"the program by {places[sheet.flows.grouping]}, coloured by the type on mesh axis"
-        f" `{sheet.axis}`. Beside a box stand the collectives that convert what it reads or reduce"
-        " gradients that it makes, with the bytes that one device sends per call. An arrow leads to"
-        " a box from the largest value that it reads of its pass, and from each partial one; other"
-        f" values have none. {_costliest(sheet)}"
+    return sentences(
+        {
+            f"the program by {places[sheet.flows.grouping]}, coloured by the type on mesh axis"
+            f" `{sheet.axis}`. Beside a box stand the collectives that convert what it reads or"
+            " reduce gradients that it makes, with the bytes that one device sends per call. An"
+            " arrow leads to a box from the largest value that it reads of its pass, and from each"
+            f" partial one; other values have none. {_costliest(sheet)}": True,
+            f"{counted(sheet.left_out, 'place')} that send least are left out.": sheet.left_out,
+        }
     )
-    if sheet.left_out:
-        text += f" {counted(sheet.left_out, 'place')} that send least are left out."
-    return text
 
 
 def _costliest(sheet: _Sheet) -> str:
@@ -408,14 +408,14 @@ def _costliest(sheet: _Sheet) -> str:
     most, *others = merge(send for stop in stops for send in stop.sends)
     before = {"backward": "gradient of", "update": "update at"} if len(stops) == 1 else {}
     place = f"{before.get(stops[0].phase, 'line')} {stops[0].where}"
-    what = f" by {most.kind} over {most.axes}"
-    if others:
-        what = f", {bytes_text(most.bytes)} of them{what}"
-    branches = branches_text(sheet.flows.bytes, sheet.flows.called)
-    return (
-        f"Most bytes, {total / sheet.flows.bytes:.0%}, are sent for the"
-        f" {place if stops[0].where else stops[0].text}:"
-        f" {bytes_text(total)}{what}.{branches and ' '}{branches}"
+    part = f", {bytes_text(most.bytes)} of them" if others else ""
+    return sentences(
+        {
+            f"Most bytes, {total / sheet.flows.bytes:.0%}, are sent for the"
+            f" {place if stops[0].where else stops[0].text}:"
+            f" {bytes_text(total)}{part} by {most.kind} over {most.axes}.": True,
+            branches_text(sheet.flows.bytes, sheet.flows.called): True,
+        }
     )
 
 

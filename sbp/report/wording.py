@@ -40,12 +40,12 @@ def branches_text(shown: float, called: float) -> str:
 
 
 def sentences(texts: Mapping[str, object], between: str = " ") -> str:
-    """The sentences whose condition holds, one behind the other.
+    """The sentences whose condition holds, one behind the other; empty ones are left out.
 
     >>> sentences({"It is split.": True, "It is partial.": ()})
     'It is split.'
     """
-    return between.join(text for text, condition in texts.items() if condition)
+    return between.join(text for text, condition in texts.items() if text and condition)
 
 
 def without_number(name: str) -> str:
