@@ -4,8 +4,9 @@ sends by mesh axis, phase and place; each as a picture."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal
 
 from sbp.errors import bytes_text, counted
@@ -299,7 +300,7 @@ def _drawing(found: LiveBytes) -> Board:
     below = [0.0] * len(found.moments)
     for kind, told in at_peak.items():
         above = [b + m.bytes.get(kind, 0.0) for b, m in zip(below, found.moments, strict=True)]
-        upper, lower = _steps(list(map(y, above)), wide), _steps(list(map(y, below)), wide)
+        upper, lower = (list(_steps(map(y, edge), wide)) for edge in (above, below))
         title = f"{kind}: {told} at the peak"
         board.area([*upper, *reversed(lower)], _ink(kind), title=title)
         below = above
@@ -329,16 +330,11 @@ def _ink(kind: MemoryClass) -> Ink:
     return Ink(color=COLORS[kind], opacity=0.2 if kind == "gaps" else 0.45, width=0)
 
 
-def _steps(heights: Sequence[float], wide: float) -> list[Point]:
+def _steps(heights: Iterable[float], wide: float) -> Iterator[Point]:
     """The corners of a line of steps from left to right."""
-    found: list[Point] = []
-    for n, height in enumerate(heights):
-        ends = (_NAME + wide * n, height), (_NAME + wide * (n + 1), height)
-        if found and found[-1][1] == height:
-            found[-1] = ends[1]
-        else:
-            found.extend(ends)
-    return found
+    for height, level in groupby(enumerate(heights), key=lambda at: at[1]):
+        numbers = [n for n, _ in level]
+        yield from ((_NAME + wide * n, height) for n in (numbers[0], numbers[-1] + 1))
 
 
 def _class_table(found: LiveBytes) -> Table:

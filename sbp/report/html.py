@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 
 from sbp.report.parts import (
+    CODE,
     Cell,
     Excerpt,
     Facts,
@@ -23,7 +24,6 @@ from sbp.report.parts import (
     ShownDiagnostic,
     Table,
     TableRow,
-    pieces,
 )
 from sbp.report.svg import FILE_ATTRIBUTES
 
@@ -93,8 +93,7 @@ def page_html(page: Page, *, standalone: bool = False) -> str:
 
 def _text(text: str) -> str:
     """Escaped text with `code`."""
-    escaped = ((html.escape(part, quote=False), is_code) for part, is_code in pieces(text))
-    return "".join(f"<code>{part}</code>" if is_code else part for part, is_code in escaped)
+    return CODE.sub(r"<code>\1</code>", html.escape(text, quote=False))
 
 
 def _section(section: Section) -> str:

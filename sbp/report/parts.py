@@ -5,6 +5,7 @@ Words in `backticks` are code. Every renderer shows all facts of a part, in the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -240,17 +241,8 @@ class Page:
 # Only renderers read the marks of a text. No other code of sbp does.
 
 
-def pieces(text: str) -> list[tuple[str, bool]]:
-    """The pieces of a text in order, and whether each is code. A backtick without a partner is
-    plain.
-
-    >>> pieces("made by `x @ w` at a.py:1")
-    [('made by ', False), ('x @ w', True), (' at a.py:1', False)]
-    """
-    parts = text.split("`")
-    if len(parts) % 2 == 0:
-        parts[-2:] = [f"{parts[-2]}`{parts[-1]}"]
-    return [(part, number % 2 == 1) for number, part in enumerate(parts) if part or number % 2]
+CODE = re.compile("`([^`]*)`")
+"""Code in a text, in order. A backtick without a partner is plain."""
 
 
 def plain(text: str) -> str:
@@ -264,13 +256,4 @@ def words(text: str) -> list[str]:
     >>> words("made by `x @ w`, once")
     ['made', 'by', '`x @ w`,', 'once']
     """
-    found: list[str] = []
-    joins = False
-    for content, is_code in pieces(text):
-        parts = [f"`{content}`"] if is_code else content.split()
-        starts_anew = not is_code and content[:1].isspace()
-        if joins and not starts_anew and parts:
-            found[-1] += parts.pop(0)
-        found += parts
-        joins = is_code or not content[-1:].isspace()
-    return found
+    return re.findall(r"(?:`[^`]*`|\S)+", text)

@@ -210,19 +210,12 @@ def _path(points: Sequence[Point]) -> str:
     return " ".join(f"{_number(x)},{_number(y)}" for x, y in points)
 
 
-def _head(start: Point, end: Point, width: float) -> tuple[Point, Point, Point]:
+def _head(start: Point, end: Point, width: float) -> tuple[Point, ...]:
     """The corners of an arrow head at `end`."""
-    across, down = end[0] - start[0], end[1] - start[1]
-    length = (across * across + down * down) ** 0.5 or 1.0
-    unit = across / length, down / length
-    size = 4 + 2 * width
-    back = end[0] - size * unit[0], end[1] - size * unit[1]
-    aside = -unit[1] * size / 2, unit[0] * size / 2
-    return (
-        end,
-        (back[0] + aside[0], back[1] + aside[1]),
-        (back[0] - aside[0], back[1] - aside[1]),
-    )
+    along = complex(end[0] - start[0], end[1] - start[1])
+    arrow = (4 + 2 * width) * along / (abs(along) or 1.0)
+    sides = (complex(*end) - arrow + turn * arrow / 2 for turn in (1j, -1j))
+    return end, *((side.real, side.imag) for side in sides)
 
 
 def _number(value: float) -> str:

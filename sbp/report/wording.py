@@ -125,10 +125,8 @@ def atoms_text(codes: Sequence[Code]) -> str:
 
 def place_text(at: SourcePlace) -> str:
     """A place in a sentence. For a gradient it is the forward line."""
-    if at.span is None:
-        return "in generated code"
     before = "in the gradient of" if at.gradient else "recomputed at" if at.recomputed else "at"
-    return f"{before} {place(at.span)}"
+    return "in generated code" if at.span is None else f"{before} {place(at.span)}"
 
 
 def place_cell(at: SourcePlace | None) -> str:
@@ -196,10 +194,8 @@ def need_text(reason: ConversionReason) -> str:
 
 def full_maker_text(reason: ConversionReason) -> str:
     """The maker of the value with its row, for `plan.why`."""
-    if reason.maker is None:
-        return str(reason.value)
-    row = "" if reason.maker.op == annotate_p.name else _row(reason.row)
-    return f"{node_text(reason.maker)}{row}"
+    has_row = reason.maker is not None and reason.maker.op != annotate_p.name
+    return maker_text(reason) + (_row(reason.row) if has_row else "")
 
 
 def full_need_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
