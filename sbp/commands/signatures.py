@@ -106,11 +106,9 @@ def _rows_table(op: Op, rows: Sequence[Row]) -> Table:
         (*map(repr, r.ins), "->", *map(repr, r.outs), *_kernel_cells(op, r), row_status(op, r))
         for r in rows
     ]
-    headings = [*map(shape_text, op.ins), "", *map(shape_text, op.outs)]
-    headings += ["kernel", ">sends", "known"]
-    shown = [
-        k for k in range(len(headings)) if k < len(headings) - 3 or any(row[k] for row in cells)
-    ]
+    shapes = [*map(shape_text, op.ins), "", *map(shape_text, op.outs)]
+    headings = [*shapes, "kernel", ">sends", "known"]
+    shown = [k for k in range(len(headings)) if k < len(shapes) or any(row[k] for row in cells)]
     return table((headings[k] for k in shown), ([row[k] for k in shown] for row in cells))
 
 

@@ -152,30 +152,36 @@ def _name(subject: Subject) -> str:
 def _head(why: Why) -> Facts:
     shape = f"{why.dtype}[{','.join(map(str, why.shape))}]"
     local = f"[{','.join(map(str, why.local_shape))}]"
-    pairs = [
-        ("value", f"{shape}, {local} on one device: {bytes_text(why.bytes_per_device)} per device")
-    ]
-    if why.subject.place is not None:
-        pairs.append(("made", place_text(why.subject.place)))
-    sent, time = _figures(why.cost)
-    return Facts(pairs=(*pairs, ("plan", f"{sent} sent per device, {time}")))
+    place, (sent, time) = why.subject.place, _figures(why.cost)
+    return Facts(
+        pairs=(
+            (
+                "value",
+                f"{shape}, {local} on one device: {bytes_text(why.bytes_per_device)} per device",
+            ),
+            *([("made", place_text(place))] if place is not None else []),
+            ("plan", f"{sent} sent per device, {time}"),
+        )
+    )
 
 
 # ---- axes ---------------------------------------------------------------------------------------
 
 
 def _axis(why: Why, story: AxisStory) -> Section:
-    rows = [
-        (str(link.subject), repr(decode(link.atom)), link_text(link), place_cell(link.place))
-        for link in without_passing(story.links)
-    ]
-    if len(rows) > SHOWN_LINKS:  # the ends of a chain say most
-        rows.insert(SHOWN_LINKS - 1, rows.pop())
-    made = table(
-        ("value", "type", "because", "line"),
-        rows,
+    links = without_passing(story.links)
+    # The ends of a chain say most.
+    order = [*links[: SHOWN_LINKS - 1], *links[-1:], *links[SHOWN_LINKS - 1 : -1]]
+    made = table_of(
+        links if len(links) <= SHOWN_LINKS else order,
+        {
+            "value": lambda link: str(link.subject),
+            "type": lambda link: repr(decode(link.atom)),
+            "because": link_text,
+            "line": lambda link: place_cell(link.place),
+        },
         shown=SHOWN_LINKS,
-        rest="and {} more between the last two".format,
+        rest=lambda left: f"and {len(left)} more between the last two",
     )
     return Section(
         title=f"on `{story.mesh_axis}` {story.atom}: {verdict(why, story)}", parts=(made,)
@@ -469,13 +475,13 @@ def _differences(found: Difference) -> Iterator[Part]:
 
 def _costs(found: Difference) -> Table:
     a, b = found.costs
+    host = ("host memory", a.host_memory_bytes, b.host_memory_bytes, bytes_text)
     figures: list[tuple[str, float, float, Callable[[float], str]]] = [
         ("sent", a.bytes_per_device, b.bytes_per_device, bytes_text),
         ("modelled time", a.seconds, b.seconds, seconds_text),
         ("peak memory", a.peak_memory_bytes, b.peak_memory_bytes, bytes_text),
+        *([host] if any(host[1:3]) else []),
     ]
-    if a.host_memory_bytes or b.host_memory_bytes:
-        figures.append(("host memory", a.host_memory_bytes, b.host_memory_bytes, bytes_text))
 
     def row(name: str, x: float, y: float, text: Callable[[float], str]) -> tuple[str, ...]:
         share = f" ({100 * (y - x) / x:+.1f} %)" if x and y != x else ""

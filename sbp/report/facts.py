@@ -568,14 +568,17 @@ class _Reading:
         shares: dict[Role, float] = {role: roles[role] / (total or 1.0) for role in NAMES}
         most = sorted(shares.items(), key=lambda item: -item[1])
         found: dict[Role, float] = {role: share for role, share in most if share >= SEEN}
+        tokens = "tokens split between its products (sequence parallel)"
         said = [
-            NAMES[role] + (f" ({share:.0%} of FLOPs)" if share < _MOST and len(found) > 1 else "")
-            for role, share in found.items()
+            *(
+                NAMES[role]
+                + (f" ({share:.0%} of FLOPs)" if share < _MOST and len(found) > 1 else "")
+                for role, share in found.items()
+            ),
+            *([tokens] if "tensor" in found and self._tokens(k) else []),
+            *(f"{table} split" for table in sorted(tables)),
+            *self._stored(k, split, found.keys()),
         ]
-        if "tensor" in found and self._tokens(k):
-            said.append("tokens split between its products (sequence parallel)")
-        said += [f"{table} split" for table in sorted(tables)]
-        said += self._stored(k, split, found.keys())
         return ", ".join(said) or "products of activations alone"
 
     def _stored(self, k: int, split: dict[int, bool], roles: Set[str]) -> Iterator[str]:

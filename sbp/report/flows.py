@@ -252,8 +252,10 @@ def _flows(program: Program, numbers: Mapping[int, int]) -> tuple[ValueFlow, ...
     """
     graph, dataflow, types = program.graph, Dataflow(program.graph), program.typing.values
     nodes = [node for node in graph.walk() if node.id in numbers]
-    reads = [(operand, numbers[node.id]) for node in nodes for operand in node.inputs]
-    reads += [(operand, -1) for operand in graph.outputs]
+    reads = [
+        *((operand, numbers[node.id]) for node in nodes for operand in node.inputs),
+        *((operand, -1) for operand in graph.outputs),
+    ]
     found: dict[tuple[int, int], ValueFlow] = {}
     for value, target in ((v, at) for operand, at in reads for v in dataflow.sources(operand)):
         maker, aval, codes = dataflow.makers.get(value), graph.avals[value], types[value]

@@ -201,9 +201,12 @@ def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
     if found.rule:
         yield Text.assemble((f"{gutter}= ", "cyan"), ("rule", "bold"), f": {found.rule}")
         yield from _indented(_rule_rows(found.rows), gutter + "    ")
-    remarks = [("note", note, "") for note in found.notes]
-    remarks += [("help", text, price) for text, price in part.helps]
-    for kind, text, price in (*remarks, ("more", f"sbp explain {found.code}", "")):
+    remarks = [
+        *(("note", note, "") for note in found.notes),
+        *(("help", text, price) for text, price in part.helps),
+        ("more", f"sbp explain {found.code}", ""),
+    ]
+    for kind, text, price in remarks:
         yield from _remark(gutter, kind, text, price, width)
 
 
