@@ -164,25 +164,23 @@ def annotated(program: Program) -> list[Tensor]:
 # ---- regions ------------------------------------------------------------------------------------
 
 
-def regions(program: Program) -> Iterator[tuple[Loop, int, Sequence[Send]]]:
+def regions(
+    block: Block, every: Sequence[Send], runs: int = 1
+) -> Iterator[tuple[Loop, int, Sequence[Send]]]:
     """Scans, whiles and conds in program order, each with the runs of its bodies per call and what
     they send.
 
     Arguments:
-      program: the plan.
+      block: the block of the plan, or of a region.
+      every: what it sends.
+      runs: how often it runs per call.
     """
-    return _regions(program.block, 1, sends(program))
-
-
-def _regions(
-    block: Block, runs: int, every: Sequence[Send]
-) -> Iterator[tuple[Loop, int, Sequence[Send]]]:
     for loop in block.instructions:
         if isinstance(loop, Loop):
             own = [send for send in every if loop.node in send.regions]
             yield loop, runs * loop.trips, own
             for inner in loop.blocks:
-                yield from _regions(inner, runs * loop.trips, own)
+                yield from regions(inner, own, runs * loop.trips)
 
 
 def instructions(block: Block) -> int:

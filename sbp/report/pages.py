@@ -409,7 +409,7 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
     yield _tensors("output", facts.outputs(program, output_names))
     assumed = f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed"
     regions = table_of(
-        facts.regions(program),
+        facts.regions(program.block, sends(program)),
         {
             "region": lambda r: r[0].node.name,
             "line": lambda r: place_text(SourcePlace.of(r[0].node)),

@@ -250,8 +250,7 @@ def timeline_picture(program: Program) -> Picture:
     caption = _caption(program, found)
     if not found.seconds:
         return picture(caption, None, "no operation of it has a modelled time")
-    board = _TimeDrawing(program, found).board()
-    return picture(caption, board, _lanes_table(found), _causes_table(found))
+    return picture(caption, _drawing(program, found), _lanes_table(found), _causes_table(found))
 
 
 def _caption(program: Program, found: Schedule) -> str:
@@ -289,101 +288,90 @@ def _longest(found: Schedule) -> Interval | None:
     return next((c for c in causes(found) if c.axes), None)
 
 
-class _TimeDrawing:
-    """The drawing of a schedule.
+def _drawing(program: Program, found: Schedule) -> Board:
+    longest = _longest(found)
+    used = {axis for i in found.intervals for axis in i.axes}
+    rows = ["", *(name for name in program.mesh.names if name in used)]
+    depth = min(SHOWN_DEPTH, max((loop.depth + 1 for loop in found.loops), default=0))
+    lanes = _TOP + _BAND + _LANE * len(rows)
+    below = lanes + _LOOP * depth
+    board = Board(_NAME + _PLOT + 4, below + _TICKS + _KEY)
+    ends: list[tuple[Phase, float, float]] = [
+        (i.phase, *_ends(found, i)) for i in found.intervals if i.waited
+    ]
+    draw_phases(board, ends, _TOP)
+    for number, lane in enumerate(rows):
+        top = _TOP + _BAND + _LANE * number
+        board.label((4, top + 19), lane or OWN_LANE, _NAME - 8, Ink(bold=True))
+        board.line([(_NAME, top + _LANE), (_NAME + _PLOT, top + _LANE)], Ink(width=0.3))
+        _lane(board, found, longest, lane, top)
+    for loop in found.loops:
+        if loop.depth < depth:
+            _loop(board, found, loop, lanes + _LOOP * loop.depth)
+    for part, anchor in enumerate(("start", "middle", "middle", "middle", "end")):
+        x = _NAME + _PLOT * part / 4
+        board.line([(x, below), (x, below + 4)], Ink(width=0.8))
+        text = seconds_text(found.seconds * part / 4) if part else "0"
+        board.text((x, below + 17), text, anchor=anchor)
+    x, every = _NAME, found.intervals
+    colors = {
+        "bound by products": SPLIT,
+        "by memory": WHOLE,
+        "collectives": PARTIAL if any(i.axes for i in every) else "",
+        "the longest": COSTLY if longest else "",
+        "beside products": PARTIAL if any(i.waited < i.seconds for i in every) else "",
+    }
+    for text, color in colors.items():
+        if color:
+            ink = Ink(color=color, opacity=0.35, width=0.5, dashed=text == "beside products")
+            x = board.key((x, below + _TICKS + 2), ink, text)
+    return board
 
-    Arguments:
-      program: the plan.
-      found: its schedule.
-    """
 
-    def __init__(self, program: Program, found: Schedule) -> None:
-        self.found, self.longest = found, _longest(found)
-        used = {axis for i in found.intervals for axis in i.axes}
-        self.lanes = ["", *(name for name in program.mesh.names if name in used)]
-        self.depth = min(SHOWN_DEPTH, max((loop.depth + 1 for loop in found.loops), default=0))
+def _color(one: Interval, longest: Interval | None) -> str:
+    if not one.axes:
+        return SPLIT if one.bound == "compute" else WHOLE
+    return COSTLY if longest is not None and one.cause == longest.cause else PARTIAL
 
-    def board(self) -> Board:
-        """The drawing."""
-        lanes = _TOP + _BAND + _LANE * len(self.lanes)
-        below = lanes + _LOOP * self.depth
-        board = Board(_NAME + _PLOT + 4, below + _TICKS + _KEY)
-        ends: list[tuple[Phase, float, float]] = [
-            (i.phase, *self._ends(i)) for i in self.found.intervals if i.waited
-        ]
-        draw_phases(board, ends, _TOP)
-        for number, lane in enumerate(self.lanes):
-            top = _TOP + _BAND + _LANE * number
-            board.label((4, top + 19), lane or OWN_LANE, _NAME - 8, Ink(bold=True))
-            board.line([(_NAME, top + _LANE), (_NAME + _PLOT, top + _LANE)], Ink(width=0.3))
-            self._lane(board, lane, top)
-        for loop in self.found.loops:
-            if loop.depth < self.depth:
-                self._loop(board, loop, lanes + _LOOP * loop.depth)
-        for part, anchor in enumerate(("start", "middle", "middle", "middle", "end")):
-            x = _NAME + _PLOT * part / 4
-            board.line([(x, below), (x, below + 4)], Ink(width=0.8))
-            text = seconds_text(self.found.seconds * part / 4) if part else "0"
-            board.text((x, below + 17), text, anchor=anchor)
-        x, every = _NAME, self.found.intervals
-        colors = {
-            "bound by products": SPLIT,
-            "by memory": WHOLE,
-            "collectives": PARTIAL if any(i.axes for i in every) else "",
-            "the longest": COSTLY if self.longest else "",
-            "beside products": PARTIAL if any(i.waited < i.seconds for i in every) else "",
-        }
-        for text, color in colors.items():
-            if color:
-                dashed = text == "beside products"
-                ink = Ink(color=color, opacity=0.35, width=0.5, dashed=dashed)
-                x = board.key((x, below + _TICKS + 2), ink, text)
-        return board
 
-    def _color(self, interval: Interval) -> str:
-        if interval.axes:
-            is_longest = self.longest is not None and interval.cause == self.longest.cause
-            return COSTLY if is_longest else PARTIAL
-        return SPLIT if interval.bound == "compute" else WHOLE
+def _ends(found: Schedule, one: Interval | LoopInterval) -> tuple[float, float]:
+    """The left and the right edge of a time."""
+    pixels = _PLOT / found.seconds
+    return _NAME + pixels * one.start, _NAME + pixels * (one.start + one.seconds)
 
-    def _ends(self, one: Interval | LoopInterval) -> tuple[float, float]:
-        """The left and the right edge of a time."""
-        pixels = _PLOT / self.found.seconds
-        return _NAME + pixels * one.start, _NAME + pixels * (one.start + one.seconds)
 
-    def _lane(self, board: Board, lane: str, top: float) -> None:
-        """The intervals of a lane. Short ones that begin within a few pixels are one box, darker
-        the more of it they fill."""
-        tall, every = _LANE - 6, self.found.intervals
-        own = ((one, *self._ends(one)) for one in every if lane in (one.axes or [""]))
-        by_size = grouped(own, lambda at: at[2] - at[1] >= _SEEN)
-        for one, left, right in by_size.get(True, ()):
-            beside = one.seconds - one.waited
-            told = f"{one.what}, {one.phase}: {seconds_text(one.seconds)}. {' '.join(one.line)}"
-            late = f". {seconds_text(beside)} of it beside the work" if beside > 0 else ""
-            ink = Ink(color=self._color(one), opacity=0.35, width=0.5, dashed=beside > 0)
-            board.rect((left, top + 3), (right - left, tall), ink, title=told + late)
-            board.inside(left, right, top + 19, one.what, title=told + late, spare=1)
-        columns = grouped(by_size.get(False, ()), lambda at: int((at[1] - _NAME) / _SEEN))
-        for column, some in columns.items():
-            filled = sum(one.seconds for one, *_ in some) / self.found.seconds * _PLOT / _SEEN
-            color = self._color(max((one for one, *_ in some), key=lambda one: one.seconds))
-            ink = Ink(color=color, opacity=0.35 * min(1, filled), width=0)
-            corner = _NAME + _SEEN * column, top + 3
-            board.rect(corner, (_SEEN, tall), ink, title="short operations")
+def _lane(board: Board, found: Schedule, longest: Interval | None, lane: str, top: float) -> None:
+    """The intervals of a lane. Short ones that begin within a few pixels are one box, darker
+    the more of it they fill."""
+    tall, every = _LANE - 6, found.intervals
+    own = ((one, *_ends(found, one)) for one in every if lane in (one.axes or [""]))
+    by_size = grouped(own, lambda at: at[2] - at[1] >= _SEEN)
+    for one, left, right in by_size.get(True, ()):
+        beside = one.seconds - one.waited
+        told = f"{one.what}, {one.phase}: {seconds_text(one.seconds)}. {' '.join(one.line)}"
+        late = f". {seconds_text(beside)} of it beside the work" if beside > 0 else ""
+        ink = Ink(color=_color(one, longest), opacity=0.35, width=0.5, dashed=beside > 0)
+        board.rect((left, top + 3), (right - left, tall), ink, title=told + late)
+        board.inside(left, right, top + 19, one.what, title=told + late, spare=1)
+    columns = grouped(by_size.get(False, ()), lambda at: int((at[1] - _NAME) / _SEEN))
+    for column, some in columns.items():
+        filled = sum(one.seconds for one, *_ in some) / found.seconds * _PLOT / _SEEN
+        color = _color(max((one for one, *_ in some), key=lambda one: one.seconds), longest)
+        ink = Ink(color=color, opacity=0.35 * min(1, filled), width=0)
+        board.rect((_NAME + _SEEN * column, top + 3), (_SEEN, tall), ink, title="short operations")
 
-    def _loop(self, board: Board, one: LoopInterval, top: float) -> None:
-        left, right = self._ends(one)
-        if right - left < _SEEN:
-            return
-        node = one.loop.node
-        assumed = " (assumed)" if trips_are_assumed(node) else ""
-        each = ", in each of the runs around it" if one.depth else ""
-        label = f"all {one.loop.trips} runs{assumed} of {node.name}{each}"
-        told = f"{label}: {seconds_text(one.seconds)}"
-        corners = [(left, top + 2), (left, top + 6), (right, top + 6), (right, top + 2)]
-        board.line(corners, Ink(width=0.8), title=told)
-        board.inside(left, right, top + 17, label, title=told)
+
+def _loop(board: Board, found: Schedule, one: LoopInterval, top: float) -> None:
+    (left, right), node = _ends(found, one), one.loop.node
+    if right - left < _SEEN:
+        return
+    assumed = " (assumed)" if trips_are_assumed(node) else ""
+    each = ", in each of the runs around it" if one.depth else ""
+    label = f"all {one.loop.trips} runs{assumed} of {node.name}{each}"
+    told = f"{label}: {seconds_text(one.seconds)}"
+    corners = [(left, top + 2), (left, top + 6), (right, top + 6), (right, top + 2)]
+    board.line(corners, Ink(width=0.8), title=told)
+    board.inside(left, right, top + 17, label, title=told)
 
 
 def _lanes_table(found: Schedule) -> Table:
