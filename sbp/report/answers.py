@@ -39,6 +39,7 @@ from sbp.report.wording import (
     refusal_text,
     sentences,
     signed,
+    size_text,
 )
 from sbp.source.reader import source_text
 from sbp.types import Atom
@@ -282,10 +283,6 @@ def _conversions(why: Why, mesh: MeshSpec) -> Section:
             title="conversions",
             parts=(Paragraph(text="none: every reader takes it as it is made"),),
         )
-
-    def size(some: Sequence[ExplainedConversion]) -> str:
-        return bytes_text(sum(c.bytes_per_device for c in some))
-
     made = table_of(
         why.conversions,
         {
@@ -299,11 +296,11 @@ def _conversions(why: Why, mesh: MeshSpec) -> Section:
         },
         detail=lambda c: conversion_text(why, c),
         shown=SHOWN_CONVERSIONS,
-        rest=lambda left: f"and {len(left)} more: {size(left)} per device",
+        rest=lambda left: f"and {len(left)} more: {size_text(left)} per device",
     )
     return Section(
-        title=f"conversions: {counted(len(why.conversions), 'kind')}, {size(why.conversions)} per"
-        " device",
+        title=f"conversions: {counted(len(why.conversions), 'kind')},"
+        f" {size_text(why.conversions)} per device",
         parts=(made,),
     )
 

@@ -415,9 +415,8 @@ def matrices(found: Sequence[ProgramFlows]) -> tuple[Matrix, Matrix]:
     }
     places = sorted(most, key=lambda place: (-most[place], place))
     others = places[MOST_PLACES:]
-    named = {place: place for place in places}
-    named |= dict.fromkeys(others, counted(len(others), "other place"))
-    folded = [flows.sums(lambda stop: named[stop.text]) for flows in found]
+    folded = dict.fromkeys(others, counted(len(others), "other place"))
+    named = {place: folded.get(place, place) for place in places}
     return (
         Matrix(
             corner="mesh axes",
@@ -429,7 +428,10 @@ def matrices(found: Sequence[ProgramFlows]) -> tuple[Matrix, Matrix]:
             corner="scope" if all(t.grouping == "scope" for t in found) else "function",
             rows=tuple(dict.fromkeys(named.values())),
             columns=tuple(axes),
-            plans=tuple({(p, a): b for (a, p), b in sums.items()} for sums in folded),
+            plans=tuple(
+                {(p, a): b for (a, p), b in flows.sums(lambda stop: named[stop.text]).items()}
+                for flows in found
+            ),
         ),
     )
 
@@ -455,14 +457,14 @@ def traffic_picture(program: Program, other: Program | None = None) -> Picture:
 def _sent_caption(found: Sequence[ProgramFlows]) -> str:
     this, *others = (bytes_text(t.bytes) for t in found)
     beside = [f" by this plan, {other} by the other (this / other in tables)" for other in others]
-    returned = any(t.results.bytes for t in found)
-    results = f". `{MOMENTS[-1]}`: conversions of results" if returned else ""
-    text = (
-        f"bytes that one device sends per call, by mesh axis: {this} in all{''.join(beside)}"
-        f"{results}."
+    return sentences(
+        {
+            f"bytes that one device sends per call, by mesh axis: {this} in"
+            f" all{''.join(beside)}.": True,
+            f"`{MOMENTS[-1]}`: conversions of results.": any(t.results.bytes for t in found),
+            **dict.fromkeys(sorted(branches_text(t.bytes, t.called) for t in found), True),
+        }
     )
-    branches = {branches_text(t.bytes, t.called) for t in found}
-    return " ".join([text, *sorted(branches - {""})])
 
 
 def _matrix_drawing(both: tuple[Matrix, Matrix]) -> Board:

@@ -54,7 +54,7 @@ from sbp.report.parts import (
 )
 from sbp.report.shards import LISTED_SHARDS, shard_picture, telling_tensor
 from sbp.report.timeline import timeline_picture
-from sbp.report.wording import bytes_text, node_text, place_text, times_text
+from sbp.report.wording import bytes_text, node_text, place_text, size_text, times_text
 from sbp.signatures import ROUNDED_PARTS
 from sbp.source.reader import character_index
 from sbp.source.text import line_text
@@ -122,10 +122,9 @@ def _mark(text: str | None, label: Label) -> Mark:
 
 def coverage_section(read: Coverage) -> Section:
     """The collectives of a program and its comparisons with one device."""
-    sent = sum(c.bytes_per_device for c in read.collectives)
     checked = (
         f"{counted(read.regions, 'region')} with {counted(read.values, 'value')},"
-        f" {counted(len(read.collectives), 'collective')}: {bytes_text(sent)} per device"
+        f" {counted(len(read.collectives), 'collective')}: {size_text(read.collectives)} per device"
     )
     made = table_of(
         read.collectives,
@@ -312,9 +311,7 @@ def unmeasured(program: Program) -> Iterator[str]:
 # ---- pages --------------------------------------------------------------------------------------
 
 
-SHOWN_COLLECTIVES = 12
-SHOWN_SHORT = 8
-SHOWN_TENSORS = 16
+SHOWN_COLLECTIVES, SHOWN_SHORT, SHOWN_TENSORS = 12, 8, 16
 
 
 def refusal(
@@ -472,11 +469,6 @@ def _collectives(program: Program, found: Sequence[Collective], *, short: bool) 
             title="collectives", parts=(Paragraph(text="none: no device sends anything"),)
         )
     total = program.cost.bytes_per_device
-
-    def rest(left: Sequence[Collective]) -> str:
-        sent = bytes_text(sum(c.bytes_per_device for c in left))
-        return f"and {len(left)} more groups: {sent} per device"
-
     made = table_of(
         found,
         {
@@ -490,7 +482,7 @@ def _collectives(program: Program, found: Sequence[Collective], *, short: bool) 
         },
         detail=lambda c: detail(c, 1 if short else 2),
         shown=SHOWN_SHORT if short else SHOWN_COLLECTIVES,
-        rest=rest,
+        rest=lambda left: f"and {len(left)} more groups: {size_text(left)} per device",
     )
     runs = counted(sum(c.runs for c in found), "run")
     return Section(title=f"collectives: {runs}, {bytes_text(total)} per device", parts=(made,))

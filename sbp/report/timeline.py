@@ -409,10 +409,6 @@ def _causes_table(found: Schedule) -> Table:
 # ---- limits -------------------------------------------------------------------------------------
 
 
-SHOWN_PLACES = 12
-"""Places that the table of limits shows; the others are folded."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """What one part of the program does per call.
@@ -540,7 +536,7 @@ def limits_section(program: Program) -> Section:
             ">share": lambda w: _percent(w.total / total),
             "bound by": lambda w: f"{w.bound} ({_percent(w.seconds[w.bound] / w.total)})",
         },
-        shown=SHOWN_PLACES,
+        shown=SHOWN_ROWS,
         rest=lambda left: f"and {counted(len(left), 'smaller part')}",
     )
     return Section(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sbp.annotations import annotate_p
@@ -112,6 +112,11 @@ def signed(value: float, text: Callable[[float], str]) -> str:
     '-512.0 B'
     """
     return f"{'-' if value < 0 else '+'}{text(abs(value))}"
+
+
+def size_text(facts: Iterable[Any]) -> str:
+    """The bytes that several facts have on one device, together."""
+    return bytes_text(sum(fact.bytes_per_device for fact in facts))
 
 
 def atoms_text(codes: Sequence[Code]) -> str:
