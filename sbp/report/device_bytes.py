@@ -301,28 +301,32 @@ def _drawing(found: LiveBytes) -> Board:
     for kind, told in at_peak.items():
         above = [b + m.bytes.get(kind, 0.0) for b, m in zip(below, found.moments, strict=True)]
         upper, lower = (list(_steps(map(y, edge), wide)) for edge in (above, below))
-        title = f"{kind}: {told} at the peak"
-        board.area([*upper, *reversed(lower)], _ink(kind), title=title)
+        board.area([*upper, *reversed(lower)], _ink(kind), title=f"{kind}: {told} at the peak")
         below = above
     for bytes_ in (0.0, peak.total / 2, peak.total):
         board.line([(_NAME - 4, y(bytes_)), (_NAME, y(bytes_))], Ink(width=0.8))
-        told = bytes_text(bytes_) if bytes_ else "0"
-        board.text((_NAME - 8, y(bytes_) + 4), told, anchor="end")
+        board.text((_NAME - 8, y(bytes_) + 4), bytes_text(bytes_) if bytes_ else "0", anchor="end")
     board.line([(_NAME, _TOP), (_NAME, bottom), (_NAME + _PLOT, bottom)], Ink(width=0.8))
     at = _NAME + wide * (found.moments.index(peak) + 0.5)
     board.line([(at, y(peak.total)), (at, bottom)], Ink(dashed=True), title="the fullest moment")
     told = f"limit {bytes_text(found.limit)}"
     if shows_limit:
-        corners = [(_NAME, y(found.limit)), (_NAME + _PLOT, y(found.limit))]
-        board.line(corners, Ink(color=COSTLY, dashed=True, width=1.5), title=told)
+        board.line(
+            [(_NAME, y(found.limit)), (_NAME + _PLOT, y(found.limit))],
+            Ink(color=COSTLY, dashed=True, width=1.5),
+            title=told,
+        )
     above = y(found.limit) - 4 if shows_limit else _TOP + 11
     board.text((_NAME + _PLOT, above), told if shows_limit else f"{told}, above", anchor="end")
     board.text((4, bottom + 22), "at the peak")
     for number, (kind, told) in enumerate(at_peak.items()):
         row, column = divmod(number, _KEYS)
-        text = shortened(f"{kind} {told}", int((_PLOT / _KEYS - 31) / CELL))
-        at = _NAME + _PLOT / _KEYS * column, bottom + 12 + _KEY * row
-        board.key(at, _ink(kind), text, title=f"{kind}: {told} at the peak")
+        board.key(
+            (_NAME + _PLOT / _KEYS * column, bottom + 12 + _KEY * row),
+            _ink(kind),
+            shortened(f"{kind} {told}", int((_PLOT / _KEYS - 31) / CELL)),
+            title=f"{kind}: {told} at the peak",
+        )
     return board
 
 

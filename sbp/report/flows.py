@@ -449,8 +449,7 @@ def _drawing(sheet: _Sheet) -> Board:
         for stop in row:
             is_gradient = stop.phase == "backward"
             x, width = (_GRADIENT_AT, _GRADIENT) if is_gradient else (_GUTTER, _BOX)
-            brief = is_gradient and len(row) > 1
-            _box(board, sheet, stop, (x, top), width, brief=brief)
+            _box(board, sheet, stop, (x, top), width, brief=is_gradient and len(row) > 1)
             _sent(board, sheet, stop, (x + width + 8, top))
     if results.sends:
         board.text((_GUTTER, bottom + 13), "results", Ink(bold=True))
@@ -485,8 +484,12 @@ def _box(
     brief: bool = False,
 ) -> None:
     x, y = corner
-    told = f"{stop.where} {stop.text}: {counted(stop.operations, 'operation')}"
-    board.rect(corner, (width, _ROW), _inks(stop.type, sheet.axis)[0], title=told)
+    board.rect(
+        corner,
+        (width, _ROW),
+        _inks(stop.type, sheet.axis)[0],
+        title=f"{stop.where} {stop.text}: {counted(stop.operations, 'operation')}",
+    )
     room = int((width - 10) / CELL)
     count = f" ×{stop.runs}" if stop.runs > 1 else ""
     kind = "" if stop.type is None else repr(stop.type)
@@ -507,8 +510,8 @@ def _sent(board: Board, sheet: _Sheet, stop: Stop, corner: tuple[float, float]) 
     bar, word = (COSTLY, COSTLY) if is_most else (WHOLE, "currentColor")
     for number, send in enumerate(stop.sends):
         base, share = y + 13 + _LINE * number, send.bytes / (sheet.flows.bytes or 1)
-        width = max((_SENT - 20) * share, 2)
-        board.rect((x, base - 11), (width, 13), Ink(color=bar, opacity=0.3, width=0))
+        size = max((_SENT - 20) * share, 2), 13
+        board.rect((x, base - 11), size, Ink(color=bar, opacity=0.3, width=0))
         board.text(
             (x + 4, base),
             shortened(_send_text(send), int(sheet.room / CELL)),

@@ -320,8 +320,11 @@ class _ShardDrawing:
             return board
         for number, panel in enumerate(panels):
             row, column = divmod(number, beside)
-            fixed = dict(zip(self.rest, panel, strict=True))
-            self._panel(board, fixed, (column * wide, row * high))
+            self._panel(
+                board,
+                dict(zip(self.rest, panel, strict=True)),
+                (column * wide, row * high),
+            )
         if more > 0:
             board.text((4, board.height - 5), f"and {counted(more, 'such drawing')} more")
         return board

@@ -296,10 +296,7 @@ def _drawing(program: Program, found: Schedule) -> Board:
     lanes = _TOP + _BAND + _LANE * len(rows)
     below = lanes + _LOOP * depth
     board = Board(_NAME + _PLOT + 4, below + _TICKS + _KEY)
-    ends: list[tuple[Phase, float, float]] = [
-        (i.phase, *_ends(found, i)) for i in found.intervals if i.waited
-    ]
-    draw_phases(board, ends, _TOP)
+    draw_phases(board, ((i.phase, *_ends(found, i)) for i in found.intervals if i.waited), _TOP)
     for number, lane in enumerate(rows):
         top = _TOP + _BAND + _LANE * number
         board.label((4, top + 19), lane or OWN_LANE, _NAME - 8, Ink(bold=True))
@@ -311,8 +308,11 @@ def _drawing(program: Program, found: Schedule) -> Board:
     for part, anchor in enumerate(("start", "middle", "middle", "middle", "end")):
         x = _NAME + _PLOT * part / 4
         board.line([(x, below), (x, below + 4)], Ink(width=0.8))
-        text = seconds_text(found.seconds * part / 4) if part else "0"
-        board.text((x, below + 17), text, anchor=anchor)
+        board.text(
+            (x, below + 17),
+            seconds_text(found.seconds * part / 4) if part else "0",
+            anchor=anchor,
+        )
     x, every = _NAME, found.intervals
     colors = {
         "bound by products": SPLIT,
