@@ -147,9 +147,12 @@ def command_parser(
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command, summary in COMMANDS.items():
         about = {} if replaced else _ABOUT.get(command, {})  # shells show the line of help
-        more = (parents or {}).get(command, ())
         part = commands.add_parser(
-            command, help=summary, parents=more, conflict_handler="resolve", **about
+            command,
+            help=summary,
+            parents=(parents or {}).get(command, ()),
+            conflict_handler="resolve",
+            **about,
         )
         for name, properties in _OPTIONS.get(command, {}).items():
             replacing = (replaced or {}).get((command, name), {})

@@ -451,8 +451,11 @@ def _differences(found: Difference) -> Iterator[Part]:
     yield Section(title="cost of a call, per device", parts=(_costs(found),))
     if found.sent:
         more = signed(sum(d.bytes_more for d in found.sent), bytes_text)
-        title = f"conversions that differ: {counted(len(found.sent), 'kind')}, {more} in the other"
-        yield Section(title=title, parts=(_sent(found.sent),))
+        yield Section(
+            title=f"conversions that differ: {counted(len(found.sent), 'kind')}, {more} in the"
+            " other",
+            parts=(_sent(found.sent),),
+        )
     for noun, differing, shown in (
         ("input", found.inputs, SHOWN_BOUNDARY),
         ("output", found.outputs, SHOWN_BOUNDARY),

@@ -320,8 +320,7 @@ def detail(one: Collective, limit: int = 2) -> str:
       limit: how many makers, readers and results are named; the others are counted.
     """
     returned = (f"returned as {listed(one.returned, limit)}",) if one.returned else ()
-    needed = listed((*one.needed, *returned), limit)
-    return f"made by {listed(one.made, limit)}; {needed}"
+    return f"made by {listed(one.made, limit)}; {listed((*one.needed, *returned), limit)}"
 
 
 def _line(reason: ConversionReason) -> str:
@@ -330,8 +329,7 @@ def _line(reason: ConversionReason) -> str:
         if node is not None and node.span is not None:
             annotates = node.op == annotate_p.name
             span = (annotation_span(node) if annotates else None) or node.span
-            gradient = "the gradient of " if node.backward else ""
-            return f"{gradient}{place(span)}"
+            return f"{'the gradient of ' if node.backward else ''}{place(span)}"
     return str(reason.value)
 
 

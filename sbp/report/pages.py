@@ -324,10 +324,14 @@ def refusal(
       diagnostics: the findings.
       coverage: what was checked of it; it is shown where there is no error.
     """
-    head = Paragraph(text=_verdict(diagnostics) + (f" in `{title}`" if title else ""))
     wrong = any(d.severity == "error" for d in diagnostics)
-    read = (coverage_section(coverage),) if coverage is not None and not wrong else ()
-    return Page(parts=(*map(finding, diagnostics), head, *read))
+    return Page(
+        parts=(
+            *map(finding, diagnostics),
+            Paragraph(text=_verdict(diagnostics) + (f" in `{title}`" if title else "")),
+            *([coverage_section(coverage)] if coverage is not None and not wrong else []),
+        )
+    )
 
 
 def _verdict(diagnostics: Sequence[Diagnostic]) -> str:

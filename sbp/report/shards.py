@@ -376,8 +376,11 @@ class _ShardDrawing:
         counts = [cut.left_out for cut in (self.columns, self.rows) if here[cut.dim] is None]
         if counts:
             board.rect(corner, size, Ink(color=WHOLE, opacity=0.05, dashed=True))
-            text = f"+ {counts[0]} more" if len(counts) == 1 else ".."
-            board.text(((left + right) / 2, middle), text, anchor="middle")
+            board.text(
+                ((left + right) / 2, middle),
+                f"+ {counts[0]} more" if len(counts) == 1 else "..",
+                anchor="middle",
+            )
             return
         group = self.blocks[tuple(here.get(d) or (0, n) for d, n in enumerate(self.found.shape))]
         color, title = PARTIAL if len(group) > 1 else SPLIT, "device " + _label(group, 16)

@@ -192,9 +192,9 @@ def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
     digits = max((len(str(number)) for e in part.excerpts for number, *_ in e.lines), default=1)
     gutter = " " * (digits + 1)
     for number, excerpt in enumerate(part.excerpts):
-        arrow = "-->" if number == 0 else ":::"
+        arrow = f"{' ' * digits}{':::' if number else '-->'} "
         scope = f"  in {excerpt.scope}" if excerpt.scope else ""
-        yield Text.assemble((f"{' ' * digits}{arrow} ", "cyan"), excerpt.place, (scope, "dim"))
+        yield Text.assemble((arrow, "cyan"), excerpt.place, (scope, "dim"))
         yield from _excerpt(excerpt, digits, style)
     if part.excerpts:
         yield Text(f"{gutter}|", "cyan")

@@ -369,8 +369,11 @@ def _loop(board: Board, found: Schedule, one: LoopInterval, top: float) -> None:
     each = ", in each of the runs around it" if one.depth else ""
     label = f"all {one.loop.trips} runs{assumed} of {node.name}{each}"
     told = f"{label}: {seconds_text(one.seconds)}"
-    corners = [(left, top + 2), (left, top + 6), (right, top + 6), (right, top + 2)]
-    board.line(corners, Ink(width=0.8), title=told)
+    board.line(
+        [(left, top + 2), (left, top + 6), (right, top + 6), (right, top + 2)],
+        Ink(width=0.8),
+        title=told,
+    )
     board.inside(left, right, top + 17, label, title=told)
 
 
