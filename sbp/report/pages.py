@@ -1,12 +1,12 @@
-"""Facts -> pages: the full report of a plan, the short report for training programs, and the report
-of a program without a plan."""
+"""Facts -> pages: the full report of a plan, the short report for training programs, the report of
+a program without a plan, and the annotated source."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sbp import _jax
 from sbp.annotations import Pin
@@ -16,6 +16,7 @@ from sbp.errors import (
     SbpError,
     SbpTypeError,
     counted,
+    file_name,
     listed,
     position_text,
     seconds_text,
@@ -24,7 +25,7 @@ from sbp.explain.subjects import SourcePlace
 from sbp.handwritten.check import Coverage
 from sbp.handwritten.words import run_text
 from sbp.infer.accumulation import is_real
-from sbp.infer.space import encode
+from sbp.infer.space import encode, to_type
 from sbp.limits import policies_text
 from sbp.machine.lowerings import compiler, scatters_whole_mesh
 from sbp.machine.table import HARDWARE
@@ -35,7 +36,7 @@ from sbp.plan.traffic import sends
 from sbp.report import facts
 from sbp.report.device_bytes import memory_picture, traffic_picture
 from sbp.report.facts import Collective, detail
-from sbp.report.flows import program_picture
+from sbp.report.flows import program_flows, program_picture
 from sbp.report.parts import (
     Excerpt,
     Facts,
@@ -54,11 +55,19 @@ from sbp.report.parts import (
 )
 from sbp.report.shards import LISTED_SHARDS, shard_picture, telling_tensor
 from sbp.report.timeline import timeline_picture
-from sbp.report.wording import bytes_text, node_text, place_text, size_text, times_text
+from sbp.report.wording import (
+    branches_text,
+    bytes_text,
+    node_text,
+    place_text,
+    size_text,
+    times_text,
+)
 from sbp.signatures import ROUNDED_PARTS
-from sbp.source.reader import character_index
+from sbp.source.reader import character_index, names_at, shortened, users_span
 from sbp.source.text import line_text
-from sbp.trace.regions import WHILE_TRIPS, trips_are_assumed
+from sbp.trace.graph import Node
+from sbp.trace.regions import CONTROL_FLOW, WHILE_TRIPS, trips_are_assumed
 from sbp.types import Unreduced
 
 # ---- findings -----------------------------------------------------------------------------------
@@ -306,6 +315,135 @@ def unmeasured(program: Program) -> Iterator[str]:
             f" {found.hardware} {found.slice} ({compiler()}); `scatters_whole_mesh` of"
             " `sbp.Hardware` says otherwise"
         )
+
+
+# ---- source -------------------------------------------------------------------------------------
+# Program -> annotated source: the user's lines, each with the types that it makes and the bytes
+# that it sends.
+
+
+SHOWN_CODE = 72
+"""Characters of a source line."""
+
+_INDENT = "\N{NO-BREAK SPACE}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotatedLine:
+    """A line of the user with what it makes.
+
+    Arguments:
+      file, line: where it stands.
+      code: its text; None where there is no source.
+      makes: names of the values that it makes in the forward pass, each with its type.
+      bytes_per_device: bytes that one device sends at the line per call, in all phases.
+    """
+
+    file: str
+    line: int
+    code: str | None
+    makes: tuple[tuple[str, str], ...]
+    bytes_per_device: float
+
+
+def annotated_lines(program: Program) -> tuple[AnnotatedLine, ...]:
+    """The user's lines that make values, by file and line; files in program order.
+
+    Arguments:
+      program: the plan.
+    """
+    sent = {
+        name: sum(s.bytes for s in stops) for name, stops in program_flows(program).places.items()
+    }
+    placed = (
+        (node, span)
+        for node in program.graph.walk()
+        if (span := users_span(node))
+        and (node.op not in CONTROL_FLOW or f"{span.file}:{span.line}" in sent)
+    )
+    nodes = grouped(placed, lambda at: (at[1].file, at[1].line))
+    files = list(dict.fromkeys(file for file, _ in nodes))
+    return tuple(
+        AnnotatedLine(
+            file=file,
+            line=line,
+            code=line_text(file, line),
+            makes=_makes(program, [node for node, _ in nodes[file, line]]),
+            bytes_per_device=sent.get(f"{file}:{line}", 0.0),
+        )
+        for file, line in sorted(nodes, key=lambda at: (files.index(at[0]), at[1]))
+    )
+
+
+def _makes(program: Program, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
+    """The values of a line with their types: those of its last operation in the forward pass, which
+    make its result; the gradient's where it has no other."""
+    forward = [n for n in nodes if not n.backward] or nodes
+    last, span = forward[-1], users_span(forward[-1])
+    names = [name for group in names_at(span) for name in group]
+    found = (
+        (
+            names[k] if len(names) == len(last.outputs) else "",
+            repr(to_type(program.typing.values[value], program.mesh)) or "B",
+        )
+        for node in forward
+        if node.op == last.op and users_span(node) == span
+        for k, value in enumerate(node.outputs)
+    )
+    return tuple(dict.fromkeys(found))
+
+
+def source_page(program: Program, title: str) -> Page:
+    """The annotated source as a page: a section for each file.
+
+    Arguments:
+      program: the plan.
+      title: the function's name.
+    """
+    lines, flows = annotated_lines(program), program_flows(program)
+    total, sends = flows.bytes, [a.bytes_per_device for a in lines]
+    most, rest = max(sends, default=0.0), total - sum(sends)
+    sent = f" {bytes_text(total)} in all" if total else " none"
+    nowhere = f", {bytes_text(rest)} of them for results or at no line" if rest >= 1 else ""
+    head = (
+        "each line with the types that it makes, and the bytes that a device sends for it per call:"
+        f"{sent}{nowhere}. {branches_text(total, flows.called)}"
+    )
+    sections = [
+        Section(title=f"source of {file_name(file)}", parts=(_lines_table(here, total, most),))
+        for file, here in grouped(lines, lambda a: a.file).items()
+    ]
+    empty = () if sections else (Paragraph(text="no operation has a line of the user"),)
+    return Page(
+        title=f"source of {f'`{title}`' if title else 'the program'} on mesh {program.mesh}",
+        parts=(Paragraph(text=head.removesuffix(". ")), *empty, *sections),
+    )
+
+
+def _lines_table(lines: Sequence[AnnotatedLine], total: float, most: float) -> Table:
+    """A row for each line; the most expensive line of the program is marked."""
+    texts = [a.code.expandtabs(4) for a in lines if a.code]
+    margin = min((len(t) - len(t.lstrip()) for t in texts), default=0)
+    sent = {a: a.bytes_per_device for a in lines}
+    return table_of(
+        lines,
+        {
+            ">line": lambda a: f"{'> ' if 0 < sent[a] == most else ''}{a.line}",
+            "source": lambda a: _code(a.code, margin),
+            "makes": lambda a: ", ".join(f"{n}: {made}" if n else made for n, made in a.makes),
+            ">sends": lambda a: bytes_text(sent[a]) if sent[a] else "",
+            "share": lambda a: Share(fraction=sent[a] / total) if sent[a] else "",
+        },
+    )
+
+
+def _code(code: str | None, margin: int) -> str:
+    """A source line, its indentation kept and its end left out where it is long."""
+    if code is None:
+        return "(no source at hand)"
+    whole = code.expandtabs(4)[margin:].rstrip()
+    bare = whole.lstrip()
+    return _INDENT * (len(whole) - len(bare)) + shortened(bare.replace("`", "'"), SHOWN_CODE)
 
 
 # ---- pages --------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from sbp.plan.traffic import sends
 from sbp.report.device_bytes import MOST_PLACES, matrices
 from sbp.report.flows import Grouping, ProgramFlows, folded, program_flows
 from sbp.report.flows import traffic as chosen
-from sbp.report.report import SHOWN_CODE, annotated_lines
+from sbp.report.pages import SHOWN_CODE, annotated_lines
 from sbp.report.svg import NAMESPACE, png_of
 from sbp.report.timeline import causes, schedule
 from sbp.report.wording import bytes_text
