@@ -60,6 +60,7 @@ from sbp.report.wording import (
     bytes_text,
     node_text,
     place_text,
+    sentences,
     size_text,
     times_text,
 )
@@ -401,14 +402,15 @@ def source_page(program: Program, title: str) -> Page:
       title: the function's name.
     """
     lines, flows = annotated_lines(program), program_flows(program)
-    total, sends = flows.bytes, [a.bytes_per_device for a in lines]
-    most, rest = max(sends, default=0.0), total - sum(sends)
+    total, own = flows.bytes, [a.bytes_per_device for a in lines]
+    most, rest = max(own, default=0.0), total - sum(own)
     sent = f" {bytes_text(total)} in all" if total else " none"
     nowhere = f", {bytes_text(rest)} of them for results or at no line" if rest >= 1 else ""
-    head = (
+    head = {
         "each line with the types that it makes, and the bytes that a device sends for it per call:"
-        f"{sent}{nowhere}. {branches_text(total, flows.called)}"
-    )
+        f"{sent}{nowhere}": True,
+        branches_text(total, flows.called): True,
+    }
     sections = [
         Section(title=f"source of {file_name(file)}", parts=(_lines_table(here, total, most),))
         for file, here in grouped(lines, lambda a: a.file).items()
@@ -416,7 +418,7 @@ def source_page(program: Program, title: str) -> Page:
     empty = () if sections else (Paragraph(text="no operation has a line of the user"),)
     return Page(
         title=f"source of {f'`{title}`' if title else 'the program'} on mesh {program.mesh}",
-        parts=(Paragraph(text=head.removesuffix(". ")), *empty, *sections),
+        parts=(Paragraph(text=sentences(head, ". ")), *empty, *sections),
     )
 
 
