@@ -384,8 +384,10 @@ class InputUses:
             for node in self.graph.walk()
             if self.phases.of[node.id] == "forward" and is_lookup(node)
         ]
-        self.weights = {p.weight[1] for p in self.products if p.weight}
-        self.weights |= {root for _, root in self.lookups if root is not None}
+        self.weights = {
+            *(p.weight[1] for p in self.products if p.weight),
+            *(root for _, root in self.lookups if root is not None),
+        }
 
     def class_of(self, number: int) -> InputClass:
         """What an input is. In a step with an update, weights are what the update reads too, and
@@ -536,7 +538,6 @@ class _Reading:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.graph = program.graph
         self.uses = InputUses(program)
         self.sends = sends(program)
 
@@ -585,7 +586,7 @@ class _Reading:
           split: for the inputs that are weights, whether products or lookups split them there.
           roles: those of the products.
         """
-        inputs, values = self.graph.inputs, self.program.typing.values
+        inputs, values = self.uses.graph.inputs, self.program.typing.values
         stored = {n for n, value in enumerate(inputs) if values[value][k] > 0}
         state = {n for n in range(len(inputs)) if self.uses.class_of(n) == "optimiser"}
         kept = {n for n, splits in split.items() if splits}
@@ -600,7 +601,7 @@ class _Reading:
 
     def _share(self, part: Set[int], whole: Set[int]) -> float:
         """The share of some inputs in the bytes of others."""
-        avals = [self.graph.avals[value] for value in self.graph.inputs]
+        avals = [self.uses.graph.avals[value] for value in self.uses.graph.inputs]
         sizes = [math.prod(aval.shape) * _jax.itemsize(aval.dtype) for aval in avals]
         total = sum(sizes[n] for n in whole)
         return sum(sizes[n] for n in part & whole) / total if total else 0.0
@@ -657,7 +658,7 @@ class _Reading:
     def _splits_inner(self, k: int) -> bool:
         """Whether most of the batch that is split along a mesh axis when it arrives is split along
         another one too, in a dim before: examples there, and tokens here."""
-        types = [self.program.typing.values[value] for value in self.graph.inputs]
+        types = [self.program.typing.values[value] for value in self.uses.graph.inputs]
         batch = {
             n: codes
             for n, codes in enumerate(types)

@@ -294,10 +294,8 @@ def folded(program: Program, grouping: Grouping | None = None) -> ProgramFlows:
       program: the plan.
       grouping: what a place is; None to choose.
     """
-    if grouping is not None:
-        return program_flows(program, grouping)
-    lines = program_flows(program)
-    if len(lines.stops) <= MOST_PLACES:
+    lines = program_flows(program, grouping or "line")
+    if grouping is not None or len(lines.stops) <= MOST_PLACES:
         return lines
     coarser = [program_flows(program, g) for g in GROUPINGS[1:]]
     fitting = [f for f in coarser if 3 < len(f.stops) <= MOST_PLACES]

@@ -395,7 +395,6 @@ class _ShardDrawing:
 
 def _caption(found: TensorShards) -> str:
     sizes, partial = dict(found.mesh), found.partial_axes
-    mesh = " ".join(f"{a}={n}" for a, n in found.mesh)
     splits = [
         f"Dim {dim} is split into {counted(math.prod(sizes[a] for a in axes), 'block')} over"
         f" {listed(axes)}."
@@ -412,19 +411,20 @@ def _caption(found: TensorShards) -> str:
     empty = sorted(d for s in found.shards if s.is_empty for d in s.devices)
     across, down, rest = _drawn_dims(found)
     hidden = [str(d) for d in range(len(found.shape)) if d not in (across, down, *rest)]
-    devices = counted(len(found.shards[0].devices), "device")
     have = f"{counted(len(empty), 'device')} {'has' if len(empty) == 1 else 'have'}"
-    types = listed(map(repr, found.types))
     return sentences(
         {
-            f"where `{found.name}` {found.text}, {found.type!r}, lives on mesh {mesh}.": True,
+            f"where `{found.name}` {found.text}, {found.type!r}, lives on mesh"
+            f" {' '.join(f'{a}={n}' for a, n in found.mesh)}.": True,
             " ".join(splits): splits,
             f"It is partial, {op!r}, over {listed(partial)}: {parts}, and `+` stands between"
             " these.": partial,
-            f"{alike} on {devices}, along {listed(copied)}.": copied,
+            f"{alike} on {counted(len(found.shards[0].devices), 'device')}, along"
+            f" {listed(copied)}.": copied,
             f"{have} no element of it: {_devices_text(empty)}.": empty and math.prod(found.shape),
             f"Not drawn, since they are whole: dims {listed(hidden, 8)}.": hidden,
-            f"The program makes it {found.times} times; other types of it: {types}.": found.types,
+            f"The program makes it {found.times} times; other types of it:"
+            f" {listed(map(repr, found.types))}.": found.types,
             "Numbers are devices, in the order of `mesh.devices.flat`.": True,
         }
     )
