@@ -169,13 +169,17 @@ def completion_script(shell: str, parents: Mapping[str, Sequence[argparse.Argume
     """
     # Helps of these are too long for a shell.
     file = {"complete": shtab.FILE, "help": None, "metavar": None}
-    concepts = [word for word in CONCEPT_WORDS if " " not in word]
-    names = {"explain": [*CODES, *concepts], "signatures": sorted(known_primitives())}
-    replaced: dict[tuple[str, str], Any] = {
-        (command, "name"): {"choices": choices, "help": None, "metavar": None}
-        for command, choices in names.items()
+    names = {
+        "explain": [*CODES, *(word for word in CONCEPT_WORDS if " " not in word)],
+        "signatures": sorted(known_primitives()),
     }
-    replaced |= {("check", "target"): file, ("report", "target"): file}
+    replaced: dict[tuple[str, str], Any] = {
+        **{
+            (command, "name"): {"choices": choices, "help": None, "metavar": None}
+            for command, choices in names.items()
+        },
+        **dict.fromkeys([("check", "target"), ("report", "target")], file),
+    }
     for action in (a for parsers in parents.values() for p in parsers for a in p._actions):
         if action.dest in _PATHS:
             vars(action)["complete"] = _PATHS[action.dest]

@@ -336,14 +336,12 @@ its rows on one mesh axis without the row of all B, and whether it has a rule.""
 def _primitives(graph: Graph) -> Iterator[_Primitive]:
     """The primitives of a graph in program order."""
     for node in graph.walk():
-        if node.regions:
-            continue
-        rule = rule_for(node.op)
-        rows = () if rule is None else rule.rows(op_of(graph, node))
-        split = tuple(row for row in rows if {*row.ins, *row.outs} != {B})
-        ins = tuple(shape_text(graph.aval(v)) for v in node.inputs)
-        outs = tuple(shape_text(graph.avals[v]) for v in node.outputs)
-        yield node.name, ins, outs, split, rule is not None
+        if not node.regions:
+            rule, op = rule_for(node.op), op_of(graph, node)
+            rows = () if rule is None else rule.rows(op)
+            split = tuple(row for row in rows if {*row.ins, *row.outs} != {B})
+            ins, outs = (tuple(map(shape_text, avals)) for avals in (op.ins, op.outs))
+            yield node.name, ins, outs, split, rule is not None
 
 
 def _calls(call: Callable[..., Any], shapes: Sequence[Any]) -> Iterator[dict[str, Any]]:
