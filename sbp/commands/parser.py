@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
-import re
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -216,10 +216,6 @@ _SHORT = {"key": "key", "bool": "bool_", "bf16": "bfloat16"} | {
 _NAMES = (*_SHORT, *_SHORT.values(), "bool_", "float8_e4m3fn", "float8_e5m2")
 
 
-_SCALAR = re.compile(r"(?<=[^\W_])\[\]")
-"""The brackets of an array without dims."""
-
-
 def arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call, from text in Python's syntax.
 
@@ -239,8 +235,7 @@ def arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     {'training': True}
     """
     try:
-        # Python does not parse `f32[]`.
-        call = ast.parse(f"f({_SCALAR.sub('[()]', text)}\n)", mode="eval").body
+        call = ast.parse(f"f({_scalars(text)}\n)", mode="eval").body
     except (SyntaxError, ValueError):
         raise _refused(text, "is not of the form") from None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
@@ -250,6 +245,15 @@ def arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if len(named) != len(call.keywords):
         raise _refused(text, "names an argument twice, or unpacks one; it is not of the form")
     return tuple(map(reader.value, call.args)), named
+
+
+def _scalars(text: str) -> str:
+    """The text with `f32[]` written as `f32[()]`, which Python parses."""
+    parts = text.split("[]")
+    return parts[0] + "".join(
+        ("[()]" if before[-1:].isalnum() else "[]") + after
+        for before, after in itertools.pairwise(parts)
+    )
 
 
 def _refused(text: str, why: str) -> SbpError:

@@ -64,6 +64,7 @@ class Stop:
       name: what tells it from others of its phase.
       text: the source line, or the name of the function or scope.
       where: file and line.
+      brief: the same without folders.
       phase: forward, backward or update; `returned` for the results.
       runs: how often it runs per call, by the trips of loops and the turns of Python's loops.
       operations: how many there are, each counted once.
@@ -75,6 +76,7 @@ class Stop:
     name: str
     text: str
     where: str = ""
+    brief: str = ""
     phase: Moment
     runs: int = 1
     operations: int = 0
@@ -156,6 +158,7 @@ class PlaceName(NamedTuple):
     name: str
     text: str
     where: str = ""
+    brief: str = ""
 
 
 def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
@@ -172,7 +175,7 @@ def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
         code = (line_text(span.file, span.line) or "").strip()
         key, text = span.line, shortened(code, TEXT_LIMIT) or "(no source)"
         where = position_text(span.file, span.line)
-    return PlaceName(f"{span.file}:{key}", text, where)
+    return PlaceName(f"{span.file}:{key}", text, where, where.rpartition("/")[2])
 
 
 def merge(found: Iterable[Send]) -> list[Send]:
@@ -496,7 +499,7 @@ def _box(
         board.text((x + width - 9.5, y + 14), "P", Ink(bold=True), anchor="middle")
         room -= 2
     first = f"gradient{count}" if brief else stop.text
-    under = kind if brief else f"{stop.where.rpartition('/')[2]}{count}  {kind}"
+    under = kind if brief else f"{stop.brief}{count}  {kind}"
     board.text((x + 6, y + 15), shortened(first, room), title="" if brief else stop.text)
     board.text((x + 6, y + 30), shortened(under, room))
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 
 from sbp.report.parts import (
-    CODE,
     Cell,
     Excerpt,
     Facts,
@@ -24,6 +23,7 @@ from sbp.report.parts import (
     ShownDiagnostic,
     Table,
     TableRow,
+    pieces,
 )
 from sbp.report.svg import FILE_ATTRIBUTES
 
@@ -94,7 +94,12 @@ def page_html(page: Page, *, standalone: bool = False) -> str:
 
 def _text(text: str) -> str:
     """Escaped text with `code`."""
-    return CODE.sub(r"<code>\1</code>", html.escape(text, quote=False))
+    return "".join(
+        f"<code>{html.escape(part, quote=False)}</code>"
+        if is_code
+        else html.escape(part, quote=False)
+        for part, is_code in pieces(text)
+    )
 
 
 def _section(section: Section) -> str:

@@ -5,10 +5,9 @@ Words in `backticks` are code. Every renderer shows all facts of a part, in the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import TypeVar
 
 from sbp.errors import Diagnostic, Label, bytes_text
@@ -241,8 +240,17 @@ class Page:
 # Only renderers read the marks of a text. No other code of sbp does.
 
 
-CODE = re.compile("`([^`]*)`")
-"""Code in a text, in order. A backtick without a partner is plain."""
+def pieces(text: str) -> list[tuple[str, bool]]:
+    """The pieces of a text in order, and whether each is code. A backtick without a partner is
+    plain.
+
+    >>> pieces("made by `x @ w` at a.py:1")
+    [('made by ', False), ('x @ w', True), (' at a.py:1', False)]
+    """
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        parts[-2:] = [f"{parts[-2]}`{parts[-1]}"]
+    return [(part, number % 2 == 1) for number, part in enumerate(parts) if part or number % 2]
 
 
 def plain(text: str) -> str:
@@ -256,4 +264,10 @@ def words(text: str) -> list[str]:
     >>> words("made by `x @ w`, once")
     ['made', 'by', '`x @ w`,', 'once']
     """
-    return re.findall(r"(?:`[^`]*`|\S)+", text)
+    signs = (
+        (sign, not is_code and sign.isspace())
+        for content, is_code in pieces(text)
+        for sign in (f"`{content}`" if is_code else content)
+    )
+    runs = groupby(signs, key=lambda at: at[1])
+    return ["".join(sign for sign, _ in run) for is_blank, run in runs if not is_blank]

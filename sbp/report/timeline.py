@@ -83,8 +83,8 @@ class Interval(NamedTuple):
     @property
     def line(self) -> tuple[str, str]:
         """The text of its line, and where it stands."""
-        _, text, where = place_name(self.node) if self.node else PlaceName("", "(results)")
-        return text, where
+        place = place_name(self.node) if self.node else PlaceName("", "(results)")
+        return place.text, place.where
 
     @property
     def cause(self) -> tuple[str, tuple[str, str], Phase, tuple[str, ...]]:
