@@ -78,8 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name in _PROGRAMS and not (name == "check" and about_program):
             return _loaded(name, *_PROGRAMS[name])(rest)
         if name and not name.startswith("-") and name not in COMMANDS:
-            hint = nearest(name, COMMANDS)
-            raise SbpError(f"no command {name!r}{hint}", code="unknown-option")
+            raise SbpError(f"no command {name!r}{nearest(name, COMMANDS)}", code="unknown-option")
         parser = command_parser(VERSION)
         given = parser.parse_args(words)
         console = Console(highlight=False)
@@ -184,8 +183,7 @@ def _explain_code(console: Console, code: str) -> None:
     ):
         if source:
             console.print(f"\n{name}:\n", style="bold", markup=False)
-            indented = textwrap.indent(source.strip("\n"), "    ")
-            console.print(indented, markup=False, soft_wrap=True)
+            console.print(textwrap.indent(source.strip("\n"), "    "), markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ from typing import Any
 from sbp.api.plan import Plan
 from sbp.errors import SbpError
 from sbp.kinds import FLAG, Kind, instance_of, takes
-from sbp.report.facts import inputs, outputs
+from sbp.report.facts import inputs, outputs, strategy
 from sbp.report.flows import program_flows
-from sbp.report.strategy import strategy
 
 UPDATE = "SBP_UPDATE_PLANS"
 """The environment variable that, set to 1, writes the files anew."""

@@ -24,7 +24,7 @@ import sbp
 from sbp._jax_call import context_mesh
 from sbp.api.jit import Jitted, JittedMethod, jit
 from sbp.api.shard_map import check_shard_map
-from sbp.commands.shapes import arguments, mesh_axes, required_parameters
+from sbp.commands.parser import arguments, mesh_axes, required_parameters
 from sbp.errors import SbpError, nearest, seconds_text
 from sbp.moe.devices import simulate_devices
 from sbp.report.pages import diagnostics_of, refusal
@@ -116,8 +116,8 @@ SIMULATED = 8
 """Simulated devices where nothing says how many."""
 
 
-class FaultInProgram(Exception):
-    """The program raises an error of sbp, which is the cause of this one, before it is traced."""
+class UsageError(SbpError):
+    """The words of the command line name no program that can be checked."""
 
 
 class UserCodeError(Exception):
@@ -151,9 +151,9 @@ def _checked(given: argparse.Namespace) -> Report:
     values = None if given.args is None else arguments(given.args)
     try:
         function, args, kwargs = _call(_found(given.target), values, given.target)
-    except FaultInProgram as fault:
-        error = fault.__cause__
-        assert isinstance(error, SbpError)  # `raise .. from`
+    except SbpError as error:
+        if isinstance(error, UsageError) or error.code == "mesh-devices":
+            raise
         return Report(program=None, diagnostics=diagnostics_of(error), title=given.target)
     axes = AbstractMesh(tuple(mesh.values()), tuple(mesh)) if mesh else None
     if given.shard_map:
@@ -162,28 +162,15 @@ def _checked(given: argparse.Namespace) -> Report:
                 "--shard-map needs the mesh of the program, such as --mesh data=2,model=4",
                 code="unknown-option",
             )
-        return _run(lambda: check_shard_map(function, *args, mesh=axes, **kwargs))
+        return _run(lambda: check_shard_map(function, *args, mesh=axes, **kwargs), "")
     jitted = _jitted(function, axes, given)
-    return _run(lambda: jitted.check(*args, **kwargs))
+    return _run(lambda: jitted.check(*args, **kwargs), "")
 
 
-def _loading(action: Callable[[], Any]) -> Any:
-    """What an action returns that runs the user's code before it is traced.
-
-    Raises:
-      FaultInProgram: where it raises an error of sbp.
-      SbpError: `mesh-devices` where the file makes a mesh of more devices than there are.
-      UserCodeError: where it raises anything else.
-    """
-    try:
-        return _run(action, " If it needs more devices: --devices N")
-    except SbpError as error:
-        if error.code == "mesh-devices":
-            raise
-        raise FaultInProgram from error
+_MORE_DEVICES = " If it needs more devices: --devices N"
 
 
-def _run(action: Callable[[], Any], hint: str = "") -> Any:
+def _run(action: Callable[[], Any], hint: str = _MORE_DEVICES) -> Any:
     """What an action returns that runs the user's code.
 
     Raises:
@@ -209,20 +196,22 @@ def _found(target: str) -> Any:
     """
     place, _, path = target.partition(":")
     if not path:
-        raise SbpError(f"{target} names no function; write {place}:FUNCTION", code="unknown-option")
+        raise UsageError(
+            f"{target} names no function; write {place}:FUNCTION", code="unknown-option"
+        )
     if place.endswith(".py"):
         if not Path(place).is_file():
             files = [str(Path(place).parent / p.name) for p in Path(place).parent.glob("*.py")]
-            raise SbpError(f"no file {place}{nearest(place, files)}", code="unknown-option")
-        found: Any = _loading(lambda: _loaded(Path(place)))
+            raise UsageError(f"no file {place}{nearest(place, files)}", code="unknown-option")
+        found: Any = _run(lambda: _loaded(Path(place)))
     else:
         sys.path.insert(0, str(Path.cwd()))
         try:
-            found = _loading(lambda: importlib.import_module(place))
+            found = _run(lambda: importlib.import_module(place))
         except UserCodeError as error:
             missing = error.__cause__
             if isinstance(missing, ModuleNotFoundError) and place.startswith(f"{missing.name}"):
-                raise SbpError(
+                raise UsageError(
                     f"no module {place}; a file is named with its ending, such as model.py:step",
                     code="unknown-option",
                 ) from None
@@ -230,7 +219,9 @@ def _found(target: str) -> Any:
     for name in path.split("."):
         if not hasattr(found, name):
             names = [n for n in dir(found) if callable(getattr(found, n)) and n[0] != "_"]
-            raise SbpError(f"{place} has no {path!r}{nearest(name, names)}", code="unknown-option")
+            raise UsageError(
+                f"{place} has no {path!r}{nearest(name, names)}", code="unknown-option"
+            )
         found = getattr(found, name)
     return found
 
@@ -269,7 +260,7 @@ def _call(found: Any, given: tuple[tuple[Any, ...], dict[str, Any]] | None, targ
     if given is None and (made := _program(found)):
         return made
     if not callable(found):
-        raise SbpError(
+        raise UsageError(
             f"{target} is {type(found).__name__}, not a function; name a function, or an sbp.jit"
             " function",
             code="unknown-option",
@@ -278,13 +269,13 @@ def _call(found: Any, given: tuple[tuple[Any, ...], dict[str, Any]] | None, targ
         return (found, *given)
     needed = required_parameters(found)
     if needed:
-        raise SbpError(
+        raise UsageError(
             f"{target} takes {', '.join(needed)}; give their shapes, such as --args"
             f' "{", ".join(["float32[8,16]"] * len(needed))}", or name a function without'
             " arguments that returns (function, arguments)",
             code="unknown-option",
         )
-    made = None if isinstance(found, Jitted) else _program(_loading(found))
+    made = None if isinstance(found, Jitted) else _program(_run(found))
     return made or (found, (), {})
 
 
@@ -310,11 +301,12 @@ def _jitted(
     if isinstance(function, Jitted):
         if axes is None and given.hardware is None:
             return function
-        hardware = given.hardware or function.options.hardware
         return Jitted(
             inspect.unwrap(function, stop=lambda f: not isinstance(f, Jitted)),
             axes or function.mesh,
-            dataclasses.replace(function.options, hardware=hardware),
+            dataclasses.replace(
+                function.options, hardware=given.hardware or function.options.hardware
+            ),
         )
     if isinstance(function, JittedMethod):
         if axes is not None or given.hardware is not None:

@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh
 from rich.console import Console
 
 from sbp.api.jit import jit
-from sbp.commands.shapes import arguments, required_parameters
+from sbp.commands.parser import arguments, required_parameters
 from sbp.errors import SbpError, counted, listed
 from sbp.plan.text import shape_text
 from sbp.report.facts import outputs
@@ -56,8 +56,12 @@ def signatures_page() -> Page:
     for name, members in sorted(grouped(rules, family).items()):
         split = Paragraph(text=", ".join(r.name for r in members if not r.reason))
         whole = table(("all B", "because"), ((r.name, r.reason) for r in members if r.reason))
-        parts = (*([split] if split.text else []), *([whole] if whole.rows else []))
-        sections.append(Section(title=f"{name}: {counted(len(members), 'primitive')}", parts=parts))
+        sections.append(
+            Section(
+                title=f"{name}: {counted(len(members), 'primitive')}",
+                parts=(*([split] if split.text else []), *([whole] if whole.rows else [])),
+            )
+        )
     return Page(
         title=f"signatures of {counted(len(rules), 'primitive')} in {len(sections)} families",
         parts=tuple(sections),
@@ -76,12 +80,12 @@ def signature_page(primitive: str) -> Page:
     """The rows of one primitive on its sample."""
     rule, found = rule_for(primitive), sample(primitive)
     assert rule is not None
-    parts: list[Part] = []
-    if rule.reason:
-        parts.append(Paragraph(text=f"held B on every mesh axis: {rule.reason}"))
-    if found is None:
-        parts.append(Paragraph(text="there is no sample to show its rows on"))
-    else:
+    texts = {
+        f"held B on every mesh axis: {rule.reason}": rule.reason,
+        "there is no sample to show its rows on": found is None,
+    }
+    parts: list[Part] = [Paragraph(text=text) for text, is_true in texts.items() if is_true]
+    if found is not None:
         op = op_of(*found)
         rows = rule.rows(op)
         head = f"{counted(len(rows), 'row')} on one mesh axis of size {AXIS_SIZE}, on a sample"
@@ -102,11 +106,9 @@ def _rows_table(op: Op, rows: Sequence[Row]) -> Table:
         (*map(repr, r.ins), "->", *map(repr, r.outs), *_kernel_cells(op, r), row_status(op, r))
         for r in rows
     ]
-    headings = [*map(shape_text, op.ins), "", *map(shape_text, op.outs)]
-    headings += ["kernel", ">sends", "known"]
-    shown = [
-        k for k in range(len(headings)) if k < len(headings) - 3 or any(row[k] for row in cells)
-    ]
+    shapes = [*map(shape_text, op.ins), "", *map(shape_text, op.outs)]
+    headings = [*shapes, "kernel", ">sends", "known"]
+    shown = [k for k in range(len(headings)) if k < len(shapes) or any(row[k] for row in cells)]
     return table((headings[k] for k in shown), ([row[k] for k in shown] for row in cells))
 
 
@@ -119,9 +121,8 @@ def _kernel_cells(op: Op, row: Row) -> tuple[str, str]:
 
 def _legend(op: Op, rows: Sequence[Row]) -> tuple[Table, ...]:
     """The meaning of the names of kernels and proofs in a table of rows."""
-    kernels = sorted({r.kernel for r in rows} - {"local"})
-    statuses = {row_status(op, r) for r in rows}
-    runs = [(name, kernel_named(name).summary) for name in kernels]
+    kernels, statuses = {r.kernel for r in rows}, {row_status(op, r) for r in rows}
+    runs = [(name, kernel_named(name).summary) for name in sorted(kernels - {"local"})]
     known = [(name, because) for name, because in KNOWN.items() if name in statuses]
     legends = (("kernel", "what runs on the shards"), runs), (("known", "because"), known)
     return tuple(table(headings, pairs) for headings, pairs in legends if pairs)
@@ -184,11 +185,34 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
     graph, call, shapes = _traced(shown, function, given)
     inputs, primitives = tuple(map(shape_text, shapes)), Counter(_primitives(graph))
     calls = list(_calls(call, shapes)) if 1 <= len(shapes) <= 2 else []
-    same = (Paragraph(text=f"the same name is also {listed(others)}"),) if others else ()
-    costs = (_calls_section(inputs, calls),) if calls else ()
+    rows = table(
+        ("primitive", "on", "rows besides all B"),
+        (
+            (
+                primitive if count == 1 else f"{primitive} ({count} times)",
+                f"{', '.join(ins)} -> {', '.join(outs)}",
+                "; ".join(map(row_text, rows)) or ("none" if known else "no rule: held B"),
+            )
+            for (primitive, ins, outs, rows, known), count in primitives.items()
+        ),
+    )
+    costs = table(
+        (*inputs, "", "result", ">sends"),
+        (
+            (*c["inputs"], "->", " ".join(c["outputs"]), bytes_text(c["bytes_per_device"]))
+            for c in calls
+        ),
+    )
+    same = [Paragraph(text=f"the same name is also {listed(others)}")] if others else []
+    title = f"the function as a whole, on one mesh axis of {AXIS_SIZE} devices: its cheapest plans"
+    whole = [Section(title=title, parts=(costs,))] if calls else []
+    each = Section(
+        title=f"{counted(len(primitives), 'primitive')}, each with its rows on one mesh axis",
+        parts=(rows,),
+    )
     page = Page(
         title=f"`{shown}` traced on {', '.join(inputs) or 'no arrays'}",
-        parts=(*same, _primitives_section(primitives), *costs),
+        parts=(*same, each, *whole),
     )
     data = {
         "function": shown,
@@ -229,51 +253,36 @@ def _functions(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
 # ---- tracing ------------------------------------------------------------------------------------
 
 
-def _shape(*sizes: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, dtype)
-
-
-_X, _W, _SQUARE = _shape(512, 1024), _shape(1024, 2048), _shape(512, 64, 64)
-_N, _LABELS, _Q = (
-    _shape(512, 1024, dtype="int32"),
-    _shape(512, dtype="int32"),
-    _shape(512, 1024, dtype="bool"),
+_USUAL = (
+    "f32[512,1024]",
+    "f32[512,64,64]",
+    "i32[512,1024]",
+    "bool[512,1024]",
+    "c64[512,1024]",
+    "[f32[512,1024], f32[512,1024]]",
+    "key",
+    "f32[512,1024], f32[1024,2048]",
+    "f32[512,1024], f32[512,1024]",
+    "f32[512,1024], 1",
+    "f32[512,1024], (128,)",
+    "f32[512,64,64], f32[512,64,4]",
+    "i32[512,1024], i32[512,1024]",
+    "f32[512,1024], i32[512]",
+    "i32[512], 16",
+    "[f32[512,1024], f32[512,1024]], 1",
+    "key, (512, 1024)",
+    "key, f32[512,1024]",
+    "f32[512,1024], f32[512,1024], f32[512,1024]",
+    "bool[512,1024], f32[512,1024], f32[512,1024]",
+    "f32[512,1024], 0, 1",
+    "f32[512,1024], 0.0, 1.0",
+    "f32[512,1024], i32[512,1], 1",
+    "key, f32[512,1024], (512, 1024)",
+    "f32[8,512,16,64], f32[8,512,16,64], f32[8,512,16,64]",
+    "'ij,jk->ik', f32[512,1024], f32[1024,2048]",
+    "f32[32,64,16,16], f32[128,64,3,3], (1, 1), 'SAME'",
 )
-_IMAGE, _FILTER = _shape(32, 64, 16, 16), _shape(128, 64, 3, 3)
-
-
-def _usual() -> list[tuple[Any, ...]]:
-    """Arguments that are tried in this order."""
-    key = jax.eval_shape(jax.random.key, 0)
-    return [
-        (_X,),
-        (_SQUARE,),
-        (_N,),
-        (_Q,),
-        (_shape(512, 1024, dtype="complex64"),),
-        ([_X, _X],),
-        (key,),
-        (_X, _W),
-        (_X, _X),
-        (_X, 1),
-        (_X, (128,)),
-        (_SQUARE, _shape(512, 64, 4)),
-        (_N, _N),
-        (_X, _LABELS),
-        (_LABELS, 16),
-        ([_X, _X], 1),
-        (key, (512, 1024)),
-        (key, _X),
-        (_X, _X, _X),
-        (_Q, _X, _X),
-        (_X, 0, 1),
-        (_X, 0.0, 1.0),
-        (_X, _shape(512, 1, dtype="int32"), 1),
-        (key, _X, (512, 1024)),
-        (_shape(8, 512, 16, 64),) * 3,
-        ("ij,jk->ik", _X, _W),
-        (_IMAGE, _FILTER, (1, 1), "SAME"),
-    ]
+"""Arguments that are tried in this order."""
 
 
 def _traced(
@@ -285,8 +294,8 @@ def _traced(
       SbpError: `unknown-option` where it does not take the arguments.
     """
     needed = len(required_parameters(function))
-    usual = sorted(_usual(), key=lambda args: len(args) != needed)
-    for tried in [given] if given is not None else [(args, {}) for args in usual]:
+    usual = sorted(map(arguments, _USUAL), key=lambda call: len(call[0]) != needed)
+    for tried in [given] if given is not None else usual:
         call, shapes = _of_arrays(function, tried)
         try:
             graph, _ = trace(call, shapes)
@@ -327,14 +336,12 @@ its rows on one mesh axis without the row of all B, and whether it has a rule.""
 def _primitives(graph: Graph) -> Iterator[_Primitive]:
     """The primitives of a graph in program order."""
     for node in graph.walk():
-        if node.regions:
-            continue
-        rule = rule_for(node.op)
-        rows = () if rule is None else rule.rows(op_of(graph, node))
-        split = tuple(row for row in rows if {*row.ins, *row.outs} != {B})
-        ins = tuple(shape_text(graph.aval(v)) for v in node.inputs)
-        outs = tuple(shape_text(graph.avals[v]) for v in node.outputs)
-        yield node.name, ins, outs, split, rule is not None
+        if not node.regions:
+            rule, op = rule_for(node.op), op_of(graph, node)
+            rows = () if rule is None else rule.rows(op)
+            split = tuple(row for row in rows if {*row.ins, *row.outs} != {B})
+            ins, outs = (tuple(map(shape_text, avals)) for avals in (op.ins, op.outs))
+            yield node.name, ins, outs, split, rule is not None
 
 
 def _calls(call: Callable[..., Any], shapes: Sequence[Any]) -> Iterator[dict[str, Any]]:
@@ -347,8 +354,8 @@ def _calls(call: Callable[..., Any], shapes: Sequence[Any]) -> Iterator[dict[str
         for s in shapes
     ]
     for atoms in itertools.product(*choices):
-        typed = jit(call, mesh, in_types=tuple(f"axis:{atom!r}" for atom in atoms))
-        program = typed.check(*shapes).program
+        types = tuple(f"axis:{atom!r}" for atom in atoms)
+        program = jit(call, mesh, in_types=types).check(*shapes).program
         if program is not None:
             yield {
                 "inputs": tuple(map(repr, atoms)),
@@ -389,19 +396,6 @@ def _answer(name: str | None, args: str | None) -> tuple[Page, Any]:
         return _function_answer(name, None if args is None else arguments(args))
 
 
-def _primitives_section(primitives: Counter[_Primitive]) -> Section:
-    rows = (
-        (
-            primitive if count == 1 else f"{primitive} ({count} times)",
-            f"{', '.join(ins)} -> {', '.join(outs)}",
-            "; ".join(map(row_text, rows)) or ("none" if known else "no rule: held B"),
-        )
-        for (primitive, ins, outs, rows, known), count in primitives.items()
-    )
-    title = f"{counted(len(primitives), 'primitive')}, each with its rows on one mesh axis"
-    return Section(title=title, parts=(table(("primitive", "on", "rows besides all B"), rows),))
-
-
 def row_text(row: Row) -> str:
     """A row on one line.
 
@@ -411,15 +405,6 @@ def row_text(row: Row) -> str:
     """
     kernel = "" if row.kernel == "local" else f" by {row.kernel}"
     return f"{' '.join(map(repr, row.ins))} -> {' '.join(map(repr, row.outs))}{kernel}"
-
-
-def _calls_section(inputs: Sequence[str], calls: Sequence[dict[str, Any]]) -> Section:
-    rows = (
-        (*c["inputs"], "->", " ".join(c["outputs"]), bytes_text(c["bytes_per_device"]))
-        for c in calls
-    )
-    title = f"the function as a whole, on one mesh axis of {AXIS_SIZE} devices: its cheapest plans"
-    return Section(title=title, parts=(table((*inputs, "", "result", ">sends"), rows),))
 
 
 def _row_data(row: Row) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from sbp.report.wording import (
     refusal_text,
     sentences,
     signed,
+    size_text,
 )
 from sbp.source.reader import source_text
 from sbp.types import Atom
@@ -120,38 +121,49 @@ class Explanation(Shown):
 
 def explanation(why: Why, mesh: MeshSpec) -> Explanation:
     """The answer with its page."""
-    parts: list[Part] = [_head(why)]
+    page = Page(
+        title=f"why {_name(why.subject)} is {why.type!r} on mesh {mesh}",
+        parts=tuple(_parts(why, mesh)),
+    )
+    return Explanation(page=page, why=why)
+
+
+def _parts(why: Why, mesh: MeshSpec) -> Iterator[Part]:
+    yield _head(why)
     if len(why.types) > 1:
         copies = ", ".join(f"{t!r} {counted(n, 'time')}" for t, n in why.types)
-        text = "the program makes it more than once, in unrolled layers or in rematerialisation"
-        parts.append(Paragraph(text=f"{text}: {copies}"))
-    parts += [_axis(why, story) for story in why.axes]
-    parts += [_alternatives(why), _conversions(why, mesh)]
+        yield Paragraph(
+            text="the program makes it more than once, in unrolled layers or in rematerialisation:"
+            f" {copies}"
+        )
+    yield from (_axis(why, story) for story in why.axes)
+    yield from (_alternatives(why), _conversions(why, mesh))
     if why.others:
-        parts.append(_others(why.others))
-    title = f"why {_name(why.subject)} is {why.type!r} on mesh {mesh}"
-    return Explanation(page=Page(title=title, parts=tuple(parts)), why=why)
+        yield _others(why.others)
 
 
 def _name(subject: Subject) -> str:
-    name = f"`{subject.label.replace('`', '')}`"
     what = {"input": "input ", "output": "output "}.get(
         subject.kind,
         "gradient of " if subject.gradient and not subject.label.isidentifier() else "",
     )
-    return what + name
+    return f"{what}`{subject.label.replace('`', '')}`"
 
 
 def _head(why: Why) -> Facts:
     shape = f"{why.dtype}[{','.join(map(str, why.shape))}]"
     local = f"[{','.join(map(str, why.local_shape))}]"
-    pairs = [
-        ("value", f"{shape}, {local} on one device: {bytes_text(why.bytes_per_device)} per device")
-    ]
-    if why.subject.place is not None:
-        pairs.append(("made", place_text(why.subject.place)))
-    sent, time = _figures(why.cost)
-    return Facts(pairs=(*pairs, ("plan", f"{sent} sent per device, {time}")))
+    place, (sent, time) = why.subject.place, _figures(why.cost)
+    return Facts(
+        pairs=(
+            (
+                "value",
+                f"{shape}, {local} on one device: {bytes_text(why.bytes_per_device)} per device",
+            ),
+            *([("made", place_text(place))] if place is not None else []),
+            ("plan", f"{sent} sent per device, {time}"),
+        )
+    )
 
 
 # ---- axes ---------------------------------------------------------------------------------------
@@ -159,17 +171,18 @@ def _head(why: Why) -> Facts:
 
 def _axis(why: Why, story: AxisStory) -> Section:
     links = without_passing(story.links)
-    rows = [
-        (str(link.subject), repr(decode(link.atom)), link_text(link), place_cell(link.place))
-        for link in links
-    ]
-    if len(rows) > SHOWN_LINKS:  # the ends of a chain say most
-        rows.insert(SHOWN_LINKS - 1, rows.pop())
-    made = table(
-        ("value", "type", "because", "line"),
-        rows,
+    # The ends of a chain say most.
+    order = [*links[: SHOWN_LINKS - 1], *links[-1:], *links[SHOWN_LINKS - 1 : -1]]
+    made = table_of(
+        links if len(links) <= SHOWN_LINKS else order,
+        {
+            "value": lambda link: str(link.subject),
+            "type": lambda link: repr(decode(link.atom)),
+            "because": link_text,
+            "line": lambda link: place_cell(link.place),
+        },
         shown=SHOWN_LINKS,
-        rest="and {} more between the last two".format,
+        rest=lambda left: f"and {len(left)} more between the last two",
     )
     return Section(
         title=f"on `{story.mesh_axis}` {story.atom}: {verdict(why, story)}", parts=(made,)
@@ -266,17 +279,11 @@ def _figures(cost: Cost) -> tuple[str, str]:
 
 def _conversions(why: Why, mesh: MeshSpec) -> Section:
     if not why.conversions:
-        none = Paragraph(text="none: every reader takes it as it is made")
-        return Section(title="conversions", parts=(none,))
-    total = bytes_text(sum(c.bytes_per_device for c in why.conversions))
-    return Section(
-        title=f"conversions: {counted(len(why.conversions), 'kind')}, {total} per device",
-        parts=(_steps(why, mesh),),
-    )
-
-
-def _steps(why: Why, mesh: MeshSpec) -> Table:
-    return table_of(
+        return Section(
+            title="conversions",
+            parts=(Paragraph(text="none: every reader takes it as it is made"),),
+        )
+    made = table_of(
         why.conversions,
         {
             "step": lambda c: ", ".join(s.kind for s in c.steps),
@@ -289,32 +296,30 @@ def _steps(why: Why, mesh: MeshSpec) -> Table:
         },
         detail=lambda c: conversion_text(why, c),
         shown=SHOWN_CONVERSIONS,
-        rest=lambda left: (
-            f"and {len(left)} more: {bytes_text(sum(c.bytes_per_device for c in left))} per device"
-        ),
+        rest=lambda left: f"and {len(left)} more: {size_text(left)} per device",
+    )
+    return Section(
+        title=f"conversions: {counted(len(why.conversions), 'kind')},"
+        f" {size_text(why.conversions)} per device",
+        parts=(made,),
     )
 
 
 def conversion_text(why: Why, one: ExplainedConversion) -> str:
     """The maker and the reader of a converted value, and the cost of the plan with the conversion
     elsewhere."""
-    made = full_maker_text(one.reason)
     needed = full_need_text(one.reason.need, why.output_names)
     takes = "take" if one.others > 1 else "takes"
     more = f"; {counted(one.others, 'more reader')} {takes} the result" if one.others else ""
-    text = f"made by {made}; {needed}{more}"
+    text = f"made by {full_maker_text(one.reason)}; {needed}{more}"
     if one.reason.need.is_forced:
         return text
-    elsewhere = deferred_text(one.reason.need, why.output_names)
-    outcome = "not tried" if one.instead is None else _outcome_text(one.instead, why.cost)
+    elsewhere, outcome = deferred_text(one.reason.need, why.output_names), "not tried"
+    if one.instead and one.instead.refusal:
+        outcome = f"no typing ({refusal_text(one.instead.refusal)})"
+    elif one.instead and one.instead.cost:
+        outcome = difference(one.instead.cost, why.cost)
     return f"{text}. {elsewhere}: {outcome}"
-
-
-def _outcome_text(outcome: Alternative, base: Cost) -> str:
-    if outcome.refusal is not None:
-        return f"no typing ({refusal_text(outcome.refusal)})"
-    assert outcome.cost is not None
-    return difference(outcome.cost, base)
 
 
 def _others(found: Sequence[tuple[Subject, object]]) -> Section:
@@ -349,9 +354,8 @@ _SUBJECTS = {
 
 def setting_cells(setting: Setting) -> tuple[str, str, str]:
     """What was asked, and what each plan was asked for."""
-    what = _SUBJECTS.get(setting.kind, setting.kind).format(subject=setting.subject)
-    text = _VALUES.get(setting.kind, str)
-    return what, text(setting.this), text(setting.other)
+    text, what = _VALUES.get(setting.kind, str), _SUBJECTS.get(setting.kind, setting.kind)
+    return what.format(subject=setting.subject), text(setting.this), text(setting.other)
 
 
 def _several(texts: Iterable[str]) -> str:
@@ -425,53 +429,59 @@ class Comparison(Shown):
 def comparison(this: ComparedPlan, other: ComparedPlan) -> Comparison:
     """Two plans compared."""
     found = compare(this, other)
-    first, second = found.titles
-    names = f"`{first}`" if first == second else f"`{first}` and `{second}`"
-    parts = tuple(_differences(found))
-    page = Page(title=f"{names}: this plan and the other", parts=parts)
+    names = " and ".join(f"`{title}`" for title in dict.fromkeys(found.titles))
+    page = Page(title=f"{names}: this plan and the other", parts=tuple(_differences(found)))
     return Comparison(page=page, difference=found)
 
 
 def _differences(found: Difference) -> Iterator[Part]:
     if len(set(found.titles)) > 1:
-        matched = f"{counted(found.matched, 'value')} with the same name or line text"
-        yield Paragraph(text=f"these are plans of different functions; {matched}")
+        yield Paragraph(
+            text=f"these are plans of different functions; {counted(found.matched, 'value')} with"
+            " the same name or line text"
+        )
     if found.same:
         yield Paragraph(text="nothing differs")
         return
     if found.settings:
-        cells = map(setting_cells, found.settings)
-        made = table(("what", "this", "other"), cells, shown=SHOWN_SETTINGS)
+        made = table(
+            ("what", "this", "other"), map(setting_cells, found.settings), shown=SHOWN_SETTINGS
+        )
         yield Section(title="asked differently", parts=(made,))
     yield Section(title="cost of a call, per device", parts=(_costs(found),))
     if found.sent:
         more = signed(sum(d.bytes_more for d in found.sent), bytes_text)
-        title = f"conversions that differ: {counted(len(found.sent), 'kind')}, {more} in the other"
-        yield Section(title=title, parts=(_sent(found.sent),))
+        yield Section(
+            title=f"conversions that differ: {counted(len(found.sent), 'kind')}, {more} in the"
+            " other",
+            parts=(_sent(found.sent),),
+        )
     for noun, differing, shown in (
         ("input", found.inputs, SHOWN_BOUNDARY),
         ("output", found.outputs, SHOWN_BOUNDARY),
         ("value", found.values, SHOWN_VALUES),
     ):
         if differing:
-            title = f"{counted(len(differing), noun)} of another type"
-            yield Section(title=title, parts=(_values(noun, differing, shown),))
+            yield Section(
+                title=f"{counted(len(differing), noun)} of another type",
+                parts=(_values(noun, differing, shown),),
+            )
     alike = found.matched - len(found.inputs) - len(found.outputs) - len(found.values)
     both = zip(found.unmatched, ("this", "the other"), strict=True)
     only = " and ".join(f"{n} only in {which}" for n, which in both if n)
     text = f"{counted(alike, 'value')} of the same type in both"
-    yield Paragraph(text=f"{text}; {only}" if only else text)
+    yield Paragraph(text="; ".join(filter(None, (text, only))))
 
 
 def _costs(found: Difference) -> Table:
     a, b = found.costs
+    host = ("host memory", a.host_memory_bytes, b.host_memory_bytes, bytes_text)
     figures: list[tuple[str, float, float, Callable[[float], str]]] = [
         ("sent", a.bytes_per_device, b.bytes_per_device, bytes_text),
         ("modelled time", a.seconds, b.seconds, seconds_text),
         ("peak memory", a.peak_memory_bytes, b.peak_memory_bytes, bytes_text),
+        *([host] if any(host[1:3]) else []),
     ]
-    if a.host_memory_bytes or b.host_memory_bytes:
-        figures.append(("host memory", a.host_memory_bytes, b.host_memory_bytes, bytes_text))
 
     def row(name: str, x: float, y: float, text: Callable[[float], str]) -> tuple[str, ...]:
         share = f" ({100 * (y - x) / x:+.1f} %)" if x and y != x else ""

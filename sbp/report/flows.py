@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
@@ -26,14 +26,15 @@ from sbp.errors import (
 from sbp.infer.space import to_type
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase, Phases, Send, sends
+from sbp.report.facts import nodes_with_runs
 from sbp.report.parts import Picture, Share, Table, grouped, table_of
 from sbp.report.svg import CELL, COSTLY, PARTIAL, SPLIT, WHOLE, Board, Ink, picture
-from sbp.report.wording import branches_text, without_number
+from sbp.report.wording import branches_text, sentences, without_number
 from sbp.source.reader import shortened, users_span
 from sbp.source.text import line_text
 from sbp.trace.dataflow import Dataflow
-from sbp.trace.graph import Graph, Node
-from sbp.trace.regions import CONTROL_FLOW, trips_of
+from sbp.trace.graph import Node
+from sbp.trace.regions import CONTROL_FLOW
 from sbp.trace.scopes import scope_names
 from sbp.types import Atom, Broadcast, NdSbp, Split, Unreduced
 
@@ -151,16 +152,6 @@ class ProgramFlows:
         return found
 
 
-def program_flows(program: Program, grouping: Grouping = "line") -> ProgramFlows:
-    """The places of a program and the values between them.
-
-    Arguments:
-      program: the plan.
-      grouping: what a place is: a line, a function, or a scope of `jax.named_scope` and modules.
-    """
-    return _FlowWalk(program, grouping).flows()
-
-
 class PlaceName(NamedTuple):
     """What a place is called: see `Stop`."""
 
@@ -197,102 +188,94 @@ def merge(found: Iterable[Send]) -> list[Send]:
     return sorted(merged, key=lambda send: -send.bytes)
 
 
-class _FlowWalk:
-    """Finds places and flows of one program."""
+def program_flows(program: Program, grouping: Grouping = "line") -> ProgramFlows:
+    """The places of a program and the values between them.
 
-    def __init__(self, program: Program, grouping: Grouping) -> None:
-        self.program, self.graph = program, program.graph
-        self.grouping: Grouping = grouping
-        self.phase = Phases(self.graph).of
-        self.stops: dict[Key, Stop] = {}
-        self._at: dict[int, Key] = {}
-        self._copies = defaultdict[Key, dict[Span | None, Counter[str]]](
-            lambda: defaultdict(Counter)
+    Arguments:
+      program: the plan.
+      grouping: what a place is: a line, a function, or a scope of `jax.named_scope` and modules.
+    """
+    phases, stops = Phases(program.graph).of, dict[Key, Stop]()
+    sent = grouped(sends(program), lambda s: None if s.is_returned or not s.node else s.node.id)
+    at = dict[int, Key]()
+    copies = defaultdict[Key, dict[Span | None, Counter[str]]](lambda: defaultdict(Counter))
+    for node, runs in nodes_with_runs(program.graph):
+        named = place_name(node, grouping)
+        for send in sent.get(node.id, ()):
+            _stop(stops, named, send.phase).sends.append(send)
+        if node.op not in CONTROL_FLOW:
+            key = at[node.id] = named.name, phases[node.id]
+            copies[key][node.span][node.op] += runs
+            _stop(stops, named, key[1]).born |= _begins_partial(program, node)
+    # An expression that runs once may have several operations of one name, which a library makes,
+    # but as a rule one that is alone. A gradient runs as often as its line.
+    for key, counts in copies.items():
+        stops[key].operations = sum(map(len, counts.values()))
+        stops[key].runs = max(min(count.values()) for count in counts.values())
+    for (name, phase), stop in stops.items():
+        stop.sends = merge(stop.sends)
+        if phase == "backward" and (name, "forward") in stops:
+            stop.runs = stops[name, "forward"].runs
+    numbers = {key: number for number, key in enumerate(stops)}
+    flows = _flows(program, {node: numbers[key] for node, key in at.items()})
+    places = tuple(stops.values())
+    for source, leaving in grouped(flows, lambda flow: flow.source).items():
+        if source >= 0:
+            places[source].type = max(reversed(leaving), key=lambda flow: flow.size).type
+    return ProgramFlows(
+        stops=places,
+        flows=flows,
+        results=Stop(
+            name="<results>", text="results", phase="returned", sends=merge(sent.get(None, ()))
+        ),
+        called=program.cost.bytes_per_device,
+        grouping=grouping,
+    )
+
+
+def _stop(stops: dict[Key, Stop], named: PlaceName, phase: Phase) -> Stop:
+    return stops.setdefault((named.name, phase), Stop(**named._asdict(), phase=phase))
+
+
+def _begins_partial(program: Program, node: Node) -> bool:
+    """Whether an operation makes a value partial on a mesh axis whose operands are not."""
+    row = program.typing.rows[node.id]
+    return any(
+        any(codes[k] < 0 for codes in row.outs) and all(codes[k] >= 0 for codes in row.ins)
+        for k in range(len(program.mesh.sizes))
+    )
+
+
+def _flows(program: Program, numbers: Mapping[int, int]) -> tuple[ValueFlow, ...]:
+    """The flows between places: the values that operations read and that the program returns.
+
+    Arguments:
+      program: the plan.
+      numbers: of each operation, by its id, the position of its place.
+    """
+    graph, dataflow, types = program.graph, Dataflow(program.graph), program.typing.values
+    nodes = [node for node in graph.walk() if node.id in numbers]
+    reads = [
+        *((operand, numbers[node.id]) for node in nodes for operand in node.inputs),
+        *((operand, -1) for operand in graph.outputs),
+    ]
+    found: dict[tuple[int, int], ValueFlow] = {}
+    for value, target in ((v, at) for operand, at in reads for v in dataflow.sources(operand)):
+        maker, aval, codes = dataflow.makers.get(value), graph.avals[value], types[value]
+        new = ValueFlow(
+            source=-1 if maker is None else numbers[maker.id],
+            target=target,
+            type=to_type(codes, program.mesh),
+            size=float(aval.size * aval.dtype.itemsize) if aval.shape else 0.0,
+            partial=any(c < 0 for c in codes),
         )
-        self._sends = grouped(
-            sends(program), lambda s: None if s.is_returned or not s.node else s.node.id
-        )
-        self._visit(self.graph, 1)
-        self._count()
-
-    def _visit(self, graph: Graph, runs: int) -> None:
-        for node in graph.nodes:
-            named = place_name(node, self.grouping)
-            for send in self._sends.get(node.id, ()):
-                self._stop(named, send.phase).sends.append(send)
-            if node.op not in CONTROL_FLOW:
-                stop = self._stop(named, self.phase[node.id])
-                stop.born |= self._begins_partial(node)
-                self._at[node.id] = named.name, self.phase[node.id]
-                self._copies[self._at[node.id]][node.span][node.op] += runs
-            for region in node.regions:
-                self._visit(region, runs * trips_of(node))
-
-    def _stop(self, named: PlaceName, phase: Phase) -> Stop:
-        return self.stops.setdefault((named.name, phase), Stop(**named._asdict(), phase=phase))
-
-    def _begins_partial(self, node: Node) -> bool:
-        """Whether an operation makes a value partial on a mesh axis whose operands are not."""
-        row = self.program.typing.rows[node.id]
-        return any(
-            any(codes[k] < 0 for codes in row.outs) and all(codes[k] >= 0 for codes in row.ins)
-            for k in range(len(self.program.mesh.sizes))
-        )
-
-    def _count(self) -> None:
-        """Finds how often each place runs. An expression that runs once may have several operations
-        of one name, which a library makes, but as a rule one that is alone. A gradient runs as
-        often as its line."""
-        for key, copies in self._copies.items():
-            self.stops[key].operations = sum(map(len, copies.values()))
-            self.stops[key].runs = max(min(count.values()) for count in copies.values())
-        for (name, phase), stop in self.stops.items():
-            stop.sends = merge(stop.sends)
-            if phase == "backward" and (name, "forward") in self.stops:
-                stop.runs = self.stops[name, "forward"].runs
-
-    def flows(self) -> ProgramFlows:
-        """The result."""
-        found: dict[tuple[int, int], ValueFlow] = {}
-        for new in self._every():
-            ends = new.source, new.target
-            old = found.get(ends)
-            if old is None or new.size > old.size or (new.partial and not old.partial):
-                found[ends] = new
-        stops = tuple(self.stops.values())
-        for source, leaving in grouped(found.values(), lambda flow: flow.source).items():
-            if source >= 0:
-                stops[source].type = max(reversed(leaving), key=lambda flow: flow.size).type
-        returned = merge(self._sends.get(None, ()))
-        return ProgramFlows(
-            stops=stops,
-            flows=tuple(found.values()),
-            results=Stop(name="<results>", text="results", phase="returned", sends=returned),
-            called=self.program.cost.bytes_per_device,
-            grouping=self.grouping,
-        )
-
-    def _every(self) -> Iterator[ValueFlow]:
-        """The values that operations read and that the program returns."""
-        number = {key: n for n, key in enumerate(self.stops)}
-        at = {node: number[key] for node, key in self._at.items()}
-        nodes = [node for node in self.graph.walk() if node.id in at]
-        reads = [(operand, at[node.id]) for node in nodes for operand in node.inputs]
-        reads += [(operand, -1) for operand in self.graph.outputs]
-        dataflow = Dataflow(self.graph)
-        for operand, target in reads:
-            for value in dataflow.sources(operand):
-                maker, aval = dataflow.makers.get(value), self.graph.avals[value]
-                source = -1 if maker is None else at[maker.id]
-                codes = self.program.typing.values[value]
-                if source != target:
-                    yield ValueFlow(
-                        source=source,
-                        target=target,
-                        type=to_type(codes, self.program.mesh),
-                        size=float(aval.size * aval.dtype.itemsize) if aval.shape else 0.0,
-                        partial=any(c < 0 for c in codes),
-                    )
+        ends = new.source, new.target
+        old = found.get(ends, new)
+        if new.source != target and (
+            old is new or new.size > old.size or (new.partial and not old.partial)
+        ):
+            found[ends] = new
+    return tuple(found.values())
 
 
 def traffic(program: Program) -> ProgramFlows:
@@ -314,10 +297,8 @@ def folded(program: Program, grouping: Grouping | None = None) -> ProgramFlows:
       program: the plan.
       grouping: what a place is; None to choose.
     """
-    if grouping is not None:
-        return program_flows(program, grouping)
-    lines = program_flows(program)
-    if len(lines.stops) <= MOST_PLACES:
+    lines = program_flows(program, grouping or "line")
+    if grouping is not None or len(lines.stops) <= MOST_PLACES:
         return lines
     coarser = [program_flows(program, g) for g in GROUPINGS[1:]]
     fitting = [f for f in coarser if 3 < len(f.stops) <= MOST_PLACES]
@@ -410,16 +391,16 @@ def program_picture(
 
 def _caption(sheet: _Sheet) -> str:
     places = {"line": "source line", "function": "function", "scope": "scope"}
-    text = (
-        f"the program by {places[sheet.flows.grouping]}, coloured by the type on mesh axis"
-        f" `{sheet.axis}`. Beside a box stand the collectives that convert what it reads or reduce"
-        " gradients that it makes, with the bytes that one device sends per call. An arrow leads to"
-        " a box from the largest value that it reads of its pass, and from each partial one; other"
-        f" values have none. {_costliest(sheet)}"
+    return sentences(
+        {
+            f"the program by {places[sheet.flows.grouping]}, coloured by the type on mesh axis"
+            f" `{sheet.axis}`. Beside a box stand the collectives that convert what it reads or"
+            " reduce gradients that it makes, with the bytes that one device sends per call. An"
+            " arrow leads to a box from the largest value that it reads of its pass, and from each"
+            f" partial one; other values have none. {_costliest(sheet)}": True,
+            f"{counted(sheet.left_out, 'place')} that send least are left out.": sheet.left_out,
+        }
     )
-    if sheet.left_out:
-        text += f" {counted(sheet.left_out, 'place')} that send least are left out."
-    return text
 
 
 def _costliest(sheet: _Sheet) -> str:
@@ -430,14 +411,14 @@ def _costliest(sheet: _Sheet) -> str:
     most, *others = merge(send for stop in stops for send in stop.sends)
     before = {"backward": "gradient of", "update": "update at"} if len(stops) == 1 else {}
     place = f"{before.get(stops[0].phase, 'line')} {stops[0].where}"
-    what = f" by {most.kind} over {most.axes}"
-    if others:
-        what = f", {bytes_text(most.bytes)} of them{what}"
-    branches = branches_text(sheet.flows.bytes, sheet.flows.called)
-    return (
-        f"Most bytes, {total / sheet.flows.bytes:.0%}, are sent for the"
-        f" {place if stops[0].where else stops[0].text}:"
-        f" {bytes_text(total)}{what}.{branches and ' '}{branches}"
+    part = f", {bytes_text(most.bytes)} of them" if others else ""
+    return sentences(
+        {
+            f"Most bytes, {total / sheet.flows.bytes:.0%}, are sent for the"
+            f" {place if stops[0].where else stops[0].text}:"
+            f" {bytes_text(total)}{part} by {most.kind} over {most.axes}.": True,
+            branches_text(sheet.flows.bytes, sheet.flows.called): True,
+        }
     )
 
 
@@ -469,8 +450,7 @@ def _drawing(sheet: _Sheet) -> Board:
         for stop in row:
             is_gradient = stop.phase == "backward"
             x, width = (_GRADIENT_AT, _GRADIENT) if is_gradient else (_GUTTER, _BOX)
-            brief = is_gradient and len(row) > 1
-            _box(board, sheet, stop, (x, top), width, brief=brief)
+            _box(board, sheet, stop, (x, top), width, brief=is_gradient and len(row) > 1)
             _sent(board, sheet, stop, (x + width + 8, top))
     if results.sends:
         board.text((_GUTTER, bottom + 13), "results", Ink(bold=True))
@@ -505,8 +485,12 @@ def _box(
     brief: bool = False,
 ) -> None:
     x, y = corner
-    told = f"{stop.where} {stop.text}: {counted(stop.operations, 'operation')}"
-    board.rect(corner, (width, _ROW), _inks(stop.type, sheet.axis)[0], title=told)
+    board.rect(
+        corner,
+        (width, _ROW),
+        _inks(stop.type, sheet.axis)[0],
+        title=f"{stop.where} {stop.text}: {counted(stop.operations, 'operation')}",
+    )
     room = int((width - 10) / CELL)
     count = f" ×{stop.runs}" if stop.runs > 1 else ""
     kind = "" if stop.type is None else repr(stop.type)
@@ -527,8 +511,8 @@ def _sent(board: Board, sheet: _Sheet, stop: Stop, corner: tuple[float, float]) 
     bar, word = (COSTLY, COSTLY) if is_most else (WHOLE, "currentColor")
     for number, send in enumerate(stop.sends):
         base, share = y + 13 + _LINE * number, send.bytes / (sheet.flows.bytes or 1)
-        width = max((_SENT - 20) * share, 2)
-        board.rect((x, base - 11), (width, 13), Ink(color=bar, opacity=0.3, width=0))
+        size = max((_SENT - 20) * share, 2), 13
+        board.rect((x, base - 11), size, Ink(color=bar, opacity=0.3, width=0))
         board.text(
             (x + 4, base),
             shortened(_send_text(send), int(sheet.room / CELL)),

@@ -86,15 +86,20 @@ def page_html(page: Page, *, standalone: bool = False) -> str:
     fragment = f'<div class="sbp"><style>{STYLE}</style>\n{title}{body}\n</div>\n'
     if not standalone:
         return fragment
-    head = f'<meta charset="utf-8"><title>sbp report</title><style>{_PAGE_STYLE}</style>'
-    body = f"<main>\n{fragment}</main>"
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>sbp report</title>'
+        f"<style>{_PAGE_STYLE}</style></head><body><main>\n{fragment}</main></body></html>\n"
+    )
 
 
 def _text(text: str) -> str:
     """Escaped text with `code`."""
-    escaped = ((html.escape(part, quote=False), is_code) for part, is_code in pieces(text))
-    return "".join(f"<code>{part}</code>" if is_code else part for part, is_code in escaped)
+    return "".join(
+        f"<code>{html.escape(part, quote=False)}</code>"
+        if is_code
+        else html.escape(part, quote=False)
+        for part, is_code in pieces(text)
+    )
 
 
 def _section(section: Section) -> str:
@@ -147,13 +152,11 @@ def _table(table: Table) -> str:
             f"<td{side(i)}>{_cell(c, first=i == 0)}</td>" for i, c in enumerate(row.cells)
         )
         below = f'<td colspan="{len(table.headings)}">{_text(row.detail)}</td>'
-        detail = f'\n<tr class="d">{below}</tr>' if row.detail else ""
-        return f"<tr>{cells}</tr>{detail}"
+        return f"<tr>{cells}</tr>" + (f'\n<tr class="d">{below}</tr>' if row.detail else "")
 
     head = " ".join(f"<th{side(i)}>{_text(h)}</th>" for i, h in enumerate(table.headings))
     rows, folded = ("\n".join(map(row_text, some)) for some in (table.rows, table.folded))
-    body = f"<tbody>\n{rows}\n</tbody>"
-    shown = _scrolled(f"<table><thead><tr>{head}</tr></thead>{body}</table>")
+    shown = _scrolled(f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>")
     if not table.rest:
         return shown
     more = _scrolled(f'<table class="rest"><tbody>\n{folded}\n</tbody></table>')
@@ -168,30 +171,31 @@ def _cell(cell: Cell, *, first: bool) -> str:
 
 def _bar(share: Share) -> str:
     length = max(1, round(share.fraction * BAR_PIXELS)) if share.fraction > 0 else 0
-    outer = f'<rect width="{BAR_PIXELS}" height="9" rx="2" fill="#8883"/>'
-    inner = f'<rect width="{length}" height="9" rx="2" fill="#3b82f6"/>'
     return (
-        f'<svg width="{BAR_PIXELS}" height="9" role="img"'
-        f' aria-label="{share.percent}">{outer}{inner}</svg>'
+        f'<svg width="{BAR_PIXELS}" height="9" role="img" aria-label="{share.percent}">'
+        f'<rect width="{BAR_PIXELS}" height="9" rx="2" fill="#8883"/>'
+        f'<rect width="{length}" height="9" rx="2" fill="#3b82f6"/></svg>'
     )
 
 
 def _finding(part: ShownDiagnostic) -> str:
     found = part.diagnostic
-    made = [f"<b>{found.severity}[{found.code}]</b>: <b>{_text(found.title)}</b>"]
-    made += map(_excerpt, part.excerpts)
-    if found.rule:
-        rows = "\n".join(_rule_row(row.inputs, row.outputs, row.remark) for row in found.rows)
-        made.append(
-            "<details open><summary>rule:"
-            f" {_text(found.rule)}</summary>\n{_scrolled(f'<table>{rows}</table>')}</details>"
-        )
-    made += [f"<div><b>note</b>: {_text(note)}</div>" for note in found.notes]
-    made += [
-        f'<div class="h"><span><b>help</b>: {_text(text)}</span> <b>{_text(price)}</b></div>'
-        for text, price in part.helps
+    rows = "\n".join(_rule_row(row.inputs, row.outputs, row.remark) for row in found.rows)
+    rule = (
+        f"<details open><summary>rule: {_text(found.rule)}</summary>\n"
+        f"{_scrolled(f'<table>{rows}</table>')}</details>"
+    )
+    made = [
+        f"<b>{found.severity}[{found.code}]</b>: <b>{_text(found.title)}</b>",
+        *map(_excerpt, part.excerpts),
+        *([rule] if found.rule else []),
+        *(f"<div><b>note</b>: {_text(note)}</div>" for note in found.notes),
+        *(
+            f'<div class="h"><span><b>help</b>: {_text(text)}</span> <b>{_text(price)}</b></div>'
+            for text, price in part.helps
+        ),
+        f"<div><b>more</b>: <code>sbp explain {found.code}</code></div>",
     ]
-    made.append(f"<div><b>more</b>: <code>sbp explain {found.code}</code></div>")
     return f'<div class="f {found.severity}">' + "\n".join(made) + "</div>"
 
 
@@ -201,18 +205,17 @@ def _rule_row(inputs: Sequence[str], outputs: Sequence[str], remark: str) -> str
 
 
 def _excerpt(excerpt: Excerpt) -> str:
-    digits = max((len(str(line.number)) for line in excerpt.lines), default=1)
+    digits = max((len(str(number)) for number, *_ in excerpt.lines), default=1)
     made: list[str] = []
-    for line in excerpt.lines:
-        shown = "(no source at hand)" if line.text is None else line.text
-        made.append(f"{line.number:>{digits}} | {html.escape(shown, quote=False)}")
-        for mark in line.marks:
-            text = line.text or ""
-            tag = "b" if mark.primary else "i"
-            under = ("^" if mark.primary else "-") * _cells(text, mark.start, mark.end)
+    for number, text, marks in excerpt.lines:
+        shown = "(no source at hand)" if text is None else text
+        made.append(f"{number:>{digits}} | {html.escape(shown, quote=False)}")
+        for start, end, label in marks:
+            tag, sign = ("b", "^") if label.primary else ("i", "-")
             made.append(
-                f"{' ' * digits} | {_indent(text[: mark.start])}<{tag}>{under}"
-                f" {html.escape(mark.text, quote=False)}</{tag}>"
+                f"{' ' * digits} | {_indent((text or '')[:start])}<{tag}>"
+                f"{sign * _cells(text or '', start, end)}"
+                f" {html.escape(label.text, quote=False)}</{tag}>"
             )
     scope = f" in {_text(excerpt.scope)}" if excerpt.scope else ""
     return (

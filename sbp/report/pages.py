@@ -1,12 +1,12 @@
-"""Facts -> pages: the full report of a plan, the short report for training programs, and the report
-of a program without a plan."""
+"""Facts -> pages: the full report of a plan, the short report for training programs, the report of
+a program without a plan, and the annotated source."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sbp import _jax
 from sbp.annotations import Pin
@@ -16,6 +16,7 @@ from sbp.errors import (
     SbpError,
     SbpTypeError,
     counted,
+    file_name,
     listed,
     position_text,
     seconds_text,
@@ -24,7 +25,7 @@ from sbp.explain.subjects import SourcePlace
 from sbp.handwritten.check import Coverage
 from sbp.handwritten.words import run_text
 from sbp.infer.accumulation import is_real
-from sbp.infer.space import encode
+from sbp.infer.space import encode, to_type
 from sbp.limits import policies_text
 from sbp.machine.lowerings import compiler, scatters_whole_mesh
 from sbp.machine.table import HARDWARE
@@ -33,9 +34,9 @@ from sbp.plan.program import Program
 from sbp.plan.text import place
 from sbp.plan.traffic import sends
 from sbp.report import facts
+from sbp.report.device_bytes import memory_picture, traffic_picture
 from sbp.report.facts import Collective, detail
-from sbp.report.flows import program_picture
-from sbp.report.memory import memory_picture
+from sbp.report.flows import program_flows, program_picture
 from sbp.report.parts import (
     Excerpt,
     Facts,
@@ -53,14 +54,21 @@ from sbp.report.parts import (
     table_of,
 )
 from sbp.report.shards import LISTED_SHARDS, shard_picture, telling_tensor
-from sbp.report.strategy import strategy
 from sbp.report.timeline import timeline_picture
-from sbp.report.traffic_picture import traffic_picture
-from sbp.report.wording import bytes_text, node_text, place_text, times_text
+from sbp.report.wording import (
+    branches_text,
+    bytes_text,
+    node_text,
+    place_text,
+    sentences,
+    size_text,
+    times_text,
+)
 from sbp.signatures import ROUNDED_PARTS
-from sbp.source.reader import character_index
+from sbp.source.reader import character_index, names_at, shortened, users_span
 from sbp.source.text import line_text
-from sbp.trace.regions import WHILE_TRIPS, trips_are_assumed
+from sbp.trace.graph import Node
+from sbp.trace.regions import CONTROL_FLOW, WHILE_TRIPS, trips_are_assumed
 from sbp.types import Unreduced
 
 # ---- findings -----------------------------------------------------------------------------------
@@ -74,9 +82,13 @@ def finding(diagnostic: Diagnostic) -> ShownDiagnostic:
     labels = [primary, *diagnostic.labels] if primary else []
     for file, here in grouped(labels, lambda label: label.span.file).items():
         at = here.pop(0) if here[0] is primary else here[0]
-        place = position_text(file, at.span.line, at.span.column)
-        scope = diagnostic.scope if at is primary else ""
-        excerpts.append(Excerpt(place=place, scope=scope, lines=tuple(_lines(file, here))))
+        excerpts.append(
+            Excerpt(
+                place=position_text(file, at.span.line, at.span.column),
+                scope=diagnostic.scope if at is primary else "",
+                lines=tuple(_lines(file, here)),
+            )
+        )
     return ShownDiagnostic(diagnostic=diagnostic, excerpts=tuple(excerpts))
 
 
@@ -97,22 +109,21 @@ def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
 
 
 def _lines(file: str, labels: list[Label]) -> Iterator[SourceLine]:
-    for number, here in sorted(grouped(labels, lambda label: label.span.line).items()):
+    labels.sort(key=lambda label: (label.span.line, label.primary, label.span))
+    for number, here in grouped(labels, lambda label: label.span.line).items():
         text = line_text(file, number)
-        here.sort(key=lambda label: (label.primary, label.span))
-        marks = tuple(_mark(text, label) for label in here)
-        yield SourceLine(number=number, text=text, marks=marks)
+        yield number, text, tuple(_mark(text, label) for label in here)
 
 
 def _mark(text: str | None, label: Label) -> Mark:
     """The columns of a label in its line. An expression of several lines is marked to the end of
     its first line."""
     if text is None:
-        return Mark(start=0, end=1, text=label.text, primary=label.primary)
+        return 0, 1, label
     start = character_index(text, label.span.column)
     whole = label.span.end_line in (0, label.span.line)
     end = character_index(text, label.span.end_column) if whole else len(text.rstrip())
-    return Mark(start=start, end=max(end, start + 1), text=label.text, primary=label.primary)
+    return start, max(end, start + 1), label
 
 
 # ---- coverage -----------------------------------------------------------------------------------
@@ -121,10 +132,9 @@ def _mark(text: str | None, label: Label) -> Mark:
 
 def coverage_section(read: Coverage) -> Section:
     """The collectives of a program and its comparisons with one device."""
-    sent = sum(c.bytes_per_device for c in read.collectives)
     checked = (
         f"{counted(read.regions, 'region')} with {counted(read.values, 'value')},"
-        f" {counted(len(read.collectives), 'collective')}: {bytes_text(sent)} per device"
+        f" {counted(len(read.collectives), 'collective')}: {size_text(read.collectives)} per device"
     )
     made = table_of(
         read.collectives,
@@ -136,8 +146,13 @@ def coverage_section(read: Coverage) -> Section:
             ">per device": lambda c: bytes_text(c.bytes_per_device),
         },
     )
-    runs = (Paragraph(text=run_text(run)) for run in read.runs)
-    return Section(title=f"checked: {checked}", parts=(*([made] if made.rows else []), *runs))
+    return Section(
+        title=f"checked: {checked}",
+        parts=(
+            *([made] if made.rows else []),
+            *(Paragraph(text=run_text(run)) for run in read.runs),
+        ),
+    )
 
 
 # ---- precision ----------------------------------------------------------------------------------
@@ -181,8 +196,12 @@ def precision(program: Program) -> tuple[Section, ...]:
     nodes, typed = graph.walk(), program.typing.rows
     casts = [node_text(n) for n in nodes if ROUNDED_PARTS.name in typed[n.id].kernels]
     if casts:
-        text = f"{counted(len(casts), 'cast')} of parts before their sum (`reduce_dtype`)"
-        shown.append(Paragraph(text=f"{text}: {listed(casts, SHOWN_CASTS)}"))
+        shown.append(
+            Paragraph(
+                text=f"{counted(len(casts), 'cast')} of parts before their sum (`reduce_dtype`):"
+                f" {listed(casts, SHOWN_CASTS)}"
+            )
+        )
     return (Section(title="precision of sums over devices", parts=tuple(shown)),)
 
 
@@ -200,14 +219,13 @@ def _choice(program: Program) -> str:
         else "how much cheaper others may be is not known"
     )
     how = "proved cheapest in the cost model" if program.typing.optimal else found
-    if not program.typing.bounds_reuse:
-        how += ", before what gradients keep from the forward pass"
+    before = ", before what gradients keep from the forward pass"
     boxing = policies_text(
         program.request.boxing, program.request.axis_policies, program.mesh.names
     )
     return (
         f"{counted(facts.instructions(program.block), 'local operation')}; boxing `{boxing}`; the"
-        f" types are {how}"
+        f" types are {how}{'' if program.typing.bounds_reuse else before}"
     )
 
 
@@ -270,8 +288,10 @@ def hardware_page() -> Page:
             ">beyond": lambda h: _figure(h.beyond.bytes_per_second / 1e9) if h.beyond else "",
         },
     )
-    title = "hardware, of one JAX device; links and what is beyond in GB/s, one way"
-    return Page(title=title, parts=(made,))
+    return Page(
+        title="hardware, of one JAX device; links and what is beyond in GB/s, one way",
+        parts=(made,),
+    )
 
 
 def _figure(value: float) -> str:
@@ -298,12 +318,140 @@ def unmeasured(program: Program) -> Iterator[str]:
         )
 
 
+# ---- source -------------------------------------------------------------------------------------
+# Program -> annotated source: the user's lines, each with the types that it makes and the bytes
+# that it sends.
+
+
+SHOWN_CODE = 72
+"""Characters of a source line."""
+
+_INDENT = "\N{NO-BREAK SPACE}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotatedLine:
+    """A line of the user with what it makes.
+
+    Arguments:
+      file, line: where it stands.
+      code: its text; None where there is no source.
+      makes: names of the values that it makes in the forward pass, each with its type.
+      bytes_per_device: bytes that one device sends at the line per call, in all phases.
+    """
+
+    file: str
+    line: int
+    code: str | None
+    makes: tuple[tuple[str, str], ...]
+    bytes_per_device: float
+
+
+def annotated_lines(program: Program) -> tuple[AnnotatedLine, ...]:
+    """The user's lines that make values, by file and line; files in program order.
+
+    Arguments:
+      program: the plan.
+    """
+    sent = {
+        name: sum(s.bytes for s in stops) for name, stops in program_flows(program).places.items()
+    }
+    placed = (
+        (node, span)
+        for node in program.graph.walk()
+        if (span := users_span(node))
+        and (node.op not in CONTROL_FLOW or f"{span.file}:{span.line}" in sent)
+    )
+    nodes = grouped(placed, lambda at: (at[1].file, at[1].line))
+    files = list(dict.fromkeys(file for file, _ in nodes))
+    return tuple(
+        AnnotatedLine(
+            file=file,
+            line=line,
+            code=line_text(file, line),
+            makes=_makes(program, [node for node, _ in nodes[file, line]]),
+            bytes_per_device=sent.get(f"{file}:{line}", 0.0),
+        )
+        for file, line in sorted(nodes, key=lambda at: (files.index(at[0]), at[1]))
+    )
+
+
+def _makes(program: Program, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
+    """The values of a line with their types: those of its last operation in the forward pass, which
+    make its result; the gradient's where it has no other."""
+    forward = [n for n in nodes if not n.backward] or nodes
+    last, span = forward[-1], users_span(forward[-1])
+    names = [name for group in names_at(span) for name in group]
+    found = (
+        (
+            names[k] if len(names) == len(last.outputs) else "",
+            repr(to_type(program.typing.values[value], program.mesh)) or "B",
+        )
+        for node in forward
+        if node.op == last.op and users_span(node) == span
+        for k, value in enumerate(node.outputs)
+    )
+    return tuple(dict.fromkeys(found))
+
+
+def source_page(program: Program, title: str) -> Page:
+    """The annotated source as a page: a section for each file.
+
+    Arguments:
+      program: the plan.
+      title: the function's name.
+    """
+    lines, flows = annotated_lines(program), program_flows(program)
+    total, own = flows.bytes, [a.bytes_per_device for a in lines]
+    most, rest = max(own, default=0.0), total - sum(own)
+    sent = f" {bytes_text(total)} in all" if total else " none"
+    nowhere = f", {bytes_text(rest)} of them for results or at no line" if rest >= 1 else ""
+    head = {
+        "each line with the types that it makes, and the bytes that a device sends for it per call:"
+        f"{sent}{nowhere}": True,
+        branches_text(total, flows.called): True,
+    }
+    sections = [
+        Section(title=f"source of {file_name(file)}", parts=(_lines_table(here, total, most),))
+        for file, here in grouped(lines, lambda a: a.file).items()
+    ]
+    empty = () if sections else (Paragraph(text="no operation has a line of the user"),)
+    return Page(
+        title=f"source of {f'`{title}`' if title else 'the program'} on mesh {program.mesh}",
+        parts=(Paragraph(text=sentences(head, ". ")), *empty, *sections),
+    )
+
+
+def _lines_table(lines: Sequence[AnnotatedLine], total: float, most: float) -> Table:
+    """A row for each line; the most expensive line of the program is marked."""
+    texts = [a.code.expandtabs(4) for a in lines if a.code]
+    margin = min((len(t) - len(t.lstrip()) for t in texts), default=0)
+    sent = {a: a.bytes_per_device for a in lines}
+    return table_of(
+        lines,
+        {
+            ">line": lambda a: f"{'> ' if 0 < sent[a] == most else ''}{a.line}",
+            "source": lambda a: _code(a.code, margin),
+            "makes": lambda a: ", ".join(f"{n}: {made}" if n else made for n, made in a.makes),
+            ">sends": lambda a: bytes_text(sent[a]) if sent[a] else "",
+            "share": lambda a: Share(fraction=sent[a] / total) if sent[a] else "",
+        },
+    )
+
+
+def _code(code: str | None, margin: int) -> str:
+    """A source line, its indentation kept and its end left out where it is long."""
+    if code is None:
+        return "(no source at hand)"
+    whole = code.expandtabs(4)[margin:].rstrip()
+    bare = whole.lstrip()
+    return _INDENT * (len(whole) - len(bare)) + shortened(bare.replace("`", "'"), SHOWN_CODE)
+
+
 # ---- pages --------------------------------------------------------------------------------------
 
 
-SHOWN_COLLECTIVES = 12
-SHOWN_SHORT = 8
-SHOWN_TENSORS = 16
+SHOWN_COLLECTIVES, SHOWN_SHORT, SHOWN_TENSORS = 12, 8, 16
 
 
 def refusal(
@@ -316,10 +464,14 @@ def refusal(
       diagnostics: the findings.
       coverage: what was checked of it; it is shown where there is no error.
     """
-    head = Paragraph(text=_verdict(diagnostics) + (f" in `{title}`" if title else ""))
     wrong = any(d.severity == "error" for d in diagnostics)
-    read = (coverage_section(coverage),) if coverage is not None and not wrong else ()
-    return Page(parts=(*map(finding, diagnostics), head, *read))
+    return Page(
+        parts=(
+            *map(finding, diagnostics),
+            Paragraph(text=_verdict(diagnostics) + (f" in `{title}`" if title else "")),
+            *([coverage_section(coverage)] if coverage is not None and not wrong else []),
+        )
+    )
 
 
 def _verdict(diagnostics: Sequence[Diagnostic]) -> str:
@@ -328,10 +480,11 @@ def _verdict(diagnostics: Sequence[Diagnostic]) -> str:
     return ", ".join(found) or "no findings"
 
 
-def _findings(diagnostics: Sequence[Diagnostic]) -> Section:
+def _findings(diagnostics: Sequence[Diagnostic]) -> Iterator[Section]:
     only_notes = all(d.severity == "note" for d in diagnostics)
     title = counted(len(diagnostics), "note") if only_notes else _verdict(diagnostics)
-    return Section(title=title, parts=tuple(map(finding, diagnostics)))
+    if diagnostics:
+        yield Section(title=title, parts=tuple(map(finding, diagnostics)))
 
 
 def plan_page(
@@ -352,38 +505,40 @@ def plan_page(
       short: whether it is that for training programs: annotated tensors, collectives by source
         line, bytes, memory and time.
     """
-    parts = [*_parts(program, output_names, short=short)]
-    if diagnostics:
-        parts.append(_findings(diagnostics))
-    mesh = program.mesh
-    name = f"`{title}` " if title else ""
+    mesh, name = program.mesh, f"`{title}` " if title else ""
     assumed = " (assumed, since the mesh is abstract; hardware= names another)"
     heading = (
         f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}, hardware"
         f" {mesh.hardware.name}{assumed if mesh.is_assumed else ''}"
     )
-    return Page(title=heading, parts=tuple(parts))
+    return Page(
+        title=heading,
+        parts=(*_parts(program, output_names, short=short), *_findings(diagnostics)),
+    )
 
 
 def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> Iterator[Part]:
     yield _cost(program)
-    if found := strategy(program):
+    if found := facts.strategy(program):
         yield Paragraph(text="; ".join(f"`{axis}`: {text}" for axis, text in found.items()))
     if not short:
-        texts = (_choice(program), *_left_out(program), *unmeasured(program))
-        yield from (Paragraph(text=text) for text in texts)
+        for text in (_choice(program), *_left_out(program), *unmeasured(program)):
+            yield Paragraph(text=text)
     if annotated := facts.annotated(program):
         yield _annotated(annotated)
     sent = facts.collectives(program, output_names)
     yield _collectives(program, facts.by_line(sent) if short else sent, short=short)
     if sent and not short:
-        yield _pictures(program)
+        others = (traffic_picture(program), timeline_picture(program), memory_picture(program))
+        yield Section(
+            title="pictures; report.picture(), .bytes(), .timeline() and .memory() have them in"
+            " words",
+            parts=(program_picture(program, brief=True), *(replace(p, instead=()) for p in others)),
+            opened=False,
+        )
     yield from precision(program)
-    if not short:
-        yield from _tensors_and_regions(program, output_names)
-
-
-def _tensors_and_regions(program: Program, output_names: tuple[str, ...]) -> Iterator[Part]:
+    if short:
+        return
     if telling := telling_tensor(program):
         drawn = shard_picture(telling)
         yield Section(
@@ -393,19 +548,21 @@ def _tensors_and_regions(program: Program, output_names: tuple[str, ...]) -> Ite
         )
     yield _tensors("input", facts.inputs(program))
     yield _tensors("output", facts.outputs(program, output_names))
-    regions = _regions(program)
+    assumed = f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed"
+    regions = table_of(
+        facts.regions(program.block, sends(program)),
+        {
+            "region": lambda r: r[0].node.name,
+            "line": lambda r: place_text(SourcePlace.of(r[0].node)),
+            ">trips": lambda r: str(r[0].trips),
+            ">runs of the body": lambda r: str(r[1]),
+            ">conversions that send": lambda r: str(len({s.planned or s.node for s in r[2]})),
+            ">per device": lambda r: bytes_text(sum(s.bytes for s in r[2])),
+        },
+        detail=lambda r: assumed if trips_are_assumed(r[0].node) else "",
+    )
     if regions.rows:
         yield Section(title="regions", parts=(regions,))
-
-
-def _pictures(program: Program) -> Section:
-    """Pictures of the program, of what is sent, of time and of memory."""
-    others = (traffic_picture(program), timeline_picture(program), memory_picture(program))
-    return Section(
-        title="pictures; report.picture(), .bytes(), .timeline() and .memory() have them in words",
-        parts=(program_picture(program, brief=True), *(replace(p, instead=()) for p in others)),
-        opened=False,
-    )
 
 
 def _cost(program: Program) -> Facts:
@@ -452,14 +609,10 @@ def _pin_text(pin: Pin | None) -> str:
 
 def _collectives(program: Program, found: Sequence[Collective], *, short: bool) -> Section:
     if not found:
-        none = Paragraph(text="none: no device sends anything")
-        return Section(title="collectives", parts=(none,))
+        return Section(
+            title="collectives", parts=(Paragraph(text="none: no device sends anything"),)
+        )
     total = program.cost.bytes_per_device
-
-    def rest(left: Sequence[Collective]) -> str:
-        sent = bytes_text(sum(c.bytes_per_device for c in left))
-        return f"and {len(left)} more groups: {sent} per device"
-
     made = table_of(
         found,
         {
@@ -473,11 +626,10 @@ def _collectives(program: Program, found: Sequence[Collective], *, short: bool) 
         },
         detail=lambda c: detail(c, 1 if short else 2),
         shown=SHOWN_SHORT if short else SHOWN_COLLECTIVES,
-        rest=rest,
+        rest=lambda left: f"and {len(left)} more groups: {size_text(left)} per device",
     )
     runs = counted(sum(c.runs for c in found), "run")
-    title = f"collectives: {runs}, {bytes_text(total)} per device"
-    return Section(title=title, parts=(made,))
+    return Section(title=f"collectives: {runs}, {bytes_text(total)} per device", parts=(made,))
 
 
 def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
@@ -509,22 +661,8 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
         shown=len(largest),
         rest=rest,
     )
-    title = f"{counted(len(found), noun)}: {bytes_text(size(rows))} per device"
-    return Section(title=title, parts=(made,), opened=len(rows) <= SHOWN_TENSORS)
-
-
-def _regions(program: Program) -> Table:
-    """The loops and branches."""
-    assumed = f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed"
-    return table_of(
-        facts.regions(program),
-        {
-            "region": lambda r: r[0].node.name,
-            "line": lambda r: place_text(SourcePlace.of(r[0].node)),
-            ">trips": lambda r: str(r[0].trips),
-            ">runs of the body": lambda r: str(r[1]),
-            ">conversions that send": lambda r: str(len({s.planned or s.node for s in r[2]})),
-            ">per device": lambda r: bytes_text(sum(s.bytes for s in r[2])),
-        },
-        detail=lambda r: assumed if trips_are_assumed(r[0].node) else "",
+    return Section(
+        title=f"{counted(len(found), noun)}: {bytes_text(size(rows))} per device",
+        parts=(made,),
+        opened=len(rows) <= SHOWN_TENSORS,
     )

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import TypeVar
 
-from sbp.errors import Diagnostic, bytes_text
+from sbp.errors import Diagnostic, Label, bytes_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,29 +149,12 @@ class Paragraph:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """An underlined part of a source line: primary with carets, others with dashes.
+Mark = tuple[int, int, Label]
+"""An underlined part of a source line, primary with carets, others with dashes: its columns from 0,
+the second excluded, and the label behind the marks."""
 
-    Arguments:
-      start, end: columns from 0, `end` excluded.
-      text: the label behind the marks.
-      primary: whether the diagnostic is about this part.
-    """
-
-    start: int
-    end: int
-    text: str
-    primary: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceLine:
-    """A numbered line with its marks; `text` is None where the source cannot be read."""
-
-    number: int
-    text: str | None
-    marks: tuple[Mark, ...]
+SourceLine = tuple[int, str | None, tuple[Mark, ...]]
+"""The number of a line, its text or None where the source cannot be read, and its marks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,13 +264,10 @@ def words(text: str) -> list[str]:
     >>> words("made by `x @ w`, once")
     ['made', 'by', '`x @ w`,', 'once']
     """
-    found: list[str] = []
-    joins = False
-    for content, is_code in pieces(text):
-        parts = [f"`{content}`"] if is_code else content.split()
-        starts_anew = not is_code and content[:1].isspace()
-        if joins and not starts_anew and parts:
-            found[-1] += parts.pop(0)
-        found += parts
-        joins = is_code or not content[-1:].isspace()
-    return found
+    signs = (
+        (sign, not is_code and sign.isspace())
+        for content, is_code in pieces(text)
+        for sign in (f"`{content}`" if is_code else content)
+    )
+    runs = groupby(signs, key=lambda at: at[1])
+    return ["".join(sign for sign, _ in run) for is_blank, run in runs if not is_blank]

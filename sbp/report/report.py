@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from sbp.errors import Diagnostic, Label, SbpError, file_name
+from sbp.errors import Diagnostic, SbpError
 from sbp.handwritten.check import Coverage
-from sbp.infer.space import to_type
 from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, takes
 from sbp.plan.program import Program
-from sbp.plan.traffic import PHASES, Send
+from sbp.plan.traffic import PHASES
 from sbp.report import facts, pages
+from sbp.report.device_bytes import live_bytes, memory_picture, traffic_picture
 from sbp.report.flows import GROUPINGS, Grouping, program_flows, program_picture
 from sbp.report.html import page_html
-from sbp.report.memory import live_bytes, memory_picture
-from sbp.report.parts import Page, Paragraph, Picture, Section, Share, Table, grouped, table_of
+from sbp.report.parts import Page, Picture, Section
 from sbp.report.shards import shard_picture, shards_of
-from sbp.report.strategy import strategy
 from sbp.report.svg import png_of
 from sbp.report.terminal import page_lines
 from sbp.report.timeline import (
@@ -30,12 +27,6 @@ from sbp.report.timeline import (
     schedule,
     timeline_picture,
 )
-from sbp.report.traffic_picture import traffic_picture
-from sbp.report.wording import branches_text, bytes_text
-from sbp.source.reader import names_at, shortened, users_span
-from sbp.source.text import line_text
-from sbp.trace.graph import Node
-from sbp.trace.regions import CONTROL_FLOW
 
 TEXT_WIDTH = 120
 """Columns of plain text by default."""
@@ -180,10 +171,13 @@ class Report(Shows):
         return self._page(short=True)
 
     def _page(self, *, short: bool = False) -> Shown:
-        title, findings, names = self.title, self.diagnostics, self.output_names
         if self.program is None:
-            return Shown(page=pages.refusal(title, findings, self.coverage))
-        return Shown(page=pages.plan_page(self.program, title, names, findings, short=short))
+            return Shown(page=pages.refusal(self.title, self.diagnostics, self.coverage))
+        return Shown(
+            page=pages.plan_page(
+                self.program, self.title, self.output_names, self.diagnostics, short=short
+            )
+        )
 
     @takes("Report.picture", skip=1, axis=_or_none(TEXT), by=_or_none(one_of(GROUPINGS)))
     def picture(self, axis: str | None = None, by: Grouping | None = None) -> Shown:
@@ -247,7 +241,7 @@ class Report(Shows):
         >>> "sends" in step.plan(x, x).report().source().text()
         True
         """
-        return Shown(page=source_page(self._planned("annotated"), self.title))
+        return Shown(page=pages.source_page(self._planned("annotated"), self.title))
 
     @takes("Report.bytes", skip=1)
     def bytes(self, other: Report | None = None) -> Shown:
@@ -358,136 +352,6 @@ class Report(Shows):
         return self.full().page
 
 
-# ---- source -------------------------------------------------------------------------------------
-# Program -> annotated source: the user's lines, each with the types that it makes and the bytes
-# that it sends.
-
-
-SHOWN_CODE = 72
-"""Characters of a source line."""
-
-_INDENT = "\N{NO-BREAK SPACE}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnnotatedLine:
-    """A line of the user with what it makes.
-
-    Arguments:
-      file, line: where it stands.
-      code: its text; None where there is no source.
-      makes: names of the values that it makes in the forward pass, each with its type.
-      bytes_per_device: bytes that one device sends at the line per call, in all phases.
-    """
-
-    file: str
-    line: int
-    code: str | None
-    makes: tuple[tuple[str, str], ...]
-    bytes_per_device: float
-
-
-def annotated_lines(program: Program) -> tuple[AnnotatedLine, ...]:
-    """The user's lines that make values, by file and line; files in program order.
-
-    Arguments:
-      program: the plan.
-    """
-    sent = {
-        name: sum(s.bytes for s in stops) for name, stops in program_flows(program).places.items()
-    }
-    placed = (
-        (node, span)
-        for node in program.graph.walk()
-        if (span := users_span(node))
-        and (node.op not in CONTROL_FLOW or f"{span.file}:{span.line}" in sent)
-    )
-    nodes = grouped(placed, lambda at: (at[1].file, at[1].line))
-    files = list(dict.fromkeys(file for file, _ in nodes))
-    return tuple(
-        AnnotatedLine(
-            file=file,
-            line=line,
-            code=line_text(file, line),
-            makes=_makes(program, [node for node, _ in nodes[file, line]]),
-            bytes_per_device=sent.get(f"{file}:{line}", 0.0),
-        )
-        for file, line in sorted(nodes, key=lambda at: (files.index(at[0]), at[1]))
-    )
-
-
-def _makes(program: Program, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
-    """The values of a line with their types: those of its last operation in the forward pass, which
-    make its result; the gradient's where it has no other."""
-    forward = [n for n in nodes if not n.backward] or list(nodes)
-    last = forward[-1]
-    names = [name for group in names_at(users_span(last)) for name in group]
-    found = dict.fromkeys(
-        (
-            names[k] if len(names) == len(last.outputs) else "",
-            repr(to_type(program.typing.values[value], program.mesh)) or "B",
-        )
-        for node in forward
-        if node.op == last.op and users_span(node) == users_span(last)
-        for k, value in enumerate(node.outputs)
-    )
-    return tuple(found)
-
-
-def source_page(program: Program, title: str) -> Page:
-    """The annotated source as a page: a section for each file.
-
-    Arguments:
-      program: the plan.
-      title: the function's name.
-    """
-    lines, flows = annotated_lines(program), program_flows(program)
-    total = flows.bytes
-    most = max((a.bytes_per_device for a in lines), default=0.0)
-    rest = total - sum(a.bytes_per_device for a in lines)
-    sent = f" {bytes_text(total)} in all" if total else " none"
-    nowhere = f", {bytes_text(rest)} of them for results or at no line" if rest >= 1 else ""
-    head = (
-        "each line with the types that it makes, and the bytes that a device sends for it per call:"
-        f"{sent}{nowhere}. {branches_text(total, flows.called)}"
-    )
-    sections = [
-        Section(title=f"source of {file_name(file)}", parts=(_lines_table(here, total, most),))
-        for file, here in grouped(lines, lambda a: a.file).items()
-    ]
-    empty = () if sections else (Paragraph(text="no operation has a line of the user"),)
-    return Page(
-        title=f"source of {f'`{title}`' if title else 'the program'} on mesh {program.mesh}",
-        parts=(Paragraph(text=head.removesuffix(". ")), *empty, *sections),
-    )
-
-
-def _lines_table(lines: Sequence[AnnotatedLine], total: float, most: float) -> Table:
-    """A row for each line; the most expensive line of the program is marked."""
-    texts = [a.code.expandtabs(4) for a in lines if a.code]
-    margin = min((len(t) - len(t.lstrip()) for t in texts), default=0)
-    sent = {a: a.bytes_per_device for a in lines}
-    return table_of(
-        lines,
-        {
-            ">line": lambda a: f"{'> ' if 0 < sent[a] == most else ''}{a.line}",
-            "source": lambda a: _code(a.code, margin),
-            "makes": lambda a: ", ".join(f"{n}: {made}" if n else made for n, made in a.makes),
-            ">sends": lambda a: bytes_text(sent[a]) if sent[a] else "",
-            "share": lambda a: Share(fraction=sent[a] / total) if sent[a] else "",
-        },
-    )
-
-
-def _code(code: str | None, margin: int) -> str:
-    """A source line, its indentation kept and its end left out where it is long."""
-    if code is None:
-        return "(no source at hand)"
-    whole = code.expandtabs(4)[margin:].rstrip()
-    bare = whole.lstrip()
-    return _INDENT * (len(whole) - len(bare)) + shortened(bare.replace("`", "'"), SHOWN_CODE)
-
-
 # ---- data ---------------------------------------------------------------------------------------
 
 
@@ -518,10 +382,24 @@ def plan_data(program: Program, output_names: tuple[str, ...]) -> dict[str, Any]
             "utilisation": limited.utilisation,
             "seconds_by_bound": limited.seconds,
         },
-        "strategy": strategy(program),
+        "strategy": facts.strategy(program),
         "inputs": [_tensor(t) for t in facts.inputs(program)],
         "outputs": [_tensor(t) for t in facts.outputs(program, output_names)],
-        "collectives": [_collective(c) for c in facts.collectives(program, output_names)],
+        "collectives": [
+            {
+                "kind": one.kind,
+                "mesh_axes": one.mesh_axes,
+                "changes": list(one.changes),
+                "runs": one.runs,
+                "bytes_sent_per_device": one.bytes_per_device,
+                "tensors": list(one.tensors),
+                "line": one.line,
+                "made": list(one.made),
+                "needed": list(one.needed),
+                "returned": list(one.returned),
+            }
+            for one in facts.collectives(program, output_names)
+        ],
         "modules": modules(program),
     }
 
@@ -540,18 +418,17 @@ def modules(program: Program) -> dict[str, dict[str, list[dict[str, Any]]]]:
         if stop.sends:
             name = "" if stop is flows.results else stop.name
             of_scope = found.setdefault(name, {phase: [] for phase in PHASES})
-            of_scope.setdefault(stop.phase, []).extend(map(_send, stop.sends))
+            of_scope.setdefault(stop.phase, []).extend(
+                {
+                    "kind": send.kind,
+                    "mesh_axes": send.axes,
+                    "change": send.change,
+                    "runs": send.runs,
+                    "bytes_sent_per_device": send.bytes,
+                }
+                for send in stop.sends
+            )
     return found
-
-
-def _send(send: Send) -> dict[str, Any]:
-    return {
-        "kind": send.kind,
-        "mesh_axes": send.axes,
-        "change": send.change,
-        "runs": send.runs,
-        "bytes_sent_per_device": send.bytes,
-    }
 
 
 def _tensor(tensor: facts.Tensor) -> dict[str, Any]:
@@ -566,21 +443,6 @@ def _tensor(tensor: facts.Tensor) -> dict[str, Any]:
     }
 
 
-def _collective(one: facts.Collective) -> dict[str, Any]:
-    return {
-        "kind": one.kind,
-        "mesh_axes": one.mesh_axes,
-        "changes": list(one.changes),
-        "runs": one.runs,
-        "bytes_sent_per_device": one.bytes_per_device,
-        "tensors": list(one.tensors),
-        "line": one.line,
-        "made": list(one.made),
-        "needed": list(one.needed),
-        "returned": list(one.returned),
-    }
-
-
 def finding_data(diagnostic: Diagnostic) -> dict[str, Any]:
     """A finding as data.
 
@@ -592,7 +454,18 @@ def finding_data(diagnostic: Diagnostic) -> dict[str, Any]:
         "severity": diagnostic.severity,
         "title": diagnostic.title,
         "scope": diagnostic.scope,
-        "labels": [_label(label) for label in diagnostic.labels],
+        "labels": [
+            {
+                "file": label.span.file,
+                "line": label.span.line,
+                "column": label.span.column,
+                "end_line": label.span.end_line or label.span.line,
+                "end_column": label.span.end_column,
+                "text": label.text,
+                "primary": label.primary,
+            }
+            for label in diagnostic.labels
+        ],
         "notes": list(diagnostic.notes),
         "helps": [
             {
@@ -602,19 +475,6 @@ def finding_data(diagnostic: Diagnostic) -> dict[str, Any]:
             }
             for h in diagnostic.helps
         ],
-    }
-
-
-def _label(label: Label) -> dict[str, Any]:
-    span = label.span
-    return {
-        "file": span.file,
-        "line": span.line,
-        "column": span.column,
-        "end_line": span.end_line or span.line,
-        "end_column": span.end_column,
-        "text": label.text,
-        "primary": label.primary,
     }
 
 

@@ -141,9 +141,7 @@ def tensor_shards(
 def telling_tensor(program: Program) -> TensorShards | None:
     """The annotated tensor that the most mesh axes split or are partial on, the first of several;
     without annotations the input, the largest of several. None where all are whole."""
-    found = annotated(program)
-    if not found:
-        found = sorted(inputs(program), key=lambda fact: -fact.bytes_per_device)
+    found = annotated(program) or sorted(inputs(program), key=lambda fact: -fact.bytes_per_device)
     several = [axis for axis, n in program.mesh.axes if n > 1]
     told = [
         sum(isinstance(fact.type.get(axis), Split | Unreduced) for axis in several)
@@ -168,10 +166,9 @@ def shards_of(program: Program, name: str | int, output_names: tuple[str, ...]) 
       SbpError: `bad-argument` when nothing has that name, with the nearest names.
     """
     subject = Subjects.of(program.graph, output_names).find(name)[-1]
-    values = program.typing.values
+    values, block = program.typing.values, program.block
     sources: list[Source] = [Register(v, values[v]) for v in subject.values if v in values]
-    if subject.kind in ("input", "output"):
-        boundary = program.block.inputs if subject.kind == "input" else program.block.outputs
+    if boundary := {"input": block.inputs, "output": block.outputs}.get(subject.kind):
         sources = [boundary[subject.position]]
     if not sources:
         raise SbpError(f"the plan does not make `{subject.label}`: its uses need no value of it")
@@ -295,11 +292,14 @@ class _ShardDrawing:
         shown: list[Extent | None] = [*extents]
         if left_out:
             shown[MOST_BLOCKS - 2 : -2] = [None]
-        if len(extents) == 1:
-            longest *= 2  # a whole dim looks like one
+        longest *= 2 if len(extents) == 1 else 1  # a whole dim looks like one
         most = max((stop - start for start, stop in extents), default=1)
-        pixels = tuple(gap if e is None else longest * (e[1] - e[0]) / most for e in shown)
-        return _Cut(dim=dim, extents=tuple(shown), left_out=left_out, pixels=pixels)
+        return _Cut(
+            dim=dim,
+            extents=tuple(shown),
+            left_out=left_out,
+            pixels=tuple(gap if e is None else longest * (e[1] - e[0]) / most for e in shown),
+        )
 
     def board(self) -> Board:
         """The panels in rows as wide as a page."""
@@ -320,8 +320,11 @@ class _ShardDrawing:
             return board
         for number, panel in enumerate(panels):
             row, column = divmod(number, beside)
-            fixed = dict(zip(self.rest, panel, strict=True))
-            self._panel(board, fixed, (column * wide, row * high))
+            self._panel(
+                board,
+                dict(zip(self.rest, panel, strict=True)),
+                (column * wide, row * high),
+            )
         if more > 0:
             board.text((4, board.height - 5), f"and {counted(more, 'such drawing')} more")
         return board
@@ -329,19 +332,19 @@ class _ShardDrawing:
     def _panel(self, board: Board, fixed: dict[int, Extent], corner: Point) -> None:
         """The blocks of two dims; `fixed` has the block of each other dim that is split."""
         found, columns, rows, (x, y) = self.found, self.columns, self.rows, corner
-        if fixed:
-            text = ", ".join(f"dim {d} = {_extent_text(found, d, e)}" for d, e in fixed.items())
-            board.text((x + 4, y + 12), text, Ink(bold=True))
+        place = ", ".join(f"dim {d} = {_extent_text(found, d, e)}" for d, e in fixed.items())
+        arrows = {"\N{RIGHTWARDS ARROW}": columns.dim, "\N{DOWNWARDS ARROW}": rows.dim}
+        heads = [f"{sign} {_dim_text(found, dim)}" for sign, dim in arrows.items() if dim >= 0]
+        for text in [place, *heads] if place else heads:
+            board.text((x + 4, y + 12), text, Ink(bold=text == place))
             y += 16
-        for cut, sign in ((columns, "\N{RIGHTWARDS ARROW}"), (rows, "\N{DOWNWARDS ARROW}")):
-            if cut.dim >= 0:
-                board.text((x + 4, y + 12), f"{sign} {_dim_text(found, cut.dim)}")
-                y += 16
         x, y = x + self.left, y + _SHEET * self.sheets + 16
         for sheet in range(self.sheets, 0, -1):
-            behind = x + _SHEET * sheet, y - _SHEET * sheet
-            size = sum(columns.pixels), sum(rows.pixels)
-            board.rect(behind, size, Ink(color=PARTIAL, opacity=0.12, dashed=True))
+            board.rect(
+                (x + _SHEET * sheet, y - _SHEET * sheet),
+                (sum(columns.pixels), sum(rows.pixels)),
+                Ink(color=PARTIAL, opacity=0.12, dashed=True),
+            )
         top = y
         for row, (down, high) in enumerate(zip(rows.extents, rows.pixels, strict=True)):
             if rows.dim >= 0 and high >= 10:
@@ -373,11 +376,13 @@ class _ShardDrawing:
         counts = [cut.left_out for cut in (self.columns, self.rows) if here[cut.dim] is None]
         if counts:
             board.rect(corner, size, Ink(color=WHOLE, opacity=0.05, dashed=True))
-            text = f"+ {counts[0]} more" if len(counts) == 1 else ".."
-            board.text(((left + right) / 2, middle), text, anchor="middle")
+            board.text(
+                ((left + right) / 2, middle),
+                f"+ {counts[0]} more" if len(counts) == 1 else "..",
+                anchor="middle",
+            )
             return
-        extents = (here.get(d) or (0, n) for d, n in enumerate(self.found.shape))
-        group = self.blocks[tuple(extents)]
+        group = self.blocks[tuple(here.get(d) or (0, n) for d, n in enumerate(self.found.shape))]
         color, title = PARTIAL if len(group) > 1 else SPLIT, "device " + _label(group, 16)
         board.rect(corner, size, Ink(color=color, opacity=0.4 if is_odd else 0.22), title=title)
         label = shortened(_label(group), max(3, int((size[0] - 4) / CELL)))
@@ -390,7 +395,6 @@ class _ShardDrawing:
 
 def _caption(found: TensorShards) -> str:
     sizes, partial = dict(found.mesh), found.partial_axes
-    mesh = " ".join(f"{a}={n}" for a, n in found.mesh)
     splits = [
         f"Dim {dim} is split into {counted(math.prod(sizes[a] for a in axes), 'block')} over"
         f" {listed(axes)}."
@@ -407,19 +411,20 @@ def _caption(found: TensorShards) -> str:
     empty = sorted(d for s in found.shards if s.is_empty for d in s.devices)
     across, down, rest = _drawn_dims(found)
     hidden = [str(d) for d in range(len(found.shape)) if d not in (across, down, *rest)]
-    devices = counted(len(found.shards[0].devices), "device")
     have = f"{counted(len(empty), 'device')} {'has' if len(empty) == 1 else 'have'}"
-    types = listed(map(repr, found.types))
     return sentences(
         {
-            f"where `{found.name}` {found.text}, {found.type!r}, lives on mesh {mesh}.": True,
+            f"where `{found.name}` {found.text}, {found.type!r}, lives on mesh"
+            f" {' '.join(f'{a}={n}' for a, n in found.mesh)}.": True,
             " ".join(splits): splits,
             f"It is partial, {op!r}, over {listed(partial)}: {parts}, and `+` stands between"
             " these.": partial,
-            f"{alike} on {devices}, along {listed(copied)}.": copied,
+            f"{alike} on {counted(len(found.shards[0].devices), 'device')}, along"
+            f" {listed(copied)}.": copied,
             f"{have} no element of it: {_devices_text(empty)}.": empty and math.prod(found.shape),
             f"Not drawn, since they are whole: dims {listed(hidden, 8)}.": hidden,
-            f"The program makes it {found.times} times; other types of it: {types}.": found.types,
+            f"The program makes it {found.times} times; other types of it:"
+            f" {listed(map(repr, found.types))}.": found.types,
             "Numbers are devices, in the order of `mesh.devices.flat`.": True,
         }
     )
@@ -444,7 +449,5 @@ def _words(found: TensorShards) -> Table:
 
 
 def _elements(found: TensorShards, shard: ShardFact) -> str:
-    if shard.is_empty:
-        return "none"
     texts = [_extent_text(found, dim, e) for dim, e in enumerate(shard.extents)]
-    return f"[{', '.join(texts)}]"
+    return "none" if shard.is_empty else f"[{', '.join(texts)}]"

@@ -88,8 +88,8 @@ class Board:
         """Straight lines from point to point, with a head at the last where `arrow` is true."""
         self._add("polyline", {"points": _path(points), "fill": "none", **_stroke(ink)}, title)
         if arrow:
-            head = _head(points[-2], points[-1], ink.width)
-            self._add("polygon", {"points": _path(head), "fill": ink.color})
+            head = _path(_head(points[-2], points[-1], ink.width))
+            self._add("polygon", {"points": head, "fill": ink.color})
 
     def area(self, points: Sequence[Point], ink: Ink = Ink(), *, title: str = "") -> None:
         """A filled polygon."""
@@ -172,8 +172,12 @@ def draw_phases(board: Board, ends: Iterable[tuple[Phase, float, float]], top: f
         parts = list(joined)
         left, right = parts[0][1], max(end for _, _, end in parts)
         if right - left >= 1:
-            shade = Ink(opacity=0.08 * (1 + PHASES.index(phase)), width=0)
-            board.rect((left, top), (right - left, PHASE_HEIGHT), shade, title=phase)
+            board.rect(
+                (left, top),
+                (right - left, PHASE_HEIGHT),
+                Ink(opacity=0.08 * (1 + PHASES.index(phase)), width=0),
+                title=phase,
+            )
             board.inside(left, right, top + 11, phase, title=phase, spare=1)
 
 
@@ -185,8 +189,11 @@ def picture(caption: str, board: Board | None, *instead: Plain | str) -> Picture
       board: the drawing; None where there is nothing to draw.
       instead: the same in words and tables.
     """
-    words = tuple(Paragraph(text=p) if isinstance(p, str) else p for p in instead)
-    return Picture(caption=caption, svg=(board or Board(1, 1)).svg(caption), instead=words)
+    return Picture(
+        caption=caption,
+        svg=(board or Board(1, 1)).svg(caption),
+        instead=tuple(Paragraph(text=p) if isinstance(p, str) else p for p in instead),
+    )
 
 
 def _fill(ink: Ink) -> dict[str, float | str]:
@@ -203,19 +210,12 @@ def _path(points: Sequence[Point]) -> str:
     return " ".join(f"{_number(x)},{_number(y)}" for x, y in points)
 
 
-def _head(start: Point, end: Point, width: float) -> tuple[Point, Point, Point]:
+def _head(start: Point, end: Point, width: float) -> tuple[Point, ...]:
     """The corners of an arrow head at `end`."""
-    across, down = end[0] - start[0], end[1] - start[1]
-    length = (across * across + down * down) ** 0.5 or 1.0
-    unit = across / length, down / length
-    size = 4 + 2 * width
-    back = end[0] - size * unit[0], end[1] - size * unit[1]
-    aside = -unit[1] * size / 2, unit[0] * size / 2
-    return (
-        end,
-        (back[0] + aside[0], back[1] + aside[1]),
-        (back[0] - aside[0], back[1] - aside[1]),
-    )
+    along = complex(end[0] - start[0], end[1] - start[1])
+    arrow = (4 + 2 * width) * along / (abs(along) or 1.0)
+    sides = (complex(*end) - arrow + turn * arrow / 2 for turn in (1j, -1j))
+    return end, *((side.real, side.imag) for side in sides)
 
 
 def _number(value: float) -> str:

@@ -189,41 +189,38 @@ def _records(table: Table, width: int) -> Iterator[Text]:
 def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
     found, style = part.diagnostic, SEVERITY_STYLE[part.diagnostic.severity]
     yield Text.assemble((f"{found.severity}[{found.code}]", style), (f": {found.title}", "bold"))
-    digits = max((len(str(line.number)) for e in part.excerpts for line in e.lines), default=1)
+    digits = max((len(str(number)) for e in part.excerpts for number, *_ in e.lines), default=1)
     gutter = " " * (digits + 1)
     for number, excerpt in enumerate(part.excerpts):
-        arrow = "-->" if number == 0 else ":::"
+        arrow = f"{' ' * digits}{':::' if number else '-->'} "
         scope = f"  in {excerpt.scope}" if excerpt.scope else ""
-        yield Text.assemble((f"{' ' * digits}{arrow} ", "cyan"), excerpt.place, (scope, "dim"))
+        yield Text.assemble((arrow, "cyan"), excerpt.place, (scope, "dim"))
         yield from _excerpt(excerpt, digits, style)
     if part.excerpts:
         yield Text(f"{gutter}|", "cyan")
     if found.rule:
         yield Text.assemble((f"{gutter}= ", "cyan"), ("rule", "bold"), f": {found.rule}")
         yield from _indented(_rule_rows(found.rows), gutter + "    ")
-    remarks = [("note", note, "") for note in found.notes]
-    remarks += [("help", text, price) for text, price in part.helps]
-    for kind, text, price in (*remarks, ("more", f"sbp explain {found.code}", "")):
+    remarks = [
+        *(("note", note, "") for note in found.notes),
+        *(("help", text, price) for text, price in part.helps),
+        ("more", f"sbp explain {found.code}", ""),
+    ]
+    for kind, text, price in remarks:
         yield from _remark(gutter, kind, text, price, width)
 
 
 def _excerpt(excerpt: Excerpt, digits: int, style: str) -> Iterator[Text]:
     gutter = " " * (digits + 1)
     yield Text(f"{gutter}|", "cyan")
-    for line in excerpt.lines:
-        shown = "(no source at hand)" if line.text is None else line.text.expandtabs(4)
-        yield Text.assemble((f"{line.number:>{digits}} | ", "cyan"), shown)
-        for mark in line.marks:
-            text = line.text or ""
-            start = cell_len(text[: mark.start].expandtabs(4))
-            length = max(1, cell_len(text[: mark.end].expandtabs(4)) - start)
-            under = ("^" if mark.primary else "-") * length
-            said = f" {mark.text}" if mark.text else ""
-            yield Text.assemble(
-                (f"{gutter}| ", "cyan"),
-                " " * start,
-                (under + said, style if mark.primary else "cyan"),
-            )
+    for number, text, marks in excerpt.lines:
+        shown = "(no source at hand)" if text is None else text.expandtabs(4)
+        yield Text.assemble((f"{number:>{digits}} | ", "cyan"), shown)
+        for *columns, label in marks:
+            start, end = (cell_len((text or "")[:column].expandtabs(4)) for column in columns)
+            sign, color = ("^", style) if label.primary else ("-", "cyan")
+            said = f"{sign * max(1, end - start)} {label.text}".rstrip(" ")
+            yield Text.assemble((f"{gutter}| ", "cyan"), " " * start, (said, color))
 
 
 def _rule_rows(rows: Sequence[RuleRow]) -> Iterator[Text]:

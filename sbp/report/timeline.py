@@ -13,7 +13,8 @@ from sbp.infer.cost import exchanges, local_seconds
 from sbp.plan.ir import Apply, Block, Box, Loop
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase, Phases
-from sbp.report.flows import Grouping, place_name
+from sbp.report.facts import flops_of
+from sbp.report.flows import Grouping, PlaceName, place_name
 from sbp.report.parts import (
     SHOWN_ROWS,
     Paragraph,
@@ -24,7 +25,6 @@ from sbp.report.parts import (
     table,
     table_of,
 )
-from sbp.report.strategy import flops_of
 from sbp.report.svg import (
     COSTLY,
     PARTIAL,
@@ -83,9 +83,7 @@ class Interval(NamedTuple):
     @property
     def line(self) -> tuple[str, str]:
         """The text of its line, and where it stands."""
-        if self.node is None:
-            return "(results)", ""
-        place = place_name(self.node)
+        place = place_name(self.node) if self.node else PlaceName("", "(results)")
         return place.text, place.where
 
     @property
@@ -123,8 +121,11 @@ def schedule(program: Program) -> Schedule:
     exchanges that run beside the products that use them."""
     clock = _Clock(program)
     intervals = tuple(clock.block(program.block, 1.0))
-    loops = sorted(clock.loops, key=lambda loop: (loop.start, loop.depth))
-    return Schedule(intervals=intervals, loops=tuple(loops), seconds=clock.now)
+    return Schedule(
+        intervals=intervals,
+        loops=tuple(sorted(clock.loops, key=lambda loop: (loop.start, loop.depth))),
+        seconds=clock.now,
+    )
 
 
 class _Clock:
@@ -140,12 +141,11 @@ class _Clock:
     def block(self, block: Block, runs: float) -> Iterator[Interval]:
         """What its instructions take, with those of loops."""
         for i in block.instructions:
-            if isinstance(i, Loop):
-                yield from self._loop(i, runs)
-                continue
             node, phase = self.phases.place(i, self.around)
             here = Interval("", 0.0, 0.0, 0.0, "memory", (), node, phase, runs)
-            if isinstance(i, Box):
+            if isinstance(i, Loop):
+                yield from self._loop(i, runs)
+            elif isinstance(i, Box):
                 for step in i.steps:
                     axes = step.mesh_axes if step.bytes_sent else ()
                     yield self._next(self._named(here, step.kind, axes), step.seconds)
@@ -164,23 +164,24 @@ class _Clock:
             self.loops.append(LoopInterval(start, self.now - start, loop, depth))
 
     def _apply(self, here: Interval, done: Apply) -> Iterator[Interval]:
-        graph, mesh, node = self.program.graph, self.program.mesh, done.node
-        begin = self.now
-        found = list(exchanges(graph, node, done.row, mesh)) if done.sends else []
-        for one in found:
+        graph, mesh, node, begin = self.program.graph, self.program.mesh, done.node, self.now
+        found = [
+            (one, self._named(here, one.kind, (one.position,)))
+            for one in (exchanges(graph, node, done.row, mesh) if done.sends else ())
+        ]
+        for one, exchange in found:
             if one.before:
-                yield self._next(self._named(here, one.kind, (one.position,)), one.before)
+                yield self._next(exchange, one.before)
         shares = self.program.typing.graph_request.memory_shares
         local = local_seconds(graph, node, done.row, mesh, shares)
         bound = "compute" if local.compute >= local.memory else "memory"
         flops = here.runs * flops_of(graph, node)
         yield self._next(here._replace(what=node.name, bound=bound, flops=flops), max(local))
-        for one in found:
+        for one, exchange in found:
             if one.beside:
                 seconds = here.runs * one.beside
                 late = max(0.0, begin + seconds - self.now)
-                beside = self._named(here, one.kind, (one.position,))
-                yield beside._replace(start=begin, seconds=seconds, waited=late)
+                yield exchange._replace(start=begin, seconds=seconds, waited=late)
                 self.now += late
 
     def _named(self, here: Interval, kind: str, positions: Sequence[int]) -> Interval:
@@ -249,8 +250,7 @@ def timeline_picture(program: Program) -> Picture:
     caption = _caption(program, found)
     if not found.seconds:
         return picture(caption, None, "no operation of it has a modelled time")
-    board = _TimeDrawing(program, found).board()
-    return picture(caption, board, _lanes_table(found), _causes_table(found))
+    return picture(caption, _drawing(program, found), _lanes_table(found), _causes_table(found))
 
 
 def _caption(program: Program, found: Schedule) -> str:
@@ -260,10 +260,12 @@ def _caption(program: Program, found: Schedule) -> str:
     but = f", but {seconds_text(beside)} of exchanges beside products" if beside else ""
     most, by_hand, longest = _longest(found), _by_hand(program), ""
     if most:
-        axes, place = ", ".join(most.axes), most.line[1] or most.line[0]
+        place = most.line[1] or most.line[0]
         of = f"the gradient of {place}" if most.phase == "backward" else place
-        share = f"{most.waited / found.seconds:.0%}"
-        longest = f"The longest collective, {share}: {most.what} over {axes} for {of}"
+        longest = (
+            f"The longest collective, {most.waited / found.seconds:.0%}: {most.what} over"
+            f" {', '.join(most.axes)} for {of}"
+        )
     return sentences(
         {
             f"the modelled step in time: {seconds_text(found.seconds)}{waiting}.": True,
@@ -286,106 +288,93 @@ def _longest(found: Schedule) -> Interval | None:
     return next((c for c in causes(found) if c.axes), None)
 
 
-class _TimeDrawing:
-    """The drawing of a schedule.
+def _drawing(program: Program, found: Schedule) -> Board:
+    longest = _longest(found)
+    used = {axis for i in found.intervals for axis in i.axes}
+    rows = ["", *(name for name in program.mesh.names if name in used)]
+    depth = min(SHOWN_DEPTH, max((loop.depth + 1 for loop in found.loops), default=0))
+    lanes = _TOP + _BAND + _LANE * len(rows)
+    below = lanes + _LOOP * depth
+    board = Board(_NAME + _PLOT + 4, below + _TICKS + _KEY)
+    draw_phases(board, ((i.phase, *_ends(found, i)) for i in found.intervals if i.waited), _TOP)
+    for number, lane in enumerate(rows):
+        top = _TOP + _BAND + _LANE * number
+        board.label((4, top + 19), lane or OWN_LANE, _NAME - 8, Ink(bold=True))
+        board.line([(_NAME, top + _LANE), (_NAME + _PLOT, top + _LANE)], Ink(width=0.3))
+        _lane(board, found, longest, lane, top)
+    for loop in found.loops:
+        if loop.depth < depth:
+            _loop(board, found, loop, lanes + _LOOP * loop.depth)
+    for part, anchor in enumerate(("start", "middle", "middle", "middle", "end")):
+        x = _NAME + _PLOT * part / 4
+        board.line([(x, below), (x, below + 4)], Ink(width=0.8))
+        board.text(
+            (x, below + 17),
+            seconds_text(found.seconds * part / 4) if part else "0",
+            anchor=anchor,
+        )
+    x, every = _NAME, found.intervals
+    colors = {
+        "bound by products": SPLIT,
+        "by memory": WHOLE,
+        "collectives": PARTIAL if any(i.axes for i in every) else "",
+        "the longest": COSTLY if longest else "",
+        "beside products": PARTIAL if any(i.waited < i.seconds for i in every) else "",
+    }
+    for text, color in colors.items():
+        if color:
+            ink = Ink(color=color, opacity=0.35, width=0.5, dashed=text == "beside products")
+            x = board.key((x, below + _TICKS + 2), ink, text)
+    return board
 
-    Arguments:
-      program: the plan.
-      found: its schedule.
-    """
 
-    def __init__(self, program: Program, found: Schedule) -> None:
-        self.found, self.longest = found, _longest(found)
-        used = {axis for i in found.intervals for axis in i.axes}
-        self.lanes = ["", *(name for name in program.mesh.names if name in used)]
-        self.depth = min(SHOWN_DEPTH, max((loop.depth + 1 for loop in found.loops), default=0))
+def _color(one: Interval, longest: Interval | None) -> str:
+    if not one.axes:
+        return SPLIT if one.bound == "compute" else WHOLE
+    return COSTLY if longest is not None and one.cause == longest.cause else PARTIAL
 
-    def board(self) -> Board:
-        """The drawing."""
-        lanes = _TOP + _BAND + _LANE * len(self.lanes)
-        below = lanes + _LOOP * self.depth
-        board = Board(_NAME + _PLOT + 4, below + _TICKS + _KEY)
-        ends: list[tuple[Phase, float, float]] = [
-            (i.phase, *self._ends(i)) for i in self.found.intervals if i.waited
-        ]
-        draw_phases(board, ends, _TOP)
-        for number, lane in enumerate(self.lanes):
-            top = _TOP + _BAND + _LANE * number
-            board.label((4, top + 19), lane or OWN_LANE, _NAME - 8, Ink(bold=True))
-            board.line([(_NAME, top + _LANE), (_NAME + _PLOT, top + _LANE)], Ink(width=0.3))
-            self._lane(board, lane, top)
-        for loop in self.found.loops:
-            if loop.depth < self.depth:
-                self._loop(board, loop, lanes + _LOOP * loop.depth)
-        for part, anchor in enumerate(("start", "middle", "middle", "middle", "end")):
-            x = _NAME + _PLOT * part / 4
-            board.line([(x, below), (x, below + 4)], Ink(width=0.8))
-            text = seconds_text(self.found.seconds * part / 4) if part else "0"
-            board.text((x, below + 17), text, anchor=anchor)
-        x, every = _NAME, self.found.intervals
-        colors = {
-            "bound by products": SPLIT,
-            "by memory": WHOLE,
-            "collectives": PARTIAL if any(i.axes for i in every) else "",
-            "the longest": COSTLY if self.longest else "",
-            "beside products": PARTIAL if any(i.waited < i.seconds for i in every) else "",
-        }
-        for text, color in colors.items():
-            if color:
-                dashed = text == "beside products"
-                ink = Ink(color=color, opacity=0.35, width=0.5, dashed=dashed)
-                x = board.key((x, below + _TICKS + 2), ink, text)
-        return board
 
-    def _color(self, interval: Interval) -> str:
-        if interval.axes:
-            is_longest = self.longest is not None and interval.cause == self.longest.cause
-            return COSTLY if is_longest else PARTIAL
-        return SPLIT if interval.bound == "compute" else WHOLE
+def _ends(found: Schedule, one: Interval | LoopInterval) -> tuple[float, float]:
+    """The left and the right edge of a time."""
+    pixels = _PLOT / found.seconds
+    return _NAME + pixels * one.start, _NAME + pixels * (one.start + one.seconds)
 
-    def _ends(self, one: Interval | LoopInterval) -> tuple[float, float]:
-        """The left and the right edge of a time."""
-        pixels = _PLOT / self.found.seconds
-        return _NAME + pixels * one.start, _NAME + pixels * (one.start + one.seconds)
 
-    def _lane(self, board: Board, lane: str, top: float) -> None:
-        """The intervals of a lane. Short ones that begin within a few pixels are one box, darker
-        the more of it they fill."""
-        small, tall = list[Interval](), _LANE - 6
-        for one in self.found.intervals:
-            left, right = self._ends(one)
-            if lane not in (one.axes or [""]):
-                continue
-            if right - left < _SEEN:
-                small.append(one)
-                continue
-            beside = one.waited < one.seconds
-            told = f"{one.what}, {one.phase}: {seconds_text(one.seconds)}. {' '.join(one.line)}"
-            if beside:
-                told += f". {seconds_text(one.seconds - one.waited)} of it beside the work"
-            ink = Ink(color=self._color(one), opacity=0.35, width=0.5, dashed=beside)
-            board.rect((left, top + 3), (right - left, tall), ink, title=told)
-            board.inside(left, right, top + 19, one.what, title=told, spare=1)
-        columns = grouped(small, lambda one: int((self._ends(one)[0] - _NAME) / _SEEN))
-        for column, some in columns.items():
-            filled = sum(one.seconds for one in some) / self.found.seconds * _PLOT / _SEEN
-            color = self._color(max(some, key=lambda one: one.seconds))
-            ink = Ink(color=color, opacity=0.35 * min(1, filled), width=0)
-            corner = _NAME + _SEEN * column, top + 3
-            board.rect(corner, (_SEEN, tall), ink, title="short operations")
+def _lane(board: Board, found: Schedule, longest: Interval | None, lane: str, top: float) -> None:
+    """The intervals of a lane. Short ones that begin within a few pixels are one box, darker
+    the more of it they fill."""
+    tall, every = _LANE - 6, found.intervals
+    own = ((one, *_ends(found, one)) for one in every if lane in (one.axes or [""]))
+    by_size = grouped(own, lambda at: at[2] - at[1] >= _SEEN)
+    for one, left, right in by_size.get(True, ()):
+        beside = one.seconds - one.waited
+        told = f"{one.what}, {one.phase}: {seconds_text(one.seconds)}. {' '.join(one.line)}"
+        late = f". {seconds_text(beside)} of it beside the work" if beside > 0 else ""
+        ink = Ink(color=_color(one, longest), opacity=0.35, width=0.5, dashed=beside > 0)
+        board.rect((left, top + 3), (right - left, tall), ink, title=told + late)
+        board.inside(left, right, top + 19, one.what, title=told + late, spare=1)
+    columns = grouped(by_size.get(False, ()), lambda at: int((at[1] - _NAME) / _SEEN))
+    for column, some in columns.items():
+        filled = sum(one.seconds for one, *_ in some) / found.seconds * _PLOT / _SEEN
+        color = _color(max((one for one, *_ in some), key=lambda one: one.seconds), longest)
+        ink = Ink(color=color, opacity=0.35 * min(1, filled), width=0)
+        board.rect((_NAME + _SEEN * column, top + 3), (_SEEN, tall), ink, title="short operations")
 
-    def _loop(self, board: Board, one: LoopInterval, top: float) -> None:
-        left, right = self._ends(one)
-        if right - left < _SEEN:
-            return
-        node = one.loop.node
-        assumed = " (assumed)" if trips_are_assumed(node) else ""
-        each = ", in each of the runs around it" if one.depth else ""
-        label = f"all {one.loop.trips} runs{assumed} of {node.name}{each}"
-        told = f"{label}: {seconds_text(one.seconds)}"
-        corners = [(left, top + 2), (left, top + 6), (right, top + 6), (right, top + 2)]
-        board.line(corners, Ink(width=0.8), title=told)
-        board.inside(left, right, top + 17, label, title=told)
+
+def _loop(board: Board, found: Schedule, one: LoopInterval, top: float) -> None:
+    (left, right), node = _ends(found, one), one.loop.node
+    if right - left < _SEEN:
+        return
+    assumed = " (assumed)" if trips_are_assumed(node) else ""
+    each = ", in each of the runs around it" if one.depth else ""
+    label = f"all {one.loop.trips} runs{assumed} of {node.name}{each}"
+    told = f"{label}: {seconds_text(one.seconds)}"
+    board.line(
+        [(left, top + 2), (left, top + 6), (right, top + 6), (right, top + 2)],
+        Ink(width=0.8),
+        title=told,
+    )
+    board.inside(left, right, top + 17, label, title=told)
 
 
 def _lanes_table(found: Schedule) -> Table:
@@ -421,10 +410,6 @@ def _causes_table(found: Schedule) -> Table:
 
 
 # ---- limits -------------------------------------------------------------------------------------
-
-
-SHOWN_PLACES = 12
-"""Places that the table of limits shows; the others are folded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -464,30 +449,19 @@ class Limits:
 
     Attributes:
       works: its parts, in program order.
+      flops: model FLOPs of one call.
+      repeated: those that rematerialisation repeats.
+      seconds: modelled seconds of one call by what they are spent on, the most first.
       peak: floating-point operations per second of all devices at the rate of 16-bit products.
       modelled: the plan's modelled seconds. The parts may add up to slightly less.
     """
 
     works: tuple[Work, ...]
+    flops: float
+    repeated: float
+    seconds: dict[str, float]
     peak: float
     modelled: float
-
-    @property
-    def flops(self) -> float:
-        """Model FLOPs of one call."""
-        return sum((w.flops for w in self.works), 0.0)
-
-    @property
-    def repeated(self) -> float:
-        """Those that rematerialisation repeats."""
-        return sum((w.repeated for w in self.works), 0.0)
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Modelled seconds of one call by what they are spent on."""
-        names = dict.fromkeys(name for work in self.works for name in work.seconds)
-        found = {name: sum(w.seconds.get(name, 0.0) for w in self.works) for name in names}
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     @property
     def utilisation(self) -> float:
@@ -503,8 +477,8 @@ class Limits:
 def limits(program: Program) -> Limits:
     """What limits a program. Of a `cond`, the mean of its branches counts, as in the modelled
     time; regions written by hand are not counted, since their time is not modelled."""
-    scoped = any(place_name(n, "scope").name for n in program.graph.walk())
-    named: Grouping = "scope" if scoped else "function"
+    names = (place_name(n, "scope").name for n in program.graph.walk())
+    named: Grouping = "scope" if any(names) else "function"
     places = grouped(
         schedule(program).intervals,
         lambda one: (
@@ -512,7 +486,7 @@ def limits(program: Program) -> Limits:
             one.phase,
         ),
     )
-    works = (
+    works = tuple(
         Work(
             place=place,
             phase=phase,
@@ -526,9 +500,13 @@ def limits(program: Program) -> Limits:
         )
         for (place, phase), own in places.items()
     )
-    mesh = program.mesh
+    mesh, bounds = program.mesh, dict.fromkeys(bound for w in works for bound in w.seconds)
+    seconds = {bound: sum(w.seconds.get(bound, 0.0) for w in works) for bound in bounds}
     return Limits(
-        works=tuple(works),
+        works=works,
+        flops=sum((w.flops for w in works), 0.0),
+        repeated=sum((w.repeated for w in works), 0.0),
+        seconds=dict(sorted(seconds.items(), key=lambda item: -item[1])),
         peak=mesh.num_devices * mesh.hardware.flops_per_second,
         modelled=program.cost.seconds,
     )
@@ -539,18 +517,17 @@ def limits_section(program: Program) -> Section:
     found = limits(program)
     total = sum(found.seconds.values())
     spent = [f"{name} {_percent(s / total)}" for name, s in found.seconds.items() if s > 0]
-    repeated = by_hand = ""
-    if found.repeated:
-        repeated = f", beside {_flops_text(found.repeated)} that the backward pass repeats"
-    if regions := _by_hand(program):
-        by_hand = f". {regions}: FLOPs and time are not counted"
+    repeats = f", beside {_flops_text(found.repeated)} that the backward pass repeats"
+    by_hand = f". {_by_hand(program)}: FLOPs and time are not counted"
     text = (
         f"{_flops_text(found.flops)} in products on {counted(program.mesh.num_devices, 'device')}"
-        f"{repeated}. Predicted utilisation (MFU): {_percent(found.utilisation)}, which is FLOPs /"
-        f" (modelled time x {_flops_text(found.peak)}/s, the peak of all devices for 16-bit"
+        f"{repeats if found.repeated else ''}. Predicted utilisation (MFU):"
+        f" {_percent(found.utilisation)}, which is FLOPs / (modelled time x"
+        f" {_flops_text(found.peak)}/s, the peak of all devices for 16-bit"
         f" products). The modelled time, {seconds_text(found.modelled)}, is spent on"
         f" {', '.join(spent) or 'nothing'}. It is computed by a cost model for hardware"
-        f" {program.mesh.hardware.name}; nothing was measured{by_hand}"
+        f" {program.mesh.hardware.name}; nothing was measured"
+        f"{by_hand if _by_hand(program) else ''}"
     )
     parts = table_of(
         sorted((w for w in found.works if w.total), key=lambda w: -w.total),
@@ -562,11 +539,13 @@ def limits_section(program: Program) -> Section:
             ">share": lambda w: _percent(w.total / total),
             "bound by": lambda w: f"{w.bound} ({_percent(w.seconds[w.bound] / w.total)})",
         },
-        shown=SHOWN_PLACES,
+        shown=SHOWN_ROWS,
         rest=lambda left: f"and {counted(len(left), 'smaller part')}",
     )
-    title = f"limits: {_flops_text(found.flops)} per call"
-    return Section(title=title, parts=(Paragraph(text=text), parts))
+    return Section(
+        title=f"limits: {_flops_text(found.flops)} per call",
+        parts=(Paragraph(text=text), parts),
+    )
 
 
 def _flops_text(flops: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sbp.annotations import annotate_p
@@ -40,12 +40,12 @@ def branches_text(shown: float, called: float) -> str:
 
 
 def sentences(texts: Mapping[str, object], between: str = " ") -> str:
-    """The sentences whose condition holds, one behind the other.
+    """The sentences whose condition holds, one behind the other; empty ones are left out.
 
     >>> sentences({"It is split.": True, "It is partial.": ()})
     'It is split.'
     """
-    return between.join(text for text, condition in texts.items() if condition)
+    return between.join(text for text, condition in texts.items() if text and condition)
 
 
 def without_number(name: str) -> str:
@@ -114,6 +114,11 @@ def signed(value: float, text: Callable[[float], str]) -> str:
     return f"{'-' if value < 0 else '+'}{text(abs(value))}"
 
 
+def size_text(facts: Iterable[Any]) -> str:
+    """The bytes that several facts have on one device, together."""
+    return bytes_text(sum(fact.bytes_per_device for fact in facts))
+
+
 def atoms_text(codes: Sequence[Code]) -> str:
     """Codes as atoms.
 
@@ -125,10 +130,8 @@ def atoms_text(codes: Sequence[Code]) -> str:
 
 def place_text(at: SourcePlace) -> str:
     """A place in a sentence. For a gradient it is the forward line."""
-    if at.span is None:
-        return "in generated code"
     before = "in the gradient of" if at.gradient else "recomputed at" if at.recomputed else "at"
-    return f"{before} {place(at.span)}"
+    return "in generated code" if at.span is None else f"{before} {place(at.span)}"
 
 
 def place_cell(at: SourcePlace | None) -> str:
@@ -196,10 +199,8 @@ def need_text(reason: ConversionReason) -> str:
 
 def full_maker_text(reason: ConversionReason) -> str:
     """The maker of the value with its row, for `plan.why`."""
-    if reason.maker is None:
-        return str(reason.value)
-    row = "" if reason.maker.op == annotate_p.name else _row(reason.row)
-    return f"{node_text(reason.maker)}{row}"
+    has_row = reason.maker is not None and reason.maker.op != annotate_p.name
+    return maker_text(reason) + (_row(reason.row) if has_row else "")
 
 
 def full_need_text(need: ConversionNeed, output_names: Sequence[str]) -> str:

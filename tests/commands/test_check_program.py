@@ -9,7 +9,7 @@ import pytest
 
 import sbp
 from sbp.cli import main
-from sbp.commands.shapes import arguments
+from sbp.commands.parser import arguments
 from sbp.errors import SbpError
 from sbp.signatures import known_primitives
 

@@ -1,6 +1,7 @@
-"""The pictures of a program and of its bytes show what its plan has."""
+"""The pictures of a program and of its bytes, and its annotated source, show what its plan has."""
 
 import io
+import linecache
 import math
 import re
 import sys
@@ -12,16 +13,17 @@ import jax.numpy as jnp
 import matplotlib.image
 import pytest
 from jax.sharding import AbstractMesh
+from rich.cells import cell_len
 
 import sbp
 from sbp.errors import SbpError
 from sbp.plan.traffic import sends
-from sbp.report.flows import GROUPINGS, Grouping, ProgramFlows, folded, program_flows
+from sbp.report.device_bytes import MOST_PLACES, matrices
+from sbp.report.flows import Grouping, ProgramFlows, folded, program_flows
 from sbp.report.flows import traffic as chosen
-from sbp.report.report import annotated_lines
+from sbp.report.pages import SHOWN_CODE, annotated_lines
 from sbp.report.svg import NAMESPACE, png_of
 from sbp.report.timeline import causes, schedule
-from sbp.report.traffic_picture import MOST_PLACES, matrices
 from sbp.report.wording import bytes_text
 
 MESH = AbstractMesh((2, 4), ("data", "model"))
@@ -58,23 +60,6 @@ def plan():
 
 def lines(function):
     return function.__code__.co_firstlineno
-
-
-def sent(plan):
-    """Bytes of each collective that the plan lists, times its runs."""
-    total = 0.0
-    for box in plan.program.boxes():
-        total += sum(s.bytes_sent for s in box.box.steps) * box.trips
-    return total + sum(o.bytes_sent * runs for o, runs in plan.program.kernels())
-
-
-@pytest.mark.parametrize("grouping", GROUPINGS)
-@pytest.mark.parametrize("name", ["plan", "scanned_plan"])
-def test_all_bytes_of_the_plan_are_shown(name, grouping, request):
-    plan = request.getfixturevalue(name)
-    flows = program_flows(plan.program, grouping)
-    assert flows.bytes == pytest.approx(sent(plan), rel=1e-12)
-    assert flows.bytes == pytest.approx(plan.program.cost.bytes_per_device, rel=1e-12)
 
 
 def stop(plan, line, phase):
@@ -338,7 +323,7 @@ def listed(program):
     return {names: bytes_ for names, bytes_ in found.items() if bytes_}
 
 
-@pytest.mark.parametrize("which", ["scoped_plan", "scan"])
+@pytest.mark.parametrize("which", ["plan", "scanned_plan", "scoped_plan", "scan"])
 @pytest.mark.parametrize("grouping", [None, "line", "function", "scope"])
 def test_sums_are_those_of_the_plan(which, grouping, request):
     program = request.getfixturevalue(which).program
@@ -424,3 +409,75 @@ def test_a_plan_that_sends_nothing_says_so():
 def test_only_a_report_stands_beside_another(scoped_plan):
     with pytest.raises(SbpError, match="other must be a Report"):
         scoped_plan.report().bytes(scoped_plan)
+
+
+# ---- the annotated source -----------------------------------------------------------------------
+# `report.source()`: lines of the user with their types and bytes.
+
+
+SOURCE = f"""def layer(x, w_in, w_out):
+    x = sbp.split(x, 0, "data")
+    h = jax.nn.relu(x @ sbp.split(w_in, 1, "model"))
+    مرحبا = sbp.partial(h @ w_out, "model")  # العربية
+    漢字 = sbp.replicate(مرحبا, "model")
+    return 漢字 * {" + ".join(["2.0"] * 40)}
+"""
+
+
+def report_of(source, file):
+    """The report on `layer` of a source text; without a file name the text is not at hand."""
+    if file:
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    names: dict[str, Any] = {"jax": jax, "sbp": sbp}
+    exec(compile(source, file or "<nothing>", "exec"), names)
+    arguments = shape(8, 16), shape(16, 32), shape(32, 16)
+    return sbp.jit(names["layer"], MESH).plan(*arguments).report()
+
+
+@pytest.fixture(scope="module")
+def annotated():
+    return report_of(SOURCE, "<annotated>")
+
+
+def test_lines_have_the_types_that_the_annotations_imply(annotated):
+    makes = {a.line: dict(a.makes) for a in annotated_lines(annotated.program)}
+    assert makes[2] == {"x": "data:S(0)"}
+    assert makes[3] == {"h": "data:S(0) model:S(1)"}
+    assert makes[4] == {"مرحبا": "data:S(0) model:P(sum)"}
+    assert makes[5] == {"漢字": "data:S(0)"}
+
+
+def test_bytes_stand_at_the_line_that_needs_them(annotated):
+    """Four devices of the axis add float32[4,16], by a ring: 2 * 3/4 of its bytes."""
+    sent = {a.line: a.bytes_per_device for a in annotated_lines(annotated.program)}
+    assert sent[5] == 2 * 3 / 4 * 4 * 16 * 4 == annotated.program.cost.bytes_per_device
+    assert not any(count for line, count in sent.items() if line != 5)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_text_keeps_its_width(annotated, width):
+    lines = annotated.source().lines(width)
+    assert max(map(cell_len, lines)) <= width
+    text = "\n".join(lines)
+    assert "漢字:" in text and "> 5" in text and "100 %" in text
+
+
+def test_a_long_line_is_cut_with_dots(annotated):
+    (cut,) = (line for line in annotated.source().lines(200) if "漢字 * 2.0" in line)
+    assert " .." in cut and cut.count("2.0") < 40 and len(SOURCE.splitlines()[-1]) > SHOWN_CODE
+
+
+def test_html_has_the_same_facts(annotated):
+    page = annotated.source().html()
+    assert "漢字" in page and "data:S(0) model:P(sum)" in page and "<script" not in page
+
+
+def test_a_program_without_source_is_readable():
+    text = report_of(SOURCE, "").source().text(80)
+    assert "(no source at hand)" in text and "data:S(0) model:P(sum)" in text
+
+
+def test_markup_in_the_source_is_escaped():
+    source = SOURCE.replace("# العربية", "# <b>&amp;`x`")
+    page = report_of(source, "<marked>").source().html()
+    assert "<b>&amp;" not in page and "&lt;b&gt;&amp;amp;" in page

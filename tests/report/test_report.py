@@ -258,18 +258,6 @@ def test_reasons_are_said(name, said):
     assert said in report_of(name).text(200)
 
 
-def test_annotations_have_the_users_names_and_lines():
-    lines = report_of("megatron").text(200).split("\n")
-    x, w_in, w_out = (line.split() for line in lines[lines.index("3 annotated tensors") + 2 :][:3])
-    assert (x[0], x[2:4], x[-1]) == (
-        "x",
-        ["data:S(0)", "model:B"],
-        "tests/report/programs.py:25",
-    )  # the call, not the helper's line
-    assert (w_in[0], w_in[-1]) == ("w_in", "tests/report/programs.py:26")
-    assert (w_out[0], w_out[-1]) == ("w_out", "tests/report/programs.py:27")
-
-
 def test_no_absolute_path_is_shown(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     text = report_of("megatron").text(200)

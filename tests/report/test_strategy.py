@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 
 import sbp
 from sbp.plan.traffic import Phases
-from sbp.report.strategy import strategy
+from sbp.report.facts import strategy
 
 LINE = AbstractMesh((8,), ("x",))
 GRID = AbstractMesh((4, 2), ("x", "y"))

@@ -1,5 +1,4 @@
 """One page for each diagnostic code."""
 
-from sbp.report.codes.page import PRELUDE as PRELUDE
-from sbp.report.codes.page import CodePage as CodePage
 from sbp.report.codes.running import PAGES as PAGES
+from sbp.report.codes.types import PRELUDE as PRELUDE

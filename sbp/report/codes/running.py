@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from sbp.report.codes.page import CodePage
-from sbp.report.codes.types import TYPES
+from sbp.report.codes.types import TYPES, CodePage
 
 _LEAD = "from jax.sharding import PartitionSpec\n\n"
 

@@ -1,11 +1,12 @@
-"""Program -> what a device has in memory, moment by moment and by class, and what is alive when it
-has most; as a picture over program order, with the peak and the limit."""
+"""Program -> bytes of one device: what it has in memory, moment by moment and by class, and what it
+sends by mesh axis, phase and place; each as a picture."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal
 
 from sbp.errors import bytes_text, counted
@@ -14,10 +15,9 @@ from sbp.plan.ir import Block, Loop, Register
 from sbp.plan.memory import DeviceMemory, Moment, stored_values
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase
-from sbp.report.facts import Tensor, alike, input_names, tensor
-from sbp.report.flows import place_name
-from sbp.report.parts import SHOWN_ROWS, Picture, Table, table_of
-from sbp.report.strategy import InputClass, InputUses
+from sbp.report.facts import InputClass, InputUses, Tensor, alike, input_names, tensor
+from sbp.report.flows import MOMENTS, ProgramFlows, place_name, program_flows, traffic
+from sbp.report.parts import SHOWN_ROWS, Picture, Table, table, table_of
 from sbp.report.svg import (
     CELL,
     COSTLY,
@@ -30,7 +30,7 @@ from sbp.report.svg import (
     draw_phases,
     picture,
 )
-from sbp.report.wording import sentences, times_text
+from sbp.report.wording import branches_text, sentences, times_text
 from sbp.source.reader import shortened
 from sbp.trace.graph import Node
 from sbp.trace.regions import LOOPS
@@ -61,6 +61,13 @@ COLORS: dict[MemoryClass, str] = {
     "gaps": WHOLE,
 }
 """The classes in their order, with their colours."""
+
+_BETWEEN: dict[tuple[Phase | None, Phase | None], MemoryClass] = {
+    ("forward", "backward"): "activations",
+    ("forward", "update"): "activations",
+    ("backward", "update"): "gradients",
+}
+"""The class of what one pass makes and another one needs last."""
 
 COLUMNS = 165
 """Moments that a picture shows. Of several that it shows as one, the fullest is taken."""
@@ -138,12 +145,8 @@ class _Memory:
         if root is not None and self.uses.class_of(root) == "weights":
             return "copies of weights"
         maker = self.uses.dataflow.makers.get(register.value)
-        if maker is None:
-            return "temporaries"
-        made, needed = self.uses.phases.of[maker.id], self.last.get(register)
-        if made == "forward" and needed in ("backward", "update"):
-            return "activations"
-        return "gradients" if (made, needed) == ("backward", "update") else "temporaries"
+        made = self.uses.phases.of[maker.id] if maker else None
+        return _BETWEEN.get((made, self.last.get(register)), "temporaries")
 
     def moment(self, moment: Moment) -> LiveMoment:
         """All that is in memory, by class."""
@@ -163,10 +166,9 @@ class _Memory:
 
     def arguments(self) -> list[Tensor]:
         """The arguments that take bytes."""
-        inputs = zip(self.program.block.inputs, self.names, strict=True)
         return [
-            self._tensor(register, self.uses.class_of(number), name)
-            for number, (register, name) in enumerate(inputs)
+            self._tensor(register, self.uses.class_of(number), self.names[number])
+            for number, register in enumerate(self.program.block.inputs)
             if self.device.size(register)
         ]
 
@@ -182,9 +184,12 @@ class _Memory:
     def _tensor(
         self, register: Register, kind: MemoryClass, name: str, maker: Node | None = None
     ) -> Tensor:
-        made = tensor(self.program, register, name)
-        size = self.device.size(register)
-        return replace(made, kind=kind, where=_where(maker), bytes_per_device=size)
+        return replace(
+            tensor(self.program, register, name),
+            kind=kind,
+            where=_where(maker),
+            bytes_per_device=self.device.size(register),
+        )
 
 
 def live_bytes(program: Program) -> LiveBytes:
@@ -219,7 +224,9 @@ def _where(node: Node | None) -> str:
     return "" if node is None else place_name(node).where
 
 
-# ---- picture ------------------------------------------------------------------------------------
+# ---- picture of memory --------------------------------------------------------------------------
+# Live bytes over program order, with the peak and the limit.
+
 
 MIN_SHARE = 0.001
 """Share of the limit from which it is told with a digit."""
@@ -267,14 +274,15 @@ def _caption(program: Program, found: LiveBytes) -> str:
 
 
 def _drawing(found: LiveBytes) -> Board:
-    classes: list[MemoryClass] = [c for c in COLORS if any(m.bytes.get(c) for m in found.moments)]
     peak = found.peak
     at_peak: dict[MemoryClass, str] = {
-        kind: bytes_text(peak.bytes.get(kind, 0.0)) for kind in classes
+        kind: bytes_text(peak.bytes.get(kind, 0.0))
+        for kind in COLORS
+        if any(moment.bytes.get(kind) for moment in found.moments)
     }
     shows_limit = found.limit <= DRAWN_LIMIT * peak.total
     most = 1.1 * (max(found.limit, peak.total) if shows_limit else peak.total)
-    rows = -(-len(classes) // _KEYS)
+    rows = -(-len(at_peak) // _KEYS)
     board = Board(_NAME + _PLOT + 4, _TOP + _TALL + 14 + _KEY * rows)
     wide, bottom = _PLOT / len(found.moments), _TOP + _TALL
 
@@ -290,31 +298,35 @@ def _drawing(found: LiveBytes) -> Board:
         2,
     )
     below = [0.0] * len(found.moments)
-    for kind in classes:
+    for kind, told in at_peak.items():
         above = [b + m.bytes.get(kind, 0.0) for b, m in zip(below, found.moments, strict=True)]
-        upper, lower = _steps(list(map(y, above)), wide), _steps(list(map(y, below)), wide)
-        told = f"{kind}: {at_peak[kind]} at the peak"
-        board.area([*upper, *reversed(lower)], _ink(kind), title=told)
+        upper, lower = (list(_steps(map(y, edge), wide)) for edge in (above, below))
+        board.area([*upper, *reversed(lower)], _ink(kind), title=f"{kind}: {told} at the peak")
         below = above
     for bytes_ in (0.0, peak.total / 2, peak.total):
         board.line([(_NAME - 4, y(bytes_)), (_NAME, y(bytes_))], Ink(width=0.8))
-        told = bytes_text(bytes_) if bytes_ else "0"
-        board.text((_NAME - 8, y(bytes_) + 4), told, anchor="end")
+        board.text((_NAME - 8, y(bytes_) + 4), bytes_text(bytes_) if bytes_ else "0", anchor="end")
     board.line([(_NAME, _TOP), (_NAME, bottom), (_NAME + _PLOT, bottom)], Ink(width=0.8))
     at = _NAME + wide * (found.moments.index(peak) + 0.5)
     board.line([(at, y(peak.total)), (at, bottom)], Ink(dashed=True), title="the fullest moment")
     told = f"limit {bytes_text(found.limit)}"
     if shows_limit:
-        corners = [(_NAME, y(found.limit)), (_NAME + _PLOT, y(found.limit))]
-        board.line(corners, Ink(color=COSTLY, dashed=True, width=1.5), title=told)
+        board.line(
+            [(_NAME, y(found.limit)), (_NAME + _PLOT, y(found.limit))],
+            Ink(color=COSTLY, dashed=True, width=1.5),
+            title=told,
+        )
     above = y(found.limit) - 4 if shows_limit else _TOP + 11
     board.text((_NAME + _PLOT, above), told if shows_limit else f"{told}, above", anchor="end")
     board.text((4, bottom + 22), "at the peak")
     for number, (kind, told) in enumerate(at_peak.items()):
         row, column = divmod(number, _KEYS)
-        text = shortened(f"{kind} {told}", int((_PLOT / _KEYS - 31) / CELL))
-        at = _NAME + _PLOT / _KEYS * column, bottom + 12 + _KEY * row
-        board.key(at, _ink(kind), text, title=f"{kind}: {told} at the peak")
+        board.key(
+            (_NAME + _PLOT / _KEYS * column, bottom + 12 + _KEY * row),
+            _ink(kind),
+            shortened(f"{kind} {told}", int((_PLOT / _KEYS - 31) / CELL)),
+            title=f"{kind}: {told} at the peak",
+        )
     return board
 
 
@@ -322,16 +334,11 @@ def _ink(kind: MemoryClass) -> Ink:
     return Ink(color=COLORS[kind], opacity=0.2 if kind == "gaps" else 0.45, width=0)
 
 
-def _steps(heights: Sequence[float], wide: float) -> list[Point]:
+def _steps(heights: Iterable[float], wide: float) -> Iterator[Point]:
     """The corners of a line of steps from left to right."""
-    found: list[Point] = []
-    for n, height in enumerate(heights):
-        ends = (_NAME + wide * n, height), (_NAME + wide * (n + 1), height)
-        if found and found[-1][1] == height:
-            found[-1] = ends[1]
-        else:
-            found.extend(ends)
-    return found
+    for height, level in groupby(enumerate(heights), key=lambda at: at[1]):
+        numbers = [n for n, _ in level]
+        yield from ((_NAME + wide * n, height) for n in (numbers[0], numbers[-1] + 1))
 
 
 def _class_table(found: LiveBytes) -> Table:
@@ -362,3 +369,166 @@ def _held_table(held: Sequence[tuple[Tensor, int]]) -> Table:
         shown=SHOWN_ROWS,
         rest=lambda left: f"and {counted(len(left), 'smaller one')}: {size(left)}",
     )
+
+
+# ---- picture of what is sent --------------------------------------------------------------------
+# A matrix whose cells are darker the more they send, for one plan or for two side by side.
+
+
+MOST_PLACES = 16
+"""Rows of places; the others are added up in one more row."""
+
+_PLACE, _CELL, _ROW, _GAP = 170.0, 78.0, 24.0, 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """Bytes of rows and columns.
+
+    Attributes:
+      corner: what the rows are.
+      rows, columns: their names.
+      plans: the bytes of each plan, by row and column; what sends nothing has no entry.
+    """
+
+    corner: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    plans: tuple[dict[tuple[str, str], float], ...]
+
+    def sum_of(self, plan: int, row: str) -> float:
+        """Bytes of a row."""
+        return sum(b for (r, _), b in self.plans[plan].items() if r == row)
+
+
+def matrices(found: Sequence[ProgramFlows]) -> tuple[Matrix, Matrix]:
+    """The bytes of one plan, or of several with the same rows and columns: of mesh axes by phase,
+    and of places by mesh axes.
+
+    Arguments:
+      found: the flows of each plan.
+    """
+    by_moment = tuple(flows.sums(lambda stop: stop.phase) for flows in found)
+    axes = sorted({a for sums in by_moment for a, _ in sums}, key=lambda a: (a.count(","), a))
+    sent = {m for sums in by_moment for _, m in sums}
+    every = [flows.sums(lambda stop: stop.text) for flows in found]
+    most = {
+        place: max(sum(b for (_, p), b in sums.items() if p == place) for sums in every)
+        for sums in every
+        for _, place in sums
+    }
+    places = sorted(most, key=lambda place: (-most[place], place))
+    others = places[MOST_PLACES:]
+    folded = dict.fromkeys(others, counted(len(others), "other place"))
+    named = {place: folded.get(place, place) for place in places}
+    return (
+        Matrix(
+            corner="mesh axes",
+            rows=tuple(axes),
+            columns=tuple(m for m in MOMENTS if m in sent),
+            plans=by_moment,
+        ),
+        Matrix(
+            corner="scope" if all(t.grouping == "scope" for t in found) else "function",
+            rows=tuple(dict.fromkeys(named.values())),
+            columns=tuple(axes),
+            plans=tuple(
+                {(p, a): b for (a, p), b in flows.sums(lambda stop: named[stop.text]).items()}
+                for flows in found
+            ),
+        ),
+    )
+
+
+def traffic_picture(program: Program, other: Program | None = None) -> Picture:
+    """The bytes that one device sends per call, by mesh axes, phase and place.
+
+    Arguments:
+      program: the plan.
+      other: a plan beside it, on the same scale.
+    """
+    programs = (program,) if other is None else (program, other)
+    found = tuple(map(traffic, programs))
+    if len({t.grouping for t in found}) > 1:
+        found = tuple(program_flows(p, "function") for p in programs)
+    caption = _sent_caption(found)
+    if not any(t.bytes for t in found):
+        return picture(caption, None, "no device sends anything")
+    both = matrices(found)
+    return picture(caption, _matrix_drawing(both), *map(_matrix_table, both))
+
+
+def _sent_caption(found: Sequence[ProgramFlows]) -> str:
+    this, *others = (bytes_text(t.bytes) for t in found)
+    beside = [f" by this plan, {other} by the other (this / other in tables)" for other in others]
+    return sentences(
+        {
+            f"bytes that one device sends per call, by mesh axis: {this} in"
+            f" all{''.join(beside)}.": True,
+            f"`{MOMENTS[-1]}`: conversions of results.": any(t.results.bytes for t in found),
+            **dict.fromkeys(sorted(branches_text(t.bytes, t.called) for t in found), True),
+        }
+    )
+
+
+def _matrix_drawing(both: tuple[Matrix, Matrix]) -> Board:
+    plans = len(both[0].plans)
+    block = _CELL * (max(len(m.columns) for m in both) + 1) + _GAP
+    tall = sum(_ROW * (len(m.rows) + 1) + _GAP for m in both) + 20
+    board = Board(_PLACE + block * plans, tall)
+    top = 20.0
+    for plan, name in enumerate(("this plan", "the other plan") if plans > 1 else ()):
+        board.text((_PLACE + block * plan, 12), name, Ink(bold=True))
+    for matrix in both:
+        board.text((4, top + 16), matrix.corner, Ink(bold=True))
+        for number, row in enumerate(matrix.rows, 1):
+            board.label((4, top + _ROW * number + 16), row, _PLACE - 10)
+        for plan in range(plans):
+            _cells(board, matrix, plan, (_PLACE + block * plan, top))
+        top += _ROW * (len(matrix.rows) + 1) + _GAP
+    return board
+
+
+def _cells(board: Board, matrix: Matrix, plan: int, corner: Point) -> None:
+    """The cells of one plan: each with its bytes, darker the more it sends."""
+    left, top = corner
+    most = max((b for sums in matrix.plans for b in sums.values()), default=0.0)
+    middles = [left + _CELL * (n + 0.5) for n in range(len(matrix.columns) + 1)]
+    for x, column in zip(middles, (*matrix.columns, "sum"), strict=True):
+        board.label((x, top + 16), column, _CELL - 6, Ink(bold=True), anchor="middle")
+    for at, row in enumerate(matrix.rows, 1):
+        y = top + _ROW * at
+        for x, column in zip(middles, matrix.columns, strict=False):
+            bytes_ = matrix.plans[plan].get((row, column), 0.0)
+            is_most = bytes_ == most > 0
+            color, width = (COSTLY, 2) if is_most else (SPLIT, 0)
+            board.rect(
+                (x - _CELL / 2 + 1, y + 1),
+                (_CELL - 2, _ROW - 2),
+                Ink(color=color, opacity=0.5 * bytes_ / most, width=width),
+                title=f"{row}, {column}: {bytes_text(bytes_)}",
+            )
+            board.text((x, y + 16), _cell([bytes_]), Ink(bold=is_most), anchor="middle")
+        board.text((middles[-1], y + 16), _cell([matrix.sum_of(plan, row)]), anchor="middle")
+
+
+def _matrix_table(matrix: Matrix) -> Table:
+    """The same in words; of two plans, both numbers in a cell."""
+    return table(
+        (matrix.corner, *(f">{c}" for c in (*matrix.columns, "sum"))),
+        (
+            (
+                row,
+                *(
+                    _cell([sums.get((row, c), 0.0) for sums in matrix.plans])
+                    for c in matrix.columns
+                ),
+                _cell([matrix.sum_of(plan, row) for plan in range(len(matrix.plans))]),
+            )
+            for row in matrix.rows
+        ),
+    )
+
+
+def _cell(values: Sequence[float]) -> str:
+    return " / ".join(bytes_text(v) if v else "-" for v in values)
