@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from sbp import _jax
-from sbp.explain.edits import Types
 from sbp.explain.names import Names
+from sbp.explain.pin_changes import Types
 from sbp.explain.subjects import SourcePlace, Subject, Subjects
 from sbp.infer.constraints import pin_sites
 from sbp.infer.space import decode, from_type, local_shape

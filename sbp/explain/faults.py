@@ -14,9 +14,8 @@ from jax import lax
 
 from sbp.errors import SHOWN, Diagnostic, Label, RuleRow, Span, counted
 from sbp.explain.change import BlamedFault, Diagnosis, DiagnosisLimits, left_out, tried
-from sbp.explain.edits import pinned_value
 from sbp.explain.helps import FoundHelps, blamed, helps_of
-from sbp.explain.names import Frames, Names, asked_text
+from sbp.explain.names import Frames, Names, asked_text, pinned_value
 from sbp.explain.pin_changes import dropped
 from sbp.explain.relaxations import budget_help, impossible_budgets, no_typing_together
 from sbp.infer.accumulation import allowing

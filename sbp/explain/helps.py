@@ -8,16 +8,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from sbp.annotations import annotate_p
 from sbp.errors import Edit, Help, OptionEdit, SourceEdit, Span
 from sbp.explain.change import Accepted, BlamedFault, Change, HelpKind, Tried, tried
-from sbp.explain.edits import Placed, Placement, insert_pin, set_pins, site_in
 from sbp.explain.names import Frames
-from sbp.explain.pin_changes import PinChanges, states_of
+from sbp.explain.pin_changes import PinChanges, Placed, insert_pin, set_pins, site_in, states_of
 from sbp.explain.relaxations import DEARER
 from sbp.infer.accumulation import allowing
 from sbp.infer.check import CheckResult
@@ -36,10 +36,133 @@ from sbp.limits import (
 from sbp.plan.fit import best_program
 from sbp.plan.program import Program
 from sbp.signatures import traits_of
-from sbp.source.editing import converted, loosened_policies, reads, under_policy
+from sbp.source.editing import (
+    converted,
+    loosened_policies,
+    reads,
+    statement_span,
+    under_policy,
+)
 from sbp.source.reader import SourceRead, first_argument, users_span
 from sbp.source.text import contains
+from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Graph, Node, Operand
+
+# ---- places of new annotations ------------------------------------------------------------------
+# Where an annotation that a help adds to the source stands in the traced program.
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Finds the places of an annotation, one for each time that its line is traced: in unrolled
+    layers, in rematerialisation.
+
+    A statement before the line annotates all that the line reads, also in the functions that it
+    calls. Any other edit annotates the expression that it replaces.
+
+    Arguments:
+      graph: the program.
+      dataflow: its values, for the nodes that make them.
+      line: the expression that reads the value.
+      edit: the first edit of the annotation.
+    """
+
+    graph: Graph
+    dataflow: Dataflow
+    line: Span
+    edit: SourceEdit
+
+    def of(self, values: Iterable[Operand]) -> Placed:
+        """The places of an annotation of some values that the line reads."""
+        placed: Placed = defaultdict(dict), set()
+        nodes = [n for n in self.graph.walk() if not n.in_gradient and self.frame(n) is not None]
+        for value in values:
+            reading = [n for n in nodes if value in n.inputs]
+            # Other expressions of a comprehension may read the value, too.
+            first = next((n for n in reading if self.line in n.stack), reading[0])
+            number, depth = first.inputs.index(value), self.frame(first)
+            assert depth is not None
+            path = first.stack[: depth + 1]
+            readers = {first.id} | {
+                n.id
+                for n in nodes
+                if (n.op, len(n.inputs), n.stack[: depth + 1])
+                == (first.op, len(first.inputs), path)
+                and path[-1] not in self.stack(n.inputs[number])
+            }
+            for graph in self.graph.graphs():
+                for k, node in enumerate(graph.nodes):
+                    if node.id in readers:
+                        self.place(placed, graph.nodes, k, node.inputs[number])
+        return placed
+
+    def place(
+        self, placed: Placed, siblings: tuple[Node, ...], reader: int, operand: Operand
+    ) -> None:
+        """Adds the place for one read of a value.
+
+        Arguments:
+          placed: where the annotations stand.
+          siblings: the nodes of one region, in order.
+          reader: the position of the node that reads the value.
+          operand: the value.
+        """
+        maker, (before, after) = self.dataflow.maker(operand), placed
+        if self.inserts:
+            before[self.start(siblings, reader, maker).id][operand] = None
+        elif maker is not None and self.frame(maker) is not None and isinstance(operand, int):
+            after.add(operand)
+        else:
+            before[siblings[reader].id][operand] = None
+
+    def stack(self, operand: Operand) -> tuple[Span, ...]:
+        """The frames of the node that makes an operand."""
+        maker = self.dataflow.maker(operand)
+        return maker.stack if maker is not None else ()
+
+    @property
+    def inserts(self) -> bool:
+        """Whether the edit is a statement before the line."""
+        span = self.edit.span
+        return (span.line, span.column) == (span.end_line, span.end_column)
+
+    def frame(self, node: Node) -> int | None:
+        """The position in a node's stack of the frame that reads what is annotated."""
+        start = self.edit.span if self.inserts else self.line
+        found = (
+            k
+            for k, s in enumerate(node.stack)
+            if (s.file, s.function) == (self.line.file, self.line.function)
+            and (s.line, s.column) >= (start.line, start.column)
+        )
+        return next(found, None)
+
+    def start(self, siblings: tuple[Node, ...], reader: int, maker: Node | None) -> Node:
+        """The first node of the statement that a node belongs to, after what makes the value.
+
+        Arguments:
+          siblings: the nodes of one region, in order.
+          reader: the position of the node that reads the value.
+          maker: what makes the value.
+        """
+        statement, depth = statement_span(self.line), self.frame(siblings[reader])
+        assert depth is not None
+        caller, first = siblings[reader].stack[depth + 1 :], reader
+        while statement is not None and first > 0:
+            node = siblings[first - 1]
+            k = self.frame(node)
+            # By its id: edits of the program, such as dropping another fault's pins, copy nodes.
+            made = maker is not None and node.id == maker.id
+            if made or k is None or node.stack[k + 1 :] != caller:
+                break
+            if (node.stack[k].line, node.stack[k].column) >= (
+                statement.end_line,
+                statement.end_column,
+            ):
+                break
+            first -= 1
+        return siblings[first]
+
 
 # ---- insertions ---------------------------------------------------------------------------------
 # Annotations of what the line of a fault reads.

@@ -24,8 +24,14 @@ from sbp.source.reader import (
     operand_expressions,
     read_of,
 )
-from sbp.source.scopes import VariableBinding, binding_of
-from sbp.source.text import Position, position_at, span_of, within
+from sbp.source.text import (
+    Position,
+    VariableBinding,
+    binding_of,
+    position_at,
+    span_of,
+    within,
+)
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Constant, Graph, Node, Operand
 
@@ -328,6 +334,13 @@ def _argument(name: str, binding: VariableBinding, caller: Span) -> ast.expr | N
     if 0 <= binding.position < len(call.args):
         return call.args[binding.position]
     return next((k.value for k in call.keywords if k.arg == name), None)
+
+
+def pinned_value(graph: Graph, site: PinSite) -> Operand:
+    """The value that a pin stands on."""
+    if site.source == "annotation":
+        return site.nodes[0].outputs[0]
+    return (graph.inputs if site.source == "input" else graph.outputs)[site.position]
 
 
 def pinned_text(site: PinSite, mesh: MeshSpec, codes: tuple[Code | None, ...] | None = None) -> str:

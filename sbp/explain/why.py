@@ -15,8 +15,8 @@ from typing import Literal
 
 from sbp import _jax
 from sbp.annotations import annotate_p
-from sbp.explain.edits import Types, pin_subject
 from sbp.explain.origins import ConversionNeed, ConversionReason, Link, Origins
+from sbp.explain.pin_changes import Types, pin_subject
 from sbp.explain.subjects import AtomChange, Subject, Subjects, ValueName, changed_axes
 from sbp.infer.check import CheckResult, check
 from sbp.infer.choose import EndCondition, choose_under

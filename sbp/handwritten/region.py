@@ -34,7 +34,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from sbp import _jax
 from sbp.annotations import as_array, as_type
 from sbp.errors import ArgumentError, SbpError, SbpInternalError, Span, refused
-from sbp.handwritten.claims import ClaimedArray, ClaimingRegion, RegionBody
+from sbp.handwritten.check import ClaimedArray, RegionBody, check_claims
+from sbp.handwritten.specs import axes_by_dim
 from sbp.kinds import FLAG, FUNCTION, fits, takes
 from sbp.machine.context import call_without_mesh
 from sbp.machine.mesh import MeshSpec
@@ -44,22 +45,6 @@ from sbp.signatures.kernels.shards import padded_blocks, reduced
 from sbp.signatures.region import parts_p, pick_p
 from sbp.slips import correcting
 from sbp.types import Broadcast, NdSbp, Split, Unreduced, parse
-
-# ---- operands -----------------------------------------------------------------------------------
-# The operands of a hand-written region.
-
-
-def arrays_of(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a region, each leaf an array.
-
-    Raises:
-      SbpError: `bad-argument` for a leaf that is no array.
-    """
-    leaves, tree = leaves_of(args, "a manual region")
-    return jax.tree.unflatten(
-        tree, [as_array(x, "a manual region takes pytrees of arrays; each leaf is") for x in leaves]
-    )
-
 
 # ---- entries ------------------------------------------------------------------------------------
 # Entries of the `in_types` of a hand-written region that were probably meant to be others: those
@@ -328,7 +313,9 @@ def manual(
             raise ArgumentError(
                 f"a manual region takes arguments by position, got {sorted(kwargs)}"
             )
-        args = arrays_of(args)
+        leaves, tree = leaves_of(args, "a manual region")
+        word = "a manual region takes pytrees of arrays; each leaf is"
+        args = jax.tree.unflatten(tree, [as_array(x, word) for x in leaves])
         fits(fn, args)
         scope = _SCOPE.get()
         if scope is None:
@@ -478,11 +465,8 @@ class _Region:
 
     def dims(self, claimed: ClaimedArray) -> list[tuple[str, ...] | None]:
         """The mesh axes that split each dim of an array."""
-        dims: list[tuple[str, ...]] = [()] * len(claimed.shape)
-        for name, atom in zip(self.mesh.names, claimed.atoms, strict=True):
-            if isinstance(atom, Split):
-                dims[atom.dim] = (*dims[atom.dim], name)
-        return [d or None for d in dims]
+        every = axes_by_dim(claimed.type, len(claimed.shape), self.mesh.names)
+        return [axes or None for axes in every]
 
     def encode(self, x: Any, claimed: ClaimedArray) -> Any:
         for name, n, atom in reversed(
@@ -593,12 +577,4 @@ class _Region:
         if body.key in self.scope.checked:
             return
         self.scope.checked.add(body.key)
-        ClaimingRegion(
-            name=self.name,
-            fn=self.fn,
-            body=body,
-            again=again,
-            mesh=self.mesh,
-            span=self.span,
-            made=self.made,
-        ).check()
+        check_claims(body, self.fn, again, self.mesh, span=self.span, made=self.made)

@@ -61,7 +61,7 @@ def diagnostic(finding: Finding, mesh: MeshSpec, repairs: FoundRepairs) -> Diagn
     words = _Words(finding, mesh)
     return Diagnostic(
         code=code_of(finding),
-        severity=finding.severity,
+        severity="warning" if finding.numbers else "error",
         title=words.title(),
         labels=tuple(words.labels()),
         notes=(*words.notes(), *more),

@@ -279,35 +279,34 @@ def annotation_span(node: Node) -> Span | None:
     """The user's line that annotates. Where a function of the user only annotates its argument, it
     is the line that calls this function."""
     for span, caller in itertools.pairwise(node.stack):
-        parameters = _wrappers(file_text(span.file)).get((span.line, span.column - 1), ())
+        parameters = _wrappers(file_text(span.file), span.file).get(
+            (span.line, span.column - 1), ()
+        )
         if not (annotated_text(span) in parameters and _calls(caller, span.function)):
             return span
     return node.stack[-1] if node.stack else node.span
 
 
 @functools.cache
-def _wrappers(source: str) -> dict[tuple[int, int], frozenset[str]]:
+def _wrappers(text: str, file: str) -> dict[tuple[int, int], frozenset[str]]:
     """The functions of a source text whose body is one `return`: by the position (line, column) of
     the returned expression, the parameters of the function."""
     found: dict[tuple[int, int], frozenset[str]] = {}
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:  # a notebook's cell with magics
-        return found
-    for node in ast.walk(tree):
+    tree = parsed_file(file).tree if text else None
+    for node in ast.walk(tree) if tree is not None else ():
         match node:
-            case ast.FunctionDef(
-                body=[ast.Return(value=ast.expr() as value)]
-                | [ast.Expr(), ast.Return(value=ast.expr() as value)]
+            case (
+                ast.FunctionDef(
+                    args=arguments,
+                    body=[ast.Return(value=ast.expr() as value)]
+                    | [ast.Expr(), ast.Return(value=ast.expr() as value)],
+                )
+                | ast.Lambda(args=arguments, body=value)
             ):
-                arguments = node.args
-            case ast.Lambda(body=value):
-                arguments = node.args
+                names = frozenset(a.arg for a in (*arguments.posonlyargs, *arguments.args))
+                found[value.lineno, value.col_offset] = names
             case _:
-                continue
-        found[value.lineno, value.col_offset] = frozenset(
-            a.arg for a in (*arguments.posonlyargs, *arguments.args)
-        )
+                pass
     return found
 
 
