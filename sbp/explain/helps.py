@@ -17,7 +17,7 @@ from sbp.annotations import annotate_p
 from sbp.errors import Edit, Help, OptionEdit, SourceEdit, Span
 from sbp.explain.change import Accepted, BlamedFault, Change, HelpKind, Tried, tried
 from sbp.explain.names import Frames
-from sbp.explain.pin_changes import PinChanges, Placed, insert_pin, set_pins, site_in, states_of
+from sbp.explain.pin_changes import PinChanges, Placed, insert_pins, set_pins, site_in, states_of
 from sbp.explain.relaxations import DEARER
 from sbp.infer.accumulation import allowing
 from sbp.infer.check import CheckResult
@@ -168,21 +168,18 @@ class Placement:
 # Annotations of what the line of a fault reads.
 
 
-@dataclass(frozen=True, slots=True)
-class Insertions:
-    """Annotations before the line of a fault.
+class Insertions(PinChanges):
+    """Beside changes of pins, annotations before the line of a fault."""
 
-    Arguments:
-      fault: the fault.
-      base: the program without the pins of its other faults.
-      node: the node at which the fault shows.
-    """
+    def every(self) -> Iterator[Change]:
+        """The edits to try: other atoms for a pin, an annotation before the line, a pin dropped.
+        Budgets hold for annotations, too."""
+        yield from self.moved()
+        if not self.fault.found.budgets and users_span(self.node) and not self.node.in_gradient:
+            yield from self.inserted()
+        yield from (one for one in self.drops() if one.edits)
 
-    fault: BlamedFault
-    base: Request
-    node: Node
-
-    def changes(self) -> Iterator[Change]:
+    def inserted(self) -> Iterator[Change]:
         """Annotations before the line: first on operands that do not fit a row which the other
         operands fit, then on values that enter the line."""
         node, names = self.node, self.fault.names
@@ -279,7 +276,12 @@ class Insertions:
             yield Change(
                 text=f"{' and '.join(calls)} {'before' if before else 'at'} line {line.line}",
                 edits=edits,
-                make=functools.partial(_inserted, self.base, found, self.fault.position),
+                make=functools.partial(
+                    insert_pins,
+                    self.base,
+                    [(one.placed, one.code) for one in found],
+                    self.fault.position,
+                ),
                 without=frozenset((self.fault.axis, c) for one in found for c in one.reads),
                 assumed=tuple(one.assumed for one in found if one.assumed)[:1],
                 kind="conversion",
@@ -354,20 +356,6 @@ class _Annotated(NamedTuple):
     edits: tuple[SourceEdit, ...]
     reads: tuple[str, ...]
     assumed: tuple[str, ...]
-
-
-def _inserted(base: Request, found: Sequence[_Annotated], position: int) -> Request | None:
-    """The program with new annotations; None where a value has too few dims for its annotation.
-
-    Arguments:
-      base: the program.
-      found: the annotations.
-      position: the position of their mesh axis.
-    """
-    edited: Request | None = base
-    for one in found:
-        edited = edited and insert_pin(edited, one.placed, position, one.code)
-    return edited
 
 
 def _traced(node: Node) -> tuple[Any, ...]:
@@ -598,7 +586,7 @@ def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
     size, limits = diagnosis.request.size, diagnosis.limits
     enough, most = limits.plans_of(size, min(len(diagnosis.groups), limits.faults))
     base, gone = _base(fault)
-    pins = PinChanges(fault, base, node)
+    pins = Insertions(fault, base, node)
 
     def attempt(changes: Iterator[Change], plans: int) -> Tried:
         return tried(
@@ -609,7 +597,7 @@ def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
         )
 
     policies = _by_policy(fault, base, most) if size > limits.huge else []
-    tries = [attempt(_changes(fault, base, pins), 0 if any(t.accepted for t in policies) else most)]
+    tries = [attempt(pins.every(), 0 if any(t.accepted for t in policies) else most)]
     if size <= limits.huge:
         skips = diagnosis.large and tries[0].accepted
         policies = _by_policy(fault, base, 0 if skips else most)
@@ -639,15 +627,6 @@ def _base(fault: BlamedFault) -> tuple[Request, set[tuple[str, str]]]:
                 base = set_pins(base, [(site, {position: None})] if site else []) or base
                 gone.add((other.mesh_axis, c.name))
     return base, gone
-
-
-def _changes(fault: BlamedFault, base: Request, pins: PinChanges) -> Iterator[Change]:
-    """The edits to try: other atoms for a pin, an annotation before the line, a pin dropped.
-    Budgets hold for annotations, too."""
-    yield from pins.moved()
-    if not fault.found.budgets and users_span(pins.node) and not pins.node.in_gradient:
-        yield from Insertions(fault, base, pins.node).changes()
-    yield from (one for one in pins.drops() if one.edits)
 
 
 def _by_policy(fault: BlamedFault, base: Request, plans: int) -> list[Tried]:

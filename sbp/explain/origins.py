@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -233,12 +233,10 @@ class Origins:
 
     Arguments:
       program: the plan.
-      steps: the links of values that have been followed, by value and position of the mesh axis.
       lasts: the last links of their chains. Rows quote the origins of their other operands.
     """
 
     program: Program
-    steps: dict[tuple[int, int], Links] = field(default_factory=dict)
     lasts: dict[tuple[int, int], Link] = field(default_factory=dict)
 
     @property
@@ -327,11 +325,10 @@ class Origins:
 
     # ---- links ----------------------------------------------------------------------------------
 
-    def _step(self, value: int, k: int) -> Links:
-        """The links of one value, and the operand that its atom comes from."""
-        if (value, k) not in self.steps:
-            self.steps[value, k] = self._links(value, k)
-        return self.steps[value, k]
+    @functools.cached_property
+    def _step(self) -> Callable[[int, int], Links]:
+        """The links of a value on a mesh axis, and the operand that its atom comes from."""
+        return functools.cache(self._links)
 
     def _links(self, value: int, k: int) -> Links:
         code, name, typing = self.typing.values[value][k], self.label(value), self.typing

@@ -69,10 +69,24 @@ def site_in(request: Request, site: PinSite) -> PinSite | None:
 def set_pins(request: Request, changes: Iterable[tuple[PinSite, Wanted]]) -> Request | None:
     """The request with pins that ask other codes on some mesh axes; None where a value that is
     pinned by the same line has too few dims for one of them."""
-    edited: Request | None = request
     for site, wanted in changes:
-        edited = edited and _set_pin(edited, site, wanted)
-    return edited
+        nodes = list(site.nodes)
+        if site.is_input:
+            # An input with an uneven split has two pins: what JAX can shard, and the node behind it
+            # with the type that the user asks for.
+            pinning = (n for n in request.graph.nodes if n.op == annotate_p.name)
+            nodes = [
+                n for n in pinning if n.params["pin"] and n.params["pin"].input == site.position
+            ]
+        values = [n.outputs[0] for n in nodes] or [pinned_value(request.graph, site)]
+        highest = max((c for c in wanted.values() if c is not None), default=0)
+        if any(len(request.graph.aval(v).shape) < highest for v in values):
+            return None
+        request = _with_pins(request, nodes, wanted)
+        if site.is_input or site.source == "output":
+            kind = "input" if site.is_input else "output"
+            request = _demanding(request, kind, site.position, wanted)
+    return request
 
 
 def drop_pins(request: Request, *sites: PinSite) -> Request:
@@ -81,24 +95,6 @@ def drop_pins(request: Request, *sites: PinSite) -> Request:
     found = set_pins(request, [(site, free) for site in sites])
     assert found is not None
     return found
-
-
-def _set_pin(request: Request, site: PinSite, wanted: Wanted) -> Request | None:
-    nodes = list(site.nodes)
-    if site.is_input:
-        # An input with an uneven split has two pins: what JAX can shard, and the node behind it
-        # with the type that the user asks for.
-        pinning = (n for n in request.graph.nodes if n.op == annotate_p.name and n.params["pin"])
-        nodes = [n for n in pinning if n.params["pin"].input == site.position]
-    values = [n.outputs[0] for n in nodes] or [pinned_value(request.graph, site)]
-    highest = max((c for c in wanted.values() if c is not None), default=0)
-    if any(len(request.graph.aval(v).shape) < highest for v in values):
-        return None
-    changed = _with_pins(request, nodes, wanted)
-    if site.is_input or site.source == "output":
-        kind = "input" if site.is_input else "output"
-        return _demanding(changed, kind, site.position, wanted)
-    return changed
 
 
 def _with_pins(request: Request, nodes: Iterable[Node], wanted: Wanted) -> Request:
@@ -125,23 +121,25 @@ def _demanding(
     return replace(request, demand=replace(demand, **{f"{kind}s": asked}))
 
 
-def insert_pin(request: Request, placed: Placed, position: int, code: Code) -> Request | None:
+def insert_pins(
+    request: Request, pins: Iterable[tuple[Placed, Code]], position: int
+) -> Request | None:
     """The request with new annotations; None where a value has too few dims for them.
 
     Arguments:
       request: the request.
-      placed: where they stand.
+      pins: where they stand, and what they ask on the mesh axis.
       position: of the mesh axis.
-      code: what they ask there.
     """
-    graph, (placed_before, placed_after) = request.graph, placed
-    pin = Pin(NdSbp({request.mesh.names[position]: decode(code)}))
-    values = (*itertools.chain(*placed_before.values()), *placed_after)
-    if any(len(graph.aval(v).shape) < code for v in values):
-        return None
-    before = {node: tuple((v, pin) for v in found) for node, found in placed_before.items()}
-    after = dict.fromkeys(placed_after, pin)
-    return replace(request, graph=rewrite(graph, before=before, after=after))
+    for (placed_before, placed_after), code in pins:
+        pin = Pin(NdSbp({request.mesh.names[position]: decode(code)}))
+        values = (*itertools.chain(*placed_before.values()), *placed_after)
+        if any(len(request.graph.aval(v).shape) < code for v in values):
+            return None
+        before = {node: tuple((v, pin) for v in found) for node, found in placed_before.items()}
+        graph = rewrite(request.graph, before=before, after=dict.fromkeys(placed_after, pin))
+        request = replace(request, graph=graph)
+    return request
 
 
 def rewrite(

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sbp import _jax
@@ -322,7 +322,8 @@ def why(
     *others, subject = Subjects.of(program.request.graph, output_names).find(name)
     first = min(limits.plans, limits.first_operations // max(1, program.request.size))
     most = limits.plans if refine else first
-    inquiry = _Inquiry(program, subject, limits, planning, most)
+    types = Types.of(program, program.request.graph)
+    inquiry = _Inquiry(program, subject, limits, planning, most, Origins(program), types)
     return inquiry.answer(tuple(others), tuple(output_names))
 
 
@@ -340,6 +341,8 @@ class _Inquiry:
       limits: on the number of plans.
       planning: called before each plan with `left`.
       left: the number of plans that may still be made.
+      origins: of the atoms in the plan.
+      types: of the values in the plan.
     """
 
     program: Program
@@ -347,12 +350,8 @@ class _Inquiry:
     limits: WhyLimits
     planning: Callable[[int], None]
     left: int
-    origins: Origins = field(init=False)
-    types: Types = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.origins = Origins(self.program)
-        self.types = Types.of(self.program, self.request.graph)
+    origins: Origins
+    types: Types
 
     @property
     def mesh(self) -> MeshSpec:

@@ -159,7 +159,8 @@ def region_findings(
     for i in results:
         operand = body.graph.outputs[i]
         claim = atom_of(node.params["out_specs"][i], name)
-        if not isinstance(operand, int) or (i not in uneven and body.is_claimed(operand, claim)):
+        fits = operand not in body.types or Reading(claim, 0) in body.readings(operand)
+        if not isinstance(operand, int) or (fits and i not in uneven):
             continue
         shape = body.graph.aval(operand).shape
         if isinstance(claim, Split) and shape[claim.dim] == 1:
@@ -211,9 +212,6 @@ class Body:
         """The types of a value in a fixed order, those with another power left out."""
         found = {r.atom for r in self.readings(operand) if power is None or r.power == power}
         return tuple(sorted(found, key=repr))
-
-    def is_claimed(self, operand: Operand, claim: Atom) -> bool:
-        return operand not in self.types or Reading(claim, 0) in self.readings(operand)
 
     def is_partial(self, operand: Operand) -> bool:
         """Whether every reading of a value is partial; that of equal parts, which are n times the

@@ -59,9 +59,9 @@ def corrected(in_types: Any, made: Span | None) -> Any:
       made: the user's line that made the region.
     """
     tried = correcting.value
-    if tried is None or made is None or tried.at != made or tried.wrong is not in_types:
-        return in_types
-    return tried.right
+    if tried is not None and made is not None and tried.at == made and tried.wrong is in_types:
+        return tried.right
+    return in_types
 
 
 @contextlib.contextmanager
@@ -391,26 +391,31 @@ class _Region:
                 for t in leaf_types(e, a, "in_types", self.mesh)
             ]
         flat = [self.even(x, t, i) for i, (x, t) in enumerate(zip(flat, types, strict=True))]
-        ins = [self.claim(x, t) for x, t in zip(flat, types, strict=True)]
-        given, shards = ins, [c.local(self.mesh.sizes) for c in ins]
+        given = [self.claim(x, t) for x, t in zip(flat, types, strict=True)]
+        shards = [c.local(self.mesh.sizes) for c in given]
         one = self.abstract_of((1,) * len(self.mesh.names))
-        works = functools.partial(self.body, given, tree, out_types, one)
+
+        def again(fn: Callable[..., Any]) -> RegionBody:
+            """The body of another function."""
+            return self.body(fn, given, tree, out_types, self.abstract)[0]
+
+        works = functools.partial(self.body, self.fn, given, tree, out_types, one)
         with naming_shards(self.name, in_types, shards, self.made, works):
-            body, out_tree = self.body(ins, tree, out_types, self.abstract)
-        self.check(body, functools.partial(self.again, given, tree, out_types))
-        ins, outs, closed_over = body.ins, body.outs, body.closed_over
-        encoded = [self.encode(x, h) for x, h in zip((*closed_over, *flat), ins, strict=True)]
+            body, out_tree = self.body(self.fn, given, tree, out_types, self.abstract)
+        if body.key not in self.scope.checked:
+            self.scope.checked.add(body.key)
+            check_claims(body, self.fn, again, self.mesh, span=self.span, made=self.made)
+        operands = zip((*body.closed_over, *flat), body.ins, strict=True)
+        encoded = [self.encode(x, h) for x, h in operands]
         mapped = jax.shard_map(
             lambda *shards: self.shards(body, shards),
             mesh=self.abstract,
-            in_specs=tuple(self.spec(h) for h in ins),
-            out_specs=tuple(self.spec(h) for h in outs),
+            in_specs=tuple(map(self.spec, body.ins)),
+            out_specs=tuple(map(self.spec, body.outs)),
             check_vma=False,
         )
-        results = mapped(*encoded)
-        return jax.tree.unflatten(
-            out_tree, [self.decode(y, h) for y, h in zip(results, outs, strict=True)]
-        )
+        results = zip(mapped(*encoded), body.outs, strict=True)
+        return jax.tree.unflatten(out_tree, [self.decode(y, h) for y, h in results])
 
     # ---- operands and results -------------------------------------------------------------------
 
@@ -493,19 +498,18 @@ class _Region:
         names = self.mesh.names
         return AbstractMesh(tuple(sizes), names, axis_types=(AxisType.Auto,) * len(names))
 
-    def again(
-        self, ins: Sequence[ClaimedArray], tree: Any, out_types: Any, fn: Callable[..., Any]
-    ) -> RegionBody:
-        """The body of another function."""
-        other = _Region(fn, self.scope, self.padded, self.made)
-        return other.body(ins, tree, out_types, self.abstract)[0]
-
     def body(
-        self, ins: Sequence[ClaimedArray], tree: Any, out_types: Any, mesh: AbstractMesh
+        self,
+        fn: Callable[..., Any],
+        ins: Sequence[ClaimedArray],
+        tree: Any,
+        out_types: Any,
+        mesh: AbstractMesh,
     ) -> tuple[RegionBody, Any]:
         """The body from the shards of one device to its shards of the results.
 
         Arguments:
+          fn: the region's function, or one in its place.
           ins: its operands.
           tree: their tree.
           out_types: the types of its results, as `manual` takes them.
@@ -517,7 +521,7 @@ class _Region:
         seen: list[Any] = []
 
         def local(*shards: Any) -> Any:
-            out = returning_arrays(self.fn)(*jax.tree.unflatten(tree, shards))
+            out = returning_arrays(fn)(*jax.tree.unflatten(tree, shards))
             leaves, out_tree = jax.tree.flatten(jax.tree.map(jnp.asarray, out))
             seen.append((out_tree, [jax.ShapeDtypeStruct(y.shape, y.dtype) for y in leaves]))
             return tuple(leaves)
@@ -563,18 +567,3 @@ class _Region:
         results = map(jnp.asarray, _jax.eval_jaxpr(body.jaxpr, own))  # a constant may be a number
         leading = [sum(not isinstance(a, Split) for a in h.atoms) for h in body.outs]
         return tuple(y.reshape((1,) * k + y.shape) for y, k in zip(results, leading, strict=True))
-
-    def check(self, body: RegionBody, again: Callable[[Callable[..., Any]], RegionBody]) -> None:
-        """Checks the claims of a region, unless this trace has checked the same ones.
-
-        Arguments:
-          body: its body.
-          again: traces another function in the place of the region's.
-
-        Raises:
-          SbpTypeError: `manual-types`, with all claims that do not hold.
-        """
-        if body.key in self.scope.checked:
-            return
-        self.scope.checked.add(body.key)
-        check_claims(body, self.fn, again, self.mesh, span=self.span, made=self.made)

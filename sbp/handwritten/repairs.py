@@ -475,12 +475,11 @@ class Repairs:
 
     def result(self, finding: Finding) -> Site | None:
         """The expression that a region returns, and nothing else reads."""
-        maker = self.sites.maker(finding.region, finding.result)
-        site = self.sites.value(maker) if maker is not None else None
-        if site is None or site.name or len(site.values) != 1:
+        made = self.sites.makers.get(finding.region.params["body"].outputs[finding.result])
+        site = self.sites.value(made[0]) if made is not None else None
+        if made is None or site is None or site.name or site.values != ((made[0].id, made[1]),):
             return None
-        returned = self.sites.is_result(site, finding.region, finding.result)
-        return site if returned else None
+        return site
 
     def result_shape(self, finding: Finding) -> tuple[int, ...]:
         """The local shape of the result that a finding is about."""

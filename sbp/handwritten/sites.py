@@ -131,15 +131,8 @@ class Sites:
 
     def maker(self, region: Node, result: int) -> Node | None:
         """The node that makes a result of a region; None for an operand that is returned."""
-        operand = region.params["body"].outputs[result]
-        return (
-            self.makers[operand][0] if isinstance(operand, int) and operand in self.makers else None
-        )
-
-    def is_result(self, site: Site, region: Node, result: int) -> bool:
-        """Whether a region returns the value of a site as a given result."""
         made = self.makers.get(region.params["body"].outputs[result])
-        return made is not None and site.values == ((made[0].id, made[1]),)
+        return made[0] if made is not None else None
 
     def only(self, site: Site, reader: Node, read: WrittenOperand) -> bool:
         """Whether an operand is the value of a site and has no other reader, so that reducing the

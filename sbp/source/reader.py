@@ -43,14 +43,9 @@ def expression_at(span: Span | None) -> tuple[ast.expr | None, str]:
             return found, ""
 
 
-def called_name(span: Span | None) -> str:
-    """The name of the function that the expression at a span calls, without its module; empty when
-    it is no call."""
-    return name_called(expression_at(span)[0])
-
-
 def name_called(part: ast.expr | None) -> str:
-    """The name of the function that an expression calls, as `called_name`."""
+    """The name of the function that an expression calls, without its module; empty when it is no
+    call."""
     match part:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
             return name

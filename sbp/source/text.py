@@ -220,17 +220,6 @@ def owner_of(source: ParsedSource, part: ast.AST, name: str) -> ast.AST | None:
     return None
 
 
-def is_free(source: ParsedSource, span: Span, name: str) -> bool:
-    """Whether the function or lambda around a span reads a name of a function further out."""
-    part = innermost(source, span)
-    for scope in source.around(part) if part is not None else ():
-        if isinstance(scope, FUNCTIONS | ast.Lambda | COMPREHENSIONS) and name in _bound_in(scope):
-            return False
-        if isinstance(scope, FUNCTIONS | ast.Lambda):
-            return True
-    return False
-
-
 def is_local(source: ParsedSource, part: ast.AST, name: str) -> bool:
     """Whether a function around a part binds a name, so that the module of that name cannot be used
     there. An import of it inside the function counts where it follows the part."""
