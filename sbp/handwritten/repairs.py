@@ -212,10 +212,7 @@ class Repairs:
                 yield from self.drop(fault.node, axes)
             case "averaged":
                 yield from self.sum_up(fault.node)
-            case "pending" if fault.made is not None:
-                yield from self.average(fault.made, axes)
-                yield from self.drop(fault.made, axes)
-            case "scaled" if fault.made is not None:
+            case "pending" | "scaled" if fault.made is not None:
                 yield from self.average(fault.made, axes)
                 yield from self.drop(fault.made, axes)
             case "monoid":

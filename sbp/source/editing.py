@@ -84,7 +84,7 @@ def repinned(
     if span is None or not isinstance(call, ast.Call):
         return ()
     source, names = parsed_file(span.file), names_of_sbp(span.file)
-    argument, module = _annotated(call, names, not atoms, is_constraint), names.module or "sbp"
+    argument, module = _annotated(call, names, not atoms, is_constraint), names.module
     if argument is None or (atoms and is_local(source, call, module)):
         return ()
 
@@ -108,8 +108,7 @@ def repinned(
         new = f"{module}.annotate({', '.join(given)})"
     if not new:
         return (SourceEdit(span=span, replacement=_alone(argument, call, text(argument), source)),)
-    imports = () if names.module else ("import sbp",)
-    return (SourceEdit(span=span, replacement=new, imports=imports),)
+    return (SourceEdit(span=span, replacement=new, imports=names.imports),)
 
 
 def _annotated(
@@ -185,13 +184,12 @@ def converted(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> tuple[
       local variable.
     """
     source, names = parsed_file(line.file), names_of_sbp(line.file)
-    here, module = innermost(source, line), names.module or "sbp"
-    imports = () if names.module else ("import sbp",)
+    here, module = innermost(source, line), names.module
     if here is None or is_local(source, here, module):
         return ()
     if read.span is not None:
         text = _call(exact_text(read.span), atoms, module)
-        return (SourceEdit(span=read.span, replacement=text, imports=imports),)
+        return (SourceEdit(span=read.span, replacement=text, imports=names.imports),)
     owner = owner_of(source, here, read.code)
     statement = statement_of(source, here)
     if statement is not None and owner is function_of(source, here):
@@ -199,10 +197,12 @@ def converted(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> tuple[
         if before is not None:
             made = f"{read.code} = {_call(read.code, atoms, module)}{before}"
             place = start_of(span_of(statement, line.file))
-            return (SourceEdit(span=place, replacement=made, imports=imports),)
+            return (SourceEdit(span=place, replacement=made, imports=names.imports),)
     scope = owner if owner is not None else function_of(source, here)
     return tuple(
-        SourceEdit(span=span, replacement=_call(exact_text(span), atoms, module), imports=imports)
+        SourceEdit(
+            span=span, replacement=_call(exact_text(span), atoms, module), imports=names.imports
+        )
         for span in sorted(span_of(part, line.file) for part in _reads(scope, read.code))
         if (span.line, span.column) >= (line.line, line.column)
     )
@@ -292,10 +292,9 @@ def under_policy(line: Span, policy: Policy, axis: str) -> Region | None:
     head, tail = first.encode()[: span.column - 1], last.encode()[span.end_column - 1 :].strip()
     if head.strip() or (tail and not tail.startswith(b"#")):
         return None  # it shares a line with another statement
-    imports = () if names.module else ("import sbp",)
     indent, step = head.decode(), "\t" if head[:1] == b"\t" else "    "
-    opened = f'with {names.module or "sbp"}.policy("{policy}", "{axis}"):\n{indent}{step}'
-    edits = [SourceEdit(span=start_of(span), replacement=opened, imports=imports)]
+    opened = f'with {names.module}.policy("{policy}", "{axis}"):\n{indent}{step}'
+    edits = [SourceEdit(span=start_of(span), replacement=opened, imports=names.imports)]
     edits += [
         SourceEdit(span=point(line.file, number, 1), replacement=step)
         for number in range(span.line + 1, span.end_line + 1)

@@ -195,15 +195,17 @@ class SbpNames:
     """The names that a file has for `sbp` and its functions.
 
     Arguments:
-      module: the name of the package, `sbp` or an alias; empty when the file does not import it.
+      module: the name of the package, `sbp` or an alias.
       functions: by name in the file, the function of sbp that it imports.
       others: by name in the file, the module that the name is imported from; empty for a name that
           the file defines.
+      imports: the statements that an edit needs which names the package.
     """
 
     module: str
     functions: dict[str, str]
     others: dict[str, str]
+    imports: tuple[str, ...]
 
     def function(self, func: ast.expr) -> str:
         """The function of sbp that an expression names; empty when it names another one.
@@ -213,7 +215,7 @@ class SbpNames:
         """
         match func:
             case ast.Attribute(value=ast.Name(id=module), attr=name):
-                return name if module in (self.module or "sbp", "sbp") else ""
+                return name if module in (self.module, "sbp") else ""
             case ast.Name(id=name) if name in self.functions:
                 return self.functions[name]
             case ast.Name(id=name) if name in ANNOTATIONS and name not in self.others:
@@ -264,7 +266,7 @@ def _names(text: str, file: str) -> SbpNames:  # the text is part of the key: fi
                     others[name] = ""
             case _:
                 pass
-    return SbpNames(module, functions, others)
+    return SbpNames(module or "sbp", functions, others, () if module else ("import sbp",))
 
 
 # ---- annotations --------------------------------------------------------------------------------
