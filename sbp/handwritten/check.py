@@ -35,7 +35,6 @@ from sbp.handwritten.faults import (
     COUNTED,
     Fault,
     Finding,
-    FoundRepairs,
     region_findings,
     reversed_order,
 )
@@ -229,15 +228,16 @@ class Helper:
         self.sites = Sites(self.graph)
         self.wrong = self.wrong_of(self.graph)
 
-    def helps(self, finding: Finding) -> FoundRepairs:
-        """The accepted repairs."""
+    def helps(self, finding: Finding) -> tuple[tuple[Help, ...], bool]:
+        """The accepted repairs, cheapest first, and whether the search for repairs stopped at a
+        limit before all were tried."""
         found: dict[str, Help] = {}
         places: set[object] = set()
         if finding.region.backward:  # it follows from the region that is differentiated
-            return FoundRepairs()
+            return (), False
         runs = (c.run for c in self.compared.compared if c.run.mesh_axis in finding.mesh_axes)
         if self.wrong is None or any(run.untried for run in runs):  # nothing says what is right
-            return FoundRepairs(untried=True)
+            return (), True
         most = 1 if finding.fault.kind in _ONE else SHOWN
         repairs = Repairs(self.mesh, self.sites).of(finding)
         for repair in islice(repairs, self.tried):
@@ -258,10 +258,8 @@ class Helper:
                     break
             if len(found) == most:
                 break
-        return FoundRepairs(
-            helps=tuple(sorted(found.values(), key=lambda h: h.bytes_per_device)),
-            untried=most > 1 and next(repairs, None) is not None,
-        )
+        cheapest = tuple(sorted(found.values(), key=lambda h: h.bytes_per_device))
+        return cheapest, most > 1 and next(repairs, None) is not None
 
     def wrong_of(self, graph: Graph) -> frozenset[Any] | None:
         """Which results of a program are wrong; None where it does not run."""

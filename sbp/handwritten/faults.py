@@ -14,7 +14,6 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from sbp.errors import Help
 from sbp.handwritten.measured import Reading, Readings, Types, is_good, places_of
 from sbp.handwritten.one_device import Compared
 from sbp.handwritten.specs import atom_of, outside
@@ -122,19 +121,6 @@ class Finding:
             else (f.node.id, self.result)
         )
         return f.kind, where
-
-
-@dataclass(frozen=True, slots=True)
-class FoundRepairs:
-    """The helps of one finding.
-
-    Arguments:
-      helps: the accepted repairs, cheapest first.
-      untried: whether the search for repairs stopped at a limit before all were tried.
-    """
-
-    helps: tuple[Help, ...] = ()
-    untried: bool = False
 
 
 def region_findings(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from sbp.errors import Diagnostic, Label, Span
-from sbp.handwritten.faults import Finding, FoundRepairs, Kind
+from sbp.errors import Diagnostic, Help, Label, Span
+from sbp.handwritten.faults import Finding, Kind
 from sbp.handwritten.one_device import ComparedRun
 from sbp.handwritten.specs import outs_of
 from sbp.machine.mesh import MeshSpec
@@ -42,7 +42,9 @@ _CODES: dict[Kind, str] = {
 reductions."""
 
 
-def diagnostic(finding: Finding, mesh: MeshSpec, repairs: FoundRepairs) -> Diagnostic:
+def diagnostic(
+    finding: Finding, mesh: MeshSpec, repairs: tuple[tuple[Help, ...], bool]
+) -> Diagnostic:
     """A finding in words.
 
     Arguments:
@@ -50,8 +52,8 @@ def diagnostic(finding: Finding, mesh: MeshSpec, repairs: FoundRepairs) -> Diagn
       mesh: the mesh.
       repairs: its helps, and whether there may be more.
     """
-    more = ("other repairs were not tried",) if repairs.untried else ()
-    words, late = _Words(finding, mesh), finding.observer is not None
+    (helps, untried), late = repairs, finding.observer is not None
+    words, more = _Words(finding, mesh), ("other repairs were not tried",) if untried else ()
     other = "misplaced-reduction" if late else "missing-reduction"
     return Diagnostic(
         code=_CODES.get(finding.fault.kind, other),
@@ -59,7 +61,7 @@ def diagnostic(finding: Finding, mesh: MeshSpec, repairs: FoundRepairs) -> Diagn
         title=words.title(),
         labels=tuple(words.labels()),
         notes=(*words.notes(), *more),
-        helps=repairs.helps,
+        helps=helps,
         scope=scope_of(primary(finding)),
     )
 
