@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -250,12 +250,9 @@ class Names:
         """The name of each operand of a node in a diagnosis. Each operand has one, and different
         values have different ones."""
         names = [self._word(node, number) for number in range(len(node.inputs))]
-        operands = defaultdict[str, set[Operand]](set)
-        for name, operand in zip(names, node.inputs, strict=True):
-            operands[name].add(operand)
+        values = Counter(name for name, _ in {*zip(names, node.inputs, strict=True)})
         return tuple(
-            f"{name} (operand {i})" if len(operands[name]) > 1 else name
-            for i, name in enumerate(names)
+            f"{name} (operand {i})" if values[name] > 1 else name for i, name in enumerate(names)
         )
 
     def _word(self, node: Node, number: int) -> str:

@@ -87,12 +87,13 @@ def edited(graph: Graph, edit: GraphEdit, sizes: dict[str, int]) -> Graph:
 
 def bytes_sent(graph: Graph) -> float:
     """Bytes that one device sends in the collectives of all regions, times the trips of loops."""
-    total = 0.0
-    for node in graph.nodes:
-        inner = [bytes_sent(region) for region in node.regions]
-        total += amount(node, inner)
-        total += handwritten_bytes(node) if node.op == SHARD_MAP else 0.0
-    return total
+    each = (
+        handwritten_bytes(node)
+        if node.op == SHARD_MAP
+        else amount(node, [bytes_sent(region) for region in node.regions])
+        for node in graph.nodes
+    )
+    return sum(each, 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

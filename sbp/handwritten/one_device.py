@@ -579,15 +579,13 @@ def _alone(traced: Callable[[Any], Graph], axis: AxisInCode, attempt: Attempt, f
 
 def uneven(graph: Graph, ran: Ran, mesh: MeshSpec) -> frozenset[tuple[int, int, str]]:
     """The results of regions that differ between devices and claim to be equal."""
-    found: set[tuple[int, int, str]] = set()
+    found = set[tuple[int, int, str]]()
     for node, results in claims(graph):
         for i in results:
-            x = ran.values.get(node.params["body"].outputs[i])
-            for axis, (name, n) in enumerate(mesh.axes if x is not None else ()):
-                if atom_of(node.params["out_specs"][i], name) != B or x is None:
-                    continue
-                each = np.moveaxis(x, axis, 0)
-                if any(differ(each[k], each[0]) for k in range(1, n)):
+            x, spec = ran.values.get(node.params["body"].outputs[i]), node.params["out_specs"][i]
+            for axis, name in enumerate(mesh.names if x is not None else ()):
+                each = np.moveaxis(np.asarray(x), axis, 0)
+                if atom_of(spec, name) == B and any(differ(y, each[0]) for y in each[1:]):
                     found.add((node.id, i, name))
     return frozenset(found)
 

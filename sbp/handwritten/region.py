@@ -424,11 +424,10 @@ class _Region:
 
     def whole(self, local: Any, t: NdSbp) -> ClaimedArray:
         """A result with its global shape: a split dim is as long as all of its blocks."""
-        shape = list(local.shape)
-        for atom, n in zip(t.over(self.mesh.names), self.mesh.sizes, strict=True):
-            if isinstance(atom, Split):
-                shape[atom.dim] *= n
-        return ClaimedArray(t, t.over(self.mesh.names), tuple(shape), local.dtype)
+        dims = axes_by_dim(t, len(local.shape), self.mesh.names)
+        counts = (math.prod(map(self.mesh.size, axes)) for axes in dims)
+        shape = tuple(size * n for size, n in zip(local.shape, counts, strict=True))
+        return ClaimedArray(t, t.over(self.mesh.names), shape, local.dtype)
 
     def even(self, x: Any, t: NdSbp, number: int) -> Any:
         """An operand whose split dims divide: where they do not, it is padded block by block.

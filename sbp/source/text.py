@@ -183,11 +183,12 @@ COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 def innermost(source: ParsedSource, span: Span) -> ast.AST | None:
     """The innermost part of a source that holds a span."""
-    found: ast.AST | None = None
-    for node in ast.walk(source.tree) if source.tree else ():  # outer parts come first
-        if isinstance(node, ast.expr | ast.stmt) and contains(span_of(node, span.file), span):
-            found = node
-    return found
+    holding = [  # outer parts come first
+        node
+        for node in (ast.walk(source.tree) if source.tree else ())
+        if isinstance(node, ast.expr | ast.stmt) and contains(span_of(node, span.file), span)
+    ]
+    return holding[-1] if holding else None
 
 
 def statement_of(source: ParsedSource, part: ast.AST) -> ast.stmt | None:
