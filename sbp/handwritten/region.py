@@ -1,5 +1,5 @@
 """`sbp.manual`: a region written by hand with named-axis collectives. Its claimed types are checked
-when it is traced (`checking.py`).
+when it is traced (`check.py`).
 
 The region becomes one `jax.shard_map` in which every operand and result mentions every mesh axis:
 for an axis that splits no dim, an array has a leading dim over the axis. A B operand is broadcast
