@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from sbp.handwritten.check import analysed, check_mesh, diagnostics_of, traced
+from sbp.handwritten.check import analysed, check_mesh, coverage, diagnostics_of, traced
 from sbp.handwritten.one_device import compared_runs
 from sbp.kinds import FUNCTION, fits, takes
 from sbp.machine.mesh import mesh_spec
@@ -71,4 +71,4 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     compared = compared_runs(graph, fn, lambda f: traced(f, args, mesh), leaves, spec)
     found, title = analysed(compared, spec), getattr(fn, "__name__", "")
     said = diagnostics_of(found, spec)
-    return Report(program=None, diagnostics=said, title=title, coverage=found.coverage)
+    return Report(program=None, diagnostics=said, title=title, coverage=coverage(compared))

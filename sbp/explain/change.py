@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sbp.errors import SHOWN, Edit, Help, Label, counted
-from sbp.explain.edits import pinned_value
-from sbp.explain.names import BATCHED, Names, asked_text, behind_vmap
+from sbp.explain.names import BATCHED, Names, asked_text, behind_vmap, pinned_value
 from sbp.infer.check import RLIMIT, Checker, CheckResult
 from sbp.infer.constraints import Constraint, System
 from sbp.infer.request import Request

@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from sbp import _jax
-from sbp.explain.edits import Types
 from sbp.explain.names import Names
-from sbp.explain.subjects import SourcePlace, Subject, Subjects
+from sbp.explain.pin_changes import Types
+from sbp.explain.subjects import SourcePlace, Subjects, distinct
 from sbp.infer.constraints import pin_sites
 from sbp.infer.space import decode, from_type, local_shape
 from sbp.limits import policies_in
@@ -89,12 +89,9 @@ def _settings(side: ComparedPlan) -> dict[tuple[str, str, str], Any]:
         ("mesh", "", ""): tuple(zip(names, request.mesh.sizes, strict=True)),
         ("hardware", "", ""): hardware.name,
     }
-    for field in fields(hardware):
-        if field.name != "slow_axes":
-            subject = f"{field.name} of {hardware.name}"
-            found["figure", subject, ""] = getattr(hardware, field.name)
-    for axis, network in sorted(hardware.slow_axes):
-        found["network", axis, ""] = network
+    figures = [field.name for field in fields(hardware) if field.name != "slow_axes"]
+    found |= {("figure", f"{f} of {hardware.name}", ""): getattr(hardware, f) for f in figures}
+    found |= {("network", axis, ""): network for axis, network in sorted(hardware.slow_axes)}
     policies = [policy or request.boxing for policy in own]
     found |= {
         # One policy for all mesh axes is the same on meshes with other axes.
@@ -245,15 +242,13 @@ def _values(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
     """The inputs, the outputs, and the values that the expressions of a program make. Each value
     belongs to its innermost expression; values with one label are numbered in order."""
     subjects = Subjects.of(side.program.request.graph, side.output_names)
-    made: dict[tuple[int, ...], Subject] = {}
-    for subject in subjects.innermost(subjects.places):
-        if any(v in side.program.typing.values for v in subject.values):
-            made.setdefault(subject.values, subject)
+    values = side.program.typing.values
+    inner = (s for s in subjects.innermost(subjects.places) if any(v in values for v in s.values))
     found: dict[ValueKey, ComparedValue] = {}
     count: Counter[tuple[Any, ...]] = Counter()
     graph, mesh = side.program.request.graph, side.program.mesh
     types = Types.of(side.program, graph)
-    for s in (*subjects.boundary(), *sorted(made.values(), key=lambda s: s.values[0])):
+    for s in (*subjects.boundary(), *sorted(distinct(inner), key=lambda s: s.values[0])):
         kind = s.kind if s.kind in ("input", "output") else "value"
         alike = kind, s.label, s.gradient, s.frame.function if s.frame else ""
         t, aval = types.type_of(s), graph.avals[s.values[0]]

@@ -14,9 +14,8 @@ from jax import lax
 
 from sbp.errors import SHOWN, Diagnostic, Label, RuleRow, Span, counted
 from sbp.explain.change import BlamedFault, Diagnosis, DiagnosisLimits, left_out, tried
-from sbp.explain.edits import pinned_value
 from sbp.explain.helps import FoundHelps, blamed, helps_of
-from sbp.explain.names import Frames, Names, asked_text
+from sbp.explain.names import Frames, Names, asked_text, pinned_value
 from sbp.explain.pin_changes import dropped
 from sbp.explain.relaxations import budget_help, impossible_budgets, no_typing_together
 from sbp.infer.accumulation import allowing
@@ -26,7 +25,7 @@ from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.limits import boxing_text
 from sbp.plan.text import place
-from sbp.source.reader import called_name, scope_of, source_text, users_span
+from sbp.source.reader import expression_at, name_called, scope_of, source_text, users_span
 from sbp.trace.collector import collecting_less
 from sbp.trace.graph import Node
 from sbp.types import P
@@ -121,7 +120,10 @@ def _edge(fault: BlamedFault, node: Node, constraint: Constraint) -> str:
     read, name = _read(constraint), _value(fault, constraint)
     if read.exit is not None and read.exit.kind == "result":
         # lax.cond(predicate, true branch, false branch)
-        is_cond = len(node.regions) == 2 and called_name(users_span(node)) == lax.cond.__name__
+        is_cond = (
+            len(node.regions) == 2
+            and name_called(expression_at(users_span(node))[0]) == lax.cond.__name__
+        )
         number = read.exit.region
         branch = ("the false branch", "the true branch")[number] if is_cond else f"branch {number}"
         return f"the result of {branch}"

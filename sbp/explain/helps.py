@@ -8,16 +8,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from sbp.annotations import annotate_p
 from sbp.errors import SHOWN, Edit, Help, OptionEdit, SourceEdit, Span
 from sbp.explain.change import Accepted, BlamedFault, Change, HelpKind, Tried, tried
-from sbp.explain.edits import Placed, Placement, insert_pin, set_pins, site_in
 from sbp.explain.names import Frames
-from sbp.explain.pin_changes import PinChanges, states_of
+from sbp.explain.pin_changes import PinChanges, Placed, insert_pins, set_pins, site_in, states_of
 from sbp.explain.relaxations import DEARER
 from sbp.infer.accumulation import allowing
 from sbp.infer.check import CheckResult
@@ -36,30 +36,150 @@ from sbp.limits import (
 from sbp.plan.fit import best_program
 from sbp.plan.program import Program
 from sbp.signatures import traits_of
-from sbp.source.editing import converted, loosened_policies, reads, under_policy
+from sbp.source.editing import (
+    converted,
+    loosened_policies,
+    reads,
+    statement_span,
+    under_policy,
+)
 from sbp.source.reader import SourceRead, first_argument, users_span
 from sbp.source.text import contains
+from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Graph, Node, Operand
+
+# ---- places of new annotations ------------------------------------------------------------------
+# Where an annotation that a help adds to the source stands in the traced program.
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Finds the places of an annotation, one for each time that its line is traced: in unrolled
+    layers, in rematerialisation.
+
+    A statement before the line annotates all that the line reads, also in the functions that it
+    calls. Any other edit annotates the expression that it replaces.
+
+    Arguments:
+      graph: the program.
+      dataflow: its values, for the nodes that make them.
+      line: the expression that reads the value.
+      edit: the first edit of the annotation.
+    """
+
+    graph: Graph
+    dataflow: Dataflow
+    line: Span
+    edit: SourceEdit
+
+    def of(self, values: Iterable[Operand]) -> Placed:
+        """The places of an annotation of some values that the line reads."""
+        placed: Placed = defaultdict(dict), set()
+        nodes = [n for n in self.graph.walk() if not n.in_gradient and self.frame(n) is not None]
+        for value in values:
+            reading = [n for n in nodes if value in n.inputs]
+            # Other expressions of a comprehension may read the value, too.
+            first = next((n for n in reading if self.line in n.stack), reading[0])
+            number, depth = first.inputs.index(value), self.frame(first)
+            assert depth is not None
+            path = first.stack[: depth + 1]
+            readers = {first.id} | {
+                n.id
+                for n in nodes
+                if (n.op, len(n.inputs), n.stack[: depth + 1])
+                == (first.op, len(first.inputs), path)
+                and path[-1] not in self.stack(n.inputs[number])
+            }
+            for graph in self.graph.graphs():
+                for k, node in enumerate(graph.nodes):
+                    if node.id in readers:
+                        self.place(placed, graph.nodes, k, node.inputs[number])
+        return placed
+
+    def place(
+        self, placed: Placed, siblings: tuple[Node, ...], reader: int, operand: Operand
+    ) -> None:
+        """Adds the place for one read of a value.
+
+        Arguments:
+          placed: where the annotations stand.
+          siblings: the nodes of one region, in order.
+          reader: the position of the node that reads the value.
+          operand: the value.
+        """
+        maker, (before, after) = self.dataflow.maker(operand), placed
+        if self.inserts:
+            before[self.start(siblings, reader, maker).id][operand] = None
+        elif maker is not None and self.frame(maker) is not None and isinstance(operand, int):
+            after.add(operand)
+        else:
+            before[siblings[reader].id][operand] = None
+
+    def stack(self, operand: Operand) -> tuple[Span, ...]:
+        """The frames of the node that makes an operand."""
+        maker = self.dataflow.maker(operand)
+        return maker.stack if maker is not None else ()
+
+    @property
+    def inserts(self) -> bool:
+        """Whether the edit is a statement before the line."""
+        span = self.edit.span
+        return (span.line, span.column) == (span.end_line, span.end_column)
+
+    def frame(self, node: Node) -> int | None:
+        """The position in a node's stack of the frame that reads what is annotated."""
+        start = self.edit.span if self.inserts else self.line
+        found = (
+            k
+            for k, s in enumerate(node.stack)
+            if (s.file, s.function) == (self.line.file, self.line.function)
+            and (s.line, s.column) >= (start.line, start.column)
+        )
+        return next(found, None)
+
+    def start(self, siblings: tuple[Node, ...], reader: int, maker: Node | None) -> Node:
+        """The first node of the statement that a node belongs to, after what makes the value.
+
+        Arguments:
+          siblings: the nodes of one region, in order.
+          reader: the position of the node that reads the value.
+          maker: what makes the value.
+        """
+        statement, depth = statement_span(self.line), self.frame(siblings[reader])
+        assert depth is not None
+        caller, first = siblings[reader].stack[depth + 1 :], reader
+        while statement is not None and first > 0:
+            node = siblings[first - 1]
+            k = self.frame(node)
+            # By its id: edits of the program, such as dropping another fault's pins, copy nodes.
+            made = maker is not None and node.id == maker.id
+            if made or k is None or node.stack[k + 1 :] != caller:
+                break
+            if (node.stack[k].line, node.stack[k].column) >= (
+                statement.end_line,
+                statement.end_column,
+            ):
+                break
+            first -= 1
+        return siblings[first]
+
 
 # ---- insertions ---------------------------------------------------------------------------------
 # Annotations of what the line of a fault reads.
 
 
-@dataclass(frozen=True, slots=True)
-class Insertions:
-    """Annotations before the line of a fault.
+class Insertions(PinChanges):
+    """Beside changes of pins, annotations before the line of a fault."""
 
-    Arguments:
-      fault: the fault.
-      base: the program without the pins of its other faults.
-      node: the node at which the fault shows.
-    """
+    def every(self) -> Iterator[Change]:
+        """The edits to try: other atoms for a pin, an annotation before the line, a pin dropped.
+        Budgets hold for annotations, too."""
+        yield from self.moved()
+        if not self.fault.found.budgets and users_span(self.node) and not self.node.in_gradient:
+            yield from self.inserted()
+        yield from (one for one in self.drops() if one.edits)
 
-    fault: BlamedFault
-    base: Request
-    node: Node
-
-    def changes(self) -> Iterator[Change]:
+    def inserted(self) -> Iterator[Change]:
         """Annotations before the line: first on operands that do not fit a row which the other
         operands fit, then on values that enter the line."""
         node, names = self.node, self.fault.names
@@ -156,7 +276,12 @@ class Insertions:
             yield Change(
                 text=f"{' and '.join(calls)} {'before' if before else 'at'} line {line.line}",
                 edits=edits,
-                make=functools.partial(_inserted, self.base, found, self.fault.position),
+                make=functools.partial(
+                    insert_pins,
+                    self.base,
+                    [(one.placed, one.code) for one in found],
+                    self.fault.position,
+                ),
                 without=frozenset((self.fault.axis, c) for one in found for c in one.reads),
                 assumed=tuple(one.assumed for one in found if one.assumed)[:1],
                 kind="conversion",
@@ -231,20 +356,6 @@ class _Annotated(NamedTuple):
     edits: tuple[SourceEdit, ...]
     reads: tuple[str, ...]
     assumed: tuple[str, ...]
-
-
-def _inserted(base: Request, found: Sequence[_Annotated], position: int) -> Request | None:
-    """The program with new annotations; None where a value has too few dims for its annotation.
-
-    Arguments:
-      base: the program.
-      found: the annotations.
-      position: the position of their mesh axis.
-    """
-    edited: Request | None = base
-    for one in found:
-        edited = edited and insert_pin(edited, one.placed, position, one.code)
-    return edited
 
 
 def _traced(node: Node) -> tuple[Any, ...]:
@@ -475,7 +586,7 @@ def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
     size, limits = diagnosis.request.size, diagnosis.limits
     enough, most = limits.plans_of(size, min(len(diagnosis.groups), limits.faults))
     base, gone = _base(fault)
-    pins = PinChanges(fault, base, node)
+    pins = Insertions(fault, base, node)
 
     def attempt(changes: Iterator[Change], plans: int) -> Tried:
         return tried(
@@ -489,7 +600,7 @@ def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
     large = limits.is_large(size)
     huge = large and most <= SHOWN
     policies = _by_policy(fault, base, most) if huge else []
-    tries = [attempt(_changes(fault, base, pins), 0 if any(t.accepted for t in policies) else most)]
+    tries = [attempt(pins.every(), 0 if any(t.accepted for t in policies) else most)]
     if not huge:
         skips = large and tries[0].accepted
         policies = _by_policy(fault, base, 0 if skips else most)
@@ -519,15 +630,6 @@ def _base(fault: BlamedFault) -> tuple[Request, set[tuple[str, str]]]:
                 base = set_pins(base, [(site, {position: None})] if site else []) or base
                 gone.add((other.mesh_axis, c.name))
     return base, gone
-
-
-def _changes(fault: BlamedFault, base: Request, pins: PinChanges) -> Iterator[Change]:
-    """The edits to try: other atoms for a pin, an annotation before the line, a pin dropped.
-    Budgets hold for annotations, too."""
-    yield from pins.moved()
-    if not fault.found.budgets and users_span(pins.node) and not pins.node.in_gradient:
-        yield from Insertions(fault, base, pins.node).changes()
-    yield from (one for one in pins.drops() if one.edits)
 
 
 def _by_policy(fault: BlamedFault, base: Request, plans: int) -> list[Tried]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,8 +24,14 @@ from sbp.source.reader import (
     operand_expressions,
     read_of,
 )
-from sbp.source.scopes import VariableBinding, binding_of
-from sbp.source.text import Position, position_at, span_of, within
+from sbp.source.text import (
+    Position,
+    VariableBinding,
+    binding_of,
+    position_at,
+    span_of,
+    within,
+)
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Constant, Graph, Node, Operand
 
@@ -244,12 +250,9 @@ class Names:
         """The name of each operand of a node in a diagnosis. Each operand has one, and different
         values have different ones."""
         names = [self._word(node, number) for number in range(len(node.inputs))]
-        operands = defaultdict[str, set[Operand]](set)
-        for name, operand in zip(names, node.inputs, strict=True):
-            operands[name].add(operand)
+        values = Counter(name for name, _ in {*zip(names, node.inputs, strict=True)})
         return tuple(
-            f"{name} (operand {i})" if len(operands[name]) > 1 else name
-            for i, name in enumerate(names)
+            f"{name} (operand {i})" if values[name] > 1 else name for i, name in enumerate(names)
         )
 
     def _word(self, node: Node, number: int) -> str:
@@ -328,6 +331,13 @@ def _argument(name: str, binding: VariableBinding, caller: Span) -> ast.expr | N
     if 0 <= binding.position < len(call.args):
         return call.args[binding.position]
     return next((k.value for k in call.keywords if k.arg == name), None)
+
+
+def pinned_value(graph: Graph, site: PinSite) -> Operand:
+    """The value that a pin stands on."""
+    if site.source == "annotation":
+        return site.nodes[0].outputs[0]
+    return (graph.inputs if site.source == "input" else graph.outputs)[site.position]
 
 
 def pinned_text(site: PinSite, mesh: MeshSpec, codes: tuple[Code | None, ...] | None = None) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -20,7 +20,6 @@ from sbp.explain.subjects import AtomChange, AxisRow, SourcePlace, ValueName
 from sbp.infer.accumulation import allowing
 from sbp.infer.pins import pinned_codes
 from sbp.infer.space import Code, decode, encode
-from sbp.infer.typing import Typing
 from sbp.plan.program import PlannedBox, Program
 from sbp.signatures import Row, rule_for, traits_of
 from sbp.source.reader import expression_at, source_text
@@ -233,23 +232,16 @@ class Origins:
 
     Arguments:
       program: the plan.
-      steps: the links of values that have been followed, by value and position of the mesh axis.
       lasts: the last links of their chains. Rows quote the origins of their other operands.
     """
 
     program: Program
-    steps: dict[tuple[int, int], Links] = field(default_factory=dict)
     lasts: dict[tuple[int, int], Link] = field(default_factory=dict)
-
-    @property
-    def typing(self) -> Typing:
-        """The program with its types."""
-        return self.program.typing
 
     @functools.cached_property
     def names(self) -> Names:
         """The names of the program's values."""
-        return Names(self.typing.graph)
+        return Names(self.program.typing.graph)
 
     def is_carry(self, operand: Operand) -> bool:
         """Whether a value is a loop's carry as its body reads it."""
@@ -327,15 +319,14 @@ class Origins:
 
     # ---- links ----------------------------------------------------------------------------------
 
-    def _step(self, value: int, k: int) -> Links:
-        """The links of one value, and the operand that its atom comes from."""
-        if (value, k) not in self.steps:
-            self.steps[value, k] = self._links(value, k)
-        return self.steps[value, k]
+    @functools.cached_property
+    def _step(self) -> Callable[[int, int], Links]:
+        """The links of a value on a mesh axis, and the operand that its atom comes from."""
+        return functools.cache(self._links)
 
     def _links(self, value: int, k: int) -> Links:
-        code, name, typing = self.typing.values[value][k], self.label(value), self.typing
-        number, fed = self.names.inputs.get(value), self.names.dataflow.entries.get(value)
+        typing, name, number = self.program.typing, self.label(value), self.names.inputs.get(value)
+        code, fed = typing.values[value][k], self.names.dataflow.entries.get(value)
         if number is not None:
             wanted = typing.request.demand.inputs[number]
             kind = "input" if wanted is not None and wanted[k] is not None else "free input"
@@ -384,7 +375,7 @@ class Origins:
           k: position of the mesh axis.
         """
         operand = node.inputs[number]
-        made = self.typing.values[operand][k] if isinstance(operand, int) else wanted
+        made = self.program.typing.values[operand][k] if isinstance(operand, int) else wanted
         if made == wanted:
             return [link], operand
         name = self.label(operand)
@@ -400,17 +391,17 @@ class Origins:
           code: the result's code.
           k: position of the mesh axis.
         """
-        ins = [t[k] for t in self.typing.rows[node.id].ins]
+        ins = [t[k] for t in self.program.typing.rows[node.id].ins]
         values = [(i, o) for i, o in enumerate(node.inputs) if isinstance(o, int)]
         leads = [(i, o) for i, o in values if ins[i]] or ([] if code else values)
         # The operand that a loop adds explains more than the carry to which it is added, and a
         # conversion more than an operand that is B as it was made.
-        converted = {i for i, o in leads if not code and self.typing.values[o][k] != ins[i]}
+        converted = {i for i, o in leads if not code and self.program.typing.values[o][k] != ins[i]}
         rank = {i: (i not in converted, self.is_carry(o)) for i, o in leads}
         return sorted(rank, key=lambda i: rank[i])
 
     def _row(self, node: Node, value: int, code: Code, k: int) -> Links:
-        chosen, leads = self.typing.rows[node.id], self._leads(node, code, k)
+        chosen, leads = self.program.typing.rows[node.id], self._leads(node, code, k)
         row = AxisRow.of(chosen.ins, chosen.outs, k)
         kernel = chosen.kernels[k] if chosen.kernels else ""
         link = Link(
@@ -466,7 +457,7 @@ class Origins:
 
     def chosen_row(self, node: Node, axis: int) -> AxisRow | None:
         """The chosen row of an operation; None for regions and operations without operands."""
-        row = self.typing.rows.get(node.id)
+        row = self.program.typing.rows.get(node.id)
         if row is None or node.regions or not row.ins:
             return None
         return AxisRow.of(row.ins, row.outs, axis)
@@ -481,7 +472,7 @@ class Origins:
         """
         # The rows of a barrier are about each of its operands.
         at, atom = 0 if node.is_barrier else number, decode(change.before)
-        request = self.typing.graph_request
+        request = self.program.typing.graph_request
         one = slice(number, number + 1) if node.is_barrier else slice(None)
         rows = request.axis_rows(node, change.axis, communicates=True, operands=one)
         return [row for row in rows if row.ins[at] == atom]
@@ -534,7 +525,7 @@ class Origins:
         if not rows:
             is_cast = traits.carries == "rounded" and traits.adapts
             return need("rounding" if is_cast else "not linear")
-        values = self.typing.values
+        values = self.program.typing.values
         made = {
             i: values[o][change.axis]
             for i, o in enumerate(reader.inputs)

@@ -1,32 +1,315 @@
-"""Changes of the pins that are to blame for a fault, and the edits that make them."""
+"""Programs with pins dropped, moved to another dim, or put in where the source would have a new
+annotation; changes of the pins that are to blame for a fault, and the edits that make them."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
-from sbp.annotations import Pin
+from sbp.annotations import Pin, annotate_p
 from sbp.errors import Edit, OptionEdit, SourceEdit
 from sbp.explain.change import BlamedFault, Change
-from sbp.explain.edits import Wanted, pinned_value, set_pins, site_in, wanted_codes
-from sbp.explain.names import Names, behind_vmap, pinned_text
+from sbp.explain.names import Names, behind_vmap, pinned_text, pinned_value
+from sbp.explain.subjects import Subject, kind_of
 from sbp.infer.constraints import Constraint, PinSite, System, pin_sites, state_literal
 from sbp.infer.flow import End
+from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.layout import padded
+from sbp.plan.program import Program
 from sbp.plan.text import place
-from sbp.source.editing import Part, PinnedPart
+from sbp.source.editing import Part
 from sbp.source.editing import repinned as repinned_source
 from sbp.source.reader import expression_at, source_text, users_span
 from sbp.source.text import position_at
-from sbp.trace.graph import Node
+from sbp.trace.dataflow import Dataflow
+from sbp.trace.graph import Graph, Node, Operand
 from sbp.trace.places import CONSTRAINTS
 from sbp.types import Atom, NdSbp, P
+
+# ---- pins of a program --------------------------------------------------------------------------
+# Programs with pins changed, dropped or inserted.
+
+
+_NOTHING: Mapping[int, Any] = MappingProxyType({})
+
+Placed = tuple[dict[int, dict[Operand, None]], set[int]]
+"""New annotations in a program: by node id, the values that are annotated before the node; and the
+values that are annotated where they are made. All that follows reads what is annotated."""
+
+Wanted = Mapping[int, Code | None]
+"""Codes asked on some mesh axes, by the position of the axis; None leaves the axis free."""
+
+
+def wanted_codes(codes: tuple[Code | None, ...], wanted: Wanted) -> tuple[Code | None, ...]:
+    """The codes on all mesh axes, with others on some of them."""
+    return tuple(wanted.get(k, c) for k, c in enumerate(codes))
+
+
+def site_in(request: Request, site: PinSite) -> PinSite | None:
+    """The pin that a pin of the program has become in an edited request; None when it was
+    dropped."""
+    nodes = {n.id for n in site.nodes}
+    same = (
+        s
+        for s in pin_sites(request)
+        if (s.source, s.position) == (site.source, site.position)
+        and {n.id for n in s.nodes} == nodes
+    )
+    return next(same, None)
+
+
+def set_pins(request: Request, changes: Iterable[tuple[PinSite, Wanted]]) -> Request | None:
+    """The request with pins that ask other codes on some mesh axes; None where a value that is
+    pinned by the same line has too few dims for one of them."""
+    for site, wanted in changes:
+        nodes = list(site.nodes)
+        if site.is_input:
+            # An input with an uneven split has two pins: what JAX can shard, and the node behind it
+            # with the type that the user asks for.
+            pinning = (n for n in request.graph.nodes if n.op == annotate_p.name)
+            nodes = [
+                n for n in pinning if n.params["pin"] and n.params["pin"].input == site.position
+            ]
+        values = [n.outputs[0] for n in nodes] or [pinned_value(request.graph, site)]
+        highest = max((c for c in wanted.values() if c is not None), default=0)
+        if any(len(request.graph.aval(v).shape) < highest for v in values):
+            return None
+        request = _with_pins(request, nodes, wanted)
+        if site.is_input or site.source == "output":
+            kind = "input" if site.is_input else "output"
+            request = _demanding(request, kind, site.position, wanted)
+    return request
+
+
+def drop_pins(request: Request, *sites: PinSite) -> Request:
+    """The request without some pins."""
+    free = dict.fromkeys(range(len(request.mesh.names)))
+    found = set_pins(request, [(site, free) for site in sites])
+    assert found is not None
+    return found
+
+
+def _with_pins(request: Request, nodes: Iterable[Node], wanted: Wanted) -> Request:
+    """The request with annotations that ask other codes; none where they ask nothing."""
+    at = dict[int, Pin | None]()
+    for node in nodes:
+        pin: Pin = node.params["pin"]
+        codes = wanted_codes(pinned_codes(pin, request.mesh), wanted)
+        named = zip(request.mesh.names, codes, strict=True)
+        atoms = {axis: decode(c) for axis, c in named if c is not None}
+        at[node.id] = replace(pin, type=NdSbp(atoms), complete=False) if atoms else None
+    return replace(request, graph=rewrite(request.graph, at=at)) if at else request
+
+
+def _demanding(
+    request: Request, kind: Literal["input", "output"], position: int, wanted: Wanted
+) -> Request:
+    """The request with another type asked of one input or output."""
+    demand = request.demand
+    given = demand.inputs if kind == "input" else demand.outputs
+    codes = wanted_codes(given[position] or (None,) * len(request.mesh.names), wanted)
+    free = all(c is None for c in codes)
+    asked = tuple(t if i != position else None if free else codes for i, t in enumerate(given))
+    return replace(request, demand=replace(demand, **{f"{kind}s": asked}))
+
+
+def insert_pins(
+    request: Request, pins: Iterable[tuple[Placed, Code]], position: int
+) -> Request | None:
+    """The request with new annotations; None where a value has too few dims for them.
+
+    Arguments:
+      request: the request.
+      pins: where they stand, and what they ask on the mesh axis.
+      position: of the mesh axis.
+    """
+    for (placed_before, placed_after), code in pins:
+        pin = Pin(NdSbp({request.mesh.names[position]: decode(code)}))
+        values = (*itertools.chain(*placed_before.values()), *placed_after)
+        if any(len(request.graph.aval(v).shape) < code for v in values):
+            return None
+        before = {node: tuple((v, pin) for v in found) for node, found in placed_before.items()}
+        graph = rewrite(request.graph, before=before, after=dict.fromkeys(placed_after, pin))
+        request = replace(request, graph=graph)
+    return request
+
+
+def rewrite(
+    graph: Graph,
+    *,
+    at: Mapping[int, Pin | None] = _NOTHING,
+    before: Mapping[int, tuple[tuple[Operand, Pin], ...]] = _NOTHING,
+    after: Mapping[int, Pin] = _NOTHING,
+    own: frozenset[tuple[int, Operand]] = frozenset(),
+) -> Graph:
+    """The program with annotations changed, taken out or put in.
+
+    Arguments:
+      graph: the program.
+      at: by the node id of an annotation, its new pin; None takes the annotation out.
+      before: by node id, values and pins: new annotations of the values before the node. The node
+          and everything after it read the annotated values.
+      after: by value, a pin: a new annotation after the node that makes the value.
+      own: reads that do not read an annotated value, as (node id, value).
+    """
+    avals = dict(graph.avals)
+    values = itertools.count(max(avals, default=0) + 1)
+    ids = itertools.count(max((n.id for n in graph.walk()), default=0) + 1)
+    same: dict[int, Operand] = {}
+
+    def of(operand: Operand) -> Operand:
+        """The operand after the edits."""
+        while isinstance(operand, int) and operand in same:
+            operand = same[operand]
+        return operand
+
+    def note(operand: int, pin: Pin, like: Node) -> Node:
+        """A new annotation of an operand, at the line of a node."""
+        value = next(values)
+        avals[value], same[operand] = avals[operand], value
+        params = {"pin": pin, "cotangent": None}
+        made = replace(
+            like, id=next(ids), op=annotate_p.name, primitive=annotate_p, params=params, regions=()
+        )
+        return replace(made, inputs=(operand,), outputs=(value,))
+
+    def visit(g: Graph) -> Graph:
+        """The program or the body of a region after the edits."""
+        nodes: list[Node] = []
+        for node in g.nodes:
+            for value, pin in before.get(node.id, ()):
+                operand = of(value)
+                if isinstance(operand, int):
+                    nodes.append(note(operand, pin, node))
+            inputs = tuple(o if (node.id, o) in own else of(o) for o in node.inputs)
+            if at.get(node.id, node) is None:
+                same[node.outputs[0]] = inputs[0]
+                continue
+            params = node.params | {"pin": at[node.id]} if node.id in at else node.params
+            nodes.append(
+                replace(node, inputs=inputs, params=params, regions=tuple(map(visit, node.regions)))
+            )
+            nodes += [note(v, after[v], node) for v in node.outputs if v in after]
+        return replace(g, nodes=tuple(nodes), outputs=tuple(map(of, g.outputs)), avals=avals)
+
+    return visit(graph)
+
+
+# ---- pins of a subject --------------------------------------------------------------------------
+# Programs with a value, an operand, an input or an output pinned to another type, as an annotation
+# in the source would pin it.
+
+
+def pin_subject(request: Request, subject: Subject, wanted: Wanted) -> Request:
+    """The request with a subject pinned, or left free, on some mesh axes. The new pin replaces the
+    user's pins of the subject on these axes; pins on other axes stay.
+
+    Arguments:
+      request: the request.
+      subject: the subject. A value that is not pinned cannot be left free.
+      wanted: what is asked.
+    """
+    match subject.kind:
+        case "input" | "output" as kind:
+            return _demanding(request, kind, subject.position, wanted)
+        case "annotation":
+            nodes = (n for n in request.graph.walk() if n.op == annotate_p.name)
+            mine = [n for n in nodes if n.outputs[0] in subject.values]
+            return _with_pins(request, mine, wanted)
+        case "made":
+            return _pinned_after(request, subject, wanted)
+
+
+def _pinned_after(request: Request, subject: Subject, wanted: Wanted) -> Request:
+    graph, names = request.graph, request.mesh.names
+    asked = ((names[k], c) for k, c in sorted(wanted.items()))
+    pin = Pin(NdSbp({axis: decode(c) for axis, c in asked if c is not None}))
+    own = _own_reads(graph, subject)
+    # A copy that only the operation's own gradient reads is not annotated in the source's program
+    # either: JAX drops it as dead.
+    read = {o for n in graph.walk() for o in n.inputs if (n.id, o) not in own} | {
+        o for g in graph.graphs() for o in g.outputs
+    }
+    # Readers inside of the expression belong to the operation's own gradient. They read its result
+    # without the annotation, as they do when the source annotates the result.
+    after = {v: pin for v in subject.values if v in read}
+    return replace(request, graph=rewrite(graph, after=after, own=own))
+
+
+@dataclass(frozen=True, slots=True)
+class Types:
+    """The types of subjects of the program `asked` in a plan of it, or of an edit in which one of
+    them is pinned.
+
+    Arguments:
+      program: the plan.
+      asked: the program.
+      pinned: for each value that was pinned by the edit, the annotation's result.
+    """
+
+    program: Program
+    asked: Graph
+    pinned: Mapping[Operand, int]
+
+    @classmethod
+    def of(cls, program: Program, asked: Graph) -> Types:
+        """Collects the pins of a plan."""
+        pins = (n for n in program.graph.walk() if n.op == annotate_p.name)
+        new = [n for n in pins if n.outputs[0] not in asked.avals]
+        return cls(program, asked, {n.inputs[0]: n.outputs[0] for n in reversed(new)})
+
+    def type_of(self, subject: Subject) -> NdSbp:
+        """The type of a subject. Values may be missing in the plan: a conversion that is not
+        repeated takes with it the operations that only fed it."""
+        if subject.kind == "output":
+            return self.program.output_types[subject.position]
+        typing, values = self.program.typing, set(subject.values)
+        pinned = [self.pinned[v] for v in subject.values if v in self.pinned]
+        if subject.kind == "made" and pinned:
+            return typing.type_of(pinned[0])
+        present = [v for v in subject.values if v in typing.values]
+        if not present:  # the annotation was taken out: take its operand
+            inputs = (
+                o for n in self.asked.walk() if not values.isdisjoint(n.outputs) for o in n.inputs
+            )
+            present = [o for o in inputs if isinstance(o, int) and o in typing.values]
+        return typing.type_of(present[0])
+
+
+def _own_reads(graph: Graph, subject: Subject) -> frozenset[tuple[int, Operand]]:
+    """Where an expression reads its own results: (node id, value).
+
+    In a Python loop the next turn reads a result too, on the same line. So the nodes of the
+    expression are sorted by turns. Of alike nodes the first belong to the first turn; in a backward
+    pass the first belong to the last turn.
+    """
+    frame, makers = subject.frame, Dataflow(graph).makers
+    alike: dict[object, list[Node]] = defaultdict(list)
+    for node in graph.walk():
+        if frame is not None and (frame == node.span or frame in node.stack):
+            alike[kind_of(node, graph), node.is_recomputed].append(node)
+    turns = sum(not makers[v].is_recomputed for v in subject.values if v in makers)
+    turn: dict[int, int] = {}
+    for nodes in alike.values():
+        each = -(-len(nodes) // max(1, turns))
+        for number, node in enumerate(nodes):
+            turn[node.id] = turns - 1 - number // each if node.backward else number // each
+    return frozenset(
+        (node.id, o)
+        for nodes in alike.values()
+        for node in nodes
+        for o in node.inputs
+        if isinstance(o, int) and o in subject.values and turn.get(makers[o].id) == turn[node.id]
+    )
+
 
 # ---- edits --------------------------------------------------------------------------------------
 # Edits that change a pin: in the source for an annotation, else in `in_types` or `out_types`.
@@ -56,14 +339,14 @@ def edits_of(request: Request, site: PinSite, wanted: Wanted) -> tuple[Edit, ...
         is_constraint = pin.asked_by in CONSTRAINTS
         if _serves_others(request, site) or (pin.asked_by and not is_constraint):
             return ()
-        pinned = PinnedPart(
-            atoms=atoms,
-            part=_part(request, site),
+        return repinned_source(
+            site.span,
+            atoms,
+            _part(request, site),
             free=free,
             reduce_dtype=pin.reduce_dtype,
             is_constraint=is_constraint,
         )
-        return repinned_source(site.span, pinned)
     option = "in_types" if site.is_input else "out_types"
     value: Any = repr(NdSbp(atoms, free)) if atoms else None
     if request.demand.is_padded("input" if site.is_input else "output", site.position):

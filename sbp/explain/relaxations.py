@@ -22,9 +22,8 @@ from sbp.errors import (
     seconds_text,
 )
 from sbp.explain.change import DiagnosisLimits, Tried, left_out, priced, tried
-from sbp.explain.edits import drop_pins, pinned_value, wanted_codes
-from sbp.explain.names import Names, pinned_text
-from sbp.explain.pin_changes import dropped, repinned
+from sbp.explain.names import Names, pinned_text, pinned_value
+from sbp.explain.pin_changes import drop_pins, dropped, repinned, wanted_codes
 from sbp.infer.choose import choose
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.request import Request

@@ -227,7 +227,7 @@ class Subjects:
     def variables(self, name: str) -> list[Subject]:
         """The values assigned to a variable, by the order of the assignments."""
         spans = [s for s in self.places if any(name in g for g in names_at(s))]
-        found = _distinct(s for s in self.innermost(spans) if s.label == name)
+        found = distinct(s for s in self.innermost(spans) if s.label == name)
         return sorted(found, key=lambda s: s.values[0])
 
     def innermost(self, spans: Iterable[Span]) -> Iterator[Subject]:
@@ -267,7 +267,7 @@ class Subjects:
                 f"line {number} is in {' and in '.join(files)}; name one of them, such as"
                 f' "{min(position_text(s.file, number) for s in at)}"'
             )
-        found = _distinct(s for s in self.innermost(at) if s.gradient or not gradient)
+        found = distinct(s for s in self.innermost(at) if s.gradient or not gradient)
         return sorted(found, key=lambda s: (s.gradient == gradient, s.values[0]))
 
     def _nearest(self, text: str) -> str:
@@ -372,7 +372,7 @@ def _results(kinds: list[Any], makers: dict[Any, Node], targets: Targets) -> lis
     return [[k for k in kinds if start <= k[-1] < stop] for start, stop in itertools.pairwise(ends)]
 
 
-def _distinct(found: Iterable[Subject]) -> list[Subject]:
+def distinct(found: Iterable[Subject]) -> list[Subject]:
     """Each value once."""
     kept: dict[tuple[int, ...], Subject] = {}
     for subject in found:

@@ -10,13 +10,13 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sbp import _jax
 from sbp.annotations import annotate_p
-from sbp.explain.edits import Types, pin_subject
 from sbp.explain.origins import ConversionNeed, ConversionReason, Link, Origins
+from sbp.explain.pin_changes import Types, pin_subject
 from sbp.explain.subjects import AtomChange, Subject, Subjects, ValueName, changed_axes
 from sbp.infer.check import CheckResult, check
 from sbp.infer.choose import EndCondition, choose_under
@@ -24,7 +24,6 @@ from sbp.infer.constraints import pin_sites
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY
 from sbp.infer.space import Code, Codes, Step, decode, from_type, is_even, local_shape, to_type
-from sbp.machine.mesh import MeshSpec
 from sbp.plan.fit import best_program, cheapest
 from sbp.plan.program import Cost, PlannedBox, Program
 from sbp.trace.graph import Operand
@@ -322,7 +321,8 @@ def why(
     *others, subject = Subjects.of(program.request.graph, output_names).find(name)
     first = min(limits.plans, limits.first_operations // max(1, program.request.size))
     most = limits.plans if refine else first
-    inquiry = _Inquiry(program, subject, limits, planning, most)
+    types = Types.of(program, program.request.graph)
+    inquiry = _Inquiry(program, subject, limits, planning, most, Origins(program), types)
     return inquiry.answer(tuple(others), tuple(output_names))
 
 
@@ -340,6 +340,8 @@ class _Inquiry:
       limits: on the number of plans.
       planning: called before each plan with `left`.
       left: the number of plans that may still be made.
+      origins: of the atoms in the plan.
+      types: of the values in the plan.
     """
 
     program: Program
@@ -347,22 +349,8 @@ class _Inquiry:
     limits: WhyLimits
     planning: Callable[[int], None]
     left: int
-    origins: Origins = field(init=False)
-    types: Types = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.origins = Origins(self.program)
-        self.types = Types.of(self.program, self.request.graph)
-
-    @property
-    def mesh(self) -> MeshSpec:
-        """The mesh."""
-        return self.program.mesh
-
-    @property
-    def request(self) -> Request:
-        """The program, and what its types are chosen by."""
-        return self.program.request
+    origins: Origins
+    types: Types
 
     @property
     def is_boundary(self) -> bool:
@@ -372,14 +360,14 @@ class _Inquiry:
     def answer(self, others: tuple[Subject, ...], output_names: tuple[str, ...]) -> Why:
         """The answer."""
         subject, typing, codes = self.subject, self.program.typing, self.codes(self.subject)
-        aval = self.request.graph.avals[subject.values[0]]
+        aval = self.program.request.graph.avals[subject.values[0]]
         # Copies whose conversions are not repeated are not in the plan.
         present = [v for v in subject.values if v in typing.values]
         kinds = [typing.values[v] for v in present] if subject.kind != "output" else [codes]
         groups = groups_of(self.program, subject, self.origins)
         deferred = min(self.limits.deferred, len(groups), self.left)
         self.left -= deferred
-        axes = [k for k, n in enumerate(self.mesh.sizes) if n > 1]
+        axes = [k for k, n in enumerate(self.program.mesh.sizes) if n > 1]
         options = {k: self.options(k, codes[k]) for k in axes}
         turns = itertools.zip_longest(*([(k, c) for c in options[k]] for k in axes))
         asked: list[Wanted] = [((k, None),) for k in axes if self.is_pinned(k)]
@@ -388,12 +376,14 @@ class _Inquiry:
         pairs = self.pairs(codes, singles)
         most = max(0, min(self.limits.joint, self.left))
         every = (*singles.values(), *(self.plan(wanted) for wanted in pairs[:most]))
-        local = local_shape(aval.shape, codes, self.mesh.sizes)
+        local = local_shape(aval.shape, codes, self.program.mesh.sizes)
         return Why(
             subject=subject,
-            others=tuple((s, to_type(self.codes(s), self.mesh)) for s in others),
-            type=to_type(codes, self.mesh),
-            types=tuple((to_type(t, self.mesh), kinds.count(t)) for t in dict.fromkeys(kinds)),
+            others=tuple((s, to_type(self.codes(s), self.program.mesh)) for s in others),
+            type=to_type(codes, self.program.mesh),
+            types=tuple(
+                (to_type(t, self.program.mesh), kinds.count(t)) for t in dict.fromkeys(kinds)
+            ),
             shape=tuple(aval.shape),
             dtype=str(aval.dtype),
             local_shape=local,
@@ -410,9 +400,11 @@ class _Inquiry:
             output_names=output_names,
             # The bound does not hold for plans that reuse forward conversions if the search left
             # these out, nor under a memory limit, where bytes have a price.
-            proved=typing.optimal and typing.bounds_reuse and self.request.memory_limit is None,
+            proved=typing.optimal
+            and typing.bounds_reuse
+            and self.program.request.memory_limit is None,
             evades=subject.kind == "made"
-            and any(p != "auto" for p in self.request.strictest.policies),
+            and any(p != "auto" for p in self.program.request.strictest.policies),
         )
 
     def explained(self, group: Group, *, tried: bool) -> ExplainedConversion:
@@ -422,7 +414,7 @@ class _Inquiry:
         if tried:
             self.planning(self.left)
         if tried and not reason.need.is_forced:
-            instead = self.alternative(deferred(self.request, group, reason.need))
+            instead = self.alternative(deferred(self.program.request, group, reason.need))
         return ExplainedConversion(
             steps=first.box.steps,
             runs=sum(p.trips for p in group),
@@ -443,25 +435,25 @@ class _Inquiry:
         """
         if isinstance(found, Refusal):
             return Alternative(wanted=wanted, refusal=found)
-        t = Types.of(found, self.request.graph).type_of(self.subject)
+        t = Types.of(found, self.program.request.graph).type_of(self.subject)
         return Alternative(wanted=wanted, type=t, cost=found.cost)
 
     def codes(self, subject: Subject) -> Codes:
         """The type of a subject in the plan."""
-        return from_type(self.types.type_of(subject), self.mesh)
+        return from_type(self.types.type_of(subject), self.program.mesh)
 
     # ---- alternatives ---------------------------------------------------------------------------
 
     def is_pinned(self, position: int) -> bool:
         """Whether the user pins the subject itself on a mesh axis."""
-        subject, demand = self.subject, self.request.demand
+        subject, demand = self.subject, self.program.request.demand
         if self.is_boundary:
             given = demand.inputs if subject.kind == "input" else demand.outputs
             codes = given[subject.position]
             return codes is not None and codes[position] is not None
         return subject.kind == "annotation" and any(
             n.outputs[0] in subject.values and s.codes[position] is not None
-            for s in pin_sites(self.request)
+            for s in pin_sites(self.program.request)
             for n in s.nodes
         )
 
@@ -470,20 +462,20 @@ class _Inquiry:
         self.planning(self.left)
         self.left -= 1
         atoms = tuple(
-            (self.mesh.names[k], "?" if c is None else repr(decode(c))) for k, c in wanted
+            (self.program.mesh.names[k], "?" if c is None else repr(decode(c))) for k, c in wanted
         )
         return self.alternative(
-            planned(pin_subject(self.request, self.subject, dict(wanted))), atoms
+            planned(pin_subject(self.program.request, self.subject, dict(wanted))), atoms
         )
 
     def options(self, position: int, current: Code) -> list[Code]:
         """Other atoms that the value may have on a mesh axis: B, then P where some row makes it so,
         then the splits."""
-        value, n = self.subject.values[0], self.mesh.sizes[position]
-        shape = self.request.graph.avals[value].shape
+        value, n = self.subject.values[0], self.program.mesh.sizes[position]
+        shape = self.program.request.graph.avals[value].shape
         even = not self.must_divide
         splits = [1 + d for d, size in enumerate(shape) if size >= n and (even or size % n == 0)]
-        monoids = () if self.is_boundary else sorted(self.request.native.get(value, EMPTY))
+        monoids = () if self.is_boundary else sorted(self.program.request.native.get(value, EMPTY))
         partial = [-1 - MONOIDS.index(m) for m in monoids]
         return [c for c in (0, *partial, *splits) if c != current]
 
@@ -491,7 +483,7 @@ class _Inquiry:
     def must_divide(self) -> bool:
         """Whether the value is an input or output whose splits have to divide."""
         kind, position = self.subject.kind, self.subject.position
-        return self.is_boundary and not self.request.demand.is_padded(kind, position)
+        return self.is_boundary and not self.program.request.demand.is_padded(kind, position)
 
     def pairs(self, codes: Codes, singles: Mapping[Wanted, Alternative]) -> list[Wanted]:
         """Types with other atoms on two mesh axes, of which each has a plan on its own; those that
@@ -502,7 +494,7 @@ class _Inquiry:
           singles: the plans with another atom on one mesh axis.
         """
         seen = {a.type for a in singles.values()}
-        shape = tuple(self.request.graph.avals[self.subject.values[0]].shape)
+        shape = tuple(self.program.request.graph.avals[self.subject.values[0]].shape)
         seconds = {
             (k, c): a.cost.seconds
             for ((k, c),), a in singles.items()
@@ -512,17 +504,17 @@ class _Inquiry:
         for pair in itertools.combinations(seconds, 2):
             (k, a), (j, b) = sorted(pair)
             t = tuple({k: a, j: b}.get(i, c) for i, c in enumerate(codes))
-            if k != j and self.is_type(shape, t) and to_type(t, self.mesh) not in seen:
+            if k != j and self.is_type(shape, t) and to_type(t, self.program.mesh) not in seen:
                 found.append(((k, a), (j, b)))
         return sorted(found, key=lambda pair: sum(seconds[k, c] for k, c in pair if c is not None))
 
     def is_type(self, shape: tuple[int, ...], codes: Codes) -> bool:
         """Whether a shape can have a type: its dims are long enough to split, and its partial atoms
         have one monoid."""
-        if self.must_divide and not is_even(shape, codes, self.mesh.sizes):
+        if self.must_divide and not is_even(shape, codes, self.program.mesh.sizes):
             return False
         parts: dict[int, int] = {}
-        for c, n in zip(codes, self.mesh.sizes, strict=True):
+        for c, n in zip(codes, self.program.mesh.sizes, strict=True):
             parts[c] = parts.get(c, 1) * n
         return (
             all(shape[c - 1] >= n for c, n in parts.items() if c > 0)
@@ -547,8 +539,12 @@ class _Inquiry:
         links = (replace(first, subject=own), *rest)
         if self.subject.kind == "output":
             # Its own link, then those of the returned value unless a pin ends the chain.
-            tied = dict(self.request.demand.tied).get(self.subject.position)
-            donor = None if tied is None else self.origins.label(self.request.graph.inputs[tied])
+            tied = dict(self.program.request.demand.tied).get(self.subject.position)
+            donor = (
+                None
+                if tied is None
+                else self.origins.label(self.program.request.graph.inputs[tied])
+            )
             kind = "free output" if donor is None else "donated output"
             links = (Link(kind=kind, subject=own, atom=code, donor=donor), *links)
             if self.is_pinned(position):
@@ -560,7 +556,7 @@ class _Inquiry:
         ]
         best = min(possible, key=_by_cost, default=None)
         return AxisStory(
-            mesh_axis=self.mesh.names[position],
+            mesh_axis=self.program.mesh.names[position],
             atom=repr(decode(code)),
             links=links,
             pinned=self.is_pinned(position),

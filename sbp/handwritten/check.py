@@ -1,25 +1,32 @@
-"""The check of a program with `jax.shard_map`: its trace, its findings and their repairs."""
+"""The check of a program with `jax.shard_map`, and of the types that an `sbp.manual` region claims:
+its trace, its findings and their repairs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
+from sbp import _jax
 from sbp.errors import (
     SHOWN,
     Diagnostic,
     Help,
+    Label,
     SbpError,
     SbpInternalError,
+    SbpTypeError,
     Span,
+    note,
+    noting,
     position_text,
     refused,
+    warn,
 )
 from sbp.handwritten.edits import GraphEdit, bytes_sent, edited
 from sbp.handwritten.emulation import FAILURES
@@ -28,22 +35,23 @@ from sbp.handwritten.faults import (
     COUNTED,
     Fault,
     Finding,
-    Findings,
-    FoundRepairs,
+    region_findings,
     reversed_order,
 )
 from sbp.handwritten.measured import scalars
-from sbp.handwritten.one_device import ComparedRun, Comparisons
+from sbp.handwritten.one_device import ComparedRun, Comparisons, compared_runs
 from sbp.handwritten.repairs import Repairs
 from sbp.handwritten.sites import Sites
-from sbp.handwritten.specs import claims
+from sbp.handwritten.specs import claims, regions_of
 from sbp.handwritten.words import DIFFERS, diagnostic, primary, run_diagnostic
 from sbp.machine.mesh import MeshSpec
 from sbp.pytrees import leaves_of, returning_arrays
+from sbp.signatures.laws.oracle import Types, localised
 from sbp.source.reader import source_text, users_span
 from sbp.trace.build import body_graph
 from sbp.trace.collectives import SHARD_MAP, CollectiveRun, collective_runs
-from sbp.trace.graph import Graph, Node
+from sbp.trace.graph import Constant, Graph, Node
+from sbp.types import NdSbp, Split, Unreduced
 
 # ---- coverage -----------------------------------------------------------------------------------
 # What was checked of a program: its collectives with the bytes that they send, and its comparisons
@@ -90,7 +98,7 @@ class Coverage:
 
 def coverage(compared: Comparisons) -> Coverage:
     """What was checked of a program, by its comparisons."""
-    regions = [node for node in compared.graph.walk() if node.op == SHARD_MAP]
+    regions = [*regions_of(compared.graph)]
     grouped: dict[Any, list[CollectiveRun]] = {}
     for run in (run for region in regions for run in collective_runs(region)):
         span = users_span(run.node)
@@ -116,7 +124,7 @@ def coverage(compared: Comparisons) -> Coverage:
 # ---- analysis -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Analysis:
     """The analysis of a program.
 
@@ -125,13 +133,11 @@ class Analysis:
       findings: the faults.
       ends: for each mesh axis, operations at which types end because of a value of another device
           or of the device's index.
-      coverage: what was checked.
     """
 
     compared: Comparisons
     findings: tuple[Finding, ...]
     ends: dict[str, list[Node]]
-    coverage: Coverage
 
 
 def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
@@ -140,7 +146,7 @@ def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
     Raises:
       SbpError: `bad-argument` when there is none, or one over another mesh.
     """
-    every = [node for node in graph.walk() if node.op == SHARD_MAP]
+    every = [*regions_of(graph)]
     if not every:
         raise SbpError(
             "the function has no jax.shard_map in it, and there is nothing to check; sbp.jit types"
@@ -159,39 +165,39 @@ def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
 
 def analysed(compared: Comparisons, mesh: MeshSpec) -> Analysis:
     """The faults of a program, by its comparisons."""
-    found = Findings(mesh.names)
+    found, ends = dict[tuple[Any, ...], Finding](), dict[str, list[Node]]()
+
+    def enter(finding: Finding) -> None:
+        """Enters a finding; the same one on several mesh axes is one."""
+        if (known := found.get(finding.key)) is not None:
+            both = {*known.mesh_axes, *finding.mesh_axes}
+            finding = replace(known, mesh_axes=tuple(a for a in mesh.names if a in both))
+        found[finding.key] = finding
+
     for c in compared.compared:
-        name = c.run.mesh_axis
-        if not (c.types or c.uneven):
-            continue
-        own = Findings(mesh.names)
-        for node, results in claims(compared.graph):
+        name, written = c.run.mesh_axis, compared.axes[c.run.mesh_axis].written
+        for node, results in claims(compared.graph) if c.types or c.uneven else ():
             manual = node.params.get("newly_manual_axes", node.params.get("manual_axes", ()))
-            uneven = [i for at, i, a in compared.uneven if (at, a) == (node.id, name)]
-            if name in manual:
-                own.region(node, (c.types, *c.trips), name, results, uneven, c.numbers)
-        found.ends |= own.ends
-        for finding in own.found.values():
-            kind, numbers = finding.fault.kind, compared.axes[name].written.numbers
-            if c.meant and not c.uneven and kind in (*COUNTED, *BY_SHARD):
+            if name not in manual:
                 continue
-            if kind in COUNTED and scalars(finding.fault.node):
-                finding = replace(finding, numbers=(*finding.numbers, *sorted(numbers)))
-            found.enter(finding)
-    if not found.found and all(c.wrong for c in compared.compared):
+            uneven = [i for at, i, a in compared.uneven if (at, a) == (node.id, name)]
+            for finding in region_findings(node, c, results, uneven, ends.setdefault(name, [])):
+                kind = finding.fault.kind
+                if c.meant and not c.uneven and kind in (*COUNTED, *BY_SHARD):
+                    continue
+                if kind in COUNTED and scalars(finding.fault.node):
+                    numbers = (*finding.numbers, *sorted(written.numbers))
+                    finding = replace(finding, numbers=numbers)
+                enter(finding)
+    if not found and all(c.wrong for c in compared.compared):
         for node, _ in claims(compared.graph):
             if axes := reversed_order(node, mesh.names):
-                found.enter(Finding(Fault("order", node), axes, None, node))
-    findings = found.found.values()
+                enter(Finding(Fault("order", node), axes, None, node))
+    findings = found.values()
     placed = {f.fault.node.id for f in findings if f.fault.kind != "local"}
     # A collective that mixes up the dims of a value does so on other mesh axes as well.
     mixed = [f for f in findings if f.fault.kind == "local" and f.fault.node.id in placed]
-    return Analysis(
-        compared=compared,
-        findings=tuple(f for f in findings if f not in mixed),
-        ends=found.ends,
-        coverage=coverage(compared),
-    )
+    return Analysis(compared, tuple(f for f in findings if f not in mixed), ends)
 
 
 # ---- helps --------------------------------------------------------------------------------------
@@ -222,15 +228,16 @@ class Helper:
         self.sites = Sites(self.graph)
         self.wrong = self.wrong_of(self.graph)
 
-    def helps(self, finding: Finding) -> FoundRepairs:
-        """The accepted repairs."""
+    def helps(self, finding: Finding) -> tuple[tuple[Help, ...], bool]:
+        """The accepted repairs, cheapest first, and whether the search for repairs stopped at a
+        limit before all were tried."""
         found: dict[str, Help] = {}
         places: set[object] = set()
         if finding.region.backward:  # it follows from the region that is differentiated
-            return FoundRepairs()
+            return (), False
         runs = (c.run for c in self.compared.compared if c.run.mesh_axis in finding.mesh_axes)
         if self.wrong is None or any(run.untried for run in runs):  # nothing says what is right
-            return FoundRepairs(untried=True)
+            return (), True
         most = 1 if finding.fault.kind in _ONE else SHOWN
         repairs = Repairs(self.mesh, self.sites).of(finding)
         for repair in islice(repairs, self.tried):
@@ -251,10 +258,8 @@ class Helper:
                     break
             if len(found) == most:
                 break
-        return FoundRepairs(
-            helps=tuple(sorted(found.values(), key=lambda h: h.bytes_per_device)),
-            untried=most > 1 and next(repairs, None) is not None,
-        )
+        cheapest = tuple(sorted(found.values(), key=lambda h: h.bytes_per_device))
+        return cheapest, most > 1 and next(repairs, None) is not None
 
     def wrong_of(self, graph: Graph) -> frozenset[Any] | None:
         """Which results of a program are wrong; None where it does not run."""
@@ -335,11 +340,6 @@ def diagnostics_of(found: Analysis, mesh: MeshSpec) -> tuple[Diagnostic, ...]:
         run_diagnostic(c.run, found.ends.get(c.run.mesh_axis, ())) for c in found.compared.compared
     )
     said += [d for d in shown if d is not None and not (causes and d.code == DIFFERS)]
-    return in_source_order(said)
-
-
-def in_source_order(said: Sequence[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Diagnostics by their places; those without one come last."""
     return tuple(
         sorted(said, key=lambda d: (d.primary is None, d.primary.span if d.primary else None))
     )
@@ -372,3 +372,150 @@ def _misdirected(doubled: Finding, missing: Finding) -> bool:
         if reached & set(node.inputs):
             reached |= set(node.outputs)
     return bool(reached & set(doubled.fault.node.inputs))
+
+
+# ---- claims -------------------------------------------------------------------------------------
+# The types that an `sbp.manual` region claims.
+
+
+CODE = "manual-types"
+CLAIMED = "its types are claimed here"
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedArray:
+    """One operand or result of a region.
+
+    Arguments:
+      type: its claimed type.
+      atoms: its claimed atom on each mesh axis.
+      shape: its global shape.
+      dtype: its dtype.
+    """
+
+    type: NdSbp
+    atoms: Types
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def local(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The shape of one device's part."""
+        return localised(self.shape, self.atoms, sizes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RegionBody:
+    """The body of a region on the shards of one device.
+
+    Arguments:
+      jaxpr: the body.
+      mesh: the mesh that its collectives name, as JAX has it.
+      ins: its operands; the arrays that it closes over come first.
+      outs: its results.
+      closed_over: the arrays that it closes over.
+    """
+
+    jaxpr: Any
+    mesh: Any
+    ins: Sequence[ClaimedArray]
+    outs: Sequence[ClaimedArray]
+    closed_over: Sequence[Any]
+
+    @property
+    def key(self) -> str:
+        """Two bodies with equal keys have the same claims about the same body."""
+        return f"{self.jaxpr}\n{[h.type for h in self.ins]}\n{[h.type for h in self.outs]}"
+
+    def program(self, span: Span | None) -> Graph:
+        """The region as a program of its own, in which its operands and results have types."""
+        body = body_graph(self.jaxpr)
+        numbers = count(max(body.avals, default=0) + 1)
+        avals = [_jax.empty_aval(h.shape, h.dtype) for h in (*self.ins, *self.outs)]
+        given = (*self.closed_over, *(None for _ in self.ins[len(self.closed_over) :]))
+        operands = tuple(
+            next(numbers) if x is None or isinstance(x, _jax.Tracer) else Constant(x, aval)
+            for x, aval in zip(given, avals, strict=False)
+        )
+        results = tuple(next(numbers) for _ in self.outs)
+        inputs = tuple(v for v in operands if isinstance(v, int))
+        pairs = zip((*operands, *results), avals, strict=True)
+        region = Node(
+            id=max((n.id for n in body.walk()), default=0) + 1,
+            op=SHARD_MAP,
+            primitive=None,
+            params={
+                "mesh": self.mesh,
+                "body": body,
+                "in_specs": tuple(h.type for h in self.ins),
+                "out_specs": tuple(h.type for h in self.outs),
+                "manual_axes": frozenset(self.mesh.axis_names),
+                "check_vma": False,
+            },
+            inputs=operands,
+            outputs=results,
+            span=span,
+            stack=(span,) if span else (),
+        )
+        every = body.avals | {v: aval for v, aval in pairs if isinstance(v, int)}
+        return Graph(inputs=inputs, outputs=results, nodes=(region,), avals=every)
+
+
+def check_claims(
+    body: RegionBody,
+    fn: Callable[..., Any],
+    again: Callable[[Callable[..., Any]], RegionBody],
+    mesh: MeshSpec,
+    *,
+    span: Span | None,
+    made: Span | None,
+) -> None:
+    """Checks the types that a hand-written region claims, as `sbp.check_shard_map` checks
+    out_specs: on random values, on the mesh and with one device on each mesh axis.
+
+    Arguments:
+      body: its body on the mesh.
+      fn: its function.
+      again: traces another function in the place of `fn`.
+      mesh: the mesh.
+      span: the user's line that calls it.
+      made: the user's line that calls `sbp.manual`.
+
+    Raises:
+      SbpTypeError: `manual-types`, with all claims that do not hold.
+    """
+    graph = body.program(span)
+    leaves = [graph.avals[v] for v in graph.inputs]
+    # Its operands are not taken apart stage by stage.
+    staged = any(
+        isinstance(a, Split) and h.local(mesh.sizes)[a.dim] == 1 for h in body.ins for a in h.atoms
+    )
+    meant = ["it may have a stage for each device"] if staged else []
+    compared = compared_runs(graph, fn, lambda f: again(f).program(span), leaves, mesh, meant)
+    parted = {
+        name
+        for i, name in enumerate(mesh.names)
+        if any(isinstance(h.atoms[i], Unreduced) for h in body.ins)
+    }
+    depends = any(c.run.wrong and c.run.mesh_axis in parted for c in compared.compared)
+    said = diagnostics_of(analysed(compared, mesh), mesh)
+    if depends:  # on how a P operand is parted
+        said = [replace(d, severity="error") if d.code == DIFFERS else d for d in said]
+    wrong = [d for d in said if d.severity == "error"]
+    if wrong:
+        raise SbpTypeError([_claimed(d, made) for d in wrong])
+    for d in said:
+        if d.severity != "note":
+            at = d.primary.span if d.primary else span
+            name = getattr(fn, "__name__", "the function")
+            with noting():  # a report has the finding itself, with its labels and notes
+                warn(CODE, f"in manual region {name!r}", d.title, span=at)
+        note(_claimed(d, made))
+
+
+def _claimed(found: Diagnostic, made: Span | None) -> Diagnostic:
+    """A finding about a body as one about its claims, which the line `made` states."""
+    shown = {(label.span.file, label.span.line) for label in found.labels}
+    known = made is not None and (made.file, made.line) not in shown
+    label = (Label(span=made, text=CLAIMED),) if made and known else ()
+    more = f"more on this kind of fault: sbp explain {found.code}"
+    return replace(found, code=CODE, labels=(*found.labels, *label), notes=(*found.notes, more))

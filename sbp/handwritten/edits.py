@@ -4,7 +4,8 @@ checked like the original."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from jax import lax
 from sbp import _jax
 from sbp.errors import OptionEdit, SourceEdit, Span
 from sbp.handwritten.faults import PMEAN
-from sbp.handwritten.specs import split_over, without
+from sbp.handwritten.specs import nodes_of, split_over, without
 from sbp.trace.collectives import CALLED, SHARD_MAP, handwritten_bytes
 from sbp.trace.graph import Constant, Graph, Node, Operand, constant
 from sbp.trace.regions import amount
@@ -52,11 +53,10 @@ class GraphEdit:
       source: the edit as edits of the source.
       options: the edit as new values of arguments of `jax.shard_map`.
       reduce: collectives that are added.
-      drop: mesh axes that a reduction no longer runs over, by the id of its node; a division that
-          belongs to it has an entry of its own.
+      over: the mesh axes that a reduction runs over after the edit, by the id of its node. Over
+          none, it is dropped; a division that belongs to it has an entry of its own.
       divide: divisors of results, by the id of the reduction.
       rename: other collectives, by the id of the node.
-      over: the mesh axes that a reduction runs over now, by the id of its node.
       unsplit: (region id, result, mesh axis) that out_specs no longer name.
       split: (region id, result, mesh axis, dim) that out_specs name after the edit.
     """
@@ -64,17 +64,12 @@ class GraphEdit:
     text: str
     source: tuple[SourceEdit, ...] = ()
     reduce: tuple[Reduce, ...] = ()
-    drop: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    over: dict[int, tuple[str, ...]] = field(default_factory=dict)
     divide: dict[int, int] = field(default_factory=dict)
     rename: dict[int, str] = field(default_factory=dict)
-    over: dict[int, tuple[str, ...]] = field(default_factory=dict)
     unsplit: tuple[tuple[int, int, str], ...] = ()
     split: tuple[tuple[int, int, str, int], ...] = ()
     options: tuple[OptionEdit, ...] = ()
-
-    def with_option(self, option: OptionEdit) -> GraphEdit:
-        """The edit with one more argument changed."""
-        return replace(self, options=(*self.options, option))
 
 
 def edited(graph: Graph, edit: GraphEdit, sizes: dict[str, int]) -> Graph:
@@ -85,133 +80,88 @@ def edited(graph: Graph, edit: GraphEdit, sizes: dict[str, int]) -> Graph:
       edit: the edit.
       sizes: devices along each mesh axis.
     """
-    avals = dict(graph.avals)
-    top = max((n.id for n in _everywhere(graph)), default=0)
-    return _Editor(
-        edit, sizes, avals, itertools.count(max(avals, default=0) + 1), itertools.count(top + 1)
-    ).graph(graph, None)
+    top = max((n.id for n in nodes_of(graph)), default=0)
+    numbers = itertools.count(max(top, *graph.avals, 0) + 1)
+    return _Editor(edit, sizes, dict(graph.avals), numbers).graph(graph, None)
 
 
 def bytes_sent(graph: Graph) -> float:
     """Bytes that one device sends in the collectives of all regions, times the trips of loops."""
-    total = 0.0
-    for node in graph.nodes:
-        inner = [bytes_sent(region) for region in node.regions]
-        total += amount(node, inner)
-        total += handwritten_bytes(node) if node.op == SHARD_MAP else 0.0
-    return total
-
-
-def _everywhere(graph: Graph) -> Iterator[Node]:
-    for node in graph.walk():
-        yield node
-        if node.op == SHARD_MAP:
-            yield from _everywhere(node.params["body"])
+    each = (
+        handwritten_bytes(node)
+        if node.op == SHARD_MAP
+        else amount(node, [bytes_sent(region) for region in node.regions])
+        for node in graph.nodes
+    )
+    return sum(each, 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Editor:
+    """An edit of one program: its avals grow, and `numbers` are those of new values and nodes."""
+
     edit: GraphEdit
     sizes: dict[str, int]
     avals: dict[int, Any]
-    value_ids: Iterator[int]
-    node_ids: Iterator[int]
+    numbers: Iterator[int]
 
     def graph(self, graph: Graph, region: Node | None) -> Graph:
         """A graph after the edits of its nodes; `region` is the shard_map that the graph is a body
         of."""
-        alias: dict[int, Operand] = {}
-        nodes: list[Node] = []
+        edit, alias, nodes = self.edit, dict[int, Operand](), list[Node]()
 
         def read(operand: Operand) -> Operand:
             return operand if isinstance(operand, Constant) else alias.get(operand, operand)
 
         for node in graph.nodes:
             inputs = [read(o) for o in node.inputs]
-            for add in self.edit.reduce:
+            for add in edit.reduce:
                 if add.node == node.id and node.op != SHARD_MAP and not add.after:
                     inputs[add.operand] = self.collective(add, inputs[add.operand], node, nodes)
-            node = self.renewed(replace(node, inputs=tuple(inputs)))
-            gone = self.edit.drop.get(node.id)
-            if gone is not None:
-                left = tuple(a for a in node.params.get("axes", ()) if a not in gone)
-                if not left:
-                    alias.update(zip(node.outputs, inputs, strict=False))
-                    continue
-                node = replace(node, params=node.params | {"axes": left})
+            axes = edit.over.get(node.id)
+            if axes == ():
+                alias.update(zip(node.outputs, inputs, strict=False))
+                continue
+            params: dict[str, Any] = node.params | ({} if axes is None else {"axes": axes})
+            if node.op == SHARD_MAP:
+                specs = respecified(node, edit)
+                params = params | {"body": self.graph(params["body"], node), "out_specs": specs}
+            node = replace(
+                node,
+                op=edit.rename.get(node.id, node.op),
+                params=params,
+                inputs=tuple(inputs),
+                regions=tuple(self.graph(r, None) for r in node.regions),
+            )
             nodes.append(node)
-            for add in self.edit.reduce:
+            for add in edit.reduce:
                 if add.node == node.id and add.after:
                     output = node.outputs[add.operand]
                     alias[output] = self.collective(add, output, node, nodes)
-            if node.id in self.edit.divide:
+            if node.id in edit.divide:
                 like = replace(node, library=(PMEAN,) if "axes" in node.params else ())
                 for output in node.outputs:
-                    alias[output] = self.divided(output, self.edit.divide[node.id], like, nodes)
+                    alias[output] = self.divided(output, edit.divide[node.id], like, nodes)
         outputs = [read(o) for o in graph.outputs]
-        for add in self.edit.reduce:
+        for add in edit.reduce:
             if region is not None and add.node == region.id:
                 outputs[add.operand] = self.collective(add, outputs[add.operand], region, nodes)
         return replace(graph, nodes=tuple(nodes), outputs=tuple(outputs), avals=self.avals)
 
-    def renewed(self, node: Node) -> Node:
-        """A node after the edits of its bodies and parameters."""
-        if node.op == SHARD_MAP:
-            node = replace(
-                node,
-                params=node.params
-                | {
-                    "body": self.graph(node.params["body"], node),
-                    "out_specs": respecified(node, self.edit),
-                },
-            )
-        if node.id in self.edit.rename:
-            node = replace(node, op=self.edit.rename[node.id])
-        if node.id in self.edit.over:
-            node = replace(node, params=node.params | {"axes": self.edit.over[node.id]})
-        return (
-            replace(node, regions=tuple(self.graph(r, None) for r in node.regions))
-            if node.regions
-            else node
-        )
-
-    def aval(self, operand: Operand) -> Any:
-        return operand.aval if isinstance(operand, Constant) else self.avals[operand]
-
-    def node(
-        self,
-        like: Node,
-        op: str,
-        params: dict[str, Any],
-        inputs: Sequence[Operand],
-        aval: Any,
-        nodes: list[Node],
-    ) -> int:
-        output = next(self.value_ids)
+    def node(self, like: Node, nodes: list[Node], aval: Any, **changed: Any) -> int:
+        """The value of a new node."""
+        output, number = next(self.numbers), next(self.numbers)
         self.avals[output] = aval
-        new = next(self.node_ids)
-        nodes.append(
-            replace(
-                like,
-                id=new,
-                op=op,
-                primitive=lax.div_p if op == lax.div_p.name else None,
-                params=params,
-                inputs=tuple(inputs),
-                outputs=(output,),
-                regions=(),
-            )
-        )
+        nodes.append(replace(like, id=number, outputs=(output,), regions=(), **changed))
         return output
 
     def collective(self, add: Reduce, operand: Operand, like: Node, nodes: list[Node]) -> Operand:
-        aval = self.aval(operand)
-        span = Span(file="<edit>", line=next(self.node_ids), column=1, end_column=1)
+        """The value of a new collective of an operand."""
+        aval = operand.aval if isinstance(operand, Constant) else self.avals[operand]
+        span = Span(file="<edit>", line=next(self.numbers), column=1, end_column=1)
         library = (PMEAN,) if add.divisor > 1 else ()
         like = replace(like, span=span, stack=(span,), library=library)
-        shape, n = list(aval.shape), 1
-        for a in add.mesh_axes:
-            n *= self.sizes[a]
+        shape, n = list(aval.shape), math.prod(self.sizes[a] for a in add.mesh_axes)
         params: dict[str, Any] = {"axes": add.mesh_axes, "axis_index_groups": None}
         if add.collective in ("reduce_scatter", "all_gather"):
             gathers = add.collective == "all_gather"
@@ -223,20 +173,16 @@ class _Editor:
                 name: add.dim,
             }
             shape[add.dim] = shape[add.dim] * n if gathers else shape[add.dim] // n
-        out = self.node(
-            like, add.collective, params, [operand], _jax.empty_aval(shape, aval.dtype), nodes
-        )
+        made, op = _jax.empty_aval(shape, aval.dtype), add.collective
+        out = self.node(like, nodes, made, op=op, primitive=None, params=params, inputs=(operand,))
         return self.divided(out, add.divisor, like, nodes) if add.divisor > 1 else out
 
     def divided(self, operand: int, divisor: int, like: Node, nodes: list[Node]) -> int:
-        aval = self.avals[operand]
+        """The value of a new division of a value."""
+        aval, div = self.avals[operand], lax.div_p
+        by = constant(np.asarray(divisor, aval.dtype))
         return self.node(
-            like,
-            lax.div_p.name,
-            {},
-            [operand, constant(np.asarray(divisor, aval.dtype))],
-            aval,
-            nodes,
+            like, nodes, aval, op=div.name, primitive=div, params={}, inputs=(operand, by)
         )
 
 

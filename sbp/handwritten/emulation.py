@@ -16,7 +16,7 @@ from jax import lax
 
 from sbp import _jax
 from sbp.errors import SbpError
-from sbp.handwritten.specs import atom_of, without
+from sbp.handwritten.specs import atom_of, axes_by_dim, regions_of, without
 from sbp.signatures import traits_of
 from sbp.signatures.kernels.shards import reduced
 from sbp.signatures.rule import BITCAST, RAGGED_PRODUCT
@@ -25,7 +25,7 @@ from sbp.trace.collectives import KINDS, REDUCTIONS, SHARD_MAP, names_of
 from sbp.trace.evaluate import environment, run_node, run_regions
 from sbp.trace.graph import Graph, Node
 from sbp.trace.regions import SCAN, trips_of
-from sbp.types import NdSbp, Split, Unreduced
+from sbp.types import Unreduced
 
 CHECKED_ELEMENTS = 2**22
 """Elements that any value of a region may have, over all devices, for the region to be run without
@@ -156,8 +156,7 @@ def program_run(graph: Graph, *, every: bool = False) -> Callable[[Sequence[Any]
       graph: a program with `shard_map`s.
       every: whether to keep every value of its regions; without it, only their results.
     """
-    maps = (node for node in graph.walk() if node.op == SHARD_MAP)
-    returned = {v for node in maps for v in node.params["body"].outputs}
+    returned = {v for node in regions_of(graph) for v in node.params["body"].outputs}
 
     def whole(*inputs: Any) -> Any:
         outs, values = _recorded(graph, inputs, 0)
@@ -263,7 +262,7 @@ def _scan(node: Node, args: Sequence[Any], axes: int) -> tuple[list[Any], dict[i
 
     outs = run_regions(node, args, one, scan)
     if not axes:  # of a scan around regions: its trips come after the mesh axes
-        maps = (n for n in node.regions[0].walk() if n.op == SHARD_MAP)
+        maps = regions_of(node.regions[0])
         behind = next((len(n.params["mesh"].shape) for n in maps), 0)
         inner = {v: jnp.moveaxis(y, 0, behind) for v, y in inner.items()}
     return outs, inner
@@ -315,30 +314,15 @@ def _region(node: Node, args: Sequence[Any], axes: int) -> tuple[list[Any], dict
     sizes = {str(name): int(n) for name, n in node.params["mesh"].shape.items()}
     body = node.params["body"]
     shards = [_cut(x, s, sizes) for x, s in zip(args, node.params["in_specs"], strict=True)]
-    every = on_every_device(lambda *x: _recorded(body, x, len(sizes)), list(sizes))
-    results, values = every(*shards)
+
+    def run(*x: Any) -> Any:
+        return _recorded(body, x, len(sizes))
+
+    for name in reversed(sizes):
+        run = jax.vmap(run, axis_name=name)
+    results, values = run(*shards)
     outs = zip(results, node.params["out_specs"], strict=True)
     return [_joined(y, s, sizes) for y, s in outs], values
-
-
-def on_every_device(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """A function on shards as one on arrays with a leading dim for each mesh axis, in this order.
-
-    Arguments:
-      fn: the function on the shards of one device, with collectives.
-      names: the mesh axes.
-    """
-    for name in reversed(names):
-        fn = jax.vmap(fn, axis_name=name)
-    return fn
-
-
-def _axes_by_dim(spec: Any, rank: int, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """The mesh axes that split each dim, outermost first."""
-    if isinstance(spec, NdSbp):
-        return [tuple(a for a in names if spec.get(a) == Split(d)) for d in range(rank)]
-    entries = [() if e is None else e if isinstance(e, tuple) else (e,) for e in tuple(spec)]
-    return [tuple(str(a) for a in e) for e in entries] + [()] * (rank - len(entries))
 
 
 def _cut(x: Any, spec: Any, sizes: dict[str, int]) -> Any:
@@ -351,7 +335,7 @@ def _cut(x: Any, spec: Any, sizes: dict[str, int]) -> Any:
             return jnp.moveaxis(jax.vmap(cut)(_parts(x, atom.monoid, n)), 0, i)
     shape: list[int] = []
     places: dict[str, int] = {}
-    for length, axes in zip(x.shape, _axes_by_dim(spec, x.ndim, list(sizes)), strict=True):
+    for length, axes in zip(x.shape, axes_by_dim(spec, x.ndim, list(sizes)), strict=True):
         for a in axes:
             places[a] = len(shape)
             shape.append(sizes[a])
@@ -380,7 +364,7 @@ def _parts(x: Any, monoid: str, n: int) -> Any:
 
 def _joined(y: Any, spec: Any, sizes: dict[str, int]) -> Any:
     """The array that shards make up; of equal parts, that of the first device."""
-    by_dim = _axes_by_dim(spec, y.ndim - len(sizes), list(sizes))
+    by_dim = axes_by_dim(spec, y.ndim - len(sizes), list(sizes))
     used = {a for axes in by_dim for a in axes}
     for i, a in reversed(list(enumerate(sizes))):
         atom = atom_of(spec, a)

@@ -7,15 +7,15 @@ one, or, for a result that is another type than is claimed, to the operation tha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 
-from sbp.errors import Help, Severity
-from sbp.handwritten.measured import Reading, Readings, Types, is_good
+from sbp.handwritten.measured import Reading, Readings, Types, is_good, places_of
+from sbp.handwritten.one_device import Compared
 from sbp.handwritten.specs import atom_of, outside
 from sbp.signatures import traits_of
 from sbp.trace.collectives import AXIS_INDEX, KINDS, REDUCTIONS, names_of
@@ -112,11 +112,6 @@ class Finding:
     numbers: tuple[str, ...] = ()
 
     @property
-    def severity(self) -> Severity:
-        """A warning where the program may be right."""
-        return "warning" if self.numbers else "error"
-
-    @property
     def key(self) -> tuple[Any, ...]:
         """Two findings are one if their keys are equal: the same fault of one call."""
         f = self.fault
@@ -128,90 +123,45 @@ class Finding:
         return f.kind, where
 
 
-@dataclass(frozen=True, slots=True)
-class FoundRepairs:
-    """The helps of one finding.
+def region_findings(
+    node: Node,
+    compared: Compared,
+    results: Sequence[int],
+    uneven: Collection[int],
+    ends: list[Node],
+) -> Iterator[Finding]:
+    """The faults of a region on a mesh axis.
 
     Arguments:
-      helps: the accepted repairs, cheapest first.
-      untried: whether the search for repairs stopped at a limit before all were tried.
+      node: the region.
+      compared: the comparison of its program with one device of the axis.
+      results: positions of the results that claim a type.
+      uneven: positions of results that differ between devices and claim to be equal.
+      ends: gets the operations whose results have no type because of a value of another device or
+          of the device's index.
     """
-
-    helps: tuple[Help, ...] = ()
-    untried: bool = False
-
-
-@dataclass(slots=True)
-class Findings:
-    """The findings of a program, by their keys, and the places at which types end.
-
-    Arguments:
-      names: the mesh axes.
-      found: the findings.
-      ends: for each mesh axis, operations whose results have no type because of a value of another
-          device or of the device's index.
-    """
-
-    names: tuple[str, ...]
-    found: dict[tuple[Any, ...], Finding] = field(default_factory=dict)
-    ends: dict[str, list[Node]] = field(default_factory=dict)
-
-    def enter(self, finding: Finding) -> None:
-        """Enters a finding; the same one on several mesh axes is one."""
-        known = self.found.get(finding.key)
-        if known is not None:
-            both = {*known.mesh_axes, *finding.mesh_axes}
-            finding = replace(known, mesh_axes=tuple(a for a in self.names if a in both))
-        self.found[finding.key] = finding
-
-    def region(
-        self,
-        node: Node,
-        types: Sequence[Types],
-        name: str,
-        results: Sequence[int],
-        uneven: Collection[int],
-        numbers: Mapping[int, str],
-    ) -> None:
-        """Enters the faults of a region on a mesh axis.
-
-        Arguments:
-          node: the region.
-          types: the measured types on the axis, then those in single trips of each scan.
-          name: the mesh axis.
-          results: positions of the results that claim a type.
-          uneven: positions of results that differ between devices and claim to be equal.
-          numbers: by the id of an operation, a number in it that may count devices.
-        """
-        body, *trips = (Body(node.params["body"], t, name) for t in types)
-        for i in results:
-            operand = body.graph.outputs[i]
-            claim = atom_of(node.params["out_specs"][i], name)
-            if not isinstance(operand, int) or (
-                i not in uneven and body.is_claimed(operand, claim)
-            ):
-                continue
-            shape = body.graph.aval(operand).shape
-            if isinstance(claim, Split) and shape[claim.dim] == 1:
-                continue  # one element for each device: what each of them has, side by side
-            about = body.claimed(operand, claim)
-            tried = (b.lost(operand) for b in (body, *trips))
-            made = [(about, None)] if about else next(filter(None, tried), [])
-            ends = next((b.ends for b in (body, *trips) if b.ends), [])
-            if not made and i in uneven:
-                about = Fault("uneven", body.divided(operand) or node)
-                made = [(about, None)]
-            for fault, observer in made:
-                stated = claim if about else None
-                counts = body.counts(operand, numbers) if fault.kind in COUNTED else ()
-                self.enter(Finding(fault, (name,), observer, node, i, stated, counts))
-            self.ends.setdefault(name, []).extend(ends)
-
-
-def places_of(node: Node) -> range:
-    """The positions of the operands that say where elements of the first one are."""
-    indices, count = traits_of(node.op).indices, len(node.inputs)
-    return range(indices.start, min(indices.stop, count)) if traits_of(node.op).moves else range(0)
+    name, types = compared.run.mesh_axis, (compared.types, *compared.trips)
+    body, *trips = (Body(node.params["body"], t, name) for t in types)
+    for i in results:
+        operand = body.graph.outputs[i]
+        claim = atom_of(node.params["out_specs"][i], name)
+        fits = operand not in body.types or Reading(claim, 0) in body.readings(operand)
+        if not isinstance(operand, int) or (fits and i not in uneven):
+            continue
+        shape = body.graph.aval(operand).shape
+        if isinstance(claim, Split) and shape[claim.dim] == 1:
+            continue  # one element for each device: what each of them has, side by side
+        about = body.claimed(operand, claim)
+        tried = (b.lost(operand) for b in (body, *trips))
+        made = [(about, None)] if about else next(filter(None, tried), [])
+        ends += next((b.ends for b in (body, *trips) if b.ends), [])
+        if not made and i in uneven:
+            about = Fault("uneven", body.divided(operand) or node)
+            made = [(about, None)]
+        for fault, observer in made:
+            stated = claim if about else None
+            counts = body.counts(operand, compared.numbers) if fault.kind in COUNTED else ()
+            yield Finding(fault, (name,), observer, node, i, stated, counts)
 
 
 def reversed_order(region: Node, names: Sequence[str]) -> tuple[str, ...]:
@@ -249,9 +199,6 @@ class Body:
         found = {r.atom for r in self.readings(operand) if power is None or r.power == power}
         return tuple(sorted(found, key=repr))
 
-    def is_claimed(self, operand: Operand, claim: Atom) -> bool:
-        return operand not in self.types or Reading(claim, 0) in self.readings(operand)
-
     def is_partial(self, operand: Operand) -> bool:
         """Whether every reading of a value is partial; that of equal parts, which are n times the
         whole value, does not count."""
@@ -269,7 +216,7 @@ class Body:
 
     def stacked(self, operand: Operand) -> Operand | None:
         """The value whose parts on all devices stand side by side in a value; None for others."""
-        maker = self.flow.makers.get(operand) if isinstance(operand, int) else None
+        maker = self.flow.maker(operand)
         if maker is None or not self.over(maker) or KINDS[maker.op] != "gathering":
             return None
         return None if maker.params["tiled"] else maker.inputs[0]
@@ -303,49 +250,52 @@ class Body:
         decides = interface_of(maker).operands("predicate", maker.inputs)
         return [*decides, *(maker.regions[e.region].outputs[e.output] for e in exits)]
 
+    def upstream(
+        self, value: Operand, through: Callable[[Operand], bool] = lambda v: True
+    ) -> Iterator[int]:
+        """A value, and the values that it depends on, the nearest first, as far as they are
+        `through`."""
+        seen, waiting = set[Operand](), [value]
+        for at in waiting:
+            if isinstance(at, int) and at not in seen and through(at):
+                seen.add(at)
+                yield at
+                waiting += self.before(at)
+
     def reached(self, value: Operand) -> set[Operand]:
         """The values without a meaning through which a value depends on what has one."""
-        seen, waiting = set[Operand](), [value]
-        while waiting:
-            at = waiting.pop()
-            if at not in seen and isinstance(at, int) and not self.is_good(at):
-                seen.add(at)
-                waiting += self.before(at)
-        return seen
+        return {*self.upstream(value, lambda v: not self.is_good(v))}
+
+    def makers(self, values: Iterable[Operand]) -> list[Node]:
+        """The operations that make some values, in program order."""
+        found = {m.id: m for v in values if (m := self.flow.maker(v)) is not None}
+        return sorted(found.values(), key=lambda m: self.order[m.id])
 
     def counts(self, value: Operand, numbers: Mapping[int, str]) -> tuple[str, ...]:
         """The numbers on the way of a value that is off by a power of the number of devices."""
-        makers = (self.flow.makers.get(v) for v in self.reached(value) if isinstance(v, int))
-        return tuple(sorted({numbers[m.id] for m in makers if m and m.id in numbers}))
+        makers = self.makers(self.reached(value))
+        return tuple(sorted({numbers[m.id] for m in makers if m.id in numbers}))
 
     def divided(self, value: Operand) -> Node | None:
         """The first operation on numbers after which the devices have other values."""
-        reached = self.reached(value)
-        nodes = [m for v in reached if isinstance(v, int) and (m := self.flow.makers.get(v))]
-        numbers = [
+        nodes = self.makers(self.reached(value))
+        numbers = (
             m
             for m in nodes
             if m.op not in CONTROL_FLOW
             and jnp.issubdtype(self.graph.avals[m.outputs[0]].dtype, jnp.inexact)
-        ]
-        return min(numbers or nodes, key=lambda m: self.order[m.id], default=None)
+        )
+        return next(numbers, nodes[0] if nodes else None)
 
     def sent(self, value: Operand) -> list[Node]:
         """The operations that bring what a value depends on from other devices; what each of these
         made of its own shard is meant for them."""
-        seen, waiting, found = set[Operand](), [value], dict[int, Node]()
-        while waiting:
-            at = waiting.pop()
-            if at in seen or not isinstance(at, int):
-                continue
-            seen.add(at)
-            waiting += self.before(at)
-            maker = self.flow.makers.get(at)
-            if maker is not None and self.over(maker):
-                exchanged = KINDS[maker.op] in ("permute", "exchange")
-                if exchanged or self.stacked(at) is not None:
-                    found[maker.id] = maker
-        return sorted(found.values(), key=lambda m: self.order[m.id])
+        return [
+            m
+            for m in self.makers(self.upstream(value))
+            if self.over(m)
+            and (KINDS[m.op] in ("permute", "exchange") or self.stacked(m.outputs[0]) is not None)
+        ]
 
     def origin(self, value: Operand, *, pending: bool = False) -> Node | None:
         """The operation that first made a value partial, or a mean that is still to be divided."""
@@ -360,20 +310,14 @@ class Body:
 
     def reducer(self, value: Operand) -> Node | None:
         """The last collective over the mesh axis that a whole value went through."""
-        seen, waiting = set[Operand](), [value]
-        while waiting:
-            at = waiting.pop(0)
-            if at in seen or not isinstance(at, int):
-                continue
-            seen.add(at)
-            maker = self.flow.makers.get(at)
+        for at in self.upstream(value, lambda v: v == value or self.is_whole(v)):
+            maker = self.flow.maker(at)
             if (
                 maker is not None
                 and self.over(maker)
                 and KINDS[maker.op] not in ("permute", "exchange")
             ):
                 return maker
-            waiting += [v for v in self.before(at) if self.is_whole(v)]
         return None
 
     def over(self, node: Node) -> bool:
@@ -407,10 +351,7 @@ class Body:
         """The fault of a result without a meaning, and the first reduction of the faulty value;
         nothing where values of other devices or the index of a device have a part in it."""
         reached = self.reached(operand)
-        made = (self.flow.makers.get(v) for v in reached if isinstance(v, int))
-        makers = {m.id: m for m in made if m is not None}
-        nodes = sorted(makers.values(), key=lambda m: self.order[m.id])
-        nodes = [m for m in nodes if m.op not in CONTROL_FLOW]
+        nodes = [m for m in self.makers(reached) if m.op not in CONTROL_FLOW]
         first = [m for m in nodes if not reached & {*m.inputs}]
         measured = [m for m in first if any(v in self.types for v in m.outputs)]
         faults = [(m, fault) for m in measured if (fault := self.of_operation(m)) is not None]

@@ -15,10 +15,13 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from sbp.handwritten.emulation import Ran, differ
+from sbp.handwritten.specs import atom_of, axes_by_dim, claims, nodes_of, regions_of
 from sbp.signatures import traits_of
-from sbp.trace.collectives import AXIS_INDEX, SHARD_MAP
+from sbp.signatures.rule import KEEPS_INDICES, RANKS
+from sbp.trace.collectives import AXIS_INDEX, KINDS, SHARD_MAP, names_of
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.trace.regions import SCAN, interface_of
 from sbp.types import Atom, B, P, Split, Unreduced
@@ -127,19 +130,19 @@ def indexed(graph: Graph) -> set[int]:
     """The integers and tests that depend on the index of their device, and numbers that depend on
     nothing else."""
     found, literal = set[int](), set[int]()
-    for node, region in _nodes(graph):
-        if region is None:
-            continue
+    maps = [region.params["body"] for region in regions_of(graph)]
+    pairs = ((body, node) for body in maps for node in body.walk())
+    for body, node in pairs:
         made, own = {o for o in node.inputs if isinstance(o, int)}, {*node.outputs}
-        dtypes = [region.params["body"].avals[v].dtype for v in own]
+        dtypes = [body.avals[v].dtype for v in own]
         counts = all(d == np.bool_ or jnp.issubdtype(d, jnp.integer) for d in dtypes)
         if node.op == AXIS_INDEX or (found & made and (counts or made <= found | literal)):
             found |= own
         elif made <= literal:
             literal |= own
         for inner, fed in zip(node.regions, interface_of(node).fed, strict=True):
-            pairs = zip(inner.inputs, fed, strict=True)
-            found |= {v for v, entry in pairs if node.inputs[entry.operand] in found}
+            entered = zip(inner.inputs, fed, strict=True)
+            found |= {v for v, entry in entered if node.inputs[entry.operand] in found}
     return found
 
 
@@ -159,7 +162,7 @@ def _matched(graph: Graph, alone: Graph) -> Iterator[tuple[Node, Node]]:
 
     def listed(program: Graph) -> dict[object, list[Node]]:
         found = defaultdict[object, list[Node]](list)
-        for node, _ in _nodes(program):
+        for node in nodes_of(program):
             found[node.op, node.stack, node.backward].append(node)
         return found
 
@@ -236,15 +239,98 @@ def _bodies(node: Node) -> tuple[Graph, ...]:
     return (node.params["body"],) if node.op == SHARD_MAP else node.regions
 
 
-def _nodes(graph: Graph) -> Iterator[tuple[Node, Node | None]]:
-    """The operations of a program with those of its regions, each with its region."""
-    for node in graph.walk():
-        yield node, None
-        if node.op == SHARD_MAP:
-            yield from ((inner, node) for inner in node.params["body"].walk())
-
-
 def is_good(found: Readings) -> bool:
     """Whether a value has its meaning. A partial value that is still to be divided has it."""
     own = [r for r in found if not isinstance(r.atom, Unreduced)]
     return any(r.power == 0 for r in own) if own else bool(found)
+
+
+# ---- differences that may be meant --------------------------------------------------------------
+# What shows that a program is meant to compute something else on one device: each device ranks its
+# own elements, picks its own, or returns one of its own.
+
+
+def places_of(node: Node) -> range:
+    """The positions of the operands that say where elements of the first one are."""
+    indices, count = traits_of(node.op).indices, len(node.inputs)
+    return range(indices.start, min(indices.stop, count)) if traits_of(node.op).moves else range(0)
+
+
+def bodies(graph: Graph) -> Iterator[Node]:
+    """The operations of all regions."""
+    for region in regions_of(graph):
+        yield from region.params["body"].walk()
+
+
+def permutes(graph: Graph, name: str) -> bool:
+    """Whether a region sends values along a mesh axis from device to device."""
+    named = (names_of(node) for node in bodies(graph) if KINDS.get(node.op) == "permute")
+    return any(name in (x if isinstance(x, tuple | list) else (x,)) for x in named)
+
+
+def lengths_of(graph: Graph, name: str) -> frozenset[int]:
+    """The lengths of one device's shards along dims that a mesh axis splits."""
+    return frozenset(
+        region.params["body"].aval(value).shape[d]
+        for region in regions_of(graph)
+        for value, spec in zip(region.params["body"].inputs, region.params["in_specs"], strict=True)
+        for d, axes in enumerate(
+            axes_by_dim(spec, len(spec), ()) if isinstance(spec, PartitionSpec) else ()
+        )
+        if name in axes
+    )
+
+
+def ranks(graph: Graph, types: Types) -> Iterator[str]:
+    """Whether the devices rank their own elements, and something depends on the ranks, as which
+    tokens of a shard are over its capacity.
+
+    Arguments:
+      graph: a program with regions.
+      types: its types on the mesh axis.
+    """
+    every = list(bodies(graph))
+    ranked = [
+        node
+        for node in every
+        if node.op in RANKS and not is_good(types.get(node.outputs[0], frozenset()))
+    ]
+    reached = {v for node in ranked for v in node.outputs}
+    while more := {v for node in every if _takes(node, reached) for v in node.outputs} - reached:
+        reached |= more
+        for node in every:
+            for region in node.regions if reached & set(node.inputs) else ():
+                reached |= set(region.inputs)
+    for node in every:
+        picked = {node.inputs[i] for i in places_of(node)}
+        compares = traits_of(node.op).scales == "compared" and len(node.inputs) == 2
+        if reached & (set(node.inputs) if compares else picked):
+            yield "each device ranks its own elements, and what has no place may be dropped"
+
+
+def one_each(graph: Graph, alone: Graph, name: str) -> Iterator[str]:
+    """Whether a region returns one element for each device, whatever their number."""
+    for (a, results), (b, _) in zip(claims(graph), claims(alone), strict=False):
+        for i in results:
+            claim = atom_of(a.params["out_specs"][i], name)
+            bodies = [node.params["body"] for node in (a, b)]
+            shapes = [g.aval(g.outputs[i]).shape for g in bodies if i < len(g.outputs)]
+            if isinstance(claim, Split) and all(x[claim.dim] == 1 for x in shapes):
+                yield "a region returns one element for each device"
+
+
+def picks(graph: Graph, n: int) -> Iterator[str]:
+    """Whether each device picks one of n elements, as many as there are devices, by its index."""
+    for region in regions_of(graph):
+        body, own = region.params["body"], set[int]()
+        for node in body.walk():
+            if node.op == AXIS_INDEX or (node.op in KEEPS_INDICES and own & {*node.inputs}):
+                own |= {*node.outputs}
+            shape = body.aval(node.inputs[0]).shape if node.inputs else ()
+            if n in shape and {node.inputs[i] for i in places_of(node)} & own:
+                yield "each device picks an element by its index, of as many as there are devices"
+
+
+def _takes(node: Node, values: set[int]) -> bool:
+    """Whether an operation, or one of its regions, depends on some values."""
+    return any(values & {*inputs} for inputs in (node.inputs, *(r.outputs for r in node.regions)))

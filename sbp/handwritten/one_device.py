@@ -34,14 +34,24 @@ from sbp.handwritten.emulation import (
     reason_of,
     too_large,
 )
-from sbp.handwritten.meant import bodies, lengths_of, one_each, permutes, picks, ranks
-from sbp.handwritten.measured import Types, fixed_numbers, is_good, measured, renumbered
-from sbp.handwritten.specs import atom_of, claims
+from sbp.handwritten.measured import (
+    Types,
+    bodies,
+    fixed_numbers,
+    is_good,
+    lengths_of,
+    measured,
+    one_each,
+    permutes,
+    picks,
+    ranks,
+    renumbered,
+)
+from sbp.handwritten.specs import atom_of, claims, regions_of
 from sbp.handwritten.written_sizes import AxisInCode, WrittenSizes
 from sbp.machine.context import call_without_mesh
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of
-from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import Graph
 from sbp.types import B, Split
 
@@ -141,37 +151,18 @@ class OneDeviceComparison:
     """A comparison in the making.
 
     Arguments:
-      graph: the program.
-      got: its run on the mesh.
-      alone: traces it on one device of the axis.
-      written: the sizes that the functions of its regions have from outside; complete after `alone`
-          was called once.
-      mesh: the mesh.
-      values: the program's arguments.
-      given: whether these are its own arguments.
-      guessed: whether integers among them had to be guessed.
+      of: the program, with its run on the mesh.
+      resized: traces it on one device of the axis.
       chained: whether the program may be a pipeline, which sends values from device to device.
     """
 
-    graph: Graph
-    got: Ran
-    alone: Callable[[Attempt], Graph]
-    written: WrittenSizes
-    mesh: MeshSpec
-    values: Sequence[Any]
-    given: bool
-    guessed: bool
+    of: Comparisons
+    resized: Resized
     chained: bool
 
-    @property
-    def axis(self) -> AxisInCode:
-        return self.written.axis
-
     def result(self, apart: tuple[int, ...] = (), **more: Any) -> ComparedRun:
-        axis = self.axis
-        return ComparedRun(
-            mesh_axis=axis.name, size=axis.size, apart=apart, given=self.given, **more
-        )
+        axis, given = self.resized.written.axis, self.of.given
+        return ComparedRun(mesh_axis=axis.name, size=axis.size, apart=apart, given=given, **more)
 
     def made(self, uneven: Collection[int], meant: Iterable[str]) -> Compared:
         """The result of the first attempt that computes the same; of all attempts, if none does.
@@ -186,14 +177,14 @@ class OneDeviceComparison:
         because = set(meant)
         for attempt in self.attempts():
             try:
-                alone = self.alone(attempt)
-                want = program_run(alone)(self.values)
+                alone = self.resized.graph(attempt)
+                want = program_run(alone)(self.of.values)
             except SbpInternalError:
                 raise
             except FAILURES as error:  # of code that is not written for one device; the report says
                 failed[attempt] = reason_of(error)
                 continue
-            pairs = list(zip(self.got.results, want.results, strict=True))
+            pairs = list(zip(self.of.got.results, want.results, strict=True))
             differs = tuple(i for i, (x, y) in enumerate(pairs) if _apart(x, y))
             if not differs and not uneven:
                 lost = self.unreached() if self.chained else ()
@@ -202,7 +193,7 @@ class OneDeviceComparison:
                 return Compared(run=same, alone=attempt)
             apart[attempt] = differs, alone
             if attempt.chained and not all(_multiple(*pairs[i]) for i in differs):
-                reached = zip(self.reaches(self.graph), self.reaches(alone), strict=True)
+                reached = zip(self.reaches(self.of.graph), self.reaches(alone), strict=True)
                 if all((x == y).all() for x, y in reached):
                     because.add("its stages may differ from one another")
         if not apart:
@@ -214,7 +205,7 @@ class OneDeviceComparison:
     def attempts(self) -> Iterator[Attempt]:
         """Attempts, the simplest first. The numbers that may count devices are known after it."""
         yield Attempt()
-        names = sorted(self.written.numbers)
+        names = sorted(self.resized.written.numbers)
         chosen = [
             c
             for k in range(len(names), 0, -1)
@@ -234,52 +225,55 @@ class OneDeviceComparison:
         uneven: bool,
     ) -> Compared:
         """The result of attempts of which none computes the same."""
-        written, chained = self.written, any(a.chained for a in apart)
+        written, chained = self.resized.written, any(a.chained for a in apart)
+        axis = written.axis
         because |= {f"{x} may stand for the number of devices" for x in written.fixed}
         if len(written.numbers) > NUMBERS:
             because.add("many of its numbers may stand for the number of devices")
-        counts = {n for n, x in written.numbers.items() if x in (self.axis.size, self.axis.devices)}
+        counts = {n for n, x in written.numbers.items() if x in (axis.size, axis.devices)}
         tried = {n for a in failed if a.names and a.chained == chained for n in a.names}
         stuck = tried & counts
         if stuck:
             listed = ", ".join(f"`{n}`" for n in sorted(stuck))
             because.add(f"{listed} may stand for the number of devices, or follow from it")
         last = [a for a in apart if a.chained == chained][-1]
-        axis, axes = self.mesh.names.index(self.axis.name), len(self.mesh.names)
-        got = program_run(self.graph, every=True)(self.values)
+        position, axes = self.of.mesh.names.index(axis.name), len(self.of.mesh.names)
+        got = program_run(self.of.graph, every=True)(self.of.values)
         wanted = {
-            attempt: program_run(alone, every=True)(self.values)
+            attempt: program_run(alone, every=True)(self.of.values)
             for attempt, (_, alone) in apart.items()
             if not attempt.chained
         }
-        typed = [(measured(got, want, axis, axes), a) for a, want in wanted.items()]
+        typed = [(measured(got, want, position, axes), a) for a, want in wanted.items()]
         guesses: set[str] = set()
-        if self.guessed:
+        if self.of.guessed:
             guesses.add("integers were not given, and random ones were taken")
         if not typed:  # of a pipeline that runs on one device only stage by stage
             run = self.result(apart[last][0], because=tuple(sorted(because | guesses)), stages=True)
             return Compared(run=run, alone=last, uneven=uneven, meant=bool(because))
         types, best = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
         alone, want = wanted[best].graph, wanted[best]
-        fixed = fixed_numbers(self.graph, alone, self.axis.size, self.axis.lengths)
-        devices = {f"{n:g}" for n in (self.axis.size, self.axis.devices)}
+        fixed = fixed_numbers(self.of.graph, alone, axis.size, axis.lengths)
+        devices = {f"{n:g}" for n in (axis.size, axis.devices)}
         counts = {i for i, number in fixed.values() if number in devices}
         twos = {i for i, number in fixed.values() if number in ("2", "0.5")}
         for chosen in () if uneven or not counts else (counts, *({i} for i in counts)):
-            other = renumbered(alone, chosen, self.axis.size)
-            pairs = zip(self.got.results, program_run(other)(self.values).results, strict=True)
+            other = renumbered(alone, chosen, axis.size)
+            pairs = zip(
+                self.of.got.results, program_run(other)(self.of.values).results, strict=True
+            )
             if any(_apart(x, y) for x, y in pairs):
                 continue
             if chosen.isdisjoint(twos):
                 return Compared(run=self.result(), alone=best)
             twos -= chosen  # a 2 is frequent: the program may be right, or halve its loss
             break
-        trips = tuple(measured(got, want, axis, axes, t) for t in (0, 1))
-        because |= {*ranks(self.graph, types), *picks(self.graph, self.axis.size)} | set(
-            one_each(self.graph, alone, self.axis.name)
+        trips = tuple(measured(got, want, position, axes, t) for t in (0, 1))
+        because |= {*ranks(self.of.graph, types), *picks(self.of.graph, axis.size)} | set(
+            one_each(self.of.graph, alone, axis.name)
         )
         meant = bool(because)
-        if any(x.shape != y.shape for x, y in zip(self.got.results, want.results, strict=True)):
+        if any(x.shape != y.shape for x, y in zip(self.of.got.results, want.results, strict=True)):
             guesses.add("the shape of its result depends on the number of devices")
         run = self.result(apart[last][0], because=tuple(sorted(because | guesses)), stages=chained)
         return Compared(
@@ -296,15 +290,15 @@ class OneDeviceComparison:
         """For each result, which of its slices along the first dim change with which slice of which
         argument: a row for each slice of an argument."""
         run = program_run(graph)
-        before = run(self.values).results
+        before = run(self.of.values).results
         found: list[list[np.ndarray]] = [[] for _ in before]
-        for i, x in enumerate(map(np.asarray, self.values)):
+        for i, x in enumerate(map(np.asarray, self.of.values)):
             if not _sliced(x):
                 continue
             for k in range(x.shape[0]):
                 other = x.copy()
                 other[k] = np.random.default_rng([i, k]).standard_normal(x.shape[1:])
-                after = run([*self.values[:i], other, *self.values[i + 1 :]]).results
+                after = run([*self.of.values[:i], other, *self.of.values[i + 1 :]]).results
                 for rows, a, b in zip(found, before, after, strict=True):
                     rows.append(_changed(a, b))
         return [np.asarray(rows) for rows in found]
@@ -312,9 +306,9 @@ class OneDeviceComparison:
     def unreached(self) -> tuple[int, ...]:
         """Results with a slice that depends on no argument; none where some argument cannot be
         changed slice by slice."""
-        if not all(map(_sliced, map(np.asarray, self.values))):
+        if not all(map(_sliced, map(np.asarray, self.of.values))):
             return ()
-        every = enumerate(self.reaches(self.graph))
+        every = enumerate(self.reaches(self.of.graph))
         return tuple(i for i, x in every if x.size and not x.any(0).all())
 
 
@@ -353,17 +347,13 @@ class Resized:
     Arguments:
       fn: its function.
       traced: traces a function as the program.
-      axis: the mesh axis.
-      written: the sizes that its functions have from outside; complete after the first trace.
+      written: the mesh axis, and the sizes that its functions have from outside; complete after the
+          first trace.
     """
 
     fn: Any
     traced: Callable[[Any], Graph]
-    axis: AxisInCode
-    written: WrittenSizes = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.written = WrittenSizes(self.axis)
+    written: WrittenSizes
 
     def graph(self, attempt: Attempt) -> Graph:
         """The program on one device of the axis.
@@ -371,15 +361,18 @@ class Resized:
         Raises:
           NotOnOneDevice: where the program cannot be read so.
         """
-        copied = functools.partial(self.written.copied, names=attempt.names)
+        axis, copied = (
+            self.written.axis,
+            functools.partial(self.written.copied, names=attempt.names),
+        )
 
         def act(bind: Bind, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-            size = dict(params["mesh"].shape).get(self.axis.name)
-            mine = size == self.axis.size or (size == 1 and all(map(of_call, params["subfuns"])))
+            size = dict(params["mesh"].shape).get(axis.name)
+            mine = size == axis.size or (size == 1 and all(map(of_call, params["subfuns"])))
             if not mine:  # of another mesh, or the gradient of one that is already alone
                 return bind(args, params)
             alone = params | {
-                "mesh": self.axis.mesh_alone(params["mesh"]),
+                "mesh": axis.mesh_alone(params["mesh"]),
                 "subfuns": tuple(copied(fn) for fn in params["subfuns"]),
             }
             if attempt.chained:
@@ -401,7 +394,7 @@ class Resized:
         if all(d is None for d in dims):
             raise NotOnOneDevice("no operand has one element for each device")
         given, out = list(args), None
-        for stage in range(self.axis.size):
+        for stage in range(self.written.axis.size):
             shards = [
                 x if d is None else lax.slice_in_dim(x, stage, stage + 1, axis=d)
                 for x, d in zip(given, dims, strict=True)
@@ -420,9 +413,9 @@ class Resized:
 
     def axis_dim(self, shape: Sequence[int], spec: Any) -> int | None:
         """The dim of which each device of the axis has one element; None if there is none."""
-        entries = tuple(spec) if isinstance(spec, PartitionSpec) else ()
-        alone = [d for d, e in enumerate(entries) if e in (self.axis.name, (self.axis.name,))]
-        return next((d for d in alone if shape[d] == self.axis.size), None)
+        axis, entries = self.written.axis, tuple(spec) if isinstance(spec, PartitionSpec) else ()
+        alone = (d for d, e in enumerate(entries) if e in (axis.name, (axis.name,)))
+        return next((d for d in alone if shape[d] == axis.size), None)
 
 
 def compared_runs(
@@ -445,28 +438,32 @@ def compared_runs(
           one after the other.
     """
     own = {
-        name: Resized(fn, traced, AxisInCode(name, n, lengths_of(graph, name), mesh.num_devices))
+        name: Resized(
+            fn,
+            traced,
+            WrittenSizes(AxisInCode(name, n, lengths_of(graph, name), mesh.num_devices)),
+        )
         for name, n in mesh.axes
         if n > 1
     }
-    found = Comparisons(graph=graph, fn=fn, traced=traced, axes=own, others=())
+    given, reasons = all(map(_given, leaves)), tuple(meant or ())
+    found = Comparisons(graph=graph, fn=fn, traced=traced, axes=own, mesh=mesh, given=given)
     if reason := too_large(graph):
         return found.untried(reason)
     with jax.ensure_compile_time_eval():  # the caller may be tracing
-        values, guessed = _values(leaves)
+        values, found.guessed = _values(leaves)
         found.others = _values(leaves, 1)[0]
         poisoned = _poisoned(graph, values)
-    given, reasons = all(map(_given, leaves)), tuple(meant or ())
+    run = program_run(graph)
     for found.values in (values, poisoned):
         try:
-            found.run = found.run or program_run(graph)
-            found.got = found.run(found.values)
+            found.got = run(found.values)
             first = found.values is values
             if first and not (found.got.is_finite or given):  # a root of random values
                 with jax.ensure_compile_time_eval():
                     found.values = [_positive(x) for x in found.values]
                     found.others = [_positive(x) for x in found.others]
-                found.got = found.run(found.values)
+                found.got = run(found.values)
         except SbpInternalError:
             raise
         except FAILURES as error:  # of `vmap`
@@ -475,17 +472,9 @@ def compared_runs(
             return found.untried("its results are not finite numbers")
         found.uneven = uneven(graph, found.got, mesh)
         found.compared = [
-            OneDeviceComparison(
-                graph=graph,
-                got=found.got,
-                alone=resized.graph,
-                written=resized.written,
-                mesh=mesh,
-                values=found.values,
-                given=given,
-                guessed=guessed,
-                chained=meant is None and permutes(graph, name),
-            ).made([i for _, i, a in found.uneven if a == name], reasons)
+            OneDeviceComparison(found, resized, meant is None and permutes(graph, name)).made(
+                [i for _, i, a in found.uneven if a == name], reasons
+            )
             for name, resized in own.items()
         ]
         tests = any(traits_of(node.op).numpy is np.isfinite for node in bodies(graph))
@@ -503,8 +492,7 @@ def _poisoned(graph: Graph, values: Sequence[Any]) -> list[Any]:
     region splits is not finite."""
     split = {
         v
-        for node in graph.walk()
-        if node.op == SHARD_MAP
+        for node in regions_of(graph)
         for v, spec in zip(node.inputs, node.params["in_specs"], strict=True)
         if any(isinstance(atom_of(spec, name), Split) for name in node.params["mesh"].shape)
     }
@@ -528,10 +516,12 @@ class Comparisons:
       fn: its function.
       traced: traces a function as the program.
       axes: traces it with one device, by the mesh axis.
+      mesh: its mesh.
+      given: whether the values are the program's own arguments.
+      guessed: whether integers among them had to be guessed.
       values: its arguments.
       others: other values for them, with which repairs are tried as well.
-      run: runs it on the mesh.
-      got: its run on the mesh; None where it was not run.
+      got: its run on the mesh.
       uneven: results of regions that differ between the devices of a mesh axis, and that out_specs
           claim to be equal: the region's id, the position, the axis.
       compared: the comparisons.
@@ -541,10 +531,12 @@ class Comparisons:
     fn: Any
     traced: Callable[[Any], Graph]
     axes: dict[str, Resized]
+    mesh: MeshSpec
+    given: bool
+    guessed: bool = False
     values: Sequence[Any] = ()
     others: Sequence[Any] = ()
-    run: Callable[[Sequence[Any]], Ran] | None = None
-    got: Ran | None = None
+    got: Ran = field(init=False)
     uneven: frozenset[tuple[Any, ...]] = frozenset()
     compared: list[Compared] = field(default_factory=list)
     wanted: list[list[np.ndarray]] | None = None
@@ -552,7 +544,7 @@ class Comparisons:
     def untried(self, reason: str) -> Comparisons:
         """The same program, of which nothing was compared."""
         runs = (
-            ComparedRun(mesh_axis=name, size=r.axis.size, untried=reason)
+            ComparedRun(mesh_axis=name, size=r.written.axis.size, untried=reason)
             for name, r in self.axes.items()
         )
         self.compared = [Compared(run=run) for run in runs]
@@ -566,7 +558,7 @@ class Comparisons:
             trace = self.traced
             for c in self.compared:
                 if c.wrong and not c.run.untried:
-                    axis = self.axes[c.run.mesh_axis].axis
+                    axis = self.axes[c.run.mesh_axis].written.axis
                     trace = functools.partial(_alone, trace, axis, c.alone)
             run = program_run(trace(self.fn))
             self.wanted = [run(values).results for values in sets]
@@ -582,20 +574,18 @@ class Comparisons:
 
 
 def _alone(traced: Callable[[Any], Graph], axis: AxisInCode, attempt: Attempt, fn: Any) -> Graph:
-    return Resized(fn, traced, axis).graph(attempt)
+    return Resized(fn, traced, WrittenSizes(axis)).graph(attempt)
 
 
 def uneven(graph: Graph, ran: Ran, mesh: MeshSpec) -> frozenset[tuple[int, int, str]]:
     """The results of regions that differ between devices and claim to be equal."""
-    found: set[tuple[int, int, str]] = set()
+    found = set[tuple[int, int, str]]()
     for node, results in claims(graph):
         for i in results:
-            x = ran.values.get(node.params["body"].outputs[i])
-            for axis, (name, n) in enumerate(mesh.axes if x is not None else ()):
-                if atom_of(node.params["out_specs"][i], name) != B or x is None:
-                    continue
-                each = np.moveaxis(x, axis, 0)
-                if any(differ(each[k], each[0]) for k in range(1, n)):
+            x, spec = ran.values.get(node.params["body"].outputs[i]), node.params["out_specs"][i]
+            for axis, name in enumerate(mesh.names if x is not None else ()):
+                each = np.moveaxis(np.asarray(x), axis, 0)
+                if atom_of(spec, name) == B and any(differ(y, each[0]) for y in each[1:]):
                     found.add((node.id, i, name))
     return frozenset(found)
 

@@ -1,5 +1,5 @@
 """`sbp.manual`: a region written by hand with named-axis collectives. Its claimed types are checked
-when it is traced (`checking.py`).
+when it is traced (`check.py`).
 
 The region becomes one `jax.shard_map` in which every operand and result mentions every mesh axis:
 for an axis that splits no dim, an array has a leading dim over the axis. A B operand is broadcast
@@ -34,7 +34,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from sbp import _jax
 from sbp.annotations import as_array, as_type
 from sbp.errors import ArgumentError, SbpError, SbpInternalError, Span, refused
-from sbp.handwritten.claims import ClaimedArray, ClaimingRegion, RegionBody
+from sbp.handwritten.check import ClaimedArray, RegionBody, check_claims
+from sbp.handwritten.specs import axes_by_dim
 from sbp.kinds import FLAG, FUNCTION, fits, takes
 from sbp.machine.context import call_without_mesh
 from sbp.machine.mesh import MeshSpec
@@ -44,22 +45,6 @@ from sbp.signatures.kernels.shards import padded_blocks, reduced
 from sbp.signatures.region import parts_p, pick_p
 from sbp.slips import correcting
 from sbp.types import Broadcast, NdSbp, Split, Unreduced, parse
-
-# ---- operands -----------------------------------------------------------------------------------
-# The operands of a hand-written region.
-
-
-def arrays_of(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a region, each leaf an array.
-
-    Raises:
-      SbpError: `bad-argument` for a leaf that is no array.
-    """
-    leaves, tree = leaves_of(args, "a manual region")
-    return jax.tree.unflatten(
-        tree, [as_array(x, "a manual region takes pytrees of arrays; each leaf is") for x in leaves]
-    )
-
 
 # ---- entries ------------------------------------------------------------------------------------
 # Entries of the `in_types` of a hand-written region that were probably meant to be others: those
@@ -74,9 +59,9 @@ def corrected(in_types: Any, made: Span | None) -> Any:
       made: the user's line that made the region.
     """
     tried = correcting.value
-    if tried is None or made is None or tried.at != made or tried.wrong is not in_types:
-        return in_types
-    return tried.right
+    if tried is not None and made is not None and tried.at == made and tried.wrong is in_types:
+        return tried.right
+    return in_types
 
 
 @contextlib.contextmanager
@@ -328,7 +313,9 @@ def manual(
             raise ArgumentError(
                 f"a manual region takes arguments by position, got {sorted(kwargs)}"
             )
-        args = arrays_of(args)
+        leaves, tree = leaves_of(args, "a manual region")
+        word = "a manual region takes pytrees of arrays; each leaf is"
+        args = jax.tree.unflatten(tree, [as_array(x, word) for x in leaves])
         fits(fn, args)
         scope = _SCOPE.get()
         if scope is None:
@@ -404,26 +391,31 @@ class _Region:
                 for t in leaf_types(e, a, "in_types", self.mesh)
             ]
         flat = [self.even(x, t, i) for i, (x, t) in enumerate(zip(flat, types, strict=True))]
-        ins = [self.claim(x, t) for x, t in zip(flat, types, strict=True)]
-        given, shards = ins, [c.local(self.mesh.sizes) for c in ins]
+        given = [self.claim(x, t) for x, t in zip(flat, types, strict=True)]
+        shards = [c.local(self.mesh.sizes) for c in given]
         one = self.abstract_of((1,) * len(self.mesh.names))
-        works = functools.partial(self.body, given, tree, out_types, one)
+
+        def again(fn: Callable[..., Any]) -> RegionBody:
+            """The body of another function."""
+            return self.body(fn, given, tree, out_types, self.abstract)[0]
+
+        works = functools.partial(self.body, self.fn, given, tree, out_types, one)
         with naming_shards(self.name, in_types, shards, self.made, works):
-            body, out_tree = self.body(ins, tree, out_types, self.abstract)
-        self.check(body, functools.partial(self.again, given, tree, out_types))
-        ins, outs, closed_over = body.ins, body.outs, body.closed_over
-        encoded = [self.encode(x, h) for x, h in zip((*closed_over, *flat), ins, strict=True)]
+            body, out_tree = self.body(self.fn, given, tree, out_types, self.abstract)
+        if body.key not in self.scope.checked:
+            self.scope.checked.add(body.key)
+            check_claims(body, self.fn, again, self.mesh, span=self.span, made=self.made)
+        operands = zip((*body.closed_over, *flat), body.ins, strict=True)
+        encoded = [self.encode(x, h) for x, h in operands]
         mapped = jax.shard_map(
             lambda *shards: self.shards(body, shards),
             mesh=self.abstract,
-            in_specs=tuple(self.spec(h) for h in ins),
-            out_specs=tuple(self.spec(h) for h in outs),
+            in_specs=tuple(map(self.spec, body.ins)),
+            out_specs=tuple(map(self.spec, body.outs)),
             check_vma=False,
         )
-        results = mapped(*encoded)
-        return jax.tree.unflatten(
-            out_tree, [self.decode(y, h) for y, h in zip(results, outs, strict=True)]
-        )
+        results = zip(mapped(*encoded), body.outs, strict=True)
+        return jax.tree.unflatten(out_tree, [self.decode(y, h) for y, h in results])
 
     # ---- operands and results -------------------------------------------------------------------
 
@@ -432,11 +424,10 @@ class _Region:
 
     def whole(self, local: Any, t: NdSbp) -> ClaimedArray:
         """A result with its global shape: a split dim is as long as all of its blocks."""
-        shape = list(local.shape)
-        for atom, n in zip(t.over(self.mesh.names), self.mesh.sizes, strict=True):
-            if isinstance(atom, Split):
-                shape[atom.dim] *= n
-        return ClaimedArray(t, t.over(self.mesh.names), tuple(shape), local.dtype)
+        dims = axes_by_dim(t, len(local.shape), self.mesh.names)
+        counts = (math.prod(map(self.mesh.size, axes)) for axes in dims)
+        shape = tuple(size * n for size, n in zip(local.shape, counts, strict=True))
+        return ClaimedArray(t, t.over(self.mesh.names), shape, local.dtype)
 
     def even(self, x: Any, t: NdSbp, number: int) -> Any:
         """An operand whose split dims divide: where they do not, it is padded block by block.
@@ -478,11 +469,8 @@ class _Region:
 
     def dims(self, claimed: ClaimedArray) -> list[tuple[str, ...] | None]:
         """The mesh axes that split each dim of an array."""
-        dims: list[tuple[str, ...]] = [()] * len(claimed.shape)
-        for name, atom in zip(self.mesh.names, claimed.atoms, strict=True):
-            if isinstance(atom, Split):
-                dims[atom.dim] = (*dims[atom.dim], name)
-        return [d or None for d in dims]
+        every = axes_by_dim(claimed.type, len(claimed.shape), self.mesh.names)
+        return [axes or None for axes in every]
 
     def encode(self, x: Any, claimed: ClaimedArray) -> Any:
         for name, n, atom in reversed(
@@ -509,19 +497,18 @@ class _Region:
         names = self.mesh.names
         return AbstractMesh(tuple(sizes), names, axis_types=(AxisType.Auto,) * len(names))
 
-    def again(
-        self, ins: Sequence[ClaimedArray], tree: Any, out_types: Any, fn: Callable[..., Any]
-    ) -> RegionBody:
-        """The body of another function."""
-        other = _Region(fn, self.scope, self.padded, self.made)
-        return other.body(ins, tree, out_types, self.abstract)[0]
-
     def body(
-        self, ins: Sequence[ClaimedArray], tree: Any, out_types: Any, mesh: AbstractMesh
+        self,
+        fn: Callable[..., Any],
+        ins: Sequence[ClaimedArray],
+        tree: Any,
+        out_types: Any,
+        mesh: AbstractMesh,
     ) -> tuple[RegionBody, Any]:
         """The body from the shards of one device to its shards of the results.
 
         Arguments:
+          fn: the region's function, or one in its place.
           ins: its operands.
           tree: their tree.
           out_types: the types of its results, as `manual` takes them.
@@ -533,7 +520,7 @@ class _Region:
         seen: list[Any] = []
 
         def local(*shards: Any) -> Any:
-            out = returning_arrays(self.fn)(*jax.tree.unflatten(tree, shards))
+            out = returning_arrays(fn)(*jax.tree.unflatten(tree, shards))
             leaves, out_tree = jax.tree.flatten(jax.tree.map(jnp.asarray, out))
             seen.append((out_tree, [jax.ShapeDtypeStruct(y.shape, y.dtype) for y in leaves]))
             return tuple(leaves)
@@ -579,26 +566,3 @@ class _Region:
         results = map(jnp.asarray, _jax.eval_jaxpr(body.jaxpr, own))  # a constant may be a number
         leading = [sum(not isinstance(a, Split) for a in h.atoms) for h in body.outs]
         return tuple(y.reshape((1,) * k + y.shape) for y, k in zip(results, leading, strict=True))
-
-    def check(self, body: RegionBody, again: Callable[[Callable[..., Any]], RegionBody]) -> None:
-        """Checks the claims of a region, unless this trace has checked the same ones.
-
-        Arguments:
-          body: its body.
-          again: traces another function in the place of the region's.
-
-        Raises:
-          SbpTypeError: `manual-types`, with all claims that do not hold.
-        """
-        if body.key in self.scope.checked:
-            return
-        self.scope.checked.add(body.key)
-        ClaimingRegion(
-            name=self.name,
-            fn=self.fn,
-            body=body,
-            again=again,
-            mesh=self.mesh,
-            span=self.span,
-            made=self.made,
-        ).check()

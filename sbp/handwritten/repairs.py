@@ -4,45 +4,125 @@ edit of the program and of its source.
 An edit is offered only where the source shows its place: an expression, a variable or a call of the
 user, in every call of its line. Functions that are differentiated inside a region are not edited,
 because their gradient is already traced.
+
+Edits of the source have spans of the original text. Two insertions wrap an expression in a call,
+and two deletions remove a call, so the edits of one help may nest.
 """
 
 from __future__ import annotations
 
+import ast
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
-from sbp.errors import OptionEdit, Span
+from sbp.errors import OptionEdit, SourceEdit, Span
 from sbp.handwritten.edits import GraphEdit, Reduce, respecified
 from sbp.handwritten.faults import PMEAN, Fault, Finding
-from sbp.handwritten.rewrites import (
-    Edits,
-    after_statement,
-    axes_replaced,
-    call_at,
-    called_name,
-    divided,
-    dropped,
-    in_order,
-    into_call,
-    quoted,
-    renamed,
-)
-from sbp.handwritten.sites import Site, Sites, WrittenOperand
+from sbp.handwritten.sites import Site, Sites
 from sbp.handwritten.specs import outs_of
 from sbp.machine.mesh import MeshSpec
-from sbp.source.reader import source_text, users_span
+from sbp.source.reader import expression_at, name_called, source_text, users_span
+from sbp.source.text import end_of, line_text, parsed_file, span_of, start_of, statement_at
 from sbp.trace.collectives import CALLED, REDUCING_CALLS
 from sbp.trace.graph import Graph, Node
 from sbp.types import Split, Unreduced
 
+# ---- edits of the source ------------------------------------------------------------------------
+
+
+Edits = tuple[SourceEdit, ...]
+
+
+def lax_in(file: str) -> tuple[str, tuple[str, ...]]:
+    """The name of `jax.lax` in a file, and the import statements that the file needs for it."""
+    tree = parsed_file(file).tree
+    for node in tree.body if tree is not None else ():
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            name, module = alias.asname or alias.name, getattr(node, "module", "")
+            if (module, alias.name) == ("jax", "lax"):
+                return name, ()
+            if (module, alias.name) == ("", "jax"):
+                return f"{name}.lax", ()
+    return "lax", ("from jax import lax",)
+
+
+def into_call(span: Span, function: str, arguments: str) -> Edits:
+    """An expression as the first argument of a function of `jax.lax`.
+
+    Arguments:
+      span: the expression.
+      function: the function's name.
+      arguments: the other arguments, as source text.
+    """
+    lax, imports = lax_in(span.file)
+    return (
+        SourceEdit(span=start_of(span), replacement=f"{lax}.{function}(", imports=imports),
+        SourceEdit(span=end_of(span), replacement=f", {arguments})"),
+    )
+
+
+def after_statement(span: Span, name: str, function: str, arguments: str) -> Edits:
+    """A variable put through a function of `jax.lax` after the statement that sets it.
+
+    Arguments:
+      span: an expression in the statement.
+      name: the variable.
+      function: the function's name.
+      arguments: the other arguments, as source text.
+
+    Returns:
+      The edits; none where no statement stands at the span.
+    """
+    statement = statement_at(parsed_file(span.file), span)
+    if statement is None:
+        return ()
+    lax, imports = lax_in(span.file)
+    before = (line_text(span.file, statement.lineno) or "").encode()[: statement.col_offset]
+    between = "; " if before.strip() else "\n" + before.decode()
+    text = f"{between}{name} = {lax}.{function}({name}, {arguments})"
+    place = end_of(span_of(statement, span.file))
+    return (SourceEdit(span=place, replacement=text, imports=imports),)
+
+
+def divided(span: Span, axes: tuple[str, ...]) -> Edits:
+    """The edits that divide an expression by the number of devices along some mesh axes."""
+    lax, imports = lax_in(span.file)
+    sizes = " * ".join(f'{lax}.axis_size("{axis}")' for axis in axes)
+    by = sizes if len(axes) == 1 else f"({sizes})"
+    return (
+        SourceEdit(span=start_of(span), replacement="(", imports=imports),
+        SourceEdit(span=end_of(span), replacement=f" / {by})"),
+    )
+
+
+def in_order(edits: Iterable[SourceEdit]) -> Edits:
+    """Edits in source order, each once; an insertion comes before a deletion at the same place."""
+    return tuple(
+        sorted(
+            dict.fromkeys(edits),
+            key=lambda e: (e.span.file, start_of(e.span), e.span != start_of(e.span)),
+        )
+    )
+
+
+def quoted(axes: tuple[str, ...]) -> str:
+    """Mesh axes as source text.
+
+    >>> quoted(("data",)), quoted(("data", "model"))
+    ('"data"', '("data", "model")')
+    """
+    return f'"{axes[0]}"' if len(axes) == 1 else "(" + ", ".join(f'"{a}"' for a in axes) + ")"
+
+
+def put_through(site: Site, function: str, arguments: str) -> Edits:
+    """The edits that put the value of a site through a function of `jax.lax`."""
+    if site.name:
+        return after_statement(site.spans[0], site.name, function, arguments)
+    return tuple(e for span in site.spans for e in into_call(span, function, arguments))
+
+
 # ---- candidates ---------------------------------------------------------------------------------
-# Candidates for the repair of a finding, and their parts: calls of collectives, places of new
-# reductions, reductions that come too late.
-
-
-TouchedValue = tuple[int, int, bool]
-"""The id of a node, the position of a result or operand, and whether it is a result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,58 +147,44 @@ class CollectiveCall:
     Arguments:
       text: the call in words.
       span: its place in the source.
+      call: the call.
       nodes: all operations that the call made.
     """
 
     text: str
     span: Span
+    call: ast.Call
     nodes: tuple[Node, ...]
 
     @property
     def name(self) -> str:
         """The collective that is called."""
-        return called_name(call_at(self.span))
+        return name_called(self.call)
 
+    def renamed(self, function: str) -> Edits:
+        """The edits that call another function of `jax.lax`."""
+        (lax, imports), at = lax_in(self.span.file), span_of(self.call.func, self.span.file)
+        return (SourceEdit(span=at, replacement=f"{lax}.{function}", imports=imports),)
 
-@dataclass(frozen=True, slots=True)
-class ReducedPlace:
-    """Values that are to be reduced.
-
-    Arguments:
-      text: the expression or variable in words.
-      values: its values in the program.
-      spans: the places of the expression; for a variable, the expression in the statement that
-          sets it.
-      name: the variable; empty for an expression.
-    """
-
-    text: str
-    values: tuple[TouchedValue, ...]
-    spans: tuple[Span, ...]
-    name: str = ""
-
-    def put_through(self, function: str, arguments: str) -> Edits:
-        """The edits that put it through a function of `jax.lax`."""
-        if self.name:
-            return after_statement(self.spans[0], self.name, function, arguments)
-        return tuple(e for span in self.spans for e in into_call(span, function, arguments))
-
-
-@dataclass(frozen=True, slots=True)
-class LateReduction:
-    """The change of a reduction that comes too late.
-
-    Arguments:
-      text: the change in words; empty where the reduction is kept.
-      source: the change as edits of the source.
-      drop: the mesh axes that it loses, by the id of the node.
-      divide: its new divisors, by the id of the node.
-    """
-
-    text: str = ""
-    source: Edits = ()
-    drop: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    divide: dict[int, int] = field(default_factory=dict)
+    def over(self, axes: tuple[str, ...]) -> Edits:
+        """The edits that run it over other mesh axes; none where it does not show its axes. Over
+        none, the operand replaces the call."""
+        args, file = self.call.args, self.span.file
+        if axes:
+            named = [k.value for k in self.call.keywords if k.arg == "axis_name"]
+            places = (span_of(e, file) for e in (*args[1:2], *named))
+            return tuple(SourceEdit(span=at, replacement=quoted(axes)) for at in places)
+        if not args:
+            return ()
+        first, last = start_of(span_of(args[0], file)), end_of(span_of(args[0], file))
+        atomic = isinstance(args[0], ast.Name | ast.Call | ast.Attribute | ast.Subscript)
+        opening, closing = ("", "") if atomic else ("(", ")")
+        before = replace(start_of(self.span), end_line=first.line, end_column=first.column)
+        after = replace(end_of(self.span), line=last.line, column=last.column)
+        return (
+            SourceEdit(span=before, replacement=opening),
+            SourceEdit(span=after, replacement=closing),
+        )
 
 
 # ---- repairs ------------------------------------------------------------------------------------
@@ -146,10 +212,7 @@ class Repairs:
                 yield from self.drop(fault.node, axes)
             case "averaged":
                 yield from self.sum_up(fault.node)
-            case "pending" if fault.made is not None:
-                yield from self.average(fault.made, axes)
-                yield from self.drop(fault.made, axes)
-            case "scaled" if fault.made is not None:
+            case "pending" | "scaled" if fault.made is not None:
                 yield from self.average(fault.made, axes)
                 yield from self.drop(fault.made, axes)
             case "monoid":
@@ -175,10 +238,9 @@ class Repairs:
     def drop(self, node: Node, axes: tuple[str, ...]) -> Iterator[RepairCandidate]:
         """A reduction left out, or over fewer axes."""
         call = self.call(node)
-        late = self.without(call, axes) if call is not None else None
-        if call is not None and late is not None:
-            text = f"drop {call.text}{_over_some(node, axes)}"
-            yield _one(GraphEdit(text, late.source, drop=late.drop, divide=late.divide))
+        edit = self.without(call, axes) if call is not None else None
+        if edit is not None:
+            yield _one(edit)
 
     def average(self, node: Node, axes: tuple[str, ...]) -> Iterator[RepairCandidate]:
         """A mean instead of a sum."""
@@ -191,7 +253,7 @@ class Repairs:
             text = f"divide {call.text} by {n}, the size of {_names(axes)}"
             yield _one(GraphEdit(text, divided(call.span, axes), divide=divide))
         elif call.name == CALLED["sum"] and _over(node) == set(axes):
-            source = renamed(call.span, CALLED["mean"])
+            source = call.renamed(CALLED["mean"])
             yield _one(GraphEdit(f"lax.pmean in place of {call.text}", source, divide=divide))
 
     def sum_up(self, division: Node) -> Iterator[RepairCandidate]:
@@ -200,8 +262,8 @@ class Repairs:
         call = self.call(division)
         if call is not None and call.name == CALLED["mean"]:
             gone: dict[int, tuple[str, ...]] = {d.id: () for d in call.nodes}
-            source = renamed(call.span, CALLED["sum"])
-            yield _one(GraphEdit(f"lax.psum in place of {call.text}", source, drop=gone))
+            source = call.renamed(CALLED["sum"])
+            yield _one(GraphEdit(f"lax.psum in place of {call.text}", source, over=gone))
 
     def rename(self, node: Node, op: str) -> Iterator[RepairCandidate]:
         """Another reduction."""
@@ -210,9 +272,8 @@ class Repairs:
             gone: dict[int, tuple[str, ...]] = {
                 d.id: () for n in call.nodes for d in self.divisions(n)
             }
-            made = {n.id: op for n in call.nodes}
-            text, source = f"lax.{op} in place of {call.text}", renamed(call.span, op)
-            yield _one(GraphEdit(text, source, rename=made, drop=gone))
+            made, text = {n.id: op for n in call.nodes}, f"lax.{op} in place of {call.text}"
+            yield _one(GraphEdit(text, call.renamed(op), rename=made, over=gone))
 
     def redirect(self, finding: Finding) -> Iterator[RepairCandidate]:
         """A sum over another mesh axis; the result stays split along the first one."""
@@ -223,7 +284,7 @@ class Repairs:
             if call is None or call.name != CALLED["sum"]:
                 continue
             text = f"{quoted(finding.mesh_axes)} in place of {quoted(others)} in {call.text}"
-            source = axes_replaced(call.span, finding.mesh_axes)
+            source = call.over(finding.mesh_axes)
             over = {n.id: finding.mesh_axes for n in call.nodes}
             yield _one(GraphEdit(text, source, over=over))
             for dim in range(len(self.result_shape(finding))) if finding.claim is not None else ():
@@ -240,14 +301,14 @@ class Repairs:
         maker = self.sites.maker(finding.region, finding.result)
         sites = [self.sites.value(node) for node in (finding.fault.made, maker) if node is not None]
         for site in dict.fromkeys(s for s in sites if s) if op else ():
-            yield self.reduction(finding, (_result_of(site),), op)
+            yield self.reduction(finding, (site,), op)
 
     def reduction(
         self,
         finding: Finding,
-        places: tuple[ReducedPlace, ...],
+        places: tuple[Site, ...],
         op: str,
-        late: LateReduction | None = None,
+        late: GraphEdit | None = None,
     ) -> RepairCandidate:
         """A reduction of some values, as a sum and, where either may be meant, as a mean.
 
@@ -255,30 +316,27 @@ class Repairs:
           finding: the finding.
           places: the values to reduce.
           op: the collective.
-          late: the change of another reduction that comes too late; None for none.
+          late: the change of another reduction, which comes too late; None where it is kept.
         """
         axes, n = finding.mesh_axes, self.size(finding.mesh_axes)
         what, named = " and ".join(p.text for p in places), quoted(finding.mesh_axes)
-        late = late or LateReduction()
 
         def edit(name: str, divisors: tuple[int, ...]) -> GraphEdit:
             added = tuple(
-                Reduce(node, k, axes, op, d, after=is_after)
+                Reduce(node, k, axes, op, d, after=place.after)
                 for place, d in zip(places, divisors, strict=True)
-                for node, k, is_after in place.values
+                for node, k in place.values
             )
-            source = (e for p in places for e in p.put_through(name, named))
-            return GraphEdit(
-                f"reduce {what} with lax.{name}(.., {named}){late.text}",
-                in_order((*source, *late.source)),
-                reduce=added,
-                drop=late.drop,
-                divide=late.divide,
-            )
+            text = f"reduce {what} with lax.{name}(.., {named})"
+            source = (e for p in places for e in put_through(p, name, named))
+            if late is None:
+                return GraphEdit(text, in_order(source), added)
+            source = in_order((*source, *late.source))
+            return replace(late, text=f"{text}, and {late.text}", source=source, reduce=added)
 
         ones = edit(op, (1,) * len(places))
         mean = (edit(CALLED["mean"], (n,) * len(places)),) if op == CALLED["sum"] else ()
-        spare = any(not is_after for place in places for *_, is_after in place.values)
+        spare = not all(place.after for place in places)
         return RepairCandidate((ones, *mean), (op, places), spare)
 
     def scatter(self, finding: Finding, dim: int) -> Iterator[RepairCandidate]:
@@ -291,13 +349,13 @@ class Repairs:
         if self.result_shape(finding)[dim] % self.size(axes) == 0:
             arguments = f"{named}, scatter_dimension={dim}, tiled=True"
             text = f"return lax.psum_scatter(.., {arguments}) of {site.text}"
-            source = into_call(site.span, CALLED["scattered"], arguments)
+            source = into_call(site.spans[0], CALLED["scattered"], arguments)
             edit = GraphEdit(
                 text, source, (Reduce(region, result, axes, "reduce_scatter", dim=dim),)
             )
             yield _one(edit)
         text = f"reduce {site.text} with lax.psum(.., {named}), and "
-        source = into_call(site.span, CALLED["sum"], named)
+        source = into_call(site.spans[0], CALLED["sum"], named)
         yield _one(
             self.unclaimed(finding, GraphEdit(text, source, (Reduce(region, result, axes),)))
         )
@@ -311,7 +369,7 @@ class Repairs:
             arguments = f"{quoted(axes)}, axis={dim}, tiled=True"
             text = f"return lax.all_gather(.., {arguments}) of {site.text}"
             added = Reduce(finding.region.id, finding.result, axes, "all_gather", dim=dim)
-            source = into_call(site.span, CALLED["gathered"], arguments)
+            source = into_call(site.spans[0], CALLED["gathered"], arguments)
             yield _one(GraphEdit(text, source, (added,)))
 
     def unclaimed(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
@@ -319,8 +377,7 @@ class Repairs:
         axes = finding.mesh_axes
         unsplit = tuple((finding.region.id, finding.result, a) for a in axes)
         text = f"{edit.text}leave {_names(axes)} out of {_outs(finding)}"
-        made = GraphEdit(text, edit.source, edit.reduce, unsplit=unsplit)
-        return self.specified(finding, made)
+        return self.specified(finding, replace(edit, text=text, unsplit=unsplit))
 
     def specified(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
         """An edit with its change of the type that the region states for its result."""
@@ -328,7 +385,7 @@ class Repairs:
         function = "sbp.manual" if outs == "out_types" else "jax.shard_map"
         value = repr(spec) if outs == "out_types" else spec
         option = OptionEdit(option=outs, value=value, position=finding.result, function=function)
-        return edit.with_option(option)
+        return replace(edit, options=(option,))
 
     # ---- a reduction before the operation that is at fault --------------------------------------
 
@@ -336,20 +393,13 @@ class Repairs:
         """A reduction where the value becomes partial, or of the operation's operand; the later
         reduction is dropped or kept."""
         op = reduction_of(finding.fault) or CALLED["sum"]
-        for late in self.late(finding.observer, finding.mesh_axes):
+        late = self.call(finding.observer) if finding.observer is not None else None
+        gone = self.without(late, finding.mesh_axes) if late is not None else None
+        for change in (None,) if gone is None else (gone, None):
             for places in self.places(finding, op):
-                yield self.reduction(finding, places, op, late)
+                yield self.reduction(finding, places, op, change)
 
-    def late(self, observer: Node | None, axes: tuple[str, ...]) -> Iterator[LateReduction]:
-        """The changes of a reduction that may follow from an earlier one: dropped, or kept."""
-        call = self.call(observer) if observer is not None else None
-        if observer is not None and call is not None:
-            gone = self.without(call, axes)
-            if gone is not None:
-                yield gone
-        yield LateReduction()
-
-    def places(self, finding: Finding, op: str) -> Iterator[tuple[ReducedPlace, ...]]:
+    def places(self, finding: Finding, op: str) -> Iterator[tuple[Site, ...]]:
         """The places where a value may be reduced before an operation: for all its readers, or for
         that operation only."""
         fault = finding.fault
@@ -357,7 +407,7 @@ class Repairs:
         if made is not None and not self.sites.leads_to(made, fault.node):
             made = None  # the operation is a part of the expression
         if made is not None:
-            yield (_result_of(made),)
+            yield (made,)
         calls = self.sites.alike(fault.node)
         reads = self.sites.reads(fault.node, fault.partial or (fault.operand,)) if calls else None
         span = users_span(fault.node)
@@ -373,7 +423,12 @@ class Repairs:
                 and self.sites.only(made, fault.node, chosen[0])
             ):
                 yield tuple(
-                    ReducedPlace(r.text + where * (r is chosen[-1]), _before(calls, r), r.spans)
+                    Site(
+                        text=r.text + where * (r is chosen[-1]),
+                        values=tuple((node.id, i) for node in calls for i in r.operands),
+                        spans=r.spans,
+                        after=False,
+                    )
                     for r in chosen
                 )
 
@@ -383,29 +438,29 @@ class Repairs:
         """The call of a collective, with all operations that it made; None where no line of the
         user calls it, or a gradient depends on it."""
         span, nodes = users_span(node), self.sites.alike(node)
-        named = called_name(call_at(span)) in {*REDUCING_CALLS, CALLED["scattered"]}
-        if span is None or not nodes or node.backward or not named:
+        call = expression_at(span)[0]
+        if span is None or not nodes or node.backward or not isinstance(call, ast.Call):
             return None
-        return CollectiveCall(f"{_expression(node)} at line {span.line}", span, nodes)
+        found = CollectiveCall(f"{_expression(node)} at line {span.line}", span, call, nodes)
+        return found if found.name in {*REDUCING_CALLS, CALLED["scattered"]} else None
 
-    def without(self, call: CollectiveCall, axes: tuple[str, ...]) -> LateReduction | None:
+    def without(self, call: CollectiveCall, axes: tuple[str, ...]) -> GraphEdit | None:
         """A collective without some mesh axes, and its new divisor: a pmean over fewer axes has
         another one."""
-        gone: dict[int, tuple[str, ...]] = {}
+        over: dict[int, tuple[str, ...]] = {}
         divide: dict[int, int] = {}
         for node in call.nodes:
             if "axes" not in node.params:
                 return None
-            gone[node.id] = axes
+            over[node.id] = tuple(a for a in node.params["axes"] if a not in axes)
             divisions = self.divisions(node)
-            gone |= {d.id: () for d in divisions}
+            over |= {d.id: () for d in divisions}
             left = self.size(tuple(_over(node) - set(axes)))
             if divisions and left > 1:
                 divide[node.id] = left
         first = call.nodes[0]
-        kept = tuple(a for a in first.params["axes"] if a not in axes)
-        text = f", and drop {call.text}{_over_some(first, axes)}"
-        return LateReduction(text, dropped(call.span, kept), gone, divide)
+        text = f"drop {call.text}" + (f" over {_names(axes)}" if _over(first) - set(axes) else "")
+        return GraphEdit(text, call.over(over[first.id]), over=over, divide=divide)
 
     def divisions(self, node: Node) -> tuple[Node, ...]:
         """The divisions of a pmean."""
@@ -417,12 +472,11 @@ class Repairs:
 
     def result(self, finding: Finding) -> Site | None:
         """The expression that a region returns, and nothing else reads."""
-        maker = self.sites.maker(finding.region, finding.result)
-        site = self.sites.value(maker) if maker is not None else None
-        if site is None or site.name or len(site.values) != 1:
+        made = self.sites.makers.get(finding.region.params["body"].outputs[finding.result])
+        site = self.sites.value(made[0]) if made is not None else None
+        if made is None or site is None or site.name or site.values != ((made[0].id, made[1]),):
             return None
-        returned = self.sites.is_result(site, finding.region, finding.result)
-        return site if returned else None
+        return site
 
     def result_shape(self, finding: Finding) -> tuple[int, ...]:
         """The local shape of the result that a finding is about."""
@@ -444,15 +498,6 @@ def _one(edit: GraphEdit) -> RepairCandidate:
     return RepairCandidate((edit,))
 
 
-def _result_of(site: Site) -> ReducedPlace:
-    values = tuple((node, k, True) for node, k in site.values)
-    return ReducedPlace(site.text, values, (site.span,), site.name)
-
-
-def _before(calls: tuple[Node, ...], read: WrittenOperand) -> tuple[TouchedValue, ...]:
-    return tuple((node.id, i, False) for node in calls for i in read.operands)
-
-
 def _over(node: Node) -> set[str]:
     return {a for a in node.params.get("axes", ()) if isinstance(a, str)}
 
@@ -460,11 +505,6 @@ def _over(node: Node) -> set[str]:
 def _expression(node: Node) -> str:
     text = source_text(users_span(node))
     return f"`{text}`" if text else node.op
-
-
-def _over_some(node: Node, axes: tuple[str, ...]) -> str:
-    """Where a reduction over several axes loses some of them."""
-    return f" over {_names(axes)}" if _over(node) - set(axes) else ""
 
 
 def _outs(finding: Finding) -> str:

@@ -27,14 +27,18 @@ class Site:
     Arguments:
       text: its source text, with its line.
       values: its values in the program: ids of nodes, and positions of their results.
-      span: the expression; for a variable, the expression in the statement that sets it.
+      spans: the places of the expression; for a variable, the expression in the statement that sets
+          it.
       name: the variable; empty for an expression.
+      after: whether the nodes make the values. Where they read them, positions are those of
+          operands.
     """
 
     text: str
     values: tuple[tuple[int, int], ...]
-    span: Span
+    spans: tuple[Span, ...]
     name: str = ""
+    after: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,20 +131,13 @@ class Sites:
 
     def maker(self, region: Node, result: int) -> Node | None:
         """The node that makes a result of a region; None for an operand that is returned."""
-        operand = region.params["body"].outputs[result]
-        return (
-            self.makers[operand][0] if isinstance(operand, int) and operand in self.makers else None
-        )
-
-    def is_result(self, site: Site, region: Node, result: int) -> bool:
-        """Whether a region returns the value of a site as a given result."""
         made = self.makers.get(region.params["body"].outputs[result])
-        return made is not None and site.values == ((made[0].id, made[1]),)
+        return made[0] if made is not None else None
 
     def only(self, site: Site, reader: Node, read: WrittenOperand) -> bool:
         """Whether an operand is the value of a site and has no other reader, so that reducing the
         operand reduces the value."""
-        values = {v for v, (node, k) in self.makers.items() if (node.id, k) in site.values}
+        values = {self.nodes[node].outputs[k] for node, k in site.values}
         origins = {self._origin(reader, i) for i in read.operands}
         return origins <= values and all(len(self.readers[v]) == 1 for v in values)
 
@@ -150,35 +147,18 @@ class Sites:
         return all(len(self.readers[v]) == 1 for v in origins)
 
     def leads_to(self, site: Site, node: Node) -> bool:
-        """Whether an operation depends on a site's value."""
-        taken = frozenset(
-            r.id
-            for n, k in site.values
-            for r in self.readers[self.nodes[n].outputs[k]]
-            if r is not None
-        )
-        return node.id in self._closure(taken)
-
-    def _readers(self, node: Node) -> list[Node]:
-        return [r for v in node.outputs for r in self.readers[v] if r is not None]
-
-    def _closure(self, nodes: frozenset[int]) -> set[int]:
-        """Some nodes and all that depend on them, also outside of the loops and branches that
-        contain them."""
-        seen: set[int] = set()
-        todo = [self.nodes[i] for i in nodes]
-        while todo:
-            node = todo.pop()
-            if node.id in seen:
-                continue
-            seen.add(node.id)
-            holder = self.holders.get(id(self.graph(node)))
-            todo += (
-                self._readers(node)
-                + ([holder] if holder is not None else [])
-                + [n for r in node.regions for n in r.walk()]
-            )
-        return seen
+        """Whether an operation depends on a site's value, also outside of the loops and branches
+        that contain it."""
+        seen = set[int]()
+        waiting = [r for n, k in site.values for r in self.readers[self.nodes[n].outputs[k]]]
+        while waiting:
+            at = waiting.pop()
+            if at is not None and at.id not in seen:
+                seen.add(at.id)
+                waiting += [r for v in at.outputs for r in self.readers[v]]
+                waiting += [self.holders.get(id(self.graph(at)))]
+                waiting += [n for r in at.regions for n in r.walk()]
+        return node.id in seen
 
     # ---- values ---------------------------------------------------------------------------------
 
@@ -203,26 +183,19 @@ class Sites:
             ):  # which of them are one turn of a Python loop is not known
                 return None
             found += leaving
-        return Site(f"`{text}` at line {span.line}", tuple(found), span) if found else None
+        return Site(f"`{text}` at line {span.line}", tuple(found), (span,)) if found else None
 
     def _connected(self, group: dict[int, Node]) -> Iterator[list[Node]]:
         """The connected parts of a group of nodes, by who reads whom."""
-        label = {i: i for i in group}
-
-        def top(i: int) -> int:
-            while label[i] != i:
-                i = label[i]
-            return i
-
+        parts: dict[int, list[Node]] = {i: [node] for i, node in group.items()}
         for i, node in group.items():
             for operand in node.inputs:
                 maker = self.makers.get(operand) if isinstance(operand, int) else None
                 if maker is not None and maker[0].id in group:
-                    label[top(i)] = top(maker[0].id)
-        parts: dict[int, list[Node]] = defaultdict(list)
-        for i, node in group.items():
-            parts[top(i)].append(node)
-        yield from parts.values()
+                    one, other = parts[i], parts[maker[0].id]
+                    joined = one if one is other else [*other, *one]
+                    parts |= {n.id: joined for n in joined}
+        yield from {id(part): part for part in parts.values()}.values()
 
     def _leaving(self, part: list[Node]) -> Iterator[tuple[int, int]]:
         """The values of some nodes that other nodes read, except gradients of the region."""
@@ -294,8 +267,9 @@ class Sites:
         elif len(own) != len(leaving):
             return None
         if not name and not names and isinstance(expression.func, ast.Call):
-            return Site(f"`{source_text(call)}` at line {call.line}", own, call)
-        return Site(f"`{name}`, which line {call.line} sets,", own, call, name) if name else None
+            return Site(f"`{source_text(call)}` at line {call.line}", own, (call,))
+        text = f"`{name}`, which line {call.line} sets,"
+        return Site(text, own, (call,), name) if name else None
 
     def _left(self, inside: list[Node]) -> Iterator[tuple[int, int, bool]]:
         """The values that other nodes read of a call, and whether each is a gradient."""

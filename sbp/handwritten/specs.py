@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sbp.trace.collectives import SHARD_MAP
@@ -45,12 +45,15 @@ def outside(spec: Any, mesh_axis: str, names: tuple[str, ...]) -> frozenset[int]
     at = atom_of(spec, mesh_axis)
     if not isinstance(at, Split):
         return None
-    listed = (
-        [name for name in names if spec.get(name) == at]
-        if isinstance(spec, NdSbp)
-        else _axes(spec[at.dim])
-    )
+    listed = axes_by_dim(spec, at.dim + 1, names)[at.dim]
     return frozenset(names.index(a) for a in listed[: listed.index(mesh_axis)] if a in names)
+
+
+def axes_by_dim(spec: Any, rank: int, names: Sequence[str]) -> list[tuple[str, ...]]:
+    """The mesh axes that split each dim, outermost first."""
+    if isinstance(spec, NdSbp):
+        return [tuple(a for a in names if spec.get(a) == Split(d)) for d in range(rank)]
+    return [tuple(map(str, _axes(entry))) for entry in spec] + [()] * (rank - len(spec))
 
 
 def split_over(spec: Any, mesh_axis: str, dim: int) -> Any:
@@ -82,6 +85,19 @@ def _axes(entry: Any) -> tuple[Any, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
+def regions_of(graph: Graph) -> Iterator[Node]:
+    """The regions of a program."""
+    return (node for node in graph.walk() if node.op == SHARD_MAP)
+
+
+def nodes_of(graph: Graph) -> Iterator[Node]:
+    """The operations of a program with those of its regions."""
+    for node in graph.walk():
+        yield node
+        if node.op == SHARD_MAP:
+            yield from nodes_of(node.params["body"])
+
+
 def claims(graph: Graph) -> Iterator[tuple[Node, list[int]]]:
     """The regions of a program in order, each with the positions of the results that claim a type:
     those that not only a gradient takes back as they are."""
@@ -93,17 +109,16 @@ def claims(graph: Graph) -> Iterator[tuple[Node, list[int]]]:
     inner = [g for node in graph.walk() for g in node.regions]
     for operand in (o for g in (graph, *inner) for o in g.outputs):
         readers.setdefault(operand, []).append((None, None))
-    for node in graph.walk():
-        if node.op == SHARD_MAP:
-            pairs = enumerate(zip(node.outputs, node.params["out_specs"], strict=True))
-            yield (
-                node,
-                [
-                    i
-                    for i, (v, spec) in pairs
-                    if not readers.get(v) or any(not _goes_back(r, spec, s) for r, s in readers[v])
-                ],
-            )
+    for node in regions_of(graph):
+        pairs = enumerate(zip(node.outputs, node.params["out_specs"], strict=True))
+        yield (
+            node,
+            [
+                i
+                for i, (v, spec) in pairs
+                if not readers.get(v) or any(not _goes_back(r, spec, s) for r, s in readers[v])
+            ],
+        )
 
 
 def _goes_back(reader: Node | None, spec: Any, taken: Any) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from sbp.errors import Diagnostic, Label, Span
-from sbp.handwritten.faults import Finding, FoundRepairs, Kind
+from sbp.errors import Diagnostic, Help, Label, Span
+from sbp.handwritten.faults import Finding, Kind
 from sbp.handwritten.one_device import ComparedRun
 from sbp.handwritten.specs import outs_of
 from sbp.machine.mesh import MeshSpec
@@ -14,7 +14,7 @@ from sbp.signatures.rule import RANKS
 from sbp.source.reader import scope_of, source_text, users_span
 from sbp.trace.collectives import KINDS, SUMS
 from sbp.trace.graph import Node
-from sbp.types import Atom, B, Split
+from sbp.types import B, Split
 
 _CODES: dict[Kind, str] = {
     "averaged": "wrong-reduction",
@@ -38,18 +38,13 @@ _CODES: dict[Kind, str] = {
     "wrong-dim": "wrong-placement",
     "wrong-gather": "wrong-placement",
 }
-"""The diagnostic code of a kind of fault; for other kinds see `code_of`."""
+"""The diagnostic code of a kind of fault. Those of other kinds are missing or misplaced
+reductions."""
 
 
-def code_of(finding: Finding) -> str:
-    """The diagnostic code of a finding."""
-    return _CODES.get(
-        finding.fault.kind,
-        "missing-reduction" if finding.observer is None else "misplaced-reduction",
-    )
-
-
-def diagnostic(finding: Finding, mesh: MeshSpec, repairs: FoundRepairs) -> Diagnostic:
+def diagnostic(
+    finding: Finding, mesh: MeshSpec, repairs: tuple[tuple[Help, ...], bool]
+) -> Diagnostic:
     """A finding in words.
 
     Arguments:
@@ -57,15 +52,16 @@ def diagnostic(finding: Finding, mesh: MeshSpec, repairs: FoundRepairs) -> Diagn
       mesh: the mesh.
       repairs: its helps, and whether there may be more.
     """
-    more = ("other repairs were not tried",) if repairs.untried else ()
-    words = _Words(finding, mesh)
+    (helps, untried), late = repairs, finding.observer is not None
+    words, more = _Words(finding, mesh), ("other repairs were not tried",) if untried else ()
+    other = "misplaced-reduction" if late else "missing-reduction"
     return Diagnostic(
-        code=code_of(finding),
-        severity=finding.severity,
+        code=_CODES.get(finding.fault.kind, other),
+        severity="warning" if finding.numbers else "error",
         title=words.title(),
         labels=tuple(words.labels()),
         notes=(*words.notes(), *more),
-        helps=repairs.helps,
+        helps=helps,
         scope=scope_of(primary(finding)),
     )
 
@@ -151,11 +147,11 @@ class _Words:
     @property
     def types(self) -> str:
         """The types of the faulty operand, in words."""
-        return types_text(self.fault.atoms)
+        return " or ".join(map(repr, self.fault.atoms)) or "of unknown type"
 
     def subject(self, node: Node) -> str:
         """The user's expression for a node."""
-        text = f"`{source_of(node)}`"
+        text = f"`{source_text(users_span(node)) or node.op}`"
         return f"the gradient of {text}" if node.backward else text
 
     def title(self) -> str:
@@ -245,16 +241,6 @@ class _Words:
                 "with check_vma=True, JAX itself adds up the gradient of what is whole; with"
                 " check_vma=False it does not"
             )
-
-
-def source_of(node: Node) -> str:
-    """The user's expression for a node."""
-    return source_text(users_span(node)) or node.op
-
-
-def types_text(atoms: tuple[Atom, ...]) -> str:
-    """Types that a value may have, in words."""
-    return " or ".join(map(repr, atoms)) or "of unknown type"
 
 
 # ---- comparisons --------------------------------------------------------------------------------

@@ -20,24 +20,22 @@ from sbp.source.reader import (
     name_called,
     names_of_sbp,
 )
-from sbp.source.scopes import (
+from sbp.source.text import (
+    ParsedSource,
     binding_of,
+    contains,
+    exact_text,
     function_of,
     innermost,
     is_local,
-    owner_of,
-    statement_at,
-    statement_of,
-)
-from sbp.source.text import (
-    ParsedSource,
-    contains,
-    exact_text,
     line_text,
+    owner_of,
     parsed_file,
     point,
     span_of,
     start_of,
+    statement_at,
+    statement_of,
 )
 from sbp.types import Atom, Broadcast, NdSbp, Split, Unreduced
 
@@ -59,31 +57,24 @@ _SIMPLE = (
 # ---- what stands in the source ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PinnedPart:
-    """The atoms that an annotation pins after an edit.
+def repinned(
+    span: Span | None,
+    atoms: Mapping[str, Atom],
+    part: Part = "whole",
+    *,
+    free: tuple[str, ...] = (),
+    reduce_dtype: str | None = None,
+    is_constraint: bool = False,
+) -> tuple[SourceEdit, ...]:
+    """Edits that make an annotation pin other atoms.
 
     Arguments:
+      span: the annotation's call.
       atoms: the new atoms by mesh axis; empty removes the part.
       part: the part of the annotation that changes. The rest of the call stays.
       free: mesh axes that a cotangent's type leaves free.
       reduce_dtype: the annotation's `reduce_dtype`.
       is_constraint: whether the call is JAX's, such as `with_sharding_constraint`.
-    """
-
-    atoms: Mapping[str, Atom]
-    part: Part = "whole"
-    free: tuple[str, ...] = ()
-    reduce_dtype: str | None = None
-    is_constraint: bool = False
-
-
-def repinned(span: Span | None, pinned: PinnedPart) -> tuple[SourceEdit, ...]:
-    """Edits that make an annotation pin other atoms.
-
-    Arguments:
-      span: the annotation's call.
-      pinned: the part of the annotation that changes, and its new atoms.
 
     Returns:
       The edits; none where the source shows no annotation at the span, or where the name of sbp
@@ -93,60 +84,40 @@ def repinned(span: Span | None, pinned: PinnedPart) -> tuple[SourceEdit, ...]:
     if span is None or not isinstance(call, ast.Call):
         return ()
     source, names = parsed_file(span.file), names_of_sbp(span.file)
-    argument = _annotated(call, names, pinned)
-    if argument is None or (pinned.atoms and is_local(source, call, names.module or "sbp")):
+    argument, module = _annotated(call, names, not atoms, is_constraint), names.module
+    if argument is None or (atoms and is_local(source, call, module)):
         return ()
-    text = exact_text(span_of(argument, span.file))
-    new = _repinned_call(call, text, pinned, names.module or "sbp", span.file)
-    if not new:
-        return (SourceEdit(span=span, replacement=_alone(argument, call, text, source)),)
-    imports = () if names.module else ("import sbp",)
-    return (SourceEdit(span=span, replacement=new, imports=imports),)
 
+    def text(node: ast.expr) -> str:
+        return exact_text(span_of(node, span.file))
 
-def _repinned_call(
-    call: ast.Call, argument: str, pinned: PinnedPart, module: str, file: str
-) -> str:
-    """The source text of an annotation that pins other atoms; empty where it pins nothing.
-
-    Arguments:
-      call: the annotation.
-      argument: the source text of its argument.
-      pinned: the part of the annotation that changes, and its new atoms.
-      module: the name of sbp in the file.
-      file: the file.
-    """
-    atoms, part = pinned.atoms, pinned.part
-
-    def keywords(*, cotangent: bool) -> list[str]:
-        """The keywords of the call that are `cotangent`, or those that are not."""
-        kept = [k for k in call.keywords if (k.arg == "cotangent") == cotangent]
-        texts = [exact_text(span_of(k.value, file)) for k in kept]
-        return [f"{k.arg}={t}" if k.arg else f"**{t}" for k, t in zip(kept, texts, strict=True)]
-
+    kept = [(f"{k.arg}=" if k.arg else "**") + text(k.value) for k in call.keywords]
+    cotangent = [t for k, t in zip(call.keywords, kept, strict=True) if k.arg == "cotangent"]
+    rest, new = cotangent if part == "result" else [], ""
+    wide = [] if reduce_dtype is None else [f'reduce_dtype="{reduce_dtype}"']
     if part == "cotangent":
-        arguments = [exact_text(span_of(a, file)) for a in call.args]
-        rest = keywords(cotangent=False)
-        asked = [f'cotangent="{NdSbp(dict(atoms), pinned.free)!r}"'] if atoms else []
+        asked = [f'cotangent="{NdSbp(dict(atoms), free)!r}"'] if atoms else []
+        left = [*(t for t in kept if t not in cotangent), *asked]
         others = [k for k in call.keywords if k.arg not in ("cotangent", "reduce_dtype")]
-        if len(arguments) == 1 and not others and not asked:
-            return ""
-        func = exact_text(span_of(call.func, file))
-        return f"{func}({', '.join([*arguments, *rest, *asked])})"
-    rest = keywords(cotangent=True) if part == "result" else []
-    if not rest and not atoms:
-        return ""
-    if not rest and pinned.reduce_dtype is None:
-        return _call(argument, atoms, module)
-    wide = [] if pinned.reduce_dtype is None else [f'reduce_dtype="{pinned.reduce_dtype}"']
-    return f"{module}.annotate({', '.join([argument, *_keywords(atoms, module), *rest, *wide])})"
+        if len(call.args) > 1 or others or asked:
+            new = f"{text(call.func)}({', '.join([*map(text, call.args), *left])})"
+    elif atoms and not rest and not wide:
+        new = _call(text(argument), atoms, module)
+    elif atoms or rest:
+        given = [text(argument), *_keywords(atoms, module), *rest, *wide]
+        new = f"{module}.annotate({', '.join(given)})"
+    if not new:
+        return (SourceEdit(span=span, replacement=_alone(argument, call, text(argument), source)),)
+    return (SourceEdit(span=span, replacement=new, imports=names.imports),)
 
 
-def _annotated(call: ast.Call, names: SbpNames, pinned: PinnedPart) -> ast.expr | None:
+def _annotated(
+    call: ast.Call, names: SbpNames, taken_out: bool, is_constraint: bool
+) -> ast.expr | None:
     """The argument that an annotating call pins; for a map over a tree, the tree. A constraint of
     JAX may take a tree, which an annotation of sbp does not."""
-    arguments, taken_out = call.args, not pinned.atoms
-    if pinned.is_constraint:
+    arguments = call.args
+    if is_constraint:
         trees = () if taken_out else (ast.Tuple, ast.List, ast.Dict)
         return arguments[0] if arguments and not isinstance(arguments[0], trees) else None
     if names.of_library(call.func):
@@ -213,13 +184,12 @@ def converted(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> tuple[
       local variable.
     """
     source, names = parsed_file(line.file), names_of_sbp(line.file)
-    here, module = innermost(source, line), names.module or "sbp"
-    imports = () if names.module else ("import sbp",)
+    here, module = innermost(source, line), names.module
     if here is None or is_local(source, here, module):
         return ()
     if read.span is not None:
         text = _call(exact_text(read.span), atoms, module)
-        return (SourceEdit(span=read.span, replacement=text, imports=imports),)
+        return (SourceEdit(span=read.span, replacement=text, imports=names.imports),)
     owner = owner_of(source, here, read.code)
     statement = statement_of(source, here)
     if statement is not None and owner is function_of(source, here):
@@ -227,10 +197,12 @@ def converted(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> tuple[
         if before is not None:
             made = f"{read.code} = {_call(read.code, atoms, module)}{before}"
             place = start_of(span_of(statement, line.file))
-            return (SourceEdit(span=place, replacement=made, imports=imports),)
+            return (SourceEdit(span=place, replacement=made, imports=names.imports),)
     scope = owner if owner is not None else function_of(source, here)
     return tuple(
-        SourceEdit(span=span, replacement=_call(exact_text(span), atoms, module), imports=imports)
+        SourceEdit(
+            span=span, replacement=_call(exact_text(span), atoms, module), imports=names.imports
+        )
         for span in sorted(span_of(part, line.file) for part in _reads(scope, read.code))
         if (span.line, span.column) >= (line.line, line.column)
     )
@@ -320,10 +292,9 @@ def under_policy(line: Span, policy: Policy, axis: str) -> Region | None:
     head, tail = first.encode()[: span.column - 1], last.encode()[span.end_column - 1 :].strip()
     if head.strip() or (tail and not tail.startswith(b"#")):
         return None  # it shares a line with another statement
-    imports = () if names.module else ("import sbp",)
     indent, step = head.decode(), "\t" if head[:1] == b"\t" else "    "
-    opened = f'with {names.module or "sbp"}.policy("{policy}", "{axis}"):\n{indent}{step}'
-    edits = [SourceEdit(span=start_of(span), replacement=opened, imports=imports)]
+    opened = f'with {names.module}.policy("{policy}", "{axis}"):\n{indent}{step}'
+    edits = [SourceEdit(span=start_of(span), replacement=opened, imports=names.imports)]
     edits += [
         SourceEdit(span=point(line.file, number, 1), replacement=step)
         for number in range(span.line + 1, span.end_line + 1)

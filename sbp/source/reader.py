@@ -43,14 +43,9 @@ def expression_at(span: Span | None) -> tuple[ast.expr | None, str]:
             return found, ""
 
 
-def called_name(span: Span | None) -> str:
-    """The name of the function that the expression at a span calls, without its module; empty when
-    it is no call."""
-    return name_called(expression_at(span)[0])
-
-
 def name_called(part: ast.expr | None) -> str:
-    """The name of the function that an expression calls, as `called_name`."""
+    """The name of the function that an expression calls, without its module; empty when it is no
+    call."""
     match part:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
             return name
@@ -200,15 +195,17 @@ class SbpNames:
     """The names that a file has for `sbp` and its functions.
 
     Arguments:
-      module: the name of the package, `sbp` or an alias; empty when the file does not import it.
+      module: the name of the package, `sbp` or an alias.
       functions: by name in the file, the function of sbp that it imports.
       others: by name in the file, the module that the name is imported from; empty for a name that
           the file defines.
+      imports: the statements that an edit needs which names the package.
     """
 
     module: str
     functions: dict[str, str]
     others: dict[str, str]
+    imports: tuple[str, ...]
 
     def function(self, func: ast.expr) -> str:
         """The function of sbp that an expression names; empty when it names another one.
@@ -218,7 +215,7 @@ class SbpNames:
         """
         match func:
             case ast.Attribute(value=ast.Name(id=module), attr=name):
-                return name if module in (self.module or "sbp", "sbp") else ""
+                return name if module in (self.module, "sbp") else ""
             case ast.Name(id=name) if name in self.functions:
                 return self.functions[name]
             case ast.Name(id=name) if name in ANNOTATIONS and name not in self.others:
@@ -269,7 +266,7 @@ def _names(text: str, file: str) -> SbpNames:  # the text is part of the key: fi
                     others[name] = ""
             case _:
                 pass
-    return SbpNames(module, functions, others)
+    return SbpNames(module or "sbp", functions, others, () if module else ("import sbp",))
 
 
 # ---- annotations --------------------------------------------------------------------------------
@@ -279,35 +276,34 @@ def annotation_span(node: Node) -> Span | None:
     """The user's line that annotates. Where a function of the user only annotates its argument, it
     is the line that calls this function."""
     for span, caller in itertools.pairwise(node.stack):
-        parameters = _wrappers(file_text(span.file)).get((span.line, span.column - 1), ())
+        parameters = _wrappers(file_text(span.file), span.file).get(
+            (span.line, span.column - 1), ()
+        )
         if not (annotated_text(span) in parameters and _calls(caller, span.function)):
             return span
     return node.stack[-1] if node.stack else node.span
 
 
 @functools.cache
-def _wrappers(source: str) -> dict[tuple[int, int], frozenset[str]]:
+def _wrappers(text: str, file: str) -> dict[tuple[int, int], frozenset[str]]:
     """The functions of a source text whose body is one `return`: by the position (line, column) of
     the returned expression, the parameters of the function."""
     found: dict[tuple[int, int], frozenset[str]] = {}
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:  # a notebook's cell with magics
-        return found
-    for node in ast.walk(tree):
+    tree = parsed_file(file).tree if text else None
+    for node in ast.walk(tree) if tree is not None else ():
         match node:
-            case ast.FunctionDef(
-                body=[ast.Return(value=ast.expr() as value)]
-                | [ast.Expr(), ast.Return(value=ast.expr() as value)]
+            case (
+                ast.FunctionDef(
+                    args=arguments,
+                    body=[ast.Return(value=ast.expr() as value)]
+                    | [ast.Expr(), ast.Return(value=ast.expr() as value)],
+                )
+                | ast.Lambda(args=arguments, body=value)
             ):
-                arguments = node.args
-            case ast.Lambda(body=value):
-                arguments = node.args
+                names = frozenset(a.arg for a in (*arguments.posonlyargs, *arguments.args))
+                found[value.lineno, value.col_offset] = names
             case _:
-                continue
-        found[value.lineno, value.col_offset] = frozenset(
-            a.arg for a in (*arguments.posonlyargs, *arguments.args)
-        )
+                pass
     return found
 
 

@@ -1,4 +1,4 @@
-"""The text of source files, their syntax trees, and positions in them.
+"""The text of source files, their syntax trees, positions in them, and the scopes of names.
 
 This is the only module that reads source files. It uses `linecache`, which has files, notebook
 cells, and texts that exist only in memory.
@@ -81,19 +81,19 @@ def _parsed(text: str) -> ParsedSource:
                 | ast.AnnAssign(target=target, value=ast.expr() as value)
                 | ast.NamedExpr(target=target, value=value)
             ):
-                found.assigned.update(_assigned(target, value))
+                found.assigned.update(_targets(target, value))
             case ast.AugAssign(target=target):
-                found.assigned.update(_assigned(target, node))
+                found.assigned.update(_targets(target, node))
             case _:
                 pass
     return found
 
 
-def _assigned(target: ast.expr, at: ast.expr | ast.stmt) -> Iterator[tuple[Position, Targets]]:
+def _targets(target: ast.expr, at: ast.expr | ast.stmt) -> Iterator[tuple[Position, Targets]]:
     parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
     if isinstance(at, ast.Tuple) and len(at.elts) == len(parts) > 1:
         for part, value in zip(parts, at.elts, strict=True):
-            yield from _assigned(part, value)
+            yield from _targets(part, value)
         return
     names = tuple(
         tuple(map(_name, p.elts if isinstance(p, ast.Tuple | ast.List) else [p])) for p in parts
@@ -135,6 +135,11 @@ def start_of(span: Span) -> Span:
     return point(span.file, span.line, span.column)
 
 
+def end_of(span: Span) -> Span:
+    """The place after a span."""
+    return point(span.file, span.end_line or span.line, span.end_column)
+
+
 def point(file: str, line: int, column: int) -> Span:
     """A place between two characters."""
     return Span(file=file, line=line, column=column, end_column=column, end_line=line)
@@ -164,3 +169,239 @@ def exact_text(span: Span) -> str:
     else:
         lines[0], lines[-1] = lines[0][span.column - 1 :], lines[-1][: span.end_column - 1]
     return b"".join(lines).decode(errors="replace")
+
+
+# ---- scopes -------------------------------------------------------------------------------------
+# The functions and statements of a source text, which of them binds a name, and the expression or
+# parameter that a variable names at a line. The answer follows from the source text. There is none
+# where the text does not decide, as for a variable that a loop or one branch assigns.
+
+
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+
+
+def innermost(source: ParsedSource, span: Span) -> ast.AST | None:
+    """The innermost part of a source that holds a span."""
+    holding = [  # outer parts come first
+        node
+        for node in (ast.walk(source.tree) if source.tree else ())
+        if isinstance(node, ast.expr | ast.stmt) and contains(span_of(node, span.file), span)
+    ]
+    return holding[-1] if holding else None
+
+
+def statement_of(source: ParsedSource, part: ast.AST) -> ast.stmt | None:
+    """The innermost statement that a part stands in."""
+    if isinstance(part, ast.stmt):
+        return part
+    return next((p for p in source.around(part) if isinstance(p, ast.stmt)), None)
+
+
+def statement_at(source: ParsedSource, span: Span) -> ast.stmt | None:
+    """The innermost statement that a span stands in."""
+    here = innermost(source, span)
+    return None if here is None else statement_of(source, here)
+
+
+def function_of(source: ParsedSource, part: ast.AST) -> ast.AST | None:
+    """The function, or the module, that a statement stands in."""
+    scopes = FUNCTIONS | ast.Module
+    return next((p for p in source.around(part) if isinstance(p, scopes)), None)
+
+
+def owner_of(source: ParsedSource, part: ast.AST, name: str) -> ast.AST | None:
+    """What binds a name that a part reads: its function, or a lambda or comprehension in it; None
+    for what lies further out."""
+    for scope in source.around(part):
+        if isinstance(scope, ast.Lambda | COMPREHENSIONS) and name in _bound_in(scope):
+            return scope
+        if isinstance(scope, FUNCTIONS | ast.Module):
+            return scope if name in _bound_in(scope) else None
+    return None
+
+
+def is_local(source: ParsedSource, part: ast.AST, name: str) -> bool:
+    """Whether a function around a part binds a name, so that the module of that name cannot be used
+    there. An import of it inside the function counts where it follows the part."""
+    line = getattr(part, "lineno", 0)
+    scopes = [
+        scope
+        for scope in source.around(part)
+        if isinstance(scope, FUNCTIONS | ast.Lambda | COMPREHENSIONS)
+    ]
+    late = [
+        alias.asname or alias.name.split(".")[0]
+        for scope in scopes
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Import | ast.ImportFrom) and node.lineno >= line
+        for alias in node.names
+    ]
+    return name in late or any(name in _bound_in(scope) for scope in scopes)
+
+
+def _bound_in(scope: ast.AST) -> set[str]:
+    """The names that a scope binds, without those of functions inside it and without imports."""
+    match scope:
+        case ast.Lambda():
+            return parameters_of(scope.args)
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            return parameters_of(scope.args) | stored_in(scope)
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+            return {n for g in scope.generators for n in stored_in(g.target)}
+        case _:
+            return stored_in(scope)
+
+
+def parameters_of(arguments: ast.arguments) -> set[str]:
+    extra = [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
+    return {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *extra)}
+
+
+def stored_in(scope: ast.AST) -> set[str]:
+    """The names that a scope assigns, without those of functions inside it."""
+    found, shared, open_ = set[str](), set[str](), [scope]
+    while open_:
+        node = open_.pop()
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.Global(names=names) | ast.Nonlocal(names=names):
+                shared |= set(names)
+            case _:
+                pass
+        inner = (FUNCTIONS | ast.Lambda | ast.ClassDef) | COMPREHENSIONS
+        if node is scope or not isinstance(node, inner):
+            open_ += ast.iter_child_nodes(node)
+    return found - shared
+
+
+# ---- variables ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariableBinding:
+    """The expression or parameter that a variable names.
+
+    Arguments:
+      span: the expression that was assigned to it; None for a parameter.
+      name: the expression's text, if it is a name; empty for others and for a parameter.
+      whole: whether the variable is the whole expression; False for an element of it.
+      function: for a parameter, the name of its function.
+      position: for a parameter, its position; -1 for a keyword-only parameter.
+    """
+
+    span: Span | None = None
+    name: str = ""
+    whole: bool = True
+    function: str = ""
+    position: int = -1
+
+
+def binding_of(name: str, at: Span) -> VariableBinding | None:
+    """The expression or parameter that a variable names where an expression reads it; None where
+    the text does not decide.
+
+    Arguments:
+      name: the variable.
+      at: the expression that reads it.
+    """
+    return _binding(file_text(at.file), name, at)
+
+
+@functools.lru_cache(maxsize=4096)
+def _binding(text: str, name: str, at: Span) -> VariableBinding | None:
+    source = parsed_file(at.file)
+    here = source.expressions.get(position_at(at)) or innermost(source, at)
+    if here is None or not text:
+        return None
+    owner = owner_of(source, here, name)
+    if not isinstance(owner, FUNCTIONS | ast.Module):
+        return None
+    around = set(source.around(here)) | {here}
+    stores = _stores(source, owner, name)
+    before = [s for s in stores if _is_before(source, s, at)]
+    loops = [p for p in around if isinstance(p, ast.For | ast.AsyncFor | ast.While)]
+    if any(loop in source.around(s) for s in stores if s not in before for loop in loops):
+        return None  # the trip before may have assigned it
+    if before:
+        last = max(before, key=lambda s: (s.end_lineno or 0, s.end_col_offset or 0))
+        return _assigned(source, last, at.file) if _is_passed(source, last, around) else None
+    return _parameter(owner, name) if isinstance(owner, FUNCTIONS) else None
+
+
+def _stores(source: ParsedSource, owner: ast.AST, name: str) -> list[ast.Name]:
+    """Where a function or a module assigns a name, functions inside it left out."""
+    return [
+        part
+        for part in ast.walk(owner)
+        if isinstance(part, ast.Name)
+        and part.id == name
+        and isinstance(part.ctx, ast.Store)
+        and next((p for p in source.around(part) if p is owner or name in _own(p)), None) is owner
+    ]
+
+
+def _own(part: ast.AST) -> set[str]:
+    """The names that a function inside another one assigns."""
+    return stored_in(part) if isinstance(part, FUNCTIONS | ast.Lambda) else set()
+
+
+def _is_before(source: ParsedSource, store: ast.Name, at: Span) -> bool:
+    """Whether a store comes before an expression. An assignment stores at its end."""
+    assigning = (
+        part
+        for part in source.around(store)
+        if isinstance(part, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr)
+    )
+    end = next(assigning, store)
+    return (end.end_lineno or 0, end.end_col_offset or 0) <= (at.line, at.column - 1)
+
+
+def _is_passed(source: ParsedSource, store: ast.Name, around: set[ast.AST]) -> bool:
+    """Whether the statement of a store runs before the line whenever the line does."""
+    part = statement_of(source, store)
+    while part is not None and (parent := source.parents.get(part)) is not None:
+        if parent in around:
+            blocks = [getattr(parent, block, []) for block in ("body", "orelse", "finalbody")]
+            return any(part in block and not around.isdisjoint(block) for block in blocks)
+        part = parent if isinstance(parent, ast.With) else None
+    return False
+
+
+def _assigned(source: ParsedSource, store: ast.Name, file: str) -> VariableBinding | None:
+    """The expression that a store assigns."""
+    target: ast.expr = store
+    elements: list[int] = []
+    for part in source.around(store):
+        match part:
+            case ast.Tuple(elts=elts) | ast.List(elts=elts):
+                elements.insert(0, elts.index(target))
+                target = part
+            case (
+                ast.Assign(value=value)
+                | ast.AnnAssign(value=ast.expr() as value)
+                | ast.NamedExpr(value=value)
+            ):
+                return _element(value, elements, file)
+            case _:
+                return None
+    return None
+
+
+def _element(value: ast.expr, elements: list[int], file: str) -> VariableBinding:
+    """The element of an assigned expression that a variable of its target stands for."""
+    left = list(elements)
+    while left and isinstance(value, ast.Tuple | ast.List) and left[0] < len(value.elts):
+        if any(isinstance(e, ast.Starred) for e in value.elts):
+            break
+        value = value.elts[left.pop(0)]
+    name = value.id if isinstance(value, ast.Name) and not left else ""
+    return VariableBinding(span=span_of(value, file), name=name, whole=not left)
+
+
+def _parameter(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> VariableBinding:
+    """A parameter of a function."""
+    positional = [a.arg for a in (*function.args.posonlyargs, *function.args.args)]
+    position = positional.index(name) if name in positional else -1
+    return VariableBinding(function=function.name, position=position)

@@ -12,8 +12,7 @@ import sbp
 from sbp.errors import SourceEdit
 from sbp.explain import relaxations
 from sbp.explain.change import tried
-from sbp.explain.edits import drop_pins
-from sbp.explain.pin_changes import repinned
+from sbp.explain.pin_changes import drop_pins, repinned
 from sbp.explain.relaxations import following
 from sbp.infer.constraints import pin_sites
 from sbp.infer.space import encode

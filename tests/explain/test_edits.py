@@ -9,8 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import sbp
 from sbp.errors import OptionEdit, SourceEdit
-from sbp.explain.edits import set_pins
-from sbp.explain.pin_changes import carried_inputs, edits_of
+from sbp.explain.pin_changes import carried_inputs, edits_of, set_pins
 from sbp.infer.constraints import pin_sites
 from tests.edits import check_helps
 from tests.explain.expected import MESH, MESH_2D, SQUARE

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 
 import sbp
 from sbp.errors import SourceEdit
-from sbp.explain.edits import Placement, rewrite
+from sbp.explain.helps import Placement
+from sbp.explain.pin_changes import rewrite
 from sbp.source.editing import statement_span
 from sbp.trace.dataflow import Dataflow
 

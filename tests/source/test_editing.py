@@ -9,15 +9,13 @@ import pytest
 from sbp.errors import Span
 from sbp.source.editing import (
     Part,
-    PinnedPart,
     converted,
     loosened_policies,
     repinned,
     under_policy,
 )
 from sbp.source.reader import SourceRead
-from sbp.source.scopes import VariableBinding, binding_of
-from sbp.source.text import exact_text, span_of
+from sbp.source.text import VariableBinding, binding_of, exact_text, span_of
 from sbp.types import B, P, S
 from tests.edits import edited_text
 
@@ -71,7 +69,7 @@ def span(text: str, part: str, nth: int = 0) -> Span:
 )
 def test_an_annotation_is_changed_or_taken_out(line, call, atoms, after):
     text = remember(f"import jax\nimport sbp\n{line}\n")
-    edits = repinned(span(text, call), PinnedPart(atoms=atoms))
+    edits = repinned(span(text, call), atoms)
     assert edited_text(text, edits) == f"import jax\nimport sbp\n{after}\n"
 
 
@@ -85,50 +83,53 @@ def test_the_pins_of_a_result_and_of_its_cotangent_go_apart():
         "whole": "y = x",
     }
     for part, line in left.items():
-        edits = repinned(at, PinnedPart(atoms={}, part=part))
+        edits = repinned(at, {}, part)
         assert edited_text(text, edits) == f"import sbp\n{line}\n"
-    (edit,) = repinned(at, PinnedPart(atoms={"a": S(0)}, part="cotangent", free=("b",)))
+    (edit,) = repinned(at, {"a": S(0)}, "cotangent", free=("b",))
     assert edit.replacement == 'sbp.annotate(x, a=sbp.B, cotangent="a:S(0) b:?")'
 
 
 @pytest.mark.parametrize(
-    ("call", "pinned", "after"),
+    ("call", "atoms", "part", "after"),
     [
         (
             "sbp.annotate(x, a=sbp.B, reduce_dtype=jnp.float32)",
-            PinnedPart(atoms={"a": S(0)}, reduce_dtype="float32"),
+            {"a": S(0)},
+            "whole",
             'sbp.annotate(x, a=sbp.S(0), reduce_dtype="float32")',
         ),
         (
             "sbp.annotate(x, a=sbp.B, reduce_dtype=jnp.float32)",
-            PinnedPart(atoms={}, reduce_dtype="float32"),
+            {},
+            "whole",
             "x",
         ),
         (
             "sbp.annotate(x, a=sbp.B, cotangent='a', reduce_dtype=jnp.float32)",
-            PinnedPart(atoms={}, part="result", reduce_dtype="float32"),
+            {},
+            "result",
             "sbp.annotate(x, cotangent='a', reduce_dtype=\"float32\")",
         ),
         (
             "sbp.annotate(x, cotangent='a:P(sum)', reduce_dtype=jnp.float32)",
-            PinnedPart(atoms={}, part="cotangent", reduce_dtype="float32"),
+            {},
+            "cotangent",
             "x",
         ),
     ],
 )
-def test_the_dtype_of_sums_stays(call, pinned, after):
+def test_the_dtype_of_sums_stays(call, atoms, part, after):
     text = remember(f"import sbp\ny = {call}\n")
     found = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)]
-    edits = repinned(span_of(found[0], FILE), pinned)
+    edits = repinned(span_of(found[0], FILE), atoms, part, reduce_dtype="float32")
     assert edited_text(text, edits) == f"import sbp\ny = {after}\n"
 
 
 def test_what_is_no_annotation_is_left_alone():
     text = remember("import jax\ny = jax.numpy.sum(x)\n")
-    out = PinnedPart(atoms={})
-    assert repinned(span(text, "jax.numpy.sum(x)"), out) == ()
-    assert repinned(None, out) == ()
-    assert repinned(Span(file="nowhere.py", line=1, column=1, end_column=5), out) == ()
+    assert repinned(span(text, "jax.numpy.sum(x)"), {}) == ()
+    assert repinned(None, {}) == ()
+    assert repinned(Span(file="nowhere.py", line=1, column=1, end_column=5), {}) == ()
 
 
 @pytest.mark.parametrize(
