@@ -26,7 +26,7 @@ from sbp.report.concepts import CONCEPT_WORDS, CONCEPTS, concept_named
 from sbp.report.pages import hardware_page
 from sbp.report.parts import Page, Paragraph, plain
 from sbp.report.report import Shown
-from sbp.source.reader import shortened
+from sbp.source.reader import shorten
 from sbp.version import VERSION
 
 _WORDS = Kind(
@@ -151,7 +151,7 @@ def _loaded(name: str, module: str, function: str) -> Callable[..., Any]:
 
 def _explain(console: Console, name: str) -> None:
     if not name:
-        meanings = CODES | {c.name: shortened(plain(c.text), 100) for c in CONCEPTS}
+        meanings = CODES | {c.name: shorten(plain(c.text), 100) for c in CONCEPTS}
         room = max(map(len, meanings))
         for word, meaning in meanings.items():
             console.print(f"{word:<{room}}  {meaning}", markup=False, soft_wrap=True)

@@ -14,7 +14,7 @@ from jax import lax
 
 from sbp.errors import SHOWN, Diagnostic, Label, RuleRow, Span, counted
 from sbp.explain.change import BlamedFault, Diagnosis, DiagnosisLimits, left_out, tried
-from sbp.explain.helps import FoundHelps, blamed, helps_of
+from sbp.explain.helps import FoundHelps, helps_of, policy_to_blame
 from sbp.explain.names import Frames, Names, asked_text, pinned_value
 from sbp.explain.pin_changes import dropped
 from sbp.explain.relaxations import budget_help, impossible_budgets, no_typing_together
@@ -251,7 +251,7 @@ def notes(fault: BlamedFault, node: Node) -> Iterator[str]:
     if lines:
         yield f"the pinned types flow here through {_lines(lines, here)}"
     yield from budget_notes(fault)
-    policy = blamed(fault.request, fault.found)
+    policy = policy_to_blame(fault.request, fault.found)
     if policy:
         at = users_span(policy.node) if policy.node else None
         where = "here" if at is None or at == here else f"at {_lines([at], here)}"
@@ -429,12 +429,12 @@ def _is_related(fault: CheckResult, other: CheckResult) -> bool:
 def diagnostic(fault: BlamedFault) -> Diagnostic:
     """The diagnostic of a fault."""
     if not fault.found.sink:
-        return impossible(fault) if fault.found.pins else unpinned(fault)
+        return impossible(fault) if fault.found.pins else diagnostic_without_pins(fault)
     end, limits = fault.found.sink[0], fault.diagnosis.limits
     # Policies do not apply where the program returns a value, budgets do.
     node = end.node or fault.names.maker(fault.request.graph.outputs[end.operand])
     if node is None:
-        return unpinned(fault)
+        return diagnostic_without_pins(fault)
     conflict, heading, near = end.node is not None and _is_conflict(fault, node), "", []
     found = helps_of(fault, node) if end.node else FoundHelps()
     subject = fault.subject(node) if end.node else f"{fault.subject(node)}, which is returned,"
@@ -498,7 +498,7 @@ def _labels(fault: BlamedFault, node: Node, text: str) -> tuple[Label, ...]:
     return tuple(labels)
 
 
-def unpinned(fault: BlamedFault) -> Diagnostic:
+def diagnostic_without_pins(fault: BlamedFault) -> Diagnostic:
     """The diagnostic of a fault that shows at no operation, or for which nothing that the user asks
     is to blame."""
     reasons = [c.because.text for c in fault.found.equations]

@@ -37,7 +37,7 @@ from sbp.plan.fit import best_program
 from sbp.plan.program import Program
 from sbp.signatures import traits_of
 from sbp.source.editing import (
-    converted,
+    convert_value,
     loosened_policies,
     reads,
     statement_span,
@@ -314,7 +314,7 @@ class Insertions(PinChanges):
         if read.variable and names.is_other(read.code, reader, value, line):
             return None
         number = reader.inputs.index(value)
-        values = {n.inputs[number]: n for n in readers if _traced(n) == _traced(reader)}
+        values = {n.inputs[number]: n for n in readers if _line_key(n) == _line_key(reader)}
         # A library may do the same to each leaf of a tree in one line: each leaf is annotated.
         others = {o: n for o, n in values.items() if o != value and read.variable}
         named = ((names.value(o), o, node) for o, node in others.items())
@@ -324,7 +324,7 @@ class Insertions(PinChanges):
             if name.isidentifier() and not names.is_other(name, node, o, line)
         )
         every = tuple(dict.fromkeys((read, *variables)))
-        edits = [converted(line, each, {axis: decode(code)}) for each in every]
+        edits = [convert_value(line, each, {axis: decode(code)}) for each in every]
         converts = [c.convert for c in self.fault.found.sink if c.convert]
         end = next((convert.target for convert in converts if convert.value == value), None)
         assumed = states_of(system, end, code) if end else ()
@@ -358,7 +358,7 @@ class _Annotated(NamedTuple):
     assumed: tuple[str, ...]
 
 
-def _traced(node: Node) -> tuple[Any, ...]:
+def _line_key(node: Node) -> tuple[Any, ...]:
     """Equal for nodes of one line of the user that is traced more than once: in unrolled layers, in
     rematerialisation."""
     return node.op, node.span or node.id, node.in_gradient, len(node.inputs)
@@ -377,7 +377,7 @@ class Blamed(NamedTuple):
     origin: Literal["program", "axis", "region"]
 
 
-def blamed(request: Request, fault: CheckResult) -> Blamed | None:
+def policy_to_blame(request: Request, fault: CheckResult) -> Blamed | None:
     """The policy that is to blame for a fault: the one where the fault shows, else the one at the
     last place before it. None when no policy is to blame."""
     position = request.mesh.names.index(fault.mesh_axis)
@@ -392,7 +392,9 @@ Looser = tuple[str, tuple[Edit, ...], Callable[[Request], Request]]
 """A policy that allows more: in words, as edits, and as a change of a program."""
 
 
-def loosened(request: Request, found: Blamed, position: int) -> tuple[list[Looser], list[Looser]]:
+def looser_policies(
+    request: Request, found: Blamed, position: int
+) -> tuple[list[Looser], list[Looser]]:
     """The policies that allow more than the one that is to blame, and before them the
     `reduce_dtype` with which a cast needs no conversion. The policy of the program changes on all
     mesh axes without a policy of their own, another policy on one axis.
@@ -431,13 +433,13 @@ def loosened(request: Request, found: Blamed, position: int) -> tuple[list[Loose
         region = under_policy(line, policy, axis) if line else None
         if region is not None and line is not None:
             text = f'put line {line.line} under sbp.policy("{policy}", "{axis}")'
-            scope = functools.partial(_marked, region.runs, policy_mark(policy, axis))
-            narrow.append((text, region.edits, functools.partial(_rescoped, scope)))
+            scope = functools.partial(_mark_runs, region.runs, policy_mark(policy, axis))
+            narrow.append((text, region.edits, functools.partial(_with_scopes, scope)))
         edits = _policy_edits(request.graph, found.policy, policy, axis)
         if edits:
             text = f'"{policy}" instead of "{found.policy}" on `{axis}` in every sbp.policy'
             scope = functools.partial(_loosened_scope, found.policy, policy, axis)
-            wide.append((text, edits, functools.partial(_rescoped, scope)))
+            wide.append((text, edits, functools.partial(_with_scopes, scope)))
     return narrow, wide
 
 
@@ -464,7 +466,7 @@ def _policy_edits(graph: Graph, old: Policy, new: Policy, axis: str) -> tuple[So
     return tuple(edit for _, edit in found) if shown else ()
 
 
-def _rescoped(scope: Callable[[Node, bool], tuple[str, bool]], request: Request) -> Request:
+def _with_scopes(scope: Callable[[Node, bool], tuple[str, bool]], request: Request) -> Request:
     """The program with other scopes.
 
     Arguments:
@@ -484,7 +486,7 @@ def _rescoped(scope: Callable[[Node, bool], tuple[str, bool]], request: Request)
     return replace(request, graph=visit(request.graph, False))
 
 
-def _marked(runs: Callable[..., bool], mark: str, node: Node, inside: bool) -> tuple[str, bool]:
+def _mark_runs(runs: Callable[..., bool], mark: str, node: Node, inside: bool) -> tuple[str, bool]:
     """A statement, and everything called from it, in a region of its own."""
     here = inside or runs(node.stack)
     return f"{node.scope}/{mark}" if here else node.scope, here
@@ -607,7 +609,7 @@ def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
     if not any(one.kind in _OF_ONE_PIN for one, _ in tries[0].accepted):
         tries.append(attempt(pins.pairs(), 0 if large else most))
     tries += policies
-    found = [_ranked(fault, node, one) for t in tries for one in t.accepted]
+    found = [_rank(fault, node, one) for t in tries for one in t.accepted]
     shown = chosen(found, limits.shown)
     return FoundHelps(
         helps=tuple(f.help for f in shown),
@@ -642,8 +644,8 @@ def _by_policy(fault: BlamedFault, base: Request, plans: int) -> list[Tried]:
       plans: the most plans.
     """
     diagnosis, tries = fault.diagnosis, list[Tried]()
-    several, found = len(diagnosis.groups) > 1, blamed(fault.request, fault.found)
-    for loosers in loosened(fault.request, found, fault.position) if found else ():
+    several, found = len(diagnosis.groups) > 1, policy_to_blame(fault.request, fault.found)
+    for loosers in looser_policies(fault.request, found, fault.position) if found else ():
         changes = list[Change]()
         for text, edits, change in loosers:
             make = functools.partial(diagnosis.under_policy, text, change)
@@ -659,11 +661,11 @@ def _by_policy(fault: BlamedFault, base: Request, plans: int) -> list[Tried]:
     return tries
 
 
-def _ranked(fault: BlamedFault, node: Node, accepted: Accepted) -> RankedHelp:
+def _rank(fault: BlamedFault, node: Node, accepted: Accepted) -> RankedHelp:
     """An accepted change as a help."""
     one, program = accepted
     kind, several, is_policy = one.kind, len(fault.diagnosis.groups) > 1, one.kind == "policy"
-    if kind == "pin" and _nested(one, program):
+    if kind == "pin" and _splits_twice(one, program):
         kind = "pair" if len(one.pinned) > 1 else "other pin"
     more = "" if is_policy else _became(fault, node, program)
     whole = one.instead is None if is_policy else not several
@@ -682,7 +684,7 @@ def _became(fault: BlamedFault, node: Node, program: Program) -> str:
     return f"; {fault.names.value(node.outputs[0]) or 'the result'} becomes {atom!r}"
 
 
-def _nested(one: Change, program: Program) -> bool:
+def _splits_twice(one: Change, program: Program) -> bool:
     """Whether a pin splits a dim that another mesh axis splits, too, which is seldom meant."""
     each = ([c for c in program.typing.values.get(v, ()) if c > 0] for v in one.pinned)
     return any(len(set(splits)) < len(splits) for splits in each)

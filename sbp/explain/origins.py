@@ -336,14 +336,14 @@ class Origins:
             kind = "carry" if entry.kind == "carry" else "body input"
             link = Link(kind=kind, subject=name, atom=code, node=node, passes=kind != "carry")
             wanted = typing.rows[node.id].ins[entry.operand][k]
-            return self._converted(link, node, entry.operand, wanted, k)
+            return self._with_conversion(link, node, entry.operand, wanted, k)
         node = self.names.dataflow.makers[value]
         if node.op == annotate_p.name:
             pin: Pin | None = node.params["pin"]
             if pin is not None and pinned_codes(pin, typing.mesh)[k] is not None:
                 return [Link(kind="annotation", subject=name, atom=code, node=node)], None
             free = Link(kind="free annotation", subject=name, atom=code, node=node, passes=True)
-            return self._converted(free, node, 0, code, k)
+            return self._with_conversion(free, node, 0, code, k)
         if not node.regions:
             return self._row(node, value, code, k)
         left = interface_of(node).exit_to(node.outputs.index(value))
@@ -364,7 +364,7 @@ class Origins:
             )
         return links, operand
 
-    def _converted(self, link: Link, node: Node, number: int, wanted: Code, k: int) -> Links:
+    def _with_conversion(self, link: Link, node: Node, number: int, wanted: Code, k: int) -> Links:
         """A link, with the conversion of an operand before its node where the axis has one.
 
         Arguments:
@@ -415,7 +415,7 @@ class Origins:
         )
         if not leads:
             return [link], None
-        return self._converted(link, node, leads[0], row.ins[leads[0]], k)
+        return self._with_conversion(link, node, leads[0], row.ins[leads[0]], k)
 
     def _partners(self, link: Link, k: int) -> Iterator[Partner]:
         """The other operands that decide the atom of an operation's result: no carries, and none

@@ -340,7 +340,7 @@ def _labels(at: Span, makers: dict[Any, Node]) -> dict[Any, str]:
     labels = {key: text or node.name for key, node in makers.items()}
     forward = [k for k in makers if not makers[k].in_gradient]
     backward = [k for k in makers if makers[k].in_gradient]
-    transformed, is_one = _transformed(at), [len(t) for t in targets] == [1]
+    transformed, is_one = _is_gradient_call(at), [len(t) for t in targets] == [1]
     if transformed:
         groups = [backward] if transformed == "grad" else [forward[-1:], backward]
     else:
@@ -385,7 +385,7 @@ def _is_file(path: str, asked: str | None) -> bool:
     return asked in (None, shown, path) or shown.endswith(f"/{asked}") or path.endswith(f"/{asked}")
 
 
-def _transformed(span: Span) -> str:
+def _is_gradient_call(span: Span) -> str:
     """Whether an expression is `grad(f)(..)` or `value_and_grad(f)(..)`, whose results are
     gradients; empty otherwise."""
     expression, _ = expression_at(span)

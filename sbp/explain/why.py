@@ -86,7 +86,7 @@ def planned(request: Request) -> Program | Refusal:
 # ---- deferral -----------------------------------------------------------------------------------
 
 
-def deferred(request: Request, group: Group, need: ConversionNeed) -> Program | Refusal:
+def plan_deferred(request: Request, group: Group, need: ConversionNeed) -> Program | Refusal:
     """The plan in which a need of a conversion is met otherwise, or why there is none: without the
     pin that asks for it, with the value carried or returned unconverted, read by another row, or
     reduced one consumer later.
@@ -394,7 +394,7 @@ class _Inquiry:
             untried=len(asked) - len(singles),
             untried_pairs=max(0, len(pairs) - most),
             conversions=tuple(
-                self.explained(group, tried=number < deferred)
+                self.explain_conversion(group, tried=number < deferred)
                 for number, group in enumerate(groups)
             ),
             output_names=output_names,
@@ -407,14 +407,14 @@ class _Inquiry:
             and any(p != "auto" for p in self.program.request.strictest.policies),
         )
 
-    def explained(self, group: Group, *, tried: bool) -> ExplainedConversion:
+    def explain_conversion(self, group: Group, *, tried: bool) -> ExplainedConversion:
         """A conversion with its reason, and a plan with the conversion elsewhere if asked."""
         first, instead = group[0], None
         reason = self.origins.reason(first, AtomChange.of_box(first.box))
         if tried:
             self.planning(self.left)
         if tried and not reason.need.is_forced:
-            instead = self.alternative(deferred(self.program.request, group, reason.need))
+            instead = self.alternative(plan_deferred(self.program.request, group, reason.need))
         return ExplainedConversion(
             steps=first.box.steps,
             runs=sum(p.trips for p in group),

@@ -28,7 +28,7 @@ from sbp.errors import (
     refused,
     warn,
 )
-from sbp.handwritten.edits import GraphEdit, bytes_sent, edited
+from sbp.handwritten.edits import GraphEdit, bytes_sent, edit_program
 from sbp.handwritten.emulation import FAILURES
 from sbp.handwritten.faults import (
     BY_SHARD,
@@ -163,7 +163,7 @@ def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
             )
 
 
-def analysed(compared: Comparisons, mesh: MeshSpec) -> Analysis:
+def find_faults(compared: Comparisons, mesh: MeshSpec) -> Analysis:
     """The faults of a program, by its comparisons."""
     found, ends = dict[tuple[Any, ...], Finding](), dict[str, list[Node]]()
 
@@ -275,7 +275,7 @@ class Helper:
         than before, or where the source does not show the place of the edit."""
         if not (edit.source or edit.options):
             return None
-        made = edited(self.graph, edit, dict(self.mesh.axes))
+        made = edit_program(self.graph, edit, dict(self.mesh.axes))
         wrong = self.wrong_of(made)
         if wrong is None or self.wrong is None:
             return None
@@ -287,7 +287,9 @@ class Helper:
 # ---- checks -------------------------------------------------------------------------------------
 
 
-def traced(fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | AbstractMesh) -> Graph:
+def trace_program(
+    fn: Callable[..., Any], args: tuple[Any, ...], mesh: Mesh | AbstractMesh
+) -> Graph:
     """The program on abstract arguments, with dead code: the divisions of a gradient are found by
     those of its forward part."""
     leaves, structure = leaves_of(args, "sbp.check_shard_map")
@@ -355,12 +357,12 @@ def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
         axes = {axis for f in forward for axis in f.mesh_axes}
         if primary(finding).backward and axes & set(finding.mesh_axes):
             return True
-        return any(_misdirected(finding, f) for f in forward)
+        return any(_is_misdirected(finding, f) for f in forward)
 
     return [f for f in findings if not follows(f)]
 
 
-def _misdirected(doubled: Finding, missing: Finding) -> bool:
+def _is_misdirected(doubled: Finding, missing: Finding) -> bool:
     """Whether a reduction over the wrong mesh axis reduces the value of another finding, which is
     not reduced over the right one."""
     if doubled.fault.kind not in ("blocks", "doubled") or missing.fault.kind != "missing":
@@ -497,22 +499,22 @@ def check_claims(
         if any(isinstance(h.atoms[i], Unreduced) for h in body.ins)
     }
     depends = any(c.run.wrong and c.run.mesh_axis in parted for c in compared.compared)
-    said = diagnostics_of(analysed(compared, mesh), mesh)
+    said = diagnostics_of(find_faults(compared, mesh), mesh)
     if depends:  # on how a P operand is parted
         said = [replace(d, severity="error") if d.code == DIFFERS else d for d in said]
     wrong = [d for d in said if d.severity == "error"]
     if wrong:
-        raise SbpTypeError([_claimed(d, made) for d in wrong])
+        raise SbpTypeError([_about_claims(d, made) for d in wrong])
     for d in said:
         if d.severity != "note":
             at = d.primary.span if d.primary else span
             name = getattr(fn, "__name__", "the function")
             with noting():  # a report has the finding itself, with its labels and notes
                 warn(CODE, f"in manual region {name!r}", d.title, span=at)
-        note(_claimed(d, made))
+        note(_about_claims(d, made))
 
 
-def _claimed(found: Diagnostic, made: Span | None) -> Diagnostic:
+def _about_claims(found: Diagnostic, made: Span | None) -> Diagnostic:
     """A finding about a body as one about its claims, which the line `made` states."""
     shown = {(label.span.file, label.span.line) for label in found.labels}
     known = made is not None and (made.file, made.line) not in shown

@@ -72,7 +72,7 @@ class GraphEdit:
     options: tuple[OptionEdit, ...] = ()
 
 
-def edited(graph: Graph, edit: GraphEdit, sizes: dict[str, int]) -> Graph:
+def edit_program(graph: Graph, edit: GraphEdit, sizes: dict[str, int]) -> Graph:
     """The edited program.
 
     Arguments:
@@ -124,7 +124,7 @@ class _Editor:
                 continue
             params: dict[str, Any] = node.params | ({} if axes is None else {"axes": axes})
             if node.op == SHARD_MAP:
-                specs = respecified(node, edit)
+                specs = out_types_after(node, edit)
                 params = params | {"body": self.graph(params["body"], node), "out_specs": specs}
             node = replace(
                 node,
@@ -186,7 +186,7 @@ class _Editor:
         )
 
 
-def respecified(region: Node, edit: GraphEdit) -> tuple[Any, ...]:
+def out_types_after(region: Node, edit: GraphEdit) -> tuple[Any, ...]:
     """The types of a region's results after an edit, as the region states them."""
     specs = list(region.params["out_specs"])
     for node, result, mesh_axis in edit.unsplit:

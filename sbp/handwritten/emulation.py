@@ -159,7 +159,7 @@ def program_run(graph: Graph, *, every: bool = False) -> Callable[[Sequence[Any]
     returned = {v for node in regions_of(graph) for v in node.params["body"].outputs}
 
     def whole(*inputs: Any) -> Any:
-        outs, values = _recorded(graph, inputs, 0)
+        outs, values = _record(graph, inputs, 0)
         kept = {v: plain(y) for v, y in values.items() if every or v in returned}
         return [plain(y) for y in outs], kept
 
@@ -190,7 +190,7 @@ _DRAWN = 0x61C88647
 """The bits that a random draw gives: a uniform number of 0.38."""
 
 
-def _recorded(graph: Graph, args: Sequence[Any], axes: int) -> tuple[list[Any], dict[int, Any]]:
+def _record(graph: Graph, args: Sequence[Any], axes: int) -> tuple[list[Any], dict[int, Any]]:
     """The results of a graph, and the values of all regions in it.
 
     Arguments:
@@ -208,13 +208,13 @@ def _recorded(graph: Graph, args: Sequence[Any], axes: int) -> tuple[list[Any], 
             outs, inner = _scan(node, ins, axes)
         elif node.regions:
             regions = node.regions
-            outs = run_regions(node, ins, lambda n, x: _recorded(regions[n], x, axes)[0])
+            outs = run_regions(node, ins, lambda n, x: _record(regions[n], x, axes)[0])
         elif draws(node):
             outs = [_drawn(graph.avals[v], ins) for v in node.outputs]
         elif traits_of(node.op).effect:  # a check prints and logs nothing
             outs = []
         else:
-            outs = run_node(*_widened(graph, node, ins), ONE_AXIS_AT_A_TIME)
+            outs = run_node(*_widen(graph, node, ins), ONE_AXIS_AT_A_TIME)
         found.update(inner)
         if axes:
             found.update(zip(node.outputs, outs, strict=True))
@@ -256,7 +256,7 @@ def _scan(node: Node, args: Sequence[Any], axes: int) -> tuple[list[Any], dict[i
     values: dict[int, Any] = {}
 
     def one(number: int, inputs: Sequence[Any]) -> list[Any]:
-        outs, found = _recorded(node.regions[number], inputs, axes)
+        outs, found = _record(node.regions[number], inputs, axes)
         values.update(found)
         return outs
 
@@ -278,7 +278,7 @@ def _wide(x: Any) -> Any:
     return x if _jax.is_extended(x.dtype) else jnp.asarray(x, _wide_of(x.dtype))
 
 
-def _widened(graph: Graph, node: Node, ins: Sequence[Any]) -> tuple[Node, list[Any]]:
+def _widen(graph: Graph, node: Node, ins: Sequence[Any]) -> tuple[Node, list[Any]]:
     """An operation on the wider floats, with its operands."""
     if node.op == BITCAST:
         return node, [
@@ -298,7 +298,7 @@ def _wide_jaxpr(jaxpr: Any) -> Any:
         return jaxpr
     graph = body_graph(jax.make_jaxpr(lambda *x: _jax.eval_jaxpr(jaxpr, x))(*avals))
     wide = [jax.ShapeDtypeStruct((), _wide_of(a.dtype)) for a in avals]
-    made = jax.make_jaxpr(lambda *x: _recorded(graph, x, 0)[0])(*wide)
+    made = jax.make_jaxpr(lambda *x: _record(graph, x, 0)[0])(*wide)
     return made if opened is not jaxpr else made.jaxpr
 
 
@@ -316,13 +316,13 @@ def _region(node: Node, args: Sequence[Any], axes: int) -> tuple[list[Any], dict
     shards = [_cut(x, s, sizes) for x, s in zip(args, node.params["in_specs"], strict=True)]
 
     def run(*x: Any) -> Any:
-        return _recorded(body, x, len(sizes))
+        return _record(body, x, len(sizes))
 
     for name in reversed(sizes):
         run = jax.vmap(run, axis_name=name)
     results, values = run(*shards)
     outs = zip(results, node.params["out_specs"], strict=True)
-    return [_joined(y, s, sizes) for y, s in outs], values
+    return [_join(y, s, sizes) for y, s in outs], values
 
 
 def _cut(x: Any, spec: Any, sizes: dict[str, int]) -> Any:
@@ -362,7 +362,7 @@ def _parts(x: Any, monoid: str, n: int) -> Any:
     return jnp.stack([jnp.where(owner == k, x, other) for k in range(n)])
 
 
-def _joined(y: Any, spec: Any, sizes: dict[str, int]) -> Any:
+def _join(y: Any, spec: Any, sizes: dict[str, int]) -> Any:
     """The array that shards make up; of equal parts, that of the first device."""
     by_dim = axes_by_dim(spec, y.ndim - len(sizes), list(sizes))
     used = {a for axes in by_dim for a in axes}

@@ -96,7 +96,7 @@ def _powers(got: np.ndarray, want: np.ndarray, n: int) -> Iterator[int]:
         )
 
 
-def measured(ran: Ran, want: Ran, axis: int, axes: int, trip: int | None = None) -> Types:
+def measure_types(ran: Ran, want: Ran, axis: int, axes: int, trip: int | None = None) -> Types:
     """The types of the values of all regions on a mesh axis.
 
     Arguments:
@@ -108,7 +108,7 @@ def measured(ran: Ran, want: Ran, axis: int, axes: int, trip: int | None = None)
     """
     trips = {} if trip is None else _trips(ran.graph, 0)
     same = _counterparts(ran.graph, want.graph)
-    by_index = indexed(ran.graph)
+    by_index = index_values(ran.graph)
 
     found: dict[int, Readings] = {}
     for v, parts in ran.values.items():
@@ -126,7 +126,7 @@ def measured(ran: Ran, want: Ran, axis: int, axes: int, trip: int | None = None)
     return found
 
 
-def indexed(graph: Graph) -> set[int]:
+def index_values(graph: Graph) -> set[int]:
     """The integers and tests that depend on the index of their device, and numbers that depend on
     nothing else."""
     found, literal = set[int](), set[int]()
@@ -156,7 +156,7 @@ def _trips(graph: Graph, depth: int) -> dict[int, int]:
     return found
 
 
-def _matched(graph: Graph, alone: Graph) -> Iterator[tuple[Node, Node]]:
+def _match(graph: Graph, alone: Graph) -> Iterator[tuple[Node, Node]]:
     """The operations of a program with the same ones in another trace of it. Operations of one line
     and kind are matched in order."""
 
@@ -174,7 +174,7 @@ def _matched(graph: Graph, alone: Graph) -> Iterator[tuple[Node, Node]]:
 def _counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
     """For each value of a program the same one in another trace of it."""
     same = dict[int, int]()
-    for a, b in _matched(graph, alone):
+    for a, b in _match(graph, alone):
         pairs = [(a.outputs, b.outputs)]
         pairs += [(x.inputs, y.inputs) for x, y in zip(_bodies(a), _bodies(b), strict=False)]
         for mine, theirs in pairs:
@@ -199,7 +199,7 @@ def fixed_numbers(
       By the id of an operation, the id of the same one with one device, and the number.
     """
     found: dict[int, tuple[int, str]] = {}
-    for a, b in _matched(graph, alone):
+    for a, b in _match(graph, alone):
         for number in scalars(a) & scalars(b):
             times = number if number >= 1 else 1 / number if number > 0 else 0.0
             if times >= 2 and (times % n == 0 or (times > 2 and times in lengths)):
@@ -216,7 +216,7 @@ def scalars(node: Node) -> set[float]:
     return {float(np.real(x.value)) for x in constants}
 
 
-def renumbered(graph: Graph, nodes: Collection[int], n: int) -> Graph:
+def renumber(graph: Graph, nodes: Collection[int], n: int) -> Graph:
     """A program in which the numbers of some operations count `n` times fewer things."""
 
     def of(operand: Operand) -> Operand:
@@ -227,9 +227,9 @@ def renumbered(graph: Graph, nodes: Collection[int], n: int) -> Graph:
 
     def node(old: Node) -> Node:
         inputs = tuple(map(of, old.inputs)) if old.id in nodes else old.inputs
-        params, regions = old.params, tuple(renumbered(r, nodes, n) for r in old.regions)
+        params, regions = old.params, tuple(renumber(r, nodes, n) for r in old.regions)
         if old.op == SHARD_MAP:
-            params = params | {"body": renumbered(params["body"], nodes, n)}
+            params = params | {"body": renumber(params["body"], nodes, n)}
         return replace(old, inputs=inputs, params=params, regions=regions)
 
     return replace(graph, nodes=tuple(map(node, graph.nodes)))

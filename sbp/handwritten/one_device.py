@@ -40,12 +40,12 @@ from sbp.handwritten.measured import (
     fixed_numbers,
     is_good,
     lengths_of,
-    measured,
+    measure_types,
     one_each,
     permutes,
     picks,
     ranks,
-    renumbered,
+    renumber,
 )
 from sbp.handwritten.specs import atom_of, claims, regions_of
 from sbp.handwritten.written_sizes import AxisInCode, WrittenSizes
@@ -187,7 +187,7 @@ class OneDeviceComparison:
             pairs = list(zip(self.of.got.results, want.results, strict=True))
             differs = tuple(i for i, (x, y) in enumerate(pairs) if _apart(x, y))
             if not differs and not uneven:
-                lost = self.unreached() if self.chained else ()
+                lost = self.find_unreached() if self.chained else ()
                 wrong = lost if attempt.chained else ()
                 same = self.result(wrong, stages=attempt.chained, lost=lost)
                 return Compared(run=same, alone=attempt)
@@ -244,7 +244,7 @@ class OneDeviceComparison:
             for attempt, (_, alone) in apart.items()
             if not attempt.chained
         }
-        typed = [(measured(got, want, position, axes), a) for a, want in wanted.items()]
+        typed = [(measure_types(got, want, position, axes), a) for a, want in wanted.items()]
         guesses: set[str] = set()
         if self.of.guessed:
             guesses.add("integers were not given, and random ones were taken")
@@ -258,7 +258,7 @@ class OneDeviceComparison:
         counts = {i for i, number in fixed.values() if number in devices}
         twos = {i for i, number in fixed.values() if number in ("2", "0.5")}
         for chosen in () if uneven or not counts else (counts, *({i} for i in counts)):
-            other = renumbered(alone, chosen, axis.size)
+            other = renumber(alone, chosen, axis.size)
             pairs = zip(
                 self.of.got.results, program_run(other)(self.of.values).results, strict=True
             )
@@ -268,7 +268,7 @@ class OneDeviceComparison:
                 return Compared(run=self.result(), alone=best)
             twos -= chosen  # a 2 is frequent: the program may be right, or halve its loss
             break
-        trips = tuple(measured(got, want, position, axes, t) for t in (0, 1))
+        trips = tuple(measure_types(got, want, position, axes, t) for t in (0, 1))
         because |= {*ranks(self.of.graph, types), *picks(self.of.graph, axis.size)} | set(
             one_each(self.of.graph, alone, axis.name)
         )
@@ -293,30 +293,30 @@ class OneDeviceComparison:
         before = run(self.of.values).results
         found: list[list[np.ndarray]] = [[] for _ in before]
         for i, x in enumerate(map(np.asarray, self.of.values)):
-            if not _sliced(x):
+            if not _has_few_slices(x):
                 continue
             for k in range(x.shape[0]):
                 other = x.copy()
                 other[k] = np.random.default_rng([i, k]).standard_normal(x.shape[1:])
                 after = run([*self.of.values[:i], other, *self.of.values[i + 1 :]]).results
                 for rows, a, b in zip(found, before, after, strict=True):
-                    rows.append(_changed(a, b))
+                    rows.append(_changed_slices(a, b))
         return [np.asarray(rows) for rows in found]
 
-    def unreached(self) -> tuple[int, ...]:
+    def find_unreached(self) -> tuple[int, ...]:
         """Results with a slice that depends on no argument; none where some argument cannot be
         changed slice by slice."""
-        if not all(map(_sliced, map(np.asarray, self.of.values))):
+        if not all(map(_has_few_slices, map(np.asarray, self.of.values))):
             return ()
         every = enumerate(self.reaches(self.of.graph))
         return tuple(i for i, x in every if x.size and not x.any(0).all())
 
 
-def _sliced(x: np.ndarray) -> bool:
+def _has_few_slices(x: np.ndarray) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating) and x.ndim > 0 and x.shape[0] <= SLICES
 
 
-def _changed(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+def _changed_slices(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     other = np.atleast_1d(np.asarray(before != after))
     return np.asarray(other.reshape(len(other), -1).any(1))
 
@@ -446,14 +446,14 @@ def compared_runs(
         for name, n in mesh.axes
         if n > 1
     }
-    given, reasons = all(map(_given, leaves)), tuple(meant or ())
+    given, reasons = all(map(_is_value, leaves)), tuple(meant or ())
     found = Comparisons(graph=graph, fn=fn, traced=traced, axes=own, mesh=mesh, given=given)
     if reason := too_large(graph):
-        return found.untried(reason)
+        return found.without_trial(reason)
     with jax.ensure_compile_time_eval():  # the caller may be tracing
         values, found.guessed = _values(leaves)
         found.others = _values(leaves, 1)[0]
-        poisoned = _poisoned(graph, values)
+        poisoned = _poison(graph, values)
     run = program_run(graph)
     for found.values in (values, poisoned):
         try:
@@ -467,9 +467,9 @@ def compared_runs(
         except SbpInternalError:
             raise
         except FAILURES as error:  # of `vmap`
-            return found.untried(not_emulated(error))
+            return found.without_trial(not_emulated(error))
         if first and not found.got.is_finite:
-            return found.untried("its results are not finite numbers")
+            return found.without_trial("its results are not finite numbers")
         found.uneven = uneven(graph, found.got, mesh)
         found.compared = [
             OneDeviceComparison(found, resized, meant is None and permutes(graph, name)).made(
@@ -487,7 +487,7 @@ def _positive(x: Any) -> Any:
     return abs(x) + 0.1 if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
-def _poisoned(graph: Graph, values: Sequence[Any]) -> list[Any]:
+def _poison(graph: Graph, values: Sequence[Any]) -> list[Any]:
     """Values for programs that test for finite numbers: the last element of each array that a
     region splits is not finite."""
     split = {
@@ -541,7 +541,7 @@ class Comparisons:
     compared: list[Compared] = field(default_factory=list)
     wanted: list[list[np.ndarray]] | None = None
 
-    def untried(self, reason: str) -> Comparisons:
+    def without_trial(self, reason: str) -> Comparisons:
         """The same program, of which nothing was compared."""
         runs = (
             ComparedRun(mesh_axis=name, size=r.written.axis.size, untried=reason)
@@ -559,7 +559,7 @@ class Comparisons:
             for c in self.compared:
                 if c.wrong and not c.run.untried:
                     axis = self.axes[c.run.mesh_axis].written.axis
-                    trace = functools.partial(_alone, trace, axis, c.alone)
+                    trace = functools.partial(_run_on_one_device, trace, axis, c.alone)
             run = program_run(trace(self.fn))
             self.wanted = [run(values).results for values in sets]
         run = program_run(graph)
@@ -573,7 +573,9 @@ class Comparisons:
         return frozenset(wrong).union(*(uneven(graph, got, mesh) for got in every))
 
 
-def _alone(traced: Callable[[Any], Graph], axis: AxisInCode, attempt: Attempt, fn: Any) -> Graph:
+def _run_on_one_device(
+    traced: Callable[[Any], Graph], axis: AxisInCode, attempt: Attempt, fn: Any
+) -> Graph:
     return Resized(fn, traced, WrittenSizes(axis)).graph(attempt)
 
 
@@ -590,7 +592,7 @@ def uneven(graph: Graph, ran: Ran, mesh: MeshSpec) -> frozenset[tuple[int, int, 
     return frozenset(found)
 
 
-def _given(x: Any) -> bool:
+def _is_value(x: Any) -> bool:
     """Whether an argument is a value that this process has, not a shape."""
     if isinstance(x, jax.Array):
         return not isinstance(x, _jax.Tracer) and x.is_fully_addressable
@@ -604,7 +606,7 @@ def _values(leaves: Sequence[Any], seed: int = 0) -> tuple[list[Any], bool]:
     guessed = False
     for i, x in enumerate(leaves):
         draw = np.random.default_rng([seed, i])
-        if _given(x):
+        if _is_value(x):
             plain = not (isinstance(x, jax.Array) and _jax.is_extended(x.dtype))
             x = np.array(x) if plain else x  # NumPy permutes an empty array in place
             moved = seed and plain and jnp.issubdtype(x.dtype, jnp.inexact)

@@ -51,7 +51,7 @@ from sbp.types import Broadcast, NdSbp, Split, Unreduced, parse
 # of another argument, or splits of another dim. `check` tries the call with each of them.
 
 
-def corrected(in_types: Any, made: Span | None) -> Any:
+def correct_types(in_types: Any, made: Span | None) -> Any:
     """The `in_types` of a region, others where a correction of them is being tried.
 
     Arguments:
@@ -125,7 +125,7 @@ def naming_shards(
         raise said from error
 
 
-def _moved(entry: Any, rank: int) -> Iterator[str]:
+def _move_splits(entry: Any, rank: int) -> Iterator[str]:
     """The text of a type with each of its splits on each other dim."""
     own = parse(entry) if isinstance(entry, str) else entry
     for name, atom in own.items() if isinstance(own, NdSbp) else ():
@@ -163,7 +163,7 @@ def _with_entries(
     likely += [
         (*in_types[:i], moved, *in_types[i + 1 :])
         for i in wrong[: len(ranks)]
-        for moved in _moved(in_types[i], ranks[i])
+        for moved in _move_splits(in_types[i], ranks[i])
     ]
     error.with_slip(in_types, *likely).call = made
 
@@ -319,15 +319,17 @@ def manual(
         fits(fn, args)
         scope = _SCOPE.get()
         if scope is None:
-            return _alone(fn, in_types, out_types, args)
-        types = corrected(in_types, made)
+            return _run_on_one_device(fn, in_types, out_types, args)
+        types = correct_types(in_types, made)
         run = functools.partial(_Region(fn, scope, padded, made).run, types, out_types)
         return call_without_mesh(run, *args)
 
     return region
 
 
-def _alone(fn: Callable[..., Any], in_types: Any, out_types: Any, args: Sequence[Any]) -> Any:
+def _run_on_one_device(
+    fn: Callable[..., Any], in_types: Any, out_types: Any, args: Sequence[Any]
+) -> Any:
     """Runs a region outside of `sbp.jit`, on axes of size 1: the axes that its types name, and the
     axes that its collectives turn out to use."""
     types = [

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from sbp.errors import OptionEdit, SourceEdit, Span
-from sbp.handwritten.edits import GraphEdit, Reduce, respecified
+from sbp.handwritten.edits import GraphEdit, Reduce, out_types_after
 from sbp.handwritten.faults import PMEAN, Fault, Finding
 from sbp.handwritten.sites import Site, Sites
 from sbp.handwritten.specs import outs_of
@@ -227,7 +227,7 @@ class Repairs:
             case "copies-as-split":
                 if fault.made is not None:  # a sum over the shards of what was to stay split
                     yield from self.drop(fault.made, axes)
-                yield _one(self.unclaimed(finding, GraphEdit("")))
+                yield _one(self.leave_out_axes(finding, GraphEdit("")))
             case "nonlinear" | "product" | "ratio" | "added" | "scales" | "mixed" | "own-block":
                 yield from self.reduce_earlier(finding)
             case _:
@@ -357,7 +357,7 @@ class Repairs:
         text = f"reduce {site.text} with lax.psum(.., {named}), and "
         source = into_call(site.spans[0], CALLED["sum"], named)
         yield _one(
-            self.unclaimed(finding, GraphEdit(text, source, (Reduce(region, result, axes),)))
+            self.leave_out_axes(finding, GraphEdit(text, source, (Reduce(region, result, axes),)))
         )
 
     def gather(self, finding: Finding) -> Iterator[RepairCandidate]:
@@ -372,7 +372,7 @@ class Repairs:
             source = into_call(site.spans[0], CALLED["gathered"], arguments)
             yield _one(GraphEdit(text, source, (added,)))
 
-    def unclaimed(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
+    def leave_out_axes(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
         """An edit after which the result is stated to be whole on the mesh axes of the finding."""
         axes = finding.mesh_axes
         unsplit = tuple((finding.region.id, finding.result, a) for a in axes)
@@ -381,7 +381,7 @@ class Repairs:
 
     def specified(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
         """An edit with its change of the type that the region states for its result."""
-        spec, outs = respecified(finding.region, edit)[finding.result], outs_of(finding.region)
+        spec, outs = out_types_after(finding.region, edit)[finding.result], outs_of(finding.region)
         function = "sbp.manual" if outs == "out_types" else "jax.shard_map"
         value = repr(spec) if outs == "out_types" else spec
         option = OptionEdit(option=outs, value=value, position=finding.result, function=function)

@@ -175,7 +175,7 @@ class Sites:
         if any(self.differentiated(n) for n in group.values()):
             return None
         found: list[tuple[int, int]] = []
-        for part in self._connected(group):
+        for part in self._connect(group):
             count = sum(n.op == node.op for n in part)
             leaving = list(self._leaving(part)) if count else []
             if (
@@ -185,7 +185,7 @@ class Sites:
             found += leaving
         return Site(f"`{text}` at line {span.line}", tuple(found), (span,)) if found else None
 
-    def _connected(self, group: dict[int, Node]) -> Iterator[list[Node]]:
+    def _connect(self, group: dict[int, Node]) -> Iterator[list[Node]]:
         """The connected parts of a group of nodes, by who reads whom."""
         parts: dict[int, list[Node]] = {i: [node] for i, node in group.items()}
         for i, node in group.items():

@@ -31,7 +31,7 @@ from sbp.report.svg import (
     picture,
 )
 from sbp.report.wording import branches_text, sentences, times_text
-from sbp.source.reader import shortened
+from sbp.source.reader import shorten
 from sbp.trace.graph import Node
 from sbp.trace.regions import LOOPS
 
@@ -324,7 +324,7 @@ def _drawing(found: LiveBytes) -> Board:
         board.key(
             (_NAME + _PLOT / _KEYS * column, bottom + 12 + _KEY * row),
             _ink(kind),
-            shortened(f"{kind} {told}", int((_PLOT / _KEYS - 31) / CELL)),
+            shorten(f"{kind} {told}", int((_PLOT / _KEYS - 31) / CELL)),
             title=f"{kind}: {told} at the peak",
         )
     return board

@@ -33,7 +33,7 @@ from sbp.report.wording import (
     without_numbers,
 )
 from sbp.signatures import kernel_named, traits_of
-from sbp.source.reader import annotated_text, annotation_span, shortened
+from sbp.source.reader import annotated_text, annotation_span, shorten
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.trace.regions import CONTROL_FLOW, Entry, interface_of, trips_of
@@ -148,7 +148,7 @@ def annotated(program: Program) -> list[Tensor]:
         if node.op == annotate_p.name and node.params["pin"] is not None and node.stack:
             span, value = annotation_span(node), node.outputs[0]
             assert span is not None
-            name = shortened(annotated_text(span), SEGMENT_LIMIT) or span_text(span) or "a tensor"
+            name = shorten(annotated_text(span), SEGMENT_LIMIT) or span_text(span) or "a tensor"
             made = replace(
                 tensor(program, Register(value, program.typing.values[value]), name),
                 where=position_text(span.file, span.line),

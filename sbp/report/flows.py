@@ -30,7 +30,7 @@ from sbp.report.facts import nodes_with_runs
 from sbp.report.parts import Picture, Share, Table, grouped, table_of
 from sbp.report.svg import CELL, COSTLY, PARTIAL, SPLIT, WHOLE, Board, Ink, picture
 from sbp.report.wording import branches_text, sentences, without_number
-from sbp.source.reader import shortened, users_span
+from sbp.source.reader import shorten, users_span
 from sbp.source.text import line_text
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Node
@@ -165,7 +165,7 @@ def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
     """The line, function or scope of a node."""
     if grouping == "scope":
         name = "/".join(without_number(n) for n in scope_names(node.scope) if "->" not in n)
-        return PlaceName(name, shortened(name, TEXT_LIMIT) or "(no scope)")
+        return PlaceName(name, shorten(name, TEXT_LIMIT) or "(no scope)")
     span = users_span(node)
     if span is None:
         return PlaceName("", "(no source)")
@@ -173,7 +173,7 @@ def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
         key, text, where = span.function, span.function or "module level", file_name(span.file)
     else:
         code = (line_text(span.file, span.line) or "").strip()
-        key, text = span.line, shortened(code, TEXT_LIMIT) or "(no source)"
+        key, text = span.line, shorten(code, TEXT_LIMIT) or "(no source)"
         where = position_text(span.file, span.line)
     return PlaceName(f"{span.file}:{key}", text, where, where.rpartition("/")[2])
 
@@ -500,8 +500,8 @@ def _box(
         room -= 2
     first = f"gradient{count}" if brief else stop.text
     under = kind if brief else f"{stop.brief}{count}  {kind}"
-    board.text((x + 6, y + 15), shortened(first, room), title="" if brief else stop.text)
-    board.text((x + 6, y + 30), shortened(under, room))
+    board.text((x + 6, y + 15), shorten(first, room), title="" if brief else stop.text)
+    board.text((x + 6, y + 30), shorten(under, room))
 
 
 def _sent(board: Board, sheet: _Sheet, stop: Stop, corner: tuple[float, float]) -> None:
@@ -515,7 +515,7 @@ def _sent(board: Board, sheet: _Sheet, stop: Stop, corner: tuple[float, float]) 
         board.rect((x, base - 11), size, Ink(color=bar, opacity=0.3, width=0))
         board.text(
             (x + 4, base),
-            shortened(_send_text(send), int(sheet.room / CELL)),
+            shorten(_send_text(send), int(sheet.room / CELL)),
             Ink(color=word, bold=is_most),
             title=f"{send.change}, {counted(send.runs, 'run')}, {share:.0%}",
         )

@@ -65,7 +65,7 @@ from sbp.report.wording import (
     times_text,
 )
 from sbp.signatures import ROUNDED_PARTS
-from sbp.source.reader import character_index, names_at, shortened, users_span
+from sbp.source.reader import character_index, names_at, shorten, users_span
 from sbp.source.text import line_text
 from sbp.trace.graph import Node
 from sbp.trace.regions import CONTROL_FLOW, WHILE_TRIPS, trips_are_assumed
@@ -445,7 +445,7 @@ def _code(code: str | None, margin: int) -> str:
         return "(no source at hand)"
     whole = code.expandtabs(4)[margin:].rstrip()
     bare = whole.lstrip()
-    return _INDENT * (len(whole) - len(bare)) + shortened(bare.replace("`", "'"), SHOWN_CODE)
+    return _INDENT * (len(whole) - len(bare)) + shorten(bare.replace("`", "'"), SHOWN_CODE)
 
 
 # ---- pages --------------------------------------------------------------------------------------

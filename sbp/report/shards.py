@@ -18,7 +18,7 @@ from sbp.report.facts import Tensor, annotated, inputs, tensor
 from sbp.report.parts import Picture, Table, grouped, table
 from sbp.report.svg import CELL, PARTIAL, SPLIT, WHOLE, Board, Ink, Point, picture
 from sbp.report.wording import sentences
-from sbp.source.reader import shortened
+from sbp.source.reader import shorten
 from sbp.types import Atom, NdSbp, Split, Unreduced
 
 # ---- shards -------------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ class _ShardDrawing:
         group = self.blocks[tuple(here.get(d) or (0, n) for d, n in enumerate(self.found.shape))]
         color, title = PARTIAL if len(group) > 1 else SPLIT, "device " + _label(group, 16)
         board.rect(corner, size, Ink(color=color, opacity=0.4 if is_odd else 0.22), title=title)
-        label = shortened(_label(group), max(3, int((size[0] - 4) / CELL)))
+        label = shorten(_label(group), max(3, int((size[0] - 4) / CELL)))
         if size[1] >= 14:
             board.inside(left, right, middle, label, title)
 

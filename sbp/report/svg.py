@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 from sbp.errors import SbpError
 from sbp.plan.traffic import PHASES, Phase
 from sbp.report.parts import Paragraph, Picture, Plain
-from sbp.source.reader import shortened
+from sbp.source.reader import shorten
 
 NAMESPACE = "http://www.w3.org/2000/svg"
 FILE_ATTRIBUTES = f' xmlns="{NAMESPACE}" style="background:white"'
@@ -108,7 +108,7 @@ class Board:
         self, at: Point, text: str, room: float, ink: Ink = Ink(), *, anchor: str = "start"
     ) -> None:
         """A text that is cut where it is longer than `room` pixels, and whole under the pointer."""
-        self.text(at, shortened(text, int(room / CELL)), ink, anchor=anchor, title=text)
+        self.text(at, shorten(text, int(room / CELL)), ink, anchor=anchor, title=text)
 
     def inside(
         self, left: float, right: float, y: float, text: str, title: str = "", spare: int = 0

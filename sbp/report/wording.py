@@ -13,7 +13,7 @@ from sbp.explain.why import Refusal
 from sbp.infer.space import Code, decode
 from sbp.limits import boxing_text
 from sbp.plan.text import place
-from sbp.source.reader import annotation_span, expression_text, shortened, source_text
+from sbp.source.reader import annotation_span, expression_text, shorten, source_text
 from sbp.trace.graph import Node
 
 SEGMENT_LIMIT = 44
@@ -151,7 +151,7 @@ def quoted(span: Span) -> str:
 
 def span_text(span: Span) -> str:
     """The expression at a span, shortened, without backticks of its own."""
-    return shortened(expression_text(span).replace("`", "'"), SEGMENT_LIMIT)
+    return shorten(expression_text(span).replace("`", "'"), SEGMENT_LIMIT)
 
 
 def node_text(node: Node, beside: Node | None = None) -> str:

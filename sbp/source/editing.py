@@ -84,7 +84,7 @@ def repinned(
     if span is None or not isinstance(call, ast.Call):
         return ()
     source, names = parsed_file(span.file), names_of_sbp(span.file)
-    argument, module = _annotated(call, names, not atoms, is_constraint), names.module
+    argument, module = _annotated_argument(call, names, not atoms, is_constraint), names.module
     if argument is None or (atoms and is_local(source, call, module)):
         return ()
 
@@ -107,11 +107,11 @@ def repinned(
         given = [text(argument), *_keywords(atoms, module), *rest, *wide]
         new = f"{module}.annotate({', '.join(given)})"
     if not new:
-        return (SourceEdit(span=span, replacement=_alone(argument, call, text(argument), source)),)
+        return (SourceEdit(span=span, replacement=_unwrap(argument, call, text(argument), source)),)
     return (SourceEdit(span=span, replacement=new, imports=names.imports),)
 
 
-def _annotated(
+def _annotated_argument(
     call: ast.Call, names: SbpNames, taken_out: bool, is_constraint: bool
 ) -> ast.expr | None:
     """The argument that an annotating call pins; for a map over a tree, the tree. A constraint of
@@ -127,7 +127,7 @@ def _annotated(
     return arguments[0] if arguments and not isinstance(arguments[0], ast.Starred) else None
 
 
-def _alone(argument: ast.expr, call: ast.Call, text: str, source: ParsedSource) -> str:
+def _unwrap(argument: ast.expr, call: ast.Call, text: str, source: ParsedSource) -> str:
     """The source text of an argument that replaces its call, in parentheses where it needs them."""
     parent = source.parents.get(call)
     called = isinstance(parent, ast.Call) and parent.func is call
@@ -168,7 +168,9 @@ def _keywords(atoms: Mapping[str, Atom], module: str) -> list[str]:
 # ---- new annotations ----------------------------------------------------------------------------
 
 
-def converted(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> tuple[SourceEdit, ...]:
+def convert_value(
+    line: Span, read: SourceRead, atoms: Mapping[str, Atom]
+) -> tuple[SourceEdit, ...]:
     """Edits that annotate a value for the line that reads it, and for later lines.
 
     A local variable gets a new statement before the line. An expression, a variable of an outer
@@ -334,13 +336,15 @@ def loosened_policies(
             span_of(node.body[0], file), end_line=last.end_line, end_column=last.end_column
         )
         for item in node.items:
-            text = _changed(item.context_expr, names, (old, new, axis), file)
+            text = _change_policy(item.context_expr, names, (old, new, axis), file)
             if text:
                 edit = SourceEdit(span=span_of(item.context_expr, file), replacement=text)
                 yield body, edit
 
 
-def _changed(call: ast.expr, names: SbpNames, change: tuple[Policy, Policy, str], file: str) -> str:
+def _change_policy(
+    call: ast.expr, names: SbpNames, change: tuple[Policy, Policy, str], file: str
+) -> str:
     """The new source text of a policy call; empty where the call stays.
 
     Arguments:

@@ -57,10 +57,10 @@ def source_text(span: Span | None, limit: int = 60) -> str:
     """The source text at a span on one line; empty when there is none."""
     if span is None:
         return ""
-    return shortened(" ".join(exact_text(span).split()), limit)
+    return shorten(" ".join(exact_text(span).split()), limit)
 
 
-def shortened(text: str, limit: int) -> str:
+def shorten(text: str, limit: int) -> str:
     """At most `limit` characters; dots stand for the rest.
 
     >>> shortened("x" * 50, 44) == "x" * 41 + " .."

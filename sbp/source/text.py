@@ -59,11 +59,11 @@ def line_text(file: str, line: int) -> str | None:
 
 def parsed_file(file: str) -> ParsedSource:
     """A file as a syntax tree."""
-    return _parsed(file_text(file))
+    return _parse(file_text(file))
 
 
 @functools.lru_cache(maxsize=64)
-def _parsed(text: str) -> ParsedSource:
+def _parse(text: str) -> ParsedSource:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -326,7 +326,11 @@ def _binding(text: str, name: str, at: Span) -> VariableBinding | None:
         return None  # the trip before may have assigned it
     if before:
         last = max(before, key=lambda s: (s.end_lineno or 0, s.end_col_offset or 0))
-        return _assigned(source, last, at.file) if _is_passed(source, last, around) else None
+        return (
+            _assigned_expression(source, last, at.file)
+            if _is_passed(source, last, around)
+            else None
+        )
     return _parameter(owner, name) if isinstance(owner, FUNCTIONS) else None
 
 
@@ -369,7 +373,9 @@ def _is_passed(source: ParsedSource, store: ast.Name, around: set[ast.AST]) -> b
     return False
 
 
-def _assigned(source: ParsedSource, store: ast.Name, file: str) -> VariableBinding | None:
+def _assigned_expression(
+    source: ParsedSource, store: ast.Name, file: str
+) -> VariableBinding | None:
     """The expression that a store assigns."""
     target: ast.expr = store
     elements: list[int] = []

@@ -13,7 +13,7 @@ import pytest
 
 import sbp
 from sbp.errors import Help, OptionEdit
-from sbp.handwritten.check import Helper, analysed, traced
+from sbp.handwritten.check import Helper, find_faults, trace_program
 from sbp.handwritten.one_device import compared_runs
 from sbp.handwritten.words import diagnostic
 from sbp.machine.mesh import mesh_spec
@@ -144,8 +144,8 @@ def test_repairs_that_are_not_tried_are_said(name):
     pair, spec = products.PAIRS[name], mesh_spec(mesh())
     args = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in pair.args)
     fn = pair.program("wrong", False)
-    again = lambda f: traced(f, args, mesh())
-    found = analysed(compared_runs(again(fn), fn, again, args, spec), spec)
+    again = lambda f: trace_program(f, args, mesh())
+    found = find_faults(compared_runs(again(fn), fn, again, args, spec), spec)
     (finding,) = found.findings
     for tried, said in ((1, True), (24, False)):
         notes = diagnostic(finding, spec, Helper(spec, found, tried=tried).helps(finding)).notes

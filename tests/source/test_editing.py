@@ -9,7 +9,7 @@ import pytest
 from sbp.errors import Span
 from sbp.source.editing import (
     Part,
-    converted,
+    convert_value,
     loosened_policies,
     repinned,
     under_policy,
@@ -190,7 +190,7 @@ def test_what_is_no_annotation_is_left_alone():
 )
 def test_a_value_is_annotated_before_a_line(source, line, read, after):
     text = remember(source)
-    made = edited_text(text, converted(span(text, line), SourceRead(read), {"a": B}))
+    made = edited_text(text, convert_value(span(text, line), SourceRead(read), {"a": B}))
     compile(made, FILE, "exec")
     assert made == after
 
@@ -198,13 +198,13 @@ def test_a_value_is_annotated_before_a_line(source, line, read, after):
 def test_an_expression_is_annotated_where_it_stands():
     text = remember("import sbp\ny = g(x.sum(0))\n")
     at = span(text, "x.sum(0)")
-    (edit,) = converted(span(text, "g(x.sum(0))"), SourceRead("x.sum(0)", at), {"a": S(1)})
+    (edit,) = convert_value(span(text, "g(x.sum(0))"), SourceRead("x.sum(0)", at), {"a": S(1)})
     assert edited_text(text, [edit]) == 'import sbp\ny = g(sbp.split(x.sum(0), 1, "a"))\n'
 
 
 def test_what_the_line_does_not_show_is_not_annotated():
     text = remember("import sbp\ndef f(x):\n    return x + 1\n")
-    assert converted(span(text, "x + 1"), SourceRead("other"), {"a": B}) == ()
+    assert convert_value(span(text, "x + 1"), SourceRead("other"), {"a": B}) == ()
 
 
 def test_a_statement_comes_under_a_policy_with_its_lines():
