@@ -159,12 +159,16 @@ BUDGETS = Kind(
 )
 XLA_OPTIONS = Kind(
     "a dict from names of XLA options to strings or numbers, or None",
-    lambda x: x is None or (isinstance(x, Mapping) and all(map(_is_xla_option, x.items()))),
+    lambda x: (
+        x is None
+        or (
+            isinstance(x, Mapping)
+            and all(
+                isinstance(k, str) and isinstance(v, str | bool | int | float) for k, v in x.items()
+            )
+        )
+    ),
 )
-
-
-def _is_xla_option(option: tuple[Any, Any]) -> bool:
-    return isinstance(option[0], str) and isinstance(option[1], str | bool | int | float)
 
 
 @made_of("Jitted", fn=FUNCTION, mesh=MESH, options=instance_of(JitOptions, "sbp.jit"))

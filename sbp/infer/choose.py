@@ -201,9 +201,8 @@ class Problem:
             self._reduction(o) if isinstance(o, int) else NATIVE
             for o in (*node.inputs, *node.outputs)
         )
-        shares, strictest = self.request.memory_shares, self.request.strictest
-        known = self.request.caches.row_costs
-        key = id(every), node.op, rules, reductions, shares.of(node), strictest
+        known, shares = self.request.caches.row_costs, self.request.memory_shares
+        key = id(every), node.op, rules, reductions, shares.of(node), self.request.strictest
         if key not in known:
             rows = allowed_rows(graph, node, every, rules, self.request.mesh)
             # Of rows with equal costs, one that takes and yields a partial is preferred: the
@@ -218,7 +217,9 @@ class Problem:
                 np.array([row_seconds(graph, node, r, self.request.mesh, shares) for r in rows])
                 - DEFERRAL * carries
             )
-            kept = undominated(rows, seconds, avals, reductions, self._spaces, strictest)
+            kept = undominated(
+                rows, seconds, avals, reductions, self._spaces, self.request.strictest
+            )
             # The entry keeps `every` alive, since its id is in the key.
             known[key] = (
                 tuple(r for r, k in zip(rows, kept, strict=True) if k),

@@ -11,8 +11,6 @@ from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
 from sbp import _jax
 from sbp.annotations import Pin
 from sbp.errors import SbpInternalError
@@ -308,7 +306,7 @@ class RequestCaches:
     def __init__(self) -> None:
         self.table = functools.cache(RowTable)
         self.spaces = functools.cache(Spaces)
-        self.row_costs: dict[Any, tuple[tuple[NdRow, ...], np.ndarray, Any]] = {}
+        self.row_costs: dict[Any, Any] = {}
         self._rows: list[dict[int, tuple[NdRow, ...]]] = []
 
     def rows_by_node(self) -> dict[int, tuple[NdRow, ...]]:

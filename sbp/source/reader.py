@@ -63,7 +63,7 @@ def source_text(span: Span | None, limit: int = 60) -> str:
 def shorten(text: str, limit: int) -> str:
     """At most `limit` characters; dots stand for the rest.
 
-    >>> shortened("x" * 50, 44) == "x" * 41 + " .."
+    >>> shorten("x" * 50, 44) == "x" * 41 + " .."
     True
     """
     return text if len(text) <= limit else text[: limit - 3].rstrip() + " .."

@@ -50,12 +50,6 @@ SAVED, UNCHANGED = str(FOLDER / "plan.json"), str(FOLDER / "plan.txt")
 PLAN.save(SAVED)
 PROGRAM = FOLDER / "users_program.py"
 PROGRAM.write_text("import jax.numpy as jnp\n\n\ndef ffn(x):\n    return jnp.tanh(x)\n")
-CHECK = ["check", f"{PROGRAM}:ffn", "--args", "f32[8,4]", "--mesh", "data=2,model=4", "--json"]
-SHARDINGS = {
-    "in_shardings": (NamedSharding(MESH, PartitionSpec("data")),),
-    "out_shardings": PartitionSpec("data"),
-}
-COMPILER = {"compiler_options": {"xla_embed_ir_in_executable": True}, "keep_unused": True}
 
 HARDWARE: dict[str, Any] = {
     "name": "mine",
@@ -98,9 +92,6 @@ JIT_OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 _jitted = lambda *args, **options: sbp.jit(*args, **options).plan(SHAPE)
-
-
-_lowered = lambda *args, **options: sbp.jit(*args, **options).lower(X)
 
 
 def _pinned(function: Any) -> Any:
@@ -294,8 +285,21 @@ def uses() -> tuple[Use, ...]:
         Use("Plan.report", PLAN.report, (), {"refine": True}),
         Use("Plan.save", PLAN.save, (SAVED,)),
         Use("jit(plan)", _jitted, (users_body, MESH), {"plan": [SAVED, FOLDER]}),
-        Use("jit(shardings)", _jitted, (users_body, MESH), SHARDINGS),
-        Use("jit(compiler)", _lowered, (users_body, MESH), COMPILER),
+        Use(
+            "jit(shardings)",
+            _jitted,
+            (users_body, MESH),
+            {
+                "in_shardings": (NamedSharding(MESH, PartitionSpec("data")),),
+                "out_shardings": PartitionSpec("data"),
+            },
+        ),
+        Use(
+            "jit(compiler)",
+            _jitted,
+            (users_body, MESH),
+            {"compiler_options": {"xla_embed_ir_in_executable": True}, "keep_unused": True},
+        ),
         Use("eval_shape", PLAIN.eval_shape, (X,), peer=jax.jit(users_body).eval_shape),
         Use("lower", PLAIN.lower, (X,), peer=jax.jit(users_body).lower),
         Use(
@@ -314,7 +318,21 @@ def uses() -> tuple[Use, ...]:
         Use("page.lines", REPORT.memory().lines, (80,)),
         Use("page.png", REPORT.memory().png, (1.5,)),
         Use("Padded.full", _read, ("data:S(0)", RUNS.mesh)),
-        Use("command line check", _main, (CHECK,)),
+        Use(
+            "command line check",
+            _main,
+            (
+                [
+                    "check",
+                    f"{PROGRAM}:ffn",
+                    "--args",
+                    "f32[8,4]",
+                    "--mesh",
+                    "data=2,model=4",
+                    "--json",
+                ],
+            ),
+        ),
         Use("command line hardware", _main, (["hardware"],)),
     )
 
