@@ -213,7 +213,7 @@ def test_a_reader_that_takes_another_type_is_priced_with_what_gradients_keep(mon
         ]
 
     kept = prices()
-    monkeypatch.setattr(fit, "twins", lambda graph: Twins(again=frozenset(), times={}))
+    monkeypatch.setattr(fit, "repeated_values", lambda graph: Twins(again=frozenset(), times={}))
     assert kept and min(kept) < min(prices())
 
 
