@@ -129,7 +129,7 @@ def run(stage: str, at: str) -> Ended:
         for line in process.stdout:
             print(line, end="", flush=True)
             file.write(line)
-            if line.strip():
+            if line.strip() and not line.startswith("make: ***"):
                 lines.append(line.strip())
     status = process.wait()
     found = re.sub(r"^=+ | in [\d.]+s?.*$", "", lines[-1]).strip("= ")

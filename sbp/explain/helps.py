@@ -127,7 +127,7 @@ class Placement:
         return (span.line, span.column) == (span.end_line, span.end_column)
 
     def frame(self, node: Node) -> int | None:
-        """The position in a node's stack of the frame that reads what is annotated."""
+        """The position of the stack frame that reads the annotated value; None if there is none."""
         start = self.edit.span if self.inserts else self.line
         found = (
             k

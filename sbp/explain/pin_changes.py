@@ -41,8 +41,9 @@ from sbp.types import Atom, NdSbp, P
 _NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 Placed = tuple[dict[int, dict[Operand, None]], set[int]]
-"""New annotations in a program: by node id, the values that are annotated before the node; and the
-values that are annotated where they are made. All that follows reads what is annotated."""
+"""Places of new annotations. The dict has, by node id, the values to annotate before the node. The
+set has the values to annotate after the node that makes them. All later nodes read the
+annotation."""
 
 Wanted = Mapping[int, Code | None]
 """Codes asked on some mesh axes, by the position of the axis; None leaves the axis free."""
@@ -215,7 +216,7 @@ def pin_subject(request: Request, subject: Subject, wanted: Wanted) -> Request:
     Arguments:
       request: the request.
       subject: the subject. A value that is not pinned cannot be left free.
-      wanted: what is asked.
+      wanted: the codes that the new pin asks for.
     """
     match subject.kind:
         case "input" | "output" as kind:

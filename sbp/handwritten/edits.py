@@ -98,7 +98,7 @@ def bytes_sent(graph: Graph) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Editor:
-    """An edit of one program: its avals grow, and `numbers` are those of new values and nodes."""
+    """Edits one program. It adds new values to `avals` and numbers them from `numbers`."""
 
     edit: GraphEdit
     sizes: dict[str, int]

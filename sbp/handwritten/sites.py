@@ -30,8 +30,8 @@ class Site:
       spans: the places of the expression; for a variable, the expression in the statement that sets
           it.
       name: the variable; empty for an expression.
-      after: whether the nodes make the values. Where they read them, positions are those of
-          operands.
+      after: whether the nodes make the values, at positions of results. If not, the nodes read
+          the values, at positions of operands.
     """
 
     text: str

@@ -91,7 +91,7 @@ def regions_of(graph: Graph) -> Iterator[Node]:
 
 
 def nodes_of(graph: Graph) -> Iterator[Node]:
-    """The operations of a program with those of its regions."""
+    """The operations of a program and of the regions in it."""
     for node in graph.walk():
         yield node
         if node.op == SHARD_MAP:

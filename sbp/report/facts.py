@@ -362,13 +362,13 @@ class InputUses:
       program: the plan.
 
     Attributes:
-      phases: of its operations.
-      dataflow: the values of the program.
+      phases: the phase of each operation.
+      dataflow: who makes and who reads each value.
       readers: for the number of each input, the phases that read it, directly or as an operand that
         is the input rearranged or cast.
-      products: those of the forward pass.
-      lookups: those of the forward pass, each with the number of the input that is its table, or
-        None.
+      products: the products of the forward pass.
+      lookups: the lookups of the forward pass, each with the number of the input that is its table;
+        None if no input is.
       weights: the numbers of the inputs that products and lookups take as weights.
     """
 
