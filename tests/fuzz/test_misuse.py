@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
@@ -48,8 +47,9 @@ RUNNING = RUNS.plan(SHAPE)
 FOLDER = Path(tempfile.mkdtemp())
 SAVED, UNCHANGED = str(FOLDER / "plan.json"), str(FOLDER / "plan.txt")
 PLAN.save(SAVED)
-PROGRAM = FOLDER / "users_program.py"
-PROGRAM.write_text("import jax.numpy as jnp\n\n\ndef ffn(x):\n    return jnp.tanh(x)\n")
+(FOLDER / "users_program.py").write_text(
+    "import jax.numpy as jnp\n\n\ndef ffn(x):\n    return jnp.tanh(x)\n"
+)
 
 HARDWARE: dict[str, Any] = {
     "name": "mine",
@@ -180,10 +180,7 @@ _jax_static = lambda *args, **options: jax.jit(users_two, **options)(*args)
 _sbp_static = lambda *args, **options: sbp.jit(users_two, MESH, **options).plan(*args)
 
 
-def _read(*args: Any, **kwargs: Any) -> Any:
-    """A padded argument, given and read."""
-    rows = sbp.Padded.of(X, *args, **kwargs)
-    return rows.full(), repr(rows), np.asarray(rows)
+_read = lambda *args, **kwargs: sbp.Padded.of(X, *args, **kwargs).full()
 
 
 _body = lambda x: x
@@ -324,7 +321,7 @@ def uses() -> tuple[Use, ...]:
             (
                 [
                     "check",
-                    f"{PROGRAM}:ffn",
+                    f"{FOLDER}/users_program.py:ffn",
                     "--args",
                     "f32[8,4]",
                     "--mesh",
@@ -345,14 +342,10 @@ EVERY = [m for use in uses() for m in misuses(use)]
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A wrong path may be a right one elsewhere: what is written is not left in the checkout."""
+def _own_folder_and_whole_tracebacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Files with wrong names are not left in the checkout. JAX leaves its own frames out of
+    tracebacks, and the frames show who raised."""
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def _whole_tracebacks():
-    """JAX leaves its own frames out of tracebacks; who raised is read from them."""
     before = jax.config.jax_traceback_filtering  # pyright: ignore[reportAttributeAccessIssue]
     jax.config.update("jax_traceback_filtering", "off")
     yield

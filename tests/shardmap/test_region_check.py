@@ -130,6 +130,21 @@ def test_several_faults_in_source_order():
     assert all(d.helps for d in report.diagnostics)
 
 
+def test_a_collective_with_keywords_loses_one_of_its_axes():
+    def body(x, w):
+        return lax.psum(x=lax.psum(x @ w, "model"), axis_name=("data", "model"))
+
+    report = sbp.check_shard_map(
+        region(body, (PartitionSpec(None, over := MESH.axis_names), PartitionSpec(over)), WHOLE),
+        X,
+        W,
+        mesh=MESH,
+    )
+    assert [repr(h.edits).count("replacement='\"data\"'") for h in report.diagnostics[0].helps] == [
+        1
+    ]
+
+
 def test_regions_in_loops_and_several_regions():
     good = region(lambda x, w: lax.psum(x @ w, "model"))
 
