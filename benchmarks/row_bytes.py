@@ -1,10 +1,11 @@
-"""What single rows send and hold under sbp and under `jax.jit`, on the TPU compiler.
+"""What single rows send, hold and take under sbp and under `jax.jit`, on the TPU compiler.
 
     python -m benchmarks.row_bytes [--topology v5e:2x4] [--only NAME ..]
 
 Each case is a function with the types of its arguments and results; both sides are compiled ahead
 of time from the same function and the same shardings. The figures are for one device: bytes that
-its collectives send per call, by the ring optimum, and bytes of temporaries.
+its collectives send per call, by the ring optimum, bytes of temporaries, and seconds on the
+compiler's own schedule (`benchmarks.hlo.schedule`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from jax.sharding import Mesh
 
 import sbp
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
+from benchmarks.hlo.schedule import step_time
 from benchmarks.hlo.traffic import bytes_by_kind, collectives
 
 
@@ -204,10 +206,11 @@ CASES: dict[str, Case] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Bytes that one device sends, by kind of collective, and bytes of its temporaries."""
+    """Bytes that one device sends, by kind of collective, bytes of its temporaries, and seconds."""
 
     sent: dict[str, float]
     temporaries: int
+    seconds: float
 
     @property
     def total(self) -> float:
@@ -216,7 +219,10 @@ class Figures:
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{k} {v / MIB:.3f}" for k, v in sorted(self.sent.items())) or "nothing"
-        return f"{self.total / MIB:.3f} MiB ({kinds}); temporaries {self.temporaries / MIB:.3f} MiB"
+        return (
+            f"{self.total / MIB:.3f} MiB ({kinds}); temporaries {self.temporaries / MIB:.3f} MiB;"
+            f" {1e6 * self.seconds:.1f} us"
+        )
 
 
 def mesh_of(case: Case, topology: str) -> Mesh:
@@ -231,16 +237,20 @@ def plan_of(case: Case, mesh: Mesh) -> sbp.Plan:
     return step.plan(*case.arguments())
 
 
-def under_jit(case: Case, plan: sbp.Plan) -> Figures:
+def under_jit(case: Case, plan: sbp.Plan, chip: str = "v5e") -> Figures:
     """The figures of `jax.jit` with the shardings of the plan."""
     step = jax.jit(case.fn, in_shardings=plan.in_shardings, out_shardings=plan.out_shardings)
-    return figures(step.lower(*case.arguments()).compile(), case)
+    return figures(step.lower(*case.arguments()).compile(), case, chip)
 
 
-def figures(compiled: Any, case: Case) -> Figures:
-    """What a compiled program sends and holds."""
-    sent = bytes_by_kind(collectives(compiled.as_text(), int(np.prod(case.axes))))
-    return Figures(sent=dict(sent), temporaries=compiled.memory_analysis().temp_size_in_bytes)
+def figures(compiled: Any, case: Case, chip: str = "v5e") -> Figures:
+    """What a compiled program sends, holds and takes."""
+    text, devices = compiled.as_text(), int(np.prod(case.axes))
+    return Figures(
+        sent=dict(bytes_by_kind(collectives(text, devices))),
+        temporaries=compiled.memory_analysis().temp_size_in_bytes,
+        seconds=step_time(text, devices, chip).seconds,
+    )
 
 
 def ratios(ours: Figures, jit: Figures) -> str:
@@ -250,7 +260,8 @@ def ratios(ours: Figures, jit: Figures) -> str:
     held = (
         f", {ours.temporaries / jit.temporaries:.2f} of the temporaries" if jit.temporaries else ""
     )
-    return f"{ours.total / jit.total:.3f} of the bytes{held}"
+    time = f"{ours.seconds / jit.seconds:.2f} of the time"
+    return f"{ours.total / jit.total:.3f} of the bytes, {time}{held}"
 
 
 def main() -> None:
@@ -263,7 +274,8 @@ def main() -> None:
         if args.only and not any(part in name for part in args.only):
             continue
         plan = plan_of(case, mesh_of(case, args.topology))
-        jit, ours = under_jit(case, plan), figures(plan.lower().compile(), case)
+        chip = args.topology.split(":")[0]
+        jit, ours = under_jit(case, plan, chip), figures(plan.lower().compile(), case, chip)
         print(f"{name}\n  jax.jit {jit}\n  sbp.jit {ours}")
         print(f"  planned {plan.cost.bytes_per_device / MIB:.3f} MiB; {ratios(ours, jit)}")
         if args.show:

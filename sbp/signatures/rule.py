@@ -300,7 +300,7 @@ class LocalContext(ABC):
               at most one as destination.
 
         Returns:
-          The `x` of the device that sends to this one; unspecified where no device does.
+          The `x` of the device that sends to this one; zeros where no device does.
         """
 
     @abstractmethod

@@ -210,19 +210,24 @@ def test_convolutions_in_space():
 SMALL = 2**18
 """Bytes of temporaries that XLA puts into one kind of memory or another."""
 
-LARGER = {"stencil": 288 * 2**10, "stencil, gradient": 384 * 2**10}
-"""Cases with more, of 2 MiB that a device has: rows that come from the neighbours stand beside the
-shard, where `jax.jit` has no temporaries and sends twelve times the bytes."""
+SLOWER = {
+    "conv gradient VALID, two dims": 1.5,
+    "matmul in panels": 1.2,
+    "reduce of (max, sum-exp)": 1.8,
+    "pad (1, -1)": 1.3,
+}
+"""Cases that take longer than under `jax.jit`, and how much longer they may take."""
 
 
 @pytest.mark.parametrize("name", row_bytes.CASES)
-def test_bytes_and_memory(name):
+def test_bytes_memory_and_time(name):
     case = row_bytes.CASES[name]
     plan = row_bytes.plan_of(case, row_bytes.mesh_of(case, "v5e:2x4"))
     jit = row_bytes.under_jit(case, plan)
     ours = row_bytes.figures(plan.lower().compile(), case)
     assert 0 < ours.total <= jit.total
-    assert ours.temporaries <= max(jit.temporaries, LARGER.get(name, SMALL))
+    assert ours.temporaries <= max(jit.temporaries, SMALL)
+    assert ours.seconds <= SLOWER.get(name, 1.1) * jit.seconds
 
 
 JOINED = [(1024, 64 * k) for k in (1, 2, 3, 4)]

@@ -244,18 +244,6 @@ def _roles(params: dict[str, Any], ins: Sequence[Any]) -> tuple[FactorMap, str]:
     return FactorMap(ins=(lhs, tuple(rhs), sizes), outs=(results,)), ragged
 
 
-def _spread(x: Any, factors: Dims, over: Dims, shape: Sequence[int]) -> Any:
-    """A mask broadcast to a value that has all factors of the mask.
-
-    Arguments:
-      x: the mask.
-      factors: its factors.
-      over: the factors of the value.
-      shape: the shape of the value.
-    """
-    return lax.broadcast_in_dim(x, tuple(shape), [over.index(f) for f in factors])
-
-
 def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """Multiplies shards.
 
@@ -300,11 +288,9 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         rows = lax.broadcasted_iota(
             jnp.int32, (*skipped.shape, x.shape[factors.index(ragged)]), skipped.ndim
         )
-        return jnp.where(
-            _spread(rows >= skipped[..., None], (*others, ragged), factors, x.shape),
-            x,
-            jnp.zeros((), x.dtype),
-        )
+        dims = [factors.index(f) for f in (*others, ragged)]
+        is_kept = lax.broadcast_in_dim(rows >= skipped[..., None], x.shape, dims)
+        return jnp.where(is_kept, x, jnp.zeros((), x.dtype))
 
     if out_dims[0] == "g":
         return bind_with(ctx, (kept(lhs, lhs_dims), kept(rhs, rhs_dims), counted))

@@ -30,9 +30,8 @@ from sbp.signatures.kernels.halo import (
     Windows,
     fetch,
     padded_shard,
-    split_groups,
 )
-from sbp.signatures.kernels.shards import owned_along, picked_along
+from sbp.signatures.kernels.shards import owned_along, picked_along, split_groups
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Traits, add_kernel, bind_with, rule
 from sbp.trace.slices import Piece, joined
 from sbp.types import Atom, B, Split, Unreduced

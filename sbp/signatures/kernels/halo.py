@@ -14,9 +14,9 @@ import functools
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,16 +27,12 @@ from sbp import _jax
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel, rule_for
 
 # ---- messages ------------------------------------------------------------------------------------
-# Exchange of elements along a split dim.
-#
 # A need says which elements each device of a mesh axis gets from which: a range of global indices
-# (`Need`), or several pieces of an array, each at a place of its own in the result (`Pieces`).
-# Needs are known when the plan is made, and so are the messages. A round is one
-# collective-permute: all its messages have the same width, and each device sends to at most one
-# other device and receives from at most one. A halo of one neighbor takes one round. A reversal
-# takes one round in which shards change places. In `jnp.roll`, the elements that wrap round and the
-# others go the same distance round the ring of devices, so that they travel in one round. A device
-# sends nothing to itself.
+# (`Need`), or several pieces of an array, each at a place of its own in the result (`Pieces`). A
+# round is one collective-permute: all its messages have the same width, and each device sends to at
+# most one other device and receives from at most one. A halo of one neighbor takes one round, and
+# so does a reversal, in which shards change places. In `jnp.roll`, the elements that wrap round and
+# the others go the same distance round the ring of devices, in one round.
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +80,11 @@ class Need:
         return len(self.starts)
 
     @property
-    def leaves_dim(self) -> bool:
-        """Whether some device needs indices outside of the dim."""
-        return min(self.starts) < 0 or max(self.starts) + self.width > self.size
+    def adds_zeros(self) -> bool:
+        """Whether `fetch` gives zeros outside of the dim: along a line of shards without padding,
+        where each device needs some elements."""
+        all_need = all(low < high for low, high in map(self.wanted, range(self.n)))
+        return all_need and self.size == self.n * self.chunk and line_of(self) is not None
 
     def wanted(self, device: int) -> tuple[int, int]:
         """The first and the last global index (exclusive) of the elements that a device needs."""
@@ -94,17 +92,12 @@ class Need:
         count = self.width if self.counts is None else self.counts[device]
         return min(max(start, 0), self.size), max(0, min(start + count, self.size))
 
-    def messages(self) -> list[Message]:
-        """What each device sends to each, itself included."""
-        found = []
-        for target, start in enumerate(self.starts):
-            low, high = self.wanted(target)
-            for source in range(low // self.chunk, -(-high // self.chunk)) if low < high else ():
-                shard = source * self.chunk
-                first = max(low, shard)
-                width = min(high, shard + self.chunk) - first
-                found.append(Message(source, target, first - shard, first - start, width))
-        return found
+    @property
+    def parts(self) -> Iterator[tuple[int, int, int]]:
+        """As those of `Pieces`, for a result with the ranges of all devices one after another."""
+        for device, start in enumerate(self.starts):
+            low, high = self.wanted(device)
+            yield device * self.width + low - start, low, high - low
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,18 +127,17 @@ class Pieces:
         """Elements in one device's shard of the result, padding included."""
         return -(-self.out // self.n)
 
-    def messages(self) -> list[Message]:
-        """What each device sends to each, itself included."""
-        found = []
-        for at, start, count in self.parts:
-            done = 0
-            while done < count:
-                source, first = divmod(start + done, self.chunk)
-                target, place = divmod(at + done, self.width)
-                width = min(count - done, self.chunk - first, self.width - place)
-                found.append(Message(source, target, first, place, width))
-                done += width
-        return found
+
+def messages_of(need: Need | Pieces) -> Iterator[Message]:
+    """What each device sends to each, itself included."""
+    for at, start, count in need.parts:
+        done = 0
+        while done < count:
+            source, first = divmod(start + done, need.chunk)
+            target, place = divmod(at + done, need.width)
+            width = min(count - done, need.chunk - first, need.width - place)
+            yield Message(source, target, first, place, width)
+            done += width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,11 +178,11 @@ def rounds(need: Need | Pieces) -> tuple[Round, ...]:
     """The rounds that fulfil a need: first a copy of each device's own elements, then messages
     between devices.
 
-    The messages are grouped in four ways: by their distance round the ring, by the sum of the
-    device numbers (for reversals), and greedily, in their order or the longest ones first. The
-    result is the grouping that sends the fewest elements.
+    Of four ways to group the messages, the one that sends the fewest elements is taken: by their
+    distance round the ring, by the sum of the device numbers (for reversals), and greedily, in
+    their order or the longest ones first.
     """
-    messages = need.messages()
+    messages = [*messages_of(need)]
     own = [m for m in messages if m.source == m.target]
     others = [m for m in messages if m.source != m.target]
     longest_first = sorted(others, key=lambda m: -m.width)
@@ -285,6 +277,46 @@ def of_device(table: Sequence[int | bool], axis: str) -> Any:
     return table[0] if len(set(table)) == 1 else jnp.asarray(np.array(table))[lax.axis_index(axis)]
 
 
+class Line(NamedTuple):
+    """A device's own shard between the elements that it receives. What it needs is a range of them.
+
+    Arguments:
+      parts: the rounds in the order of their elements; None stands for the shard.
+      padding: number of zeros before the first part and after the last one.
+      starts: for each device, the position of the first element that it needs.
+    """
+
+    parts: tuple[Round | None, ...]
+    padding: tuple[int, int]
+    starts: tuple[int, ...]
+
+
+def line_of(need: Need) -> Line | None:
+    """The line of a need. None where its parts have gaps or overlap, where the elements of a round
+    stand at different places beside the shards of two devices, and where a device needs less than
+    half of the line, which is a copy of its shard."""
+    spans: list[tuple[int, int, Round | None]] = [(0, need.chunk, None)]
+    for r in rounds(need):
+        at = {(source - target) * need.chunk + r.first[source] for source, target in r.pairs}
+        if not r.is_own:
+            spans.append((min(at), r.width, r))
+            if len(at) > 1:
+                return None
+    spans.sort(key=lambda span: span[0])
+    first, size = spans[0][0], sum(width for _, width, _ in spans)
+    gaps = any(a + width != b for (a, width, _), (b, _, _) in itertools.pairwise(spans))
+    if gaps or size > 2 * need.width:
+        return None
+    wanted = (need.wanted(device) for device in range(need.n))
+    starts = [
+        start - device * need.chunk - first if low < high else 0
+        for device, (start, (low, high)) in enumerate(zip(need.starts, wanted, strict=True))
+    ]
+    before, after = max(0, -min(starts)), max(0, max(starts) + need.width - size)
+    parts = tuple(r for _, _, r in spans)
+    return Line(parts, (before, after), tuple(start + before for start in starts))
+
+
 def fetch(
     ctx: LocalContext, x: Any, dim: int, axis: str, need: Need | Pieces, onto: Any = None
 ) -> Any:
@@ -306,19 +338,29 @@ def fetch(
         under = None if onto is None else jax.random.key_data(onto)
         words = fetch(ctx, jax.random.key_data(x), dim, axis, need, under)
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
-    found = rounds(need)
+    found, pieces = rounds(need), dict[Round, Any]()
+    for r in found:
+        pieces[r] = lax.dynamic_slice_in_dim(x, of_device(r.first, axis), r.width, dim)
+        if not r.is_own:
+            pieces[r] = ctx.permute(pieces[r], axis, r.pairs)
+
+    def padded(x: Any, before: int, after: int) -> Any:
+        sides = [(before, after, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
+        return lax.pad(x, jnp.zeros((), x.dtype), sides)
+
+    line = line_of(need) if onto is None and isinstance(need, Need) else None
+    if line is not None:
+        # Updates of an array of zeros would take a TPU longer (`python -m benchmarks.row_bytes`).
+        whole = lax.concatenate([x if r is None else pieces[r] for r in line.parts], dim)
+        whole = padded(whole, *line.padding) if any(line.padding) else whole
+        return lax.dynamic_slice_in_dim(whole, of_device(line.starts, axis), need.width, dim)
     before = max(0, *(-min(r.place) for r in found), 0)
     after = max(0, *(max(r.place) + r.width - need.width for r in found), 0)
-    sides = [(before, after, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
     shape = [need.width if d == dim else size for d, size in enumerate(x.shape)]
-    zero = jnp.zeros((), x.dtype)
-    window = lax.pad(jnp.zeros(shape, x.dtype) if onto is None else onto, zero, sides)
+    window = padded(jnp.zeros(shape, x.dtype) if onto is None else onto, before, after)
     for r in found:
-        piece = lax.dynamic_slice_in_dim(x, of_device(r.first, axis), r.width, dim)
-        if not r.is_own:
-            piece = ctx.permute(piece, axis, r.pairs)
         placed = lax.dynamic_update_slice_in_dim(
-            window, piece, of_device(r.place, axis) + before, dim
+            window, pieces[r], of_device(r.place, axis) + before, dim
         )
         if not (r.fills or (r.covers and onto is None)):
             index = lax.broadcasted_iota(jnp.int32, window.shape, dim) - before
@@ -338,7 +380,8 @@ def filled(x: Any, dim: int, axis: str, need: Need, fill: Any) -> Any:
       need: the ranges of the devices.
       fill: the scalar.
     """
-    if not need.leaves_dim:
+    is_inside = min(need.starts) >= 0 and max(need.starts) + need.width <= need.size
+    if is_inside or (need.adds_zeros and isinstance(fill, np.ndarray) and not fill):
         return x
     index = lax.broadcasted_iota(jnp.int32, x.shape, dim) + of_device(need.starts, axis)
     return jnp.where((index >= 0) & (index < need.size), x, fill)
@@ -472,8 +515,7 @@ def padded_shard(
     found = _read(ctx, x, dim, over, windows, fill)
     if windows.base == 1:
         return found
-    # The GSPMD paper has three cases, by how the phases of the devices differ. Here each device
-    # cuts at its own phase, which covers them all.
+    # Each device cuts at its own phase, which covers the three cases of the GSPMD paper.
     phase = of_device(windows.phases(n), axis)
     length = windows.padded(-(-windows.out // n))
     config = [
@@ -577,99 +619,3 @@ add_kernel(
         nests=False,
     )
 )
-
-
-# ---- reshapes -----------------------------------------------------------------------------------
-# Reshapes of a split dim: groups of dims that have the same elements on both sides, and the
-# exchange between devices where shards differ.
-
-
-def reshape_groups(
-    source: Sequence[int], target: Sequence[int]
-) -> list[tuple[list[int], list[int]]]:
-    """The finest grouping of the dims of a reshape, as pairs of dim lists with the same number of
-    elements.
-
-    >>> reshape_groups((6, 4), (2, 3, 4))
-    [([0], [0, 1]), ([1], [2])]
-    """
-    groups: list[tuple[list[int], list[int]]] = []
-    i = j = 0
-    while i < len(source) or j < len(target):
-        left, right = [], []
-        a = b = 1
-        if i < len(source):
-            left, a, i = [i], source[i], i + 1
-        if j < len(target):
-            right, b, j = [j], target[j], j + 1
-        while a != b:
-            if a < b and i < len(source):
-                left.append(i)
-                a, i = a * source[i], i + 1
-            elif b < a and j < len(target):
-                right.append(j)
-                b, j = b * target[j], j + 1
-            else:
-                return groups
-        groups.append((left, right))
-    return groups
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReshapeGroup:
-    """Dims of a reshape whose elements are the same before and after; their leading dims split.
-
-    Arguments:
-      source: sizes of the operand's dims.
-      target: sizes of the result's dims.
-      dims: the group's dims of the operand.
-      lead: the first of them with more than one element.
-      lead_out: the first of the group's dims of the result with more than one element.
-    """
-
-    source: tuple[int, ...]
-    target: tuple[int, ...]
-    dims: tuple[int, ...]
-    lead: int
-    lead_out: int
-
-    @property
-    def size(self) -> int:
-        """The number of elements of the group."""
-        return math.prod(self.source[d] for d in self.dims)
-
-    def keeps_shards(self, n: int) -> bool:
-        """Whether the shards of the operand on n devices, reshaped, are those of the result."""
-        rows, rows_out = self.source[self.lead], self.target[self.lead_out]
-        return (rows % n == 0 and rows_out % n == 0) or rows == rows_out == self.size
-
-    def need(self, n: int) -> Need:
-        """The range of the group's elements that each of n devices needs. A shard has a number of
-        whole rows of the leading dim, before and after."""
-        rows, rows_out = self.source[self.lead], self.target[self.lead_out]
-        wanted = -(-rows_out // n) * (self.size // rows_out)
-        return Need(
-            self.size,
-            -(-rows // n) * (self.size // rows),
-            tuple(wanted * i for i in range(n)),
-            wanted,
-        )
-
-
-def split_groups(source: Sequence[int], target: Sequence[int]) -> list[ReshapeGroup]:
-    """The groups of a reshape with more than one element; other groups have no dim to split."""
-    found = []
-    for left, right in reshape_groups(source, target):
-        lead = next((d for d in left if source[d] > 1), None)
-        lead_out = next((d for d in right if target[d] > 1), None)
-        if lead is not None and lead_out is not None:
-            found.append(
-                ReshapeGroup(
-                    source=tuple(source),
-                    target=tuple(target),
-                    dims=tuple(left),
-                    lead=lead,
-                    lead_out=lead_out,
-                )
-            )
-    return found

@@ -475,14 +475,16 @@ class ListPlace(LocalContext):
         return self.result_axes[result][dim]
 
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
-        """The `x` of the device that sends to this one.
+        """The `x` of the device that sends to this one; zeros for no pair.
 
         JAX permutes a batch dim only as a whole, so devices without a pair are paired with each
         other.
         """
         size = lax.axis_size(axis)
-        sources, targets = (set(range(size)) - {p[k] for p in pairs} for k in (0, 1))
-        return lax.ppermute(x, axis, [*pairs, *zip(sorted(sources), sorted(targets), strict=True)])
+        sources, targets = (sorted(set(range(size)) - {p[k] for p in pairs}) for k in (0, 1))
+        found = lax.ppermute(x, axis, [*pairs, *zip(sources, targets, strict=True)])
+        receives = np.isin(range(size), targets, invert=True)
+        return jnp.where(jnp.asarray(receives)[lax.axis_index(axis)], found, jnp.zeros_like(found))
 
     def is_first_device(self) -> Any:
         """True on the device with index 0 on every mesh axis."""
