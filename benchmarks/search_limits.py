@@ -28,8 +28,8 @@ from benchmarks.planning_speed import EVERYDAY
 from benchmarks.steps.suite import SUITE
 from benchmarks.steps.unseen import UNSEEN
 from sbp.infer import choose
-from sbp.solve import axes, messages, reduction, search
-from sbp.solve.axes import solve_axes
+from sbp.solve import messages, reduction, search
+from sbp.solve.search import solve_axes
 
 Problem = tuple[Any, ...]
 """The arguments of `solve_axes`."""
@@ -57,7 +57,7 @@ CHANGES: dict[str, list[tuple[str, AbstractContextManager[Any]]]] = {
     "NEAR_LIMIT": [
         (f"{v:,}", defaults(search.Search.__init__, near_limit=v)) for v in (500_000, 8_000_000)
     ],
-    "NEAR": [(f"{v:g}", mock.patch.object(axes, "NEAR", v)) for v in (5e-3, 8e-2)],
+    "NEAR": [(f"{v:g}", mock.patch.object(search, "NEAR", v)) for v in (5e-3, 8e-2)],
     "PATIENCE": [(f"{v}", defaults(messages.pass_messages, patience=v)) for v in (3, 10)],
     "FORBIDDEN": [(f"{v:g}", defaults(messages.pass_messages, forbidden=v)) for v in (1e2, 1e4)],
     "WINDOW": [(f"{v}", defaults(search.windows, width=v)) for v in (24, 96)],

@@ -15,6 +15,7 @@ from typing import Literal
 
 from sbp import _jax
 from sbp.annotations import annotate_p
+from sbp.errors import SHOWN
 from sbp.explain.origins import ConversionNeed, ConversionReason, Link, Origins
 from sbp.explain.pin_changes import Types, pin_subject
 from sbp.explain.subjects import AtomChange, Subject, Subjects, ValueName, changed_axes
@@ -224,8 +225,8 @@ class WhyLimits:
 
     plans: int = 28
     first_operations: int = 500
-    joint: int = 3
-    deferred: int = 4
+    joint: int = SHOWN
+    deferred: int = SHOWN
 
 
 LIMITS = WhyLimits()

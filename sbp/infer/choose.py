@@ -31,8 +31,8 @@ from sbp.infer.rows import EMPTY, NdRow
 from sbp.infer.space import Codes, Needs, Spaces, TypeSpace, needs_of, stack
 from sbp.infer.typing import Options, Typing, typing_fields
 from sbp.limits import POLICIES
-from sbp.solve.axes import solve_axes
 from sbp.solve.costgraph import CostGraph
+from sbp.solve.search import solve_axes
 from sbp.trace.graph import Node
 
 # ---- cost graphs --------------------------------------------------------------------------------

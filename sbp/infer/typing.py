@@ -25,8 +25,8 @@ from sbp.trace.graph import Graph
 from sbp.types import NdSbp
 
 OPTIMAL_GAP = 1e-6
-"""Gap, as a share of the cost, up to which a typing counts as proved cheapest. Rounding and
-`choose.DEFERRAL` may leave a gap of that size."""
+"""Gap, as a share of the cost, up to which a typing counts as proved cheapest, and two plans as
+equally cheap. Rounding and `choose.DEFERRAL` may leave a gap of that size."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

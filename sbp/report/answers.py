@@ -21,6 +21,7 @@ from sbp.explain.origins import Link, Partner, without_passing
 from sbp.explain.subjects import AxisRow, SourcePlace, Subject
 from sbp.explain.why import Alternative, AxisStory, ExplainedConversion, Why
 from sbp.infer.space import decode
+from sbp.infer.typing import OPTIMAL_GAP
 from sbp.limits import Policy, policies_text
 from sbp.machine.hardware import Network
 from sbp.machine.mesh import MeshSpec
@@ -102,10 +103,6 @@ def _partner_text(partner: Partner) -> str:
 
 
 SHOWN_LINKS, SHOWN_TYPES, SHOWN_CONVERSIONS, SHOWN_OTHERS = 6, 8, 3, 4
-
-SAME = 1e-6
-"""Share of a plan's time below which two plans are called equal: the chooser breaks ties by
-less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -208,7 +205,7 @@ def verdict(why: Why, story: AxisStory) -> str:
     atom, gap = dict(best.wanted).get(story.mesh_axis, "another"), difference(best.cost, why.cost)
     if story.links[0].kind == "donated output":
         return f"as the donated input; {atom} if the output's type were given, {gap}"
-    if abs(best.cost.seconds - why.cost.seconds) <= SAME * why.cost.seconds:
+    if abs(best.cost.seconds - why.cost.seconds) <= OPTIMAL_GAP * why.cost.seconds:
         return f"chosen among equals; {atom} costs the same"
     if best.cost.seconds > why.cost.seconds:
         return f"chosen by cost; next best {atom}, {gap}"
@@ -234,7 +231,7 @@ def difference(cost: Cost, base: Cost) -> str:
     share = f" ({100 * time / base.seconds:+.1f} %)" if abs(time) >= 5e-4 * base.seconds > 0 else ""
     first = (
         "the same time"
-        if abs(time) <= SAME * base.seconds
+        if abs(time) <= OPTIMAL_GAP * base.seconds
         else f"{signed(time, seconds_text)}{share}"
     )
     return f"{first}, {signed(sent, bytes_text)} sent" if sent else first
@@ -381,13 +378,6 @@ def _boxing(policies: Policy | tuple[tuple[str, Policy], ...]) -> str:
     return policies_text("auto", [p for _, p in policies], [axis for axis, _ in policies])
 
 
-def _line_policies(policies: frozenset[tuple[tuple[Policy, str], ...]]) -> str:
-    return _several(
-        ", within ".join(f"{p} on `{axis}`" if axis else p for p, axis in around)
-        for around in policies
-    )
-
-
 def _pins(pins: tuple[tuple[tuple[str, Atom], ...], ...] | None) -> str:
     texts = (" ".join(f"{axis}:{atom!r}" for axis, atom in atoms) or "B" for atoms in pins or ())
     return "; ".join(texts) or "not pinned"
@@ -405,7 +395,10 @@ _VALUES: dict[str, Callable[[Any], str]] = {
     ),
     "reduce_dtype": lambda dtype: dtype or "the platform's own",
     "donated": lambda names: _several(f"`{name}`" for name in names),
-    "policy": _line_policies,
+    "policy": lambda policies: _several(
+        ", within ".join(f"{p} on `{axis}`" if axis else p for p, axis in around)
+        for around in policies
+    ),
     "input": _pins,
     "output": _pins,
     "annotation": _pins,

@@ -299,7 +299,9 @@ def undominated(unary: np.ndarray, alive: np.ndarray, *tables: np.ndarray) -> np
     """
     index = np.flatnonzero(alive)
     own, near = unary[index], [table[index] for table in tables]
-    worst = _worst_of_all(own, list(map(_some_columns, near)))  # [s, r], from below
+    # At most `FEW` columns of each table, evenly spaced.
+    some = [np.ascontiguousarray(table[:, :: -(-table.shape[1] // FEW)]) for table in near]
+    worst = _worst_of_all(own, some)  # [s, r], from below
     np.fill_diagonal(worst, np.inf)
     losers, winners = np.nonzero(worst <= TIE)
     keep = _worst(own, near, losers, winners) <= TIE
@@ -332,11 +334,6 @@ def _least_over(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.nda
         np.copyto(least, total, where=less)
         np.copyto(best, s, where=less)
     return least, best
-
-
-def _some_columns(table: np.ndarray) -> np.ndarray:
-    """At most `FEW` columns of a table, evenly spaced."""
-    return np.ascontiguousarray(table[:, :: -(-table.shape[1] // FEW)])
 
 
 def _worst_of_all(own: np.ndarray, near: list[np.ndarray]) -> np.ndarray:

@@ -11,11 +11,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from sbp.solve.axes import JOINT_ENTRIES, solve_axes
 from sbp.solve.costgraph import CostGraph
 from sbp.solve.messages import Bounded, pass_messages
 from sbp.solve.reduction import CHUNK, FEW, TIE, Core, Repeats, undominated
-from sbp.solve.search import Search, Solution, eliminate
+from sbp.solve.search import JOINT_ENTRIES, Search, Solution, eliminate, solve_axes
 
 
 def cases(count: int) -> list[tuple[int, CostGraph, float]]:
