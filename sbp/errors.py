@@ -300,10 +300,6 @@ LONGEST_WORD = 1000
 """Characters of a word that an error repeats: paths are shorter."""
 
 
-def _shortened(word: str) -> str:
-    return word if len(word) <= LONGEST_WORD else f"{word[:200]}.. ({len(word)} characters)"
-
-
 class SbpError(MaybeSlip, Exception):
     """Base of every error that sbp raises for its users.
 
@@ -332,7 +328,10 @@ class SbpError(MaybeSlip, Exception):
         subject: str = "",
     ) -> None:
         caret = () if column is None else (" " * column + "^",)
-        title = " ".join(map(_shortened, title.split(" ")))
+        title = " ".join(
+            word if len(word) <= LONGEST_WORD else f"{word[:200]}.. ({len(word)} characters)"
+            for word in title.split(" ")
+        )
         head = f"{subject}: {title}" if subject else title
         message = "\n".join([head, *(f"  {line}" for line in (*details, *caret))])
         super().__init__(f"{code}: {message}")

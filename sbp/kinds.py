@@ -135,11 +135,6 @@ AXES_OR_NONE = Kind(f"{AXES.what}, or None", lambda x: x is None or are_names(x)
 _NO_HINTS: Mapping[str, str] = MappingProxyType({})
 
 
-def _shown_default(parameter: inspect.Parameter) -> Any:
-    """A default value as a signature shows it; none for an object that would show its address."""
-    return parameter.empty if type(parameter.default) is object else parameter.default
-
-
 @dataclass(frozen=True, slots=True)
 class _Parameters:
     """The parameters of a function, read once.
@@ -164,7 +159,13 @@ class _Parameters:
     def of(cls, function: Callable[..., Any], skip: int) -> _Parameters:
         """The parameters of a function, but for the first `skip`."""
         every = list(inspect.signature(function).parameters.values())[skip:]
-        bare = [p.replace(annotation=p.empty, default=_shown_default(p)) for p in every]
+        # An object as a default would show its address.
+        bare = [
+            p.replace(
+                annotation=p.empty, default=p.empty if type(p.default) is object else p.default
+            )
+            for p in every
+        ]
         plain = [p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         return cls(
             str(inspect.Signature(bare)),

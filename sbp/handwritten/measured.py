@@ -296,7 +296,15 @@ def ranks(graph: Graph, types: Types) -> Iterator[str]:
         if node.op in RANKS and not is_good(types.get(node.outputs[0], frozenset()))
     ]
     reached = {v for node in ranked for v in node.outputs}
-    while more := {v for node in every if _takes(node, reached) for v in node.outputs} - reached:
+    while (
+        more := {
+            v
+            for node in every
+            for v in node.outputs
+            if any(reached & {*ins} for ins in (node.inputs, *(r.outputs for r in node.regions)))
+        }
+        - reached
+    ):
         reached |= more
         for node in every:
             for region in node.regions if reached & set(node.inputs) else ():
@@ -329,8 +337,3 @@ def picks(graph: Graph, n: int) -> Iterator[str]:
             shape = body.aval(node.inputs[0]).shape if node.inputs else ()
             if n in shape and {node.inputs[i] for i in places_of(node)} & own:
                 yield "each device picks an element by its index, of as many as there are devices"
-
-
-def _takes(node: Node, values: set[int]) -> bool:
-    """Whether an operation, or one of its regions, depends on some values."""
-    return any(values & {*inputs} for inputs in (node.inputs, *(r.outputs for r in node.regions)))

@@ -172,12 +172,6 @@ def _with_entries(
 # Reads the types that a hand-written region claims, one for each of its arrays.
 
 
-def _is_type(x: Any) -> bool:
-    return x is None or isinstance(
-        x, NdSbp | str | PartitionSpec | NamedSharding | Split | Unreduced | Broadcast
-    )
-
-
 def leaf_types(types: Any, tree: Any, where: str, mesh: MeshSpec | None) -> list[NdSbp]:
     """The type of each leaf of a pytree of arrays, from a prefix of types.
 
@@ -216,9 +210,13 @@ def leaf_types(types: Any, tree: Any, where: str, mesh: MeshSpec | None) -> list
                     raise SbpError(f"{where}: an array of {leaves[i].dtype} cannot be {atom!r}")
             found[i] = own
 
+    kinds = NdSbp | str | PartitionSpec | NamedSharding | Split | Unreduced | Broadcast | None
     try:
         jax.tree.map(
-            assign, types, jax.tree.unflatten(structure, range(len(leaves))), is_leaf=_is_type
+            assign,
+            types,
+            jax.tree.unflatten(structure, range(len(leaves))),
+            is_leaf=lambda x: isinstance(x, kinds),
         )
     except ValueError as error:
         raise SbpError(

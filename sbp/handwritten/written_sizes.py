@@ -117,11 +117,6 @@ class WrittenSizes:
         return made
 
 
-def _makes_region(fn: types.FunctionType) -> bool:
-    """Whether `jax.shard_map` returned a function, whose region is copied where it is bound."""
-    return {"in_specs", "out_specs"} <= set(fn.__code__.co_freevars)
-
-
 def _names(code: types.CodeType | None) -> frozenset[str]:
     """The names of variables and attributes that a function reads."""
     if code is None:
@@ -187,7 +182,9 @@ class _Copier:
                     setattr(made, rule, self.value("", getattr(value, rule), used, depth))
             return made
         if isinstance(value, types.FunctionType):
-            return value if _makes_region(value) else self.function(value, depth)
+            # The region of a function from `jax.shard_map` is copied where it is bound.
+            is_region = {"in_specs", "out_specs"} <= set(value.__code__.co_freevars)
+            return value if is_region else self.function(value, depth)
         if isinstance(value, types.ModuleType):
             return self.module(value, used, depth)
         # Of `jax.jit` and other wrappers the function inside is traced. It is looked up without

@@ -175,11 +175,10 @@ def _hardware_of(mesh: Mesh | AbstractMesh) -> Hardware:
     return hardware_of_kind(device.device_kind, device.platform)
 
 
-def _are_sizes(x: Any) -> bool:
-    return isinstance(x, Sequence | np.ndarray) and all(is_whole(n) and n >= 0 for n in x)
-
-
-_SIZES = Kind("a sequence of sizes, one whole number for each axis, such as (2, 4)", _are_sizes)
+_SIZES = Kind(
+    "a sequence of sizes, one whole number for each axis, such as (2, 4)",
+    lambda x: isinstance(x, Sequence | np.ndarray) and all(is_whole(n) and n >= 0 for n in x),
+)
 
 
 @takes("sbp.make_mesh", axis_sizes=_SIZES, axis_names=AXES)

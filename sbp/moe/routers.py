@@ -241,12 +241,13 @@ class Router:
     draw: Callable[[jax.Array, tuple[int, ...], jnp.dtype], jax.Array] | None = None
 
 
-def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    return jax.random.uniform(key, shape[:2]).astype(dtype)
-
-
 ROUTERS: Mapping[str, Router] = {
-    "top2": Router(choose=top2, fixed=True, normalised=True, draw=_uniform),
+    "top2": Router(
+        choose=top2,
+        fixed=True,
+        normalised=True,
+        draw=lambda key, shape, dtype: jax.random.uniform(key, shape[:2]).astype(dtype),
+    ),
     "top_k": Router(choose=top_k, normalised=True),
     "switch": Router(choose=top_k, choices=1, fixed=True, rounding="ceil"),
     "mixtral": Router(choose=mixtral),

@@ -211,23 +211,20 @@ def _floordiv(a: Any, b: Any) -> Any:
     return z3.If(b > 0, a / b, (-a) / (-b))
 
 
-def _mod(a: Any, b: Any) -> Any:
-    return a % b if not _is_term(b) and b > 0 else a - b * _floordiv(a, b)
-
-
 def _max(a: Any, b: Any) -> Any:
     return z3.If(a >= b, a, b) if _is_term(a) or _is_term(b) else max(a, b)
-
-
-def _min(a: Any, b: Any) -> Any:
-    return -_max(-a, -b)
 
 
 def _is_term(x: Any) -> bool:
     return isinstance(x, z3.ExprRef)
 
 
-_TERMS: Functions = {"floordiv": _floordiv, "mod": _mod, "max": _max, "min": _min}
+_TERMS: Functions = {
+    "floordiv": _floordiv,
+    "mod": lambda a, b: a % b if not _is_term(b) and b > 0 else a - b * _floordiv(a, b),
+    "max": _max,
+    "min": lambda a, b: -_max(-a, -b),
+}
 
 
 # ---- sizes that note what is asked of them ------------------------------------------------------

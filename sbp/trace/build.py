@@ -149,21 +149,11 @@ def solve_operands(lengths: Any, operands: tuple[Operand, ...]) -> tuple[Operand
 # (`tests/tpu/test_compiled_memory.py`).
 
 
-def with_sums(graph: Graph) -> Graph:
-    """A graph in which gradients that are padded alike by zeros are added before they are padded,
-    in regions too.
-
-    Arguments:
-      graph: a traced program; new values are entered in its table of avals.
-    """
-    return rewritten(graph, _sum_before_pads)
-
-
 def _sum_before_pads(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
-    """The graph whose own nodes add before they pad.
+    """A graph in which gradients that are padded alike by zeros are added before they are padded.
 
     Arguments:
-      graph: the graph.
+      graph: the graph; new values are entered in its table of avals.
       inspected: values whose types the program asks for, which stay.
       ids: unused numbers of nodes.
     """
@@ -257,7 +247,7 @@ def trace(
     graph = builder.graph(closed, tuple(input_names))
     builder.places.warn()
     graph = replace(graph, inspections=tuple(builder.inspections))
-    return with_joins(with_sums(with_slices(graph))), out_shape
+    return with_joins(rewritten(with_slices(graph), _sum_before_pads)), out_shape
 
 
 def body_graph(jaxpr: Any) -> Graph:
