@@ -120,7 +120,12 @@ def check_registered(graph: Graph, mesh: MeshSpec) -> None:
             )
             note(Diagnostic(code="wrong-signature", severity="note", title=title))
         ins, outs = [graph.aval(o) for o in node.inputs], [graph.avals[o] for o in node.outputs]
-        key = (*((tuple(a.shape), a.dtype) for a in (*ins, *outs)), _hashable(node.params), *axes)
+        # A jaxpr is represented by its text, since each trace makes a new object.
+        params = tuple(
+            (name, value.tobytes() if isinstance(value, np.ndarray) else repr(value))
+            for name, value in sorted(node.params.items())
+        )
+        key = (*((tuple(a.shape), a.dtype) for a in (*ins, *outs)), params, *axes)
         if key in custom.checked:
             continue
         if sum(math.prod(a.shape) for a in (*ins, *outs)) <= MAX_ELEMENTS:
@@ -207,12 +212,3 @@ def _in_sample(name: str, sample: Sample) -> Iterator[Instance]:
 
 def _value(x: Any) -> Any:
     return x if _jax.is_extended(x.dtype) else np.asarray(x)
-
-
-def _hashable(params: dict[str, Any]) -> tuple[Any, ...]:
-    """Parameters as a key of a set. A jaxpr is represented by its text, since each trace makes a
-    new object."""
-    return tuple(
-        (name, v.tobytes() if isinstance(v := params[name], np.ndarray) else repr(v))
-        for name in sorted(params)
-    )

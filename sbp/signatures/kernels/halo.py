@@ -313,8 +313,9 @@ def line_of(need: Need) -> Line | None:
         for device, (start, (low, high)) in enumerate(zip(need.starts, wanted, strict=True))
     ]
     before, after = max(0, -min(starts)), max(0, max(starts) + need.width - size)
-    parts = tuple(r for _, _, r in spans)
-    return Line(parts, (before, after), tuple(start + before for start in starts))
+    return Line(
+        tuple(r for _, _, r in spans), (before, after), tuple(start + before for start in starts)
+    )
 
 
 def fetch(

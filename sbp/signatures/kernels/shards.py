@@ -254,12 +254,10 @@ class ReshapeGroup:
 
 def split_groups(source: Sequence[int], target: Sequence[int]) -> list[ReshapeGroup]:
     """The groups of a reshape with more than one element; other groups have no dim to split."""
-    leads = (
-        (left, [d for d in left if source[d] > 1], [d for d in right if target[d] > 1])
-        for left, right in reshape_groups(source, target)
-    )
-    return [
-        ReshapeGroup(tuple(source), tuple(target), tuple(dims), ins[0], outs[0])
-        for dims, ins, outs in leads
-        if ins and outs
-    ]
+    found = []
+    for left, right in reshape_groups(source, target):
+        lead = next((d for d in left if source[d] > 1), None)
+        lead_out = next((d for d in right if target[d] > 1), None)
+        if lead is not None and lead_out is not None:
+            found.append(ReshapeGroup(tuple(source), tuple(target), tuple(left), lead, lead_out))
+    return found
