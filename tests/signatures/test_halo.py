@@ -2,7 +2,9 @@
 compared with brute force, and the kernels on windows of every kind."""
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -10,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec
 from samples import Equation, equation, f, i, rows
 
 import sbp
 from sbp.signatures import Row
 from sbp.signatures.families.windows import rereads
-from sbp.signatures.kernels.halo import Need, Pieces, Windows, rounds, sent
+from sbp.signatures.kernels.halo import Need, Pieces, Windows, fetch, line_of, rounds, sent
 from sbp.signatures.laws.oracle import OpTypes, Oracle
 from sbp.trace.slices import join_slices_p
 from sbp.types import B, P, S, Split
@@ -96,38 +99,42 @@ def test_limits_are_the_corrected_formula():
     ]
 
 
-def delivered(need: Need) -> Iterator[tuple[int, dict[int, int]]]:
-    """For each device, what the rounds put where: position in the window to global index, later
-    rounds over earlier ones."""
-    for device in range(len(need.starts)):
-        window: dict[int, int] = {}
-        for r in rounds(need):
-            sources = [s for s, t in r.pairs if t == device]
-            assert len(sources) <= 1
-            for k in range(r.width) if sources or r.covers else ():
-                if sources:
-                    window[r.place[device] + k] = sources[0] * need.chunk + r.first[sources[0]] + k
-                else:
-                    window.pop(r.place[device] + k, None)
-        yield device, window
+def fetched(need: Need) -> np.ndarray:
+    """What each device fetches of the elements 1, 2, 3 and so on; padding of shards is 99."""
+    x = np.concatenate([np.arange(need.size) + 1, [99] * (need.n * need.chunk - need.size)])
+    place: Any = SimpleNamespace(permute=lax.ppermute)
+    fn = jax.shard_map(
+        lambda x: fetch(place, x, 0, "a", need),
+        mesh=sbp.make_mesh((need.n,), ("a",)),
+        in_specs=PartitionSpec("a"),
+        out_specs=PartitionSpec("a"),
+        check_vma=False,
+    )
+    return np.asarray(jax.jit(fn)(x)).reshape(need.n, need.width)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_rounds_deliver_what_is_needed(seed):
-    """Any starts, also far ones, reversed ones and ones outside: each wanted element arrives in its
-    place."""
-    rng = np.random.default_rng(seed)
-    for _ in range(300):
-        n, size = int(rng.integers(2, 9)), int(rng.integers(1, 40))
-        width = int(rng.integers(1, 12))
-        starts = tuple(int(s) for s in rng.integers(-9, size + 9, n))
-        need = Need(size, -(-size // n), starts, width)
+def test_devices_fetch_what_they_need(seed):
+    """Ranges near the own shard, and any others, far, reversed and outside of the dim. Each element
+    arrives in its place, and zeros around the dim if `adds_zeros` says so."""
+    rng, kinds = np.random.default_rng(seed), Counter[str]()
+    for draw in range(40):
+        n, chunk, width = (int(rng.integers(1, high)) for high in (4, 8, 12))
+        n, size = 2**n, 2**n * chunk - (int(rng.integers(0, 2**n)) if draw % 3 else 0)
+        starts = (
+            np.arange(n) * chunk + rng.integers(-3, 3) + rng.integers(0, 2, n).cumsum()
+            if draw % 2
+            else rng.integers(-9, size + 9, n)
+        )
+        need = Need(size, chunk, tuple(map(int, starts)), width)
         for r in rounds(need):
             assert len({s for s, _ in r.pairs}) == len(r.pairs) == len({t for _, t in r.pairs})
             assert all(0 <= r.first[s] <= need.chunk - r.width for s, _ in r.pairs)
-        for device, window in delivered(need):
-            for k in range(*need.wanted(device)):
-                assert window.get(k - starts[device]) == k, (need, device)
+        got, index = fetched(need), starts[:, None] + np.arange(width)
+        want = np.where((index >= 0) & (index < size), index + 1, 0 if need.adds_zeros else got)
+        np.testing.assert_array_equal(got, want, err_msg=str(need))
+        kinds.update({"line": line_of(need) is not None, "zeros": need.adds_zeros, "all": 1})
+    assert 1 < kinds["zeros"] < kinds["line"] < kinds["all"] - 3, kinds
 
 
 def test_what_is_sent():

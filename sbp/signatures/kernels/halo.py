@@ -94,7 +94,7 @@ class Need:
 
     @property
     def parts(self) -> Iterator[tuple[int, int, int]]:
-        """As those of `Pieces`, for a result with the ranges of all devices one after another."""
+        """The parts, as in `Pieces`, of a result that has the ranges of all devices in order."""
         for device, start in enumerate(self.starts):
             low, high = self.wanted(device)
             yield device * self.width + low - start, low, high - low
@@ -278,7 +278,7 @@ def of_device(table: Sequence[int | bool], axis: str) -> Any:
 
 
 class Line(NamedTuple):
-    """A device's own shard between the elements that it receives. What it needs is a range of them.
+    """A device's own shard between the elements that it receives. The device needs a range of it.
 
     Arguments:
       parts: the rounds in the order of their elements; None stands for the shard.

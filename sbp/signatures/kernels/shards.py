@@ -235,7 +235,7 @@ class ReshapeGroup:
         return math.prod(self.source[d] for d in self.dims)
 
     def keeps_shards(self, n: int) -> bool:
-        """Whether the shards of the operand on n devices, reshaped, are those of the result."""
+        """Whether each of n devices gets its shard of the result by a reshape of its own shard."""
         rows, rows_out = self.source[self.lead], self.target[self.lead_out]
         return (rows % n == 0 and rows_out % n == 0) or rows == rows_out == self.size
 
