@@ -3,10 +3,10 @@
     python -m benchmarks.constants
     python -m benchmarks.constants --only LOCAL_PASS TRIALS --jobs 2
 
-`benchmarks.facts` gives the facts: plans of steps and of programs with late reductions, or verdicts
-on programs written by hand. Each line names the facts that differ from `benchmarks/facts.txt`, with
-the ratios of bytes sent and held to those of the usual plan. `docs/constants.md` explains each
-constant. Each run takes a copy of the package, in which the constant has another value.
+The facts come from `benchmarks.facts`: plans of steps and of programs with late reductions, or
+verdicts on programs written by hand. Each run uses a copy of the package with another value of one
+constant. Its line names the facts that differ from `benchmarks/facts.txt`. For a plan, two numbers
+follow: the bytes sent and the bytes held, each divided by the figure of the plan in that file.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def main() -> None:
     trials = [(name, value) for name in arguments.only for value in CONSTANTS[name].others]
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for line in pool.map(lambda trial: compared(*trial), trials):
-            print(line.rstrip("; "), flush=True)
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

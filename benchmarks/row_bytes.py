@@ -201,6 +201,33 @@ CASES: dict[str, Case] = {
         ins=("x:S(0)",),
         outs="x:S(0)",
     ),
+    # Not looked at while halo exchanges were made faster:
+    "convolution of volumes": Case(
+        fn=lambda x, w: lax.conv_general_dilated(
+            x, w, (1, 1, 1), "SAME", dimension_numbers=("NDHWC", "DHWIO", "NDHWC")
+        ),
+        shapes=((2, 64, 64, 64, 16), (3, 3, 3, 16, 32)),
+        ins=("x:S(1)", "B"),
+        outs="x:S(1)",
+    ),
+    "causal convolution": Case(
+        fn=lambda x, w: lax.conv_general_dilated(
+            x, w, (1,), [(3, 0)], dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=512
+        ),
+        shapes=((4, 8192, 512), (4, 1, 512)),
+        ins=("x:S(1)", "B"),
+        outs="x:S(1)",
+    ),
+    "average pool, gradient": Case(
+        fn=jax.grad(
+            lambda x: jnp.sin(
+                lax.reduce_window(x, 0.0, lax.add, (1, 3, 3, 1), (1, 1, 1, 1), "SAME")
+            ).sum()
+        ),
+        shapes=((8, 256, 256, 64),),
+        ins=("x:S(1)",),
+        outs="x:S(1)",
+    ),
 }
 
 
