@@ -166,7 +166,9 @@ def with_structures(lowered: Any, arguments: Any, results: Any) -> Any:
     return jax.stages.Lowered(lowered._lowering, info, results)
 
 
-def called(fn: Callable[..., Any], name: str, arguments: Sequence[str]) -> Callable[..., Any]:
+def named_function(
+    fn: Callable[..., Any], name: str, arguments: Sequence[str]
+) -> Callable[..., Any]:
     """A function that HLO, profiles and errors call by a user's name, and its flat arguments by
     theirs."""
     fn.__name__ = fn.__qualname__ = name

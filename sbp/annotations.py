@@ -20,7 +20,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from sbp import _jax
 from sbp.errors import SbpError, refused
-from sbp.kinds import AXIS, Kind, is_whole, one_of, reduce_dtype_name, refuse_unless, shown, takes
+from sbp.kinds import (
+    AXIS,
+    Kind,
+    is_whole,
+    one_of,
+    reduce_dtype_name,
+    refuse_unless,
+    show,
+    takes,
+)
 from sbp.spans import Span
 from sbp.types import MONOIDS, Atom, B, Broadcast, NdSbp, Split, Unreduced, parse
 
@@ -57,7 +66,7 @@ class Pin:
     whole: tuple[int, ...] = ()
     ordered: bool = False
 
-    def batched(self, dim: int) -> Pin:
+    def with_dim(self, dim: int) -> Pin:
         """The same pin on a tensor with a new dim at `dim`."""
         moved = {
             a: Split(t.dim + 1) if isinstance(t, Split) and t.dim >= dim else t
@@ -98,7 +107,7 @@ def _transpose(ct: Any, x: Any, *, pin: Pin | None, cotangent: Pin | None, at: A
 def _batch(args: Any, dims: Any, *, pin: Pin | None, cotangent: Pin | None, at: At) -> Any:
     (x,), (d,) = args, dims
     out = annotate_p.bind(
-        x, pin=pin and pin.batched(d), cotangent=cotangent and cotangent.batched(d), at=at
+        x, pin=pin and pin.with_dim(d), cotangent=cotangent and cotangent.with_dim(d), at=at
     )
     return out, d
 
@@ -159,7 +168,7 @@ def as_type(value: Any, ndim: int | None = None, mesh_axes: tuple[str, ...] | No
         case _:
             raise SbpError(
                 "a type is an NdSbp, a type text, a PartitionSpec or a NamedSharding, got"
-                f" {shown(value)}",
+                f" {show(value)}",
                 code="type-syntax",
             )
     if ndim is not None:
@@ -204,7 +213,7 @@ def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
         twice = [n for n in names if n in atoms or names.count(n) > 1]
         if twice:
             raise SbpError(
-                f"{spec} names mesh axis {shown(twice[0])} twice; a mesh axis splits one dim, once",
+                f"{spec} names mesh axis {show(twice[0])} twice; a mesh axis splits one dim, once",
                 code="bad-placement",
             )
         known = [n for n in names if mesh_axes is not None and n in mesh_axes]
@@ -297,13 +306,14 @@ def split(x: Any, dim: int, *mesh_axes: str) -> Any:
     x = as_array(x, ARRAY)
     if not -x.ndim <= dim < x.ndim:
         dims = f"split one of the dims 0..{x.ndim - 1}" if x.ndim else "it has no dims to split"
-        said = f"split of dim {shown(dim)} on a tensor of shape {x.shape}; {dims}"
+        said = f"split of dim {show(dim)} on a tensor of shape {x.shape}; {dims}"
         nearest_first = sorted(range(x.ndim), key=lambda d: abs(d - dim))
         raise refused(said, ValueError, code="dim-out-of-range").with_slip(dim, *nearest_first)
     twice = [name for name in mesh_axes if mesh_axes.count(name) > 1]
     if twice:
         raise SbpError(
-            f"split names mesh axis {shown(twice[0])} twice; name it once", code="bad-placement"
+            f"split names mesh axis {show(twice[0])} twice; name it once",
+            code="bad-placement",
         )
     dim = int(dim) % x.ndim
     return bind_pin(x, Pin(NdSbp(dict.fromkeys(mesh_axes, Split(dim))), ordered=True))
@@ -376,7 +386,7 @@ def _ids(device_assignment: Any) -> np.ndarray:
     try:
         ids = np.array(device_assignment, dtype=object)
     except (TypeError, ValueError) as error:  # such as rows of different lengths
-        raise _ID.refused("sbp.shard", "device_assignment", device_assignment) from error
+        raise _ID.refusal("sbp.shard", "device_assignment", device_assignment) from error
     refuse_unless(_ID, "sbp.shard", "device_assignment", ids.ravel().tolist())
     return ids
 
@@ -397,4 +407,4 @@ def as_array(x: Any, what: str) -> Any:
         return jnp.asarray(x)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         kind = ValueError if isinstance(error, RecursionError) else error
-        raise refused(f"{what} one array, got {shown(x)}", kind) from error
+        raise refused(f"{what} one array, got {show(x)}", kind) from error

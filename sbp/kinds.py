@@ -43,7 +43,7 @@ SHOWN_CHARACTERS = 200
 """Characters of a wrong value that an error shows."""
 
 
-def shown(value: Any) -> str:
+def show(value: Any) -> str:
     """A wrong value as an error shows it: on one line, its end left out where it is long. A value
     that cannot show itself is named by its class.
 
@@ -73,9 +73,9 @@ class Kind:
     accepts: Callable[[Any], bool]
     code: str = "bad-argument"
 
-    def refused(self, function: str, name: str, value: Any) -> ArgumentError:
+    def refusal(self, function: str, name: str, value: Any) -> ArgumentError:
         """The error for a value of another kind, for the caller to raise."""
-        about = f"{function} takes {self.what} for `{name}`, got {shown(value)}"
+        about = f"{function} takes {self.what} for `{name}`, got {show(value)}"
         return ArgumentError(about, code=self.code)
 
 
@@ -249,7 +249,7 @@ def takes(
             for parameter, value in given:
                 kind = kinds.get(parameter)
                 if kind is not None and not kind.accepts(value):
-                    raise kind.refused(name, parameter, value)
+                    raise kind.refusal(name, parameter, value)
             corrected: Any = function  # its arguments may be others than the caller's
             return corrected(*positional, **named)
 
@@ -314,7 +314,7 @@ def reduce_dtype_name(reduce_dtype: Any) -> str | None:
     if name not in REDUCE_DTYPES:
         raise ArgumentError(
             "reduce_dtype is jnp.float32, jnp.bfloat16 or jnp.float16, or None for the platform's"
-            f" own sums; got {shown(reduce_dtype)}",
+            f" own sums; got {show(reduce_dtype)}",
             code="unknown-option",
         )
     return name
@@ -357,4 +357,4 @@ def refuse_unless(kind: Kind, function: str, name: str, values: Iterable[Any]) -
     """
     for value in values:
         if not kind.accepts(value):
-            raise kind.refused(function, name, value)
+            raise kind.refusal(function, name, value)

@@ -24,7 +24,7 @@ import numpy as np
 from sbp import _jax
 from sbp.annotations import Pin, as_array, as_type, bind_pin
 from sbp.errors import NEAR, ArgumentError, ArgumentKeyError, SbpError, nearest
-from sbp.kinds import AXES, AXIS, FLAG, Kind, is_whole, made_of, shown, takes
+from sbp.kinds import AXES, AXIS, FLAG, Kind, is_whole, made_of, show, takes
 from sbp.pytrees import leaves_of
 from sbp.spans import Label
 from sbp.types import Atom, B, NdSbp, Split
@@ -74,7 +74,8 @@ class Layout(Mapping[str, tuple[str, ...]]):
         twice = [name for name in named if name in (axes or {})]
         if twice:
             raise SbpError(
-                f"the layout maps dim {shown(twice[0])} twice; map it once", code="layout-names"
+                f"the layout maps dim {show(twice[0])} twice; map it once",
+                code="layout-names",
             )
         self._axes = {
             name: _axes_of(name, value) for name, value in {**(axes or {}), **named}.items()
@@ -87,7 +88,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
             return self._axes[name]
         except (KeyError, TypeError) as error:
             raise ArgumentKeyError(
-                f"{self!r} has no dim {shown(name)}{nearest(str(name), self._axes)}",
+                f"{self!r} has no dim {show(name)}{nearest(str(name), self._axes)}",
                 code="layout-names",
             ) from error
 
@@ -135,7 +136,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
             x = as_array(x, "a layout names the dims of")
         if len(names) != np.ndim(x):
             raise _names_error(
-                f"{len(names)} dim names for a tensor of shape {tuple(x.shape)}, {_shown(names)};"
+                f"{len(names)} dim names for a tensor of shape {tuple(x.shape)}, {_text(names)};"
                 " give one for each dim"
             )
         return bind_pin(x, Pin(self.type(*names), ordered=True))
@@ -160,18 +161,18 @@ class Layout(Mapping[str, tuple[str, ...]]):
         for number, name in enumerate(names):
             if not (name is None or isinstance(name, str)):
                 raise _names_error(
-                    f"a dim's name is a string or None, got {shown(name)} in {_shown(names)}; name"
+                    f"a dim's name is a string or None, got {show(name)} in {_text(names)}; name"
                     " the dims in order"
                 )
             near = difflib.get_close_matches(name or "", self._axes, n=1, cutoff=NEAR)
             if name is not None and name not in self._axes and near:
                 raise _names_error(
-                    f"the layout has no dim {shown(name)}; did you mean {near[0]!r}? If it is"
+                    f"the layout has no dim {show(name)}; did you mean {near[0]!r}? If it is"
                     f" another dim, which stays whole, say so in the layout: {{{name!r}: ()}}"
                 ).with_slip(name, near[0])
             if name is not None and name in names[:number]:
                 raise _names_error(
-                    f"dim {name!r} occurs twice in {_shown(names)}; the names of one tensor differ:"
+                    f"dim {name!r} occurs twice in {_text(names)}; the names of one tensor differ:"
                     " rename one of them, or give it None"
                 )
         atoms: dict[str, Atom] = dict.fromkeys(self._used, B)
@@ -180,7 +181,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
             for axis in self._axes.get(name, ()) if name is not None else ():
                 if axis in owner:
                     error = SbpError(
-                        f"dims {owner[axis]!r} and {name!r} of the tensor {_shown(names)} are both"
+                        f"dims {owner[axis]!r} and {name!r} of the tensor {_text(names)} are both"
                         f" split over mesh axis {axis!r}{_place()}; a mesh axis splits one dim of a"
                         " tensor: map one of the two to another axis, or name that dim otherwise"
                         " here",
@@ -212,7 +213,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
             if leaf is None:
                 return None
             if not _is_names(leaf):
-                raise _LEAF.refused("Layout.types", "each leaf of `names`", leaf)
+                raise _LEAF.refusal("Layout.types", "each leaf of `names`", leaf)
             return self.type(*leaf, free=free)
 
         leaves, tree = leaves_of(names, "Layout.types: `names`", _is_names)
@@ -266,7 +267,7 @@ def padded(type: Any = None) -> PaddedType:
     """
     if type is not None and as_type(type).is_partial:
         raise ArgumentError(
-            f"sbp.padded takes a type without P, got {shown(type)}; a result that is pinned P comes"
+            f"sbp.padded takes a type without P, got {show(type)}; a result that is pinned P comes"
             " back as an sbp.Partial"
         )
     return PaddedType(type)
@@ -309,7 +310,7 @@ class FullySharded:
         for name in self.mesh_axes:
             if name not in sizes:
                 raise SbpError(
-                    f"fully_sharded: the mesh has no axis {shown(name)}{nearest(name, sizes)}",
+                    f"fully_sharded: the mesh has no axis {show(name)}{nearest(name, sizes)}",
                     code="unknown-axis",
                 )
         parts = math.prod(sizes[name] for name in self.mesh_axes)
@@ -366,19 +367,19 @@ def _axes_of(name: Any, value: Any) -> tuple[str, ...]:
     if not isinstance(name, str) or not all(isinstance(a, str) for a in axes):
         raise SbpError(
             f"a layout maps a dim name to a mesh axis or a tuple of them, got"
-            f" {shown(name)}: {shown(value)}; leave out what is not split"
+            f" {show(name)}: {show(value)}; leave out what is not split"
         )
     if len(set(axes)) != len(axes):
         raise SbpError(
-            f"the layout maps dim {shown(name)} to {shown(axes)}, one mesh axis twice; name each"
+            f"the layout maps dim {show(name)} to {show(axes)}, one mesh axis twice; name each"
             " once",
             code="layout-names",
         )
     return axes
 
 
-def _shown(names: tuple[Any, ...]) -> str:
-    words = ("_" if n is None else n if isinstance(n, str) else shown(n) for n in names)
+def _text(names: tuple[Any, ...]) -> str:
+    words = ("_" if n is None else n if isinstance(n, str) else show(n) for n in names)
     return "[" + ", ".join(words) + "]"
 
 

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 import jax
 
 from sbp.errors import SbpError, bytes_text, nearest
-from sbp.kinds import made_of, one_of, shown, takes
+from sbp.kinds import made_of, one_of, show, takes
 
 Policy = Literal["auto", "reduce", "explicit"]
 """Which conversions sbp may insert: `auto` any, `reduce` only those from P, `explicit` none that
@@ -68,20 +68,20 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.collective is not None and not _KNOWN.accepts(self.collective):
-            given = shown(self.collective)
+            given = show(self.collective)
             raise SbpError(
                 f"no collective {given}{nearest(given, get_args(Collective))}",
                 code="unknown-option",
             )
         if not _PLACE.accepts(self.where):
-            given = shown(self.where)
+            given = show(self.where)
             raise SbpError(
                 f"a budget holds nowhere called {given}{nearest(given, get_args(Where))}",
                 code="unknown-option",
             )
         if self.axis is not None and not (isinstance(self.axis, str) and self.axis):
             raise SbpError(
-                f"the axis of a budget is the name of a mesh axis; got {shown(self.axis)}"
+                f"the axis of a budget is the name of a mesh axis; got {show(self.axis)}"
             )
         size = self.above
         if (
@@ -89,7 +89,7 @@ class Budget:
             or not isinstance(size, numbers.Real)
             or not 0 <= size <= MOST_BYTES
         ):
-            raise SbpError(f"above is bytes per device, from 0 to {MOST_BYTES}; got {shown(size)}")
+            raise SbpError(f"above is bytes per device, from 0 to {MOST_BYTES}; got {show(size)}")
         object.__setattr__(self, "above", float(size))
 
     def __str__(self) -> str:
@@ -156,7 +156,7 @@ def policy(boxing: Policy, *axes: str) -> Iterator[None]:
     for axis in axes:
         if not (isinstance(axis, str) and axis):  # the mark of all axes is that of an empty name
             raise SbpError(
-                f"a policy holds on mesh axes, each by its name; got {shown(axis)}, and none are"
+                f"a policy holds on mesh axes, each by its name; got {show(axis)}, and none are"
                 " needed for all of them"
             )
     with contextlib.ExitStack() as stack:

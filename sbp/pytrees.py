@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from sbp.errors import ArgumentError, SbpError, refused
-from sbp.kinds import shown
+from sbp.kinds import show
 
 IsLeaf = Callable[[Any], bool] | None
 
@@ -93,7 +93,7 @@ def returning_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
                 jax.typeof(leaf)
             except TypeError as error:
                 raise ArgumentError(
-                    f"the function returns {shown(leaf)} at result{jax.tree_util.keystr(path)},"
+                    f"the function returns {show(leaf)} at result{jax.tree_util.keystr(path)},"
                     " which is no array; return pytrees of arrays"
                 ) from error
         return results

@@ -47,10 +47,10 @@ class MaybeSlip:
     def __reduce__(self) -> Any:
         # What is raised in another process comes back with its code and its diagnostics.
         state = {name: value for name, value in self.__dict__.items() if name != "slip"}
-        return _restored, (type(self), getattr(self, "args", ()), state)
+        return _restore, (type(self), getattr(self, "args", ()), state)
 
 
-def _restored(cls: type[Any], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+def _restore(cls: type[Any], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
     """An error that was copied or pickled."""
     found: Any = cls.__new__(cls, *args)
     found.args = args
@@ -76,7 +76,7 @@ class Correction:
         """An argument of the call after the correction. The name of a mesh axis may stand in the
         text of a type."""
         if all(isinstance(v, str) for v in (value, self.wrong, self.right)):
-            return self.right if value == self.wrong else renamed(value, self.wrong, self.right)
+            return self.right if value == self.wrong else rename_axis(value, self.wrong, self.right)
         same = type(value) is type(self.wrong) and value == self.wrong
         return self.right if same else value
 
@@ -85,7 +85,7 @@ class Correction:
         return file == self.at.file and self.at.line <= line <= max(self.at.line, self.at.end_line)
 
 
-def renamed(text: str, name: str, other: str) -> str:
+def rename_axis(text: str, name: str, other: str) -> str:
     """The text of a type with another name for a mesh axis.
 
     >>> renamed("data:S(0) a:S(1)", "a", "b")

@@ -26,7 +26,7 @@ from sbp.kinds import (
     TEXT,
     Kind,
     made_of,
-    shown,
+    show,
     takes,
 )
 
@@ -50,7 +50,7 @@ class Split:
             object.__setattr__(self, "dim", int(self.dim))
         if isinstance(self.dim, bool) or not isinstance(self.dim, int) or self.dim < 0:
             raise SbpError(
-                f"S(dim) takes a dim >= 0, got {shown(self.dim)}; count dims from the front",
+                f"S(dim) takes a dim >= 0, got {show(self.dim)}; count dims from the front",
                 code="dim-out-of-range",
             )
 
@@ -75,7 +75,7 @@ class Unreduced:
 
     def __post_init__(self) -> None:
         if not isinstance(self.monoid, str) or self.monoid not in MONOIDS:
-            given = shown(self.monoid)
+            given = show(self.monoid)
             raise SbpError(
                 f"P({given}) is no monoid{nearest(given, MONOIDS)}",
                 code="unknown-option",
@@ -127,10 +127,10 @@ class NdSbp(Mapping[str, Atom]):
         self.free: frozenset[str] = frozenset(free)
         for axis, atom in self._atoms.items():
             if not isinstance(axis, str):
-                raise AXIS.refused("NdSbp", "each key", axis)
+                raise AXIS.refusal("NdSbp", "each key", axis)
             if not isinstance(atom, Split | Broadcast | Unreduced):
                 raise SbpError(
-                    f"the atom of mesh axis {shown(axis)} is S(dim), B or P, got {shown(atom)}",
+                    f"the atom of mesh axis {show(axis)} is S(dim), B or P, got {show(atom)}",
                     code="type-syntax",
                 )
         both = self.free & self._atoms.keys()
@@ -151,7 +151,7 @@ class NdSbp(Mapping[str, Atom]):
             return self._atoms[mesh_axis]
         except (KeyError, TypeError) as error:
             raise ArgumentKeyError(
-                f"the type {self!r} names no mesh axis {shown(mesh_axis)}; .get(axis) is B there",
+                f"the type {self!r} names no mesh axis {show(mesh_axis)}; .get(axis) is B there",
                 code="unknown-axis",
             ) from error
 
@@ -244,19 +244,19 @@ def parse(text: str, *, mesh_axes: Iterable[str] | None = None) -> NdSbp:
             raise _misread(text, at, "a mesh axis name")
         if known is not None and name.group() not in known:
             raise SbpError(
-                f"the mesh has no axis {shown(name.group())}{nearest(name.group(), known)}",
+                f"the mesh has no axis {show(name.group())}{nearest(name.group(), known)}",
                 code="unknown-axis",
             )
         at = name.end()
         if at == len(text) or text[at] != ":":
-            raise _misread(text, at, f'":" after mesh axis {shown(name.group())}')
+            raise _misread(text, at, f'":" after mesh axis {show(name.group())}')
         atom = _ATOM.match(text, at + 1)
         if atom is None or (atom.end() < len(text) and not text[atom.end()].isspace()):
             raise _misread(
                 text, at + 1 if atom is None else atom.end(), "S(dim), B, P(monoid) or ?"
             )
         if name.group() in atoms or name.group() in free:
-            raise _misread(text, name.start(), f"mesh axis {shown(name.group())} once only")
+            raise _misread(text, name.start(), f"mesh axis {show(name.group())} once only")
         read = _atom(atom, text, at + 3)
         if read is None:
             free.add(name.group())

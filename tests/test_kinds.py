@@ -10,7 +10,7 @@ import pytest
 
 import sbp
 from sbp import signatures
-from sbp.kinds import SHOWN_CHARACTERS, WHOLE_NUMBER, made_of, shown, takes
+from sbp.kinds import SHOWN_CHARACTERS, WHOLE_NUMBER, made_of, show, takes
 
 
 @takes("f", n=WHOLE_NUMBER, rest=WHOLE_NUMBER, more=WHOLE_NUMBER)
@@ -65,8 +65,8 @@ def test_classes():
 
 def test_a_long_value_is_cut_and_counted():
     value = "x" * (SHOWN_CHARACTERS + 8)  # the quotes are two characters more
-    assert shown(value).endswith("x.. (10 more characters)")
-    assert shown("x" * (SHOWN_CHARACTERS - 2)).endswith("x'")
+    assert show(value).endswith("x.. (10 more characters)")
+    assert show("x" * (SHOWN_CHARACTERS - 2)).endswith("x'")
 
 
 def test_a_value_that_cannot_be_shown_is_named_by_its_class():
@@ -74,8 +74,8 @@ def test_a_value_that_cannot_be_shown_is_named_by_its_class():
         def __repr__(self) -> str:
             raise RuntimeError
 
-    assert shown(Odd()) == "an object of class Odd"
-    assert shown("\ud800") == "'\\ud800'"
+    assert show(Odd()) == "an object of class Odd"
+    assert show("\ud800") == "'\\ud800'"
 
 
 SBP: Any = sbp  # wrong calls are meant here

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from sbp.errors import SbpError, nearest
-from sbp.moe.config import Bounds, ModelConfig, TrainConfig, out_of_bounds, unknown
+from sbp.moe.config import Bounds, ModelConfig, TrainConfig, out_of_bounds, unknown_choices
 
 _BOUNDS: Bounds = {
     **dict.fromkeys(
@@ -78,7 +78,11 @@ class TranslationConfig(TrainConfig):
 
     def faults(self) -> list[str]:
         """What is wrong with the options, a clause each."""
-        faults = TrainConfig.faults(self) + out_of_bounds(self, _BOUNDS) + unknown(self, _CHOICES)
+        faults = (
+            TrainConfig.faults(self)
+            + out_of_bounds(self, _BOUNDS)
+            + unknown_choices(self, _CHOICES)
+        )
         if not 0.98 <= self.character_coverage <= 1:
             faults.append(
                 f"character_coverage is {self.character_coverage}; SentencePiece takes 0.98 to 1"

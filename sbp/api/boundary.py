@@ -26,7 +26,7 @@ from sbp.errors import SbpError, Span, refused, warn
 from sbp.infer.pins import check_axes
 from sbp.infer.request import TypeSource
 from sbp.infer.space import from_type, is_even
-from sbp.kinds import shown, takes_no_such_call
+from sbp.kinds import show, takes_no_such_call
 from sbp.layout import FullySharded, PaddedType
 from sbp.machine.mesh import MeshSpec
 from sbp.pytrees import leaves_of
@@ -575,7 +575,7 @@ def _check_sharding(leaf: Any, option: str) -> None:
             ValueError,
         )
     raise refused(
-        f"{option} is a pytree of NamedSharding, PartitionSpec or None, not {shown(leaf)}; sbp"
+        f"{option} is a pytree of NamedSharding, PartitionSpec or None, not {show(leaf)}; sbp"
         " leaves layouts in memory to XLA",
         TypeError,
     )

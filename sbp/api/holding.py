@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from sbp.api.boundary import Leaves, axes_of, shape_of
 from sbp.api.call import CallSignature
 from sbp.errors import refused
-from sbp.kinds import shown
+from sbp.kinds import show
 from sbp.plan.program import Program
 from sbp.run.padded import Padded, held_padded, padded_parts, same_layout, with_parts
 from sbp.run.partial import Partial, partial_axes
@@ -112,7 +112,7 @@ class Holding:
         """
         if not isinstance(leaves, list | tuple) or len(leaves) != len(self.signature.leaves):
             raise refused(
-                f"a plan runs on {len(self.signature.leaves)} flat arguments, got {shown(leaves)};"
+                f"a plan runs on {len(self.signature.leaves)} flat arguments, got {show(leaves)};"
                 " call the plan itself",
                 TypeError,
             )

@@ -46,7 +46,7 @@ from sbp.kinds import (
     public,
     reduce_dtype_name,
     refuse_unless,
-    shown,
+    show,
     takes,
 )
 from sbp.limits import BOXING, POLICIES, Budget, Policy
@@ -520,11 +520,11 @@ def _check_function(fn: Any, device: Any, backend: Any) -> None:
     try:
         _jax_call.check_callable(fn)
     except TypeError as error:
-        raise refused(f"sbp.jit takes a function, got {shown(fn)}", error) from error
+        raise refused(f"sbp.jit takes a function, got {show(fn)}", error) from error
     for option, value in (("device", device), ("backend", backend)):
         if value is not None:
             raise SbpError(
-                f"sbp.jit takes no {option}={shown(value)}: the mesh names the devices; give a mesh"
+                f"sbp.jit takes no {option}={show(value)}: the mesh names the devices; give a mesh"
                 " of the devices that you want"
             )
 
@@ -538,7 +538,7 @@ def _axis_policies(boxing: Any) -> dict[str, Policy]:
     per_axis = dict(boxing) if isinstance(boxing, Mapping) else {}
     for policy in per_axis.values() if isinstance(boxing, Mapping) else (boxing,):
         if not BOXING.accepts(policy):
-            given = shown(policy)
+            given = show(policy)
             raise ArgumentError(
                 f"no boxing policy {given}{nearest(given, POLICIES)}", code="unknown-option"
             )

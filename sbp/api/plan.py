@@ -21,7 +21,7 @@ from sbp.explain.difference import ComparedPlan
 from sbp.explain.relaxations import costly_annotations, gathered_matrices
 from sbp.explain.why import why
 from sbp.infer.request import Request
-from sbp.kinds import FLAG, instance_of, made_of, public, shown, takes
+from sbp.kinds import FLAG, instance_of, made_of, public, show, takes
 from sbp.plan.program import Cost, Program
 from sbp.plan.saved import SavedPlan
 from sbp.pytrees import leaves_of
@@ -48,7 +48,7 @@ def path_of(path: Any, option: str) -> str:
         return os.path.abspath(found)
     except (TypeError, ValueError) as error:  # ValueError for characters that no path has
         raise refused(
-            f"{option} is the path of a file from plan.save; got {shown(path)}", error
+            f"{option} is the path of a file from plan.save; got {show(path)}", error
         ) from error
 
 
@@ -426,7 +426,7 @@ class Plan:
         [('input', 'x', ((('data', S(0)),),), ((('data', S(1)),),))]
         """
         if not isinstance(other, Plan):
-            raise SbpError(f"plan.diff takes another plan, got {shown(other)}")
+            raise SbpError(f"plan.diff takes another plan, got {show(other)}")
         return comparison(self._side, other._side)
 
     @takes("Plan.save", skip=1)

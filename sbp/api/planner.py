@@ -33,14 +33,14 @@ from sbp.errors import (
 from sbp.explain.change import Change, tried
 from sbp.explain.faults import LIMITS, explain
 from sbp.explain.relaxations import memory_diagnostic
-from sbp.kinds import shown
+from sbp.kinds import show
 from sbp.machine.mesh import mesh_spec
 from sbp.plan.fit import fit
 from sbp.plan.program import Program
 from sbp.report.pages import diagnostics_of
 from sbp.report.report import Report
 from sbp.sizes.expressions import is_symbolic
-from sbp.slips import Correction, correcting, renamed
+from sbp.slips import Correction, correcting, rename_axis
 from sbp.source.editing import argument_span, constants_in, items_of
 from sbp.types import Split
 
@@ -258,7 +258,7 @@ def _corrections(error: SbpError, options: JitOptions) -> Iterator[Change]:
         edits = constants_in(at, written, _written(right))
         if edits:
             yield Change(
-                text=f"write {shown(_written(right))} for {shown(written)} at line {at.line}",
+                text=f"write {show(_written(right))} for {show(written)} at line {at.line}",
                 edits=edits,
                 make=lambda right=right: (options, Correction(at, slip.wrong, right)),
             )
@@ -361,7 +361,7 @@ def _renames(error: SbpError, options: JitOptions) -> Iterator[Change]:
         part = argument_span(options.at, option)
         written = constants_in(part, _written(wrong), _written(right)) if part else ()
         yield _change(
-            f"write {shown(_written(right))} for {shown(_written(wrong))} in {option}",
+            f"write {show(_written(right))} for {show(_written(wrong))} in {option}",
             [(edit, "") for edit in written],
             OptionEdit(option=option, value=value),
             (dataclasses.replace(options, **{option: value}), None),
@@ -381,7 +381,7 @@ def _replace(entry: Any, wrong: Any, right: Any) -> Any:
         case tuple() if type(entry) is tuple:
             return tuple(_replace(v, wrong, right) for v in entry)
         case str() if isinstance(wrong, str):
-            return renamed(entry, wrong, right)
+            return rename_axis(entry, wrong, right)
         case PartitionSpec():
             return PartitionSpec(
                 *(

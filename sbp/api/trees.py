@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from sbp.errors import NEAR, ArgumentError, SbpError, nearest, refused
-from sbp.kinds import shown
+from sbp.kinds import show
 from sbp.pytrees import paths_of
 
 # ---- structures ---------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def types_by_pattern(
             ratios = {k: difflib.SequenceMatcher(None, k, pattern, False).ratio() for k in known}
             best = max(ratios, key=lambda k: ratios[k], default=None)
             said = "there are no leaves" if best is None else f"the nearest is {best!r}"
-            error = ArgumentError(f"{where}: no leaf has the path {shown(pattern)}; {said}")
+            error = ArgumentError(f"{where}: no leaf has the path {show(pattern)}; {said}")
             raise error.with_slip(pattern, *_near_patterns(pattern, known))
         for k in named:
             if k not in taken:

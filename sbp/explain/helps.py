@@ -21,7 +21,7 @@ from sbp.explain.pin_changes import PinChanges, Placed, insert_pins, set_pins, s
 from sbp.explain.relaxations import DEARER
 from sbp.infer.accumulation import allowing
 from sbp.infer.check import CheckResult
-from sbp.infer.constraints import ReadBecause, allowed
+from sbp.infer.constraints import ReadBecause, is_convertible
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.limits import (
@@ -210,7 +210,7 @@ class Insertions(PinChanges):
         wrong = {
             i: codes[i]
             for i, made in self.fault.made.items()
-            if not any(allowed(code, codes[i], policy) for code in made)
+            if not any(is_convertible(code, codes[i], policy) for code in made)
         }
         each = {(self.node.inputs[i], c) for i, c in wrong.items()}
         twice = len({value for value, _ in each}) < len(each)

@@ -446,7 +446,7 @@ class Origins:
         if value in names.inputs:
             label = ValueName(f"input {label.name}", is_source=False)
         needs = [self._reader(node, number, change) for node, number in planned.readers()]
-        needs += [self._return(planned, number, change) for number in planned.returned()]
+        needs += [self._return(planned, number, change) for number in planned.result_positions()]
         return ConversionReason(
             value=label,
             maker=maker,
@@ -561,7 +561,7 @@ class Origins:
         left = interface_of(node).leaving(region)[number]
         blocker: Node | None = None
         if left.kind == "carry" and change.before < 0:
-            carry = node.regions[region].inputs[left.entered(region)]
+            carry = node.regions[region].inputs[left.entry_position(region)]
             blocker = self._blocker(carry, change)
         return ConversionNeed(
             kind=left.kind if left.kind in ("predicate", "carry") else "body",

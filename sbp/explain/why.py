@@ -422,7 +422,7 @@ class _Inquiry:
             bytes_per_device=sum(p.bytes_per_device for p in group),
             reason=reason,
             instead=instead,
-            others=max(0, len(first.readers()) + len(first.returned()) - 1),
+            others=max(0, len(first.readers()) + len(first.result_positions()) - 1),
         )
 
     def alternative(

@@ -46,7 +46,7 @@ from sbp.handwritten.specs import claims, regions_of
 from sbp.handwritten.words import DIFFERS, diagnostic, primary, run_diagnostic
 from sbp.machine.mesh import MeshSpec
 from sbp.pytrees import leaves_of, returning_arrays
-from sbp.signatures.laws.oracle import Types, localised
+from sbp.signatures.laws.oracle import Types, localise
 from sbp.source.reader import source_text, users_span
 from sbp.trace.build import body_graph
 from sbp.trace.collectives import SHARD_MAP, CollectiveRun, collective_runs
@@ -402,7 +402,7 @@ class ClaimedArray:
 
     def local(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """The shape of one device's part."""
-        return localised(self.shape, self.atoms, sizes)
+        return localise(self.shape, self.atoms, sizes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

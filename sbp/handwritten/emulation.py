@@ -18,7 +18,7 @@ from sbp import _jax
 from sbp.errors import SbpError
 from sbp.handwritten.specs import atom_of, axes_by_dim, regions_of, without
 from sbp.signatures import traits_of
-from sbp.signatures.kernels.shards import reduced
+from sbp.signatures.kernels.shards import reduce_dims
 from sbp.signatures.rule import BITCAST, RAGGED_PRODUCT
 from sbp.trace.build import body_graph
 from sbp.trace.collectives import KINDS, REDUCTIONS, SHARD_MAP, names_of
@@ -369,7 +369,7 @@ def _join(y: Any, spec: Any, sizes: dict[str, int]) -> Any:
     for i, a in reversed(list(enumerate(sizes))):
         atom = atom_of(spec, a)
         if isinstance(atom, Unreduced):
-            y = reduced(y, atom.monoid, i)
+            y = reduce_dims(y, atom.monoid, i)
         elif a not in used:
             y = y[(slice(None),) * i + (0,)]
     left = [a for a in sizes if a in used]

@@ -41,7 +41,7 @@ from sbp.machine.context import call_without_mesh
 from sbp.machine.mesh import MeshSpec
 from sbp.pytrees import leaves_of, returning_arrays
 from sbp.signatures.factors import admissible
-from sbp.signatures.kernels.shards import padded_blocks, reduced
+from sbp.signatures.kernels.shards import padded_blocks, reduce_dims
 from sbp.signatures.region import parts_p, pick_p
 from sbp.slips import correcting
 from sbp.types import Broadcast, NdSbp, Split, Unreduced, parse
@@ -485,7 +485,7 @@ class _Region:
     def decode(self, y: Any, claimed: ClaimedArray) -> Any:
         for name, atom in zip(self.mesh.names, claimed.atoms, strict=True):
             if isinstance(atom, Unreduced):
-                y = reduced(y, atom.monoid, 0)
+                y = reduce_dims(y, atom.monoid, 0)
             elif not isinstance(atom, Split):
                 y = pick_p.bind(y, mesh_axis=name)
         return y

@@ -85,7 +85,7 @@ def _certify_constraint(
     """
     for end in constraint.fixed:
         if _code(have, end) != constraint.code:
-            raise _broken(system, constraint, f"it is {_code(have, end)}")
+            raise _violation(system, constraint, f"it is {_code(have, end)}")
     convert = constraint.convert
     if convert is None or convert.unless:
         return
@@ -96,7 +96,7 @@ def _certify_constraint(
         or target is None
         or not system.conversions.allows(source, target, aval, convert.rules)
     ):
-        raise _broken(system, constraint, f"made as code {source}, read as code {target}")
+        raise _violation(system, constraint, f"made as code {source}, read as code {target}")
 
 
 def _certify_options(typing: Typing, request: Request) -> None:
@@ -159,7 +159,7 @@ def _certify_boxing(
             seconds = space.seconds(first.rules)
             seen[key] = bool(seconds[space.index[key[1]], space.index[key[2]]] < INFINITE)
         if not seen.get(key, True):
-            raise _broken(systems[0], parallel[0], f"made as {source}, read as {target}")
+            raise _violation(systems[0], parallel[0], f"made as {source}, read as {target}")
 
 
 def _state_of(variable: Variable, typing: Typing, position: int) -> tuple[Code, ...] | None:
@@ -170,7 +170,7 @@ def _state_of(variable: Variable, typing: Typing, position: int) -> tuple[Code, 
         row = typing.rows[key]
         codes = tuple(t[position] for t in (*row.ins, *row.outs))
         return codes if codes in variable.states else None
-    code = typing.decided(variable.decision)[position]
+    code = typing.codes_of(variable.decision)[position]
     return next((s for s in variable.states if s[0] == code), None)
 
 
@@ -179,7 +179,7 @@ def _code(states: list[tuple[Code, ...] | None], end: End) -> Code | None:
     return None if state is None else state[end.column]
 
 
-def _broken(system: System, constraint: Constraint, found: str) -> SbpInternalError:
+def _violation(system: System, constraint: Constraint, found: str) -> SbpInternalError:
     span = constraint.because.span
     where = f" at {span}" if span else ""
     return SbpInternalError(

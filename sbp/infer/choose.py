@@ -23,7 +23,7 @@ import numpy as np
 from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import NATIVE, Reduction, wide
-from sbp.infer.cost import allowed_rows, row_seconds, undominated
+from sbp.infer.cost import allowed_rows, row_seconds, undominated_rows
 from sbp.infer.flow import End
 from sbp.infer.policy import Rules, detour
 from sbp.infer.request import Request
@@ -217,7 +217,7 @@ class Problem:
                 np.array([row_seconds(graph, node, r, self.request.mesh, shares) for r in rows])
                 - DEFERRAL * carries
             )
-            kept = undominated(
+            kept = undominated_rows(
                 rows, seconds, avals, reductions, self._spaces, self.request.strictest
             )
             # The entry keeps `every` alive, since its id is in the key.
@@ -454,7 +454,7 @@ def choose_under(
 ) -> Typing | None:
     """The cheapest typing that meets all conditions, or None.
 
-    Rows that `sbp.infer.cost.undominated` leaves out are not tried.
+    Rows that `sbp.infer.cost.undominated_rows` leaves out are not tried.
 
     Arguments:
       request: the program with its mesh, demand, policies and limits.
@@ -481,5 +481,5 @@ def _end(problem: Problem, condition: EndCondition) -> tuple[int, tuple[Codes, .
             end = flow.operands()[node][number].end
         case "returned":
             node, region, number = condition.at
-            end = flow.returned()[node, region][number].end
+            end = flow.output_edges()[node, region][number].end
     return end.variable, problem.codes(end)

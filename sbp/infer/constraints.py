@@ -168,7 +168,7 @@ def state_literal(variable: int, state: int) -> str:
 # Which conversions a policy and budgets allow on one mesh axis, in any number of steps.
 
 
-def allowed(source: Code, target: Code, policy: Policy) -> bool:
+def is_convertible(source: Code, target: Code, policy: Policy) -> bool:
     """Whether a policy converts one atom to another on one mesh axis, in any number of steps.
 
     >>> [allowed(1, 0, p) for p in ("auto", "reduce", "explicit")], allowed(0, 1, "explicit")
@@ -207,7 +207,7 @@ class Conversions:
           rules: the conversions that are allowed.
         """
         if not rules.bans or source == target:
-            return allowed(source, target, rules.policies[self.position])
+            return is_convertible(source, target, rules.policies[self.position])
         space, seconds = self._space(
             aval,
             frozenset(c for c in (source, target) if c < 0),
@@ -495,7 +495,7 @@ class _SystemBuilder:
         """The states of a decision on this axis."""
         if decision.kind == "row":
             assert decision.node is not None
-            return self.projected(decision.node, decision.in_loop)
+            return self.projection(decision.node, decision.in_loop)
         if decision.kind == "predicate":
             return ((0,),)
         site = self.site(decision)
@@ -530,7 +530,7 @@ class _SystemBuilder:
         codes += [-1 - MONOIDS.index(m) for m in sorted(monoids)]
         return (*codes, pinned) if pinned < 0 and pinned not in codes else tuple(codes)
 
-    def projected(self, node: Node, in_loop: bool) -> tuple[tuple[Code, ...], ...]:
+    def projection(self, node: Node, in_loop: bool) -> tuple[tuple[Code, ...], ...]:
         """The rows of a node on this axis, each as the codes of its operands and results."""
         rows = self.request.rows_of(node)
         rules = self.request.rules(node, in_loop=in_loop)

@@ -285,7 +285,7 @@ def row_seconds(
     return max(seconds, hidden)
 
 
-def undominated(
+def undominated_rows(
     rows: Sequence[NdRow],
     seconds: np.ndarray,
     avals: Sequence[Any],

@@ -153,7 +153,7 @@ class Flow:
                 found[edge.node.id][edge.number] = edge
         return found
 
-    def returned(self) -> dict[tuple[int, int], list[Edge]]:
+    def output_edges(self) -> dict[tuple[int, int], list[Edge]]:
         """For each (node id, region), the edges of the region's outputs, in order."""
         found: dict[tuple[int, int], list[Edge]] = {
             (d.id, region): [] for d in self.graph.walk() for region in range(len(d.regions))

@@ -70,7 +70,7 @@ def memory_shares(graph: Graph, mesh: MeshSpec, waited: Mapping[int, float]) -> 
     for loop in graph.walk():
         if loop.op in LOOPS:
             read |= _slices(loop)
-            written |= dict.fromkeys(_stacked(loop), 1.0)
+            written |= dict.fromkeys(_stacked_values(loop), 1.0)
     return MemoryShares(waited=waited, read=read, written=written, fused=update.fused)
 
 
@@ -183,7 +183,7 @@ def _slices(loop: Node) -> dict[int, tuple[float | None, ...]]:
     return found
 
 
-def _stacked(loop: Node) -> set[int]:
+def _stacked_values(loop: Node) -> set[int]:
     """The values that a loop's body computes and stacks. Not those that it moves: the transpose of
     a gradient is another layout of what its product writes."""
     number = body_of(loop)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sbp.annotations import Pin, annotate_p, check_rank, from_spec
 from sbp.errors import ArgumentValueError, SbpError, Span, nearest
 from sbp.infer.space import from_type, to_type
-from sbp.kinds import shown
+from sbp.kinds import show
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.factors import admissible
 from sbp.trace.graph import Graph, Node
@@ -173,7 +173,7 @@ def check_axes(t: NdSbp, mesh: MeshSpec, where: str, span: Span | None = None) -
     for axis in (*t, *sorted(t.free)):
         if axis not in mesh.names:
             error = ArgumentValueError(
-                f"the mesh ({mesh}) has no axis {shown(axis)}{nearest(axis, mesh.names)}",
+                f"the mesh ({mesh}) has no axis {show(axis)}{nearest(axis, mesh.names)}",
                 code="unknown-axis",
                 span=span,
                 subject=where,

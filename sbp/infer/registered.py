@@ -130,7 +130,7 @@ def check_registered(graph: Graph, mesh: MeshSpec) -> None:
             continue
         if sum(math.prod(a.shape) for a in (*ins, *outs)) <= MAX_ELEMENTS:
             custom.refute(
-                node.primitive, node.params, [drawn(a, k) for k, a in enumerate(ins)], outs, axes
+                node.primitive, node.params, [draw(a, k) for k, a in enumerate(ins)], outs, axes
             )
         elif not custom.samples:
             shapes = ", ".join(f"{a.dtype}{list(a.shape)}" for a in ins)
@@ -143,7 +143,7 @@ def check_registered(graph: Graph, mesh: MeshSpec) -> None:
         custom.checked.add(key)
 
 
-def drawn(aval: Any, seed: int) -> Any:
+def draw(aval: Any, seed: int) -> Any:
     """Random values of an operand.
 
     Arguments:
@@ -190,7 +190,7 @@ def _in_sample(name: str, sample: Sample) -> Iterator[Instance]:
     leaves, tree = leaves_of(args, f"a sample of the signature of {name!r}")
     whole = f"a sample of the signature of {name!r} has pytrees of arrays; each leaf is"
     values = [
-        drawn(x, k) if isinstance(x, jax.ShapeDtypeStruct) else as_array(x, whole)
+        draw(x, k) if isinstance(x, jax.ShapeDtypeStruct) else as_array(x, whole)
         for k, x in enumerate(leaves)
     ]
     fits(fn, args)

@@ -216,7 +216,7 @@ def check_complete(flow: Flow) -> None:
     }
     has = {
         *(("operand", i, k) for i, operands in flow.operands().items() for k in operands),
-        *(("result", *key, e.number) for key, edges in flow.returned().items() for e in edges),
+        *(("result", *key, e.number) for key, edges in flow.output_edges().items() for e in edges),
         *(("output", e.number) for e in flow.edges if e.kind == "output"),
         *(
             ("value", v)

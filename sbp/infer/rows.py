@@ -22,7 +22,7 @@ from sbp.types import MONOIDS, Split, Unreduced
 # The shards that rows work on.
 
 
-def localised(aval: Any, code: Code, n: int) -> Any:
+def localise(aval: Any, code: Code, n: int) -> Any:
     """The shape, dtype and memory of one of the `n` shards of a value under a code."""
     if code <= 0:
         return aval
@@ -321,11 +321,11 @@ class RowTable:
                 ):
                     gathered = kernel_named(row.kernel).gathers
                     inner = (
-                        a if i == gathered else localised(a, c, n)
+                        a if i == gathered else localise(a, c, n)
                         for i, (a, c) in enumerate(zip(ins, codes_in, strict=True))
                     )
                     inner_outs = tuple(
-                        localised(a, c, n) for a, c in zip(outs, codes_out, strict=True)
+                        localise(a, c, n) for a, c in zip(outs, codes_out, strict=True)
                     )
                     found.append(
                         _Branch(

@@ -78,9 +78,9 @@ class Typing:
     def choice(self, decision: Decision) -> Choice:
         """The row or type of a decision."""
         kind, key = decision.place
-        return self.rows[key] if kind == "row" else self.decided(decision)
+        return self.rows[key] if kind == "row" else self.codes_of(decision)
 
-    def decided(self, decision: Decision) -> Codes:
+    def codes_of(self, decision: Decision) -> Codes:
         """The type of a decision on a value.
 
         Raises:
@@ -226,7 +226,7 @@ def typing_fields(flow: Flow, choices: Sequence[Choice]) -> dict[str, Any]:
         "values": values,
         "rows": rows,
         "region_outputs": {
-            key: tuple(at(e.end) for e in edges) for key, edges in flow.returned().items()
+            key: tuple(at(e.end) for e in edges) for key, edges in flow.output_edges().items()
         },
         "outputs": tuple(at(e.end) for e in flow.edges if e.kind == "output"),
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from sbp.errors import SbpError, nearest
-from sbp.kinds import AXIS, Kind, is_whole, made_of, one_of, shown, takes
+from sbp.kinds import AXIS, Kind, is_whole, made_of, one_of, show, takes
 
 Topology = Literal["torus", "switch"]
 Platform = Literal["cpu", "cuda", "rocm", "tpu"]
@@ -114,7 +114,7 @@ class Hardware:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise SbpError(f"hardware: name is a string; got {shown(self.name)}")
+            raise SbpError(f"hardware: name is a string; got {show(self.name)}")
         rates = (
             *("flops_per_second", "hbm_bytes_per_second", "hbm_bytes", "link_bytes_per_second"),
             "host_bytes_per_second",
@@ -138,25 +138,25 @@ class Hardware:
             if not is_whole(count) or count < 1:
                 raise SbpError(
                     f"hardware {self.name!r}: {field} is a whole number from 1 on; got"
-                    f" {shown(count)}"
+                    f" {show(count)}"
                 )
         for field, unsaid in (("scatters_whole_mesh", ", or None"), ("overlaps", "")):
             given = getattr(self, field)
             if not isinstance(given, bool) and not (unsaid and given is None):
                 raise SbpError(
-                    f"hardware {self.name!r}: {field} is True or False{unsaid}; got {shown(given)}"
+                    f"hardware {self.name!r}: {field} is True or False{unsaid}; got {show(given)}"
                 )
         for field, known in (("topology", TOPOLOGIES), ("platform", PLATFORMS)):
             given = getattr(self, field)
             if not one_of(known).accepts(given):
-                words = shown(given)
+                words = show(given)
                 raise SbpError(
                     f"hardware {self.name!r}: no {field} {words}{nearest(words, known)}",
                     code="unknown-option",
                 )
         if self.beyond is not None and not isinstance(self.beyond, Network):
             raise SbpError(
-                f"hardware {self.name!r}: beyond is a Network or None; got {shown(self.beyond)}"
+                f"hardware {self.name!r}: beyond is a Network or None; got {show(self.beyond)}"
             )
         axes = self.slow_axes
         pairs = isinstance(axes, tuple) and all(isinstance(a, tuple) and len(a) == 2 for a in axes)
@@ -165,7 +165,7 @@ class Hardware:
         ):
             raise SbpError(
                 f"hardware {self.name!r}: slow_axes is a tuple of (mesh axis, Network), made by"
-                f" with_axis; got {shown(axes)}"
+                f" with_axis; got {show(axes)}"
             )
 
     @takes("Hardware.with_axis", skip=1, mesh_axis=AXIS)
@@ -229,5 +229,5 @@ def _check_figures(
         if not real or value < 0 or (value == 0 and rate):
             raise SbpError(
                 f"{what}: {field} is a {'number above 0' if rate else 'finite number from 0 on'};"
-                f" got {shown(value)}"
+                f" got {show(value)}"
             )

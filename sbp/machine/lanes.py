@@ -54,7 +54,7 @@ def fills_tiles(shape: Sequence[int]) -> bool:
     return len(shape) > 1 and shape[-1] % TILE[1] == 0 and shape[-2] % TILE[0] == 0
 
 
-def tiled(shape: Sequence[int]) -> int:
+def elements_in_tiles(shape: Sequence[int]) -> int:
     """Elements that an array takes with its last two dims in whole tiles.
 
     Arguments:

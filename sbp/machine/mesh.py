@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from sbp._jax import ENDS_ON_AXIS_NAMES
 from sbp.errors import ArgumentError, SbpError, nearest, refused
-from sbp.kinds import AXES, AXIS_NAMES, Kind, can_name, is_whole, shown, takes
+from sbp.kinds import AXES, AXIS_NAMES, Kind, can_name, is_whole, show, takes
 from sbp.machine.hardware import Hardware as Hardware
 from sbp.machine.lowerings import scatters_whole_mesh
 from sbp.machine.network import AlphaBeta, alpha_beta
@@ -60,7 +60,7 @@ class MeshSpec:
         """
         sizes = dict(self.axes)
         if not isinstance(mesh_axis, str) or mesh_axis not in sizes:
-            given = shown(mesh_axis)
+            given = show(mesh_axis)
             raise SbpError(
                 f"the mesh has no axis {given}{nearest(given, self.names)}",
                 code="unknown-axis",
@@ -142,11 +142,12 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
     elif isinstance(hardware, str):
         if hardware not in HARDWARE:
             raise SbpError(
-                f"no hardware {shown(hardware)}{nearest(hardware, HARDWARE)}", code="unknown-option"
+                f"no hardware {show(hardware)}{nearest(hardware, HARDWARE)}",
+                code="unknown-option",
             )
         hardware = HARDWARE[hardware]
     if not isinstance(hardware, Hardware):
-        raise SbpError(f"hardware is an sbp.Hardware or the name of one, got {shown(hardware)}")
+        raise SbpError(f"hardware is an sbp.Hardware or the name of one, got {show(hardware)}")
     spec = MeshSpec(axes=axes, hardware=hardware, is_assumed=is_assumed)
     for mesh_axis, _ in hardware.slow_axes:
         spec.size(mesh_axis)
@@ -158,11 +159,11 @@ def _check_names(names: Sequence[Any], *, devices: int) -> None:
     process on so many devices; 0 for a mesh without devices."""
     for name in map(str, names):
         if not can_name(name):
-            raise SbpError(f"no type text can name the mesh axis {shown(name)}: {AXIS_NAMES}")
+            raise SbpError(f"no type text can name the mesh axis {show(name)}: {AXIS_NAMES}")
         ends = (devices and not name.isascii()) or (devices > 1 and "\\" in name)
         if ends and ENDS_ON_AXIS_NAMES:
             raise SbpError(
-                f"this JAX ends the process on devices of a mesh with an axis {shown(name)}; take a"
+                f"this JAX ends the process on devices of a mesh with an axis {show(name)}; take a"
                 " name of ASCII characters without backslashes, a jax.sharding.AbstractMesh to plan"
                 " on, or JAX 0.12"
             )
@@ -200,7 +201,7 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
     if len(axis_sizes) != len(names) or len(set(names)) != len(names) or 0 in axis_sizes:
         raise ArgumentError(
             f"make_mesh takes a size from 1 on for each of the axes, and names that differ, got"
-            f" sizes {shown(axis_sizes)} and names {shown(names)}"
+            f" sizes {show(axis_sizes)} and names {show(names)}"
         )
     _check_names(names, devices=math.prod(map(int, axis_sizes)))
     devices = jax.devices()

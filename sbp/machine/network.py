@@ -154,7 +154,7 @@ def lay_out(hardware: Hardware, axes: Axes) -> AxisPlacement:
     networks = dict(hardware.slow_axes)
     slow = tuple((k, n, networks[name]) for k, (name, n) in enumerate(axes) if name in networks)
     sizes = [1 if name in networks else n for name, n in axes]
-    inside, across = _divided(hardware, sizes)
+    inside, across = _divide(hardware, sizes)
     on_chip = [1] * len(axes)
     innermost = next(
         (k for k in reversed(range(len(axes))) if inside[k] % hardware.devices_per_chip == 0), None
@@ -168,7 +168,7 @@ def lay_out(hardware: Hardware, axes: Axes) -> AxisPlacement:
     )
 
 
-def _divided(hardware: Hardware, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
+def _divide(hardware: Hardware, sizes: Sequence[int]) -> tuple[list[int], list[int]]:
     """The factors of the axes within and across nodes; inner axes fill a node first."""
     if hardware.beyond is None or math.prod(sizes) <= hardware.joined_devices:
         return list(sizes), [1] * len(sizes)

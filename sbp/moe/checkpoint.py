@@ -454,7 +454,7 @@ class Checkpoints:
                 ),
             )
         except _WRITE_ERRORS as error:
-            raise self._unwritten(error) from None
+            raise self._write_error(error) from None
 
     def check(self) -> None:
         """Raise the error of `wait` now where a checkpoint has failed; wait for nothing."""
@@ -470,9 +470,9 @@ class Checkpoints:
         try:
             self._manager.wait_until_finished()
         except _WRITE_ERRORS as error:
-            raise self._unwritten(error) from None
+            raise self._write_error(error) from None
 
-    def _unwritten(self, error: Exception) -> SbpError:
+    def _write_error(self, error: Exception) -> SbpError:
         return SbpError(
             f"cannot write a checkpoint to {self._folder}: {_reason(error)};"
             f" {newest_text(self.workdir)}. Make room or mend the folder, and the same command"

@@ -96,7 +96,7 @@ def out_of_bounds(config: object, bounds: Bounds) -> list[str]:
     return faults
 
 
-def unknown(config: object, choices: Mapping[str, tuple[str, ...]]) -> list[str]:
+def unknown_choices(config: object, choices: Mapping[str, tuple[str, ...]]) -> list[str]:
     """One fault for each field whose value is none of its choices."""
     return [
         f"{name} is {chosen!r}{nearest(chosen, known)}; it is one of {', '.join(known)}"
@@ -220,7 +220,7 @@ class ModelConfig:
             faults.append(
                 f"experts is {self.experts}; a router needs at least 2 (0 makes a dense model)"
             )
-        faults += unknown(self, MODEL_CHOICES)
+        faults += unknown_choices(self, MODEL_CHOICES)
         if not faults:
             faults = _senseless(self)
         if faults:
@@ -389,4 +389,4 @@ class TrainConfig:
 
     def faults(self) -> list[str]:
         """What is wrong with the options, a clause each."""
-        return out_of_bounds(self, TRAIN_BOUNDS) + unknown(self, TRAIN_CHOICES)
+        return out_of_bounds(self, TRAIN_BOUNDS) + unknown_choices(self, TRAIN_CHOICES)

@@ -107,9 +107,9 @@ def by_gather(weights: Params, x: jax.Array, gating: Gating, sharding: Sharding)
         in_types=(groups, groups, groups),
         out_types=groups,
     )
-    token, weight = sbp.manual(jax.vmap(gating.filled), in_types=(groups,) * 3, out_types=groups)(
-        gating.taken, gating.place, gating.weights
-    )
+    token, weight = sbp.manual(
+        jax.vmap(gating.tokens_of_slots), in_types=(groups,) * 3, out_types=groups
+    )(gating.taken, gating.place, gating.weights)
     dispatched = jnp.swapaxes(take(x, token), 0, 1)
     outputs = _each_expert(weights, sharding.split_experts(dispatched))
     return put(x, token, weight[..., None].astype(x.dtype) * outputs)

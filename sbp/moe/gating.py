@@ -85,7 +85,7 @@ class Gating(NamedTuple):
         )
         return self.weights[..., None] * dispatch, dispatch
 
-    def filled(
+    def tokens_of_slots(
         self, taken: jax.Array, place: jax.Array, weights: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Which token each slot of one group holds, S where it is empty, and its weight: [E, C]

@@ -150,7 +150,7 @@ class _Lowering:
             parent = (
                 self.parents[operand][codes]
                 if rules.unlimited
-                else self.reached(operand, sorted(there), codes, rules)
+                else self.nearest(operand, sorted(there), codes, rules)
             )
             source = self.read(writer, operand, parent, reader)
             assert isinstance(source, Register)
@@ -172,7 +172,7 @@ class _Lowering:
         free = reader is None or reader.op == annotate_p.name
         return self.request.rules(reader, in_loop=self.loops > 0, free=free, value=value)
 
-    def reached(self, value: int, have: list[Codes], target: Codes, rules: Rules) -> Codes:
+    def nearest(self, value: int, have: list[Codes], target: Codes, rules: Rules) -> Codes:
         """The type in `have` from which the conversion to `target` is cheapest under the rules."""
         space = self.space(value, [*have, target])
         seconds = space.seconds(rules)[:, space.index[target]]

@@ -27,7 +27,7 @@ from typing import Any
 from sbp import _jax
 from sbp.infer.space import local_shape
 from sbp.infer.typing import Typing
-from sbp.machine.lanes import tiled
+from sbp.machine.lanes import elements_in_tiles
 from sbp.machine.scatters import TILE
 from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register, Source
 from sbp.signatures import traits_of
@@ -199,9 +199,9 @@ class DeviceMemory:
         shape = local_shape(self.avals[updates.value].shape, updates.codes, self.sizes)
         if len(shape) < 2 or len(shape) - 1 not in numbers.update_window_dims or 0 in shape:
             return 0.0
-        taken = tiled(shape)
+        taken = elements_in_tiles(shape)
         if len(shape) > 2 and shape[-2] % TILE[0]:
-            taken += tiled((math.prod(shape[:-1]), shape[-1]))
+            taken += elements_in_tiles((math.prod(shape[:-1]), shape[-1]))
         itemsize = _jax.itemsize(self.avals[updates.value].dtype)
         return (taken - math.prod(shape)) * itemsize
 

@@ -67,7 +67,7 @@ class PlannedBox:
         reading = (i for i in self.block.instructions if isinstance(i, Apply | Loop))
         return [(i.node, n) for i in reading for n, source in enumerate(i.ins) if source == target]
 
-    def returned(self) -> list[int]:
+    def result_positions(self) -> list[int]:
         """The positions at which the block returns the converted value."""
         return [n for n, source in enumerate(self.block.outputs) if source == self.box.target]
 

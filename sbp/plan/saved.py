@@ -30,7 +30,7 @@ from sbp.infer.request import Demand, Request
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Codes, from_type
 from sbp.infer.typing import Typing, typing_fields
-from sbp.kinds import shown
+from sbp.kinds import show
 from sbp.limits import policies_in
 from sbp.plan.program import Cost, Program, resolve
 from sbp.plan.saving import Repeat, repeats, save
@@ -121,12 +121,12 @@ class SavedPlan:
         try:
             read = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise _refused(f"it is no file of plan.save: {error}") from error
+            raise _refusal(f"it is no file of plan.save: {error}") from error
         form = read.get("sbp plan", FORMAT) if isinstance(read, dict) else FORMAT
         if form != FORMAT:
-            raise _refused(f"it has format {shown(form)}, and this version reads {FORMAT}")
+            raise _refusal(f"it has format {show(form)}, and this version reads {FORMAT}")
         if not _has_shape(read, _SHAPE):
-            raise _refused("it does not have the shape of a file of plan.save")
+            raise _refusal("it does not have the shape of a file of plan.save")
         return cls(
             made_for=read["made_for"],
             program=tuple(read["program"].split()),
@@ -160,17 +160,17 @@ class SavedPlan:
                     program = dataclasses.replace(free, typing=typing)
         program = program or self._resolve(request)
         if self.seal != _seal(self.figures, self.removed):
-            raise _refused("its figures were changed: the seconds, the bound, or how it was found")
+            raise _refusal("its figures were changed: the seconds, the bound, or how it was found")
         limit = request.memory_limit
         if limit is not None and program.cost.peak_memory_bytes > limit:
-            raise _refused("it takes more memory than memory_limit")
+            raise _refusal("it takes more memory than memory_limit")
         return program
 
     def _check_purpose(self, request: Request) -> None:
         now = _made_for(request)
         for name, value in now.items():
             if self.made_for.get(name) != value:
-                raise _refused(
+                raise _refusal(
                     f"it was made for {name} {self.made_for.get(name, '(not said)')}, and this is"
                     f" {value}"
                 )
@@ -183,14 +183,14 @@ class SavedPlan:
                 if 0 < number <= len(nodes):
                     node = nodes[number - 1]
                     where = f"the first difference is {node.op} {node_place(node)}"
-                raise _refused(f"it was made for another program: {where}")
+                raise _refusal(f"it was made for another program: {where}")
 
     def _resolve(self, request: Request) -> Program:
         """The program with the types of the file, certified and verified, which has its text."""
         try:
             return self._verify(request)
         except SbpInternalError as error:
-            raise _refused(f"its types do not hold in this program: {error}") from error
+            raise _refusal(f"its types do not hold in this program: {error}") from error
 
     def _verify(self, request: Request) -> Program:
         figures = self.figures
@@ -205,7 +205,7 @@ class SavedPlan:
         self._compare(first)
         known = {_key(r): r for r in repeats(typing, first.block)}
         if len({*self.removed} & known.keys()) != len(self.removed):
-            raise _refused("its repeated conversions are not those of this program")
+            raise _refusal("its repeated conversions are not those of this program")
         removed = tuple(known[key] for key in self.removed)
         if removed:
             typing = save(typing, removed)
@@ -228,7 +228,7 @@ class SavedPlan:
         if wrong:
             number = next(filter(None, wrong), 0)  # the head has only the sum of the other lines
             own, made = (line.strip() or "no line" for line in pairs[number])
-            raise _refused(f"line {number + 1} of the plan is `{own}`, and its types give `{made}`")
+            raise _refusal(f"line {number + 1} of the plan is `{own}`, and its types give `{made}`")
 
 
 _LINE = re.compile(
@@ -272,7 +272,7 @@ class _TextReader:
             choices = [read.choice(decision) for decision in request.flow.decisions]
         except (SbpError, KeyError, IndexError, ValueError, StopIteration) as error:
             text = "".join(self.lines[self.at - 1 : self.at]).strip()
-            raise _refused(
+            raise _refusal(
                 f"line {self.at} of the plan is `{text}`, which is no line of this program"
             ) from error
         return dataclasses.replace(read, **typing_fields(request.flow, choices))
@@ -395,7 +395,7 @@ def _has_shape(x: Any, shape: Any) -> bool:
             return type(x) is shape
 
 
-def _refused(title: str, *details: str) -> SbpError:
+def _refusal(title: str, *details: str) -> SbpError:
     return SbpError(title, code="saved-plan", details=details, subject="the saved plan")
 
 

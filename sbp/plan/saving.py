@@ -256,7 +256,7 @@ class _Saving:
                 node = self.scan(node)
             nodes.append(node)
         graph = dataclasses.replace(graph, nodes=tuple(nodes), avals=self.avals)
-        return graph if top and not instead else self.pruned(graph)
+        return graph if top and not instead else self.prune(graph)
 
     def redirect(
         self, node: Node, operand: Operand, codes: Codes, instead: dict[int, int]
@@ -321,7 +321,7 @@ class _Saving:
         self.rows[node.id], self.returned[node.id, 0] = row, returned
         return dataclasses.replace(node, regions=(self.block(body, instead) if instead else body,))
 
-    def pruned(self, graph: Graph) -> Graph:
+    def prune(self, graph: Graph) -> Graph:
         """A graph without operations whose results nothing reads; nodes with effects stay."""
         needed = {o for o in graph.outputs if isinstance(o, int)}
         kept: list[Node] = []

@@ -19,7 +19,7 @@ from sbp.infer.space import Codes, Step, decode, local_shape
 from sbp.machine.lanes import joins_lanes
 from sbp.machine.mesh import MeshSpec
 from sbp.machine.scatters import TILE, Arrangement
-from sbp.signatures.kernels.shards import in_rows, neutral, reduced
+from sbp.signatures.kernels.shards import in_rows, neutral, reduce_dims
 from sbp.types import Split, Unreduced
 
 
@@ -266,7 +266,7 @@ class Boxing:
                 blocks = lax.all_to_all(
                     flat.reshape(n, -1), names, split_axis=0, concat_axis=0, tiled=True
                 )
-                total = reduced(blocks, monoid, 0)
+                total = reduce_dims(blocks, monoid, 0)
                 return _first(lax.all_gather(total, names, axis=0, tiled=True), 0, x.size).reshape(
                     x.shape
                 )
@@ -290,7 +290,7 @@ class Boxing:
                 for groups, how in zip(_groups(stages) or (None,), ways, strict=True):
                     x = run_scatter(x, name, dim, groups or [[*range(n)]], how)
                 return x
-        return reduced(_exchange(x, (name,), n, dim, size), monoid, dim)
+        return reduce_dims(_exchange(x, (name,), n, dim, size), monoid, dim)
 
     def wide_block(
         self, x: Any, names: tuple[str, ...], n: int, block: tuple[int, int], how: WideSum

@@ -176,7 +176,7 @@ class Executable:
             outs = mapped(*(flat[i] for i in passed))
             return tuple(map(_jax.with_weak_type, outs, weak))
 
-        return _jax_call.called(whole, name, graph.input_names)
+        return _jax_call.named_function(whole, name, graph.input_names)
 
     def _answer_inspections(self) -> None:
         """Gives each `jax.debug.inspect_array_sharding` the sharding of its value while the program

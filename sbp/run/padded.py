@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from sbp import _jax, _jax_call
 from sbp.annotations import as_type
 from sbp.errors import ArgumentError, SbpError, nearest, refused
-from sbp.kinds import Kind, is_whole, made_of, shown, takes
+from sbp.kinds import Kind, is_whole, made_of, show, takes
 from sbp.run.specs import Axes, Padding, of_process, placed
 from sbp.trace.transfers import HOST
 from sbp.types import NdSbp, Split
@@ -122,7 +122,7 @@ class Padded:
     def problem(self) -> str:
         """What is wrong with its parts, which JAX may have replaced; empty where nothing is."""
         if not _PARTS.accepts(self.parts):
-            return f"has parts that are no array, {shown(self.parts)}"
+            return f"has parts that are no array, {show(self.parts)}"
         have, needed = tuple(self.parts.shape), self._padding.padded_shape
         return "" if have == needed else f"has parts of shape {have}, which are not {needed}"
 
@@ -304,7 +304,7 @@ def _held_type(t: Any, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> tup
     for axis in found:
         if axis not in names:
             raise SbpError(
-                f"Padded: the mesh has no axis {shown(axis)}{nearest(axis, names)}",
+                f"Padded: the mesh has no axis {show(axis)}{nearest(axis, names)}",
                 code="unknown-axis",
             )
     return _split(found, shape, tuple(zip(names, map(int, mesh.axis_sizes), strict=True)))
@@ -340,7 +340,7 @@ def _numpy(x: Any, name: str) -> np.ndarray:
     try:
         found = np.asarray(x)
     except (TypeError, ValueError) as error:
-        raise ArgumentError(f"{name} takes an array for `x`, got {shown(x)}") from error
+        raise ArgumentError(f"{name} takes an array for `x`, got {show(x)}") from error
     if found.dtype.kind not in "biufcV":
-        raise ArgumentError(f"{name} takes an array for `x`, got {shown(x)}")
+        raise ArgumentError(f"{name} takes an array for `x`, got {show(x)}")
     return found

@@ -21,7 +21,7 @@ from sbp.run.boxing import Boxing
 from sbp.run.execute import is_simulated, own_mesh
 from sbp.run.specs import partition_spec
 from sbp.signatures.factors import admissible
-from sbp.signatures.kernels.shards import reduced, sum_dtype
+from sbp.signatures.kernels.shards import reduce_dims, sum_dtype
 from sbp.types import NdSbp, Unreduced
 
 _TYPE = Kind('an NdSbp, such as sbp.parse("data:P(sum)")', lambda x: isinstance(x, NdSbp))
@@ -101,14 +101,14 @@ class Partial:
           SbpError: `bad-argument` for what JAX put in the place of the parts, such as None.
         """
         if not _PARTS.accepts(self.parts):
-            raise _PARTS.refused("Partial.reduce", "parts", self.parts)
+            raise _PARTS.refusal("Partial.reduce", "parts", self.parts)
         mesh = self._mesh()
         if mesh is not None:
             return _on_mesh(self, mesh)
         x, dims = self.parts, tuple(range(self.rank))
         if self.monoid != "sum" or not is_real(x.dtype):
-            return reduced(x, self.monoid, dims)
-        return reduced(jnp.asarray(x, sum_dtype(x.dtype)), "sum", dims).astype(x.dtype)
+            return reduce_dims(x, self.monoid, dims)
+        return reduce_dims(jnp.asarray(x, sum_dtype(x.dtype)), "sum", dims).astype(x.dtype)
 
     def _mesh(self) -> Mesh | None:
         """The mesh of the parts; None where they are on no mesh that has the axes of the type, and

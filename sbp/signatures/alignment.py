@@ -22,7 +22,7 @@ from jax import lax
 from sbp import _jax
 from sbp.signatures.clusters import Cluster, Wiring, cluster_of
 from sbp.signatures.kernels.halo import bytes_beside
-from sbp.trace.graph import Graph, Node, Operand, constant, rewritten
+from sbp.trace.graph import Graph, Node, Operand, constant, rewrite_graph
 from sbp.trace.slices import (
     Cuts,
     Slice,
@@ -41,7 +41,7 @@ from sbp.trace.slices import (
 # A *lifted* value has some elements before and after those of the value itself; nobody reads them.
 
 
-def resized(aval: Any, dim: int, size: int) -> Any:
+def resize(aval: Any, dim: int, size: int) -> Any:
     """An aval with another size of one dim."""
     return aval.update(shape=(*aval.shape[:dim], size, *aval.shape[dim + 1 :]))
 
@@ -68,7 +68,7 @@ class Strided(NamedTuple):
     cuts_one_dim: bool
 
 
-def strided(wiring: Wiring, value: Operand, dim: int) -> Strided | None:
+def view_of(wiring: Wiring, value: Operand, dim: int) -> Strided | None:
     """The slice that a value is; None for values that are not cut out of others."""
     node = wiring.maker(value)
     if not isinstance(value, int) or node is None or node.op not in ("slice", "split"):
@@ -83,7 +83,7 @@ def strided(wiring: Wiring, value: Operand, dim: int) -> Strided | None:
     return Strided(source, cuts, start, stride, shape_of(cuts)[dim], beside, beside == others)
 
 
-def padded(node: Node, dim: int) -> tuple[int, int] | None:
+def padded_at(node: Node, dim: int) -> tuple[int, int] | None:
     """The place that a pad gives the first element along a dim, and the distance of two elements;
     None for nodes that do something else, or pad other dims."""
     if node.op != "pad":
@@ -161,7 +161,7 @@ class Maker:
         return self.emit(
             at,
             like,
-            resized(aval, dim, out),
+            resize(aval, dim, out),
             op="pad",
             primitive=lax.pad_p,
             params={"padding_config": config},
@@ -198,7 +198,7 @@ class Maker:
         self.before[at].append(join_node(node, dim, pieces))
         return out
 
-    def shifted(self, at: int, like: Node, x: Operand, dim: int, by: int, size: int) -> Operand:
+    def shift(self, at: int, like: Node, x: Operand, dim: int, by: int, size: int) -> Operand:
         """A value behind `by` elements that nobody reads, cut off at a size.
 
         An array that is interleaved from two is interleaved again, with the second one shifted.
@@ -209,13 +209,13 @@ class Maker:
         key = (x, dim, by, size)
         if key in self._shifted and self._shifted[key][0] <= at:
             return self._shifted[key][1]
-        halves = self._interleaved(x, dim) if by == 1 and aval.shape[dim] == size else None
+        halves = self._interleaving(x, dim) if by == 1 and aval.shape[dim] == size else None
         if halves is None:
             zero = constant(np.zeros((), aval.dtype))
             found = self.pad(at, like, x, zero, dim, (by, 0, size))
         else:
             total, first, second, zero = halves
-            behind = self.shifted(at, total, second, dim, 1, size // 2)
+            behind = self.shift(at, total, second, dim, 1, size // 2)
             parts = (
                 self.pad(at, total, behind, zero, dim, (0, 1, size)),
                 self.pad(at, total, first, zero, dim, (1, 1, size)),
@@ -224,7 +224,7 @@ class Maker:
         self._shifted[key] = (at, found)
         return found
 
-    def _interleaved(self, x: Operand, dim: int) -> tuple[Node, Operand, Operand, Operand] | None:
+    def _interleaving(self, x: Operand, dim: int) -> tuple[Node, Operand, Operand, Operand] | None:
         """The sum that interleaves two arrays of one size; the two, and the zero between them."""
         total = self.wiring.maker(x)
         if total is None or total.op not in ("add", "add_any", "or"):
@@ -232,7 +232,7 @@ class Maker:
         found: dict[int, Node] = {}
         for operand in total.inputs:
             node = self.wiring.maker(operand)
-            how = padded(node, dim) if node is not None else None
+            how = padded_at(node, dim) if node is not None else None
             if node is None or how is None or how[1] != 2 or not is_zero(node.inputs[1]):
                 return None
             found[how[0]] = node
@@ -253,10 +253,10 @@ def with_alignment(graph: Graph) -> Graph:
     Arguments:
       graph: a traced program; new values are entered in its table of avals.
     """
-    return rewritten(graph, _aligned)
+    return rewrite_graph(graph, _align)
 
 
-def _aligned(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
+def _align(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
     wiring = Wiring.of(graph)
     asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
     maker = Maker(wiring, asked, ids)
@@ -292,7 +292,7 @@ def _put_back(maker: Maker, at: int, node: Node) -> Node | None:
     x, fill = node.inputs
     graph, out = maker.graph, maker.graph.avals[node.outputs[0]]
     for dim, size in enumerate(out.shape):
-        view, how = strided(maker.wiring, x, dim), padded(node, dim)
+        view, how = view_of(maker.wiring, x, dim), padded_at(node, dim)
         if view is None or how is None or view.stride != 1 or not view.cuts_one_dim:
             continue
         whole_size, count = graph.aval(view.source).shape[dim], view.size
@@ -362,7 +362,7 @@ class _Lifting:
         graph = self.graph
         saved = 0.0
         for leaf, dim in self.cluster.leaves.items():
-            view = strided(self.wiring, leaf, dim)
+            view = view_of(self.wiring, leaf, dim)
             was = view is not None and view.start >= view.stride
             moves = view is None or not 0 <= self.first(view) < view.stride
             saved += (was - moves) * bytes_beside(graph.aval(leaf), dim)
@@ -371,7 +371,7 @@ class _Lifting:
             stays = value in self.maker.asked
             for at in self.outside(value):
                 node = graph.nodes[at]
-                how = padded(node, dim)
+                how = padded_at(node, dim)
                 if self.joins(node, value):
                     saved += across
                 elif how is not None and node.inputs[0] == value:
@@ -412,17 +412,17 @@ class _Lifting:
 
     def nodes(self) -> dict[int, list[Node]]:
         """For each position of a node that is replaced, the nodes that come there."""
-        found = {at: self.computed(at) for at in self.cluster.nodes}
+        found = {at: self.compute(at) for at in self.cluster.nodes}
         for value in self.cluster.dims:
             for at in self.outside(value):
                 node = self.graph.nodes[at]
                 if at not in found and self.joins(node, value):
-                    found[at] = [self.joined(node)]
-                elif padded(node, self.cluster.dims[value]) and node.inputs[0] == value:
-                    found[at] = [self.padded(at, node, value)]
+                    found[at] = [self.join(node)]
+                elif padded_at(node, self.cluster.dims[value]) and node.inputs[0] == value:
+                    found[at] = [self.pad(at, node, value)]
         return found
 
-    def computed(self, at: int) -> list[Node]:
+    def compute(self, at: int) -> list[Node]:
         """A node of the cluster on lifted operands, and slices of its results as they were."""
         node, graph = self.graph.nodes[at], self.graph
         split = dict(self.cluster.nodes[at])
@@ -430,7 +430,7 @@ class _Lifting:
         outputs, slices = [], []
         for value in node.outputs:
             dim = split[value]
-            out = graph.new_value(resized(graph.avals[value], dim, self.total))
+            out = graph.new_value(resize(graph.avals[value], dim, self.total))
             self.lifted[value] = out
             outputs.append(out)
             shape = graph.avals[out].shape
@@ -453,9 +453,9 @@ class _Lifting:
     def leaf(self, at: int, node: Node, operand: Operand) -> Operand:
         """A lifted leaf: a slice that begins earlier, or a shifted array."""
         dim = self.cluster.leaves[operand]
-        view = strided(self.wiring, operand, dim)
+        view = view_of(self.wiring, operand, dim)
         if view is None:
-            return self.maker.shifted(at, node, operand, dim, self.by, self.total)
+            return self.maker.shift(at, node, operand, dim, self.by, self.total)
         shape, first = self.graph.aval(view.source).shape, self.first(view)
         if first >= 0 and first + (self.total - 1) * view.stride < shape[dim]:
             cut = (first, first + (self.total - 1) * view.stride + 1, view.stride)
@@ -464,10 +464,10 @@ class _Lifting:
             self.views.append((view._replace(start=first), found))
             return found
         if view.stride == 1 and view.cuts_one_dim:
-            return self.maker.shifted(at, node, view.source, dim, -first, self.total)
-        return self.maker.shifted(at, node, operand, dim, self.by, self.total)
+            return self.maker.shift(at, node, view.source, dim, -first, self.total)
+        return self.maker.shift(at, node, operand, dim, self.by, self.total)
 
-    def joined(self, node: Node) -> Node:
+    def join(self, node: Node) -> Node:
         """A concatenation of lifted operands, each at its place."""
         dim, at = int(node.params["dimension"]), 0
         pieces: list[Slice] = []
@@ -483,7 +483,7 @@ class _Lifting:
     def in_place(self, operand: Operand, dim: int, at: int, size: int) -> Slice:
         """An operand of a concatenation as a part of a lifted slice of the same array, if there is
         one that has the same elements at the same place."""
-        own = strided(self.wiring, operand, dim)
+        own = view_of(self.wiring, operand, dim)
         if own is None:
             return Slice(operand, 0, size)
         for view, lifted in self.views:
@@ -493,11 +493,11 @@ class _Lifting:
                 return Slice(lifted, at, size)
         return Slice(operand, 0, size)
 
-    def padded(self, at: int, node: Node, value: int) -> Node:
+    def pad(self, at: int, node: Node, value: int) -> Node:
         """A pad of a lifted value. Elements that the value itself does not have are replaced by the
         padding, if they are in the result."""
         dim = self.cluster.dims[value]
-        how = padded(node, dim)
+        how = padded_at(node, dim)
         assert how is not None
         lifted, (low, step) = self.lifted[value], how
         out = self.graph.avals[node.outputs[0]].shape[dim]

@@ -10,7 +10,7 @@ from jax import numpy as jnp
 
 from sbp import _jax
 from sbp.signatures.fallback import traits_of
-from sbp.trace.graph import Graph, Node, Operand, rewritten
+from sbp.trace.graph import Graph, Node, Operand, rewrite_graph
 from sbp.trace.regions import LOOPS, body_of, interface_of, with_body_constants
 
 # ---- ahead of loops -----------------------------------------------------------------------------
@@ -34,15 +34,15 @@ def with_hoisted_casts(graph: Graph) -> Graph:
         nodes: list[Node] = []
         for node in graph.nodes:
             if node.op in LOOPS:
-                before, node = _hoisted(graph, node, inspected, ids)
+                before, node = _hoist(graph, node, inspected, ids)
                 nodes += before
             nodes.append(node)
         return dataclasses.replace(graph, nodes=tuple(nodes))
 
-    return rewritten(graph, rewrite)
+    return rewrite_graph(graph, rewrite)
 
 
-def _hoisted(
+def _hoist(
     graph: Graph, loop: Node, inspected: Set[int], ids: Iterator[int]
 ) -> tuple[list[Node], Node]:
     """The nodes that stand ahead of a loop, and the loop that reads their results.

@@ -81,11 +81,11 @@ class Wiring:
             is_sum_of_pads = all(m is not None and m.op == "pad" for m in makers)
             found: Sequence[Row] = ()
             if traits_of(node.op).pointwise and not is_sum_of_pads:
-                found = self._offered(node, 1)
+                found = self._rows_on(node, 1)
             self.rows[at] = tuple(row for row in found if self._is_by_index(node, row))
         return self.rows[at]
 
-    def _offered(self, node: Node, n: int) -> Sequence[Row]:
+    def _rows_on(self, node: Node, n: int) -> Sequence[Row]:
         """The rows of a node on `n` devices."""
         rule, aval = rule_for(node.op), self.graph.aval
         ins, outs = tuple(map(aval, node.inputs)), tuple(map(aval, node.outputs))
@@ -100,7 +100,7 @@ class Wiring:
         if len(sizes) != 1:
             return False
         (size,) = sizes
-        return traits_of(node.op).elementwise or row in self._offered(node, max(1, size))
+        return traits_of(node.op).elementwise or row in self._rows_on(node, max(1, size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

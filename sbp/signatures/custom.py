@@ -18,7 +18,7 @@ import numpy as np
 
 from sbp import _jax
 from sbp.errors import SbpError, Span, nearest
-from sbp.kinds import FLAG, Kind, refuse_unless, shown, takes
+from sbp.kinds import FLAG, Kind, refuse_unless, show, takes
 from sbp.signatures.factors import admissible
 from sbp.signatures.fallback import FALLBACK, REFUSED, TYPED_BY_SBP
 from sbp.signatures.laws.oracle import Oracle, parts, words_of
@@ -80,7 +80,7 @@ class Custom:
         """
         given = self.rows(op) if callable(self.rows) else self.rows
         if not isinstance(given, Sequence) or not all(isinstance(r, Row | str) for r in given):
-            raise self.error(f"rows= returned {shown(given)}, which is no list of rows")
+            raise self.error(f"rows= returned {show(given)}, which is no list of rows")
         rows = [self.fitting(row if isinstance(row, Row) else parse_row(row), op) for row in given]
         return tuple(
             dict.fromkeys((all_b(op), *(r for r in rows if not self.even or _divides(r, op))))
@@ -99,11 +99,11 @@ class Custom:
             for k, (atom, aval) in enumerate(zip(atoms, avals, strict=True)):
                 if isinstance(atom, Split) and atom.dim >= len(aval.shape):
                     raise self.error(
-                        f"row `{row}` splits dim {atom.dim} of {what} {k}, which is {_shown(aval)}"
+                        f"row `{row}` splits dim {atom.dim} of {what} {k}, which is {_text(aval)}"
                     )
                 if isinstance(atom, Unreduced) and atom.monoid not in admissible(aval.dtype):
                     raise self.error(
-                        f"row `{row}` has {atom!r} for {what} {k}, which is {_shown(aval)}"
+                        f"row `{row}` has {atom!r} for {what} {k}, which is {_text(aval)}"
                     )
         if row.kernel != "local":
             raise self.error(
@@ -199,11 +199,11 @@ def parse_row(text: Any) -> Row:
     S(1), S(0) -> P(sum)
     """
     if not isinstance(text, str):
-        raise SbpError(f"a row is a `Row` or a text such as 'S(0), B -> S(0)', got {shown(text)}")
+        raise SbpError(f"a row is a `Row` or a text such as 'S(0), B -> S(0)', got {show(text)}")
     before, arrow, after = text.partition("->")
     if not arrow:
         raise SbpError(
-            f"a row is `operand atoms -> result atoms`, got {shown(text)}", code="type-syntax"
+            f"a row is `operand atoms -> result atoms`, got {show(text)}", code="type-syntax"
         )
     ins, outs = (
         tuple(_atom(a, text) for a in side.split(",")) if side.strip() else ()
@@ -224,7 +224,7 @@ def _atom(text: str, row: str) -> Atom:
         found = None
     if found is None or len(found) != 1:
         raise SbpError(
-            f"{shown(text.strip())} in row {shown(row)} is no atom: S(dim), B or P(monoid)",
+            f"{show(text.strip())} in row {show(row)} is no atom: S(dim), B or P(monoid)",
             code="type-syntax",
         )
     return found["axis"]
@@ -247,7 +247,7 @@ def _divides(row: Row, op: Op) -> bool:
     return all(op.divides(aval.shape[atom.dim]) for atom, aval in sides if isinstance(atom, Split))
 
 
-def _shown(aval: Any) -> str:
+def _text(aval: Any) -> str:
     return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
 
 
@@ -381,7 +381,7 @@ def _given_rows(rows: Rows) -> Rows:
     if isinstance(rows, str) or not (callable(rows) or isinstance(rows, Sequence | AbstractSet)):
         raise SbpError(
             'rows= is a list of rows, such as ["S(0) -> S(0)"], or a function from an Op to one;'
-            f" got {shown(rows)}"
+            f" got {show(rows)}"
         )
     if callable(rows):
         return rows
@@ -415,7 +415,7 @@ def unregister(primitive: Any) -> None:
     """
     name = _name(primitive, known=_CUSTOM)
     if name not in _CUSTOM:
-        raise SbpError(f"no signature was registered for {shown(name)}{nearest(name, _CUSTOM)}")
+        raise SbpError(f"no signature was registered for {show(name)}{nearest(name, _CUSTOM)}")
     remove_rule(name)
     del _CUSTOM[name]
 
@@ -460,7 +460,7 @@ def _name(primitive: Any, known: Any = ()) -> str:
     elif isinstance(primitive, str):
         name = primitive
     else:
-        raise SbpError(f"a signature is for a JAX primitive or its name, got {shown(primitive)}")
+        raise SbpError(f"a signature is for a JAX primitive or its name, got {show(primitive)}")
     if name in NAMED:
         raise SbpError(
             f"{name!r} calls a function, and signatures are for functions: register '{name}:NAME'"
@@ -478,7 +478,7 @@ def _name(primitive: Any, known: Any = ()) -> str:
         if name not in primitives:
             close = nearest(name, primitives)
             hint = close if "did you mean" in close else "; import first what defines it"
-            raise SbpError(f"no primitive is named {shown(name)}{hint}", code="unknown-option")
+            raise SbpError(f"no primitive is named {show(name)}{hint}", code="unknown-option")
     return name
 
 

@@ -25,7 +25,7 @@ from jax import lax
 from sbp import _jax
 from sbp.signatures.clusters import Bound, Wiring, bound_to
 from sbp.signatures.fallback import traits_of
-from sbp.trace.graph import Graph, Node, Operand, constant, rewritten
+from sbp.trace.graph import Graph, Node, Operand, constant, rewrite_graph
 from sbp.trace.slices import cuts_of, slicing
 
 # ---- mirrors ------------------------------------------------------------------------------------
@@ -118,10 +118,10 @@ def with_mirrors(graph: Graph) -> Graph:
     Arguments:
       graph: a traced program; new values are entered in its table of avals.
     """
-    return rewritten(graph, _mirrored)
+    return rewrite_graph(graph, _mirror)
 
 
-def _mirrored(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
+def _mirror(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
     asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
     seen: set[tuple[Operand, int]] = set()
     while reversal := next(

@@ -152,7 +152,7 @@ def _large(
     node: Node, program: Graph, decision: Decision, typing: Typing, pinned: Codes
 ) -> Iterator[Claim]:
     """The claim that a split that is not pinned leaves each device an element (`TypeSpace`)."""
-    mesh, codes = typing.mesh, typing.decided(decision)
+    mesh, codes = typing.mesh, typing.codes_of(decision)
     kind, key = decision.place
     if kind == "value":
         shape = tuple(program.avals[key].shape)

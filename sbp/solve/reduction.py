@@ -279,10 +279,10 @@ def _useful(unary: np.ndarray, *tables: np.ndarray) -> np.ndarray:
     alive = np.isfinite(unary)
     for table in tables:
         alive &= np.isfinite(table).any(axis=1)
-    return undominated(unary, alive, *tables) if alive.sum() > 1 else alive
+    return undominated_states(unary, alive, *tables) if alive.sum() > 1 else alive
 
 
-def undominated(unary: np.ndarray, alive: np.ndarray, *tables: np.ndarray) -> np.ndarray:
+def undominated_states(unary: np.ndarray, alive: np.ndarray, *tables: np.ndarray) -> np.ndarray:
     """Which states of a variable are not dominated (Goldstein's criterion).
 
     State r dominates state s if u[r] - u[s] + sum over neighbours of max(T[r] - T[s]) <= `TIE`.

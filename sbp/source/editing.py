@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from sbp.errors import SourceEdit, Span
 from sbp.limits import Policy
-from sbp.slips import renamed
+from sbp.slips import rename_axis
 from sbp.source.reader import (
     ANNOTATIONS,
     SbpNames,
@@ -445,7 +445,7 @@ def _constant(part: ast.expr, old: Any, new: Any) -> str:
     if type(value) is type(old) and value == old:
         changed = new
     elif isinstance(value, str) and isinstance(old, str) and isinstance(new, str):
-        changed = renamed(value, old, new)
+        changed = rename_axis(value, old, new)
     elif isinstance(value, str) and isinstance(old, int) and isinstance(new, int):
         changed = value.replace(f"S({old})", f"S({new})")
     if changed is value or changed == value:

@@ -20,7 +20,7 @@ from sbp.annotations import Pin, annotate_p
 from sbp.errors import SbpError, Span
 from sbp.settings import SETTINGS, Settings
 from sbp.trace.collector import collecting_less
-from sbp.trace.graph import BARRIER, Constant, Graph, Inspection, Node, Operand, rewritten
+from sbp.trace.graph import BARRIER, Constant, Graph, Inspection, Node, Operand, rewrite_graph
 from sbp.trace.places import PLACING, Pins, Places
 from sbp.trace.scopes import REMATTED
 from sbp.trace.slices import is_zero, with_joins, with_slices
@@ -86,7 +86,7 @@ def _with_one_predicate(eqn: Any) -> Callable[..., list[Any]]:
         def step(carry: list[Any]) -> list[Any]:
             goes_on = predicate(carry)
             stepped = _jax.eval_jaxpr(body, (*operands[of_cond:consts], *carry))
-            return [_chosen(goes_on, new, old) for new, old in zip(stepped, carry, strict=True)]
+            return [_select(goes_on, new, old) for new, old in zip(stepped, carry, strict=True)]
 
         def any_goes_on(carry: list[Any]) -> jax.Array:
             goes_on = predicate(carry)
@@ -97,7 +97,7 @@ def _with_one_predicate(eqn: Any) -> Callable[..., list[Any]]:
     return loop
 
 
-def _chosen(goes_on: jax.Array, new: Any, old: Any) -> Any:
+def _select(goes_on: jax.Array, new: Any, old: Any) -> Any:
     """`new` where the elements of the batch, the first dims, go on; else `old`."""
     return lax.select(lax.broadcast_in_dim(goes_on, new.shape, range(goes_on.ndim)), new, old)
 
@@ -247,7 +247,7 @@ def trace(
     graph = builder.graph(closed, tuple(input_names))
     builder.places.warn()
     graph = replace(graph, inspections=tuple(builder.inspections))
-    return with_joins(rewritten(with_slices(graph), _sum_before_pads)), out_shape
+    return with_joins(rewrite_graph(with_slices(graph), _sum_before_pads)), out_shape
 
 
 def body_graph(jaxpr: Any) -> Graph:
@@ -302,7 +302,7 @@ class _Builder:
         opened, _ = _jax.open_jaxpr(jaxpr)
         inputs = tuple(self.new_value(var.aval) for var in opened.invars)
         at = replace(within or _Within(), nodes=[])
-        outputs = self.called(jaxpr, inputs, at)
+        outputs = self.append_jaxpr(jaxpr, inputs, at)
         return Graph(
             inputs=inputs,
             outputs=outputs,
@@ -316,7 +316,7 @@ class _Builder:
             return Constant(atom.val, _jax.plain_aval(atom.aval))
         return env[atom]
 
-    def called(
+    def append_jaxpr(
         self, called: Any, operands: tuple[Operand, ...], within: _Within
     ) -> tuple[Operand, ...]:
         """The results of a jaxpr on these operands, after its nodes have been appended."""
@@ -334,28 +334,28 @@ class _Builder:
             )
             operands = tuple(self.read(env, v) for v in eqn.invars)
             before, after = self.places.pins(eqn, at.span, at.scope, manual=at.manual)
-            operands = self.pinned(eqn, operands, before, at)
+            operands = self.pin_operands(eqn, operands, before, at)
             if name in INLINED or name == "custom_linear_solve":
                 results = self.inline(eqn, operands, at)
             elif (chosen := self.chosen_branch(eqn)) is not None and name == "platform_index":
                 results = (Constant(np.int32(chosen), _jax.plain_aval(eqn.outvars[0].aval)),)
             elif chosen is not None:
-                results = self.called(eqn.params["branches"][chosen], operands[1:], at)
-            elif (ordinary := of_batch(eqn) or self.lowered(eqn, at)) is not None:
-                results = self.called(ordinary, operands, at)
+                results = self.append_jaxpr(eqn.params["branches"][chosen], operands[1:], at)
+            elif (ordinary := of_batch(eqn) or self.lowering_of(eqn, at)) is not None:
+                results = self.append_jaxpr(ordinary, operands, at)
             elif name in PLACING:
-                results = self.placed(eqn, operands, after, at)
+                results = self.place_results(eqn, operands, after, at)
             elif name == "inspect_sharding" and not at.manual:
                 self.inspections.append(Inspection(operands[0], eqn.params["callback"]))
                 results = ()
             else:
                 results = self.node(eqn, operands, at)
             if name not in PLACING:
-                results = self.pinned(eqn, results, after, at)
+                results = self.pin_operands(eqn, results, after, at)
             env.update(zip(eqn.outvars, results, strict=True))
         return tuple(self.read(env, out) for out in body.outvars)
 
-    def pinned(
+    def pin_operands(
         self, eqn: Any, operands: tuple[Operand, ...], pins: Pins, at: _Within
     ) -> tuple[Operand, ...]:
         """The operands with an annotation of each that has a pin."""
@@ -369,7 +369,7 @@ class _Builder:
             found += self.emit(eqn, at, (operand,), [self.aval(operand)], **fields)
         return tuple(found)
 
-    def placed(
+    def place_results(
         self, eqn: Any, operands: tuple[Operand, ...], pins: Pins, at: _Within
     ) -> tuple[Operand, ...]:
         """The results of an equation that puts its operands elsewhere: in another memory, then in
@@ -381,7 +381,7 @@ class _Builder:
                 fields = transfer_fields(host, eqn, position)
                 (operand,) = self.emit(eqn, at, (operand,), [var.aval], **fields)
             found.append(operand)
-        return self.pinned(eqn, tuple(found), pins, at)
+        return self.pin_operands(eqn, tuple(found), pins, at)
 
     def aval(self, operand: Operand) -> Any:
         """Shape, dtype and memory of an operand."""
@@ -433,9 +433,9 @@ class _Builder:
         inside = f"{at.scope}/{REMATTED}" if recomputed else at.scope
         metadata = (*at.metadata, *eqn.params.get("xla_metadata", ()))
         within = replace(at, scope=inside, metadata=metadata)
-        return self.called(called, operands, within)
+        return self.append_jaxpr(called, operands, within)
 
-    def lowered(self, eqn: Any, at: _Within) -> Any:
+    def lowering_of(self, eqn: Any, at: _Within) -> Any:
         """The closed jaxpr that a primitive of another library is lowered to, or the function that
         `custom_partitioning` partitions; None for others."""
         name = _jax.op_name(eqn)

@@ -200,7 +200,7 @@ Rewrite = Callable[[Graph, Set[int], Iterator[int]], Graph]
 program asks for, which stay, and unused numbers of nodes."""
 
 
-def rewritten(graph: Graph, rewrite: Rewrite) -> Graph:
+def rewrite_graph(graph: Graph, rewrite: Rewrite) -> Graph:
     """A traced program after a rewrite of its graph and of all regions, inner ones first.
 
     Arguments:

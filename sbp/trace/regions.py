@@ -79,7 +79,7 @@ class Exit:
     result: int = -1
     entry: Entry | None = None
 
-    def entered(self, region: int) -> int:
+    def entry_position(self, region: int) -> int:
         """The position of a carry among the inputs of a region."""
         assert self.entry is not None
         return next(position for r, position in self.entry.inputs if r == region)

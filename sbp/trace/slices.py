@@ -27,7 +27,7 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.trace.graph import Constant, Graph, Node, Operand, rewritten
+from sbp.trace.graph import Constant, Graph, Node, Operand, rewrite_graph
 
 Cut = tuple[int, int, int]
 """First index, last index (exclusive) and stride of a slice along a dim."""
@@ -101,7 +101,7 @@ def with_slices(graph: Graph) -> Graph:
             regions = tuple(with_slices(r) for r in node.regions)
             node = dataclasses.replace(node, regions=regions)
         elif node.op in ("slice", "pad"):
-            node = _composed(graph, node, sources)
+            node = _compose(graph, node, sources)
         for value in node.outputs if node.op in ("slice", "split") else ():
             cuts = cuts_of(node, value, graph.aval(node.inputs[0]).shape)
             if cuts is not None:
@@ -110,7 +110,7 @@ def with_slices(graph: Graph) -> Graph:
     return dataclasses.replace(graph, nodes=tuple(nodes))
 
 
-def _composed(graph: Graph, node: Node, sources: dict[int, tuple[Operand, Cuts]]) -> Node:
+def _compose(graph: Graph, node: Node, sources: dict[int, tuple[Operand, Cuts]]) -> Node:
     """A slice of what its operand was cut out of.
 
     Arguments:
@@ -173,7 +173,7 @@ Padded = tuple[Slice, Slice, Slice]
 """Copies of a scalar, a slice, and copies of the scalar."""
 
 
-def summed(first: Padded, *others: Padded) -> list[Slice]:
+def sum_pads(first: Padded, *others: Padded) -> list[Slice]:
     """The slices of a pad, or of the sum of two pads with zeros; none where the slices of the two
     overlap."""
     slices = [[*first]] if not others else []
@@ -266,7 +266,7 @@ operand, `size` copies."""
 join_slices_p = _jax.Primitive("join_slices")
 
 
-def joined(*args: Any, dimension: int, pieces: tuple[Piece, ...]) -> Any:
+def join_slices(*args: Any, dimension: int, pieces: tuple[Piece, ...]) -> Any:
     """Slices of arrays, one after the other.
 
     Arguments:
@@ -292,9 +292,9 @@ def _abstract(*avals: Any, dimension: int, pieces: tuple[Piece, ...]) -> Any:
     return array.update(shape=(*array.shape[:dimension], size, *array.shape[dimension + 1 :]))
 
 
-join_slices_p.def_impl(joined)
+join_slices_p.def_impl(join_slices)
 join_slices_p.def_abstract_eval(_abstract)
-_jax.mlir.register_lowering(join_slices_p, _jax.mlir.lower_fun(joined, multiple_results=False))
+_jax.mlir.register_lowering(join_slices_p, _jax.mlir.lower_fun(join_slices, multiple_results=False))
 
 
 # ---- joins --------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def with_joins(graph: Graph) -> Graph:
     Arguments:
       graph: a traced program; new values are entered in its table of avals.
     """
-    return rewritten(graph, _with_joins)
+    return rewrite_graph(graph, _with_joins)
 
 
 def _with_joins(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
@@ -467,9 +467,9 @@ class _Joins:
             dim = int(node.params["dimension"])
             return dim, [self.cut(o, dim) for o in node.inputs]
         pads = self.pads(node)
-        found = [p for p in map(self.padded, pads) if p is not None]
+        found = [p for p in map(self.slices_of_pad, pads) if p is not None]
         is_along_one_dim = len(found) == len(pads) and len({dim for dim, _ in found}) == 1
-        return (found[0][0], summed(*(s for _, s in found))) if is_along_one_dim else None
+        return (found[0][0], sum_pads(*(s for _, s in found))) if is_along_one_dim else None
 
     def maker(self, value: Operand) -> Node | None:
         """The node that makes a value; None for inputs of the graph and constants."""
@@ -598,7 +598,7 @@ class _Joins:
         found = [m for m in makers if m is not None and m.op == "pad" and is_zero(m.inputs[1])]
         return found if len(found) == 2 else []
 
-    def padded(self, pad: Node) -> tuple[int, Padded] | None:
+    def slices_of_pad(self, pad: Node) -> tuple[int, Padded] | None:
         """The dim of a pad along one dim, and its slices; None for other pads."""
         x, value = pad.inputs
         config = [tuple(map(plain, c)) for c in pad.params["padding_config"]]

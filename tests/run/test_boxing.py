@@ -22,7 +22,7 @@ from sbp.machine.table import HARDWARE
 from sbp.run import boxing
 from sbp.run.boxing import Boxing
 from sbp.signatures.factors import admissible
-from sbp.signatures.laws.oracle import Types, assemble, localised, place
+from sbp.signatures.laws.oracle import Types, assemble, localise, place
 from sbp.types import Atom, B, Broadcast, Split, Unreduced
 from tests.slices import sliced
 
@@ -118,7 +118,7 @@ class Conversions:
 
     def local(self, codes: Codes) -> Shape:
         """The slot of a type on one device."""
-        return (*localised(self.shape, atoms_of(codes), self.sizes), self.room)
+        return (*localise(self.shape, atoms_of(codes), self.sizes), self.room)
 
     def _compiled(self) -> Any:
         """From the slots of all types to the results of all steps, each side one vector for a

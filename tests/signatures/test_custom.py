@@ -14,7 +14,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 import sbp
 from sbp import _jax
 from sbp.errors import SbpError
-from sbp.infer.registered import drawn
+from sbp.infer.registered import draw
 from sbp.signatures import Op, Row, register, registered, rule_for, unregister
 from sbp.signatures.custom import custom_for, parse_row
 from sbp.types import B, P, S
@@ -227,7 +227,7 @@ def test_values_are_drawn_for_every_kind_of_operand():
             for t in (jnp.float32, jnp.bfloat16, jnp.int8, jnp.uint32, jnp.bool_, jnp.complex64)
         ),
     ):
-        x = drawn(aval, 0)
+        x = draw(aval, 0)
         assert (x.shape, x.dtype) == (aval.shape, aval.dtype)
 
 

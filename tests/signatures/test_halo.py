@@ -59,7 +59,7 @@ def test_needs_hold_what_windows_read():
             for device in range(n):
                 results = range(chunk * device, min(chunk * (device + 1), windows.out))
                 wanted = set().union(*(read_by(windows, o) for o in results))
-                assert wanted <= set(range(*need.wanted(device))), (windows, n, device)
+                assert wanted <= set(range(*need.range_of(device))), (windows, n, device)
 
 
 def halos(windows: Windows, n: int) -> list[tuple[int, int]]:
@@ -67,7 +67,8 @@ def halos(windows: Windows, n: int) -> list[tuple[int, int]]:
     many of its own it does not)."""
     chunk, shard = -(-windows.out // n), -(-windows.size // n)
     ends = [
-        (windows.first(chunk * k) + windows.padded(chunk) - 1) // windows.base + 1 for k in range(n)
+        (windows.first(chunk * k) + windows.positions_read(chunk) - 1) // windows.base + 1
+        for k in range(n)
     ]
     starts = windows.need(n).starts
     return [

@@ -13,7 +13,7 @@ import pytest
 
 from sbp.solve.costgraph import CostGraph
 from sbp.solve.messages import Bounded, pass_messages
-from sbp.solve.reduction import CHUNK, FEW, TIE, Core, Repeats, undominated
+from sbp.solve.reduction import CHUNK, FEW, TIE, Core, Repeats, undominated_states
 from sbp.solve.search import JOINT_ENTRIES, Search, Solution, eliminate, solve_axes
 
 
@@ -250,7 +250,7 @@ def test_dominated_states_in_several_blocks(seed: int):
         changed = worse[:, None] & (rng.random((STATES, columns)) < 0.02)
         more = rng.choice([1.0, -1.0, np.inf], changed.shape, p=PARTS)
         tables.append(table[alike] + np.where(changed, more, 0.0))
-    stays = undominated(unary, np.ones(STATES, dtype=bool), *tables)
+    stays = undominated_states(unary, np.ones(STATES, dtype=bool), *tables)
     assert (stays == by_definition(unary, tables)).all()
     assert 12 <= stays.sum() < STATES - 12
 

@@ -136,7 +136,7 @@ def _independent(params: dict[str, Any]) -> tuple[GridDim, ...]:
             kernels_own += 1
             if kernels_own - 1 in asked or not _forgets(params, kernels_own - 1):
                 continue
-        blocks = [_counted(m, position) for m in grid_mapping.block_mappings]
+        blocks = [_counted_dim(m, position) for m in grid_mapping.block_mappings]
         ins, outs = blocks[: grid_mapping.num_inputs], blocks[grid_mapping.num_inputs :]
         if False in blocks or None in outs:
             continue
@@ -157,7 +157,7 @@ def _forgets(params: dict[str, Any], grid_dim: int) -> bool:
     return getattr(said, "name", said).lower() == "parallel"
 
 
-def _counted(mapping: Any, position: int) -> Any:
+def _counted_dim(mapping: Any, position: int) -> Any:
     """The dim whose blocks a grid dim counts, with the size of a block; None where the block is
     the same for all points, False where it depends on them in another way.
 

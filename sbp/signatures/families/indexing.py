@@ -26,7 +26,7 @@ from sbp.signatures.factors import (
     owned_monoid,
     split_rows,
 )
-from sbp.signatures.kernels.shards import clipped, owned_along, picked_along, without_padding
+from sbp.signatures.kernels.shards import clip_indices, owned_along, picked_along, without_padding
 from sbp.signatures.rule import (
     Kernel,
     LocalContext,
@@ -63,7 +63,7 @@ add_kernel(
 )
 
 
-def _kept(op: Op, small: Any) -> tuple[Dims, list[int]]:
+def _whole_factors(op: Op, small: Any) -> tuple[Dims, list[int]]:
     """The factors of the dims whose window is the whole dim, and the other dims."""
     sizes = list(zip(op.ins[0].shape, small.shape, strict=True))
     dims = tuple(f"d{d}" if a == b else None for d, (a, b) in enumerate(sizes))
@@ -76,9 +76,9 @@ def _cut(ctx: LocalContext, small: Sequence[int]) -> list[int]:
     return [d for d in range(len(shape)) if ctx.in_axes(0, d) and small[d] != shape[d]]
 
 
-def _clamped(start: Any, size: int, window: int) -> Any:
+def _clamp(start: Any, size: int, window: int) -> Any:
     """A start as JAX clamps it, as int32: the window lies inside of the dim."""
-    return clipped(start, size - window + 1)[0]
+    return clip_indices(start, size - window + 1)[0]
 
 
 def _dynamic_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -92,7 +92,7 @@ def _dynamic_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     sizes = list(ctx.local_outs[0])
     cut = _cut(ctx, window)
     first = {
-        d: _clamped(starts[d], ctx.global_ins[0].shape[d], window[d]) - ctx.in_offset(0, d)
+        d: _clamp(starts[d], ctx.global_ins[0].shape[d], window[d]) - ctx.in_offset(0, d)
         for d in cut
     }
     for d in cut:
@@ -111,7 +111,7 @@ def _dynamic_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 )
 def _dynamic_slice(op: Op) -> Sequence[Row]:
     """Dims sliced whole split; a cut dim splits with a partial result."""
-    dims, cut = _kept(op, op.outs[0])
+    dims, cut = _whole_factors(op, op.outs[0])
     starts = (B,) * (len(op.ins) - 1)
     rows = [
         *split_rows(op, FactorMap(ins=(dims, *((),) * len(starts)), outs=(dims,))),
@@ -139,7 +139,7 @@ def _dynamic_update_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[
         return bind_with(ctx, args)
     mine = jnp.ones((), jnp.bool_)
     for d in cut:
-        start = _clamped(starts[d], whole[d], window[d]) - ctx.in_offset(0, d)
+        start = _clamp(starts[d], whole[d], window[d]) - ctx.in_offset(0, d)
         size = min(window[d], x.shape[d])
         here = jnp.clip(start, 0, x.shape[d] - size)
         index = lax.iota(jnp.int32, size) + here - start
@@ -161,7 +161,7 @@ def _dynamic_update_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[
 )
 def _dynamic_update_slice(op: Op) -> Sequence[Row]:
     """Dims that the update covers split in all three; a cut dim splits in operand and result."""
-    dims, cut = _kept(op, op.ins[1])
+    dims, cut = _whole_factors(op, op.ins[1])
     starts = (B,) * (len(op.ins) - 2)
     rows = [
         *split_rows(op, FactorMap(ins=(dims, dims, *((),) * len(starts)), outs=(dims,))),
@@ -347,10 +347,10 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
             changes["indices_are_sorted"] = False  # padded indices are not sorted
         return bind_with(ctx, args, **changes)
     mine: Any = True
-    filled = _filled(ctx, indices)
+    filled = _fill_mask(ctx, indices)
     components = []
     for c, d in enumerate(dims.pointed):
-        inside, outside = clipped(indices[..., c], shape[d] - sizes[d] + 1)
+        inside, outside = clip_indices(indices[..., c], shape[d] - sizes[d] + 1)
         if d not in (*windows, *picked):
             components.append(_as_int32(indices[..., c]))
             continue
@@ -377,14 +377,14 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [jnp.where(owned, out, jnp.zeros((), out.dtype))]
 
 
-def _filled(ctx: LocalContext, indices: Any) -> Any:
+def _fill_mask(ctx: LocalContext, indices: Any) -> Any:
     """For each slice, whether the gather fills it because it reaches outside of the operand along
     some dim."""
     sizes, shape = ctx.params["slice_sizes"], ctx.global_ins[0].shape
     filled = jnp.zeros(indices.shape[:-1], jnp.bool_)
     if _MODE.from_any(ctx.params["mode"]) == _MODE.FILL_OR_DROP:
         for c, d in enumerate(ctx.params["dimension_numbers"].start_index_map):
-            filled = filled | clipped(indices[..., c], shape[d] - sizes[d] + 1)[1]
+            filled = filled | clip_indices(indices[..., c], shape[d] - sizes[d] + 1)[1]
     return filled
 
 

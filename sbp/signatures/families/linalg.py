@@ -22,7 +22,7 @@ from sbp.signatures.factors import (
     rows_beside,
     split_rows,
 )
-from sbp.signatures.kernels.rotation import rotated, rotation_rows
+from sbp.signatures.kernels.rotation import rotate_product, rotation_rows
 from sbp.signatures.kernels.shards import in_rows, without_padding
 from sbp.signatures.rule import (
     Kernel,
@@ -118,7 +118,7 @@ def _dot_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         return found
 
     m = dot_factors(ctx.params["dimension_numbers"], lhs.ndim, rhs.ndim)
-    return [rotated(ctx, m, (lhs, rhs), product)]
+    return [rotate_product(ctx, m, (lhs, rhs), product)]
 
 
 def dot_flops(params: dict[str, Any], ins: Sequence[Shape], outs: Sequence[Shape]) -> float:
@@ -399,13 +399,13 @@ def _symmetric_product(op: Op) -> Sequence[Row]:
     )
 
 
-def _transformed(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+def _transform(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     # XLA for CPU ends with an internal error where what reads the result wants it by columns.
     (found,) = bind_with(ctx, args)
     return [lax.platform_dependent(found, cpu=in_rows, default=lambda x: x)]
 
 
-@rule("fft", traits=Traits(linear_map=True, whole=True), local=_transformed)
+@rule("fft", traits=Traits(linear_map=True, whole=True), local=_transform)
 def _fft(op: Op) -> Sequence[Row]:
     """Linear. The transformed dims are the last ones and do not split."""
     rank = len(op.ins[0].shape)

@@ -82,7 +82,7 @@ def words(state: Any, start: Any, count: int) -> Any:
     """
     blocks = -(-(count + 3) // 4)
     index = lax.shift_right_logical(start, jnp.uint32(2)) + lax.iota(jnp.uint32, blocks)
-    x0, x1, x2, x3 = _added(state, index)
+    x0, x1, x2, x3 = _add_number(state, index)
     keys = state[0], state[1]
     for _ in range(10):  # Philox4x32-10, of Salmon et al. 2011
         (high0, low0), (high1, low1) = (
@@ -95,7 +95,7 @@ def words(state: Any, start: Any, count: int) -> Any:
     return lax.dynamic_slice(found, (start & jnp.uint32(3),), (count,))
 
 
-def _added(state: Any, number: Any) -> tuple[Any, Any, Any, Any]:
+def _add_number(state: Any, number: Any) -> tuple[Any, Any, Any, Any]:
     """The four words of the counter plus a number, the lowest word first."""
     counter = [jnp.broadcast_to(state[k], number.shape) for k in (2, 3, 0, 1)]
     out, carried = [], number

@@ -71,12 +71,12 @@ def _cumulative_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         totals = lax.all_gather(total, axis)
         place, mine = lax.broadcasted_iota(jnp.int32, totals.shape, 0), lax.axis_index(axis)
         before = jnp.where(place > mine if reverse else place < mine, totals, start)
-        own = _JOIN[name](own, _joined(ctx, before))
-        total = _joined(ctx, totals)
+        own = _JOIN[name](own, _join_totals(ctx, before))
+        total = _join_totals(ctx, totals)
     return [own]
 
 
-def _joined(ctx: LocalContext, totals: Any) -> Any:
+def _join_totals(ctx: LocalContext, totals: Any) -> Any:
     """The join of all shards' totals: the last result of the operator itself along the leading
     dim."""
     (running,) = bind_with(ctx, (totals,), axis=0, reverse=False)

@@ -33,7 +33,7 @@ from sbp.signatures.kernels.halo import (
 )
 from sbp.signatures.kernels.shards import owned_along, picked_along, split_groups
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Traits, add_kernel, bind_with, rule
-from sbp.trace.slices import Piece, joined
+from sbp.trace.slices import Piece, join_slices
 from sbp.types import Atom, B, Split, Unreduced
 
 # ---- moves along a dim --------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def _pad(op: Op) -> Sequence[Row]:
 # ---- rev ----------------------------------------------------------------------------------------
 
 
-def _mirrored(size: int, n: int) -> Need:
+def _mirrored_range(size: int, n: int) -> Need:
     """The range that each device needs to reverse a dim."""
     chunk = -(-size // n)
     return Need(size, chunk, tuple(size - chunk * (i + 1) for i in range(n)), chunk)
@@ -303,13 +303,13 @@ def _rev_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     for d in ctx.params["dimensions"]:
         if ctx.in_axes(0, d):
             ((axis, n),) = ctx.in_axes(0, d)
-            x = fetch(ctx, x, d, axis, _mirrored(ctx.global_ins[0].shape[d], n))
+            x = fetch(ctx, x, d, axis, _mirrored_range(ctx.global_ins[0].shape[d], n))
     return bind_with(ctx, (x,))
 
 
 def _rev_exchanges(op: Op, row: Row) -> Exchanges:
     d = split_dim(row)
-    need = _mirrored(op.ins[0].shape[d], op.axis_size)
+    need = _mirrored_range(op.ins[0].shape[d], op.axis_size)
     return [Exchange(0, (d,), need, need.width)]
 
 
@@ -456,7 +456,7 @@ def _join_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     d = ctx.params["dimension"]
     axes = next((a for k, x in enumerate(args) if x.ndim and (a := ctx.in_axes(k, d))), ())
     if not axes:
-        return [joined(*args, dimension=d, pieces=_pieces(ctx.params, ctx.global_ins))]
+        return [join_slices(*args, dimension=d, pieces=_pieces(ctx.params, ctx.global_ins))]
     stays = _is_in_place(ctx.params, ctx.global_ins, ctx.global_outs[0])
     needs = _needs(ctx.params, ctx.global_ins, axes[0][1])
     out: Any = next(x for x in args if x.ndim) if stays else None

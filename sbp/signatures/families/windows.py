@@ -30,7 +30,7 @@ from sbp.signatures.kernels.halo import (
     Windows,
     dilated_shard,
     fetch,
-    filled,
+    fill_outside,
     of_device,
     padded_shard,
 )
@@ -122,7 +122,7 @@ class UnevenWindow:
             (*term.folded, self),
         )
 
-    def unfolded(self, result: Any, batch: int) -> Any:
+    def unfold(self, result: Any, batch: int) -> Any:
         """A result of copies, with the dim in its place again.
 
         Arguments:
@@ -154,7 +154,7 @@ _ALONE = {"window_strides": 1, "rhs_dilation": 1, "padding": (0, 0), "lhs_dilati
 """The parameters of a convolution along a dim with one result."""
 
 
-def summed(
+def convolve_uneven(
     lhs: Any,
     rhs: Any,
     uneven: Sequence[UnevenWindow],
@@ -192,7 +192,7 @@ def summed(
             **{name: tuple(value) for name, value in changed.items()},
         )
         for dim in reversed(term.folded):
-            found = dim.unfolded(found, numbers.out_spec[0])
+            found = dim.unfold(found, numbers.out_spec[0])
         results.append(found)
     return lax.convert_element_type(sum(results[1:], results[0]), out)
 
@@ -297,7 +297,7 @@ def _conv_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         (found,) = bind_with(ctx, (x, y), **{**local, **changes})
         return found
 
-    return [summed(lhs, rhs, uneven, local, convolve)]
+    return [convolve_uneven(lhs, rhs, uneven, local, convolve)]
 
 
 def _groups(
@@ -397,7 +397,7 @@ def _conv_general_dilated(op: Op) -> Sequence[Row]:
 
 def _splits_window(op: Op, windows: Windows) -> bool:
     """Whether the window may be split: in even shards, or in uneven ones if the copies of
-    `summed` are not larger than the whole image."""
+    `convolve_uneven` are not larger than the whole image."""
     if op.divides(windows.window):
         return True
     return windows.out * rereads(windows, -(-windows.window // op.axis_size)) <= windows.size
@@ -463,7 +463,7 @@ def _slides(op: Op, operand: Any, out: Any) -> list[int]:
     ]
 
 
-def _fetched(
+def _fetch_operands(
     ctx: LocalContext, xs: Sequence[Any], fills: Sequence[Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """The operands of a window reduction, with the elements that their windows read along split
@@ -510,7 +510,7 @@ def _reduce_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         fills = others
     else:
         fills = [neutral(name.rsplit("_", 1)[-1], args[0].dtype)]
-    fetched, changes = _fetched(ctx, xs, fills)
+    fetched, changes = _fetch_operands(ctx, xs, fills)
     return bind_with(ctx, [*fetched, *others], **changes)
 
 
@@ -589,7 +589,9 @@ def _touching(windows: Windows, n: int) -> tuple[Need, Need]:
     last = [(chunk * (i + 1) - 1 + windows.low) // windows.stride for i in range(n)]
     count = max(1, *(b - a + 1 for a, b in zip(first, last, strict=True)))
     cotangents = Need(windows.out, -(-windows.out // n), tuple(first), count)
-    read = Need(windows.size, chunk, tuple(windows.first(a) for a in first), windows.padded(count))
+    read = Need(
+        windows.size, chunk, tuple(windows.first(a) for a in first), windows.positions_read(count)
+    )
     return cotangents, read
 
 
@@ -607,9 +609,9 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         ((axis, n),) = ctx.in_axes(1, d)
         cotangents, read = _touching(windows, n)
         source = fetch(ctx, source, d, axis, cotangents)
-        source = filled(source, d, axis, cotangents, np.zeros((), source.dtype))
+        source = fill_outside(source, d, axis, cotangents, np.zeros((), source.dtype))
         operand = fetch(ctx, operand, d, axis, read)
-        operand = filled(operand, d, axis, read, _never_chosen(ctx.params, operand.dtype))
+        operand = fill_outside(operand, d, axis, read, _never_chosen(ctx.params, operand.dtype))
         # The shard may have elements before or after those that windows read: pad both sides.
         chunk = ctx.local_ins[1][d]
         room = max(0, *(abs(chunk * i - s) for i, s in enumerate(read.starts)), chunk)

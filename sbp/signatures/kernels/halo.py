@@ -83,10 +83,10 @@ class Need:
     def adds_zeros(self) -> bool:
         """Whether `fetch` gives zeros outside of the dim: along a line of shards without padding,
         where each device needs some elements."""
-        all_need = all(low < high for low, high in map(self.wanted, range(self.n)))
+        all_need = all(low < high for low, high in map(self.range_of, range(self.n)))
         return all_need and self.size == self.n * self.chunk and line_of(self) is not None
 
-    def wanted(self, device: int) -> tuple[int, int]:
+    def range_of(self, device: int) -> tuple[int, int]:
         """The first and the last global index (exclusive) of the elements that a device needs."""
         start = self.starts[device]
         count = self.width if self.counts is None else self.counts[device]
@@ -96,7 +96,7 @@ class Need:
     def parts(self) -> Iterator[tuple[int, int, int]]:
         """The parts, as in `Pieces`, of a result that has the ranges of all devices in order."""
         for device, start in enumerate(self.starts):
-            low, high = self.wanted(device)
+            low, high = self.range_of(device)
             yield device * self.width + low - start, low, high - low
 
 
@@ -307,7 +307,7 @@ def line_of(need: Need) -> Line | None:
     gaps = any(a + width != b for (a, width, _), (b, _, _) in itertools.pairwise(spans))
     if gaps or size > 2 * need.width:
         return None
-    wanted = (need.wanted(device) for device in range(need.n))
+    wanted = (need.range_of(device) for device in range(need.n))
     starts = [
         start - device * need.chunk - first if low < high else 0
         for device, (start, (low, high)) in enumerate(zip(need.starts, wanted, strict=True))
@@ -371,7 +371,7 @@ def fetch(
     return lax.slice_in_dim(window, before, before + need.width, axis=dim)
 
 
-def filled(x: Any, dim: int, axis: str, need: Need, fill: Any) -> Any:
+def fill_outside(x: Any, dim: int, axis: str, need: Need, fill: Any) -> Any:
     """A fetched range with a scalar at indices outside of the dim.
 
     Arguments:
@@ -440,7 +440,7 @@ class Windows:
         Position 0 is the operand's element 0."""
         return self.stride * out - self.low
 
-    def padded(self, chunk: int) -> int:
+    def positions_read(self, chunk: int) -> int:
         """The number of positions of the padded array that `chunk` neighbouring results read."""
         return self.stride * (chunk - 1) + self.dilation * (self.window - 1) + 1
 
@@ -456,14 +456,16 @@ class Windows:
         need = self.need(n)
         dense = self.base == 1 or keeps_base
         return Exchange(
-            operand, (dim,), need, need.width if dense else self.padded(-(-self.out // n))
+            operand, (dim,), need, need.width if dense else self.positions_read(-(-self.out // n))
         )
 
     def padding(self, n: int) -> tuple[int, int] | None:
         """The positions of the padded array before and after the operand's elements that a device
         reads; None where devices differ, or where a device reads none."""
         before, need = self.phases(n), self.need(n)
-        after = self.padded(-(-self.out // n)) - before[0] - self.base * (need.width - 1) - 1
+        after = (
+            self.positions_read(-(-self.out // n)) - before[0] - self.base * (need.width - 1) - 1
+        )
         return (before[0], after) if len(set(before)) == 1 and after >= 0 else None
 
     def phases(self, n: int) -> tuple[int, ...]:
@@ -518,7 +520,7 @@ def padded_shard(
         return found
     # Each device cuts at its own phase, which covers the three cases of the GSPMD paper.
     phase = of_device(windows.phases(n), axis)
-    length = windows.padded(-(-windows.out // n))
+    length = windows.positions_read(-(-windows.out // n))
     config = [
         (windows.base - 1, max(length, windows.base), windows.base - 1) if d == dim else (0, 0, 0)
         for d in range(x.ndim)
@@ -535,7 +537,7 @@ def _read(
     axis, n = over
     need = windows.need(n)
     found = fetch(ctx, x, dim, axis, need)
-    return found if fill is None else filled(found, dim, axis, need, fill)
+    return found if fill is None else fill_outside(found, dim, axis, need, fill)
 
 
 def dilated_shard(

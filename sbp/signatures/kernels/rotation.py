@@ -58,7 +58,7 @@ def ring_of(n: int) -> list[tuple[int, int]]:
     return [(i, (i - 1) % n) for i in range(n)]
 
 
-def gathered(ctx: LocalContext, x: Any, moving: RotatedOperand) -> Any:
+def gather_shards(ctx: LocalContext, x: Any, moving: RotatedOperand) -> Any:
     """The shards of all devices of a mesh axis, which have gone round the ring.
 
     Arguments:
@@ -161,7 +161,7 @@ def summed_panels(
         found = [panels.panel(x, k, number) for k, x in enumerate(args)]
         for r in rotating:
             k = r.operand
-            found[k] = gathered(ctx, found[k], r)
+            found[k] = gather_shards(ctx, found[k], r)
             if r.dim != panels.dims[k]:  # its last shards may have padding
                 found[k] = lax.slice_in_dim(found[k], 0, ctx.global_ins[k].shape[r.dim], axis=r.dim)
         return found[0], found[1]
@@ -336,7 +336,7 @@ def _panels(
     return Panels.of(dims, [(r.operand, r.dim, r.n) for r in rotating], shard)
 
 
-def rotated(
+def rotate_product(
     ctx: LocalContext, m: FactorMap, args: Sequence[Any], product: Callable[..., Any]
 ) -> Any:
     """The shard of a product whose operands are split along different loops.
@@ -358,7 +358,7 @@ def rotated(
     for first in rotating[:-1]:
         # No contracted dim has panels of one size: the smaller operand is held whole.
         k, dim = first.operand, first.dim
-        whole = gathered(ctx, operands[k], first)
+        whole = gather_shards(ctx, operands[k], first)
         operands[k] = lax.slice_in_dim(whole, 0, ctx.global_ins[k].shape[dim], axis=dim)
     if not rotating:
         return product(*operands, out)

@@ -43,7 +43,7 @@ def in_rows(x: Any) -> Any:
     return with_layout_constraint(x, Layout(major_to_minor=tuple(range(x.ndim))))
 
 
-def reduced(x: Any, monoid: str, dims: int | tuple[int, ...]) -> Any:
+def reduce_dims(x: Any, monoid: str, dims: int | tuple[int, ...]) -> Any:
     """The reduction of some dims by a monoid, in the dtype of `x`.
 
     Arguments:
@@ -165,7 +165,7 @@ def owned_along(ctx: LocalContext, x: Any, index: Any, dim: int) -> Any:
     )
 
 
-def clipped(index: Any, size: int) -> tuple[Any, Any]:
+def clip_indices(index: Any, size: int) -> tuple[Any, Any]:
     """Indices clipped to [0, size) as int32, and whether each was outside.
 
     The comparison is in the dtype of the indices, which may be too narrow for `size`.

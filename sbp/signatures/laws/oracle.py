@@ -241,7 +241,7 @@ Types = tuple[Atom, ...]
 splits what the outer axes leave."""
 
 
-def localised(shape: Sequence[int], atoms: Types, sizes: Sequence[int]) -> tuple[int, ...]:
+def localise(shape: Sequence[int], atoms: Types, sizes: Sequence[int]) -> tuple[int, ...]:
     """The shape of one device's part.
 
     Arguments:
@@ -295,7 +295,7 @@ def assemble(
     """
     if not sizes:
         return values[()]
-    inner = localised(shape, atoms[:1], sizes[:1])
+    inner = localise(shape, atoms[:1], sizes[:1])
     outer = [
         assemble(
             {k[1:]: v for k, v in values.items() if k[0] == i},
@@ -372,7 +372,7 @@ class OpTypes:
 
     def shapes(self, avals: Sequence[Any], types: Sequence[Types]) -> tuple[tuple[int, ...], ...]:
         """Shapes of the parts."""
-        return tuple(localised(a.shape, t, self.sizes) for a, t in zip(avals, types, strict=True))
+        return tuple(localise(a.shape, t, self.sizes) for a, t in zip(avals, types, strict=True))
 
     def spans(
         self, avals: Sequence[Any], types: Sequence[Types], device: tuple[int, ...]

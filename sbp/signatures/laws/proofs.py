@@ -202,7 +202,7 @@ def own_update(_: int) -> Theorem:
 def window_products(dilation: int) -> Theorem:
     """The products of an image element and an element of an uneven shard of a window, of which
     `real` elements are no padding. Each product of a real element is in exactly one of the two
-    convolutions of `families.windows.summed`, and the first has zeros where padding reads.
+    convolutions of `families.windows.convolve_uneven`, and the first has zeros where padding reads.
 
     Result o reads, with element k of the shard, position `dilation * k + start` of the image; here
     `start` is `stride * o`, and `last` is that of the last result.
@@ -372,7 +372,7 @@ def variable(name: str, dtype: np.dtype) -> Term:
     return z3.BitVec(name, BITS) if jnp.issubdtype(dtype, np.integer) else z3.Real(name)
 
 
-def _chosen(index: Term, *cases: Term) -> Term:
+def _select(index: Term, *cases: Term) -> Term:
     """`select_n`: the index is a boolean or a number."""
     out = cases[0]
     for k, case in enumerate(cases[1:], 1):
@@ -385,7 +385,7 @@ def _ceil(x: Term) -> Term:
     return z3.If(z3.IsInt(x), x, below + 1)
 
 
-def _truncated(x: Term) -> Term:
+def _truncate(x: Term) -> Term:
     above: Term = z3.ToReal(z3.ToInt(-x))
     return z3.If(x >= 0, z3.ToReal(z3.ToInt(x)), -above)
 
@@ -419,7 +419,7 @@ SCALAR: dict[str, Callable[..., Term]] = {
     "neg": lambda x: -x,
     "not": lambda x: z3.Not(x) if z3.is_bool(x) else ~x,
     "or": lambda x, y: join("or", x, y),
-    "select_n": _chosen,
+    "select_n": _select,
     "mulhi": lambda x, y: z3.Extract(2 * BITS - 1, BITS, z3.ZeroExt(BITS, x) * z3.ZeroExt(BITS, y)),
     "ge": lambda x, y: x >= y,
     "gt": lambda x, y: x > y,
@@ -433,7 +433,7 @@ SCALAR: dict[str, Callable[..., Term]] = {
     "square": lambda x: x * x,
     "sub": lambda x, y: x - y,
     "tie": lambda x, y: y,
-    "truncate": _truncated,
+    "truncate": _truncate,
 }
 """Elementwise primitives on one element of each operand."""
 
