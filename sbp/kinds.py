@@ -47,7 +47,7 @@ def show(value: Any) -> str:
     """A wrong value as an error shows it: on one line, its end left out where it is long. A value
     that cannot show itself is named by its class.
 
-    >>> shown("data"), len(shown("x" * 10_000)) < 300
+    >>> show("data"), len(show("x" * 10_000)) < 300
     ("'data'", True)
     """
     try:

@@ -88,7 +88,7 @@ class Correction:
 def rename_axis(text: str, name: str, other: str) -> str:
     """The text of a type with another name for a mesh axis.
 
-    >>> renamed("data:S(0) a:S(1)", "a", "b")
+    >>> rename_axis("data:S(0) a:S(1)", "a", "b")
     'data:S(0) b:S(1)'
     """
     return f" {text}".replace(f" {name}:", f" {other}:")[1:]

@@ -171,8 +171,10 @@ def state_literal(variable: int, state: int) -> str:
 def is_convertible(source: Code, target: Code, policy: Policy) -> bool:
     """Whether a policy converts one atom to another on one mesh axis, in any number of steps.
 
-    >>> [allowed(1, 0, p) for p in ("auto", "reduce", "explicit")], allowed(0, 1, "explicit")
-    ([True, False, False], True)
+    >>> [is_convertible(1, 0, p) for p in ("auto", "reduce", "explicit")]
+    [True, False, False]
+    >>> is_convertible(0, 1, "explicit")
+    True
     """
     if source == target or source == 0:
         return True

@@ -60,7 +60,7 @@ def elements_in_tiles(shape: Sequence[int]) -> int:
     Arguments:
       shape: of one device's part.
 
-    >>> tiled((16384, 26, 64)), tiled((4096, 256))
+    >>> elements_in_tiles((16384, 26, 64)), elements_in_tiles((4096, 256))
     (67108864, 1048576)
     """
     last = [-(-n // tile) * tile for n, tile in zip(shape[-2:], TILE[-len(shape) :], strict=True)]
