@@ -315,7 +315,9 @@ def _abstract(x: Any) -> jax.ShapeDtypeStruct:
         explicit = (
             isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
         )
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding if explicit else None)
+        # JAX 0.12 warns of a struct of 64 bits where a call of the function would not.
+        dtype = x.dtype if _jax.is_extended(x.dtype) else jax.dtypes.canonicalize_dtype(x.dtype)
+        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding if explicit else None)
     if isinstance(x, bool | int | float | complex):
         dtype = np.asarray(x).dtype
         if dtype.kind != "O":  # as for whole numbers of more than 64 bits

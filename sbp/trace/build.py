@@ -102,6 +102,18 @@ def _select(goes_on: jax.Array, new: Any, old: Any) -> Any:
     return lax.select(lax.broadcast_in_dim(goes_on, new.shape, range(goes_on.ndim)), new, old)
 
 
+def _number_as_float(eqn: Any, operands: Sequence[Operand]) -> Constant | None:
+    """The number that a cast makes of an integer constant; None for other operations. JAX 0.12
+    casts the divisor of `lax.pmean` so."""
+    if _jax.op_name(eqn) != "convert_element_type" or not isinstance(operands[0], Constant):
+        return None
+    before, after = operands[0].aval, _jax.plain_aval(eqn.outvars[0].aval)
+    is_count = not before.shape and jax.dtypes.issubdtype(before.dtype, np.integer)
+    if not is_count or not jax.dtypes.issubdtype(after.dtype, np.floating):
+        return None
+    return Constant(np.asarray(operands[0].value).astype(after.dtype), after)
+
+
 # ---- primitives that call a jaxpr ---------------------------------------------------------------
 # The primitives that only call a jaxpr, and their parameters.
 
@@ -343,6 +355,8 @@ class _Builder:
                 results = self.append_jaxpr(eqn.params["branches"][chosen], operands[1:], at)
             elif (ordinary := of_batch(eqn) or self.lowering_of(eqn, at)) is not None:
                 results = self.append_jaxpr(ordinary, operands, at)
+            elif at.manual and (number := _number_as_float(eqn, operands)) is not None:
+                results = (number,)
             elif name in PLACING:
                 results = self.place_results(eqn, operands, after, at)
             elif name == "inspect_sharding" and not at.manual:

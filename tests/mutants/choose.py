@@ -35,6 +35,8 @@ NEWEST_TESTS = (
     "tests/signatures/test_registry.py::test_facts_decide_rows",  # every sample is traced
     "tests/run/test_programs.py::test_equals_one_device",
     "tests/run/test_programs.py::test_all_inputs_split",
+    "tests/shardmap/test_region_check.py::test_the_divisor_of_a_mean_may_be_a_cast",
+    "tests/shardmap/test_region_check.py::test_integers_of_64_bits_are_those_of_jax",
 )
 OTHER_PACKAGES = re.compile(
     r"\b(flax|optax|equinox|orbax|benchmarks|examples|nbformat|grimp|sbp\.moe)\b"

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
@@ -67,6 +68,27 @@ DOUBLED = {
 def test_a_second_reduction_is_told_once(name):
     fn, args, over = DOUBLED[name]()
     assert codes(sbp.check_shard_map(fn, *args, mesh=over)) == ["doubled-reduction"]
+
+
+def test_the_divisor_of_a_mean_may_be_a_cast():
+    """JAX 0.12 writes the divisor of `lax.pmean` as a cast of an integer under `check_vma`."""
+    count = lambda: lax.pcast(4, "data", to="varying").astype(jnp.float32)
+    checked = lambda body: sbp.check_shard_map(
+        jax.shard_map(body, mesh=MESH, in_specs=MATMUL, out_specs=ROWS), X, W, mesh=MESH
+    )
+    (found,) = checked(lambda x, w: lax.pmean(x @ w, "model")).diagnostics
+    assert "averages the parts of a sum" in found.title
+    assert not checked(lambda x, w: lax.psum(x @ w, "model") / count()).diagnostics
+
+
+def test_integers_of_64_bits_are_those_of_jax():
+    """Without `jax_enable_x64`, JAX takes them as 32 bits without a warning."""
+    rows, labels = jnp.ones((16, 8)), np.arange(16, dtype=np.int64) % 8
+    program = region(
+        lambda x, i: lax.psum(x[0, i].sum(), "model"), (PartitionSpec(),) * 2, PartitionSpec()
+    )
+    found = sbp.check_shard_map(program, rows, labels, mesh=MESH).diagnostics
+    assert [d.code for d in found] == ["doubled-reduction"]
 
 
 def test_a_region_under_the_mesh_that_is_set():
