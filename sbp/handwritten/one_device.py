@@ -616,12 +616,12 @@ def _values(leaves: Sequence[Any], seed: int = 0) -> tuple[list[Any], bool]:
             words = draw.integers(0, 2**32, (*x.shape, *_jax.key_shape(x.dtype)), np.uint32)
             values.append(_jax.wrap_key(words, x.dtype))
         elif jnp.issubdtype(x.dtype, jnp.inexact):
-            values.append(jnp.asarray(draw.standard_normal(x.shape), x.dtype))
+            values.append(draw.standard_normal(x.shape).astype(x.dtype))
         elif x.dtype == np.bool_ or x.shape:
             guessed = True
             high = 2 if x.dtype == np.bool_ else 8
-            values.append(jnp.asarray(draw.integers(0, high, x.shape), x.dtype))
+            values.append(draw.integers(0, high, x.shape).astype(x.dtype))
         else:  # a length, of which several devices have a part
             guessed = True
-            values.append(jnp.asarray((5, 11)[seed], x.dtype))
+            values.append(np.asarray((5, 11)[seed], x.dtype))
     return values, guessed
