@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 from sbp import _jax, _jax_call
 from sbp.api.boundary import is_given, mesh_of, types_of
 from sbp.api.call import (
+    CallReader,
     CallSignature,
     JitOptions,
     Names,
@@ -25,7 +26,7 @@ from sbp.api.call import (
 )
 from sbp.api.holding import plain
 from sbp.api.plan import Plan, paths_of_plans
-from sbp.api.planner import Planner, diagnose
+from sbp.api.planner import diagnose, make_plan, make_report
 from sbp.api.tracing import Traced, shapes_of, traced_call
 from sbp.errors import (
     ArgumentError,
@@ -198,7 +199,7 @@ class Jitted:
             (options.donate_argnums, options.donate_argnames),
         )
         self._mesh = mesh
-        self._planners: dict[Mesh | AbstractMesh, Planner] = {}
+        self._readers: dict[Mesh | AbstractMesh, CallReader] = {}
         self._plans = PlanCache(self.name)
         if mesh is not None:
             mesh_spec(mesh, options.hardware)  # refuses what is no mesh, and may have no hash
@@ -236,7 +237,8 @@ class Jitted:
           SbpTypeError: where the program has no typing.
         """
         flat, tree = leaves_of((args, kwargs), "the arguments")
-        if _jax_call.transforming() or any(isinstance(leaf, _jax.Tracer) for leaf in flat):
+        nested = _jax_call.transforming() or any(isinstance(x, _jax.Tracer) for x in flat)
+        if nested:
             warnings.warn(
                 f"nested-jit: {self.name} was called inside another transformation (jit, grad,"
                 " vmap or another sbp.jit) and runs as the plain function; put sbp.jit around the"
@@ -244,9 +246,7 @@ class Jitted:
                 SbpWarning,
                 stacklevel=users_stacklevel(),
             )
-            args, kwargs = plain((args, kwargs))
-            return self._fn(*args, **kwargs)
-        if _jax_call.jit_is_disabled():
+        if nested or _jax_call.jit_is_disabled():
             args, kwargs = plain((args, kwargs))
             return self._fn(*args, **kwargs)
         mesh = self.mesh
@@ -255,10 +255,10 @@ class Jitted:
             plan = self._plans.quick(quick)
             if plan is not None:
                 return plan.run(flat)
-        planner = self._on(mesh)
-        signature, leaves = planner.reader.read(args, kwargs)
+        reader = self._on(mesh)
+        signature, leaves = reader.read(args, kwargs)
         key = self._plans.key_for((mesh, signature.key))
-        plan = self._plan_of(planner, signature, key)
+        plan = self._plan_of(reader, signature, key)
         if quick is not None and plan.holding.is_direct(leaves):
             self._plans.add_quick(quick, key)
         return plan.run(leaves)
@@ -266,7 +266,7 @@ class Jitted:
     @public
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """The first stage: the program as a graph, and the request that its plan is made from."""
-        reader = self._on(self.mesh).reader
+        reader = self._on(self.mesh)
         return traced_call(reader, reader.read(args, kwargs)[0])
 
     @public
@@ -276,8 +276,8 @@ class Jitted:
         Raises:
           SbpTypeError: where the program has no typing; its diagnostics say why.
         """
-        planner = self._on(self.mesh)
-        return self._plan_of(planner, planner.reader.read(args, kwargs)[0])
+        reader = self._on(self.mesh)
+        return self._plan_of(reader, reader.read(args, kwargs)[0])
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The `jax.stages.Lowered` of the plan for arguments or `jax.ShapeDtypeStruct`s.
@@ -291,7 +291,7 @@ class Jitted:
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes, dtypes and weak types of what the function returns, as `jax.ShapeDtypeStruct`s.
         The function is traced and not planned."""
-        reader = self._on(self.mesh).reader
+        reader = self._on(self.mesh)
         return shapes_of(reader, reader.read(args, kwargs)[0])
 
     def clear_cache(self) -> None:
@@ -308,8 +308,8 @@ class Jitted:
         mesh = None
         try:
             mesh = self.mesh
-            planner = self._on(mesh)
-            return planner.report(args, kwargs, functools.partial(self._plan_of, planner))
+            reader = self._on(mesh)
+            return make_report(reader, args, kwargs, functools.partial(self._plan_of, reader))
         except SbpError as error:
             if mesh is None:
                 found = diagnostics_of(error)
@@ -326,21 +326,19 @@ class Jitted:
         options: JitOptions,
     ) -> Program:
         """The plan of a call with other options, which nothing keeps."""
-        planner = Planner(self._fn, self._parameters, mesh, options)
-        return planner.plan(planner.reader.read(args, kwargs)[0]).program
+        reader = CallReader(self._fn, self._parameters, mesh, options)
+        return make_plan(reader, reader.read(args, kwargs)[0]).program
 
-    def _on(self, mesh: Mesh | AbstractMesh) -> Planner:
-        planner = self._planners.get(mesh)
-        if planner is None:
-            planner = Planner(self._fn, self._parameters, mesh, self.options)
-            self._planners[mesh] = planner
-        return planner
+    def _on(self, mesh: Mesh | AbstractMesh) -> CallReader:
+        if mesh not in self._readers:
+            self._readers[mesh] = CallReader(self._fn, self._parameters, mesh, self.options)
+        return self._readers[mesh]
 
-    def _plan_of(self, planner: Planner, signature: CallSignature, key: Any = None) -> Plan:
-        key = key or (planner.reader.mesh, signature.key)
+    def _plan_of(self, reader: CallReader, signature: CallSignature, key: Any = None) -> Plan:
+        key = key or (reader.mesh, signature.key)
         plan = self._plans.get(key)
         if plan is None:
-            plan = planner.plan(signature)
+            plan = make_plan(reader, signature)
             self._plans.add(key, plan)
         return plan
 
@@ -367,8 +365,7 @@ class JittedMethod:
         if name.startswith("__"):  # copy and pickle ask for some before there is a function
             raise AttributeError(name)
         found = getattr(self.__func__, name)
-        takes_arguments = name in ("check", "plan", "trace", "lower", "eval_shape")
-        if not takes_arguments:
+        if name not in ("check", "plan", "trace", "lower", "eval_shape"):  # it takes no arguments
             return found
         return functools.update_wrapper(functools.partial(found, self.__self__), found)
 
