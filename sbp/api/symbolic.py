@@ -26,6 +26,7 @@ from sbp.errors import (
     SbpTypeError,
     SbpWarning,
     SourceEdit,
+    Span,
     bytes_text,
     noting,
 )
@@ -58,7 +59,6 @@ from sbp.sizes.expressions import (
 )
 from sbp.sizes.scope import Lift, Scope, Solver, Unanswered, numbers
 from sbp.source.editing import sizes_edits
-from sbp.spans import Span
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph
 
@@ -387,14 +387,9 @@ class SizedReport(Report):
     sizes: Decided
     limits: tuple[str, ...] = ()
 
-    def full(self) -> Shown:
-        """The full report, the sizes first."""
-        page = super().full().page
-        return Shown(page=Page(title=page.title, parts=(self._sizes(), *page.parts)))
-
-    def short(self) -> Shown:
-        """The short form, the sizes first."""
-        page = super().short().page
+    def _page(self, *, short: bool = False) -> Shown:
+        """The page with the sizes first."""
+        page = super()._page(short=short).page
         return Shown(page=Page(title=page.title, parts=(self._sizes(), *page.parts)))
 
     def _sizes(self) -> Section:
