@@ -130,7 +130,7 @@ class Executable:
         """The program as a function of flat global arrays."""
         program, graph = self.program, self.program.graph
         kept = graph.avals.keys() - program.request.graph.avals.keys()
-        interpreter = Interpreter(graph, program.mesh, frozenset(kept))
+        interpreter = Interpreter(program.typing, frozenset(kept))
         in_codes = [r.codes for r in program.block.inputs]
         out_codes = program.typing.outputs
         # XLA refuses a region whose operands have no elements. Such operands are made inside.
