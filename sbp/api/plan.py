@@ -224,7 +224,6 @@ class Plan:
             return None
         return JointRun(
             self._executable,
-            self._reader.name,
             self._names,
             [leaf.type for leaf in self._signature.leaves],
         )
