@@ -283,7 +283,7 @@ def _swaps(option: str, options: JitOptions) -> Iterator[Change]:
         return
     parts = items_of(options.at, option, len(entries))
     for i, k in itertools.combinations(range(len(entries)), 2):
-        if entries[i] is entries[k] or _equal(entries[i], entries[k]):
+        if repr(entries[i]) == repr(entries[k]):  # entries may hold arrays
             continue
         swapped = list(entries)
         swapped[i], swapped[k] = swapped[k], swapped[i]
@@ -303,11 +303,6 @@ def _swaps(option: str, options: JitOptions) -> Iterator[Change]:
         )
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """Whether two entries are the same types. Entries may hold arrays or functions."""
-    return repr(a) == repr(b)
-
-
 def _renames(error: SbpError, options: JitOptions) -> Iterator[Change]:
     """An option with a key, a type text or an axis of it replaced by each likely one."""
     if error.slip is None:
@@ -315,7 +310,7 @@ def _renames(error: SbpError, options: JitOptions) -> Iterator[Change]:
     option, wrong = error.option, error.slip.wrong
     for right in error.slip.likely:
         value = _replace(getattr(options, option), wrong, right)
-        if _equal(value, getattr(options, option)):
+        if repr(value) == repr(getattr(options, option)):
             continue
         part = argument_span(options.at, option)
         written = constants_in(part, _written(wrong), _written(right)) if part else ()
