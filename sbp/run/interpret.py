@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -415,12 +415,9 @@ class Interpreter:
         self.loops = 0  # how many loops are around it
 
     @contextmanager
-    def at(self, node: Node | None) -> Iterator[None]:
+    def at(self, node: Node) -> Iterator[None]:
         """Operations inside carry a node's line and settings, and its name stack within the region
         that runs."""
-        if node is None:
-            yield
-            return
         scope = scope_within(node.scope, self.scope)
         with _jax.source_context(node.source_info, scope), holding(node.params):
             yield
@@ -464,7 +461,8 @@ class Interpreter:
                         results = [x.astype(dtype) for x in results]
                     env.update(zip(instruction.outs, results, strict=True))
                 case Box():
-                    with self.at(instruction.reader or instruction.maker):
+                    node = instruction.reader or instruction.maker
+                    with self.at(node) if node else nullcontext():
                         shape = self.graph.avals[instruction.source.value].shape
                         x = self.boxing.run(env[instruction.source], shape, instruction.steps)
                         in_order = instruction.target in self.rows and fills_tiles(x.shape)

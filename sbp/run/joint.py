@@ -129,8 +129,7 @@ class _Store:
 
     def write(self, key: str, value: Any) -> None:
         """Writes a value, over one that is there."""
-        text = json.dumps(value)
-        self.client.key_value_set(f"{self.folder}/{key}", text, allow_overwrite=True)
+        self.client.key_value_set(f"{self.folder}/{key}", json.dumps(value), allow_overwrite=True)
 
     def read(self, key: str) -> Any:
         """The value of a key, or None where it is not written in time."""
@@ -245,8 +244,7 @@ class JointRun:
         assert isinstance(executable.mesh, Mesh)
         self._mesh = executable.mesh
         self._processes = processes_of(self._mesh)
-        here = jax.process_index() in self._processes
-        self._agreed = len(self._processes) == 1 or not here
+        self._agreed = len(self._processes) == 1 or jax.process_index() not in self._processes
 
     def arguments(self, flat: Sequence[Any], whole: frozenset[int]) -> list[Any]:
         """The flat arguments with NumPy arrays placed on this process's devices.

@@ -30,17 +30,15 @@ def computed_before(memory: DeviceMemory, block: Block) -> dict[int, tuple[Regis
       memory: the device's own memory.
       block: the instructions of the program, or of a region.
     """
-    loops = [at for at, i in enumerate(block.instructions) if isinstance(i, Loop)]
+    loops = [(at, i) for at, i in enumerate(block.instructions) if isinstance(i, Loop)]
     if not loops:
         return {}
     before = _Before(memory, block)
     found: dict[int, tuple[Register, ...]] = {}
-    for start, at in zip([0, *(n + 1 for n in loops)], loops, strict=False):
-        loop = block.instructions[at]
+    for start, (at, loop) in zip([0, *(n + 1 for n, _ in loops)], loops, strict=False):
         held = [r for r in before.held(start, at) if r not in loop.ins]
         read = [s for s in loop.ins if isinstance(s, Register) and _is_tied(memory.avals[s.value])]
         if held and read:
-            assert isinstance(loop, Loop)
             found[loop.node.id] = (*held, *read[:1])
     return found
 
@@ -89,9 +87,10 @@ class _Before:
         if source not in self.stored:
             return 0.0
         if isinstance(instruction, Box):
-            shrinks = self.size(instruction.target) < self.size(source)
-            return self.size(source) if shrinks else 0.0
-        return self.size(source) if self.readers[source] > 1 else 0.0
+            is_freed = self.size(instruction.target) < self.size(source)
+        else:
+            is_freed = self.readers[source] > 1
+        return self.size(source) if is_freed else 0.0
 
     def smaller(self, instruction: Instruction, register: Register) -> Register:
         """A result, or of a collective its operand, if that has fewer bytes."""
