@@ -17,7 +17,6 @@ from sbp.report.facts import flops_of
 from sbp.report.flows import Grouping, PlaceName, place_name
 from sbp.report.parts import (
     SHOWN_ROWS,
-    Paragraph,
     Picture,
     Section,
     Table,
@@ -529,7 +528,7 @@ def limits_section(program: Program) -> Section:
     )
     return Section(
         title=f"limits: {_flops_text(found.flops)} per call",
-        parts=(Paragraph(text=text), parts),
+        parts=(text, parts),
     )
 
 
