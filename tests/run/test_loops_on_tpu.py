@@ -29,10 +29,6 @@ def on_tpu(fn, in_types):
     return sbp.jit(fn, mesh(), in_types=in_types, hardware="tpu-v5e")
 
 
-def memory_of(program):
-    return DeviceMemory(program.typing, in_host=False)
-
-
 def same(fn, in_types, *args):
     f = on_tpu(fn, in_types)
     with jax.numpy_dtype_promotion("standard"):
@@ -217,7 +213,7 @@ def test_casts_of_few_rows_are_late(fn, count, late):
     f = sbp.jit(fn, jax.sharding.AbstractMesh((1,), ("x",)))
     table = jax.ShapeDtypeStruct((512, 16), "float32")
     program = f.plan(table, jax.ShapeDtypeStruct((count,), "int32")).program
-    assert len(late_casts(memory_of(program), program.block)) == late
+    assert len(late_casts(DeviceMemory(program.typing, in_host=False), program.block)) == late
 
 
 def test_the_program_casts_the_rows():
@@ -390,7 +386,7 @@ def planned_gradients(n):
 
 def test_the_gradient_is_scattered_before_the_loop():
     program = planned_gradients(4).plan(*table_arguments()).program
-    found = computed_before(memory_of(program), program.block)
+    found = computed_before(DeviceMemory(program.typing, in_host=False), program.block)
     (backward,) = [n.id for n in program.graph.nodes if n.op == "scan"][1:]
     assert found.keys() == {backward}
     scattered, tied = found[backward]
@@ -418,7 +414,7 @@ def test_the_loss_is_computed_before_the_backward_loop():
         out_types=("B", ("B", "B")),
     )
     program = f.plan(*table_arguments()).program
-    (held,) = computed_before(memory_of(program), program.block).values()
+    (held,) = computed_before(DeviceMemory(program.typing, in_host=False), program.block).values()
     scalars = [r for r in held if program.graph.avals[r.value].shape == ()]
     assert [r.codes for r in scalars] == [(-1,)]
     got, want = f(*table_arguments()), jax.jit(with_loss)(*table_arguments())
@@ -434,4 +430,4 @@ def test_a_value_that_frees_nothing_is_not_held():
 
     x = jax.ShapeDtypeStruct((8, 64), jnp.float32)
     program = sbp.jit(fn, sbp.make_mesh((4,), ("d",)), in_types="d:S(0)").plan(x).program
-    assert computed_before(memory_of(program), program.block) == {}
+    assert computed_before(DeviceMemory(program.typing, in_host=False), program.block) == {}
