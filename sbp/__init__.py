@@ -9,8 +9,8 @@ from sbp.annotations import split as split
 from sbp.api.jit import Jitted as Jitted
 from sbp.api.jit import jit as jit
 from sbp.api.plan import Plan as Plan
+from sbp.api.plan import assert_plan_unchanged as assert_plan_unchanged
 from sbp.api.shard_map import check_shard_map as check_shard_map
-from sbp.api.unchanged import assert_plan_unchanged as assert_plan_unchanged
 from sbp.errors import Diagnostic as Diagnostic
 from sbp.errors import SbpError as SbpError
 from sbp.errors import SbpInternalError as SbpInternalError

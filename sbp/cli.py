@@ -24,7 +24,7 @@ from sbp.kinds import Kind, takes
 from sbp.report.codes import PAGES, PRELUDE
 from sbp.report.concepts import CONCEPT_WORDS, CONCEPTS, concept_named
 from sbp.report.pages import hardware_page
-from sbp.report.parts import Page, Paragraph, plain
+from sbp.report.parts import Page, plain
 from sbp.report.report import Shown
 from sbp.source.reader import shorten
 from sbp.version import VERSION
@@ -160,8 +160,8 @@ def _explain(console: Console, name: str) -> None:
     elif (concept := concept_named(name)) is not None:
         also = f"also called: {', '.join(concept.also)}" if concept.also else ""
         see = f"see: {', '.join(f'`sbp explain {n}`' for n in concept.see)}"
-        paragraphs = [Paragraph(text=text) for text in (concept.text, also, see) if text]
-        console.print(Shown(page=Page(title=concept.name, parts=tuple(paragraphs))), soft_wrap=True)
+        parts = tuple(text for text in (concept.text, also, see) if text)
+        console.print(Shown(page=Page(title=concept.name, parts=parts)), soft_wrap=True)
     else:
         near = get_close_matches(name, (*CODES, *CONCEPT_WORDS), n=1, cutoff=0.5)
         meant = concept_named(near[0]) if near else None
@@ -175,7 +175,7 @@ def _explain_code(console: Console, code: str) -> None:
     console.print(Shown(page=Page(title=f"{code}: {CODES[code]}", parts=())))
     for text in page.paragraphs():
         console.print()
-        console.print(Shown(page=Page(parts=(Paragraph(text=text),))))
+        console.print(Shown(page=Page(parts=(text,))))
     for name, source in (
         ("every example starts with", PRELUDE if page.runs else ""),
         ("this gets it", page.wrong),

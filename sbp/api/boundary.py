@@ -23,14 +23,14 @@ from sbp.api.trees import (
     types_by_pattern,
 )
 from sbp.errors import SbpError, Span, refused, warn
-from sbp.infer.pins import check_axes
+from sbp.infer.pins import check_axes, check_monoids
 from sbp.infer.request import TypeSource
 from sbp.infer.space import from_type, is_even
 from sbp.kinds import show, takes_no_such_call
 from sbp.layout import FullySharded, PaddedType
 from sbp.machine.mesh import MeshSpec
 from sbp.pytrees import leaves_of
-from sbp.run.padded import Padded, fits_on, is_laid_out
+from sbp.run.padded import Padded, fits_on, held_padded, same_layout
 from sbp.run.partial import Partial
 from sbp.source.editing import argument_span, constants_in
 from sbp.trace.transfers import HOST
@@ -309,8 +309,7 @@ def read_entry(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip:
     check_axes(checked, mesh, where)
     memory = t.memory_kind if isinstance(t, NamedSharding) else None
     spec = t.spec if isinstance(t, NamedSharding) else t if isinstance(t, PartitionSpec) else None
-    asked = {"type": checked, "padded": padded, "memory": memory, "spec": spec}
-    return replace(leaf, source="in_types", **asked)
+    return replace(leaf, type=checked, source="in_types", padded=padded, memory=memory, spec=spec)
 
 
 def same_mesh(a: Mesh | AbstractMesh, b: Mesh | AbstractMesh) -> bool:
@@ -331,8 +330,11 @@ def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
         return leaf.type
     if isinstance(leaf, Padded):
         return leaf.type if fits_on(leaf, axes_of(mesh)) else None
-    traced = isinstance(leaf, _jax.Tracer)
-    if traced or not isinstance(sharding, NamedSharding) or not same_mesh(sharding.mesh, mesh):
+    if (
+        isinstance(leaf, _jax.Tracer)
+        or not isinstance(sharding, NamedSharding)
+        or not same_mesh(sharding.mesh, mesh)
+    ):
         return None
     try:
         return as_type(sharding, len(leaf.shape))
@@ -352,7 +354,9 @@ def with_arrival(leaf: Leaf, x: Any, mesh: Mesh | AbstractMesh) -> Leaf:
         refuses it.
     """
     own = carried_type(x, mesh) if isinstance(x, Padded) and not leaf.padded else None
-    if own is not None and (leaf.type is None or is_laid_out(x, leaf.type, axes_of(mesh))):
+    if own is not None and (
+        leaf.type is None or same_layout(x, held_padded(x.shape, leaf.type, axes_of(mesh)))
+    ):
         leaf = replace(leaf, type=own, padded=True, spec=None)
     what, pinned, code = f"input {leaf.name}", f"is pinned {leaf.type!r} but is", "not-partial"
     if isinstance(x, Partial) and not leaf.partial:
@@ -424,10 +428,6 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
         if x.problem:
             raise refused(f"input {name} is {x!r} and {x.problem}", ValueError)
         return jax.ShapeDtypeStruct(x.shape, x.dtype)
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(
-            x.shape, x.dtype, weak_type=bool(getattr(x, "weak_type", False))
-        )
     if _jax.is_reference(x):
         raise refused(
             f"input {name} is a Ref, which devices cannot share; pass its value, and return the new"
@@ -435,7 +435,7 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
             TypeError,
         )
     try:
-        aval: Any = jax.typeof(x)
+        aval: Any = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
         return jax.ShapeDtypeStruct(
             aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False))
         )
@@ -470,8 +470,12 @@ def even_boundary(
 
     Returns:
       The type at the boundary, and the pin inside the program where that type is another one.
+
+    Raises:
+      SbpError: for a type with a P that arrays of the dtype do not have.
     """
     t = leaf.type
+    check_monoids(t or NdSbp(), leaf.aval.dtype, where)
     if t is None or is_even(shape, from_type(t, mesh), mesh.sizes):
         return t, None
     if leaf.padded:
@@ -557,25 +561,23 @@ def _leaves(shardings: Any) -> list[Any]:
 
 
 def _check_sharding(leaf: Any, option: str) -> None:
-    if leaf is None or _jax_call.is_unspecified(leaf):
-        return
-    if isinstance(leaf, NamedSharding | PartitionSpec):
-        spec = leaf.spec if isinstance(leaf, NamedSharding) else leaf
+    spec = leaf.spec if isinstance(leaf, NamedSharding) else leaf
+    if isinstance(spec, PartitionSpec):
         if PartitionSpec.UNCONSTRAINED in spec.partitions:
             raise refused(
                 f"{option} has {spec}, with an UNCONSTRAINED dim; {other_option(option)} takes"
                 " types with free axes, such as 'data:S(0) model:?'",
                 ValueError,
             )
-        return
-    if isinstance(leaf, jax.sharding.Sharding):
+    elif isinstance(leaf, jax.sharding.Sharding):
         raise refused(
             f"{option} has a {type(leaf).__name__}; give a NamedSharding on the mesh, or None to"
             " leave it to sbp",
             ValueError,
         )
-    raise refused(
-        f"{option} is a pytree of NamedSharding, PartitionSpec or None, not {show(leaf)}; sbp"
-        " leaves layouts in memory to XLA",
-        TypeError,
-    )
+    elif leaf is not None and not _jax_call.is_unspecified(leaf):
+        raise refused(
+            f"{option} is a pytree of NamedSharding, PartitionSpec or None, not {show(leaf)}; sbp"
+            " leaves layouts in memory to XLA",
+            TypeError,
+        )

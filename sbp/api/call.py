@@ -19,6 +19,8 @@ from sbp.api.boundary import (
     about_option,
     broadcast_types,
     carried_type,
+    check_meshes,
+    check_types,
     is_type_leaf,
     read_entry,
     shape_of,
@@ -31,15 +33,14 @@ from sbp.api.trees import (
     path_names,
     types_by_pattern,
 )
-from sbp.errors import listed, refused, warn
+from sbp.errors import Span, listed, refused, warn
 from sbp.infer.request import TypeSource
 from sbp.kinds import takes_no_such_call
 from sbp.limits import Budget, Policy
-from sbp.machine.mesh import Hardware, MeshSpec
+from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.pytrees import paths_of
 from sbp.run.padded import Padded
 from sbp.run.partial import Partial
-from sbp.spans import Span
 
 # ---- parameters ---------------------------------------------------------------------------------
 # Static and donated arguments of a function, read and checked as `jax.jit` does; donated arrays of
@@ -355,8 +356,14 @@ class CallReader:
       fn: the function.
       parameters: its static and donated arguments.
       mesh: the user's mesh.
-      spec: its axes and hardware.
       options: the options of `sbp.jit`.
+
+    Attributes:
+      spec: the axes and the hardware of the mesh.
+
+    Raises:
+      SbpError: `unknown-axis`, `unknown-option` or `type-syntax` for options that do not fit the
+        mesh.
     """
 
     def __init__(
@@ -364,14 +371,24 @@ class CallReader:
         fn: Callable[..., Any],
         parameters: Parameters,
         mesh: Mesh | AbstractMesh,
-        spec: MeshSpec,
         options: JitOptions,
     ) -> None:
         self.fn = fn
         self.mesh = mesh
-        self.spec = spec
+        self.spec = mesh_spec(mesh, options.hardware)
         self.options = options
         self.parameters = parameters
+        for axis in (
+            *options.axis_policies,
+            *(b.axis for b in options.budgets if b.axis is not None),
+        ):
+            self.spec.size(axis)
+        given = (options.in_option, options.in_types), (options.out_option, options.out_types)
+        for option, types in given:
+            if option.endswith("shardings"):
+                check_meshes(types, mesh, option)
+            with about_option(option, options.at):
+                check_types(types, self.spec, option)
 
     @property
     def name(self) -> str:

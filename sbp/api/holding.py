@@ -16,7 +16,7 @@ from sbp.api.call import CallSignature
 from sbp.errors import refused
 from sbp.kinds import show
 from sbp.plan.program import Program
-from sbp.run.padded import Padded, held_padded, padded_parts, same_layout, with_parts
+from sbp.run.padded import Padded, held_padded, padded_parts, padding_of, same_layout, with_parts
 from sbp.run.partial import Partial, partial_axes
 from sbp.run.specs import Axes, Padding, of_process, placed
 from sbp.types import NdSbp
@@ -45,21 +45,16 @@ class Holding:
         """The arguments that are held padded, without their parts."""
         types, leaves = self.program.input_types, self.signature.leaves
         return {
-            i: held_padded(None, leaves[i].aval.shape, types[i], self.axes)
+            i: held_padded(leaves[i].aval.shape, types[i], self.axes)
             for i in sorted(self.program.request.demand.padded_inputs)
         }
-
-    @functools.cached_property
-    def paddings(self) -> dict[int, Padding]:
-        """The blocks of the arguments that are held padded."""
-        return {i: Padding.of(x.shape, x.type, self.axes) for i, x in self.inputs.items()}
 
     @functools.cached_property
     def outputs(self) -> dict[int, Padded]:
         """The results that are held padded, without their parts."""
         types, leaves = self.program.output_types, self.returned.leaves
         return {
-            o: held_padded(None, leaves[o].aval.shape, types[o], self.axes)
+            o: held_padded(leaves[o].aval.shape, types[o], self.axes)
             for o in sorted(self.program.request.demand.padded_outputs)
         }
 
@@ -74,7 +69,7 @@ class Holding:
         leaf = self.signature.leaves[position]
         shape, t = tuple(leaf.aval.shape), leaf.partial
         if position in self.inputs:
-            return self.paddings[position].padded_shape
+            return padding_of(self.inputs[position]).padded_shape
         return shape if t is None else (*(n for n in _part_sizes(t, self.mesh) if n > 1), *shape)
 
     @functools.cached_property
@@ -117,8 +112,6 @@ class Holding:
                 TypeError,
             )
         flat, whole, moved = list(leaves), set[int](), list[str]()
-        if not self.inputs and not any(isinstance(x, Partial | Padded) for x in leaves):
-            return flat, frozenset(), ()
         for i, x in enumerate(leaves):
             if isinstance(x, Partial):
                 flat[i] = _parts(x, self.mesh)
@@ -142,11 +135,13 @@ class Holding:
     def _is_whole(self, x: Any, position: int) -> bool:
         """Whether an argument that is held padded comes as an array without padding. An array of
         the padded shape comes from a `Padded`, whose leaf it is."""
-        is_shape = isinstance(x, jax.ShapeDtypeStruct)
-        return not is_shape and tuple(np.shape(x)) != self.paddings[position].padded_shape
+        return (
+            not isinstance(x, jax.ShapeDtypeStruct)
+            and tuple(np.shape(x)) != padding_of(self.inputs[position]).padded_shape
+        )
 
     def _pad(self, x: Any, position: int) -> Any:
-        padding = self.paddings[position]
+        padding = padding_of(self.inputs[position])
         if isinstance(x, jax.Array):
             return padded_parts(x, padding, self.shardings[position])
         return padding.pad(np.asarray(x))  # it is placed with the other NumPy arrays
@@ -167,7 +162,7 @@ class Holding:
         aval, name = leaf.aval, f"input {leaf.name}"
         own = self.shardings[position]
         sharding = NamedSharding(self.mesh, own.spec, memory_kind=own.memory_kind)
-        held = self.paddings.get(position)
+        held = padding_of(self.inputs[position]) if position in self.inputs else None
         if isinstance(x, Padded):
             is_parts = isinstance(x.parts, jax.ShapeDtypeStruct) or self._is_here(x, position)
             x = x.parts if is_parts else x.full()

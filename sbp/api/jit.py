@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 from sbp import _jax, _jax_call
 from sbp.api.boundary import is_given, mesh_of, types_of
 from sbp.api.call import (
+    CallReader,
     CallSignature,
     JitOptions,
     Names,
@@ -25,7 +26,7 @@ from sbp.api.call import (
 )
 from sbp.api.holding import plain
 from sbp.api.plan import Plan, paths_of_plans
-from sbp.api.planner import Planner, diagnose
+from sbp.api.planner import diagnose, make_plan, make_report
 from sbp.api.tracing import Traced, shapes_of, traced_call
 from sbp.errors import (
     ArgumentError,
@@ -53,7 +54,6 @@ from sbp.limits import BOXING, POLICIES, Budget, Policy
 from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.plan.program import Program
 from sbp.pytrees import leaves_of
-from sbp.report.pages import diagnostics_of
 from sbp.report.report import Report
 
 # ---- plans of a function ------------------------------------------------------------------------
@@ -63,72 +63,6 @@ from sbp.report.report import Report
 MOST_PLANS = 256
 """Plans of one function that are kept. Beyond that number the plan that was not used for longest is
 dropped, with one `many-plans` warning."""
-
-
-class PlanCache:
-    """The plans of one function that were used last.
-
-    Arguments:
-      name: the function's name, for the warning.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._plans: dict[Any, Plan] = {}
-        self._quick: dict[Any, Plan] = {}
-        self._uses = itertools.count()
-        self._warned = False
-
-    def __len__(self) -> int:
-        return len(self._plans)
-
-    def get(self, key: Any) -> Plan | None:
-        """The plan of a call signature's key."""
-        return self._used(self._plans.get(key))
-
-    def key_for(self, key: Any) -> Any:
-        """The call's own key, or the key of an existing plan that takes the arguments as they are
-        placed already."""
-        if key in self._plans:
-            return key
-        return next((k for k, plan in self._plans.items() if _serves(k, plan, key)), key)
-
-    def quick(self, key: Any) -> Plan | None:
-        """The plan of a key from `quick_key`."""
-        return self._used(self._quick.get(key))
-
-    def add(self, key: Any, plan: Plan) -> None:
-        """Keeps a plan. The plan that was not used for longest may be dropped."""
-        while len(self._plans) >= MOST_PLANS:
-            oldest = min(self._plans, key=lambda k: self._plans[k].used)
-            dropped = self._plans.pop(oldest)
-            self._quick = {k: p for k, p in self._quick.items() if p is not dropped}
-            if not self._warned:
-                self._warned = True
-                warn(
-                    "many-plans",
-                    f"{self._name} was called with more than {MOST_PLANS} signatures",
-                    "and drops the plan that was not used for longest; pad shapes to fewer sizes,"
-                    " or pass what changes as an array",
-                )
-        self._plans[key] = plan
-        self._used(plan)
-
-    def add_quick(self, quick: Any, key: Any) -> None:
-        """Lets a second key lead to the plan of a call signature's key."""
-        if len(self._quick) >= MOST_PLANS:
-            self._quick.clear()  # they come back with the next calls
-        self._quick[quick] = self._plans[key]
-
-    def clear(self) -> None:
-        """Drops all plans with their compiled programs."""
-        self._plans.clear()
-        self._quick.clear()
-
-    def _used(self, plan: Plan | None) -> Plan | None:
-        if plan is not None:
-            plan.used = next(self._uses)
-        return plan
 
 
 def _serves(key: Any, plan: Plan, call: Any) -> bool:
@@ -198,8 +132,10 @@ class Jitted:
             (options.donate_argnums, options.donate_argnames),
         )
         self._mesh = mesh
-        self._planners: dict[Mesh | AbstractMesh, Planner] = {}
-        self._plans = PlanCache(self.name)
+        self._readers: dict[Mesh | AbstractMesh, CallReader] = {}
+        self._plans: dict[Any, Plan] = {}  # by the keys of call signatures
+        self._quick: dict[Any, Plan] = {}  # by keys of `quick_key`
+        self._uses, self._warned = itertools.count(), False
         if mesh is not None:
             mesh_spec(mesh, options.hardware)  # refuses what is no mesh, and may have no hash
             self._on(mesh)
@@ -236,7 +172,8 @@ class Jitted:
           SbpTypeError: where the program has no typing.
         """
         flat, tree = leaves_of((args, kwargs), "the arguments")
-        if _jax_call.transforming() or any(isinstance(leaf, _jax.Tracer) for leaf in flat):
+        nested = _jax_call.transforming() or any(isinstance(x, _jax.Tracer) for x in flat)
+        if nested:
             warnings.warn(
                 f"nested-jit: {self.name} was called inside another transformation (jit, grad,"
                 " vmap or another sbp.jit) and runs as the plain function; put sbp.jit around the"
@@ -244,29 +181,31 @@ class Jitted:
                 SbpWarning,
                 stacklevel=users_stacklevel(),
             )
-            args, kwargs = plain((args, kwargs))
-            return self._fn(*args, **kwargs)
-        if _jax_call.jit_is_disabled():
+        if nested or _jax_call.jit_is_disabled():
             args, kwargs = plain((args, kwargs))
             return self._fn(*args, **kwargs)
         mesh = self.mesh
         quick = quick_key(flat, tree, mesh)
-        if quick is not None:
-            plan = self._plans.quick(quick)
-            if plan is not None:
-                return plan.run(flat)
-        planner = self._on(mesh)
-        signature, leaves = planner.reader.read(args, kwargs)
-        key = self._plans.key_for((mesh, signature.key))
-        plan = self._plan_of(planner, signature, key)
+        plan = self._quick.get(quick)
+        if plan is not None:
+            plan.used = next(self._uses)
+            return plan.run(flat)
+        reader = self._on(mesh)
+        signature, leaves = reader.read(args, kwargs)
+        key = mesh, signature.key
+        if key not in self._plans:
+            key = next((k for k, p in self._plans.items() if _serves(k, p, key)), key)
+        plan = self._plan_of(reader, signature, key)
         if quick is not None and plan.holding.is_direct(leaves):
-            self._plans.add_quick(quick, key)
+            if len(self._quick) >= MOST_PLANS:
+                self._quick.clear()  # they come back with the next calls
+            self._quick[quick] = plan
         return plan.run(leaves)
 
     @public
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """The first stage: the program as a graph, and the request that its plan is made from."""
-        reader = self._on(self.mesh).reader
+        reader = self._on(self.mesh)
         return traced_call(reader, reader.read(args, kwargs)[0])
 
     @public
@@ -276,8 +215,8 @@ class Jitted:
         Raises:
           SbpTypeError: where the program has no typing; its diagnostics say why.
         """
-        planner = self._on(self.mesh)
-        return self._plan_of(planner, planner.reader.read(args, kwargs)[0])
+        reader = self._on(self.mesh)
+        return self._plan_of(reader, reader.read(args, kwargs)[0])
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The `jax.stages.Lowered` of the plan for arguments or `jax.ShapeDtypeStruct`s.
@@ -291,12 +230,13 @@ class Jitted:
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes, dtypes and weak types of what the function returns, as `jax.ShapeDtypeStruct`s.
         The function is traced and not planned."""
-        reader = self._on(self.mesh).reader
+        reader = self._on(self.mesh)
         return shapes_of(reader, reader.read(args, kwargs)[0])
 
     def clear_cache(self) -> None:
         """Drops all plans, with their compiled programs."""
         self._plans.clear()
+        self._quick.clear()
 
     def check(self, *args: Any, **kwargs: Any) -> Report:
         """The report on a program. Errors of sbp are in `report.diagnostics` and are not raised.
@@ -305,44 +245,49 @@ class Jitted:
         one choice of sizes, and `report.sizes`, a `sbp.sizes.claims.Decided`, says for which
         sizes that typing holds. The report on a program without a typing has no `sizes`.
         """
-        mesh = None
         try:
-            mesh = self.mesh
-            planner = self._on(mesh)
-            return planner.report(args, kwargs, functools.partial(self._plan_of, planner))
+            reader = self._on(self.mesh)
+            return make_report(reader, args, kwargs, functools.partial(self._plan_of, reader))
         except SbpError as error:
-            if mesh is None:
-                found = diagnostics_of(error)
-            else:
-                attempt = functools.partial(self._attempt, mesh, args, kwargs)
-                found = diagnose(error, self.options, attempt)
+            attempt = functools.partial(self._attempt, args, kwargs)
+            found = diagnose(error, self.options, attempt)
             return Report(program=None, diagnostics=found, title=self.name)
 
     def _attempt(
-        self,
-        mesh: Mesh | AbstractMesh,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: JitOptions,
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: JitOptions
     ) -> Program:
         """The plan of a call with other options, which nothing keeps."""
-        planner = Planner(self._fn, self._parameters, mesh, options)
-        return planner.plan(planner.reader.read(args, kwargs)[0]).program
+        reader = CallReader(self._fn, self._parameters, self.mesh, options)
+        return make_plan(reader, reader.read(args, kwargs)[0]).program
 
-    def _on(self, mesh: Mesh | AbstractMesh) -> Planner:
-        planner = self._planners.get(mesh)
-        if planner is None:
-            planner = Planner(self._fn, self._parameters, mesh, self.options)
-            self._planners[mesh] = planner
-        return planner
+    def _on(self, mesh: Mesh | AbstractMesh) -> CallReader:
+        if mesh not in self._readers:
+            self._readers[mesh] = CallReader(self._fn, self._parameters, mesh, self.options)
+        return self._readers[mesh]
 
-    def _plan_of(self, planner: Planner, signature: CallSignature, key: Any = None) -> Plan:
-        key = key or (planner.reader.mesh, signature.key)
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = planner.plan(signature)
-            self._plans.add(key, plan)
+    def _plan_of(self, reader: CallReader, signature: CallSignature, key: Any = None) -> Plan:
+        key = key or (reader.mesh, signature.key)
+        if key not in self._plans:
+            plan = make_plan(reader, signature)
+            while len(self._plans) >= MOST_PLANS:
+                self._drop_oldest()
+            self._plans[key] = plan
+        plan = self._plans[key]
+        plan.used = next(self._uses)
         return plan
+
+    def _drop_oldest(self) -> None:
+        """Drops the plan that was not used for longest."""
+        dropped = self._plans.pop(min(self._plans, key=lambda k: self._plans[k].used))
+        self._quick = {k: p for k, p in self._quick.items() if p is not dropped}
+        if not self._warned:
+            self._warned = True
+            warn(
+                "many-plans",
+                f"{self.name} was called with more than {MOST_PLANS} signatures",
+                "and drops the plan that was not used for longest; pad shapes to fewer sizes, or"
+                " pass what changes as an array",
+            )
 
 
 class JittedMethod:
@@ -367,8 +312,7 @@ class JittedMethod:
         if name.startswith("__"):  # copy and pickle ask for some before there is a function
             raise AttributeError(name)
         found = getattr(self.__func__, name)
-        takes_arguments = name in ("check", "plan", "trace", "lower", "eval_shape")
-        if not takes_arguments:
+        if name not in ("check", "plan", "trace", "lower", "eval_shape"):  # it takes no arguments
             return found
         return functools.update_wrapper(functools.partial(found, self.__self__), found)
 

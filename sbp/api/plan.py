@@ -1,12 +1,15 @@
-"""`Plan`: a plan as users see it. It runs, lowers, prices, explains, compares and is saved."""
+"""`Plan`: a plan as users see it. It runs, lowers, prices, explains, compares, is saved, and is
+compared with a file in tests."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,11 +24,13 @@ from sbp.explain.difference import ComparedPlan
 from sbp.explain.relaxations import costly_annotations, gathered_matrices
 from sbp.explain.why import why
 from sbp.infer.request import Request
-from sbp.kinds import FLAG, instance_of, made_of, public, show, takes
+from sbp.kinds import FLAG, Kind, instance_of, made_of, public, show, takes
 from sbp.plan.program import Cost, Program
 from sbp.plan.saved import SavedPlan
 from sbp.pytrees import leaves_of
 from sbp.report.answers import Comparison, Explanation, comparison, explanation
+from sbp.report.facts import inputs, outputs, strategy
+from sbp.report.flows import program_flows
 from sbp.report.report import Report
 from sbp.report.terminal import counting_down
 from sbp.run.execute import Compiling, Executable
@@ -73,8 +78,7 @@ def write_plan(path: Any, saved: SavedPlan) -> None:
     target = path_of(path, "path")
     partial = f"{target}.{os.getpid()}.partial"
     try:
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(saved.dumps())
+        Path(partial).write_text(saved.dumps(), "utf-8")
         os.replace(partial, target)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -145,8 +149,7 @@ def _read(path: str) -> str:
       SbpError: `saved-plan` where it cannot be read.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
+        return Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
         raise SbpError(
@@ -224,7 +227,6 @@ class Plan:
             return None
         return JointRun(
             self._executable,
-            self._reader.name,
             self._names,
             [leaf.type for leaf in self._signature.leaves],
         )
@@ -356,7 +358,7 @@ class Plan:
         if self._diagnostics is None or refine:
             costly = ()
             if self.program.request.boxing == "auto":
-                with counting_down("choices of types", shown=refine) as solving:
+                with counting_down("choices of types", show=refine) as solving:
                     costly = costly_annotations(self.program, refine=refine, solving=solving)
             self._diagnostics = (*costly, *gathered_matrices(self.program))
             self.program.request.caches.clear()
@@ -396,7 +398,7 @@ class Plan:
         (B, [('all_reduce', 4.0)])
         """
         names = self._output_names
-        with counting_down("plans", shown=refine) as planning:
+        with counting_down("plans", show=refine) as planning:
             found = why(self.program, name, names, refine=refine, planning=planning)
         self.program.request.caches.clear()
         return explanation(found, self.program.mesh)
@@ -457,9 +459,6 @@ class Plan:
             donated=tuple(self._names[i] for i in self._donated),
         )
 
-    def __str__(self) -> str:
-        return str(self.program)
-
     def __repr__(self) -> str:
         return str(self.program)
 
@@ -519,10 +518,121 @@ class Plan:
         """Gives one warning for the arguments that were moved."""
         if names and not self._moved:
             self._moved = True
-            shown = ", ".join(names[:3]) + (" .." if len(names) > 3 else "")
+            show = ", ".join(names[:3]) + (" .." if len(names) > 3 else "")
             warnings.warn(
-                f"input-moved: {len(names)} inputs ({shown}) arrived on other devices or in another"
+                f"input-moved: {len(names)} inputs ({show}) arrived on other devices or in another"
                 " layout and were moved; put them at plan.in_shardings once",
                 SbpWarning,
                 stacklevel=users_stacklevel(),
             )
+
+
+# ---- plans in tests -----------------------------------------------------------------------------
+# `sbp.assert_plan_unchanged`: a test of the user's that a plan is what it was.
+
+
+UPDATE = "SBP_UPDATE_PLANS"
+"""The environment variable that, set to 1, writes the files anew."""
+
+_HEAD = "sbp plan, for assert_plan_unchanged; form 1"
+
+
+def _is_path(x: Any) -> bool:
+    try:
+        return isinstance(x, str | os.PathLike) and b"\0" not in os.fsencode(x)
+    except ValueError:  # of a lone surrogate
+        return False
+
+
+_PATH = Kind("the path of a file", _is_path)
+
+
+@takes(
+    "sbp.assert_plan_unchanged", plan=instance_of(Plan, "sbp.jit(..).plan"), file=_PATH, update=FLAG
+)
+def assert_plan_unchanged(
+    plan: Plan, file: str | os.PathLike[str], *, update: bool = False
+) -> None:
+    """Compares a plan with the one that a file tells of, for tests: an edit that makes a step send
+    more is seen where it is made.
+
+    The file has, as text, the mesh, the strategy of each mesh axis, the bytes that one device sends
+    and holds, the types of inputs and outputs, and the collectives with the code that they are for.
+    It has no line numbers and no times. The environment variable `SBP_UPDATE_PLANS=1`
+    writes it, as `update` does.
+
+    Arguments:
+      plan: the plan.
+      file: the file, to be kept with the tests.
+      update: write the file in place of the comparison.
+
+    Raises:
+      AssertionError: where they differ, with the lines that do; and where the file is missing.
+      SbpError: `saved-plan` for a file that is not one of these, or cannot be read or written.
+
+    >>> import jax, sbp, tempfile
+    >>> mesh = jax.sharding.AbstractMesh((2,), ("data",))
+    >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+    >>> this, other = (sbp.jit(lambda x: x @ x, mesh, in_types=(t,)).plan(x)
+    ...     for t in ("data:S(0)", "data:S(1)"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sbp.assert_plan_unchanged(this, f"{folder}/plan.txt", update=True)
+    ...     sbp.assert_plan_unchanged(this, f"{folder}/plan.txt")
+    ...     try:
+    ...         sbp.assert_plan_unchanged(other, f"{folder}/plan.txt")
+    ...     except AssertionError as error:
+    ...         print([line for line in str(error).splitlines() if line.startswith("-input")])
+    ['-input x: f32[8,8] data:S(0)']
+    """
+    path, text = Path(file), "\n".join(_lines(plan)) + "\n"
+    if update or os.environ.get(UPDATE) == "1":
+        try:
+            path.write_text(text, "utf-8")
+        except OSError as error:
+            raise _bad(f"cannot write {path}: {error.strerror}") from None
+        return
+    how = f"run the test once with {UPDATE}=1, look at the file, and keep it"
+    try:
+        kept = path.read_text("utf-8")
+    except FileNotFoundError:
+        raise AssertionError(f"{path} is missing: {how}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _bad(f"cannot read {path}: {error}") from None
+    if not kept.startswith(_HEAD):
+        raise _bad(f"{path} is not a file of assert_plan_unchanged: {how}")
+    if kept != text:
+        said = difflib.unified_diff(
+            kept.splitlines(), text.splitlines(), str(path), "this plan", lineterm="", n=1
+        )
+        raise AssertionError(
+            "\n".join(["the plan has changed:", *said, f"Where that is meant, {how}"])
+        )
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    """The plan as the file tells it."""
+    program = plan.program
+    yield _HEAD
+    yield f"mesh {program.mesh}"
+    for axis, text in strategy(program).items():
+        yield f"strategy of {axis}: {text}"
+    yield f"sent: {program.cost.bytes_per_device:,.0f} bytes per device"
+    yield f"peak memory: {program.cost.peak_memory_bytes:,.0f} bytes per device"
+    for kind, tensors in (
+        ("input", inputs(program)),
+        ("output", outputs(program, plan.report().output_names)),
+    ):
+        for tensor in tensors:
+            yield f"{kind} {tensor.name}: {tensor.shape} {tensor.type!r}"
+    flows = program_flows(program)
+    places = [(f"{stop.phase} `{stop.text}`", stop.sends) for stop in flows.stops]
+    for place, found in (*places, ("returned", flows.results.sends)):
+        for one in found:
+            yield (
+                f"{place}: {one.kind} on {one.axes}, {one.change}, {one.runs} runs,"
+                f" {one.bytes:,.0f} bytes"
+            )
+
+
+def _bad(message: str) -> SbpError:
+    return SbpError(message, code="saved-plan")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -10,11 +9,10 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from sbp import _jax
-from sbp.api.boundary import about_option, check_meshes, check_types
-from sbp.api.call import CallReader, CallSignature, JitOptions, Parameters
+from sbp.api.call import CallReader, CallSignature, JitOptions
 from sbp.api.plan import Plan, load_program
 from sbp.api.symbolic import SizedCall, UnequalElements, equal_sizes, sized_report
 from sbp.api.tracing import Tracer, traced_call, with_result_types
@@ -34,7 +32,6 @@ from sbp.explain.change import Change, tried
 from sbp.explain.faults import LIMITS, explain
 from sbp.explain.relaxations import memory_diagnostic
 from sbp.kinds import show
-from sbp.machine.mesh import mesh_spec
 from sbp.plan.fit import fit
 from sbp.plan.program import Program
 from sbp.report.pages import diagnostics_of
@@ -47,134 +44,100 @@ from sbp.types import Split
 # ---- planning -----------------------------------------------------------------------------------
 
 
-class Planner:
-    """Plans calls of one function on one mesh.
+def make_plan(reader: CallReader, signature: CallSignature, tracer: Tracer | None = None) -> Plan:
+    """The plan for a call, with the warnings that were given on the way.
 
     Arguments:
-      fn: the user's function.
-      parameters: its static and donated arguments.
-      mesh: the user's mesh.
-      options: the other arguments of `sbp.jit`.
+      reader: the function with its mesh and options.
+      signature: the call.
+      tracer: makes the graph; None for `sbp.trace.build.trace`.
 
     Raises:
-      SbpError: `unknown-axis`, `unknown-option` or `type-syntax` for options that do not fit the
-        mesh.
+      SbpTypeError: where the program has no typing; its diagnostics say why.
     """
-
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        parameters: Parameters,
-        mesh: Mesh | AbstractMesh,
-        options: JitOptions,
-    ) -> None:
-        self.options = options
-        self.spec = mesh_spec(mesh, options.hardware)
-        self.reader = CallReader(fn, parameters, mesh, self.spec, options)
-        for axis in (
-            *options.axis_policies,
-            *(b.axis for b in options.budgets if b.axis is not None),
-        ):
-            self.spec.size(axis)
-        given = (options.in_option, options.in_types), (options.out_option, options.out_types)
-        for option, types in given:
-            if option.endswith("shardings"):
-                check_meshes(types, mesh, option)
-            with about_option(option, options.at):
-                check_types(types, self.spec, option)
-
-    def plan(self, signature: CallSignature) -> Plan:
-        """The plan for a call, with the warnings that were given on the way.
-
-        Raises:
-          SbpTypeError: where the program has no typing; its diagnostics say why.
-        """
-        with noting() as noted:
-            plan = self._make(signature)
-        plan.noted = tuple(noted)
-        return plan
-
-    def report(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        plan_of: Callable[[CallSignature], Plan],
-    ) -> Report:
-        """The report on a call.
-
-        Arguments:
-          args, kwargs: the arguments, which may have symbolic sizes.
-          plan_of: the plan for a signature, from the cache.
-
-        Raises:
-          SbpError: where there is no plan.
-        """
-        signature = self.reader.read(args, kwargs)[0]
-        if not is_symbolic(signature.avals):
-            return plan_of(signature).report()
-        try:
-            return self._check_sizes(signature)
-        except SbpError:
-            raise
-        except (TypeError, ValueError) as error:
-            call = SizedCall.of(signature, self.spec.num_devices, self.options.at)
-            found = equal_sizes(error, call, self._check_sizes)
-            if found is None:
-                raise
-            raise SbpTypeError((found,)) from error
-
-    def _check_sizes(self, signature: CallSignature) -> Report:
-        """The report on a call with symbolic sizes: the plan at one choice of them, with its typing
-        decided for all."""
-        call = SizedCall.of(signature, self.spec.num_devices, self.options.at)
-        try:
-            plan = self._plan_sizes(call)
-        except UnequalElements:
-            call = call.at_equal_elements(self.spec.num_devices)
-            plan = self._plan_sizes(call)
-        found = call.decide(
-            plan.program.typing,
-            plan.results,
-            lambda results: with_result_types(self.reader, results),
-        )
-        asked = {
-            "memory limit": self.options.memory_limit is not None,
-            "budgets": bool(self.options.budgets),
-        }
-        limits = tuple(name for name, given in asked.items() if given)
-        return sized_report(
-            plan.report(),
-            found,
-            call,
-            self._make,
-            lambda at: traced_call(self.reader, at).request.graph,
-            limits=limits,
-        )
-
-    def _plan_sizes(self, call: SizedCall) -> Plan:
-        """The plan at the chosen sizes of a call, with the warnings that were given on the way."""
-        with noting() as noted, call.typed_here():
-            plan = self._make(call.signature, call.trace)
-        plan.noted = tuple(noted)
-        return plan
-
-    def _make(self, signature: CallSignature, tracer: Tracer | None = None) -> Plan:
-        traced = traced_call(self.reader, signature, tracer)
+    with noting() as noted:
+        traced = traced_call(reader, signature, tracer)
         request, limit = traced.request, traced.request.memory_limit
-        if self.options.plan is not None:
-            program = load_program(self.options.plan, request)
-            request.caches.clear()
-            return Plan(self.reader, signature, program, traced)
-        program, least = fit(request)
-        if program is None:
-            found = (
-                explain(request)
-                if least is None or limit is None
-                else (memory_diagnostic(least, limit),)
-            )
-            raise SbpTypeError(found)
+        if reader.options.plan is not None:
+            program = load_program(reader.options.plan, request)
+        else:
+            program, least = fit(request)
+            if program is None:
+                found = (
+                    explain(request)
+                    if least is None or limit is None
+                    else (memory_diagnostic(least, limit),)
+                )
+                raise SbpTypeError(found)
         request.caches.clear()  # the plan may live long, and does not need them
-        return Plan(self.reader, signature, program, traced)
+        plan = Plan(reader, signature, program, traced)
+    plan.noted = tuple(noted)
+    return plan
+
+
+def make_report(
+    reader: CallReader,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    plan_of: Callable[[CallSignature], Plan],
+) -> Report:
+    """The report on a call.
+
+    Arguments:
+      reader: the function with its mesh and options.
+      args, kwargs: the arguments, which may have symbolic sizes.
+      plan_of: the plan for a signature, from the cache.
+
+    Raises:
+      SbpError: where there is no plan.
+    """
+    signature = reader.read(args, kwargs)[0]
+    if not is_symbolic(signature.avals):
+        return plan_of(signature).report()
+    try:
+        return _check_sizes(reader, signature)
+    except SbpError:
+        raise
+    except (TypeError, ValueError) as error:
+        call = SizedCall.of(signature, reader.spec.num_devices, reader.options.at)
+        found = equal_sizes(error, call, functools.partial(_check_sizes, reader))
+        if found is None:
+            raise
+        raise SbpTypeError((found,)) from error
+
+
+def _check_sizes(reader: CallReader, signature: CallSignature) -> Report:
+    """The report on a call with symbolic sizes: the plan at one choice of them, with its typing
+    decided for all."""
+    options, devices = reader.options, reader.spec.num_devices
+    call = SizedCall.of(signature, devices, options.at)
+    try:
+        plan = _plan_sizes(reader, call)
+    except UnequalElements:
+        call = call.at_equal_elements(devices)
+        plan = _plan_sizes(reader, call)
+    found = call.decide(
+        plan.program.typing, plan.results, functools.partial(with_result_types, reader)
+    )
+    asked = {
+        "memory limit": options.memory_limit is not None,
+        "budgets": bool(options.budgets),
+    }
+    limits = tuple(name for name, given in asked.items() if given)
+    return sized_report(
+        plan.report(),
+        found,
+        call,
+        functools.partial(make_plan, reader),
+        lambda at: traced_call(reader, at).request.graph,
+        limits=limits,
+    )
+
+
+def _plan_sizes(reader: CallReader, call: SizedCall) -> Plan:
+    """The plan at the chosen sizes of a call."""
+    with call.typed_here():
+        return make_plan(reader, call.signature, call.trace)
 
 
 # ---- helps for slips ----------------------------------------------------------------------------
@@ -202,7 +165,7 @@ def diagnose(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[Di
     tries = tried(
         changes,
         plans=LIMITS.plans,
-        helps=LIMITS.shown,
+        helps=LIMITS.show,
         plan=functools.partial(_plan_of, attempt),
     )
     # The labels of a swap say that entries look swapped, which only a plan shows.
@@ -223,11 +186,7 @@ def _plan_of(attempt: Attempt, changed: tuple[JitOptions, Correction | None]) ->
     """The plan of the call after a change; None where there is none. Its warnings are about a
     program that the user has not written, so they are dropped."""
     options, correction = changed
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(noting())
-        stack.enter_context(warnings.catch_warnings(action="ignore"))
-        if correction is not None:
-            stack.enter_context(correcting(correction))
+    with noting(), warnings.catch_warnings(action="ignore"), correcting(correction):
         try:
             return attempt(options)
         except SbpInternalError:
@@ -324,7 +283,7 @@ def _swaps(option: str, options: JitOptions) -> Iterator[Change]:
         return
     parts = items_of(options.at, option, len(entries))
     for i, k in itertools.combinations(range(len(entries)), 2):
-        if entries[i] is entries[k] or _equal(entries[i], entries[k]):
+        if repr(entries[i]) == repr(entries[k]):  # entries may hold arrays
             continue
         swapped = list(entries)
         swapped[i], swapped[k] = swapped[k], swapped[i]
@@ -344,11 +303,6 @@ def _swaps(option: str, options: JitOptions) -> Iterator[Change]:
         )
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """Whether two entries are the same types. Entries may hold arrays or functions."""
-    return repr(a) == repr(b)
-
-
 def _renames(error: SbpError, options: JitOptions) -> Iterator[Change]:
     """An option with a key, a type text or an axis of it replaced by each likely one."""
     if error.slip is None:
@@ -356,7 +310,7 @@ def _renames(error: SbpError, options: JitOptions) -> Iterator[Change]:
     option, wrong = error.option, error.slip.wrong
     for right in error.slip.likely:
         value = _replace(getattr(options, option), wrong, right)
-        if _equal(value, getattr(options, option)):
+        if repr(value) == repr(getattr(options, option)):
             continue
         part = argument_span(options.at, option)
         written = constants_in(part, _written(wrong), _written(right)) if part else ()

@@ -26,6 +26,7 @@ from sbp.errors import (
     SbpTypeError,
     SbpWarning,
     SourceEdit,
+    Span,
     bytes_text,
     noting,
 )
@@ -58,7 +59,6 @@ from sbp.sizes.expressions import (
 )
 from sbp.sizes.scope import Lift, Scope, Solver, Unanswered, numbers
 from sbp.source.editing import sizes_edits
-from sbp.spans import Span
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph
 
@@ -110,8 +110,7 @@ class SizedCall:
             f"{d} >= 0" for d in sizes if not str(d).isidentifier() and "-" in str(d)
         )
         scope = Scope(names, [*constraints_of(sizes), *whole])
-        point = _choice(scope, devices)
-        return cls(symbolic=signature, scope=scope, point=point, made_at=made_at)
+        return cls(symbolic=signature, scope=scope, point=_choice(scope, devices), made_at=made_at)
 
     @property
     def signature(self) -> CallSignature:
@@ -156,7 +155,6 @@ class SizedCall:
               or uses sizes that no argument has.
           UnequalElements: where a reshape does not keep the number of elements at the chosen sizes.
         """
-        del avals
         with deciding_sizes("check it at concrete sizes", self.scope.constraints):
             graph, out_shape = trace(fn, self.symbolic.avals, names, is_known=is_known)
         check_symbols(graph, self.scope.names, self.symbolic.avals)
@@ -273,8 +271,7 @@ def priced_constraints(call: SizedCall, terms: Sequence[str], program: Program, 
         function = "jax.export.symbolic_shape"
         edits = (OptionEdit(option="constraints", value=terms, function=function),)
     quoted = ", ".join(f'"{t}"' for t in terms)
-    text = f"make the sizes with constraints=[{quoted}]: {then}"
-    return priced(text, edits, program)
+    return priced(f"make the sizes with constraints=[{quoted}]: {then}", edits, program)
 
 
 def _unequal(claim: Claim, where: str) -> UnequalElements:
@@ -387,14 +384,9 @@ class SizedReport(Report):
     sizes: Decided
     limits: tuple[str, ...] = ()
 
-    def full(self) -> Shown:
-        """The full report, the sizes first."""
-        page = super().full().page
-        return Shown(page=Page(title=page.title, parts=(self._sizes(), *page.parts)))
-
-    def short(self) -> Shown:
-        """The short form, the sizes first."""
-        page = super().short().page
+    def _page(self, *, short: bool = False) -> Shown:
+        """The page with the sizes first."""
+        page = super()._page(short=short).page
         return Shown(page=Page(title=page.title, parts=(self._sizes(), *page.parts)))
 
     def _sizes(self) -> Section:
@@ -506,7 +498,14 @@ def _traced_otherwise(
         try:
             concrete = trace_for(call.signature)
         except SbpError as error:  # it uses symbols from outside of its arguments
-            yield _without_numbers(error)
+            said = "not traced with numbers"
+            yield Diagnostic(
+                code="sizes-unproved",
+                severity="note",
+                title="the program with symbolic sizes is not compared with the one with numbers",
+                labels=(Label(span=error.span, text=said, primary=True),) if error.span else (),
+                notes=(f"it cannot be traced with numbers: {error.message}",),
+            )
             return
     different = first_difference(graph_at(call.graph, call.point), concrete)
     if different is None:
@@ -527,19 +526,6 @@ def _traced_otherwise(
                 f" {point_text(call.point)}"
             ),
         ),
-    )
-
-
-def _without_numbers(error: SbpError) -> Diagnostic:
-    """The note for a function that cannot be traced with numbers."""
-    return Diagnostic(
-        code="sizes-unproved",
-        severity="note",
-        title="the program with symbolic sizes is not compared with the one with numbers",
-        labels=(Label(span=error.span, text="not traced with numbers", primary=True),)
-        if error.span
-        else (),
-        notes=(f"it cannot be traced with numbers: {error.message}",),
     )
 
 

@@ -27,7 +27,7 @@ from sbp.api.call import CallReader, CallSignature
 from sbp.api.trees import KeyPath, arguments_of, layer_paths, results_of
 from sbp.errors import SbpError, refused
 from sbp.handwritten.region import tracing_for
-from sbp.infer.pins import check_monoids, resolve_pins
+from sbp.infer.pins import resolve_pins
 from sbp.infer.registered import check_registered, check_rules
 from sbp.infer.request import Demand, Request
 from sbp.infer.space import from_type
@@ -66,12 +66,8 @@ def with_result_types(reader: CallReader, results: Leaves) -> Leaves:
         typed = broadcast_types(
             options.out_types, results.tree, results.leaves, names, spec, skip=0
         )
-    found: list[Leaf] = []
-    for leaf in typed:
-        check_monoids(leaf.type or NdSbp(), leaf.aval.dtype, f"output {leaf.name}")
-        outer, _ = even_boundary(leaf, leaf.aval.shape, spec, f"output {leaf.name}")
-        found.append(leaf.with_type(outer))
-    return replace(results, leaves=tuple(found))
+    outer = (even_boundary(x, x.aval.shape, spec, f"output {x.name}")[0] for x in typed)
+    return replace(results, leaves=tuple(map(Leaf.with_type, typed, outer)))
 
 
 def tied_outputs(signature: CallSignature, results: Leaves) -> tuple[tuple[int, int], ...]:
@@ -153,8 +149,12 @@ def traced_call(
     """
     spec, options = reader.spec, reader.options
     refuse_symbolic(signature.avals, reader.name)
-    boundary, inner = _boundary(signature, spec)
-
+    held = [
+        even_boundary(leaf, leaf.aval.shape, spec, f"input {leaf.name}")
+        for leaf in signature.leaves
+    ]
+    boundary = [outer for outer, _ in held]
+    inner = (replace(pin, input=n) if pin else None for n, (_, pin) in enumerate(held))
     call = _FlatResults(signature, reader, tuple(inner))
     is_symbolic = tracer is not None
     if tracer is None:
@@ -219,21 +219,6 @@ def _platform(mesh: Mesh | AbstractMesh, spec: MeshSpec) -> str | None:
     return platform if platform in ("cpu", "tpu") else None
 
 
-def _boundary(
-    signature: CallSignature, spec: MeshSpec
-) -> tuple[list[NdSbp | None], list[Pin | None]]:
-    """The type of each flat argument at the boundary, and its pin in the program where that is
-    another type."""
-    boundary: list[NdSbp | None] = []
-    inner: list[Pin | None] = []
-    for position, leaf in enumerate(signature.leaves):
-        check_monoids(leaf.type or NdSbp(), leaf.aval.dtype, f"input {leaf.name}")
-        outer, pin = even_boundary(leaf, leaf.aval.shape, spec, f"input {leaf.name}")
-        boundary.append(outer)
-        inner.append(replace(pin, input=position) if pin else None)
-    return boundary, inner
-
-
 def _laid_out_shapes(
     signature: CallSignature,
     types: Sequence[NdSbp | None],
@@ -252,9 +237,12 @@ def _laid_out_shapes(
     found: list[jax.ShapeDtypeStruct] = []
     for leaf, t in zip(signature.leaves, types, strict=True):
         aval, kind = leaf.aval, HOST if leaf.memory == HOST else None
-        pinned = t is not None and leaf.source != "in_types" and not t.is_partial
-        pinned = pinned and not leaf.padded
-        if explicit and t is not None and pinned:
+        if (
+            explicit
+            and t is not None
+            and leaf.source != "in_types"
+            and not (leaf.padded or t.is_partial)
+        ):
             sharding = NamedSharding(
                 explicit,
                 partition_spec(from_type(t, spec), spec, aval.ndim),

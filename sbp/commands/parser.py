@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -240,11 +241,11 @@ def arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         raise _refused(text, "is not of the form") from None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise _refused(text, "is not of the form")
-    reader = _ArgumentReader(text)
-    named = {k.arg: reader.value(k.value) for k in call.keywords if k.arg is not None}
+    scope = SymbolicScope()  # the symbolic sizes of a call are related
+    named = {k.arg: _value(k.value, text, scope) for k in call.keywords if k.arg is not None}
     if len(named) != len(call.keywords):
         raise _refused(text, "names an argument twice, or unpacks one; it is not of the form")
-    return tuple(map(reader.value, call.args)), named
+    return tuple(_value(part, text, scope) for part in call.args), named
 
 
 def _scalars(text: str) -> str:
@@ -260,50 +261,44 @@ def _refused(text: str, why: str) -> SbpError:
     return SbpError(f"--args {text!r} {why} {FORM!r}", code="unknown-option")
 
 
-class _ArgumentReader:
-    """Reads the syntax trees of the arguments of one call, whose symbolic sizes are related."""
+def _value(part: ast.expr, text: str, scope: SymbolicScope) -> Any:
+    """What a syntax tree of the text stands for."""
+    read = functools.partial(_value, text=text, scope=scope)
+    match part:
+        case ast.Constant(value=value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.Tuple(elts=elements):
+            return tuple(map(read, elements))
+        case ast.List(elts=elements):
+            return list(map(read, elements))
+        case ast.Dict(keys=keys, values=values):
+            return {
+                read(key): read(value)
+                for key, value in zip(keys, values, strict=True)
+                if key is not None
+            }
+        case ast.Name(id=name):
+            return _array(name, ())
+        case ast.Subscript(value=ast.Name(id=name), slice=size):
+            sizes = size.elts if isinstance(size, ast.Tuple) else [size]
+            return _array(name, _shape(sizes, text, scope))
+        case _:
+            raise _refused(text, f"has {ast.unparse(part)!r}; it is not of the form")
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._scope = SymbolicScope()
 
-    def value(self, part: ast.expr) -> Any:
-        """What a syntax tree stands for."""
-        match part:
-            case ast.Constant(value=value):
-                return value
-            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-                return -value
-            case ast.Tuple(elts=elements):
-                return tuple(map(self.value, elements))
-            case ast.List(elts=elements):
-                return list(map(self.value, elements))
-            case ast.Dict(keys=keys, values=values):
-                return {
-                    self.value(key): self.value(value)
-                    for key, value in zip(keys, values, strict=True)
-                    if key is not None
-                }
-            case ast.Name(id=name):
-                return _array(name, ())
-            case ast.Subscript(value=ast.Name(id=name), slice=ast.Tuple(elts=sizes)):
-                return _array(name, self._shape(sizes))
-            case ast.Subscript(value=ast.Name(id=name), slice=size):
-                return _array(name, self._shape([size]))
-            case _:
-                raise _refused(self._text, f"has {ast.unparse(part)!r}; it is not of the form")
-
-    def _shape(self, sizes: list[ast.expr]) -> tuple[Any, ...]:
-        given = ", ".join(map(ast.unparse, sizes))
-        if not given:
-            return ()
-        try:
-            shape = symbolic_shape(given, scope=self._scope)
-        except ValueError:
-            raise _refused(self._text, f"has the sizes [{given}]; it is not of the form") from None
-        if any(isinstance(size, int) and size < 0 for size in shape):
-            raise _refused(self._text, f"has the sizes [{given}]; it is not of the form")
-        return tuple(shape)
+def _shape(sizes: Sequence[ast.expr], text: str, scope: SymbolicScope) -> tuple[Any, ...]:
+    given = ", ".join(map(ast.unparse, sizes))
+    if not given:
+        return ()
+    try:
+        shape = symbolic_shape(given, scope=scope)
+    except ValueError:
+        raise _refused(text, f"has the sizes [{given}]; it is not of the form") from None
+    if any(isinstance(size, int) and size < 0 for size in shape):
+        raise _refused(text, f"has the sizes [{given}]; it is not of the form")
+    return tuple(shape)
 
 
 def _array(name: str, shape: tuple[Any, ...]) -> Any:

@@ -25,7 +25,7 @@ from sbp.commands.parser import arguments, required_parameters
 from sbp.errors import SbpError, counted, listed
 from sbp.plan.text import shape_text
 from sbp.report.facts import outputs
-from sbp.report.parts import Page, Paragraph, Part, Section, Table, grouped, table
+from sbp.report.parts import Page, Part, Section, Table, grouped, table
 from sbp.report.report import Shown
 from sbp.report.wording import bytes_text
 from sbp.signatures import Op, Row, Rule, kernel_named, known_primitives, rule_for
@@ -54,12 +54,12 @@ def signatures_page() -> Page:
     rules = [rule for rule in map(rule_for, known_primitives()) if rule is not None]
     sections = list[Section]()
     for name, members in sorted(grouped(rules, family).items()):
-        split = Paragraph(text=", ".join(r.name for r in members if not r.reason))
+        split = ", ".join(r.name for r in members if not r.reason)
         whole = table(("all B", "because"), ((r.name, r.reason) for r in members if r.reason))
         sections.append(
             Section(
                 title=f"{name}: {counted(len(members), 'primitive')}",
-                parts=(*([split] if split.text else []), *([whole] if whole.rows else [])),
+                parts=(*([split] if split else []), *([whole] if whole.rows else [])),
             )
         )
     return Page(
@@ -84,7 +84,7 @@ def signature_page(primitive: str) -> Page:
         f"held B on every mesh axis: {rule.reason}": rule.reason,
         "there is no sample to show its rows on": found is None,
     }
-    parts: list[Part] = [Paragraph(text=text) for text, is_true in texts.items() if is_true]
+    parts: list[Part] = [text for text, is_true in texts.items() if is_true]
     if found is not None:
         op = op_of(*found)
         rows = rule.rows(op)
@@ -203,7 +203,7 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
             for c in calls
         ),
     )
-    same = [Paragraph(text=f"the same name is also {listed(others)}")] if others else []
+    same = [f"the same name is also {listed(others)}"] if others else []
     title = f"the function as a whole, on one mesh axis of {AXIS_SIZE} devices: its cheapest plans"
     whole = [Section(title=title, parts=(costs,))] if calls else []
     each = Section(

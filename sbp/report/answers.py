@@ -27,7 +27,7 @@ from sbp.machine.hardware import Network
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Cost
 from sbp.plan.text import change_text, place
-from sbp.report.parts import Facts, Page, Paragraph, Part, Section, Table, table, table_of
+from sbp.report.parts import Facts, Page, Part, Section, Table, table, table_of
 from sbp.report.report import Shown
 from sbp.report.wording import (
     atoms_text,
@@ -129,8 +129,8 @@ def _parts(why: Why, mesh: MeshSpec) -> Iterator[Part]:
     yield _head(why)
     if len(why.types) > 1:
         copies = ", ".join(f"{t!r} {counted(n, 'time')}" for t, n in why.types)
-        yield Paragraph(
-            text="the program makes it more than once, in unrolled layers or in rematerialisation:"
+        yield (
+            "the program makes it more than once, in unrolled layers or in rematerialisation:"
             f" {copies}"
         )
     yield from (_axis(why, story) for story in why.axes)
@@ -278,7 +278,7 @@ def _conversions(why: Why, mesh: MeshSpec) -> Section:
     if not why.conversions:
         return Section(
             title="conversions",
-            parts=(Paragraph(text="none: every reader takes it as it is made"),),
+            parts=("none: every reader takes it as it is made",),
         )
     made = table_of(
         why.conversions,
@@ -429,12 +429,12 @@ def comparison(this: ComparedPlan, other: ComparedPlan) -> Comparison:
 
 def _differences(found: Difference) -> Iterator[Part]:
     if len(set(found.titles)) > 1:
-        yield Paragraph(
-            text=f"these are plans of different functions; {counted(found.matched, 'value')} with"
+        yield (
+            f"these are plans of different functions; {counted(found.matched, 'value')} with"
             " the same name or line text"
         )
     if found.same:
-        yield Paragraph(text="nothing differs")
+        yield "nothing differs"
         return
     if found.settings:
         made = table(
@@ -463,7 +463,7 @@ def _differences(found: Difference) -> Iterator[Part]:
     both = zip(found.unmatched, ("this", "the other"), strict=True)
     only = " and ".join(f"{n} only in {which}" for n, which in both if n)
     text = f"{counted(alike, 'value')} of the same type in both"
-    yield Paragraph(text="; ".join(filter(None, (text, only))))
+    yield "; ".join(filter(None, (text, only)))
 
 
 def _costs(found: Difference) -> Table:

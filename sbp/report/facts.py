@@ -327,8 +327,7 @@ def _line(reason: ConversionReason) -> str:
     """The line of the maker; where it has none, that of the reader."""
     for node in (reason.maker, reason.need.node if reason.need.is_read else None):
         if node is not None and node.span is not None:
-            annotates = node.op == annotate_p.name
-            span = (annotation_span(node) if annotates else None) or node.span
+            span = (annotation_span(node) if node.op == annotate_p.name else None) or node.span
             return f"{'the gradient of ' if node.backward else ''}{place(span)}"
     return str(reason.value)
 
@@ -561,10 +560,11 @@ class _Reading:
                 split[root] |= rows
                 if rows:
                     tables.add("vocabulary" if self._made(node, k) < 0 else "tables")
-        total = sum(roles[role] for role in NAMES)
-        shares: dict[Role, float] = {role: roles[role] / (total or 1.0) for role in NAMES}
-        most = sorted(shares.items(), key=lambda item: -item[1])
-        found: dict[Role, float] = {role: share for role, share in most if share >= SEEN}
+        total = sum(roles[role] for role in NAMES) or 1.0
+        most = sorted(NAMES, key=lambda role: -roles[role])
+        found: dict[Role, float] = {
+            role: roles[role] / total for role in most if roles[role] / total >= SEEN
+        }
         tokens = "tokens split between its products (sequence parallel)"
         said = [
             *(

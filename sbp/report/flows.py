@@ -98,14 +98,12 @@ class ValueFlow:
       source, target: positions among the stops; -1 for the arguments, and for the results.
       type: of the largest of them as it is made.
       size: bytes of that one, whole.
-      partial: whether one of them is partial.
     """
 
     source: int
     target: int
     type: NdSbp
     size: float
-    partial: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,12 +265,11 @@ def _flows(program: Program, numbers: Mapping[int, int]) -> tuple[ValueFlow, ...
             target=target,
             type=to_type(codes, program.mesh),
             size=float(aval.size * aval.dtype.itemsize) if aval.shape else 0.0,
-            partial=any(c < 0 for c in codes),
         )
         ends = new.source, new.target
         old = found.get(ends, new)
         if new.source != target and (
-            old is new or new.size > old.size or (new.partial and not old.partial)
+            old is new or new.size > old.size or (new.type.is_partial and not old.type.is_partial)
         ):
             found[ends] = new
     return tuple(found.values())
@@ -540,7 +537,7 @@ def _arrows(board: Board, sheet: _Sheet, *, of_gradients: bool) -> None:
         if min(f.source, f.target) >= 0 and ends[f.source] in place and ends[f.target] in place
     ]
     largest = {stop: max(f.size for _, s, f in flows if s == stop) for _, stop, _ in flows}
-    shown = [(a, b, f) for a, b, f in flows if f.partial or f.size == largest[b]]
+    shown = [(a, b, f) for a, b, f in flows if f.type.is_partial or f.size == largest[b]]
     edge = _GRADIENT_AT if of_gradients else _GUTTER
     taken: list[list[tuple[int, int]]] = [[] for _ in range(_TRACKS)]
     for start, stop, flow in sorted(shown, key=lambda item: abs(item[1] - item[0])):

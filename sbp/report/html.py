@@ -16,7 +16,6 @@ from sbp.report.parts import (
     Facts,
     Leaf,
     Page,
-    Paragraph,
     Picture,
     Section,
     Share,
@@ -113,8 +112,8 @@ def _section(section: Section) -> str:
 
 def _leaf(part: Leaf) -> str:
     match part:
-        case Paragraph():
-            return f"<p>{_text(part.text)}</p>"
+        case str():
+            return f"<p>{_text(part)}</p>"
         case Facts():
             pairs = "".join(
                 f"<div><dt>{_text(name)}</dt> <dd>{_text(value)}</dd></div>\n"

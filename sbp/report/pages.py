@@ -35,14 +35,12 @@ from sbp.plan.text import place
 from sbp.plan.traffic import sends
 from sbp.report import facts
 from sbp.report.device_bytes import memory_picture, traffic_picture
-from sbp.report.facts import Collective, detail
 from sbp.report.flows import program_flows, program_picture
 from sbp.report.parts import (
     Excerpt,
     Facts,
     Mark,
     Page,
-    Paragraph,
     Part,
     Section,
     Share,
@@ -150,7 +148,7 @@ def coverage_section(read: Coverage) -> Section:
         title=f"checked: {checked}",
         parts=(
             *([made] if made.rows else []),
-            *(Paragraph(text=run_text(run)) for run in read.runs),
+            *map(run_text, read.runs),
         ),
     )
 
@@ -192,15 +190,13 @@ def precision(program: Program) -> tuple[Section, ...]:
         (parts, how, str(int(runs)), bytes_text(sent))
         for (parts, how), (runs, sent) in sorted(found.items())
     )
-    shown: list[Table | Paragraph] = [table(("parts", "added in", ">runs", ">per device"), rows)]
+    shown: list[Table | str] = [table(("parts", "added in", ">runs", ">per device"), rows)]
     nodes, typed = graph.walk(), program.typing.rows
     casts = [node_text(n) for n in nodes if ROUNDED_PARTS.name in typed[n.id].kernels]
     if casts:
         shown.append(
-            Paragraph(
-                text=f"{counted(len(casts), 'cast')} of parts before their sum (`reduce_dtype`):"
-                f" {listed(casts, SHOWN_CASTS)}"
-            )
+            f"{counted(len(casts), 'cast')} of parts before their sum (`reduce_dtype`):"
+            f" {listed(casts, SHOWN_CASTS)}"
         )
     return (Section(title="precision of sums over devices", parts=tuple(shown)),)
 
@@ -278,24 +274,20 @@ def hardware_page() -> Page:
         HARDWARE.values(),
         {
             "name": lambda h: h.name,
-            ">TFLOP/s": lambda h: _figure(h.flops_per_second / 1e12),
-            ">float32": lambda h: _figure(h.product_flops_per_second(4) / 1e12),
+            ">TFLOP/s": lambda h: f"{h.flops_per_second / 1e12:.4g}",
+            ">float32": lambda h: f"{h.product_flops_per_second(4) / 1e12:.4g}",
             ">memory": lambda h: bytes_text(h.hbm_bytes),
-            ">GB/s": lambda h: _figure(h.hbm_bytes_per_second / 1e9),
+            ">GB/s": lambda h: f"{h.hbm_bytes_per_second / 1e9:.4g}",
             "network": lambda h: f"{h.torus_dims}-D torus" if h.topology == "torus" else "switch",
-            ">link": lambda h: _figure(h.link_bytes_per_second / 1e9),
+            ">link": lambda h: f"{h.link_bytes_per_second / 1e9:.4g}",
             ">joins": lambda h: str(h.joined_devices) if h.beyond else "",
-            ">beyond": lambda h: _figure(h.beyond.bytes_per_second / 1e9) if h.beyond else "",
+            ">beyond": lambda h: f"{h.beyond.bytes_per_second / 1e9:.4g}" if h.beyond else "",
         },
     )
     return Page(
         title="hardware, of one JAX device; links and what is beyond in GB/s, one way",
         parts=(made,),
     )
-
-
-def _figure(value: float) -> str:
-    return f"{value:.4g}"
 
 
 def unmeasured(program: Program) -> Iterator[str]:
@@ -415,10 +407,10 @@ def source_page(program: Program, title: str) -> Page:
         Section(title=f"source of {file_name(file)}", parts=(_lines_table(here, total, most),))
         for file, here in grouped(lines, lambda a: a.file).items()
     ]
-    empty = () if sections else (Paragraph(text="no operation has a line of the user"),)
+    empty = () if sections else ("no operation has a line of the user",)
     return Page(
         title=f"source of {f'`{title}`' if title else 'the program'} on mesh {program.mesh}",
-        parts=(Paragraph(text=sentences(head, ". ")), *empty, *sections),
+        parts=(sentences(head, ". "), *empty, *sections),
     )
 
 
@@ -468,7 +460,7 @@ def refusal(
     return Page(
         parts=(
             *map(finding, diagnostics),
-            Paragraph(text=_verdict(diagnostics) + (f" in `{title}`" if title else "")),
+            _verdict(diagnostics) + (f" in `{title}`" if title else ""),
             *([coverage_section(coverage)] if coverage is not None and not wrong else []),
         )
     )
@@ -520,10 +512,9 @@ def plan_page(
 def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> Iterator[Part]:
     yield _cost(program)
     if found := facts.strategy(program):
-        yield Paragraph(text="; ".join(f"`{axis}`: {text}" for axis, text in found.items()))
+        yield "; ".join(f"`{axis}`: {text}" for axis, text in found.items())
     if not short:
-        for text in (_choice(program), *_left_out(program), *unmeasured(program)):
-            yield Paragraph(text=text)
+        yield from (_choice(program), *_left_out(program), *unmeasured(program))
     if annotated := facts.annotated(program):
         yield _annotated(annotated)
     sent = facts.collectives(program, output_names)
@@ -586,7 +577,7 @@ def _annotated(found: Sequence[facts.Tensor]) -> Section:
         {
             "tensor": lambda t: f"{t.name} again" if t.is_repeat else t.name,
             "shape": lambda t: t.shape,
-            "pinned": lambda t: _pin_text(t.pin),
+            "pinned": lambda t: _pin_text(t.pin) if t.pin else "",
             "type": lambda t: repr(t.type),
             ">per device": lambda t: bytes_text(t.bytes_per_device),
             "line": lambda t: t.where,
@@ -596,10 +587,9 @@ def _annotated(found: Sequence[facts.Tensor]) -> Section:
     return Section(title=counted(len(found), "annotated tensor"), parts=(made,))
 
 
-def _pin_text(pin: Pin | None) -> str:
+def _pin_text(pin: Pin) -> str:
     """The type that an annotation asks for: a type on all axes without its Bs, another one by the
     axes that it names, and the dims that other axes may not split."""
-    assert pin is not None
     if pin.complete:
         return repr(pin.type)
     asked = " ".join(f"{axis}:{atom!r}" for axis, atom in pin.type.items()) or "?"
@@ -607,11 +597,9 @@ def _pin_text(pin: Pin | None) -> str:
     return f"{asked}, no other split of dim {whole}" if whole else asked
 
 
-def _collectives(program: Program, found: Sequence[Collective], *, short: bool) -> Section:
+def _collectives(program: Program, found: Sequence[facts.Collective], *, short: bool) -> Section:
     if not found:
-        return Section(
-            title="collectives", parts=(Paragraph(text="none: no device sends anything"),)
-        )
+        return Section(title="collectives", parts=("none: no device sends anything",))
     total = program.cost.bytes_per_device
     made = table_of(
         found,
@@ -624,7 +612,7 @@ def _collectives(program: Program, found: Sequence[Collective], *, short: bool) 
             ">per device": lambda c: bytes_text(c.bytes_per_device),
             "share": lambda c: Share(fraction=c.bytes_per_device / total if total else 0.0),
         },
-        detail=lambda c: detail(c, 1 if short else 2),
+        detail=lambda c: facts.detail(c, 1 if short else 2),
         shown=SHOWN_SHORT if short else SHOWN_COLLECTIVES,
         rest=lambda left: f"and {len(left)} more groups: {size_text(left)} per device",
     )

@@ -142,13 +142,6 @@ class Facts:
     pairs: tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paragraph:
-    """A sentence or two."""
-
-    text: str
-
-
 Mark = tuple[int, int, Label]
 """An underlined part of a source line, primary with carets, others with dashes: its columns from 0,
 the second excluded, and the label behind the marks."""
@@ -195,7 +188,8 @@ class ShownDiagnostic:
         ]
 
 
-Plain = Table | Facts | Paragraph
+Plain = Table | Facts | str
+"""A text is a paragraph: a sentence or two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

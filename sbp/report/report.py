@@ -21,10 +21,10 @@ from sbp.report.shards import shard_picture, shards_of
 from sbp.report.svg import png_of
 from sbp.report.terminal import page_lines
 from sbp.report.timeline import (
+    Schedule,
     lane_seconds,
     limits,
     limits_section,
-    schedule,
     timeline_picture,
 )
 
@@ -374,7 +374,7 @@ def plan_data(program: Program, output_names: tuple[str, ...]) -> dict[str, Any]
         "bytes_sent_per_device": program.cost.bytes_per_device,
         "peak_memory_bytes_per_device": program.cost.peak_memory_bytes,
         "modelled_seconds": program.cost.seconds,
-        "seconds_by_lane": lane_seconds(schedule(program)),
+        "seconds_by_lane": lane_seconds(Schedule(program)),
         "memory_at_peak": dict(live_bytes(program).peak.bytes),
         "limits": {
             "flops": limited.flops,

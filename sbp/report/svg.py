@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from sbp.errors import SbpError
 from sbp.plan.traffic import PHASES, Phase
-from sbp.report.parts import Paragraph, Picture, Plain
+from sbp.report.parts import Picture, Plain
 from sbp.source.reader import shorten
 
 NAMESPACE = "http://www.w3.org/2000/svg"
@@ -88,8 +88,8 @@ class Board:
         """Straight lines from point to point, with a head at the last where `arrow` is true."""
         self._add("polyline", {"points": _path(points), "fill": "none", **_stroke(ink)}, title)
         if arrow:
-            head = _path(_head(points[-2], points[-1], ink.width))
-            self._add("polygon", {"points": head, "fill": ink.color})
+            head = _head(points[-2], points[-1], ink.width)
+            self._add("polygon", {"points": _path(head), "fill": ink.color})
 
     def area(self, points: Sequence[Point], ink: Ink = Ink(), *, title: str = "") -> None:
         """A filled polygon."""
@@ -181,7 +181,7 @@ def draw_phases(board: Board, ends: Iterable[tuple[Phase, float, float]], top: f
             board.inside(left, right, top + 11, phase, title=phase, spare=1)
 
 
-def picture(caption: str, board: Board | None, *instead: Plain | str) -> Picture:
+def picture(caption: str, board: Board | None, *instead: Plain) -> Picture:
     """A picture with its words.
 
     Arguments:
@@ -192,7 +192,7 @@ def picture(caption: str, board: Board | None, *instead: Plain | str) -> Picture
     return Picture(
         caption=caption,
         svg=(board or Board(1, 1)).svg(caption),
-        instead=tuple(Paragraph(text=p) if isinstance(p, str) else p for p in instead),
+        instead=instead,
     )
 
 

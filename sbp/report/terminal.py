@@ -19,7 +19,6 @@ from sbp.report.parts import (
     Facts,
     Leaf,
     Page,
-    Paragraph,
     Picture,
     Section,
     Share,
@@ -42,7 +41,7 @@ def page_lines(page: Page, width: int) -> Iterator[Text]:
     yield from _lines(page.title, width, "bold")
     started, after_finding = bool(page.title), False
     for part in page.parts:
-        if started and (after_finding or not isinstance(part, Paragraph | Facts)):
+        if started and (after_finding or not isinstance(part, str | Facts)):
             yield Text()
         started, after_finding = True, isinstance(part, ShownDiagnostic)
         if isinstance(part, Section):
@@ -62,8 +61,8 @@ def _indented(lines: Iterable[Text], by: str) -> Iterator[Text]:
 
 def _leaf(part: Leaf, width: int) -> Iterator[Text]:
     match part:
-        case Paragraph():
-            yield from _lines(part.text, width)
+        case str():
+            yield from _lines(part, width)
         case Facts():
             room = max(cell_len(name) for name, _ in part.pairs)
             for name, value in part.pairs:
@@ -71,7 +70,7 @@ def _leaf(part: Leaf, width: int) -> Iterator[Text]:
         case Table():
             yield from _table(part, width)
         case Picture():
-            for plain_part in (Paragraph(text=part.caption), *part.instead):
+            for plain_part in (part.caption, *part.instead):
                 yield from _leaf(plain_part, width)
         case _:
             yield from _finding(part, width)

@@ -17,7 +17,6 @@ from sbp.report.facts import flops_of
 from sbp.report.flows import Grouping, PlaceName, place_name
 from sbp.report.parts import (
     SHOWN_ROWS,
-    Paragraph,
     Picture,
     Section,
     Table,
@@ -101,9 +100,12 @@ class LoopInterval(NamedTuple):
     depth: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The modelled schedule of a program.
+    """The schedule that the cost model gives a program: its instructions one after another, but for
+    exchanges that run beside the products that use them.
+
+    Arguments:
+      program: the plan.
 
     Attributes:
       intervals: in program order; what runs beside an operation comes after it.
@@ -111,37 +113,19 @@ class Schedule:
       seconds: from the first to the last; the sum of the seconds that the step waits for.
     """
 
-    intervals: tuple[Interval, ...]
-    loops: tuple[LoopInterval, ...]
-    seconds: float
-
-
-def schedule(program: Program) -> Schedule:
-    """The schedule that the cost model gives a program: its instructions one after another, but for
-    exchanges that run beside the products that use them."""
-    clock = _Clock(program)
-    intervals = tuple(clock.block(program.block, 1.0))
-    return Schedule(
-        intervals=intervals,
-        loops=tuple(sorted(clock.loops, key=lambda loop: (loop.start, loop.depth))),
-        seconds=clock.now,
-    )
-
-
-class _Clock:
-    """Runs a program in modelled time."""
-
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.phases = Phases(program.graph)
-        self.now = 0.0
+        self.seconds = 0.0
         self.loops: list[LoopInterval] = []
-        self.around: list[Node] = []
+        self._phases = Phases(program.graph)
+        self._around: list[Node] = []
+        self.intervals = tuple(self._block(program.block, 1.0))
+        self.loops.sort(key=lambda loop: (loop.start, loop.depth))
 
-    def block(self, block: Block, runs: float) -> Iterator[Interval]:
+    def _block(self, block: Block, runs: float) -> Iterator[Interval]:
         """What its instructions take, with those of loops."""
         for i in block.instructions:
-            node, phase = self.phases.place(i, self.around)
+            node, phase = self._phases.place(i, self._around)
             here = Interval("", 0.0, 0.0, 0.0, "memory", (), node, phase, runs)
             if isinstance(i, Loop):
                 yield from self._loop(i, runs)
@@ -153,18 +137,18 @@ class _Clock:
                 yield from self._apply(here, i)
 
     def _loop(self, loop: Loop, runs: float) -> Iterator[Interval]:
-        start, is_loop = self.now, loop.node.op in LOOPS
+        start, is_loop = self.seconds, loop.node.op in LOOPS
         share = loop.trips if is_loop else 1 / len(loop.blocks)
-        self.around.append(loop.node)
+        self._around.append(loop.node)
         for inner in loop.blocks:
-            yield from self.block(inner, runs * share)
-        self.around.pop()
+            yield from self._block(inner, runs * share)
+        self._around.pop()
         if is_loop:
-            depth = sum(n.op in LOOPS for n in self.around)
-            self.loops.append(LoopInterval(start, self.now - start, loop, depth))
+            depth = sum(n.op in LOOPS for n in self._around)
+            self.loops.append(LoopInterval(start, self.seconds - start, loop, depth))
 
     def _apply(self, here: Interval, done: Apply) -> Iterator[Interval]:
-        graph, mesh, node, begin = self.program.graph, self.program.mesh, done.node, self.now
+        graph, mesh, node, begin = self.program.graph, self.program.mesh, done.node, self.seconds
         found = [
             (one, self._named(here, one.kind, (one.position,)))
             for one in (exchanges(graph, node, done.row, mesh) if done.sends else ())
@@ -180,9 +164,9 @@ class _Clock:
         for one, exchange in found:
             if one.beside:
                 seconds = here.runs * one.beside
-                late = max(0.0, begin + seconds - self.now)
+                late = max(0.0, begin + seconds - self.seconds)
                 yield exchange._replace(start=begin, seconds=seconds, waited=late)
-                self.now += late
+                self.seconds += late
 
     def _named(self, here: Interval, kind: str, positions: Sequence[int]) -> Interval:
         """A step of a conversion or of a kernel, over the mesh axes at some positions."""
@@ -192,8 +176,8 @@ class _Clock:
 
     def _next(self, here: Interval, seconds: float) -> Interval:
         """What runs now, and all that follows waits for."""
-        start, taken = self.now, here.runs * seconds
-        self.now += taken
+        start, taken = self.seconds, here.runs * seconds
+        self.seconds += taken
         return here._replace(start=start, seconds=taken, waited=taken)
 
 
@@ -246,7 +230,7 @@ def timeline_picture(program: Program) -> Picture:
     Arguments:
       program: the plan.
     """
-    found = schedule(program)
+    found = Schedule(program)
     caption = _caption(program, found)
     if not found.seconds:
         return picture(caption, None, "no operation of it has a modelled time")
@@ -480,7 +464,7 @@ def limits(program: Program) -> Limits:
     names = (place_name(n, "scope").name for n in program.graph.walk())
     named: Grouping = "scope" if any(names) else "function"
     places = grouped(
-        schedule(program).intervals,
+        Schedule(program).intervals,
         lambda one: (
             place_name(one.node, named).text if one.node else "arguments and results",
             one.phase,
@@ -544,7 +528,7 @@ def limits_section(program: Program) -> Section:
     )
     return Section(
         title=f"limits: {_flops_text(found.flops)} per call",
-        parts=(Paragraph(text=text), parts),
+        parts=(text, parts),
     )
 
 

@@ -38,15 +38,6 @@ def _apart(x: Any) -> Any:
     )
 
 
-def _ordered_bits(x: Any, nan_bits: int) -> Any:
-    """Floats as integers of the same width and in the same order. Every NaN becomes `nan_bits`, the
-    first or last integer in this order."""
-    width = x.dtype.itemsize * 8
-    signed = jnp.dtype(f"int{width}")
-    bits = lax.bitcast_convert_type(x, signed)
-    return _flip(jnp.where(jnp.isnan(x), jnp.array(nan_bits, signed), bits))
-
-
 def _flip(bits: Any) -> Any:
     """Converts bits between sign-and-magnitude order and two's complement order; it is its own
     inverse."""
@@ -59,14 +50,17 @@ def _flip(bits: Any) -> Any:
 
 def _extreme(x: Any, monoid: str, names: tuple[str, ...]) -> Any:
     """The maximum or minimum of all parts. A NaN in any part gives NaN: the collective of XLA for
-    CPU ignores NaNs, so floats are compared as integers."""
+    CPU ignores NaNs, so floats are compared as integers of the same width and in the same order,
+    where every NaN is the last integer, for a minimum the first one."""
     reduce = lax.pmax if monoid == "max" else lax.pmin
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return reduce(x, names)
     quiet = np.array(np.nan, x.dtype).view(f"int{x.dtype.itemsize * 8}")
-    top = int(quiet) & int(jnp.iinfo(quiet.dtype).max)
-    nan_bits = top if monoid == "max" else top - int(jnp.iinfo(quiet.dtype).max) - 1
-    return lax.bitcast_convert_type(_flip(reduce(_ordered_bits(x, nan_bits), names)), x.dtype)
+    largest = int(jnp.iinfo(quiet.dtype).max)
+    top = int(quiet) & largest
+    nan = jnp.array(top if monoid == "max" else top - largest - 1, quiet.dtype)
+    bits = jnp.where(jnp.isnan(x), nan, lax.bitcast_convert_type(x, quiet.dtype))
+    return lax.bitcast_convert_type(_flip(reduce(_flip(bits), names)), x.dtype)
 
 
 def pad_dim(x: Any, dim: int, size: int) -> Any:

@@ -82,7 +82,6 @@ class Executable:
         self.program = program
         self.mesh = mesh
         self.compiling = compiling
-        self.boundary = boundary
         self.inner = own_mesh(mesh)
         graph, spec = program.graph, program.mesh
         in_specs = tuple(
@@ -119,7 +118,8 @@ class Executable:
             compiler_options=compiling.compiler_options,
         )
         self._compiled: Any = None
-        self._keys: list[int] | None = None
+        dtypes = [graph.avals[v].dtype for v in graph.inputs]
+        self._keys = [i for i, dtype in enumerate(dtypes) if _jax.is_extended(dtype)]
         # Simulated CPU devices below JAX 0.12 abort when more than two executions are in flight on
         # few cores.
         self._in_flight: deque[Any] | None = deque() if is_simulated(mesh) else None
@@ -130,7 +130,7 @@ class Executable:
         """The program as a function of flat global arrays."""
         program, graph = self.program, self.program.graph
         kept = graph.avals.keys() - program.request.graph.avals.keys()
-        interpreter = Interpreter(graph, program.mesh, frozenset(kept))
+        interpreter = Interpreter(program.typing, frozenset(kept))
         in_codes = [r.codes for r in program.block.inputs]
         out_codes = program.typing.outputs
         # XLA refuses a region whose operands have no elements. Such operands are made inside.
@@ -225,8 +225,6 @@ class Executable:
           ValueError: for an argument with another sharding or layout.
         """
         self._wait()
-        if self._keys is None:
-            self._keys = [i for i, s in enumerate(shapes) if _jax.is_extended(s.dtype)]
         for i in self._keys:  # JAX compares the shardings of arrays, and moves keys in silence
             x, sharding = flat[i], self.in_shardings[i]
             committed = isinstance(x, jax.Array) and x.committed

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +16,12 @@ from sbp import _jax
 from sbp.annotations import annotate_p
 from sbp.errors import SbpInternalError
 from sbp.infer.space import Codes, Step, local_shape
+from sbp.infer.typing import Typing
 from sbp.machine.lanes import fills_tiles
 from sbp.machine.mesh import MeshSpec
 from sbp.machine.scatters import TILE
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
+from sbp.plan.memory import DeviceMemory
 from sbp.run.boxing import Boxing, extent, offsets
 from sbp.run.order import computed_before
 from sbp.settings import holding
@@ -154,29 +155,25 @@ def meets_arguments(graph: Graph, block: Block) -> frozenset[Register]:
 # Casts of tables of which few rows are read: the rows are cast instead.
 
 
-def late_casts(graph: Graph, block: Block, sizes: Sequence[int]) -> frozenset[Register]:
+def late_casts(memory: DeviceMemory, block: Block) -> frozenset[Register]:
     """The results of casts that nothing but lookups of fewer elements reads, in the type of the
     cast.
 
     Arguments:
-      graph: the program, for shapes and dtypes.
-      block: a block of it.
-      sizes: of the mesh axes.
+      memory: the device's own memory, for elements of shards.
+      block: a block of the program.
     """
+    graph = memory.typing.graph
     cast = {
         i.outs[0]
         for i in block.instructions
         if isinstance(i, Apply) and rounds(graph, i.node) and isinstance(i.ins[0], Register)
     }
-    return frozenset(cast.difference(_read_otherwise(graph, block, sizes))) if cast else frozenset()
+    return frozenset(cast.difference(_read_otherwise(memory, block))) if cast else frozenset()
 
 
-def _read_otherwise(graph: Graph, block: Block, sizes: Sequence[int]) -> Iterator[Register]:
+def _read_otherwise(memory: DeviceMemory, block: Block) -> Iterator[Register]:
     """The registers that something else reads."""
-
-    def elements(register: Register) -> int:
-        return math.prod(local_shape(graph.avals[register.value].shape, register.codes, sizes))
-
     yield from (s for s in block.outputs if isinstance(s, Register))
     for instruction in block.instructions:
         match instruction:
@@ -187,7 +184,7 @@ def _read_otherwise(graph: Graph, block: Block, sizes: Sequence[int]) -> Iterato
                     if isinstance(source, Register) and not (
                         isinstance(instruction, Apply)
                         and looks_up(instruction.node, position)
-                        and elements(instruction.outs[0]) <= elements(source)
+                        and memory.elements(instruction.outs[0]) <= memory.elements(source)
                     ):
                         yield source
 
@@ -396,25 +393,21 @@ class Place(LocalContext):
 
     def is_first_device(self) -> Any:
         """True on the device with index 0 on every mesh axis."""
-        first = jnp.array(True)
-        for name in self.mesh.names:
-            first = first & (lax.axis_index(name) == 0)
-        return first
+        return lax.axis_index(self.mesh.names) == 0
 
 
 class Interpreter:
     """Runs blocks of one plan.
 
     Arguments:
-      graph: the program, for shapes.
-      mesh: the mesh.
+      typing: the types of the program, for shapes and the mesh.
       kept: the values that the plan stacks for the backward pass and the user's program does not.
     """
 
-    def __init__(self, graph: Graph, mesh: MeshSpec, kept: frozenset[int] = frozenset()) -> None:
-        self.graph = graph
-        self.mesh = mesh
-        self.boxing = Boxing(mesh)
+    def __init__(self, typing: Typing, kept: frozenset[int]) -> None:
+        self.graph, self.mesh = typing.graph, typing.mesh
+        self.memory = DeviceMemory(typing, in_host=False)
+        self.boxing = Boxing(typing.mesh)
         self.kept = kept
         self.stacks: Stacks | None = None
         self.rows: frozenset[Register] = frozenset()  # what is laid out row by row
@@ -422,12 +415,9 @@ class Interpreter:
         self.loops = 0  # how many loops are around it
 
     @contextmanager
-    def at(self, node: Node | None) -> Iterator[None]:
+    def at(self, node: Node) -> Iterator[None]:
         """Operations inside carry a node's line and settings, and its name stack within the region
         that runs."""
-        if node is None:
-            yield
-            return
         scope = scope_within(node.scope, self.scope)
         with _jax.source_context(node.source_info, scope), holding(node.params):
             yield
@@ -451,8 +441,7 @@ class Interpreter:
           kept: results of casts to bfloat16 that stay in a loop (`sbp.run.interpret`).
         """
         env: dict[Register, Any] = dict(zip(block.inputs, args, strict=True))
-        late = late_casts(self.graph, block, self.mesh.sizes)
-        early = computed_before(self.graph, block, self.mesh.sizes)
+        late, early = late_casts(self.memory, block), computed_before(self.memory, block)
         received = received_values(block)
 
         def read(source: Source) -> Any:
@@ -472,7 +461,8 @@ class Interpreter:
                         results = [x.astype(dtype) for x in results]
                     env.update(zip(instruction.outs, results, strict=True))
                 case Box():
-                    with self.at(instruction.reader or instruction.maker):
+                    node = instruction.reader or instruction.maker
+                    with self.at(node) if node else nullcontext():
                         shape = self.graph.avals[instruction.source.value].shape
                         x = self.boxing.run(env[instruction.source], shape, instruction.steps)
                         in_order = instruction.target in self.rows and fills_tiles(x.shape)
@@ -517,67 +507,52 @@ class Interpreter:
           SbpInternalError: for a result whose shape is not that of its type.
         """
         node, row = instruction.node, instruction.row
-        outs = tuple(self.graph.avals[v] for v in node.outputs)
-        expected = tuple(self.local(a.shape, c) for a, c in zip(outs, row.outs, strict=True))
         if node.op == annotate_p.name:
             return args
-        if node.op in REGION_OPS:
-            results = self.region(instruction, args)
-            self.check_shards(instruction, results, expected)
-            return results
-        found = rule_for(node.op)
-        ins = tuple(self.graph.aval(o) for o in node.inputs)
-        place = Place(
-            node.params,
-            ins,
-            outs,
-            tuple(self.local(a.shape, c) for a, c in zip(ins, row.ins, strict=True)),
-            expected,
-            node.primitive,
-            self.mesh,
-            row.ins,
-            row.outs,
-        )
+        found, outs = rule_for(node.op), tuple(self.graph.avals[v] for v in node.outputs)
+        expected = tuple(self.local(a.shape, c) for a, c in zip(outs, row.outs, strict=True))
         with self.at(node):
-            if found is None or found.local is None:
+            if node.op in REGION_OPS:
+                results = self.region(instruction, args)
+            elif found is None or found.local is None:
                 results = _jax.bind(node.primitive, args, node.params)
             else:
+                ins = tuple(map(self.graph.aval, node.inputs))
+                place = Place(
+                    node.params,
+                    ins,
+                    outs,
+                    tuple(self.local(a.shape, c) for a, c in zip(ins, row.ins, strict=True)),
+                    expected,
+                    node.primitive,
+                    self.mesh,
+                    row.ins,
+                    row.outs,
+                )
                 results = found.local(place, args)
-        self.check_shards(instruction, results, expected)
-        return results
-
-    def check_shards(
-        self, instruction: Apply, results: Sequence[Any], expected: tuple[tuple[int, ...], ...]
-    ) -> None:
-        """Compares the shapes of a kernel's results with the shapes of their types.
-
-        Raises:
-          SbpInternalError: where they differ.
-        """
         got = tuple(tuple(np.shape(r)) for r in results)
         if got != expected:
-            node, row = instruction.node, instruction.row
             raise SbpInternalError(
                 f"{node.op} (node {node.id}) under {row} gives shards {got}, its type says"
                 f" {expected}"
             )
+        return results
 
     def region(self, instruction: Apply, args: list[Any]) -> list[Any]:
         """A node of a hand-written region: the user's `shard_map` body, whose collectives run over
         the same axis names, or the conversion of an operand or result to or from parts."""
         node = instruction.node
-        with self.at(node):
-            if node.op == SHARD_MAP:
-                return evaluate(node.params["body"], args)
-            (x,) = args
-            if node.op == pick_p.name:
-                return [x[0]]
-            mesh_axis = node.params["mesh_axis"]
-            whole = (
-                instruction.row.ins[0][self.mesh.names.index(mesh_axis)] == 0
-                and self.mesh.size(mesh_axis) > 1
-            )
-            return [parts(x, mesh_axis, node.params["monoid"], partial=not whole)]
+        if node.op == SHARD_MAP:
+            return evaluate(node.params["body"], args)
+        (x,) = args
+        if node.op == pick_p.name:
+            return [x[0]]
+        mesh_axis = node.params["mesh_axis"]
+        whole = (
+            instruction.row.ins[0][self.mesh.names.index(mesh_axis)] == 0
+            and self.mesh.size(mesh_axis) > 1
+        )
+        return [parts(x, mesh_axis, node.params["monoid"], partial=not whole)]
 
     def loop(self, instruction: Loop, args: list[Any], received: Set[Register]) -> list[Any]:
         """Runs a `scan`, `while` or `cond` over its blocks.

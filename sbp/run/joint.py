@@ -8,7 +8,6 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -44,22 +43,14 @@ _RUNS: dict[tuple[int, ...], int] = {}
 collectives in the same way: all processes of a group run the same programs in the same order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
-    """One part of what a process is about to run.
+Described = tuple[str, str]
+"""One part of what a process is about to run: a digest that is equal in all processes that may run
+together, and the same for people; empty where it is long."""
 
-    Arguments:
-      digest: equal in all processes that may run together.
-      text: the same for people; empty where it is long.
-    """
 
-    digest: str
-    text: str = ""
-
-    @classmethod
-    def of(cls, text: str) -> Described:
-        """A part that is described by a text; a long one is shown without its end."""
-        return cls(_hash([text]), text if len(text) <= 200 else text[:200] + " ..")
+def _described(text: str) -> Described:
+    """A part that is described by a text; a long one is shown without its end."""
+    return _hash([text]), text if len(text) <= 200 else text[:200] + " .."
 
 
 def processes_of(mesh: Mesh) -> tuple[int, ...]:
@@ -80,11 +71,11 @@ def description(program: Program, mesh: Mesh) -> dict[str, Described]:
     )
     arguments = ", ".join(f"{n}: {a.dtype}{list(a.shape)} {t!r}" for n, a, t in inputs)
     return {
-        "mesh": Described.of(f"{program.mesh} on {' '.join(kinds)} devices {ids}"),
-        "list of arguments": Described.of(arguments),
-        "program": Described(_hash(digests(program.graph))),
-        "set of constants": Described(_hash(_constants(program.graph))),
-        "choice of types": Described(_hash(_choices(program.block))),
+        "mesh": _described(f"{program.mesh} on {' '.join(kinds)} devices {ids}"),
+        "list of arguments": _described(arguments),
+        "program": (_hash(digests(program.graph)), ""),
+        "set of constants": (_hash(_constants(program.graph)), ""),
+        "choice of types": (_hash(_choices(program.block)), ""),
     }
 
 
@@ -106,9 +97,7 @@ def agree(name: str, parts: Mapping[str, Described], processes: Sequence[int]) -
     group = tuple(processes)
     number = _RUNS[group] = _RUNS.get(group, 0) + 1
     store = _Store(client, f"sbp/{_hash(map(str, group))}", time.monotonic() + WAIT_SECONDS)
-    named = {"name": Described.of(name), **parts}
-    mine = {part: [d.digest, d.text] for part, d in named.items()}
-    store.write(f"{number}/{jax.process_index()}", mine)
+    store.write(f"{number}/{jax.process_index()}", {"name": _described(name), **parts})
     if jax.process_index() == group[0]:
         found = _verdict(store, number, group)
         store.write(f"{number}/verdict", found)
@@ -140,8 +129,7 @@ class _Store:
 
     def write(self, key: str, value: Any) -> None:
         """Writes a value, over one that is there."""
-        text = json.dumps(value)
-        self.client.key_value_set(f"{self.folder}/{key}", text, allow_overwrite=True)
+        self.client.key_value_set(f"{self.folder}/{key}", json.dumps(value), allow_overwrite=True)
 
     def read(self, key: str) -> Any:
         """The value of a key, or None where it is not written in time."""
@@ -245,25 +233,18 @@ class JointRun:
 
     Arguments:
       executable: the plan, on a mesh with devices.
-      name: the function's name.
       names: the user's name of each flat argument.
       wanted: the type asked for each flat argument; None for a free one.
     """
 
     def __init__(
-        self,
-        executable: Executable,
-        name: str,
-        names: Sequence[str],
-        wanted: Sequence[NdSbp | None],
+        self, executable: Executable, names: Sequence[str], wanted: Sequence[NdSbp | None]
     ) -> None:
-        self._executable, self._name = executable, name
-        self._names, self._wanted = names, wanted
+        self._executable, self._names, self._wanted = executable, names, wanted
         assert isinstance(executable.mesh, Mesh)
         self._mesh = executable.mesh
         self._processes = processes_of(self._mesh)
-        here = jax.process_index() in self._processes
-        self._agreed = len(self._processes) == 1 or not here
+        self._agreed = len(self._processes) == 1 or jax.process_index() not in self._processes
 
     def arguments(self, flat: Sequence[Any], whole: frozenset[int]) -> list[Any]:
         """The flat arguments with NumPy arrays placed on this process's devices.
@@ -286,7 +267,7 @@ class JointRun:
                 if position not in whole and not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
                     _refuse_split(x, name, want, self._mesh)
         if not self._agreed:
-            agree(self._name, self._describe(flat), self._processes)
+            agree(self._executable.compiling.name, self._describe(flat), self._processes)
             self._agreed = True
         return [
             placed(x, s)
@@ -298,14 +279,14 @@ class JointRun:
     def _describe(self, flat: Sequence[Any]) -> dict[str, Described]:
         parts = description(self._executable.program, self._mesh)
         options = self._executable.compiling
-        parts["set of options"] = Described.of(
+        parts["set of options"] = _described(
             f"donated arguments {options.donated}, keep_unused={options.keep_unused},"
             f" compiler_options={options.compiler_options}"
         )
         for x, name in zip(flat, self._names, strict=True):
             here = x.is_fully_addressable if isinstance(x, jax.Array) else True
             if here and not isinstance(x, jax.ShapeDtypeStruct):
-                parts[f"argument {name}"] = Described(values_digest(_jax.words(x)))
+                parts[f"argument {name}"] = values_digest(_jax.words(x)), ""
         return parts
 
 

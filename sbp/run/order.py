@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
+from typing import Any
 
-import numpy as np
 from jax import numpy as jnp
 
 from sbp import _jax
-from sbp.infer.space import local_shape
 from sbp.plan.ir import Block, Box, Instruction, Loop, Register
-from sbp.plan.memory import stored_values
-from sbp.trace.graph import Graph
+from sbp.plan.memory import DeviceMemory, stored_values
 
 
-def computed_before(
-    graph: Graph, block: Block, sizes: tuple[int, ...]
-) -> dict[int, tuple[Register, ...]]:
+def computed_before(memory: DeviceMemory, block: Block) -> dict[int, tuple[Register, ...]]:
     """For each loop, by the id of its node: the values that are computed before it and read after
     it, and an array that it reads. A barrier over them puts their computation before the loop.
 
@@ -32,21 +27,18 @@ def computed_before(
     result is computed before the loop: what it sends can wait, where that is less.
 
     Arguments:
-      graph: the program.
+      memory: the device's own memory.
       block: the instructions of the program, or of a region.
-      sizes: of the mesh axes.
     """
-    loops = [at for at, i in enumerate(block.instructions) if isinstance(i, Loop)]
+    loops = [(at, i) for at, i in enumerate(block.instructions) if isinstance(i, Loop)]
     if not loops:
         return {}
-    before = _Before(graph, block, sizes)
+    before = _Before(memory, block)
     found: dict[int, tuple[Register, ...]] = {}
-    for start, at in zip([0, *(n + 1 for n in loops)], loops, strict=False):
-        loop = block.instructions[at]
+    for start, (at, loop) in zip([0, *(n + 1 for n, _ in loops)], loops, strict=False):
         held = [r for r in before.held(start, at) if r not in loop.ins]
-        read = [s for s in loop.ins if isinstance(s, Register) and _is_tied(graph, s)]
+        read = [s for s in loop.ins if isinstance(s, Register) and _is_tied(memory.avals[s.value])]
         if held and read:
-            assert isinstance(loop, Loop)
             found[loop.node.id] = (*held, *read[:1])
     return found
 
@@ -55,29 +47,17 @@ class _Before:
     """What is computed between two loops.
 
     Arguments:
-      graph: the program.
+      memory: the device's own memory.
       block: the instructions.
-      sizes: of the mesh axes.
     """
 
-    def __init__(self, graph: Graph, block: Block, sizes: tuple[int, ...]) -> None:
-        self.graph, self.block, self.sizes = graph, block, sizes
-        found = stored_values(block, graph.avals, self.elements)
+    def __init__(self, memory: DeviceMemory, block: Block) -> None:
+        self.size, self.block = memory.size, block
+        found = stored_values(block, memory.avals, memory.elements)
         self.stored, end = found.registers, len(block.instructions)
         self.readers = Counter(s for i in block.instructions for s in i.ins)
         outputs = {s: end for s in block.outputs if isinstance(s, Register)}
         self.last = {**found.last, **outputs}
-
-    def elements(self, register: Register) -> int:
-        """Elements of a register on one device."""
-        return math.prod(
-            local_shape(self.graph.avals[register.value].shape, register.codes, self.sizes)
-        )
-
-    def size(self, register: Register) -> float:
-        """Bytes of a register in device memory."""
-        aval = self.graph.avals[register.value]
-        return 0 if _jax.in_host(aval) else self.elements(register) * _jax.itemsize(aval.dtype)
 
     def held(self, start: int, loop: int) -> list[Register]:
         """The values to compute before a loop.
@@ -107,9 +87,10 @@ class _Before:
         if source not in self.stored:
             return 0.0
         if isinstance(instruction, Box):
-            shrinks = self.size(instruction.target) < self.size(source)
-            return self.size(source) if shrinks else 0.0
-        return self.size(source) if self.readers[source] > 1 else 0.0
+            is_freed = self.size(instruction.target) < self.size(source)
+        else:
+            is_freed = self.readers[source] > 1
+        return self.size(source) if is_freed else 0.0
 
     def smaller(self, instruction: Instruction, register: Register) -> Register:
         """A result, or of a collective its operand, if that has fewer bytes."""
@@ -118,13 +99,12 @@ class _Before:
         return register
 
 
-def _is_tied(graph: Graph, operand: Register) -> bool:
+def _is_tied(aval: Any) -> bool:
     """Whether a barrier may hold an operand of a loop: floats in device memory. Of a counter, XLA
     would no longer see that it starts at a constant."""
-    aval = graph.avals[operand.value]
     return (
         not _jax.is_extended(aval.dtype)
         and not _jax.in_host(aval)
-        and bool(jnp.issubdtype(aval.dtype, np.floating))
+        and bool(jnp.issubdtype(aval.dtype, jnp.floating))
         and 0 not in aval.shape
     )

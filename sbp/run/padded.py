@@ -71,11 +71,11 @@ class Padded:
         self.parts: Any = parts
         self.shape: tuple[int, ...] = tuple(map(int, shape))
         self.type, self.axes = _held_type(type, self.shape, mesh)
-        if tuple(parts.shape) != self._padding.padded_shape:
+        if tuple(parts.shape) != padding_of(self).padded_shape:
             raise ArgumentError(
                 f"Padded: parts of shape {tuple(parts.shape)}, but {self.shape} under"
-                f" {self.type!r} is padded to {self._padding.padded_shape}; sbp.Padded.of(x, type,"
-                " mesh) pads an array"
+                f" {self.type!r} is padded to {padding_of(self).padded_shape};"
+                " sbp.Padded.of(x, type, mesh) pads an array"
             )
 
     @classmethod
@@ -96,14 +96,14 @@ class Padded:
           SbpError: `bad-argument` for `x` of neither shape and for a type with P; `abstract-mesh`
             for an array on a mesh without devices.
         """
-        name = "Padded.of"
         if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
-            x = _numpy(x, name)
+            x = _numpy(x)
         whole = tuple(x.shape) if shape is None else tuple(map(int, shape))
         t, axes = _held_type(type, whole, mesh)
         padding = Padding.of(whole, t, axes)
-        kind = _memory_kind(x, type)
-        sharding = NamedSharding(mesh, spec_of(t, mesh, len(whole)), memory_kind=kind)
+        sharding = NamedSharding(
+            mesh, spec_of(t, mesh, len(whole)), memory_kind=_memory_kind(x, type)
+        )
         if isinstance(x, jax.ShapeDtypeStruct):
             parts: Any = jax.ShapeDtypeStruct(padding.padded_shape, x.dtype, sharding=sharding)
         elif isinstance(mesh, AbstractMesh):
@@ -115,7 +115,7 @@ class Padded:
         elif tuple(x.shape) == whole:
             parts = padded_parts(x, padding, sharding)
         else:
-            parts = of_process(x, padding, sharding, name)
+            parts = of_process(x, padding, sharding, "Padded.of")
         return _made(parts, whole, t, axes)
 
     @property
@@ -123,7 +123,7 @@ class Padded:
         """What is wrong with its parts, which JAX may have replaced; empty where nothing is."""
         if not _PARTS.accepts(self.parts):
             return f"has parts that are no array, {show(self.parts)}"
-        have, needed = tuple(self.parts.shape), self._padding.padded_shape
+        have, needed = tuple(self.parts.shape), padding_of(self).padded_shape
         return "" if have == needed else f"has parts of shape {have}, which are not {needed}"
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
@@ -162,10 +162,6 @@ class Padded:
         return self.parts
 
     @property
-    def _padding(self) -> Padding:
-        return Padding.of(self.shape, self.type, self.axes)
-
-    @property
     def dtype(self) -> Any:
         """The dtype."""
         return self.parts.dtype
@@ -186,7 +182,7 @@ class Padded:
         with _jax_call.without_context_mesh():
             if isinstance(parts, jax.Array):
                 parts = whole_on_devices(parts)
-            return jax.numpy.asarray(self._padding.cut(parts))
+            return jax.numpy.asarray(padding_of(self).cut(parts))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The values on the host."""
@@ -196,7 +192,7 @@ class Padded:
                 "this Padded has parts on devices of other processes; call .full() in all of them",
                 ValueError,
             )
-        found = self._padding.cut(np.asarray(parts))
+        found = padding_of(self).cut(np.asarray(parts))
         return np.array(found, dtype) if copy else np.asarray(found, dtype)
 
     def __reduce__(self) -> Any:
@@ -213,16 +209,20 @@ class Padded:
         return f"Padded({self.shape}, {self.type!r})"
 
 
-def held_padded(parts: Any, shape: tuple[int, ...], t: NdSbp, axes: Axes) -> Padded:
-    """A `Padded` without checks.
+def held_padded(shape: tuple[int, ...], t: NdSbp, axes: Axes) -> Padded:
+    """A `Padded` without checks and without parts.
 
     Arguments:
-      parts: the padded array, or what stands for it in a pytree, such as its sharding.
       shape: the true shape.
       t: the type.
       axes: names and sizes of all mesh axes, outer first.
     """
-    return _made(parts, shape, *_split(t, shape, axes))
+    return _made(None, shape, *_split(t, shape, axes))
+
+
+def padding_of(x: Padded) -> Padding:
+    """The blocks of a `Padded`."""
+    return Padding.of(x.shape, x.type, x.axes)
 
 
 def with_parts(x: Padded, parts: Any) -> Padded:
@@ -233,11 +233,6 @@ def with_parts(x: Padded, parts: Any) -> Padded:
 def same_layout(a: Padded, b: Padded) -> bool:
     """Whether two have the same shape and the same blocks."""
     return (a.shape, a.type, a.axes) == (b.shape, b.type, b.axes)
-
-
-def is_laid_out(x: Padded, t: NdSbp, axes: Axes) -> bool:
-    """Whether the parts are those of a type on mesh axes."""
-    return same_layout(x, held_padded(None, x.shape, t, axes))
 
 
 def fits_on(x: Padded, axes: Axes) -> bool:
@@ -331,7 +326,7 @@ def _restore(values: np.ndarray, t: NdSbp, axes: Axes) -> Padded:
     return _made(Padding.of(values.shape, t, axes).pad(values), values.shape, t, axes)
 
 
-def _numpy(x: Any, name: str) -> np.ndarray:
+def _numpy(x: Any) -> np.ndarray:
     """An array of the host.
 
     Raises:
@@ -340,7 +335,7 @@ def _numpy(x: Any, name: str) -> np.ndarray:
     try:
         found = np.asarray(x)
     except (TypeError, ValueError) as error:
-        raise ArgumentError(f"{name} takes an array for `x`, got {show(x)}") from error
+        raise ArgumentError(f"Padded.of takes an array for `x`, got {show(x)}") from error
     if found.dtype.kind not in "biufcV":
-        raise ArgumentError(f"{name} takes an array for `x`, got {show(x)}")
+        raise ArgumentError(f"Padded.of takes an array for `x`, got {show(x)}")
     return found

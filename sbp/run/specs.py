@@ -166,24 +166,16 @@ class Padding:
         Arguments:
           x: a NumPy or JAX array.
         """
-        return self._on_words(x, self._pad)
-
-    def cut(self, x: Any) -> Any:
-        """The inverse of `pad`."""
-        return self._on_words(x, self._cut)
-
-    def _on_words(self, x: Any, change: Any) -> Any:
-        """Applies a change to an array, to PRNG keys by their words."""
-        if not _jax.is_extended(x.dtype):
-            return change(x)
-        return _jax.wrap_key(change(_jax.words(x)), x.dtype)
-
-    def _pad(self, x: Any) -> Any:
+        if _jax.is_extended(x.dtype):  # keys are padded by their words
+            return _jax.wrap_key(self.pad(_jax.words(x)), x.dtype)
         for dim, counts in enumerate(self.counts):
             x = padded_blocks(x, dim, counts)
         return x
 
-    def _cut(self, x: Any) -> Any:
+    def cut(self, x: Any) -> Any:
+        """The inverse of `pad`."""
+        if _jax.is_extended(x.dtype):
+            return _jax.wrap_key(self.cut(_jax.words(x)), x.dtype)
         for dim, counts in enumerate(self.counts):
             before, after = x.shape[:dim], x.shape[dim + 1 :]
             lengths, blocks = self._lengths(dim), math.prod(counts)

@@ -41,7 +41,7 @@ def loss(params: Any, x: Any) -> Any:
 
 def _wanted(in_types: Any, *args: Any) -> dict[str, Any]:
     """The type asked for each input, by name."""
-    signature = sbp.jit(loss, MESH, in_types=in_types)._on(MESH).reader.read(args, {})[0]
+    signature = sbp.jit(loss, MESH, in_types=in_types)._on(MESH).read(args, {})[0]
     return {leaf.name: leaf.type for leaf in signature.leaves if leaf.type is not None}
 
 
@@ -112,7 +112,7 @@ def test_one_dict_for_all_arguments(in_types, args, pinned):
     def f(p, x=None):
         return jax.tree.map(jnp.sin, (p, x))
 
-    signature = sbp.jit(f, MESH, in_types=in_types)._on(MESH).reader.read(args, {})[0]
+    signature = sbp.jit(f, MESH, in_types=in_types)._on(MESH).read(args, {})[0]
     assert [leaf.name for leaf in signature.leaves if leaf.type is not None] == pinned
 
 

@@ -146,7 +146,7 @@ def _mark(report: Any) -> Any:
 
 
 def _options(jitted: Any, args: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    reader = jitted._on(jitted.mesh).reader
+    reader = jitted._on(jitted.mesh)
     signature, _ = reader.read(tuple(args), {})
     inputs = {leaf.name: leaf.type for leaf in signature.leaves}
     options = {"in_types": ([*inputs.values()], lambda flat: signature.like(flat)[0])}

@@ -17,7 +17,7 @@ from sbp.infer.accumulation import Reduction, chosen_sums, holds, rounding_casts
 from sbp.infer.flow import flow_of
 from sbp.infer.space import TypeSpace
 from sbp.machine.mesh import mesh_spec
-from sbp.report.timeline import schedule
+from sbp.report.timeline import Schedule
 from sbp.trace.build import trace
 from sbp.trace.graph import Node
 
@@ -274,7 +274,7 @@ def test_the_plan_costs_what_its_steps_cost(typed):
         hardware="tpu-v5e",
     )
     program = f.plan(f32(1024, 4096), f32(4096), f32(4096, 1024)).program
-    assert program.cost.seconds == pytest.approx(schedule(program).seconds, rel=1e-9)
+    assert program.cost.seconds == pytest.approx(Schedule(program).seconds, rel=1e-9)
 
 
 def test_a_conversion_runs_the_steps_that_it_costs():
@@ -283,4 +283,4 @@ def test_a_conversion_runs_the_steps_that_it_costs():
     weights = [f32(1024, 4096), f32(4096, 2048), f32(2048, 1000)]
     f = sbp.jit(again, AbstractMesh((4, 8), ("a", "b")), hardware="tpu-v5e")
     program = f.plan(weights, f32(16384, 1024)).program
-    assert program.cost.seconds == pytest.approx(schedule(program).seconds, rel=2e-3)
+    assert program.cost.seconds == pytest.approx(Schedule(program).seconds, rel=2e-3)

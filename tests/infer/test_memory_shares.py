@@ -19,7 +19,7 @@ from sbp.infer.rows import NdRow
 from sbp.infer.space import Spaces
 from sbp.machine.mesh import mesh_spec
 from sbp.machine.table import HARDWARE
-from sbp.report.timeline import schedule
+from sbp.report.timeline import Schedule
 
 V5E = HARDWARE["tpu-v5e"]
 ROWS, WIDTH = 4096, 2048
@@ -216,7 +216,7 @@ def test_the_plan_costs_what_its_steps_cost():
 
     args = aval(6, WIDTH, WIDTH), aval(ROWS, WIDTH)
     program = planned(step, *args, mesh=mesh, types=(P(None, "t"), P("d")))
-    assert program.cost.seconds == pytest.approx(schedule(program).seconds, rel=1e-3)
+    assert program.cost.seconds == pytest.approx(Schedule(program).seconds, rel=1e-3)
 
 
 # ---- products of few rows -----------------------------------------------------------------------

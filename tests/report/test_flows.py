@@ -23,7 +23,7 @@ from sbp.report.flows import Grouping, ProgramFlows, folded, program_flows
 from sbp.report.flows import traffic as chosen
 from sbp.report.pages import SHOWN_CODE, annotated_lines
 from sbp.report.svg import NAMESPACE, png_of
-from sbp.report.timeline import causes, schedule
+from sbp.report.timeline import Schedule, causes
 from sbp.report.wording import bytes_text
 
 MESH = AbstractMesh((2, 4), ("data", "model"))
@@ -223,7 +223,7 @@ def test_the_caption_says_what_one_collective_sends(scanned_plan):
 
 
 def test_collectives_over_different_axes_have_different_times(scanned_plan):
-    found = [c for c in causes(schedule(scanned_plan.program)) if c.axes]
+    found = [c for c in causes(Schedule(scanned_plan.program)) if c.axes]
     here = [
         c for c in found if c.line[1].endswith(f":{lines(gelu_layer) + 2}") and c.phase == "forward"
     ]

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType
 import sbp
 from sbp.report.device_bytes import COLUMNS, live_bytes
 from sbp.report.svg import NAMESPACE
-from sbp.report.timeline import causes, lane_seconds, limits, schedule
+from sbp.report.timeline import Schedule, causes, lane_seconds, limits
 
 MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 LAYERS, D, H, TOKENS = 12, 2048, 8192, 8192
@@ -79,7 +79,7 @@ def plans():
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_step_waits_for_what_the_plan_takes(plans, name):
     program = plans[name].program
-    found = schedule(program)
+    found = Schedule(program)
     # Of a gradient of a scan, the plan's time is 0.04% longer than its instructions together.
     assert found.seconds == pytest.approx(program.cost.seconds, rel=1e-3)
     assert sum(i.waited for i in found.intervals) == pytest.approx(found.seconds, rel=1e-9)
@@ -87,7 +87,7 @@ def test_the_step_waits_for_what_the_plan_takes(plans, name):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_nothing_overlaps_but_exchanges_beside_products(plans, name):
-    found = schedule(plans[name].program)
+    found = Schedule(plans[name].program)
     end = 0.0
     for one in found.intervals:
         if one.seconds == one.waited:
@@ -108,7 +108,7 @@ def test_each_conversion_is_in_the_lane_of_its_axes(plans, name):
             if step.bytes_sent:
                 axes = "link " + ", ".join(program.mesh.names[k] for k in step.mesh_axes)
                 expected[axes] += planned.trips * step.seconds
-    lanes = lane_seconds(schedule(program))
+    lanes = lane_seconds(Schedule(program))
     inside = list(program.kernels())
     for axes, seconds in expected.items():
         total = sum(lanes[axes].values())
@@ -116,7 +116,7 @@ def test_each_conversion_is_in_the_lane_of_its_axes(plans, name):
 
 
 def test_loops_are_marked_with_their_trips(plans):
-    assert [one.loop.trips for one in schedule(plans["scanned"].program).loops] == [12, 12]
+    assert [one.loop.trips for one in Schedule(plans["scanned"].program).loops] == [12, 12]
     assert plans["scanned"].report().timeline().svg()[0].count("all 12 runs of scan") >= 2
     assert "How often a while loop runs is assumed" in words(plans["while"].report().timeline())
 
@@ -128,9 +128,9 @@ def test_the_text_has_the_seconds_of_the_picture(plans):
     program = plans["unrolled"].program
     report = plans["unrolled"].report()
     text = words(report.timeline())
-    total = schedule(program).seconds
+    total = Schedule(program).seconds
     assert f"the modelled step in time: {1e3 * total:.3g} ms" in text
-    for lane, phases in lane_seconds(schedule(program)).items():
+    for lane, phases in lane_seconds(Schedule(program)).items():
         row = f"{lane} .* {1e3 * sum(phases.values()):.3g} ms"
         assert re.search(row, report.timeline().text()), row
 
@@ -143,7 +143,7 @@ def test_the_collective_that_takes_longest_is_red(plans):
     caption = words(plans["unrolled"].report().timeline())
     share, longest = caption.split("The longest collective, ")[1].split(" for ")[0].split("%: ")
     assert any(t.startswith(longest.split()[0]) for t in titles)
-    found = schedule(plans["unrolled"].program)
+    found = Schedule(plans["unrolled"].program)
     most = max(c.waited for c in causes(found) if c.axes)
     assert share == f"{100 * most / found.seconds:.0f}"
 
@@ -162,7 +162,7 @@ def test_a_mesh_axis_may_be_named_as_the_lane_of_the_device():
     mesh = AbstractMesh((4,), ("compute",))
     made = sbp.jit(lambda x, w: x @ w, mesh, in_types=("compute:S(1)", "compute:S(0)"))
     program = made.plan(shape(D, H), shape(H, D)).program
-    sums = {k: sum(v.values()) for k, v in lane_seconds(schedule(program)).items()}
+    sums = {k: sum(v.values()) for k, v in lane_seconds(Schedule(program)).items()}
     assert set(sums) == {"compute", "link compute"}
     assert sum(sums.values()) == pytest.approx(program.cost.seconds)
 
@@ -184,7 +184,7 @@ def test_a_loop_without_trips_takes_no_time():
 
     none, one = planned(0), planned(1)
     assert none.cost.seconds < 0.5 * one.cost.seconds
-    assert schedule(none).seconds == pytest.approx(none.cost.seconds, rel=1e-3)
+    assert Schedule(none).seconds == pytest.approx(none.cost.seconds, rel=1e-3)
 
 
 # ---- what limits a program ----------------------------------------------------------------------

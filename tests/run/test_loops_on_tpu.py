@@ -13,6 +13,7 @@ from jax import lax
 
 import sbp
 from sbp.plan.ir import Loop
+from sbp.plan.memory import DeviceMemory
 from sbp.run.interpret import Stacks, late_casts, meets_arguments
 from sbp.run.order import computed_before
 
@@ -212,7 +213,7 @@ def test_casts_of_few_rows_are_late(fn, count, late):
     f = sbp.jit(fn, jax.sharding.AbstractMesh((1,), ("x",)))
     table = jax.ShapeDtypeStruct((512, 16), "float32")
     program = f.plan(table, jax.ShapeDtypeStruct((count,), "int32")).program
-    assert len(late_casts(program.graph, program.block, program.mesh.sizes)) == late
+    assert len(late_casts(DeviceMemory(program.typing, in_host=False), program.block)) == late
 
 
 def test_the_program_casts_the_rows():
@@ -385,7 +386,7 @@ def planned_gradients(n):
 
 def test_the_gradient_is_scattered_before_the_loop():
     program = planned_gradients(4).plan(*table_arguments()).program
-    found = computed_before(program.graph, program.block, program.mesh.sizes)
+    found = computed_before(DeviceMemory(program.typing, in_host=False), program.block)
     (backward,) = [n.id for n in program.graph.nodes if n.op == "scan"][1:]
     assert found.keys() == {backward}
     scattered, tied = found[backward]
@@ -413,7 +414,7 @@ def test_the_loss_is_computed_before_the_backward_loop():
         out_types=("B", ("B", "B")),
     )
     program = f.plan(*table_arguments()).program
-    (held,) = computed_before(program.graph, program.block, program.mesh.sizes).values()
+    (held,) = computed_before(DeviceMemory(program.typing, in_host=False), program.block).values()
     scalars = [r for r in held if program.graph.avals[r.value].shape == ()]
     assert [r.codes for r in scalars] == [(-1,)]
     got, want = f(*table_arguments()), jax.jit(with_loss)(*table_arguments())
@@ -429,4 +430,4 @@ def test_a_value_that_frees_nothing_is_not_held():
 
     x = jax.ShapeDtypeStruct((8, 64), jnp.float32)
     program = sbp.jit(fn, sbp.make_mesh((4,), ("d",)), in_types="d:S(0)").plan(x).program
-    assert computed_before(program.graph, program.block, program.mesh.sizes) == {}
+    assert computed_before(DeviceMemory(program.typing, in_host=False), program.block) == {}

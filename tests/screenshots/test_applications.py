@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 from sbp.errors import Diagnostic, Label, Span
 from sbp.report.html import page_html
-from sbp.report.parts import Facts, Page, Paragraph
+from sbp.report.parts import Facts, Page
 from sbp.report.report import Report
 from tests.report.samples import DIAGNOSTICS, remember_sources
 from tests.report.test_report import report_of
@@ -132,9 +132,7 @@ WRONG = {
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_broken_layout_is_seen(fault, browser, reports):
     page = browser.new_page(viewport={"width": 360, "height": 900})
-    facts = page_html(
-        Page(parts=(Facts(pairs=(("modelled time", "5.86 ms"),)), Paragraph(text="word " * 30)))
-    )
+    facts = page_html(Page(parts=(Facts(pairs=(("modelled time", "5.86 ms"),)), "word " * 30)))
     page.set_content(facts + reports[0].html())
     assert not hosts.faults(page)
     page.add_style_tag(content=WRONG[fault])

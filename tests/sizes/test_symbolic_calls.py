@@ -220,7 +220,7 @@ def test_the_report_shows_the_sizes():
 def test_a_copy_of_a_sized_call_is_traced_anew():
     """What one call traces is not what another one, at other sizes, decides."""
     (b,) = dims("8*b")
-    signature, _ = sbp.jit(mlp, MESH)._on(MESH).reader.read((W, f32(b, 16)), {})
+    signature, _ = sbp.jit(mlp, MESH)._on(MESH).read((W, f32(b, 16)), {})
     call = SizedCall.of(signature, 8)
     copy = dataclasses.replace(call, point={"b": 3})
     call.trace(signature.call, signature.avals, signature.names)
