@@ -358,7 +358,7 @@ class Plan:
         if self._diagnostics is None or refine:
             costly = ()
             if self.program.request.boxing == "auto":
-                with counting_down("choices of types", show=refine) as solving:
+                with counting_down("choices of types", shown=refine) as solving:
                     costly = costly_annotations(self.program, refine=refine, solving=solving)
             self._diagnostics = (*costly, *gathered_matrices(self.program))
             self.program.request.caches.clear()
@@ -398,7 +398,7 @@ class Plan:
         (B, [('all_reduce', 4.0)])
         """
         names = self._output_names
-        with counting_down("plans", show=refine) as planning:
+        with counting_down("plans", shown=refine) as planning:
             found = why(self.program, name, names, refine=refine, planning=planning)
         self.program.request.caches.clear()
         return explanation(found, self.program.mesh)
@@ -518,9 +518,9 @@ class Plan:
         """Gives one warning for the arguments that were moved."""
         if names and not self._moved:
             self._moved = True
-            show = ", ".join(names[:3]) + (" .." if len(names) > 3 else "")
+            shown = ", ".join(names[:3]) + (" .." if len(names) > 3 else "")
             warnings.warn(
-                f"input-moved: {len(names)} inputs ({show}) arrived on other devices or in another"
+                f"input-moved: {len(names)} inputs ({shown}) arrived on other devices or in another"
                 " layout and were moved; put them at plan.in_shardings once",
                 SbpWarning,
                 stacklevel=users_stacklevel(),

@@ -165,7 +165,7 @@ def diagnose(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[Di
     tries = tried(
         changes,
         plans=LIMITS.plans,
-        helps=LIMITS.show,
+        helps=LIMITS.shown,
         plan=functools.partial(_plan_of, attempt),
     )
     # The labels of a swap say that entries look swapped, which only a plan shows.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -108,8 +109,8 @@ def _number_as_float(eqn: Any, operands: Sequence[Operand]) -> Constant | None:
     if _jax.op_name(eqn) != "convert_element_type" or not isinstance(operands[0], Constant):
         return None
     before, after = operands[0].aval, _jax.plain_aval(eqn.outvars[0].aval)
-    is_count = not before.shape and jax.dtypes.issubdtype(before.dtype, np.integer)
-    if not is_count or not jax.dtypes.issubdtype(after.dtype, np.floating):
+    is_count = not before.shape and jnp.issubdtype(before.dtype, np.integer)
+    if not is_count or not jnp.issubdtype(after.dtype, np.floating):
         return None
     return Constant(np.asarray(operands[0].value).astype(after.dtype), after)
 
