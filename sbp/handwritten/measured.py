@@ -295,20 +295,14 @@ def ranks(graph: Graph, types: Types) -> Iterator[str]:
         for node in every
         if node.op in RANKS and not is_good(types.get(node.outputs[0], frozenset()))
     ]
-    reached = {v for node in ranked for v in node.outputs}
-    while (
-        more := {
-            v
-            for node in every
-            for v in node.outputs
-            if any(reached & {*ins} for ins in (node.inputs, *(r.outputs for r in node.regions)))
-        }
-        - reached
-    ):
-        reached |= more
-        for node in every:
-            for region in node.regions if reached & set(node.inputs) else ():
-                reached |= set(region.inputs)
+    flows = [({*n.inputs}, r.inputs) for n in every for r in n.regions]
+    flows += [({*n.inputs, *(v for r in n.regions for v in r.outputs)}, n.outputs) for n in every]
+    reached, before = {v for node in ranked for v in node.outputs}, set[int]()
+    while reached != before:  # a loop carries ranks back to its start
+        before = set(reached)
+        for read, made in flows:
+            if reached & read:
+                reached |= {*made}
     for node in every:
         picked = {node.inputs[i] for i in places_of(node)}
         compares = traits_of(node.op).scales == "compared" and len(node.inputs) == 2
