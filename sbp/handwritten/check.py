@@ -191,7 +191,7 @@ def find_faults(compared: Comparisons, mesh: MeshSpec) -> Analysis:
                 enter(finding)
     if not found and all(c.wrong for c in compared.compared):
         for node, _ in claims(compared.graph):
-            if axes := reversed_order(node, mesh.names):
+            if axes := reversed_order(node):
                 enter(Finding(Fault("order", node), axes, None, node))
     findings = found.values()
     placed = {f.fault.node.id for f in findings if f.fault.kind != "local"}

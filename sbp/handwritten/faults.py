@@ -7,16 +7,18 @@ one, or, for a result that is another type than is claimed, to the operation tha
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from sbp.handwritten.measured import Reading, Readings, Types, is_good, places_of
 from sbp.handwritten.one_device import Compared
-from sbp.handwritten.specs import atom_of, outside
+from sbp.handwritten.specs import atom_of, axes_by_dim
 from sbp.signatures import traits_of
 from sbp.trace.collectives import AXIS_INDEX, KINDS, REDUCTIONS, names_of
 from sbp.trace.dataflow import Dataflow
@@ -164,13 +166,13 @@ def region_findings(
             yield Finding(fault, (name,), observer, node, i, stated, counts)
 
 
-def reversed_order(region: Node, names: Sequence[str]) -> tuple[str, ...]:
+def reversed_order(region: Node) -> tuple[str, ...]:
     """Two mesh axes that the specs of a region order in two ways on a dim; empty where none do."""
-    found: set[tuple[str, str]] = set()
-    for spec in (*region.params["in_specs"], *region.params["out_specs"]):
-        for name in names:
-            before = outside(spec, name, tuple(names)) or ()
-            found |= {(names[k], name) for k in before}
+    stated = (*region.params["in_specs"], *region.params["out_specs"])
+    # A type orders the axes of a dim as the mesh does.
+    specs = (spec for spec in stated if isinstance(spec, PartitionSpec))
+    dims = (axes for spec in specs for axes in axes_by_dim(spec, len(spec), ()))
+    found = {pair for axes in dims for pair in itertools.combinations(axes, 2)}
     return next(((a, b) for a, b in sorted(found) if (b, a) in found), ())
 
 

@@ -33,22 +33,6 @@ def atom_of(spec: Any, mesh_axis: str) -> Atom:
     return P if mesh_axis in (getattr(spec, "unreduced", None) or ()) else B
 
 
-def outside(spec: Any, mesh_axis: str, names: tuple[str, ...]) -> frozenset[int] | None:
-    """The mesh axes that split the same dim outside of a given one, by their positions in `names`;
-    None where the spec does not split a dim over the mesh axis. The first axis in an entry of a
-    PartitionSpec has the largest shards; in a type it is the first one of the mesh.
-
-    >>> from jax.sharding import PartitionSpec
-    >>> outside(PartitionSpec(("data", "model")), "model", ("data", "model"))
-    frozenset({0})
-    """
-    at = atom_of(spec, mesh_axis)
-    if not isinstance(at, Split):
-        return None
-    listed = axes_by_dim(spec, at.dim + 1, names)[at.dim]
-    return frozenset(names.index(a) for a in listed[: listed.index(mesh_axis)] if a in names)
-
-
 def axes_by_dim(spec: Any, rank: int, names: Sequence[str]) -> list[tuple[str, ...]]:
     """The mesh axes that split each dim, outermost first."""
     if isinstance(spec, NdSbp):
