@@ -124,22 +124,6 @@ def coverage(compared: Comparisons) -> Coverage:
 # ---- analysis -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Analysis:
-    """The analysis of a program.
-
-    Arguments:
-      compared: its comparisons with one device of each mesh axis.
-      findings: the faults.
-      ends: for each mesh axis, operations at which types end because of a value of another device
-          or of the device's index.
-    """
-
-    compared: Comparisons
-    findings: tuple[Finding, ...]
-    ends: dict[str, list[Node]]
-
-
 def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
     """Checks that a program has regions, over a given mesh.
 
@@ -163,15 +147,16 @@ def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
             )
 
 
-def find_faults(compared: Comparisons, mesh: MeshSpec) -> Analysis:
-    """The faults of a program, by its comparisons."""
+def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, list[Node]]]:
+    """The faults of a program; and for each mesh axis, operations at which types end because of a
+    value of another device or of the device's index."""
     found, ends = dict[tuple[Any, ...], Finding](), dict[str, list[Node]]()
 
     def enter(finding: Finding) -> None:
         """Enters a finding; the same one on several mesh axes is one."""
         if (known := found.get(finding.key)) is not None:
             both = {*known.mesh_axes, *finding.mesh_axes}
-            finding = replace(known, mesh_axes=tuple(a for a in mesh.names if a in both))
+            finding = replace(known, mesh_axes=tuple(a for a in compared.mesh.names if a in both))
         found[finding.key] = finding
 
     for c in compared.compared:
@@ -193,11 +178,12 @@ def find_faults(compared: Comparisons, mesh: MeshSpec) -> Analysis:
         for node, _ in claims(compared.graph):
             if axes := reversed_order(node):
                 enter(Finding(Fault("order", node), axes, None, node))
-    findings = found.values()
-    placed = {f.fault.node.id for f in findings if f.fault.kind != "local"}
     # A collective that mixes up the dims of a value does so on other mesh axes as well.
-    mixed = [f for f in findings if f.fault.kind == "local" and f.fault.node.id in placed]
-    return Analysis(compared, tuple(f for f in findings if f not in mixed), ends)
+    placed = {f.fault.node.id for f in found.values() if f.fault.kind != "local"}
+    findings = (
+        f for f in found.values() if f.fault.kind != "local" or f.fault.node.id not in placed
+    )
+    return tuple(findings), ends
 
 
 # ---- helps --------------------------------------------------------------------------------------
@@ -217,14 +203,13 @@ class Helper:
     """Tries repairs on a program.
 
     Arguments:
-      mesh: its mesh.
-      found: its analysis.
+      compared: its comparisons with one device.
       tried: the largest number of repairs that are tried for one finding.
     """
 
-    def __init__(self, mesh: MeshSpec, found: Analysis, *, tried: int = TRIED) -> None:
-        self.tried, self.mesh, self.compared = tried, mesh, found.compared
-        self.graph = found.compared.graph
+    def __init__(self, compared: Comparisons, *, tried: int = TRIED) -> None:
+        self.tried, self.compared = tried, compared
+        self.graph, self.mesh = compared.graph, compared.mesh
         self.sites = Sites(self.graph)
         self.wrong = self.wrong_of(self.graph)
 
@@ -264,7 +249,7 @@ class Helper:
     def wrong_of(self, graph: Graph) -> frozenset[Any] | None:
         """Which results of a program are wrong; None where it does not run."""
         try:
-            return self.compared.wrong_of(graph, self.mesh)
+            return self.compared.wrong_of(graph)
         except SbpInternalError:
             raise
         except FAILURES:  # of an edit: shapes that no longer fit
@@ -327,20 +312,14 @@ def _abstract(x: Any) -> jax.ShapeDtypeStruct:
     )
 
 
-def diagnostics_of(found: Analysis, mesh: MeshSpec) -> tuple[Diagnostic, ...]:
-    """The findings of a program in words, in source order; then comparisons that show a fault and
-    that no finding explains, and axes on which nothing was compared.
-
-    Arguments:
-      found: the analysis of the program.
-      mesh: its mesh.
-    """
-    helper = Helper(mesh, found) if found.findings else None
-    causes = _causes(found.findings)
-    said = [diagnostic(f, mesh, helper.helps(f)) for f in causes if helper]
-    shown = (
-        run_diagnostic(c.run, found.ends.get(c.run.mesh_axis, ())) for c in found.compared.compared
-    )
+def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
+    """The faults of a program in words, in source order; then comparisons that show a fault and
+    that no finding explains, and axes on which nothing was compared."""
+    findings, ends = find_faults(compared)
+    causes = _causes(findings)
+    helper = Helper(compared) if causes else None
+    said = [diagnostic(f, compared.mesh, helper.helps(f)) for f in causes if helper]
+    shown = (run_diagnostic(c.run, ends.get(c.run.mesh_axis, ())) for c in compared.compared)
     said += [d for d in shown if d is not None and not (causes and d.code == DIFFERS)]
     return tuple(
         sorted(said, key=lambda d: (d.primary is None, d.primary.span if d.primary else None))
@@ -352,14 +331,9 @@ def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
     finding on the same mesh axis; a doubled reduction is one where the value is left partial on
     another mesh axis, over which the reduction was meant to run."""
     forward = [f for f in findings if not primary(f).backward]
-
-    def follows(finding: Finding) -> bool:
-        axes = {axis for f in forward for axis in f.mesh_axes}
-        if primary(finding).backward and axes & set(finding.mesh_axes):
-            return True
-        return any(_is_misdirected(finding, f) for f in forward)
-
-    return [f for f in findings if not follows(f)]
+    axes = {axis for f in forward for axis in f.mesh_axes}
+    own = (f for f in findings if not primary(f).backward or axes.isdisjoint(f.mesh_axes))
+    return [f for f in own if not any(_is_misdirected(f, other) for other in forward)]
 
 
 def _is_misdirected(doubled: Finding, missing: Finding) -> bool:
@@ -499,7 +473,7 @@ def check_claims(
         if any(isinstance(h.atoms[i], Unreduced) for h in body.ins)
     }
     depends = any(c.run.wrong and c.run.mesh_axis in parted for c in compared.compared)
-    said = diagnostics_of(find_faults(compared, mesh), mesh)
+    said = diagnostics_of(compared)
     if depends:  # on how a P operand is parted
         said = [replace(d, severity="error") if d.code == DIFFERS else d for d in said]
     wrong = [d for d in said if d.severity == "error"]

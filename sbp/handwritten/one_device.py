@@ -550,7 +550,7 @@ class Comparisons:
         self.compared = [Compared(run=run) for run in runs]
         return self
 
-    def wrong_of(self, graph: Graph, mesh: MeshSpec) -> frozenset[tuple[Any, ...]]:
+    def wrong_of(self, graph: Graph) -> frozenset[tuple[Any, ...]]:
         """The results of a program on the mesh that differ from those of this program with one
         device on all mesh axes on which it is wrong; then its uneven results."""
         sets = self.values, self.others
@@ -570,7 +570,7 @@ class Comparisons:
             for i, (x, y) in enumerate(zip(got.results, wanted, strict=True))
         )
         wrong = {(i,) for i, x, y in pairs if _apart(x, y)}
-        return frozenset(wrong).union(*(uneven(graph, got, mesh) for got in every))
+        return frozenset(wrong).union(*(uneven(graph, got, self.mesh) for got in every))
 
 
 def _run_on_one_device(
