@@ -160,7 +160,7 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
         found[finding.key] = finding
 
     for c in compared.compared:
-        name, written = c.run.mesh_axis, compared.axes[c.run.mesh_axis].written
+        name, written = c.run.mesh_axis, compared.axes[c.run.mesh_axis]
         for node, results in claims(compared.graph) if c.types or c.uneven else ():
             manual = node.params.get("newly_manual_axes", node.params.get("manual_axes", ()))
             if name not in manual:
