@@ -15,7 +15,7 @@ from jax import lax
 from sbp import _jax
 from sbp.errors import OptionEdit, SourceEdit, Span
 from sbp.handwritten.faults import PMEAN
-from sbp.handwritten.specs import nodes_of, split_over, without
+from sbp.handwritten.specs import nodes_of
 from sbp.trace.collectives import CALLED, SHARD_MAP, handwritten_bytes
 from sbp.trace.graph import Constant, Graph, Node, Operand, constant
 from sbp.trace.regions import amount
@@ -57,8 +57,8 @@ class GraphEdit:
           none, it is dropped; a division that belongs to it has an entry of its own.
       divide: divisors of results, by the id of the reduction.
       rename: other collectives, by the id of the node.
-      unsplit: (region id, result, mesh axis) that out_specs no longer name.
-      split: (region id, result, mesh axis, dim) that out_specs name after the edit.
+      stated: the types that a region states for its results after the edit, by the region's id and
+          the result.
     """
 
     text: str
@@ -67,8 +67,7 @@ class GraphEdit:
     over: dict[int, tuple[str, ...]] = field(default_factory=dict)
     divide: dict[int, int] = field(default_factory=dict)
     rename: dict[int, str] = field(default_factory=dict)
-    unsplit: tuple[tuple[int, int, str], ...] = ()
-    split: tuple[tuple[int, int, str, int], ...] = ()
+    stated: dict[tuple[int, int], Any] = field(default_factory=dict)
     options: tuple[OptionEdit, ...] = ()
 
 
@@ -108,13 +107,9 @@ class _Editor:
     def graph(self, graph: Graph, region: Node | None) -> Graph:
         """A graph after the edits of its nodes; `region` is the shard_map that the graph is a body
         of."""
-        edit, alias, nodes = self.edit, dict[int, Operand](), list[Node]()
-
-        def read(operand: Operand) -> Operand:
-            return operand if isinstance(operand, Constant) else alias.get(operand, operand)
-
+        edit, alias, nodes = self.edit, dict[Operand, Operand](), list[Node]()
         for node in graph.nodes:
-            inputs = [read(o) for o in node.inputs]
+            inputs = [alias.get(o, o) for o in node.inputs]
             for add in edit.reduce:
                 if add.node == node.id and node.op != SHARD_MAP and not add.after:
                     inputs[add.operand] = self.collective(add, inputs[add.operand], node, nodes)
@@ -124,7 +119,8 @@ class _Editor:
                 continue
             params: dict[str, Any] = node.params | ({} if axes is None else {"axes": axes})
             if node.op == SHARD_MAP:
-                specs = out_types_after(node, edit)
+                outs = enumerate(params["out_specs"])
+                specs = tuple(edit.stated.get((node.id, i), spec) for i, spec in outs)
                 params = params | {"body": self.graph(params["body"], node), "out_specs": specs}
             node = replace(
                 node,
@@ -142,7 +138,7 @@ class _Editor:
                 like = replace(node, library=(PMEAN,) if "axes" in node.params else ())
                 for output in node.outputs:
                     alias[output] = self.divided(output, edit.divide[node.id], like, nodes)
-        outputs = [read(o) for o in graph.outputs]
+        outputs = [alias.get(o, o) for o in graph.outputs]
         for add in edit.reduce:
             if region is not None and add.node == region.id:
                 outputs[add.operand] = self.collective(add, outputs[add.operand], region, nodes)
@@ -184,15 +180,3 @@ class _Editor:
         return self.node(
             like, nodes, aval, op=div.name, primitive=div, params={}, inputs=(operand, by)
         )
-
-
-def out_types_after(region: Node, edit: GraphEdit) -> tuple[Any, ...]:
-    """The types of a region's results after an edit, as the region states them."""
-    specs = list(region.params["out_specs"])
-    for node, result, mesh_axis in edit.unsplit:
-        if node == region.id:
-            specs[result] = without(specs[result], mesh_axis)
-    for node, result, mesh_axis, dim in edit.split:
-        if node == region.id:
-            specs[result] = split_over(specs[result], mesh_axis, dim)
-    return tuple(specs)

@@ -12,15 +12,17 @@ and two deletions remove a call, so the edits of one help may nest.
 from __future__ import annotations
 
 import ast
+import functools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sbp.errors import OptionEdit, SourceEdit, Span
-from sbp.handwritten.edits import GraphEdit, Reduce, out_types_after
+from sbp.handwritten.edits import GraphEdit, Reduce
 from sbp.handwritten.faults import PMEAN, Fault, Finding
 from sbp.handwritten.sites import Site, Sites
-from sbp.handwritten.specs import outs_of
+from sbp.handwritten.specs import outs_of, split_over, without
 from sbp.machine.mesh import MeshSpec
 from sbp.source.reader import expression_at, name_called, source_text, users_span
 from sbp.source.text import end_of, line_text, parsed_file, span_of, start_of, statement_at
@@ -288,10 +290,12 @@ class Repairs:
             over = {n.id: finding.mesh_axes for n in call.nodes}
             yield _one(GraphEdit(text, source, over=over))
             for dim in range(len(self.result_shape(finding))) if finding.claim is not None else ():
-                split = tuple((finding.region.id, finding.result, a, dim) for a in others)
                 also = f"{_names(others)} at dim {dim} in {_outs(finding)}"
-                edit = GraphEdit(f"{text}, and {also}", source, over=over, split=split)
-                yield _one(self.specified(finding, edit))
+                edit = GraphEdit(f"{text}, and {also}", source, over=over)
+                split = functools.partial(split_over, dim=dim)
+                yield _one(
+                    _specified(finding, edit, functools.reduce(split, others, _spec(finding)))
+                )
 
     # ---- a reduction more -----------------------------------------------------------------------
 
@@ -375,17 +379,9 @@ class Repairs:
     def leave_out_axes(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
         """An edit after which the result is stated to be whole on the mesh axes of the finding."""
         axes = finding.mesh_axes
-        unsplit = tuple((finding.region.id, finding.result, a) for a in axes)
         text = f"{edit.text}leave {_names(axes)} out of {_outs(finding)}"
-        return self.specified(finding, replace(edit, text=text, unsplit=unsplit))
-
-    def specified(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
-        """An edit with its change of the type that the region states for its result."""
-        spec, outs = out_types_after(finding.region, edit)[finding.result], outs_of(finding.region)
-        function = "sbp.manual" if outs == "out_types" else "jax.shard_map"
-        value = repr(spec) if outs == "out_types" else spec
-        option = OptionEdit(option=outs, value=value, position=finding.result, function=function)
-        return replace(edit, options=(option,))
+        whole = functools.reduce(without, axes, _spec(finding))
+        return _specified(finding, replace(edit, text=text), whole)
 
     # ---- a reduction before the operation that is at fault --------------------------------------
 
@@ -492,6 +488,20 @@ def reduction_of(fault: Fault) -> str:
     """The function of `jax.lax` that reduces the operand at fault; empty when there is none."""
     monoids = [a.monoid for a in fault.atoms if isinstance(a, Unreduced)]
     return CALLED.get(monoids[0], "") if monoids else ""
+
+
+def _spec(finding: Finding) -> Any:
+    """The type that the region states for the result that a finding is about."""
+    return finding.region.params["out_specs"][finding.result]
+
+
+def _specified(finding: Finding, edit: GraphEdit, spec: Any) -> GraphEdit:
+    """An edit with another type that the region states for its result."""
+    outs, stated = outs_of(finding.region), {(finding.region.id, finding.result): spec}
+    function = "sbp.manual" if outs == "out_types" else "jax.shard_map"
+    value = repr(spec) if outs == "out_types" else spec
+    option = OptionEdit(option=outs, value=value, position=finding.result, function=function)
+    return replace(edit, options=(option,), stated=stated)
 
 
 def _one(edit: GraphEdit) -> RepairCandidate:
