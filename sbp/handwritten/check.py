@@ -28,7 +28,6 @@ from sbp.errors import (
     refused,
     warn,
 )
-from sbp.handwritten.edits import GraphEdit, bytes_sent, edit_program
 from sbp.handwritten.emulation import FAILURES
 from sbp.handwritten.faults import (
     BY_SHARD,
@@ -40,7 +39,7 @@ from sbp.handwritten.faults import (
 )
 from sbp.handwritten.measured import scalars
 from sbp.handwritten.one_device import ComparedRun, Comparisons, compared_runs
-from sbp.handwritten.repairs import Repairs
+from sbp.handwritten.repairs import GraphEdit, Repairs, bytes_sent, edit_program
 from sbp.handwritten.sites import Sites
 from sbp.handwritten.specs import claims, regions_of
 from sbp.handwritten.words import DIFFERS, diagnostic, primary, run_diagnostic
