@@ -433,13 +433,14 @@ def looser_policies(
         region = under_policy(line, policy, axis) if line else None
         if region is not None and line is not None:
             text = f'put line {line.line} under sbp.policy("{policy}", "{axis}")'
-            scope = functools.partial(_mark_runs, region.runs, policy_mark(policy, axis))
-            narrow.append((text, region.edits, functools.partial(_with_scopes, scope)))
+            # The statement, and everything called from it, is in a region of its own.
+            marked = f"{{}}/{policy_mark(policy, axis)}".format
+            narrow.append((text, region.edits, functools.partial(_rescoped, marked, region.runs)))
         edits = _policy_edits(request.graph, found.policy, policy, axis)
         if edits:
             text = f'"{policy}" instead of "{found.policy}" on `{axis}` in every sbp.policy'
-            scope = functools.partial(_loosened_scope, found.policy, policy, axis)
-            wide.append((text, edits, functools.partial(_with_scopes, scope)))
+            scope = functools.partial(with_policy, old=found.policy, new=policy, axis=axis)
+            wide.append((text, edits, functools.partial(_rescoped, scope, lambda stack: True)))
     return narrow, wide
 
 
@@ -466,37 +467,27 @@ def _policy_edits(graph: Graph, old: Policy, new: Policy, axis: str) -> tuple[So
     return tuple(edit for _, edit in found) if shown else ()
 
 
-def _with_scopes(scope: Callable[[Node, bool], tuple[str, bool]], request: Request) -> Request:
-    """The program with other scopes.
+def _rescoped(
+    scope: Callable[[str], str], concerns: Callable[[Sequence[Span]], bool], request: Request
+) -> Request:
+    """The program with other scopes of some nodes, and of all nodes in their bodies.
 
     Arguments:
-      scope: gives the scope of a node, and whether the node is in the region that changes; asked
-        with whether the node is in a body of a node that is.
+      scope: gives the new scope for the old one.
+      concerns: whether a node with these frames has a new scope.
       request: the program.
     """
 
     def visit(graph: Graph, inside: bool) -> Graph:
         nodes: list[Node] = []
         for node in graph.nodes:
-            text, here = scope(node, inside)
+            here = inside or concerns(node.stack)
             regions = tuple(visit(r, here) for r in node.regions)
+            text = scope(node.scope) if here else node.scope
             nodes.append(replace(node, scope=text, regions=regions))
         return replace(graph, nodes=tuple(nodes))
 
     return replace(request, graph=visit(request.graph, False))
-
-
-def _mark_runs(runs: Callable[..., bool], mark: str, node: Node, inside: bool) -> tuple[str, bool]:
-    """A statement, and everything called from it, in a region of its own."""
-    here = inside or runs(node.stack)
-    return f"{node.scope}/{mark}" if here else node.scope, here
-
-
-def _loosened_scope(
-    old: Policy, new: Policy, axis: str, node: Node, inside: bool
-) -> tuple[str, bool]:
-    """Another policy in all regions that set one on a mesh axis."""
-    return with_policy(node.scope, old, new, axis), inside
 
 
 # ---- order --------------------------------------------------------------------------------------
