@@ -235,7 +235,7 @@ def compare(this: ComparedPlan, other: ComparedPlan) -> Difference:
 def _values(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
     """The inputs, the outputs, and the values that the expressions of a program make. Each value
     belongs to its innermost expression; values with one label are numbered in order."""
-    subjects = Subjects.of(side.program.request.graph, side.output_names)
+    subjects = Subjects(side.program.request.graph, side.output_names)
     values = side.program.typing.values
     inner = (s for s in subjects.innermost(subjects.places) if any(v in values for v in s.values))
     found: dict[ValueKey, ComparedValue] = {}

@@ -177,31 +177,25 @@ class Subject:
         return None if self.frame is None else SourcePlace(self.frame, self.gradient)
 
 
-@dataclass(frozen=True, slots=True)
 class Subjects:
     """The subjects of a program.
 
     Arguments:
       graph: the program.
       output_names: names of the results.
+
+    Attributes:
       readers: for each value, the nodes that read it; the region's node for a result of its body,
           None for a program output.
       places: for each expression of the user, the nodes that are traced from it.
     """
 
-    graph: Graph
-    output_names: tuple[str, ...]
-    readers: dict[Operand, list[Node | None]]
-    places: dict[Span, list[Node]]
-
-    @classmethod
-    def of(cls, graph: Graph, output_names: Sequence[str] = ()) -> Subjects:
-        """Reads them off a program."""
-        places = defaultdict[Span, list[Node]](list)
+    def __init__(self, graph: Graph, output_names: Sequence[str] = ()) -> None:
+        self.graph, self.output_names = graph, tuple(output_names)
+        self.readers, self.places = Dataflow(graph).readers, defaultdict[Span, list[Node]](list)
         for node in graph.walk():
             for span in dict.fromkeys(node.stack or (node.span,) if node.span else ()):
-                places[span].append(node)
-        return cls(graph, tuple(output_names), Dataflow(graph).readers, places)
+                self.places[span].append(node)
 
     # ---- look-up --------------------------------------------------------------------------------
 
@@ -295,7 +289,9 @@ class Subjects:
         for node in nodes:
             for number, value in enumerate(node.outputs):
                 key = (*kind_of(node, self.graph), number)
-                leaves = not node.is_barrier and self._leaves(value, inside)
+                leaves = not node.is_barrier and any(
+                    r is None or r.id not in inside for r in self.readers.get(value, ())
+                )
                 if node.is_recomputed:
                     repeated[key].append(value)
                     if leaves:
@@ -326,11 +322,6 @@ class Subjects:
             )
             for key, values in kinds.items()
         ]
-
-    def _leaves(self, value: int, inside: set[int]) -> bool:
-        return any(
-            reader is None or reader.id not in inside for reader in self.readers.get(value, ())
-        )
 
 
 def _labels(at: Span, makers: dict[Any, Node]) -> dict[Any, str]:

@@ -319,7 +319,7 @@ def why(
     Raises:
       SbpError: when no value has that name.
     """
-    *others, subject = Subjects.of(program.request.graph, output_names).find(name)
+    *others, subject = Subjects(program.request.graph, output_names).find(name)
     first = min(limits.plans, limits.first_operations // max(1, program.request.size))
     most = limits.plans if refine else first
     types = Types.of(program, program.request.graph)
