@@ -19,7 +19,6 @@ from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of
 from sbp.source.reader import (
     SourceRead,
-    called_text,
     expression_at,
     operand_expressions,
     read_of,
@@ -28,9 +27,9 @@ from sbp.source.text import (
     Position,
     VariableBinding,
     binding_of,
+    contains,
     position_at,
     span_of,
-    within,
 )
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Constant, Graph, Node, Operand
@@ -203,7 +202,7 @@ class Names:
             other = name.isidentifier() and self.is_other(name, node, operand)
             return SourceRead(name) if name and len(name) <= 40 and not other else None
         expression = expression_at(maker.span)[0]  # `x.sum(1)` of `x.sum(1).astype(int)`
-        if expression is None or not within(maker.span, node.span):
+        if expression is None or not contains(node.span, maker.span):
             return None
         read = read_of(expression, maker.span.file)
         return read if len(read.code) <= 40 else None
@@ -237,7 +236,7 @@ class Names:
         ):
             return []
         parts = call.args[1:]
-        texts = [called_text(a, node.span.file) for a in parts]
+        texts = [read_of(a, node.span.file).code for a in parts]
         names = [
             self.value(o) or (self.entering(o, node) if isinstance(o, int) else "")
             for o in node.inputs
@@ -307,7 +306,8 @@ class Names:
         call = expression if isinstance(expression, ast.Call) else None
         if not name and expression is not None and site.span:
             # Whatever pins it, `sbp.split` or a layout: the first argument is the value.
-            name = called_text(call.args[0] if call and call.args else expression, site.span.file)
+            first = call.args[0] if call and call.args else expression
+            name = read_of(first, site.span.file).code
         name = name if name and len(name) <= 40 else "this value"
         asked = call is not None and any(k.arg == "cotangent" for k in call.keywords)
         cotangent = asked and all(n.backward for n in site.nodes)

@@ -151,11 +151,6 @@ def contains(outer: Span, inner: Span) -> bool:
     return outer.file == inner.file and first[:2] <= last[:2] and last[2:] <= first[2:]
 
 
-def within(inner: Span, outer: Span) -> bool:
-    """Whether one expression is a part of another."""
-    return inner != outer and contains(outer, inner)
-
-
 def exact_text(span: Span) -> str:
     """The source text at a span as it stands, newlines and comments included."""
     lines = [
@@ -244,18 +239,17 @@ def _bound_in(scope: ast.AST) -> set[str]:
     """The names that a scope binds, without those of functions inside it and without imports."""
     match scope:
         case ast.Lambda():
-            return parameters_of(scope.args)
+            return _parameters(scope.args)
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            return parameters_of(scope.args) | stored_in(scope)
+            return _parameters(scope.args) | stored_in(scope)
         case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
             return {n for g in scope.generators for n in stored_in(g.target)}
         case _:
             return stored_in(scope)
 
 
-def parameters_of(arguments: ast.arguments) -> set[str]:
-    extra = [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
-    return {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *extra)}
+def _parameters(arguments: ast.arguments) -> set[str]:
+    return {a.arg for a in ast.iter_child_nodes(arguments) if isinstance(a, ast.arg)}
 
 
 def stored_in(scope: ast.AST) -> set[str]:
