@@ -241,7 +241,7 @@ def _values(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
     found: dict[ValueKey, ComparedValue] = {}
     count: Counter[tuple[str, str, bool, str]] = Counter()
     graph, mesh = side.program.request.graph, side.program.mesh
-    types = Types.of(side.program, graph)
+    types = Types(side.program, graph)
     for s in (*subjects.boundary(), *sorted(distinct(inner), key=lambda s: s.values[0])):
         kind = s.kind if s.kind in ("input", "output") else "value"
         alike = kind, s.label, s.gradient, s.frame.function if s.frame else ""

@@ -322,7 +322,7 @@ def why(
     *others, subject = Subjects(program.request.graph, output_names).find(name)
     first = min(limits.plans, limits.first_operations // max(1, program.request.size))
     most = limits.plans if refine else first
-    types = Types.of(program, program.request.graph)
+    types = Types(program, program.request.graph)
     inquiry = _Inquiry(program, subject, limits, planning, most, Origins(program), types)
     return inquiry.answer(tuple(others), tuple(output_names))
 
@@ -436,7 +436,7 @@ class _Inquiry:
         """
         if isinstance(found, Refusal):
             return Alternative(wanted=wanted, refusal=found)
-        t = Types.of(found, self.program.request.graph).type_of(self.subject)
+        t = Types(found, self.program.request.graph).type_of(self.subject)
         return Alternative(wanted=wanted, type=t, cost=found.cost)
 
     def codes(self, subject: Subject) -> Codes:
