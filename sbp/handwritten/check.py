@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import islice
 from typing import Any
 
 import jax
@@ -404,16 +404,16 @@ class RegionBody:
     def program(self, span: Span | None) -> Graph:
         """The region as a program of its own, in which its operands and results have types."""
         body = body_graph(self.jaxpr)
-        numbers = count(max(body.avals, default=0) + 1)
-        avals = [_jax.empty_aval(h.shape, h.dtype) for h in (*self.ins, *self.outs)]
+        ins, outs = (
+            [_jax.empty_aval(h.shape, h.dtype) for h in side] for side in (self.ins, self.outs)
+        )
         given = (*self.closed_over, *(None for _ in self.ins[len(self.closed_over) :]))
         operands = tuple(
-            next(numbers) if x is None or isinstance(x, _jax.Tracer) else Constant(x, aval)
-            for x, aval in zip(given, avals, strict=False)
+            body.new_value(aval) if x is None or isinstance(x, _jax.Tracer) else Constant(x, aval)
+            for x, aval in zip(given, ins, strict=True)
         )
-        results = tuple(next(numbers) for _ in self.outs)
+        results = tuple(map(body.new_value, outs))
         inputs = tuple(v for v in operands if isinstance(v, int))
-        pairs = zip((*operands, *results), avals, strict=True)
         region = Node(
             id=max((n.id for n in body.walk()), default=0) + 1,
             op=SHARD_MAP,
@@ -431,8 +431,7 @@ class RegionBody:
             span=span,
             stack=(span,) if span else (),
         )
-        every = body.avals | {v: aval for v, aval in pairs if isinstance(v, int)}
-        return Graph(inputs=inputs, outputs=results, nodes=(region,), avals=every)
+        return Graph(inputs=inputs, outputs=results, nodes=(region,), avals=body.avals)
 
 
 def check_claims(
