@@ -150,14 +150,6 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
     """The faults of a program; and for each mesh axis, operations at which types end because of a
     value of another device or of the device's index."""
     found, ends = dict[tuple[Any, ...], Finding](), dict[str, list[Node]]()
-
-    def enter(finding: Finding) -> None:
-        """Enters a finding; the same one on several mesh axes is one."""
-        if (known := found.get(finding.key)) is not None:
-            both = {*known.mesh_axes, *finding.mesh_axes}
-            finding = replace(known, mesh_axes=tuple(a for a in compared.mesh.names if a in both))
-        found[finding.key] = finding
-
     for c in compared.compared:
         name, written = c.run.mesh_axis, compared.axes[c.run.mesh_axis]
         for node, results in claims(compared.graph) if c.types or c.uneven else ():
@@ -172,11 +164,16 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                 if kind in COUNTED and scalars(finding.fault.node):
                     numbers = (*finding.numbers, *sorted(written.numbers))
                     finding = replace(finding, numbers=numbers)
-                enter(finding)
+                # The same fault on several mesh axes is one.
+                known = found.get(finding.key, finding)
+                both = {*known.mesh_axes, *finding.mesh_axes}
+                axes = tuple(a for a in compared.mesh.names if a in both)
+                found[finding.key] = replace(known, mesh_axes=axes)
     if not found and all(c.wrong for c in compared.compared):
         for node, _ in claims(compared.graph):
             if axes := reversed_order(node):
-                enter(Finding(Fault("order", node), axes, None, node))
+                finding = Finding(Fault("order", node), axes, None, node)
+                found[finding.key] = finding
     # A collective that mixes up the dims of a value does so on other mesh axes as well.
     placed = {f.fault.node.id for f in found.values() if f.fault.kind != "local"}
     findings = (

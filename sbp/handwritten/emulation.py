@@ -60,11 +60,6 @@ def reason_of(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def not_emulated(error: Exception) -> str:
-    """Why a region was not run without devices, by the error of the run."""
-    return f"it cannot be run without devices ({reason_of(error)})"
-
-
 def too_large(graph: Graph) -> str:
     """Why a program with regions is not run without devices; empty where it is small enough."""
     largest, work = _sizes(graph)

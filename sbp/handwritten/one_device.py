@@ -29,7 +29,6 @@ from sbp.handwritten.emulation import (
     FAILURES,
     Ran,
     differ,
-    not_emulated,
     program_run,
     reason_of,
     too_large,
@@ -448,7 +447,7 @@ def compared_runs(
         except SbpInternalError:
             raise
         except FAILURES as error:  # of `vmap`
-            return found.without_trial(not_emulated(error))
+            return found.without_trial(f"it cannot be run without devices ({reason_of(error)})")
         if first and not found.got.is_finite:
             return found.without_trial("its results are not finite numbers")
         found.uneven = uneven(graph, found.got, mesh)
