@@ -155,14 +155,14 @@ def region_findings(
             continue  # one element for each device: what each of them has, side by side
         about = body.claimed(operand, claim)
         tried = (b.lost(operand) for b in (body, *trips))
-        made = [(about, None)] if about else next(filter(None, tried), [])
+        made = None if about else next(filter(None, tried), None)
         ends += next((b.ends for b in (body, *trips) if b.ends), [])
-        if not made and i in uneven:
+        if made is None and about is None and i in uneven:
             about = Fault("uneven", body.divided(operand) or node)
-            made = [(about, None)]
-        for fault, observer in made:
-            stated = claim if about else None
+        fault, observer = (about, None) if about else made or (None, None)
+        if fault is not None:
             counts = body.counts(operand, compared.numbers) if fault.kind in COUNTED else ()
+            stated = claim if about else None
             yield Finding(fault, (name,), observer, node, i, stated, counts)
 
 
@@ -349,7 +349,7 @@ class Body:
             return Fault("copies-as-split", node, self.reducer(operand), dim, (B,))
         return Fault("wrong-dim", node, None, dim, split)
 
-    def lost(self, operand: int) -> list[tuple[Fault, Node | None]]:
+    def lost(self, operand: int) -> tuple[Fault, Node | None] | None:
         """The fault of a result without a meaning, and the first reduction of the faulty value;
         nothing where values of other devices or the index of a device have a part in it."""
         reached = self.reached(operand)
@@ -363,23 +363,20 @@ class Body:
             ends += sent
         self.ends += ends
         if not faults or ends:
-            return [] if sent else self.own_block(nodes, reached)
+            blocks = () if sent else self.own_blocks(nodes, reached)
+            return next(((fault, None) for fault in blocks), None)
         node, fault = faults[0]
         reads = [m for m in nodes if m is not node and self.over(m) and m.op in REDUCTIONS]
         after = next((m for m in reads if self.order[m.id] > self.order[node.id]), None)
-        return [(fault, after)]
+        return fault, after
 
-    def own_block(
-        self, nodes: Sequence[Node], reached: set[Operand]
-    ) -> list[tuple[Fault, Node | None]]:
-        """The fault of an operation that takes one block of a partial value, by the device's
+    def own_blocks(self, nodes: Sequence[Node], reached: set[Operand]) -> Iterator[Fault]:
+        """The faults of operations that take one block of a partial value, by the device's
         index."""
         for node in nodes:
-            places = [node.inputs[i] for i in places_of(node)]
-            if reached & {*places} and self.atoms(node.inputs[0]) == (P,):
-                fault = Fault("own-block", node, self.origin(node.inputs[0]), 0, (P,), (0,))
-                return [(fault, None)]
-        return []
+            places = {node.inputs[i] for i in places_of(node)}
+            if reached & places and self.atoms(node.inputs[0]) == (P,):
+                yield Fault("own-block", node, self.origin(node.inputs[0]), 0, (P,), (0,))
 
     def of_operation(self, node: Node) -> Fault | None:
         """The fault of an operation whose operands have a meaning; None where it depends on other
@@ -404,8 +401,7 @@ class Body:
             if split:
                 kind = "mixed"
             elif function is np.divide and 1 in partial:
-                kind = "ratio"
-                return Fault(kind, node, self.origin(ins[1]), 1, partial=partial)
+                return Fault("ratio", node, self.origin(ins[1]), 1, partial=partial)
             elif len(partial) > 1 and traits.multiplies:
                 kind = "product"
             elif function in (np.add, np.subtract):
