@@ -15,7 +15,7 @@ from sbp.annotations import annotate_p
 from sbp.errors import SbpError, Span, file_name, nearest, position_text
 from sbp.infer.space import Code, Codes, Step
 from sbp.plan.ir import Box
-from sbp.source.reader import expression_at, names_at, source_text
+from sbp.source.reader import expression_at, name_called, names_at, source_text
 from sbp.source.text import Targets
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Graph, Node, Operand
@@ -380,7 +380,5 @@ def _is_gradient_call(span: Span) -> str:
     """Whether an expression is `grad(f)(..)` or `value_and_grad(f)(..)`, whose results are
     gradients; empty otherwise."""
     expression, _ = expression_at(span)
-    if isinstance(expression, ast.Call) and isinstance(expression.func, ast.Call):
-        called = ast.unparse(expression.func.func).rsplit(".", 1)[-1]
-        return called if called in ("grad", "value_and_grad") else ""
-    return ""
+    called = name_called(expression.func) if isinstance(expression, ast.Call) else ""
+    return called if called in ("grad", "value_and_grad") else ""
