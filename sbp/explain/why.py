@@ -565,8 +565,7 @@ class _Inquiry:
         )
 
 
-def _by_cost(alternative: Alternative) -> tuple[bool, float, float, str]:
+def _by_cost(alternative: Alternative) -> tuple[float, float, str]:
     cost = alternative.cost
-    if cost is None:
-        return True, 0.0, 0.0, alternative.change
-    return False, cost.seconds, cost.bytes_per_device, alternative.change
+    figures = (cost.seconds, cost.bytes_per_device) if cost else (math.inf, math.inf)
+    return *figures, alternative.change
