@@ -432,10 +432,11 @@ def looser_policies(
             continue
         region = under_policy(line, policy, axis) if line else None
         if region is not None and line is not None:
+            edits, runs = region
             text = f'put line {line.line} under sbp.policy("{policy}", "{axis}")'
             # The statement, and everything called from it, is in a region of its own.
             marked = f"{{}}/{policy_mark(policy, axis)}".format
-            narrow.append((text, region.edits, functools.partial(_rescoped, marked, region.runs)))
+            narrow.append((text, edits, functools.partial(_rescoped, marked, runs)))
         edits = _policy_edits(request.graph, found.policy, policy, axis)
         if edits:
             text = f'"{policy}" instead of "{found.policy}" on `{axis}` in every sbp.policy'

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from sbp.errors import SourceEdit, Span
@@ -260,31 +260,12 @@ def _before(statement: ast.stmt, file: str) -> str | None:
 # ---- policies -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A statement under a policy.
-
-    Arguments:
-      edits: the edits that put the policy around the statement.
-      statement: the span of the statement.
-      inner: spans of lambdas in it, which run where they are called.
-    """
-
-    edits: tuple[SourceEdit, ...]
-    statement: Span
-    inner: tuple[Span, ...]
-
-    def runs(self, stack: Sequence[Span]) -> bool:
-        """Whether an operation with these frames is traced while the statement runs."""
-        return any(
-            contains(self.statement, frame) and not any(contains(i, frame) for i in self.inner)
-            for frame in stack
-        )
-
-
-def under_policy(line: Span, policy: Policy, axis: str) -> Region | None:
-    """The statement of a line, with a policy around it on one mesh axis; None where the statement
-    has statements inside, or shares a line with another one."""
+def under_policy(
+    line: Span, policy: Policy, axis: str
+) -> tuple[tuple[SourceEdit, ...], Callable[[Sequence[Span]], bool]] | None:
+    """The edits that put a policy on one mesh axis around the statement of a line, and whether an
+    operation with some frames is traced while the statement runs; None where the statement has
+    statements inside, or shares a line with another one."""
     source, names = parsed_file(line.file), names_of_sbp(line.file)
     statement = statement_at(source, line)
     if statement is None or not isinstance(statement, _SIMPLE):
@@ -302,8 +283,14 @@ def under_policy(line: Span, policy: Policy, axis: str) -> Region | None:
         for number in range(span.line + 1, span.end_line + 1)
         if not _in_text(statement, number)
     ]
-    lambdas = (n for n in ast.walk(statement) if isinstance(n, ast.Lambda))
-    return Region(tuple(edits), span, tuple(span_of(n, line.file) for n in lambdas))
+    # A lambda runs where it is called.
+    lambdas = [span_of(n, line.file) for n in ast.walk(statement) if isinstance(n, ast.Lambda)]
+
+    def runs(stack: Sequence[Span]) -> bool:
+        own = (frame for frame in stack if contains(span, frame))
+        return any(not any(contains(inner, frame) for inner in lambdas) for frame in own)
+
+    return tuple(edits), runs
 
 
 def _in_text(statement: ast.stmt, line: int) -> bool:

@@ -239,16 +239,16 @@ def _bound_in(scope: ast.AST) -> set[str]:
     """The names that a scope binds, without those of functions inside it and without imports."""
     match scope:
         case ast.Lambda():
-            return _parameters(scope.args)
+            return _parameter_names(scope.args)
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            return _parameters(scope.args) | stored_in(scope)
+            return _parameter_names(scope.args) | stored_in(scope)
         case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
             return {n for g in scope.generators for n in stored_in(g.target)}
         case _:
             return stored_in(scope)
 
 
-def _parameters(arguments: ast.arguments) -> set[str]:
+def _parameter_names(arguments: ast.arguments) -> set[str]:
     return {a.arg for a in ast.iter_child_nodes(arguments) if isinstance(a, ast.arg)}
 
 
