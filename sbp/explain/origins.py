@@ -8,7 +8,6 @@ Reports and `plan.why` put both into words.
 
 from __future__ import annotations
 
-import ast
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from sbp.infer.pins import pinned_codes
 from sbp.infer.space import Code, decode, encode
 from sbp.plan.program import PlannedBox, Program
 from sbp.signatures import Row, rule_for, traits_of
-from sbp.source.reader import expression_at, source_text
+from sbp.source.reader import annotated_text, source_text
 from sbp.trace.graph import Node, Operand
 from sbp.trace.regions import interface_of
 from sbp.types import P, Split
@@ -295,10 +294,8 @@ class Origins:
         if maker is None:
             return self._argument(value)
         text = source_text(maker.span, 44)
-        if maker.op == annotate_p.name:  # its line is the annotation: the annotated expression
-            expression, _ = expression_at(maker.span)
-            if isinstance(expression, ast.Call) and expression.args:
-                text = ast.unparse(expression.args[0])
+        if maker.op == annotate_p.name and maker.span:  # its line is the annotation
+            text = annotated_text(maker.span) or text
         text = text.replace("`", "'")
         return ValueName(text) if text else ValueName(maker.name, is_source=False)
 
