@@ -58,11 +58,11 @@ def behind_vmap(site: PinSite, code: Code) -> int | None:
 
 def _written_dim(site: PinSite) -> int | None:
     """The dim that a call of `sbp.split` has as a number; None for another annotation."""
-    call = expression_at(site.span)[0]
-    written = call.args[1] if isinstance(call, ast.Call) and len(call.args) > 1 else None
-    if isinstance(written, ast.Constant) and type(written.value) is int and written.value >= 0:
-        return written.value
-    return None
+    match expression_at(site.span)[0]:
+        case ast.Call(args=[_, ast.Constant(value=int(dim)), *_]) if type(dim) is int and dim >= 0:
+            return dim
+        case _:
+            return None
 
 
 BATCHED = "of the batched array"
@@ -227,13 +227,8 @@ class Names:
     def _einsum_operands(self, node: Node) -> list[ast.expr]:
         """The operands of an einsum of two, in the order of the node, which may have swapped them.
         Empty when neither operand is known by its name."""
-        call = expression_at(node.span)[0]
-        if (
-            not traits_of(node.op).contracts
-            or node.span is None
-            or not isinstance(call, ast.Call)
-            or len(call.args) != 3
-        ):
+        call = expression_at(node.span)[0] if traits_of(node.op).contracts else None
+        if node.span is None or not isinstance(call, ast.Call) or len(call.args) != 3:
             return []
         parts = call.args[1:]
         texts = [read_of(a, node.span.file).code for a in parts]
@@ -322,15 +317,15 @@ def _argument(name: str, binding: VariableBinding, caller: Span) -> ast.expr | N
       binding: the parameter as its function has it.
       caller: the call.
     """
-    call = expression_at(caller)[0]
-    if not isinstance(call, ast.Call) or any(isinstance(a, ast.Starred) for a in call.args):
-        return None
-    called = call.func
-    if not isinstance(called, ast.Name) or called.id != binding.function:
-        return None
-    if 0 <= binding.position < len(call.args):
-        return call.args[binding.position]
-    return next((k.value for k in call.keywords if k.arg == name), None)
+    match expression_at(caller)[0]:
+        case ast.Call(func=ast.Name(id=called), args=args, keywords=keywords) if (
+            called == binding.function and not any(isinstance(a, ast.Starred) for a in args)
+        ):
+            if 0 <= binding.position < len(args):
+                return args[binding.position]
+            return next((k.value for k in keywords if k.arg == name), None)
+        case _:
+            return None
 
 
 def pinned_value(graph: Graph, site: PinSite) -> Operand:
