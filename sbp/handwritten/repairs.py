@@ -574,8 +574,7 @@ class Repairs:
             made = None  # the operation is a part of the expression
         if made is not None:
             yield (made,)
-        calls = self.sites.alike(fault.node)
-        reads = self.sites.reads(fault.node, fault.partial or (fault.operand,)) if calls else None
+        reads = self.sites.reads(fault.node, fault.partial or (fault.operand,))
         span = users_span(fault.node)
         if not reads or span is None:
             return
@@ -588,15 +587,8 @@ class Repairs:
                 and made is not None
                 and self.sites.only(made, fault.node, chosen[0])
             ):
-                yield tuple(
-                    Site(
-                        text=r.text + where * (r is chosen[-1]),
-                        values=tuple((node.id, i) for node in calls for i in r.operands),
-                        spans=r.spans,
-                        after=False,
-                    )
-                    for r in chosen
-                )
+                *others, last = chosen
+                yield (*others, replace(last, text=last.text + where))
 
     # ---- parts of candidates --------------------------------------------------------------------
 
