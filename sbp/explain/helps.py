@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from sbp.annotations import annotate_p
 from sbp.errors import SHOWN, Edit, Help, OptionEdit, SourceEdit, Span
 from sbp.explain.change import Accepted, BlamedFault, Change, HelpKind, Tried, tried
-from sbp.explain.names import Frames
+from sbp.explain.names import result_code
 from sbp.explain.pin_changes import PinChanges, Placed, insert_pins, set_pins, site_in, states_of
 from sbp.explain.relaxations import DEARER
 from sbp.infer.accumulation import allowing
@@ -672,7 +672,7 @@ def _became(fault: BlamedFault, node: Node, program: Program) -> str:
     code = program.typing.values.get(node.outputs[0]) if node.outputs else None
     if code is None or node.regions or node.is_batched:
         return ""
-    atom = decode(Frames(fault.names, node).result(0, code[fault.position]))
+    atom = decode(result_code(fault.names, node, 0, code[fault.position]))
     return f"; {fault.names.value(node.outputs[0]) or 'the result'} becomes {atom!r}"
 
 

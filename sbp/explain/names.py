@@ -356,51 +356,45 @@ def pinned_text(site: PinSite, mesh: MeshSpec, codes: tuple[Code | None, ...] | 
 # operation: `jnp.fft.fft(x, axis=1)` transforms the last dim of a transposed `x`.
 
 
-@dataclass(frozen=True, slots=True)
-class Frames:
-    """The dims of the operands and results of a node in the user's line.
+def operand_code(names: Names, node: Node, number: int, code: Code) -> Code:
+    """A code of an operand, of the value that the user's line reads.
 
     Arguments:
       names: the program with its names.
       node: the node.
+      number: of the operand.
+      code: the code in the dims of the node.
     """
+    maker = names.maker(node.inputs[number])
+    while code > 0 and maker is not None and _is_step(names.graph, maker, node):
+        code = 1 + maker.params.get("permutation", range(code))[code - 1]
+        maker = names.maker(maker.inputs[0])
+    return code
 
-    names: Names
-    node: Node
 
-    def operand(self, number: int, code: Code) -> Code:
-        """A code of an operand, of the value that the user's line reads.
+def result_code(names: Names, node: Node, number: int, code: Code) -> Code:
+    """A code of a result, of the value that the user's line makes.
 
-        Arguments:
-          number: of the operand.
-          code: the code in the dims of the node.
-        """
-        maker = self.names.maker(self.node.inputs[number])
-        while code > 0 and maker is not None and self._is_step(maker):
-            code = 1 + maker.params.get("permutation", range(code))[code - 1]
-            maker = self.names.maker(maker.inputs[0])
-        return code
+    Arguments:
+      names: the program with its names.
+      node: the node.
+      number: of the result.
+      code: the code in the dims of the node.
+    """
+    value = node.outputs[number]
+    while code > 0:
+        readers = [n for n in names.dataflow.readers[value] if n and value in n.inputs]
+        if len(readers) != 1 or not _is_step(names.graph, readers[0], node):
+            return code
+        code = 1 + tuple(readers[0].params.get("permutation", range(code))).index(code - 1)
+        value = readers[0].outputs[0]
+    return code
 
-    def result(self, number: int, code: Code) -> Code:
-        """A code of a result, of the value that the user's line makes.
 
-        Arguments:
-          number: of the result.
-          code: the code in the dims of the node.
-        """
-        value = self.node.outputs[number]
-        while code > 0:
-            readers = [n for n in self.names.dataflow.readers[value] if n and value in n.inputs]
-            if len(readers) != 1 or not self._is_step(readers[0]):
-                return code
-            code = 1 + tuple(readers[0].params.get("permutation", range(code))).index(code - 1)
-            value = readers[0].outputs[0]
-        return code
-
-    def _is_step(self, other: Node) -> bool:
-        """Whether a node is a step of the library around the node that keeps or moves all dims."""
-        unnamed = other.span == self.node.span and traits_of(other.op).unnamed
-        if not unnamed or not other.inputs or not other.outputs:
-            return False
-        ins, outs = (self.names.graph.aval(v).shape for v in (other.inputs[0], other.outputs[0]))
-        return other.op == lax.transpose_p.name or ins == outs
+def _is_step(graph: Graph, other: Node, node: Node) -> bool:
+    """Whether a node is a step of the library around another node that keeps or moves all dims."""
+    unnamed = other.span == node.span and traits_of(other.op).unnamed
+    if not unnamed or not other.inputs or not other.outputs:
+        return False
+    ins, outs = (graph.aval(v).shape for v in (other.inputs[0], other.outputs[0]))
+    return other.op == lax.transpose_p.name or ins == outs
