@@ -545,16 +545,14 @@ class PinChanges:
         request, names = self.fault.request, self.base.mesh.names
         for pin, site in self.sites_of(self.fault.found.pins):
             several, smaller = sum(c is not None for c in site.codes) > 1, None
-            without = frozenset((axis, pin.name) for axis in names)
+            drop = functools.partial(dropped, request, site, base=self.base, where=self.where(site))
             if several or not site.span:
-                k, where = self.fault.position, self.where(site)
-                one = dropped(request, site, base=self.base, position=k, where=where)
                 own = frozenset({(self.fault.axis, pin.name)})
-                smaller = replace(one, without=own)
+                smaller = replace(drop(position=self.fault.position), without=own)
                 yield smaller
             if several or site.span:
-                one = dropped(request, site, base=self.base, where=self.where(site))
-                yield replace(one, without=without, instead=smaller)
+                every = frozenset((axis, pin.name) for axis in names)
+                yield replace(drop(), without=every, instead=smaller)
 
     def alike(self, site: PinSite) -> list[PinSite]:
         """The other pins of `in_types` or `out_types` that ask the same of the same leaf of another

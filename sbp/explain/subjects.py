@@ -215,7 +215,7 @@ class Subjects:
         boundary = (s for s in self.boundary() if text in (s.label, f"{s.kind} {s.label}"))
         found = self._on_line(line) if line else [*boundary, *self.variables(text)]
         if not found:
-            raise SbpError(f"no value of the program is called {text!r}{self._nearest(text)}")
+            raise SbpError(f"no value of the program is called {text!r}{self._nearest(text, line)}")
         return found
 
     def variables(self, name: str) -> list[Subject]:
@@ -264,8 +264,7 @@ class Subjects:
         found = distinct(s for s in self.innermost(at) if s.gradient or not gradient)
         return sorted(found, key=lambda s: (s.gradient == gradient, s.values[0]))
 
-    def _nearest(self, text: str) -> str:
-        line = _LINE.fullmatch(text)
+    def _nearest(self, text: str, line: re.Match[str] | None) -> str:
         if line is None:
             named = self.innermost(s for s in self.places if names_at(s))
             variables = {s.label for s in named if s.label.isidentifier()}
