@@ -351,7 +351,6 @@ def _is_misdirected(doubled: Finding, missing: Finding) -> bool:
 
 
 CODE = "manual-types"
-CLAIMED = "its types are claimed here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,6 +486,6 @@ def _about_claims(found: Diagnostic, made: Span | None) -> Diagnostic:
     """A finding about a body as one about its claims, which the line `made` states."""
     shown = {(label.span.file, label.span.line) for label in found.labels}
     known = made is not None and (made.file, made.line) not in shown
-    label = (Label(span=made, text=CLAIMED),) if made and known else ()
+    label = (Label(span=made, text="its types are claimed here"),) if made and known else ()
     more = f"more on this kind of fault: sbp explain {found.code}"
     return replace(found, code=CODE, labels=(*found.labels, *label), notes=(*found.notes, more))

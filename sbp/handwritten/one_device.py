@@ -96,10 +96,6 @@ class ComparedRun:
         return bool(self.apart) and not self.because
 
 
-class NotOnOneDevice(ValueError):
-    """The program cannot be traced on one device of the axis."""
-
-
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """A way to read a program on one device.
@@ -346,7 +342,7 @@ def trace_on_one_device(
       fn: its function.
 
     Raises:
-      NotOnOneDevice: where the program cannot be read so.
+      ValueError: where the program cannot be read so.
     """
     axis, copied = written.axis, functools.partial(written.copied, names=attempt.names)
 
@@ -367,7 +363,7 @@ def trace_on_one_device(
     except SbpInternalError:
         raise
     except Exception as error:  # the user's function, which may raise anything on other sizes
-        raise NotOnOneDevice(reason_of(error)) from error
+        raise ValueError(reason_of(error)) from error
 
 
 def _chain(bind: Bind, args: Sequence[Any], params: dict[str, Any], axis: AxisInCode) -> Any:
@@ -375,7 +371,7 @@ def _chain(bind: Bind, args: Sequence[Any], params: dict[str, Any], axis: AxisIn
     pipelines of one stage do, of which each takes the result of the one before."""
     dims = [_axis_dim(x.shape, s, axis) for x, s in zip(args, params["in_specs"], strict=True)]
     if all(d is None for d in dims):
-        raise NotOnOneDevice("no operand has one element for each device")
+        raise ValueError("no operand has one element for each device")
     given, out = list(args), None
     for stage in range(axis.size):
         shards = [
@@ -390,7 +386,7 @@ def _chain(bind: Bind, args: Sequence[Any], params: dict[str, Any], axis: AxisIn
             if d is None and [(x.shape, x.dtype)] == [(y.shape, y.dtype) for y in results]
         ]
         if len(streams) != 1:
-            raise NotOnOneDevice("no operand alone is of the result's shape")
+            raise ValueError("no operand alone is of the result's shape")
         given[streams[0]] = results[0]
     return out
 
