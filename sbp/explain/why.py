@@ -109,14 +109,11 @@ def plan_deferred(request: Request, group: Group, need: ConversionNeed) -> Progr
         pinned = Subject(label="", kind="annotation", values=values)
         return planned(pin_subject(request, pinned, dict.fromkeys(axes)))
 
-    def on_changed(codes: Codes) -> tuple[Code | None, ...]:
-        return tuple(c if k in before else None for k, c in enumerate(codes))
-
-    codes = on_changed(box.source.codes)
+    is_row = need.kind == "row"
+    register = box.target if is_row else box.source
+    codes = tuple(c if k in before else None for k, c in enumerate(register.codes))
     if need.is_read:
         # Another row, or the value as it is; at every copy of the reader.
-        is_row = need.kind == "row"
-        codes = on_changed(box.target.codes) if is_row else codes
         places = dict.fromkeys(
             (reader.id, number)
             for one in group
@@ -483,8 +480,8 @@ class _Inquiry:
     @property
     def must_divide(self) -> bool:
         """Whether the value is an input or output whose splits have to divide."""
-        kind, position = self.subject.kind, self.subject.position
-        return self.is_boundary and not self.program.request.demand.is_padded(kind, position)
+        subject, demand = self.subject, self.program.request.demand
+        return self.is_boundary and not demand.is_padded(subject.kind, subject.position)
 
     def pairs(self, codes: Codes, singles: Mapping[Wanted, Alternative]) -> list[Wanted]:
         """Types with other atoms on two mesh axes, of which each has a plan on its own; those that
