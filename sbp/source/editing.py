@@ -7,7 +7,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from sbp.errors import SourceEdit, Span
 from sbp.limits import Policy
@@ -315,9 +315,8 @@ def loosened_policies(
       axis: the mesh axis.
     """
     source, names = parsed_file(file), names_of_sbp(file)
-    for node in ast.walk(source.tree) if source.tree else ():
-        if not isinstance(node, ast.With):
-            continue
+    every = ast.walk(source.tree) if source.tree else ()
+    for node in (n for n in every if isinstance(n, ast.With)):
         last = span_of(node.body[-1], file)
         body = replace(
             span_of(node.body[0], file), end_line=last.end_line, end_column=last.end_column
@@ -455,8 +454,7 @@ def sizes_edits(
     source = parsed_file(made_at.file) if made_at is not None else None
     if made_at is None or source is None or source.tree is None:
         return ()
-    found = (node for node in ast.walk(source.tree) if isinstance(node, ast.Call))
-    calls = [call for call in found if _makes_sizes(call, names)]
+    calls = [node for node in ast.walk(source.tree) if _makes_sizes(node, names)]
     if len(calls) != 1:
         return ()
     (call,) = calls
@@ -469,9 +467,11 @@ def sizes_edits(
     return (SourceEdit(span=whole, replacement=f"{text}, constraints=[{texts}])"),)
 
 
-def _makes_sizes(call: ast.Call, names: Sequence[str]) -> bool:
-    match call.args:
-        case [ast.Constant(value=written), *_] if name_called(call) == "symbolic_shape":
+def _makes_sizes(part: ast.AST, names: Sequence[str]) -> TypeGuard[ast.Call]:
+    match part:
+        case ast.Call(args=[ast.Constant(value=written), *_]) if (
+            name_called(part) == "symbolic_shape"
+        ):
             return set(names) <= set(re.findall(r"\w+", str(written)))
         case _:
             return False
