@@ -157,12 +157,9 @@ def exact_text(span: Span) -> str:
         line.encode()
         for line in linecache.getlines(span.file)[span.line - 1 : span.end_line or span.line]
     ]
-    if not lines:
-        return ""
-    if len(lines) == 1:
-        lines[0] = lines[0][span.column - 1 : span.end_column - 1]
-    else:
-        lines[0], lines[-1] = lines[0][span.column - 1 :], lines[-1][: span.end_column - 1]
+    if lines:  # the end first: both may be in one line
+        lines[-1] = lines[-1][: span.end_column - 1]
+        lines[0] = lines[0][span.column - 1 :]
     return b"".join(lines).decode(errors="replace")
 
 
@@ -201,8 +198,7 @@ def statement_at(source: ParsedSource, span: Span) -> ast.stmt | None:
 
 def function_of(source: ParsedSource, part: ast.AST) -> ast.AST | None:
     """The function, or the module, that a statement stands in."""
-    scopes = FUNCTIONS | ast.Module
-    return next((p for p in source.around(part) if isinstance(p, scopes)), None)
+    return next((p for p in source.around(part) if isinstance(p, FUNCTIONS | ast.Module)), None)
 
 
 def owner_of(source: ParsedSource, part: ast.AST, name: str) -> ast.AST | None:
