@@ -251,12 +251,13 @@ def notes(fault: BlamedFault, node: Node) -> Iterator[str]:
     if lines:
         yield f"the pinned types flow here through {_lines(lines, here)}"
     yield from budget_notes(fault)
-    policy = policy_to_blame(fault.request, fault.found)
-    if policy:
-        at = users_span(policy.node) if policy.node else None
+    blamed = policy_to_blame(fault.request, fault.found)
+    if blamed:
+        under, policy, origin = blamed
+        at = users_span(under) if under else None
         where = "here" if at is None or at == here else f"at {_lines([at], here)}"
-        scope = "" if policy.origin == "program" else f" on `{axis}`"
-        yield f'boxing is "{policy.policy}"{scope}, so {_FORBIDS[policy.policy]} {where}'
+        scope = "" if origin == "program" else f" on `{axis}`"
+        yield f'boxing is "{policy}"{scope}, so {_FORBIDS[policy]} {where}'
 
 
 _FORBIDS: Mapping[str, str] = {

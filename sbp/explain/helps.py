@@ -368,13 +368,9 @@ def _line_key(node: Node) -> tuple[Any, ...]:
 # Policies that allow more in place of the one to blame.
 
 
-class Blamed(NamedTuple):
-    """The policy that a fault is due to, the node that reads under it, and whether it is the
-    program's, that of the mesh axis, or that of a region around the node."""
-
-    node: Node | None
-    policy: Policy
-    origin: Literal["program", "axis", "region"]
+Blamed = tuple[Node | None, Policy, Literal["program", "axis", "region"]]
+"""The node that reads under a policy to which a fault is due, the policy, and whether it is the
+program's, that of the mesh axis, or that of a region around the node."""
 
 
 def policy_to_blame(request: Request, fault: CheckResult) -> Blamed | None:
@@ -384,7 +380,7 @@ def policy_to_blame(request: Request, fault: CheckResult) -> Blamed | None:
     for c in (*fault.sink, *reversed(fault.equations)) if fault.policy else ():
         policy = c.convert.rules.policies[position] if c.convert else "auto"
         if c.convert and not c.convert.unless and policy != "auto":
-            return Blamed(c.node, policy, request.origin(c.node, position))
+            return c.node, policy, request.origin(c.node, position)
     return None
 
 
@@ -412,17 +408,18 @@ def looser_policies(
       line of the fault.
     """
     narrow, wide = list[Looser](), list[Looser]()
-    dtype = found.node and allowing(request.graph, found.node)
+    node, blamed, origin = found
+    dtype = node and allowing(request.graph, node)
     if dtype and request.reduce_dtype is None:
         text = f"reduce_dtype=jnp.{dtype}, so that P(sum) passes the cast and is summed in {dtype}"
         edit = OptionEdit(option="reduce_dtype", value=dtype)
         narrow.append((text, (edit,), functools.partial(replace, reduce_dtype=dtype)))
     names, own = request.mesh.names, request.axis_policies
-    axis, line = names[position], users_span(found.node) if found.node else None
-    for policy in POLICIES[: POLICIES.index(found.policy)][::-1]:
-        if found.origin != "region":
+    axis, line = names[position], users_span(node) if node else None
+    for policy in POLICIES[: POLICIES.index(blamed)][::-1]:
+        if origin != "region":
             base, per_axis = policy, own
-            if found.origin == "axis":
+            if origin == "axis":
                 base = request.boxing
                 each = own or (None,) * len(names)
                 per_axis = (*each[:position], policy, *each[position + 1 :])
@@ -437,10 +434,10 @@ def looser_policies(
             # The statement, and everything called from it, is in a region of its own.
             marked = f"{{}}/{policy_mark(policy, axis)}".format
             narrow.append((text, edits, functools.partial(_rescoped, marked, runs)))
-        edits = _policy_edits(request.graph, found.policy, policy, axis)
+        edits = _policy_edits(request.graph, blamed, policy, axis)
         if edits:
-            text = f'"{policy}" instead of "{found.policy}" on `{axis}` in every sbp.policy'
-            scope = functools.partial(with_policy, old=found.policy, new=policy, axis=axis)
+            text = f'"{policy}" instead of "{blamed}" on `{axis}` in every sbp.policy'
+            scope = functools.partial(with_policy, old=blamed, new=policy, axis=axis)
             wide.append((text, edits, functools.partial(_rescoped, scope, lambda stack: True)))
     return narrow, wide
 
