@@ -279,7 +279,7 @@ def _traffic(this: Program, other: Program) -> tuple[TrafficDifference, ...]:
         sent = sum(send.bytes for send in here), sum(send.bytes for send in there)
         if runs[0] != runs[1] or sent[0] != sent[1]:
             first = (here or there)[0]
-            made_at, read_at = (n and SourcePlace.of(n) for n in (first.maker, first.reader))
+
             found.append(
                 TrafficDifference(
                     kind=first.kind,
@@ -287,8 +287,8 @@ def _traffic(this: Program, other: Program) -> tuple[TrafficDifference, ...]:
                     change=first.change,
                     made=key[3],
                     read=key[4],
-                    made_at=made_at,
-                    read_at=read_at,
+                    made_at=first.maker and SourcePlace.of(first.maker),
+                    read_at=first.reader and SourcePlace.of(first.reader),
                     runs=runs,
                     bytes_per_device=sent,
                 )

@@ -301,8 +301,7 @@ class Names:
         call = expression if isinstance(expression, ast.Call) else None
         if not name and expression is not None and site.span:
             # Whatever pins it, `sbp.split` or a layout: the first argument is the value.
-            first = call.args[0] if call and call.args else expression
-            name = read_of(first, site.span.file).code
+            name = read_of(call.args[0] if call and call.args else expression, site.span.file).code
         name = name if name and len(name) <= 40 else "this value"
         asked = call is not None and any(k.arg == "cotangent" for k in call.keywords)
         cotangent = asked and all(n.backward for n in site.nodes)

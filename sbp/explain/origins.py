@@ -492,8 +492,13 @@ class Origins:
             kind = entry.kind if entry.kind in ("predicate", "carry") else "body"
         elif change.before < 0:
             return self._partial_reader(reader, number, change)
-        row = self.chosen_row(reader, change.axis)
-        return ConversionNeed(kind=kind, change=change, node=reader, number=number, row=row)
+        return ConversionNeed(
+            kind=kind,
+            change=change,
+            node=reader,
+            number=number,
+            row=self.chosen_row(reader, change.axis),
+        )
 
     def _partial_reader(self, reader: Node, number: int, change: AtomChange) -> ConversionNeed:
         """Why a reader needs a partial operand reduced.
@@ -597,7 +602,6 @@ def without_passing(links: tuple[Link, ...]) -> tuple[Link, ...]:
     kept: list[Link] = []
     for number, link in enumerate(links):
         same = number and link.passes and link.kind not in ENDS and link.atom == kept[-1].atom
-        if same and (not link.subject.is_variable or link.subject == kept[-1].subject):
-            continue
-        kept.append(link)
+        if not same or (link.subject.is_variable and link.subject != kept[-1].subject):
+            kept.append(link)
     return tuple(kept)

@@ -179,8 +179,7 @@ def groups_of(program: Program, subject: Subject, origins: Origins) -> list[Grou
         into = subject.kind == "annotation" and reader and not aliases.isdisjoint(reader.outputs)
         if box.source.value in aliases or into:
             steps = tuple((s.kind, s.mesh_axes, s.source, s.target) for s in box.steps)
-            holder = found.regions[-1][0] if found.regions else None
-            end = reader or holder
+            end = reader or (found.regions[-1][0] if found.regions else None)
             place = (end.op, end.span or end.id, end.backward) if end else None
             groups.setdefault((steps, place, reader is None), []).append(found)
     return sorted(groups.values(), key=lambda g: -sum(p.bytes_per_device for p in g))
