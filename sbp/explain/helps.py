@@ -44,7 +44,7 @@ from sbp.source.editing import (
     under_policy,
 )
 from sbp.source.reader import SourceRead, first_argument, users_span
-from sbp.source.text import contains
+from sbp.source.text import contains, start_of
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Graph, Node, Operand
 
@@ -123,8 +123,7 @@ class Placement:
     @property
     def inserts(self) -> bool:
         """Whether the edit is a statement before the line."""
-        span = self.edit.span
-        return (span.line, span.column) == (span.end_line, span.end_column)
+        return self.edit.span == start_of(self.edit.span)
 
     def frame(self, node: Node) -> int | None:
         """The position of the stack frame that reads the annotated value; None if there is none."""
