@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from sbp.handwritten.check import check_mesh, coverage, diagnostics_of, find_faults, trace_program
+from sbp.handwritten.check import check_mesh, coverage, diagnostics_of, trace_program
 from sbp.handwritten.one_device import compared_runs
 from sbp.kinds import FUNCTION, fits, takes
 from sbp.machine.mesh import mesh_spec
@@ -69,6 +69,5 @@ def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMes
     check_mesh(graph := trace_program(fn, args, mesh), spec)
     leaves, _ = leaves_of(args, "sbp.check_shard_map")
     compared = compared_runs(graph, fn, lambda f: trace_program(f, args, mesh), leaves, spec)
-    found, title = find_faults(compared, spec), getattr(fn, "__name__", "")
-    said = diagnostics_of(found, spec)
+    said, title = diagnostics_of(compared), getattr(fn, "__name__", "")
     return Report(program=None, diagnostics=said, title=title, coverage=coverage(compared))

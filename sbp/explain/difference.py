@@ -136,16 +136,10 @@ class ComparedValue(NamedTuple):
     place: SourcePlace | None
 
 
-class ValueKey(NamedTuple):
-    """The key by which values of two programs are matched: "input", "output" or "value", the user's
-    name or expression, whether it is the gradient of that, the function it stands in, and which of
-    the values with that label."""
-
-    kind: str
-    name: str
-    is_gradient: bool
-    function: str
-    number: int
+ValueKey = tuple[str, str, bool, str, int]
+"""The key by which values of two programs are matched: "input", "output" or "value", the user's
+name or expression, whether it is the gradient of that, the function it stands in, and which of the
+values with that label."""
 
 
 class ValueDifference(NamedTuple):
@@ -241,20 +235,20 @@ def compare(this: ComparedPlan, other: ComparedPlan) -> Difference:
 def _values(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
     """The inputs, the outputs, and the values that the expressions of a program make. Each value
     belongs to its innermost expression; values with one label are numbered in order."""
-    subjects = Subjects.of(side.program.request.graph, side.output_names)
+    subjects = Subjects(side.program.request.graph, side.output_names)
     values = side.program.typing.values
     inner = (s for s in subjects.innermost(subjects.places) if any(v in values for v in s.values))
     found: dict[ValueKey, ComparedValue] = {}
-    count: Counter[tuple[Any, ...]] = Counter()
+    count: Counter[tuple[str, str, bool, str]] = Counter()
     graph, mesh = side.program.request.graph, side.program.mesh
-    types = Types.of(side.program, graph)
+    types = Types(side.program, graph)
     for s in (*subjects.boundary(), *sorted(distinct(inner), key=lambda s: s.values[0])):
         kind = s.kind if s.kind in ("input", "output") else "value"
         alike = kind, s.label, s.gradient, s.frame.function if s.frame else ""
         t, aval = types.type_of(s), graph.avals[s.values[0]]
         size = math.prod(local_shape(aval.shape, from_type(t, mesh), mesh.sizes))
         value = ComparedValue(t, float(size * _jax.itemsize(aval.dtype)), s.place)
-        found[ValueKey(*alike, number=count[alike])] = value
+        found[*alike, count[alike]] = value
         count[alike] += 1
     return found
 
@@ -264,9 +258,9 @@ def _differing(
 ) -> tuple[ValueDifference, ...]:
     """Values of both plans whose types differ, most bytes first."""
     found = [
-        ValueDifference(key.name, key.is_gradient, value, theirs[key])
+        ValueDifference(name=key[1], is_gradient=key[2], this=value, other=theirs[key])
         for key, value in ours.items()
-        if key.kind == kind and key in theirs and theirs[key].type != value.type
+        if key[0] == kind and key in theirs and theirs[key].type != value.type
     ]
     return tuple(
         sorted(found, key=lambda d: -max(d.this.bytes_per_device, d.other.bytes_per_device))
@@ -285,7 +279,7 @@ def _traffic(this: Program, other: Program) -> tuple[TrafficDifference, ...]:
         sent = sum(send.bytes for send in here), sum(send.bytes for send in there)
         if runs[0] != runs[1] or sent[0] != sent[1]:
             first = (here or there)[0]
-            made_at, read_at = (n and SourcePlace.of(n) for n in (first.maker, first.reader))
+
             found.append(
                 TrafficDifference(
                     kind=first.kind,
@@ -293,8 +287,8 @@ def _traffic(this: Program, other: Program) -> tuple[TrafficDifference, ...]:
                     change=first.change,
                     made=key[3],
                     read=key[4],
-                    made_at=made_at,
-                    read_at=read_at,
+                    made_at=first.maker and SourcePlace.of(first.maker),
+                    read_at=first.reader and SourcePlace.of(first.reader),
                     runs=runs,
                     bytes_per_device=sent,
                 )

@@ -15,7 +15,7 @@ from jax import lax
 from sbp.errors import SHOWN, Diagnostic, Label, RuleRow, Span, counted
 from sbp.explain.change import BlamedFault, Diagnosis, DiagnosisLimits, left_out, tried
 from sbp.explain.helps import FoundHelps, helps_of, policy_to_blame
-from sbp.explain.names import Frames, Names, asked_text, pinned_value
+from sbp.explain.names import Names, asked_text, operand_code, pinned_value, result_code
 from sbp.explain.pin_changes import dropped
 from sbp.explain.relaxations import budget_help, impossible_budgets, no_typing_together
 from sbp.infer.accumulation import allowing
@@ -51,11 +51,11 @@ def left(codes: Sequence[Code]) -> str:
 def arrives(fault: BlamedFault, node: Node) -> str:
     """The primary label at a node without regions: what arrives at the operands, and what to
     reduce."""
-    shown, frames, made = fault.names.shown(node), Frames(fault.names, node), fault.made
+    shown, made = fault.names.shown(node), fault.made
     n = fault.request.mesh.sizes[fault.position]
     told, partial = dict[str, None](), dict[str, None]()
     for i, codes in made.items():
-        users = [frames.operand(i, code) for code in codes]
+        users = [operand_code(fault.names, node, i, code) for code in codes]
         text = f"{shown[i]} is {atoms_text(users)}"
         dim = codes[0] - 1 if len(codes) == 1 else -1
         size = fault.request.graph.aval(node.inputs[i]).shape[dim] if dim >= 0 else n
@@ -160,7 +160,7 @@ def rule(fault: BlamedFault, node: Node) -> str:
 def near_rows(fault: BlamedFault, node: Node) -> list[RuleRow]:
     """The rows nearest to what arrives: those that fit most operands; if no row fits any, the rows
     without partial values."""
-    made, names, frames = fault.made, fault.names.shown(node), Frames(fault.names, node)
+    made, names = fault.made, fault.names.shown(node)
     n, conversions = fault.request.mesh.sizes[fault.position], fault.system.conversions
     avals = [fault.request.graph.aval(o) for o in node.inputs]
     rules = {c.operand: c.convert.rules for f in fault.arriving for c in f.sink if c.convert}
@@ -178,13 +178,13 @@ def near_rows(fault: BlamedFault, node: Node) -> list[RuleRow]:
         # A row that all operands fit is impossible here: its dims are shorter than the mesh axis,
         # or a budget forbids what its kernel sends.
         if rest and (fits or not (is_short or is_partial)):
-            ins = (decode(frames.operand(i, encode(a))) for i, a in enumerate(row.ins))
-            outs = (decode(frames.result(i, encode(a))) for i, a in enumerate(row.outs))
-            texts = tuple(map(repr, ins)), tuple(map(repr, outs))
+            ins = (operand_code(fault.names, node, i, encode(a)) for i, a in enumerate(row.ins))
+            outs = (result_code(fault.names, node, i, encode(a)) for i, a in enumerate(row.outs))
             remark = _fit_text(names, fits, rest)
             if not fits and made[rest[0]]:
                 remark = f"after {_conversion(made[rest[0]][0], codes[rest[0]])}"
-            ranked.append((len(fits), RuleRow(inputs=texts[0], outputs=texts[1], remark=remark)))
+            inputs, outputs = (tuple(repr(decode(c)) for c in side) for side in (ins, outs))
+            ranked.append((len(fits), RuleRow(inputs=inputs, outputs=outputs, remark=remark)))
     dtype = allowing(fault.request.graph, node)
     if (
         dtype
@@ -251,12 +251,13 @@ def notes(fault: BlamedFault, node: Node) -> Iterator[str]:
     if lines:
         yield f"the pinned types flow here through {_lines(lines, here)}"
     yield from budget_notes(fault)
-    policy = policy_to_blame(fault.request, fault.found)
-    if policy:
-        at = users_span(policy.node) if policy.node else None
+    blamed = policy_to_blame(fault.request, fault.found)
+    if blamed:
+        under, policy, origin = blamed
+        at = users_span(under) if under else None
         where = "here" if at is None or at == here else f"at {_lines([at], here)}"
-        scope = "" if policy.origin == "program" else f" on `{axis}`"
-        yield f'boxing is "{policy.policy}"{scope}, so {_FORBIDS[policy.policy]} {where}'
+        scope = "" if origin == "program" else f" on `{axis}`"
+        yield f'boxing is "{policy}"{scope}, so {_FORBIDS[policy]} {where}'
 
 
 _FORBIDS: Mapping[str, str] = {

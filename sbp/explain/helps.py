@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from sbp.annotations import annotate_p
 from sbp.errors import SHOWN, Edit, Help, OptionEdit, SourceEdit, Span
 from sbp.explain.change import Accepted, BlamedFault, Change, HelpKind, Tried, tried
-from sbp.explain.names import Frames
+from sbp.explain.names import result_code
 from sbp.explain.pin_changes import PinChanges, Placed, insert_pins, set_pins, site_in, states_of
 from sbp.explain.relaxations import DEARER
 from sbp.infer.accumulation import allowing
@@ -44,7 +44,7 @@ from sbp.source.editing import (
     under_policy,
 )
 from sbp.source.reader import SourceRead, first_argument, users_span
-from sbp.source.text import contains
+from sbp.source.text import contains, start_of
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Graph, Node, Operand
 
@@ -123,8 +123,7 @@ class Placement:
     @property
     def inserts(self) -> bool:
         """Whether the edit is a statement before the line."""
-        span = self.edit.span
-        return (span.line, span.column) == (span.end_line, span.end_column)
+        return self.edit.span == start_of(self.edit.span)
 
     def frame(self, node: Node) -> int | None:
         """The position of the stack frame that reads the annotated value; None if there is none."""
@@ -368,13 +367,9 @@ def _line_key(node: Node) -> tuple[Any, ...]:
 # Policies that allow more in place of the one to blame.
 
 
-class Blamed(NamedTuple):
-    """The policy that a fault is due to, the node that reads under it, and whether it is the
-    program's, that of the mesh axis, or that of a region around the node."""
-
-    node: Node | None
-    policy: Policy
-    origin: Literal["program", "axis", "region"]
+Blamed = tuple[Node | None, Policy, Literal["program", "axis", "region"]]
+"""The node that reads under a policy to which a fault is due, the policy, and whether it is the
+program's, that of the mesh axis, or that of a region around the node."""
 
 
 def policy_to_blame(request: Request, fault: CheckResult) -> Blamed | None:
@@ -384,7 +379,7 @@ def policy_to_blame(request: Request, fault: CheckResult) -> Blamed | None:
     for c in (*fault.sink, *reversed(fault.equations)) if fault.policy else ():
         policy = c.convert.rules.policies[position] if c.convert else "auto"
         if c.convert and not c.convert.unless and policy != "auto":
-            return Blamed(c.node, policy, request.origin(c.node, position))
+            return c.node, policy, request.origin(c.node, position)
     return None
 
 
@@ -412,17 +407,18 @@ def looser_policies(
       line of the fault.
     """
     narrow, wide = list[Looser](), list[Looser]()
-    dtype = found.node and allowing(request.graph, found.node)
+    node, blamed, origin = found
+    dtype = node and allowing(request.graph, node)
     if dtype and request.reduce_dtype is None:
         text = f"reduce_dtype=jnp.{dtype}, so that P(sum) passes the cast and is summed in {dtype}"
         edit = OptionEdit(option="reduce_dtype", value=dtype)
         narrow.append((text, (edit,), functools.partial(replace, reduce_dtype=dtype)))
     names, own = request.mesh.names, request.axis_policies
-    axis, line = names[position], users_span(found.node) if found.node else None
-    for policy in POLICIES[: POLICIES.index(found.policy)][::-1]:
-        if found.origin != "region":
+    axis, line = names[position], users_span(node) if node else None
+    for policy in POLICIES[: POLICIES.index(blamed)][::-1]:
+        if origin != "region":
             base, per_axis = policy, own
-            if found.origin == "axis":
+            if origin == "axis":
                 base = request.boxing
                 each = own or (None,) * len(names)
                 per_axis = (*each[:position], policy, *each[position + 1 :])
@@ -432,14 +428,16 @@ def looser_policies(
             continue
         region = under_policy(line, policy, axis) if line else None
         if region is not None and line is not None:
+            edits, runs = region
             text = f'put line {line.line} under sbp.policy("{policy}", "{axis}")'
-            scope = functools.partial(_mark_runs, region.runs, policy_mark(policy, axis))
-            narrow.append((text, region.edits, functools.partial(_with_scopes, scope)))
-        edits = _policy_edits(request.graph, found.policy, policy, axis)
+            # The statement, and everything called from it, is in a region of its own.
+            marked = f"{{}}/{policy_mark(policy, axis)}".format
+            narrow.append((text, edits, functools.partial(_rescoped, marked, runs)))
+        edits = _policy_edits(request.graph, blamed, policy, axis)
         if edits:
-            text = f'"{policy}" instead of "{found.policy}" on `{axis}` in every sbp.policy'
-            scope = functools.partial(_loosened_scope, found.policy, policy, axis)
-            wide.append((text, edits, functools.partial(_with_scopes, scope)))
+            text = f'"{policy}" instead of "{blamed}" on `{axis}` in every sbp.policy'
+            scope = functools.partial(with_policy, old=blamed, new=policy, axis=axis)
+            wide.append((text, edits, functools.partial(_rescoped, scope, lambda stack: True)))
     return narrow, wide
 
 
@@ -466,37 +464,27 @@ def _policy_edits(graph: Graph, old: Policy, new: Policy, axis: str) -> tuple[So
     return tuple(edit for _, edit in found) if shown else ()
 
 
-def _with_scopes(scope: Callable[[Node, bool], tuple[str, bool]], request: Request) -> Request:
-    """The program with other scopes.
+def _rescoped(
+    scope: Callable[[str], str], concerns: Callable[[Sequence[Span]], bool], request: Request
+) -> Request:
+    """The program with other scopes of some nodes, and of all nodes in their bodies.
 
     Arguments:
-      scope: gives the scope of a node, and whether the node is in the region that changes; asked
-        with whether the node is in a body of a node that is.
+      scope: gives the new scope for the old one.
+      concerns: whether a node with these frames has a new scope.
       request: the program.
     """
 
     def visit(graph: Graph, inside: bool) -> Graph:
         nodes: list[Node] = []
         for node in graph.nodes:
-            text, here = scope(node, inside)
+            here = inside or concerns(node.stack)
             regions = tuple(visit(r, here) for r in node.regions)
+            text = scope(node.scope) if here else node.scope
             nodes.append(replace(node, scope=text, regions=regions))
         return replace(graph, nodes=tuple(nodes))
 
     return replace(request, graph=visit(request.graph, False))
-
-
-def _mark_runs(runs: Callable[..., bool], mark: str, node: Node, inside: bool) -> tuple[str, bool]:
-    """A statement, and everything called from it, in a region of its own."""
-    here = inside or runs(node.stack)
-    return f"{node.scope}/{mark}" if here else node.scope, here
-
-
-def _loosened_scope(
-    old: Policy, new: Policy, axis: str, node: Node, inside: bool
-) -> tuple[str, bool]:
-    """Another policy in all regions that set one on a mesh axis."""
-    return with_policy(node.scope, old, new, axis), inside
 
 
 # ---- order --------------------------------------------------------------------------------------
@@ -680,7 +668,7 @@ def _became(fault: BlamedFault, node: Node, program: Program) -> str:
     code = program.typing.values.get(node.outputs[0]) if node.outputs else None
     if code is None or node.regions or node.is_batched:
         return ""
-    atom = decode(Frames(fault.names, node).result(0, code[fault.position]))
+    atom = decode(result_code(fault.names, node, 0, code[fault.position]))
     return f"; {fault.names.value(node.outputs[0]) or 'the result'} becomes {atom!r}"
 
 

@@ -19,7 +19,6 @@ from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of
 from sbp.source.reader import (
     SourceRead,
-    called_text,
     expression_at,
     operand_expressions,
     read_of,
@@ -28,9 +27,9 @@ from sbp.source.text import (
     Position,
     VariableBinding,
     binding_of,
+    contains,
     position_at,
     span_of,
-    within,
 )
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Constant, Graph, Node, Operand
@@ -59,11 +58,11 @@ def behind_vmap(site: PinSite, code: Code) -> int | None:
 
 def _written_dim(site: PinSite) -> int | None:
     """The dim that a call of `sbp.split` has as a number; None for another annotation."""
-    call = expression_at(site.span)[0]
-    written = call.args[1] if isinstance(call, ast.Call) and len(call.args) > 1 else None
-    if isinstance(written, ast.Constant) and type(written.value) is int and written.value >= 0:
-        return written.value
-    return None
+    match expression_at(site.span)[0]:
+        case ast.Call(args=[_, ast.Constant(value=int(dim)), *_]) if type(dim) is int and dim >= 0:
+            return dim
+        case _:
+            return None
 
 
 BATCHED = "of the batched array"
@@ -203,7 +202,7 @@ class Names:
             other = name.isidentifier() and self.is_other(name, node, operand)
             return SourceRead(name) if name and len(name) <= 40 and not other else None
         expression = expression_at(maker.span)[0]  # `x.sum(1)` of `x.sum(1).astype(int)`
-        if expression is None or not within(maker.span, node.span):
+        if expression is None or not contains(node.span, maker.span):
             return None
         read = read_of(expression, maker.span.file)
         return read if len(read.code) <= 40 else None
@@ -228,16 +227,11 @@ class Names:
     def _einsum_operands(self, node: Node) -> list[ast.expr]:
         """The operands of an einsum of two, in the order of the node, which may have swapped them.
         Empty when neither operand is known by its name."""
-        call = expression_at(node.span)[0]
-        if (
-            not traits_of(node.op).contracts
-            or node.span is None
-            or not isinstance(call, ast.Call)
-            or len(call.args) != 3
-        ):
+        call = expression_at(node.span)[0] if traits_of(node.op).contracts else None
+        if node.span is None or not isinstance(call, ast.Call) or len(call.args) != 3:
             return []
         parts = call.args[1:]
-        texts = [called_text(a, node.span.file) for a in parts]
+        texts = [read_of(a, node.span.file).code for a in parts]
         names = [
             self.value(o) or (self.entering(o, node) if isinstance(o, int) else "")
             for o in node.inputs
@@ -307,7 +301,7 @@ class Names:
         call = expression if isinstance(expression, ast.Call) else None
         if not name and expression is not None and site.span:
             # Whatever pins it, `sbp.split` or a layout: the first argument is the value.
-            name = called_text(call.args[0] if call and call.args else expression, site.span.file)
+            name = read_of(call.args[0] if call and call.args else expression, site.span.file).code
         name = name if name and len(name) <= 40 else "this value"
         asked = call is not None and any(k.arg == "cotangent" for k in call.keywords)
         cotangent = asked and all(n.backward for n in site.nodes)
@@ -322,15 +316,15 @@ def _argument(name: str, binding: VariableBinding, caller: Span) -> ast.expr | N
       binding: the parameter as its function has it.
       caller: the call.
     """
-    call = expression_at(caller)[0]
-    if not isinstance(call, ast.Call) or any(isinstance(a, ast.Starred) for a in call.args):
-        return None
-    called = call.func
-    if not isinstance(called, ast.Name) or called.id != binding.function:
-        return None
-    if 0 <= binding.position < len(call.args):
-        return call.args[binding.position]
-    return next((k.value for k in call.keywords if k.arg == name), None)
+    match expression_at(caller)[0]:
+        case ast.Call(func=ast.Name(id=called), args=args, keywords=keywords) if (
+            called == binding.function and not any(isinstance(a, ast.Starred) for a in args)
+        ):
+            if 0 <= binding.position < len(args):
+                return args[binding.position]
+            return next((k.value for k in keywords if k.arg == name), None)
+        case _:
+            return None
 
 
 def pinned_value(graph: Graph, site: PinSite) -> Operand:
@@ -361,51 +355,45 @@ def pinned_text(site: PinSite, mesh: MeshSpec, codes: tuple[Code | None, ...] | 
 # operation: `jnp.fft.fft(x, axis=1)` transforms the last dim of a transposed `x`.
 
 
-@dataclass(frozen=True, slots=True)
-class Frames:
-    """The dims of the operands and results of a node in the user's line.
+def operand_code(names: Names, node: Node, number: int, code: Code) -> Code:
+    """A code of an operand, of the value that the user's line reads.
 
     Arguments:
       names: the program with its names.
       node: the node.
+      number: of the operand.
+      code: the code in the dims of the node.
     """
+    maker = names.maker(node.inputs[number])
+    while code > 0 and maker is not None and _is_step(names.graph, maker, node):
+        code = 1 + maker.params.get("permutation", range(code))[code - 1]
+        maker = names.maker(maker.inputs[0])
+    return code
 
-    names: Names
-    node: Node
 
-    def operand(self, number: int, code: Code) -> Code:
-        """A code of an operand, of the value that the user's line reads.
+def result_code(names: Names, node: Node, number: int, code: Code) -> Code:
+    """A code of a result, of the value that the user's line makes.
 
-        Arguments:
-          number: of the operand.
-          code: the code in the dims of the node.
-        """
-        maker = self.names.maker(self.node.inputs[number])
-        while code > 0 and maker is not None and self._is_step(maker):
-            code = 1 + maker.params.get("permutation", range(code))[code - 1]
-            maker = self.names.maker(maker.inputs[0])
-        return code
+    Arguments:
+      names: the program with its names.
+      node: the node.
+      number: of the result.
+      code: the code in the dims of the node.
+    """
+    value = node.outputs[number]
+    while code > 0:
+        readers = [n for n in names.dataflow.readers[value] if n and value in n.inputs]
+        if len(readers) != 1 or not _is_step(names.graph, readers[0], node):
+            return code
+        code = 1 + tuple(readers[0].params.get("permutation", range(code))).index(code - 1)
+        value = readers[0].outputs[0]
+    return code
 
-    def result(self, number: int, code: Code) -> Code:
-        """A code of a result, of the value that the user's line makes.
 
-        Arguments:
-          number: of the result.
-          code: the code in the dims of the node.
-        """
-        value = self.node.outputs[number]
-        while code > 0:
-            readers = [n for n in self.names.dataflow.readers[value] if n and value in n.inputs]
-            if len(readers) != 1 or not self._is_step(readers[0]):
-                return code
-            code = 1 + tuple(readers[0].params.get("permutation", range(code))).index(code - 1)
-            value = readers[0].outputs[0]
-        return code
-
-    def _is_step(self, other: Node) -> bool:
-        """Whether a node is a step of the library around the node that keeps or moves all dims."""
-        unnamed = other.span == self.node.span and traits_of(other.op).unnamed
-        if not unnamed or not other.inputs or not other.outputs:
-            return False
-        ins, outs = (self.names.graph.aval(v).shape for v in (other.inputs[0], other.outputs[0]))
-        return other.op == lax.transpose_p.name or ins == outs
+def _is_step(graph: Graph, other: Node, node: Node) -> bool:
+    """Whether a node is a step of the library around another node that keeps or moves all dims."""
+    unnamed = other.span == node.span and traits_of(other.op).unnamed
+    if not unnamed or not other.inputs or not other.outputs:
+        return False
+    ins, outs = (graph.aval(v).shape for v in (other.inputs[0], other.outputs[0]))
+    return other.op == lax.transpose_p.name or ins == outs

@@ -8,7 +8,6 @@ Reports and `plan.why` put both into words.
 
 from __future__ import annotations
 
-import ast
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from sbp.infer.pins import pinned_codes
 from sbp.infer.space import Code, decode, encode
 from sbp.plan.program import PlannedBox, Program
 from sbp.signatures import Row, rule_for, traits_of
-from sbp.source.reader import expression_at, source_text
+from sbp.source.reader import annotated_text, source_text
 from sbp.trace.graph import Node, Operand
 from sbp.trace.regions import interface_of
 from sbp.types import P, Split
@@ -295,10 +294,8 @@ class Origins:
         if maker is None:
             return self._argument(value)
         text = source_text(maker.span, 44)
-        if maker.op == annotate_p.name:  # its line is the annotation: the annotated expression
-            expression, _ = expression_at(maker.span)
-            if isinstance(expression, ast.Call) and expression.args:
-                text = ast.unparse(expression.args[0])
+        if maker.op == annotate_p.name and maker.span:  # its line is the annotation
+            text = annotated_text(maker.span) or text
         text = text.replace("`", "'")
         return ValueName(text) if text else ValueName(maker.name, is_source=False)
 
@@ -495,8 +492,13 @@ class Origins:
             kind = entry.kind if entry.kind in ("predicate", "carry") else "body"
         elif change.before < 0:
             return self._partial_reader(reader, number, change)
-        row = self.chosen_row(reader, change.axis)
-        return ConversionNeed(kind=kind, change=change, node=reader, number=number, row=row)
+        return ConversionNeed(
+            kind=kind,
+            change=change,
+            node=reader,
+            number=number,
+            row=self.chosen_row(reader, change.axis),
+        )
 
     def _partial_reader(self, reader: Node, number: int, change: AtomChange) -> ConversionNeed:
         """Why a reader needs a partial operand reduced.
@@ -600,7 +602,6 @@ def without_passing(links: tuple[Link, ...]) -> tuple[Link, ...]:
     kept: list[Link] = []
     for number, link in enumerate(links):
         same = number and link.passes and link.kind not in ENDS and link.atom == kept[-1].atom
-        if same and (not link.subject.is_variable or link.subject == kept[-1].subject):
-            continue
-        kept.append(link)
+        if not same or (link.subject.is_variable and link.subject != kept[-1].subject):
+            kept.append(link)
     return tuple(kept)

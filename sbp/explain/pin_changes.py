@@ -245,7 +245,6 @@ def _pinned_after(request: Request, subject: Subject, wanted: Wanted) -> Request
     return replace(request, graph=rewrite(graph, after=after, own=own))
 
 
-@dataclass(frozen=True, slots=True)
 class Types:
     """The types of subjects of the program `asked` in a plan of it, or of an edit in which one of
     them is pinned.
@@ -253,19 +252,14 @@ class Types:
     Arguments:
       program: the plan.
       asked: the program.
-      pinned: for each value that was pinned by the edit, the annotation's result.
     """
 
-    program: Program
-    asked: Graph
-    pinned: Mapping[Operand, int]
-
-    @classmethod
-    def of(cls, program: Program, asked: Graph) -> Types:
-        """Collects the pins of a plan."""
+    def __init__(self, program: Program, asked: Graph) -> None:
+        self.program, self.asked = program, asked
         pins = (n for n in program.graph.walk() if n.op == annotate_p.name)
         new = [n for n in pins if n.outputs[0] not in asked.avals]
-        return cls(program, asked, {n.inputs[0]: n.outputs[0] for n in reversed(new)})
+        # For each value that was pinned by the edit, the annotation's result.
+        self.pinned = {n.inputs[0]: n.outputs[0] for n in reversed(new)}
 
     def type_of(self, subject: Subject) -> NdSbp:
         """The type of a subject. Values may be missing in the plan: a conversion that is not
@@ -551,16 +545,14 @@ class PinChanges:
         request, names = self.fault.request, self.base.mesh.names
         for pin, site in self.sites_of(self.fault.found.pins):
             several, smaller = sum(c is not None for c in site.codes) > 1, None
-            without = frozenset((axis, pin.name) for axis in names)
+            drop = functools.partial(dropped, request, site, base=self.base, where=self.where(site))
             if several or not site.span:
-                k, where = self.fault.position, self.where(site)
-                one = dropped(request, site, base=self.base, position=k, where=where)
                 own = frozenset({(self.fault.axis, pin.name)})
-                smaller = replace(one, without=own)
+                smaller = replace(drop(position=self.fault.position), without=own)
                 yield smaller
             if several or site.span:
-                one = dropped(request, site, base=self.base, where=self.where(site))
-                yield replace(one, without=without, instead=smaller)
+                every = frozenset((axis, pin.name) for axis in names)
+                yield replace(drop(), without=every, instead=smaller)
 
     def alike(self, site: PinSite) -> list[PinSite]:
         """The other pins of `in_types` or `out_types` that ask the same of the same leaf of another

@@ -264,14 +264,13 @@ def _read(site: PinSite, without: Program) -> Iterator[tuple[Code | None, ...]]:
     made = {node.inputs[0] for node in site.nodes}
     for node in without.typing.graph.walk():
         row = without.typing.rows.get(node.id)
-        for number, operand in enumerate(node.inputs if row is not None else ()):
-            if operand in made and row is not None:
-                codes = row.ins[number]
-                if min(codes, default=0) >= 0:
-                    yield tuple(
-                        None if asked is None else code
-                        for asked, code in zip(site.codes, codes, strict=True)
-                    )
+        taken = zip(node.inputs, row.ins, strict=False) if row is not None else ()
+        for operand, codes in taken:
+            if operand in made and min(codes, default=0) >= 0:
+                yield tuple(
+                    None if asked is None else code
+                    for asked, code in zip(site.codes, codes, strict=True)
+                )
 
 
 # ---- budgets ------------------------------------------------------------------------------------

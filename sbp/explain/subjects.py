@@ -15,7 +15,7 @@ from sbp.annotations import annotate_p
 from sbp.errors import SbpError, Span, file_name, nearest, position_text
 from sbp.infer.space import Code, Codes, Step
 from sbp.plan.ir import Box
-from sbp.source.reader import expression_at, names_at, source_text
+from sbp.source.reader import expression_at, name_called, names_at, source_text
 from sbp.source.text import Targets
 from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Graph, Node, Operand
@@ -177,31 +177,25 @@ class Subject:
         return None if self.frame is None else SourcePlace(self.frame, self.gradient)
 
 
-@dataclass(frozen=True, slots=True)
 class Subjects:
     """The subjects of a program.
 
     Arguments:
       graph: the program.
       output_names: names of the results.
+
+    Attributes:
       readers: for each value, the nodes that read it; the region's node for a result of its body,
           None for a program output.
       places: for each expression of the user, the nodes that are traced from it.
     """
 
-    graph: Graph
-    output_names: tuple[str, ...]
-    readers: dict[Operand, list[Node | None]]
-    places: dict[Span, list[Node]]
-
-    @classmethod
-    def of(cls, graph: Graph, output_names: Sequence[str] = ()) -> Subjects:
-        """Reads them off a program."""
-        places = defaultdict[Span, list[Node]](list)
+    def __init__(self, graph: Graph, output_names: Sequence[str] = ()) -> None:
+        self.graph, self.output_names = graph, tuple(output_names)
+        self.readers, self.places = Dataflow(graph).readers, defaultdict[Span, list[Node]](list)
         for node in graph.walk():
             for span in dict.fromkeys(node.stack or (node.span,) if node.span else ()):
-                places[span].append(node)
-        return cls(graph, tuple(output_names), Dataflow(graph).readers, places)
+                self.places[span].append(node)
 
     # ---- look-up --------------------------------------------------------------------------------
 
@@ -221,7 +215,7 @@ class Subjects:
         boundary = (s for s in self.boundary() if text in (s.label, f"{s.kind} {s.label}"))
         found = self._on_line(line) if line else [*boundary, *self.variables(text)]
         if not found:
-            raise SbpError(f"no value of the program is called {text!r}{self._nearest(text)}")
+            raise SbpError(f"no value of the program is called {text!r}{self._nearest(text, line)}")
         return found
 
     def variables(self, name: str) -> list[Subject]:
@@ -270,8 +264,7 @@ class Subjects:
         found = distinct(s for s in self.innermost(at) if s.gradient or not gradient)
         return sorted(found, key=lambda s: (s.gradient == gradient, s.values[0]))
 
-    def _nearest(self, text: str) -> str:
-        line = _LINE.fullmatch(text)
+    def _nearest(self, text: str, line: re.Match[str] | None) -> str:
         if line is None:
             named = self.innermost(s for s in self.places if names_at(s))
             variables = {s.label for s in named if s.label.isidentifier()}
@@ -295,7 +288,9 @@ class Subjects:
         for node in nodes:
             for number, value in enumerate(node.outputs):
                 key = (*kind_of(node, self.graph), number)
-                leaves = not node.is_barrier and self._leaves(value, inside)
+                leaves = not node.is_barrier and any(
+                    r is None or r.id not in inside for r in self.readers.get(value, ())
+                )
                 if node.is_recomputed:
                     repeated[key].append(value)
                     if leaves:
@@ -326,11 +321,6 @@ class Subjects:
             )
             for key, values in kinds.items()
         ]
-
-    def _leaves(self, value: int, inside: set[int]) -> bool:
-        return any(
-            reader is None or reader.id not in inside for reader in self.readers.get(value, ())
-        )
 
 
 def _labels(at: Span, makers: dict[Any, Node]) -> dict[Any, str]:
@@ -389,7 +379,5 @@ def _is_gradient_call(span: Span) -> str:
     """Whether an expression is `grad(f)(..)` or `value_and_grad(f)(..)`, whose results are
     gradients; empty otherwise."""
     expression, _ = expression_at(span)
-    if isinstance(expression, ast.Call) and isinstance(expression.func, ast.Call):
-        called = ast.unparse(expression.func.func).rsplit(".", 1)[-1]
-        return called if called in ("grad", "value_and_grad") else ""
-    return ""
+    called = name_called(expression.func) if isinstance(expression, ast.Call) else ""
+    return called if called in ("grad", "value_and_grad") else ""

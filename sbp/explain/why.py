@@ -109,14 +109,11 @@ def plan_deferred(request: Request, group: Group, need: ConversionNeed) -> Progr
         pinned = Subject(label="", kind="annotation", values=values)
         return planned(pin_subject(request, pinned, dict.fromkeys(axes)))
 
-    def on_changed(codes: Codes) -> tuple[Code | None, ...]:
-        return tuple(c if k in before else None for k, c in enumerate(codes))
-
-    codes = on_changed(box.source.codes)
+    is_row = need.kind == "row"
+    register = box.target if is_row else box.source
+    codes = tuple(c if k in before else None for k, c in enumerate(register.codes))
     if need.is_read:
         # Another row, or the value as it is; at every copy of the reader.
-        is_row = need.kind == "row"
-        codes = on_changed(box.target.codes) if is_row else codes
         places = dict.fromkeys(
             (reader.id, number)
             for one in group
@@ -182,8 +179,7 @@ def groups_of(program: Program, subject: Subject, origins: Origins) -> list[Grou
         into = subject.kind == "annotation" and reader and not aliases.isdisjoint(reader.outputs)
         if box.source.value in aliases or into:
             steps = tuple((s.kind, s.mesh_axes, s.source, s.target) for s in box.steps)
-            holder = found.regions[-1][0] if found.regions else None
-            end = reader or holder
+            end = reader or (found.regions[-1][0] if found.regions else None)
             place = (end.op, end.span or end.id, end.backward) if end else None
             groups.setdefault((steps, place, reader is None), []).append(found)
     return sorted(groups.values(), key=lambda g: -sum(p.bytes_per_device for p in g))
@@ -319,10 +315,10 @@ def why(
     Raises:
       SbpError: when no value has that name.
     """
-    *others, subject = Subjects.of(program.request.graph, output_names).find(name)
+    *others, subject = Subjects(program.request.graph, output_names).find(name)
     first = min(limits.plans, limits.first_operations // max(1, program.request.size))
     most = limits.plans if refine else first
-    types = Types.of(program, program.request.graph)
+    types = Types(program, program.request.graph)
     inquiry = _Inquiry(program, subject, limits, planning, most, Origins(program), types)
     return inquiry.answer(tuple(others), tuple(output_names))
 
@@ -436,7 +432,7 @@ class _Inquiry:
         """
         if isinstance(found, Refusal):
             return Alternative(wanted=wanted, refusal=found)
-        t = Types.of(found, self.program.request.graph).type_of(self.subject)
+        t = Types(found, self.program.request.graph).type_of(self.subject)
         return Alternative(wanted=wanted, type=t, cost=found.cost)
 
     def codes(self, subject: Subject) -> Codes:
@@ -483,8 +479,8 @@ class _Inquiry:
     @property
     def must_divide(self) -> bool:
         """Whether the value is an input or output whose splits have to divide."""
-        kind, position = self.subject.kind, self.subject.position
-        return self.is_boundary and not self.program.request.demand.is_padded(kind, position)
+        subject, demand = self.subject, self.program.request.demand
+        return self.is_boundary and not demand.is_padded(subject.kind, subject.position)
 
     def pairs(self, codes: Codes, singles: Mapping[Wanted, Alternative]) -> list[Wanted]:
         """Types with other atoms on two mesh axes, of which each has a plan on its own; those that
@@ -565,8 +561,7 @@ class _Inquiry:
         )
 
 
-def _by_cost(alternative: Alternative) -> tuple[bool, float, float, str]:
+def _by_cost(alternative: Alternative) -> tuple[float, float, str]:
     cost = alternative.cost
-    if cost is None:
-        return True, 0.0, 0.0, alternative.change
-    return False, cost.seconds, cost.bytes_per_device, alternative.change
+    figures = (cost.seconds, cost.bytes_per_device) if cost else (math.inf, math.inf)
+    return *figures, alternative.change

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import islice
 from typing import Any
 
 import jax
@@ -28,7 +28,6 @@ from sbp.errors import (
     refused,
     warn,
 )
-from sbp.handwritten.edits import GraphEdit, bytes_sent, edit_program
 from sbp.handwritten.emulation import FAILURES
 from sbp.handwritten.faults import (
     BY_SHARD,
@@ -40,7 +39,7 @@ from sbp.handwritten.faults import (
 )
 from sbp.handwritten.measured import scalars
 from sbp.handwritten.one_device import ComparedRun, Comparisons, compared_runs
-from sbp.handwritten.repairs import Repairs
+from sbp.handwritten.repairs import GraphEdit, Repairs, bytes_sent, edit_program
 from sbp.handwritten.sites import Sites
 from sbp.handwritten.specs import claims, regions_of
 from sbp.handwritten.words import DIFFERS, diagnostic, primary, run_diagnostic
@@ -124,22 +123,6 @@ def coverage(compared: Comparisons) -> Coverage:
 # ---- analysis -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Analysis:
-    """The analysis of a program.
-
-    Arguments:
-      compared: its comparisons with one device of each mesh axis.
-      findings: the faults.
-      ends: for each mesh axis, operations at which types end because of a value of another device
-          or of the device's index.
-    """
-
-    compared: Comparisons
-    findings: tuple[Finding, ...]
-    ends: dict[str, list[Node]]
-
-
 def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
     """Checks that a program has regions, over a given mesh.
 
@@ -163,19 +146,12 @@ def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
             )
 
 
-def find_faults(compared: Comparisons, mesh: MeshSpec) -> Analysis:
-    """The faults of a program, by its comparisons."""
+def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, list[Node]]]:
+    """The faults of a program; and for each mesh axis, operations at which types end because of a
+    value of another device or of the device's index."""
     found, ends = dict[tuple[Any, ...], Finding](), dict[str, list[Node]]()
-
-    def enter(finding: Finding) -> None:
-        """Enters a finding; the same one on several mesh axes is one."""
-        if (known := found.get(finding.key)) is not None:
-            both = {*known.mesh_axes, *finding.mesh_axes}
-            finding = replace(known, mesh_axes=tuple(a for a in mesh.names if a in both))
-        found[finding.key] = finding
-
     for c in compared.compared:
-        name, written = c.run.mesh_axis, compared.axes[c.run.mesh_axis].written
+        name, written = c.run.mesh_axis, compared.axes[c.run.mesh_axis]
         for node, results in claims(compared.graph) if c.types or c.uneven else ():
             manual = node.params.get("newly_manual_axes", node.params.get("manual_axes", ()))
             if name not in manual:
@@ -188,16 +164,22 @@ def find_faults(compared: Comparisons, mesh: MeshSpec) -> Analysis:
                 if kind in COUNTED and scalars(finding.fault.node):
                     numbers = (*finding.numbers, *sorted(written.numbers))
                     finding = replace(finding, numbers=numbers)
-                enter(finding)
+                # The same fault on several mesh axes is one.
+                known = found.get(finding.key, finding)
+                both = {*known.mesh_axes, *finding.mesh_axes}
+                axes = tuple(a for a in compared.mesh.names if a in both)
+                found[finding.key] = replace(known, mesh_axes=axes)
     if not found and all(c.wrong for c in compared.compared):
         for node, _ in claims(compared.graph):
-            if axes := reversed_order(node, mesh.names):
-                enter(Finding(Fault("order", node), axes, None, node))
-    findings = found.values()
-    placed = {f.fault.node.id for f in findings if f.fault.kind != "local"}
+            if axes := reversed_order(node):
+                finding = Finding(Fault("order", node), axes, None, node)
+                found[finding.key] = finding
     # A collective that mixes up the dims of a value does so on other mesh axes as well.
-    mixed = [f for f in findings if f.fault.kind == "local" and f.fault.node.id in placed]
-    return Analysis(compared, tuple(f for f in findings if f not in mixed), ends)
+    placed = {f.fault.node.id for f in found.values() if f.fault.kind != "local"}
+    findings = (
+        f for f in found.values() if f.fault.kind != "local" or f.fault.node.id not in placed
+    )
+    return tuple(findings), ends
 
 
 # ---- helps --------------------------------------------------------------------------------------
@@ -217,14 +199,13 @@ class Helper:
     """Tries repairs on a program.
 
     Arguments:
-      mesh: its mesh.
-      found: its analysis.
+      compared: its comparisons with one device.
       tried: the largest number of repairs that are tried for one finding.
     """
 
-    def __init__(self, mesh: MeshSpec, found: Analysis, *, tried: int = TRIED) -> None:
-        self.tried, self.mesh, self.compared = tried, mesh, found.compared
-        self.graph = found.compared.graph
+    def __init__(self, compared: Comparisons, *, tried: int = TRIED) -> None:
+        self.tried, self.compared = tried, compared
+        self.graph, self.mesh = compared.graph, compared.mesh
         self.sites = Sites(self.graph)
         self.wrong = self.wrong_of(self.graph)
 
@@ -264,7 +245,7 @@ class Helper:
     def wrong_of(self, graph: Graph) -> frozenset[Any] | None:
         """Which results of a program are wrong; None where it does not run."""
         try:
-            return self.compared.wrong_of(graph, self.mesh)
+            return self.compared.wrong_of(graph)
         except SbpInternalError:
             raise
         except FAILURES:  # of an edit: shapes that no longer fit
@@ -329,20 +310,14 @@ def _abstract(x: Any) -> jax.ShapeDtypeStruct:
     )
 
 
-def diagnostics_of(found: Analysis, mesh: MeshSpec) -> tuple[Diagnostic, ...]:
-    """The findings of a program in words, in source order; then comparisons that show a fault and
-    that no finding explains, and axes on which nothing was compared.
-
-    Arguments:
-      found: the analysis of the program.
-      mesh: its mesh.
-    """
-    helper = Helper(mesh, found) if found.findings else None
-    causes = _causes(found.findings)
-    said = [diagnostic(f, mesh, helper.helps(f)) for f in causes if helper]
-    shown = (
-        run_diagnostic(c.run, found.ends.get(c.run.mesh_axis, ())) for c in found.compared.compared
-    )
+def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
+    """The faults of a program in words, in source order; then comparisons that show a fault and
+    that no finding explains, and axes on which nothing was compared."""
+    findings, ends = find_faults(compared)
+    causes = _causes(findings)
+    helper = Helper(compared) if causes else None
+    said = [diagnostic(f, compared.mesh, helper.helps(f)) for f in causes if helper]
+    shown = (run_diagnostic(c.run, ends.get(c.run.mesh_axis, ())) for c in compared.compared)
     said += [d for d in shown if d is not None and not (causes and d.code == DIFFERS)]
     return tuple(
         sorted(said, key=lambda d: (d.primary is None, d.primary.span if d.primary else None))
@@ -354,14 +329,9 @@ def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
     finding on the same mesh axis; a doubled reduction is one where the value is left partial on
     another mesh axis, over which the reduction was meant to run."""
     forward = [f for f in findings if not primary(f).backward]
-
-    def follows(finding: Finding) -> bool:
-        axes = {axis for f in forward for axis in f.mesh_axes}
-        if primary(finding).backward and axes & set(finding.mesh_axes):
-            return True
-        return any(_is_misdirected(finding, f) for f in forward)
-
-    return [f for f in findings if not follows(f)]
+    axes = {axis for f in forward for axis in f.mesh_axes}
+    own = (f for f in findings if not primary(f).backward or axes.isdisjoint(f.mesh_axes))
+    return [f for f in own if not any(_is_misdirected(f, other) for other in forward)]
 
 
 def _is_misdirected(doubled: Finding, missing: Finding) -> bool:
@@ -383,7 +353,6 @@ def _is_misdirected(doubled: Finding, missing: Finding) -> bool:
 
 
 CODE = "manual-types"
-CLAIMED = "its types are claimed here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,16 +402,16 @@ class RegionBody:
     def program(self, span: Span | None) -> Graph:
         """The region as a program of its own, in which its operands and results have types."""
         body = body_graph(self.jaxpr)
-        numbers = count(max(body.avals, default=0) + 1)
-        avals = [_jax.empty_aval(h.shape, h.dtype) for h in (*self.ins, *self.outs)]
+        ins, outs = (
+            [_jax.empty_aval(h.shape, h.dtype) for h in side] for side in (self.ins, self.outs)
+        )
         given = (*self.closed_over, *(None for _ in self.ins[len(self.closed_over) :]))
         operands = tuple(
-            next(numbers) if x is None or isinstance(x, _jax.Tracer) else Constant(x, aval)
-            for x, aval in zip(given, avals, strict=False)
+            body.new_value(aval) if x is None or isinstance(x, _jax.Tracer) else Constant(x, aval)
+            for x, aval in zip(given, ins, strict=True)
         )
-        results = tuple(next(numbers) for _ in self.outs)
+        results = tuple(map(body.new_value, outs))
         inputs = tuple(v for v in operands if isinstance(v, int))
-        pairs = zip((*operands, *results), avals, strict=True)
         region = Node(
             id=max((n.id for n in body.walk()), default=0) + 1,
             op=SHARD_MAP,
@@ -460,8 +429,7 @@ class RegionBody:
             span=span,
             stack=(span,) if span else (),
         )
-        every = body.avals | {v: aval for v, aval in pairs if isinstance(v, int)}
-        return Graph(inputs=inputs, outputs=results, nodes=(region,), avals=every)
+        return Graph(inputs=inputs, outputs=results, nodes=(region,), avals=body.avals)
 
 
 def check_claims(
@@ -501,7 +469,7 @@ def check_claims(
         if any(isinstance(h.atoms[i], Unreduced) for h in body.ins)
     }
     depends = any(c.run.wrong and c.run.mesh_axis in parted for c in compared.compared)
-    said = diagnostics_of(find_faults(compared, mesh), mesh)
+    said = diagnostics_of(compared)
     if depends:  # on how a P operand is parted
         said = [replace(d, severity="error") if d.code == DIFFERS else d for d in said]
     wrong = [d for d in said if d.severity == "error"]
@@ -520,6 +488,6 @@ def _about_claims(found: Diagnostic, made: Span | None) -> Diagnostic:
     """A finding about a body as one about its claims, which the line `made` states."""
     shown = {(label.span.file, label.span.line) for label in found.labels}
     known = made is not None and (made.file, made.line) not in shown
-    label = (Label(span=made, text=CLAIMED),) if made and known else ()
+    label = (Label(span=made, text="its types are claimed here"),) if made and known else ()
     more = f"more on this kind of fault: sbp explain {found.code}"
     return replace(found, code=CODE, labels=(*found.labels, *label), notes=(*found.notes, more))

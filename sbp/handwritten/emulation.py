@@ -60,11 +60,6 @@ def reason_of(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def not_emulated(error: Exception) -> str:
-    """Why a region was not run without devices, by the error of the run."""
-    return f"it cannot be run without devices ({reason_of(error)})"
-
-
 def too_large(graph: Graph) -> str:
     """Why a program with regions is not run without devices; empty where it is small enough."""
     largest, work = _sizes(graph)
@@ -241,19 +236,16 @@ def _drawn(aval: Any, ins: Sequence[Any]) -> Any:
 
 
 def _scan(node: Node, args: Sequence[Any], axes: int) -> tuple[list[Any], dict[int, Any]]:
-    inner: dict[int, Any] = {}
+    values: dict[int, Any] = {}
 
     def scan(step: Any, initial: Any, xs: Any, **options: Any) -> Any:
         def with_values(carry: Any, x: Any) -> Any:
-            values.clear()
             carry, ys = step(carry, x)
             return carry, (ys, dict(values))
 
         carry, (ys, every) = lax.scan(with_values, initial, xs, **options)
-        inner.update(every)
+        values.update(every)  # those of all trips in place of those of one
         return carry, ys
-
-    values: dict[int, Any] = {}
 
     def one(number: int, inputs: Sequence[Any]) -> list[Any]:
         outs, found = _record(node.regions[number], inputs, axes)
@@ -264,8 +256,8 @@ def _scan(node: Node, args: Sequence[Any], axes: int) -> tuple[list[Any], dict[i
     if not axes:  # of a scan around regions: its trips come after the mesh axes
         maps = regions_of(node.regions[0])
         behind = next((len(n.params["mesh"].shape) for n in maps), 0)
-        inner = {v: jnp.moveaxis(y, 0, behind) for v, y in inner.items()}
-    return outs, inner
+        values = {v: jnp.moveaxis(y, 0, behind) for v, y in values.items()}
+    return outs, values
 
 
 def _wide_of(dtype: Any) -> Any:

@@ -7,16 +7,18 @@ one, or, for a result that is another type than is claimed, to the operation tha
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from sbp.handwritten.measured import Reading, Readings, Types, is_good, places_of
 from sbp.handwritten.one_device import Compared
-from sbp.handwritten.specs import atom_of, outside
+from sbp.handwritten.specs import atom_of, axes_by_dim
 from sbp.signatures import traits_of
 from sbp.trace.collectives import AXIS_INDEX, KINDS, REDUCTIONS, names_of
 from sbp.trace.dataflow import Dataflow
@@ -153,24 +155,24 @@ def region_findings(
             continue  # one element for each device: what each of them has, side by side
         about = body.claimed(operand, claim)
         tried = (b.lost(operand) for b in (body, *trips))
-        made = [(about, None)] if about else next(filter(None, tried), [])
+        made = None if about else next(filter(None, tried), None)
         ends += next((b.ends for b in (body, *trips) if b.ends), [])
-        if not made and i in uneven:
+        if made is None and about is None and i in uneven:
             about = Fault("uneven", body.divided(operand) or node)
-            made = [(about, None)]
-        for fault, observer in made:
-            stated = claim if about else None
+        fault, observer = (about, None) if about else made or (None, None)
+        if fault is not None:
             counts = body.counts(operand, compared.numbers) if fault.kind in COUNTED else ()
+            stated = claim if about else None
             yield Finding(fault, (name,), observer, node, i, stated, counts)
 
 
-def reversed_order(region: Node, names: Sequence[str]) -> tuple[str, ...]:
+def reversed_order(region: Node) -> tuple[str, ...]:
     """Two mesh axes that the specs of a region order in two ways on a dim; empty where none do."""
-    found: set[tuple[str, str]] = set()
-    for spec in (*region.params["in_specs"], *region.params["out_specs"]):
-        for name in names:
-            before = outside(spec, name, tuple(names)) or ()
-            found |= {(names[k], name) for k in before}
+    stated = (*region.params["in_specs"], *region.params["out_specs"])
+    # A type orders the axes of a dim as the mesh does.
+    specs = (spec for spec in stated if isinstance(spec, PartitionSpec))
+    dims = (axes for spec in specs for axes in axes_by_dim(spec, len(spec), ()))
+    found = {pair for axes in dims for pair in itertools.combinations(axes, 2)}
     return next(((a, b) for a, b in sorted(found) if (b, a) in found), ())
 
 
@@ -347,7 +349,7 @@ class Body:
             return Fault("copies-as-split", node, self.reducer(operand), dim, (B,))
         return Fault("wrong-dim", node, None, dim, split)
 
-    def lost(self, operand: int) -> list[tuple[Fault, Node | None]]:
+    def lost(self, operand: int) -> tuple[Fault, Node | None] | None:
         """The fault of a result without a meaning, and the first reduction of the faulty value;
         nothing where values of other devices or the index of a device have a part in it."""
         reached = self.reached(operand)
@@ -361,23 +363,20 @@ class Body:
             ends += sent
         self.ends += ends
         if not faults or ends:
-            return [] if sent else self.own_block(nodes, reached)
+            blocks = () if sent else self.own_blocks(nodes, reached)
+            return next(((fault, None) for fault in blocks), None)
         node, fault = faults[0]
         reads = [m for m in nodes if m is not node and self.over(m) and m.op in REDUCTIONS]
         after = next((m for m in reads if self.order[m.id] > self.order[node.id]), None)
-        return [(fault, after)]
+        return fault, after
 
-    def own_block(
-        self, nodes: Sequence[Node], reached: set[Operand]
-    ) -> list[tuple[Fault, Node | None]]:
-        """The fault of an operation that takes one block of a partial value, by the device's
+    def own_blocks(self, nodes: Sequence[Node], reached: set[Operand]) -> Iterator[Fault]:
+        """The faults of operations that take one block of a partial value, by the device's
         index."""
         for node in nodes:
-            places = [node.inputs[i] for i in places_of(node)]
-            if reached & {*places} and self.atoms(node.inputs[0]) == (P,):
-                fault = Fault("own-block", node, self.origin(node.inputs[0]), 0, (P,), (0,))
-                return [(fault, None)]
-        return []
+            places = {node.inputs[i] for i in places_of(node)}
+            if reached & places and self.atoms(node.inputs[0]) == (P,):
+                yield Fault("own-block", node, self.origin(node.inputs[0]), 0, (P,), (0,))
 
     def of_operation(self, node: Node) -> Fault | None:
         """The fault of an operation whose operands have a meaning; None where it depends on other
@@ -402,8 +401,7 @@ class Body:
             if split:
                 kind = "mixed"
             elif function is np.divide and 1 in partial:
-                kind = "ratio"
-                return Fault(kind, node, self.origin(ins[1]), 1, partial=partial)
+                return Fault("ratio", node, self.origin(ins[1]), 1, partial=partial)
             elif len(partial) > 1 and traits.multiplies:
                 kind = "product"
             elif function in (np.add, np.subtract):

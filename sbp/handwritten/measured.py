@@ -11,19 +11,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from sbp import _jax
 from sbp.handwritten.emulation import Ran, differ
 from sbp.handwritten.specs import atom_of, axes_by_dim, claims, nodes_of, regions_of
 from sbp.signatures import traits_of
 from sbp.signatures.rule import KEEPS_INDICES, RANKS
 from sbp.trace.collectives import AXIS_INDEX, KINDS, SHARD_MAP, names_of
 from sbp.trace.graph import Constant, Graph, Node, Operand
-from sbp.trace.regions import SCAN, interface_of
+from sbp.trace.regions import interface_of
 from sbp.types import Atom, B, P, Split, Unreduced
 
 
@@ -106,7 +107,7 @@ def measure_types(ran: Ran, want: Ran, axis: int, axes: int, trip: int | None = 
       axes: the number of mesh axes.
       trip: the trip of each scan that counts; None for all trips.
     """
-    trips = {} if trip is None else _trips(ran.graph, 0)
+
     same = _counterparts(ran.graph, want.graph)
     by_index = index_values(ran.graph)
 
@@ -115,7 +116,8 @@ def measure_types(ran: Ran, want: Ran, axis: int, axes: int, trip: int | None = 
         whole = want.values.get(same.get(v, -1))
         if whole is None or not (parts.size and whole.size):
             continue  # in a loop without trips
-        for _ in range(trips.get(v, 0)):  # the first dim behind the mesh axes
+        scans = parts.ndim - axes - _rank(ran.graph.avals[v])
+        for _ in range(0 if trip is None else scans):  # the first dim behind the mesh axes
             last = min(parts.shape[axes], whole.shape[axes]) - 1
             parts, whole = (np.take(y, min(trip or 0, last), axes) for y in (parts, whole))
         with np.errstate(all="ignore"):
@@ -146,14 +148,11 @@ def index_values(graph: Graph) -> set[int]:
     return found
 
 
-def _trips(graph: Graph, depth: int) -> dict[int, int]:
-    """The number of scans around each value."""
-    found = dict.fromkeys(graph.inputs, depth) if depth else {}
-    for node in graph.nodes:
-        found |= dict.fromkeys(node.outputs, depth)
-        for inner in _bodies(node):
-            found |= _trips(inner, depth + (node.op == SCAN))
-    return found
+def _rank(aval: Any) -> int:
+    """The number of dims of a value; keys are given by their data."""
+    return len(aval.shape) + (
+        len(_jax.key_shape(aval.dtype)) if _jax.is_extended(aval.dtype) else 0
+    )
 
 
 def _match(graph: Graph, alone: Graph) -> Iterator[tuple[Node, Node]]:
@@ -295,20 +294,14 @@ def ranks(graph: Graph, types: Types) -> Iterator[str]:
         for node in every
         if node.op in RANKS and not is_good(types.get(node.outputs[0], frozenset()))
     ]
-    reached = {v for node in ranked for v in node.outputs}
-    while (
-        more := {
-            v
-            for node in every
-            for v in node.outputs
-            if any(reached & {*ins} for ins in (node.inputs, *(r.outputs for r in node.regions)))
-        }
-        - reached
-    ):
-        reached |= more
-        for node in every:
-            for region in node.regions if reached & set(node.inputs) else ():
-                reached |= set(region.inputs)
+    flows = [({*n.inputs}, r.inputs) for n in every for r in n.regions]
+    flows += [({*n.inputs, *(v for r in n.regions for v in r.outputs)}, n.outputs) for n in every]
+    reached, before = {v for node in ranked for v in node.outputs}, set[int]()
+    while reached != before:  # a loop carries ranks back to its start
+        before = set(reached)
+        for read, made in flows:
+            if reached & read:
+                reached |= {*made}
     for node in every:
         picked = {node.inputs[i] for i in places_of(node)}
         compares = traits_of(node.op).scales == "compared" and len(node.inputs) == 2

@@ -29,7 +29,6 @@ from sbp.handwritten.emulation import (
     FAILURES,
     Ran,
     differ,
-    not_emulated,
     program_run,
     reason_of,
     too_large,
@@ -97,10 +96,6 @@ class ComparedRun:
         return bool(self.apart) and not self.because
 
 
-class NotOnOneDevice(ValueError):
-    """The program cannot be traced on one device of the axis."""
-
-
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """A way to read a program on one device.
@@ -152,16 +147,17 @@ class OneDeviceComparison:
 
     Arguments:
       of: the program, with its run on the mesh.
-      resized: traces it on one device of the axis.
+      written: the mesh axis, and the sizes that the program's functions have from outside; complete
+          after the first trace.
       chained: whether the program may be a pipeline, which sends values from device to device.
     """
 
     of: Comparisons
-    resized: Resized
+    written: WrittenSizes
     chained: bool
 
     def result(self, apart: tuple[int, ...] = (), **more: Any) -> ComparedRun:
-        axis, given = self.resized.written.axis, self.of.given
+        axis, given = self.written.axis, self.of.given
         return ComparedRun(mesh_axis=axis.name, size=axis.size, apart=apart, given=given, **more)
 
     def made(self, uneven: Collection[int], meant: Iterable[str]) -> Compared:
@@ -177,7 +173,7 @@ class OneDeviceComparison:
         because = set(meant)
         for attempt in self.attempts():
             try:
-                alone = self.resized.graph(attempt)
+                alone = trace_on_one_device(self.of.traced, self.written, attempt, self.of.fn)
                 want = program_run(alone)(self.of.values)
             except SbpInternalError:
                 raise
@@ -205,17 +201,12 @@ class OneDeviceComparison:
     def attempts(self) -> Iterator[Attempt]:
         """Attempts, the simplest first. The numbers that may count devices are known after it."""
         yield Attempt()
-        names = sorted(self.resized.written.numbers)
-        chosen = [
-            c
-            for k in range(len(names), 0, -1)
-            for c in itertools.combinations(names, k)
-            if len(names) <= NUMBERS
-        ]
-        yield from (Attempt(c) for c in chosen)
+        names = sorted(self.written.numbers)
+        counts = range(len(names), 0, -1) if len(names) <= NUMBERS else ()
+        chosen = [c for k in counts for c in itertools.combinations(names, k)]
+        yield from map(Attempt, chosen)
         if self.chained:
-            yield Attempt(chained=True)
-            yield from (Attempt(c, chained=True) for c in chosen)
+            yield from (Attempt(c, chained=True) for c in [(), *chosen])
 
     def judged(
         self,
@@ -225,12 +216,11 @@ class OneDeviceComparison:
         uneven: bool,
     ) -> Compared:
         """The result of attempts of which none computes the same."""
-        written, chained = self.resized.written, any(a.chained for a in apart)
-        axis = written.axis
-        because |= {f"{x} may stand for the number of devices" for x in written.fixed}
-        if len(written.numbers) > NUMBERS:
+        axis, chained = self.written.axis, any(a.chained for a in apart)
+        because |= {f"{x} may stand for the number of devices" for x in self.written.fixed}
+        if len(self.written.numbers) > NUMBERS:
             because.add("many of its numbers may stand for the number of devices")
-        counts = {n for n, x in written.numbers.items() if x in (axis.size, axis.devices)}
+        counts = {n for n, x in self.written.numbers.items() if x in (axis.size, axis.devices)}
         tried = {n for a in failed if a.names and a.chained == chained for n in a.names}
         stuck = tried & counts
         if stuck:
@@ -340,82 +330,72 @@ _TRACES = itertools.count()
 """Numbers the traces: JAX shall take none that it cached for another mesh."""
 
 
-@dataclass(slots=True, eq=False)
-class Resized:
-    """Traces a program with a mesh axis at size 1.
+def trace_on_one_device(
+    traced: Callable[[Any], Graph], written: WrittenSizes, attempt: Attempt, fn: Any
+) -> Graph:
+    """A program with a mesh axis at size 1.
 
     Arguments:
-      fn: its function.
       traced: traces a function as the program.
-      written: the mesh axis, and the sizes that its functions have from outside; complete after the
-          first trace.
+      written: the mesh axis; gets the sizes that the function has from outside.
+      attempt: how the program is read.
+      fn: its function.
+
+    Raises:
+      ValueError: where the program cannot be read so.
     """
+    axis, copied = written.axis, functools.partial(written.copied, names=attempt.names)
 
-    fn: Any
-    traced: Callable[[Any], Graph]
-    written: WrittenSizes
+    def act(bind: Bind, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
+        size = dict(params["mesh"].shape).get(axis.name)
+        mine = size == axis.size or (size == 1 and all(map(of_call, params["subfuns"])))
+        if not mine:  # of another mesh, or the gradient of one that is already alone
+            return bind(args, params)
+        alone = params | {
+            "mesh": axis.mesh_alone(params["mesh"]),
+            "subfuns": tuple(copied(fn) for fn in params["subfuns"]),
+        }
+        return _chain(bind, args, alone, axis) if attempt.chained else bind(args, alone)
 
-    def graph(self, attempt: Attempt) -> Graph:
-        """The program on one device of the axis.
+    try:
+        with _jax.own_traces(f"sbp_alone_{next(_TRACES)}"), regions_bound_by(act):
+            return call_without_mesh(traced, copied(fn))
+    except SbpInternalError:
+        raise
+    except Exception as error:  # the user's function, which may raise anything on other sizes
+        raise ValueError(reason_of(error)) from error
 
-        Raises:
-          NotOnOneDevice: where the program cannot be read so.
-        """
-        axis, copied = (
-            self.written.axis,
-            functools.partial(self.written.copied, names=attempt.names),
-        )
 
-        def act(bind: Bind, args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-            size = dict(params["mesh"].shape).get(axis.name)
-            mine = size == axis.size or (size == 1 and all(map(of_call, params["subfuns"])))
-            if not mine:  # of another mesh, or the gradient of one that is already alone
-                return bind(args, params)
-            alone = params | {
-                "mesh": axis.mesh_alone(params["mesh"]),
-                "subfuns": tuple(copied(fn) for fn in params["subfuns"]),
-            }
-            if attempt.chained:
-                return self.chain(bind, args, alone)
-            return bind(args, alone)
+def _chain(bind: Bind, args: Sequence[Any], params: dict[str, Any], axis: AxisInCode) -> Any:
+    """The stages of a pipeline, one after the other: a pipeline of n stages computes what n
+    pipelines of one stage do, of which each takes the result of the one before."""
+    dims = [_axis_dim(x.shape, s, axis) for x, s in zip(args, params["in_specs"], strict=True)]
+    if all(d is None for d in dims):
+        raise ValueError("no operand has one element for each device")
+    given, out = list(args), None
+    for stage in range(axis.size):
+        shards = [
+            x if d is None else lax.slice_in_dim(x, stage, stage + 1, axis=d)
+            for x, d in zip(given, dims, strict=True)
+        ]
+        out = bind(tuple(shards), params)
+        results = list(out)
+        streams = [
+            i
+            for i, (x, d) in enumerate(zip(given, dims, strict=True))
+            if d is None and [(x.shape, x.dtype)] == [(y.shape, y.dtype) for y in results]
+        ]
+        if len(streams) != 1:
+            raise ValueError("no operand alone is of the result's shape")
+        given[streams[0]] = results[0]
+    return out
 
-        try:
-            with _jax.own_traces(f"sbp_alone_{next(_TRACES)}"), regions_bound_by(act):
-                return call_without_mesh(self.traced, copied(self.fn))
-        except SbpInternalError:
-            raise
-        except Exception as error:  # the user's function, which may raise anything on other sizes
-            raise NotOnOneDevice(reason_of(error)) from error
 
-    def chain(self, bind: Bind, args: Sequence[Any], params: dict[str, Any]) -> Any:
-        """The stages of a pipeline, one after the other: a pipeline of n stages computes what n
-        pipelines of one stage do, of which each takes the result of the one before."""
-        dims = [self.axis_dim(x.shape, s) for x, s in zip(args, params["in_specs"], strict=True)]
-        if all(d is None for d in dims):
-            raise NotOnOneDevice("no operand has one element for each device")
-        given, out = list(args), None
-        for stage in range(self.written.axis.size):
-            shards = [
-                x if d is None else lax.slice_in_dim(x, stage, stage + 1, axis=d)
-                for x, d in zip(given, dims, strict=True)
-            ]
-            out = bind(tuple(shards), params)
-            results = list(out)
-            streams = [
-                i
-                for i, (x, d) in enumerate(zip(given, dims, strict=True))
-                if d is None and [(x.shape, x.dtype)] == [(y.shape, y.dtype) for y in results]
-            ]
-            if len(streams) != 1:
-                raise NotOnOneDevice("no operand alone is of the result's shape")
-            given[streams[0]] = results[0]
-        return out
-
-    def axis_dim(self, shape: Sequence[int], spec: Any) -> int | None:
-        """The dim of which each device of the axis has one element; None if there is none."""
-        axis, entries = self.written.axis, tuple(spec) if isinstance(spec, PartitionSpec) else ()
-        alone = (d for d, e in enumerate(entries) if e in (axis.name, (axis.name,)))
-        return next((d for d in alone if shape[d] == axis.size), None)
+def _axis_dim(shape: Sequence[int], spec: Any, axis: AxisInCode) -> int | None:
+    """The dim of which each device of an axis has one element; None if there is none."""
+    entries = tuple(spec) if isinstance(spec, PartitionSpec) else ()
+    alone = (d for d, e in enumerate(entries) if e in (axis.name, (axis.name,)))
+    return next((d for d in alone if shape[d] == axis.size), None)
 
 
 def compared_runs(
@@ -438,11 +418,7 @@ def compared_runs(
           one after the other.
     """
     own = {
-        name: Resized(
-            fn,
-            traced,
-            WrittenSizes(AxisInCode(name, n, lengths_of(graph, name), mesh.num_devices)),
-        )
+        name: WrittenSizes(AxisInCode(name, n, lengths_of(graph, name), mesh.num_devices))
         for name, n in mesh.axes
         if n > 1
     }
@@ -467,15 +443,15 @@ def compared_runs(
         except SbpInternalError:
             raise
         except FAILURES as error:  # of `vmap`
-            return found.without_trial(not_emulated(error))
+            return found.without_trial(f"it cannot be run without devices ({reason_of(error)})")
         if first and not found.got.is_finite:
             return found.without_trial("its results are not finite numbers")
         found.uneven = uneven(graph, found.got, mesh)
         found.compared = [
-            OneDeviceComparison(found, resized, meant is None and permutes(graph, name)).made(
+            OneDeviceComparison(found, written, meant is None and permutes(graph, name)).made(
                 [i for _, i, a in found.uneven if a == name], reasons
             )
-            for name, resized in own.items()
+            for name, written in own.items()
         ]
         tests = any(traits_of(node.op).numpy is np.isfinite for node in bodies(graph))
         if not tests or any(c.wrong for c in found.compared):
@@ -515,7 +491,7 @@ class Comparisons:
       graph: the program.
       fn: its function.
       traced: traces a function as the program.
-      axes: traces it with one device, by the mesh axis.
+      axes: the sizes that its functions have from outside, by the mesh axis.
       mesh: its mesh.
       given: whether the values are the program's own arguments.
       guessed: whether integers among them had to be guessed.
@@ -530,7 +506,7 @@ class Comparisons:
     graph: Graph
     fn: Any
     traced: Callable[[Any], Graph]
-    axes: dict[str, Resized]
+    axes: dict[str, WrittenSizes]
     mesh: MeshSpec
     given: bool
     guessed: bool = False
@@ -544,13 +520,13 @@ class Comparisons:
     def without_trial(self, reason: str) -> Comparisons:
         """The same program, of which nothing was compared."""
         runs = (
-            ComparedRun(mesh_axis=name, size=r.written.axis.size, untried=reason)
-            for name, r in self.axes.items()
+            ComparedRun(mesh_axis=name, size=written.axis.size, untried=reason)
+            for name, written in self.axes.items()
         )
         self.compared = [Compared(run=run) for run in runs]
         return self
 
-    def wrong_of(self, graph: Graph, mesh: MeshSpec) -> frozenset[tuple[Any, ...]]:
+    def wrong_of(self, graph: Graph) -> frozenset[tuple[Any, ...]]:
         """The results of a program on the mesh that differ from those of this program with one
         device on all mesh axes on which it is wrong; then its uneven results."""
         sets = self.values, self.others
@@ -558,8 +534,8 @@ class Comparisons:
             trace = self.traced
             for c in self.compared:
                 if c.wrong and not c.run.untried:
-                    axis = self.axes[c.run.mesh_axis].written.axis
-                    trace = functools.partial(_run_on_one_device, trace, axis, c.alone)
+                    written = WrittenSizes(self.axes[c.run.mesh_axis].axis)
+                    trace = functools.partial(trace_on_one_device, trace, written, c.alone)
             run = program_run(trace(self.fn))
             self.wanted = [run(values).results for values in sets]
         run = program_run(graph)
@@ -570,13 +546,7 @@ class Comparisons:
             for i, (x, y) in enumerate(zip(got.results, wanted, strict=True))
         )
         wrong = {(i,) for i, x, y in pairs if _apart(x, y)}
-        return frozenset(wrong).union(*(uneven(graph, got, mesh) for got in every))
-
-
-def _run_on_one_device(
-    traced: Callable[[Any], Graph], axis: AxisInCode, attempt: Attempt, fn: Any
-) -> Graph:
-    return Resized(fn, traced, WrittenSizes(axis)).graph(attempt)
+        return frozenset(wrong).union(*(uneven(graph, got, self.mesh) for got in every))
 
 
 def uneven(graph: Graph, ran: Ran, mesh: MeshSpec) -> frozenset[tuple[int, int, str]]:

@@ -51,80 +51,6 @@ from sbp.types import Broadcast, NdSbp, Split, Unreduced, parse
 # of another argument, or splits of another dim. `check` tries the call with each of them.
 
 
-def correct_types(in_types: Any, made: Span | None) -> Any:
-    """The `in_types` of a region, others where a correction of them is being tried.
-
-    Arguments:
-      in_types: as the region was made with.
-      made: the user's line that made the region.
-    """
-    tried = correcting.value
-    if tried is not None and made is not None and tried.at == made and tried.wrong is in_types:
-        return tried.right
-    return in_types
-
-
-@contextlib.contextmanager
-def naming_open(in_types: Any, made: Span | None) -> Iterator[None]:
-    """Adds to errors about types that are left open inside which types they may be.
-
-    Arguments:
-      in_types: of the region.
-      made: the user's line that made the region.
-    """
-    try:
-        yield
-    except SbpError as error:
-        entries = in_types if isinstance(in_types, tuple) else ()
-        left_open = [i for i, entry in enumerate(entries) if entry is None]
-        if left_open and error.slip is None:
-            _with_entries(error, in_types, left_open, made)
-        raise
-
-
-@contextlib.contextmanager
-def naming_shards(
-    name: str,
-    in_types: Any,
-    shards: Sequence[tuple[int, ...]],
-    made: Span | None,
-    works: Callable[[], Any],
-) -> Iterator[None]:
-    """Traces the body of a region on shards inside. A body that takes its whole operands and not
-    the shards has other `in_types` than it was written for.
-
-    Arguments:
-      name: of the region.
-      in_types: of the region.
-      shards: the shapes of the shards.
-      made: the user's line that made the region.
-      works: traces the body on its whole operands.
-
-    Raises:
-      SbpError: `manual-types`, also of the kind that the body raises.
-    """
-    try:
-        yield
-    except (SbpError, SbpInternalError):
-        raise
-    except (TypeError, ValueError) as error:
-        try:
-            works()
-        except Exception:  # the user's function, which raises on whole operands, too
-            raise error from None
-        shapes = ", ".join(map(str, shards))
-        said = refused(
-            f"region {name!r} does not take the shards that its in_types give it, of the shapes"
-            f" {shapes}: {' '.join(str(error).split())}",
-            error,
-            code="manual-types",
-        )
-        if isinstance(in_types, tuple):
-            ranks = [len(s) for s in shards] if len(shards) == len(in_types) else []
-            _with_entries(said, in_types, range(len(in_types)), made, ranks)
-        raise said from error
-
-
 def _move_splits(entry: Any, rank: int) -> Iterator[str]:
     """The text of a type with each of its splits on each other dim."""
     own = parse(entry) if isinstance(entry, str) else entry
@@ -225,8 +151,10 @@ def leaf_types(types: Any, tree: Any, where: str, mesh: MeshSpec | None) -> list
     return found
 
 
-def types_by_argument(in_types: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-    """One prefix of types for each argument of a manual region.
+def types_of_arguments(
+    in_types: Any, args: Sequence[Any], mesh: MeshSpec | None = None
+) -> list[NdSbp]:
+    """The type of each leaf of the arguments of a manual region.
 
     Raises:
       SbpError: `bad-argument` when `in_types` has more or fewer entries than there are arguments.
@@ -237,7 +165,8 @@ def types_by_argument(in_types: Any, args: Sequence[Any]) -> tuple[Any, ...]:
             f"in_types of the manual region has {len(types)} entries for {len(args)} arguments;"
             " give one each"
         )
-    return types
+    pairs = zip(types, args, strict=True)
+    return [t for entry, arg in pairs for t in leaf_types(entry, arg, "in_types", mesh)]
 
 
 # ---- regions ------------------------------------------------------------------------------------
@@ -318,7 +247,9 @@ def manual(
         scope = _SCOPE.get()
         if scope is None:
             return _run_on_one_device(fn, in_types, out_types, args)
-        types = correct_types(in_types, made)
+        tried, types = correcting.value, in_types
+        if tried is not None and tried.at == made and tried.wrong is in_types:
+            types = tried.right
         run = functools.partial(_Region(fn, scope, padded, made).run, types, out_types)
         return call_without_mesh(run, *args)
 
@@ -330,12 +261,7 @@ def _run_on_one_device(
 ) -> Any:
     """Runs a region outside of `sbp.jit`, on axes of size 1: the axes that its types name, and the
     axes that its collectives turn out to use."""
-    types = [
-        t
-        for e, a in zip(types_by_argument(in_types, args), args, strict=True)
-        for t in leaf_types(e, a, "in_types", None)
-    ]
-    names = list(dict.fromkeys(name for t in types for name in t))
+    names = list(dict.fromkeys(name for t in types_of_arguments(in_types, args) for name in t))
     while True:
         inner = returning_arrays(fn)
         for name in names:
@@ -384,24 +310,15 @@ class _Region:
           args: the global arrays.
         """
         flat, tree = jax.tree.flatten(args)
-        with naming_open(in_types, self.made):
-            types = [
-                t
-                for e, a in zip(types_by_argument(in_types, args), args, strict=True)
-                for t in leaf_types(e, a, "in_types", self.mesh)
-            ]
+        types = self.types_of(in_types, args)
         flat = [self.even(x, t, i) for i, (x, t) in enumerate(zip(flat, types, strict=True))]
         given = [self.claim(x, t) for x, t in zip(flat, types, strict=True)]
-        shards = [c.local(self.mesh.sizes) for c in given]
-        one = self.abstract_of((1,) * len(self.mesh.names))
 
         def again(fn: Callable[..., Any]) -> RegionBody:
             """The body of another function."""
             return self.body(fn, given, tree, out_types, self.abstract)[0]
 
-        works = functools.partial(self.body, self.fn, given, tree, out_types, one)
-        with naming_shards(self.name, in_types, shards, self.made, works):
-            body, out_tree = self.body(self.fn, given, tree, out_types, self.abstract)
+        body, out_tree = self.body_on_shards(in_types, given, tree, out_types)
         if body.key not in self.scope.checked:
             self.scope.checked.add(body.key)
             check_claims(body, self.fn, again, self.mesh, span=self.span, made=self.made)
@@ -418,6 +335,18 @@ class _Region:
         return jax.tree.unflatten(out_tree, [self.decode(y, h) for y, h in results])
 
     # ---- operands and results -------------------------------------------------------------------
+
+    def types_of(self, in_types: Any, args: Sequence[Any]) -> list[NdSbp]:
+        """The types of the operands. An error about types that are left open has which types they
+        may be."""
+        try:
+            return types_of_arguments(in_types, args, self.mesh)
+        except SbpError as error:
+            entries = in_types if isinstance(in_types, tuple) else ()
+            left_open = [i for i, entry in enumerate(entries) if entry is None]
+            if left_open and error.slip is None:
+                _with_entries(error, in_types, left_open, self.made)
+            raise
 
     def claim(self, x: Any, t: NdSbp) -> ClaimedArray:
         return ClaimedArray(t, t.over(self.mesh.names), tuple(x.shape), x.dtype)
@@ -496,6 +425,37 @@ class _Region:
         """A mesh with the axes of this one, of other sizes."""
         names = self.mesh.names
         return AbstractMesh(tuple(sizes), names, axis_types=(AxisType.Auto,) * len(names))
+
+    def body_on_shards(
+        self, in_types: Any, given: Sequence[ClaimedArray], tree: Any, out_types: Any
+    ) -> tuple[RegionBody, Any]:
+        """The body, and the tree of its results. A body that takes its whole operands and not the
+        shards has other `in_types` than it was written for.
+
+        Raises:
+          SbpError: `manual-types`, also of the kind that the body raises.
+        """
+        try:
+            return self.body(self.fn, given, tree, out_types, self.abstract)
+        except (SbpError, SbpInternalError):
+            raise
+        except (TypeError, ValueError) as error:
+            one = self.abstract_of((1,) * len(self.mesh.names))
+            try:
+                self.body(self.fn, given, tree, out_types, one)
+            except Exception:  # the user's function, which raises on whole operands, too
+                raise error from None
+            shards = [c.local(self.mesh.sizes) for c in given]
+            said = refused(
+                f"region {self.name!r} does not take the shards that its in_types give it, of the"
+                f" shapes {', '.join(map(str, shards))}: {' '.join(str(error).split())}",
+                error,
+                code="manual-types",
+            )
+            if isinstance(in_types, tuple):
+                ranks = [len(s) for s in shards] if len(shards) == len(in_types) else []
+                _with_entries(said, in_types, range(len(in_types)), self.made, ranks)
+            raise said from error
 
     def body(
         self,

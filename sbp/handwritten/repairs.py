@@ -12,21 +12,193 @@ and two deletions remove a call, so the edits of one help may nest.
 from __future__ import annotations
 
 import ast
+import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import jax
+import numpy as np
+
+from sbp import _jax
 from sbp.errors import OptionEdit, SourceEdit, Span
-from sbp.handwritten.edits import GraphEdit, Reduce, out_types_after
 from sbp.handwritten.faults import PMEAN, Fault, Finding
 from sbp.handwritten.sites import Site, Sites
-from sbp.handwritten.specs import outs_of
+from sbp.handwritten.specs import nodes_of, outs_of, split_over, without
 from sbp.machine.mesh import MeshSpec
 from sbp.source.reader import expression_at, name_called, source_text, users_span
 from sbp.source.text import end_of, line_text, parsed_file, span_of, start_of, statement_at
-from sbp.trace.collectives import CALLED, REDUCING_CALLS
-from sbp.trace.graph import Graph, Node
+from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, handwritten_bytes
+from sbp.trace.graph import Constant, Graph, Node, Operand, constant
+from sbp.trace.regions import amount
 from sbp.types import Split, Unreduced
+
+# ---- edits of the program -----------------------------------------------------------------------
+# They drop, add, move or replace reductions. The edited program is checked like the original.
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """An all-reduce of one operand of a node, or of one result of a region's body.
+
+    Arguments:
+      node: the id of the node that reads the value.
+      operand: the position of the operand; for a region, or with `after`, of the result.
+      mesh_axes: the mesh axes to reduce over.
+      collective: `psum`, `pmax` or `pmin`; `reduce_scatter` or `all_gather` for a region's result.
+      divisor: the number that divides the result; 1 for a plain reduction.
+      dim: the dim that is scattered or gathered.
+      after: whether `node` makes the value; all readers then get the reduced value.
+    """
+
+    node: int
+    operand: int
+    mesh_axes: tuple[str, ...]
+    collective: str = CALLED["sum"]
+    divisor: int = 1
+    dim: int = 0
+    after: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GraphEdit:
+    """An edit of a program.
+
+    Arguments:
+      text: the edit in words.
+      source: the edit as edits of the source.
+      options: the edit as new values of arguments of `jax.shard_map`.
+      reduce: collectives that are added.
+      over: the mesh axes that a reduction runs over after the edit, by the id of its node. Over
+          none, it is dropped; a division that belongs to it has an entry of its own.
+      divide: divisors of results, by the id of the reduction.
+      rename: other collectives, by the id of the node.
+      stated: the types that a region states for its results after the edit, by the region's id and
+          the result.
+    """
+
+    text: str
+    source: tuple[SourceEdit, ...] = ()
+    reduce: tuple[Reduce, ...] = ()
+    over: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    divide: dict[int, int] = field(default_factory=dict)
+    rename: dict[int, str] = field(default_factory=dict)
+    stated: dict[tuple[int, int], Any] = field(default_factory=dict)
+    options: tuple[OptionEdit, ...] = ()
+
+
+def edit_program(graph: Graph, edit: GraphEdit, sizes: dict[str, int]) -> Graph:
+    """The edited program.
+
+    Arguments:
+      graph: the whole program.
+      edit: the edit.
+      sizes: devices along each mesh axis.
+    """
+    top = max((n.id for n in nodes_of(graph)), default=0)
+    numbers = itertools.count(max(top, *graph.avals, 0) + 1)
+    return _Editor(edit, sizes, dict(graph.avals), numbers).graph(graph, None)
+
+
+def bytes_sent(graph: Graph) -> float:
+    """Bytes that one device sends in the collectives of all regions, times the trips of loops."""
+    each = (
+        handwritten_bytes(node)
+        if node.op == SHARD_MAP
+        else amount(node, [bytes_sent(region) for region in node.regions])
+        for node in graph.nodes
+    )
+    return sum(each, 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Editor:
+    """Edits one program. It adds new values to `avals` and numbers them from `numbers`."""
+
+    edit: GraphEdit
+    sizes: dict[str, int]
+    avals: dict[int, Any]
+    numbers: Iterator[int]
+
+    def graph(self, graph: Graph, region: Node | None) -> Graph:
+        """A graph after the edits of its nodes; `region` is the shard_map that the graph is a body
+        of."""
+        edit, alias, nodes = self.edit, dict[Operand, Operand](), list[Node]()
+        for node in graph.nodes:
+            inputs = [alias.get(o, o) for o in node.inputs]
+            for add in edit.reduce:
+                if add.node == node.id and node.op != SHARD_MAP and not add.after:
+                    inputs[add.operand] = self.collective(add, inputs[add.operand], node, nodes)
+            axes = edit.over.get(node.id)
+            if axes == ():
+                alias.update(zip(node.outputs, inputs, strict=False))
+                continue
+            params: dict[str, Any] = node.params | ({} if axes is None else {"axes": axes})
+            if node.op == SHARD_MAP:
+                outs = enumerate(params["out_specs"])
+                specs = tuple(edit.stated.get((node.id, i), spec) for i, spec in outs)
+                params = params | {"body": self.graph(params["body"], node), "out_specs": specs}
+            node = replace(
+                node,
+                op=edit.rename.get(node.id, node.op),
+                params=params,
+                inputs=tuple(inputs),
+                regions=tuple(self.graph(r, None) for r in node.regions),
+            )
+            nodes.append(node)
+            for add in edit.reduce:
+                if add.node == node.id and add.after:
+                    output = node.outputs[add.operand]
+                    alias[output] = self.collective(add, output, node, nodes)
+            if node.id in edit.divide:
+                like = replace(node, library=(PMEAN,) if "axes" in node.params else ())
+                for output in node.outputs:
+                    alias[output] = self.divided(output, edit.divide[node.id], like, nodes)
+        outputs = [alias.get(o, o) for o in graph.outputs]
+        for add in edit.reduce:
+            if region is not None and add.node == region.id:
+                outputs[add.operand] = self.collective(add, outputs[add.operand], region, nodes)
+        return replace(graph, nodes=tuple(nodes), outputs=tuple(outputs), avals=self.avals)
+
+    def node(self, like: Node, nodes: list[Node], aval: Any, **changed: Any) -> int:
+        """The value of a new node."""
+        output, number = next(self.numbers), next(self.numbers)
+        self.avals[output] = aval
+        nodes.append(replace(like, id=number, outputs=(output,), regions=(), **changed))
+        return output
+
+    def collective(self, add: Reduce, operand: Operand, like: Node, nodes: list[Node]) -> Operand:
+        """The value of a new collective of an operand."""
+        aval = operand.aval if isinstance(operand, Constant) else self.avals[operand]
+        span = Span(file="<edit>", line=next(self.numbers), column=1, end_column=1)
+        library = (PMEAN,) if add.divisor > 1 else ()
+        like = replace(like, span=span, stack=(span,), library=library)
+        shape, n = list(aval.shape), math.prod(self.sizes[a] for a in add.mesh_axes)
+        params: dict[str, Any] = {"axes": add.mesh_axes, "axis_index_groups": None}
+        if add.collective in ("reduce_scatter", "all_gather"):
+            gathers = add.collective == "all_gather"
+            name = "all_gather_dimension" if gathers else "scatter_dimension"
+            params = {
+                "axis_name": add.mesh_axes,
+                "axis_index_groups": None,
+                "tiled": True,
+                name: add.dim,
+            }
+            shape[add.dim] = shape[add.dim] * n if gathers else shape[add.dim] // n
+        made, op = _jax.empty_aval(shape, aval.dtype), add.collective
+        out = self.node(like, nodes, made, op=op, primitive=None, params=params, inputs=(operand,))
+        return self.divided(out, add.divisor, like, nodes) if add.divisor > 1 else out
+
+    def divided(self, operand: int, divisor: int, like: Node, nodes: list[Node]) -> int:
+        """The value of a new division of a value."""
+        aval, div = self.avals[operand], jax.lax.div_p
+        by = constant(np.asarray(divisor, aval.dtype))
+        return self.node(
+            like, nodes, aval, op=div.name, primitive=div, params={}, inputs=(operand, by)
+        )
+
 
 # ---- edits of the source ------------------------------------------------------------------------
 
@@ -288,10 +460,12 @@ class Repairs:
             over = {n.id: finding.mesh_axes for n in call.nodes}
             yield _one(GraphEdit(text, source, over=over))
             for dim in range(len(self.result_shape(finding))) if finding.claim is not None else ():
-                split = tuple((finding.region.id, finding.result, a, dim) for a in others)
                 also = f"{_names(others)} at dim {dim} in {_outs(finding)}"
-                edit = GraphEdit(f"{text}, and {also}", source, over=over, split=split)
-                yield _one(self.specified(finding, edit))
+                edit = GraphEdit(f"{text}, and {also}", source, over=over)
+                split = functools.partial(split_over, dim=dim)
+                yield _one(
+                    _specified(finding, edit, functools.reduce(split, others, _spec(finding)))
+                )
 
     # ---- a reduction more -----------------------------------------------------------------------
 
@@ -375,17 +549,9 @@ class Repairs:
     def leave_out_axes(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
         """An edit after which the result is stated to be whole on the mesh axes of the finding."""
         axes = finding.mesh_axes
-        unsplit = tuple((finding.region.id, finding.result, a) for a in axes)
         text = f"{edit.text}leave {_names(axes)} out of {_outs(finding)}"
-        return self.specified(finding, replace(edit, text=text, unsplit=unsplit))
-
-    def specified(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
-        """An edit with its change of the type that the region states for its result."""
-        spec, outs = out_types_after(finding.region, edit)[finding.result], outs_of(finding.region)
-        function = "sbp.manual" if outs == "out_types" else "jax.shard_map"
-        value = repr(spec) if outs == "out_types" else spec
-        option = OptionEdit(option=outs, value=value, position=finding.result, function=function)
-        return replace(edit, options=(option,))
+        whole = functools.reduce(without, axes, _spec(finding))
+        return _specified(finding, replace(edit, text=text), whole)
 
     # ---- a reduction before the operation that is at fault --------------------------------------
 
@@ -408,8 +574,7 @@ class Repairs:
             made = None  # the operation is a part of the expression
         if made is not None:
             yield (made,)
-        calls = self.sites.alike(fault.node)
-        reads = self.sites.reads(fault.node, fault.partial or (fault.operand,)) if calls else None
+        reads = self.sites.reads(fault.node, fault.partial or (fault.operand,))
         span = users_span(fault.node)
         if not reads or span is None:
             return
@@ -422,15 +587,8 @@ class Repairs:
                 and made is not None
                 and self.sites.only(made, fault.node, chosen[0])
             ):
-                yield tuple(
-                    Site(
-                        text=r.text + where * (r is chosen[-1]),
-                        values=tuple((node.id, i) for node in calls for i in r.operands),
-                        spans=r.spans,
-                        after=False,
-                    )
-                    for r in chosen
-                )
+                *others, last = chosen
+                yield (*others, replace(last, text=last.text + where))
 
     # ---- parts of candidates --------------------------------------------------------------------
 
@@ -492,6 +650,20 @@ def reduction_of(fault: Fault) -> str:
     """The function of `jax.lax` that reduces the operand at fault; empty when there is none."""
     monoids = [a.monoid for a in fault.atoms if isinstance(a, Unreduced)]
     return CALLED.get(monoids[0], "") if monoids else ""
+
+
+def _spec(finding: Finding) -> Any:
+    """The type that the region states for the result that a finding is about."""
+    return finding.region.params["out_specs"][finding.result]
+
+
+def _specified(finding: Finding, edit: GraphEdit, spec: Any) -> GraphEdit:
+    """An edit with another type that the region states for its result."""
+    outs, stated = outs_of(finding.region), {(finding.region.id, finding.result): spec}
+    function = "sbp.manual" if outs == "out_types" else "jax.shard_map"
+    value = repr(spec) if outs == "out_types" else spec
+    option = OptionEdit(option=outs, value=value, position=finding.result, function=function)
+    return replace(edit, options=(option,), stated=stated)
 
 
 def _one(edit: GraphEdit) -> RepairCandidate:

@@ -41,21 +41,6 @@ class Site:
     after: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenOperand:
-    """An operand of an expression, as the source writes it.
-
-    Arguments:
-      text: its source text.
-      spans: its places in the expression; a variable may occur several times.
-      operands: its positions among the operands of the operation.
-    """
-
-    text: str
-    spans: tuple[Span, ...]
-    operands: tuple[int, ...]
-
-
 class Sites:
     """Looks up sites.
 
@@ -134,16 +119,16 @@ class Sites:
         made = self.makers.get(region.params["body"].outputs[result])
         return made[0] if made is not None else None
 
-    def only(self, site: Site, reader: Node, read: WrittenOperand) -> bool:
+    def only(self, site: Site, reader: Node, read: Site) -> bool:
         """Whether an operand is the value of a site and has no other reader, so that reducing the
         operand reduces the value."""
         values = {self.nodes[node].outputs[k] for node, k in site.values}
-        origins = {self._origin(reader, i) for i in read.operands}
+        origins = {self._origin(reader, i) for node, i in read.values if node == reader.id}
         return origins <= values and all(len(self.readers[v]) == 1 for v in values)
 
-    def alone(self, reader: Node, read: WrittenOperand) -> bool:
+    def alone(self, reader: Node, read: Site) -> bool:
         """Whether an operand has no other reader."""
-        origins = {self._origin(reader, i) for i in read.operands}
+        origins = {self._origin(reader, i) for node, i in read.values if node == reader.id}
         return all(len(self.readers[v]) == 1 for v in origins)
 
     def leads_to(self, site: Site, node: Node) -> bool:
@@ -286,23 +271,24 @@ class Sites:
 
     # ---- operands -------------------------------------------------------------------------------
 
-    def reads(self, node: Node, operands: tuple[int, ...]) -> tuple[WrittenOperand, ...] | None:
-        """Operands as the line of an operation writes them; None where the line does not show one
-        of them."""
-        expression = expression_at(node.span)[0]
-        if expression is None or users_span(node) != node.span or node.span is None:
+    def reads(self, node: Node, operands: tuple[int, ...]) -> tuple[Site, ...] | None:
+        """Operands as the line of an operation writes them, in every call; None where the line does
+        not show one of them."""
+        expression, calls = expression_at(node.span)[0], self.alike(node)
+        if expression is None or users_span(node) != node.span or node.span is None or not calls:
             return None
         parts = {position_of(p): p for p in _parts(expression)}
         origins = [self._origin(node, i) for i in range(len(node.inputs))]
-        found: list[WrittenOperand] = []
+        found: list[Site] = []
         for i in operands:
-            if isinstance(origins[i], int) and not any(i in r.operands for r in found):
+            if isinstance(origins[i], int) and not any((node.id, i) in r.values for r in found):
                 written = self._written(origins[i], node.span, list(parts.values()))
                 if not written:
                     return None
-                same = tuple(k for k, o in enumerate(origins) if o == origins[i])
+                same = [k for k, o in enumerate(origins) if o == origins[i]]
+                values = tuple((call.id, k) for call in calls for k in same)
                 spans = tuple(span_of(part, node.span.file) for part in written)
-                found.append(WrittenOperand(f"`{source_text(spans[0])}`", spans, same))
+                found.append(Site(f"`{source_text(spans[0])}`", values, spans, after=False))
         return tuple(found)
 
     def _origin(self, node: Node, index: int) -> Operand:

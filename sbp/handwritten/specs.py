@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sbp.trace.collectives import SHARD_MAP
+from sbp.trace.dataflow import Dataflow
 from sbp.trace.graph import Graph, Node
 from sbp.types import Atom, B, NdSbp, P, Split
 
@@ -31,22 +32,6 @@ def atom_of(spec: Any, mesh_axis: str) -> Atom:
         if mesh_axis in _axes(entry):
             return Split(dim)
     return P if mesh_axis in (getattr(spec, "unreduced", None) or ()) else B
-
-
-def outside(spec: Any, mesh_axis: str, names: tuple[str, ...]) -> frozenset[int] | None:
-    """The mesh axes that split the same dim outside of a given one, by their positions in `names`;
-    None where the spec does not split a dim over the mesh axis. The first axis in an entry of a
-    PartitionSpec has the largest shards; in a type it is the first one of the mesh.
-
-    >>> from jax.sharding import PartitionSpec
-    >>> outside(PartitionSpec(("data", "model")), "model", ("data", "model"))
-    frozenset({0})
-    """
-    at = atom_of(spec, mesh_axis)
-    if not isinstance(at, Split):
-        return None
-    listed = axes_by_dim(spec, at.dim + 1, names)[at.dim]
-    return frozenset(names.index(a) for a in listed[: listed.index(mesh_axis)] if a in names)
 
 
 def axes_by_dim(spec: Any, rank: int, names: Sequence[str]) -> list[tuple[str, ...]]:
@@ -101,14 +86,7 @@ def nodes_of(graph: Graph) -> Iterator[Node]:
 def claims(graph: Graph) -> Iterator[tuple[Node, list[int]]]:
     """The regions of a program in order, each with the positions of the results that claim a type:
     those that not only a gradient takes back as they are."""
-    readers: dict[Any, list[tuple[Node | None, Any]]] = {}
-    for node in graph.walk():
-        specs = node.params["in_specs"] if node.op == SHARD_MAP else (None,) * len(node.inputs)
-        for operand, spec in zip(node.inputs, specs, strict=True):
-            readers.setdefault(operand, []).append((node, spec))
-    inner = [g for node in graph.walk() for g in node.regions]
-    for operand in (o for g in (graph, *inner) for o in g.outputs):
-        readers.setdefault(operand, []).append((None, None))
+    readers = Dataflow(graph).readers
     for node in regions_of(graph):
         pairs = enumerate(zip(node.outputs, node.params["out_specs"], strict=True))
         yield (
@@ -116,12 +94,15 @@ def claims(graph: Graph) -> Iterator[tuple[Node, list[int]]]:
             [
                 i
                 for i, (v, spec) in pairs
-                if not readers.get(v) or any(not _goes_back(r, spec, s) for r, s in readers[v])
+                if v not in readers or not all(_takes_back(r, v, spec) for r in readers[v])
             ],
         )
 
 
-def _goes_back(reader: Node | None, spec: Any, taken: Any) -> bool:
+def _takes_back(reader: Node | None, value: int, spec: Any) -> bool:
     """Whether only the region of a gradient reads a region's result, with the same spec: a
     residual, whose spec claims nothing."""
-    return reader is not None and reader.op == SHARD_MAP and reader.backward and spec == taken
+    if reader is None or reader.op != SHARD_MAP or not reader.backward:
+        return False
+    taken = zip(reader.inputs, reader.params["in_specs"], strict=True)
+    return all(own == spec for operand, own in taken if operand == value)

@@ -165,7 +165,7 @@ def shards_of(program: Program, name: str | int, output_names: tuple[str, ...]) 
     Raises:
       SbpError: `bad-argument` when nothing has that name, with the nearest names.
     """
-    subject = Subjects.of(program.graph, output_names).find(name)[-1]
+    subject = Subjects(program.graph, output_names).find(name)[-1]
     values, block = program.typing.values, program.block
     sources: list[Source] = [Register(v, values[v]) for v in subject.values if v in values]
     if boundary := {"input": block.inputs, "output": block.outputs}.get(subject.kind):

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import jax
 
-from sbp.errors import SHOWN, SbpError, Span
+from sbp.errors import SHOWN, SbpError, Span, counted
 from sbp.infer.flow import Decision
 from sbp.infer.pins import pinned_codes
 from sbp.infer.rows import NdRow, nests
@@ -90,16 +90,12 @@ def claims_of(graph: Graph, typing: Typing) -> tuple[Claim, ...]:
 
 def _boundary(graph: Graph, typing: Typing) -> Iterator[Claim]:
     names = graph.input_names or tuple(f"input {i}" for i in range(len(graph.inputs)))
-    ins = [
-        ("input", f" {n}", v, typing.values[v]) for n, v in zip(names, graph.inputs, strict=True)
-    ]
-    returned = zip(graph.outputs, typing.outputs, strict=True)
-    outs = [("output", f" {n}", o, codes) for n, (o, codes) in enumerate(returned)]
-    for group in (ins, outs):
-        for position, (kind, name, operand, codes) in enumerate(group):
-            padded = typing.request.demand.is_padded(kind, position)
-            aval = graph.aval(operand)
-            yield from _can_hold(kind + name, aval, codes, typing.mesh, padded=padded)
+    ins = zip(names, graph.inputs, (typing.values[v] for v in graph.inputs), strict=True)
+    outs = zip(range(len(graph.outputs)), graph.outputs, typing.outputs, strict=True)
+    for kind, group in (("input", ins), ("output", outs)):
+        for position, (name, operand, codes) in enumerate(group):
+            padded, aval = typing.request.demand.is_padded(kind, position), graph.aval(operand)
+            yield from _can_hold(f"{kind} {name}", aval, codes, typing.mesh, padded=padded)
 
 
 def _can_hold(
@@ -525,8 +521,8 @@ def _where_all_hold(claims: Sequence[tuple[Claim, Explored]], scope: Scope) -> l
 def _list_text(texts: Sequence[str]) -> str:
     """The first claims, and how many more there are."""
     more = len(texts) - SHOWN
-    rest = f" and {more} more condition{'s' * (more > 1)}" if more > 0 else ""
-    return " and ".join(texts[:SHOWN]) + rest
+    rest = [counted(more, "more condition")] if more > 0 else []
+    return " and ".join([*texts[:SHOWN], *rest])
 
 
 def _trial_text(claim: Claim, why: str, small: Sequence[Point]) -> str:

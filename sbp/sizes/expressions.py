@@ -37,11 +37,6 @@ Functions = Mapping[str, Callable[[Any, Any], Any]]
 
 INTEGERS: Functions = {"floordiv": operator.floordiv, "mod": operator.mod, "max": max, "min": min}
 
-_ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-}
 COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
     "!=": operator.ne,
@@ -54,7 +49,10 @@ MULTIPLE = re.compile(r"\s*mod\((\w+), *(\d+)\) *== *0\s*")
 """A constraint that a symbol is a multiple of a number, such as `mod(b, 4) == 0`."""
 
 OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
-_COMPARED: dict[type, Callable[[Any, Any], Any]] = {
+_OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -92,12 +90,13 @@ def value_of(text: str, values: Mapping[str, Any], functions: Functions = INTEGE
                 return -of(operand)
             case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))):
                 return functools.reduce(operator.mul, [of(left)] * power)
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-                return _ARITHMETIC[type(op)](of(left), of(right))
             case ast.Call(func=ast.Name(id=name), args=[left, right]) if name in functions:
                 return functions[name](of(left), of(right))
-            case ast.Compare(left=left, ops=[op], comparators=[right]):
-                return _COMPARED[type(op)](of(left), of(right))
+            case (
+                ast.BinOp(left=left, op=op, right=right)
+                | ast.Compare(left=left, ops=[op], comparators=[right])
+            ) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](of(left), of(right))
             case _:
                 raise SbpInternalError(f"no size: {text!r}")
 
@@ -210,12 +209,7 @@ def graph_at(graph: Graph, point: Point) -> Graph:
         v: _jax.empty_aval(map_sizes(a.shape, at), a.dtype, a.weak_type)
         for v, a in graph.avals.items()
     }
-    constants: dict[int, Constant] = {}
-
-    def of(operand: Operand) -> Operand:
-        if isinstance(operand, Constant):
-            return operand
-        return constants.get(operand, operand)
+    constants: dict[Operand, Constant] = {}
 
     def visit(g: Graph) -> Graph:
         nodes: list[Node] = []
@@ -237,16 +231,15 @@ def graph_at(graph: Graph, point: Point) -> Graph:
                     code=error.code,
                     span=node.span,
                 ) from error
-            inputs = tuple(of(o) for o in node.inputs)
             nodes.append(
                 dataclasses.replace(
                     node,
                     params=params,
-                    inputs=inputs,
-                    regions=tuple(visit(r) for r in node.regions),
+                    inputs=tuple(constants.get(o, o) for o in node.inputs),
+                    regions=tuple(map(visit, node.regions)),
                 )
             )
-        outputs = tuple(of(o) for o in g.outputs)
+        outputs = tuple(constants.get(o, o) for o in g.outputs)
         return dataclasses.replace(g, nodes=tuple(nodes), outputs=outputs, avals=avals)
 
     return visit(graph)

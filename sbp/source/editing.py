@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeGuard
 
 from sbp.errors import SourceEdit, Span
 from sbp.limits import Policy
@@ -260,31 +260,12 @@ def _before(statement: ast.stmt, file: str) -> str | None:
 # ---- policies -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A statement under a policy.
-
-    Arguments:
-      edits: the edits that put the policy around the statement.
-      statement: the span of the statement.
-      inner: spans of lambdas in it, which run where they are called.
-    """
-
-    edits: tuple[SourceEdit, ...]
-    statement: Span
-    inner: tuple[Span, ...]
-
-    def runs(self, stack: Sequence[Span]) -> bool:
-        """Whether an operation with these frames is traced while the statement runs."""
-        return any(
-            contains(self.statement, frame) and not any(contains(i, frame) for i in self.inner)
-            for frame in stack
-        )
-
-
-def under_policy(line: Span, policy: Policy, axis: str) -> Region | None:
-    """The statement of a line, with a policy around it on one mesh axis; None where the statement
-    has statements inside, or shares a line with another one."""
+def under_policy(
+    line: Span, policy: Policy, axis: str
+) -> tuple[tuple[SourceEdit, ...], Callable[[Sequence[Span]], bool]] | None:
+    """The edits that put a policy on one mesh axis around the statement of a line, and whether an
+    operation with some frames is traced while the statement runs; None where the statement has
+    statements inside, or shares a line with another one."""
     source, names = parsed_file(line.file), names_of_sbp(line.file)
     statement = statement_at(source, line)
     if statement is None or not isinstance(statement, _SIMPLE):
@@ -302,8 +283,14 @@ def under_policy(line: Span, policy: Policy, axis: str) -> Region | None:
         for number in range(span.line + 1, span.end_line + 1)
         if not _in_text(statement, number)
     ]
-    lambdas = (n for n in ast.walk(statement) if isinstance(n, ast.Lambda))
-    return Region(tuple(edits), span, tuple(span_of(n, line.file) for n in lambdas))
+    # A lambda runs where it is called.
+    lambdas = [span_of(n, line.file) for n in ast.walk(statement) if isinstance(n, ast.Lambda)]
+
+    def runs(stack: Sequence[Span]) -> bool:
+        own = (frame for frame in stack if contains(span, frame))
+        return any(not any(contains(inner, frame) for inner in lambdas) for frame in own)
+
+    return tuple(edits), runs
 
 
 def _in_text(statement: ast.stmt, line: int) -> bool:
@@ -328,9 +315,8 @@ def loosened_policies(
       axis: the mesh axis.
     """
     source, names = parsed_file(file), names_of_sbp(file)
-    for node in ast.walk(source.tree) if source.tree else ():
-        if not isinstance(node, ast.With):
-            continue
+    every = ast.walk(source.tree) if source.tree else ()
+    for node in (n for n in every if isinstance(n, ast.With)):
         last = span_of(node.body[-1], file)
         body = replace(
             span_of(node.body[0], file), end_line=last.end_line, end_column=last.end_column
@@ -468,8 +454,7 @@ def sizes_edits(
     source = parsed_file(made_at.file) if made_at is not None else None
     if made_at is None or source is None or source.tree is None:
         return ()
-    found = (node for node in ast.walk(source.tree) if isinstance(node, ast.Call))
-    calls = [call for call in found if _makes_sizes(call, names)]
+    calls = [node for node in ast.walk(source.tree) if _makes_sizes(node, names)]
     if len(calls) != 1:
         return ()
     (call,) = calls
@@ -482,9 +467,11 @@ def sizes_edits(
     return (SourceEdit(span=whole, replacement=f"{text}, constraints=[{texts}])"),)
 
 
-def _makes_sizes(call: ast.Call, names: Sequence[str]) -> bool:
-    match call.args:
-        case [ast.Constant(value=written), *_] if name_called(call) == "symbolic_shape":
+def _makes_sizes(part: ast.AST, names: Sequence[str]) -> TypeGuard[ast.Call]:
+    match part:
+        case ast.Call(args=[ast.Constant(value=written), *_]) if (
+            name_called(part) == "symbolic_shape"
+        ):
             return set(names) <= set(re.findall(r"\w+", str(written)))
         case _:
             return False

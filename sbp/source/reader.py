@@ -151,11 +151,6 @@ def read_of(part: ast.expr, file: str) -> SourceRead:
     return SourceRead(source_text(span), None if isinstance(part, ast.Name) else span)
 
 
-def called_text(part: ast.expr, file: str) -> str:
-    """The source text of an expression; for an annotation, of the annotated value."""
-    return read_of(part, file).code
-
-
 def first_argument(node: Node) -> SourceRead | None:
     """The first argument of the call at a node; None when its line is no call."""
     span = users_span(node)

@@ -151,23 +151,15 @@ def contains(outer: Span, inner: Span) -> bool:
     return outer.file == inner.file and first[:2] <= last[:2] and last[2:] <= first[2:]
 
 
-def within(inner: Span, outer: Span) -> bool:
-    """Whether one expression is a part of another."""
-    return inner != outer and contains(outer, inner)
-
-
 def exact_text(span: Span) -> str:
     """The source text at a span as it stands, newlines and comments included."""
     lines = [
         line.encode()
         for line in linecache.getlines(span.file)[span.line - 1 : span.end_line or span.line]
     ]
-    if not lines:
-        return ""
-    if len(lines) == 1:
-        lines[0] = lines[0][span.column - 1 : span.end_column - 1]
-    else:
-        lines[0], lines[-1] = lines[0][span.column - 1 :], lines[-1][: span.end_column - 1]
+    if lines:  # the end first: both may be in one line
+        lines[-1] = lines[-1][: span.end_column - 1]
+        lines[0] = lines[0][span.column - 1 :]
     return b"".join(lines).decode(errors="replace")
 
 
@@ -206,8 +198,7 @@ def statement_at(source: ParsedSource, span: Span) -> ast.stmt | None:
 
 def function_of(source: ParsedSource, part: ast.AST) -> ast.AST | None:
     """The function, or the module, that a statement stands in."""
-    scopes = FUNCTIONS | ast.Module
-    return next((p for p in source.around(part) if isinstance(p, scopes)), None)
+    return next((p for p in source.around(part) if isinstance(p, FUNCTIONS | ast.Module)), None)
 
 
 def owner_of(source: ParsedSource, part: ast.AST, name: str) -> ast.AST | None:
@@ -244,18 +235,17 @@ def _bound_in(scope: ast.AST) -> set[str]:
     """The names that a scope binds, without those of functions inside it and without imports."""
     match scope:
         case ast.Lambda():
-            return parameters_of(scope.args)
+            return _parameter_names(scope.args)
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            return parameters_of(scope.args) | stored_in(scope)
+            return _parameter_names(scope.args) | stored_in(scope)
         case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
             return {n for g in scope.generators for n in stored_in(g.target)}
         case _:
             return stored_in(scope)
 
 
-def parameters_of(arguments: ast.arguments) -> set[str]:
-    extra = [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
-    return {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *extra)}
+def _parameter_names(arguments: ast.arguments) -> set[str]:
+    return {a.arg for a in ast.iter_child_nodes(arguments) if isinstance(a, ast.arg)}
 
 
 def stored_in(scope: ast.AST) -> set[str]:

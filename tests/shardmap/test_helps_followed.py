@@ -145,8 +145,8 @@ def test_repairs_that_are_not_tried_are_said(name):
     args = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in pair.args)
     fn = pair.program("wrong", False)
     again = lambda f: trace_program(f, args, mesh())
-    found = find_faults(compared_runs(again(fn), fn, again, args, spec), spec)
-    (finding,) = found.findings
+    compared = compared_runs(again(fn), fn, again, args, spec)
+    (finding,), _ = find_faults(compared)
     for tried, said in ((1, True), (24, False)):
-        notes = diagnostic(finding, spec, Helper(spec, found, tried=tried).helps(finding)).notes
+        notes = diagnostic(finding, spec, Helper(compared, tried=tried).helps(finding)).notes
         assert ("other repairs were not tried" in notes) == said, (tried, notes)

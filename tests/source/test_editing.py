@@ -213,7 +213,7 @@ def test_a_statement_comes_under_a_policy_with_its_lines():
     )
     region = under_policy(span(text, "x"), "auto", "a")
     assert region is not None
-    made = edited_text(text, region.edits)
+    made = edited_text(text, region[0])
     compile(made, FILE, "exec")
     assert made == (
         'import sbp\ndef f(x):\n    with sbp.policy("auto", "a"):\n        y = g(x,\n'
@@ -231,7 +231,7 @@ def test_a_statement_without_lines_of_its_own_comes_under_no_policy(source):
 def test_a_lambda_does_not_run_where_it_stands():
     text = remember("g = lambda x: x + 1\n")
     region = under_policy(span(text, "x + 1"), "auto", "a")
-    assert region is not None and not region.runs([span(text, "x + 1")])
+    assert region is not None and not region[1]([span(text, "x + 1")])
 
 
 @pytest.mark.parametrize(
