@@ -103,16 +103,17 @@ def _select(goes_on: jax.Array, new: Any, old: Any) -> Any:
     return lax.select(lax.broadcast_in_dim(goes_on, new.shape, range(goes_on.ndim)), new, old)
 
 
-def _number_as_float(eqn: Any, operands: Sequence[Operand]) -> Constant | None:
-    """The number that a cast makes of an integer constant; None for other operations. JAX 0.12
+def _number_as_float(x: Operand, aval: Any) -> Constant | None:
+    """The number that a cast to a float makes of an integer; None for other operands. JAX 0.12
     casts the divisor of `lax.pmean` so."""
-    if _jax.op_name(eqn) != "convert_element_type" or not isinstance(operands[0], Constant):
-        return None
-    before, after = operands[0].aval, _jax.plain_aval(eqn.outvars[0].aval)
-    is_count = not before.shape and jnp.issubdtype(before.dtype, np.integer)
-    if not is_count or not jnp.issubdtype(after.dtype, np.floating):
-        return None
-    return Constant(np.asarray(operands[0].value).astype(after.dtype), after)
+    if (
+        isinstance(x, Constant)
+        and not x.aval.shape
+        and jnp.issubdtype(x.aval.dtype, np.integer)
+        and jnp.issubdtype(aval.dtype, np.floating)
+    ):
+        return Constant(np.asarray(x.value).astype(aval.dtype), _jax.plain_aval(aval))
+    return None
 
 
 # ---- primitives that call a jaxpr ---------------------------------------------------------------
@@ -356,7 +357,11 @@ class _Builder:
                 results = self.append_jaxpr(eqn.params["branches"][chosen], operands[1:], at)
             elif (ordinary := of_batch(eqn) or self.lowering_of(eqn, at)) is not None:
                 results = self.append_jaxpr(ordinary, operands, at)
-            elif at.manual and (number := _number_as_float(eqn, operands)) is not None:
+            elif (
+                at.manual
+                and name == "convert_element_type"
+                and ((number := _number_as_float(operands[0], eqn.outvars[0].aval)) is not None)
+            ):
                 results = (number,)
             elif name in PLACING:
                 results = self.place_results(eqn, operands, after, at)
