@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name, rest = (words[0], words[1:]) if words else ("", [])
         about_program = rest in (["--help"], ["-h"]) or any(map(is_target, rest))
         if name in _PROGRAMS and not (name == "check" and about_program):
-            return _loaded(name, *_PROGRAMS[name])(rest)
+            return _load(name, *_PROGRAMS[name])(rest)
         if name and not name.startswith("-") and name not in COMMANDS:
             raise SbpError(f"no command {name!r}{nearest(name, COMMANDS)}", code="unknown-option")
         parser = command_parser(VERSION)
@@ -113,7 +113,7 @@ def _parsers() -> dict[str, list[argparse.ArgumentParser]]:
     standard error says why."""
     try:
         return {
-            command: [_loaded(command, *maker)() for maker in makers]
+            command: [_load(command, *maker)() for maker in makers]
             for command, makers in _PARSERS.items()
         }
     except SbpError as error:
@@ -124,7 +124,7 @@ def _parsers() -> dict[str, list[argparse.ArgumentParser]]:
         return {}
 
 
-def _loaded(name: str, module: str, function: str) -> Callable[..., Any]:
+def _load(name: str, module: str, function: str) -> Callable[..., Any]:
     """A function of a command.
 
     Raises:

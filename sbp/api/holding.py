@@ -18,7 +18,7 @@ from sbp.kinds import show
 from sbp.plan.program import Program
 from sbp.run.padded import Padded, held_padded, padded_parts, padding_of, same_layout, with_parts
 from sbp.run.partial import Partial, partial_axes
-from sbp.run.specs import Axes, Padding, of_process, placed
+from sbp.run.specs import Axes, Padding, of_process, place_array
 from sbp.types import NdSbp
 
 
@@ -175,9 +175,9 @@ class Holding:
                 f"{name} is {shape_of(x, name).dtype}; the plan takes {aval.dtype}", TypeError
             )
         if held is not None and tuple(np.shape(x)) == held.padded_shape:
-            parts = placed(x, sharding)
+            parts = place_array(x, sharding)
         elif tuple(np.shape(x)) == tuple(aval.shape):
-            parts = padded_parts(x, held, sharding) if held else placed(x, sharding)
+            parts = padded_parts(x, held, sharding) if held else place_array(x, sharding)
         else:
             t = self.program.input_types[position]
             parts = of_process(x, held or Padding.of(aval.shape, t, self.axes), sharding, name)

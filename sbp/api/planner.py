@@ -212,12 +212,12 @@ def _corrections(error: SbpError, options: JitOptions) -> Iterator[Change]:
     at, slip = error.span or _jax.raising_span(error), error.slip
     if at is None or slip is None:
         return
-    written = _written(slip.wrong)
+    written = _source_text(slip.wrong)
     for right in slip.likely:
-        edits = constants_in(at, written, _written(right))
+        edits = constants_in(at, written, _source_text(right))
         if edits:
             yield Change(
-                text=f"write {show(_written(right))} for {show(written)} at line {at.line}",
+                text=f"write {show(_source_text(right))} for {show(written)} at line {at.line}",
                 edits=edits,
                 make=lambda right=right: (options, Correction(at, slip.wrong, right)),
             )
@@ -271,7 +271,7 @@ def _change(
     )
 
 
-def _written(value: Any) -> Any:
+def _source_text(value: Any) -> Any:
     """A value as the source has it: the dim of a split."""
     return value.dim if isinstance(value, Split) else value
 
@@ -313,9 +313,9 @@ def _renames(error: SbpError, options: JitOptions) -> Iterator[Change]:
         if repr(value) == repr(getattr(options, option)):
             continue
         part = argument_span(options.at, option)
-        written = constants_in(part, _written(wrong), _written(right)) if part else ()
+        written = constants_in(part, _source_text(wrong), _source_text(right)) if part else ()
         yield _change(
-            f"write {show(_written(right))} for {show(_written(wrong))} in {option}",
+            f"write {show(_source_text(right))} for {show(_source_text(wrong))} in {option}",
             [(edit, "") for edit in written],
             OptionEdit(option=option, value=value),
             (dataclasses.replace(options, **{option: value}), None),

@@ -30,7 +30,7 @@ from sbp.errors import (
     bytes_text,
     noting,
 )
-from sbp.explain.change import priced
+from sbp.explain.change import help_with_price
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Program
@@ -271,7 +271,7 @@ def priced_constraints(call: SizedCall, terms: Sequence[str], program: Program, 
         function = "jax.export.symbolic_shape"
         edits = (OptionEdit(option="constraints", value=terms, function=function),)
     quoted = ", ".join(f'"{t}"' for t in terms)
-    return priced(f"make the sizes with constraints=[{quoted}]: {then}", edits, program)
+    return help_with_price(f"make the sizes with constraints=[{quoted}]: {then}", edits, program)
 
 
 def _unequal(claim: Claim, where: str) -> UnequalElements:

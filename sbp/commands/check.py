@@ -48,7 +48,7 @@ def show_program(given: argparse.Namespace) -> int:
       SbpError: `unknown-option` where the HTML file cannot be written.
     """
     try:
-        report = _checked(given)
+        report = _check(given)
     except UserCodeError as error:
         _show_users_error(error, given.target)
         return 2
@@ -136,7 +136,7 @@ def is_target(word: str) -> bool:
     return name.endswith(".py") or (is_module and function[:1].isidentifier())
 
 
-def _checked(given: argparse.Namespace) -> Report:
+def _check(given: argparse.Namespace) -> Report:
     """The report on the program that the options name.
 
     Raises:
@@ -150,7 +150,7 @@ def _checked(given: argparse.Namespace) -> Report:
     simulate_devices(given.devices or max(SIMULATED, math.prod(mesh.values())))
     values = None if given.args is None else arguments(given.args)
     try:
-        function, args, kwargs = _call(_found(given.target), values, given.target)
+        function, args, kwargs = _call(_find(given.target), values, given.target)
     except SbpError as error:
         if isinstance(error, UsageError) or error.code == "mesh-devices":
             raise
@@ -163,7 +163,7 @@ def _checked(given: argparse.Namespace) -> Report:
                 code="unknown-option",
             )
         return _run(lambda: check_shard_map(function, *args, mesh=axes, **kwargs), "")
-    jitted = _jitted(function, axes, given)
+    jitted = _jit(function, axes, given)
     return _run(lambda: jitted.check(*args, **kwargs), "")
 
 
@@ -188,7 +188,7 @@ def _run(action: Callable[[], Any], hint: str = _MORE_DEVICES) -> Any:
 # ---- finding the function -----------------------------------------------------------------------
 
 
-def _found(target: str) -> Any:
+def _find(target: str) -> Any:
     """The object that FILE:FUNCTION names.
 
     Raises:
@@ -203,7 +203,7 @@ def _found(target: str) -> Any:
         if not Path(place).is_file():
             files = [str(Path(place).parent / p.name) for p in Path(place).parent.glob("*.py")]
             raise UsageError(f"no file {place}{nearest(place, files)}", code="unknown-option")
-        found: Any = _run(lambda: _loaded(Path(place)))
+        found: Any = _run(lambda: _load(Path(place)))
     else:
         sys.path.insert(0, str(Path.cwd()))
         try:
@@ -226,7 +226,7 @@ def _found(target: str) -> Any:
     return found
 
 
-def _loaded(file: Path) -> ModuleType:
+def _load(file: Path) -> ModuleType:
     """The module of a file, imported as the part of its package where it lies in one."""
     file = file.resolve()
     root, names = file.parent, [file.stem]
@@ -290,9 +290,7 @@ def _program(value: Any) -> _Call | None:
             return None
 
 
-def _jitted(
-    function: Callable[..., Any], axes: AbstractMesh | None, given: argparse.Namespace
-) -> Any:
+def _jit(function: Callable[..., Any], axes: AbstractMesh | None, given: argparse.Namespace) -> Any:
     """The function under `sbp.jit`, with the mesh and the hardware of the command line.
 
     Raises:

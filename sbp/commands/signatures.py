@@ -25,7 +25,7 @@ from sbp.commands.parser import arguments, required_parameters
 from sbp.errors import SbpError, counted, listed
 from sbp.plan.text import shape_text
 from sbp.report.facts import outputs
-from sbp.report.parts import Page, Part, Section, Table, grouped, table
+from sbp.report.parts import Page, Part, Section, Table, group_by, table
 from sbp.report.report import Shown
 from sbp.report.wording import bytes_text
 from sbp.signatures import Op, Row, Rule, kernel_named, known_primitives, rule_for
@@ -53,7 +53,7 @@ def signatures_page() -> Page:
     """All primitives with signatures, by family; of each whose only row is all B, the reason."""
     rules = [rule for rule in map(rule_for, known_primitives()) if rule is not None]
     sections = list[Section]()
-    for name, members in sorted(grouped(rules, family).items()):
+    for name, members in sorted(group_by(rules, family).items()):
         split = ", ".join(r.name for r in members if not r.reason)
         whole = table(("all B", "because"), ((r.name, r.reason) for r in members if r.reason))
         sections.append(
@@ -182,7 +182,7 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
         )
     shown, function = found[0]
     others = [other for other, same in found[1:] if same is not function]
-    graph, call, shapes = _traced(shown, function, given)
+    graph, call, shapes = _trace(shown, function, given)
     inputs, primitives = tuple(map(shape_text, shapes)), Counter(_primitives(graph))
     calls = list(_calls(call, shapes)) if 1 <= len(shapes) <= 2 else []
     rows = table(
@@ -285,7 +285,7 @@ _USUAL = (
 """Arguments that are tried in this order."""
 
 
-def _traced(
+def _trace(
     name: str, function: Callable[..., Any], given: _Given | None
 ) -> tuple[Graph, Callable[..., Any], list[Any]]:
     """The graph of a function, and the function of its arrays alone with their shapes.

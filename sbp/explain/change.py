@@ -56,7 +56,9 @@ class Change:
 
     def help(self, program: Program, *, more: str = "", clears_all_errors: bool = True) -> Help:
         """The change as a help, with the price of the plan after it; `more` ends its text."""
-        return priced(self.text + more, self.edits, program, clears_all_errors=clears_all_errors)
+        return help_with_price(
+            self.text + more, self.edits, program, clears_all_errors=clears_all_errors
+        )
 
 
 Accepted = tuple[Change, Program]
@@ -122,7 +124,7 @@ def _replaces(accepted: Change, other: Change) -> bool:
     return same or other.instead is accepted
 
 
-def priced(
+def help_with_price(
     text: str, edits: tuple[Edit, ...], program: Program, *, clears_all_errors: bool = True
 ) -> Help:
     """A help with the price of the plan after it.

@@ -16,7 +16,7 @@ from sbp.errors import SHOWN, Diagnostic, Label, RuleRow, Span, counted
 from sbp.explain.change import BlamedFault, Diagnosis, DiagnosisLimits, left_out, tried
 from sbp.explain.helps import FoundHelps, helps_of, policy_to_blame
 from sbp.explain.names import Names, asked_text, operand_code, pinned_value, result_code
-from sbp.explain.pin_changes import dropped
+from sbp.explain.pin_changes import without_pins
 from sbp.explain.relaxations import budget_help, impossible_budgets, no_typing_together
 from sbp.infer.accumulation import allowing
 from sbp.infer.check import Checker, CheckResult
@@ -51,7 +51,7 @@ def left(codes: Sequence[Code]) -> str:
 def arrives(fault: BlamedFault, node: Node) -> str:
     """The primary label at a node without regions: what arrives at the operands, and what to
     reduce."""
-    shown, made = fault.names.shown(node), fault.made
+    shown, made = fault.names.operand_names(node), fault.made
     n = fault.request.mesh.sizes[fault.position]
     told, partial = dict[str, None](), dict[str, None]()
     for i, codes in made.items():
@@ -153,14 +153,14 @@ def rule(fault: BlamedFault, node: Node) -> str:
     """The heading of a rule's rows: the operator with the names of its operands and results."""
     outs = [fault.names.value(v) or "result" for v in node.outputs]
     behind = ", dims of the batched arrays" if node.is_batched else ""
-    operands = ", ".join(fault.names.shown(node))
+    operands = ", ".join(fault.names.operand_names(node))
     return f"{node.name} on one mesh axis ({operands} -> {', '.join(outs)}){behind}"
 
 
 def near_rows(fault: BlamedFault, node: Node) -> list[RuleRow]:
     """The rows nearest to what arrives: those that fit most operands; if no row fits any, the rows
     without partial values."""
-    made, names = fault.made, fault.names.shown(node)
+    made, names = fault.made, fault.names.operand_names(node)
     n, conversions = fault.request.mesh.sizes[fault.position], fault.system.conversions
     avals = [fault.request.graph.aval(o) for o in node.inputs]
     rules = {c.operand: c.convert.rules for f in fault.arriving for c in f.sink if c.convert}
@@ -530,7 +530,7 @@ def impossible(fault: BlamedFault) -> Diagnostic:
         )
     label = f"pinned {asked} on `{fault.axis}`"
     # The pins of another fault would leave the program without a plan.
-    drops = [dropped(fault.request, site, position=fault.position)]
+    drops = [without_pins(fault.request, site, position=fault.position)]
     found = tried((d for d in drops if d.edits), plans=1 if len(fault.diagnosis.groups) == 1 else 0)
     helps = tuple(one.help(program) for one, program in found.accepted)
     return Diagnostic(

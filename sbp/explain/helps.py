@@ -508,7 +508,7 @@ _PLACES = {"pin": "pin", "conversion": "line", "policy": "policy"}
 place is shown before the second of any."""
 
 
-def chosen(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
+def choose(found: Sequence[RankedHelp], most: int) -> list[RankedHelp]:
     """The helps that are shown, what was probably meant first: a split of another dim for a pin
     that is odd, a conversion before the line, another atom for a pin, a pin dropped, another
     policy; helps of one kind by their bytes. The first of each of `_PLACES` are shown before the
@@ -558,7 +558,7 @@ class FoundHelps:
     """The helps of a fault, and what the limits on the search left out.
 
     Arguments:
-      helps: the helps that are shown, in the order of `chosen`.
+      helps: the helps that are shown, in the order of `choose`.
       unshown: the number of accepted changes that are not shown.
       untried: the number of changes that were not tried.
     """
@@ -598,7 +598,7 @@ def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
         tries.append(attempt(pins.pairs(), 0 if large else most))
     tries += policies
     found = [_rank(fault, node, one) for t in tries for one in t.accepted]
-    shown = chosen(found, limits.shown)
+    shown = choose(found, limits.shown)
     return FoundHelps(
         helps=tuple(f.help for f in shown),
         unshown=len(found) - len(shown),

@@ -240,7 +240,7 @@ class Names:
             return parts
         return parts[::-1] if names[0] == texts[1] or names[1] == texts[0] else []
 
-    def shown(self, node: Node) -> tuple[str, ...]:
+    def operand_names(self, node: Node) -> tuple[str, ...]:
         """The name of each operand of a node in a diagnosis. Each operand has one, and different
         values have different ones."""
         names = [self._word(node, number) for number in range(len(node.inputs))]

@@ -26,7 +26,7 @@ from sbp.layout import padded
 from sbp.plan.program import Program
 from sbp.plan.text import place
 from sbp.source.editing import Part
-from sbp.source.editing import repinned as repinned_source
+from sbp.source.editing import repin as repinned_source
 from sbp.source.reader import expression_at, source_text, users_span
 from sbp.source.text import position_at
 from sbp.trace.dataflow import Dataflow
@@ -545,7 +545,9 @@ class PinChanges:
         request, names = self.fault.request, self.base.mesh.names
         for pin, site in self.sites_of(self.fault.found.pins):
             several, smaller = sum(c is not None for c in site.codes) > 1, None
-            drop = functools.partial(dropped, request, site, base=self.base, where=self.where(site))
+            drop = functools.partial(
+                without_pins, request, site, base=self.base, where=self.where(site)
+            )
             if several or not site.span:
                 own = frozenset({(self.fault.axis, pin.name)})
                 smaller = replace(drop(position=self.fault.position), without=own)
@@ -629,7 +631,7 @@ def place_of(site: PinSite) -> str:
     return "in in_types" if site.is_input else "in out_types"
 
 
-def dropped(
+def without_pins(
     request: Request,
     *sites: PinSite,
     base: Request | None = None,

@@ -21,9 +21,9 @@ from sbp.errors import (
     counted,
     seconds_text,
 )
-from sbp.explain.change import DiagnosisLimits, Tried, left_out, priced, tried
+from sbp.explain.change import DiagnosisLimits, Tried, help_with_price, left_out, tried
 from sbp.explain.names import Names, pinned_text, pinned_value
-from sbp.explain.pin_changes import drop_pins, dropped, repinned, wanted_codes
+from sbp.explain.pin_changes import drop_pins, repinned, wanted_codes, without_pins
 from sbp.infer.choose import choose
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.request import Request
@@ -223,7 +223,7 @@ def _costly(
         f"{bytes_text(before.bytes_per_device)} and {seconds_text(before.seconds)} per device with"
         f" it, {bytes_text(after.bytes_per_device)} and {seconds_text(after.seconds)} without"
     )
-    helps, drop = [*following(request, site, without)], dropped(request, site)
+    helps, drop = [*following(request, site, without)], without_pins(request, site)
     helps += [drop.help(without)] if drop.edits else []
     return Diagnostic(
         code="costly-annotation",
@@ -348,7 +348,7 @@ def budget_help(request: Request, number: int, *, plans: int) -> Help | None:
     budget, program = found
     text = f"allow {bytes_text(budget.above)} in `{request.budgets[number]}`"
     edit = OptionEdit(option="budgets", position=number, value=budget.above)
-    return priced(f"{text}, the least that was found", (edit,), program)
+    return help_with_price(f"{text}, the least that was found", (edit,), program)
 
 
 # ---- memory limits ------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         ),
         labels=(*labels.values(), *pinned),
         notes=(*notes, *limited, "typings that hold less may exist: the search does not try all"),
-        helps=(*helps, priced(f"memory_limit={enough}", (looser,), least)),
+        helps=(*helps, help_with_price(f"memory_limit={enough}", (looser,), least)),
     )
 
 
@@ -440,7 +440,7 @@ def _freed_pins(least: Program) -> tuple[list[Help], list[PinSite], tuple[str, .
     """
     request, limits = least.request, DiagnosisLimits()
     sites = sorted(pin_sites(request), key=lambda s: -_pinned_size(request, s))
-    drops = {d: [s] for s in sites if (d := dropped(request, s)).edits}
+    drops = {d: [s] for s in sites if (d := without_pins(request, s)).edits}
     (_, most), shown = limits.plans_of(request.size, 1), limits.shown - 1
     alone = tried(drops, plans=most, helps=shown)
     if not alone.accepted:
@@ -449,7 +449,9 @@ def _freed_pins(least: Program) -> tuple[list[Help], list[PinSite], tuple[str, .
             for [s] in drops.values()
             if not s.is_input or request.demand.source(s.position) != "argument"
         ]
-        drops |= {dropped(request, *free[:n]): free[:n] for n in range(2, min(len(free), most) + 1)}
+        drops |= {
+            without_pins(request, *free[:n]): free[:n] for n in range(2, min(len(free), most) + 1)
+        }
     together = tried((d for d, pins in drops.items() if len(pins) > 1), plans=most, helps=1)
     helps, freed = list[Help](), list[PinSite]()
     for one, program in (*alone.accepted, *together.accepted):
@@ -606,10 +608,10 @@ def _tries(request: Request, pins: Sequence[PinSite], limits: DiagnosisLimits) -
         for site, other in itertools.permutations(pins, 2)
         if site.codes != other.codes and ranks[site] == ranks[other]
     )
-    drops = (dropped(request, site) for site in pins)
+    drops = (without_pins(request, site) for site in pins)
     # Two pins: one of these, and one of those that have no typing together without it.
     pairs = (
-        dropped(request, site, other)
+        without_pins(request, site, other)
         for site in pins
         for other in _conflicting_pins(drop_pins(request, site), limits)[0][: limits.pins]
     )

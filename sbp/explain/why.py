@@ -73,7 +73,7 @@ class Alternative:
         return " ".join(f"{axis}:{atom}" for axis, atom in self.wanted)
 
 
-def planned(request: Request) -> Program | Refusal:
+def plan_of(request: Request) -> Program | Refusal:
     """The plan of a changed program, or why it has none, as far as one mesh axis shows it."""
     program = best_program(request)
     if program is not None:
@@ -102,12 +102,12 @@ def plan_deferred(request: Request, group: Group, need: ConversionNeed) -> Progr
     before = {k: box.source.codes[k] for k in axes}
     if node is None:
         output = Subject(label="", kind="output", values=(box.source.value,), position=need.number)
-        return planned(pin_subject(request, output, before))
+        return plan_of(pin_subject(request, output, before))
     if need.kind == "pin":
         sites = (s for s in pin_sites(request) if any(n.id == node.id for n in s.nodes))
         values = tuple(n.outputs[0] for s in sites for n in s.nodes)
         pinned = Subject(label="", kind="annotation", values=values)
-        return planned(pin_subject(request, pinned, dict.fromkeys(axes)))
+        return plan_of(pin_subject(request, pinned, dict.fromkeys(axes)))
 
     is_row = need.kind == "row"
     register = box.target if is_row else box.source
@@ -462,7 +462,7 @@ class _Inquiry:
             (self.program.mesh.names[k], "?" if c is None else repr(decode(c))) for k, c in wanted
         )
         return self.alternative(
-            planned(pin_subject(self.program.request, self.subject, dict(wanted))), atoms
+            plan_of(pin_subject(self.program.request, self.subject, dict(wanted))), atoms
         )
 
     def options(self, position: int, current: Code) -> list[Code]:

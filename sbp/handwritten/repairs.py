@@ -257,7 +257,7 @@ def after_statement(span: Span, name: str, function: str, arguments: str) -> Edi
     return (SourceEdit(span=place, replacement=text, imports=imports),)
 
 
-def divided(span: Span, axes: tuple[str, ...]) -> Edits:
+def division(span: Span, axes: tuple[str, ...]) -> Edits:
     """The edits that divide an expression by the number of devices along some mesh axes."""
     lax, imports = lax_in(span.file)
     sizes = " * ".join(f'{lax}.axis_size("{axis}")' for axis in axes)
@@ -278,10 +278,10 @@ def in_order(edits: Iterable[SourceEdit]) -> Edits:
     )
 
 
-def quoted(axes: tuple[str, ...]) -> str:
+def axes_text(axes: tuple[str, ...]) -> str:
     """Mesh axes as source text.
 
-    >>> quoted(("data",)), quoted(("data", "model"))
+    >>> axes_text(("data",)), axes_text(("data", "model"))
     ('"data"', '("data", "model")')
     """
     return f'"{axes[0]}"' if len(axes) == 1 else "(" + ", ".join(f'"{a}"' for a in axes) + ")"
@@ -345,7 +345,7 @@ class CollectiveCall:
         if axes:
             named = [k.value for k in self.call.keywords if k.arg == "axis_name"]
             places = (span_of(e, file) for e in (*args[1:2], *named))
-            return tuple(SourceEdit(span=at, replacement=quoted(axes)) for at in places)
+            return tuple(SourceEdit(span=at, replacement=axes_text(axes)) for at in places)
         if not args:
             return ()
         first, last = start_of(span_of(args[0], file)), end_of(span_of(args[0], file))
@@ -423,7 +423,7 @@ class Repairs:
         divide = {m.id: n for m in call.nodes}
         if "axes" not in node.params:
             text = f"divide {call.text} by {n}, the size of {_names(axes)}"
-            yield _one(GraphEdit(text, divided(call.span, axes), divide=divide))
+            yield _one(GraphEdit(text, division(call.span, axes), divide=divide))
         elif call.name == CALLED["sum"] and _over(node) == set(axes):
             source = call.renamed(CALLED["mean"])
             yield _one(GraphEdit(f"lax.pmean in place of {call.text}", source, divide=divide))
@@ -455,7 +455,7 @@ class Repairs:
             call = self.call(node) if others and set(others) == _over(node) else None
             if call is None or call.name != CALLED["sum"]:
                 continue
-            text = f"{quoted(finding.mesh_axes)} in place of {quoted(others)} in {call.text}"
+            text = f"{axes_text(finding.mesh_axes)} in place of {axes_text(others)} in {call.text}"
             source = call.over(finding.mesh_axes)
             over = {n.id: finding.mesh_axes for n in call.nodes}
             yield _one(GraphEdit(text, source, over=over))
@@ -493,7 +493,7 @@ class Repairs:
           late: the change of another reduction, which comes too late; None where it is kept.
         """
         axes, n = finding.mesh_axes, self.size(finding.mesh_axes)
-        what, named = " and ".join(p.text for p in places), quoted(finding.mesh_axes)
+        what, named = " and ".join(p.text for p in places), axes_text(finding.mesh_axes)
 
         def edit(name: str, divisors: tuple[int, ...]) -> GraphEdit:
             added = tuple(
@@ -516,7 +516,7 @@ class Repairs:
     def scatter(self, finding: Finding, dim: int) -> Iterator[RepairCandidate]:
         """A partial result that is returned as split: scattered, or reduced and returned as
         whole."""
-        site, axes, named = self.result(finding), finding.mesh_axes, quoted(finding.mesh_axes)
+        site, axes, named = self.result(finding), finding.mesh_axes, axes_text(finding.mesh_axes)
         if site is None:
             return
         region, result = finding.region.id, finding.result
@@ -540,7 +540,7 @@ class Repairs:
         if site is None:
             return
         for dim in range(len(self.result_shape(finding))):
-            arguments = f"{quoted(axes)}, axis={dim}, tiled=True"
+            arguments = f"{axes_text(axes)}, axis={dim}, tiled=True"
             text = f"return lax.all_gather(.., {arguments}) of {site.text}"
             added = Reduce(finding.region.id, finding.result, axes, "all_gather", dim=dim)
             source = into_call(site.spans[0], CALLED["gathered"], arguments)

@@ -39,7 +39,7 @@ from sbp.report.wording import (
     place_text,
     refusal_text,
     sentences,
-    signed,
+    signed_text,
     size_text,
 )
 from sbp.source.reader import source_text
@@ -232,9 +232,9 @@ def difference(cost: Cost, base: Cost) -> str:
     first = (
         "the same time"
         if abs(time) <= OPTIMAL_GAP * base.seconds
-        else f"{signed(time, seconds_text)}{share}"
+        else f"{signed_text(time, seconds_text)}{share}"
     )
-    return f"{first}, {signed(sent, bytes_text)} sent" if sent else first
+    return f"{first}, {signed_text(sent, bytes_text)} sent" if sent else first
 
 
 # ---- alternatives -------------------------------------------------------------------------------
@@ -443,7 +443,7 @@ def _differences(found: Difference) -> Iterator[Part]:
         yield Section(title="asked differently", parts=(made,))
     yield Section(title="cost of a call, per device", parts=(_costs(found),))
     if found.sent:
-        more = signed(sum(d.bytes_more for d in found.sent), bytes_text)
+        more = signed_text(sum(d.bytes_more for d in found.sent), bytes_text)
         yield Section(
             title=f"conversions that differ: {counted(len(found.sent), 'kind')}, {more} in the"
             " other",
@@ -478,7 +478,7 @@ def _costs(found: Difference) -> Table:
 
     def row(name: str, x: float, y: float, text: Callable[[float], str]) -> tuple[str, ...]:
         share = f" ({100 * (y - x) / x:+.1f} %)" if x and y != x else ""
-        return name, text(x), text(y), f"{signed(y - x, text)}{share}" if y != x else "none"
+        return name, text(x), text(y), f"{signed_text(y - x, text)}{share}" if y != x else "none"
 
     return table(("cost", ">this", ">other", ">difference"), starmap(row, figures))
 
@@ -506,7 +506,7 @@ def _sent(found: Sequence[TrafficDifference]) -> Table:
         return f"{bytes_text(bytes_per_device)} in {counted(runs, 'run')}" if runs else "none"
 
     def rest(left: Sequence[TrafficDifference]) -> str:
-        more = signed(sum(d.bytes_more for d in left), bytes_text)
+        more = signed_text(sum(d.bytes_more for d in left), bytes_text)
         return f"and {len(left)} more: {more} in the other"
 
     return table_of(

@@ -20,7 +20,7 @@ from sbp.plan.ir import Apply, Block, Loop, Register, Source, walk
 from sbp.plan.program import Program
 from sbp.plan.text import place, shape_text
 from sbp.plan.traffic import Phase, Phases, Send, sends
-from sbp.report.parts import grouped
+from sbp.report.parts import group_by
 from sbp.report.wording import (
     SEGMENT_LIMIT,
     common_name,
@@ -133,14 +133,14 @@ def alike(tensors: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
     Arguments:
       tensors: the tensors.
     """
-    groups = grouped(tensors, lambda one: replace(one, name=without_numbers(one.name)))
+    groups = group_by(tensors, lambda one: replace(one, name=without_numbers(one.name)))
     return [
         (replace(one, name=common_name([t.name for t in same])), len(same))
         for one, same in groups.items()
     ]
 
 
-def annotated(program: Program) -> list[Tensor]:
+def annotated_tensors(program: Program) -> list[Tensor]:
     """The annotated tensors in program order, each by its source text. Copies of an annotation that
     autodiff and rematerialisation make are one where they have the same type."""
     found: dict[Tensor, None] = {}
@@ -238,7 +238,7 @@ def collectives(program: Program, output_names: tuple[str, ...] = ()) -> list[Co
             one = _of_conversion(program, send, reason, output_names)
             needed = one.needed if reason.need.is_read else ()
             groups[one.kind, one.mesh_axes, one.changes, one.made, needed].append(one)
-    return _merged(groups)
+    return _merge(groups)
 
 
 def _collective(program: Program, send: Send, values: Iterable[int], **told: Any) -> Collective:
@@ -291,10 +291,10 @@ def _of_conversion(
 
 def by_line(found: Iterable[Collective]) -> list[Collective]:
     """Groups of collectives merged by kind, mesh axes and source line."""
-    return _merged(grouped(found, lambda one: (one.kind, one.mesh_axes, one.line)))
+    return _merge(group_by(found, lambda one: (one.kind, one.mesh_axes, one.line)))
 
 
-def _merged(groups: Mapping[Any, Sequence[Collective]]) -> list[Collective]:
+def _merge(groups: Mapping[Any, Sequence[Collective]]) -> list[Collective]:
     """One collective for each group, most bytes first."""
     merged = (
         replace(
@@ -411,7 +411,7 @@ class InputUses:
             for operand in node.inputs
             if (root := self.root(operand)) is not None
         )
-        found = grouped(reads, lambda read: read[0])
+        found = group_by(reads, lambda read: read[0])
         return {n: {phase for _, phase in found.get(n, ())} for n in range(len(self.graph.inputs))}
 
     def root(self, operand: Operand) -> int | None:
@@ -434,7 +434,9 @@ class InputUses:
                 operand = node.regions[left.region].outputs[left.output]
             elif node is not None and _passes(node):
                 single = len(node.outputs) == 1
-                operand = node.inputs[_moved(node) if single else node.outputs.index(operand)]
+                operand = node.inputs[
+                    _moved_operand(node) if single else node.outputs.index(operand)
+                ]
             else:
                 return None, entered
         return self._position[operand] if isinstance(operand, int) else None, entered
@@ -482,11 +484,11 @@ def _passes(node: Node) -> bool:
     """Whether a result is an operand of the node, rearranged or cast."""
     traits = traits_of(node.op)
     rearranges = bool(traits.moves or traits.regroups or traits.carries)
-    single = len(node.outputs) == 1 and _moved(node) >= 0 and not is_lookup(node)
+    single = len(node.outputs) == 1 and _moved_operand(node) >= 0 and not is_lookup(node)
     return node.is_barrier or node.op == annotate_p.name or (rearranges and single)
 
 
-def _moved(node: Node) -> int:
+def _moved_operand(node: Node) -> int:
     """The only operand of a node that is no index; -1 where there are several."""
     indices = traits_of(node.op).indices
     moved = [n for n in range(len(node.inputs)) if n not in indices]

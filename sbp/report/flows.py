@@ -27,7 +27,7 @@ from sbp.infer.space import to_type
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase, Phases, Send, sends
 from sbp.report.facts import nodes_with_runs
-from sbp.report.parts import Picture, Share, Table, grouped, table_of
+from sbp.report.parts import Picture, Share, Table, group_by, table_of
 from sbp.report.svg import CELL, COSTLY, PARTIAL, SPLIT, WHOLE, Board, Ink, picture
 from sbp.report.wording import branches_text, sentences, without_number
 from sbp.source.reader import shorten, users_span
@@ -134,7 +134,7 @@ class ProgramFlows:
     def places(self) -> dict[str, list[Stop]]:
         """The stops that send something, by the names of their places."""
         sending = (stop for stop in (*self.stops, self.results) if stop.bytes)
-        return grouped(sending, lambda stop: stop.name)
+        return group_by(sending, lambda stop: stop.name)
 
     @functools.cached_property
     def costliest(self) -> list[Stop]:
@@ -181,7 +181,7 @@ def merge(found: Iterable[Send]) -> list[Send]:
     first."""
     merged = (
         same[0]._replace(runs=sum(s.runs for s in same), bytes=sum(s.bytes for s in same))
-        for same in grouped(found, lambda s: (s.kind, s.axes, s.change)).values()
+        for same in group_by(found, lambda s: (s.kind, s.axes, s.change)).values()
     )
     return sorted(merged, key=lambda send: -send.bytes)
 
@@ -194,7 +194,7 @@ def program_flows(program: Program, grouping: Grouping = "line") -> ProgramFlows
       grouping: what a place is: a line, a function, or a scope of `jax.named_scope` and modules.
     """
     phases, stops = Phases(program.graph).of, dict[Key, Stop]()
-    sent = grouped(sends(program), lambda s: None if s.is_returned or not s.node else s.node.id)
+    sent = group_by(sends(program), lambda s: None if s.is_returned or not s.node else s.node.id)
     at = dict[int, Key]()
     copies = defaultdict[Key, dict[Span | None, Counter[str]]](lambda: defaultdict(Counter))
     for node, runs in nodes_with_runs(program.graph):
@@ -217,7 +217,7 @@ def program_flows(program: Program, grouping: Grouping = "line") -> ProgramFlows
     numbers = {key: number for number, key in enumerate(stops)}
     flows = _flows(program, {node: numbers[key] for node, key in at.items()})
     places = tuple(stops.values())
-    for source, leaving in grouped(flows, lambda flow: flow.source).items():
+    for source, leaving in group_by(flows, lambda flow: flow.source).items():
         if source >= 0:
             places[source].type = max(reversed(leaving), key=lambda flow: flow.size).type
     return ProgramFlows(
@@ -287,7 +287,7 @@ def traffic(program: Program) -> ProgramFlows:
     return found if len(scopes) > 1 else program_flows(program, "function")
 
 
-def folded(program: Program, grouping: Grouping | None = None) -> ProgramFlows:
+def fold(program: Program, grouping: Grouping | None = None) -> ProgramFlows:
     """The flows of a program by lines; where there are too many, by functions or scopes.
 
     Arguments:
@@ -329,7 +329,7 @@ class _Sheet:
 
     def __init__(self, flows: ProgramFlows, axis: str) -> None:
         self.flows, self.axis = flows, axis
-        found = grouped(flows.stops, lambda stop: (stop.phase == "update", stop.name))
+        found = group_by(flows.stops, lambda stop: (stop.phase == "update", stop.name))
         most = sorted(found, key=lambda at: -sum(s.bytes for s in found[at]))[:MOST_ROWS]
         shown = sorted((at for at in found if at in most), key=lambda at: at[0])
         self.left_out = len(found) - len(shown)
@@ -378,7 +378,7 @@ def program_picture(
             f" {listed(program.mesh.names)}",
             code="unknown-axis",
         )
-    flows = folded(program, grouping)
+    flows = fold(program, grouping)
     sheet = _Sheet(flows, axis or busiest_axis(program, flows))
     if brief:
         return picture(_costliest(sheet), _drawing(sheet))

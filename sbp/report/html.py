@@ -137,7 +137,7 @@ def _picture(picture: Picture) -> str:
     return f"{drawn}\n<details><summary>in words</summary>\n{words}</details>"
 
 
-def _scrolled(made: str) -> str:
+def _scrollable(made: str) -> str:
     """What scrolls by itself where the page is narrow, with the keyboard too."""
     return f'<div class="w" tabindex="0">{made}</div>'
 
@@ -155,10 +155,10 @@ def _table(table: Table) -> str:
 
     head = " ".join(f"<th{side(i)}>{_text(h)}</th>" for i, h in enumerate(table.headings))
     rows, folded = ("\n".join(map(row_text, some)) for some in (table.rows, table.folded))
-    shown = _scrolled(f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>")
+    shown = _scrollable(f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>")
     if not table.rest:
         return shown
-    more = _scrolled(f'<table class="rest"><tbody>\n{folded}\n</tbody></table>')
+    more = _scrollable(f'<table class="rest"><tbody>\n{folded}\n</tbody></table>')
     return f"{shown}\n<details><summary>{_text(table.rest)}</summary>\n{more}</details>"
 
 
@@ -182,7 +182,7 @@ def _finding(part: ShownDiagnostic) -> str:
     rows = "\n".join(_rule_row(row.inputs, row.outputs, row.remark) for row in found.rows)
     rule = (
         f"<details open><summary>rule: {_text(found.rule)}</summary>\n"
-        f"{_scrolled(f'<table>{rows}</table>')}</details>"
+        f"{_scrollable(f'<table>{rows}</table>')}</details>"
     )
     made = [
         f"<b>{found.severity}[{found.code}]</b>: <b>{_text(found.title)}</b>",

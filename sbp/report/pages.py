@@ -47,7 +47,7 @@ from sbp.report.parts import (
     ShownDiagnostic,
     SourceLine,
     Table,
-    grouped,
+    group_by,
     table,
     table_of,
 )
@@ -78,7 +78,7 @@ def finding(diagnostic: Diagnostic) -> ShownDiagnostic:
     first."""
     primary, excerpts = diagnostic.primary, list[Excerpt]()
     labels = [primary, *diagnostic.labels] if primary else []
-    for file, here in grouped(labels, lambda label: label.span.file).items():
+    for file, here in group_by(labels, lambda label: label.span.file).items():
         at = here.pop(0) if here[0] is primary else here[0]
         excerpts.append(
             Excerpt(
@@ -108,7 +108,7 @@ def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
 
 def _lines(file: str, labels: list[Label]) -> Iterator[SourceLine]:
     labels.sort(key=lambda label: (label.span.line, label.primary, label.span))
-    for number, here in grouped(labels, lambda label: label.span.line).items():
+    for number, here in group_by(labels, lambda label: label.span.line).items():
         text = line_text(file, number)
         yield number, text, tuple(_mark(text, label) for label in here)
 
@@ -354,7 +354,7 @@ def annotated_lines(program: Program) -> tuple[AnnotatedLine, ...]:
         if (span := users_span(node))
         and (node.op not in CONTROL_FLOW or f"{span.file}:{span.line}" in sent)
     )
-    nodes = grouped(placed, lambda at: (at[1].file, at[1].line))
+    nodes = group_by(placed, lambda at: (at[1].file, at[1].line))
     files = list(dict.fromkeys(file for file, _ in nodes))
     return tuple(
         AnnotatedLine(
@@ -405,7 +405,7 @@ def source_page(program: Program, title: str) -> Page:
     }
     sections = [
         Section(title=f"source of {file_name(file)}", parts=(_lines_table(here, total, most),))
-        for file, here in grouped(lines, lambda a: a.file).items()
+        for file, here in group_by(lines, lambda a: a.file).items()
     ]
     empty = () if sections else ("no operation has a line of the user",)
     return Page(
@@ -515,7 +515,7 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
         yield "; ".join(f"`{axis}`: {text}" for axis, text in found.items())
     if not short:
         yield from (_choice(program), *_left_out(program), *unmeasured(program))
-    if annotated := facts.annotated(program):
+    if annotated := facts.annotated_tensors(program):
         yield _annotated(annotated)
     sent = facts.collectives(program, output_names)
     yield _collectives(program, facts.by_line(sent) if short else sent, short=short)

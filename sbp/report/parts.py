@@ -123,10 +123,10 @@ def table_of(
     return table(columns, rows, details=map(detail, every), shown=shown, rest=lambda _: rest(left))
 
 
-def grouped(items: Iterable[Item], key: Callable[[Item], Group]) -> dict[Group, list[Item]]:
+def group_by(items: Iterable[Item], key: Callable[[Item], Group]) -> dict[Group, list[Item]]:
     """Items by their keys, in the order of the first of each.
 
-    >>> grouped(["one", "two", "three"], len)
+    >>> group_by(["one", "two", "three"], len)
     {3: ['one', 'two'], 5: ['three']}
     """
     found: dict[Group, list[Item]] = {}

@@ -14,8 +14,8 @@ from sbp.errors import SbpError, counted, listed
 from sbp.explain.subjects import Subjects
 from sbp.plan.ir import Register, Source
 from sbp.plan.program import Program
-from sbp.report.facts import Tensor, annotated, inputs, tensor
-from sbp.report.parts import Picture, Table, grouped, table
+from sbp.report.facts import Tensor, annotated_tensors, inputs, tensor
+from sbp.report.parts import Picture, Table, group_by, table
 from sbp.report.svg import CELL, PARTIAL, SPLIT, WHOLE, Board, Ink, Point, picture
 from sbp.report.wording import sentences
 from sbp.source.reader import shorten
@@ -141,7 +141,9 @@ def tensor_shards(
 def telling_tensor(program: Program) -> TensorShards | None:
     """The annotated tensor that the most mesh axes split or are partial on, the first of several;
     without annotations the input, the largest of several. None where all are whole."""
-    found = annotated(program) or sorted(inputs(program), key=lambda fact: -fact.bytes_per_device)
+    found = annotated_tensors(program) or sorted(
+        inputs(program), key=lambda fact: -fact.bytes_per_device
+    )
     several = [axis for axis, n in program.mesh.axes if n > 1]
     told = [
         sum(isinstance(fact.type.get(axis), Split | Unreduced) for axis in several)
@@ -235,15 +237,15 @@ def _devices_text(devices: Sequence[int], limit: int = 3, between: str = ",") ->
     groups = itertools.groupby(enumerate(devices), key=lambda at: at[1] - at[0])
     runs = [[device for _, device in group] for _, group in groups]
     texts = [f"{run[0]}-{run[-1]}" if run[1:] else str(run[0]) for run in runs]
-    return between.join(_elided(texts, limit))
+    return between.join(_elide(texts, limit))
 
 
 def _label(group: Sequence[ShardFact], limit: int = 3) -> str:
     """The devices of a block: a sum of those of its summands."""
-    return " + ".join(_elided([_devices_text(s.devices, limit) for s in group], limit))
+    return " + ".join(_elide([_devices_text(s.devices, limit) for s in group], limit))
 
 
-def _elided(texts: list[str], limit: int) -> list[str]:
+def _elide(texts: list[str], limit: int) -> list[str]:
     return texts if len(texts) <= limit else [*texts[: limit - 1], "..", texts[-1]]
 
 
@@ -273,7 +275,7 @@ class _ShardDrawing:
     def __init__(self, found: TensorShards) -> None:
         self.found = found
         shards = sorted(found.shards, key=lambda s: s.summand)
-        self.blocks = grouped((s for s in shards if not s.is_empty), lambda s: s.extents)
+        self.blocks = group_by((s for s in shards if not s.is_empty), lambda s: s.extents)
         across, down, self.rest = _drawn_dims(found)
         room = CELL * (2 + max((len(_label(group)) for group in self.blocks.values()), default=0))
         self.columns = self._cut(across, min(max(64.0, room), _WIDE), _GAP)

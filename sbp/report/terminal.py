@@ -49,12 +49,12 @@ def page_lines(page: Page, width: int) -> Iterator[Text]:
             for number, leaf in enumerate(part.parts):
                 if number:
                     yield Text()
-                yield from _indented(_leaf(leaf, width - 2), "  ")
+                yield from _indent(_leaf(leaf, width - 2), "  ")
         else:
             yield from _leaf(part, width)
 
 
-def _indented(lines: Iterable[Text], by: str) -> Iterator[Text]:
+def _indent(lines: Iterable[Text], by: str) -> Iterator[Text]:
     for line in lines:
         yield Text(by).append_text(line)
 
@@ -138,14 +138,14 @@ def _table(table: Table, width: int) -> Iterator[Text]:
     else:
         yield from _records(table, width)
         return
-    yield Text(_joined(table, table.headings, widths), "dim")
+    yield Text(_join(table, table.headings, widths), "dim")
     for row, texts in zip(table.rows, rows, strict=True):
         columns = [
             [text] if i in table.right | shares else wrap(text, w)
             for i, (text, w) in enumerate(zip(texts, widths, strict=True))
         ]
         for cells in zip_longest(*columns, fillvalue=""):
-            line = Text(_joined(table, cells, widths))
+            line = Text(_join(table, cells, widths))
             line.stylize("bold", 0, len(cells[0]))
             line.highlight_regex(f"[{_EIGHTHS.strip()}]+", "cyan")  # bars
             yield line
@@ -153,7 +153,7 @@ def _table(table: Table, width: int) -> Iterator[Text]:
     yield from _lines(table.rest, width, "dim")
 
 
-def _joined(table: Table, cells: Sequence[str], widths: Sequence[int]) -> str:
+def _join(table: Table, cells: Sequence[str], widths: Sequence[int]) -> str:
     """The cells of a line of a table, each on its side."""
     fitted = (
         _fit(cell, w, right=i in table.right)
@@ -199,7 +199,7 @@ def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
         yield Text(f"{gutter}|", "cyan")
     if found.rule:
         yield Text.assemble((f"{gutter}= ", "cyan"), ("rule", "bold"), f": {found.rule}")
-        yield from _indented(_rule_rows(found.rows), gutter + "    ")
+        yield from _indent(_rule_rows(found.rows), gutter + "    ")
     remarks = [
         *(("note", note, "") for note in found.notes),
         *(("help", text, price) for text, price in part.helps),

@@ -20,7 +20,7 @@ from sbp.report.parts import (
     Picture,
     Section,
     Table,
-    grouped,
+    group_by,
     table,
     table_of,
 )
@@ -188,7 +188,7 @@ def lane_seconds(found: Schedule) -> dict[str, dict[Phase, float]]:
     Arguments:
       found: the schedule of a program.
     """
-    lanes = {OWN_LANE: []} | grouped(found.intervals, lambda one: one.lane)
+    lanes = {OWN_LANE: []} | group_by(found.intervals, lambda one: one.lane)
     return {
         lane: {p: sum((i.waited for i in own if i.phase == p), 0.0) for p in PHASES}
         for lane, own in lanes.items()
@@ -200,7 +200,7 @@ def causes(found: Schedule) -> list[Interval]:
     together by line, pass, name and mesh axes, with the sums of their runs and seconds."""
     sums = (
         same[0]._replace(runs=sum(i.runs for i in same), waited=sum(i.waited for i in same))
-        for same in grouped(found.intervals, lambda one: one.cause).values()
+        for same in group_by(found.intervals, lambda one: one.cause).values()
     )
     return sorted((c for c in sums if c.waited > 0), key=lambda c: -c.waited)
 
@@ -329,7 +329,7 @@ def _lane(board: Board, found: Schedule, longest: Interval | None, lane: str, to
     the more of it they fill."""
     tall, every = _LANE - 6, found.intervals
     own = ((one, *_ends(found, one)) for one in every if lane in (one.axes or [""]))
-    by_size = grouped(own, lambda at: at[2] - at[1] >= _SEEN)
+    by_size = group_by(own, lambda at: at[2] - at[1] >= _SEEN)
     for one, left, right in by_size.get(True, ()):
         beside = one.seconds - one.waited
         told = f"{one.what}, {one.phase}: {seconds_text(one.seconds)}. {' '.join(one.line)}"
@@ -337,7 +337,7 @@ def _lane(board: Board, found: Schedule, longest: Interval | None, lane: str, to
         ink = Ink(color=_color(one, longest), opacity=0.35, width=0.5, dashed=beside > 0)
         board.rect((left, top + 3), (right - left, tall), ink, title=told + late)
         board.inside(left, right, top + 19, one.what, title=told + late, spare=1)
-    columns = grouped(by_size.get(False, ()), lambda at: int((at[1] - _NAME) / _SEEN))
+    columns = group_by(by_size.get(False, ()), lambda at: int((at[1] - _NAME) / _SEEN))
     for column, some in columns.items():
         filled = sum(one.seconds for one, *_ in some) / found.seconds * _PLOT / _SEEN
         color = _color(max((one for one, *_ in some), key=lambda one: one.seconds), longest)
@@ -463,7 +463,7 @@ def limits(program: Program) -> Limits:
     time; regions written by hand are not counted, since their time is not modelled."""
     names = (place_name(n, "scope").name for n in program.graph.walk())
     named: Grouping = "scope" if any(names) else "function"
-    places = grouped(
+    places = group_by(
         Schedule(program).intervals,
         lambda one: (
             place_name(one.node, named).text if one.node else "arguments and results",
@@ -478,7 +478,7 @@ def limits(program: Program) -> Limits:
             repeated=sum(i.flops for i in own if i.node and i.node.is_recomputed),
             seconds={
                 bound: sum(i.waited for i in same)
-                for bound, same in grouped(own, lambda i: i.bound).items()
+                for bound, same in group_by(own, lambda i: i.bound).items()
                 if any(i.waited for i in same)
             },
         )

@@ -105,10 +105,10 @@ def times_text(name: str, count: int) -> str:
     return name if count == 1 else f"{name} ({count})"
 
 
-def signed(value: float, text: Callable[[float], str]) -> str:
+def signed_text(value: float, text: Callable[[float], str]) -> str:
     """A difference with its sign.
 
-    >>> signed(-512, bytes_text)
+    >>> signed_text(-512, bytes_text)
     '-512.0 B'
     """
     return f"{'-' if value < 0 else '+'}{text(abs(value))}"
@@ -142,7 +142,7 @@ def place_cell(at: SourcePlace | None) -> str:
     return before + place(at.span)
 
 
-def quoted(span: Span) -> str:
+def quote(span: Span) -> str:
     """The expression at a span in backticks with a leading blank, shortened; empty where there is
     no source."""
     text = span_text(span)
@@ -164,12 +164,12 @@ def node_text(node: Node, beside: Node | None = None) -> str:
     """
     if node.op == annotate_p.name:
         span = annotation_span(node)
-        return "an annotation" if span is None else f"the annotation{quoted(span)} at {place(span)}"
+        return "an annotation" if span is None else f"the annotation{quote(span)} at {place(span)}"
     if node.span is None:
         return f"{node.name} in generated code"
     if beside is not None and (node.span, node.backward) == (beside.span, beside.backward):
         return f"{node.name} there"
-    return f"{node.name}{quoted(node.span)} {place_text(SourcePlace.of(node))}"
+    return f"{node.name}{quote(node.span)} {place_text(SourcePlace.of(node))}"
 
 
 # ---- conversions in the report ------------------------------------------------------------------
@@ -190,7 +190,7 @@ def need_text(reason: ConversionReason) -> str:
         return f"returned by the body of {need.node.op} {place_text(SourcePlace.of(need.node))}"
     if need.kind == "pin":
         span = annotation_span(need.node)
-        return "pinned by" if span is None else f"pinned by{quoted(span)} at {place(span)}"
+        return "pinned by" if span is None else f"pinned by{quote(span)} at {place(span)}"
     return f"needed by {node_text(need.node, reason.maker)}, {_sentence(_REPORTED, need)}"
 
 

@@ -17,7 +17,7 @@ from sbp.infer.space import Codes
 from sbp.plan.program import Program
 from sbp.run.boxing import without_padding
 from sbp.run.interpret import Interpreter
-from sbp.run.specs import named_sharding, partition_spec, placed
+from sbp.run.specs import named_sharding, partition_spec, place_array
 
 
 def own_mesh(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
@@ -211,7 +211,7 @@ class Executable:
             layout = self._compiled.input_formats[0][number].layout
             if x.format.layout not in (None, layout):
                 x = jax.device_put(x, Format(layout, x.sharding))
-        return x if x.sharding.is_equivalent_to(sharding, x.ndim) else placed(x, sharding)
+        return x if x.sharding.is_equivalent_to(sharding, x.ndim) else place_array(x, sharding)
 
     def __call__(self, flat: Sequence[Any], shapes: Sequence[Any]) -> tuple[Any, ...]:
         """Runs on flat arguments. The program is compiled once, for `in_shardings`: `jax.jit`

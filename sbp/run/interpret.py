@@ -73,7 +73,7 @@ def scan_in_place(results: Sequence[Any]) -> Callable[..., Any]:
             )
             return number + 1, carry, stacks
 
-        stacks = _unwritten(
+        stacks = _empty_stacks(
             [jax.ShapeDtypeStruct((length, *r.shape), r.dtype) for r in results], initial
         )
         state = (0, initial, stacks)
@@ -87,7 +87,7 @@ def _at(x: Any, index: Any) -> Any:
     return lax.dynamic_index_in_dim(x, index, keepdims=False, allow_negative_indices=False)
 
 
-def _unwritten(shapes: Sequence[Any], carry: Sequence[Any]) -> tuple[Any, ...]:
+def _empty_stacks(shapes: Sequence[Any], carry: Sequence[Any]) -> tuple[Any, ...]:
     """Memory that nothing has written, from when a carry is there.
 
     The compiler may take such memory at the start of the program, and hold it through all that runs

@@ -20,7 +20,7 @@ from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop
 from sbp.plan.program import Program
 from sbp.plan.saved import digests
 from sbp.run.execute import Executable
-from sbp.run.specs import placed
+from sbp.run.specs import place_array
 from sbp.trace.graph import Constant, Graph
 from sbp.types import NdSbp, Split
 
@@ -270,7 +270,7 @@ class JointRun:
             agree(self._executable.compiling.name, self._describe(flat), self._processes)
             self._agreed = True
         return [
-            placed(x, s)
+            place_array(x, s)
             if isinstance(x, np.ndarray) and not s.is_fully_replicated and x.size
             else x
             for x, s in zip(flat, shardings, strict=True)

@@ -13,7 +13,7 @@ from sbp import _jax, _jax_call
 from sbp.annotations import as_type
 from sbp.errors import ArgumentError, SbpError, nearest, refused
 from sbp.kinds import Kind, is_whole, made_of, show, takes
-from sbp.run.specs import Axes, Padding, of_process, placed
+from sbp.run.specs import Axes, Padding, of_process, place_array
 from sbp.trace.transfers import HOST
 from sbp.types import NdSbp, Split
 
@@ -272,7 +272,7 @@ def padded_parts(x: Any, padding: Padding, sharding: NamedSharding) -> jax.Array
         with _jax_call.without_context_mesh():
             return jax.device_put(padding.pad(whole_on_devices(x)), sharding)
     words = x if isinstance(x, jax.Array) and _jax.is_extended(x.dtype) else np.asarray(x)
-    return placed(padding.pad(words), sharding)
+    return place_array(padding.pad(words), sharding)
 
 
 def _memory_kind(x: Any, t: Any) -> str | None:

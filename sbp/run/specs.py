@@ -68,7 +68,7 @@ def _dims(codes: Codes, mesh: MeshSpec, ndim: int) -> list[Any]:
     return [tuple(d) if len(d) > 1 else d[0] if d else None for d in dims]
 
 
-def placed(x: Any, sharding: NamedSharding) -> jax.Array:
+def place_array(x: Any, sharding: NamedSharding) -> jax.Array:
     """An array in a sharding. What a process has as a whole (a NumPy array, an array on its own
     devices) is one global value, equal in all processes: each takes its part, and nothing is sent.
 
@@ -82,7 +82,9 @@ def placed(x: Any, sharding: NamedSharding) -> jax.Array:
     if _jax.is_extended(x.dtype):
         rank = len(_jax.key_shape(x.dtype))
         spec = PartitionSpec(*sharding.spec, *[None] * (x.ndim - len(sharding.spec) + rank))
-        return _jax.wrap_key(placed(_jax.words(x), NamedSharding(sharding.mesh, spec)), x.dtype)
+        return _jax.wrap_key(
+            place_array(_jax.words(x), NamedSharding(sharding.mesh, spec)), x.dtype
+        )
     host = np.asarray(x)
     host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
     return jax.make_array_from_callback(

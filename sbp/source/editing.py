@@ -57,7 +57,7 @@ _SIMPLE = (
 # ---- what stands in the source ------------------------------------------------------------------
 
 
-def repinned(
+def repin(
     span: Span | None,
     atoms: Mapping[str, Atom],
     part: Part = "whole",

@@ -1,7 +1,7 @@
 """The order of helps."""
 
 from sbp.errors import Help
-from sbp.explain.helps import RankedHelp, chosen
+from sbp.explain.helps import RankedHelp, choose
 
 
 def accepted(number, kind, bytes_, seconds=1.0):
@@ -16,7 +16,7 @@ def accepted(number, kind, bytes_, seconds=1.0):
 
 
 def order(*found):
-    return [f.help.text for f in chosen(found, 3)]
+    return [f.help.text for f in choose(found, 3)]
 
 
 def test_another_split_that_is_no_dearer_than_a_conversion_comes_first():

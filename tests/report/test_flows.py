@@ -19,7 +19,7 @@ import sbp
 from sbp.errors import SbpError
 from sbp.plan.traffic import sends
 from sbp.report.device_bytes import MOST_PLACES, matrices
-from sbp.report.flows import Grouping, ProgramFlows, folded, program_flows
+from sbp.report.flows import Grouping, ProgramFlows, fold, program_flows
 from sbp.report.flows import traffic as chosen
 from sbp.report.pages import SHOWN_CODE, annotated_lines
 from sbp.report.svg import NAMESPACE, png_of
@@ -135,9 +135,9 @@ def test_very_many_lines_fold_into_functions():
     space: dict[str, Any] = {"jnp": jnp}
     exec(compile(source, "many_lines.py", "exec"), space)
     made = sbp.jit(space["many"], MESH, in_types=("data:S(0)",)).plan(shape(64, 256))
-    assert folded(made.program).grouping == "function"
-    assert [s.text for s in folded(made.program).stops] == [f"part{n}" for n in range(6)]
-    assert folded(made.program, "line").grouping == "line"
+    assert fold(made.program).grouping == "function"
+    assert [s.text for s in fold(made.program).stops] == [f"part{n}" for n in range(6)]
+    assert fold(made.program, "line").grouping == "line"
     assert "the program by function" in made.report().picture().text()
 
 

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import sbp
-from sbp.run.joint import description, difference, placed, processes_of, values_digest
+from sbp.run.joint import description, difference, place_array, processes_of, values_digest
 
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
 
@@ -63,7 +63,7 @@ def test_one_process_waits_for_none():
     mesh = sbp.make_mesh((8,), ("data",))
     assert processes_of(mesh) == (0,)
     sharding = NamedSharding(mesh, PartitionSpec("data"))
-    assert placed(X, sharding).sharding == sharding
+    assert place_array(X, sharding).sharding == sharding
     assert sbp.jit(jnp.sin, mesh).plan(X)._joint is None
     assert jax.process_count() == 1
 

@@ -11,7 +11,7 @@ from sbp.source.editing import (
     Part,
     convert_value,
     loosened_policies,
-    repinned,
+    repin,
     under_policy,
 )
 from sbp.source.reader import SourceRead
@@ -69,7 +69,7 @@ def span(text: str, part: str, nth: int = 0) -> Span:
 )
 def test_an_annotation_is_changed_or_taken_out(line, call, atoms, after):
     text = remember(f"import jax\nimport sbp\n{line}\n")
-    edits = repinned(span(text, call), atoms)
+    edits = repin(span(text, call), atoms)
     assert edited_text(text, edits) == f"import jax\nimport sbp\n{after}\n"
 
 
@@ -83,9 +83,9 @@ def test_the_pins_of_a_result_and_of_its_cotangent_go_apart():
         "whole": "y = x",
     }
     for part, line in left.items():
-        edits = repinned(at, {}, part)
+        edits = repin(at, {}, part)
         assert edited_text(text, edits) == f"import sbp\n{line}\n"
-    (edit,) = repinned(at, {"a": S(0)}, "cotangent", free=("b",))
+    (edit,) = repin(at, {"a": S(0)}, "cotangent", free=("b",))
     assert edit.replacement == 'sbp.annotate(x, a=sbp.B, cotangent="a:S(0) b:?")'
 
 
@@ -121,15 +121,15 @@ def test_the_pins_of_a_result_and_of_its_cotangent_go_apart():
 def test_the_dtype_of_sums_stays(call, atoms, part, after):
     text = remember(f"import sbp\ny = {call}\n")
     found = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)]
-    edits = repinned(span_of(found[0], FILE), atoms, part, reduce_dtype="float32")
+    edits = repin(span_of(found[0], FILE), atoms, part, reduce_dtype="float32")
     assert edited_text(text, edits) == f"import sbp\ny = {after}\n"
 
 
 def test_what_is_no_annotation_is_left_alone():
     text = remember("import jax\ny = jax.numpy.sum(x)\n")
-    assert repinned(span(text, "jax.numpy.sum(x)"), {}) == ()
-    assert repinned(None, {}) == ()
-    assert repinned(Span(file="nowhere.py", line=1, column=1, end_column=5), {}) == ()
+    assert repin(span(text, "jax.numpy.sum(x)"), {}) == ()
+    assert repin(None, {}) == ()
+    assert repin(Span(file="nowhere.py", line=1, column=1, end_column=5), {}) == ()
 
 
 @pytest.mark.parametrize(
