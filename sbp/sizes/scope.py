@@ -244,7 +244,7 @@ class Size:
     def __init__(self, expression: Any, value: int, noted: dict[str, None]) -> None:
         self.expression, self.value, self.noted = expression, value, noted
 
-    def combine(self, other: Any, of: Callable[[Any, Any], Any], swapped: bool = False) -> Any:
+    def _combine(self, other: Any, of: Callable[[Any, Any], Any], swapped: bool = False) -> Any:
         """The result of an operator on the values and on the expressions."""
         found = _parts(other)
         if found is None:
@@ -254,7 +254,7 @@ class Size:
         symbolic = jax.export.is_symbolic_dim(expression)
         return Size(expression, value, self.noted) if symbolic else value
 
-    def compare(self, other: Any, how: str) -> Any:
+    def _compare(self, other: Any, how: str) -> Any:
         """The answer of a comparison, which is noted where it is not the same everywhere."""
         found = _parts(other)
         if found is None:
@@ -271,11 +271,29 @@ class Size:
         self.noted[f"{self.expression} == {self.value}"] = None
         return self.value
 
+    __add__ = partialmethod(_combine, of=operator.add)
+    __radd__ = partialmethod(_combine, of=operator.add, swapped=True)
+    __sub__ = partialmethod(_combine, of=operator.sub)
+    __rsub__ = partialmethod(_combine, of=operator.sub, swapped=True)
+    __mul__ = partialmethod(_combine, of=operator.mul)
+    __rmul__ = partialmethod(_combine, of=operator.mul, swapped=True)
+    __floordiv__ = partialmethod(_combine, of=operator.floordiv)
+    __rfloordiv__ = partialmethod(_combine, of=operator.floordiv, swapped=True)
+    __mod__ = partialmethod(_combine, of=operator.mod)
+    __rmod__ = partialmethod(_combine, of=operator.mod, swapped=True)
+    __lt__ = partialmethod(_compare, how="<")
+    __le__ = partialmethod(_compare, how="<=")
+    __gt__ = partialmethod(_compare, how=">")
+    __ge__ = partialmethod(_compare, how=">=")
+    # `object` declares these two as methods, not as descriptors.
+    __eq__ = partialmethod(_compare, how="==")  # pyright: ignore[reportAssignmentType]
+    __ne__ = partialmethod(_compare, how="!=")  # pyright: ignore[reportAssignmentType]
+
     def __neg__(self) -> Any:
-        return self.combine(-1, operator.mul)
+        return self * -1
 
     def __abs__(self) -> Any:
-        return self if self.compare(0, ">=") else -self
+        return self if self >= 0 else -self
 
     def __truediv__(self, other: Any) -> float:
         return self._number() / other
@@ -284,10 +302,10 @@ class Size:
         return other / self._number()
 
     def __divmod__(self, other: Any) -> Any:
-        return self.combine(other, operator.floordiv), self.combine(other, operator.mod)
+        return self // other, self % other
 
     def __bool__(self) -> bool:
-        return self.compare(0, "!=")
+        return bool(self != 0)
 
     def __hash__(self) -> int:
         return hash(self._number())
@@ -299,13 +317,6 @@ class Size:
 
     def __repr__(self) -> str:
         return str(self.expression)
-
-
-for _of in (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod):
-    setattr(Size, f"__{_of.__name__}__", partialmethod(Size.combine, of=_of))
-    setattr(Size, f"__r{_of.__name__}__", partialmethod(Size.combine, of=_of, swapped=True))
-for _how, _compared in COMPARISONS.items():
-    setattr(Size, f"__{_compared.__name__}__", partialmethod(Size.compare, how=_how))
 
 
 def _parts(size: Any) -> tuple[Any, int] | None:
