@@ -52,20 +52,29 @@ class AxisInCode:
     lengths: frozenset[int] = frozenset()
     devices: int = 0
 
-    def alone(self, value: Any, *, in_source: bool = False) -> float | None:
+    def alone(self, value: float) -> float | None:
         """What a number becomes on an axis of size 1, if it may depend on the size: the size, the
-        last index, the length of a shard, a mean's factor. In the source of a function it is no
-        length, and numbers below 3 are too frequent to be the last index. None for other values."""
+        last index, the length of a shard, a mean's factor; None for other numbers."""
         n = self.size
-        if type(value) is float:
+        if isinstance(value, float):
             return 1.0 if value in (float(n), 1.0 / n) else None
-        if type(value) is not int:
-            return None
         if value in (n, self.devices or n):
             return value // n
-        if value == n - 1 and n > (3 if in_source else 2):
+        if value == n - 1 and n > 2:
             return 0
-        return value * n if value in self.lengths and value > 1 and not in_source else None
+        return value * n if value in self.lengths and value > 1 else None
+
+    def written(self, value: int) -> int | None:
+        """What a number in the source becomes: the size, or the last index. Shorter numbers than 3
+        are too frequent to be the last index."""
+        n = self.size
+        if value in (n, self.devices or n):
+            return value // n
+        return 0 if value == n - 1 and n > 3 else None
+
+    def in_mesh(self, mesh: Any) -> bool:
+        """Whether a mesh has this axis."""
+        return dict(mesh.shape).get(self.name, 1) == self.size > 1
 
     def mesh_alone(self, mesh: Any) -> AbstractMesh:
         """A mesh in which this axis has size 1."""
@@ -141,8 +150,7 @@ class _Copier:
         """
         axis = self.found.axis
         if isinstance(value, Mesh | AbstractMesh):
-            is_here = dict(value.shape).get(axis.name, 1) == axis.size > 1
-            return axis.mesh_alone(value) if is_here else value
+            return axis.mesh_alone(value) if axis.in_mesh(value) else value
         if type(value) in (int, float):
             return self.number(name, value, axis.alone(value))
         if (pairs := axis.pairs_alone(value)) is not None:
@@ -186,8 +194,8 @@ class _Copier:
             return self.value(name, value.__wrapped__, used, depth)
         return self.settings(value, used)
 
-    def number(self, name: str, value: Any, alone: float | None) -> Any:
-        """A number, or what it is on an axis of size 1; other values as they are."""
+    def number(self, name: str, value: float, alone: float | None) -> float:
+        """A number, or what it is on an axis of size 1."""
         if alone is None:
             return value
         self.found.numbers[name] = value
@@ -199,7 +207,7 @@ class _Copier:
         has = vars(module)
         if module is jax and "device_count" in used:
             count = jax.device_count()
-            alone = self.number("device_count", count, self.found.axis.alone(count, in_source=True))
+            alone = self.number("device_count", count, self.found.axis.written(count))
             made = {} if alone == count else {"device_count": lambda *_, **__: int(alone)}
         elif module.__name__.split(".")[0] in _LIBRARIES or "site-packages" in str(
             getattr(module, "__file__", "")
@@ -216,8 +224,8 @@ class _Copier:
         other: dict[str, float] = {}
         for name in names:
             x: Any = value[name] if is_dict else getattr(value, name, None)
-            alone = self.number(name, x, axis.alone(x))
-            if alone is not x:
+            alone = axis.alone(x) if type(x) in (int, float) else None
+            if alone is not None and self.number(name, x, alone) != x:
                 other[name] = alone
         if not other:
             return value
@@ -297,4 +305,6 @@ class _Copier:
             return self.code(value)
         if isinstance(value, tuple):
             return tuple(map(self.written, value))
-        return self.number(str(value), value, self.found.axis.alone(value, in_source=True))
+        if type(value) is not int:
+            return value
+        return self.number(str(value), value, self.found.axis.written(value))
