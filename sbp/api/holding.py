@@ -50,6 +50,11 @@ class Holding:
         }
 
     @functools.cached_property
+    def paddings(self) -> dict[int, Padding]:
+        """The blocks of the arguments that are held padded, which each call asks for."""
+        return {i: padding_of(x) for i, x in self.inputs.items()}
+
+    @functools.cached_property
     def outputs(self) -> dict[int, Padded]:
         """The results that are held padded, without their parts."""
         types, leaves = self.program.output_types, self.returned.leaves
@@ -69,7 +74,7 @@ class Holding:
         leaf = self.signature.leaves[position]
         shape, t = tuple(leaf.aval.shape), leaf.partial
         if position in self.inputs:
-            return padding_of(self.inputs[position]).padded_shape
+            return self.paddings[position].padded_shape
         return shape if t is None else (*(n for n in _part_sizes(t, self.mesh) if n > 1), *shape)
 
     @functools.cached_property
@@ -135,13 +140,11 @@ class Holding:
     def _is_whole(self, x: Any, position: int) -> bool:
         """Whether an argument that is held padded comes as an array without padding. An array of
         the padded shape comes from a `Padded`, whose leaf it is."""
-        return (
-            not isinstance(x, jax.ShapeDtypeStruct)
-            and tuple(np.shape(x)) != padding_of(self.inputs[position]).padded_shape
-        )
+        is_shape = isinstance(x, jax.ShapeDtypeStruct)
+        return not is_shape and tuple(np.shape(x)) != self.paddings[position].padded_shape
 
     def _pad(self, x: Any, position: int) -> Any:
-        padding = padding_of(self.inputs[position])
+        padding = self.paddings[position]
         if isinstance(x, jax.Array):
             return padded_parts(x, padding, self.shardings[position])
         return padding.pad(np.asarray(x))  # it is placed with the other NumPy arrays
@@ -162,7 +165,7 @@ class Holding:
         aval, name = leaf.aval, f"input {leaf.name}"
         own = self.shardings[position]
         sharding = NamedSharding(self.mesh, own.spec, memory_kind=own.memory_kind)
-        held = padding_of(self.inputs[position]) if position in self.inputs else None
+        held = self.paddings.get(position)
         if isinstance(x, Padded):
             is_parts = isinstance(x.parts, jax.ShapeDtypeStruct) or self._is_here(x, position)
             x = x.parts if is_parts else x.full()

@@ -196,7 +196,8 @@ class Jitted:
         if key not in self._plans:
             key = next((k for k, p in self._plans.items() if _serves(k, p, key)), key)
         plan = self._plan_of(reader, signature, key)
-        if quick is not None and plan.holding.is_direct(leaves):
+        is_kept = self._plans.get(key) is plan  # another thread may have dropped it
+        if quick is not None and is_kept and plan.holding.is_direct(leaves):
             if len(self._quick) >= MOST_PLANS:
                 self._quick.clear()  # they come back with the next calls
             self._quick[quick] = plan
@@ -267,12 +268,13 @@ class Jitted:
 
     def _plan_of(self, reader: CallReader, signature: CallSignature, key: Any = None) -> Plan:
         key = key or (reader.mesh, signature.key)
-        if key not in self._plans:
+        plan = self._plans.get(key)
+        if plan is None:
             plan = make_plan(reader, signature)
             while len(self._plans) >= MOST_PLANS:
                 self._drop_oldest()
+            plan.used = next(self._uses)  # before another thread looks for the oldest
             self._plans[key] = plan
-        plan = self._plans[key]
         plan.used = next(self._uses)
         return plan
 
