@@ -136,10 +136,16 @@ class ComparedValue(NamedTuple):
     place: SourcePlace | None
 
 
-ValueKey = tuple[str, str, bool, str, int]
-"""The key by which values of two programs are matched: "input", "output" or "value", the user's
-name or expression, whether it is the gradient of that, the function it stands in, and which of the
-values with that label."""
+class ValueKey(NamedTuple):
+    """The key by which values of two programs are matched: "input", "output" or "value", the user's
+    name or expression, whether it is the gradient of that, the function it stands in, and which of
+    the values with that label."""
+
+    kind: str
+    name: str
+    is_gradient: bool
+    function: str
+    number: int
 
 
 class ValueDifference(NamedTuple):
@@ -239,7 +245,7 @@ def _values(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
     values = side.program.typing.values
     inner = (s for s in subjects.innermost(subjects.places) if any(v in values for v in s.values))
     found: dict[ValueKey, ComparedValue] = {}
-    count: Counter[tuple[str, str, bool, str]] = Counter()
+    count: Counter[tuple[Any, ...]] = Counter()
     graph, mesh = side.program.request.graph, side.program.mesh
     types = Types(side.program, graph)
     for s in (*subjects.boundary(), *sorted(distinct(inner), key=lambda s: s.values[0])):
@@ -248,7 +254,7 @@ def _values(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
         t, aval = types.type_of(s), graph.avals[s.values[0]]
         size = math.prod(local_shape(aval.shape, from_type(t, mesh), mesh.sizes))
         value = ComparedValue(t, float(size * _jax.itemsize(aval.dtype)), s.place)
-        found[*alike, count[alike]] = value
+        found[ValueKey(*alike, number=count[alike])] = value
         count[alike] += 1
     return found
 
@@ -258,9 +264,9 @@ def _differing(
 ) -> tuple[ValueDifference, ...]:
     """Values of both plans whose types differ, most bytes first."""
     found = [
-        ValueDifference(name=key[1], is_gradient=key[2], this=value, other=theirs[key])
+        ValueDifference(key.name, key.is_gradient, value, theirs[key])
         for key, value in ours.items()
-        if key[0] == kind and key in theirs and theirs[key].type != value.type
+        if key.kind == kind and key in theirs and theirs[key].type != value.type
     ]
     return tuple(
         sorted(found, key=lambda d: -max(d.this.bytes_per_device, d.other.bytes_per_device))
