@@ -56,8 +56,8 @@ from sbp.plan.program import Program
 from sbp.pytrees import leaves_of
 from sbp.report.report import Report
 
-# ---- plans of a function ------------------------------------------------------------------------
-# The plans of one function, by call signature.
+# ---- plans that are kept ------------------------------------------------------------------------
+# `Jitted` keeps the plans of its function, by call signature.
 
 
 MOST_PLANS = 256

@@ -285,7 +285,6 @@ def _traffic(this: Program, other: Program) -> tuple[TrafficDifference, ...]:
         sent = sum(send.bytes for send in here), sum(send.bytes for send in there)
         if runs[0] != runs[1] or sent[0] != sent[1]:
             first = (here or there)[0]
-
             found.append(
                 TrafficDifference(
                     kind=first.kind,

@@ -431,8 +431,8 @@ def looser_policies(
             edits, runs = region
             text = f'put line {line.line} under sbp.policy("{policy}", "{axis}")'
             # The statement, and everything called from it, is in a region of its own.
-            marked = f"{{}}/{policy_mark(policy, axis)}".format
-            narrow.append((text, edits, functools.partial(_rescoped, marked, runs)))
+            inside = functools.partial(_inside, policy_mark(policy, axis))
+            narrow.append((text, edits, functools.partial(_rescoped, inside, runs)))
         edits = _policy_edits(request.graph, blamed, policy, axis)
         if edits:
             text = f'"{policy}" instead of "{blamed}" on `{axis}` in every sbp.policy'
@@ -462,6 +462,11 @@ def _policy_edits(graph: Graph, old: Policy, new: Policy, axis: str) -> tuple[So
         any(contains(body, span) for body, _ in found for span in node.stack) for node in concerned
     )
     return tuple(edit for _, edit in found) if shown else ()
+
+
+def _inside(mark: str, scope: str) -> str:
+    """The scope with a mark inside of it."""
+    return f"{scope}/{mark}"
 
 
 def _rescoped(

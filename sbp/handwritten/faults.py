@@ -153,16 +153,16 @@ def region_findings(
         shape = body.graph.aval(operand).shape
         if isinstance(claim, Split) and shape[claim.dim] == 1:
             continue  # one element for each device: what each of them has, side by side
-        about = body.claimed(operand, claim)
+        claimed = body.claimed(operand, claim)
         tried = (b.lost(operand) for b in (body, *trips))
-        made = None if about else next(filter(None, tried), None)
+        lost = None if claimed else next(filter(None, tried), None)
         ends += next((b.ends for b in (body, *trips) if b.ends), [])
-        if made is None and about is None and i in uneven:
-            about = Fault("uneven", body.divided(operand) or node)
-        fault, observer = (about, None) if about else made or (None, None)
+        if claimed is None and lost is None and i in uneven:
+            claimed = Fault("uneven", body.divided(operand) or node)
+        fault, observer = lost or (claimed, None)
         if fault is not None:
             counts = body.counts(operand, compared.numbers) if fault.kind in COUNTED else ()
-            stated = claim if about else None
+            stated = claim if claimed else None
             yield Finding(fault, (name,), observer, node, i, stated, counts)
 
 

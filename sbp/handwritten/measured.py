@@ -107,7 +107,6 @@ def measure_types(ran: Ran, want: Ran, axis: int, axes: int, trip: int | None = 
       axes: the number of mesh axes.
       trip: the trip of each scan that counts; None for all trips.
     """
-
     same = _counterparts(ran.graph, want.graph)
     by_index = index_values(ran.graph)
 

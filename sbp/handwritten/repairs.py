@@ -1,5 +1,5 @@
 """Candidates for the repair of a finding: reductions dropped, added, moved or replaced, each as an
-edit of the program and of its source.
+edit of the program and of its source; and the programs after these edits.
 
 An edit is offered only where the source shows its place: an expression, a variable or a call of the
 user, in every call of its line. Functions that are differentiated inside a region are not edited,
@@ -257,7 +257,7 @@ def after_statement(span: Span, name: str, function: str, arguments: str) -> Edi
     return (SourceEdit(span=place, replacement=text, imports=imports),)
 
 
-def division(span: Span, axes: tuple[str, ...]) -> Edits:
+def divide_by_sizes(span: Span, axes: tuple[str, ...]) -> Edits:
     """The edits that divide an expression by the number of devices along some mesh axes."""
     lax, imports = lax_in(span.file)
     sizes = " * ".join(f'{lax}.axis_size("{axis}")' for axis in axes)
@@ -423,7 +423,7 @@ class Repairs:
         divide = {m.id: n for m in call.nodes}
         if "axes" not in node.params:
             text = f"divide {call.text} by {n}, the size of {_names(axes)}"
-            yield _one(GraphEdit(text, division(call.span, axes), divide=divide))
+            yield _one(GraphEdit(text, divide_by_sizes(call.span, axes), divide=divide))
         elif call.name == CALLED["sum"] and _over(node) == set(axes):
             source = call.renamed(CALLED["mean"])
             yield _one(GraphEdit(f"lax.pmean in place of {call.text}", source, divide=divide))

@@ -100,8 +100,8 @@ def claims(graph: Graph) -> Iterator[tuple[Node, list[int]]]:
 
 
 def _takes_back(reader: Node | None, value: int, spec: Any) -> bool:
-    """Whether only the region of a gradient reads a region's result, with the same spec: a
-    residual, whose spec claims nothing."""
+    """Whether a reader is the region of a gradient that reads the result with the same spec. A
+    residual has no other readers, and its spec claims nothing."""
     if reader is None or reader.op != SHARD_MAP or not reader.backward:
         return False
     taken = zip(reader.inputs, reader.params["in_specs"], strict=True)

@@ -81,6 +81,13 @@ def test_the_divisor_of_a_mean_may_be_a_cast():
     assert not checked(lambda x, w: lax.psum(x @ w, "model") / count()).diagnostics
 
 
+def test_a_float_in_the_source_is_no_number_of_devices():
+    body = lambda x: lax.psum(jnp.mean((0.5 * x + 0.5) * 2.0), "data")
+    program = region(body, (PartitionSpec("data"),), PartitionSpec())
+    (found,) = sbp.check_shard_map(program, X, mesh=MESH).diagnostics
+    assert (found.code, found.severity) == ("wrong-reduction", "error")
+
+
 def test_integers_of_64_bits_are_those_of_jax():
     """Without `jax_enable_x64`, JAX takes them as 32 bits without a warning."""
     rows, labels = jnp.ones((16, 8)), np.arange(16, dtype=np.int64) % 8
