@@ -108,7 +108,7 @@ def _number_as_float(x: Operand, aval: Any) -> Constant | None:
     casts the divisor of `lax.pmean` so."""
     if (
         isinstance(x, Constant)
-        and not isinstance(x.value, jax.core.Tracer)
+        and not isinstance(x.value, _jax.Tracer)
         and not x.aval.shape
         and jnp.issubdtype(x.aval.dtype, np.integer)
         and jnp.issubdtype(aval.dtype, np.floating)
