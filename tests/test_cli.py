@@ -205,7 +205,7 @@ def test_a_command_that_ctrl_c_ends_says_so(capsys, monkeypatch):
     def program(words):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sbp.cli._loaded", lambda *names: program)
+    monkeypatch.setattr("sbp.cli._load", lambda *names: program)
     assert main(["translate"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
