@@ -314,8 +314,8 @@ class JittedMethod:
         if name.startswith("__"):  # copy and pickle ask for some before there is a function
             raise AttributeError(name)
         found = getattr(self.__func__, name)
-        if name not in ("check", "plan", "trace", "lower", "eval_shape"):  # it takes no arguments
-            return found
+        if name not in ("check", "plan", "trace", "lower", "eval_shape"):
+            return found  # it does not take the object as an argument
         return functools.update_wrapper(functools.partial(found, self.__self__), found)
 
     def __dir__(self) -> Iterable[str]:

@@ -244,7 +244,7 @@ def _scan(node: Node, args: Sequence[Any], axes: int) -> tuple[list[Any], dict[i
             return carry, (ys, dict(values))
 
         carry, (ys, every) = lax.scan(with_values, initial, xs, **options)
-        values.update(every)  # those of all trips in place of those of one
+        values.update(every)  # the values of all trips replace those of one trip
         return carry, ys
 
     def one(number: int, inputs: Sequence[Any]) -> list[Any]:

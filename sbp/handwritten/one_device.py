@@ -367,8 +367,8 @@ def trace_on_one_device(
 
 
 def _chain(bind: Bind, args: Sequence[Any], params: dict[str, Any], axis: AxisInCode) -> Any:
-    """The stages of a pipeline, one after the other: a pipeline of n stages computes what n
-    pipelines of one stage do, of which each takes the result of the one before."""
+    """Runs the stages of a pipeline one after the other. A pipeline of n stages computes the same
+    as n pipelines of one stage, if each of them takes the result of the previous one."""
     dims = [_axis_dim(x.shape, s, axis) for x, s in zip(args, params["in_specs"], strict=True)]
     if all(d is None for d in dims):
         raise ValueError("no operand has one element for each device")
@@ -392,7 +392,7 @@ def _chain(bind: Bind, args: Sequence[Any], params: dict[str, Any], axis: AxisIn
 
 
 def _axis_dim(shape: Sequence[int], spec: Any, axis: AxisInCode) -> int | None:
-    """The dim of which each device of an axis has one element; None if there is none."""
+    """The dim that an axis splits into one element for each device; None if it splits none so."""
     entries = tuple(spec) if isinstance(spec, PartitionSpec) else ()
     alone = (d for d, e in enumerate(entries) if e in (axis.name, (axis.name,)))
     return next((d for d in alone if shape[d] == axis.size), None)

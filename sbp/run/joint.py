@@ -44,8 +44,8 @@ collectives in the same way: all processes of a group run the same programs in t
 
 
 Described = tuple[str, str]
-"""One part of what a process is about to run: a digest that is equal in all processes that may run
-together, and the same for people; empty where it is long."""
+"""One part of what a process is about to run: a digest, which is equal in all processes that may
+run together, and the text that errors show for it. The text is empty where it would be long."""
 
 
 def _described(text: str) -> Described:
