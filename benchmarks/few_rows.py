@@ -3,7 +3,7 @@
     python -m benchmarks.few_rows                # v5e
     python -m benchmarks.few_rows --chip v3 v6e
 
-The figures of products in `sbp/machine/table.py` are chosen by this table. A product is compiled
+The figures of products in `sbp/machine/hardware.py` are chosen by this table. A product is compiled
 ahead of time as a program of its own. Chips with enough fast memory fetch its weights before it
 starts, and the compiler's estimate of the product leaves that out; the others read them within the
 product.

@@ -22,7 +22,7 @@ from sbp.infer.typing import Typing
 from sbp.signatures import kernel_named, traits_of
 from sbp.signatures.rule import Shape
 from sbp.trace.graph import Node
-from sbp.trace.transfers import TRANSFER, computes_in_host
+from sbp.trace.places import TRANSFER, computes_in_host
 
 STREAM_SHARE = 0.8
 """Share of the memory's rate at which fused operations read and write."""

@@ -28,7 +28,7 @@ from benchmarks.planning_speed import EVERYDAY
 from benchmarks.steps.suite import SUITE
 from benchmarks.steps.unseen import UNSEEN
 from sbp.infer import choose
-from sbp.solve import messages, reduction, search
+from sbp.solve import costgraph, messages, search
 from sbp.solve.search import solve_axes
 
 Problem = tuple[Any, ...]
@@ -62,7 +62,7 @@ CHANGES: dict[str, list[tuple[str, AbstractContextManager[Any]]]] = {
     "FORBIDDEN": [(f"{v:g}", defaults(messages.pass_messages, forbidden=v)) for v in (1e2, 1e4)],
     "WINDOW": [(f"{v}", defaults(search.windows, width=v)) for v in (24, 96)],
     "PASSES": [(f"{v}", defaults(search.windows, passes=v)) for v in (1, 6)],
-    "FEW": [(f"{v}", mock.patch.object(reduction, "FEW", v)) for v in (4, 36)],
+    "FEW": [(f"{v}", mock.patch.object(costgraph, "FEW", v)) for v in (4, 36)],
 }
 
 

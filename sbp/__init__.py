@@ -27,8 +27,8 @@ from sbp.machine.mesh import HARDWARE as HARDWARE
 from sbp.machine.mesh import Hardware as Hardware
 from sbp.machine.mesh import make_mesh as make_mesh
 from sbp.report.report import Report as Report
-from sbp.run.padded import Padded as Padded
-from sbp.run.partial import Partial as Partial
+from sbp.run.arrays import Padded as Padded
+from sbp.run.arrays import Partial as Partial
 from sbp.types import B as B
 from sbp.types import NdSbp as NdSbp
 from sbp.types import P as P

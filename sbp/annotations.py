@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sbp import _jax
-from sbp.errors import SbpError, refused
+from sbp.errors import SbpError, Span, refused
 from sbp.kinds import (
     AXIS,
     Kind,
@@ -30,7 +30,6 @@ from sbp.kinds import (
     show,
     takes,
 )
-from sbp.spans import Span
 from sbp.types import MONOIDS, Atom, B, Broadcast, NdSbp, Split, Unreduced, parse
 
 

@@ -7,21 +7,185 @@ import difflib
 import functools
 import inspect
 import os
+import re
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 
-from sbp.slips import MaybeSlip
-from sbp.spans import Label as Label
-from sbp.spans import Span as Span
-from sbp.spans import file_name as file_name
-from sbp.spans import position_text as position_text
+# ---- places in the source -----------------------------------------------------------------------
+# Pieces of the user's source, and the names that files are shown under.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Span:
+    """A piece of the user's source: one expression, with 1-based line and column."""
+
+    file: str
+    line: int
+    column: int
+    end_column: int
+    end_line: int = 0
+    function: str = ""
+
+    def __str__(self) -> str:
+        return position_text(self.file, self.line, self.column)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """A span with a remark. Carets mark the span of a primary label, dashes that of others."""
+
+    span: Span
+    text: str
+    primary: bool = False
+
+
+def file_name(path: str) -> str:
+    """The name that a source file is shown under: relative to the working folder or to the
+    installed libraries, else its last two parts.
+
+    A cell of a notebook is shown as IPython shows it, by the number of its run: `Cell In[3]`.
+    """
+    cell = _cell_number(path)
+    if cell is not None:
+        return f"Cell In[{cell}]"
+    if _is_cell(path):
+        return "Cell"
+    installed = re.split(r"[\\/](?:site|dist)-packages[\\/]", path)
+    if len(installed) > 1:
+        return installed[-1].replace(os.sep, "/")
+    if not os.path.isabs(path):
+        return path
+    with contextlib.suppress(FileNotFoundError):  # the working folder may have been removed
+        here = os.path.join(os.getcwd(), "")
+        if path.startswith(here):
+            return os.path.relpath(path, here).replace(os.sep, "/")
+    return "/".join(path.split(os.sep)[-2:])
+
+
+def position_text(path: str, line: int, column: int | None = None) -> str:
+    """A place in a source file as errors and reports show it: `train.py:3:5`, and in a notebook
+    `Cell In[3], line 2`, where the marks below the line show the column.
+
+    >>> position_text("train.py", 3, 5), position_text("train.py", 3)
+    ('train.py:3:5', 'train.py:3')
+    """
+    if _is_cell(path) or _cell_number(path) is not None:
+        return f"{file_name(path)}, line {line}"
+    return f"{file_name(path)}:{line}" + ("" if column is None else f":{column}")
+
+
+def _is_cell(path: str) -> bool:
+    """Whether a path is the one that a Jupyter kernel gives to a cell."""
+    return os.path.basename(os.path.dirname(path)).startswith("ipykernel_")
+
+
+def _cell_number(path: str) -> int | None:
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    names = getattr(getattr(shell, "compile", None), "_filename_map", None)
+    return names.get(path) if isinstance(names, dict) else None
+
+
+# ---- slips --------------------------------------------------------------------------------------
+# Slips: a value in a call that is almost right, such as the misspelt name of a mesh axis. sbp
+# tries the call with the likely value before it suggests it.
+
+
+@dataclass(frozen=True, slots=True)
+class Slip:
+    """A wrong value, and what was probably meant.
+
+    Arguments:
+      wrong: the value.
+      likely: values in its place, the likeliest first.
+    """
+
+    wrong: Any
+    likely: tuple[Any, ...]
+
+
+class MaybeSlip:
+    """The part of an error that says how it may be mended.
+
+    Attributes:
+      slip: the value that is almost right; None where it is not known.
+      option: the argument of `sbp.jit` in question; empty for none.
+      call: the user's call of which an argument is wrong, where it is not the call that raises.
+      related: other places that are part of the cause.
+    """
+
+    slip: Slip | None = None
+    option: str = ""
+    call: Span | None = None
+    related: tuple[Label, ...] = ()
+
+    def with_slip(self, wrong: Any, *likely: Any) -> Self:
+        """The same error, with a wrong value and what was meant, the likeliest first."""
+        self.slip = Slip(wrong, likely)
+        return self
+
+    def __reduce__(self) -> Any:
+        # What is raised in another process comes back with its code and its diagnostics.
+        state = {name: value for name, value in self.__dict__.items() if name != "slip"}
+        return _restore, (type(self), getattr(self, "args", ()), state)
+
+
+def _restore(cls: type[Any], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    """An error that was copied or pickled."""
+    found: Any = cls.__new__(cls, *args)
+    found.args = args
+    found.__dict__.update(state)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Another value for a wrong one in a call.
+
+    Arguments:
+      at: the call.
+      wrong: the value that the call has.
+      right: the value in its place.
+    """
+
+    at: Span
+    wrong: Any
+    right: Any
+
+    def of(self, value: Any) -> Any:
+        """An argument of the call after the correction. The name of a mesh axis may stand in the
+        text of a type."""
+        if all(isinstance(v, str) for v in (value, self.wrong, self.right)):
+            return self.right if value == self.wrong else rename_axis(value, self.wrong, self.right)
+        same = type(value) is type(self.wrong) and value == self.wrong
+        return self.right if same else value
+
+    def holds_at(self, file: str, line: int) -> bool:
+        """Whether a line is part of the call."""
+        return file == self.at.file and self.at.line <= line <= max(self.at.line, self.at.end_line)
+
+
+def rename_axis(text: str, name: str, other: str) -> str:
+    """The text of a type with another name for a mesh axis.
+
+    >>> rename_axis("data:S(0) a:S(1)", "a", "b")
+    'data:S(0) b:S(1)'
+    """
+    return f" {text}".replace(f" {name}:", f" {other}:")[1:]
+
+
+correcting = jax.make_user_context(None)
+"""The context in which a `Correction` holds. It is part of the key of JAX's caches, so that what is
+traced with a correction is not found without it."""
+
 
 # ---- words --------------------------------------------------------------------------------------
 # Pieces of the sentences of errors and reports.

@@ -23,10 +23,8 @@ import numpy as np
 
 from sbp import _jax
 from sbp.annotations import Pin, as_array, as_type, bind_pin
-from sbp.errors import NEAR, ArgumentError, ArgumentKeyError, SbpError, nearest
-from sbp.kinds import AXES, AXIS, FLAG, Kind, is_whole, made_of, show, takes
-from sbp.pytrees import leaves_of
-from sbp.spans import Label
+from sbp.errors import NEAR, ArgumentError, ArgumentKeyError, Label, SbpError, nearest
+from sbp.kinds import AXES, AXIS, FLAG, Kind, is_whole, leaves_of, made_of, show, takes
 from sbp.types import Atom, B, NdSbp, Split
 
 _FREE = Kind('a collection of mesh axes, such as ["pod"]', AXES.accepts)

@@ -252,7 +252,7 @@ PATTERNS: Mapping[str, str] = {
     "sbp/plan/saved.py": "the text form of a plan",
     "sbp/signatures/custom.py": "names that users register",
     "sbp/sizes/expressions.py": "messages of JAX about symbolic sizes",
-    "sbp/spans.py": "paths of installed libraries",
+    "sbp/errors.py": "paths of installed libraries",
     "sbp/trace/scopes.py": "name stacks of JAX",
     "sbp/types.py": "the text form of a type",
 }
@@ -365,7 +365,7 @@ def regions_are_read_in_trace(modules: tuple[Module, ...]) -> Iterator[Violation
             if isinstance(node, ast.Constant) and node.value in REGION_PARAMETERS:
                 yield Violation(
                     f"{m.path}: {node.value}",
-                    f"{m.path}:{node.lineno}: reads `{node.value}`: ask `sbp.trace.regions` what"
+                    f"{m.path}:{node.lineno}: reads `{node.value}`: ask `sbp.trace.graph` what"
                     " enters and leaves the region",
                 )
 

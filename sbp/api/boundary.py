@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from sbp import _jax, _jax_call
+from sbp import _jax
 from sbp.annotations import Pin, as_type
 from sbp.api.trees import (
     KeyPath,
@@ -26,14 +26,12 @@ from sbp.errors import SbpError, Span, refused, warn
 from sbp.infer.pins import check_axes, check_monoids
 from sbp.infer.request import TypeSource
 from sbp.infer.space import from_type, is_even
-from sbp.kinds import show, takes_no_such_call
+from sbp.kinds import leaves_of, show, takes_no_such_call
 from sbp.layout import FullySharded, PaddedType
 from sbp.machine.mesh import MeshSpec
-from sbp.pytrees import leaves_of
-from sbp.run.padded import Padded, fits_on, held_padded, same_layout
-from sbp.run.partial import Partial
+from sbp.run.arrays import Padded, Partial, fits_on, held_padded, same_layout
 from sbp.source.editing import argument_span, constants_in
-from sbp.trace.transfers import HOST
+from sbp.trace.places import HOST
 from sbp.types import Atom, B, Broadcast, NdSbp, Split, Unreduced
 
 # ---- leaves -------------------------------------------------------------------------------------
@@ -184,7 +182,7 @@ def is_type_leaf(x: Any) -> bool:
     """Whether an entry of `in_types` or `out_types` is one type instead of a tree of types."""
     return (
         x is None
-        or _jax_call.is_unspecified(x)
+        or _jax.is_unspecified(x)
         or isinstance(x, _TYPE_FORMS)
         or (callable(x) and not isinstance(x, type) and _is_leaf_of_jax(x))
     )
@@ -209,7 +207,7 @@ def check_types(types: Any, mesh: MeshSpec, option: str) -> None:
       SbpError: `unknown-axis`.
     """
     for leaf in leaves_of(types, option, is_type_leaf)[0]:
-        if not (leaf is None or _jax_call.is_unspecified(leaf)) and (
+        if not (leaf is None or _jax.is_unspecified(leaf)) and (
             is_type_leaf(leaf) and not callable(leaf)
         ):
             if isinstance(leaf, FullySharded):
@@ -299,7 +297,7 @@ def read_entry(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip:
         t = t.type_of(shape.shape, mesh.axes)
     padded = isinstance(t, PaddedType)
     t = t.type if isinstance(t, PaddedType) else t
-    if t is None or _jax_call.is_unspecified(t):
+    if t is None or _jax.is_unspecified(t):
         return replace(leaf, type=None, source="in_types", padded=padded)
     where = f"{names[0]} for {names[1]}{jax.tree_util.keystr(path)}"
     try:
@@ -500,7 +498,7 @@ def even_boundary(
 
 def is_given(shardings: Any) -> bool:
     """Whether an option asks for shardings at all."""
-    return shardings is not None and not _jax_call.is_unspecified(shardings)
+    return shardings is not None and not _jax.is_unspecified(shardings)
 
 
 def types_of(types: Any, shardings: Any, option: str) -> Any:
@@ -575,7 +573,7 @@ def _check_sharding(leaf: Any, option: str) -> None:
             " leave it to sbp",
             ValueError,
         )
-    elif leaf is not None and not _jax_call.is_unspecified(leaf):
+    elif leaf is not None and not _jax.is_unspecified(leaf):
         raise refused(
             f"{option} is a pytree of NamedSharding, PartitionSpec or None, not {show(leaf)}; sbp"
             " leaves layouts in memory to XLA",

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from sbp import _jax_call
+from sbp import _jax
 from sbp.api.boundary import (
     Leaf,
     Leaves,
@@ -35,12 +35,10 @@ from sbp.api.trees import (
 )
 from sbp.errors import Span, listed, refused, warn
 from sbp.infer.request import TypeSource
-from sbp.kinds import takes_no_such_call
+from sbp.kinds import paths_of, takes_no_such_call
 from sbp.limits import Budget, Policy
 from sbp.machine.mesh import Hardware, mesh_spec
-from sbp.pytrees import paths_of
-from sbp.run.padded import Padded
-from sbp.run.partial import Partial
+from sbp.run.arrays import Padded, Partial
 
 # ---- parameters ---------------------------------------------------------------------------------
 # Static and donated arguments of a function, read and checked as `jax.jit` does; donated arrays of
@@ -123,12 +121,12 @@ class Parameters:
         names = tuple(p.name for p in parameters if p.kind in _POSITIONAL)
         open_ended = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
         try:
-            read = _jax_call.argument_numbers(fn, signature, static, donated)
+            read = _jax.argument_numbers(fn, signature, static, donated)
             if signature is not None and not open_ended:
                 # A negative number then has a name, as in JAX 0.12.
                 static = _counted(static, read[0][0], len(names))
                 donated = _counted(donated, read[1][0], len(names))
-                read = _jax_call.argument_numbers(fn, signature, static, donated)
+                read = _jax.argument_numbers(fn, signature, static, donated)
         except (TypeError, ValueError) as error:
             raise refused(_sentence(error), error) from error
         return cls(names=names, static=ArgumentChoice(*read[0]), donated=ArgumentChoice(*read[1]))
@@ -226,7 +224,7 @@ def warn_of_lost_state(
         lost = [
             (*path, *inside)
             for inside, leaf in (_leaves_of(node) or {}).items()
-            if id(leaf) not in returned and before.get(inside) is not _jax_call.forwarded(leaf)
+            if id(leaf) not in returned and before.get(inside) is not _jax.forwarded(leaf)
         ]
         if lost:
             warn(
@@ -339,7 +337,7 @@ def quick_key(
     if not all(isinstance(x, jax.Array) for x in leaves):
         return None
     avals, shardings = tuple([x.aval for x in leaves]), tuple([x.sharding for x in leaves])
-    return tree, avals, shardings, mesh, _jax_call.trace_key()
+    return tree, avals, shardings, mesh, _jax.trace_key()
 
 
 def function_name(fn: Callable[..., Any]) -> str:
@@ -440,7 +438,7 @@ class CallReader:
         keys = tuple(map(_aval_key, leaves)), _statics_key(statics), _statics_key(static_kwargs)
         asked = tuple(leaf.demand for leaf in leaves)
         signature = CallSignature(
-            key=(tree, *keys, asked, _jax_call.trace_key()),
+            key=(tree, *keys, asked, _jax.trace_key()),
             tree=tree,
             leaves=leaves,
             call=call,

@@ -16,8 +16,16 @@ from sbp.api.call import CallSignature
 from sbp.errors import refused
 from sbp.kinds import show
 from sbp.plan.program import Program
-from sbp.run.padded import Padded, held_padded, padded_parts, padding_of, same_layout, with_parts
-from sbp.run.partial import Partial, partial_axes
+from sbp.run.arrays import (
+    Padded,
+    Partial,
+    held_padded,
+    padded_parts,
+    padding_of,
+    partial_axes,
+    same_layout,
+    with_parts,
+)
 from sbp.run.specs import Axes, Padding, of_process, place_array
 from sbp.types import NdSbp
 

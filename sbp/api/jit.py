@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh
 
-from sbp import _jax, _jax_call
+from sbp import _jax
 from sbp.api.boundary import is_given, mesh_of, types_of
 from sbp.api.call import (
     CallReader,
@@ -43,6 +43,7 @@ from sbp.kinds import (
     FUNCTION,
     Kind,
     instance_of,
+    leaves_of,
     made_of,
     public,
     reduce_dtype_name,
@@ -53,7 +54,6 @@ from sbp.kinds import (
 from sbp.limits import BOXING, POLICIES, Budget, Policy
 from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.plan.program import Program
-from sbp.pytrees import leaves_of
 from sbp.report.report import Report
 
 # ---- plans that are kept ------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Jitted:
         Raises:
           SbpError: `bad-argument` where there is none.
         """
-        mesh = _jax_call.context_mesh() if self._mesh is None else self._mesh
+        mesh = _jax.context_mesh() if self._mesh is None else self._mesh
         if mesh is None:
             raise SbpError(
                 f"{self.name} has no mesh; pass mesh= to sbp.jit, or call it under"
@@ -172,7 +172,7 @@ class Jitted:
           SbpTypeError: where the program has no typing.
         """
         flat, tree = leaves_of((args, kwargs), "the arguments")
-        nested = _jax_call.transforming() or any(isinstance(x, _jax.Tracer) for x in flat)
+        nested = _jax.transforming() or any(isinstance(x, _jax.Tracer) for x in flat)
         if nested:
             warnings.warn(
                 f"nested-jit: {self.name} was called inside another transformation (jit, grad,"
@@ -181,7 +181,7 @@ class Jitted:
                 SbpWarning,
                 stacklevel=users_stacklevel(),
             )
-        if nested or _jax_call.jit_is_disabled():
+        if nested or _jax.jit_is_disabled():
             args, kwargs = plain((args, kwargs))
             return self._fn(*args, **kwargs)
         mesh = self.mesh
@@ -464,7 +464,7 @@ def _check_function(fn: Any, device: Any, backend: Any) -> None:
     if isinstance(fn, Mesh | AbstractMesh):
         raise refused("sbp.jit takes a function first; give the mesh as mesh=", TypeError)
     try:
-        _jax_call.check_callable(fn)
+        _jax.check_callable(fn)
     except TypeError as error:
         raise refused(f"sbp.jit takes a function, got {show(fn)}", error) from error
     for option, value in (("device", device), ("backend", backend)):

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, NamedSharding
 
-from sbp import _jax_call
+from sbp import _jax
 from sbp.api.call import CallReader, CallSignature, quick_key, refuse_taken
 from sbp.api.holding import Holding
 from sbp.api.tracing import Traced
@@ -24,17 +24,15 @@ from sbp.explain.difference import ComparedPlan
 from sbp.explain.relaxations import costly_annotations, gathered_matrices
 from sbp.explain.why import why
 from sbp.infer.request import Request
-from sbp.kinds import FLAG, Kind, instance_of, made_of, public, show, takes
+from sbp.kinds import FLAG, Kind, instance_of, leaves_of, made_of, public, show, takes
 from sbp.plan.program import Cost, Program
 from sbp.plan.saved import SavedPlan
-from sbp.pytrees import leaves_of
 from sbp.report.answers import Comparison, Explanation, comparison, explanation
 from sbp.report.facts import inputs, outputs, strategy
 from sbp.report.flows import program_flows
 from sbp.report.report import Report
 from sbp.report.terminal import counting_down
-from sbp.run.execute import Compiling, Executable
-from sbp.run.joint import JointRun
+from sbp.run.execute import Compiling, Executable, JointRun
 
 # ---- files --------------------------------------------------------------------------------------
 # Files of plans: `plan.save` writes them, `sbp.jit(.., plan=path)` reads them.
@@ -335,7 +333,7 @@ class Plan:
         compiles to is called as the function is, without static arguments. On an abstract mesh it
         has `.as_text()` and does not compile."""
         structures = self.holding.structures()
-        return _jax_call.with_structures(self._executable.lower(self.holding.shapes), *structures)
+        return _jax.with_structures(self._executable.lower(self.holding.shapes), *structures)
 
     @takes("Plan.report", skip=1, refine=FLAG)
     def report(self, *, refine: bool = False) -> Report:

@@ -17,6 +17,7 @@ from sbp.api.plan import Plan, load_program
 from sbp.api.symbolic import SizedCall, UnequalElements, equal_sizes, sized_report
 from sbp.api.tracing import Tracer, traced_call, with_result_types
 from sbp.errors import (
+    Correction,
     Diagnostic,
     Label,
     OptionEdit,
@@ -25,8 +26,10 @@ from sbp.errors import (
     SbpTypeError,
     SourceEdit,
     Span,
+    correcting,
     counted,
     noting,
+    rename_axis,
 )
 from sbp.explain.change import Change, tried
 from sbp.explain.faults import LIMITS, explain
@@ -37,7 +40,6 @@ from sbp.plan.program import Program
 from sbp.report.pages import diagnostics_of
 from sbp.report.report import Report
 from sbp.sizes.expressions import is_symbolic
-from sbp.slips import Correction, correcting, rename_axis
 from sbp.source.editing import argument_span, constants_in, items_of
 from sbp.types import Split
 

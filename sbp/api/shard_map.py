@@ -9,9 +9,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from sbp.handwritten.check import check_mesh, coverage, diagnostics_of, trace_program
 from sbp.handwritten.one_device import compared_runs
-from sbp.kinds import FUNCTION, fits, takes
+from sbp.kinds import FUNCTION, fits, leaves_of, takes
 from sbp.machine.mesh import mesh_spec
-from sbp.pytrees import leaves_of
 from sbp.report.report import Report
 
 

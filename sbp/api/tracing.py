@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from sbp import _jax, _jax_call
+from sbp import _jax
 from sbp.annotations import Pin, bind_pin
 from sbp.api.boundary import (
     Leaf,
@@ -31,10 +31,9 @@ from sbp.infer.pins import resolve_pins
 from sbp.infer.registered import check_registered, check_rules
 from sbp.infer.request import Demand, Request
 from sbp.infer.space import from_type
+from sbp.kinds import paths_of
 from sbp.limits import policies_in
-from sbp.machine.context import other_mesh, users_mesh
-from sbp.machine.mesh import MeshSpec
-from sbp.pytrees import paths_of
+from sbp.machine.mesh import MeshSpec, other_mesh, users_mesh
 from sbp.run.execute import Boundary
 from sbp.run.specs import partition_spec
 from sbp.signatures.alignment import with_alignment
@@ -45,7 +44,7 @@ from sbp.sizes.claims import check_symbols
 from sbp.sizes.expressions import deciding_sizes, refuse_symbolic
 from sbp.trace.build import trace
 from sbp.trace.graph import Constant, Graph
-from sbp.trace.transfers import HOST, returned_in
+from sbp.trace.places import HOST, returned_in
 from sbp.types import NdSbp
 
 # ---- results ------------------------------------------------------------------------------------
@@ -323,7 +322,7 @@ class _FlatResults:
         self._pins = pins or (None,) * len(signature.leaves)
         self._copied = tuple(x.memory == HOST and not x.in_host for x in signature.leaves)
         self._returned: tuple[Any, tuple[KeyPath, ...]] | None = None
-        _jax_call.traced_as(self, reader.fn, signature.names)
+        _jax.traced_as(self, reader.fn, signature.names)
 
     def __call__(self, *flat: Any) -> list[Any]:
         if any(self._copied):

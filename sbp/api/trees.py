@@ -10,8 +10,7 @@ from typing import Any
 import jax
 
 from sbp.errors import NEAR, ArgumentError, SbpError, nearest, refused
-from sbp.kinds import show
-from sbp.pytrees import paths_of
+from sbp.kinds import paths_of, show
 
 # ---- structures ---------------------------------------------------------------------------------
 # Structures of arguments and results. Nodes of the user's own classes are built with arrays only:

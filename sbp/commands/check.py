@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh
 from rich.console import Console
 
 import sbp
-from sbp._jax_call import context_mesh
+from sbp._jax import context_mesh
 from sbp.api.jit import Jitted, JittedMethod, jit
 from sbp.api.shard_map import check_shard_map
 from sbp.commands.parser import arguments, mesh_axes, required_parameters

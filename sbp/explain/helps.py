@@ -45,8 +45,7 @@ from sbp.source.editing import (
 )
 from sbp.source.reader import SourceRead, first_argument, users_span
 from sbp.source.text import contains, start_of
-from sbp.trace.dataflow import Dataflow
-from sbp.trace.graph import Graph, Node, Operand
+from sbp.trace.graph import Dataflow, Graph, Node, Operand
 
 # ---- places of new annotations ------------------------------------------------------------------
 # Where an annotation that a help adds to the source stands in the traced program.

@@ -31,8 +31,7 @@ from sbp.source.text import (
     position_at,
     span_of,
 )
-from sbp.trace.dataflow import Dataflow
-from sbp.trace.graph import Constant, Graph, Node, Operand
+from sbp.trace.graph import Constant, Dataflow, Graph, Node, Operand
 
 # ---- dims of jax.vmap ---------------------------------------------------------------------------
 

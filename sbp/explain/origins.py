@@ -22,8 +22,7 @@ from sbp.infer.space import Code, decode, encode
 from sbp.plan.program import PlannedBox, Program
 from sbp.signatures import Row, rule_for, traits_of
 from sbp.source.reader import annotated_text, source_text
-from sbp.trace.graph import Node, Operand
-from sbp.trace.regions import interface_of
+from sbp.trace.graph import Node, Operand, interface_of
 from sbp.types import P, Split
 
 # ---- origins ------------------------------------------------------------------------------------

@@ -17,9 +17,7 @@ from sbp.infer.space import Code, Codes, Step
 from sbp.plan.ir import Box
 from sbp.source.reader import expression_at, name_called, names_at, source_text
 from sbp.source.text import Targets
-from sbp.trace.dataflow import Dataflow
-from sbp.trace.graph import Graph, Node, Operand
-from sbp.trace.regions import SCAN, interface_of
+from sbp.trace.graph import SCAN, Dataflow, Graph, Node, Operand, interface_of
 
 # ---- quotes -------------------------------------------------------------------------------------
 # Source places, names of values, rows and changes of atoms, as answers quote them.

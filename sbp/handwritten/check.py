@@ -28,7 +28,7 @@ from sbp.errors import (
     refused,
     warn,
 )
-from sbp.handwritten.emulation import FAILURES
+from sbp.handwritten.emulation import FAILURES, claims, regions_of
 from sbp.handwritten.faults import (
     BY_SHARD,
     COUNTED,
@@ -41,10 +41,9 @@ from sbp.handwritten.measured import scalars
 from sbp.handwritten.one_device import ComparedRun, Comparisons, compared_runs
 from sbp.handwritten.repairs import GraphEdit, Repairs, bytes_sent, edit_program
 from sbp.handwritten.sites import Sites
-from sbp.handwritten.specs import claims, regions_of
 from sbp.handwritten.words import DIFFERS, diagnostic, primary, run_diagnostic
+from sbp.kinds import leaves_of, returning_arrays
 from sbp.machine.mesh import MeshSpec
-from sbp.pytrees import leaves_of, returning_arrays
 from sbp.signatures.laws.oracle import Types, localise
 from sbp.source.reader import source_text, users_span
 from sbp.trace.build import body_graph

@@ -16,14 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from sbp.handwritten.emulation import atom_of, axes_by_dim
 from sbp.handwritten.measured import Reading, Readings, Types, is_good, places_of
 from sbp.handwritten.one_device import Compared
-from sbp.handwritten.specs import atom_of, axes_by_dim
 from sbp.signatures import traits_of
 from sbp.trace.collectives import AXIS_INDEX, KINDS, REDUCTIONS, names_of
-from sbp.trace.dataflow import Dataflow
-from sbp.trace.graph import Graph, Node, Operand
-from sbp.trace.regions import CONTROL_FLOW, interface_of
+from sbp.trace.graph import CONTROL_FLOW, Dataflow, Graph, Node, Operand, interface_of
 from sbp.types import Atom, B, P, Split, Unreduced
 
 PMEAN = "lax.parallel.pmean"

@@ -18,13 +18,19 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from sbp import _jax
-from sbp.handwritten.emulation import Ran, differ
-from sbp.handwritten.specs import atom_of, axes_by_dim, claims, nodes_of, regions_of
+from sbp.handwritten.emulation import (
+    Ran,
+    atom_of,
+    axes_by_dim,
+    claims,
+    differ,
+    nodes_of,
+    regions_of,
+)
 from sbp.signatures import traits_of
 from sbp.signatures.rule import KEEPS_INDICES, RANKS
 from sbp.trace.collectives import AXIS_INDEX, KINDS, SHARD_MAP, names_of
-from sbp.trace.graph import Constant, Graph, Node, Operand
-from sbp.trace.regions import interface_of
+from sbp.trace.graph import Constant, Graph, Node, Operand, interface_of
 from sbp.types import Atom, B, P, Split, Unreduced
 
 

@@ -23,14 +23,17 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from sbp import _jax
-from sbp._jax_regions import Bind, of_call, regions_bound_by
+from sbp._jax import Bind, of_call, regions_bound_by
 from sbp.errors import SbpInternalError
 from sbp.handwritten.emulation import (
     FAILURES,
     Ran,
+    atom_of,
+    claims,
     differ,
     program_run,
     reason_of,
+    regions_of,
     too_large,
 )
 from sbp.handwritten.measured import (
@@ -46,10 +49,8 @@ from sbp.handwritten.measured import (
     ranks,
     renumber,
 )
-from sbp.handwritten.specs import atom_of, claims, regions_of
 from sbp.handwritten.written_sizes import AxisInCode, WrittenSizes
-from sbp.machine.context import call_without_mesh
-from sbp.machine.mesh import MeshSpec
+from sbp.machine.mesh import MeshSpec, call_without_mesh
 from sbp.signatures import traits_of
 from sbp.trace.graph import Graph
 from sbp.types import B, Split

@@ -33,17 +33,14 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from sbp import _jax
 from sbp.annotations import as_array, as_type
-from sbp.errors import ArgumentError, SbpError, SbpInternalError, Span, refused
+from sbp.errors import ArgumentError, SbpError, SbpInternalError, Span, correcting, refused
 from sbp.handwritten.check import ClaimedArray, RegionBody, check_claims
-from sbp.handwritten.specs import axes_by_dim
-from sbp.kinds import FLAG, FUNCTION, fits, takes
-from sbp.machine.context import call_without_mesh
-from sbp.machine.mesh import MeshSpec
-from sbp.pytrees import leaves_of, returning_arrays
+from sbp.handwritten.emulation import axes_by_dim
+from sbp.kinds import FLAG, FUNCTION, fits, leaves_of, returning_arrays, takes
+from sbp.machine.mesh import MeshSpec, call_without_mesh
 from sbp.signatures.factors import admissible
 from sbp.signatures.kernels.shards import padded_blocks, reduce_dims
 from sbp.signatures.region import parts_p, pick_p
-from sbp.slips import correcting
 from sbp.types import Broadcast, NdSbp, Split, Unreduced, parse
 
 # ---- entries ------------------------------------------------------------------------------------

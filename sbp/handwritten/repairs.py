@@ -24,15 +24,14 @@ import numpy as np
 
 from sbp import _jax
 from sbp.errors import OptionEdit, SourceEdit, Span
+from sbp.handwritten.emulation import nodes_of, outs_of, split_over, without
 from sbp.handwritten.faults import PMEAN, Fault, Finding
 from sbp.handwritten.sites import Site, Sites
-from sbp.handwritten.specs import nodes_of, outs_of, split_over, without
 from sbp.machine.mesh import MeshSpec
 from sbp.source.reader import expression_at, name_called, source_text, users_span
 from sbp.source.text import end_of, line_text, parsed_file, span_of, start_of, statement_at
 from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, handwritten_bytes
-from sbp.trace.graph import Constant, Graph, Node, Operand, constant
-from sbp.trace.regions import amount
+from sbp.trace.graph import Constant, Graph, Node, Operand, amount, constant
 from sbp.types import Split, Unreduced
 
 # ---- edits of the program -----------------------------------------------------------------------

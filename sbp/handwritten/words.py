@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 
 from sbp.errors import Diagnostic, Help, Label, Span
+from sbp.handwritten.emulation import outs_of
 from sbp.handwritten.faults import Finding, Kind
 from sbp.handwritten.one_device import ComparedRun
-from sbp.handwritten.specs import outs_of
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.rule import RANKS
 from sbp.source.reader import scope_of, source_text, users_span

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from sbp._jax_regions import of_user
+from sbp._jax import of_user
 
 DEPTH = 6
 """How far functions that a region's function uses are followed, call by call."""

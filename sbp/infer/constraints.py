@@ -30,8 +30,7 @@ from sbp.infer.rows import EMPTY
 from sbp.infer.space import Code, TypeSpace, decode
 from sbp.limits import Policy
 from sbp.machine.mesh import MeshSpec
-from sbp.trace.graph import Constant, Node
-from sbp.trace.regions import Entry, Exit, interface_of
+from sbp.trace.graph import Constant, Entry, Exit, Node, interface_of
 from sbp.types import MONOIDS
 
 # ---- reasons -------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Op, PlacedOp, Row, Sent, kernel_named, traits_of
 from sbp.signatures.rule import Shape
 from sbp.trace.graph import Graph, Node
-from sbp.trace.transfers import TRANSFER, computes_in_host
+from sbp.trace.places import TRANSFER, computes_in_host
 from sbp.types import MONOIDS, Unreduced
 
 # ---- what is sent --------------------------------------------------------------------------------

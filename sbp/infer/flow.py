@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sbp.annotations import annotate_p
-from sbp.trace.graph import Graph, Node, Operand
+from sbp.trace.graph import Entry, Exit, Graph, Node, Operand, interface_of, weighed_trips
 from sbp.trace.numbering import SAME
-from sbp.trace.regions import Entry, Exit, interface_of, weighed_trips
 
 Place = tuple[Literal["row", "value", "read", "returned", "output"], Any]
 """Where a `Typing` stores a decision: the row of a node id; the type of a value; the type in which

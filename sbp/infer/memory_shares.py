@@ -17,9 +17,8 @@ from sbp.annotations import annotate_p
 from sbp.infer.policy import late_values
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of
-from sbp.trace.graph import Graph, Node, Operand
-from sbp.trace.regions import LOOPS, body_of, interface_of
-from sbp.trace.transfers import TRANSFER, computes_in_host
+from sbp.trace.graph import LOOPS, Graph, Node, Operand, body_of, interface_of
+from sbp.trace.places import TRANSFER, computes_in_host
 
 FUSED_SHARE = 0.01
 """Share of an operand or a result that never reaches memory, for the work on it."""

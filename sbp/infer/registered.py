@@ -17,16 +17,14 @@ import numpy as np
 from sbp import _jax
 from sbp.annotations import annotate_p, as_array
 from sbp.errors import Diagnostic, SbpError, bytes_text, note, warn
-from sbp.kinds import fits
+from sbp.kinds import fits, leaves_of, returning_arrays
 from sbp.machine.mesh import MeshSpec
-from sbp.pytrees import leaves_of, returning_arrays
 from sbp.signatures import REFUSED, rule_for
 from sbp.signatures.custom import Custom, Sample, custom_for
 from sbp.signatures.region import REGION_OPS
 from sbp.trace.build import trace
 from sbp.trace.evaluate import evaluate
-from sbp.trace.graph import Graph, Node
-from sbp.trace.regions import CONTROL_FLOW
+from sbp.trace.graph import CONTROL_FLOW, Graph, Node
 
 # ---- coverage -----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from sbp.signatures import Kernel, Op, Row, all_b, kernel_named, rule_for
 from sbp.signatures.region import REGION_OPS, check_mesh, region_rows
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import Graph, Node
-from sbp.trace.transfers import computes_in_host
+from sbp.trace.places import computes_in_host
 from sbp.types import MONOIDS, Split, Unreduced
 
 # ---- shards -------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import NATIVE, Reduction, WideSum, block_dim
 from sbp.infer.policy import Ban, Rules
-from sbp.machine.lanes import copies_for_lanes
+from sbp.machine.lowerings import copies_for_lanes
 from sbp.machine.mesh import MeshSpec
 from sbp.types import MONOIDS, Atom, B, NdSbp, Split, Unreduced
 

@@ -3,24 +3,24 @@ present."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from sbp._jax import ENDS_ON_AXIS_NAMES
 from sbp.errors import ArgumentError, SbpError, nearest, refused
 from sbp.kinds import AXES, AXIS_NAMES, Kind, can_name, is_whole, show, takes
+from sbp.machine.hardware import HARDWARE as HARDWARE
 from sbp.machine.hardware import Hardware as Hardware
-from sbp.machine.lowerings import scatters_whole_mesh
+from sbp.machine.hardware import hardware_of_kind
+from sbp.machine.lowerings import Arrangement, arrangement, scatters_whole_mesh
 from sbp.machine.network import AlphaBeta, alpha_beta
-from sbp.machine.scatters import Arrangement, arrangement
-from sbp.machine.table import HARDWARE as HARDWARE
-from sbp.machine.table import hardware_of_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class MeshSpec:
     def arrangements(
         self, shape: Sequence[int], dim: int, devices: int, itemsize: int
     ) -> tuple[Arrangement, ...]:
-        """How a value is arranged for each stage of a reduce-scatter; see `sbp.machine.scatters`.
+        """How a value is arranged for each stage of a reduce-scatter; see `sbp.machine.lowerings`.
 
         Arguments:
           shape: of one device's part, of which `devices` divides `dim`.
@@ -214,3 +214,54 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
             code="mesh-devices",
         )
     return Mesh(np.asarray(devices[:need]).reshape(tuple(axis_sizes)), names)
+
+
+# ---- the user's mesh ----------------------------------------------------------------------------
+# The mesh that the user sets with `jax.set_mesh`.
+
+
+@contextlib.contextmanager
+def no_mesh() -> Iterator[None]:
+    """Hides the caller's mesh context, so that traced equations carry no mesh."""
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+        yield
+
+
+def other_mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> AbstractMesh | None:
+    """The mesh that the user set, where it has other axes than these; None where none is set."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty or (mesh.axis_names, mesh.axis_sizes) == (names, sizes) else mesh
+
+
+@contextlib.contextmanager
+def users_mesh(
+    names: tuple[str, ...], sizes: tuple[int, ...], *, other: bool = False
+) -> Iterator[AbstractMesh | None]:
+    """Hides the mesh that the user set with `jax.set_mesh`, unless it has these axes: then a
+    PartitionSpec in the program means it. Yields this mesh where all its axes are Explicit, and the
+    types of JAX have shardings; else None.
+
+    Arguments:
+      names, sizes: the axes.
+      other: whether a PartitionSpec means a mesh with other axes, too.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if (mesh.axis_names, mesh.axis_sizes) == (names, sizes):
+        yield mesh if set(mesh.axis_types) == {AxisType.Explicit} else None
+    else:
+        auto = (AxisType.Auto,) * len(mesh.axis_names)
+        shown = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=auto)
+        with jax.sharding.use_abstract_mesh(shown) if other else no_mesh():
+            yield None
+
+
+def call_without_mesh(fn: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function where no mesh is set. On Explicit axes, it takes and returns arrays whose
+    JAX types have no sharding."""
+
+    def call(*args: Any) -> Any:
+        with no_mesh():
+            return fn(*args)
+
+    explicit = AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+    return (jax.sharding.auto_axes(call, out_sharding=PartitionSpec()) if explicit else call)(*args)

@@ -145,7 +145,7 @@ def lay_out(hardware: Hardware, axes: Axes) -> AxisPlacement:
       hardware: the devices and their network.
       axes: (name, size) pairs, outer first.
 
-    >>> from sbp.machine.table import HARDWARE
+    >>> from sbp.machine.hardware import HARDWARE
     >>> lay_out(HARDWARE["tpu-v3"], (("d", 128),)).torus
     (((0, 8),), ((0, 8),))
     >>> lay_out(HARDWARE["h100"], (("data", 4), ("model", 16))).inside
@@ -234,7 +234,7 @@ def alpha_beta(hardware: Hardware, axes: Axes, kind: str, positions: tuple[int, 
           `all_gather`, `all_to_all` or `permute` (to the neighbour along the axis).
       positions: the mesh axes that it runs over.
 
-    >>> from sbp.machine.table import HARDWARE
+    >>> from sbp.machine.hardware import HARDWARE
     >>> mesh = (("d", 128),)
     >>> link = alpha_beta(HARDWARE["tpu-v3"], mesh, "all_to_all", (0,))
     >>> round(1e-9 / link.seconds_per_byte, 1)  # GB/s of a device

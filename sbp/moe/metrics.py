@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from sbp.errors import SbpError
-from sbp.machine.table import hardware_of_kind
+from sbp.machine.hardware import hardware_of_kind
 from sbp.moe.checkpoint import write_whole, writing
 from sbp.moe.config import ModelConfig
 from sbp.moe.model import Metrics, init_params

@@ -24,9 +24,9 @@ from sbp.plan.ir import Block, Loop, Register
 from sbp.plan.program import Program, resolve
 from sbp.plan.saving import repeats, save
 from sbp.plan.verify import over_budget
-from sbp.trace.collector import collecting_less
+from sbp.trace.build import collecting_less
+from sbp.trace.graph import LOOPS
 from sbp.trace.numbering import repeated_values
-from sbp.trace.regions import LOOPS
 
 WORTH = 0.4
 """Share of a plan's seconds that a rise of its peak by as large a share must save at least, where

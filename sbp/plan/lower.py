@@ -17,9 +17,7 @@ from sbp.infer.rows import EMPTY
 from sbp.infer.space import Codes, TypeSpace
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Instruction, Loop, Register, Source
-from sbp.trace.dataflow import Dataflow
-from sbp.trace.graph import Constant, Graph, Node, Operand
-from sbp.trace.regions import LOOPS, trips_of
+from sbp.trace.graph import LOOPS, Constant, Dataflow, Graph, Node, Operand, trips_of
 from sbp.types import MONOIDS
 
 ORDERED_TYPES = 4

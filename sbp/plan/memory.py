@@ -27,12 +27,11 @@ from typing import Any
 from sbp import _jax
 from sbp.infer.space import local_shape
 from sbp.infer.typing import Typing
-from sbp.machine.lanes import elements_in_tiles
-from sbp.machine.scatters import TILE
+from sbp.machine.lowerings import TILE, elements_in_tiles
 from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register, Source
 from sbp.signatures import traits_of
 from sbp.signatures.rule import Shape
-from sbp.trace.regions import interface_of
+from sbp.trace.graph import interface_of
 
 GAPS = 0.12
 """Share of the temporaries that XLA's allocation leaves unused between them."""

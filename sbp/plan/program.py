@@ -17,8 +17,7 @@ from sbp.plan.saving import Repeat
 from sbp.plan.text import plan_lines
 from sbp.plan.verify import verify, verify_budgets
 from sbp.trace.collectives import SHARD_MAP, handwritten_bytes
-from sbp.trace.graph import Graph, Node
-from sbp.trace.regions import amount
+from sbp.trace.graph import Graph, Node, amount
 from sbp.types import NdSbp
 
 

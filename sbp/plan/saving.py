@@ -24,9 +24,8 @@ from sbp.infer.space import Codes, local_shape, stack
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register
 from sbp.signatures import traits_of
-from sbp.trace.graph import Graph, Node, Operand
+from sbp.trace.graph import SCAN, Graph, Node, Operand
 from sbp.trace.numbering import Numbering
-from sbp.trace.regions import SCAN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

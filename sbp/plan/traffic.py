@@ -14,8 +14,7 @@ from sbp.plan.program import PlannedBox, Program
 from sbp.plan.text import change_text
 from sbp.signatures import Sent
 from sbp.trace.collectives import KINDS, SENT_AS, SHARD_MAP, collective_runs
-from sbp.trace.graph import Graph, Node, Operand
-from sbp.trace.regions import CONTROL_FLOW
+from sbp.trace.graph import CONTROL_FLOW, Graph, Node, Operand
 
 Phase = Literal["forward", "backward", "update"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "update")

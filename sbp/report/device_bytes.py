@@ -32,8 +32,7 @@ from sbp.report.svg import (
 )
 from sbp.report.wording import branches_text, sentences, times_text
 from sbp.source.reader import shorten
-from sbp.trace.graph import Node
-from sbp.trace.regions import LOOPS
+from sbp.trace.graph import LOOPS, Node
 
 MemoryClass = (
     InputClass

@@ -34,9 +34,16 @@ from sbp.report.wording import (
 )
 from sbp.signatures import kernel_named, traits_of
 from sbp.source.reader import annotated_text, annotation_span, shorten
-from sbp.trace.dataflow import Dataflow
-from sbp.trace.graph import Graph, Node, Operand
-from sbp.trace.regions import CONTROL_FLOW, Entry, interface_of, trips_of
+from sbp.trace.graph import (
+    CONTROL_FLOW,
+    Dataflow,
+    Entry,
+    Graph,
+    Node,
+    Operand,
+    interface_of,
+    trips_of,
+)
 from sbp.types import NdSbp
 
 # ---- tensors ------------------------------------------------------------------------------------

@@ -32,9 +32,7 @@ from sbp.report.svg import CELL, COSTLY, PARTIAL, SPLIT, WHOLE, Board, Ink, pict
 from sbp.report.wording import branches_text, sentences, without_number
 from sbp.source.reader import shorten, users_span
 from sbp.source.text import line_text
-from sbp.trace.dataflow import Dataflow
-from sbp.trace.graph import Node
-from sbp.trace.regions import CONTROL_FLOW
+from sbp.trace.graph import CONTROL_FLOW, Dataflow, Node
 from sbp.trace.scopes import scope_names
 from sbp.types import Atom, Broadcast, NdSbp, Split, Unreduced
 

@@ -27,8 +27,8 @@ from sbp.handwritten.words import run_text
 from sbp.infer.accumulation import is_real
 from sbp.infer.space import encode, to_type
 from sbp.limits import policies_text
+from sbp.machine.hardware import HARDWARE
 from sbp.machine.lowerings import compiler, scatters_whole_mesh
-from sbp.machine.table import HARDWARE
 from sbp.plan.lower import ORDERED_TYPES
 from sbp.plan.program import Program
 from sbp.plan.text import place
@@ -65,8 +65,7 @@ from sbp.report.wording import (
 from sbp.signatures import ROUNDED_PARTS
 from sbp.source.reader import character_index, names_at, shorten, users_span
 from sbp.source.text import line_text
-from sbp.trace.graph import Node
-from sbp.trace.regions import CONTROL_FLOW, WHILE_TRIPS, trips_are_assumed
+from sbp.trace.graph import CONTROL_FLOW, WHILE_TRIPS, Node, trips_are_assumed
 from sbp.types import Unreduced
 
 # ---- findings -----------------------------------------------------------------------------------

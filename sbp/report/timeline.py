@@ -36,8 +36,7 @@ from sbp.report.svg import (
     picture,
 )
 from sbp.report.wording import sentences
-from sbp.trace.graph import Node
-from sbp.trace.regions import CONTROL_FLOW, LOOPS, trips_are_assumed
+from sbp.trace.graph import CONTROL_FLOW, LOOPS, Node, trips_are_assumed
 
 # ---- schedule -----------------------------------------------------------------------------------
 

@@ -17,9 +17,8 @@ from sbp.annotations import annotate_p
 from sbp.errors import SbpInternalError
 from sbp.infer.space import Codes, Step, local_shape
 from sbp.infer.typing import Typing
-from sbp.machine.lanes import fills_tiles
+from sbp.machine.lowerings import TILE, fills_tiles
 from sbp.machine.mesh import MeshSpec
-from sbp.machine.scatters import TILE
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
 from sbp.plan.memory import DeviceMemory
 from sbp.run.boxing import Boxing, extent, offsets
@@ -31,8 +30,7 @@ from sbp.signatures.kernels.shards import in_rows
 from sbp.signatures.region import REGION_OPS, parts, pick_p
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.evaluate import evaluate, run_regions
-from sbp.trace.graph import Graph, Node
-from sbp.trace.regions import LOOPS, SCAN, interface_of
+from sbp.trace.graph import LOOPS, SCAN, Graph, Node, interface_of
 from sbp.trace.scopes import scope_within
 
 # ---- scans --------------------------------------------------------------------------------------

@@ -10,8 +10,16 @@ from jax import numpy as jnp
 
 from sbp import _jax
 from sbp.signatures.fallback import traits_of
-from sbp.trace.graph import Graph, Node, Operand, rewrite_graph
-from sbp.trace.regions import LOOPS, body_of, interface_of, with_body_constants
+from sbp.trace.graph import (
+    LOOPS,
+    Graph,
+    Node,
+    Operand,
+    body_of,
+    interface_of,
+    rewrite_graph,
+    with_body_constants,
+)
 
 # ---- ahead of loops -----------------------------------------------------------------------------
 # Casts of loop constants to narrower types, ahead of the loop.

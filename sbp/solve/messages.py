@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sbp.solve.reduction import HUGE, Core
+from sbp.solve.costgraph import HUGE, Core
 
 # ---- levels -------------------------------------------------------------------------------------
 # The arrays of message passing: variables in levels without links inside, so that one NumPy

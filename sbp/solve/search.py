@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sbp.solve.costgraph import CostGraph
+from sbp.solve.costgraph import Core, CostGraph
 from sbp.solve.messages import Bounded, pass_messages
-from sbp.solve.reduction import Core
 
 # ---- elimination --------------------------------------------------------------------------------
 # Minimisation by variable elimination (bucket elimination). It is exact while tables stay small.

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeGuard
 
-from sbp.errors import SourceEdit, Span
+from sbp.errors import SourceEdit, Span, rename_axis
 from sbp.limits import Policy
-from sbp.slips import rename_axis
 from sbp.source.reader import (
     ANNOTATIONS,
     SbpNames,

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sbp import _jax
-from sbp.trace.graph import Graph, Node
-from sbp.trace.regions import amount, trips_of
+from sbp.trace.graph import Graph, Node, amount, trips_of
 
 SHARD_MAP = "shard_map"
 """The primitive of `jax.shard_map`."""

@@ -12,8 +12,7 @@ from jax import lax
 
 from sbp import _jax
 from sbp.errors import SbpError
-from sbp.trace.graph import Constant, Graph, Node, Operand
-from sbp.trace.regions import interface_of
+from sbp.trace.graph import Constant, Graph, Node, Operand, interface_of
 
 Special = Mapping[str, Callable[[Node, Sequence[Any]], list[Any]]]
 """Functions that replace primitives, by the name of the primitive."""

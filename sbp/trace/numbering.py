@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from sbp import _jax
-from sbp.trace.graph import Constant, Graph, Node, Operand
-from sbp.trace.regions import interface_of
+from sbp.trace.graph import Constant, Graph, Node, Operand, interface_of
 
 SAME = frozenset({"sbp_annotate", "optimization_barrier"})
 """Operations whose results equal their operands, one by one."""

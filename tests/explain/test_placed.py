@@ -8,7 +8,7 @@ from sbp.errors import SourceEdit
 from sbp.explain.helps import Placement
 from sbp.explain.pin_changes import rewrite
 from sbp.source.editing import statement_span
-from sbp.trace.dataflow import Dataflow
+from sbp.trace.graph import Dataflow
 
 MESH = jax.sharding.AbstractMesh((2,), ("x",))
 

@@ -11,8 +11,8 @@ import sbp
 from sbp.explain.change import DiagnosisLimits
 from sbp.explain.faults import explain
 from sbp.infer.check import Checker
+from sbp.machine.hardware import HARDWARE
 from sbp.machine.mesh import mesh_spec
-from sbp.machine.table import HARDWARE
 from sbp.plan.ir import Apply, Box
 from sbp.signatures import kernel_named
 from tests.edits import check_helps

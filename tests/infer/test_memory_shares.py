@@ -17,8 +17,8 @@ from sbp.infer.cost import row_seconds
 from sbp.infer.memory_shares import MemoryShares
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Spaces
+from sbp.machine.hardware import HARDWARE
 from sbp.machine.mesh import mesh_spec
-from sbp.machine.table import HARDWARE
 from sbp.report.timeline import Schedule
 
 V5E = HARDWARE["tpu-v5e"]

@@ -21,13 +21,17 @@ from jax.sharding import AbstractMesh, Mesh
 import sbp
 from sbp._jax import ENDS_ON_AXIS_NAMES
 from sbp.errors import SbpError
-from sbp.machine.hardware import Network
-from sbp.machine.lanes import copies_for_lanes, joins_lanes
-from sbp.machine.lowerings import compiler, lowerings, scatters_whole_mesh
+from sbp.machine.hardware import HARDWARE, Network, hardware_of_kind
+from sbp.machine.lowerings import (
+    arrangement,
+    compiler,
+    copies_for_lanes,
+    joins_lanes,
+    lowerings,
+    scatters_whole_mesh,
+)
 from sbp.machine.mesh import MeshSpec, mesh_spec
 from sbp.machine.network import lay_out
-from sbp.machine.scatters import arrangement
-from sbp.machine.table import HARDWARE, hardware_of_kind
 
 GATHERS = ("all_gather", "reduce_scatter")
 KINDS = (*GATHERS, "all_reduce", "all_to_all", "permute")

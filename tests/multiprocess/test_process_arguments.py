@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import sbp
 from sbp import _jax
-from sbp.run import joint
+from sbp.run import execute
 from tests.multiprocess.programs import numbers
 from tests.multiprocess.world import assert_shards, in_all, mesh_of, put
 
@@ -352,21 +352,21 @@ def test_what_differs_is_named_in_every_process(call, argument, said: str):
 
 def test_plans_alike_are_compared_once_and_leave_nothing_behind():
     mesh = mesh_of("2x4")
-    group = joint.processes_of(mesh)
+    group = execute.processes_of(mesh)
     x = put(X, mesh, "data")
-    before = joint._RUNS.get(group, 0)
+    before = execute._RUNS.get(group, 0)
     for k in range(3):
         f = sbp.jit(lambda x, k=k: x * k, mesh)
         for _ in range(3):
             assert_shards(f(x), X * k)
-    assert joint._RUNS[group] == before + 3
+    assert execute._RUNS[group] == before + 3
     multihost_utils.sync_global_devices("compared")
-    folder = f"sbp/{joint._hash(map(str, group))}/{before + 1}/"
+    folder = f"sbp/{execute._hash(map(str, group))}/{before + 1}/"
     assert not _jax.distributed_client().key_value_dir_get(folder)
 
 
 def test_a_process_that_does_not_come(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(joint, "WAIT_SECONDS", 0)
+    monkeypatch.setattr(execute, "WAIT_SECONDS", 0)
     f = sbp.jit(lambda x: x + 1, mesh_of("2x4"))
     for early in (True, False):  # the last process comes when the others have given up
         if early != i_differ():
@@ -380,6 +380,6 @@ def test_a_process_that_does_not_come(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_comparison_can_be_turned_off(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SBP_CHECK_PROCESSES", "0")
-    before = dict(joint._RUNS)
+    before = dict(execute._RUNS)
     assert_shards(sbp.jit(lambda x: x + 1, mesh_of("8"))(X), X + 1)
-    assert before == joint._RUNS
+    assert before == execute._RUNS

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 AREAS = {
     "types": ("sbp/types.py", "sbp/layout.py", "sbp/annotations.py", "sbp/kinds.py"),
-    "regions": ("sbp/trace", "sbp/_jax_regions.py", "sbp/signatures/region.py"),
+    "regions": ("sbp/trace", "sbp/_jax.py", "sbp/signatures/region.py"),
     "rows": ("sbp/signatures/families", "sbp/signatures/*.py"),
     "kernels": ("sbp/signatures/kernels",),
     "infer": ("sbp/infer", "sbp/solve"),

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import sbp
-from sbp.run.joint import description, difference, place_array, processes_of, values_digest
+from sbp.run.execute import description, difference, place_array, processes_of, values_digest
 
 X = np.arange(32, dtype=np.float32).reshape(8, 4)
 

@@ -16,9 +16,9 @@ from jax.sharding import PartitionSpec
 import sbp
 from benchmarks.hlo.traffic import collectives
 from sbp.infer.space import RELAYOUT_PASSES, Step, TypeSpace, decode
-from sbp.machine.lanes import copies_for_lanes, joins_lanes
+from sbp.machine.hardware import HARDWARE
+from sbp.machine.lowerings import copies_for_lanes, joins_lanes
 from sbp.machine.mesh import Hardware, MeshSpec
-from sbp.machine.table import HARDWARE
 from sbp.run import boxing
 from sbp.run.boxing import Boxing
 from sbp.signatures.factors import admissible

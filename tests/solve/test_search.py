@@ -11,9 +11,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from sbp.solve.costgraph import CostGraph
+from sbp.solve.costgraph import CHUNK, FEW, TIE, Core, CostGraph, Repeats, undominated_states
 from sbp.solve.messages import Bounded, pass_messages
-from sbp.solve.reduction import CHUNK, FEW, TIE, Core, Repeats, undominated_states
 from sbp.solve.search import JOINT_ENTRIES, Search, Solution, eliminate, solve_axes
 
 

@@ -21,7 +21,7 @@ from benchmarks.scan_loops import layers
 from benchmarks.steps.program import aval, training
 from benchmarks.steps.transformer import Axes, Shape, language_model_loss, specs_of, weights_of
 from sbp.infer.space import RELAYOUT_PASSES
-from sbp.machine.table import HARDWARE
+from sbp.machine.hardware import HARDWARE
 from sbp.run import interpret
 from tests.tpu.topology import kinds_of, mesh_of, of
 

@@ -19,11 +19,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import sbp
 from sbp.errors import SbpWarning
-from sbp.trace.build import trace
-from sbp.trace.collector import YOUNG, collecting_less
+from sbp.trace.build import YOUNG, collecting_less, trace
 from sbp.trace.evaluate import evaluate
-from sbp.trace.graph import Graph, Node
-from sbp.trace.regions import amount, bodies_of, interface_of, trips_of
+from sbp.trace.graph import Graph, Node, amount, bodies_of, interface_of, trips_of
 from tests.signatures.calls import primitives
 
 SHAPE = jax.ShapeDtypeStruct((8,), jnp.float32)
