@@ -178,7 +178,7 @@ def check_axes(t: NdSbp, mesh: MeshSpec, where: str, span: Span | None = None) -
                 span=span,
                 subject=where,
             )
-            near = difflib.get_close_matches(axis, mesh.names, n=len(mesh.names), cutoff=0.0)
+            near = difflib.get_close_matches(axis, mesh.names, n=len(mesh.names) or 1, cutoff=0.0)
             raise error.with_slip(axis, *near)
 
 

@@ -280,8 +280,8 @@ class RowTable:
         kernels = tuple(b.kernel for b in outer)
         if len(kernels) == len(self._all_local):
             row = NdRow(
-                tuple(zip(*(b.ins for b in outer), strict=True)),
-                tuple(zip(*(b.outs for b in outer), strict=True)),
+                tuple(tuple(b.ins[i] for b in outer) for i in range(len(ins))),
+                tuple(tuple(b.outs[o] for b in outer) for o in range(len(outs))),
                 kernels,
             )
             # Reductions under different monoids on different axes do not commute.

@@ -65,6 +65,14 @@ def test_an_abstract_mesh_of_the_context():
         assert partial.plan(X).cost.bytes_per_device > 0
 
 
+def test_a_mesh_without_axes():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[0]), ())
+    step = jax.value_and_grad(lambda x: (jnp.sin(x) @ x.T).sum())
+    assert_same_results(step(X), sbp.jit(step, mesh)(X))
+    with pytest.raises(sbp.SbpError, match="unknown-axis"):
+        sbp.jit(lambda x: sbp.split(x, 0, "x"), mesh)(X)
+
+
 @pytest.mark.parametrize("method", ["__call__", "plan", "lower", "eval_shape", "trace"])
 def test_no_mesh_is_an_error_that_says_what_to_do(method):
     with pytest.raises(sbp.SbpError, match=r"bare has no mesh; pass mesh= to sbp\.jit, or call it"):
