@@ -25,7 +25,7 @@ from statistics import fmean
 from examples.gshard.options import parse_args
 from sbp.moe.checkpoint import write_whole
 from sbp.moe.config import ModelConfig
-from sbp.moe.metrics import FILE, read_metrics, step_flops
+from sbp.moe.trainer import FILE, read_metrics, step_flops
 
 STEPS = 400
 """Optimiser steps of a run at `--share 1`."""

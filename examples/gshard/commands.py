@@ -24,8 +24,7 @@ from examples.gshard.sources import load
 from examples.gshard.translator import Translator, plan_search
 from sbp.errors import SbpError, nearest
 from sbp.moe.decode import ALPHA, BeamSearch
-from sbp.moe.devices import make_mesh, simulate_devices
-from sbp.moe.sharding import leaf_types
+from sbp.moe.sharding import leaf_types, make_mesh, simulate_devices
 
 
 def _parser(name: str, description: str, beam: int) -> CommandParser:

@@ -18,7 +18,7 @@ import numpy as np
 from examples.gshard.options import CommandParser
 from sbp.errors import SbpError
 from sbp.moe.checkpoint import write_whole
-from sbp.moe.metrics import FILE, read_metrics
+from sbp.moe.trainer import FILE, read_metrics
 
 PAGE = "curves.html"
 

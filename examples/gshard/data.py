@@ -14,8 +14,8 @@ from examples.gshard.corpus import Pair
 from examples.gshard.tokenizer import Tokenizer, pad_rows
 from sbp.errors import SbpError
 from sbp.moe.config import BOS, PAD, ModelConfig
+from sbp.moe.layers import Segments
 from sbp.moe.model import Batch
-from sbp.moe.packing import Segments
 
 # ---- rows of several pairs ----------------------------------------------------------------------
 

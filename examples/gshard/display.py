@@ -21,7 +21,7 @@ from rich.text import Text
 
 from examples.gshard.evaluate import MODEL, Evaluation, Quality, Score
 from sbp.errors import SbpError
-from sbp.moe.metrics import Values
+from sbp.moe.trainer import Values
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDEST = 32
@@ -81,7 +81,7 @@ class TrainingDisplay:
         self._live.stop()
 
     def update(self, step: int, values: Values) -> None:
-        """Show the numbers of a step, as `sbp.moe.metrics.summarize` and `Speed` name them, and
+        """Show the numbers of a step, as `sbp.moe.trainer.summarize` and `Speed` name them, and
         the loss on held-out text where it was taken."""
         number = {name: value for name, value in values.items() if not isinstance(value, list)}
         if "seconds" in number:  # the first step compiles; rates and the remaining time omit it

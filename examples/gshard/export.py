@@ -24,8 +24,8 @@ from examples.gshard.tokenizer import Tokenizer
 from sbp.errors import SbpError, nearest
 from sbp.moe.checkpoint import bound, digest_of, fingerprints, read_params, saved_steps, write_whole
 from sbp.moe.config import ModelConfig
-from sbp.moe.devices import need_x64
 from sbp.moe.model import init_params
+from sbp.moe.sharding import need_x64
 
 # ---- folders of runs ----------------------------------------------------------------------------
 

@@ -19,9 +19,8 @@ from examples.gshard.presets import PRESETS, preset_name
 from examples.gshard.profiler import Window
 from sbp.errors import SbpError, nearest
 from sbp.moe.config import ModelConfig
-from sbp.moe.devices import need_x64
 from sbp.moe.pipeline import Pipeline
-from sbp.moe.sharding import AXES, Sharding, check_parts, sharding_of
+from sbp.moe.sharding import AXES, Sharding, check_parts, need_x64, sharding_of
 
 # ---- configuration files ------------------------------------------------------------------------
 

@@ -50,10 +50,9 @@ from sbp.moe.checkpoint import (
 )
 from sbp.moe.config import PAD, ModelConfig
 from sbp.moe.decode import BeamSearch
-from sbp.moe.devices import make_mesh, simulate_devices
 from sbp.moe.hosts import BatchPart, agree, from_first, is_first
 from sbp.moe.model import Batch, loss_fn
-from sbp.moe.sharding import Sharding
+from sbp.moe.sharding import Sharding, make_mesh, simulate_devices
 from sbp.moe.step import TrainState, batch_shapes, plan_train_step, state_shapes
 from sbp.moe.trainer import StepPlan, Trainer
 

@@ -26,7 +26,7 @@ from sbp.api.jit import Jitted, JittedMethod, jit
 from sbp.api.shard_map import check_shard_map
 from sbp.commands.parser import arguments, mesh_axes, required_parameters
 from sbp.errors import SbpError, nearest, seconds_text
-from sbp.moe.devices import simulate_devices
+from sbp.moe.sharding import simulate_devices
 from sbp.report.pages import diagnostics_of, refusal
 from sbp.report.parts import Facts, Page
 from sbp.report.report import Report, Shown

@@ -11,11 +11,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sbp.moe.attention import KeysValues, keys_values
 from sbp.moe.config import BOS, EOS, PAD, ModelConfig
-from sbp.moe.layers import cast_weights, rms_norm, wide_dtype
+from sbp.moe.layers import (
+    KeysValues,
+    cast_weights,
+    keys_values,
+    places,
+    rms_norm,
+    signal_of,
+    wide_dtype,
+)
 from sbp.moe.model import embed, encode, logits_of
-from sbp.moe.packing import places, signal_of
 from sbp.moe.sharding import PLAIN, Sharding
 from sbp.moe.stack import Cache, Memory, Stack
 

@@ -15,10 +15,10 @@ from sbp.moe.gating import GatingMetrics, RouterLosses
 from sbp.moe.layers import (
     dropout,
     rms_norm,
+    signal_of,
     subkey,
     wide_dtype,
 )
-from sbp.moe.packing import signal_of
 from sbp.moe.routers import ROUTERS
 from sbp.moe.sharding import PLAIN, Sharding
 from sbp.moe.stack import Memory, Stack

@@ -11,18 +11,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from sbp.moe.attention import KeysValues, Rotary, attention, keys_values
 from sbp.moe.config import PAD, ModelConfig
 from sbp.moe.experts import moe_feed_forward
 from sbp.moe.gating import GatingMetrics, RouterLosses
 from sbp.moe.layers import (
+    KeysValues,
+    Rotary,
+    attention,
     cast_weights,
     dropout,
     feed_forward,
+    keys_values,
+    places,
     rms_norm,
+    same_segment,
     subkey,
 )
-from sbp.moe.packing import places, same_segment
 from sbp.moe.pipeline import Pipeline
 from sbp.moe.sharding import Sharding
 

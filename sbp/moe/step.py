@@ -13,9 +13,8 @@ import sbp
 from sbp.moe.config import PAD, ModelConfig, TrainConfig
 from sbp.moe.experts import EXPERT_WEIGHTS
 from sbp.moe.gating import balance_biases
-from sbp.moe.layers import wide_dtype
+from sbp.moe.layers import Segments, wide_dtype
 from sbp.moe.model import Batch, Metrics, init_params, loss_fn
-from sbp.moe.packing import Segments
 from sbp.moe.sharding import PLAIN, Mesh, Sharding, check_parts, leaf_types, sharding_of
 
 # ---- optimisers ---------------------------------------------------------------------------------

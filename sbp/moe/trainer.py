@@ -1,23 +1,277 @@
-"""The loop that trains a model through the plan of its step, with checkpoints."""
+"""The loop that trains a model through the plan of its step, with checkpoints, and the metrics that
+it reports of each step."""
 
 from __future__ import annotations
 
+import json
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 
 from sbp.errors import SbpError
-from sbp.moe.checkpoint import Checkpoints, newest_text
+from sbp.machine.hardware import hardware_of_kind
+from sbp.moe.checkpoint import Checkpoints, newest_text, write_whole, writing
 from sbp.moe.config import ModelConfig, TrainConfig
 from sbp.moe.hosts import BatchPart, gather, is_first, whole
-from sbp.moe.metrics import MetricsLog, Speed, Values, summarize
-from sbp.moe.model import Batch, Metrics
+from sbp.moe.model import Batch, Metrics, init_params
 from sbp.moe.step import TrainState, init_state, state_shapes
+
+# ---- metrics ------------------------------------------------------------------------------------
+# What a run reports of each step, by name, and where it is kept: `metrics.jsonl`.
+
+
+Values = Mapping[str, Any]
+"""Numbers of a step by name; a list has one number for each expert."""
+
+FILE = "metrics.jsonl"
+
+
+def summarize(metrics: Metrics) -> dict[str, Any]:
+    """Numbers of one step by name, from host arrays.
+
+    Returns:
+      `loss`, `nll`, `accuracy`, `tokens` (source and target, without padding), `grad_norm`,
+      `learning_rate`, `skipped_step` and `skipped_steps`; of a model with experts also `aux`;
+      `drop`, the share of wanted choices that found no slot (those that random routing left out
+      were not wanted); `skipped`, those left out, for each token; `imbalance`, the busiest expert's
+      load over the even share, worst layer; and what `layers` gives.
+    """
+    sides = tuple(metrics.sides.values())
+    values: dict[str, Any] = {
+        "loss": float(metrics.loss),
+        "nll": float(metrics.nll),
+        "accuracy": float(metrics.correct),
+        "tokens": float(sum(side.tokens[0] for side in sides)),
+        "grad_norm": float(metrics.grad_norm),
+        "learning_rate": float(metrics.learning_rate),
+        "skipped_step": float(metrics.skipped_step),
+        "skipped_steps": float(metrics.skipped_steps),
+    }
+    if all(np.shape(side.load)[-1] == 1 for side in sides):  # a dense model
+        return values
+    tokens = sum(float(np.sum(side.tokens)) for side in sides)
+    dropped = sum(float(np.sum(side.dropped_first) + np.sum(side.dropped_second)) for side in sides)
+    skipped = sum(float(np.sum(side.skipped_second)) for side in sides)
+    wanted = sum(float(np.sum(side.demand)) for side in sides)
+    loads = np.concatenate([np.asarray(side.load) for side in sides])
+    return values | {
+        "aux": float(metrics.aux),
+        "drop": dropped / max(wanted, 1.0),
+        "skipped": skipped / max(tokens, 1.0),
+        "imbalance": float(np.max(loads.max(axis=1) / np.maximum(loads.mean(axis=1), 1.0))),
+        **layers(metrics),
+    }
+
+
+def layers(metrics: Metrics) -> dict[str, Any]:
+    """What each MoE layer did, by names such as `encoder/0/drop`.
+
+    Arguments:
+      metrics: of one step, as host arrays, of a model with experts.
+
+    Returns:
+      For each layer of a side, from 0: `load`, the tokens of each expert; `unused`, how many
+      experts have none; `drop`, the share of wanted choices that found no slot; `entropy` of the
+      router's softmax, the mean over tokens, in nats: log E where it knows nothing; `aux`.
+    """
+    values: dict[str, Any] = {}
+    aux = iter(np.asarray(metrics.layer_aux))
+    for name, side in metrics.sides.items():
+        for i, load in enumerate(np.asarray(side.load, np.float64)):
+            dropped = float(side.dropped_first[i] + side.dropped_second[i])
+            values |= {
+                f"{name}/{i}/load": load.tolist(),
+                f"{name}/{i}/unused": float(np.sum(load == 0)),
+                f"{name}/{i}/drop": dropped / max(float(np.sum(side.demand[i])), 1.0),
+                f"{name}/{i}/entropy": float(side.entropy[i] / max(side.tokens[i], 1.0)),
+                f"{name}/{i}/aux": float(next(aux)),
+            }
+    return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """What turns seconds of a step into rates.
+
+    Attributes:
+      flops: operations that the model needs in a step.
+      peak: operations per second of all devices together.
+    """
+
+    flops: float
+    peak: float
+
+    @classmethod
+    def of(cls, model: ModelConfig, devices: Iterable[Any]) -> Speed:
+        """The speed of a model on some devices, whose peak is that of `sbp hardware`."""
+        itemsize = np.dtype(model.dtype).itemsize
+        peaks = [
+            hardware_of_kind(device.device_kind, device.platform).product_flops_per_second(itemsize)
+            for device in devices
+        ]
+        return cls(flops=step_flops(model), peak=sum(peaks))
+
+    def rates(self, tokens: float, seconds: float) -> dict[str, float]:
+        """Rates of a step: tokens (source and target, without padding) and operations per second,
+        and the model FLOPs utilisation."""
+        return {
+            "seconds": seconds,
+            "tokens_per_second": tokens / seconds,
+            "flops_per_second": self.flops / seconds,
+            "mfu": utilisation(self.flops, seconds, self.peak),
+        }
+
+
+def read_metrics(workdir: Path) -> list[dict[str, Any]]:
+    """The steps that a run has reported, in order; a line that is damaged is left out."""
+    return [json.loads(line) for line in _whole_lines(workdir / FILE)]
+
+
+def _whole_lines(path: Path) -> Iterator[str]:
+    """The lines of a file that are JSON objects with a step."""
+    if not path.exists():
+        return
+    try:
+        text = path.read_text("utf-8", errors="replace")
+    except OSError as error:
+        raise SbpError(f"cannot read {path}: {error.strerror}", code="bad-checkpoint") from None
+    for line in text.splitlines():
+        try:
+            if isinstance(json.loads(line)["step"], int):
+                yield line
+        except (ValueError, KeyError, TypeError):
+            continue
+
+
+class MetricsLog:
+    """Appends one JSON object for each step to `<workdir>/metrics.jsonl`."""
+
+    def __init__(self, workdir: Path | None, first: int) -> None:
+        """Open the file of a run, new or old.
+
+        Arguments:
+          workdir: the folder of the run; None to keep nothing, as in all processes but one.
+          first: steps done. What the file has of later steps, which no checkpoint kept, is left
+            out.
+        """
+        self._file = None
+        if workdir is None:
+            return
+        path = workdir / FILE
+        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= first]
+        write_whole(path, "".join(f"{line}\n" for line in kept).encode())
+        with writing(path):
+            self._file = path.open("a", encoding="utf-8")
+
+    def write(self, step: int, values: Values) -> None:
+        """Keep the numbers of a step; those that are not finite are null in the file.
+
+        Raises:
+          SbpError: `bad-checkpoint` where they cannot be written.
+        """
+        if self._file is None:
+            return
+        finite = {name: _finite(value) for name, value in values.items()}
+        with writing(Path(self._file.name)):
+            print(json.dumps({"step": step, **finite}), file=self._file, flush=True)
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            with suppress(OSError):  # each line was flushed, or its error raised
+                self._file.close()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return value
+    return value if math.isfinite(value) else None
+
+
+# ---- operations of a step -----------------------------------------------------------------------
+
+
+def forward_flops(cfg: ModelConfig) -> Mapping[str, float]:
+    """Operations of the forward pass of one batch, by part of the model.
+
+    A weight matrix takes two operations for each of its numbers and each token that meets it; of
+    experts a token meets `ModelConfig.choices`. Attention takes two products of T * T' * A * D for
+    each sequence.
+
+    Arguments:
+      cfg: the model.
+
+    Returns:
+      Parts `projections` and `scores` of attention, `dense`, `router`, `experts` and `logits`;
+      their sum is the whole.
+
+    >>> parts = forward_flops(ModelConfig())
+    >>> parts["dense"] == 2 * 2048 * (128 + 128) * 3 * 2 * 1024 * 8192
+    True
+    """
+    parts: dict[str, float] = dict.fromkeys(
+        ("projections", "scores", "dense", "router", "experts", "logits"), 0.0
+    )
+    source, target = (cfg.sequences * n for n in (cfg.source_length, cfg.target_length))
+    shapes: Any = jax.eval_shape(lambda: init_params(jax.random.key(0), cfg))
+    parts["logits"] = 2.0 * target * math.prod(shapes["logits"].shape)
+    rows = target + cfg.sequences * cfg.prefix_length
+    for side, tokens, own in (("encoder", source, cfg), ("decoder", rows, cfg.decoder())):
+        for path, leaf in jax.tree_util.tree_flatten_with_path(shapes.get(side, {}))[0]:
+            layer, name = path[0].key, path[-1].key
+            if len(leaf.shape) < 3:  # a norm of each layer
+                continue
+            is_memory = layer.startswith("cross") and name in ("key", "value")
+            met = 2.0 * (source if is_memory else tokens) * math.prod(leaf.shape)
+            if name.startswith("expert_"):
+                met *= own.choices / cfg.experts
+            parts[_part(layer, name)] += met
+            if name == "query":
+                looked = cfg.source_length if layer.startswith("cross") else tokens / cfg.sequences
+                pairs, width = leaf.shape[0], math.prod(leaf.shape[2:])
+                parts["scores"] += 2 * 2.0 * pairs * tokens * looked * width
+    return parts
+
+
+def _part(layer: str, name: str) -> str:
+    """The part of the model that a weight belongs to."""
+    if layer.startswith(("attention", "cross")):
+        return "projections"
+    if layer == "moe":
+        return "router" if name in ("gate", "noise") else "experts"
+    return "dense"
+
+
+def step_flops(cfg: ModelConfig) -> float:
+    """Operations of a training step: three times those of the forward pass."""
+    return 3.0 * sum(forward_flops(cfg).values())
+
+
+def utilisation(flops: float, seconds: float, peak: float) -> float:
+    """Model FLOPs utilisation: operations of a step / (seconds of it * peak of all devices).
+
+    Arguments:
+      flops: of a step, from `step_flops`.
+      seconds: of the step.
+      peak: operations per second of all devices together.
+
+    >>> utilisation(step_flops(ModelConfig()), 1.0, 2 * step_flops(ModelConfig()))
+    0.5
+    """
+    return flops / (seconds * peak)
+
+
+# ---- loop ---------------------------------------------------------------------------------------
 
 
 class StepPlan(Protocol):
@@ -41,7 +295,7 @@ class Batches(Protocol):
 
 
 Callback = Callable[[int, Values], None]
-"""Is called after each step with its number and what `sbp.moe.metrics` reports of it; at a
+"""Is called after each step with its number and what `sbp.moe.trainer` reports of it; at a
 checkpoint `heldout_nll` is the loss on held-out text."""
 
 

@@ -16,7 +16,7 @@ from benchmarks.moe_experiment import (
     report,
     settings,
 )
-from sbp.moe.metrics import step_flops
+from sbp.moe.trainer import step_flops
 
 
 def written(folder, setting, losses, chrf, seconds=0.5):

@@ -19,8 +19,8 @@ import jax
 import numpy as np
 
 from sbp.moe.checkpoint import Checkpoints, bound
-from sbp.moe.metrics import read_metrics
 from sbp.moe.step import init_state
+from sbp.moe.trainer import read_metrics
 from tests.gshard.runs import MODEL, TRAIN
 
 NEVER = 10**6  # steps; a run is killed before

@@ -17,8 +17,8 @@ from examples.gshard.tokenizer import Tokenizer
 from sbp.cli import main
 from sbp.errors import SbpError
 from sbp.moe.checkpoint import Checkpoints, describe
-from sbp.moe.metrics import MetricsLog, read_metrics
 from sbp.moe.step import TrainState
+from sbp.moe.trainer import MetricsLog, read_metrics
 from tests.gshard.killing import files_of_at_most
 from tests.gshard.runs import MODEL, TRAIN, begin
 

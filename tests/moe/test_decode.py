@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.moe.attention import Rotary, attention, keys_values
 from sbp.moe.config import BOS, EOS, PAD
 from sbp.moe.decode import BeamSearch
+from sbp.moe.layers import Rotary, attention, keys_values
 from sbp.moe.model import Batch, continue_prefix, decode, encode, init_params
 from sbp.moe.sharding import leaf_types, sharding_of
 from sbp.moe.stack import Memory

@@ -14,11 +14,13 @@ from examples.gshard.config import override
 from examples.gshard.display import load_bars
 from examples.gshard.presets import preset
 from sbp.errors import SbpError
-from sbp.moe.attention import positions
 from sbp.moe.config import BOS, EOS, PAD
 from sbp.moe.gating import GatingMetrics
-from sbp.moe.layers import dropout
-from sbp.moe.metrics import (
+from sbp.moe.layers import dropout, positions
+from sbp.moe.model import Batch, Metrics, decode, encode, init_params, loss_fn
+from sbp.moe.stack import Memory
+from sbp.moe.step import init_state, make_train_step, stacked_dims
+from sbp.moe.trainer import (
     MetricsLog,
     Speed,
     forward_flops,
@@ -27,9 +29,6 @@ from sbp.moe.metrics import (
     summarize,
     utilisation,
 )
-from sbp.moe.model import Batch, Metrics, decode, encode, init_params, loss_fn
-from sbp.moe.stack import Memory
-from sbp.moe.step import init_state, make_train_step, stacked_dims
 
 CFG = dataclasses.replace(
     preset("tiny-test").model,

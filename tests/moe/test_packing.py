@@ -13,8 +13,8 @@ from examples.gshard.data import Encoded, batches, make_batch, pack
 from examples.gshard.presets import preset
 from sbp.moe.config import BOS, EOS
 from sbp.moe.hosts import BatchPart
+from sbp.moe.layers import Segments
 from sbp.moe.model import init_params, loss_fn
-from sbp.moe.packing import Segments
 from sbp.moe.sharding import PLAIN, leaf_types, sharding_of
 from sbp.moe.step import batch_shapes
 from tests.moe.steps import assert_leaves_close

@@ -15,9 +15,8 @@ import pytest
 import sbp
 from examples.gshard.presets import preset
 from sbp import SbpError
-from sbp.moe.attention import attention, keys_values
 from sbp.moe.config import TrainConfig
-from sbp.moe.layers import rms_norm
+from sbp.moe.layers import attention, keys_values, rms_norm
 from sbp.moe.model import init_params, loss_fn
 from sbp.moe.step import (
     SCHEDULES,

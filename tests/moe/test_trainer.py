@@ -19,11 +19,10 @@ from examples.gshard.presets import preset
 from sbp import SbpError
 from sbp.moe.checkpoint import Checkpoints, describe, digest_of, fingerprints
 from sbp.moe.config import BOS, ModelConfig, TrainConfig
-from sbp.moe.devices import make_mesh
-from sbp.moe.metrics import read_metrics
 from sbp.moe.model import Batch
+from sbp.moe.sharding import make_mesh
 from sbp.moe.step import TrainState, init_state, plan_train_step
-from sbp.moe.trainer import Trainer
+from sbp.moe.trainer import Trainer, read_metrics
 from tests.gshard.killing import files_of_at_most
 from tests.slices import EXHAUSTIVE
 

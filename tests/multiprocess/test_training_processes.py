@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
-from sbp.moe.devices import make_mesh
 from sbp.moe.hosts import from_first, is_first
-from sbp.moe.metrics import read_metrics
+from sbp.moe.sharding import make_mesh
 from sbp.moe.step import plan_train_step
+from sbp.moe.trainer import read_metrics
 from tests.multiprocess.run import ROOT
 from tests.multiprocess.training import FIRST, STEPS, STOP_AT, StoppedPlan, options, train_on
 
