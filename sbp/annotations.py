@@ -166,7 +166,7 @@ def as_type(value: Any, ndim: int | None = None, mesh_axes: tuple[str, ...] | No
             t = NdSbp()
         case _:
             raise SbpError(
-                "a type is an NdSbp, a type text, a PartitionSpec or a NamedSharding, got"
+                "a type must be an NdSbp, a type text, a PartitionSpec or a NamedSharding, got"
                 f" {show(value)}",
                 code="type-syntax",
             )
@@ -187,8 +187,9 @@ def check_rank(t: NdSbp, ndim: int) -> None:
     """Raises `dim-out-of-range` when `t` splits a dim that a tensor of `ndim` dims lacks."""
     for axis, atom in t.items():
         if isinstance(atom, Split) and atom.dim >= ndim:
-            dims = f"dims 0..{ndim - 1}" if ndim else "no dims"
-            error = f"{axis}:{atom!r} on a tensor with {dims}; split one of those"
+            few = {0: "no dims; use B", 1: "only dim 0; split dim 0"}
+            dims = few.get(ndim, f"only dims 0..{ndim - 1}; split one of these")
+            error = f"{axis}:{atom!r} splits dim {atom.dim}, but the tensor has {dims}"
             likely = (Split(dim) for dim in reversed(range(ndim)))
             raise refused(error, ValueError, code="dim-out-of-range").with_slip(atom, *likely)
 
@@ -218,8 +219,9 @@ def from_spec(spec: PartitionSpec, mesh_axes: tuple[str, ...] | None) -> NdSbp:
         known = [n for n in names if mesh_axes is not None and n in mesh_axes]
         if mesh_axes is not None and sorted(known, key=mesh_axes.index) != known:
             raise SbpError(
-                f"dim {dim} is split over {names}, against the mesh order {mesh_axes}; build the"
-                " mesh with these axes in that order",
+                f"dim {dim} is split over {', '.join(names)}, but the mesh has its axes in the"
+                f" order {', '.join(mesh_axes)}; name them in the order of the mesh, or build the"
+                " mesh in the order of the spec",
                 code="bad-placement",
             )
         atoms.update({name: Split(dim) for name in names})
@@ -304,8 +306,9 @@ def split(x: Any, dim: int, *mesh_axes: str) -> Any:
         raise SbpError('split needs a mesh axis: split(x, 0, "data")')
     x = as_array(x, ARRAY)
     if not -x.ndim <= dim < x.ndim:
-        dims = f"split one of the dims 0..{x.ndim - 1}" if x.ndim else "it has no dims to split"
-        said = f"split of dim {show(dim)} on a tensor of shape {x.shape}; {dims}"
+        dims = {0: "it has no dims to split; use sbp.replicate", 1: "split dim 0"}
+        right = dims.get(x.ndim, f"split one of the dims 0..{x.ndim - 1}")
+        said = f"split(x, {show(dim)}) on a tensor of shape {x.shape}: {right}"
         nearest_first = sorted(range(x.ndim), key=lambda d: abs(d - dim))
         raise refused(said, ValueError, code="dim-out-of-range").with_slip(dim, *nearest_first)
     twice = [name for name in mesh_axes if mesh_axes.count(name) > 1]
@@ -366,7 +369,8 @@ def shard(x: Any, device_assignment: Any) -> Any:
     ids = _ids(device_assignment)
     if ids.ndim != x.ndim:
         raise SbpError(
-            f"device_assignment has rank {ids.ndim}, the tensor {x.ndim}; they must agree",
+            f"device_assignment has rank {ids.ndim}, but the tensor has rank {x.ndim}; they must"
+            " agree",
             code="bad-placement",
         )
     nested = (tuple(ids.shape), tuple(int(i) for i in ids.ravel()))

@@ -118,7 +118,7 @@ def _parsers() -> dict[str, list[argparse.ArgumentParser]]:
         }
     except SbpError as error:
         print(
-            f"the script completes no option of {', '.join(_PARSERS)}: {error.message}",
+            f"the script does not complete the options of {', '.join(_PARSERS)}: {error.message}",
             file=sys.stderr,
         )
         return {}
@@ -178,8 +178,8 @@ def _explain_code(console: Console, code: str) -> None:
         console.print(Shown(page=Page(parts=(text,))))
     for name, source in (
         ("every example starts with", PRELUDE if page.runs else ""),
-        ("this gets it", page.wrong),
-        ("this does not", page.right),
+        ("a program that gets this code", page.wrong),
+        ("a program that does not", page.right),
     ):
         if source:
             console.print(f"\n{name}:\n", style="bold", markup=False)

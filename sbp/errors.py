@@ -273,7 +273,7 @@ CODES: dict[str, str] = {
     "no-signature": "an operator has no signature for the types its operands are pinned to",
     "annotation-conflict": "two annotations cannot both hold under the boxing policy",
     "no-typing": "the program as a whole has no typing",
-    "memory-limit": "no typing was found that fits the memory limit",
+    "memory-limit": "sbp found no plan that fits in memory_limit",
     "budget": "no plan keeps within a budget on collectives",
     "solver-limit": "the checker reached its resource limit before it could decide",
     "type-syntax": "a type text does not parse",
@@ -285,22 +285,24 @@ CODES: dict[str, str] = {
     "not-partial": "an input pinned partial whose value is not an sbp.Partial",
     "bad-argument": "an argument of an sbp function that does not fit",
     "unknown-option": "an option or preset that does not exist",
-    "bad-placement": "a device assignment that is no SBP placement of the mesh",
+    "bad-placement": "a device assignment that no split on the mesh gives",
     "unsupported-effect": "an effect that cannot be kept in a distributed program",
-    "missing-rule": "a primitive without a signature; its operands are held B",
+    "missing-rule": "a primitive without a signature, so every device computes the whole result",
     "wrong-signature": "a registered signature with a row that does not hold",
-    "uneven-boundary": "an input or output dim that does not divide is held B at the boundary",
+    "uneven-boundary": (
+        "an input or output that does not divide evenly, so sbp holds it as B at the boundary"
+    ),
     "input-moved": "an input was on other devices or in another layout, so sbp moved it",
     "gathered-matrix": "a large matrix that a decomposition or transform takes whole",
-    "costly-annotation": "an annotation that makes the plan at least 10 % dearer",
-    "ignored-constraint": ("a device or layout that the program asks for, which sbp does not read"),
+    "costly-annotation": "an annotation that makes the plan at least 10% slower",
+    "ignored-constraint": "a device or layout in the program that sbp ignores",
     "ignored-memory": "a kind of memory that JAX ignores where the program asks for it",
     "lost-state": "an argument that the function changes in place without returning the change",
     "memory-kind": "a sharding with a kind of memory that an argument or result is not in",
     "nested-jit": "an sbp.jit function under another transformation runs as the plain function",
-    "many-plans": "a function is called with more signatures than sbp keeps plans of it",
+    "many-plans": "a function that is called with more signatures than sbp keeps plans for",
     "saved-plan": "a saved plan for another program, mesh or version, or one that does not hold",
-    "processes-differ": "several processes are about to run different plans or other arguments",
+    "processes-differ": "several processes are about to run other plans, or other arguments",
     "bad-corpus": "a corpus file that cannot be read",
     "bad-checkpoint": "a checkpoint that does not fit this configuration",
     "not-finite": "training whose loss or gradients are not finite for several steps in a row",
@@ -324,7 +326,7 @@ CODES: dict[str, str] = {
         "in a shard_map, the result of one shard is returned as the result of the whole"
     ),
     "differs-on-one-device": (
-        "in a shard_map, a result that differs on one device, which no operation explains"
+        "in a shard_map, a result that changes with one device, and no operation explains why"
     ),
     "not-analysed": "in a shard_map, a program that the checker cannot run",
     "layout-conflict": "two dims of one tensor that a layout splits over one mesh axis",
@@ -568,7 +570,7 @@ def refused(
       code: one of `CODES`.
       span: the user's line, where it is not the one that raises.
 
-    >>> isinstance(refused("f is no function", TypeError), TypeError)
+    >>> isinstance(refused("f is not a function", TypeError), TypeError)
     True
     """
     raised = kind if isinstance(kind, type) else type(kind)

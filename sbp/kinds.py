@@ -31,6 +31,7 @@ from sbp.errors import (
     ArgumentTypeError,
     SbpError,
     correcting,
+    counted,
     nearest,
     refused,
     users_stacklevel,
@@ -117,7 +118,7 @@ NO_AXIS_NAME = ":,;=%#\"'<>()[]{}"
 """Characters, besides blanks, that texts of types and plans cannot have in the name of a mesh
 axis."""
 
-AXIS_NAMES = "names of mesh axes have no blanks and none of : , ; = % # quotes and brackets"
+AXIS_NAMES = "the name of a mesh axis has no blanks, quotes or brackets, and none of : , ; = % #"
 
 
 def can_name(mesh_axis: str) -> bool:
@@ -187,7 +188,10 @@ class _Parameters:
         names = {name for name, _ in found}
         extra = args[len(self.by_position) :]
         if extra and not self.rest:
-            return [], f"{len(args)} arguments, at most {len(self.by_position)} by position"
+            return [], (
+                f"you passed {counted(len(args), 'positional argument')} instead of at most"
+                f" {len(self.by_position)}"
+            )
         found += [(self.rest, value) for value in extra]
         for name, value in kwargs.items():
             if name in names and name in self.by_name:
@@ -315,8 +319,8 @@ def reduce_dtype_name(reduce_dtype: Any) -> str | None:
         name = ""
     if name not in REDUCE_DTYPES:
         raise ArgumentError(
-            "reduce_dtype is jnp.float32, jnp.bfloat16 or jnp.float16, or None for the platform's"
-            f" own sums; got {show(reduce_dtype)}",
+            "reduce_dtype must be jnp.float32, jnp.bfloat16 or jnp.float16, or None for the"
+            f" platform's own sums, got {show(reduce_dtype)}",
             code="unknown-option",
         )
     return name
@@ -347,7 +351,8 @@ def fits(
         name = getattr(function, "__name__", "the function")
         count = len(args) + len(kwargs or {})
         raise ArgumentTypeError(
-            f"{name} is called with {count} arguments: {error}; it takes {signature}"
+            f"{name} is called with {counted(count, 'argument')}: {error}; its parameters are"
+            f" {signature}"
         ) from error
 
 
@@ -449,7 +454,7 @@ def returning_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
             except TypeError as error:
                 raise ArgumentError(
                     f"the function returns {show(leaf)} at result{jax.tree_util.keystr(path)},"
-                    " which is no array; return pytrees of arrays"
+                    " which is not an array; return a pytree of arrays"
                 ) from error
         return results
 

@@ -159,14 +159,14 @@ class Layout(Mapping[str, tuple[str, ...]]):
         for number, name in enumerate(names):
             if not (name is None or isinstance(name, str)):
                 raise _names_error(
-                    f"a dim's name is a string or None, got {show(name)} in {_text(names)}; name"
-                    " the dims in order"
+                    f"a dim's name must be a string or None, got {show(name)} in {_text(names)};"
+                    " name the dims in order"
                 )
             near = difflib.get_close_matches(name or "", self._axes, n=1, cutoff=NEAR)
             if name is not None and name not in self._axes and near:
                 raise _names_error(
                     f"the layout has no dim {show(name)}; did you mean {near[0]!r}? If it is"
-                    f" another dim, which stays whole, say so in the layout: {{{name!r}: ()}}"
+                    f" another dim, which stays whole, add it to the layout as {{{name!r}: ()}}"
                 ).with_slip(name, near[0])
             if name is not None and name in names[:number]:
                 raise _names_error(
@@ -181,8 +181,8 @@ class Layout(Mapping[str, tuple[str, ...]]):
                     error = SbpError(
                         f"dims {owner[axis]!r} and {name!r} of the tensor {_text(names)} are both"
                         f" split over mesh axis {axis!r}{_place()}; a mesh axis splits one dim of a"
-                        " tensor: map one of the two to another axis, or name that dim otherwise"
-                        " here",
+                        " tensor: map one of the two to another axis, or use another name"
+                        " for one of them here",
                         code="layout-conflict",
                         span=_jax.caller_span(),
                     ).with_slip(name, None)
@@ -364,13 +364,13 @@ def _axes_of(name: Any, value: Any) -> tuple[str, ...]:
     )
     if not isinstance(name, str) or not all(isinstance(a, str) for a in axes):
         raise SbpError(
-            f"a layout maps a dim name to a mesh axis or a tuple of them, got"
-            f" {show(name)}: {show(value)}; leave out what is not split"
+            "a layout maps a dim name to a mesh axis or a tuple of mesh axes, got"
+            f" {show(name)}: {show(value)}; leave out the dims that you do not split"
         )
     if len(set(axes)) != len(axes):
         raise SbpError(
-            f"the layout maps dim {show(name)} to {show(axes)}, one mesh axis twice; name each"
-            " once",
+            f"the layout maps dim {show(name)} to one mesh axis twice: {show(axes)}; name each mesh"
+            " axis once",
             code="layout-names",
         )
     return axes

@@ -70,18 +70,18 @@ class Budget:
         if self.collective is not None and not _KNOWN.accepts(self.collective):
             given = show(self.collective)
             raise SbpError(
-                f"no collective {given}{nearest(given, get_args(Collective))}",
+                f"there is no collective {given}{nearest(given, get_args(Collective))}",
                 code="unknown-option",
             )
         if not _PLACE.accepts(self.where):
             given = show(self.where)
             raise SbpError(
-                f"a budget holds nowhere called {given}{nearest(given, get_args(Where))}",
+                f"where= of a budget cannot be {given}{nearest(given, get_args(Where))}",
                 code="unknown-option",
             )
         if self.axis is not None and not (isinstance(self.axis, str) and self.axis):
             raise SbpError(
-                f"the axis of a budget is the name of a mesh axis; got {show(self.axis)}"
+                f"axis= of a budget must be the name of a mesh axis, got {show(self.axis)}"
             )
         size = self.above
         if (
@@ -89,7 +89,10 @@ class Budget:
             or not isinstance(size, numbers.Real)
             or not 0 <= size <= MOST_BYTES
         ):
-            raise SbpError(f"above is bytes per device, from 0 to {MOST_BYTES}; got {show(size)}")
+            raise SbpError(
+                f"above= of a budget must be bytes per device, from 0 to {MOST_BYTES}, got"
+                f" {show(size)}"
+            )
         object.__setattr__(self, "above", float(size))
 
     def __str__(self) -> str:
@@ -156,8 +159,8 @@ def policy(boxing: Policy, *axes: str) -> Iterator[None]:
     for axis in axes:
         if not (isinstance(axis, str) and axis):  # the mark of all axes is that of an empty name
             raise SbpError(
-                f"a policy holds on mesh axes, each by its name; got {show(axis)}, and none are"
-                " needed for all of them"
+                f"sbp.policy takes names of mesh axes, got {show(axis)}; leave out the names to set"
+                " the policy on all mesh axes"
             )
     with contextlib.ExitStack() as stack:
         for axis in axes or ("",):

@@ -77,7 +77,7 @@ class Unreduced:
         if not isinstance(self.monoid, str) or self.monoid not in MONOIDS:
             given = show(self.monoid)
             raise SbpError(
-                f"P({given}) is no monoid{nearest(given, MONOIDS)}",
+                f"P({given}) is not a monoid{nearest(given, MONOIDS)}",
                 code="unknown-option",
             )
 
@@ -130,18 +130,20 @@ class NdSbp(Mapping[str, Atom]):
                 raise AXIS.refusal("NdSbp", "each key", axis)
             if not isinstance(atom, Split | Broadcast | Unreduced):
                 raise SbpError(
-                    f"the atom of mesh axis {show(axis)} is S(dim), B or P, got {show(atom)}",
+                    f"the atom of mesh axis {show(axis)} must be S(dim), B or P, got {show(atom)}",
                     code="type-syntax",
                 )
         both = self.free & self._atoms.keys()
         if both:
             raise SbpError(
-                f"mesh axis {min(both)!r} is given and left free in one type", code="type-syntax"
+                f"one type both sets mesh axis {min(both)!r} and leaves it free; drop one of the"
+                " two",
+                code="type-syntax",
             )
         monoids = sorted({a.monoid for a in self._atoms.values() if isinstance(a, Unreduced)})
         if len(monoids) > 1:
             raise SbpError(
-                f"P({monoids[0]}) and P({monoids[1]}) in one type do not commute; reduce one of"
+                f"one type cannot have both P({monoids[0]}) and P({monoids[1]}); reduce one of"
                 " them first",
                 code="mixed-monoids",
             )

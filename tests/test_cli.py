@@ -41,7 +41,7 @@ def printed(capsys):
 def test_explain(code, printed):
     out = printed("explain", code)
     assert out.startswith(f"{code}: ")
-    assert "this gets it:" in out and "this does not:" in out
+    assert "a program that gets this code:" in out and "a program that does not:" in out
     for line in PAGES[code].right.strip().splitlines():
         assert line in out
 
@@ -105,7 +105,9 @@ def test_completion_of_training_needs_a_checkout(capsys, monkeypatch, tmp_path):
     assert main(["completion", "bash"]) == 0
     shown = capsys.readouterr()
     assert "--source" in shown.out and "--preset" not in shown.out
-    assert shown.err.startswith("the script completes no option of train, check, plan, translate")
+    assert shown.err.startswith(
+        "the script does not complete the options of train, check, plan, translate"
+    )
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

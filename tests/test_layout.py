@@ -107,7 +107,7 @@ def test_two_dims_on_one_mesh_axis():
         str(found.value)
         == "layout-conflict: dims 'batch' and 'hidden' of the tensor [batch, hidden] are both"
         f" split over mesh axis 'data' at line {line}; a mesh axis splits one dim of a tensor:"
-        " map one of the two to another axis, or name that dim otherwise here"
+        " map one of the two to another axis, or use another name for one of them here"
     )
     (said,) = sbp.jit(f, MESH).check(f32(8, 16), f32(16, 32)).diagnostics
     assert said.code == "layout-conflict" and said.primary is not None
@@ -136,12 +136,12 @@ def test_two_dims_on_one_mesh_axis():
         (
             lambda: Layout(b="x").type(cast(Any, 0), "b"),
             "layout-names",
-            "a dim's name is a string or None, got 0",
+            "a dim's name must be a string or None, got 0",
         ),
         (
             lambda: Layout(b=("x", "x")),
             "layout-names",
-            "the layout maps dim 'b' to ('x', 'x'), one mesh axis twice",
+            "the layout maps dim 'b' to one mesh axis twice: ('x', 'x')",
         ),
         (lambda: Layout({"b": "x"}, b="y"), "layout-names", "the layout maps dim 'b' twice"),
         (
@@ -152,7 +152,7 @@ def test_two_dims_on_one_mesh_axis():
         (
             lambda: Layout(b=cast(Any, 0)),
             "bad-argument",
-            "a layout maps a dim name to a mesh axis or a tuple of them, got 'b': 0",
+            "a layout maps a dim name to a mesh axis or a tuple of mesh axes, got 'b': 0",
         ),
         (
             lambda: Layout(b="x")({"w": np.zeros(3)}, "b"),
@@ -272,7 +272,9 @@ def test_a_slip_in_a_name_is_refused():
     assert whole.type("batch", "heads", "head") == sbp.parse("data:S(0) model:S(1)")
 
 
-ORDER = "bad-placement.*dim 0 is split over model, data, against the mesh order data, model"
+ORDER = (
+    "bad-placement.*dim 0 is split over model, data, but the mesh has .* in the order data, model"
+)
 
 
 @pytest.mark.parametrize(

@@ -134,8 +134,8 @@ def result_kind(
     )
     if leaf.memory == "unpinned_host" and platform != "cpu":
         raise SbpError(
-            f"output {leaf.name} is asked in unpinned_host memory, where XLA for {platform} returns"
-            f" nothing; ask for {HOST}",
+            f"output {leaf.name} has a sharding in unpinned_host memory, and XLA for {platform}"
+            f" cannot return results there; use memory_kind={HOST!r}",
             code="memory-kind",
         )
     return own_kind(leaf.memory, users_mesh)
@@ -288,8 +288,8 @@ def read_entry(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip:
         except TypeError as error:
             if takes_no_such_call(error):
                 raise refused(
-                    f"{names[0]} has {t!r}, which is no function of a path and a ShapeDtypeStruct:"
-                    f" {error}",
+                    f"{names[0]} has {t!r}, which is not a function of a path and a"
+                    f" ShapeDtypeStruct: {error}",
                     error,
                 ) from error
             raise
@@ -368,7 +368,7 @@ def with_arrival(leaf: Leaf, x: Any, mesh: Mesh | AbstractMesh) -> Leaf:
         raise refused(f"{what} {pinned} a Partial of {x.type!r}", ValueError, code=code)
     if leaf.partial and not isinstance(x, Partial | jax.ShapeDtypeStruct):
         raise refused(
-            f"{what} {pinned} no sbp.Partial; pass a Partial, or pin it S or B",
+            f"{what} {pinned} not an sbp.Partial; pass a Partial, or pin it S or B",
             ValueError,
             code=code,
         )
@@ -379,8 +379,8 @@ def with_arrival(leaf: Leaf, x: Any, mesh: Mesh | AbstractMesh) -> Leaf:
     placed = isinstance(sharding, jax.sharding.Sharding)
     if placed and leaf.memory is not None and has != wants:
         raise refused(
-            f"{what} lies in {has or 'device'} memory, and its sharding asks for"
-            f" {wants or 'device'} memory; put it there with jax.device_put, or ask for"
+            f"{what} is in {has or 'device'} memory, but its sharding in in_shardings or in_types"
+            f" asks for {wants or 'device'} memory; move the array with jax.device_put, or ask for"
             f" memory_kind={has or 'device'!r}",
             ValueError,
             code="memory-kind",
@@ -400,7 +400,7 @@ def _no_array(x: Any) -> str:
     """Why JAX takes no such argument, and what to pass instead."""
     dtype = getattr(x, "dtype", None)
     if not isinstance(x, np.ndarray | np.generic) or not isinstance(dtype, np.dtype):
-        return f"is no array: {type(x).__name__}; mark it static or pass an array"
+        return f"is not an array: {type(x).__name__}; mark it static or pass an array"
     if not dtype.isnative and dtype.kind in "biufc":
         native = dtype.newbyteorder("=").name
         return (
@@ -440,7 +440,7 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
     except (TypeError, AttributeError) as error:
         raise refused(f"input {name} {_no_array(x)}", TypeError) from error
     except (OverflowError, ValueError) as error:
-        raise refused(f"input {name} is no array that JAX takes: {error}", error) from error
+        raise refused(f"input {name} is not an array that JAX takes: {error}", error) from error
 
 
 def codes_of(t: NdSbp | None, mesh: MeshSpec) -> tuple[int | None, ...] | None:
@@ -484,10 +484,11 @@ def even_boundary(
             trial = NdSbp({**atoms, axis: t.get(axis)})
             atoms[axis] = t.get(axis) if is_even(shape, from_type(trial, mesh), mesh.sizes) else B
     even = NdSbp(atoms, t.free)
-    why = f"does not divide under {t!r}" if 0 not in shape else f"has no elements to split {t!r}"
-    text = f"{why}; it is held {even!r} there and sliced or gathered inside"
+    why = "does not divide evenly" if 0 not in shape else "has no elements to split"
+    text = f"{why} under {t!r}, so sbp holds the array as {even!r} at the boundary"
     if 0 not in shape:
-        text += f' (sbp.padded("{t!r}") keeps it split between calls)'
+        text += " and slices or gathers it inside the program; pad the dim, or use"
+        text += f' sbp.padded("{t!r}") to keep it split between calls'
     warn("uneven-boundary", f"{where} of shape {shape}", text)
     return even, Pin(t, complete=True)
 
@@ -518,7 +519,7 @@ def types_of(types: Any, shardings: Any, option: str) -> Any:
     if not is_given(shardings):
         return types
     if types is not None:
-        raise SbpError(f"{option} and {other_option(option)} say the same; give one of them")
+        raise SbpError(f"{option} and {other_option(option)} set the same types; pass one of them")
     if option == "in_shardings" and isinstance(shardings, list):
         shardings = tuple(shardings)  # as jax.jit does
     for leaf in _leaves(shardings):
@@ -546,8 +547,8 @@ def check_meshes(shardings: Any, mesh: Mesh | AbstractMesh, option: str) -> None
     for leaf in _leaves(shardings):
         if isinstance(leaf, NamedSharding) and not same_mesh(leaf.mesh, mesh):
             raise refused(
-                f"{option} has a NamedSharding on {leaf.mesh}, but the mesh is {mesh}; make it on"
-                " the same mesh",
+                f"{option} has a NamedSharding on {leaf.mesh}, but sbp.jit uses {mesh}; build the"
+                " sharding on the mesh of sbp.jit",
                 ValueError,
             )
 
@@ -575,7 +576,7 @@ def _check_sharding(leaf: Any, option: str) -> None:
         )
     elif leaf is not None and not _jax.is_unspecified(leaf):
         raise refused(
-            f"{option} is a pytree of NamedSharding, PartitionSpec or None, not {show(leaf)}; sbp"
-            " leaves layouts in memory to XLA",
+            f"{option} must be a pytree of NamedSharding, PartitionSpec or None, got {show(leaf)};"
+            " sbp leaves layouts in memory to XLA",
             TypeError,
         )

@@ -33,9 +33,9 @@ from sbp.api.trees import (
     path_names,
     types_by_pattern,
 )
-from sbp.errors import Span, listed, refused, warn
+from sbp.errors import Span, counted, listed, refused, warn
 from sbp.infer.request import TypeSource
-from sbp.kinds import paths_of, takes_no_such_call
+from sbp.kinds import paths_of, show, takes_no_such_call
 from sbp.limits import Budget, Policy
 from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.run.arrays import Padded, Partial
@@ -76,7 +76,8 @@ class ArgumentChoice:
         for number in self.numbers:
             if number < -count:
                 raise refused(
-                    f"{option} has {number}, but the call has {count} positional arguments",
+                    f"{option} has {number}, but the call has"
+                    f" {counted(count, 'positional argument')}",
                     ValueError,
                 )
         return frozenset(n % count if n < 0 else n for n in self.numbers)
@@ -230,9 +231,9 @@ def warn_of_lost_state(
             warn(
                 "lost-state",
                 f"input {name_of(path)}",
-                f"is changed inside {function} ({listed([name_of(p) for p in lost])}), which does"
-                f" not return what it changed: the caller's {type(node).__name__} keeps its old"
-                " state, as under jax.jit. Return the new state and put it back",
+                f"is changed in {function}, which does not return the new"
+                f" {listed([name_of(p) for p in lost])}: your {type(node).__name__} keeps its old"
+                " state, as under jax.jit; return the new state and assign it to your object",
             )
 
 
@@ -454,13 +455,14 @@ class CallReader:
         numbers = static.positions(len(args), "static_argnums")
         statics = {i: args[i] for i in sorted(numbers) if i < len(args)}
         static_kwargs = {k: v for k, v in kwargs.items() if k in static.names}
-        for what in (*statics.values(), *static_kwargs.values()):
+        named = {self._argument_name(i): value for i, value in statics.items()} | static_kwargs
+        for name, value in named.items():
             try:
-                hash(what)
+                hash(value)
             except TypeError as error:
                 raise refused(
-                    f"static argument {what!r} is not hashable ({error}); make it hashable or not"
-                    " static",
+                    f"static argument {name} is {show(value)}, which is not hashable ({error});"
+                    f" pass a hashable value, or do not make {name} static",
                     ValueError,
                 ) from error
         return statics, static_kwargs
@@ -531,8 +533,9 @@ class CallReader:
             in_types = (in_types,) * (len(heads) if is_type_leaf(in_types) else 1)
         if len(in_types) != len(heads):
             raise refused(
-                f"{option} has {len(in_types)} entries for {len(heads)} non-static positional"
-                f" arguments ({', '.join(heads)}); give one each",
+                f"{option} has {len(in_types)} {'entry' if len(in_types) == 1 else 'entries'} for"
+                f" {counted(len(heads), 'non-static positional argument')} ({', '.join(heads)});"
+                " give one entry for each argument",
                 ValueError,
             )
         found: list[Leaf] = []

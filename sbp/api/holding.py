@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from sbp.api.boundary import Leaves, axes_of, shape_of
 from sbp.api.call import CallSignature
-from sbp.errors import refused
+from sbp.errors import counted, refused
 from sbp.kinds import show
 from sbp.plan.program import Program
 from sbp.run.arrays import (
@@ -120,8 +120,8 @@ class Holding:
         """
         if not isinstance(leaves, list | tuple) or len(leaves) != len(self.signature.leaves):
             raise refused(
-                f"a plan runs on {len(self.signature.leaves)} flat arguments, got {show(leaves)};"
-                " call the plan itself",
+                f"plan.run takes {counted(len(self.signature.leaves), 'flat argument')}, got"
+                f" {show(leaves)}; call plan(..) with the arguments of the function",
                 TypeError,
             )
         flat, whole, moved = list(leaves), set[int](), list[str]()
@@ -183,7 +183,8 @@ class Holding:
             return x  # a number of Python keeps its weak type
         if shape_of(x, name).dtype != aval.dtype:
             raise refused(
-                f"{name} is {shape_of(x, name).dtype}; the plan takes {aval.dtype}", TypeError
+                f"{name} is {shape_of(x, name).dtype}, but the plan takes {aval.dtype}; convert it",
+                TypeError,
             )
         if held is not None and tuple(np.shape(x)) == held.padded_shape:
             parts = place_array(x, sharding)

@@ -286,9 +286,10 @@ class Jitted:
             self._warned = True
             warn(
                 "many-plans",
-                f"{self.name} was called with more than {MOST_PLANS} signatures",
-                "and drops the plan that was not used for longest; pad shapes to fewer sizes, or"
-                " pass what changes as an array",
+                self.name,
+                f"was called with more than {MOST_PLANS} signatures, so sbp drops the least"
+                " recently used plan; pad shapes to fewer sizes, or pass the changing value as an"
+                " array and not as a static argument",
             )
 
 

@@ -19,7 +19,15 @@ from sbp import _jax
 from sbp.api.call import CallReader, CallSignature, quick_key, refuse_taken
 from sbp.api.holding import Holding
 from sbp.api.tracing import Traced
-from sbp.errors import Diagnostic, SbpError, SbpWarning, counted, refused, users_stacklevel
+from sbp.errors import (
+    Diagnostic,
+    SbpError,
+    SbpWarning,
+    counted,
+    listed,
+    refused,
+    users_stacklevel,
+)
 from sbp.explain.difference import ComparedPlan
 from sbp.explain.relaxations import costly_annotations, gathered_matrices
 from sbp.explain.why import why
@@ -51,7 +59,7 @@ def path_of(path: Any, option: str) -> str:
         return os.path.abspath(found)
     except (TypeError, ValueError) as error:  # ValueError for characters that no path has
         raise refused(
-            f"{option} is the path of a file from plan.save; got {show(path)}", error
+            f"{option} must be the path of a file from plan.save, got {show(path)}", error
         ) from error
 
 
@@ -127,11 +135,14 @@ def _files(path: str) -> list[str]:
     """The file at a path, or the plans of a folder.
 
     Raises:
-      SbpError: `saved-plan` for a folder without any.
+      SbpError: `saved-plan` for a folder without any, or that cannot be read.
     """
     if not os.path.isdir(path):
         return [path]
-    names = sorted(name for name in os.listdir(path) if name.endswith(".json"))
+    try:
+        names = sorted(name for name in os.listdir(path) if name.endswith(".json"))
+    except OSError as error:
+        raise SbpError(f"{path} cannot be read: {error.strerror}", code="saved-plan") from error
     if not names:
         raise SbpError(
             f"the folder {path} has no .json files; write them with plan.save(path)",
@@ -149,7 +160,7 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise SbpError(
             f"{path} cannot be read: {why}; write it with plan.save(path)", code="saved-plan"
         ) from error
@@ -516,10 +527,11 @@ class Plan:
         """Gives one warning for the arguments that were moved."""
         if names and not self._moved:
             self._moved = True
-            shown = ", ".join(names[:3]) + (" .." if len(names) > 3 else "")
             warnings.warn(
-                f"input-moved: {len(names)} inputs ({shown}) arrived on other devices or in another"
-                " layout and were moved; put them at plan.in_shardings once",
+                f"input-moved: sbp moved {counted(len(names), 'input')} ({listed(names)}) from"
+                " other devices or another layout, and does so again in each call with such arrays;"
+                " put long-lived arrays in plan.in_shardings once, with jax.device_put(x,"
+                " sharding)",
                 SbpWarning,
                 stacklevel=users_stacklevel(),
             )

@@ -179,7 +179,7 @@ def diagnose(error: SbpError, options: JitOptions, attempt: Attempt) -> tuple[Di
         labels = (*changed, *(dataclasses.replace(label, primary=False) for label in labels))
     notes, left = found[0].notes, tries.untried
     if left:
-        notes += (f"{counted(left, 'more change')} {'were' if left > 1 else 'was'} not tried",)
+        notes += (f"sbp did not try {counted(left, 'more change')}",)
     helps = tuple(one.help(program) for one, program in tries.accepted)
     return (dataclasses.replace(found[0], labels=labels, notes=notes, helps=helps),)
 

@@ -131,8 +131,8 @@ class SizedCall:
             yield
         except SbpTypeError as error:
             note = (
-                f"symbolic sizes: this is where {point_text(self.point)}; other sizes were not"
-                " tried"
+                f"symbolic sizes: sbp found this error for {point_text(self.point)}; it did not try"
+                " other sizes"
             )
             raise SbpTypeError(
                 dataclasses.replace(d, notes=(*d.notes, note)) for d in error.diagnostics
@@ -208,7 +208,7 @@ class SizedCall:
 
             with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
                 here = asked(numbers(self.point))
-            text = f"outputs are held at the boundary as they are where {point_text(self.point)}"
+            text = f"outputs have the same types at the boundary as for {point_text(self.point)}"
             claims.append(Claim(text=text, key="outputs", holds=lambda lift: asked(lift) == here))
         return decide(claims, self.scope, self.point)
 
@@ -342,7 +342,7 @@ def equal_sizes(
             severity="error",
             title=f"JAX refuses the program for these symbolic sizes: {said}",
             labels=labels,
-            notes=(f"it takes the program where {term}",),
+            notes=(f"JAX accepts the program if {term}",),
             helps=(priced_constraints(call, (term,), program, "the program has a typing then"),),
         )
     return None
@@ -400,9 +400,9 @@ class SizedReport(Report):
             ("asked for", f"every {found.asked}; other sizes are not covered"),
             ("typing holds for", how),
             ("shown by", f"Z3, {found.claims} conditions on sizes"),
-            ("planned at", f"{at}; bytes, memory and time are of these sizes"),
+            ("planned at", f"{at}; bytes, memory and time are for these sizes"),
         ]
-        pairs += [(limit, f"met where {at}; not decided for other sizes") for limit in self.limits]
+        pairs += [(limit, f"met for {at}; sbp did not check other sizes") for limit in self.limits]
         return Section(title="symbolic sizes", parts=(Facts(pairs=tuple(pairs)),))
 
 
@@ -449,11 +449,11 @@ def _limit_error(
         return
     at = point_text(found.counterexample)
     labels = _labels(found.limits, "not for all sizes")
-    notes = [f"where {at}, this is not so: {c.text}" for c in found.limits[:3]]
+    notes = [f"this does not hold for {at}: {c.text}" for c in found.limits[:3]]
     if len(found.limits) > 3:
         notes.append(f"{len(found.limits) - 3} more conditions do not hold for all sizes")
     notes.append(
-        f"a call where {at}"
+        f"a call with {at}"
         f" {_there(dataclasses.replace(call, point=found.counterexample), plan_for)}"
     )
     helps: tuple[Help, ...] = ()
@@ -486,7 +486,7 @@ def _there(call: SizedCall, plan_for: PlanFor) -> str:
             sent = plan_for(call.signature, call.trace).cost.bytes_per_device
         except SbpError as error:
             return f"has no plan: {error.message}"
-    return f"gets a typing of its own, which sends {bytes_text(sent)} per device"
+    return f"gets its own plan, which sends {bytes_text(sent)} per device"
 
 
 def _traced_otherwise(
@@ -498,13 +498,13 @@ def _traced_otherwise(
         try:
             concrete = trace_for(call.signature)
         except SbpError as error:  # it uses symbols from outside of its arguments
-            said = "not traced with numbers"
+            said = "JAX cannot trace this with numbers"
             yield Diagnostic(
                 code="sizes-unproved",
                 severity="note",
-                title="the program with symbolic sizes is not compared with the one with numbers",
+                title="sbp did not compare the program with symbolic sizes to the one with numbers",
                 labels=(Label(span=error.span, text=said, primary=True),) if error.span else (),
-                notes=(f"it cannot be traced with numbers: {error.message}",),
+                notes=(f"JAX cannot trace it with numbers: {error.message}",),
             )
             return
     different = first_difference(graph_at(call.graph, call.point), concrete)
@@ -516,13 +516,15 @@ def _traced_otherwise(
         code="sizes-unproved",
         severity="warning",
         title=(
-            "the program with symbolic sizes is another one than with numbers; what is said of all"
-            " sizes is said of the first"
+            "JAX traces a different program for symbolic sizes than for numbers; what this report"
+            " says about all sizes holds for the symbolic program"
         ),
-        labels=(Label(span=span, text=f"{mine} for symbols", primary=True),) if span else (),
+        labels=(Label(span=span, text=f"{mine} with symbolic sizes", primary=True),)
+        if span
+        else (),
         notes=(
             (
-                f"the first difference: {mine} with symbols, {theirs} with numbers where"
+                f"the first difference: {mine} with symbolic sizes, {theirs} with"
                 f" {point_text(call.point)}"
             ),
         ),

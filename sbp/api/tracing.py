@@ -281,8 +281,8 @@ def _under_users_mesh(traced: Callable[[bool], Found], spec: MeshSpec) -> Found:
                 raise error from None  # the mesh has no part in it
             axes = ", ".join(f"{n}={size}" for n, size in mesh.shape.items())
             raise refused(
-                f"{str(again).rstrip('.')}; jax.set_mesh has the mesh ({axes}), and sbp.jit runs on"
-                f" ({spec})",
+                f"{str(again).rstrip('.')}; jax.set_mesh has the mesh ({axes}), but sbp.jit uses"
+                f" ({spec}): use one mesh for both",
                 again,
                 code="bad-placement",
                 span=_jax.raising_span(again),
@@ -361,10 +361,10 @@ def _returned_array(x: Any, path: KeyPath, name: str) -> Any:
             raise TypeError("a shape has no elements")
         jax.typeof(x)
     except (TypeError, AttributeError, OverflowError) as error:
-        where = jax.tree_util.keystr(path)
+        where = f" at result{jax.tree_util.keystr(path)}" if path else ""
         raise refused(
-            f"{name} returns {where if where else 'its result'} of type"
-            f" {type(x).__name__}, which is no array; return arrays",
+            f"{name} returns a value of type {type(x).__name__}{where}, which is not an array;"
+            " return a pytree of arrays",
             error if isinstance(error, OverflowError) else TypeError,
         ) from error
     return x

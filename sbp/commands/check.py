@@ -202,7 +202,9 @@ def _find(target: str) -> Any:
     if place.endswith(".py"):
         if not Path(place).is_file():
             files = [str(Path(place).parent / p.name) for p in Path(place).parent.glob("*.py")]
-            raise UsageError(f"no file {place}{nearest(place, files)}", code="unknown-option")
+            raise UsageError(
+                f"there is no file {place}{nearest(place, files)}", code="unknown-option"
+            )
         found: Any = _run(lambda: _load(Path(place)))
     else:
         sys.path.insert(0, str(Path.cwd()))
@@ -212,7 +214,7 @@ def _find(target: str) -> Any:
             missing = error.__cause__
             if isinstance(missing, ModuleNotFoundError) and place.startswith(f"{missing.name}"):
                 raise UsageError(
-                    f"no module {place}; a file is named with its ending, such as model.py:step",
+                    f"there is no module {place}; name a file with its ending, as in model.py:step",
                     code="unknown-option",
                 ) from None
             raise

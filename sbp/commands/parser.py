@@ -237,7 +237,7 @@ def arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """
     try:
         call = ast.parse(f"f({_scalars(text)}\n)", mode="eval").body
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise _refused(text, "is not of the form") from None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
         raise _refused(text, "is not of the form")
@@ -273,12 +273,10 @@ def _value(part: ast.expr, text: str, scope: SymbolicScope) -> Any:
             return tuple(map(read, elements))
         case ast.List(elts=elements):
             return list(map(read, elements))
-        case ast.Dict(keys=keys, values=values):
-            return {
-                read(key): read(value)
-                for key, value in zip(keys, values, strict=True)
-                if key is not None
-            }
+        case ast.Dict(keys=keys, values=values) if all(
+            isinstance(key, ast.Constant | ast.UnaryOp) for key in keys
+        ):
+            return {read(key): read(value) for key, value in zip(keys, values, strict=True) if key}
         case ast.Name(id=name):
             return _array(name, ())
         case ast.Subscript(value=ast.Name(id=name), slice=size):

@@ -193,14 +193,14 @@ class DiagnosisLimits:
 
 
 def left_out(unshown: int, untried: int) -> tuple[str, ...]:
-    """Notes about changes that give a typing and are not shown, and about changes not tried.
+    """Notes about changes that fix the error and are not shown, and about changes not tried.
 
     >>> left_out(1, 0), left_out(0, 2)
-    (('not shown: 1 more change that gives a typing',), ('not tried: 2 more changes',))
+    (('not shown: 1 more change that fixes this error',), ('not tried: 2 more changes',))
     """
-    gives = "gives" if unshown == 1 else "give"
+    fix = "fixes" if unshown == 1 else "fix"
     notes = (
-        (unshown, f"not shown: {counted(unshown, 'more change')} that {gives} a typing"),
+        (unshown, f"not shown: {counted(unshown, 'more change')} that {fix} this error"),
         (untried, f"not tried: {counted(untried, 'more change')}"),
     )
     return tuple(note for count, note in notes if count > 0)

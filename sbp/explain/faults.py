@@ -77,7 +77,7 @@ def arrives(fault: BlamedFault, node: Node) -> str:
 
 
 _NEEDS: Mapping[str, str] = {
-    "predicate": "all devices have to decide alike",
+    "predicate": "every device needs the same predicate",
     "slice": "the scan takes its rows one after the other",
 }
 """Why a value may not enter a region as it arrives, by the kind of the entry."""
@@ -110,7 +110,9 @@ def region_words(fault: BlamedFault, node: Node) -> tuple[str, str]:
     )
     text = ", ".join(told)
     if len(told) == 1:
-        text += f", but {_NEEDS.get(kind) or f'{atoms_text(found.wanted[0])} is kept here'}"
+        text += (
+            f", but {_NEEDS.get(kind) or f'{node.name} keeps it as {atoms_text(found.wanted[0])}'}"
+        )
     way = f"is left {left(found.made[0])}" if kind in _NEEDS else "cannot keep one type"
     return f"{what} of {subject} {way}", text
 
@@ -242,8 +244,10 @@ def notes(fault: BlamedFault, node: Node) -> Iterator[str]:
     others = other_pins(fault)
     if others:
         more = [counted(len(others) - SHOWN, "more pin")] if len(others) > SHOWN else []
-        each = " each" if len(others) > 1 else ""
-        yield f"{' and '.join([*others[:SHOWN], *more])}{each} alone would end here, too"
+        cause = (
+            " each cause this error on their" if len(others) > 1 else " causes this error on its"
+        )
+        yield f"{' and '.join([*others[:SHOWN], *more])}{cause} own, too"
     through = [users_span(c.node) for c in fault.found.equations if c.node and c.node is not node]
     lines = [
         s for s in through if s and (here is None or (s.file, s.line) != (here.file, here.line))
@@ -272,7 +276,7 @@ def budget_notes(fault: BlamedFault) -> Iterator[str]:
     for number in numbers:
         yield f"the budget: {fault.request.budgets[number]}"
     if len(numbers) > 1:
-        yield "a larger size was looked for in the first of these budgets only"
+        yield "sbp looked for a larger size only in the first of these budgets"
 
 
 def limit_notes(fault: BlamedFault, found: FoundHelps, rows: int = 0) -> Iterator[str]:
@@ -285,15 +289,15 @@ def limit_notes(fault: BlamedFault, found: FoundHelps, rows: int = 0) -> Iterato
     """
     diagnosis = fault.diagnosis
     if not fault.found.minimal:
-        yield "the solver reached its resource limit; fewer constraints may be to blame"
+        yield "the solver reached its resource limit, so fewer constraints may be to blame"
     if rows > 0:
-        yield f"not shown: {counted(rows, 'more row')} of the rule as near as these"
+        yield f"not shown: {counted(rows, 'more row')} of the rule, equally close"
     yield from left_out(found.unshown, found.untried)
     if found.helps and not diagnosis.request.reuse:
         size = f"the program has {diagnosis.request.size:,} operations"
-        yield f"{size}, so helps are priced without reuse of forward conversions"
+        yield f"{size}, so the prices of helps leave out reuse of conversions by the backward pass"
     if len(diagnosis.groups) > 1 and any(not h.clears_all_errors for h in found.helps):
-        yield "the prices of helps assume that all other errors are mended"
+        yield "the price of each help assumes that you fix the other errors"
     untold = len(diagnosis.groups) - diagnosis.limits.faults
     if untold > 0:
         yield f"not shown: at least {counted(untold, 'more error')}"
@@ -355,7 +359,7 @@ def explain(request: Request, *, limits: DiagnosisLimits = LIMITS) -> tuple[Diag
             "the checker reached its resource limit before it could say why there is no typing on"
             f" mesh axis `{found.last.mesh_axis}`"
         )
-        note = f"the program has no typing under {policies}; check a part of it alone"
+        note = f"the program has no types under {policies}; check a smaller part of it"
         diagnostics.append(
             Diagnostic(code="solver-limit", severity="error", title=title, notes=(note,))
         )
@@ -438,9 +442,12 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
         return diagnostic_without_pins(fault)
     conflict, heading, near = end.node is not None and _is_conflict(fault, node), "", []
     found = helps_of(fault, node) if end.node else FoundHelps()
-    subject = fault.subject(node) if end.node else f"{fault.subject(node)}, which is returned,"
+    subject = fault.subject(node) if end.node else f"returning {fault.subject(node)}"
     if end.node is None:
-        title, text = subject, f"{atoms_text(fault.found.made[0])} here, and returned"
+        title, text = (
+            subject,
+            f"{atoms_text(fault.found.made[0])} here; the program returns this value",
+        )
     elif end.kind == "region":
         title, text = region_words(fault, node)
     else:
@@ -450,7 +457,7 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
         title = f"{' and '.join(map(fault.asked, fault.found.pins))} cannot meet in {subject}"
     code = "annotation-conflict" if conflict else "no-signature"
     if fault.found.budgets:
-        code, title = "budget", f"{subject} needs what a budget forbids"
+        code, title = "budget", f"{subject} needs a collective that a budget forbids"
         # The least size of the first budget is the last help.
         least = budget_help(fault.request, fault.found.budgets[0], plans=limits.plans)
         last = () if least is None else (least,)
@@ -506,13 +513,19 @@ def diagnostic_without_pins(fault: BlamedFault) -> Diagnostic:
     more = len(reasons) - SHOWN
     shown = [*reasons[:SHOWN], *([f"and {counted(more, 'more constraint')}"] if more > 0 else [])]
     spans = dict.fromkeys(c.because.span for c in fault.found.equations if c.because.span)
-    labels = (Label(span=s, text="this has to fit", primary=n == 0) for n, s in enumerate(spans))
+    labels = (
+        Label(span=s, text="part of the conflict", primary=n == 0) for n, s in enumerate(spans)
+    )
     return Diagnostic(
         code="no-typing",
         severity="error",
         title=f"no types fit on mesh axis `{fault.axis}`",
         labels=tuple(labels)[:SHOWN],
-        notes=(*shown, *budget_notes(fault), *limit_notes(fault, FoundHelps())),
+        notes=(
+            f"the constraints in conflict: {', '.join(shown)}",
+            *budget_notes(fault),
+            *limit_notes(fault, FoundHelps()),
+        ),
     )
 
 
@@ -522,11 +535,11 @@ def impossible(fault: BlamedFault) -> Diagnostic:
     assert pin.site is not None
     site, graph, n = pin.site, fault.request.graph, fault.request.mesh.sizes[fault.position]
     aval, asked = graph.aval(pinned_value(graph, site)), asked_text(site, pin.code)
-    why = f"it has shape {tuple(aval.shape)} and dtype {aval.dtype}"
+    why = f"the array has shape {tuple(aval.shape)} and dtype {aval.dtype}"
     if pin.code > 0 and aval.shape[pin.code - 1] % n:
         why = (
             f"{n} devices do not divide dim {pin.code - 1} of size {aval.shape[pin.code - 1]};"
-            " at the boundary JAX holds even dims only"
+            " JAX needs equal shards of inputs and outputs, so pad the dim"
         )
     label = f"pinned {asked} on `{fault.axis}`"
     # The pins of another fault would leave the program without a plan.

@@ -409,7 +409,7 @@ def looser_policies(
     node, blamed, origin = found
     dtype = node and allowing(request.graph, node)
     if dtype and request.reduce_dtype is None:
-        text = f"reduce_dtype=jnp.{dtype}, so that P(sum) passes the cast and is summed in {dtype}"
+        text = f"reduce_dtype=jnp.{dtype}, so that sbp casts each part and sums them in {dtype}"
         edit = OptionEdit(option="reduce_dtype", value=dtype)
         narrow.append((text, (edit,), functools.partial(replace, reduce_dtype=dtype)))
     names, own = request.mesh.names, request.axis_policies
@@ -434,7 +434,7 @@ def looser_policies(
             narrow.append((text, edits, functools.partial(_rescoped, inside, runs)))
         edits = _policy_edits(request.graph, blamed, policy, axis)
         if edits:
-            text = f'"{policy}" instead of "{blamed}" on `{axis}` in every sbp.policy'
+            text = f'write "{policy}" instead of "{blamed}" on `{axis}` in every sbp.policy'
             scope = functools.partial(with_policy, old=blamed, new=policy, axis=axis)
             wide.append((text, edits, functools.partial(_rescoped, scope, lambda stack: True)))
     return narrow, wide

@@ -415,7 +415,7 @@ def carried_text(request: Request, *sites: PinSite) -> str:
     """
     carried = {i for site in sites for i in carried_inputs(request, site)}
     others = carried - {site.position for site in sites if site.is_input}
-    return ", and name the types of the other inputs there" if others else ""
+    return ", and write the types of the other inputs there, too" if others else ""
 
 
 def _serves_others(request: Request, site: PinSite) -> bool:
@@ -535,7 +535,7 @@ class PinChanges:
             return f"split {subject} on dim {dim} {where}"
         if code == 0:
             return f"replicate {subject} on `{axis}` {where}"
-        return f"leave {subject} {decode(code)!r} on `{axis}` {where}"
+        return f"pin {subject} as {decode(code)!r} on `{axis}` {where}"
 
     def drops(self) -> Iterator[Change]:
         """Pins dropped, or left free on the fault's mesh axis; without edits where the source does

@@ -60,7 +60,7 @@ def gathered_matrices(program: Program) -> tuple[Diagnostic, ...]:
         if not over or planned.bytes_per_device <= NOTED_BYTES:
             continue
         shape, sent = shape_text(program.graph.avals[source.value]), planned.bytes_per_device
-        label = f"takes {shape} whole: gathered on {over}, {bytes_text(sent)} per device"
+        label = f"takes {shape} whole, so sbp gathers it on {over}: {bytes_text(sent)} per device"
         for node in _taking_whole(planned):
             what, at = f"{node.name} `{source_text(node.span)}`", node.span
             note = Diagnostic(
@@ -69,7 +69,8 @@ def gathered_matrices(program: Program) -> tuple[Diagnostic, ...]:
                 title=f"{what} is computed whole on every device of {over}",
                 labels=(Label(span=at, text=label, primary=True),) if at else (),
                 notes=(
-                    f"{node.name} can be split only along dims before those that it takes whole",
+                    f"sbp can split {node.name} only along the dims before those that it takes"
+                    " whole",
                 ),
             )
             found.setdefault(node.id, note)
@@ -146,9 +147,7 @@ def costly_annotations(
         request, program, [s for s in sites[:most] if seconds([s], limit) <= limit]
     )
     if len(sites) > most:
-        title = (
-            f"{len(sites) - most} of {len(sites)} annotations were not checked for what they cost"
-        )
+        title = f"sbp did not check what {len(sites) - most} of {len(sites)} annotations cost"
         why = f"at most {SOLUTIONS} annotations are checked"
         if most < SOLUTIONS:
             why = (
@@ -220,8 +219,9 @@ def _costly(
     before, after = program.cost, without.cost
     rise = before.seconds / after.seconds - 1 if after.seconds else math.inf
     price = (
-        f"{bytes_text(before.bytes_per_device)} and {seconds_text(before.seconds)} per device with"
-        f" it, {bytes_text(after.bytes_per_device)} and {seconds_text(after.seconds)} without"
+        f"with this pin, each device sends {bytes_text(before.bytes_per_device)} and a call takes"
+        f" {seconds_text(before.seconds)}; without it, {bytes_text(after.bytes_per_device)} and"
+        f" {seconds_text(after.seconds)}"
     )
     helps, drop = [*following(request, site, without)], without_pins(request, site)
     helps += [drop.help(without)] if drop.edits else []
@@ -230,10 +230,11 @@ def _costly(
         severity="warning",
         title=(
             f"pinning {Names(request.graph).site(site)} to"
-            f" {pinned_text(site, request.mesh)} makes the plan {100 * rise:.0f} % dearer"
+            f" {pinned_text(site, request.mesh)} makes the plan {100 * rise:.0f}% slower in the"
+            " cost model"
         ),
         labels=(Label(span=site.span, text=price, primary=True),),
-        notes=("both plans and the helps are without the dearer annotations above",)
+        notes=("both plans and the helps leave out the more expensive annotations above",)
         if dearer
         else (),
         helps=tuple(helps),
@@ -325,7 +326,7 @@ def impossible_budgets(request: Request, limits: DiagnosisLimits) -> Diagnostic 
     return Diagnostic(
         code="budget",
         severity="error",
-        title="no typing over all mesh axes keeps within the budgets",
+        title="no plan over all mesh axes keeps within the budgets",
         notes=(
             *(f"the budget: {b}" for b in request.budgets),
             *left_out(len(helps) - limits.shown, 0),
@@ -348,7 +349,9 @@ def budget_help(request: Request, number: int, *, plans: int) -> Help | None:
     budget, program = found
     text = f"allow {bytes_text(budget.above)} in `{request.budgets[number]}`"
     edit = OptionEdit(option="budgets", position=number, value=budget.above)
-    return help_with_price(f"{text}, the least that was found", (edit,), program)
+    return help_with_price(
+        f"{text}, the smallest size with which sbp found a plan", (edit,), program
+    )
 
 
 # ---- memory limits ------------------------------------------------------------------------------
@@ -394,11 +397,11 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         code="memory-limit",
         severity="error",
         title=(
-            f"no typing was found that fits {bytes_text(limit)} per device; the least is {found}"
-            " per device"
+            f"sbp found no plan that fits in memory_limit, {bytes_text(limit)} per device; the"
+            f" smallest plan that it found takes {found} per device"
         ),
         labels=(*labels.values(), *pinned),
-        notes=(*notes, *limited, "typings that hold less may exist: the search does not try all"),
+        notes=(*notes, *limited, "a smaller plan may exist: sbp does not try every plan"),
         helps=(*helps, help_with_price(f"memory_limit={enough}", (looser,), least)),
     )
 
@@ -427,7 +430,9 @@ def _held_text(names: Names, least: Program, value: int, codes: Codes) -> str:
     if not ways:
         return text
     smaller, k, code = min(ways)
-    return f"{text}; as S({code - 1}) on `{mesh.names[k]}` it would take {bytes_text(smaller)}"
+    return (
+        f"{text}; split as S({code - 1}) on `{mesh.names[k]}`, it would take {bytes_text(smaller)}"
+    )
 
 
 def _freed_pins(least: Program) -> tuple[list[Help], list[PinSite], tuple[str, ...]]:
@@ -530,24 +535,25 @@ def no_typing_together(request: Request, limits: DiagnosisLimits) -> Diagnostic:
     if sum(n > 1 for n in request.mesh.sizes) < 2:
         # One axis: the checker has decided the whole program, and says that there is a typing.
         title = (
-            "no typing was found, though no two constraints are in conflict; this is a limit of the"
-            " chooser, please report it"
+            "sbp found no types for this program, although types exist; this is a limit of sbp's"
+            " search, please report it"
         )
     else:
         axes = ", ".join(f"`{a}`" for a in request.mesh.names)
         title = f"the program has no typing on the mesh axes {axes} together"
         policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
         notes.append(
-            f"each axis alone has one under {policies}; together, a dim may be too short for all of"
-            " them, and an outer axis cannot split a dim that an inner one already splits"
+            f"under {policies}, the program has types on each mesh axis alone, but not on all of"
+            " them together: a dim may be too short to split over all of them, or an outer axis"
+            " would have to split a dim that an inner axis already splits"
         )
         tries = _tries(request, pins, limits)
         found = [one.help(program) for t in tries for one, program in t.accepted]
         helps = sorted(found, key=lambda h: h.bytes_per_device)
         notes += left_out(len(helps) - limits.shown, sum(t.untried for t in tries))
     if not is_minimal:
-        size = f"the program has {request.size:,} operations"
-        notes.append(f"not all of these pins need be part of the conflict: {size}")
+        size = f"with {request.size:,} operations, sbp did not try to drop each of them"
+        notes.append(f"some of these pins may not be part of the conflict: {size}")
     if len(every) > limits.pins:
         notes.append(f"not shown: {counted(len(every) - limits.pins, 'more pin')}")
     return Diagnostic(

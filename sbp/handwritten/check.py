@@ -131,8 +131,8 @@ def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
     every = [*regions_of(graph)]
     if not every:
         raise SbpError(
-            "the function has no jax.shard_map in it, and there is nothing to check; sbp.jit types"
-            " plain functions"
+            "the function does not call jax.shard_map, so there is nothing to check; for other"
+            " functions, use sbp.jit(f, mesh).check(..)"
         )
     for node in every:
         given = {str(k): int(n) for k, n in node.params["mesh"].shape.items()}
@@ -140,8 +140,8 @@ def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
             where = f" at {position_text(node.span.file, node.span.line)}" if node.span else ""
             own = " ".join(f"{k}={n}" for k, n in given.items())
             raise SbpError(
-                f"the shard_map{where} is over the mesh {own}, but mesh={mesh}; give the mesh of"
-                " the program"
+                f"the shard_map{where} uses the mesh {own}, but mesh= has {mesh}; pass the mesh of"
+                " the shard_map"
             )
 
 
@@ -303,8 +303,8 @@ def _abstract(x: Any) -> jax.ShapeDtypeStruct:
         if dtype.kind != "O":  # as for whole numbers of more than 64 bits
             return jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(dtype), weak_type=True)
     raise refused(
-        f"sbp.check_shard_map takes arrays and jax.ShapeDtypeStructs, got {type(x).__name__}; close"
-        " over what is no array",
+        f"sbp.check_shard_map takes arrays and jax.ShapeDtypeStructs, got {type(x).__name__}; pass"
+        " other values with functools.partial or a closure",
         TypeError,
     )
 
@@ -460,7 +460,7 @@ def check_claims(
     staged = any(
         isinstance(a, Split) and h.local(mesh.sizes)[a.dim] == 1 for h in body.ins for a in h.atoms
     )
-    meant = ["it may have a stage for each device"] if staged else []
+    meant = ["the region may have one stage for each device"] if staged else []
     compared = compared_runs(graph, fn, lambda f: again(f).program(span), leaves, mesh, meant)
     parted = {
         name
@@ -487,6 +487,10 @@ def _about_claims(found: Diagnostic, made: Span | None) -> Diagnostic:
     """A finding about a body as one about its claims, which the line `made` states."""
     shown = {(label.span.file, label.span.line) for label in found.labels}
     known = made is not None and (made.file, made.line) not in shown
-    label = (Label(span=made, text="its types are claimed here"),) if made and known else ()
+    label = (
+        (Label(span=made, text="sbp.manual declares the types of the region here"),)
+        if made and known
+        else ()
+    )
     more = f"more on this kind of fault: sbp explain {found.code}"
     return replace(found, code=CODE, labels=(*found.labels, *label), notes=(*found.notes, more))

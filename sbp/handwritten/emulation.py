@@ -167,13 +167,13 @@ def too_large(graph: Graph) -> str:
     largest, work = _sizes(graph)
     if largest > CHECKED_ELEMENTS:
         return (
-            f"a value in it has {largest:,} elements over all devices, and only"
-            f" {CHECKED_ELEMENTS:,} are tried"
+            f"one of its values has {largest:,} elements over all devices, and sbp runs programs"
+            f" with at most {CHECKED_ELEMENTS:,}; pass smaller arguments"
         )
     if work > CHECKED_WORK:
         return (
-            f"its operations make {work:,} elements over all devices, and only {CHECKED_WORK:,} are"
-            " tried"
+            f"its operations compute {work:,} elements over all devices, and sbp runs programs with"
+            f" at most {CHECKED_WORK:,}; pass smaller arguments"
         )
     return ""
 

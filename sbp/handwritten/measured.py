@@ -311,7 +311,7 @@ def ranks(graph: Graph, types: Types) -> Iterator[str]:
         picked = {node.inputs[i] for i in places_of(node)}
         compares = traits_of(node.op).scales == "compared" and len(node.inputs) == 2
         if reached & (set(node.inputs) if compares else picked):
-            yield "each device ranks its own elements, and what has no place may be dropped"
+            yield "each device ranks its own elements, and may drop those over its capacity"
 
 
 def one_each(graph: Graph, alone: Graph, name: str) -> Iterator[str]:
@@ -334,4 +334,4 @@ def picks(graph: Graph, n: int) -> Iterator[str]:
                 own |= {*node.outputs}
             shape = body.aval(node.inputs[0]).shape if node.inputs else ()
             if n in shape and {node.inputs[i] for i in places_of(node)} & own:
-                yield "each device picks an element by its index, of as many as there are devices"
+                yield "each device picks the element at its own index, one for each device"

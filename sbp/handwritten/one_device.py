@@ -192,10 +192,10 @@ class OneDeviceComparison:
             if attempt.chained and not all(_multiple(*pairs[i]) for i in differs):
                 reached = zip(self.reaches(self.of.graph), self.reaches(alone), strict=True)
                 if all((x == y).all() for x, y in reached):
-                    because.add("its stages may differ from one another")
+                    because.add("the stages of the pipeline may be different functions")
         if not apart:
             first = next(iter(failed.values()))
-            run = self.result(untried=f"it does not run there: {first}", refused=True)
+            run = self.result(untried=f"it raises an error with one device: {first}", refused=True)
             return Compared(run=run, uneven=bool(uneven))
         return self.judged(apart, failed, because, bool(uneven))
 
@@ -218,15 +218,15 @@ class OneDeviceComparison:
     ) -> Compared:
         """The result of attempts of which none computes the same."""
         axis, chained = self.written.axis, any(a.chained for a in apart)
-        because |= {f"{x} may stand for the number of devices" for x in self.written.fixed}
+        because |= {f"{x} may be the number of devices" for x in self.written.fixed}
         if len(self.written.numbers) > NUMBERS:
-            because.add("many of its numbers may stand for the number of devices")
+            because.add("many numbers in the program may be the number of devices")
         counts = {n for n, x in self.written.numbers.items() if x in (axis.size, axis.devices)}
         tried = {n for a in failed if a.names and a.chained == chained for n in a.names}
         stuck = tried & counts
         if stuck:
             listed = ", ".join(f"`{n}`" for n in sorted(stuck))
-            because.add(f"{listed} may stand for the number of devices, or follow from it")
+            because.add(f"{listed} may be the number of devices, or computed from it")
         last = [a for a in apart if a.chained == chained][-1]
         position, axes = self.of.mesh.names.index(axis.name), len(self.of.mesh.names)
         got = program_run(self.of.graph, every=True)(self.of.values)
@@ -238,7 +238,7 @@ class OneDeviceComparison:
         typed = [(measure_types(got, want, position, axes), a) for a, want in wanted.items()]
         guesses: set[str] = set()
         if self.of.guessed:
-            guesses.add("integers were not given, and random ones were taken")
+            guesses.add("sbp used random integers for arguments that are shapes; pass arrays")
         if not typed:  # of a pipeline that runs on one device only stage by stage
             run = self.result(apart[last][0], because=tuple(sorted(because | guesses)), stages=True)
             return Compared(run=run, alone=last, uneven=uneven, meant=bool(because))
@@ -444,9 +444,10 @@ def compared_runs(
         except SbpInternalError:
             raise
         except FAILURES as error:  # of `vmap`
-            return found.without_trial(f"it cannot be run without devices ({reason_of(error)})")
+            return found.without_trial(f"sbp cannot run it without devices ({reason_of(error)})")
         if first and not found.got.is_finite:
-            return found.without_trial("its results are not finite numbers")
+            values = "its arguments" if given else "random values; pass arrays as arguments"
+            return found.without_trial(f"its results are infinite or NaN on {values}")
         found.uneven = uneven(graph, found.got, mesh)
         found.compared = [
             OneDeviceComparison(found, written, meant is None and permutes(graph, name)).made(

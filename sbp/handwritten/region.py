@@ -33,7 +33,15 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from sbp import _jax
 from sbp.annotations import as_array, as_type
-from sbp.errors import ArgumentError, SbpError, SbpInternalError, Span, correcting, refused
+from sbp.errors import (
+    ArgumentError,
+    SbpError,
+    SbpInternalError,
+    Span,
+    correcting,
+    counted,
+    refused,
+)
 from sbp.handwritten.check import ClaimedArray, RegionBody, check_claims
 from sbp.handwritten.emulation import axes_by_dim
 from sbp.kinds import FLAG, FUNCTION, fits, leaves_of, returning_arrays, takes
@@ -143,7 +151,7 @@ def leaf_types(types: Any, tree: Any, where: str, mesh: MeshSpec | None) -> list
         )
     except ValueError as error:
         raise SbpError(
-            f"{where} is no prefix of what it types: {str(error).splitlines()[0]}"
+            f"{where} does not fit the pytree that it types: {str(error).splitlines()[0]}"
         ) from error
     return found
 
@@ -159,8 +167,9 @@ def types_of_arguments(
     types = in_types if isinstance(in_types, tuple) else (in_types,)
     if len(types) != len(args):
         raise SbpError(
-            f"in_types of the manual region has {len(types)} entries for {len(args)} arguments;"
-            " give one each"
+            "in_types of the manual region has"
+            f" {len(types)} {'entry' if len(types) == 1 else 'entries'} for"
+            f" {counted(len(args), 'argument')}; give one entry for each argument"
         )
     pairs = zip(types, args, strict=True)
     return [t for entry, arg in pairs for t in leaf_types(entry, arg, "in_types", mesh)]

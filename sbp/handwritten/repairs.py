@@ -425,7 +425,7 @@ class Repairs:
             yield _one(GraphEdit(text, divide_by_sizes(call.span, axes), divide=divide))
         elif call.name == CALLED["sum"] and _over(node) == set(axes):
             source = call.renamed(CALLED["mean"])
-            yield _one(GraphEdit(f"lax.pmean in place of {call.text}", source, divide=divide))
+            yield _one(GraphEdit(f"use lax.pmean in place of {call.text}", source, divide=divide))
 
     def sum_up(self, division: Node) -> Iterator[RepairCandidate]:
         """A sum instead of a `lax.pmean`. A division by hand has no such repair: another divisor
@@ -434,7 +434,7 @@ class Repairs:
         if call is not None and call.name == CALLED["mean"]:
             gone: dict[int, tuple[str, ...]] = {d.id: () for d in call.nodes}
             source = call.renamed(CALLED["sum"])
-            yield _one(GraphEdit(f"lax.psum in place of {call.text}", source, over=gone))
+            yield _one(GraphEdit(f"use lax.psum in place of {call.text}", source, over=gone))
 
     def rename(self, node: Node, op: str) -> Iterator[RepairCandidate]:
         """Another reduction."""
@@ -443,7 +443,7 @@ class Repairs:
             gone: dict[int, tuple[str, ...]] = {
                 d.id: () for n in call.nodes for d in self.divisions(n)
             }
-            made, text = {n.id: op for n in call.nodes}, f"lax.{op} in place of {call.text}"
+            made, text = {n.id: op for n in call.nodes}, f"use lax.{op} in place of {call.text}"
             yield _one(GraphEdit(text, call.renamed(op), rename=made, over=gone))
 
     def redirect(self, finding: Finding) -> Iterator[RepairCandidate]:
@@ -454,7 +454,10 @@ class Repairs:
             call = self.call(node) if others and set(others) == _over(node) else None
             if call is None or call.name != CALLED["sum"]:
                 continue
-            text = f"{axes_text(finding.mesh_axes)} in place of {axes_text(others)} in {call.text}"
+            text = (
+                f"write {axes_text(finding.mesh_axes)} in place of {axes_text(others)} in"
+                f" {call.text}"
+            )
             source = call.over(finding.mesh_axes)
             over = {n.id: finding.mesh_axes for n in call.nodes}
             yield _one(GraphEdit(text, source, over=over))

@@ -53,7 +53,7 @@ def diagnostic(
       repairs: its helps, and whether there may be more.
     """
     (helps, untried), late = repairs, finding.observer is not None
-    words, more = _Words(finding, mesh), ("other repairs were not tried",) if untried else ()
+    words, more = _Words(finding, mesh), ("sbp did not try every repair",) if untried else ()
     other = "misplaced-reduction" if late else "missing-reduction"
     return Diagnostic(
         code=_CODES.get(finding.fault.kind, other),
@@ -73,7 +73,7 @@ _TITLES: dict[Kind, str] = {
     "copies": "{what} moves {n} equal copies on {axes}",
     "copies-as-partial": "{result} is whole on {axes} and returned as {claim}",
     "copies-as-split": "{result} is whole on {axes} and returned as {claim}",
-    "doubled": "{what} reduces what is whole already on {axes}",
+    "doubled": "{what} reduces a value that is already whole on {axes}",
     "local": "{what} {kernel} on {axes}",
     "missing": "{what} is left partial on {axes}",
     "mixed": "{what} takes a split and a partial value on {axes}",
@@ -83,8 +83,8 @@ _TITLES: dict[Kind, str] = {
     "pending": "{what} adds up means of shards on {axes}",
     "product": "{what} multiplies partial values on {axes}",
     "ratio": "{what} divides by a partial value on {axes}",
-    "scales": "{what} adds values that are {n} times apart on {axes}",
-    "order": "the specs of {what} split a dim in two orders over {axes}",
+    "scales": "{what} adds values whose scales differ by a factor of {n} on {axes}",
+    "order": "the specs of {what} name {axes} in two different orders",
     "own-block": "{what} takes one block of a partial value on {axes}",
     "own-positions": "{what} counts from zero in each shard on {axes}",
     "same-block": "{what} takes the same block of a whole value on all devices of {axes}",
@@ -98,29 +98,29 @@ _TITLES: dict[Kind, str] = {
 
 _LABELS: dict[Kind, str] = {
     "added": "each of {n} devices adds it; reduce first, then add",
-    "averaged": "{n} times too small; parts of a sum add up",
+    "averaged": "{n} times too small; use lax.psum for parts of a sum",
     "blocks": "one device has no shards to add up: sum the dim first, or gather it",
     "copies": "its operand is B: every device has the same",
     "copies-as-partial": "this is B: each of {n} devices would add it",
     "copies-as-split": "this is B: the result would hold {n} copies",
     "doubled": "counted {n} times",
-    "local": "its operand is {types}: the others' shards are not seen",
+    "local": "its operand is {types}: each device sees only its own shard",
     "missing": "{types} from here on",
-    "mixed": "one operand is {types}, the other split; reduce the first before",
+    "mixed": "one operand is {types}, the other is split; reduce the {types} operand first",
     "monoid": "the parts of {types} need another reduction",
     "nonlinear": "it does not take {types}; reduce first",
-    "order": "the axes of a split dim are ordered, the first one outermost",
+    "order": "use one order in all specs; the first axis is the outermost",
     "own-block": "each device has its own part of its block of {types}; reduce first",
     "own-positions": "in the whole value, a device's shard begins at {index} times its length",
     "partial-as-split": "{types} from here on",
-    "pending": "{n} times too large; means of shards are averaged",
+    "pending": "{n} times too large; use lax.pmean for means of shards",
     "product": "it does not take {types}; reduce first",
     "ratio": "reduce both operands first: the ratio of two parts is not a part of the ratio",
     "same-block": "the block that belongs to a device depends on its index",
     "scaled": "{n} times too large",
-    "scales": "one is a sum over the devices, the other their mean",
+    "scales": "one is a sum over the devices, the other a mean; use one reduction for both",
     "split-as-whole": "this is {types}",
-    "uneven": "from here on, devices have other values",
+    "uneven": "from here on, the devices have different values",
     "wrong-dim": "this is {types}",
     "wrong-gather": "the shards follow one another along dim {dims}",
 }
@@ -233,12 +233,12 @@ class _Words:
         if self.finding.numbers:
             listed = " or ".join(f"`{n}`" for n in self.finding.numbers)
             yield (
-                f"the program may be right if {listed} stands for the number of devices; write"
-                " lax.axis_size there, and sbp can tell"
+                f"the program may be right: if {listed} means the number of devices, write"
+                " lax.axis_size instead, so that sbp knows"
             )
         if primary(self.finding).backward:
             yield (
-                "with check_vma=True, JAX itself adds up the gradient of what is whole; with"
+                "with check_vma=True, JAX sums the gradient of a whole value over the devices; with"
                 " check_vma=False it does not"
             )
 
@@ -250,18 +250,18 @@ DIFFERS = "differs-on-one-device"
 
 def run_text(run: ComparedRun) -> str:
     """What a comparison came to, as a sentence."""
-    where = f"on one device of mesh axis `{run.mesh_axis}`"
+    where = f"with one device on mesh axis `{run.mesh_axis}`"
     if run.untried:
         return f"sbp did not compare the program with a run {where}, because {run.untried}"
     if run.lost or not run.apart:
         lost = f"; {_lost(run)}" if run.lost else ""
-        return f"{where} the program computes the same: {_how(run)}{lost}"
-    text = f"{where} the program computes another value of {_results(run.apart)}: {_how(run)}"
+        return f"{where}, the program computes the same results: {_how(run)}{lost}"
+    text = f"{where}, the program computes other values for {_results(run.apart)}: {_how(run)}"
     return f"{text}; {'; '.join(run.because)}" if run.because else text
 
 
 def _how(run: ComparedRun) -> str:
-    values = "its arguments" if run.given else "random values of its shapes"
+    values = "its arguments" if run.given else "random values"
     if run.stages:
         return f"sbp ran its {run.size} stages one after the other, on {values}"
     return f"sbp ran it with {run.size} devices and with one, on {values}"
@@ -273,7 +273,9 @@ def _results(numbers: tuple[int, ...]) -> str:
 
 def _lost(run: ComparedRun) -> str:
     """That a part of some results is made of constants."""
-    return f"{_results(run.lost)}: a slice along the first dim depends on no argument"
+    return (
+        f"part of {_results(run.lost)} does not depend on any argument: a slice along the first dim"
+    )
 
 
 def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
@@ -288,18 +290,19 @@ def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
         return Diagnostic(
             code="not-analysed",
             severity="note" if run.refused else "warning",
-            title=f"the program is not checked on {axis}: {run.untried}",
+            title=f"sbp did not check the program on {axis}: {run.untried}",
         )
     if not run.apart:
         return None
     title = (
-        f"{_results(run.apart)} differ{'' if len(run.apart) > 1 else 's'} on one device of {axis}"
+        f"{_results(run.apart)} {'change' if len(run.apart) > 1 else 'changes'} when {axis} has one"
+        " device"
     )
     if run.because:
         return Diagnostic(
             code=DIFFERS,
             severity="note",
-            title=f"{title}, which may be meant: {'; '.join(run.because)}",
+            title=f"{title}; you may intend this: {'; '.join(run.because)}",
         )
     return Diagnostic(
         code=DIFFERS,

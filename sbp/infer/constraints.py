@@ -98,7 +98,7 @@ class ReadBecause:
         if self.node is None:
             return f"output {self.number}"
         if self.node.primitive is annotate_p:
-            return "what is annotated"
+            return "the annotated value"
         if self.entry is not None:
             return _entry_text(self.node, self.entry)
         if self.exit is not None:

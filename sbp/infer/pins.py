@@ -108,8 +108,9 @@ def _type_of_blocks(
         if found is not None:
             return found
     raise SbpError(
-        f"no type on the mesh of sbp.jit ({mesh}) places the parts of {sharding.spec} on the"
-        f" devices of the mesh {dict(sharding.mesh.shape)}; name the axes of the mesh of sbp.jit",
+        f"no type on the mesh of sbp.jit ({mesh}) puts the shards on the same devices as"
+        f" {sharding.spec} on the mesh {dict(sharding.mesh.shape)}; build the sharding on the mesh"
+        " of sbp.jit",
         code="bad-placement",
     )
 
@@ -194,10 +195,10 @@ def check_monoids(t: NdSbp, dtype: Any, where: str, span: Span | None = None) ->
     """
     for axis, atom in t.items():
         if isinstance(atom, Unreduced) and atom.monoid not in admissible(dtype):
-            known = ", ".join(admissible(dtype)) or "no monoid"
+            known = " or ".join(f"P({monoid})" for monoid in admissible(dtype))
             raise SbpError(
-                f"{axis}:{atom!r} on {dtype}, which has {known}; convert it first or pin another"
-                " type",
+                f"an array of {dtype} cannot be {atom!r} on mesh axis {axis!r}"
+                f"{f', only {known}' if known else ''}; convert it first or pin another type",
                 span=span,
                 subject=where,
             )
@@ -214,8 +215,9 @@ def _check_order(t: NdSbp, mesh: MeshSpec, where: str, span: Span | None) -> Non
         wanted = [name for name in mesh.names if name in given]
         if given != wanted:
             raise SbpError(
-                f"dim {dim} is split over {', '.join(given)}, against the mesh order"
-                f" {', '.join(wanted)}; name them in that order, or build the mesh in the other",
+                f"dim {dim} is split over {', '.join(given)}, but the mesh has these axes in the"
+                f" order {', '.join(wanted)}; name them in the order of the mesh, or build the mesh"
+                f" in the order {', '.join(given)}",
                 code="bad-placement",
                 span=span,
                 subject=where,
@@ -298,9 +300,8 @@ def placement(
         if found is not None:
             return found
     raise SbpError(
-        f"no split of the mesh ({mesh}) places slices of {shape} in the device order"
-        f" given, partitions {tuple(counts)}; build the mesh with its devices permuted to that"
-        " order",
+        f"no split on the mesh ({mesh}) puts {tuple(counts)} slices of an array of shape {shape} on"
+        " the devices in the given order; build the mesh with its devices in that order",
         code="bad-placement",
         span=span,
         subject=where,

@@ -71,8 +71,9 @@ def check_rules(graph: Graph, mesh: MeshSpec) -> None:
         warn(
             "missing-rule",
             f"primitive {node.op!r}",
-            f"has no signature; its operands and results are held B, {bytes_text(held)} on each"
-            " device" + (f": {because}" if because else ""),
+            "has no signature, so every device gets all its operands and computes all its results,"
+            f" {bytes_text(held)} per device"
+            + (f": {because}" if because else "; register one with sbp.signatures.register"),
             span=node.span,
         )
 

@@ -114,7 +114,7 @@ class Hardware:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise SbpError(f"hardware: name is a string; got {show(self.name)}")
+            raise SbpError(f"hardware: name must be a string, got {show(self.name)}")
         rates = (
             *("flops_per_second", "hbm_bytes_per_second", "hbm_bytes", "link_bytes_per_second"),
             "host_bytes_per_second",
@@ -137,14 +137,15 @@ class Hardware:
             count = getattr(self, field)
             if not is_whole(count) or count < 1:
                 raise SbpError(
-                    f"hardware {self.name!r}: {field} is a whole number from 1 on; got"
+                    f"hardware {self.name!r}: {field} must be a whole number of 1 or more, got"
                     f" {show(count)}"
                 )
         for field, unsaid in (("scatters_whole_mesh", ", or None"), ("overlaps", "")):
             given = getattr(self, field)
             if not isinstance(given, bool) and not (unsaid and given is None):
                 raise SbpError(
-                    f"hardware {self.name!r}: {field} is True or False{unsaid}; got {show(given)}"
+                    f"hardware {self.name!r}: {field} must be True or False{unsaid}, got"
+                    f" {show(given)}"
                 )
         for field, known in (("topology", TOPOLOGIES), ("platform", PLATFORMS)):
             given = getattr(self, field)
@@ -156,7 +157,7 @@ class Hardware:
                 )
         if self.beyond is not None and not isinstance(self.beyond, Network):
             raise SbpError(
-                f"hardware {self.name!r}: beyond is a Network or None; got {show(self.beyond)}"
+                f"hardware {self.name!r}: beyond must be a Network or None, got {show(self.beyond)}"
             )
         axes = self.slow_axes
         pairs = isinstance(axes, tuple) and all(isinstance(a, tuple) and len(a) == 2 for a in axes)
@@ -164,8 +165,8 @@ class Hardware:
             isinstance(name, str) and isinstance(network, Network) for name, network in axes
         ):
             raise SbpError(
-                f"hardware {self.name!r}: slow_axes is a tuple of (mesh axis, Network), made by"
-                f" with_axis; got {show(axes)}"
+                f"hardware {self.name!r}: slow_axes must be a tuple of (mesh axis, Network), made"
+                f" by with_axis, got {show(axes)}"
             )
 
     @takes("Hardware.with_axis", skip=1, mesh_axis=AXIS)
@@ -228,8 +229,8 @@ def _check_figures(
         )
         if not real or value < 0 or (value == 0 and rate):
             raise SbpError(
-                f"{what}: {field} is a {'number above 0' if rate else 'finite number from 0 on'};"
-                f" got {show(value)}"
+                f"{what}: {field} must be a"
+                f" {'number above 0' if rate else 'finite number of 0 or more'}, got {show(value)}"
             )
 
 

@@ -132,7 +132,8 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
     """
     if not isinstance(mesh, Mesh | AbstractMesh):
         raise refused(
-            f"mesh is a jax.sharding.Mesh or AbstractMesh, got {type(mesh).__name__}", TypeError
+            f"mesh must be a jax.sharding.Mesh or AbstractMesh, got {type(mesh).__name__}",
+            TypeError,
         )
     axes = tuple((str(name), int(size)) for name, size in mesh.shape.items())
     _check_names(mesh.axis_names, devices=mesh.size if isinstance(mesh, Mesh) else 0)
@@ -147,7 +148,7 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
             )
         hardware = HARDWARE[hardware]
     if not isinstance(hardware, Hardware):
-        raise SbpError(f"hardware is an sbp.Hardware or the name of one, got {show(hardware)}")
+        raise SbpError(f"hardware must be an sbp.Hardware or the name of one, got {show(hardware)}")
     spec = MeshSpec(axes=axes, hardware=hardware, is_assumed=is_assumed)
     for mesh_axis, _ in hardware.slow_axes:
         spec.size(mesh_axis)
@@ -159,13 +160,13 @@ def _check_names(names: Sequence[Any], *, devices: int) -> None:
     process on so many devices; 0 for a mesh without devices."""
     for name in map(str, names):
         if not can_name(name):
-            raise SbpError(f"no type text can name the mesh axis {show(name)}: {AXIS_NAMES}")
+            raise SbpError(f"rename the mesh axis {show(name)}: {AXIS_NAMES}")
         ends = (devices and not name.isascii()) or (devices > 1 and "\\" in name)
         if ends and ENDS_ON_AXIS_NAMES:
             raise SbpError(
-                f"this JAX ends the process on devices of a mesh with an axis {show(name)}; take a"
-                " name of ASCII characters without backslashes, a jax.sharding.AbstractMesh to plan"
-                " on, or JAX 0.12"
+                f"this version of JAX crashes on the devices of a mesh with an axis {show(name)};"
+                " use ASCII characters without backslashes, plan on a jax.sharding.AbstractMesh, or"
+                " upgrade to JAX 0.12"
             )
 
 
@@ -200,7 +201,7 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
     names = tuple(axis_names)
     if len(axis_sizes) != len(names) or len(set(names)) != len(names) or 0 in axis_sizes:
         raise ArgumentError(
-            f"make_mesh takes a size from 1 on for each of the axes, and names that differ, got"
+            "make_mesh takes one size of 1 or more for each axis, and different axis names, got"
             f" sizes {show(axis_sizes)} and names {show(names)}"
         )
     _check_names(names, devices=math.prod(map(int, axis_sizes)))
@@ -208,9 +209,9 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
     need = math.prod(map(int, axis_sizes))
     if need > len(devices):
         raise ArgumentError(
-            f"a mesh of {' x '.join(map(str, axis_sizes))} = {need} devices, but {len(devices)}"
-            " present; take a smaller mesh, plan on a jax.sharding.AbstractMesh, or simulate host"
-            f" devices with XLA_FLAGS=--xla_force_host_platform_device_count={need}",
+            f"the mesh has {' x '.join(map(str, axis_sizes))} = {need} devices, but JAX has only"
+            f" {len(devices)}; use a smaller mesh, plan on a jax.sharding.AbstractMesh, or simulate"
+            f" host devices with XLA_FLAGS=--xla_force_host_platform_device_count={need}",
             code="mesh-devices",
         )
     return Mesh(np.asarray(devices[:need]).reshape(tuple(axis_sizes)), names)

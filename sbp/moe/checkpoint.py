@@ -115,8 +115,8 @@ def same_content(workdir: Path, name: str, content: Mapping[str, str]) -> None:
     if old and old != content:
         other = [key for key in content if old.get(key) != content[key]]
         raise SbpError(
-            f"the {name} {' and '.join(other)} in {workdir} is not that of its checkpoints; put"
-            " the file of the run back, or choose another --workdir",
+            f"the checkpoints in {workdir} were made with another {name} {' and '.join(other)};"
+            " restore the original files, or choose another --workdir",
             code="bad-checkpoint",
         )
 
@@ -198,8 +198,8 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise SbpError(
-            f"cannot write to {path}: {error.strerror}. Make room or mend the folder, or choose"
-            " another place",
+            f"cannot write to {path}: {error.strerror}. Free disk space, fix the folder, or choose"
+            " another path",
             code="bad-checkpoint",
         ) from None
 
@@ -475,8 +475,8 @@ class Checkpoints:
     def _write_error(self, error: Exception) -> SbpError:
         return SbpError(
             f"cannot write a checkpoint to {self._folder}: {_reason(error)};"
-            f" {newest_text(self.workdir)}. Make room or mend the folder, and the same command"
-            " goes on",
+            f" {newest_text(self.workdir)}. Free disk space or fix the folder, then run the same"
+            " command again to continue",
             code="bad-checkpoint",
         )
 
@@ -591,7 +591,7 @@ def _newest(
             damaged.append(f"the checkpoint of step {step} is damaged: {error}")
             continue
         for line in damaged:
-            say(f"{line}; that of step {step} is used")
+            say(f"{line}; sbp uses the checkpoint of step {step}")
         return step, found
     raise SbpError(
         f"no checkpoint in {folder} can be read; choose another --workdir:",
@@ -605,7 +605,7 @@ def _verify(
 ) -> tuple[TrainState, dict[str, Any]]:
     run, named = from_first(lambda: (run_of(checkpoint), (checkpoint / "run").exists()))
     if run is None and named:
-        raise _DamagedError("what it belongs to cannot be read")
+        raise _DamagedError("its `run` entry cannot be read")
     if run is None:
         say(f"the checkpoint of step {checkpoint.name} has no checksums, so it is not verified")
     elif (step := run.get("step", int(checkpoint.name))) != int(checkpoint.name):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from sbp.errors import SbpError, nearest
+from sbp.errors import SbpError, counted, nearest
+from sbp.kinds import WHOLE_NUMBER, Kind, show
 from sbp.moe.routers import ROUTERS
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
@@ -34,6 +36,7 @@ MODEL_BOUNDS: Bounds = {
             "target_length",
             "groups",
             "sequences_per_group",
+            "decoder_layers",
         ),
         (1, math.inf),
     ),
@@ -43,6 +46,7 @@ MODEL_BOUNDS: Bounds = {
     "dropout": (0, 1),
     "label_smoothing": (0, 1),
     **dict.fromkeys(("aux_coefficient", "router_z_loss", "router_bias_rate"), (0, math.inf)),
+    **dict.fromkeys(("encoder_layers", "experts"), (0, math.inf)),
     **dict.fromkeys(("experts_per_token", "shared_experts"), (0, math.inf)),
     "capacity_factor_per_choice": (0, math.inf),
     "eval_capacity_factor_per_choice": (0, math.inf),
@@ -85,12 +89,18 @@ TRAIN_CHOICES = {
 }
 
 
-def out_of_bounds(config: object, bounds: Bounds) -> list[str]:
-    """One fault for each field that is out of its bounds, or not a number."""
+NUMBER = Kind("a number", lambda x: isinstance(x, numbers.Real) and not isinstance(x, bool))
+
+
+def out_of_bounds(config: Any, bounds: Bounds) -> list[str]:
+    """One fault for each field of a dataclass that is not a number, or out of its bounds."""
     faults = []
+    kinds: Mapping[str, object] = {f.name: f.type for f in dataclasses.fields(config)}
     for name, (least, below) in bounds.items():
-        value = getattr(config, name)
-        if not least <= value < below:  # nor is NaN
+        value, kind = getattr(config, name), WHOLE_NUMBER if kinds[name] == "int" else NUMBER
+        if not kind.accepts(value):
+            faults.append(f"{name} must be {kind.what}, got {show(value)}")
+        elif not least <= value < below:  # nor is NaN
             bound = "a finite number" if below == math.inf else f"below {below}"
             faults.append(f"{name} is {value}; it must be at least {least} and {bound}")
     return faults
@@ -209,18 +219,7 @@ class ModelConfig:
     rounding: str = "nearest"
 
     def __post_init__(self) -> None:
-        faults = out_of_bounds(self, MODEL_BOUNDS)
-        for name, least in (("encoder_layers", 0), ("decoder_layers", 1)):
-            if (count := getattr(self, name)) < least or (count % 2 and self.moe_every == 2):
-                faults.append(
-                    f"{name} is {count}; layers come in pairs (dense, MoE) unless moe_every is 1,"
-                    f" so it must be even and {'positive' if least else 'not negative'}"
-                )
-        if self.experts < 2 and self.experts != 0:
-            faults.append(
-                f"experts is {self.experts}; a router needs at least 2 (0 makes a dense model)"
-            )
-        faults += unknown_choices(self, MODEL_CHOICES)
+        faults = out_of_bounds(self, MODEL_BOUNDS) + unknown_choices(self, MODEL_CHOICES)
         if not faults:
             faults = _senseless(self)
         if faults:
@@ -268,10 +267,18 @@ class ModelConfig:
 
 def _senseless(cfg: ModelConfig) -> list[str]:
     """One fault for each pair of options that make no sense together."""
+    for name in ("encoder_layers", "decoder_layers"):
+        if cfg.moe_every == 2 and getattr(cfg, name) % 2:
+            return [
+                f"{name} is {getattr(cfg, name)}; with moe_every 2, layers are pairs of a dense and"
+                " an MoE layer, so it must be even"
+            ]
+    if cfg.experts == 1:
+        return ["experts is 1; a router needs at least 2 (0 makes a dense model)"]
     if cfg.dtype == "float64" and cfg.param_dtype != "float32":
-        return [f"param_dtype is {cfg.param_dtype}, but parameters are float64 where dtype is"]
+        return [f"param_dtype is {cfg.param_dtype}, but dtype float64 needs parameters of float64"]
     if cfg.rounding == "stochastic" and cfg.param_dtype != "bfloat16":
-        return ['rounding "stochastic" is for param_dtype "bfloat16"; float32 rounds as it is']
+        return ['rounding "stochastic" needs param_dtype "bfloat16"; set one of the two']
     if cfg.heads % cfg.key_heads:
         return [f"kv_heads is {cfg.kv_heads}; it must divide the {cfg.heads} heads"]
     if cfg.position == "rotary" and cfg.head_dim % 2:
@@ -285,7 +292,7 @@ def _senseless(cfg: ModelConfig) -> list[str]:
         return ["decoder_router is for a model with an encoder; set router"]
     if not cfg.experts:
         if cfg.shared_experts:
-            return ["shared_experts stand beside routed ones; set experts, or widen ffn_dim"]
+            return ["shared_experts needs routed experts; set experts, or use a larger ffn_dim"]
         return []
     used = {cfg.router, cfg.decoder_router or cfg.router}
     faults = []
@@ -299,27 +306,30 @@ def _senseless(cfg: ModelConfig) -> list[str]:
         own, asked = ROUTERS[name], cfg.experts_per_token
         if asked and own.fixed and asked != own.choices:
             faults.append(
-                f'router "{name}" has {own.choices} experts for each token, experts_per_token is'
-                f' {asked}; "top_k" takes any number'
+                f'router "{name}" uses {counted(own.choices, "expert")} for each token, but'
+                f' experts_per_token is {asked}; use router "top_k" for another number'
             )
         if (asked or own.choices) > cfg.experts:
-            faults.append(f"experts_per_token is {asked}, of {cfg.experts} experts")
+            most = counted(cfg.experts, "expert")
+            faults.append(f"experts_per_token is {asked or own.choices}, but there are {most}")
         if cfg.normalise != "before" and not own.normalised:
             faults.append(
-                f'normalise is "{cfg.normalise}", but the weights of router "{name}" are what they'
-                ' are; "top2" and "top_k" have a choice'
+                f'normalise is "{cfg.normalise}", but the weights of router "{name}" are fixed; set'
+                ' normalise to "before", or router to "top2" or "top_k"'
             )
     if cfg.counter == "paper" and (used != {"top2"} or cfg.dispatch == "sort"):
         faults.append(
-            'counter "paper" lets choices that random routing leaves out take slots: there are none'
-            ' but in router "top2" with a capacity'
+            'counter "paper" works only with router "top2" and a dispatch with a capacity,'
+            ' "einsum" or "gather"; set counter to "lingvo"'
         )
     if cfg.aux_scale == "paper" and "noisy_top_k" in used:
-        faults.append('aux_scale "paper" is of a product of shares; "noisy_top_k" has variances')
+        faults.append(
+            'aux_scale "paper" does not work with router "noisy_top_k"; set it to "lingvo"'
+        )
     if cfg.dispatch == "sort" and "expert_choice" in used:
         faults.append(
-            'dispatch "sort" has no capacity, and "expert_choice" is nothing else: its dispatch is'
-            ' "einsum" or "gather"'
+            'dispatch "sort" does not work with router "expert_choice", which needs a capacity; set'
+            ' dispatch to "einsum" or "gather"'
         )
     return faults
 

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from sbp.errors import SbpError
-from sbp.moe.config import ModelConfig
+from sbp.kinds import Kind, is_whole, one_of, takes
+from sbp.moe.config import NUMBER, ModelConfig
 from sbp.moe.routers import ROUTERS, Choices, Scores, balanced_bias, expert_choice, union, z_loss
 
 Array = Any  # a jax.Array inside a step, a numpy array outside
@@ -102,6 +103,12 @@ class Gating(NamedTuple):
 _ROUNDED = {"floor": math.floor, "ceil": math.ceil, "round": round}
 
 
+@takes(
+    "expert_capacity",
+    experts=Kind("a whole number of 1 or more", lambda x: is_whole(x) and x >= 1),
+    capacity_factor_per_choice=NUMBER,
+    rounding=one_of(tuple(_ROUNDED)),
+)
 def expert_capacity(
     group_size: int,
     experts: int,
@@ -121,7 +128,8 @@ def expert_capacity(
       rounding: "floor", "ceil" or "round" (halves to even).
 
     Raises:
-      SbpError: when an expert would have no slot.
+      SbpError: `bad-argument` when an expert would have no slot, `unknown-option` for another
+        rounding.
 
     >>> expert_capacity(100, 16), expert_capacity(100, 16, 1.25, choices=1, rounding="ceil")
     (12, 8)

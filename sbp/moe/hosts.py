@@ -69,8 +69,8 @@ def agree(what: str, mine: T, differences: Callable[[T, T], list[str]]) -> None:
     lines = differences(from_first(lambda: mine), mine)
     if wrong := [i for i, n in enumerate(gather(len(lines))) if n]:
         raise SbpError(
-            f"process {wrong[0]} has other {what} than process 0; start all with the same options"
-            " and files" + (":" if lines else ""),
+            f"process {wrong[0]} has other {what} than process 0; start all processes with the same"
+            " options and files" + (":" if lines else ""),
             code="processes-differ",
             details=lines,
         )

@@ -121,12 +121,14 @@ class SavedPlan:
         try:
             read = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise _refusal(f"it is no file of plan.save: {error}") from error
+            raise _refusal(f"plan.save did not write this file: {error}") from error
         form = read.get("sbp plan", FORMAT) if isinstance(read, dict) else FORMAT
         if form != FORMAT:
-            raise _refusal(f"it has format {show(form)}, and this version reads {FORMAT}")
+            raise _refusal(
+                f"it has format {show(form)}, and this version of sbp reads format {FORMAT}"
+            )
         if not _has_shape(read, _SHAPE):
-            raise _refusal("it does not have the shape of a file of plan.save")
+            raise _refusal("plan.save did not write this file, or someone changed it")
         return cls(
             made_for=read["made_for"],
             program=tuple(read["program"].split()),
@@ -160,7 +162,7 @@ class SavedPlan:
                     program = dataclasses.replace(free, typing=typing)
         program = program or self._resolve(request)
         if self.seal != _seal(self.figures, self.removed):
-            raise _refusal("its figures were changed: the seconds, the bound, or how it was found")
+            raise _refusal("someone changed its `figures` or `removed` after plan.save wrote it")
         limit = request.memory_limit
         if limit is not None and program.cost.peak_memory_bytes > limit:
             raise _refusal("it takes more memory than memory_limit")
@@ -171,15 +173,15 @@ class SavedPlan:
         for name, value in now.items():
             if self.made_for.get(name) != value:
                 raise _refusal(
-                    f"it was made for {name} {self.made_for.get(name, '(not said)')}, and this is"
-                    f" {value}"
+                    f"it was made with {name} {self.made_for.get(name) or '(none)'}, but this call"
+                    f" has {name} {value or '(none)'}"
                 )
         graph = request.graph
         nodes = list(graph.walk())
         found = digests(graph)
         for number, (mine, own) in enumerate(itertools.zip_longest(self.program, found)):
             if mine != own:
-                where = "its arguments differ" if number == 0 else "its results differ"
+                where = "the arguments differ" if number == 0 else "the results differ"
                 if 0 < number <= len(nodes):
                     node = nodes[number - 1]
                     where = f"the first difference is {node.op} {node_place(node)}"
@@ -205,7 +207,7 @@ class SavedPlan:
         self._compare(first)
         known = {_key(r): r for r in repeats(typing, first.block)}
         if len({*self.removed} & known.keys()) != len(self.removed):
-            raise _refusal("its repeated conversions are not those of this program")
+            raise _refusal("its `removed` lists conversions that this program does not repeat")
         removed = tuple(known[key] for key in self.removed)
         if removed:
             typing = save(typing, removed)
@@ -228,7 +230,7 @@ class SavedPlan:
         if wrong:
             number = next(filter(None, wrong), 0)  # the head has only the sum of the other lines
             own, made = (line.strip() or "no line" for line in pairs[number])
-            raise _refusal(f"line {number + 1} of the plan is `{own}`, and its types give `{made}`")
+            raise _refusal(f"line {number + 1} of the plan is `{own}`, but its types give `{made}`")
 
 
 _LINE = re.compile(
@@ -273,7 +275,7 @@ class _TextReader:
         except (SbpError, KeyError, IndexError, ValueError, StopIteration) as error:
             text = "".join(self.lines[self.at - 1 : self.at]).strip()
             raise _refusal(
-                f"line {self.at} of the plan is `{text}`, which is no line of this program"
+                f"line {self.at} of the plan is `{text}`, which is not a line of this program"
             ) from error
         return dataclasses.replace(read, **typing_fields(request.flow, choices))
 

@@ -179,7 +179,7 @@ def _axis(why: Why, story: AxisStory) -> Section:
             "line": lambda link: place_cell(link.place),
         },
         shown=SHOWN_LINKS,
-        rest=lambda left: f"and {len(left)} more between the last two",
+        rest=lambda left: f"and {counted(len(left), 'more value')} between the last two rows",
     )
     return Section(
         title=f"on `{story.mesh_axis}` {story.atom}: {verdict(why, story)}", parts=(made,)
@@ -204,19 +204,22 @@ def verdict(why: Why, story: AxisStory) -> str:
         return "no other type was found"
     atom, gap = dict(best.wanted).get(story.mesh_axis, "another"), difference(best.cost, why.cost)
     if story.links[0].kind == "donated output":
-        return f"as the donated input; {atom} if the output's type were given, {gap}"
+        return f"the type of the donated input; pinned in out_types, it could be {atom}, {gap}"
     if abs(best.cost.seconds - why.cost.seconds) <= OPTIMAL_GAP * why.cost.seconds:
         return f"chosen among equals; {atom} costs the same"
     if best.cost.seconds > why.cost.seconds:
         return f"chosen by cost; next best {atom}, {gap}"
     if why.proved and why.evades:
         return (
-            "the cheapest under the boxing policy; an annotation may convert what that"
-            f" forbids, {atom} is {gap}"
+            "the cheapest type that the boxing policy allows; with an annotation, which may convert"
+            f" anyway, {atom} is {gap}"
         )
-    more = ", and an annotation may convert what the policy forbids" if why.evades else ""
+    more = "; an annotation may convert where the policy does not" if why.evades else ""
     # Cheaper, within the gap that the report states.
-    return f"found by the chooser, which does not always find the cheapest{more}; {atom} is {gap}"
+    return (
+        f"found by sbp's search, which does not always find the cheapest type{more}; {atom} is"
+        f" {gap}"
+    )
 
 
 def difference(cost: Cost, base: Cost) -> str:
@@ -225,10 +228,10 @@ def difference(cost: Cost, base: Cost) -> str:
     >>> cost = lambda n: Cost(bytes_per_device=4 * n, seconds=n, peak_memory_bytes=0)
     >>> dear, cheap = cost(3.0), cost(2.0)
     >>> difference(dear, cheap)
-    '+1 s (+50.0 %), +4.0 B sent'
+    '+1 s (+50.0%), +4.0 B sent'
     """
     time, sent = cost.seconds - base.seconds, cost.bytes_per_device - base.bytes_per_device
-    share = f" ({100 * time / base.seconds:+.1f} %)" if abs(time) >= 5e-4 * base.seconds > 0 else ""
+    share = f" ({100 * time / base.seconds:+.1f}%)" if abs(time) >= 5e-4 * base.seconds > 0 else ""
     first = (
         "the same time"
         if abs(time) <= OPTIMAL_GAP * base.seconds
@@ -243,22 +246,22 @@ def difference(cost: Cost, base: Cost) -> str:
 def _alternatives(why: Why) -> Section:
     dearer = len(why.alternatives) - SHOWN_TYPES
     left = {
-        counted(dearer, "dearer type"): dearer > 0,
+        counted(dearer, "costlier type"): dearer > 0,
         f"{counted(why.untried, 'type')} not tried; plan.why(.., refine=True) tries"
         " more": why.untried,
-        f"{counted(why.untried_pairs, 'pair')} of atoms on two mesh axes not"
+        f"{counted(why.untried_pairs, 'pair')} of types on two mesh axes not"
         " tried": why.untried_pairs,
     }
     made = table(
-        ("pinned", "type then", ">sent per device", ">time", "difference"),
+        ("pinned", "type in that plan", ">sent per device", ">time", "difference"),
         (
-            ("as it is", repr(why.type), *_figures(why.cost), ""),
+            ("this plan", repr(why.type), *_figures(why.cost), ""),
             *(_alternative(why, a) for a in why.alternatives),
         ),
         shown=1 + SHOWN_TYPES,
     )
     made = replace(made, rest=f"and {sentences(left, '; ')}" if any(left.values()) else "")
-    return Section(title="other types, each planned anew", parts=(made,))
+    return Section(title="other types, with the plan that each gives", parts=(made,))
 
 
 def _alternative(why: Why, one: Alternative) -> tuple[str, ...]:
@@ -278,7 +281,7 @@ def _conversions(why: Why, mesh: MeshSpec) -> Section:
     if not why.conversions:
         return Section(
             title="conversions",
-            parts=("none: every reader takes it as it is made",),
+            parts=("none: every operation that reads the value takes this type",),
         )
     made = table_of(
         why.conversions,
@@ -440,7 +443,7 @@ def _differences(found: Difference) -> Iterator[Part]:
         made = table(
             ("what", "this", "other"), map(setting_cells, found.settings), shown=SHOWN_SETTINGS
         )
-        yield Section(title="asked differently", parts=(made,))
+        yield Section(title="options and pins that differ", parts=(made,))
     yield Section(title="cost of a call, per device", parts=(_costs(found),))
     if found.sent:
         more = signed_text(sum(d.bytes_more for d in found.sent), bytes_text)
@@ -477,7 +480,7 @@ def _costs(found: Difference) -> Table:
     ]
 
     def row(name: str, x: float, y: float, text: Callable[[float], str]) -> tuple[str, ...]:
-        share = f" ({100 * (y - x) / x:+.1f} %)" if x and y != x else ""
+        share = f" ({100 * (y - x) / x:+.1f}%)" if x and y != x else ""
         return name, text(x), text(y), f"{signed_text(y - x, text)}{share}" if y != x else "none"
 
     return table(("cost", ">this", ">other", ">difference"), starmap(row, figures))

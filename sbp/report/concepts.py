@@ -27,7 +27,7 @@ CONCEPTS = (
         name="S",
         text="`S(d)` says that dim d of a tensor is split over a mesh axis: each device has one"
         " block of it, in order. On 4 devices, `S(0)` of float32[8,16] is float32[2,16] on each."
-        " The dim need not divide: the last blocks are smaller then.",
+        " If the dim does not divide evenly, the last blocks are smaller.",
         also=("split", "shard", "sharded"),
         see=("B", "P", "nested split"),
     ),
@@ -87,8 +87,9 @@ CONCEPTS = (
     ),
     Concept(
         name="boxing policy",
-        text='"auto" allows any conversion at its price, "reduce" only conversions from P, and'
-        ' "explicit" none that sends data except at annotations and at the boundary.',
+        text='"auto" lets sbp insert any conversion and counts its cost. "reduce" lets it insert'
+        ' only conversions from P. "explicit" lets it insert none that sends data, except at'
+        " annotations and at the boundary of the program.",
         also=("auto", "reduce", "explicit"),
         see=("boxing", "annotation"),
     ),
@@ -101,7 +102,7 @@ CONCEPTS = (
         see=("type", "boxing"),
     ),
     Concept(
-        name="region by hand",
+        name="hand-written region",
         text="JAX's way to write by hand what each device computes on its shards, with collectives"
         " such as `lax.psum`. `sbp.check_shard_map` finds missing, doubled and misplaced"
         " reductions in such a program, and `sbp.manual` puts such a region into a program that"
@@ -119,8 +120,9 @@ CONCEPTS = (
     ),
     Concept(
         name="kernel",
-        text="A program on shards that stands for an operator where the operator alone is not"
-        " enough: a halo exchange for a convolution, a prefix correction for a cumulative sum.",
+        text="A program that runs on the shards in place of an operator, where the operator on each"
+        " shard alone would give a wrong result: a halo exchange for a convolution, a prefix"
+        " correction for a cumulative sum.",
         also=("halo", "halo exchange"),
         see=("signature",),
     ),
@@ -162,8 +164,8 @@ CONCEPTS = (
     Concept(
         name="ring",
         text="A way to run a collective: each device sends to the next one, and what it receives"
-        " goes on in the next step. No way sends fewer bytes for all-gather, reduce-scatter and"
-        " all-reduce, so reports count these.",
+        " goes on in the next step. No other way sends fewer bytes for all-gather, reduce-scatter"
+        " and all-reduce, so reports count the bytes of a ring.",
         also=("ring optimum", "permute", "lax.ppermute"),
         see=("collective",),
     ),

@@ -255,17 +255,18 @@ def _caption(program: Program, found: LiveBytes) -> str:
     peak, at, hardware = found.peak, "", program.mesh.hardware.name
     if peak.what:
         phase = "the update" if peak.phase == "update" else f"the {peak.phase} pass"
-        at = f", in {phase}, {peak.what}" + (f" of {peak.where}" if peak.where else "")
+        at = f", at {peak.what}" + (f" of {peak.where}" if peak.where else "") + f" in {phase}"
     share, limit = peak.total / found.limit, bytes_text(found.limit)
     part = f"{share:.1%} of" if share >= MIN_SHARE else "under 0.1% of"
     is_asked = program.request.memory_limit is not None
-    whole = f"memory_limit, {limit}" if is_asked else f"the {limit} of hardware {hardware}"
+    whole = f"memory_limit, {limit}" if is_asked else f"the {limit} of {hardware}"
     most, host = bytes_text(peak.total), program.cost.host_memory_bytes
     return sentences(
         {
-            f"memory of one device over program order: at most {most}{at}; {part} {whole}.": True,
-            f"{bytes_text(host)} of host memory are not in it.": host,
-            "The body of a loop stands there once.": any(
+            f"memory of one device over program order: at most {most}{at}; this is {part}"
+            f" {whole}.": True,
+            f"This does not count {bytes_text(host)} of host memory.": host,
+            "The picture shows the body of a loop once.": any(
                 isinstance(i, Loop) and i.node.op in LOOPS for i in program.block.instructions
             ),
         }

@@ -264,7 +264,7 @@ def _of_operation(program: Program, send: Send) -> Collective:
     """A collective inside a kernel or a region written by hand."""
     node = send.maker
     assert node is not None
-    made, needed = f"a region written by hand {place_text(SourcePlace.of(node))}", "it stands there"
+    made, needed = f"a hand-written region {place_text(SourcePlace.of(node))}", "it stands there"
     if send.kernel:
         kernel = kernel_named(send.kernel)
         made, needed = node_text(node), f"its kernel {kernel.name!r}: {kernel.summary}"

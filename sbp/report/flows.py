@@ -19,7 +19,6 @@ from sbp.errors import (
     bytes_text,
     counted,
     file_name,
-    listed,
     nearest,
     position_text,
 )
@@ -372,8 +371,7 @@ def program_picture(
     """
     if axis is not None and axis not in program.mesh.names:
         raise SbpError(
-            f"no mesh axis {axis!r}{nearest(axis, program.mesh.names)}; the mesh has"
-            f" {listed(program.mesh.names)}",
+            f"the mesh ({program.mesh}) has no axis {axis!r}{nearest(axis, program.mesh.names)}",
             code="unknown-axis",
         )
     flows = fold(program, grouping)
@@ -388,12 +386,12 @@ def _caption(sheet: _Sheet) -> str:
     places = {"line": "source line", "function": "function", "scope": "scope"}
     return sentences(
         {
-            f"the program by {places[sheet.flows.grouping]}, coloured by the type on mesh axis"
-            f" `{sheet.axis}`. Beside a box stand the collectives that convert what it reads or"
-            " reduce gradients that it makes, with the bytes that one device sends per call. An"
-            " arrow leads to a box from the largest value that it reads of its pass, and from each"
-            f" partial one; other values have none. {_costliest(sheet)}": True,
-            f"{counted(sheet.left_out, 'place')} that send least are left out.": sheet.left_out,
+            f"the program by {places[sheet.flows.grouping]}, colored by the type on mesh axis"
+            f" `{sheet.axis}`. Beside a box are the collectives that convert the values that it"
+            " reads or reduce the gradients that it makes, with the bytes that one device sends per"
+            " call. Arrows lead to a box from the largest value of its own pass that it reads and"
+            f" from every partial value; other values have no arrow. {_costliest(sheet)}": True,
+            f"Not drawn: {counted(sheet.left_out, 'place')} with the fewest bytes.": sheet.left_out,
         }
     )
 
@@ -401,17 +399,17 @@ def _caption(sheet: _Sheet) -> str:
 def _costliest(sheet: _Sheet) -> str:
     stops = sheet.flows.costliest
     if not stops:
-        return "No place sends anything."
+        return "No line sends anything."
     total = sum(stop.bytes for stop in stops)
     most, *others = merge(send for stop in stops for send in stop.sends)
-    before = {"backward": "gradient of", "update": "update at"} if len(stops) == 1 else {}
+    before = {"backward": "the gradient of", "update": "the update at"} if len(stops) == 1 else {}
     place = f"{before.get(stops[0].phase, 'line')} {stops[0].where}"
     part = f", {bytes_text(most.bytes)} of them" if others else ""
     return sentences(
         {
-            f"Most bytes, {total / sheet.flows.bytes:.0%}, are sent for the"
-            f" {place if stops[0].where else stops[0].text}:"
-            f" {bytes_text(total)}{part} by {most.kind} over {most.axes}.": True,
+            f"The largest share of bytes, {total / sheet.flows.bytes:.0%}, is for"
+            f" {place if stops[0].where else stops[0].text}: {bytes_text(total)} per device{part}"
+            f" by {most.kind} over {most.axes}.": True,
             branches_text(sheet.flows.bytes, sheet.flows.called): True,
         }
     )

@@ -208,13 +208,13 @@ def precision(program: Program) -> tuple[Section, ...]:
 def _choice(program: Program) -> str:
     gap = program.typing.gap
     most = max(0.1, math.ceil(1000 * gap) / 10)
-    found = "the cheapest that were found; " + (
-        f"others may be at most {most:.1f}% cheaper in the cost model"
+    found = "the cheapest that sbp found; " + (
+        f"no others are more than {most:.1f}% cheaper in the cost model"
         if gap < 1
-        else "how much cheaper others may be is not known"
+        else "sbp does not know how much cheaper others may be"
     )
     how = "proved cheapest in the cost model" if program.typing.optimal else found
-    before = ", before what gradients keep from the forward pass"
+    before = ", not counting conversions that the backward pass reuses"
     boxing = policies_text(
         program.request.boxing, program.request.axis_policies, program.mesh.names
     )
@@ -230,33 +230,35 @@ def _left_out(program: Program) -> Iterator[str]:
         faster = program.faster
         yield (
             f"a faster plan takes {seconds_text(faster.seconds)}, sends"
-            f" {bytes_text(faster.bytes_per_device)} and holds"
-            f" {bytes_text(faster.peak_memory_bytes)} per device: this one holds less;"
-            " memory_limit= says how much a plan may hold, and the fastest that fits is taken"
+            f" {bytes_text(faster.bytes_per_device)} and needs"
+            f" {bytes_text(faster.peak_memory_bytes)} per device; sbp chose this one because it"
+            " needs less memory. Set memory_limit= to the memory that a plan may use, and sbp takes"
+            " the fastest plan that fits"
         )
     elif program.memory_prices:
         yield (
-            "the cheapest plan does not fit the memory limit: types were chosen at"
-            f" {counted(program.memory_prices, 'price')} per byte of memory, and this is the"
-            " cheapest of their plans that fits; a plan at a price between may be cheaper"
+            "the cheapest plan does not fit in memory_limit, so sbp tried"
+            f" {counted(program.memory_prices, 'price')} per byte of memory. This is the cheapest"
+            " plan among them that fits; a price in between may give a cheaper one"
         )
     if program.declined:
         declined = program.declined
         why = (
-            "; memory_limit= says how much a plan may hold, and what fits is kept"
+            "; set memory_limit=, and sbp keeps the results that fit"
             if program.request.memory_limit is None
-            else ", for which the memory limit has no room"
+            else ", which does not fit in memory_limit"
         )
         yield (
-            f"the backward pass repeats {counted(len(declined), 'conversion')} of the forward pass:"
-            f" keeping the results would send {bytes_text(sum(r.bytes_sent for r in declined))} and"
-            f" take {seconds_text(sum(r.seconds for r in declined))} less per call, and hold up to"
-            f" {bytes_text(sum(r.bytes_kept for r in declined))} more per device{why}"
+            f"the backward pass repeats {counted(len(declined), 'conversion')} of the forward pass."
+            f" Keeping the results would save {bytes_text(sum(r.bytes_sent for r in declined))} and"
+            f" {seconds_text(sum(r.seconds for r in declined))} per call, and need up to"
+            f" {bytes_text(sum(r.bytes_kept for r in declined))} more memory per device{why}"
         )
     if program.unordered_values:
         yield (
-            f"the conversions of {counted(program.unordered_values, 'value')} to more than"
-            f" {ORDERED_TYPES} types were priced in one order; another order may send less"
+            "sbp tried only one order for the conversions of"
+            f" {counted(program.unordered_values, 'value')} to more than {ORDERED_TYPES} types;"
+            " another order may send less"
         )
 
 
@@ -284,7 +286,7 @@ def hardware_page() -> Page:
         },
     )
     return Page(
-        title="hardware, of one JAX device; links and what is beyond in GB/s, one way",
+        title="hardware, per JAX device; link and beyond are in GB/s, one way",
         parts=(made,),
     )
 
@@ -302,10 +304,11 @@ def unmeasured(program: Program) -> Iterator[str]:
     )
     if found is not None and not found.is_exact and whole:
         yield (
-            f"collectives of {mesh.hardware.name} with {counted(mesh.num_devices, 'device')} were"
-            f" not measured: reduce-scatters over all devices are taken to compile as on"
-            f" {found.hardware} {found.slice} ({compiler()}); `scatters_whole_mesh` of"
-            " `sbp.Hardware` says otherwise"
+            "sbp has no measurement of collectives on"
+            f" {counted(mesh.num_devices, 'device')} of {mesh.hardware.name}, and assumes that a"
+            " reduce-scatter over all devices compiles as on"
+            f" {found.hardware} {found.slice} ({compiler()}); if not, set `scatters_whole_mesh` of"
+            " `sbp.Hardware`"
         )
 
 
@@ -396,9 +399,9 @@ def source_page(program: Program, title: str) -> Page:
     total, own = flows.bytes, [a.bytes_per_device for a in lines]
     most, rest = max(own, default=0.0), total - sum(own)
     sent = f" {bytes_text(total)} in all" if total else " none"
-    nowhere = f", {bytes_text(rest)} of them for results or at no line" if rest >= 1 else ""
+    nowhere = f", of which {bytes_text(rest)} is for results or has no line" if rest >= 1 else ""
     head = {
-        "each line with the types that it makes, and the bytes that a device sends for it per call:"
+        "each line with the types of its values, and the bytes that a device sends for it per call:"
         f"{sent}{nowhere}": True,
         branches_text(total, flows.called): True,
     }
@@ -521,8 +524,8 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
     if sent and not short:
         others = (traffic_picture(program), timeline_picture(program), memory_picture(program))
         yield Section(
-            title="pictures; report.picture(), .bytes(), .timeline() and .memory() have them in"
-            " words",
+            title="pictures; report.picture(), .bytes(), .timeline() and .memory() show them as"
+            " text",
             parts=(program_picture(program, brief=True), *(replace(p, instead=()) for p in others)),
             opened=False,
         )
@@ -538,7 +541,7 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
         )
     yield _tensors("input", facts.inputs(program))
     yield _tensors("output", facts.outputs(program, output_names))
-    assumed = f"the trip count of a while loop is not known; {WHILE_TRIPS} are assumed"
+    assumed = f"sbp does not know the trip count of a while loop, and assumes {WHILE_TRIPS}"
     regions = table_of(
         facts.regions(program.block, sends(program)),
         {

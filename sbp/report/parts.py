@@ -22,7 +22,7 @@ class Share:
     @property
     def percent(self) -> str:
         """The share in words."""
-        return f"{100 * self.fraction:.0f} %"
+        return f"{100 * self.fraction:.0f}%"
 
 
 SHOWN_ROWS = 12

@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 
 from sbp.errors import Diagnostic, SbpError
 from sbp.handwritten.check import Coverage
-from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, takes
+from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, show, takes
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES
 from sbp.report import facts, pages
@@ -264,7 +264,7 @@ class Report(Shows):
         """
         if other is not None and not isinstance(other, Report):
             raise SbpError(
-                f"Report.bytes: other must be a Report, or None, got {other!r}",
+                f"Report.bytes: other must be a Report, or None, got {show(other)}",
                 code="unknown-option",
             )
         beside = None if other is None else other._planned("drawn")
@@ -325,7 +325,7 @@ class Report(Shows):
         """The plan; what a report without one cannot have is refused."""
         if self.program is None:
             raise SbpError(
-                f"there is no plan to be {what}: mend the errors of this report first",
+                f"there is no plan to be {what}: fix the errors of this report first",
                 code="unknown-option",
             )
         return self.program

@@ -173,7 +173,9 @@ def shards_of(program: Program, name: str | int, output_names: tuple[str, ...]) 
     if boundary := {"input": block.inputs, "output": block.outputs}.get(subject.kind):
         sources = [boundary[subject.position]]
     if not sources:
-        raise SbpError(f"the plan does not make `{subject.label}`: its uses need no value of it")
+        raise SbpError(
+            f"the plan does not compute `{subject.label}`, because no operation needs its value"
+        )
     facts = [tensor(program, s, subject.label) for s in sources]
     others = tuple(t for t in dict.fromkeys(f.type for f in facts) if t != facts[0].type)
     return replace(_shards(program, facts[0]), times=len(sources), types=others)
@@ -404,11 +406,10 @@ def _caption(found: TensorShards) -> str:
         if (axes := found.axes_of(dim))
     ]
     op = found.type.get(partial[0]) if partial else None
-    parts = f"{found.summands} summands of each element are on different devices"
-    if isinstance(op, Unreduced) and op.monoid != "sum":
-        parts = f"each element is the {op.monoid} of {found.summands} parts on different devices"
+    monoid = op.monoid if isinstance(op, Unreduced) else "sum"
+    parts = f"each element is the {monoid} of {found.summands} parts on different devices"
     copied = [a for a, atom in found.atoms() if not isinstance(atom, Split | Unreduced)]
-    alike = "Every summand is" if partial else "It is whole and the same"
+    alike = "Every part is" if partial else "It is whole and the same"
     alike = "Every block is" if splits else alike
     empty = sorted(d for s in found.shards if s.is_empty for d in s.devices)
     across, down, rest = _drawn_dims(found)
@@ -419,12 +420,13 @@ def _caption(found: TensorShards) -> str:
             f"where `{found.name}` {found.text}, {found.type!r}, lives on mesh"
             f" {' '.join(f'{a}={n}' for a, n in found.mesh)}.": True,
             " ".join(splits): splits,
-            f"It is partial, {op!r}, over {listed(partial)}: {parts}, and `+` stands between"
-            " these.": partial,
+            f"It is partial, {op!r}, over {listed(partial)}: {parts}, drawn with `+` between"
+            " them.": partial,
             f"{alike} on {counted(len(found.shards[0].devices), 'device')}, along"
             f" {listed(copied)}.": copied,
             f"{have} no element of it: {_devices_text(empty)}.": empty and math.prod(found.shape),
-            f"Not drawn, since they are whole: dims {listed(hidden, 8)}.": hidden,
+            f"Not drawn, because not split: dim{'s' if len(hidden) > 1 else ''}"
+            f" {listed(hidden, 8)}.": hidden,
             f"The program makes it {found.times} times; other types of it:"
             f" {listed(map(repr, found.types))}.": found.types,
             "Numbers are devices, in the order of `mesh.devices.flat`.": True,

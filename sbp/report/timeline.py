@@ -207,7 +207,7 @@ def causes(found: Schedule) -> list[Interval]:
 def _by_hand(program: Program) -> str:
     """The number of regions that are written by hand, in words; empty for none."""
     count = len(program.written_by_hand())
-    return f"{counted(count, 'region')} written by hand" if count else ""
+    return counted(count, "hand-written region") if count else ""
 
 
 # ---- picture ------------------------------------------------------------------------------------
@@ -239,28 +239,28 @@ def timeline_picture(program: Program) -> Picture:
 def _caption(program: Program, found: Schedule) -> str:
     links = sum(i.waited for i in found.intervals if i.axes)
     beside = sum(i.seconds - i.waited for i in found.intervals)
-    waiting = f", {links / found.seconds:.0%} of it waiting for collectives" if links else ""
-    but = f", but {seconds_text(beside)} of exchanges beside products" if beside else ""
+    waiting = f", {links / found.seconds:.0%} of it spent waiting for collectives" if links else ""
+    but = f" but {seconds_text(beside)} of exchanges with products" if beside else ""
     most, by_hand, longest = _longest(found), _by_hand(program), ""
     if most:
         place = most.line[1] or most.line[0]
         of = f"the gradient of {place}" if most.phase == "backward" else place
         longest = (
-            f"The longest collective, {most.waited / found.seconds:.0%}: {most.what} over"
+            f"The longest collective takes {most.waited / found.seconds:.0%}: {most.what} over"
             f" {', '.join(most.axes)} for {of}"
         )
     return sentences(
         {
-            f"the modelled step in time: {seconds_text(found.seconds)}{waiting}.": True,
-            f"All is the critical path{but}; compilers may overlap more.": True,
+            f"the modelled step over time: {seconds_text(found.seconds)}{waiting}.": True,
+            f"sbp assumes no overlap{but}; a compiler may overlap more.": True,
             f"{longest}.": longest,
-            "How often a while loop runs is assumed.": any(
+            "sbp assumes how often a while loop runs.": any(
                 trips_are_assumed(one.loop.node) for one in found.loops
             ),
-            "Each branch of a conditional has an equal part of a run.": any(
+            "sbp counts each branch of a conditional as equally likely.": any(
                 n.op in CONTROL_FLOW - LOOPS for n in program.graph.walk()
             ),
-            f"{by_hand}: only the time of reading and writing is modelled.": by_hand,
+            f"Of {by_hand}, only the time to read and write memory is modelled.": by_hand,
             f"Hardware {program.mesh.hardware.name}; nothing was measured.": True,
         }
     )

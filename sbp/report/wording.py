@@ -29,12 +29,12 @@ def branches_text(shown: float, called: float) -> str:
       called: bytes of a call.
 
     >>> branches_text(8.0, 8.0), branches_text(2048.0, 1024.0)
-    ('', 'All branches of conditionals are here; a call runs one of each, and sends 1.0 KiB.')
+    ('', 'This counts all branches of conditionals; a call runs one of each and sends 1.0 KiB.')
     """
     if shown <= called * (1 + 1e-6):
         return ""
     return (
-        "All branches of conditionals are here; a call runs one of each, and sends"
+        "This counts all branches of conditionals; a call runs one of each and sends"
         f" {bytes_text(called)}."
     )
 
@@ -190,7 +190,11 @@ def need_text(reason: ConversionReason) -> str:
         return f"returned by the body of {need.node.op} {place_text(SourcePlace.of(need.node))}"
     if need.kind == "pin":
         span = annotation_span(need.node)
-        return "pinned by" if span is None else f"pinned by{quote(span)} at {place(span)}"
+        return (
+            "pinned by an annotation"
+            if span is None
+            else f"pinned by{quote(span)} at {place(span)}"
+        )
     return f"needed by {node_text(need.node, reason.maker)}, {_sentence(_REPORTED, need)}"
 
 
@@ -246,7 +250,7 @@ _REPORTED = {
 """Why a reader needs a conversion, in the report. Here and below, by the kind of the need; the last
 line is that of all others."""
 
-_PREDICATE = "it is the predicate of {node}, which every device has to know"
+_PREDICATE = "it is the predicate of {node}, and every device needs the same predicate"
 
 _READ = {
     "pin": "pinned as {after} by `{source}` {place}",
@@ -259,7 +263,7 @@ _READ = {
     "not linear": "needed by {node}, which has no row for {before}: it is not linear in this"
     " operand",
     "partners": "needed by {node}, which takes {before} only beside {partners}",
-    "choice": "needed by {node}, which takes {before} as well",
+    "choice": "needed by {node}, which also takes {before}",
     "": "needed by {node}, whose row takes {after}{row}",
 }
 """The same in the answer to a question, for a value that a node reads."""
@@ -275,8 +279,7 @@ _RETURNED = {
     "pinned output": "returned as `{output}`, which is pinned as {after}",
     "donated output": "returned as `{output}`, which takes the buffer and so the type of the"
     " donated input {donor}",
-    "whole output": "returned as `{output}`: what a program returns is not partial unless its type"
-    " says so",
+    "whole output": "returned as `{output}`: an output is partial only if its type says so",
     "": "returned as `{output}`, whose type is left free",
 }
 """The same for a result of the program."""
@@ -285,9 +288,9 @@ _DEFERRED = {
     "pin": "Without that pin",
     "carry": "Carried as {before}",
     "body": "{taken} as {before}",
-    "row": "The next best, where it takes another type",
-    "partners": "Reduced one consumer later, after {node}",
-    "choice": "Reduced one consumer later, after {node}",
+    "row": "The next-best plan in which it takes another type",
+    "partners": "Reduced one operation later, after {node}",
+    "choice": "Reduced one operation later, after {node}",
     "": "`{output}` returned as {before}",
 }
 
@@ -351,9 +354,9 @@ def refusal_text(found: Refusal) -> str:
 
 
 _REFUSALS = {
-    "joint": "no types of all mesh axes together",
-    "memory": "nothing that fits the memory limit",
-    "elsewhere": "no row takes it so",
+    "joint": "no types fit on all mesh axes together",
+    "memory": "no plan fits in memory_limit",
+    "elsewhere": "no row takes this type",
 }
 
 

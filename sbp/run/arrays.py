@@ -74,8 +74,9 @@ class Partial:
                 f" {self.rank} mesh axes on which {type!r} is P"
             )
         if self.monoid not in admissible(parts.dtype):
-            known = ", ".join(admissible(parts.dtype)) or "no monoid"
-            raise ArgumentError(f"Partial: {type!r} of {parts.dtype}, which has {known}")
+            raise ArgumentError(
+                f"Partial: an array of {parts.dtype} cannot be P({self.monoid}); convert it first"
+            )
 
     def tree_flatten(self) -> tuple[tuple[Any], tuple[NdSbp, str | None]]:
         """The pytree: one leaf, the parts."""
@@ -300,7 +301,7 @@ class Padded:
     def problem(self) -> str:
         """What is wrong with its parts, which JAX may have replaced; empty where nothing is."""
         if not _PARTS.accepts(self.parts):
-            return f"has parts that are no array, {show(self.parts)}"
+            return f"has parts that are not an array, {show(self.parts)}"
         have, needed = tuple(self.parts.shape), padding_of(self).padded_shape
         return "" if have == needed else f"has parts of shape {have}, which are not {needed}"
 

@@ -378,8 +378,8 @@ def agree(name: str, parts: Mapping[str, Described], processes: Sequence[int]) -
             store.write(f"{number}/{jax.process_index()}", None)  # for the first, when it comes
             found = _absent([group[0]])
     if found:
-        title = "has to be called in all processes, with the same mesh, options and arguments"
-        raise SbpError(f"{name} {title}; {found}", code="processes-differ")
+        title = f"all processes must call {name} with the same mesh, options and arguments"
+        raise SbpError(f"{title}; {found}", code="processes-differ")
 
 
 class _Store:
@@ -425,7 +425,7 @@ def difference(written: Mapping[int, Mapping[str, Sequence[str]]]) -> str:
       written: for each process, the digest and the text of each part by its name.
 
     >>> difference({0: {"mesh": ["a", "data=2"]}, 1: {"mesh": ["b", "data=4"]}})
-    'its mesh differs: data=2 in process 0, data=4 in process 1'
+    'the mesh differs: data=2 in process 0, data=4 in process 1'
     """
     first, *_ = written.values()
     for part in [*first, *(p for other in written.values() for p in other if p not in first)]:
@@ -439,13 +439,13 @@ def difference(written: Mapping[int, Mapping[str, Sequence[str]]]) -> str:
             continue
         if all(texts.values()):
             each = [f"{texts[d]} in {_names_of(processes)}" for d, processes in groups.items()]
-            return f"its {part} differs: {', '.join(each)}"
-        return f"its {part} differs between {' and '.join(map(_names_of, groups.values()))}"
+            return f"the {part} differs: {', '.join(each)}"
+        return f"the {part} differs between {' and '.join(map(_names_of, groups.values()))}"
     return ""
 
 
 def _absent(processes: Sequence[int]) -> str:
-    return f"{_names_of(processes)} did not come within {WAIT_SECONDS} seconds"
+    return f"{_names_of(processes)} did not make this call within {WAIT_SECONDS} seconds"
 
 
 def _names_of(processes: Sequence[int]) -> str:
@@ -569,9 +569,10 @@ def _refuse_split(x: Any, name: str, want: NdSbp | None, mesh: Mesh) -> None:
         return
     if want.is_partial or any(isinstance(want[a], Split) and mesh.shape[a] > 1 for a in want):
         raise refused(
-            f"argument {name} is pinned {want!r} and is a NumPy array; with several processes that"
-            " may be the whole or this process's part: pass what plan.place(..) makes of either, or"
-            " jax.make_array_from_process_local_data(sharding, part), with its sharding from"
+            f"input {name} is pinned {want!r} and is a NumPy array; with several processes, sbp"
+            " cannot tell whether it is the whole array or this process's part. Pass the result of"
+            " plan.place(..), which takes either, or of"
+            " jax.make_array_from_process_local_data(sharding, part) with the sharding from"
             " plan.in_shardings",
             ValueError,
         )

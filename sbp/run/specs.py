@@ -213,8 +213,8 @@ def of_process(x: Any, padding: Padding, sharding: NamedSharding, name: str) -> 
     expected = tuple(sum(stop - start for start, stop in own) for own in ranges)
     if tuple(x.shape) != expected:
         raise ArgumentError(
-            f"{name}: an array of shape {tuple(x.shape)} is neither the whole, {padding.shape}, nor"
-            f" the part of process {jax.process_index()}, {expected}"
+            f"{name}: the array has shape {tuple(x.shape)}; pass the whole array, of shape"
+            f" {padding.shape}, or the part of process {jax.process_index()}, of shape {expected}"
         )
     host = np.asarray(x)
     host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)

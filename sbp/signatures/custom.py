@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp import _jax
-from sbp.errors import SbpError, Span, nearest
+from sbp.errors import SbpError, Span, counted, nearest
 from sbp.kinds import FLAG, Kind, refuse_unless, show, takes
 from sbp.signatures.factors import admissible
 from sbp.signatures.fallback import FALLBACK, REFUSED, TYPED_BY_SBP
@@ -80,7 +80,7 @@ class Custom:
         """
         given = self.rows(op) if callable(self.rows) else self.rows
         if not isinstance(given, Sequence) or not all(isinstance(r, Row | str) for r in given):
-            raise self.error(f"rows= returned {show(given)}, which is no list of rows")
+            raise self.error(f"rows= returned {show(given)}, which is not a list of rows")
         rows = [self.fitting(row if isinstance(row, Row) else parse_row(row), op) for row in given]
         return tuple(
             dict.fromkeys((all_b(op), *(r for r in rows if not self.even or _divides(r, op))))
@@ -95,7 +95,9 @@ class Custom:
         """
         for what, atoms, avals in (("operand", row.ins, op.ins), ("result", row.outs, op.outs)):
             if len(atoms) != len(avals):
-                raise self.error(f"row `{row}` has {len(atoms)} {what}s, the equation {len(avals)}")
+                raise self.error(
+                    f"row `{row}` has {counted(len(atoms), what)}, the equation {len(avals)}"
+                )
             for k, (atom, aval) in enumerate(zip(atoms, avals, strict=True)):
                 if isinstance(atom, Split) and atom.dim >= len(aval.shape):
                     raise self.error(
@@ -103,7 +105,8 @@ class Custom:
                     )
                 if isinstance(atom, Unreduced) and atom.monoid not in admissible(aval.dtype):
                     raise self.error(
-                        f"row `{row}` has {atom!r} for {what} {k}, which is {_text(aval)}"
+                        f"row `{row}` has {atom!r} for {what} {k}, but {_text(aval)} cannot be"
+                        f" {atom!r}"
                     )
         if row.kernel != "local":
             raise self.error(
@@ -199,11 +202,13 @@ def parse_row(text: Any) -> Row:
     S(1), S(0) -> P(sum)
     """
     if not isinstance(text, str):
-        raise SbpError(f"a row is a `Row` or a text such as 'S(0), B -> S(0)', got {show(text)}")
+        raise SbpError(
+            f"a row must be a `Row` or a text such as 'S(0), B -> S(0)', got {show(text)}"
+        )
     before, arrow, after = text.partition("->")
     if not arrow:
         raise SbpError(
-            f"a row is `operand atoms -> result atoms`, got {show(text)}", code="type-syntax"
+            f"a row must be `operand atoms -> result atoms`, got {show(text)}", code="type-syntax"
         )
     ins, outs = (
         tuple(_atom(a, text) for a in side.split(",")) if side.strip() else ()
@@ -224,7 +229,7 @@ def _atom(text: str, row: str) -> Atom:
         found = None
     if found is None or len(found) != 1:
         raise SbpError(
-            f"{show(text.strip())} in row {show(row)} is no atom: S(dim), B or P(monoid)",
+            f"{show(text.strip())} in row {show(row)} is not an atom: S(dim), B or P(monoid)",
             code="type-syntax",
         )
     return found["axis"]
@@ -380,8 +385,8 @@ def _given_rows(rows: Rows) -> Rows:
     """
     if isinstance(rows, str) or not (callable(rows) or isinstance(rows, Sequence | AbstractSet)):
         raise SbpError(
-            'rows= is a list of rows, such as ["S(0) -> S(0)"], or a function from an Op to one;'
-            f" got {show(rows)}"
+            'rows= must be a list of rows, such as ["S(0) -> S(0)"], or a function from an Op to'
+            f" one, got {show(rows)}"
         )
     if callable(rows):
         return rows
@@ -466,9 +471,9 @@ def _name(primitive: Any, known: Any = ()) -> str:
             f"{name!r} calls a function, and signatures are for functions: register '{name}:NAME'"
         )
     if name in REFUSED:
-        raise SbpError(f"{name!r} takes no signature: it {REFUSED[name]}")
+        raise SbpError(f"you cannot register a signature for {name!r}: it {REFUSED[name]}")
     if name in TYPED_BY_SBP:
-        raise SbpError(f"{name!r} takes no signature: {FALLBACK[name]}")
+        raise SbpError(f"you cannot register a signature for {name!r}: {FALLBACK[name]}")
     if (
         isinstance(primitive, str)
         and name not in known

@@ -167,8 +167,8 @@ in another way."""
 
 REFUSED: dict[str, str] = {
     "rng_uniform": (
-        "draws from a state of the device: no two devices see the same numbers, so that not even B"
-        " is right"
+        "draws from a random state of the device, so the devices get different numbers and no type"
+        " is correct"
     ),
 }
 """Primitives for which no type is right, with the reason."""

@@ -159,8 +159,8 @@ def check_mesh(
     given = {str(k): int(v) for k, v in params["mesh"].shape.items()}
     if given != own or list(given) != list(own):
         raise SbpError(
-            f"the shard_map{where} is over the mesh {_text(given)}, sbp.jit over {_text(own)}; make"
-            " it over the same mesh",
+            f"the shard_map{where} uses the mesh {_text(given)}, but sbp.jit uses {_text(own)}; use"
+            " one mesh for both",
             code="bad-placement",
         )
     if set(params["newly_manual_axes"]) != set(names):
@@ -179,8 +179,8 @@ def check_mesh(
         for entry in spec:
             if isinstance(entry, tuple) and sorted(entry, key=names.index) != list(entry):
                 raise SbpError(
-                    f"{spec} of the shard_map{where} splits a dim against the order of the mesh"
-                    f" {_text(own)}; name its axes in that order",
+                    f"{spec} of the shard_map{where} names the mesh axes in another order than the"
+                    f" mesh {_text(own)}; name them in the order of the mesh",
                     code="bad-placement",
                 )
 

@@ -528,9 +528,10 @@ def _list_text(texts: Sequence[str]) -> str:
 def _trial_text(claim: Claim, why: str, small: Sequence[Point]) -> str:
     """Why a claim is not decided, and what some sizes at which the decided ones hold say of it."""
     fails = next((p for p in small if not claim.holds(numbers(p))), None)
-    found = f"not so where {point_text(fails)}" if fails else "it held at all of them"
-    tried = f"tried at {len(small)} small sizes: {found}" if small else "no small size was tried"
-    return f"not proved, since {why}: {claim.text}; {tried}"
+    held = f"it holds for {counted(len(small), 'small size')} that sbp tried"
+    tried = f"it does not hold for {point_text(fails)}" if fails else held
+    told = tried if small else "sbp tried no small size"
+    return f"sbp could not prove this, because {why}: {claim.text}; {told}"
 
 
 def point_text(point: Point) -> str:

@@ -149,9 +149,9 @@ def constraints_of(dims: Iterable[Any]) -> tuple[str, ...]:
     scopes = {id(d.scope): d.scope for d in dims}
     if len(scopes) > 1:
         raise SbpError(
-            "the inputs have symbolic sizes of different scopes, so that equal names need not mean"
-            " equal sizes; make all shapes with one jax.export.SymbolicScope: symbolic_shape(..,"
-            " scope=scope)",
+            "the inputs have symbolic sizes from different scopes, where equal names can mean"
+            " different sizes; make all shapes with one jax.export.SymbolicScope:"
+            " symbolic_shape(.., scope=scope)",
             code="symbolic-sizes",
         )
     return tuple(c for scope in scopes.values() for c in _jax.scope_constraints(scope))
@@ -303,7 +303,7 @@ def deciding_sizes(advice: str, given: tuple[str, ...] | None = None) -> Iterato
             either = " or ".join(f'"{c}"' for c in found)
             advice = f"add {either} to the constraints of jax.export.symbolic_shape, or {advice}"
         raise SbpError(
-            f"the program asks what its symbolic sizes do not say: {first}; {advice}",
+            f"the program depends on more than its symbolic sizes say: {first}; {advice}",
             code="symbolic-sizes",
             span=_jax.raising_span(error),
         ) from error

@@ -186,7 +186,7 @@ class Solver:
         """
         found = self._solver.check()
         if found == z3.unknown:
-            raise Unanswered("Z3 gives up")
+            raise Unanswered("Z3 gave up")
         if found == z3.unsat:
             return None
         model: Any = self._solver.model()
@@ -410,7 +410,7 @@ def _run(predicate: Callable[[Lift], bool], point: Point) -> tuple[bool, Region]
             NotImplementedError,
             jax.errors.InconclusiveDimensionOperation,
         ) as error:
-            raise Unanswered(f"it wants numbers ({error})") from error
+            raise Unanswered(f"it needs sizes as numbers ({error})") from error
         if answer != predicate(at):
-            raise Unanswered("its answer on numbers is another one")
+            raise Unanswered("it decides otherwise for numbers")
     return answer, tuple(noted)

@@ -590,12 +590,12 @@ def _check_effects(eqn: Any, frames: tuple[Span, ...]) -> None:
     name = eqn.primitive.name
     if not all(hasattr(v.aval, "shape") for v in eqn.outvars):
         why = (
-            "makes a token, which orders effects and has no type; leave tokens out, and order by"
-            " the values that operations read"
+            "makes a token, which has no type; remove the token, and order the effects through"
+            " values that the operations read"
         )
     elif name == "io_callback" and eqn.outvars:
         name = "io_callback with results"
-        why = "cannot run once for all devices; use jax.pure_callback or return nothing"
+        why = "cannot run once for all devices; use jax.pure_callback, or return nothing"
     else:
         return
     where = f" at {frames[0]}" if frames else ""

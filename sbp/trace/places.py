@@ -108,18 +108,17 @@ class Places:
 
 
 _PLACE = (
-    "sbp chooses on which device and in which layout values lie; pin this one with sbp.annotate"
+    "sbp chooses the device and the memory layout of every value; pin this one with sbp.annotate"
     " or a NamedSharding"
 )
 _COMPUTE = (
-    "sbp computes where the values lie; put them in host memory with"
+    "sbp runs an operation in the memory of its operands; move these to host memory with"
     " jax.device_put(x, jax.memory.Space.Host)"
 )
 _MEMORY = (
-    "JAX leaves the value in device memory there; copy it with"
-    " jax.device_put(x, jax.memory.Space.Host)"
+    "JAX leaves the value in device memory; copy it with jax.device_put(x, jax.memory.Space.Host)"
 )
-_MANUAL = "in a hand-written region each device has the shard that the region's types give it"
+_MANUAL = "the types of a hand-written region decide which shard each device has"
 
 
 def _is_users(eqn: Any, place: Any, scope: str) -> bool:

@@ -75,7 +75,7 @@ def test_a_spec_of_another_mesh(kind, put):
     with jax.set_mesh(OTHERS[kind]):
         with pytest.raises(ValueError, match="not found in mesh"):
             jax.jit(own_axis)(X)
-        with pytest.raises(sbp.SbpError, match=r"\(q=8\), and sbp.jit runs on") as caught:
+        with pytest.raises(sbp.SbpError, match=r"\(q=8\), but sbp.jit uses") as caught:
             sbp.jit(own_axis, MESH)(X)
         error = caught.value
         assert isinstance(error, ValueError) and error.code == "bad-placement"

@@ -36,7 +36,7 @@ def test_sizes_that_have_to_be_equal_are_named(program, shapes, term):
     made = (f32(*shape) for shape in shapes(b, s, t))
     jitted = sbp.jit(program, MESH, in_types="data:B", out_types="data:B")
     (found,) = jitted.check(*made).diagnostics
-    assert found.code == "symbolic-sizes" and found.notes == (f"it takes the program where {term}",)
+    assert found.code == "symbolic-sizes" and found.notes == (f"JAX accepts the program if {term}",)
     assert found.primary is not None and found.primary.span.file == __file__
     (help_,) = found.helps
     (edit,) = help_.edits

@@ -209,7 +209,8 @@ def test_saved_plans(tmp_path):
     w = sbp.Padded.of(W, "x:S(0)", mesh)
     np.testing.assert_array_equal(f(w), W * 2)
     with pytest.raises(
-        sbp.SbpError, match="values held padded input 0, output 0, and this is outp"
+        sbp.SbpError,
+        match="values held padded input 0, output 0, but this call has values held padded outp",
     ):
         f(W)
 
@@ -299,7 +300,7 @@ WRONG_PLACES: dict[str, Any] = {
         (np.ones((12, 7), np.float32),),
         "input w: .* neither the whole, \\(13, 7\\)",
     ),
-    "another dtype": ((W.astype(np.int32),), "input w is int32; the plan takes float32"),
+    "another dtype": ((W.astype(np.int32),), "input w is int32, but the plan takes float32"),
     "a shape": ((jax.ShapeDtypeStruct((13, 7), np.float32),), "input w is a ShapeDtypeStruct"),
     "no array": (("text",), "input w is no array"),
     "another structure": (([W],), "arguments of another structure"),

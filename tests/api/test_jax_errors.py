@@ -102,7 +102,7 @@ OTHER_ORDER = np.dtype(np.float32).newbyteorder("S")
         (np.array(["a"]), "has dtype <U1, which JAX does not take"),
         (np.zeros(3, "M8[s]"), "has dtype <M8"),
         (np.datetime64("2020-01-01"), "has dtype <M8"),
-        ("text", "is no array: str; mark it static or pass an array"),
+        ("text", "is not an array: str; mark it static or pass an array"),
     ],
     ids=["order", "object", "text array", "times", "time", "text"],
 )

@@ -255,7 +255,7 @@ def test_offloaded_values_leave_the_device_account():
     assert kept.peak_memory_bytes - offloaded.peak_memory_bytes >= 7 * each
     limit = offloaded.peak_memory_bytes
     sbp.jit(loss(offloads), mesh_of("8"), in_types="x:S(0)", memory_limit=limit).plan(BIG)
-    with pytest.raises(sbp.SbpTypeError, match="no typing was found that fits"):
+    with pytest.raises(sbp.SbpTypeError, match="sbp found no plan that fits in memory_limit"):
         sbp.jit(loss(saves), mesh_of("8"), in_types="x:S(0)", memory_limit=limit).plan(BIG)
 
 

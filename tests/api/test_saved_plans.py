@@ -95,13 +95,25 @@ def with_mesh(sizes, names=("x", "y")):
 
 WRONG = {
     "program": ({"fn": other}, "the first difference is mul at .*test_saved_plans.py:"),
-    "sizes": ({"args": (W, X[:8])}, "another program: its arguments differ"),
-    "mesh": (with_mesh((4, 2)), "made for mesh x=2 y=4, and this is x=4 y=2"),
-    "names": (with_mesh((2, 4), ("y", "x")), "made for mesh x=2 y=4, and this is y=2 x=4"),
-    "hardware": ({"hardware": "tpu-v5e"}, "made for hardware cpu, and this is tpu-v5e"),
-    "policy": ({"boxing": "reduce"}, "made for boxing auto, and this is reduce"),
-    "budgets": ({"budgets": [sbp.forbid("all_to_all")]}, "made for budgets , and this is no all"),
-    "limit": ({"memory_limit": 1e9}, "made for memory_limit None, and this is 1000000000.0"),
+    "sizes": ({"args": (W, X[:8])}, "another program: the arguments differ"),
+    "mesh": (with_mesh((4, 2)), "made with mesh x=2 y=4, but this call has mesh x=4 y=2"),
+    "names": (
+        with_mesh((2, 4), ("y", "x")),
+        "made with mesh x=2 y=4, but this call has mesh y=2 x=4",
+    ),
+    "hardware": (
+        {"hardware": "tpu-v5e"},
+        "made with hardware cpu, but this call has hardware tpu-v5e",
+    ),
+    "policy": ({"boxing": "reduce"}, "made with boxing auto, but this call has boxing reduce"),
+    "budgets": (
+        {"budgets": [sbp.forbid("all_to_all")]},
+        "made with budgets \\(none\\), but this call has budgets no all",
+    ),
+    "limit": (
+        {"memory_limit": 1e9},
+        "made with memory_limit None, but this call has memory_limit 1000000000.0",
+    ),
     "input": ({"in_types": (None, "x:S(1)")}, "do not hold in this program: .*input 2 is pinned"),
     "output": ({"out_types": (None, "x:P(sum)")}, "its types do not hold in this program"),
 }
@@ -124,7 +136,7 @@ def test_a_plan_for_something_else_is_refused(case, path, mesh):
 def test_another_version_is_refused(name, path, mesh, tmp_path):
     text = path.read_text().replace(f'"{name}": "', f'"{name}": "9.')
     (tmp_path / "plan.json").write_text(text)
-    with pytest.raises(sbp.SbpError, match=f"made for {name} 9\\..*, and this is"):
+    with pytest.raises(sbp.SbpError, match=f"made with {name} 9\\..*, but this call has"):
         sbp.jit(step, mesh, in_types=TYPES, plan=tmp_path / "plan.json")(W, X)
 
 
@@ -173,7 +185,7 @@ def test_several_plans_for_several_shapes(path, mesh, tmp_path, monkeypatch):
             assert_same_results(jax.jit(step)(W, X[:rows]), f(W, X[:rows]))
     with pytest.raises(sbp.SbpError, match="saved-plan: none of 2 saved plans is for this") as e:
         f(W, X[:4])
-    assert str(e.value).count("another program: its arguments differ") == 2
+    assert str(e.value).count("another program: the arguments differ") == 2
     assert f"{path}: the saved plan: it was made" in str(e.value) and "b.json: " in str(e.value)
 
 

@@ -241,9 +241,9 @@ def test_a_result_that_may_not_be_reduced_is_told_at_its_line(named):
     assert diagnostic.code == "budget" and diagnostic.primary is not None
     assert (
         diagnostic.title
-        == "`x @ w`, which is returned, needs what a budget forbids on mesh axis `model`"
+        == "returning `x @ w` needs a collective that a budget forbids on mesh axis `model`"
     )
-    assert diagnostic.primary.text == "P(sum) here, and returned"
+    assert diagnostic.primary.text == "P(sum) here; the program returns this value"
     (help_,) = diagnostic.helps
     assert help_.bytes_per_device > 0
 

@@ -63,7 +63,7 @@ def test_annotations_that_were_not_checked_are_counted(
     found = report(lines, tmp_path)
     titles = [title for title, _ in notes(found)]
     assert all(("refine=True" in why) == (operations > 0) for _, (why,) in notes(found))
-    title = f"{unchecked} of {count} annotations were not checked for what they cost"
+    title = f"sbp did not check what {unchecked} of {count} annotations cost"
     assert titles == ([title] if unchecked else [])
     assert found.ok and all(t in found.text() and t in found.short().text() for t in titles)
 
@@ -96,7 +96,9 @@ def test_a_second_costly_annotation_is_priced_without_the_first(tmp_path):
     warned = [d for d in report(lines, tmp_path).diagnostics if d.severity == "warning"]
     assert len(warned) == 2
     assert not warned[0].notes
-    assert warned[1].notes == ("both plans and the helps are without the dearer annotations above",)
+    assert warned[1].notes == (
+        "both plans and the helps leave out the more expensive annotations above",
+    )
 
 
 def test_a_costly_annotation_is_named_with_its_price():
@@ -108,7 +110,7 @@ def test_a_costly_annotation_is_named_with_its_price():
     (d,) = diagnose(program, BIG, BIG, BIG, boxing="auto", in_types=("tensor:S(0)", None, None))
     assert d.severity == "warning"
     assert d.primary is not None
-    assert "per device with it" in d.primary.text
+    assert "with this pin, each device sends " in d.primary.text
     free = sbp.jit(
         lambda x, w1, w2: (jnp.tanh(x @ w1) @ w2).sum(), MESH, in_types=("tensor:S(0)", None, None)
     ).plan(BIG, BIG, BIG)

@@ -188,7 +188,7 @@ def test_what_was_asked_differently(name):
     assert cells(other.diff(this).difference) == tuple(
         (what, there, here) for what, here, there in told
     )
-    assert "asked differently" in found.text() and not found.difference.same
+    assert "options and pins that differ" in found.text() and not found.difference.same
     assert other.diff(other).difference.settings == ()
 
 

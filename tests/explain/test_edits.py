@@ -66,7 +66,7 @@ def test_in_types_that_free_one_argument_name_the_types_of_the_others():
     helps = [h for d in found for h in d.helps if "in_types" in h.text]
     assert helps
     for help_ in helps:
-        assert "and name the types of the other inputs there" in help_.text
+        assert "and write the types of the other inputs there, too" in help_.text
         assert [e.position for e in help_.edits if isinstance(e, OptionEdit)] == [0, 1]
 
 

@@ -32,7 +32,7 @@ def test_two_pinned_operands_that_do_not_meet():
     assert set(rows(d)) == {"B S(1) -> S(1): w_in fits, x does not", "S(1) S(0) -> P(sum): x fits, w_in does not"}
     assert d.notes == (
         'boxing is "explicit", so no operand may be resharded here',
-        "not shown: 5 more changes that give a typing",
+        "not shown: 5 more changes that fix this error",
     )
     texts = [re.sub(r"line \d+", "line N", h.text) for h in d.helps]
     assert texts[0] == 'sbp.replicate(x, "tensor") before line N; h becomes S(1)'
@@ -108,7 +108,10 @@ def test_an_input_that_cannot_be_held_so():
     graph, _ = trace(lambda x: x + 1, [shape(6, 4)], ["x"])
     (d,) = explain(Request(graph=graph, mesh=spec, demand=Demand(inputs=((1,),), outputs=(None,)), boxing="explicit"))
     assert (d.code, d.title) == ("no-typing", "x cannot be S(0) on mesh axis `tensor`")
-    assert d.notes == ("8 devices do not divide dim 0 of size 6; at the boundary JAX holds even dims only",)
+    assert d.notes == (
+        "8 devices do not divide dim 0 of size 6; JAX needs equal shards of inputs and outputs, so pad"
+        " the dim",
+    )
 
 
 def test_a_limit_of_the_checker_is_its_own_code():

@@ -33,9 +33,9 @@ def test_a_large_matrix_is_noted(fn: Callable[[Any], Any], pin: str):
     found = notes(fn, LARGE, pin)
     assert found and all(d.severity == "note" for d in found)
     (label,) = found[0].labels
-    assert label.span.file == __file__ and " whole: gathered on `" in label.text
+    assert label.span.file == __file__ and " whole, so sbp gathers it on `" in label.text
     (note,) = found[0].notes
-    assert note.endswith(" can be split only along dims before those that it takes whole")
+    assert note.endswith(" only along the dims before those that it takes whole")
 
 
 @pytest.mark.parametrize(

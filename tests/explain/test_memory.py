@@ -104,16 +104,18 @@ def test_the_error_says_the_floor_and_what_fills_it():
     (edit,) = found.helps[-1].edits
     assert isinstance(edit, OptionEdit)
     floor = f"{edit.value / 2**20:.1f} MiB per device"
-    assert found.title.endswith(f"the least is {floor}")
+    assert found.title.endswith(f"the smallest plan that it found takes {floor}")
     first, second, *_ = found.notes
-    assert first.startswith("w of shape (1024, 1024) as B takes 4.0 MiB per device; as S(0) on `y`")
+    assert first.startswith(
+        "w of shape (1024, 1024) as B takes 4.0 MiB per device; split as S(0) on `y`"
+    )
     assert second.endswith("takes 512.0 KiB per device")
 
 
 def test_values_that_fill_nothing_are_counted_only():
     (found,) = sbp.jit(annotated, MESH, memory_limit=1e5).check(SQUARE, SQUARE).diagnostics
     assert found.notes[-2] == "2 more values: 8.0 B per device in all"
-    assert found.notes[-1] == "typings that hold less may exist: the search does not try all"
+    assert found.notes[-1] == "a smaller plan may exist: sbp does not try every plan"
     assert not any("4.0 B" in label.text for label in found.labels)
 
 
@@ -129,5 +131,5 @@ def test_what_helps_leave_out_is_said():
     options: dict[str, Any] = {"in_types": ("x:S(1)", None, "B"), "memory_limit": 24e6}
     (found,) = sbp.jit(program, MESH, **options).check(*args).diagnostics
     assert len(found.helps) == 3
-    assert "not shown: 1 more change that gives a typing" in found.notes
+    assert "not shown: 1 more change that fixes this error" in found.notes
     assert "not tried: 1 more change" in found.notes

@@ -155,7 +155,7 @@ def test_types_of_arguments_change_together():
     args = [jax.device_put(jnp.ones((64, 64)), jax.sharding.NamedSharding(mesh, s)) for s in specs]
     (d,) = sbp.jit(sums, mesh, **STRICT).check(*args).diagnostics
     first = d.helps[0]
-    assert "and name the types of the other inputs there" in first.text
+    assert "and write the types of the other inputs there, too" in first.text
     edits = {e.position: e.value for e in first.edits if isinstance(e, OptionEdit)}
     assert edits == {0: "d:S(0)", 1: "d:S(0)", 2: "d:S(0)", 3: "d:S(0)"}
     assert len(first.edits) == 4

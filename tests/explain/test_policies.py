@@ -140,7 +140,7 @@ def region_of_two_lines(a, b):
             region_of_two_lines,
             PARTS,
             "auto",
-            '"reduce" instead of "explicit" on `dcn` in every sbp.policy',
+            'write "reduce" instead of "explicit" on `dcn` in every sbp.policy',
         ),
     ],
 )
@@ -189,12 +189,13 @@ def test_all_policies_are_told(boxing, told):
     f = sbp.jit(lambda x, y: x + y, MESH, in_types=types, boxing=boxing)
     (together,) = f.check(*[jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 2).diagnostics
     assert together.code == "no-typing" and any(
-        n.startswith(f"each axis alone has one under {told};") for n in together.notes
+        n.startswith(f"under {told}, the program has types on each mesh axis alone")
+        for n in together.notes
     )
     traced = sbp.jit(in_a_region, MESH, in_types=ACROSS, boxing=boxing).trace(SQUARE, SQUARE)
     (limit,) = explain(traced.request, limits=DiagnosisLimits(solver_resources=1))
     assert limit.code == "solver-limit" and limit.notes == (
-        f"the program has no typing under {told}; check a part of it alone",
+        f"the program has no types under {told}; check a smaller part of it",
     )
 
 

@@ -52,7 +52,7 @@ def test_two_pins_are_dropped_where_no_one_pin_helps():
     for help_ in error.helps:
         lines = {e.span.line - start for e in help_.edits if isinstance(e, SourceEdit)}
         assert len(lines & {1, 2}) == len(lines & {3, 4}) == 1, help_
-    assert "not shown: 1 more change that gives a typing" in error.notes
+    assert "not shown: 1 more change that fixes this error" in error.notes
 
 
 def test_two_inputs_are_left_free():

@@ -121,7 +121,7 @@ def test_outputs_that_take_a_donated_buffer_say_so():
         link_text(told.why.axes[0].links[0])
         == "it takes the buffer, and so the type, of the donated input `w`"
     )
-    assert "on `data` S(0): as the donated input; " in told.text()
+    assert "on `data` S(0): the type of the donated input; " in told.text()
 
 
 def test_a_memory_limit_holds_for_every_price():
@@ -142,7 +142,7 @@ def test_a_memory_limit_holds_for_every_price():
     assert all(a.cost.peak_memory_bytes <= limit for a in told.alternatives if a.cost is not None)
     whole = [a for a in told.alternatives if dict(a.wanted) == {"data": "B"}]
     assert [a.refusal and refusal_text(a.refusal) for a in whole] == [
-        "nothing that fits the memory limit"
+        "no plan fits in memory_limit"
     ]
 
 

@@ -22,9 +22,7 @@ FORBIDDEN = {
         r" comes first"
     ),
     "return sbp.replicate(y)": r"pinned as B by `sbp.replicate\(y\)` at .*:6",
-    "return y": (
-        r"returned as `result`: what a program returns is not partial unless its type says so"
-    ),
+    "return y": (r"returned as `result`: an output is partial only if its type says so"),
 }
 
 

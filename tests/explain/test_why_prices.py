@@ -149,7 +149,7 @@ def test_a_later_reduction_costs_what_the_annotated_consumer_does():
     )
     assert one.instead is not None
     assert one.reason.need.kind == "partners"
-    assert deferred_text(one.reason.need, ()).startswith("Reduced one consumer later, after sub")
+    assert deferred_text(one.reason.need, ()).startswith("Reduced one operation later, after sub")
     assert (
         one.instead.cost
         == planned(
@@ -250,21 +250,21 @@ def test_a_pin_may_convert_what_the_policy_forbids(name):
     assert told.why.proved and told.why.evades
     assert "the types are proved cheapest" in plan.report().text()
     said = (
-        "on `data` S(1): the cheapest under the boxing policy; an annotation may convert what that"
-        " forbids, S(0) is -"
+        "on `data` S(1): the cheapest type that the boxing policy allows; with an annotation, which"
+        " may convert anyway, S(0) is -"
     )
-    assert said in told.text()
+    assert said in told.text(200)
     unproved = explanation(dataclasses.replace(told.why, proved=False), plan.program.mesh).text(200)
     assert (
-        "found by the chooser, which does not always find the cheapest, and an annotation may"
-        " convert what the policy forbids" in unproved
+        "found by sbp's search, which does not always find the cheapest type; an annotation may"
+        " convert where the policy does not" in unproved
     )
     plain = explanation(
         dataclasses.replace(told.why, proved=False, evades=False), plan.program.mesh
     ).text()
     assert (
-        "on `data` S(1): found by the chooser, which does not always find the cheapest; S(0) is -"
-        in plain
+        "on `data` S(1): found by sbp's search, which does not always find the cheapest type;"
+        " S(0) is -" in plain
     )
 
 

@@ -18,7 +18,7 @@ def unknown_axis(x):
 
 @broken(f32(N, D), cause="a dim counted from one")
 def dim_out_of_range(x):
-    x = sbp.annotate(x, model=S(2))  # error: dim-out-of-range: model:S(2) on a tensor with dims 0..1; split one of those
+    x = sbp.annotate(x, model=S(2))  # error: dim-out-of-range: model:S(2) splits dim 2, but the tensor has only dims 0..1; split one of these
     return jnp.tanh(x)
 
 
@@ -26,13 +26,13 @@ def dim_out_of_range(x):
     f32(N, D), mesh=MESH_2D, cause="a sum on one axis of maxima on the other (trap 21)", no_help="which reduction is first is not known"
 )
 def two_monoids(x):
-    x = sbp.annotate(x, data=sbp.P("max"), model=sbp.P("sum"))  # error: mixed-monoids: P(max) and P(sum) in one type do not commute; reduc
+    x = sbp.annotate(x, data=sbp.P("max"), model=sbp.P("sum"))  # error: mixed-monoids: one type cannot have both P(max) and P(sum)
     return x * 2
 
 
 @broken(f32(N, D), cause="a sum of truth values", no_help="what to pin instead depends on what was meant")
 def sum_of_booleans(x):
-    used = sbp.partial(x > 0, "model")  # error: bad-argument: model:P(sum) on bool, which has and, or; convert it first or pin another typ
+    used = sbp.partial(x > 0, "model")  # error: bad-argument: an array of bool cannot be P(sum) on mesh axis 'model', only P(and) or P(or)
     return used
 
 
@@ -47,7 +47,7 @@ def type_text(x):
     no_help="the mesh has to be built in that order",
 )
 def order_of_devices(x):
-    x = sbp.shard(x, np.array([0, 7, 2, 5, 4, 3, 6, 1]).reshape(8, 1))  # error: bad-placement: no split of the mesh (model=8) places slice
+    x = sbp.shard(x, np.array([0, 7, 2, 5, 4, 3, 6, 1]).reshape(8, 1))  # error: bad-placement: no split on the mesh (model=8) puts
     return jnp.tanh(x)
 
 

@@ -30,7 +30,7 @@ def plain_array_for_a_partial(x):
     f32(D, D),
     in_types=("B",),
     cause="one type for two arguments",
-    unlabelled=("bad-argument", "in_types has 1 entries for 2 non-static positional arguments"),
+    unlabelled=("bad-argument", "in_types has 1 entry for 2 non-static positional arguments"),
     no_help="which argument was meant is not known",
 )
 def types_of_another_function(x, w):
@@ -65,7 +65,7 @@ def region_over_another_axis(x, w):
     boxing="auto",
     in_types=("model:S(0)",),
     cause="ten rows on eight devices: JAX does not take such an array",
-    unlabelled=("uneven-boundary", "input x of shape (10, 256) does not divide under model:S(0)"),
+    unlabelled=("uneven-boundary", "input x of shape (10, 256) does not divide evenly under model:S(0)"),
     no_help="the caller has to pad or to pass another size",
 )
 def ten_rows_on_eight_devices(x):

@@ -55,4 +55,4 @@ def loop_in_a_region(x, w):
     cause="a budget over one axis, on which a product has to be reduced",
 )
 def budget_on_the_axis_of_a_partial(x, w):
-    return jnp.tanh(x @ w)  # error: budget: `jnp.tanh(x @ w)` needs what a budget forbids on mesh axis `model`
+    return jnp.tanh(x @ w)  # error: budget: `jnp.tanh(x @ w)` needs a collective that a budget forbids on mesh axis `model`

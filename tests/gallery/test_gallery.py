@@ -149,7 +149,7 @@ def masked(text: str) -> str:
     hardware table's, and without memory, which differs between releases of JAX."""
     text = re.sub(r"(optax/[\w/]+\.py:)\d+", r"\1#", text)
     text = re.sub(r"\d[\d.]*(?= (B|[KMG]iB) memory per device)", "#", text)
-    return re.sub(r"\d[\d.]*(?= (ms|us|% dearer)\b)", "#", text)
+    return re.sub(r"\d[\d.]*(?= (ms|us)\b|% slower)", "#", text)
 
 
 @everything

@@ -78,7 +78,7 @@ def batch_norm_over_a_split_batch(x):
 @broken(f32(D, D), f32(D, D), memory_limit=1e4, boxing="auto", cause="a limit that no typing meets")
 def memory_for_nothing(x, w):
     z = x @ w
-    h = jax.nn.relu(z)  # error: memory-limit: no typing was found that fits 9.8 KiB per device; the least is 355.8 KiB per device
+    h = jax.nn.relu(z)  # error: memory-limit: sbp found no plan that fits in memory_limit, 9.8 KiB per device
     return h @ w
 
 

@@ -349,7 +349,7 @@ def test_an_unknown_slow_axis_is_refused():
         ),
         ("topology", "tours", "no topology 'tours'; did you mean \"torus\"?"),
         ("platform", "gpu", "no platform 'gpu'"),
-        ("overlaps", 1, "is True or False"),
+        ("overlaps", 1, "must be True or False"),
         ("beyond", 25e9, "is a Network or None"),
         ("slow_axes", {"dcn": 1e9}, "is a tuple of (mesh axis, Network)"),
         ("name", None, "is a string"),

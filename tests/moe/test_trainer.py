@@ -205,7 +205,9 @@ def test_training_goes_on_after_a_damaged_checkpoint(folder, capfd):
         checkpoints.save(STATES[4], {"next_index": 4})
     assert_same(restored(folder)[0], STATES[4])
     missing = "a file of it is missing or cannot be read"
-    assert said == [f"the checkpoint of step 4 is damaged: {missing}; that of step 2 is used"]
+    assert said == [
+        f"the checkpoint of step 4 is damaged: {missing}; sbp uses the checkpoint of step 2"
+    ]
     assert "Traceback" not in capfd.readouterr().err  # of the libraries
 
 

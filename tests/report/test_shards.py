@@ -136,7 +136,7 @@ def test_a_partial_tensor_is_a_sum_of_devices(report):
     shown = report.where("result")
     _, words = drawn(shown.svg()[0])
     assert "0 + 1 + .. + 3" in words and "4 + 5 + .. + 7" in words
-    assert "P(sum), over model: 4 summands of each element" in shown.text(400)
+    assert "P(sum), over model: each element is the sum of 4 parts" in shown.text(400)
     assert "3 of 4" in shown.text(400)
 
 

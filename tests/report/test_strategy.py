@@ -248,7 +248,7 @@ WHOLE = "the same on all its devices in forward products"
         "an axis that splits nothing",
         "two axes",
         "an axis that no product uses",
-        "a region by hand",
+        "a hand-written region",
         "weights that are numbered",
         "the same weights in turns of a loop",
         "tokens that meet others",

@@ -118,7 +118,7 @@ def test_each_conversion_is_in_the_lane_of_its_axes(plans, name):
 def test_loops_are_marked_with_their_trips(plans):
     assert [one.loop.trips for one in Schedule(plans["scanned"].program).loops] == [12, 12]
     assert plans["scanned"].report().timeline().svg()[0].count("all 12 runs of scan") >= 2
-    assert "How often a while loop runs is assumed" in words(plans["while"].report().timeline())
+    assert "sbp assumes how often a while loop runs" in words(plans["while"].report().timeline())
 
 
 words = lambda shown: " ".join(shown.text().split())
@@ -129,7 +129,7 @@ def test_the_text_has_the_seconds_of_the_picture(plans):
     report = plans["unrolled"].report()
     text = words(report.timeline())
     total = Schedule(program).seconds
-    assert f"the modelled step in time: {1e3 * total:.3g} ms" in text
+    assert f"the modelled step over time: {1e3 * total:.3g} ms" in text
     for lane, phases in lane_seconds(Schedule(program)).items():
         row = f"{lane} .* {1e3 * sum(phases.values()):.3g} ms"
         assert re.search(row, report.timeline().text()), row
@@ -141,7 +141,9 @@ def test_the_collective_that_takes_longest_is_red(plans):
     titles = [t.text or "" for r in rects for t in r.iter(f"{{{NAMESPACE}}}title")]
     assert titles and all(t.startswith(("all_", "reduce_", "short")) for t in titles)
     caption = words(plans["unrolled"].report().timeline())
-    share, longest = caption.split("The longest collective, ")[1].split(" for ")[0].split("%: ")
+    share, longest = (
+        caption.split("The longest collective takes ")[1].split(" for ")[0].split("%: ")
+    )
     assert any(t.startswith(longest.split()[0]) for t in titles)
     found = Schedule(plans["unrolled"].program)
     most = max(c.waited for c in causes(found) if c.axes)
@@ -168,7 +170,7 @@ def test_a_mesh_axis_may_be_named_as_the_lane_of_the_device():
 
 
 def test_branches_are_said_to_share_a_run(plans):
-    said = "Each branch of a conditional has an equal part of a run"
+    said = "sbp counts each branch of a conditional as equally likely"
     assert said in words(plans["branches"].report().timeline())
     assert said not in words(plans["scanned"].report().timeline())
 
@@ -285,8 +287,8 @@ def test_a_region_by_hand_is_said_not_to_be_counted():
         return jax.shard_map(region, mesh=MESH, in_specs=split, out_specs=whole)(x) @ x
 
     report = sbp.jit(step, MESH).plan(shape(64, 64)).report()
-    assert "1 region written by hand: FLOPs and time are not counted" in words(report.roofline())
-    said = "written by hand: only the time of reading and writing is modelled"
+    assert "1 hand-written region: FLOPs and time are not counted" in words(report.roofline())
+    said = "Of 1 hand-written region, only the time to read and write memory is modelled"
     assert said in words(report.timeline())
 
 

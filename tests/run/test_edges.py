@@ -247,7 +247,7 @@ BAD = {
         lambda m: sbp.jit(lambda x, y: x, m, in_types=("B",))(GRID, GRID),
         "1 entries for 2",
     ),
-    "no array": (lambda m: sbp.jit(lambda x: x, m)("text"), "input x is no array: str"),
+    "no array": (lambda m: sbp.jit(lambda x: x, m)("text"), "input x is not an array: str"),
     "sum of booleans": (
         lambda m: sbp.jit(lambda x: sbp.partial(x > 0, "x"), m)(GRID),
         "x:P\\(sum\\) on bool",
@@ -514,7 +514,7 @@ BAD_PADDED = {
     ),
     "no part of the whole": (
         lambda m: sbp.Padded.of(W, "x:S(0)", m, shape=(14, 7)),
-        "Padded.of: an array of shape \\(13, 7\\) is neither the whole, \\(14, 7\\), nor",
+        "Padded.of: the array has shape \\(13, 7\\); pass the whole array, of shape",
     ),
     "partial": (lambda m: sbp.Padded.of(W, "x:P(sum)", m), "Padded: x:P\\(sum\\) has P"),
     "free axis": (lambda m: sbp.Padded.of(W, "x:?", m), "Padded: x:\\? has a free axis"),
@@ -533,7 +533,7 @@ BAD_PADDED = {
     ),
     "parts that JAX replaced": (
         lambda m: sbp.jit(lambda x: x, m)(jax.tree.map(lambda a: None, sbp.Padded.of(W, "B", m))),
-        "input x is Padded\\(\\(13, 7\\), B\\) and has parts that are no array, None",
+        "input x is Padded\\(\\(13, 7\\), B\\) and has parts that are not an array, None",
     ),
     "parts that the user cut": (
         lambda m: sbp.jit(lambda w: w, m)(
@@ -561,7 +561,7 @@ BAD_PADDED = {
     ),
     "the whole of nothing": (
         lambda m: jax.tree.map(lambda a: None, sbp.Padded.of(W, "x:S(0)", m)).full(),
-        "this Padded has parts that are no array, None",
+        "this Padded has parts that are not an array, None",
     ),
     "a file of a shape": (
         lambda m: pickle.dumps(sbp.Padded.of(jax.ShapeDtypeStruct((13,), np.float32), "x:S(0)", m)),

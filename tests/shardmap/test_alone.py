@@ -76,7 +76,7 @@ def test_a_ring_with_the_size_from_anywhere(size):
     assert wrong.apart == (0,) and wrong.wrong
     (found,) = [d for d in report.diagnostics if d.code == DIFFERS]
     assert found.severity == "warning" and report.ok
-    assert found.title == "result 0 differs on one device of mesh axis `model`"
+    assert found.title == "result 0 changes when mesh axis `model` has one device"
     assert found.primary is not None and found.primary.text == "from another device"
 
 
@@ -263,7 +263,7 @@ def test_a_function_that_refuses_one_device():
         return lax.ppermute(x, "model", [(i, (i + 1) % 4) for i in range(4)])
 
     run, _ = run_of(body)
-    assert run.untried == "it does not run there: four devices, please"
+    assert run.untried == "it raises an error with one device: four devices, please"
     assert jax.make_jaxpr(jax.shard_map(body, mesh=mesh(), in_specs=ROWS, out_specs=ROWS))(X)
 
 

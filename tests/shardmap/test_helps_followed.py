@@ -149,4 +149,4 @@ def test_repairs_that_are_not_tried_are_said(name):
     (finding,), _ = find_faults(compared)
     for tried, said in ((1, True), (24, False)):
         notes = diagnostic(finding, spec, Helper(compared, tried=tried).helps(finding)).notes
-        assert ("other repairs were not tried" in notes) == said, (tried, notes)
+        assert ("sbp did not try every repair" in notes) == said, (tried, notes)

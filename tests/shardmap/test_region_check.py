@@ -240,8 +240,8 @@ def test_the_report_shows_itself():
     report = sbp.check_shard_map(region(twice), X, W, mesh=MESH)
     text = report.text(100)
     assert text.startswith(
-        'error[doubled-reduction]: `lax.psum(y, "model")` reduces what is whole already on mesh'
-        " axis `model`\n"
+        'error[doubled-reduction]: `lax.psum(y, "model")` reduces a value that is already whole'
+        " on mesh axis `model`\n"
     )
     assert 'y = lax.psum(x @ w, "model")' in text and "reduced here first" in text
     assert "counted 4 times" in text

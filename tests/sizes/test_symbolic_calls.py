@@ -23,7 +23,7 @@ def test_a_type_error_says_at_which_sizes():
     ).check(f32(b, 8))
     assert not report.ok and report.program is None
     assert all(
-        d.notes[-1] == "symbolic sizes: this is where b = 40; other sizes were not tried"
+        d.notes[-1] == "symbolic sizes: sbp found this error for b = 40; it did not try other sizes"
         for d in report.diagnostics
     )
 
@@ -120,7 +120,7 @@ def test_python_that_asks_a_size_from_outside_of_its_arguments():
     (said,) = report.diagnostics
     assert report.ok and (said.code, said.severity) == ("sizes-unproved", "note")
     assert said.primary is not None and said.primary.span == error.value.span
-    assert "cannot be traced with numbers" in said.notes[0]
+    assert "cannot trace it with numbers" in said.notes[0]
 
 
 def test_symbolic_sizes_among_numbers():
@@ -199,15 +199,15 @@ def test_the_report_shows_the_sizes():
     for line in (
         "  asked for         every b >= 1; other sizes are not covered",
         "  typing holds for  mod(b, 2) == 0",
-        "  planned at        b = 40; bytes, memory and time are of these sizes",
-        "  memory limit      met where b = 40; not decided for other sizes",
+        "  planned at        b = 40; bytes, memory and time are for these sizes",
+        "  memory limit      met for b = 40; sbp did not check other sizes",
         (
             "  error[size-condition]: the typing does not hold for every b >= 1; it holds where"
             " mod(b, 2) == 0"
         ),
         (
-            "    = note: where b = 1, this is not so: input x of shape (b, 16) divides evenly under"
-            " data:S(0)"
+            "    = note: this does not hold for b = 1: input x of shape (b, 16) divides evenly"
+            " under data:S(0)"
         ),
     ):
         assert line in text.split("\n"), text

@@ -106,7 +106,7 @@ sbp.jit(f, mesh).plan(x, w)
     CodePage(
         "ignored-memory",
         """
-        The program asks for a kind of memory that JAX ignores there, in jax.jit as in sbp.jit: a
+        The program asks for a memory kind in a place where JAX ignores it, under jax.jit too: a
         memory kind of with_sharding_constraint, of in_shardings or out_shardings of a jax.jit
         inside, or a device_put to unpinned_host. The value stays in device memory.
 

@@ -117,7 +117,7 @@ sbp.jit(f, mesh, boxing="explicit").plan(x)
 def f(x):
     a = jnp.tanh(sbp.annotate(x, data=B, model=S(0)))
     b = jnp.tanh(sbp.annotate(x, data=S(0), model=B))
-    return a + b  # data would have to be split outside of a split over model that is there already
+    return a + b  # `data` is the outer axis: it cannot split a dim that `model` already splits
 
 sbp.jit(f, mesh, boxing="explicit").plan(x)
 """,
@@ -133,9 +133,9 @@ sbp.jit(f, mesh, boxing="explicit").plan(x)
     CodePage(
         "memory-limit",
         """
-        Every plan that sbp found has a peak memory above memory_limit bytes per device: arguments,
-        results that are not donated, and temporaries. The diagnostic names the largest tensors of
-        the plan with the least memory.
+        Every plan that sbp found needs more than memory_limit bytes per device at its peak. The
+        peak counts arguments, results that do not reuse a donated buffer, and temporaries. The
+        diagnostic names the largest tensors of the plan with the least memory.
 
         Raise the limit, split those tensors over another mesh axis, donate arguments that the step
         returns, recompute with jax.checkpoint, or take a larger mesh.
@@ -176,7 +176,7 @@ sbp.jit(f, mesh, in_types=("model:S(1)", "model:S(0)"), boxing="reduce", budgets
         "solver-limit",
         """
         The checker stops after a fixed number of steps, never after a time, so that its answers do
-        not depend on the computer. Here it stopped before it could decide.
+        not depend on the computer. Here the checker stopped before it could decide.
 
         Pin a few more tensors (each pin removes choices), use fewer mesh axes at once, or plan the
         program in two parts.
@@ -213,8 +213,8 @@ report = f.check(jax.ShapeDtypeStruct((16, 512, 512), jnp.float32))  # a batch o
     CodePage(
         "costly-annotation",
         """
-        Without this pin, the plan would be at least 10 % cheaper on this hardware. It is a warning:
-        the pin holds. The label shows the price with and without the pin.
+        Without this pin, the plan would take at least 10% less time on this hardware. This is only
+        a warning: sbp keeps the pin. The label shows the price with and without the pin.
 
         Keep the pin if sbp cannot know its purpose (a layout that the next program needs);
         otherwise drop it.

@@ -98,16 +98,17 @@ def why_whole(params: dict[str, Any]) -> str:
     grid_mapping, compiler = params["grid_mapping"], params.get("compiler_params")
     names = [eqn.primitive.name for eqn in _equations(params["jaxpr"])]
     if grid_mapping.num_dynamic_grid_bounds or params.get("mesh") is not None:
-        return "the size of its grid is not known, or is that of a mesh of cores"
+        return "the size of the kernel's grid is not known, or the grid is a mesh of cores"
     if getattr(compiler, "has_side_effects", False) or any(
         name.startswith(_KEEPS_STATE) for name in names
     ):
-        return "it has side effects, or depends on its device"
+        return "the kernel has side effects, or depends on the device that runs it"
     if not _independent(params):
         return (
-            "no dim of its grid is known to be independent: every result has to have a block for"
-            " each of its points, the kernel must not ask for its `program_id`, and a kernel with"
-            ' scratch memory needs "parallel" for it in `dimension_semantics`'
+            "sbp cannot split any dim of the kernel's grid. It splits a dim if every result has its"
+            " own block at each index of the dim, the kernel does not read `program_id` of the dim,"
+            " and, for a kernel with scratch memory, `dimension_semantics` says"
+            ' "parallel" for the dim'
         )
     return ""
 
