@@ -20,7 +20,7 @@ from sbp.explain.origins import ConversionNeed, ConversionReason, Link, Origins
 from sbp.explain.pin_changes import Types, pin_subject
 from sbp.explain.subjects import AtomChange, Subject, Subjects, ValueName, changed_axes
 from sbp.infer.check import CheckResult, check
-from sbp.infer.choose import EndCondition, choose_under
+from sbp.infer.choose import EndCondition, choose
 from sbp.infer.constraints import pin_sites
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY
@@ -115,21 +115,21 @@ def plan_deferred(request: Request, group: Group, need: ConversionNeed) -> Progr
     if need.is_read:
         # Another row, or the value as it is; at every copy of the reader.
         places = dict.fromkeys(
-            (reader.id, number)
+            ("operand", reader.id, number)
             for one in group
             for reader, number in one.readers()
             if number == need.number
             and (reader.op, reader.span, reader.backward) == (node.op, node.span, node.backward)
         )
-        held = [EndCondition(end="operand", at=at, codes=codes, differs=is_row) for at in places]
+        held = [EndCondition(at=at, codes=codes, differs=is_row) for at in places]
     else:
-        at = (node.id, need.region, need.number)
-        held = [EndCondition(end="returned", at=at, codes=codes)]
+        at = "result", node.id, need.region, need.number
+        held = [EndCondition(at=at, codes=codes)]
     present = {n.id for n in request.graph.walk()}
-    if any(h.at[0] not in present for h in held):
+    if any(h.at[1] not in present for h in held):
         return Refusal("elsewhere", request)  # in the program since conversions were shared
-    limit, choosing = request.memory_limit, functools.partial(choose_under, request, held)
-    program = cheapest(choosing, request)
+    limit = request.memory_limit
+    program = cheapest(functools.partial(choose, request, conditions=held), request)
     if program is None:
         return Refusal("elsewhere", request)
     fits = limit is None or program.cost.peak_memory_bytes <= limit

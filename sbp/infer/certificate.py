@@ -8,66 +8,42 @@ over all mesh axes. It reads the same decisions, options and edges as the choose
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
 from typing import Any
 
 from sbp.errors import SbpInternalError
 from sbp.infer.constraints import Constraint, System, Variable, constraints_of
 from sbp.infer.flow import End
-from sbp.infer.policy import detour
 from sbp.infer.request import Request
 from sbp.infer.rows import NdRow
-from sbp.infer.space import INFINITE, Code
+from sbp.infer.space import INFINITE, Code, detour
 from sbp.infer.typing import Options, Typing
 from sbp.types import MONOIDS
 
 
-def certify(typing: Typing) -> None:
+def certify(typing: Typing, systems: tuple[System, ...] | None = None) -> None:
     """Evaluates every constraint on a typing: each node has one of its rows, each conversion is
     allowed, each pinned value has its type.
+
+    Arguments:
+      typing: the types.
+      systems: the constraints of their program, by mesh axis, where several typings of it are
+        certified; None to write them down.
 
     Raises:
       SbpInternalError: names the first constraint that the typing breaks.
     """
-    Certificate(typing.graph_request).certify(typing)
-
-
-@dataclass(eq=False)
-class Certificate:
-    """The constraints of a request, which are written down once for all typings of its program.
-
-    Arguments:
-      request: the program with its mesh, demand, policies and limits.
-    """
-
-    request: Request
-
-    @functools.cached_property
-    def systems(self) -> tuple[System, ...]:
-        """The constraints, by mesh axis."""
-        return constraints_of(self.request)
-
-    def certify(self, typing: Typing) -> None:
-        """As `sbp.infer.certificate.certify`.
-
-        Arguments:
-          typing: types of the request's program, not of a graph that `plan.saving` made from it.
-
-        Raises:
-          SbpInternalError: names the first constraint that the typing breaks.
-        """
-        assert typing.graph_request is self.request, "a certificate of another request"
-        systems = self.systems
-        states = [
-            [_state_of(v, typing, system.position) for v in system.variables] for system in systems
-        ]
-        for system, have in zip(systems, states, strict=True):
-            for constraint in system.constraints:
-                _certify_constraint(system, constraint, have)
-        _certify_options(typing, self.request)
-        if systems:
-            _certify_boxing(typing, systems, states)
+    request = typing.graph_request
+    systems = constraints_of(request) if systems is None else systems
+    assert all(s.request is request for s in systems), "constraints of another request"
+    states = [
+        [_state_of(v, typing, system.position) for v in system.variables] for system in systems
+    ]
+    for system, have in zip(systems, states, strict=True):
+        for constraint in system.constraints:
+            _certify_constraint(system, constraint, have)
+    _certify_options(typing, request)
+    if systems:
+        _certify_boxing(typing, systems, states)
 
 
 def _certify_constraint(
@@ -165,13 +141,11 @@ def _certify_boxing(
 def _state_of(variable: Variable, typing: Typing, position: int) -> tuple[Code, ...] | None:
     """The state of a variable on one mesh axis under a typing; None when the variable has no such
     state."""
-    kind, key = variable.decision.place
-    if kind == "row":
-        row = typing.rows[key]
-        codes = tuple(t[position] for t in (*row.ins, *row.outs))
+    choice = typing.choice(variable.decision)
+    if isinstance(choice, NdRow):
+        codes = tuple(t[position] for t in (*choice.ins, *choice.outs))
         return codes if codes in variable.states else None
-    code = typing.codes_of(variable.decision)[position]
-    return next((s for s in variable.states if s[0] == code), None)
+    return next((s for s in variable.states if s[0] == choice[position]), None)
 
 
 def _code(states: list[tuple[Code, ...] | None], end: End) -> Code | None:

@@ -10,6 +10,7 @@ in the literals that they assume.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,9 +28,8 @@ from sbp.infer.constraints import (
     state_literal,
 )
 from sbp.infer.flow import End
-from sbp.infer.policy import Rules
 from sbp.infer.request import Request
-from sbp.infer.space import Code
+from sbp.infer.space import Code, Rules
 from sbp.trace.collector import collecting_less
 
 RLIMIT = 500_000_000
@@ -92,29 +92,23 @@ class Checker:
     Arguments:
       request: the program with its mesh, demand, policies and budgets.
       rlimit: Z3's resource count of one question.
+
+    Attributes:
+      systems: the constraints, by mesh axis.
+      axis: gives the solver of one of them.
     """
 
     @collecting_less()
     def __init__(self, request: Request, *, rlimit: int = RLIMIT) -> None:
         self.systems = constraints_of(request)
-        self._rlimit = rlimit
-        self._axes: dict[str, _Axis] = {}
-
-    def axis(self, system: System) -> _Axis:
-        """The solver of one axis."""
-        if system.mesh_axis not in self._axes:
-            self._axes[system.mesh_axis] = _Axis(system, self._rlimit)
-        return self._axes[system.mesh_axis]
+        self.axis = functools.cache(lambda system: _Axis(system, rlimit))
 
     @collecting_less()
-    def check(
-        self, without: Collection[tuple[str, str]] = (), *, explain: bool = True
-    ) -> CheckResult:
+    def check(self, without: Collection[tuple[str, str]] = ()) -> CheckResult:
         """Decides whether each mesh axis has a typing.
 
         Arguments:
           without: (mesh axis, constraint name) of constraints to leave out.
-          explain: whether to find a minimal core.
 
         Returns:
           `unsat` for the first axis without a typing, with its core; else `unknown` where the
@@ -130,11 +124,7 @@ class Checker:
             if status == "unknown":
                 limit = limit or CheckResult(status="unknown", mesh_axis=system.mesh_axis)
             elif status == "unsat":
-                return (
-                    axis.blame(names, core)
-                    if explain
-                    else CheckResult(status="unsat", mesh_axis=system.mesh_axis)
-                )
+                return axis.blame(names, core)
         return limit or CheckResult(status="sat")
 
 

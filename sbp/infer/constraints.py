@@ -10,6 +10,7 @@ may satisfy every system and still have no typing.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -24,10 +25,9 @@ from sbp.errors import Span
 from sbp.infer.cost import allowed_rows
 from sbp.infer.flow import Decision, End
 from sbp.infer.pins import pinned_codes
-from sbp.infer.policy import POLICY_KINDS, Ban, Rules, detour
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY
-from sbp.infer.space import Code, TypeSpace, decode
+from sbp.infer.space import POLICY_KINDS, Ban, Code, Rules, TypeSpace, decode, detour
 from sbp.limits import Policy
 from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Constant, Node
@@ -101,9 +101,13 @@ class ReadBecause:
         if self.node.primitive is annotate_p:
             return "what is annotated"
         if self.entry is not None:
-            return _entry_text(self.node, self.entry)
+            # With one region, the number counts all operands; with several, those of one kind.
+            one = len(self.node.regions) == 1
+            number = self.entry.operand if one else self.entry.number
+            constant = "constant" if interface_of(self.node).loop else "operand"
+            return _ENTRIES[self.entry.kind].format(number=number, constant=constant)
         if self.exit is not None:
-            return _exit_text(self.exit)
+            return _EXITS[self.exit.kind].format(self.exit)
         return f"operand {self.number}"
 
     @property
@@ -115,31 +119,21 @@ class ReadBecause:
         return self.role if annotated else f"{self.role} of {self.node.name}"
 
 
-def _entry_text(node: Node, entry: Entry) -> str:
-    # With one region, the number counts all operands; with several, the operands of one kind.
-    number = entry.operand if len(node.regions) == 1 else entry.number
-    match entry.kind:
-        case "predicate":
-            return "predicate"
-        case "constant":
-            return f"{'constant' if interface_of(node).loop else 'operand'} {number}"
-        case "carry":
-            return f"initial carry {number}"
-        case "slice":
-            return f"scanned operand {number}"
+_ENTRIES = {
+    "predicate": "predicate",
+    "constant": "{constant} {number}",
+    "carry": "initial carry {number}",
+    "slice": "scanned operand {number}",
+}
+"""The role of a value that enters a region, by the kind of the entry."""
 
-
-def _exit_text(left: Exit) -> str:
-    match left.kind:
-        case "predicate":
-            return "predicate"
-        case "carry":
-            return f"carry {left.number}"
-        case "stacked":
-            return f"stacked result {left.number}"
-        case "result":
-            return f"result {left.number} of branch {left.region}"
-
+_EXITS = {
+    "predicate": "predicate",
+    "carry": "carry {0.number}",
+    "stacked": "stacked result {0.number}",
+    "result": "result {0.number} of branch {0.region}",
+}
+"""The role of a value that a region returns, by the kind of the exit."""
 
 Because = DemandBecause | ReadBecause
 """The reason of a constraint, with the user's line (`span`) and a text."""
@@ -197,7 +191,7 @@ class Conversions:
         self.mesh, self.position = mesh, position
         self._others = math.prod(n for i, n in enumerate(mesh.sizes) if i != position)
         self._alone = MeshSpec(axes=(mesh.axes[position],), hardware=mesh.hardware)
-        self._found: dict[Any, tuple[TypeSpace, np.ndarray]] = {}
+        self._space = functools.cache(self._make)
 
     def allows(self, source: Code, target: Code, aval: Any, rules: Rules) -> bool:
         """Whether a value that is made as one code can be read as another one.
@@ -211,30 +205,31 @@ class Conversions:
         if not rules.bans or source == target:
             return is_convertible(source, target, rules.policies[self.position])
         space, seconds = self._space(
-            aval,
+            aval.shape,
+            aval.dtype,
             frozenset(c for c in (source, target) if c < 0),
             frozenset((source, target)),
             rules,
         )
         return bool(np.isfinite(seconds[space.index[(source,)], space.index[(target,)]]))
 
-    def _space(
-        self, aval: Any, partial: frozenset[Code], codes: frozenset[Code], rules: Rules
+    def _make(
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        partial: frozenset[Code],
+        codes: frozenset[Code],
+        rules: Rules,
     ) -> tuple[TypeSpace, np.ndarray]:
-        key = (aval.shape, aval.dtype, partial, codes, rules)
-        if key not in self._found:
-            monoids = detour(aval.dtype, frozenset(MONOIDS[-1 - c] for c in partial))
-            forced = frozenset((0, c - 1) for c in codes if c > 0)
-            space = TypeSpace(
-                tuple(aval.shape), _jax.itemsize(aval.dtype), self._alone, monoids, forced
-            )
-            bans = tuple(
-                Ban(b.kind, frozenset((0,)), b.above * self._others)
-                for b in rules.bans
-                if self.position in b.mesh_axes
-            )
-            self._found[key] = space, space.seconds(Rules((rules.policies[self.position],), bans))
-        return self._found[key]
+        monoids = detour(dtype, frozenset(MONOIDS[-1 - c] for c in partial))
+        forced = frozenset((0, c - 1) for c in codes if c > 0)
+        space = TypeSpace(tuple(shape), _jax.itemsize(dtype), self._alone, monoids, forced)
+        bans = tuple(
+            Ban(b.kind, frozenset((0,)), b.above * self._others)
+            for b in rules.bans
+            if self.position in b.mesh_axes
+        )
+        return space, space.seconds(Rules((rules.policies[self.position],), bans))
 
 
 # ---- constraints --------------------------------------------------------------------------------

@@ -16,9 +16,8 @@ from jax import lax
 from sbp import _jax
 from sbp.infer.accumulation import Reduction
 from sbp.infer.memory_shares import MemoryShares
-from sbp.infer.policy import Rules
 from sbp.infer.rows import NdRow, seen_codes
-from sbp.infer.space import LOCAL, Codes, Spaces, Step, decode, local_shape
+from sbp.infer.space import LOCAL, Codes, Rules, Spaces, Step, decode, local_shape
 from sbp.machine.hardware import Hardware
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Op, PlacedOp, Row, Sent, kernel_named, traits_of

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from sbp import _jax
 from sbp.annotations import annotate_p
-from sbp.infer.policy import late_values
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of
 from sbp.trace.graph import Graph, Node, Operand
@@ -222,6 +221,29 @@ def reduced_together(graph: Graph, mesh: MeshSpec) -> Mapping[int, int]:
     late = closing_values(graph)
     sums = sum(len(late.intersection(node.outputs)) for node in graph.nodes if _sums(graph, node))
     return dict.fromkeys(late, sums) if sums > 1 else {}
+
+
+def late_values(graph: Graph, given: frozenset[int] = frozenset()) -> frozenset[int]:
+    """The values of the backward pass and of the update: results of gradients, and values that are
+    computed from them.
+
+    Arguments:
+      graph: the program.
+      given: inputs of `graph` that are such values.
+    """
+    late = set(given)
+    for node in graph.nodes:
+        is_late = node.backward or not late.isdisjoint(o for o in node.inputs if isinstance(o, int))
+        for region in node.regions:
+            entering = frozenset(region.inputs) if is_late else frozenset[int]()
+            inside = late_values(region, entering)
+            late |= inside
+            is_late = is_late or not inside.isdisjoint(
+                o for o in region.outputs if isinstance(o, int)
+            )
+        if is_late:
+            late.update(node.outputs)
+    return frozenset(late)
 
 
 def closing_values(graph: Graph) -> frozenset[int]:

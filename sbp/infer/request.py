@@ -18,16 +18,14 @@ from sbp.infer.accumulation import (
     Reduction,
     Sums,
     chosen_sums,
-    has_choice,
     possible_casts,
     rounding_casts,
 )
 from sbp.infer.cost import product_seconds
 from sbp.infer.flow import Flow, flow_of
-from sbp.infer.memory_shares import MemoryShares, memory_shares, reduced_together
-from sbp.infer.policy import Ban, Rules, late_values
+from sbp.infer.memory_shares import MemoryShares, late_values, memory_shares, reduced_together
 from sbp.infer.rows import EMPTY, NdRow, PartialRow, RowTable, worth_having
-from sbp.infer.space import Spaces
+from sbp.infer.space import Ban, Rules, Spaces
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Row, traits_of
@@ -164,9 +162,8 @@ def native_partials(
 def _pinned_partial(node: Node | None) -> frozenset[str]:
     """The monoids under which an annotation pins its value partial."""
     pin: Pin | None = node.params.get("pin") if node is not None else None
-    if pin is None:
-        return EMPTY
-    return frozenset(a.monoid for a in pin.type.values() if isinstance(a, Unreduced))
+    atoms = pin.type.values() if pin is not None else ()
+    return frozenset(a.monoid for a in atoms if isinstance(a, Unreduced))
 
 
 def _native_of_rows(
@@ -215,9 +212,7 @@ def check_complete(flow: Flow) -> None:
         *(("value", v) for node in nodes for v in node.outputs),
     }
     has = {
-        *(("operand", i, k) for i, operands in flow.operands().items() for k in operands),
-        *(("result", *key, e.number) for key, edges in flow.output_edges().items() for e in edges),
-        *(("output", e.number) for e in flow.edges if e.kind == "output"),
+        *flow.reads(),
         *(
             ("value", v)
             for number, decision in enumerate(flow.decisions)
@@ -469,13 +464,11 @@ class Request:
         """The values with a `reduce_dtype`."""
         if self.given_sums is not None:
             return self.given_sums
-        if not has_choice(self.graph):
-            return chosen_sums(self.flow, self.reduce_dtype, lambda node: iter(()))
         casts = possible_casts(self.graph)
-        native, table = self._native(casts), self.table
+        native, table = functools.cache(self._native), self.table
 
         def carried(node: Node) -> Iterator[int]:
-            rows = table.rows_in(self.graph, node, native, casts)
+            rows = table.rows_in(self.graph, node, native(casts), casts)
             for k in range(len(node.inputs)):
                 if any(c < 0 for row in rows for c in row.ins[k]):
                     yield k
@@ -538,9 +531,10 @@ class Request:
     def strictest(self) -> Rules:
         """Rules that allow a conversion only where every place of the program allows it."""
         scopes = {n.scope for n in self.graph.walk() if "sbp_policy." in n.scope}
-        every = [self.rules(None)]
-        for scope in sorted(scopes):
-            every.append(self._rules_of(scope, backward=False, in_loop=False, free=False))
+        every = [
+            self.rules(None),
+            *(self._rules_of(s, backward=False, in_loop=False, free=False) for s in scopes),
+        ]
         policies: list[Policy] = [
             POLICIES[max(POLICIES.index(r.policies[k]) for r in every)]
             for k in range(len(self.mesh.names))

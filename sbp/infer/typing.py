@@ -15,7 +15,7 @@ from typing import Any
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import Sums
 from sbp.infer.cost import allowed_rows
-from sbp.infer.flow import Decision, End, Flow
+from sbp.infer.flow import Decision, End, Flow, Place
 from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY, Choice, NdRow
@@ -77,29 +77,26 @@ class Typing:
 
     def choice(self, decision: Decision) -> Choice:
         """The row or type of a decision."""
-        kind, key = decision.place
-        return self.rows[key] if kind == "row" else self.codes_of(decision)
+        kind, key, *_ = decision.place
+        return self.rows[key] if kind == "row" else self.codes_at(decision.place)
 
-    def codes_of(self, decision: Decision) -> Codes:
-        """The type of a decision on a value.
+    def codes_at(self, place: Place) -> Codes:
+        """The type that is stored at a place.
 
         Raises:
-          SbpInternalError: for a decision on a row; rows are in `rows`.
+          SbpInternalError: for a row, which is more than one type.
         """
-        kind, key = decision.place
-        match kind:
-            case "value":
-                return self.values[key]
-            case "read":
-                node_id, operand = key
+        match place:
+            case "operand", node_id, operand:
                 return self.rows[node_id].ins[operand]
-            case "returned":
-                node_id, region, output = key
+            case "value", value:
+                return self.values[value]
+            case "result", node_id, region, output:
                 return self.region_outputs[node_id, region][output]
-            case "output":
-                return self.outputs[key]
-            case "row":
-                raise SbpInternalError("a row is more than one type")
+            case "output", position:
+                return self.outputs[position]
+            case _:
+                raise SbpInternalError(f"{place} is not one type")
 
     def type_of(self, value: int) -> NdSbp:
         """The ND type of a value."""
@@ -189,12 +186,14 @@ class Options:
         return all(
             c == want if want is not None else c - 1 not in whole and not (boundary and c < 0)
             for c, want in zip(codes, wanted, strict=True)
-        ) and (not boundary or self._can_hold(decision, codes))
-
-    def _can_hold(self, decision: Decision, codes: Codes) -> bool:
-        shape: Sequence[int] = decision.aval.shape
-        padded = self.request.demand.is_padded(decision.kind, decision.position)
-        return is_even(shape, codes, self.sizes) or (padded and 0 not in shape)
+        ) and (
+            not boundary
+            or is_even(decision.aval.shape, codes, self.sizes)
+            or (
+                self.request.demand.is_padded(decision.kind, decision.position)
+                and 0 not in decision.aval.shape
+            )
+        )
 
 
 def typing_fields(flow: Flow, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -217,16 +216,20 @@ def typing_fields(flow: Flow, choices: Sequence[Choice]) -> dict[str, Any]:
         for d, chosen in zip(flow.decisions, choices, strict=True)
         if isinstance(chosen, NdRow) and d.node is not None
     }
-    operands = flow.operands()
+    reads = flow.reads()
     for node in flow.graph.walk():
         if node.id not in rows:
-            ins = tuple(at(operands[node.id][i].end) for i in range(len(node.inputs)))
+            ins = tuple(at(reads["operand", node.id, i].end) for i in range(len(node.inputs)))
             rows[node.id] = NdRow(ins, tuple(values[v] for v in node.outputs))
     return {
         "values": values,
         "rows": rows,
         "region_outputs": {
-            key: tuple(at(e.end) for e in edges) for key, edges in flow.output_edges().items()
+            (node.id, number): tuple(
+                at(reads["result", node.id, number, k].end) for k in range(len(region.outputs))
+            )
+            for node in flow.graph.walk()
+            for number, region in enumerate(node.regions)
         },
         "outputs": tuple(at(e.end) for e in flow.edges if e.kind == "output"),
     }

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
-from sbp.infer.certificate import Certificate, certify
+from sbp.infer.certificate import certify
 from sbp.infer.choose import NOTHING, choose
+from sbp.infer.constraints import System, constraints_of
 from sbp.infer.request import Request
-from sbp.infer.space import local_shape
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Block, Loop, Register
+from sbp.plan.memory import DeviceMemory
 from sbp.plan.program import Program, resolve
 from sbp.plan.saving import repeats, save
 from sbp.plan.verify import over_budget
@@ -119,16 +120,20 @@ class _PlanSearch:
 
     def __init__(self, choosing: Choosing, request: Request) -> None:
         self.choosing, self.request = choosing, request
-        self.certificate = Certificate(request)
         self.live: set[tuple[int, bool]] = set()
         self.prices = 0
+
+    @functools.cached_property
+    def systems(self) -> tuple[System, ...]:
+        """The constraints, which certify all plans."""
+        return constraints_of(self.request)
 
     def at(self, shares: Mapping[int, float] = NOTHING, **prices: Any) -> Program | None:
         """The plan of the types that are chosen; None where there are none."""
         typing = self.choosing(shares=shares, **prices)
         if typing is None:
             return None
-        self.certificate.certify(typing)
+        certify(typing, self.systems)
         return resolve(typing)
 
     def cheapest(self) -> Program | None:
@@ -328,11 +333,7 @@ def held_for_loops(program: Program) -> float:
     Arguments:
       program: a plan.
     """
-    graph, sizes = program.request.graph, program.mesh.sizes
-
-    def elements(register: Register) -> int:
-        return math.prod(local_shape(graph.avals[register.value].shape, register.codes, sizes))
-
+    graph, elements = program.request.graph, DeviceMemory(program.typing, in_host=False).elements
     split: dict[tuple[int, ...], int] = {}
     for register in program.block.inputs:
         shape, size = graph.avals[register.value].shape, elements(register)

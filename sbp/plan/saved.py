@@ -352,14 +352,13 @@ def _padded_positions(demand: Demand) -> str:
 def _figures(program: Program) -> dict[str, Any]:
     """The figures of a plan as the file has them."""
     first, last = (program.before or program).typing, program.typing
-    figures = {
+    return {
         "seconds": first.seconds,
         "lower_bound": last.lower_bound,
         "bounds_reuse": last.bounds_reuse,
         "memory_prices": program.memory_prices,
         "faster": program.faster and dataclasses.asdict(program.faster),
     }
-    return json.loads(json.dumps(figures))
 
 
 def _key(repeat: Repeat) -> tuple[Any, ...]:

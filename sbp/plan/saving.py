@@ -151,16 +151,18 @@ class _Search:
             or (where and loop and (where is loop or where.trips != trips))
         ):
             return None
-        if loop is None and (box.reader is None or not box.reader.backward):
+        if loop is None and (
             # Two equal forward values in one block may have two pins on purpose. Recomputed values
             # have the pins of the forward pass.
-            return None
-        if (
-            loop is None
-            and self.typing.values[value] != register.codes
-            and not self.request.rules(box.reader).unlimited
+            box.reader is None
+            or not box.reader.backward
+            # Readers of `first` may not be allowed to convert it.
+            or (
+                self.typing.values[value] != register.codes
+                and not self.request.rules(box.reader).unlimited
+            )
         ):
-            return None  # readers of `first` may not be allowed to convert it
+            return None
         mesh, aval = self.typing.mesh, self.typing.graph.avals[value]
         size = float(
             math.prod(local_shape(aval.shape, register.codes, mesh.sizes))

@@ -148,12 +148,9 @@ def _large(
     node: Node, program: Graph, decision: Decision, typing: Typing, pinned: Codes
 ) -> Iterator[Claim]:
     """The claim that a split that is not pinned leaves each device an element (`TypeSpace`)."""
-    mesh, codes = typing.mesh, typing.codes_of(decision)
-    kind, key = decision.place
-    if kind == "value":
-        shape = tuple(program.avals[key].shape)
-    else:  # one slice of a stacked result
-        shape = tuple(program.avals[decision.makes[0]].shape[1:])
+    mesh, codes = typing.mesh, typing.codes_at(decision.place)
+    whole = tuple(program.avals[decision.makes[0]].shape)
+    shape = whole if decision.place[0] == "value" else whole[1:]  # a slice of a stacked result
     if any(c > 0 and is_symbolic([(shape[c - 1],)]) for c in codes):
         yield Claim(
             text=(

@@ -441,7 +441,7 @@ def judged(request: Request) -> float:
     assert typing is not None
     certify(typing)
     block = lower(typing)
-    verify(block, request.mesh)
+    verify(block)
     for output, entered in request.demand.tied:
         assert typing.outputs[output] == typing.values[request.graph.inputs[entered]]
     for node in request.graph.nodes:
