@@ -270,13 +270,11 @@ class _Axis:
     def codes(self, names: list[str], end: End) -> tuple[Code, ...]:
         """The codes that an end can have under the named literals. A code whose question has no
         answer is left out."""
-        states = self.system.variables[end.variable].states
         found: list[Code] = []
-        for number, state in enumerate(states):
+        for number, state in enumerate(self.system.states[end.variable]):
             code = state[end.column]
-            if code in found:
-                continue
-            if self.check([*names, state_literal(end.variable, number)])[0] == "sat":
+            literals = [*names, state_literal(end.variable, number)]
+            if code not in found and self.check(literals)[0] == "sat":
                 found.append(code)
         return tuple(found)
 
@@ -298,22 +296,17 @@ def _sink(equations: list[Constraint]) -> tuple[Constraint, ...]:
         or [c for c in equations if isinstance(c.because, ReadBecause) and c.because.returned_carry]
         or equations
     )
-    last = ends[-1:]
+    variables = [c.convert.target.variable for c in ends if c.convert is not None]
     return tuple(
-        c
-        for c in ends
-        if last
-        and c.convert
-        and last[0].convert
-        and c.convert.target.variable == last[0].convert.target.variable
+        c for c, variable in zip(ends, variables, strict=True) if variable == variables[-1]
     )
 
 
 def _text(system: System) -> Iterable[str]:
     """The system in SMT-LIB. To parse it in one piece is ten times as fast as to build its
     terms."""
-    for v, variable in enumerate(system.variables):
-        names = [state_literal(v, k) for k in range(len(variable.states))]
+    for v, states in enumerate(system.states):
+        names = [state_literal(v, k) for k in range(len(states))]
         yield "".join(f"(declare-const {n} Bool)" for n in names)
         yield f"(assert (or {' '.join(names)}))" if names else "(assert false)"
         yield "".join(
@@ -322,12 +315,7 @@ def _text(system: System) -> Iterable[str]:
     yield "".join(f"(declare-const {c.name} Bool)" for c in system.constraints)
     for constraint in system.constraints:
         for end in constraint.fixed:
-            states = system.variables[end.variable].states
-            pinned = [
-                state_literal(end.variable, k)
-                for k, s in enumerate(states)
-                if s[end.column] == constraint.code
-            ]
+            pinned = system.literals_of(end, constraint.code)
             yield f"(assert (or (not {constraint.name}) {' '.join(pinned)}))"
         if constraint.convert is not None:
             yield from _conversion(system, constraint.name, constraint.convert)
@@ -336,10 +324,7 @@ def _text(system: System) -> Iterable[str]:
 def _conversion(system: System, name: str, convert: Convert) -> Iterable[str]:
     """The clauses of a conversion, one for each state of the maker and each reason: while the
     literals of the reason hold, the reader is in one of the states that the reason allows."""
-    source, target = (
-        system.variables[convert.source.variable].states,
-        system.variables[convert.target.variable].states,
-    )
+    source, target = (system.states[e.variable] for e in (convert.source, convert.target))
     aval = system.request.graph.avals[convert.value]
     readable: dict[Code, list[int]] = {}
     for k, state in enumerate(target):

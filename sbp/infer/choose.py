@@ -22,7 +22,7 @@ import numpy as np
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
-from sbp.infer.accumulation import NATIVE, Reduction, wide
+from sbp.infer.accumulation import NATIVE, Reduction
 from sbp.infer.cost import allowed_rows, row_seconds, undominated_rows
 from sbp.infer.flow import End, Place
 from sbp.infer.request import Request
@@ -151,10 +151,6 @@ class Problem:
         forced, partial = self._needs[key]
         return self._spaces.of(aval, monoids | partial, forced, reduction)
 
-    def _reduction(self, value: int) -> Reduction:
-        chosen = wide(self.request.graph.avals[value].dtype, self.request.sums.get(value))
-        return self.request.reduction(value, chosen)
-
     def codes(self, end: End) -> tuple[Codes, ...]:
         """The type of an end in each state of its variable."""
         rows = self.rows.get(end.variable)
@@ -200,7 +196,7 @@ class Problem:
         rules = self.request.rules(node, in_loop=in_loop)
         avals = tuple(graph.aval(o) for o in (*node.inputs, *node.outputs))
         reductions = tuple(
-            self._reduction(o) if isinstance(o, int) else NATIVE
+            self.request.reduction(o) if isinstance(o, int) else NATIVE
             for o in (*node.inputs, *node.outputs)
         )
         known, shares = self.request.caches.row_costs, self.request.memory_shares
@@ -243,7 +239,7 @@ class Problem:
             monoids = self.request.native.get(value, EMPTY)
             if self.request.budgets:
                 monoids = detour(aval.dtype, monoids)
-            space = self._space(aval, monoids, sorted(every), self._reduction(value))
+            space = self._space(aval, monoids, sorted(every), self.request.reduction(value))
             if len(ends) == 1:
                 self._convert(value, space, maker, ends[0])
             else:

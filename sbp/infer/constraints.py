@@ -115,8 +115,8 @@ class ReadBecause:
         """The reason in words."""
         if self.node is None:
             return f"{self.role} of the program"
-        annotated = self.node.primitive is annotate_p
-        return self.role if annotated else f"{self.role} of {self.node.name}"
+        own = self.node.primitive is annotate_p
+        return self.role if own else f"{self.role} of {self.node.name}"
 
 
 _ENTRIES = {
@@ -268,14 +268,6 @@ class PinSite:
 
 
 @dataclass(frozen=True, slots=True)
-class Variable:
-    """A decision on one mesh axis: one of `states`, each a tuple of codes."""
-
-    decision: Decision
-    states: tuple[tuple[Code, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Convert:
     """A read of a value: it is made at `source` and read at `target`, converted as the rules allow.
 
@@ -333,7 +325,8 @@ class System:
       position: its position in the mesh.
       request: the program with its mesh, demand, policies and limits.
       conversions: the conversions that rules allow on this axis.
-      variables: one for each decision.
+      states: for each decision, its variable, the states that it may have on this axis: the codes
+        of its columns.
       constraints: pins, policy and budgets first, then the program's order.
     """
 
@@ -341,8 +334,16 @@ class System:
     position: int
     request: Request = field(repr=False)
     conversions: Conversions = field(repr=False)
-    variables: tuple[Variable, ...] = field(repr=False)
+    states: tuple[tuple[tuple[Code, ...], ...], ...] = field(repr=False)
     constraints: tuple[Constraint, ...] = field(repr=False)
+
+    def literals_of(self, end: End, code: Code) -> tuple[str, ...]:
+        """The literals of the states in which an end has a code."""
+        return tuple(
+            state_literal(end.variable, number)
+            for number, state in enumerate(self.states[end.variable])
+            if state[end.column] == code
+        )
 
 
 def pin_sites(request: Request) -> tuple[PinSite, ...]:
@@ -406,18 +407,18 @@ class _SystemBuilder:
         self.flow, self.native = request.flow, request.native
         self.position, self.n = position, self.mesh.sizes[position]
         self.sites = [s for s in sites if s.codes[position] is not None]
-        self.annotations = {node.id: s for s in self.sites for node in s.nodes}
-        self.boundary_sites = {(s.source, s.position): s for s in self.sites}
+        self.site_at = {(s.source, s.position): s for s in self.sites if not s.nodes} | {
+            ("annotation", node.id): s for s in self.sites for node in s.nodes
+        }
         self.projections: dict[Any, tuple[tuple[Code, ...], ...]] = {}
 
     def system(self) -> System:
-        variables = tuple(Variable(d, self.states(d)) for d in self.flow.decisions)
         return System(
             mesh_axis=self.mesh.names[self.position],
             position=self.position,
             request=self.request,
             conversions=Conversions(self.mesh, self.position),
-            variables=variables,
+            states=tuple(map(self.states, self.flow.decisions)),
             constraints=(*self.pins(), *self.conversions()),
         )
 
@@ -458,7 +459,7 @@ class _SystemBuilder:
                 continue
             # While the pin of an annotation is asserted, its operand may have any type. Without the
             # pin, the annotation is the identity.
-            site = self.annotations.get(edge.node.id) if edge.node else None
+            site = self.site_at.get(("annotation", edge.node.id)) if edge.node else None
             rules = self.request.rules(
                 edge.node,
                 value=edge.operand,
@@ -483,10 +484,8 @@ class _SystemBuilder:
 
     def site(self, decision: Decision) -> PinSite | None:
         """The pin that fixes a decision."""
-        if decision.kind == "annotation":
-            assert decision.node is not None
-            return self.annotations.get(decision.node.id)
-        return self.boundary_sites.get((decision.kind, decision.position))
+        number = decision.node.id if decision.node is not None else decision.position
+        return self.site_at.get((decision.kind, number))
 
     def states(self, decision: Decision) -> tuple[tuple[Code, ...], ...]:
         """The states of a decision on this axis."""
@@ -497,16 +496,16 @@ class _SystemBuilder:
             return ((0,),)
         site = self.site(decision)
         pinned = (site.codes[self.position] if site else None) or 0
-        codes = self.atoms(decision.aval, decision.monoids(self.native), pinned)
+        boundary = decision.kind in ("input", "output")  # partial only where pinned
+        monoids = EMPTY if boundary else decision.monoids(self.native)
+        codes = self.atoms(decision.aval, monoids, pinned)
         if decision.kind == "annotation" and site is None:
             assert decision.node is not None
             pin: Pin | None = decision.node.params["pin"]
             codes = tuple(c for c in codes if pin is None or c - 1 not in pin.whole)
-        if decision.kind in ("input", "output"):  # partial only where pinned
-            codes = self.atoms(decision.aval, EMPTY, pinned)
+        if boundary and not self.request.demand.is_padded(decision.kind, decision.position):
             shape = decision.aval.shape
-            if not self.request.demand.is_padded(decision.kind, decision.position):
-                codes = tuple(c for c in codes if c <= 0 or shape[c - 1] % self.n == 0)
+            codes = tuple(c for c in codes if c <= 0 or shape[c - 1] % self.n == 0)
         if decision.sliced:
             return tuple((c, c + 1 if c > 0 else c) for c in codes)
         return tuple((c,) for c in codes)

@@ -8,7 +8,7 @@ and read at ends of other decisions. Each read is an edge, on which the value ma
 tables (`infer.choose`), the Z3 constraints (`infer.constraints`), the monoids under which values
 can be partial (`infer.request`), the sums that are accumulated in float32 (`infer.accumulation`),
 the claims of a typing about symbolic sizes (`sizes.claims`), and the certificate
-(`infer.certificate`). `plan.verify` walks the plan on its own.
+(`infer.typing.certify`). `plan.verify` walks the plan on its own.
 """
 
 from __future__ import annotations

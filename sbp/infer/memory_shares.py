@@ -130,18 +130,24 @@ def _passed_on(graph: Graph, *, barriers: bool) -> dict[int, int]:
 
 def _lays_out(graph: Graph, node: Node) -> bool:
     """Whether an operation is another layout of its operand, such as a transpose."""
-    size = math.prod(graph.avals[node.outputs[0]].shape)
-    is_whole = math.prod(graph.aval(node.inputs[0]).shape) == size if node.inputs else False
-    return traits_of(node.op).moves and is_whole
+    if not node.inputs or not traits_of(node.op).moves:
+        return False
+    source, result = (graph.aval(side[0]).shape for side in (node.inputs, node.outputs))
+    return math.prod(source) == math.prod(result)
 
 
 def _is_elementwise(graph: Graph, node: Node) -> bool:
     """Whether XLA fuses an operation with others that compute arrays of its result's size."""
     traits = traits_of(node.op)
     avals = [graph.aval(o) for o in (*node.inputs, *node.outputs)]
-    if node.regions or node.is_barrier or traits.flops is not None or len(node.outputs) != 1:
-        return False
-    if node.op == TRANSFER or computes_in_host(node, avals):
+    if (
+        node.regions
+        or node.is_barrier
+        or traits.flops is not None
+        or len(node.outputs) != 1
+        or node.op == TRANSFER
+        or computes_in_host(node, avals)
+    ):
         return False
     *sizes, size = (math.prod(aval.shape) for aval in avals)
     return traits.fusion != "partly" or (traits.elementwise and max(sizes, default=0) <= size)

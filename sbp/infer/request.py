@@ -20,6 +20,7 @@ from sbp.infer.accumulation import (
     chosen_sums,
     possible_casts,
     rounding_casts,
+    wide,
 )
 from sbp.infer.cost import product_seconds
 from sbp.infer.flow import Flow, flow_of
@@ -177,9 +178,9 @@ def _native_of_rows(
       given: for each operand, the monoids under which it can be partial.
     """
     found: dict[int, frozenset[str]] = defaultdict(frozenset)
-    for row in rows:
-        if worth_having(row.ins, tuple(given)):
-            for result, monoid in row.yields:
+    for ins, yields in rows:
+        if worth_having(ins, tuple(given)):
+            for result, monoid in yields:
                 found[node.outputs[result]] |= monoid
     return found
 
@@ -405,15 +406,11 @@ class Request:
         """For each value whose all-reduce starts with those of others, how many start with it."""
         return reduced_together(self.graph, self.mesh)
 
-    def reduction(self, value: int, wide: str | None) -> Reduction:
-        """How partial sums of a value are added up, and what else its conversions cost.
-
-        Arguments:
-          value: the value.
-          wide: the wider dtype in which its parts are added; None for their own.
-        """
+    def reduction(self, value: int) -> Reduction:
+        """How partial sums of a value are added up, and what else its conversions cost."""
+        dtype = wide(self.graph.avals[value].dtype, self.sums.get(value))
         fused = value in self.memory_shares.fused
-        return Reduction(wide, self.together.get(value, 1), fused)
+        return Reduction(dtype, self.together.get(value, 1), fused)
 
     @functools.cached_property
     def native(self) -> Mapping[int, frozenset[str]]:

@@ -89,17 +89,9 @@ class _Branch:
     goes_round: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PartialRow:
-    """A row on one mesh axis with a partial result.
-
-    Arguments:
-      ins: the codes of its operands.
-      yields: for each partial result, its number and monoid.
-    """
-
-    ins: tuple[Code, ...]
-    yields: tuple[tuple[int, frozenset[str]], ...]
+PartialRow = tuple[tuple[Code, ...], tuple[tuple[int, frozenset[str]], ...]]
+"""A row on one mesh axis with a partial result: the codes of its operands; and for each partial
+result, its number and monoid."""
 
 
 class RowTable:
@@ -179,7 +171,7 @@ class RowTable:
         key = (self._operation(node, rounds), _aval_key(ins), _aval_key(outs), position)
         if key not in self._partial_cache:
             found = (
-                PartialRow(
+                (
                     tuple(map(encode, row.ins)),
                     tuple(
                         (i, frozenset((a.monoid,)))
@@ -189,7 +181,7 @@ class RowTable:
                 )
                 for row in self.rows_on(node, ins, outs, position, rounds)
             )
-            self._partial_cache[key] = tuple(dict.fromkeys(row for row in found if row.yields))
+            self._partial_cache[key] = tuple(dict.fromkeys(row for row in found if row[1]))
         return self._partial_cache[key]
 
     def rows_in(

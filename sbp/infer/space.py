@@ -106,6 +106,11 @@ def local_shape(shape: Sequence[int], codes: Codes, sizes: Sequence[int]) -> tup
     return tuple(local)
 
 
+def local_bytes(aval: Any, codes: Codes, sizes: Sequence[int]) -> int:
+    """Bytes of the buffer of one device."""
+    return math.prod(local_shape(aval.shape, codes, sizes)) * _jax.itemsize(aval.dtype)
+
+
 def stack(codes: Codes) -> Codes:
     """The type of a stacked value (a scan's xs or ys) from that of one slice.
 
@@ -313,7 +318,6 @@ class TypeSpace:
             [math.prod(local_shape(shape, t, self.sizes)) * itemsize for t in self.types],
             dtype=float,
         )
-        self.partial = np.array([any(c < 0 for c in t) for t in self.types])
         self._seconds: dict[Rules, np.ndarray] = {}
         self._collective = functools.cache(mesh.collective)
         self.unlimited = Rules(("auto",) * len(self.sizes))
@@ -545,15 +549,13 @@ class HostSpace(TypeSpace):
         """The cheapest steps from one type to another, between the two copies; see
         `TypeSpace.path`."""
         steps = super().path(source, target, rules)
-        if not steps:
-            return ()
-        first, last = self._copy("to_device", source), self._copy("to_host", target)
-        return (first, *steps, last)
-
-    def _copy(self, kind: Any, codes: Codes) -> Step:
+        ends: tuple[tuple[StepKind, Codes], ...] = (("to_device", source), ("to_host", target))
         rate = self.mesh.hardware.host_bytes_per_second
-        seconds = float(self.local_bytes[self.index[codes]]) / rate
-        return Step(kind, (), codes, codes, 0.0, seconds)
+        first, last = (
+            Step(kind, (), t, t, 0.0, float(self.local_bytes[self.index[t]]) / rate)
+            for kind, t in ends
+        )
+        return (first, *steps, last) if steps else ()
 
 
 class FusedSpace(TypeSpace):
@@ -621,13 +623,14 @@ class Spaces:
 
     def _make(
         self,
-        like: tuple[tuple[int, ...], int, bool],
+        shape: tuple[int, ...],
+        itemsize: int,
+        in_host: bool,
         monoids: frozenset[str],
         forced: frozenset[tuple[int, int]],
         reduction: Reduction,
     ) -> TypeSpace:
-        shape, itemsize, host = like
-        kind = HostSpace if host else FusedSpace if reduction.fused else TypeSpace
+        kind = HostSpace if in_host else FusedSpace if reduction.fused else TypeSpace
         return kind(shape, itemsize, self.mesh, monoids, forced, reduction)
 
     def of(
@@ -644,5 +647,5 @@ class Spaces:
           monoids, forced: as `TypeSpace` takes them.
           reduction: how partial sums are added up, and what else conversions cost.
         """
-        like = tuple(aval.shape), _jax.itemsize(aval.dtype), _jax.in_host(aval)
-        return self._get(like, monoids, forced, reduction)
+        shape, itemsize = tuple(aval.shape), _jax.itemsize(aval.dtype)
+        return self._get(shape, itemsize, _jax.in_host(aval), monoids, forced, reduction)

@@ -10,16 +10,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
-from sbp.infer.certificate import certify
 from sbp.infer.choose import NOTHING, choose
 from sbp.infer.constraints import System, constraints_of
 from sbp.infer.request import Request
-from sbp.infer.typing import Typing
+from sbp.infer.typing import Typing, certify
 from sbp.plan.ir import Block, Loop, Register
 from sbp.plan.memory import DeviceMemory
 from sbp.plan.program import Program, resolve
@@ -224,7 +223,7 @@ class Room:
         return peak > self.most, program.cost.seconds * (1 + self.worth * rise)
 
 
-def room_of(programs: Iterable[Program]) -> Room:
+def room_of(programs: Sequence[Program]) -> Room:
     """The memory that plans may take with the results of conversions that they keep.
 
     With a memory limit that is all of the limit. Without one, a plan that holds every gathered
@@ -234,7 +233,6 @@ def room_of(programs: Iterable[Program]) -> Room:
     Arguments:
       programs: plans of one request that reuse nothing.
     """
-    programs = tuple(programs)
     first, least = programs[0], min(p.cost.peak_memory_bytes for p in programs)
     limit = first.request.memory_limit
     if limit is not None:
@@ -321,8 +319,9 @@ def _trade_memory(search: _PlanSearch, program: Program) -> Program:
     best = min(tried, key=lambda p: p.cost.seconds * p.cost.peak_memory_bytes**WORTH)
     if best.cost.peak_memory_bytes > peak - enough:
         return program
-    faster = program.faster or program.cost
-    return dataclasses.replace(best, memory_prices=search.prices, faster=faster)
+    return dataclasses.replace(
+        best, memory_prices=search.prices, faster=program.faster or program.cost
+    )
 
 
 def held_for_loops(program: Program) -> float:
@@ -343,8 +342,8 @@ def held_for_loops(program: Program) -> float:
         # What the backward pass reuses is no value of the traced program: it was judged before.
         aval = graph.avals.get(register.value)
         if aval is not None and aval.shape in split:
-            more = elements(register) - split[aval.shape]
-            found += max(0, more) * _jax.itemsize(aval.dtype)
+            more = max(0, elements(register) - split[aval.shape])
+            found += more * _jax.itemsize(aval.dtype)
     return found
 
 

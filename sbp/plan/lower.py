@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from sbp.annotations import annotate_p
-from sbp.infer.accumulation import wide
 from sbp.infer.cost import row_sends
 from sbp.infer.rows import EMPTY
 from sbp.infer.space import Codes, Rules, TypeSpace, detour
@@ -66,9 +65,7 @@ class _Lowering:
         monoids |= self.request.native.get(value, EMPTY)
         monoids = detour(aval.dtype, monoids) if self.request.budgets else monoids
         forced = frozenset((i, c - 1) for t in types for i, c in enumerate(t) if c > 0)
-        sums_in = wide(aval.dtype, self.typing.sums.get(value))
-        reduction = self.request.reduction(value, sums_in)
-        return self.request.spaces.of(aval, monoids, forced, reduction)
+        return self.request.spaces.of(aval, monoids, forced, self.request.reduction(value))
 
     def block(self, graph: Graph, returned: tuple[Codes, ...], owner: Node | None = None) -> Block:
         """A graph as instructions.
@@ -98,14 +95,24 @@ class _Lowering:
                     Loop(node=node, ins=ins, outs=outs, blocks=blocks, trips=trips_of(node))
                 )
             else:
-                sends = row_sends(graph, node, row, typing.mesh)
-                written.append(Apply(node=node, row=row, ins=ins, outs=outs, sends=sends))
+                written.append(
+                    Apply(
+                        node=node,
+                        row=row,
+                        ins=ins,
+                        outs=outs,
+                        sends=row_sends(graph, node, row, typing.mesh),
+                    )
+                )
         outputs = tuple(
             self.read(written, o, c, None, owner)
             for o, c in zip(graph.outputs, returned, strict=True)
         )
-        inputs = tuple(Register(v, typing.values[v]) for v in graph.inputs)
-        return Block(inputs=inputs, instructions=tuple(written), outputs=outputs)
+        return Block(
+            inputs=tuple(Register(v, typing.values[v]) for v in graph.inputs),
+            instructions=tuple(written),
+            outputs=outputs,
+        )
 
     def read(
         self,
@@ -128,7 +135,9 @@ class _Lowering:
             return ConstantRegister(operand, codes)
         there = self.there[operand]
         if codes not in there:
-            rules = self.rules(under, operand)
+            # Policies do not apply to annotations and to the program's results.
+            free = under is None or under.op == annotate_p.name
+            rules = self.request.rules(under, in_loop=self.loops > 0, free=free, value=operand)
             parent = (
                 self.parents[operand][codes]
                 if rules.unlimited
@@ -147,12 +156,6 @@ class _Lowering:
             )
             there.add(codes)
         return Register(operand, codes)
-
-    def rules(self, reader: Node | None, value: int) -> Rules:
-        """The conversions allowed for a reader. Policies do not apply to annotations and to the
-        program's results."""
-        free = reader is None or reader.op == annotate_p.name
-        return self.request.rules(reader, in_loop=self.loops > 0, free=free, value=value)
 
     def nearest(self, value: int, have: list[Codes], target: Codes, rules: Rules) -> Codes:
         """The type in `have` from which the conversion to `target` is cheapest under the rules."""

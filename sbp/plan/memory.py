@@ -181,8 +181,7 @@ class DeviceMemory:
         taken = elements_in_tiles(shape)
         if len(shape) > 2 and shape[-2] % TILE[0]:
             taken += elements_in_tiles((math.prod(shape[:-1]), shape[-1]))
-        itemsize = _jax.itemsize(self.avals[updates.value].dtype)
-        return (taken - math.prod(shape)) * itemsize
+        return (taken - math.prod(shape)) * _jax.itemsize(self.avals[updates.value].dtype)
 
     def moments(self, block: Block, *, top: bool = True) -> Iterator[Moment]:
         """What a block has in memory as each of its instructions runs, those of loops included.

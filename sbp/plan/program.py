@@ -144,10 +144,9 @@ class Program:
     def unordered_values(self) -> int:
         """The number of values that are read in more than `lower.ORDERED_TYPES` other types. One
         order of their conversions was priced."""
-        read = types_read(self.typing)
         return sum(
             len(types - {self.typing.values[value]}) > ORDERED_TYPES
-            for value, types in read.items()
+            for value, types in types_read(self.typing).items()
         )
 
     def __str__(self) -> str:
@@ -199,8 +198,7 @@ def bytes_sent(block: Block) -> float:
         if isinstance(instruction, Box):
             total += instruction.bytes_sent
         elif isinstance(instruction, Loop):
-            inner = [bytes_sent(b) for b in instruction.blocks]
-            total += amount(instruction.node, inner)
+            total += amount(instruction.node, [bytes_sent(b) for b in instruction.blocks])
         elif instruction.node.op == SHARD_MAP:
             total += handwritten_bytes(instruction.node)
         else:

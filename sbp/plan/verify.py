@@ -139,17 +139,17 @@ def _verify_region(
             good = (
                 ins[: c + k] == entries[0][: c + k]
                 and entries[0][c : c + k] == exits[0][:k] == outs[:k]
+                and tuple(map(stack, entries[0][c + k :])) == ins[c + k :]
+                and tuple(map(stack, exits[0][k:])) == outs[k:]
             )
-            good = good and tuple(map(stack, entries[0][c + k :])) == ins[c + k :]
-            good = good and tuple(map(stack, exits[0][k:])) == outs[k:]
         case "while":
             c, b = node.params["cond_nconsts"], node.params["body_nconsts"]
             good = (
                 entries[0] == (*ins[:c], *ins[c + b :])
                 and entries[1] == ins[c:]
                 and exits[1] == ins[c + b :] == outs
+                and not any(exits[0][0])
             )
-            good = good and not any(exits[0][0])
         case _:
             good = (
                 all(e == ins[1:] for e in entries)

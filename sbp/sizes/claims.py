@@ -1,7 +1,7 @@
 """The claims about sizes that a program and its typing make, and for which sizes all of them hold.
 
 A typing claims that the rule of each node gives the chosen row, and that each split leaves every
-device an element; `sbp.infer.certificate.certify` checks the same at one choice of sizes. A program
+device an element; `sbp.infer.typing.certify` checks the same at one choice of sizes. A program
 claims that its reshapes keep the number of elements, which JAX does not check for symbolic sizes.
 A claim is a predicate on sizes, so that it can be decided for all of them.
 
