@@ -87,7 +87,7 @@ def tried(
     screen: Callable[[Change], bool] = lambda one: True,
     plan: Callable[[Any], Program | None] | None = None,
 ) -> Tried:
-    """Plans each change, once for each text.
+    """Plans each change that has edits, once for each text.
 
     Arguments:
       changes: the changes, the likeliest first.
@@ -100,7 +100,7 @@ def tried(
     accepted: list[Accepted] = []
     seen, untried, made = set[str](), set[str](), 0
     for one in changes:
-        if one.text in seen or any(_replaces(a, one) for a, _ in accepted):
+        if not one.edits or one.text in seen or any(_replaces(a, one) for a, _ in accepted):
             continue
         most = enough if accepted and enough is not None else plans
         if made >= most or len(accepted) == helps:

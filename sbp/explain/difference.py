@@ -6,18 +6,16 @@ line, not by its number.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from sbp import _jax
 from sbp.explain.names import Names
 from sbp.explain.pin_changes import Types
 from sbp.explain.subjects import SourcePlace, Subjects, distinct
 from sbp.infer.constraints import pin_sites
-from sbp.infer.space import decode, from_type, local_shape
+from sbp.infer.space import decode, from_type, local_bytes
 from sbp.limits import policies_in
 from sbp.plan.program import Cost, Program
 from sbp.plan.traffic import Send, sends
@@ -84,16 +82,17 @@ def _settings(side: ComparedPlan) -> dict[tuple[str, str, str], Any]:
     """The settings of a plan by kind, subject, and the function of a line."""
     request, names = side.program.request, side.program.mesh.names
     hardware, own = request.mesh.hardware, request.axis_policies or (None,) * len(names)
+    policies = [policy or request.boxing for policy in own]
     found: dict[tuple[str, str, str], Any] = {
         ("function", "", ""): side.title,
         ("mesh", "", ""): tuple(zip(names, request.mesh.sizes, strict=True)),
         ("hardware", "", ""): hardware.name,
-    }
-    figures = [field.name for field in fields(hardware) if field.name != "slow_axes"]
-    found |= {("figure", f"{f} of {hardware.name}", ""): getattr(hardware, f) for f in figures}
-    found |= {("network", axis, ""): network for axis, network in sorted(hardware.slow_axes)}
-    policies = [policy or request.boxing for policy in own]
-    found |= {
+        **{
+            ("figure", f"{field.name} of {hardware.name}", ""): getattr(hardware, field.name)
+            for field in fields(hardware)
+            if field.name != "slow_axes"
+        },
+        **{("network", axis, ""): network for axis, network in sorted(hardware.slow_axes)},
         # One policy for all mesh axes is the same on meshes with other axes.
         ("boxing", "", ""): (
             policies[0] if len(set(policies)) == 1 else tuple(zip(names, policies, strict=True))
@@ -252,9 +251,8 @@ def _values(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
         kind = s.kind if s.kind in ("input", "output") else "value"
         alike = kind, s.label, s.gradient, s.frame.function if s.frame else ""
         t, aval = types.type_of(s), graph.avals[s.values[0]]
-        size = math.prod(local_shape(aval.shape, from_type(t, mesh), mesh.sizes))
-        value = ComparedValue(t, float(size * _jax.itemsize(aval.dtype)), s.place)
-        found[ValueKey(*alike, number=count[alike])] = value
+        size = float(local_bytes(aval, from_type(t, mesh), mesh.sizes))
+        found[ValueKey(*alike, number=count[alike])] = ComparedValue(t, size, s.place)
         count[alike] += 1
     return found
 

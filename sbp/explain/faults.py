@@ -237,8 +237,10 @@ def notes(fault: BlamedFault, node: Node) -> Iterator[str]:
     for c in fault.pins:
         if c.site and c.site.is_input:
             name, atom = fault.names.site(c.site), decode(c.code)
-            by = "by in_types or by the sharding it arrives with"
-            yield f"input {name} is pinned {atom!r} on `{axis}` {by}"
+            yield (
+                f"input {name} is pinned {atom!r} on `{axis}` by in_types or by the sharding it"
+                " arrives with"
+            )
         elif c.site and c.site.span and c.site.span == here:
             yield f"line {c.site.span.line} also pins {fault.pin_text(c, node)}"
     others = other_pins(fault)
@@ -294,8 +296,10 @@ def limit_notes(fault: BlamedFault, found: FoundHelps, rows: int = 0) -> Iterato
         yield f"not shown: {counted(rows, 'more row')} of the rule, equally close"
     yield from left_out(found.unshown, found.untried)
     if found.helps and not diagnosis.request.reuse:
-        size = f"the program has {diagnosis.request.size:,} operations"
-        yield f"{size}, so the prices of helps leave out reuse of conversions by the backward pass"
+        yield (
+            f"the program has {diagnosis.request.size:,} operations, so the prices of helps leave"
+            " out reuse of conversions by the backward pass"
+        )
     if len(diagnosis.groups) > 1 and any(not h.clears_all_errors for h in found.helps):
         yield "the price of each help assumes that you fix the other errors"
     untold = len(diagnosis.groups) - diagnosis.limits.faults
@@ -347,8 +351,9 @@ def explain(request: Request, *, limits: DiagnosisLimits = LIMITS) -> tuple[Diag
       At least one diagnostic, with code `no-signature`, `annotation-conflict`, `budget`,
       `no-typing` or `solver-limit`.
     """
-    reuse = not limits.is_large(request.size)
-    request = replace(request, memory_limit=None, donated=(), reuse=reuse)
+    request = replace(
+        request, memory_limit=None, donated=(), reuse=not limits.is_large(request.size)
+    )
     found, names = _diagnosis(request, limits), Names(request.graph)
     diagnostics = [
         diagnostic(BlamedFault(found, group, names)) for group in found.groups[: limits.faults]
@@ -359,9 +364,13 @@ def explain(request: Request, *, limits: DiagnosisLimits = LIMITS) -> tuple[Diag
             "the checker reached its resource limit before it could say why there is no typing on"
             f" mesh axis `{found.last.mesh_axis}`"
         )
-        note = f"the program has no types under {policies}; check a smaller part of it"
         diagnostics.append(
-            Diagnostic(code="solver-limit", severity="error", title=title, notes=(note,))
+            Diagnostic(
+                code="solver-limit",
+                severity="error",
+                title=title,
+                notes=(f"the program has no types under {policies}; check a smaller part of it",),
+            )
         )
     if not diagnostics:
         diagnostics.append(
@@ -484,8 +493,9 @@ def _is_conflict(fault: BlamedFault, node: Node) -> bool:
     pins = fault.found.pins
     if len(pins) < 2 or fault.found.sink[0].kind == "region":
         return len(pins) > 1
-    whole = all(c >= 0 for codes in fault.made.values() for c in codes)
-    return whole and not any(fault.direct(node, c) for c in pins)
+    return all(c >= 0 for codes in fault.made.values() for c in codes) and not any(
+        fault.direct(node, c) for c in pins
+    )
 
 
 def _labels(fault: BlamedFault, node: Node, text: str) -> tuple[Label, ...]:
@@ -543,8 +553,8 @@ def impossible(fault: BlamedFault) -> Diagnostic:
         )
     label = f"pinned {asked} on `{fault.axis}`"
     # The pins of another fault would leave the program without a plan.
-    drops = [without_pins(fault.request, site, position=fault.position)]
-    found = tried((d for d in drops if d.edits), plans=1 if len(fault.diagnosis.groups) == 1 else 0)
+    drop = without_pins(fault.request, site, position=fault.position)
+    found = tried([drop], plans=1 if len(fault.diagnosis.groups) == 1 else 0)
     helps = tuple(one.help(program) for one, program in found.accepted)
     return Diagnostic(
         code="no-typing",

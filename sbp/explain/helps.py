@@ -17,7 +17,7 @@ from sbp.annotations import annotate_p
 from sbp.errors import SHOWN, Edit, Help, OptionEdit, SourceEdit, Span
 from sbp.explain.change import Accepted, BlamedFault, Change, HelpKind, Tried, tried
 from sbp.explain.names import result_code
-from sbp.explain.pin_changes import PinChanges, Placed, insert_pins, set_pins, site_in, states_of
+from sbp.explain.pin_changes import PinChanges, Placed, insert_pins, set_pins, site_in
 from sbp.explain.relaxations import DEARER
 from sbp.infer.accumulation import allowing
 from sbp.infer.check import CheckResult
@@ -151,11 +151,12 @@ class Placement:
             k = self.frame(node)
             # By its id: edits of the program, such as dropping another fault's pins, copy nodes.
             made = maker is not None and node.id == maker.id
-            if made or k is None or node.stack[k + 1 :] != caller:
-                break
-            if (node.stack[k].line, node.stack[k].column) >= (
-                statement.end_line,
-                statement.end_column,
+            end = statement.end_line, statement.end_column
+            if (
+                made
+                or k is None
+                or node.stack[k + 1 :] != caller
+                or (node.stack[k].line, node.stack[k].column) >= end
             ):
                 break
             first -= 1
@@ -175,7 +176,7 @@ class Insertions(PinChanges):
         yield from self.moved()
         if not self.fault.found.budgets and users_span(self.node) and not self.node.in_gradient:
             yield from self.inserted()
-        yield from (one for one in self.drops() if one.edits)
+        yield from self.drops()
 
     def inserted(self) -> Iterator[Change]:
         """Annotations before the line: first on operands that do not fit a row which the other
@@ -325,13 +326,12 @@ class Insertions(PinChanges):
         edits = [convert_value(line, each, {axis: decode(code)}) for each in every]
         converts = [c.convert for c in self.fault.found.sink if c.convert]
         end = next((convert.target for convert in converts if convert.value == value), None)
-        assumed = states_of(system, end, code) if end else ()
+        assumed = system.literals_of(end, code) if end else ()
         if not all(edits) or (end and not assumed):
             return None
         call = f'replicate({{}}, "{axis}")' if code == 0 else f'split({{}}, {code - 1}, "{axis}")'
-        placement = Placement(self.base.graph, names.dataflow, line, edits[0][0])
         return _Annotated(
-            placed=placement.of((value, *others)),
+            placed=Placement(self.base.graph, names, line, edits[0][0]).of((value, *others)),
             code=code,
             calls=tuple(f"sbp.{call.format(each.code)}" for each in every),
             edits=tuple(itertools.chain(*edits)),
@@ -484,8 +484,9 @@ def _rescoped(
         for node in graph.nodes:
             here = inside or concerns(node.stack)
             regions = tuple(visit(r, here) for r in node.regions)
-            text = scope(node.scope) if here else node.scope
-            nodes.append(replace(node, scope=text, regions=regions))
+            nodes.append(
+                replace(node, scope=scope(node.scope) if here else node.scope, regions=regions)
+            )
         return replace(graph, nodes=tuple(nodes))
 
     return replace(request, graph=visit(request.graph, False))
@@ -596,8 +597,7 @@ def helps_of(fault: BlamedFault, node: Node) -> FoundHelps:
     policies = _by_policy(fault, base, most) if huge else []
     tries = [attempt(pins.every(), 0 if any(t.accepted for t in policies) else most)]
     if not huge:
-        skips = large and tries[0].accepted
-        policies = _by_policy(fault, base, 0 if skips else most)
+        policies = _by_policy(fault, base, 0 if large and tries[0].accepted else most)
     if not any(one.kind in _OF_ONE_PIN for one, _ in tries[0].accepted):
         tries.append(attempt(pins.pairs(), 0 if large else most))
     tries += policies
@@ -641,8 +641,8 @@ def _by_policy(fault: BlamedFault, base: Request, plans: int) -> list[Tried]:
         changes = list[Change]()
         for text, edits, change in loosers:
             make = functools.partial(diagnosis.under_policy, text, change)
-            more = CLEARS_ALL if several else ""
-            whole = Change(text=text + more, edits=edits, make=make, kind="policy")
+            clears = text + CLEARS_ALL if several else text
+            whole = Change(text=clears, edits=edits, make=make, kind="policy")
             changes.append(whole)
             if several:
                 part = functools.partial(lambda change: best_program(change(base)), change)

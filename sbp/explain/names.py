@@ -6,7 +6,6 @@ import ast
 import functools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from jax import lax
@@ -94,16 +93,8 @@ def _position(span: Span) -> tuple[str, Position]:
     return span.file, position_at(span)
 
 
-@dataclass(frozen=True)
-class Names:
+class Names(Dataflow):
     """The user's names of a program's values."""
-
-    graph: Graph
-
-    @functools.cached_property
-    def dataflow(self) -> Dataflow:
-        """The values of the program."""
-        return Dataflow(self.graph)
 
     @functools.cached_property
     def inputs(self) -> dict[Operand, int]:
@@ -115,10 +106,6 @@ class Names:
         """The places of all expressions of the user from which the program has operations."""
         spans = {span for node in self.graph.walk() for span in node.stack}
         return frozenset(map(_position, spans))
-
-    def maker(self, operand: Operand) -> Node | None:
-        """The node that makes an operand; None for inputs and constants."""
-        return self.dataflow.maker(operand)
 
     def is_other(self, name: str, node: Node, value: Operand, at: Span | None = None) -> bool:
         """Whether a variable that a node's line reads is surely another value.
@@ -283,8 +270,9 @@ class Names:
         if not name or not alone:
             return name
         nodes = list(self.graph.walk())
-        same = (n for n in nodes if n.stack[-len(within) :] == within and n.scope == maker.scope)
-        inside = {n.id for n in same}
+        inside = {
+            n.id for n in nodes if n.stack[-len(within) :] == within and n.scope == maker.scope
+        }
         made = {o for n in nodes if n.id in inside for o in n.outputs}
         read = {o for n in nodes if n.id not in inside for o in n.inputs if o in made}
         return name if read == {value} else ""
@@ -381,7 +369,7 @@ def result_code(names: Names, node: Node, number: int, code: Code) -> Code:
     """
     value = node.outputs[number]
     while code > 0:
-        readers = [n for n in names.dataflow.readers[value] if n and value in n.inputs]
+        readers = [n for n in names.readers[value] if n and value in n.inputs]
         if len(readers) != 1 or not _is_step(names.graph, readers[0], node):
             return code
         code = 1 + tuple(readers[0].params.get("permutation", range(code))).index(code - 1)

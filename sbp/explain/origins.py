@@ -243,7 +243,7 @@ class Origins:
 
     def is_carry(self, operand: Operand) -> bool:
         """Whether a value is a loop's carry as its body reads it."""
-        fed = self.names.dataflow.entries.get(operand) if isinstance(operand, int) else None
+        fed = self.names.entries.get(operand) if isinstance(operand, int) else None
         return fed is not None and fed[1].kind == "carry"
 
     def chain(self, value: int, position: int) -> tuple[Link, ...]:
@@ -257,8 +257,7 @@ class Origins:
         for v in self._values(value, position):
             for link in self._step(v, position)[0]:
                 partners = tuple(self._partners(link, position))
-                passes = link.passes and not partners
-                links.append(replace(link, partners=partners, passes=passes))
+                links.append(replace(link, partners=partners, passes=link.passes and not partners))
         return tuple(links)
 
     def _values(self, value: int, position: int) -> Iterator[int]:
@@ -305,9 +304,9 @@ class Origins:
 
     def _argument(self, value: int) -> ValueName:
         """A description of an input of the program or of a body that has no name."""
-        if value not in self.names.dataflow.entries:
+        if value not in self.names.entries:
             return ValueName("an input", is_source=False)
-        node, entry = self.names.dataflow.entries[value]
+        node, entry = self.names.entries[value]
         if entry.kind == "carry":
             return ValueName(f"the carry of {node.op}", is_source=False)
         outside = self.label(node.inputs[entry.operand])
@@ -322,7 +321,7 @@ class Origins:
 
     def _links(self, value: int, k: int) -> Links:
         typing, name, number = self.program.typing, self.label(value), self.names.inputs.get(value)
-        code, fed = typing.values[value][k], self.names.dataflow.entries.get(value)
+        code, fed = typing.values[value][k], self.names.entries.get(value)
         if number is not None:
             wanted = typing.request.demand.inputs[number]
             kind = "input" if wanted is not None and wanted[k] is not None else "free input"
@@ -333,7 +332,7 @@ class Origins:
             link = Link(kind=kind, subject=name, atom=code, node=node, passes=kind != "carry")
             wanted = typing.rows[node.id].ins[entry.operand][k]
             return self._with_conversion(link, node, entry.operand, wanted, k)
-        node = self.names.dataflow.makers[value]
+        node = self.names.makers[value]
         if node.op == annotate_p.name:
             pin: Pin | None = node.params["pin"]
             if pin is not None and pinned_codes(pin, typing.mesh)[k] is not None:
@@ -374,9 +373,11 @@ class Origins:
         made = self.program.typing.values[operand][k] if isinstance(operand, int) else wanted
         if made == wanted:
             return [link], operand
-        name = self.label(operand)
-        more = Link(kind="converted", subject=name, atom=wanted, node=node, made=made)
-        return [link, more], operand
+        subject = self.label(operand)
+        return [
+            link,
+            Link(kind="converted", subject=subject, atom=wanted, node=node, made=made),
+        ], operand
 
     def _leads(self, node: Node, code: Code, k: int) -> list[int]:
         """The numbers of the operands that a result's atom comes from; the chain goes on with the
@@ -425,8 +426,7 @@ class Origins:
             inner = maker is not None and maker.span == node.span
             if not (inner or operand == node.inputs[first] or self.is_carry(operand)):
                 assert isinstance(operand, int)
-                end = self._last(operand, k)
-                yield Partner(name=self.label(operand), atom=row.ins[i], end=end)
+                yield Partner(name=self.label(operand), atom=row.ins[i], end=self._last(operand, k))
 
     # ---- reasons --------------------------------------------------------------------------------
 
@@ -483,68 +483,55 @@ class Origins:
           number: of the operand.
           change: the change on one mesh axis.
         """
-        kind: NeedKind = "row"
-        if reader.op == annotate_p.name:
-            kind = "pin"
-        elif reader.regions:
-            entry = interface_of(reader).entries[number]
-            kind = entry.kind if entry.kind in ("predicate", "carry") else "body"
-        elif change.before < 0:
-            return self._partial_reader(reader, number, change)
+        kind, partners = self._need_of(reader, number, change)
+        rounds = kind == "rounding" and decode(change.before) == P
         return ConversionNeed(
             kind=kind,
             change=change,
             node=reader,
             number=number,
             row=self.chosen_row(reader, change.axis),
+            partners=partners,
+            allowing=allowing(self.program.graph, reader) if rounds else None,
         )
 
-    def _partial_reader(self, reader: Node, number: int, change: AtomChange) -> ConversionNeed:
-        """Why a reader needs a partial operand reduced.
-
-        Arguments:
-          reader: the node.
-          number: of the operand.
-          change: the change on one mesh axis.
-        """
-
-        def need(kind: NeedKind, beside: PartnerRows | None = None) -> ConversionNeed:
-            rounds = kind == "rounding" and decode(change.before) == P
-            return ConversionNeed(
-                kind=kind,
-                change=change,
-                node=reader,
-                number=number,
-                row=self.chosen_row(reader, change.axis),
-                partners=beside,
-                allowing=allowing(self.program.graph, reader) if rounds else None,
-            )
-
+    def _need_of(
+        self, reader: Node, number: int, change: AtomChange
+    ) -> tuple[NeedKind, PartnerRows | None]:
+        """The kind of a reader's need, with the operands beside a partial one; arguments as
+        `_reader`."""
+        if reader.op == annotate_p.name:
+            return "pin", None
+        if reader.regions:
+            entry = interface_of(reader).entries[number]
+            return entry.kind if entry.kind in ("predicate", "carry") else "body", None
+        if change.before >= 0:
+            return "row", None
         if rule_for(reader.op) is None:
-            return need("no signature")
+            return "no signature", None
         rows, traits = self.takes(reader, number, change), traits_of(reader.op)
         if not rows:
             is_cast = traits.carries == "rounded" and traits.adapts
-            return need("rounding" if is_cast else "not linear")
-        values = self.program.typing.values
+            return "rounding" if is_cast else "not linear", None
         made = {
-            i: values[o][change.axis]
+            i: self.program.typing.values[o][change.axis]
             for i, o in enumerate(reader.inputs)
             if i != number and isinstance(o, int) and not reader.is_barrier
         }
-        for row in rows:
-            # An operand that is made B, or partial itself, fits a row that takes it partial.
-            if all(
+        # An operand that is made B, or partial itself, fits a row that takes it partial.
+        if any(
+            all(
                 row.ins[i] == decode(code) or (code == 0 and not isinstance(row.ins[i], Split))
                 for i, code in made.items()
-            ):
-                return need("choice")
-        beside = PartnerRows(
+            )
+            for row in rows
+        ):
+            return "choice", None
+        return "partners", PartnerRows(
             names=tuple(self.operand(reader, i) for i in made),
             atoms=tuple(made.values()),
             rows=tuple(tuple(encode(row.ins[i]) for i in made) for row in rows),
         )
-        return need("partners", beside)
 
     # ---- results --------------------------------------------------------------------------------
 

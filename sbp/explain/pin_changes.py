@@ -17,8 +17,7 @@ from sbp.errors import Edit, OptionEdit, SourceEdit
 from sbp.explain.change import BlamedFault, Change
 from sbp.explain.names import Names, behind_vmap, pinned_text, pinned_value
 from sbp.explain.subjects import Subject, kind_of
-from sbp.infer.constraints import Constraint, PinSite, System, pin_sites, state_literal
-from sbp.infer.flow import End
+from sbp.infer.constraints import Constraint, PinSite, pin_sites
 from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
@@ -74,18 +73,21 @@ def set_pins(request: Request, changes: Iterable[tuple[PinSite, Wanted]]) -> Req
         if site.is_input:
             # An input with an uneven split has two pins: what JAX can shard, and the node behind it
             # with the type that the user asks for.
-            pinning = (n for n in request.graph.nodes if n.op == annotate_p.name)
             nodes = [
-                n for n in pinning if n.params["pin"] and n.params["pin"].input == site.position
+                n
+                for n in request.graph.nodes
+                if n.op == annotate_p.name
+                and n.params["pin"]
+                and n.params["pin"].input == site.position
             ]
         values = [n.outputs[0] for n in nodes] or [pinned_value(request.graph, site)]
         highest = max((c for c in wanted.values() if c is not None), default=0)
         if any(len(request.graph.aval(v).shape) < highest for v in values):
             return None
-        request = _with_pins(request, nodes, wanted)
+        request = pin_nodes(request, nodes, wanted)
         if site.is_input or site.source == "output":
             kind = "input" if site.is_input else "output"
-            request = _demanding(request, kind, site.position, wanted)
+            request = pin_boundary(request, kind, site.position, wanted)
     return request
 
 
@@ -97,7 +99,7 @@ def drop_pins(request: Request, *sites: PinSite) -> Request:
     return found
 
 
-def _with_pins(request: Request, nodes: Iterable[Node], wanted: Wanted) -> Request:
+def pin_nodes(request: Request, nodes: Iterable[Node], wanted: Wanted) -> Request:
     """The request with annotations that ask other codes; none where they ask nothing."""
     at = dict[int, Pin | None]()
     for node in nodes:
@@ -109,7 +111,7 @@ def _with_pins(request: Request, nodes: Iterable[Node], wanted: Wanted) -> Reque
     return replace(request, graph=rewrite(request.graph, at=at)) if at else request
 
 
-def _demanding(
+def pin_boundary(
     request: Request, kind: Literal["input", "output"], position: int, wanted: Wanted
 ) -> Request:
     """The request with another type asked of one input or output."""
@@ -137,8 +139,8 @@ def insert_pins(
         if any(len(request.graph.aval(v).shape) < code for v in values):
             return None
         before = {node: tuple((v, pin) for v in found) for node, found in placed_before.items()}
-        graph = rewrite(request.graph, before=before, after=dict.fromkeys(placed_after, pin))
-        request = replace(request, graph=graph)
+        after = dict.fromkeys(placed_after, pin)
+        request = replace(request, graph=rewrite(request.graph, before=before, after=after))
     return request
 
 
@@ -175,11 +177,16 @@ def rewrite(
         """A new annotation of an operand, at the line of a node."""
         value = next(values)
         avals[value], same[operand] = avals[operand], value
-        params = {"pin": pin, "cotangent": None}
-        made = replace(
-            like, id=next(ids), op=annotate_p.name, primitive=annotate_p, params=params, regions=()
+        return replace(
+            like,
+            id=next(ids),
+            op=annotate_p.name,
+            primitive=annotate_p,
+            params={"pin": pin, "cotangent": None},
+            regions=(),
+            inputs=(operand,),
+            outputs=(value,),
         )
-        return replace(made, inputs=(operand,), outputs=(value,))
 
     def visit(g: Graph) -> Graph:
         """The program or the body of a region after the edits."""
@@ -219,11 +226,14 @@ def pin_subject(request: Request, subject: Subject, wanted: Wanted) -> Request:
     """
     match subject.kind:
         case "input" | "output" as kind:
-            return _demanding(request, kind, subject.position, wanted)
+            return pin_boundary(request, kind, subject.position, wanted)
         case "annotation":
-            nodes = (n for n in request.graph.walk() if n.op == annotate_p.name)
-            mine = [n for n in nodes if n.outputs[0] in subject.values]
-            return _with_pins(request, mine, wanted)
+            mine = (
+                n
+                for n in request.graph.walk()
+                if n.op == annotate_p.name and n.outputs[0] in subject.values
+            )
+            return pin_nodes(request, mine, wanted)
         case "made":
             return _pinned_after(request, subject, wanted)
 
@@ -255,8 +265,11 @@ class Types:
 
     def __init__(self, program: Program, asked: Graph) -> None:
         self.program, self.asked = program, asked
-        pins = (n for n in program.graph.walk() if n.op == annotate_p.name)
-        new = [n for n in pins if n.outputs[0] not in asked.avals]
+        new = [
+            n
+            for n in program.graph.walk()
+            if n.op == annotate_p.name and n.outputs[0] not in asked.avals
+        ]
         # For each value that was pinned by the edit, the annotation's result.
         self.pinned = {n.inputs[0]: n.outputs[0] for n in reversed(new)}
 
@@ -413,8 +426,8 @@ def carried_text(request: Request, *sites: PinSite) -> str:
       request: the program, and what its types are chosen by.
       sites: the pins that are edited.
     """
-    carried = {i for site in sites for i in carried_inputs(request, site)}
-    others = carried - {site.position for site in sites if site.is_input}
+    edited = {site.position for site in sites if site.is_input}
+    others = any(carried_inputs(request, site).keys() - edited for site in sites)
     return ", and write the types of the other inputs there, too" if others else ""
 
 
@@ -504,7 +517,7 @@ class PinChanges:
         each = [(site, {k: code}) for _, site, code in moves]
         each += [(site, each[0][1]) for site in others]
         states = tuple(
-            states_of(system, pin.fixed[0], code) if pin.fixed else () for pin, _, code in moves
+            system.literals_of(pin.fixed[0], code) if pin.fixed else () for pin, _, code in moves
         )
         edits = edits_of_all(fault.request, each) if all(states) else ()
         if not edits:
@@ -548,12 +561,17 @@ class PinChanges:
                 without_pins, request, site, base=self.base, where=self.where(site)
             )
             if several or not site.span:
-                own = frozenset({(self.fault.axis, pin.name)})
-                smaller = replace(drop(position=self.fault.position), without=own)
+                smaller = replace(
+                    drop(position=self.fault.position),
+                    without=frozenset({(self.fault.axis, pin.name)}),
+                )
                 yield smaller
             if several or site.span:
-                every = frozenset((axis, pin.name) for axis in names)
-                yield replace(drop(), without=every, instead=smaller)
+                yield replace(
+                    drop(),
+                    without=frozenset((axis, pin.name) for axis in names),
+                    instead=smaller,
+                )
 
     def alike(self, site: PinSite) -> list[PinSite]:
         """The other pins of `in_types` or `out_types` that ask the same of the same leaf of another
@@ -605,21 +623,6 @@ def _overlap(edits: tuple[Edit, ...]) -> bool:
     return any(
         file == other and a[:2] < b[2:] and b[:2] < a[2:]
         for (file, a), (other, b) in itertools.combinations(spans, 2)
-    )
-
-
-def states_of(system: System, end: End, code: Code) -> tuple[str, ...]:
-    """The literals of the states in which an end has a code.
-
-    Arguments:
-      system: the constraints of a mesh axis.
-      end: the end of a value.
-      code: the code.
-    """
-    return tuple(
-        state_literal(end.variable, i)
-        for i, s in enumerate(system.variables[end.variable].states)
-        if s[end.column] == code
     )
 
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from sbp import _jax
 from sbp.errors import (
     SHOWN,
     Diagnostic,
@@ -27,7 +26,7 @@ from sbp.explain.pin_changes import drop_pins, repinned, wanted_codes, without_p
 from sbp.infer.choose import choose
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.request import Request
-from sbp.infer.space import Code, Codes, local_shape, to_type
+from sbp.infer.space import Code, Codes, local_bytes, local_shape, to_type
 from sbp.limits import MOST_BYTES, Budget, boxing_text
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.fit import best_program
@@ -37,7 +36,7 @@ from sbp.plan.text import shape_text
 from sbp.plan.verify import over_budget
 from sbp.signatures import traits_of
 from sbp.source.reader import scope_of, source_text, users_span
-from sbp.trace.graph import Graph, Node
+from sbp.trace.graph import Node
 
 # ---- gathered matrices --------------------------------------------------------------------------
 # Notes of large matrices that are gathered for an operator that takes them whole.
@@ -253,7 +252,7 @@ def following(request: Request, site: PinSite, without: Program) -> Iterator[Hel
     """
     codes = next(_read(site, without), site.codes)
     change = repinned(request, site, codes)
-    if codes != site.codes and change.edits:
+    if codes != site.codes:
         for one, program in tried([change], plans=1).accepted:
             if without.cost.seconds > DEARER * program.cost.seconds:
                 yield one.help(program)
@@ -368,10 +367,11 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
     which split would make it smaller."""
     names, mesh, graph = Names(least.graph), least.mesh, least.typing.graph
     peak = least.cost.peak_memory_bytes
-    returned = (s for s in least.block.outputs if isinstance(s, Register))
-    live = {*least.block.inputs, *least.fullest, *returned}
-    held = {(r.value, r.codes) for r in live if r.value in least.graph.avals}
-    ranked = sorted((-_size(graph, mesh, *one), one) for one in held)
+    live = (*least.block.inputs, *least.fullest, *least.block.outputs)
+    held = {
+        (r.value, r.codes) for r in live if isinstance(r, Register) and r.value in least.graph.avals
+    }
+    ranked = sorted((-local_bytes(graph.avals[v], t, mesh.sizes), (v, t)) for v, t in held)
     notes, rest, labels = dict[str, None](), list[float](), dict[Span, Label]()
     for size, (value, codes) in ranked:
         text, span = _held_text(names, least, value, codes), _line(names, value)
@@ -380,8 +380,9 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
             continue
         notes[text] = None
         if span and span not in labels:
-            label = f"{bytes_text(-size)} per device"
-            labels[span] = Label(span=span, text=label, primary=not labels)
+            labels[span] = Label(
+                span=span, text=f"{bytes_text(-size)} per device", primary=not labels
+            )
     if rest:
         size = bytes_text(sum(rest))
         notes[f"{counted(len(rest), 'more value')}: {size} per device in all"] = None
@@ -421,12 +422,15 @@ def _held_text(names: Names, least: Program, value: int, codes: Codes) -> str:
       value: the value.
       codes: its type there.
     """
-    mesh, graph, span = least.mesh, least.typing.graph, _line(names, value)
-    shape, size = graph.avals[value].shape, bytes_text(_size(graph, mesh, value, codes))
+    mesh, aval, span = least.mesh, least.typing.graph.avals[value], _line(names, value)
     of_line = f"a value of `{source_text(span, 40)}` at line {span.line}" if span else "a value"
-    name = names.value(value) or of_line
-    text = f"{name} of shape {tuple(shape)} as {to_type(codes, mesh)!r} takes {size} per device"
-    ways = [(_size(graph, mesh, value, c), k, c[k]) for k, c in _splits(shape, codes, mesh)]
+    text = (
+        f"{names.value(value) or of_line} of shape {tuple(aval.shape)} as"
+        f" {to_type(codes, mesh)!r} takes {bytes_text(local_bytes(aval, codes, mesh.sizes))} per"
+        " device"
+    )
+    splits = _splits(aval.shape, codes, mesh)
+    ways = [(local_bytes(aval, c, mesh.sizes), k, c[k]) for k, c in splits]
     if not ways:
         return text
     smaller, k, code = min(ways)
@@ -461,8 +465,8 @@ def _freed_pins(least: Program) -> tuple[list[Help], list[PinSite], tuple[str, .
     helps, freed = list[Help](), list[PinSite]()
     for one, program in (*alone.accepted, *together.accepted):
         if len(drops[one]) == 1 and len(helps) < shown:
-            splits = _split_pin(request, *drops[one]).accepted
-            helps += [split.help(found) for split, found in splits]
+            split = _split_pin(request, *drops[one])
+            helps += [change.help(found) for change, found in split.accepted]
         helps.append(one.help(program))
         freed += drops[one]
     return helps[:shown], freed, left_out(len(helps) - shown, alone.untried)
@@ -479,27 +483,22 @@ def _split_pin(request: Request, site: PinSite) -> Tried:
     value, codes = pinned_value(request.graph, site), tuple(c or 0 for c in site.codes)
     if not isinstance(value, int) or min(codes, default=0) < 0:
         return Tried()
-    graph, mesh = request.graph, request.mesh
+    aval, mesh = request.graph.avals[value], request.mesh
     ways = sorted(
-        (_size(graph, mesh, value, after), k, after)
-        for k, after in _splits(graph.avals[value].shape, codes, mesh)
+        (local_bytes(aval, after, mesh.sizes), k, after)
+        for k, after in _splits(aval.shape, codes, mesh)
         if site.codes[k] is not None
     )
     changes = [repinned(request, site, wanted_codes(site.codes, {k: t[k]})) for _, k, t in ways]
-    return tried((c for c in changes if c.edits), plans=len(changes), helps=1)
+    return tried(changes, plans=len(changes), helps=1)
 
 
 def _pinned_size(request: Request, site: PinSite) -> float:
     """Bytes of a pinned value on one device, with B on the axes that the pin leaves free."""
-    value = pinned_value(request.graph, site)
-    codes = tuple(c or 0 for c in site.codes)
-    return _size(request.graph, request.mesh, value, codes) if isinstance(value, int) else 0.0
-
-
-def _size(graph: Graph, mesh: MeshSpec, value: int, codes: Codes) -> float:
-    return math.prod(local_shape(graph.avals[value].shape, codes, mesh.sizes)) * _jax.itemsize(
-        graph.avals[value].dtype
-    )
+    value, codes = pinned_value(request.graph, site), tuple(c or 0 for c in site.codes)
+    if not isinstance(value, int):
+        return 0.0
+    return local_bytes(request.graph.avals[value], codes, request.mesh.sizes)
 
 
 def _splits(shape: tuple[int, ...], codes: Codes, mesh: MeshSpec) -> Iterator[tuple[int, Codes]]:
@@ -548,12 +547,16 @@ def no_typing_together(request: Request, limits: DiagnosisLimits) -> Diagnostic:
             " would have to split a dim that an inner axis already splits"
         )
         tries = _tries(request, pins, limits)
-        found = [one.help(program) for t in tries for one, program in t.accepted]
-        helps = sorted(found, key=lambda h: h.bytes_per_device)
+        helps = sorted(
+            (one.help(program) for t in tries for one, program in t.accepted),
+            key=lambda h: h.bytes_per_device,
+        )
         notes += left_out(len(helps) - limits.shown, sum(t.untried for t in tries))
     if not is_minimal:
-        size = f"with {request.size:,} operations, sbp did not try to drop each of them"
-        notes.append(f"some of these pins may not be part of the conflict: {size}")
+        notes.append(
+            "some of these pins may not be part of the conflict: with"
+            f" {request.size:,} operations, sbp did not try to drop each of them"
+        )
     if len(every) > limits.pins:
         notes.append(f"not shown: {counted(len(every) - limits.pins, 'more pin')}")
     return Diagnostic(
@@ -621,10 +624,7 @@ def _tries(request: Request, pins: Sequence[PinSite], limits: DiagnosisLimits) -
         for site in pins
         for other in _conflicting_pins(drop_pins(request, site), limits)[0][: limits.pins]
     )
-    tries = [
-        tried((c for c in changes if c.edits), plans=most, enough=enough)
-        for changes in (agreeing, drops)
-    ]
+    tries = [tried(changes, plans=most, enough=enough) for changes in (agreeing, drops)]
     if not any(t.accepted for t in tries):
-        tries.append(tried((c for c in pairs if c.edits), plans=most))
+        tries.append(tried(pairs, plans=most))
     return tries

@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from sbp.annotations import annotate_p
 from sbp.errors import SbpError, Span, file_name, nearest, position_text
-from sbp.infer.space import Code, Codes, Step
-from sbp.plan.ir import Box
+from sbp.infer.space import Code, Codes
 from sbp.source.reader import expression_at, name_called, names_at, source_text
 from sbp.source.text import Targets
 from sbp.trace.graph import SCAN, Dataflow, Graph, Node, Operand, interface_of
@@ -100,21 +99,16 @@ class AtomChange:
     after: Code
 
     @classmethod
-    def of_box(cls, box: Box) -> AtomChange:
-        """The change on the first mesh axis that a conversion changes."""
-        axis = changed_axes(box)[0]
-        return cls(axis, box.source.codes[axis], box.target.codes[axis])
-
-    @classmethod
-    def of_step(cls, step: Step) -> AtomChange:
-        """The change on the first mesh axis of a step."""
-        axis = step.mesh_axes[0]
-        return cls(axis, step.source[axis], step.target[axis])
+    def of(cls, source: Codes, target: Codes) -> AtomChange:
+        """The change on the first mesh axis on which the types before and after a conversion
+        differ."""
+        axis = changed_axes(source, target)[0]
+        return cls(axis, source[axis], target[axis])
 
 
-def changed_axes(box: Box) -> list[int]:
-    """Positions of the mesh axes on which a conversion changes the atom."""
-    pairs = zip(box.source.codes, box.target.codes, strict=True)
+def changed_axes(source: Codes, target: Codes) -> list[int]:
+    """Positions of the mesh axes on which two types differ."""
+    pairs = zip(source, target, strict=True)
     return [k for k, (before, after) in enumerate(pairs) if before != after]
 
 
@@ -265,7 +259,7 @@ class Subjects:
     def _nearest(self, text: str, line: re.Match[str] | None) -> str:
         if line is None:
             named = self.innermost(s for s in self.places if names_at(s))
-            variables = {s.label for s in named if s.label.isidentifier()}
+            variables = (s.label for s in named if s.label.isidentifier())
             known = {*self.graph.input_names, *self.output_names, *variables}
             return nearest(text, known, limit=12)
         numbers = sorted({s.line for s in self.places}, key=lambda n: abs(n - int(line["line"])))
@@ -289,17 +283,13 @@ class Subjects:
                 leaves = not node.is_barrier and any(
                     r is None or r.id not in inside for r in self.readers.get(value, ())
                 )
-                if node.is_recomputed:
-                    repeated[key].append(value)
-                    if leaves:
-                        repeaters.setdefault(key, node)
-                    continue
+                again = node.is_recomputed
                 # In a Python loop only the last turn's value leaves the line: the next turn reads
                 # the others there.
-                if leaves or not node.in_gradient:
-                    made[key].append(value)
+                if leaves or again or not node.in_gradient:
+                    (repeated if again else made)[key].append(value)
                 if leaves:
-                    makers.setdefault(key, node)
+                    (repeaters if again else makers).setdefault(key, node)
         # A gradient without the function's value needs no forward pass of a rematerialised block.
         for key in repeaters.keys() - makers.keys():
             made[key], makers[key] = repeated.pop(key), repeaters[key]

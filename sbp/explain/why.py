@@ -13,18 +13,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sbp import _jax
 from sbp.annotations import annotate_p
 from sbp.errors import SHOWN
 from sbp.explain.origins import ConversionNeed, ConversionReason, Link, Origins
-from sbp.explain.pin_changes import Types, pin_subject
+from sbp.explain.pin_changes import Types, pin_boundary, pin_nodes, pin_subject
 from sbp.explain.subjects import AtomChange, Subject, Subjects, ValueName, changed_axes
 from sbp.infer.check import CheckResult, check
-from sbp.infer.choose import EndCondition, choose_under
+from sbp.infer.choose import EndCondition, choose
 from sbp.infer.constraints import pin_sites
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY
-from sbp.infer.space import Code, Codes, Step, decode, from_type, is_even, local_shape, to_type
+from sbp.infer.space import (
+    Code,
+    Codes,
+    Step,
+    decode,
+    from_type,
+    is_even,
+    local_bytes,
+    local_shape,
+    needs_of,
+    to_type,
+)
 from sbp.plan.fit import best_program, cheapest
 from sbp.plan.program import Cost, PlannedBox, Program
 from sbp.trace.graph import Operand
@@ -98,16 +108,14 @@ def plan_deferred(request: Request, group: Group, need: ConversionNeed) -> Progr
       need: a need of the conversion that is not forced.
     """
     box, node = group[0].box, need.node
-    axes = changed_axes(box)
+    axes = changed_axes(box.source.codes, box.target.codes)
     before = {k: box.source.codes[k] for k in axes}
     if node is None:
-        output = Subject(label="", kind="output", values=(box.source.value,), position=need.number)
-        return plan_of(pin_subject(request, output, before))
+        return plan_of(pin_boundary(request, "output", need.number, before))
     if need.kind == "pin":
         sites = (s for s in pin_sites(request) if any(n.id == node.id for n in s.nodes))
-        values = tuple(n.outputs[0] for s in sites for n in s.nodes)
-        pinned = Subject(label="", kind="annotation", values=values)
-        return plan_of(pin_subject(request, pinned, dict.fromkeys(axes)))
+        pinned = [n for s in sites for n in s.nodes]
+        return plan_of(pin_nodes(request, pinned, dict.fromkeys(axes)))
 
     is_row = need.kind == "row"
     register = box.target if is_row else box.source
@@ -115,21 +123,21 @@ def plan_deferred(request: Request, group: Group, need: ConversionNeed) -> Progr
     if need.is_read:
         # Another row, or the value as it is; at every copy of the reader.
         places = dict.fromkeys(
-            (reader.id, number)
+            ("operand", reader.id, number)
             for one in group
             for reader, number in one.readers()
             if number == need.number
             and (reader.op, reader.span, reader.backward) == (node.op, node.span, node.backward)
         )
-        held = [EndCondition(end="operand", at=at, codes=codes, differs=is_row) for at in places]
+        held = [EndCondition(at=at, codes=codes, differs=is_row) for at in places]
     else:
-        at = (node.id, need.region, need.number)
-        held = [EndCondition(end="returned", at=at, codes=codes)]
+        at = "result", node.id, need.region, need.number
+        held = [EndCondition(at=at, codes=codes)]
     present = {n.id for n in request.graph.walk()}
-    if any(h.at[0] not in present for h in held):
+    if any(h.at[1] not in present for h in held):
         return Refusal("elsewhere", request)  # in the program since conversions were shared
-    limit, choosing = request.memory_limit, functools.partial(choose_under, request, held)
-    program = cheapest(choosing, request)
+    limit = request.memory_limit
+    program = cheapest(functools.partial(choose, request, conditions=held), request)
     if program is None:
         return Refusal("elsewhere", request)
     fits = limit is None or program.cost.peak_memory_bytes <= limit
@@ -189,7 +197,7 @@ def _aliases(program: Program, subject: Subject, origins: Origins) -> set[Operan
     """The subject's values, the values from which the last steps of its expression make them, and
     the inputs of bodies that they feed. The last steps are those such as the transpose after a
     product; an annotation belongs to the annotated expression."""
-    mine, dataflow = set[Operand](subject.values), origins.names.dataflow
+    mine, dataflow = set[Operand](subject.values), origins.names
     for node in reversed(list(program.graph.walk())):
         alone = len(node.inputs) == 1 and not node.regions and not mine.isdisjoint(node.outputs)
         maker = dataflow.maker(node.inputs[0]) if alone else None
@@ -318,8 +326,7 @@ def why(
     *others, subject = Subjects(program.request.graph, output_names).find(name)
     first = min(limits.plans, limits.first_operations // max(1, program.request.size))
     most = limits.plans if refine else first
-    types = Types(program, program.request.graph)
-    inquiry = _Inquiry(program, subject, limits, planning, most, Origins(program), types)
+    inquiry = _Inquiry(program, subject, limits, planning, most)
     return inquiry.answer(tuple(others), tuple(output_names))
 
 
@@ -327,7 +334,6 @@ Wanted = tuple[tuple[int, Code | None], ...]
 """(position of a mesh axis, code) of a type that is tried; None for a dropped pin."""
 
 
-@dataclass(slots=True)
 class _Inquiry:
     """One question about one program.
 
@@ -337,17 +343,23 @@ class _Inquiry:
       limits: on the number of plans.
       planning: called before each plan with `left`.
       left: the number of plans that may still be made.
+
+    Attributes:
       origins: of the atoms in the plan.
       types: of the values in the plan.
     """
 
-    program: Program
-    subject: Subject
-    limits: WhyLimits
-    planning: Callable[[int], None]
-    left: int
-    origins: Origins
-    types: Types
+    def __init__(
+        self,
+        program: Program,
+        subject: Subject,
+        limits: WhyLimits,
+        planning: Callable[[int], None],
+        left: int,
+    ) -> None:
+        self.program, self.subject, self.limits = program, subject, limits
+        self.planning, self.left = planning, left
+        self.origins, self.types = Origins(program), Types(program, program.request.graph)
 
     @property
     def is_boundary(self) -> bool:
@@ -373,7 +385,6 @@ class _Inquiry:
         pairs = self.pairs(codes, singles)
         most = max(0, min(self.limits.joint, self.left))
         every = (*singles.values(), *(self.plan(wanted) for wanted in pairs[:most]))
-        local = local_shape(aval.shape, codes, self.program.mesh.sizes)
         return Why(
             subject=subject,
             others=tuple((s, to_type(self.codes(s), self.program.mesh)) for s in others),
@@ -383,8 +394,8 @@ class _Inquiry:
             ),
             shape=tuple(aval.shape),
             dtype=str(aval.dtype),
-            local_shape=local,
-            bytes_per_device=float(math.prod(local) * _jax.itemsize(aval.dtype)),
+            local_shape=local_shape(aval.shape, codes, self.program.mesh.sizes),
+            bytes_per_device=float(local_bytes(aval, codes, self.program.mesh.sizes)),
             cost=self.program.cost,
             axes=tuple(self.story(k, codes, present[0], singles) for k in axes),
             alternatives=tuple(sorted(every, key=_by_cost)),
@@ -407,7 +418,8 @@ class _Inquiry:
     def explain_conversion(self, group: Group, *, tried: bool) -> ExplainedConversion:
         """A conversion with its reason, and a plan with the conversion elsewhere if asked."""
         first, instead = group[0], None
-        reason = self.origins.reason(first, AtomChange.of_box(first.box))
+        change = AtomChange.of(first.box.source.codes, first.box.target.codes)
+        reason = self.origins.reason(first, change)
         if tried:
             self.planning(self.left)
         if tried and not reason.need.is_forced:
@@ -443,15 +455,13 @@ class _Inquiry:
 
     def is_pinned(self, position: int) -> bool:
         """Whether the user pins the subject itself on a mesh axis."""
-        subject, demand = self.subject, self.program.request.demand
-        if self.is_boundary:
-            given = demand.inputs if subject.kind == "input" else demand.outputs
-            codes = given[subject.position]
-            return codes is not None and codes[position] is not None
-        return subject.kind == "annotation" and any(
-            n.outputs[0] in subject.values and s.codes[position] is not None
-            for s in pin_sites(self.program.request)
-            for n in s.nodes
+        kind, values = self.subject.kind, self.subject.values
+        return any(
+            any(n.outputs[0] in values for n in site.nodes)
+            if kind == "annotation"
+            else (site.source, site.position) == (kind, self.subject.position)
+            for site in pin_sites(self.program.request)
+            if site.codes[position] is not None
         )
 
     def plan(self, wanted: Wanted) -> Alternative:
@@ -508,15 +518,10 @@ class _Inquiry:
     def is_type(self, shape: tuple[int, ...], codes: Codes) -> bool:
         """Whether a shape can have a type: its dims are long enough to split, and its partial atoms
         have one monoid."""
-        if self.must_divide and not is_even(shape, codes, self.program.mesh.sizes):
-            return False
-        parts: dict[int, int] = {}
-        for c, n in zip(codes, self.program.mesh.sizes, strict=True):
-            parts[c] = parts.get(c, 1) * n
-        return (
-            all(shape[c - 1] >= n for c, n in parts.items() if c > 0)
-            and sum(c < 0 for c in parts) <= 1
-        )
+        sizes = self.program.mesh.sizes
+        too_short, monoids = needs_of(shape, (codes,), sizes)
+        is_held = not self.must_divide or is_even(shape, codes, sizes)
+        return is_held and not too_short and len(monoids) <= 1
 
     # ---- origins --------------------------------------------------------------------------------
 

@@ -165,11 +165,6 @@ def rounding_casts(graph: Graph, sums: Sums) -> frozenset[int]:
     )
 
 
-def has_choice(graph: Graph) -> bool:
-    """Whether an annotation of a program has a `reduce_dtype`."""
-    return any(_choice(node) for node in graph.walk())
-
-
 def possible_casts(graph: Graph) -> frozenset[int]:
     """The casts that may round parts if all values have the `reduce_dtype` that allows most.
 

@@ -10,6 +10,7 @@ in the literals that they assume.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,9 +28,8 @@ from sbp.infer.constraints import (
     state_literal,
 )
 from sbp.infer.flow import End
-from sbp.infer.policy import Rules
 from sbp.infer.request import Request
-from sbp.infer.space import Code
+from sbp.infer.space import Code, Rules
 from sbp.trace.build import collecting_less
 
 RLIMIT = 500_000_000
@@ -92,29 +92,23 @@ class Checker:
     Arguments:
       request: the program with its mesh, demand, policies and budgets.
       rlimit: Z3's resource count of one question.
+
+    Attributes:
+      systems: the constraints, by mesh axis.
+      axis: gives the solver of one of them.
     """
 
     @collecting_less()
     def __init__(self, request: Request, *, rlimit: int = RLIMIT) -> None:
         self.systems = constraints_of(request)
-        self._rlimit = rlimit
-        self._axes: dict[str, _Axis] = {}
-
-    def axis(self, system: System) -> _Axis:
-        """The solver of one axis."""
-        if system.mesh_axis not in self._axes:
-            self._axes[system.mesh_axis] = _Axis(system, self._rlimit)
-        return self._axes[system.mesh_axis]
+        self.axis = functools.cache(lambda system: _Axis(system, rlimit))
 
     @collecting_less()
-    def check(
-        self, without: Collection[tuple[str, str]] = (), *, explain: bool = True
-    ) -> CheckResult:
+    def check(self, without: Collection[tuple[str, str]] = ()) -> CheckResult:
         """Decides whether each mesh axis has a typing.
 
         Arguments:
           without: (mesh axis, constraint name) of constraints to leave out.
-          explain: whether to find a minimal core.
 
         Returns:
           `unsat` for the first axis without a typing, with its core; else `unknown` where the
@@ -130,11 +124,7 @@ class Checker:
             if status == "unknown":
                 limit = limit or CheckResult(status="unknown", mesh_axis=system.mesh_axis)
             elif status == "unsat":
-                return (
-                    axis.blame(names, core)
-                    if explain
-                    else CheckResult(status="unsat", mesh_axis=system.mesh_axis)
-                )
+                return axis.blame(names, core)
         return limit or CheckResult(status="sat")
 
 
@@ -280,13 +270,11 @@ class _Axis:
     def codes(self, names: list[str], end: End) -> tuple[Code, ...]:
         """The codes that an end can have under the named literals. A code whose question has no
         answer is left out."""
-        states = self.system.variables[end.variable].states
         found: list[Code] = []
-        for number, state in enumerate(states):
+        for number, state in enumerate(self.system.states[end.variable]):
             code = state[end.column]
-            if code in found:
-                continue
-            if self.check([*names, state_literal(end.variable, number)])[0] == "sat":
+            literals = [*names, state_literal(end.variable, number)]
+            if code not in found and self.check(literals)[0] == "sat":
                 found.append(code)
         return tuple(found)
 
@@ -308,22 +296,17 @@ def _sink(equations: list[Constraint]) -> tuple[Constraint, ...]:
         or [c for c in equations if isinstance(c.because, ReadBecause) and c.because.returned_carry]
         or equations
     )
-    last = ends[-1:]
+    variables = [c.convert.target.variable for c in ends if c.convert is not None]
     return tuple(
-        c
-        for c in ends
-        if last
-        and c.convert
-        and last[0].convert
-        and c.convert.target.variable == last[0].convert.target.variable
+        c for c, variable in zip(ends, variables, strict=True) if variable == variables[-1]
     )
 
 
 def _text(system: System) -> Iterable[str]:
     """The system in SMT-LIB. To parse it in one piece is ten times as fast as to build its
     terms."""
-    for v, variable in enumerate(system.variables):
-        names = [state_literal(v, k) for k in range(len(variable.states))]
+    for v, states in enumerate(system.states):
+        names = [state_literal(v, k) for k in range(len(states))]
         yield "".join(f"(declare-const {n} Bool)" for n in names)
         yield f"(assert (or {' '.join(names)}))" if names else "(assert false)"
         yield "".join(
@@ -332,12 +315,7 @@ def _text(system: System) -> Iterable[str]:
     yield "".join(f"(declare-const {c.name} Bool)" for c in system.constraints)
     for constraint in system.constraints:
         for end in constraint.fixed:
-            states = system.variables[end.variable].states
-            pinned = [
-                state_literal(end.variable, k)
-                for k, s in enumerate(states)
-                if s[end.column] == constraint.code
-            ]
+            pinned = system.literals_of(end, constraint.code)
             yield f"(assert (or (not {constraint.name}) {' '.join(pinned)}))"
         if constraint.convert is not None:
             yield from _conversion(system, constraint.name, constraint.convert)
@@ -346,10 +324,7 @@ def _text(system: System) -> Iterable[str]:
 def _conversion(system: System, name: str, convert: Convert) -> Iterable[str]:
     """The clauses of a conversion, one for each state of the maker and each reason: while the
     literals of the reason hold, the reader is in one of the states that the reason allows."""
-    source, target = (
-        system.variables[convert.source.variable].states,
-        system.variables[convert.target.variable].states,
-    )
+    source, target = (system.states[e.variable] for e in (convert.source, convert.target))
     aval = system.request.graph.avals[convert.value]
     readable: dict[Code, list[int]] = {}
     for k, state in enumerate(target):

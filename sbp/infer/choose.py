@@ -14,21 +14,20 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
-from sbp.infer.accumulation import NATIVE, Reduction, wide
+from sbp.infer.accumulation import NATIVE, Reduction
 from sbp.infer.cost import allowed_rows, row_seconds, undominated_rows
-from sbp.infer.flow import End
-from sbp.infer.policy import Rules, detour
+from sbp.infer.flow import End, Place
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY, NdRow
-from sbp.infer.space import Codes, Needs, Spaces, TypeSpace, needs_of, stack
+from sbp.infer.space import Codes, Needs, Rules, TypeSpace, detour, needs_of, stack
 from sbp.infer.typing import Options, Typing, typing_fields
 from sbp.limits import POLICIES
 from sbp.solve.costgraph import CostGraph
@@ -66,9 +65,9 @@ DEFERRAL = 1e-12
 """Seconds by which a row that takes a partial and yields a partial is preferred."""
 
 
-@dataclass(slots=True)
 class Problem:
-    """The costs of a program's typings, ready for the solver.
+    """The costs of a program's typings, ready for the solver: a variable for each decision, by its
+    number, then the conversions between them.
 
     Arguments:
       request: the program with its mesh, demand, policies and limits.
@@ -79,28 +78,31 @@ class Problem:
       shares: for each value that is computed more than once, the share of a conversion's seconds
         that is charged, from 0 to 1 (`plan.saving`). The seconds to store the result of the first
         conversion are charged in any case. The seconds of the typing have all of it.
+
+    Attributes:
+      costs: the costs.
+      rows, types: the states of each variable.
       charged, waived: seconds that `byte_price` adds and that `shares` leaves out, by variable.
     """
 
-    request: Request
-    byte_price: float = 0.0
-    live: frozenset[tuple[int, bool]] = frozenset()
-    shares: Mapping[int, float] = field(default_factory=dict)
-    _spaces: Spaces = field(init=False)
-    costs: CostGraph = field(default_factory=CostGraph)
-    rows: dict[int, tuple[NdRow, ...]] = field(default_factory=dict)
-    types: dict[int, tuple[Codes, ...]] = field(default_factory=dict)
-    charged: dict[int, np.ndarray] = field(default_factory=dict)
-    waived: list[tuple[int, int, np.ndarray]] = field(default_factory=list)
-    _needs: dict[Any, Needs] = field(default_factory=dict)
-    _matrices: dict[Any, np.ndarray] = field(default_factory=dict)
-
-    def build(self) -> None:
-        """Fills `costs`: a variable for each decision, by its number, then the conversions between
-        them."""
-        options = Options(self.request)
+    def __init__(
+        self,
+        request: Request,
+        byte_price: float,
+        live: frozenset[tuple[int, bool]],
+        shares: Mapping[int, float],
+    ) -> None:
+        self.request, self.byte_price, self.shares = request, byte_price, shares
+        self.costs = CostGraph()
+        self.rows: dict[int, tuple[NdRow, ...]] = {}
+        self.types: dict[int, tuple[Codes, ...]] = {}
+        self.charged: dict[int, np.ndarray] = {}
+        self.waived: list[tuple[int, int, np.ndarray]] = []
+        self._needs: dict[Any, Needs] = {}
+        self._matrices: dict[Any, np.ndarray] = {}
+        options = Options(request)
         self._spaces = options.spaces
-        for number, decision in enumerate(self.request.flow.decisions):
+        for number, decision in enumerate(request.flow.decisions):
             if decision.kind == "row":
                 assert decision.node is not None
                 self.rows[number], seconds = self._priced_rows(decision.node, decision.in_loop)
@@ -111,25 +113,25 @@ class Problem:
                 if decision.kind in ("input", "output"):
                     self._charge(number, types, decision.aval, EMPTY)
         makers = {
-            v: PricedEnd(e.variable, self.codes(e), self.request.flow.weights[v])
-            for v, e in self.request.flow.makers.items()
+            v: PricedEnd(e.variable, self.codes(e), request.flow.weights[v])
+            for v, e in request.flow.makers.items()
         }
         readers: dict[int, list[PricedEnd]] = defaultdict(list)
-        for edge in self.request.flow.edges:
+        for edge in request.flow.edges:
             if isinstance(edge.operand, int):
-                rules = self.request.rules(
+                rules = request.rules(
                     edge.node, value=edge.operand, in_loop=edge.in_loop, free=edge.free
                 )
                 end = PricedEnd(edge.end.variable, self.codes(edge.end), edge.weight, rules)
                 readers[edge.operand].append(end)
-        for value, converted in sorted(self.live):
+        for value, converted in sorted(live):
             maker, reads = makers.get(value), readers.get(value, [])
             for end in reads if converted else (maker,) if maker is not None else ():
                 self._charge(
                     end.variable,
                     end.codes,
-                    self.request.graph.avals[value],
-                    self.request.native.get(value, EMPTY),
+                    request.graph.avals[value],
+                    request.native.get(value, EMPTY),
                     share=len(reads) if converted else 1,
                 )
         self._connect(makers, readers)
@@ -148,10 +150,6 @@ class Problem:
             self._needs[key] = needs_of(aval.shape, codes, self.request.mesh.sizes)
         forced, partial = self._needs[key]
         return self._spaces.of(aval, monoids | partial, forced, reduction)
-
-    def _reduction(self, value: int) -> Reduction:
-        chosen = wide(self.request.graph.avals[value].dtype, self.request.sums.get(value))
-        return self.request.reduction(value, chosen)
 
     def codes(self, end: End) -> tuple[Codes, ...]:
         """The type of an end in each state of its variable."""
@@ -198,7 +196,7 @@ class Problem:
         rules = self.request.rules(node, in_loop=in_loop)
         avals = tuple(graph.aval(o) for o in (*node.inputs, *node.outputs))
         reductions = tuple(
-            self._reduction(o) if isinstance(o, int) else NATIVE
+            self.request.reduction(o) if isinstance(o, int) else NATIVE
             for o in (*node.inputs, *node.outputs)
         )
         known, shares = self.request.caches.row_costs, self.request.memory_shares
@@ -241,7 +239,7 @@ class Problem:
             monoids = self.request.native.get(value, EMPTY)
             if self.request.budgets:
                 monoids = detour(aval.dtype, monoids)
-            space = self._space(aval, monoids, sorted(every), self._reduction(value))
+            space = self._space(aval, monoids, sorted(every), self.request.reduction(value))
             if len(ends) == 1:
                 self._convert(value, space, maker, ends[0])
             else:
@@ -390,6 +388,30 @@ def _profile(states: Sequence[tuple[Codes, ...]], axes: int) -> np.ndarray:
 # ---- choice --------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndCondition:
+    """A condition on the type of a value at one end.
+
+    An annotation cannot express it, since any reader may convert the result of an annotation.
+
+    Arguments:
+      at: the place of the read: the operand of a node, in the type that its row reads or in which
+        it enters a region; or a result of a region.
+      codes: a code for each mesh axis, None for any.
+      differs: whether the type must differ from `codes` on one of these axes; otherwise it must
+        agree on all.
+    """
+
+    at: Place
+    codes: tuple[int | None, ...]
+    differs: bool = False
+
+    def admits(self, have: Codes) -> bool:
+        """Whether a type meets the condition."""
+        agrees = all(want is None or want == c for want, c in zip(self.codes, have, strict=True))
+        return agrees != self.differs
+
+
 NOTHING: Mapping[int, float] = MappingProxyType({})
 
 
@@ -400,6 +422,7 @@ def choose(
     live: frozenset[tuple[int, bool]] = frozenset(),
     shares: Mapping[int, float] = NOTHING,
     cutoff: float = math.inf,
+    conditions: Sequence[EndCondition] = (),
 ) -> Typing | None:
     """Chooses the cheapest typing of a program.
 
@@ -411,75 +434,19 @@ def choose(
       shares: for each value that is computed more than once, the share of a conversion's seconds
         that is charged, from 0 to 1. The seconds to store the result are charged in any case.
       cutoff: seconds. Where a bound shows that every typing takes more, any typing may be returned.
+      conditions: on the typing. Rows that `sbp.infer.cost.undominated_rows` leaves out are not
+        tried.
 
     Returns:
-      The typing, or None when there is none under the policy.
+      The typing, or None when there is none under the policy and the conditions.
     """
     problem = Problem(request, byte_price, live, shares)
-    problem.build()
-    return problem.solve(cutoff)
-
-
-# ---- conditions ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndCondition:
-    """A condition on the type of a value at one end.
-
-    An annotation cannot express it, since any reader may convert the result of an annotation.
-
-    Arguments:
-      end: "operand": the operand of a node, in the type that its row reads or in which it enters a
-        region; "returned": a result of a region.
-      at: (node id, operand), or (node id, region, number).
-      codes: a code for each mesh axis, None for any.
-      differs: whether the type must differ from `codes` on one of these axes; otherwise it must
-        agree on all.
-    """
-
-    end: Literal["operand", "returned"]
-    at: tuple[int, ...]
-    codes: tuple[int | None, ...]
-    differs: bool = False
-
-    def admits(self, have: Codes) -> bool:
-        """Whether a type meets the condition."""
-        agrees = all(want is None or want == c for want, c in zip(self.codes, have, strict=True))
-        return agrees != self.differs
-
-
-def choose_under(
-    request: Request, conditions: Sequence[EndCondition], *, shares: Mapping[int, float] = NOTHING
-) -> Typing | None:
-    """The cheapest typing that meets all conditions, or None.
-
-    Rows that `sbp.infer.cost.undominated_rows` leaves out are not tried.
-
-    Arguments:
-      request: the program with its mesh, demand, policies and limits.
-      conditions: the conditions.
-      shares: as for `choose`.
-    """
-    problem = Problem(request, shares=shares)
-    problem.build()
+    reads = request.flow.reads() if conditions else {}
     for condition in conditions:
-        variable, codes = _end(problem, condition)
-        admitted = np.array([condition.admits(t) for t in codes], dtype=bool)
-        problem.costs.unary[variable] = np.where(admitted, problem.costs.unary[variable], np.inf)
+        end = reads[condition.at].end
+        admitted = np.array([condition.admits(t) for t in problem.codes(end)], dtype=bool)
+        seconds = problem.costs.unary[end.variable]
+        problem.costs.unary[end.variable] = np.where(admitted, seconds, np.inf)
         if not admitted.any():
             return None
-    return problem.solve()
-
-
-def _end(problem: Problem, condition: EndCondition) -> tuple[int, tuple[Codes, ...]]:
-    """The variable of an end, and the end's type in each of its states."""
-    flow = problem.request.flow
-    match condition.end:
-        case "operand":
-            node, number = condition.at
-            end = flow.operands()[node][number].end
-        case "returned":
-            node, region, number = condition.at
-            end = flow.output_edges()[node, region][number].end
-    return end.variable, problem.codes(end)
+    return problem.solve(cutoff)

@@ -10,6 +10,7 @@ may satisfy every system and still have no typing.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -24,10 +25,9 @@ from sbp.errors import Span
 from sbp.infer.cost import allowed_rows
 from sbp.infer.flow import Decision, End
 from sbp.infer.pins import pinned_codes
-from sbp.infer.policy import POLICY_KINDS, Ban, Rules, detour
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY
-from sbp.infer.space import Code, TypeSpace, decode
+from sbp.infer.space import POLICY_KINDS, Ban, Code, Rules, TypeSpace, decode, detour
 from sbp.limits import Policy
 from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Constant, Entry, Exit, Node, interface_of
@@ -100,9 +100,13 @@ class ReadBecause:
         if self.node.primitive is annotate_p:
             return "the annotated value"
         if self.entry is not None:
-            return _entry_text(self.node, self.entry)
+            # With one region, the number counts all operands; with several, those of one kind.
+            one = len(self.node.regions) == 1
+            number = self.entry.operand if one else self.entry.number
+            constant = "constant" if interface_of(self.node).loop else "operand"
+            return _ENTRIES[self.entry.kind].format(number=number, constant=constant)
         if self.exit is not None:
-            return _exit_text(self.exit)
+            return _EXITS[self.exit.kind].format(self.exit)
         return f"operand {self.number}"
 
     @property
@@ -110,35 +114,25 @@ class ReadBecause:
         """The reason in words."""
         if self.node is None:
             return f"{self.role} of the program"
-        annotated = self.node.primitive is annotate_p
-        return self.role if annotated else f"{self.role} of {self.node.name}"
+        own = self.node.primitive is annotate_p
+        return self.role if own else f"{self.role} of {self.node.name}"
 
 
-def _entry_text(node: Node, entry: Entry) -> str:
-    # With one region, the number counts all operands; with several, the operands of one kind.
-    number = entry.operand if len(node.regions) == 1 else entry.number
-    match entry.kind:
-        case "predicate":
-            return "predicate"
-        case "constant":
-            return f"{'constant' if interface_of(node).loop else 'operand'} {number}"
-        case "carry":
-            return f"initial carry {number}"
-        case "slice":
-            return f"scanned operand {number}"
+_ENTRIES = {
+    "predicate": "predicate",
+    "constant": "{constant} {number}",
+    "carry": "initial carry {number}",
+    "slice": "scanned operand {number}",
+}
+"""The role of a value that enters a region, by the kind of the entry."""
 
-
-def _exit_text(left: Exit) -> str:
-    match left.kind:
-        case "predicate":
-            return "predicate"
-        case "carry":
-            return f"carry {left.number}"
-        case "stacked":
-            return f"stacked result {left.number}"
-        case "result":
-            return f"result {left.number} of branch {left.region}"
-
+_EXITS = {
+    "predicate": "predicate",
+    "carry": "carry {0.number}",
+    "stacked": "stacked result {0.number}",
+    "result": "result {0.number} of branch {0.region}",
+}
+"""The role of a value that a region returns, by the kind of the exit."""
 
 Because = DemandBecause | ReadBecause
 """The reason of a constraint, with the user's line (`span`) and a text."""
@@ -196,7 +190,7 @@ class Conversions:
         self.mesh, self.position = mesh, position
         self._others = math.prod(n for i, n in enumerate(mesh.sizes) if i != position)
         self._alone = MeshSpec(axes=(mesh.axes[position],), hardware=mesh.hardware)
-        self._found: dict[Any, tuple[TypeSpace, np.ndarray]] = {}
+        self._space = functools.cache(self._make)
 
     def allows(self, source: Code, target: Code, aval: Any, rules: Rules) -> bool:
         """Whether a value that is made as one code can be read as another one.
@@ -210,30 +204,31 @@ class Conversions:
         if not rules.bans or source == target:
             return is_convertible(source, target, rules.policies[self.position])
         space, seconds = self._space(
-            aval,
+            aval.shape,
+            aval.dtype,
             frozenset(c for c in (source, target) if c < 0),
             frozenset((source, target)),
             rules,
         )
         return bool(np.isfinite(seconds[space.index[(source,)], space.index[(target,)]]))
 
-    def _space(
-        self, aval: Any, partial: frozenset[Code], codes: frozenset[Code], rules: Rules
+    def _make(
+        self,
+        shape: tuple[int, ...],
+        dtype: Any,
+        partial: frozenset[Code],
+        codes: frozenset[Code],
+        rules: Rules,
     ) -> tuple[TypeSpace, np.ndarray]:
-        key = (aval.shape, aval.dtype, partial, codes, rules)
-        if key not in self._found:
-            monoids = detour(aval.dtype, frozenset(MONOIDS[-1 - c] for c in partial))
-            forced = frozenset((0, c - 1) for c in codes if c > 0)
-            space = TypeSpace(
-                tuple(aval.shape), _jax.itemsize(aval.dtype), self._alone, monoids, forced
-            )
-            bans = tuple(
-                Ban(b.kind, frozenset((0,)), b.above * self._others)
-                for b in rules.bans
-                if self.position in b.mesh_axes
-            )
-            self._found[key] = space, space.seconds(Rules((rules.policies[self.position],), bans))
-        return self._found[key]
+        monoids = detour(dtype, frozenset(MONOIDS[-1 - c] for c in partial))
+        forced = frozenset((0, c - 1) for c in codes if c > 0)
+        space = TypeSpace(tuple(shape), _jax.itemsize(dtype), self._alone, monoids, forced)
+        bans = tuple(
+            Ban(b.kind, frozenset((0,)), b.above * self._others)
+            for b in rules.bans
+            if self.position in b.mesh_axes
+        )
+        return space, space.seconds(Rules((rules.policies[self.position],), bans))
 
 
 # ---- constraints --------------------------------------------------------------------------------
@@ -269,14 +264,6 @@ class PinSite:
         """Whether the type of an input asks for it: that of the input itself, or of the node that
         pins an uneven split behind it."""
         return self.source == "input" or (self.source == "annotation" and self.position >= 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Variable:
-    """A decision on one mesh axis: one of `states`, each a tuple of codes."""
-
-    decision: Decision
-    states: tuple[tuple[Code, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +324,8 @@ class System:
       position: its position in the mesh.
       request: the program with its mesh, demand, policies and limits.
       conversions: the conversions that rules allow on this axis.
-      variables: one for each decision.
+      states: for each decision, its variable, the states that it may have on this axis: the codes
+        of its columns.
       constraints: pins, policy and budgets first, then the program's order.
     """
 
@@ -345,8 +333,16 @@ class System:
     position: int
     request: Request = field(repr=False)
     conversions: Conversions = field(repr=False)
-    variables: tuple[Variable, ...] = field(repr=False)
+    states: tuple[tuple[tuple[Code, ...], ...], ...] = field(repr=False)
     constraints: tuple[Constraint, ...] = field(repr=False)
+
+    def literals_of(self, end: End, code: Code) -> tuple[str, ...]:
+        """The literals of the states in which an end has a code."""
+        return tuple(
+            state_literal(end.variable, number)
+            for number, state in enumerate(self.states[end.variable])
+            if state[end.column] == code
+        )
 
 
 def pin_sites(request: Request) -> tuple[PinSite, ...]:
@@ -410,18 +406,18 @@ class _SystemBuilder:
         self.flow, self.native = request.flow, request.native
         self.position, self.n = position, self.mesh.sizes[position]
         self.sites = [s for s in sites if s.codes[position] is not None]
-        self.annotations = {node.id: s for s in self.sites for node in s.nodes}
-        self.boundary_sites = {(s.source, s.position): s for s in self.sites}
+        self.site_at = {(s.source, s.position): s for s in self.sites if not s.nodes} | {
+            ("annotation", node.id): s for s in self.sites for node in s.nodes
+        }
         self.projections: dict[Any, tuple[tuple[Code, ...], ...]] = {}
 
     def system(self) -> System:
-        variables = tuple(Variable(d, self.states(d)) for d in self.flow.decisions)
         return System(
             mesh_axis=self.mesh.names[self.position],
             position=self.position,
             request=self.request,
             conversions=Conversions(self.mesh, self.position),
-            variables=variables,
+            states=tuple(map(self.states, self.flow.decisions)),
             constraints=(*self.pins(), *self.conversions()),
         )
 
@@ -462,7 +458,7 @@ class _SystemBuilder:
                 continue
             # While the pin of an annotation is asserted, its operand may have any type. Without the
             # pin, the annotation is the identity.
-            site = self.annotations.get(edge.node.id) if edge.node else None
+            site = self.site_at.get(("annotation", edge.node.id)) if edge.node else None
             rules = self.request.rules(
                 edge.node,
                 value=edge.operand,
@@ -487,10 +483,8 @@ class _SystemBuilder:
 
     def site(self, decision: Decision) -> PinSite | None:
         """The pin that fixes a decision."""
-        if decision.kind == "annotation":
-            assert decision.node is not None
-            return self.annotations.get(decision.node.id)
-        return self.boundary_sites.get((decision.kind, decision.position))
+        number = decision.node.id if decision.node is not None else decision.position
+        return self.site_at.get((decision.kind, number))
 
     def states(self, decision: Decision) -> tuple[tuple[Code, ...], ...]:
         """The states of a decision on this axis."""
@@ -501,16 +495,16 @@ class _SystemBuilder:
             return ((0,),)
         site = self.site(decision)
         pinned = (site.codes[self.position] if site else None) or 0
-        codes = self.atoms(decision.aval, decision.monoids(self.native), pinned)
+        boundary = decision.kind in ("input", "output")  # partial only where pinned
+        monoids = EMPTY if boundary else decision.monoids(self.native)
+        codes = self.atoms(decision.aval, monoids, pinned)
         if decision.kind == "annotation" and site is None:
             assert decision.node is not None
             pin: Pin | None = decision.node.params["pin"]
             codes = tuple(c for c in codes if pin is None or c - 1 not in pin.whole)
-        if decision.kind in ("input", "output"):  # partial only where pinned
-            codes = self.atoms(decision.aval, EMPTY, pinned)
+        if boundary and not self.request.demand.is_padded(decision.kind, decision.position):
             shape = decision.aval.shape
-            if not self.request.demand.is_padded(decision.kind, decision.position):
-                codes = tuple(c for c in codes if c <= 0 or shape[c - 1] % self.n == 0)
+            codes = tuple(c for c in codes if c <= 0 or shape[c - 1] % self.n == 0)
         if decision.sliced:
             return tuple((c, c + 1 if c > 0 else c) for c in codes)
         return tuple((c,) for c in codes)

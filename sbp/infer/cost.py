@@ -16,9 +16,8 @@ from jax import lax
 from sbp import _jax
 from sbp.infer.accumulation import Reduction
 from sbp.infer.memory_shares import MemoryShares
-from sbp.infer.policy import Rules
 from sbp.infer.rows import NdRow, seen_codes
-from sbp.infer.space import LOCAL, Codes, Spaces, Step, decode, local_shape
+from sbp.infer.space import LOCAL, Codes, Rules, Spaces, Step, decode, local_shape
 from sbp.machine.hardware import Hardware
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Op, PlacedOp, Row, Sent, kernel_named, traits_of
@@ -108,13 +107,12 @@ class _PlacedRow:
     def on_axis(self, position: int) -> tuple[Op, Row]:
         """The operation and the row on one mesh axis, with the shapes that the other axes leave."""
         node, row = self.node, self.row
-        ins = tuple(
-            _localised_by_others(self.graph.aval(o), c, self.mesh, position)
-            for o, c in zip(node.inputs, row.ins, strict=True)
-        )
-        outs = tuple(
-            _localised_by_others(self.graph.avals[v], c, self.mesh, position)
-            for v, c in zip(node.outputs, row.outs, strict=True)
+        ins, outs = (
+            tuple(
+                _localised_by_others(self.graph.aval(o), c, self.mesh, position)
+                for o, c in zip(values, types, strict=True)
+            )
+            for values, types in ((node.inputs, row.ins), (node.outputs, row.outs))
         )
         atoms = (tuple(decode(c[position]) for c in types) for types in (row.ins, row.outs))
         return Op(node.op, node.params, ins, outs, self.mesh.sizes[position]), Row(
@@ -378,13 +376,14 @@ def local_seconds(
 ) -> LocalSeconds:
     """Seconds of a node's local work on one device, without its collectives; arguments as
     `row_seconds`."""
-    hardware, sizes = mesh.hardware, mesh.sizes
-
-    def local(shape: Sequence[int], codes: Codes) -> tuple[int, ...]:
-        return local_shape(shape, codes, sizes)
-
-    ins = [local(graph.aval(o).shape, c) for o, c in zip(node.inputs, seen_codes(row), strict=True)]
-    outs = [local(graph.avals[o].shape, c) for o, c in zip(node.outputs, row.outs, strict=True)]
+    hardware = mesh.hardware
+    ins, outs = (
+        [
+            local_shape(graph.aval(o).shape, c, mesh.sizes)
+            for o, c in zip(values, types, strict=True)
+        ]
+        for values, types in ((node.inputs, seen_codes(row)), (node.outputs, row.outs))
+    )
     of_each = [
         math.prod(shape) * _jax.itemsize(graph.aval(o).dtype)
         for o, shape in zip((*node.inputs, *node.outputs), (*ins, *outs), strict=True)

@@ -8,12 +8,11 @@ and read at ends of other decisions. Each read is an edge, on which the value ma
 tables (`infer.choose`), the Z3 constraints (`infer.constraints`), the monoids under which values
 can be partial (`infer.request`), the sums that are accumulated in float32 (`infer.accumulation`),
 the claims of a typing about symbolic sizes (`sizes.claims`), and the certificate
-(`infer.certificate`). `plan.verify` walks the plan on its own.
+(`infer.typing.certify`). `plan.verify` walks the plan on its own.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -22,10 +21,11 @@ from sbp.annotations import annotate_p
 from sbp.trace.graph import Entry, Exit, Graph, Node, Operand, interface_of, weighed_trips
 from sbp.trace.numbering import SAME
 
-Place = tuple[Literal["row", "value", "read", "returned", "output"], Any]
-"""Where a `Typing` stores a decision: the row of a node id; the type of a value; the type in which
-a (node id, operand) is read; the type in which a (node id, region, output) is returned; the type of
-an output of the program."""
+Place = tuple[Any, ...]
+"""Where a `Typing` stores a decision or a read: ("row", node id); ("value", value), the type in
+which it is made; ("operand", node id, operand), the type in which a node reads it; ("result", node
+id, region, output), the type in which a region returns it; ("output", position), that of an output
+of the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,11 @@ class Decision:
         Arguments:
           native: for each value, the monoids under which some row yields it partial.
         """
-        return frozenset() if self.reduced or not self.makes else native.get(self.makes[0], _NONE)
-
-
-_NONE: frozenset[str] = frozenset()
+        return (
+            frozenset()
+            if self.reduced or not self.makes
+            else native.get(self.makes[0], frozenset())
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,6 +93,7 @@ class Edge:
     Arguments:
       kind: `operand` of a row, `annotated`, `barrier`, `entry` of a region, `exit` of a region, or
           `output` of the program.
+      place: where a typing stores the type in which it is read.
       operand: the value or constant that is read.
       end: the end at which it is read.
       node: the reader; None for an output of the program.
@@ -103,6 +105,7 @@ class Edge:
     """
 
     kind: Literal["operand", "annotated", "barrier", "entry", "exit", "output"]
+    place: Place
     operand: Operand
     end: End
     node: Node | None
@@ -144,23 +147,9 @@ class Flow:
             found[edge.end.variable].append(edge)
         return found
 
-    def operands(self) -> dict[int, dict[int, Edge]]:
-        """For each node id, the edges of its operands, by position."""
-        found: dict[int, dict[int, Edge]] = defaultdict(dict)
-        for edge in self.edges:
-            if edge.node is not None and edge.kind != "exit":
-                found[edge.node.id][edge.number] = edge
-        return found
-
-    def output_edges(self) -> dict[tuple[int, int], list[Edge]]:
-        """For each (node id, region), the edges of the region's outputs, in order."""
-        found: dict[tuple[int, int], list[Edge]] = {
-            (d.id, region): [] for d in self.graph.walk() for region in range(len(d.regions))
-        }
-        for edge in self.edges:
-            if edge.node is not None and edge.exit is not None:
-                found[edge.node.id, edge.exit.region].append(edge)
-        return found
+    def reads(self) -> dict[Place, Edge]:
+        """The edge of each read, by its place."""
+        return {edge.place: edge for edge in self.edges}
 
 
 def flow_of(graph: Graph, ties: Mapping[int, int] | None = None) -> Flow:
@@ -183,17 +172,16 @@ def flow_of(graph: Graph, ties: Mapping[int, int] | None = None) -> Flow:
         )
     walk.visit(graph, _Here())
     for position, operand in enumerate(graph.outputs):
+        place = "output", position
         if position in ties:
             end = walk.makers[graph.inputs[ties[position]]]
         else:
-            decision = Decision(
-                kind="output",
-                place=("output", position),
-                aval=graph.aval(operand),
-                position=position,
+            end = walk.decide(
+                Decision(kind="output", place=place, aval=graph.aval(operand), position=position)
             )
-            end = walk.decide(decision)
-        walk.edges.append(Edge(kind="output", operand=operand, end=end, node=None, number=position))
+        walk.edges.append(
+            Edge(kind="output", place=place, operand=operand, end=end, node=None, number=position)
+        )
     return Flow(
         graph=graph,
         decisions=tuple(walk.decisions),
@@ -222,16 +210,15 @@ class _Walk:
         self.makers: dict[int, End] = {}
         self.weights: dict[int, float] = {}
 
-    def decide(self, decision: Decision, weight: float = 1.0) -> End:
-        """Adds a decision whose values are made `weight` times."""
+    def decide(self, decision: Decision) -> End:
         end = End(len(self.decisions))
         self.decisions.append(decision)
-        for value in decision.makes:
-            self.makers[value] = end
-            self.weights[value] = weight
+        self.makers.update(dict.fromkeys(decision.makes, end))
         return end
 
     def visit(self, graph: Graph, here: _Here) -> None:
+        made = (*graph.inputs, *(v for node in graph.nodes for v in node.outputs))
+        self.weights.update(dict.fromkeys(made, here.weight))
         for node in graph.nodes:
             if node.regions:
                 self.regions(node, here)
@@ -249,21 +236,22 @@ class _Walk:
             weight=here.weight,
             in_loop=here.in_loop,
         )
-        number = self.decide(decision, here.weight).variable
-        for i, operand in enumerate(node.inputs):
-            self.edges.append(
-                Edge(
-                    kind="operand",
-                    operand=operand,
-                    end=End(number, i),
-                    node=node,
-                    number=i,
-                    weight=here.weight,
-                    in_loop=here.in_loop,
-                )
+        number = self.decide(decision).variable
+        self.edges += [
+            Edge(
+                kind="operand",
+                place=("operand", node.id, i),
+                operand=operand,
+                end=End(number, i),
+                node=node,
+                number=i,
+                weight=here.weight,
+                in_loop=here.in_loop,
             )
-        for i, value in enumerate(node.outputs):
-            self.makers[value] = End(number, len(node.inputs) + i)
+            for i, operand in enumerate(node.inputs)
+        ]
+        columns = enumerate(node.outputs, len(node.inputs))
+        self.makers.update((value, End(number, column)) for column, value in columns)
 
     def values(self, node: Node, here: _Here) -> None:
         """An annotation or barrier: each result is its operand, in a type of its own."""
@@ -279,8 +267,9 @@ class _Walk:
             self.edges.append(
                 Edge(
                     kind="annotated" if annotated else "barrier",
+                    place=("operand", node.id, i),
                     operand=operand,
-                    end=self.decide(decision, here.weight),
+                    end=self.decide(decision),
                     node=node,
                     number=i,
                     weight=here.weight,
@@ -296,8 +285,8 @@ class _Walk:
             inside = _Here(weight=here.weight * weighed_trips(node), in_loop=True)
         else:
             inside = _Here(weight=here.weight / len(node.regions), in_loop=here.in_loop)
-        entered = [self.enter(node, e, here, inside) for e in interface.entries]
-        results = () if interface.loop else self.results(node, here)
+        entered = [self.enter(node, e, here) for e in interface.entries]
+        results = () if interface.loop else self.results(node)
         waiting: list[Exit] = []
         for number, region in enumerate(node.regions):
             self.visit(region, inside)
@@ -309,11 +298,12 @@ class _Walk:
                         if left.entry is not None
                         else results[left.result]
                         if left.kind == "result"
-                        else self.left(node, left, here)
+                        else self.left(node, left)
                     )
                     self.edges.append(
                         Edge(
                             kind="exit",
+                            place=("result", node.id, left.region, left.output),
                             operand=node.regions[left.region].outputs[left.output],
                             end=end,
                             node=node,
@@ -325,15 +315,14 @@ class _Walk:
                     )
                 waiting = []
 
-    def enter(self, node: Node, entry: Entry, here: _Here, inside: _Here) -> End:
+    def enter(self, node: Node, entry: Entry, here: _Here) -> End:
         """An operand of regions. It has one type in all regions that it enters; a carry has the
         same type where it leaves."""
         values = tuple(node.regions[r].inputs[position] for r, position in entry.inputs)
+        place = "operand", node.id, entry.operand
         results = node.outputs[entry.result : entry.result + 1] if entry.kind == "carry" else ()
         if entry.kind == "predicate":
-            decision = Decision(
-                kind="predicate", place=("read", (node.id, entry.operand)), node=node
-            )
+            decision = Decision(kind="predicate", place=place, node=node)
         else:
             decision = Decision(
                 kind="value",
@@ -344,11 +333,11 @@ class _Walk:
                 sliced=entry.kind == "slice",
                 reduced=entry.decides,
             )
-        end = self.decide(decision, inside.weight)
-        self.weights.update(dict.fromkeys(results, here.weight))
+        end = self.decide(decision)
         self.edges.append(
             Edge(
                 kind="entry",
+                place=place,
                 operand=node.inputs[entry.operand],
                 end=End(end.variable, int(decision.sliced)),
                 node=node,
@@ -360,7 +349,7 @@ class _Walk:
         )
         return end
 
-    def results(self, node: Node, here: _Here) -> tuple[End, ...]:
+    def results(self, node: Node) -> tuple[End, ...]:
         """The results of a cond. Each has one type for all branches."""
         return tuple(
             self.decide(
@@ -370,15 +359,14 @@ class _Walk:
                     makes=(value,),
                     aval=self.graph.avals[value],
                     node=node,
-                ),
-                here.weight,
+                )
             )
             for value in node.outputs
         )
 
-    def left(self, node: Node, left: Exit, here: _Here) -> End:
+    def left(self, node: Node, left: Exit) -> End:
         """A stacked result of a loop, or its predicate."""
-        place: Place = ("returned", (node.id, left.region, left.output))
+        place = "result", node.id, left.region, left.output
         if left.kind == "predicate":
             return self.decide(Decision(kind="predicate", place=place, node=node))
         region, value = node.regions[left.region], node.outputs[left.result]
@@ -390,6 +378,6 @@ class _Walk:
             node=node,
             sliced=True,
         )
-        end = self.decide(decision, here.weight)
+        end = self.decide(decision)
         self.makers[value] = End(end.variable, 1)
         return end

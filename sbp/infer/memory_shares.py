@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from sbp import _jax
 from sbp.annotations import annotate_p
-from sbp.infer.policy import late_values
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of
 from sbp.trace.graph import LOOPS, Graph, Node, Operand, body_of, interface_of
@@ -130,18 +129,24 @@ def _passed_on(graph: Graph, *, barriers: bool) -> dict[int, int]:
 
 def _lays_out(graph: Graph, node: Node) -> bool:
     """Whether an operation is another layout of its operand, such as a transpose."""
-    size = math.prod(graph.avals[node.outputs[0]].shape)
-    is_whole = math.prod(graph.aval(node.inputs[0]).shape) == size if node.inputs else False
-    return traits_of(node.op).moves and is_whole
+    if not node.inputs or not traits_of(node.op).moves:
+        return False
+    source, result = (graph.aval(side[0]).shape for side in (node.inputs, node.outputs))
+    return math.prod(source) == math.prod(result)
 
 
 def _is_elementwise(graph: Graph, node: Node) -> bool:
     """Whether XLA fuses an operation with others that compute arrays of its result's size."""
     traits = traits_of(node.op)
     avals = [graph.aval(o) for o in (*node.inputs, *node.outputs)]
-    if node.regions or node.is_barrier or traits.flops is not None or len(node.outputs) != 1:
-        return False
-    if node.op == TRANSFER or computes_in_host(node, avals):
+    if (
+        node.regions
+        or node.is_barrier
+        or traits.flops is not None
+        or len(node.outputs) != 1
+        or node.op == TRANSFER
+        or computes_in_host(node, avals)
+    ):
         return False
     *sizes, size = (math.prod(aval.shape) for aval in avals)
     return traits.fusion != "partly" or (traits.elementwise and max(sizes, default=0) <= size)
@@ -221,6 +226,29 @@ def reduced_together(graph: Graph, mesh: MeshSpec) -> Mapping[int, int]:
     late = closing_values(graph)
     sums = sum(len(late.intersection(node.outputs)) for node in graph.nodes if _sums(graph, node))
     return dict.fromkeys(late, sums) if sums > 1 else {}
+
+
+def late_values(graph: Graph, given: frozenset[int] = frozenset()) -> frozenset[int]:
+    """The values of the backward pass and of the update: results of gradients, and values that are
+    computed from them.
+
+    Arguments:
+      graph: the program.
+      given: inputs of `graph` that are such values.
+    """
+    late = set(given)
+    for node in graph.nodes:
+        is_late = node.backward or not late.isdisjoint(o for o in node.inputs if isinstance(o, int))
+        for region in node.regions:
+            entering = frozenset(region.inputs) if is_late else frozenset[int]()
+            inside = late_values(region, entering)
+            late |= inside
+            is_late = is_late or not inside.isdisjoint(
+                o for o in region.outputs if isinstance(o, int)
+            )
+        if is_late:
+            late.update(node.outputs)
+    return frozenset(late)
 
 
 def closing_values(graph: Graph) -> frozenset[int]:

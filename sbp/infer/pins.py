@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import itertools
 from collections.abc import Sequence
@@ -240,33 +239,26 @@ def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) ->
     ids = np.arange(mesh.num_devices).reshape(mesh.sizes) if device_ids is None else device_ids
 
     def visit(g: Graph) -> Graph:
-        return dataclasses.replace(g, nodes=tuple(node_of(g, n) for n in g.nodes))
+        return replace(g, nodes=tuple(node_of(g, n) for n in g.nodes))
 
     def node_of(g: Graph, node: Node) -> Node:
         if node.regions:
-            node = dataclasses.replace(node, regions=tuple(visit(r) for r in node.regions))
+            node = replace(node, regions=tuple(visit(r) for r in node.regions))
         if node.op != annotate_p.name or node.params["pin"] is None:
             return node
         pin: Pin = node.params["pin"]
         where = str(node.span) if node.span else "an annotation"
+        aval = g.avals[node.outputs[0]]
         if pin.device_assignment is not None:
-            t = placement(
-                g.avals[node.outputs[0]].shape, pin.device_assignment, mesh, ids, where, node.span
-            )
-            return dataclasses.replace(
-                node,
-                params=node.params
-                | {"pin": dataclasses.replace(pin, type=t, device_assignment=None)},
-            )
-        if pin.sharding is not None:
-            shape = g.avals[node.outputs[0]].shape
-            pin = pin_of_sharding(pin, shape, mesh, device_ids, node.span)
-            node = dataclasses.replace(node, params=node.params | {"pin": pin})
+            t = placement(aval.shape, pin.device_assignment, mesh, ids, where, node.span)
+            pin = replace(pin, type=t, device_assignment=None)
+        elif pin.sharding is not None:
+            pin = pin_of_sharding(pin, aval.shape, mesh, device_ids, node.span)
         check_axes(pin.type, mesh, where, node.span)
         if pin.ordered:
             _check_order(pin.type, mesh, where, node.span)
-        check_monoids(pin.type, g.avals[node.outputs[0]].dtype, where, node.span)
-        return node
+        check_monoids(pin.type, aval.dtype, where, node.span)
+        return replace(node, params=node.params | {"pin": pin})
 
     return visit(graph)
 

@@ -60,11 +60,10 @@ def check_rules(graph: Graph, mesh: MeshSpec) -> None:
             )
         if node.op in said or node.op in TYPED_ELSEWHERE:
             continue
-        rule, because = rule_for(node.op), ""
-        if rule is not None:
-            because = rule.unread(node.params) if rule.unread else ""
-            if not because:
-                continue
+        rule = rule_for(node.op)
+        because = rule.unread(node.params) if rule is not None and rule.unread else ""
+        if rule is not None and not because:
+            continue
         said.add(node.op)
         avals = [graph.aval(o) for o in (*node.inputs, *node.outputs)]
         held = sum(math.prod(a.shape) * _jax.itemsize(a.dtype) for a in avals)
@@ -202,12 +201,9 @@ def _in_sample(name: str, sample: Sample) -> Iterator[Instance]:
 
     def seen(node: Node, operands: Sequence[Any]) -> list[Any]:
         outs = [graph.avals[o] for o in node.outputs]
-        found.append((node.primitive, node.params, [_value(x) for x in operands], outs))
+        args = [x if _jax.is_extended(x.dtype) else np.asarray(x) for x in operands]
+        found.append((node.primitive, node.params, args, outs))
         return jax.jit(lambda *xs: _jax.bind(node.primitive, xs, node.params))(*operands)
 
     evaluate(graph, values, {name: seen})
     yield from found
-
-
-def _value(x: Any) -> Any:
-    return x if _jax.is_extended(x.dtype) else np.asarray(x)

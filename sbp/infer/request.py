@@ -18,16 +18,15 @@ from sbp.infer.accumulation import (
     Reduction,
     Sums,
     chosen_sums,
-    has_choice,
     possible_casts,
     rounding_casts,
+    wide,
 )
 from sbp.infer.cost import product_seconds
 from sbp.infer.flow import Flow, flow_of
-from sbp.infer.memory_shares import MemoryShares, memory_shares, reduced_together
-from sbp.infer.policy import Ban, Rules, late_values
+from sbp.infer.memory_shares import MemoryShares, late_values, memory_shares, reduced_together
 from sbp.infer.rows import EMPTY, NdRow, PartialRow, RowTable, worth_having
-from sbp.infer.space import Spaces
+from sbp.infer.space import Ban, Rules, Spaces
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Row, traits_of
@@ -164,9 +163,8 @@ def native_partials(
 def _pinned_partial(node: Node | None) -> frozenset[str]:
     """The monoids under which an annotation pins its value partial."""
     pin: Pin | None = node.params.get("pin") if node is not None else None
-    if pin is None:
-        return EMPTY
-    return frozenset(a.monoid for a in pin.type.values() if isinstance(a, Unreduced))
+    atoms = pin.type.values() if pin is not None else ()
+    return frozenset(a.monoid for a in atoms if isinstance(a, Unreduced))
 
 
 def _native_of_rows(
@@ -180,9 +178,9 @@ def _native_of_rows(
       given: for each operand, the monoids under which it can be partial.
     """
     found: dict[int, frozenset[str]] = defaultdict(frozenset)
-    for row in rows:
-        if worth_having(row.ins, tuple(given)):
-            for result, monoid in row.yields:
+    for ins, yields in rows:
+        if worth_having(ins, tuple(given)):
+            for result, monoid in yields:
                 found[node.outputs[result]] |= monoid
     return found
 
@@ -215,9 +213,7 @@ def check_complete(flow: Flow) -> None:
         *(("value", v) for node in nodes for v in node.outputs),
     }
     has = {
-        *(("operand", i, k) for i, operands in flow.operands().items() for k in operands),
-        *(("result", *key, e.number) for key, edges in flow.output_edges().items() for e in edges),
-        *(("output", e.number) for e in flow.edges if e.kind == "output"),
+        *flow.reads(),
         *(
             ("value", v)
             for number, decision in enumerate(flow.decisions)
@@ -410,15 +406,11 @@ class Request:
         """For each value whose all-reduce starts with those of others, how many start with it."""
         return reduced_together(self.graph, self.mesh)
 
-    def reduction(self, value: int, wide: str | None) -> Reduction:
-        """How partial sums of a value are added up, and what else its conversions cost.
-
-        Arguments:
-          value: the value.
-          wide: the wider dtype in which its parts are added; None for their own.
-        """
+    def reduction(self, value: int) -> Reduction:
+        """How partial sums of a value are added up, and what else its conversions cost."""
+        dtype = wide(self.graph.avals[value].dtype, self.sums.get(value))
         fused = value in self.memory_shares.fused
-        return Reduction(wide, self.together.get(value, 1), fused)
+        return Reduction(dtype, self.together.get(value, 1), fused)
 
     @functools.cached_property
     def native(self) -> Mapping[int, frozenset[str]]:
@@ -469,13 +461,11 @@ class Request:
         """The values with a `reduce_dtype`."""
         if self.given_sums is not None:
             return self.given_sums
-        if not has_choice(self.graph):
-            return chosen_sums(self.flow, self.reduce_dtype, lambda node: iter(()))
         casts = possible_casts(self.graph)
-        native, table = self._native(casts), self.table
+        native, table = functools.cache(self._native), self.table
 
         def carried(node: Node) -> Iterator[int]:
-            rows = table.rows_in(self.graph, node, native, casts)
+            rows = table.rows_in(self.graph, node, native(casts), casts)
             for k in range(len(node.inputs)):
                 if any(c < 0 for row in rows for c in row.ins[k]):
                     yield k
@@ -538,9 +528,10 @@ class Request:
     def strictest(self) -> Rules:
         """Rules that allow a conversion only where every place of the program allows it."""
         scopes = {n.scope for n in self.graph.walk() if "sbp_policy." in n.scope}
-        every = [self.rules(None)]
-        for scope in sorted(scopes):
-            every.append(self._rules_of(scope, backward=False, in_loop=False, free=False))
+        every = [
+            self.rules(None),
+            *(self._rules_of(s, backward=False, in_loop=False, free=False) for s in scopes),
+        ]
         policies: list[Policy] = [
             POLICIES[max(POLICIES.index(r.policies[k]) for r in every)]
             for k in range(len(self.mesh.names))

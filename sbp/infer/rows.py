@@ -89,27 +89,9 @@ class _Branch:
     goes_round: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PartialRow:
-    """A row on one mesh axis with a partial result.
-
-    Arguments:
-      ins: the codes of its operands.
-      yields: for each partial result, its number and monoid.
-    """
-
-    ins: tuple[Code, ...]
-    yields: tuple[tuple[int, frozenset[str]], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Operation:
-    """A node with the number of its operator and parameters, a key of caches, and whether it is a
-    cast that may round the parts of a sum."""
-
-    number: int
-    node: Node
-    rounds: bool
+PartialRow = tuple[tuple[Code, ...], tuple[tuple[int, frozenset[str]], ...]]
+"""A row on one mesh axis with a partial result: the codes of its operands; and for each partial
+result, its number and monoid."""
 
 
 class RowTable:
@@ -189,7 +171,7 @@ class RowTable:
         key = (self._operation(node, rounds), _aval_key(ins), _aval_key(outs), position)
         if key not in self._partial_cache:
             found = (
-                PartialRow(
+                (
                     tuple(map(encode, row.ins)),
                     tuple(
                         (i, frozenset((a.monoid,)))
@@ -199,7 +181,7 @@ class RowTable:
                 )
                 for row in self.rows_on(node, ins, outs, position, rounds)
             )
-            self._partial_cache[key] = tuple(dict.fromkeys(row for row in found if row.yields))
+            self._partial_cache[key] = tuple(dict.fromkeys(row for row in found if row[1]))
         return self._partial_cache[key]
 
     def rows_in(
@@ -244,10 +226,9 @@ class RowTable:
             Rows that `worth_having` refuses are left out.
           rounds: whether it is a cast that may round the parts of a sum.
         """
-        operation = _Operation(self._operation(node, rounds), node, rounds)
-        key = (operation.number, _aval_key(ins), _aval_key(outs), tuple(native))
+        key = (self._operation(node, rounds), _aval_key(ins), _aval_key(outs), tuple(native))
         if key not in self._cache:
-            found = self._extend(operation, tuple(native), tuple(ins), tuple(outs))
+            found = self._extend(node, rounds, tuple(native), tuple(ins), tuple(outs))
             self._cache[key] = tuple(dict.fromkeys(found))
         return self._cache[key]
 
@@ -263,7 +244,8 @@ class RowTable:
 
     def _extend(
         self,
-        operation: _Operation,
+        node: Node,
+        rounds: bool,
         native: tuple[frozenset[str], ...],
         ins: tuple[Any, ...],
         outs: tuple[Any, ...],
@@ -272,8 +254,7 @@ class RowTable:
         """The ND rows of a node that begin with rows on the outer mesh axes.
 
         Arguments:
-          operation: the node with the number of its operation.
-          native: as for `rows`.
+          node, rounds, native: as for `rows`.
           ins, outs: avals of operands and results, as the outer axes leave them.
           outer: the row on each outer axis.
         """
@@ -292,27 +273,32 @@ class RowTable:
             if one_monoid and (kernels == self._all_local or nests(row)):
                 yield row
             return
-        for b in self._branches(operation, ins, outs, len(kernels)):
+        for b in self._branches(node, rounds, ins, outs, len(kernels)):
             # The shards of an operand go round one axis at most.
             if worth_having(b.ins, native) and not (b.goes_round and b.kernel in kernels):
                 inner = b.inner_ins, b.inner_outs
-                yield from self._extend(operation, native, *inner, (*outer, b))
+                yield from self._extend(node, rounds, native, *inner, (*outer, b))
 
     def _branches(
-        self, operation: _Operation, ins: tuple[Any, ...], outs: tuple[Any, ...], position: int
+        self,
+        node: Node,
+        rounds: bool,
+        ins: tuple[Any, ...],
+        outs: tuple[Any, ...],
+        position: int,
     ) -> tuple[_Branch, ...]:
         """The rows of a node on one mesh axis, with the shapes that they leave for inner axes.
 
         Arguments:
-          operation: the node with the number of its operation.
+          node, rounds: as for `rows`.
           ins, outs: avals of operands and results, as the outer axes leave them.
           position: of the mesh axis.
         """
         n = self.mesh.sizes[position]
-        key = operation.number, _aval_key(ins), _aval_key(outs), position
+        key = self._operation(node, rounds), _aval_key(ins), _aval_key(outs), position
         if key not in self._branch_cache:
             found = []
-            for row in self.rows_on(operation.node, ins, outs, position, operation.rounds):
+            for row in self.rows_on(node, ins, outs, position, rounds):
                 codes_in, codes_out = tuple(map(encode, row.ins)), tuple(map(encode, row.outs))
                 if (
                     (n > 1 or not any((*codes_in, *codes_out)))

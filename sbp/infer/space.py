@@ -1,4 +1,5 @@
-"""The types that a value may have on a mesh, and the costs of conversions between them (boxing).
+"""The types that a value may have on a mesh, the costs of conversions between them (boxing), and
+the rules on single steps of conversions.
 
 A type is a tuple of small integers, its codes, one for each mesh axis: 0 is B, 1 + d is S(d), and
 -1 - m is P with monoid number m.
@@ -10,7 +11,7 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,9 +20,10 @@ import numpy as np
 from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import NATIVE, Reduction, WideSum, block_dim
-from sbp.infer.policy import Ban, Rules
+from sbp.limits import POLICIES, Policy
 from sbp.machine.lowerings import copies_for_lanes
 from sbp.machine.mesh import MeshSpec
+from sbp.signatures.factors import admissible
 from sbp.types import MONOIDS, Atom, B, NdSbp, Split, Unreduced
 
 Code = int
@@ -104,6 +106,11 @@ def local_shape(shape: Sequence[int], codes: Codes, sizes: Sequence[int]) -> tup
     return tuple(local)
 
 
+def local_bytes(aval: Any, codes: Codes, sizes: Sequence[int]) -> int:
+    """Bytes of the buffer of one device."""
+    return math.prod(local_shape(aval.shape, codes, sizes)) * _jax.itemsize(aval.dtype)
+
+
 def stack(codes: Codes) -> Codes:
     """The type of a stacked value (a scan's xs or ys) from that of one slice.
 
@@ -121,6 +128,106 @@ def is_even(shape: Sequence[int], codes: Codes, sizes: Sequence[int]) -> bool:
             parts[code - 1] *= n
     divides = all(size % n == 0 for size, n in zip(shape, parts, strict=True))
     return divides and (max(parts, default=1) == 1 or all(size != 0 for size in shape))
+
+
+# ---- rules --------------------------------------------------------------------------------------
+# Rules on single steps: the boxing policy of each mesh axis at one place of the program, and the
+# budgets there.
+
+
+POLICY_KINDS: dict[Policy, frozenset[str]] = {
+    "auto": frozenset(
+        {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice", "mask", "zero_pad"}
+    ),
+    "reduce": frozenset({"all_reduce", "reduce_scatter", "slice", "mask"}),
+    "explicit": frozenset({"slice", "mask"}),
+}
+"""The steps that each boxing policy allows. It limits neither annotations nor outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ban:
+    """What a budget forbids on a mesh.
+
+    Arguments:
+      kind: the collective; None for all.
+      mesh_axes: positions of mesh axes. Collectives over one of them are forbidden.
+      above: bytes. Collectives in which a device sends more are forbidden.
+    """
+
+    kind: str | None
+    mesh_axes: frozenset[int]
+    above: float
+
+    def forbids(self, kind: str, mesh_axes: Iterable[int], bytes_sent: float) -> bool:
+        """Whether it forbids a step.
+
+        Arguments:
+          kind: of the step.
+          mesh_axes: positions of the mesh axes it runs over.
+          bytes_sent: bytes that a device sends.
+        """
+        return (
+            bytes_sent > self.above
+            and (self.kind is None or self.kind == kind)
+            and not self.mesh_axes.isdisjoint(mesh_axes)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The conversions that are allowed at one place of a program.
+
+    Arguments:
+      policies: the boxing policy of each mesh axis.
+      bans: what budgets forbid.
+    """
+
+    policies: tuple[Policy, ...]
+    bans: tuple[Ban, ...] = ()
+
+    def allows(self, kind: str, mesh_axes: Iterable[int], bytes_sent: float) -> bool:
+        """Whether a step is allowed.
+
+        Arguments:
+          kind: of the step.
+          mesh_axes: positions of the mesh axes it runs over.
+          bytes_sent: bytes that a device sends.
+
+        >>> Rules(("auto", "reduce")).allows("all_gather", (1,), 8.0)
+        False
+        """
+        axes = tuple(mesh_axes)
+        kinds = all(kind in POLICY_KINDS[self.policies[a]] for a in axes)
+        return kinds and not any(b.forbids(kind, axes, bytes_sent) for b in self.bans)
+
+    def within(self, other: Rules) -> bool:
+        """Whether the other rules allow everything that these rules allow."""
+        looser = all(
+            POLICIES.index(a) >= POLICIES.index(b)
+            for a, b in zip(self.policies, other.policies, strict=True)
+        )
+        return looser and set(self.bans) >= set(other.bans)
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether they allow every conversion."""
+        return not self.bans and all(p == "auto" for p in self.policies)
+
+
+def detour(dtype: Any, monoids: frozenset[str]) -> frozenset[str]:
+    """The monoids through which a conversion may go where a budget forbids the direct step: S -> P
+    -> B needs no all-gather.
+
+    Arguments:
+      dtype: of the value.
+      monoids: the monoids under which the value can be partial. If there are none, the first monoid
+        of the dtype is taken.
+    """
+    return monoids or frozenset(admissible(dtype)[:1])
+
+
+# ---- steps and spaces ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +318,6 @@ class TypeSpace:
             [math.prod(local_shape(shape, t, self.sizes)) * itemsize for t in self.types],
             dtype=float,
         )
-        self.partial = np.array([any(c < 0 for c in t) for t in self.types])
         self._seconds: dict[Rules, np.ndarray] = {}
         self._collective = functools.cache(mesh.collective)
         self.unlimited = Rules(("auto",) * len(self.sizes))
@@ -443,15 +549,13 @@ class HostSpace(TypeSpace):
         """The cheapest steps from one type to another, between the two copies; see
         `TypeSpace.path`."""
         steps = super().path(source, target, rules)
-        if not steps:
-            return ()
-        first, last = self._copy("to_device", source), self._copy("to_host", target)
-        return (first, *steps, last)
-
-    def _copy(self, kind: Any, codes: Codes) -> Step:
+        ends: tuple[tuple[StepKind, Codes], ...] = (("to_device", source), ("to_host", target))
         rate = self.mesh.hardware.host_bytes_per_second
-        seconds = float(self.local_bytes[self.index[codes]]) / rate
-        return Step(kind, (), codes, codes, 0.0, seconds)
+        first, last = (
+            Step(kind, (), t, t, 0.0, float(self.local_bytes[self.index[t]]) / rate)
+            for kind, t in ends
+        )
+        return (first, *steps, last) if steps else ()
 
 
 class FusedSpace(TypeSpace):
@@ -519,13 +623,14 @@ class Spaces:
 
     def _make(
         self,
-        like: tuple[tuple[int, ...], int, bool],
+        shape: tuple[int, ...],
+        itemsize: int,
+        in_host: bool,
         monoids: frozenset[str],
         forced: frozenset[tuple[int, int]],
         reduction: Reduction,
     ) -> TypeSpace:
-        shape, itemsize, host = like
-        kind = HostSpace if host else FusedSpace if reduction.fused else TypeSpace
+        kind = HostSpace if in_host else FusedSpace if reduction.fused else TypeSpace
         return kind(shape, itemsize, self.mesh, monoids, forced, reduction)
 
     def of(
@@ -542,5 +647,5 @@ class Spaces:
           monoids, forced: as `TypeSpace` takes them.
           reduction: how partial sums are added up, and what else conversions cost.
         """
-        like = tuple(aval.shape), _jax.itemsize(aval.dtype), _jax.in_host(aval)
-        return self._get(like, monoids, forced, reduction)
+        shape, itemsize = tuple(aval.shape), _jax.itemsize(aval.dtype)
+        return self._get(shape, itemsize, _jax.in_host(aval), monoids, forced, reduction)

@@ -1,4 +1,4 @@
-"""The typing: the chosen type of every value and the chosen row of every node.
+"""The typing: the chosen type of every value and the chosen row of every node; and its certificate.
 
 The options of a decision are the rows of a node, or the types of a value that no row makes. The
 chooser takes one of them, and the certificate checks that it did.
@@ -14,15 +14,26 @@ from typing import Any
 
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import Sums
+from sbp.infer.constraints import Constraint, System, constraints_of
 from sbp.infer.cost import allowed_rows
-from sbp.infer.flow import Decision, End, Flow
+from sbp.infer.flow import Decision, End, Flow, Place
 from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY, Choice, NdRow
-from sbp.infer.space import Codes, TypeSpace, is_even, needs_of, stack, to_type
+from sbp.infer.space import (
+    INFINITE,
+    Code,
+    Codes,
+    TypeSpace,
+    detour,
+    is_even,
+    needs_of,
+    stack,
+    to_type,
+)
 from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Graph
-from sbp.types import NdSbp
+from sbp.types import MONOIDS, NdSbp
 
 OPTIMAL_GAP = 1e-6
 """Gap, as a share of the cost, up to which a typing counts as proved cheapest, and two plans as
@@ -77,29 +88,26 @@ class Typing:
 
     def choice(self, decision: Decision) -> Choice:
         """The row or type of a decision."""
-        kind, key = decision.place
-        return self.rows[key] if kind == "row" else self.codes_of(decision)
+        kind, key, *_ = decision.place
+        return self.rows[key] if kind == "row" else self.codes_at(decision.place)
 
-    def codes_of(self, decision: Decision) -> Codes:
-        """The type of a decision on a value.
+    def codes_at(self, place: Place) -> Codes:
+        """The type that is stored at a place.
 
         Raises:
-          SbpInternalError: for a decision on a row; rows are in `rows`.
+          SbpInternalError: for a row, which is more than one type.
         """
-        kind, key = decision.place
-        match kind:
-            case "value":
-                return self.values[key]
-            case "read":
-                node_id, operand = key
+        match place:
+            case "operand", node_id, operand:
                 return self.rows[node_id].ins[operand]
-            case "returned":
-                node_id, region, output = key
+            case "value", value:
+                return self.values[value]
+            case "result", node_id, region, output:
                 return self.region_outputs[node_id, region][output]
-            case "output":
-                return self.outputs[key]
-            case "row":
-                raise SbpInternalError("a row is more than one type")
+            case "output", position:
+                return self.outputs[position]
+            case _:
+                raise SbpInternalError(f"{place} is not one type")
 
     def type_of(self, value: int) -> NdSbp:
         """The ND type of a value."""
@@ -189,12 +197,14 @@ class Options:
         return all(
             c == want if want is not None else c - 1 not in whole and not (boundary and c < 0)
             for c, want in zip(codes, wanted, strict=True)
-        ) and (not boundary or self._can_hold(decision, codes))
-
-    def _can_hold(self, decision: Decision, codes: Codes) -> bool:
-        shape: Sequence[int] = decision.aval.shape
-        padded = self.request.demand.is_padded(decision.kind, decision.position)
-        return is_even(shape, codes, self.sizes) or (padded and 0 not in shape)
+        ) and (
+            not boundary
+            or is_even(decision.aval.shape, codes, self.sizes)
+            or (
+                self.request.demand.is_padded(decision.kind, decision.position)
+                and 0 not in decision.aval.shape
+            )
+        )
 
 
 def typing_fields(flow: Flow, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -217,16 +227,175 @@ def typing_fields(flow: Flow, choices: Sequence[Choice]) -> dict[str, Any]:
         for d, chosen in zip(flow.decisions, choices, strict=True)
         if isinstance(chosen, NdRow) and d.node is not None
     }
-    operands = flow.operands()
+    reads = flow.reads()
     for node in flow.graph.walk():
         if node.id not in rows:
-            ins = tuple(at(operands[node.id][i].end) for i in range(len(node.inputs)))
+            ins = tuple(at(reads["operand", node.id, i].end) for i in range(len(node.inputs)))
             rows[node.id] = NdRow(ins, tuple(values[v] for v in node.outputs))
     return {
         "values": values,
         "rows": rows,
         "region_outputs": {
-            key: tuple(at(e.end) for e in edges) for key, edges in flow.output_edges().items()
+            (node.id, number): tuple(
+                at(reads["result", node.id, number, k].end) for k in range(len(region.outputs))
+            )
+            for node in flow.graph.walk()
+            for number, region in enumerate(node.regions)
         },
         "outputs": tuple(at(e.end) for e in flow.edges if e.kind == "output"),
     }
+
+
+# ---- certificate ---------------------------------------------------------------------------------
+# All constraints are evaluated on a typing, without the chooser and without costs: each constraint
+# on each mesh axis, each decision and each conversion over all mesh axes. The certificate reads the
+# same decisions, options and edges as the chooser. `plan.verify` checks the plan without these.
+
+
+def certify(typing: Typing, systems: tuple[System, ...] | None = None) -> None:
+    """Evaluates every constraint on a typing: each node has one of its rows, each conversion is
+    allowed, each pinned value has its type.
+
+    Arguments:
+      typing: the types.
+      systems: the constraints of their program, by mesh axis, where several typings of it are
+        certified; None to write them down.
+
+    Raises:
+      SbpInternalError: names the first constraint that the typing breaks.
+    """
+    request = typing.graph_request
+    systems = constraints_of(request) if systems is None else systems
+    assert all(s.request is request for s in systems), "constraints of another request"
+    decisions = request.flow.decisions
+    states = [
+        [
+            _state_of(d, states, typing, s.position)
+            for d, states in zip(decisions, s.states, strict=True)
+        ]
+        for s in systems
+    ]
+    for system, have in zip(systems, states, strict=True):
+        for constraint in system.constraints:
+            _certify_constraint(system, constraint, have)
+    _certify_options(typing, request)
+    if systems:
+        _certify_boxing(typing, systems, states)
+
+
+def _certify_constraint(
+    system: System, constraint: Constraint, have: list[tuple[Code, ...] | None]
+) -> None:
+    """Checks one constraint on one mesh axis.
+
+    Arguments:
+      system: the constraints of the axis.
+      constraint: one of them.
+      have: the state of each variable.
+
+    Raises:
+      SbpInternalError: when the states break it.
+    """
+    for end in constraint.fixed:
+        if _code(have, end) != constraint.code:
+            raise _violation(system, constraint, f"it is {_code(have, end)}")
+    convert = constraint.convert
+    if convert is None or convert.unless:
+        return
+    source, target = _code(have, convert.source), _code(have, convert.target)
+    aval = system.request.graph.avals[convert.value]
+    if (
+        source is None
+        or target is None
+        or not system.conversions.allows(source, target, aval, convert.rules)
+    ):
+        raise _violation(system, constraint, f"made as code {source}, read as code {target}")
+
+
+def _certify_options(typing: Typing, request: Request) -> None:
+    """Checks that each decision has one of its options over all mesh axes. The options of an inner
+    axis depend on the shapes that the outer axes leave.
+
+    Raises:
+      SbpInternalError: names the first decision with another row or type.
+    """
+    options = Options(request)
+    for decision in request.flow.decisions:
+        choice = typing.choice(decision)
+        if options.has(decision, choice):
+            continue
+        node = decision.node
+        what = f"{decision.kind} {decision.position + 1}" if node is None else node.op
+        where = f" at {node.span}" if node and node.span else ""
+        if isinstance(choice, NdRow):
+            given = f"a row that it does not have: {choice.ins} -> {choice.outs}"
+        else:
+            given = f"a type that it does not have: {choice}"
+        raise SbpInternalError(f"the chosen typing gives {what}{where} {given}")
+
+
+def _certify_boxing(
+    typing: Typing, systems: tuple[System, ...], states: list[list[tuple[Code, ...] | None]]
+) -> None:
+    """Checks each conversion over all mesh axes together: a step may split or join a dim on one
+    axis only while no inner axis splits the same dim.
+
+    Arguments:
+      typing: the typing.
+      systems: its constraints, by mesh axis.
+      states: for each system the state of each variable.
+
+    Raises:
+      SbpInternalError: names the first conversion that has no path.
+    """
+    spaces = typing.request.spaces
+    seen: dict[tuple[Any, ...], bool] = {}
+    conversions = ([c for c in s.constraints if c.convert is not None] for s in systems)
+    for parallel in zip(*conversions, strict=True):
+        first = parallel[0].convert
+        assert first is not None
+        if first.rules.unlimited or first.unless:
+            continue
+        source, target = [0] * len(typing.mesh.sizes), [0] * len(typing.mesh.sizes)
+        for constraint, system, have in zip(parallel, systems, states, strict=True):
+            assert constraint.convert is not None
+            source[system.position] = _code(have, constraint.convert.source) or 0
+            target[system.position] = _code(have, constraint.convert.target) or 0
+        aval = typing.graph.avals[first.value]
+        key = (aval.shape, tuple(source), tuple(target), first.rules)
+        if source != target and key not in seen:
+            codes = (*source, *target)
+            monoids = frozenset(MONOIDS[-1 - c] for c in codes if c < 0)
+            monoids = detour(aval.dtype, monoids) if first.rules.bans else monoids
+            forced = frozenset((i, c - 1) for t in key[1:3] for i, c in enumerate(t) if c > 0)
+            space = spaces.of(aval, monoids, forced)
+            seconds = space.seconds(first.rules)
+            seen[key] = bool(seconds[space.index[key[1]], space.index[key[2]]] < INFINITE)
+        if not seen.get(key, True):
+            raise _violation(systems[0], parallel[0], f"made as {source}, read as {target}")
+
+
+def _state_of(
+    decision: Decision, states: Sequence[tuple[Code, ...]], typing: Typing, position: int
+) -> tuple[Code, ...] | None:
+    """The state of a decision on one mesh axis under a typing; None when it has no such state
+    there."""
+    choice = typing.choice(decision)
+    if isinstance(choice, NdRow):
+        codes = tuple(t[position] for t in (*choice.ins, *choice.outs))
+        return codes if codes in states else None
+    return next((s for s in states if s[0] == choice[position]), None)
+
+
+def _code(states: list[tuple[Code, ...] | None], end: End) -> Code | None:
+    state = states[end.variable]
+    return None if state is None else state[end.column]
+
+
+def _violation(system: System, constraint: Constraint, found: str) -> SbpInternalError:
+    span = constraint.because.span
+    where = f" at {span}" if span else ""
+    return SbpInternalError(
+        f"the chosen typing breaks {constraint.name} on {system.mesh_axis}:"
+        f" {constraint.because.text}{where}; {found}"
+    )

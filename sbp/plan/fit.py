@@ -10,17 +10,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sbp import _jax
-from sbp.infer.certificate import Certificate, certify
 from sbp.infer.choose import NOTHING, choose
+from sbp.infer.constraints import System, constraints_of
 from sbp.infer.request import Request
-from sbp.infer.space import local_shape
-from sbp.infer.typing import Typing
+from sbp.infer.typing import Typing, certify
 from sbp.plan.ir import Block, Loop, Register
+from sbp.plan.memory import DeviceMemory
 from sbp.plan.program import Program, resolve
 from sbp.plan.saving import repeats, save
 from sbp.plan.verify import over_budget
@@ -119,16 +119,20 @@ class _PlanSearch:
 
     def __init__(self, choosing: Choosing, request: Request) -> None:
         self.choosing, self.request = choosing, request
-        self.certificate = Certificate(request)
         self.live: set[tuple[int, bool]] = set()
         self.prices = 0
+
+    @functools.cached_property
+    def systems(self) -> tuple[System, ...]:
+        """The constraints, which certify all plans."""
+        return constraints_of(self.request)
 
     def at(self, shares: Mapping[int, float] = NOTHING, **prices: Any) -> Program | None:
         """The plan of the types that are chosen; None where there are none."""
         typing = self.choosing(shares=shares, **prices)
         if typing is None:
             return None
-        self.certificate.certify(typing)
+        certify(typing, self.systems)
         return resolve(typing)
 
     def cheapest(self) -> Program | None:
@@ -219,7 +223,7 @@ class Room:
         return peak > self.most, program.cost.seconds * (1 + self.worth * rise)
 
 
-def room_of(programs: Iterable[Program]) -> Room:
+def room_of(programs: Sequence[Program]) -> Room:
     """The memory that plans may take with the results of conversions that they keep.
 
     With a memory limit that is all of the limit. Without one, a plan that holds every gathered
@@ -229,7 +233,6 @@ def room_of(programs: Iterable[Program]) -> Room:
     Arguments:
       programs: plans of one request that reuse nothing.
     """
-    programs = tuple(programs)
     first, least = programs[0], min(p.cost.peak_memory_bytes for p in programs)
     limit = first.request.memory_limit
     if limit is not None:
@@ -316,8 +319,9 @@ def _trade_memory(search: _PlanSearch, program: Program) -> Program:
     best = min(tried, key=lambda p: p.cost.seconds * p.cost.peak_memory_bytes**WORTH)
     if best.cost.peak_memory_bytes > peak - enough:
         return program
-    faster = program.faster or program.cost
-    return dataclasses.replace(best, memory_prices=search.prices, faster=faster)
+    return dataclasses.replace(
+        best, memory_prices=search.prices, faster=program.faster or program.cost
+    )
 
 
 def held_for_loops(program: Program) -> float:
@@ -328,11 +332,7 @@ def held_for_loops(program: Program) -> float:
     Arguments:
       program: a plan.
     """
-    graph, sizes = program.request.graph, program.mesh.sizes
-
-    def elements(register: Register) -> int:
-        return math.prod(local_shape(graph.avals[register.value].shape, register.codes, sizes))
-
+    graph, elements = program.request.graph, DeviceMemory(program.typing, in_host=False).elements
     split: dict[tuple[int, ...], int] = {}
     for register in program.block.inputs:
         shape, size = graph.avals[register.value].shape, elements(register)
@@ -342,8 +342,8 @@ def held_for_loops(program: Program) -> float:
         # What the backward pass reuses is no value of the traced program: it was judged before.
         aval = graph.avals.get(register.value)
         if aval is not None and aval.shape in split:
-            more = elements(register) - split[aval.shape]
-            found += max(0, more) * _jax.itemsize(aval.dtype)
+            more = max(0, elements(register) - split[aval.shape])
+            found += more * _jax.itemsize(aval.dtype)
     return found
 
 

@@ -145,7 +145,8 @@ def walk(
     for instruction in block.instructions:
         if isinstance(instruction, Loop):
             for number, inner in enumerate(instruction.blocks):
-                around = (*regions, (instruction.node, number))
-                yield from walk(inner, trips * instruction.trips, around)
+                yield from walk(
+                    inner, trips * instruction.trips, (*regions, (instruction.node, number))
+                )
         else:
             yield instruction, trips, regions, block

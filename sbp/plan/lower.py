@@ -6,15 +6,11 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from sbp.annotations import annotate_p
-from sbp.infer.accumulation import wide
 from sbp.infer.cost import row_sends
-from sbp.infer.flow import Edge
-from sbp.infer.policy import Rules, detour
 from sbp.infer.rows import EMPTY
-from sbp.infer.space import Codes, TypeSpace
+from sbp.infer.space import Codes, Rules, TypeSpace, detour
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Instruction, Loop, Register, Source
 from sbp.trace.graph import LOOPS, Constant, Dataflow, Graph, Node, Operand, trips_of
@@ -40,29 +36,8 @@ def types_read(typing: Typing) -> dict[int, frozenset[Codes]]:
     found: dict[int, set[Codes]] = defaultdict(set)
     for edge in typing.graph_request.flow.edges:
         if isinstance(edge.operand, int):
-            found[edge.operand].add(_read_as(typing, edge))
+            found[edge.operand].add(typing.codes_at(edge.place))
     return {value: frozenset(types) for value, types in found.items()}
-
-
-def _read_as(typing: Typing, edge: Edge) -> Codes:
-    if edge.node is None:
-        return typing.outputs[edge.number]
-    if edge.exit is not None:
-        return typing.region_outputs[edge.node.id, edge.exit.region][edge.number]
-    return typing.rows[edge.node.id].ins[edge.number]
-
-
-@dataclass(slots=True, eq=False)
-class _BlockWriter:
-    """The instructions of one block.
-
-    Arguments:
-      owner: the node whose region the block is; None for the program.
-      instructions: those written so far.
-    """
-
-    owner: Node | None
-    instructions: list[Instruction] = field(default_factory=list)
 
 
 class _Lowering:
@@ -88,9 +63,7 @@ class _Lowering:
         monoids |= self.request.native.get(value, EMPTY)
         monoids = detour(aval.dtype, monoids) if self.request.budgets else monoids
         forced = frozenset((i, c - 1) for t in types for i, c in enumerate(t) if c > 0)
-        sums_in = wide(aval.dtype, self.typing.sums.get(value))
-        reduction = self.request.reduction(value, sums_in)
-        return self.request.spaces.of(aval, monoids, forced, reduction)
+        return self.request.spaces.of(aval, monoids, forced, self.request.reduction(value))
 
     def block(self, graph: Graph, returned: tuple[Codes, ...], owner: Node | None = None) -> Block:
         """A graph as instructions.
@@ -101,11 +74,12 @@ class _Lowering:
           owner: the node whose region it is; None for the program.
         """
         typing = self.typing
-        writer = _BlockWriter(owner)
+        written: list[Instruction] = []
         for node in graph.nodes:
             row = typing.rows[node.id]
             ins = tuple(
-                self.read(writer, o, c, node) for o, c in zip(node.inputs, row.ins, strict=True)
+                self.read(written, o, c, node, node)
+                for o, c in zip(node.inputs, row.ins, strict=True)
             )
             outs = tuple(Register(v, typing.values[v]) for v in node.outputs)
             if node.regions:
@@ -115,44 +89,61 @@ class _Lowering:
                     for i, r in enumerate(node.regions)
                 )
                 self.loops -= node.op in LOOPS
-                writer.instructions.append(
+                written.append(
                     Loop(node=node, ins=ins, outs=outs, blocks=blocks, trips=trips_of(node))
                 )
             else:
-                sends = row_sends(graph, node, row, typing.mesh)
-                writer.instructions.append(
-                    Apply(node=node, row=row, ins=ins, outs=outs, sends=sends)
+                written.append(
+                    Apply(
+                        node=node,
+                        row=row,
+                        ins=ins,
+                        outs=outs,
+                        sends=row_sends(graph, node, row, typing.mesh),
+                    )
                 )
         outputs = tuple(
-            self.read(writer, o, c, None) for o, c in zip(graph.outputs, returned, strict=True)
+            self.read(written, o, c, None, owner)
+            for o, c in zip(graph.outputs, returned, strict=True)
         )
-        inputs = tuple(Register(v, typing.values[v]) for v in graph.inputs)
-        return Block(inputs=inputs, instructions=tuple(writer.instructions), outputs=outputs)
+        return Block(
+            inputs=tuple(Register(v, typing.values[v]) for v in graph.inputs),
+            instructions=tuple(written),
+            outputs=outputs,
+        )
 
     def read(
-        self, writer: _BlockWriter, operand: Operand, codes: Codes, reader: Node | None
+        self,
+        written: list[Instruction],
+        operand: Operand,
+        codes: Codes,
+        reader: Node | None,
+        under: Node | None,
     ) -> Source:
         """The register of an operand in a type. Writes the conversions that lead to it first.
 
         Arguments:
-          writer: the block of the reader.
+          written: the instructions of the reader's block so far.
           operand: a value or a constant.
           codes: the type.
           reader: the node that reads the operand; None for the block's results.
+          under: the node whose rules hold for the read; None for the program's results.
         """
         if isinstance(operand, Constant):
             return ConstantRegister(operand, codes)
         there = self.there[operand]
         if codes not in there:
-            rules = self.rules(reader or writer.owner, operand)
+            # Policies do not apply to annotations and to the program's results.
+            free = under is None or under.op == annotate_p.name
+            rules = self.request.rules(under, in_loop=self.loops > 0, free=free, value=operand)
             parent = (
                 self.parents[operand][codes]
                 if rules.unlimited
                 else self.nearest(operand, sorted(there), codes, rules)
             )
-            source = self.read(writer, operand, parent, reader)
+            source = self.read(written, operand, parent, reader, under)
             assert isinstance(source, Register)
-            writer.instructions.append(
+            written.append(
                 Box(
                     source=source,
                     target=Register(operand, codes),
@@ -163,12 +154,6 @@ class _Lowering:
             )
             there.add(codes)
         return Register(operand, codes)
-
-    def rules(self, reader: Node | None, value: int) -> Rules:
-        """The conversions allowed for a reader. Policies do not apply to annotations and to the
-        program's results."""
-        free = reader is None or reader.op == annotate_p.name
-        return self.request.rules(reader, in_loop=self.loops > 0, free=free, value=value)
 
     def nearest(self, value: int, have: list[Codes], target: Codes, rules: Rules) -> Codes:
         """The type in `have` from which the conversion to `target` is cheapest under the rules."""

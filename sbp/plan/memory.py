@@ -40,23 +40,6 @@ GAPS = 0.12
 # ---- the fullest moment -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
-    """The fullest moment of a plan.
-
-    Arguments:
-      bytes: bytes on one device: arguments + outputs - donated inputs whose buffers outputs take +
-          temporaries, with the gaps between them.
-      temporaries: the live temporaries, in program order; those inside a region come last.
-      host_bytes: bytes that one device has in host memory at the fullest moment there, counted in
-          the same way.
-    """
-
-    bytes: float
-    temporaries: tuple[Register, ...]
-    host_bytes: float = 0.0
-
-
 def reused_inputs(typing: Typing, block: Block) -> tuple[int, ...]:
     """The positions of the donated inputs whose buffers outputs take: as in `jax.jit`, each output
     takes that of the first one with its shape, dtype and type.
@@ -79,19 +62,6 @@ def reused_inputs(typing: Typing, block: Block) -> tuple[int, ...]:
             wanted[this] -= 1
             found.append(position)
     return tuple(found)
-
-
-def peak_memory(typing: Typing, block: Block) -> Peak:
-    """The fullest moment of a plan.
-
-    Arguments:
-      typing: the types, for shapes and the mesh.
-      block: the plan.
-    """
-    held, live = DeviceMemory(typing, in_host=False).fullest(block)
-    any_in_host = any(map(_jax.in_host, typing.graph.avals.values()))
-    in_host = DeviceMemory(typing, in_host=True).fullest(block)[0] if any_in_host else 0.0
-    return Peak(bytes=held, temporaries=live, host_bytes=in_host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +100,16 @@ class DeviceMemory:
         self.on_tpu = typing.mesh.hardware.platform == "tpu" and not in_host
 
     def fullest(self, block: Block) -> tuple[float, tuple[Register, ...]]:
-        """Bytes of the program at its fullest moment, and the temporaries that are live then."""
+        """The fullest moment of a plan.
+
+        Arguments:
+          block: the plan.
+
+        Returns:
+          Bytes: arguments + outputs - donated inputs whose buffers outputs take + temporaries, with
+          the gaps between them. The live temporaries, in program order; those inside a region come
+          last.
+        """
         peak, live = 0.0, tuple[Register, ...]()
         for moment in self.moments(block):
             if moment.bytes > peak:
@@ -201,8 +180,7 @@ class DeviceMemory:
         taken = elements_in_tiles(shape)
         if len(shape) > 2 and shape[-2] % TILE[0]:
             taken += elements_in_tiles((math.prod(shape[:-1]), shape[-1]))
-        itemsize = _jax.itemsize(self.avals[updates.value].dtype)
-        return (taken - math.prod(shape)) * itemsize
+        return (taken - math.prod(shape)) * _jax.itemsize(self.avals[updates.value].dtype)
 
     def moments(self, block: Block, *, top: bool = True) -> Iterator[Moment]:
         """What a block has in memory as each of its instructions runs, those of loops included.
@@ -333,29 +311,29 @@ def stored_values(
       avals: shapes of its values.
       elements: gives the elements of a register on one device.
     """
-    readings = _Readings(block, avals, elements)
-    choice = _Choice(readings, elements)
+    fusion = _Fusion(block, avals, elements)
     early: dict[int, list[Register]] = defaultdict(list)
     joined: dict[Instruction, int] = {}
     for at, instruction in enumerate(block.instructions):
-        if instruction in readings.passing:
+        if instruction in fusion.passing:
             continue
-        choice.decide(instruction)
-        for register in choice.found.intersection(instruction.outs, readings.padded):
-            joining = readings.joining(register)
+        fusion.decide(instruction)
+        for register in fusion.found.intersection(instruction.outs, fusion.padded):
+            joining = fusion.joining(register)
             if joining is None:
                 continue
             before = joined.setdefault(joining, at)
             # A one-hot array waits for nothing but indices: it may be there when what it is added
             # to is computed.
-            if before < at and instruction in readings.one_hot:
+            if before < at and instruction in fusion.one_hot:
                 early[before].append(register)
-    last = _last_uses(block, choice.found)
-    return Stored(registers=frozenset(choice.found), last=last, early=early)
+    last = _last_uses(block, fusion.found)
+    return Stored(registers=frozenset(fusion.found), last=last, early=early)
 
 
-class _Readings:
-    """Who reads the values of a block.
+class _Fusion:
+    """Who reads the values of a block, and which of them are stored, one instruction after the
+    other.
 
     Arguments:
       block: the block.
@@ -371,12 +349,18 @@ class _Readings:
       readers: the instructions that read a register, also after such a slice.
       kept: what the block returns.
       padded: the registers that are read through a padding only.
+      found: the values that are stored.
+      costly: how many costly operations, one after the other, compute another value from those.
+      products: the values that a product continues into.
     """
 
     def __init__(
         self, block: Block, avals: Mapping[int, Any], elements: Callable[[Register], int]
     ) -> None:
         self.elements, self.avals = elements, avals
+        self.found: set[Register] = set()
+        self.costly: dict[Register, int] = {}
+        self.products: set[Register] = set()
         self.fused = {i for i in block.instructions if fuses(i, avals)}
         self.kept = {s for s in block.outputs if isinstance(s, Register)}
         self.readers: dict[Register, dict[Instruction, None]] = defaultdict(dict)
@@ -456,31 +440,11 @@ class _Readings:
         traits = traits_of(reader.node.op)
         return bool(traits.reduces) or traits.multiplies
 
-
-class _Choice:
-    """Decides for one instruction after the other whether its results are stored.
-
-    Arguments:
-      readings: of the block.
-      elements: gives the elements of a register on one device.
-
-    Attributes:
-      found: the values that are stored.
-      costly: how many costly operations, one after the other, compute another value from those.
-      products: the values that a product continues into.
-    """
-
-    def __init__(self, readings: _Readings, elements: Callable[[Register], int]) -> None:
-        self.readings, self.elements = readings, elements
-        self.found: set[Register] = set()
-        self.costly: dict[Register, int] = {}
-        self.products: set[Register] = set()
-
     def decide(self, instruction: Instruction) -> None:
         """Enters the results of an instruction."""
         sources = [s for s in instruction.ins if isinstance(s, Register)]
-        one_hot = instruction in self.readings.one_hot
-        fused = one_hot or instruction in self.readings.fused
+        one_hot = instruction in self.one_hot
+        fused = one_hot or instruction in self.fused
         traits = traits_of(instruction.node.op) if isinstance(instruction, Apply) else None
         starts = traits is not None and traits.contracts and _is_plain(instruction)
         continues = fused and not self.products.isdisjoint(sources)
@@ -509,20 +473,20 @@ class _Choice:
           level: as in `costly`.
           of_product: whether a product continues into it, or gives it.
         """
-        readings = self.readings
-        reading = readings.readers[register]
-        several, inside = len(reading) > 1, readings.fused.issuperset(reading)
-        if register in readings.kept or not all(map(readings.computes_operands, reading)):
-            return True
-        # No product gives only a slice of its result.
-        cut = any(self.elements(o) < self.elements(register) for i in reading for o in i.outs)
-        if not reading or (of_product and (several or not inside or cut)):
-            return True
-        if of_product and readings.is_widened(register):
-            return True
-        if level and register in readings.padded:
-            return True
-        return level > 1 and several and not inside
+        reading = self.readers[register]
+        several, inside = len(reading) > 1, self.fused.issuperset(reading)
+        size = self.elements(register)
+        return (
+            register in self.kept
+            or not reading
+            or not all(map(self.computes_operands, reading))
+            or (of_product and (several or not inside))
+            # No product gives only a slice of its result.
+            or (of_product and any(self.elements(o) < size for i in reading for o in i.outs))
+            or (of_product and self.is_widened(register))
+            or (level > 0 and register in self.padded)
+            or (level > 1 and several and not inside)
+        )
 
 
 def is_one_hot(instruction: Apply, avals: Mapping[int, Any]) -> bool:

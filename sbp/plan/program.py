@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from sbp import _jax
 from sbp.infer.request import Request
 from sbp.infer.space import to_type
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source, walk
 from sbp.plan.lower import ORDERED_TYPES, lower, types_read
-from sbp.plan.memory import peak_memory, reused_inputs
+from sbp.plan.memory import DeviceMemory, reused_inputs
 from sbp.plan.saving import Repeat
 from sbp.plan.text import plan_lines
 from sbp.plan.verify import verify, verify_budgets
@@ -29,7 +30,8 @@ class Cost:
       bytes_per_device: bytes that one device sends, each collective by its ring optimum, with loop
           trips and padding counted.
       seconds: modelled time of compute and communication on the mesh's hardware.
-      peak_memory_bytes: bytes on one device at the fullest moment (`sbp.plan.memory.Peak`).
+      peak_memory_bytes: bytes on one device at the fullest moment
+        (`sbp.plan.memory.DeviceMemory.fullest`).
       host_memory_bytes: bytes that one device has in host memory at the fullest moment there.
     """
 
@@ -141,10 +143,9 @@ class Program:
     def unordered_values(self) -> int:
         """The number of values that are read in more than `lower.ORDERED_TYPES` other types. One
         order of their conversions was priced."""
-        read = types_read(self.typing)
         return sum(
             len(types - {self.typing.values[value]}) > ORDERED_TYPES
-            for value, types in read.items()
+            for value, types in types_read(self.typing).items()
         )
 
     def __str__(self) -> str:
@@ -174,16 +175,18 @@ def resolve(typing: Typing) -> Program:
           collective.
     """
     block = lower(typing)
-    verify(block, typing.mesh)
+    verify(block)
     verify_budgets(block, typing.graph_request)
-    peak = peak_memory(typing, block)
+    held, fullest = DeviceMemory(typing, in_host=False).fullest(block)
+    any_in_host = any(map(_jax.in_host, typing.graph.avals.values()))
+    in_host = DeviceMemory(typing, in_host=True).fullest(block)[0] if any_in_host else 0.0
     cost = Cost(
         bytes_per_device=bytes_sent(block),
         seconds=typing.seconds - typing.saved_seconds,
-        peak_memory_bytes=peak.bytes,
-        host_memory_bytes=peak.host_bytes,
+        peak_memory_bytes=held,
+        host_memory_bytes=in_host,
     )
-    return Program(typing=typing, block=block, cost=cost, fullest=peak.temporaries)
+    return Program(typing=typing, block=block, cost=cost, fullest=fullest)
 
 
 def bytes_sent(block: Block) -> float:
@@ -194,8 +197,7 @@ def bytes_sent(block: Block) -> float:
         if isinstance(instruction, Box):
             total += instruction.bytes_sent
         elif isinstance(instruction, Loop):
-            inner = [bytes_sent(b) for b in instruction.blocks]
-            total += amount(instruction.node, inner)
+            total += amount(instruction.node, [bytes_sent(b) for b in instruction.blocks])
         elif instruction.node.op == SHARD_MAP:
             total += handwritten_bytes(instruction.node)
         else:

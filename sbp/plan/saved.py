@@ -25,11 +25,10 @@ import numpy as np
 
 from sbp import _jax
 from sbp.errors import SbpError, SbpInternalError, Span
-from sbp.infer.certificate import certify
 from sbp.infer.request import Demand, Request
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Codes, from_type
-from sbp.infer.typing import Typing, typing_fields
+from sbp.infer.typing import Typing, certify, typing_fields
 from sbp.kinds import show
 from sbp.limits import policies_in
 from sbp.plan.program import Cost, Program, resolve
@@ -169,8 +168,7 @@ class SavedPlan:
         return program
 
     def _check_purpose(self, request: Request) -> None:
-        now = _made_for(request)
-        for name, value in now.items():
+        for name, value in _made_for(request).items():
             if self.made_for.get(name) != value:
                 raise _refusal(
                     f"it was made with {name} {self.made_for.get(name) or '(none)'}, but this call"
@@ -178,8 +176,8 @@ class SavedPlan:
                 )
         graph = request.graph
         nodes = list(graph.walk())
-        found = digests(graph)
-        for number, (mine, own) in enumerate(itertools.zip_longest(self.program, found)):
+        pairs = itertools.zip_longest(self.program, digests(graph))
+        for number, (mine, own) in enumerate(pairs):
             if mine != own:
                 where = "the arguments differ" if number == 0 else "the results differ"
                 if 0 < number <= len(nodes):
@@ -189,30 +187,27 @@ class SavedPlan:
 
     def _resolve(self, request: Request) -> Program:
         """The program with the types of the file, certified and verified, which has its text."""
+        figures = self.figures
         try:
-            return self._verify(request)
+            typing = dataclasses.replace(
+                _TextReader(self.lines, request).typing(),
+                seconds=float(figures["seconds"]),
+                lower_bound=float(figures["lower_bound"]),
+                bounds_reuse=figures["bounds_reuse"],
+            )
+            certify(typing)
+            program = first = resolve(typing)
+            self._compare(first)
+            known = {_key(r): r for r in repeats(typing, first.block)}
+            if len({*self.removed} & known.keys()) != len(self.removed):
+                raise _refusal("its `removed` lists conversions that this program does not repeat")
+            removed = tuple(known[key] for key in self.removed)
+            if removed:
+                typing = save(typing, removed)
+                certify(typing)
+                program = dataclasses.replace(resolve(typing), before=first, removed=removed)
         except SbpInternalError as error:
             raise _refusal(f"its types do not hold in this program: {error}") from error
-
-    def _verify(self, request: Request) -> Program:
-        figures = self.figures
-        typing = dataclasses.replace(
-            _TextReader(self.lines, request).typing(),
-            seconds=float(figures["seconds"]),
-            lower_bound=float(figures["lower_bound"]),
-            bounds_reuse=figures["bounds_reuse"],
-        )
-        certify(typing)
-        program = first = resolve(typing)
-        self._compare(first)
-        known = {_key(r): r for r in repeats(typing, first.block)}
-        if len({*self.removed} & known.keys()) != len(self.removed):
-            raise _refusal("its `removed` lists conversions that this program does not repeat")
-        removed = tuple(known[key] for key in self.removed)
-        if removed:
-            typing = save(typing, removed)
-            certify(typing)
-            program = dataclasses.replace(resolve(typing), before=first, removed=removed)
         faster = figures["faster"]
         return dataclasses.replace(
             program,
@@ -354,14 +349,13 @@ def _padded_positions(demand: Demand) -> str:
 def _figures(program: Program) -> dict[str, Any]:
     """The figures of a plan as the file has them."""
     first, last = (program.before or program).typing, program.typing
-    figures = {
+    return {
         "seconds": first.seconds,
         "lower_bound": last.lower_bound,
         "bounds_reuse": last.bounds_reuse,
         "memory_prices": program.memory_prices,
         "faster": program.faster and dataclasses.asdict(program.faster),
     }
-    return json.loads(json.dumps(figures))
 
 
 def _key(repeat: Repeat) -> tuple[Any, ...]:
@@ -397,8 +391,8 @@ def _has_shape(x: Any, shape: Any) -> bool:
             return type(x) is shape
 
 
-def _refusal(title: str, *details: str) -> SbpError:
-    return SbpError(title, code="saved-plan", details=details, subject="the saved plan")
+def _refusal(title: str) -> SbpError:
+    return SbpError(title, code="saved-plan", subject="the saved plan")
 
 
 # ---- digests of programs ------------------------------------------------------------------------
@@ -466,7 +460,11 @@ def _parameter(value: Any) -> str:
         case AbstractSet():
             return f"{{{', '.join(sorted(map(_parameter, value)))}}}"
         case _ if _jax.is_jaxpr(value):
-            return _jaxpr(value)
+            steps = (
+                f"{eqn.primitive.name} {_items((k, eqn.params[k]) for k in sorted(eqn.params))}"
+                for eqn in _jax.open_jaxpr(value)[0].eqns
+            )
+            return "; ".join([*steps, *(f"{a.dtype}{a.shape}" for a in _jax.avals_in(value))])
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
             names = [f.name for f in dataclasses.fields(value)]
             return _items((name, getattr(value, name)) for name in names)
@@ -475,24 +473,12 @@ def _parameter(value: Any) -> str:
         case Sequence():
             return f"[{', '.join(map(_parameter, value))}]"
         case _:
-            return _other(value)
+            # A function or another object by its name: its text may have an address.
+            named = getattr(value, "__qualname__", None) or getattr(value, "name", None)
+            own = value if isinstance(value, type) else type(value)
+            name = named if isinstance(named, str) else ""
+            return f"{own.__module__}.{own.__qualname__} {name}"
 
 
 def _items(items: Iterator[tuple[str, Any]]) -> str:
     return f"({', '.join(f'{name}: {_parameter(value)}' for name, value in items)})"
-
-
-def _jaxpr(value: Any) -> str:
-    opened, _ = _jax.open_jaxpr(value)
-    steps = [
-        f"{eqn.primitive.name} {_items((k, eqn.params[k]) for k in sorted(eqn.params))}"
-        for eqn in opened.eqns
-    ]
-    return "; ".join([*steps, *(f"{a.dtype}{a.shape}" for a in _jax.avals_in(value))])
-
-
-def _other(value: Any) -> str:
-    """A function or another object by its name: its text may have an address."""
-    named = getattr(value, "__qualname__", None) or getattr(value, "name", None)
-    own = value if isinstance(value, type) else type(value)
-    return f"{own.__module__}.{own.__qualname__} {named if isinstance(named, str) else ''}"

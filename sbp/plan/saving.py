@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any
 
 from sbp import _jax
 from sbp.infer.rows import NdRow
-from sbp.infer.space import Codes, local_shape, stack
+from sbp.infer.space import Codes, local_bytes, stack
 from sbp.infer.typing import Typing
 from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register
 from sbp.signatures import traits_of
@@ -150,20 +149,20 @@ class _Search:
             or (where and loop and (where is loop or where.trips != trips))
         ):
             return None
-        if loop is None and (box.reader is None or not box.reader.backward):
+        if loop is None and (
             # Two equal forward values in one block may have two pins on purpose. Recomputed values
             # have the pins of the forward pass.
-            return None
-        if (
-            loop is None
-            and self.typing.values[value] != register.codes
-            and not self.request.rules(box.reader).unlimited
+            box.reader is None
+            or not box.reader.backward
+            # Readers of `first` may not be allowed to convert it.
+            or (
+                self.typing.values[value] != register.codes
+                and not self.request.rules(box.reader).unlimited
+            )
         ):
-            return None  # readers of `first` may not be allowed to convert it
+            return None
         mesh, aval = self.typing.mesh, self.typing.graph.avals[value]
-        size = float(
-            math.prod(local_shape(aval.shape, register.codes, mesh.sizes))
-        ) * _jax.itemsize(aval.dtype)
+        size = float(local_bytes(aval, register.codes, mesh.sizes))
         # One loop writes the stacked values, the other reads them.
         kept = 2 * size / mesh.hardware.hbm_bytes_per_second if loop else 0.0
         seconds = trips * (sum(s.seconds for s in box.steps) - kept)
@@ -217,14 +216,12 @@ class _Saving:
         self.returned = dict(typing.region_outputs)
         self.next = itertools.count(max(self.avals) + 1)
         self.stacked: dict[tuple[int, int, Codes], int] = {}
-        self.here: dict[int, int] = {}
+        # Of several equal values the first one is read.
+        self.here = {r.value: r.first for r in reversed(chosen) if r.loop is None}
         self.kept = {r.value: r.codes for r in chosen}
 
     def typing(self) -> Typing:
         """The rewritten typing."""
-        for r in self.chosen:
-            if r.loop is None:
-                self.here.setdefault(r.value, r.first)
         graph = self.block(self.old.graph, self.here, top=True)
         return dataclasses.replace(
             self.old,

@@ -49,9 +49,13 @@ def change_text(step: Step, stages: Sequence[int] = ()) -> str:
         ", ".join(dict.fromkeys(repr(decode(codes[i])) for i in step.mesh_axes))
         for codes in (step.source, step.target)
     )
-    how = f" ({wide_text(step.wide)})" if step.wide else ""
-    how += f" ({stages_text(stages)})" if stages else ""
-    return f"{before} -> {after}{how}"
+    return f"{before} -> {after}{''.join(f' ({how})' for how in _ways(step, stages))}"
+
+
+def _ways(step: Step, stages: Sequence[int]) -> list[str]:
+    """How a step runs, where that is not as usual."""
+    wide = [wide_text(step.wide)] if step.wide else []
+    return [*wide, stages_text(stages)] if stages else wide
 
 
 def place(span: Span) -> str:
@@ -184,9 +188,8 @@ class _Writer:
         for step in box.steps:
             register = Register(box.target.value, step.target)
             stages = step_stages(step, self.graph.avals[box.target.value], self.mesh)
-            how = ", ".join(self.mesh.names[i] for i in step.mesh_axes)
-            how += f"; {wide_text(step.wide)}" if step.wide else ""
-            how += f"; {stages_text(stages)}" if stages else ""
+            axes = ", ".join(self.mesh.names[i] for i in step.mesh_axes)
+            how = "; ".join((axes, *_ways(step, stages)))
             sent = _figure(float(step.bytes_sent))
             result = self.define(register, shape=False)
             yield f"{result} = {step.kind}[{how}]({operand})  {sent} B  # {comment}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence, Set
 from typing import Any, Literal, NamedTuple
 
 from sbp.infer.cost import step_sends, step_stages
-from sbp.infer.policy import late_values
+from sbp.infer.memory_shares import late_values
 from sbp.infer.space import Codes, Step
 from sbp.plan.ir import Box, Instruction, walk
 from sbp.plan.program import PlannedBox, Program

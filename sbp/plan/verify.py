@@ -13,20 +13,9 @@ from typing import NamedTuple
 from sbp.errors import SbpInternalError
 from sbp.infer.request import Request
 from sbp.infer.space import Codes, stack
-from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source, walk
 from sbp.trace.graph import Node
 from sbp.trace.numbering import SAME
-
-
-def verify(block: Block, mesh: MeshSpec) -> None:
-    """Checks that registers are written once and before they are read, that conversions and rows
-    fit their registers, and that the types of regions agree with their bodies.
-
-    Raises:
-      SbpInternalError: naming the instruction that breaks the plan.
-    """
-    _verify_block(block, mesh)
 
 
 def verify_budgets(block: Block, request: Request) -> None:
@@ -89,7 +78,13 @@ def _fail(what: str, node: Node | None) -> SbpInternalError:
     return SbpInternalError(f"plan does not verify{where}: {what}")
 
 
-def _verify_block(block: Block, mesh: MeshSpec) -> None:
+def verify(block: Block) -> None:
+    """Checks that registers are written once and before they are read, that conversions and rows
+    fit their registers, and that the types of regions agree with their bodies.
+
+    Raises:
+      SbpInternalError: naming the instruction that breaks the plan.
+    """
     written: set[Register] = set(block.inputs)
 
     def read(source: Source, node: Node | None) -> Codes:
@@ -126,7 +121,7 @@ def _verify_block(block: Block, mesh: MeshSpec) -> None:
                 types = tuple(read(s, node) for s in ins)
                 _verify_region(node, types, tuple(r.codes for r in outs), blocks)
                 for inner in blocks:
-                    _verify_block(inner, mesh)
+                    verify(inner)
         for register in instruction.outs:
             write(register, None)
     for source in block.outputs:
@@ -144,17 +139,17 @@ def _verify_region(
             good = (
                 ins[: c + k] == entries[0][: c + k]
                 and entries[0][c : c + k] == exits[0][:k] == outs[:k]
+                and tuple(map(stack, entries[0][c + k :])) == ins[c + k :]
+                and tuple(map(stack, exits[0][k:])) == outs[k:]
             )
-            good = good and tuple(map(stack, entries[0][c + k :])) == ins[c + k :]
-            good = good and tuple(map(stack, exits[0][k:])) == outs[k:]
         case "while":
             c, b = node.params["cond_nconsts"], node.params["body_nconsts"]
             good = (
                 entries[0] == (*ins[:c], *ins[c + b :])
                 and entries[1] == ins[c:]
                 and exits[1] == ins[c + b :] == outs
+                and not any(exits[0][0])
             )
-            good = good and not any(exits[0][0])
         case _:
             good = (
                 all(e == ins[1:] for e in entries)

@@ -241,7 +241,7 @@ def collectives(program: Program, output_names: tuple[str, ...] = ()) -> list[Co
             one = _of_operation(program, send)
             groups[one.kind, one.mesh_axes, one.line].append(one)
         else:
-            reason = origins.reason(send.planned, AtomChange.of_step(send.step))
+            reason = origins.reason(send.planned, AtomChange.of(send.step.source, send.step.target))
             one = _of_conversion(program, send, reason, output_names)
             needed = one.needed if reason.need.is_read else ()
             groups[one.kind, one.mesh_axes, one.changes, one.made, needed].append(one)

@@ -1,7 +1,7 @@
 """The claims about sizes that a program and its typing make, and for which sizes all of them hold.
 
 A typing claims that the rule of each node gives the chosen row, and that each split leaves every
-device an element; `sbp.infer.certificate.certify` checks the same at one choice of sizes. A program
+device an element; `sbp.infer.typing.certify` checks the same at one choice of sizes. A program
 claims that its reshapes keep the number of elements, which JAX does not check for symbolic sizes.
 A claim is a predicate on sizes, so that it can be decided for all of them.
 
@@ -148,12 +148,9 @@ def _large(
     node: Node, program: Graph, decision: Decision, typing: Typing, pinned: Codes
 ) -> Iterator[Claim]:
     """The claim that a split that is not pinned leaves each device an element (`TypeSpace`)."""
-    mesh, codes = typing.mesh, typing.codes_of(decision)
-    kind, key = decision.place
-    if kind == "value":
-        shape = tuple(program.avals[key].shape)
-    else:  # one slice of a stacked result
-        shape = tuple(program.avals[decision.makes[0]].shape[1:])
+    mesh, codes = typing.mesh, typing.codes_at(decision.place)
+    whole = tuple(program.avals[decision.makes[0]].shape)
+    shape = whole if decision.place[0] == "value" else whole[1:]  # a slice of a stacked result
     if any(c > 0 and is_symbolic([(shape[c - 1],)]) for c in codes):
         yield Claim(
             text=(

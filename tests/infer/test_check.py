@@ -15,7 +15,6 @@ from jax.sharding import AbstractMesh
 import sbp
 from sbp.errors import SbpInternalError
 from sbp.infer import request as requests
-from sbp.infer.certificate import certify
 from sbp.infer.check import Checker, check
 from sbp.infer.choose import choose
 from sbp.infer.constraints import pin_sites
@@ -24,6 +23,7 @@ from sbp.infer.flow import Edge, End, Flow, flow_of
 from sbp.infer.request import Demand, Request
 from sbp.infer.rows import NdRow
 from sbp.infer.space import from_type
+from sbp.infer.typing import certify
 from sbp.limits import Policy
 from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.plan.ir import Apply, Block, Box, Loop
@@ -441,7 +441,7 @@ def judged(request: Request) -> float:
     assert typing is not None
     certify(typing)
     block = lower(typing)
-    verify(block, request.mesh)
+    verify(block)
     for output, entered in request.demand.tied:
         assert typing.outputs[output] == typing.values[request.graph.inputs[entered]]
     for node in request.graph.nodes:

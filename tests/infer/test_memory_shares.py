@@ -112,7 +112,7 @@ def test_a_value_inside_an_update_is_dearer_to_gather_than_its_gradient():
     assert returned not in fused
     value = next(v for v in fused if names[v] == "mul")
     space = request.spaces.of(
-        graph.avals[value], frozenset({"sum"}), reduction=request.reduction(value, None)
+        graph.avals[value], frozenset({"sum"}), reduction=request.reduction(value)
     )
     plain = request.spaces.of(graph.avals[value], frozenset({"sum"}))
     b, split = space.index[0,], space.index[1,]

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
-from sbp.infer import certificate
-from sbp.plan.fit import HALVINGS
+from sbp.plan import fit
 
 SQUARE = jax.ShapeDtypeStruct((8192, 8192), jnp.float32)
 WHOLE = 8192 * 8192 * 4
@@ -24,7 +23,7 @@ def product(memory_limit):
 def test_the_prices_that_a_memory_limit_tries_are_said():
     tight = product(WHOLE / 2)
     count = tight.program.memory_prices
-    assert tight.cost.peak_memory_bytes <= WHOLE / 2 and count > HALVINGS
+    assert tight.cost.peak_memory_bytes <= WHOLE / 2 and count > fit.HALVINGS
     assert f"types were chosen at {count} prices per byte of memory" in tight.report().text(400)
 
 
@@ -35,8 +34,8 @@ def test_the_constraints_are_written_down_once_for_all_prices(monkeypatch):
         asked.append(request)  # a list keeps them alive, so that no two have one id
         return written(request)
 
-    written = certificate.constraints_of
-    monkeypatch.setattr(certificate, "constraints_of", counted)
+    written = fit.constraints_of
+    monkeypatch.setattr(fit, "constraints_of", counted)
     program = product.__wrapped__(WHOLE / 2).program
     assert sum(r is program.request for r in asked) == 1 < program.memory_prices
 

@@ -12,9 +12,8 @@ from jax.export import symbolic_shape
 import sbp
 from sbp.api.symbolic import SizedReport
 from sbp.errors import SbpInternalError, SbpWarning
-from sbp.infer.certificate import certify
 from sbp.infer.request import Request
-from sbp.infer.typing import Typing
+from sbp.infer.typing import Typing, certify
 
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 
