@@ -23,7 +23,7 @@ from rich.console import Console
 from sbp.api.jit import jit
 from sbp.commands.parser import arguments, required_parameters
 from sbp.errors import SbpError, counted, listed
-from sbp.plan.text import shape_text
+from sbp.plan.program import shape_text
 from sbp.report.facts import outputs
 from sbp.report.parts import Page, Part, Section, Table, group_by, table
 from sbp.report.report import Shown

@@ -24,7 +24,7 @@ from sbp.infer.constraints import POLICY_LITERAL, Constraint, ReadBecause, budge
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.limits import boxing_text
-from sbp.plan.text import place
+from sbp.plan.program import place
 from sbp.source.reader import expression_at, name_called, scope_of, source_text, users_span
 from sbp.trace.build import collecting_less
 from sbp.trace.graph import Node

@@ -22,8 +22,7 @@ from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.layout import padded
-from sbp.plan.program import Program
-from sbp.plan.text import place
+from sbp.plan.program import Program, place
 from sbp.source.editing import Part
 from sbp.source.editing import repin as repinned_source
 from sbp.source.reader import expression_at, source_text, users_span

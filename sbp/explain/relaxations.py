@@ -31,8 +31,7 @@ from sbp.limits import MOST_BYTES, Budget, boxing_text
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.fit import best_program
 from sbp.plan.ir import Apply, Register
-from sbp.plan.program import PlannedBox, Program
-from sbp.plan.text import shape_text
+from sbp.plan.program import PlannedBox, Program, shape_text
 from sbp.plan.verify import over_budget
 from sbp.signatures import traits_of
 from sbp.source.reader import scope_of, source_text, users_span

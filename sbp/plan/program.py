@@ -3,22 +3,27 @@ prints it and prices it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from sbp import _jax
+from sbp.errors import Span, position_text
+from sbp.infer.accumulation import WideSum
+from sbp.infer.cost import step_stages
 from sbp.infer.request import Request
-from sbp.infer.space import to_type
+from sbp.infer.space import Codes, Step, decode, local_shape, to_type
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source, walk
+from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source, walk
 from sbp.plan.lower import ORDERED_TYPES, lower, types_read
 from sbp.plan.memory import DeviceMemory, reused_inputs
 from sbp.plan.saving import Repeat
-from sbp.plan.text import plan_lines
 from sbp.plan.verify import verify, verify_budgets
 from sbp.trace.collectives import SHARD_MAP, handwritten_bytes
-from sbp.trace.graph import Graph, Node, amount
+from sbp.trace.graph import Constant, Graph, Node, amount
 from sbp.types import NdSbp
 
 
@@ -203,3 +208,188 @@ def bytes_sent(block: Block) -> float:
         else:
             total += instruction.bytes_sent
     return total
+
+
+# ---- text ---------------------------------------------------------------------------------------
+# Program -> plan text. `sbp.plan.saved` reads the types of a plan off its text.
+
+
+# ---- words -------------------------------------------------------------------------------------
+
+
+def wide_text(how: WideSum) -> str:
+    """How a sum for which the user chose a wider dtype is taken.
+
+    >>> wide_text(WideSum("float32", 0)), wide_text(WideSum("float32", None))
+    ('float32 along dim 0', 'native: no dim for float32')
+    """
+    dim = f"along dim {how.dim}"
+    return f"native: no dim for {how.dtype}" if how.dim is None else f"{how.dtype} {dim}"
+
+
+def stages_text(stages: Sequence[int]) -> str:
+    """How a reduce-scatter runs in several stages.
+
+    >>> stages_text((2, 4))
+    'in stages of 2 and 4'
+    """
+    return f"in stages of {' and '.join(map(str, stages))}"
+
+
+def change_text(step: Step, stages: Sequence[int] = ()) -> str:
+    """The atoms before and after a step of a conversion, such as `P(sum) -> S(0)`, and how it sums
+    where the user chose a wider dtype or where it runs in several stages.
+
+    Arguments:
+      step: the step.
+      stages: sizes of the groups of its stages; empty where it has none, or they are not shown.
+    """
+    before, after = (
+        ", ".join(dict.fromkeys(repr(decode(codes[i])) for i in step.mesh_axes))
+        for codes in (step.source, step.target)
+    )
+    return f"{before} -> {after}{''.join(f' ({how})' for how in _ways(step, stages))}"
+
+
+def _ways(step: Step, stages: Sequence[int]) -> list[str]:
+    """How a step runs, where that is not as usual."""
+    wide = [wide_text(step.wide)] if step.wide else []
+    return [*wide, stages_text(stages)] if stages else wide
+
+
+def place(span: Span) -> str:
+    """A source position as `file:line`."""
+    return position_text(span.file, span.line)
+
+
+def node_place(node: Node) -> str:
+    """The source line of a node as a phrase: `at file:line`; `in the gradient of file:line` for a
+    node of a backward pass."""
+    if node.span is None:
+        return "in generated code"
+    return f"in the gradient of {place(node.span)}" if node.backward else f"at {place(node.span)}"
+
+
+def shape_text(aval: Any, codes: Codes | None = None, sizes: Sequence[int] = ()) -> str:
+    """Dtype and shape in short form, such as `f32[8,16]`; `f32<host>[8,16]` in host memory.
+
+    Arguments:
+      aval: shape and dtype.
+      codes: a type; with it, the shape is that of one device's shard.
+      sizes: sizes of the mesh axes, needed with `codes`.
+
+    >>> shape_text(_jax.empty_aval((8, 16), np.dtype("float32")))
+    'f32[8,16]'
+    """
+    name = str(aval.dtype)
+    for long, short in (("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
+        name = name.replace(long, short)
+    shape = aval.shape if codes is None else local_shape(aval.shape, codes, sizes)
+    name += "<host>" if _jax.in_host(aval) else ""
+    return f"{name}[{','.join(map(str, shape))}]"
+
+
+def constant_text(constant: Constant) -> str:
+    """A constant as an operand: the value of a scalar, the shape of an array."""
+    shape = shape_text(constant.aval)
+    if not constant.aval.shape and not _jax.is_extended(constant.aval.dtype):
+        value = np.asarray(constant.value).item()
+        if isinstance(value, bool | int | float):
+            return f"{value!r}:{shape[:-2]}"
+    return f"const:{shape}"
+
+
+# ---- plan -> text -------------------------------------------------------------------------------
+
+
+def plan_lines(program: Any) -> Iterator[str]:
+    """The lines of a plan. Each operation, each step of a conversion and each region has its own.
+
+    Registers are numbered in the order of their definition. A converted value keeps its number and
+    gets one prime for each conversion: `%3'`.
+
+    Arguments:
+      program: a `sbp.plan.program.Program`.
+    """
+    axes = "".join(f"{name}={size} " for name, size in program.mesh.axes)
+    sent = _figure(float(program.cost.bytes_per_device))
+    yield f"plan {axes}boxing={program.request.boxing} {sent} B per device {{"
+    writer = _Writer(program.mesh, program.graph)
+    yield from writer.body(program.block, "  ", program.graph.input_names)
+    yield "}"
+
+
+def _figure(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+class _Writer:
+    def __init__(self, mesh: Any, graph: Any) -> None:
+        self.mesh, self.graph = mesh, graph
+        self.numbers: dict[int, int] = {}
+        self.primes: dict[int, int] = {}
+        self.names: dict[Register, str] = {}
+
+    def define(self, register: Register, *, shape: bool = True) -> str:
+        """A register where it is defined: its name, its shape, its type."""
+        value = register.value
+        number = self.numbers.setdefault(value, len(self.numbers))
+        count = self.primes[value] = self.primes.get(value, -1) + 1
+        name = self.names[register] = f"%{number}{chr(39) * count}"
+        text = f"{shape_text(self.graph.avals[value])} " if shape else ""
+        return f"{name}: {text}{to_type(register.codes, self.mesh)!r}"
+
+    def operand(self, source: Source) -> str:
+        if isinstance(source, ConstantRegister):
+            t = to_type(source.codes, self.mesh)
+            return constant_text(source.constant) + (f"{{{t!r}}}" if any(source.codes) else "")
+        return self.names[source]
+
+    def body(self, block: Block, indent: str, input_names: Sequence[str] = ()) -> Iterator[str]:
+        """The lines of a program, or of the body of a region."""
+        names = dict(zip(block.inputs, input_names, strict=False))
+        for register in block.inputs:
+            comment = f"  # {names[register]}" if names.get(register) else ""
+            yield f"{indent}input {self.define(register)}{comment}"
+        for instruction in block.instructions:
+            if isinstance(instruction, Box):
+                yield from (indent + line for line in self.conversions(instruction))
+                continue
+            node, operands = instruction.node, ", ".join(map(self.operand, instruction.ins))
+            results = ", ".join(map(self.define, instruction.outs))
+            results += " = " if results else ""
+            where = node_place(node)
+            if isinstance(instruction, Loop):
+                trips = "1 trip" if instruction.trips == 1 else f"{instruction.trips} trips"
+                yield f"{indent}{results}{node.op}({operands})  {trips}  # {where}"
+                for inner in instruction.blocks:
+                    yield indent + "{"
+                    yield from self.body(inner, indent + "  ")
+                    yield indent + "}"
+                continue
+            by_axis = zip(self.mesh.names, instruction.row.kernels, strict=False)
+            kernels = ", ".join(f"{a}={k}" for a, k in by_axis if k not in ("", "local"))
+            call = f"{node.op}{f'<{kernels}>' if kernels else ''}({operands})"
+            sent = f"  {_figure(instruction.bytes_sent)} B" if instruction.bytes_sent else ""
+            where = f"{node.title} {where}" if node.title else where
+            yield f"{indent}{results}{call}{sent}  # {where}"
+        yield f"{indent}return {', '.join(map(self.operand, block.outputs))}".rstrip()
+
+    def conversions(self, box: Box) -> Iterator[str]:
+        """A line for each step of a conversion: a collective, or a local slice, mask or pad."""
+        reader = box.reader
+        comment = (
+            "needed at the end"
+            if reader is None
+            else f"needed by {reader.name} {node_place(reader)}"
+        )
+        operand = self.operand(box.source)
+        for step in box.steps:
+            register = Register(box.target.value, step.target)
+            stages = step_stages(step, self.graph.avals[box.target.value], self.mesh)
+            axes = ", ".join(self.mesh.names[i] for i in step.mesh_axes)
+            how = "; ".join((axes, *_ways(step, stages)))
+            sent = _figure(float(step.bytes_sent))
+            result = self.define(register, shape=False)
+            yield f"{result} = {step.kind}[{how}]({operand})  {sent} B  # {comment}"
+            operand = self.names[register]

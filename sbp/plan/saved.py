@@ -31,9 +31,8 @@ from sbp.infer.space import Codes, from_type
 from sbp.infer.typing import Typing, certify, typing_fields
 from sbp.kinds import show
 from sbp.limits import policies_in
-from sbp.plan.program import Cost, Program, resolve
+from sbp.plan.program import Cost, Program, node_place, resolve
 from sbp.plan.saving import Repeat, repeats, save
-from sbp.plan.text import node_place
 from sbp.plan.verify import over_budget
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.types import parse

@@ -10,8 +10,7 @@ from sbp.infer.cost import step_sends, step_stages
 from sbp.infer.memory_shares import late_values
 from sbp.infer.space import Codes, Step
 from sbp.plan.ir import Box, Instruction, walk
-from sbp.plan.program import PlannedBox, Program
-from sbp.plan.text import change_text
+from sbp.plan.program import PlannedBox, Program, change_text
 from sbp.signatures import Sent
 from sbp.trace.collectives import KINDS, SENT_AS, SHARD_MAP, collective_runs
 from sbp.trace.graph import CONTROL_FLOW, Graph, Node, Operand

@@ -25,8 +25,7 @@ from sbp.infer.typing import OPTIMAL_GAP
 from sbp.limits import Policy, policies_text
 from sbp.machine.hardware import Network
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.program import Cost
-from sbp.plan.text import change_text, place
+from sbp.plan.program import Cost, change_text, place
 from sbp.report.parts import Facts, Page, Part, Section, Table, table, table_of
 from sbp.report.report import Shown
 from sbp.report.wording import (

@@ -30,8 +30,7 @@ from sbp.limits import policies_text
 from sbp.machine.hardware import HARDWARE
 from sbp.machine.lowerings import compiler, scatters_whole_mesh
 from sbp.plan.lower import ORDERED_TYPES
-from sbp.plan.program import Program
-from sbp.plan.text import place
+from sbp.plan.program import Program, place
 from sbp.plan.traffic import sends
 from sbp.report import facts
 from sbp.report.device_bytes import memory_picture, traffic_picture

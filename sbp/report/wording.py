@@ -12,7 +12,7 @@ from sbp.explain.subjects import AxisRow, SourcePlace
 from sbp.explain.why import Refusal
 from sbp.infer.space import Code, decode
 from sbp.limits import boxing_text
-from sbp.plan.text import place
+from sbp.plan.program import place
 from sbp.source.reader import annotation_span, expression_text, shorten, source_text
 from sbp.trace.graph import Node
 

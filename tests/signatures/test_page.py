@@ -13,7 +13,7 @@ import pytest
 from samples import SAMPLES, equations, on, primitives
 
 from sbp.commands.signatures import KNOWN, family
-from sbp.plan.text import shape_text
+from sbp.plan.program import shape_text
 from sbp.signatures import Op, Row, all_b, known_kernels, known_primitives, rule_for
 from sbp.signatures.fallback import FALLBACK, REFUSED
 from sbp.signatures.laws.proofs import row_status
