@@ -15,7 +15,15 @@ from sbp.plan.ir import Block, Loop, Register
 from sbp.plan.memory import DeviceMemory, Moment, stored_values
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase
-from sbp.report.facts import InputClass, InputUses, Tensor, alike, input_names, tensor
+from sbp.report.facts import (
+    InputClass,
+    InputUses,
+    Tensor,
+    alike,
+    counted_bytes,
+    input_names,
+    tensor,
+)
 from sbp.report.flows import MOMENTS, ProgramFlows, place_name, program_flows, traffic
 from sbp.report.parts import SHOWN_ROWS, Picture, Table, table, table_of
 from sbp.report.svg import (
@@ -215,7 +223,7 @@ def live_bytes(program: Program) -> LiveBytes:
     asked = program.request.memory_limit
     return LiveBytes(
         moments=tuple(moments),
-        held=tuple(sorted(alike(held), key=lambda one: -one[1] * one[0].bytes_per_device)),
+        held=tuple(sorted(alike(held), key=lambda one: -counted_bytes([one]))),
         limit=program.mesh.hardware.hbm_bytes if asked is None else asked,
     )
 
@@ -249,7 +257,15 @@ def memory_picture(program: Program) -> Picture:
     caption = _caption(program, found)
     if not found.peak.total:
         return picture(caption, None, "it holds nothing")
-    return picture(caption, _drawing(found), _class_table(found), _held_table(found.held))
+    classes = table_of(
+        ((kind, size) for kind, size in found.peak.bytes.items() if size),
+        {
+            "class": lambda one: one[0],
+            ">at the peak": lambda one: bytes_text(one[1]),
+            ">share": lambda one: f"{one[1] / found.peak.total:.1%}",
+        },
+    )
+    return picture(caption, _drawing(found), classes, _held_table(found.held))
 
 
 def _caption(program: Program, found: LiveBytes) -> str:
@@ -341,21 +357,7 @@ def _steps(heights: Iterable[float], wide: float) -> Iterator[Point]:
         yield from ((_NAME + wide * n, height) for n in (numbers[0], numbers[-1] + 1))
 
 
-def _class_table(found: LiveBytes) -> Table:
-    return table_of(
-        ((kind, size) for kind, size in found.peak.bytes.items() if size),
-        {
-            "class": lambda one: one[0],
-            ">at the peak": lambda one: bytes_text(one[1]),
-            ">share": lambda one: f"{one[1] / found.peak.total:.1%}",
-        },
-    )
-
-
 def _held_table(held: Sequence[tuple[Tensor, int]]) -> Table:
-    def size(some: Sequence[tuple[Tensor, int]]) -> str:
-        return bytes_text(sum(count * one.bytes_per_device for one, count in some))
-
     return table_of(
         held,
         {
@@ -364,10 +366,12 @@ def _held_table(held: Sequence[tuple[Tensor, int]]) -> Table:
             "shape": lambda one: one[0].shape,
             "type": lambda one: repr(one[0].type),
             "line": lambda one: one[0].where,
-            ">per device": lambda one: size([one]),
+            ">per device": lambda one: bytes_text(counted_bytes([one])),
         },
         shown=SHOWN_ROWS,
-        rest=lambda left: f"and {counted(len(left), 'smaller one')}: {size(left)}",
+        rest=lambda left: (
+            f"and {counted(len(left), 'smaller one')}: {bytes_text(counted_bytes(left))}"
+        ),
     )
 
 

@@ -140,6 +140,11 @@ def alike(tensors: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
     ]
 
 
+def counted_bytes(found: Iterable[tuple[Tensor, int]]) -> float:
+    """The bytes of tensors on one device, each with how many there are of it."""
+    return sum(count * one.bytes_per_device for one, count in found)
+
+
 def annotated_tensors(program: Program) -> list[Tensor]:
     """The annotated tensors in program order, each by its source text. Copies of an annotation that
     autodiff and rematerialisation make are one where they have the same type."""
@@ -368,7 +373,9 @@ class InputUses:
       products: the products of the forward pass.
       lookups: the lookups of the forward pass, each with the number of the input that is its table;
         None if no input is.
-      weights: the numbers of the inputs that products and lookups take as weights.
+      reads: the products and lookups that take weights, each with the number of the operand and of
+        the input that it is.
+      weights: the numbers of these inputs.
     """
 
     def __init__(self, program: Program) -> None:
@@ -383,10 +390,11 @@ class InputUses:
             for node in self.graph.walk()
             if self.phases.of[node.id] == "forward" and is_lookup(node)
         ]
-        self.weights = {
-            *(p.weight[1] for p in self.products if p.weight),
-            *(root for _, root in self.lookups if root is not None),
-        }
+        self.reads = [
+            *((p.node, *p.weight) for p in self.products if p.weight),
+            *((node, 0, root) for node, root in self.lookups if root is not None),
+        ]
+        self.weights = {root for *_, root in self.reads}
 
     def class_of(self, number: int) -> InputClass:
         """What an input is. In a step with an update, weights are what the update reads too, and
@@ -548,26 +556,21 @@ class _Reading:
         products."""
         if self._is_idle(k):
             return "unused: its devices all do the same"
-        part = self._part(k)
-        roles, split = defaultdict[Role, float](float), defaultdict[int, bool](bool)
-        tables = set[str]()
+        part, roles = self._part(k), defaultdict[Role, float](float)
         for product in self.uses.products:
-            role, splits = self._role(product, k, part)
-            roles[role] += product.flops
-            if product.weight is not None:
-                split[product.weight[1]] |= splits
-        for node, root in self.uses.lookups:
-            if root is not None:
-                rows = self._taken(node, k)[0] > 0
-                split[root] |= rows
-                if rows:
-                    tables.add("vocabulary" if self._made(node, k) < 0 else "tables")
+            roles[self._role(product, k, part)] += product.flops
         total = sum(roles[role] for role in NAMES) or 1.0
-        most = sorted(NAMES, key=lambda role: -roles[role])
         found: dict[Role, float] = {
-            role: roles[role] / total for role in most if roles[role] / total >= SEEN
+            role: roles[role] / total
+            for role in sorted(NAMES, key=lambda role: -roles[role])
+            if roles[role] / total >= SEEN
         }
         tokens = "tokens split between its products (sequence parallel)"
+        tables = {
+            "vocabulary" if self._made(node, k) < 0 else "tables"
+            for node, root in self.uses.lookups
+            if root is not None and self._taken(node, k)[0] > 0
+        }
         said = [
             *(
                 NAMES[role]
@@ -576,29 +579,30 @@ class _Reading:
             ),
             *([tokens] if "tensor" in found and self._tokens(k) else []),
             *(f"{table} split" for table in sorted(tables)),
-            *self._stored(k, split, found.keys()),
+            *self._stored(k, found.keys()),
         ]
         return ", ".join(said) or "products of activations alone"
 
-    def _stored(self, k: int, split: dict[int, bool], roles: Set[str]) -> Iterator[str]:
+    def _stored(self, k: int, roles: Set[str]) -> Iterator[str]:
         """What is split only for its memory.
 
         Arguments:
           k: position of the mesh axis.
-          split: for the inputs that are weights, whether products or lookups split them there.
           roles: those of the products.
         """
         inputs, values = self.uses.graph.inputs, self.program.typing.values
+        weights = self.uses.weights
         stored = {n for n, value in enumerate(inputs) if values[value][k] > 0}
         state = {n for n in range(len(inputs)) if self.uses.class_of(n) == "optimiser"}
-        kept = {n for n, splits in split.items() if splits}
-        gathered, held = self._share(stored - kept, split.keys()), self._share(stored, state)
+        # The weights that products and lookups split, too.
+        kept = {n for node, at, n in self.uses.reads if self._taken(node, k)[at] > 0}
+        gathered, held = self._share(stored - kept, weights), self._share(stored, state)
         if gathered >= SEEN:
             some = "" if gathered >= _MOST else f" ({gathered:.0%} of them)"
             yield f"weights gathered on use (FSDP){some}"
             if roles.isdisjoint(("tensor", "expert")):
                 yield "not tensor parallel"
-        elif held >= SEEN and held > self._share(kept, split.keys()) + SEEN:
+        elif held >= SEEN and held > self._share(kept, weights) + SEEN:
             yield "optimiser split (ZeRO-1)"
 
     def _share(self, part: Set[int], whole: Set[int]) -> float:
@@ -625,8 +629,8 @@ class _Reading:
     def _made(self, node: Node, k: int) -> Code:
         return self.program.typing.rows[node.id].outs[0][k]
 
-    def _role(self, product: Product, k: int, part: Role) -> tuple[Role, bool]:
-        """What a product does along a mesh axis, and whether its weight is split there.
+    def _role(self, product: Product, k: int, part: Role) -> Role:
+        """What a product does along a mesh axis.
 
         Arguments:
           product: the product.
@@ -635,18 +639,16 @@ class _Reading:
         """
         codes = self._taken(product.node, k)
         if product.weight is None:
-            return ("activations" if codes[0] > 0 or codes[1] > 0 else "none"), False
+            return "activations" if codes[0] > 0 or codes[1] > 0 else "none"
         weight, other = codes[product.weight[0]], codes[1 - product.weight[0]]
-        if weight > 0:
-            if other > 0 and self._made(product.node, k) > 0:
-                return ("pipeline" if self._takes_turns(product, k) else "expert"), True
-            return "tensor", True
-        if other > 0:
-            kernels = self.program.typing.rows[product.node.id].kernels
-            if kernels and kernel_named(kernels[k]).widens is not None:
-                return "space", False
-            return part, False
-        return ("tensor" if other < 0 else "none"), False
+        if weight > 0 and other > 0 and self._made(product.node, k) > 0:
+            return "pipeline" if self._takes_turns(product, k) else "expert"
+        if weight > 0 or other < 0:
+            return "tensor"
+        if other == 0:
+            return "none"
+        kernels = self.program.typing.rows[product.node.id].kernels
+        return "space" if kernels and kernel_named(kernels[k]).widens is not None else part
 
     def _part(self, k: int) -> Role:
         """What products split whose weights are whole."""
@@ -674,8 +676,12 @@ class _Reading:
         the next device of a mesh axis."""
         assert product.weight is not None
         axis = self.program.mesh.names[k]
-        passing = (one for one in self.sends if one.kind == "permute" and axis in one.mesh_axes)
-        loops = {node.id for one in passing for node in one.regions}
+        loops = {
+            node.id
+            for one in self.sends
+            if one.kind == "permute" and axis in one.mesh_axes
+            for node in one.regions
+        }
         _, entered = self.uses.origin(product.node.inputs[product.weight[0]])
         return any(node.id in loops and entry.kind == "constant" for node, entry in entered)
 

@@ -624,19 +624,16 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
     """Arguments or results in order; where there are many, the largest, and the rest folded. Leaves
     of numbered layers are one row where they are alike."""
 
-    def size(some: Sequence[tuple[facts.Tensor, int]]) -> float:
-        return sum(count * t.bytes_per_device for t, count in some)
-
     def name(t: facts.Tensor, count: int) -> str:
-        marks = [word for word, marked in (("donated", t.donated), ("padded", t.padded)) if marked]
-        return times_text(t.name, count) + (f" ({', '.join(marks)})" if marks else "")
+        marks = sentences({"donated": t.donated, "padded": t.padded}, ", ")
+        return times_text(t.name, count) + (f" ({marks})" if marks else "")
 
     def rest(left: Sequence[tuple[facts.Tensor, int]]) -> str:
         smaller = counted(sum(count for _, count in left), "smaller one")
-        return f"and {smaller}: {bytes_text(size(left))} per device"
+        return f"and {smaller}: {bytes_text(facts.counted_bytes(left))} per device"
 
     rows = facts.alike(found)
-    largest = sorted(rows, key=lambda row: -size([row]))[:SHOWN_TENSORS]
+    largest = sorted(rows, key=lambda row: -facts.counted_bytes([row]))[:SHOWN_TENSORS]
     made = table_of(
         sorted(rows, key=lambda row: row not in largest),
         {
@@ -644,13 +641,13 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
             "shape": lambda row: row[0].shape,
             "type": lambda row: repr(row[0].type),
             "on one device": lambda row: row[0].local_shape,
-            ">per device": lambda row: bytes_text(size([row])),
+            ">per device": lambda row: bytes_text(facts.counted_bytes([row])),
         },
         shown=len(largest),
         rest=rest,
     )
     return Section(
-        title=f"{counted(len(found), noun)}: {bytes_text(size(rows))} per device",
+        title=f"{counted(len(found), noun)}: {bytes_text(facts.counted_bytes(rows))} per device",
         parts=(made,),
         opened=len(rows) <= SHOWN_TENSORS,
     )

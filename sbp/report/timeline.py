@@ -234,7 +234,20 @@ def timeline_picture(program: Program) -> Picture:
     caption = _caption(program, found)
     if not found.seconds:
         return picture(caption, None, "no operation of it has a modelled time")
-    return picture(caption, _drawing(program, found), _lanes_table(found), _causes_table(found))
+    longest = table_of(
+        causes(found),
+        {
+            "longest": lambda one: " ".join([one.what, *one.axes]),
+            "line": lambda one: one.line[1] or one.line[0],
+            "pass": lambda one: one.phase,
+            ">runs": lambda one: f"{one.runs:g}",
+            ">modelled": lambda one: seconds_text(one.waited),
+            ">share": lambda one: f"{one.waited / found.seconds:.1%}",
+        },
+        shown=SHOWN_ROWS,
+        rest=lambda left: f"and {counted(len(left), 'shorter one')}",
+    )
+    return picture(caption, _drawing(program, found), _lanes_table(found), longest)
 
 
 def _caption(program: Program, found: Schedule) -> str:
@@ -374,22 +387,6 @@ def _lanes_table(found: Schedule) -> Table:
             (lane, *(cell(row[p]) for p in shown), cell(sum(row.values())))
             for lane, row in sums.items()
         ),
-    )
-
-
-def _causes_table(found: Schedule) -> Table:
-    return table_of(
-        causes(found),
-        {
-            "longest": lambda one: " ".join([one.what, *one.axes]),
-            "line": lambda one: one.line[1] or one.line[0],
-            "pass": lambda one: one.phase,
-            ">runs": lambda one: f"{one.runs:g}",
-            ">modelled": lambda one: seconds_text(one.waited),
-            ">share": lambda one: f"{one.waited / found.seconds:.1%}",
-        },
-        shown=SHOWN_ROWS,
-        rest=lambda left: f"and {counted(len(left), 'shorter one')}",
     )
 
 
