@@ -87,13 +87,12 @@ class LiveMoment:
 
     Attributes:
       phase: the pass that it belongs to.
-      what, where: the operation, and its file and line.
+      node: the operation; None for a result that is an argument.
       bytes: by class.
     """
 
     phase: Phase
-    what: str
-    where: str
+    node: Node | None
     bytes: dict[MemoryClass, float]
 
     @property
@@ -167,8 +166,7 @@ class _Memory:
         node, phase = self.uses.phases.place(moment.instruction)
         return LiveMoment(
             phase=phase,
-            what="" if node is None else node.name,
-            where=_where(node),
+            node=node,
             bytes={kind: found[kind] for kind in COLORS if found[kind]},
         )
 
@@ -219,7 +217,7 @@ def live_bytes(program: Program) -> LiveBytes:
         if number == most:
             held += memory.temporaries(moment)
     if not moments:  # the program returns its arguments
-        moments = [LiveMoment(phase=PHASES[0], what="", where="", bytes=memory.fixed)]
+        moments = [LiveMoment(phase=PHASES[0], node=None, bytes=memory.fixed)]
     asked = program.request.memory_limit
     return LiveBytes(
         moments=tuple(moments),
@@ -270,9 +268,10 @@ def memory_picture(program: Program) -> Picture:
 
 def _caption(program: Program, found: LiveBytes) -> str:
     peak, at, hardware = found.peak, "", program.mesh.hardware.name
-    if peak.what:
+    if peak.node is not None:
         phase = "the update" if peak.phase == "update" else f"the {peak.phase} pass"
-        at = f", in {phase}, {peak.what}" + (f" of {peak.where}" if peak.where else "")
+        where = _where(peak.node)
+        at = f", in {phase}, {peak.node.name}" + (f" of {where}" if where else "")
     share, limit = peak.total / found.limit, bytes_text(found.limit)
     part = f"{share:.1%} of" if share >= MIN_SHARE else "under 0.1% of"
     is_asked = program.request.memory_limit is not None
@@ -298,8 +297,7 @@ def _drawing(found: LiveBytes) -> Board:
     }
     shows_limit = found.limit <= DRAWN_LIMIT * peak.total
     most = 1.1 * (max(found.limit, peak.total) if shows_limit else peak.total)
-    rows = -(-len(at_peak) // _KEYS)
-    board = Board(_NAME + _PLOT + 4, _TOP + _TALL + 14 + _KEY * rows)
+    board = Board(_NAME + _PLOT + 4, _TOP + _TALL + 14 + _KEY * -(-len(at_peak) // _KEYS))
     wide, bottom = _PLOT / len(found.moments), _TOP + _TALL
 
     def y(bytes_: float) -> float:
@@ -414,7 +412,6 @@ def matrices(found: Sequence[ProgramFlows]) -> tuple[Matrix, Matrix]:
     """
     by_moment = tuple(flows.sums(lambda stop: stop.phase) for flows in found)
     axes = sorted({a for sums in by_moment for a, _ in sums}, key=lambda a: (a.count(","), a))
-    sent = {m for sums in by_moment for _, m in sums}
     every = [flows.sums(lambda stop: stop.text) for flows in found]
     most = {
         place: max(sum(b for (_, p), b in sums.items() if p == place) for sums in every)
@@ -422,14 +419,13 @@ def matrices(found: Sequence[ProgramFlows]) -> tuple[Matrix, Matrix]:
         for _, place in sums
     }
     places = sorted(most, key=lambda place: (-most[place], place))
-    others = places[MOST_PLACES:]
-    folded = dict.fromkeys(others, counted(len(others), "other place"))
-    named = {place: folded.get(place, place) for place in places}
+    rest = counted(len(places) - MOST_PLACES, "other place")
+    named = {place: rest if n >= MOST_PLACES else place for n, place in enumerate(places)}
     return (
         Matrix(
             corner="mesh axes",
             rows=tuple(axes),
-            columns=tuple(m for m in MOMENTS if m in sent),
+            columns=tuple(m for m in MOMENTS if any(m == sent for s in by_moment for _, sent in s)),
             plans=by_moment,
         ),
         Matrix(

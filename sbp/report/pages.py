@@ -126,10 +126,6 @@ def _mark(text: str | None, label: Label) -> Mark:
 
 def coverage_section(read: Coverage) -> Section:
     """The collectives of a program and its comparisons with one device."""
-    checked = (
-        f"{counted(read.regions, 'region')} with {counted(read.values, 'value')},"
-        f" {counted(len(read.collectives), 'collective')}: {size_text(read.collectives)} per device"
-    )
     made = table_of(
         read.collectives,
         {
@@ -141,11 +137,10 @@ def coverage_section(read: Coverage) -> Section:
         },
     )
     return Section(
-        title=f"checked: {checked}",
-        parts=(
-            *([made] if made.rows else []),
-            *map(run_text, read.runs),
-        ),
+        title=f"checked: {counted(read.regions, 'region')} with {counted(read.values, 'value')},"
+        f" {counted(len(read.collectives), 'collective')}: {size_text(read.collectives)}"
+        " per device",
+        parts=(*([made] if made.rows else []), *map(run_text, read.runs)),
     )
 
 
@@ -403,10 +398,9 @@ def source_page(program: Program, title: str) -> Page:
         Section(title=f"source of {file_name(file)}", parts=(_lines_table(here, total, most),))
         for file, here in group_by(lines, lambda a: a.file).items()
     ]
-    empty = () if sections else ("no operation has a line of the user",)
     return Page(
         title=f"source of {f'`{title}`' if title else 'the program'} on mesh {program.mesh}",
-        parts=(sentences(head, ". "), *empty, *sections),
+        parts=(sentences(head, ". "), *(sections or ["no operation has a line of the user"])),
     )
 
 
@@ -495,12 +489,9 @@ def plan_page(
     """
     mesh, name = program.mesh, f"`{title}` " if title else ""
     assumed = " (assumed, since the mesh is abstract; hardware= names another)"
-    heading = (
-        f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}, hardware"
-        f" {mesh.hardware.name}{assumed if mesh.is_assumed else ''}"
-    )
     return Page(
-        title=heading,
+        title=f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}, hardware"
+        f" {mesh.hardware.name}{assumed if mesh.is_assumed else ''}",
         parts=(*_parts(program, output_names, short=short), *_findings(diagnostics)),
     )
 
@@ -631,10 +622,6 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
         marks = sentences({"donated": t.donated, "padded": t.padded}, ", ")
         return times_text(t.name, count) + (f" ({marks})" if marks else "")
 
-    def rest(left: Sequence[tuple[facts.Tensor, int]]) -> str:
-        smaller = counted(sum(count for _, count in left), "smaller one")
-        return f"and {smaller}: {bytes_text(facts.counted_bytes(left))} per device"
-
     rows = facts.alike(found)
     largest = sorted(rows, key=lambda row: -facts.counted_bytes([row]))[:SHOWN_TENSORS]
     made = table_of(
@@ -647,7 +634,10 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
             ">per device": lambda row: bytes_text(facts.counted_bytes([row])),
         },
         shown=len(largest),
-        rest=rest,
+        rest=lambda left: (
+            f"and {counted(sum(count for _, count in left), 'smaller one')}:"
+            f" {bytes_text(facts.counted_bytes(left))} per device"
+        ),
     )
     return Section(
         title=f"{counted(len(found), noun)}: {bytes_text(facts.counted_bytes(rows))} per device",

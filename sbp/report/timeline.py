@@ -458,8 +458,8 @@ class Limits:
 def limits(program: Program) -> Limits:
     """What limits a program. Of a `cond`, the mean of its branches counts, as in the modelled
     time; regions written by hand are not counted, since their time is not modelled."""
-    names = (place_name(n, "scope").name for n in program.graph.walk())
-    named: Grouping = "scope" if any(names) else "function"
+    has_scopes = any(place_name(n, "scope").name for n in program.graph.walk())
+    named: Grouping = "scope" if has_scopes else "function"
     places = group_by(
         Schedule(program).intervals,
         lambda one: (
