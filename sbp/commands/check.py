@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import importlib.util
 import inspect
+import itertools
 import json
 import math
 import sys
@@ -25,12 +26,11 @@ from sbp._jax import context_mesh
 from sbp.api.jit import Jitted, JittedMethod, jit
 from sbp.api.shard_map import check_shard_map
 from sbp.commands.parser import arguments, mesh_axes, required_parameters
-from sbp.errors import SbpError, nearest, seconds_text
+from sbp.errors import SbpError, bytes_text, nearest, seconds_text
 from sbp.moe.sharding import simulate_devices
 from sbp.report.pages import diagnostics_of, refusal
 from sbp.report.parts import Facts, Page
 from sbp.report.report import Report, Shown
-from sbp.report.wording import bytes_text
 from sbp.source.reader import in_library
 
 
@@ -231,12 +231,10 @@ def _find(target: str) -> Any:
 def _load(file: Path) -> ModuleType:
     """The module of a file, imported as the part of its package where it lies in one."""
     file = file.resolve()
-    root, names = file.parent, [file.stem]
-    while (root / "__init__.py").is_file():
-        names.insert(0, root.name)
-        root = root.parent
-    sys.path.insert(0, str(root))
-    if len(names) > 1:
+    packages = [*itertools.takewhile(lambda p: (p / "__init__.py").is_file(), file.parents)]
+    sys.path.insert(0, str(file.parents[len(packages)]))
+    if packages:
+        names = (*(p.name for p in reversed(packages)), file.stem)
         return importlib.import_module(".".join(n for n in names if n != "__init__"))
     name = file.stem if file.stem not in sys.modules else f"program_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)

@@ -288,8 +288,6 @@ def _value(part: ast.expr, text: str, scope: SymbolicScope) -> Any:
 
 def _shape(sizes: Sequence[ast.expr], text: str, scope: SymbolicScope) -> tuple[Any, ...]:
     given = ", ".join(map(ast.unparse, sizes))
-    if not given:
-        return ()
     try:
         shape = symbolic_shape(given, scope=scope)
     except ValueError:
@@ -343,9 +341,8 @@ def required_parameters(function: Callable[..., Any]) -> list[str]:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some built-in functions have none
         return []
-    variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     return [
         p.name
         for p in parameters
-        if p.default is inspect.Parameter.empty and p.kind not in variable
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]

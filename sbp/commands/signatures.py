@@ -22,12 +22,11 @@ from rich.console import Console
 
 from sbp.api.jit import jit
 from sbp.commands.parser import arguments, required_parameters
-from sbp.errors import SbpError, counted, listed
+from sbp.errors import SbpError, bytes_text, counted, listed
 from sbp.plan.program import shape_text
 from sbp.report.facts import outputs
 from sbp.report.parts import Page, Part, Section, Table, group_by, table
 from sbp.report.report import Shown
-from sbp.report.wording import bytes_text
 from sbp.signatures import Op, Row, Rule, kernel_named, known_primitives, rule_for
 from sbp.signatures.examples import sample
 from sbp.signatures.laws.proofs import row_status
@@ -114,9 +113,8 @@ def _rows_table(op: Op, rows: Sequence[Row]) -> Table:
 
 def _kernel_cells(op: Op, row: Row) -> tuple[str, str]:
     kernel = kernel_named(row.kernel)
-    sent = sum(s.bytes for s in kernel.sends(op, row)) if kernel.sends else 0.0
-    name = "" if row.kernel == "local" else row.kernel
-    return name, bytes_text(sent) if kernel.communicates else ""
+    sent = bytes_text(sum(s.bytes for s in kernel.sends(op, row)) if kernel.sends else 0.0)
+    return "" if row.kernel == "local" else row.kernel, sent if kernel.communicates else ""
 
 
 def _legend(op: Op, rows: Sequence[Row]) -> tuple[Table, ...]:

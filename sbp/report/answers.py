@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import starmap
 from typing import Any
 
 from sbp.errors import counted, seconds_text
@@ -117,11 +116,8 @@ class Explanation(Shown):
 
 def explanation(why: Why, mesh: MeshSpec) -> Explanation:
     """The answer with its page."""
-    page = Page(
-        title=f"why {_name(why.subject)} is {why.type!r} on mesh {mesh}",
-        parts=tuple(_parts(why, mesh)),
-    )
-    return Explanation(page=page, why=why)
+    title = f"why {_name(why.subject)} is {why.type!r} on mesh {mesh}"
+    return Explanation(page=Page(title=title, parts=(*_parts(why, mesh),)), why=why)
 
 
 def _parts(why: Why, mesh: MeshSpec) -> Iterator[Part]:
@@ -307,13 +303,12 @@ def _conversions(why: Why, mesh: MeshSpec) -> Section:
 def conversion_text(why: Why, one: ExplainedConversion) -> str:
     """The maker and the reader of a converted value, and the cost of the plan with the conversion
     elsewhere."""
-    needed = full_need_text(one.reason.need, why.output_names)
-    takes = "take" if one.others > 1 else "takes"
+    need, takes = one.reason.need, "take" if one.others > 1 else "takes"
     more = f"; {counted(one.others, 'more reader')} {takes} the result" if one.others else ""
-    text = f"made by {full_maker_text(one.reason)}; {needed}{more}"
-    if one.reason.need.is_forced:
+    text = f"made by {full_maker_text(one.reason)}; {full_need_text(need, why.output_names)}{more}"
+    if need.is_forced:
         return text
-    elsewhere, outcome = deferred_text(one.reason.need, why.output_names), "not tried"
+    elsewhere, outcome = deferred_text(need, why.output_names), "not tried"
     if one.instead and one.instead.refusal:
         outcome = f"no typing ({refusal_text(one.instead.refusal)})"
     elif one.instead and one.instead.cost:
@@ -425,8 +420,8 @@ def comparison(this: ComparedPlan, other: ComparedPlan) -> Comparison:
     """Two plans compared."""
     found = compare(this, other)
     names = " and ".join(f"`{title}`" for title in dict.fromkeys(found.titles))
-    page = Page(title=f"{names}: this plan and the other", parts=tuple(_differences(found)))
-    return Comparison(page=page, difference=found)
+    title = f"{names}: this plan and the other"
+    return Comparison(page=Page(title=title, parts=(*_differences(found),)), difference=found)
 
 
 def _differences(found: Difference) -> Iterator[Part]:
@@ -445,10 +440,9 @@ def _differences(found: Difference) -> Iterator[Part]:
         yield Section(title="options and pins that differ", parts=(made,))
     yield Section(title="cost of a call, per device", parts=(_costs(found),))
     if found.sent:
-        more = signed_text(sum(d.bytes_more for d in found.sent), bytes_text)
         yield Section(
-            title=f"conversions that differ: {counted(len(found.sent), 'kind')}, {more} in the"
-            " other",
+            title=f"conversions that differ: {counted(len(found.sent), 'kind')},"
+            f" {_more_text(found.sent)}",
             parts=(_sent(found.sent),),
         )
     for noun, differing, shown in (
@@ -464,25 +458,25 @@ def _differences(found: Difference) -> Iterator[Part]:
     alike = found.matched - len(found.inputs) - len(found.outputs) - len(found.values)
     both = zip(found.unmatched, ("this", "the other"), strict=True)
     only = " and ".join(f"{n} only in {which}" for n, which in both if n)
-    text = f"{counted(alike, 'value')} of the same type in both"
-    yield "; ".join(filter(None, (text, only)))
+    yield f"{counted(alike, 'value')} of the same type in both{'; ' if only else ''}{only}"
 
 
 def _costs(found: Difference) -> Table:
-    a, b = found.costs
-    host = ("host memory", a.host_memory_bytes, b.host_memory_bytes, bytes_text)
-    figures: list[tuple[str, float, float, Callable[[float], str]]] = [
-        ("sent", a.bytes_per_device, b.bytes_per_device, bytes_text),
-        ("modelled time", a.seconds, b.seconds, seconds_text),
-        ("peak memory", a.peak_memory_bytes, b.peak_memory_bytes, bytes_text),
-        *([host] if any(host[1:3]) else []),
-    ]
-
-    def row(name: str, x: float, y: float, text: Callable[[float], str]) -> tuple[str, ...]:
+    def row(
+        name: str, text: Callable[[float], str], figure: Callable[[Cost], float]
+    ) -> tuple[str, ...]:
+        x, y = map(figure, found.costs)
         share = f" ({100 * (y - x) / x:+.1f}%)" if x and y != x else ""
         return name, text(x), text(y), f"{signed_text(y - x, text)}{share}" if y != x else "none"
 
-    return table(("cost", ">this", ">other", ">difference"), starmap(row, figures))
+    rows = [
+        row("sent", bytes_text, lambda cost: cost.bytes_per_device),
+        row("modelled time", seconds_text, lambda cost: cost.seconds),
+        row("peak memory", bytes_text, lambda cost: cost.peak_memory_bytes),
+    ]
+    if any(cost.host_memory_bytes for cost in found.costs):
+        rows.append(row("host memory", bytes_text, lambda cost: cost.host_memory_bytes))
+    return table(("cost", ">this", ">other", ">difference"), rows)
 
 
 def _values(noun: str, found: Sequence[ValueDifference], shown: int) -> Table:
@@ -507,10 +501,6 @@ def _sent(found: Sequence[TrafficDifference]) -> Table:
     def sent(runs: int, bytes_per_device: float) -> str:
         return f"{bytes_text(bytes_per_device)} in {counted(runs, 'run')}" if runs else "none"
 
-    def rest(left: Sequence[TrafficDifference]) -> str:
-        more = signed_text(sum(d.bytes_more for d in left), bytes_text)
-        return f"and {len(left)} more: {more} in the other"
-
     return table_of(
         found,
         {
@@ -522,8 +512,12 @@ def _sent(found: Sequence[TrafficDifference]) -> Table:
         },
         detail=_ends,
         shown=SHOWN_SENT,
-        rest=rest,
+        rest=lambda left: f"and {len(left)} more: {_more_text(left)}",
     )
+
+
+def _more_text(found: Sequence[TrafficDifference]) -> str:
+    return f"{signed_text(sum(d.bytes_more for d in found), bytes_text)} in the other"
 
 
 def _ends(one: TrafficDifference) -> str:

@@ -15,7 +15,15 @@ from sbp.plan.ir import Block, Loop, Register
 from sbp.plan.memory import DeviceMemory, Moment, stored_values
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase
-from sbp.report.facts import InputClass, InputUses, Tensor, alike, input_names, tensor
+from sbp.report.facts import (
+    InputClass,
+    InputUses,
+    Tensor,
+    alike,
+    counted_bytes,
+    input_names,
+    tensor,
+)
 from sbp.report.flows import MOMENTS, ProgramFlows, place_name, program_flows, traffic
 from sbp.report.parts import SHOWN_ROWS, Picture, Table, table, table_of
 from sbp.report.svg import (
@@ -78,13 +86,12 @@ class LiveMoment:
 
     Attributes:
       phase: the pass that it belongs to.
-      what, where: the operation, and its file and line.
+      node: the operation; None for a result that is an argument.
       bytes: by class.
     """
 
     phase: Phase
-    what: str
-    where: str
+    node: Node | None
     bytes: dict[MemoryClass, float]
 
     @property
@@ -158,8 +165,7 @@ class _Memory:
         node, phase = self.uses.phases.place(moment.instruction)
         return LiveMoment(
             phase=phase,
-            what="" if node is None else node.name,
-            where=_where(node),
+            node=node,
             bytes={kind: found[kind] for kind in COLORS if found[kind]},
         )
 
@@ -210,11 +216,11 @@ def live_bytes(program: Program) -> LiveBytes:
         if number == most:
             held += memory.temporaries(moment)
     if not moments:  # the program returns its arguments
-        moments = [LiveMoment(phase=PHASES[0], what="", where="", bytes=memory.fixed)]
+        moments = [LiveMoment(phase=PHASES[0], node=None, bytes=memory.fixed)]
     asked = program.request.memory_limit
     return LiveBytes(
         moments=tuple(moments),
-        held=tuple(sorted(alike(held), key=lambda one: -one[1] * one[0].bytes_per_device)),
+        held=tuple(sorted(alike(held), key=lambda one: -counted_bytes([one]))),
         limit=program.mesh.hardware.hbm_bytes if asked is None else asked,
     )
 
@@ -248,14 +254,23 @@ def memory_picture(program: Program) -> Picture:
     caption = _caption(program, found)
     if not found.peak.total:
         return picture(caption, None, "it holds nothing")
-    return picture(caption, _drawing(found), _class_table(found), _held_table(found.held))
+    classes = table_of(
+        ((kind, size) for kind, size in found.peak.bytes.items() if size),
+        {
+            "class": lambda one: one[0],
+            ">at the peak": lambda one: bytes_text(one[1]),
+            ">share": lambda one: f"{one[1] / found.peak.total:.1%}",
+        },
+    )
+    return picture(caption, _drawing(found), classes, _held_table(found.held))
 
 
 def _caption(program: Program, found: LiveBytes) -> str:
     peak, at, hardware = found.peak, "", program.mesh.hardware.name
-    if peak.what:
+    if peak.node is not None:
         phase = "the update" if peak.phase == "update" else f"the {peak.phase} pass"
-        at = f", at {peak.what}" + (f" of {peak.where}" if peak.where else "") + f" in {phase}"
+        where = _where(peak.node)
+        at = f", at {peak.node.name}" + (f" of {where}" if where else "") + f" in {phase}"
     share, limit = peak.total / found.limit, bytes_text(found.limit)
     part = f"{share:.1%} of" if share >= MIN_SHARE else "under 0.1% of"
     is_asked = program.request.memory_limit is not None
@@ -282,8 +297,7 @@ def _drawing(found: LiveBytes) -> Board:
     }
     shows_limit = found.limit <= DRAWN_LIMIT * peak.total
     most = 1.1 * (max(found.limit, peak.total) if shows_limit else peak.total)
-    rows = -(-len(at_peak) // _KEYS)
-    board = Board(_NAME + _PLOT + 4, _TOP + _TALL + 14 + _KEY * rows)
+    board = Board(_NAME + _PLOT + 4, _TOP + _TALL + 14 + _KEY * -(-len(at_peak) // _KEYS))
     wide, bottom = _PLOT / len(found.moments), _TOP + _TALL
 
     def y(bytes_: float) -> float:
@@ -341,21 +355,7 @@ def _steps(heights: Iterable[float], wide: float) -> Iterator[Point]:
         yield from ((_NAME + wide * n, height) for n in (numbers[0], numbers[-1] + 1))
 
 
-def _class_table(found: LiveBytes) -> Table:
-    return table_of(
-        ((kind, size) for kind, size in found.peak.bytes.items() if size),
-        {
-            "class": lambda one: one[0],
-            ">at the peak": lambda one: bytes_text(one[1]),
-            ">share": lambda one: f"{one[1] / found.peak.total:.1%}",
-        },
-    )
-
-
 def _held_table(held: Sequence[tuple[Tensor, int]]) -> Table:
-    def size(some: Sequence[tuple[Tensor, int]]) -> str:
-        return bytes_text(sum(count * one.bytes_per_device for one, count in some))
-
     return table_of(
         held,
         {
@@ -364,10 +364,12 @@ def _held_table(held: Sequence[tuple[Tensor, int]]) -> Table:
             "shape": lambda one: one[0].shape,
             "type": lambda one: repr(one[0].type),
             "line": lambda one: one[0].where,
-            ">per device": lambda one: size([one]),
+            ">per device": lambda one: bytes_text(counted_bytes([one])),
         },
         shown=SHOWN_ROWS,
-        rest=lambda left: f"and {counted(len(left), 'smaller one')}: {size(left)}",
+        rest=lambda left: (
+            f"and {counted(len(left), 'smaller one')}: {bytes_text(counted_bytes(left))}"
+        ),
     )
 
 
@@ -410,7 +412,6 @@ def matrices(found: Sequence[ProgramFlows]) -> tuple[Matrix, Matrix]:
     """
     by_moment = tuple(flows.sums(lambda stop: stop.phase) for flows in found)
     axes = sorted({a for sums in by_moment for a, _ in sums}, key=lambda a: (a.count(","), a))
-    sent = {m for sums in by_moment for _, m in sums}
     every = [flows.sums(lambda stop: stop.text) for flows in found]
     most = {
         place: max(sum(b for (_, p), b in sums.items() if p == place) for sums in every)
@@ -418,14 +419,13 @@ def matrices(found: Sequence[ProgramFlows]) -> tuple[Matrix, Matrix]:
         for _, place in sums
     }
     places = sorted(most, key=lambda place: (-most[place], place))
-    others = places[MOST_PLACES:]
-    folded = dict.fromkeys(others, counted(len(others), "other place"))
-    named = {place: folded.get(place, place) for place in places}
+    rest = counted(len(places) - MOST_PLACES, "other place")
+    named = {place: rest if n >= MOST_PLACES else place for n, place in enumerate(places)}
     return (
         Matrix(
             corner="mesh axes",
             rows=tuple(axes),
-            columns=tuple(m for m in MOMENTS if m in sent),
+            columns=tuple(m for m in MOMENTS if any(m == sent for s in by_moment for _, sent in s)),
             plans=by_moment,
         ),
         Matrix(

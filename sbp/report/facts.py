@@ -146,6 +146,11 @@ def alike(tensors: Sequence[Tensor]) -> list[tuple[Tensor, int]]:
     ]
 
 
+def counted_bytes(found: Iterable[tuple[Tensor, int]]) -> float:
+    """The bytes of tensors on one device, each with how many there are of it."""
+    return sum(count * one.bytes_per_device for one, count in found)
+
+
 def annotated_tensors(program: Program) -> list[Tensor]:
     """The annotated tensors in program order, each by its source text. Copies of an annotation that
     autodiff and rematerialisation make are one where they have the same type."""
@@ -344,20 +349,8 @@ def _line(reason: ConversionReason) -> str:
 InputClass = Literal["weights", "optimiser", "other arguments"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
-    """A product of the forward pass.
-
-    Attributes:
-      node: the node.
-      flops: of all its runs, on whole tensors.
-      weight: the operand that is a weight, 0 or 1, and the input of the program that it is; None
-        where both are activations.
-    """
-
-    node: Node
-    flops: float
-    weight: tuple[int, int] | None
+Weight = tuple[int, int]
+"""The operand of a product that is a weight, 0 or 1, and the input of the program that it is."""
 
 
 class InputUses:
@@ -371,10 +364,13 @@ class InputUses:
       dataflow: who makes and who reads each value.
       readers: for the number of each input, the phases that read it, directly or as an operand that
         is the input rearranged or cast.
-      products: the products of the forward pass.
+      products: the products of the forward pass, each with the floating-point operations of all its
+        runs, on whole tensors, and its weight; None where both operands are activations.
       lookups: the lookups of the forward pass, each with the number of the input that is its table;
         None if no input is.
-      weights: the numbers of the inputs that products and lookups take as weights.
+      reads: the products and lookups that take weights, each with the number of the operand and of
+        the input that it is.
+      weights: the numbers of these inputs.
     """
 
     def __init__(self, program: Program) -> None:
@@ -389,10 +385,11 @@ class InputUses:
             for node in self.graph.walk()
             if self.phases.of[node.id] == "forward" and is_lookup(node)
         ]
-        self.weights = {
-            *(p.weight[1] for p in self.products if p.weight),
-            *(root for _, root in self.lookups if root is not None),
-        }
+        self.reads = [
+            *((node, *weight) for node, _, weight in self.products if weight),
+            *((node, 0, root) for node, root in self.lookups if root is not None),
+        ]
+        self.weights = {root for *_, root in self.reads}
 
     def class_of(self, number: int) -> InputClass:
         """What an input is. In a step with an update, weights are what the update reads too, and
@@ -447,15 +444,15 @@ class InputUses:
                 return None, entered
         return self._position[operand] if isinstance(operand, int) else None, entered
 
-    def _products(self) -> Iterator[Product]:
+    def _products(self) -> Iterator[tuple[Node, float, Weight | None]]:
         for node, runs in nodes_with_runs(self.graph):
             traits = traits_of(node.op)
             if self.phases.of[node.id] == "forward" and traits.contracts and traits.flops:
                 weight, *others = self._weights(node) or [None]
                 if not others:
-                    yield Product(node=node, flops=runs * flops_of(self.graph, node), weight=weight)
+                    yield node, runs * flops_of(self.graph, node), weight
 
-    def _weights(self, node: Node) -> list[tuple[int, int]]:
+    def _weights(self, node: Node) -> list[Weight]:
         """Which operand of a product is a weight: an input that the update reads too; without an
         update, the only operand that is an input, or the second of two. Both operands where they
         are inputs that the update does not read: frozen weights, or data."""
@@ -496,8 +493,7 @@ def _passes(node: Node) -> bool:
 
 def _moved_operand(node: Node) -> int:
     """The only operand of a node that is no index; -1 where there are several."""
-    indices = traits_of(node.op).indices
-    moved = [n for n in range(len(node.inputs)) if n not in indices]
+    moved = [n for n in range(len(node.inputs)) if n not in traits_of(node.op).indices]
     return moved[0] if len(moved) == 1 else -1
 
 
@@ -554,26 +550,21 @@ class _Reading:
         products."""
         if self._is_idle(k):
             return "unused: its devices all do the same"
-        part = self._part(k)
-        roles, split = defaultdict[Role, float](float), defaultdict[int, bool](bool)
-        tables = set[str]()
-        for product in self.uses.products:
-            role, splits = self._role(product, k, part)
-            roles[role] += product.flops
-            if product.weight is not None:
-                split[product.weight[1]] |= splits
-        for node, root in self.uses.lookups:
-            if root is not None:
-                rows = self._taken(node, k)[0] > 0
-                split[root] |= rows
-                if rows:
-                    tables.add("vocabulary" if self._made(node, k) < 0 else "tables")
+        part, roles = self._part(k), defaultdict[Role, float](float)
+        for node, flops, weight in self.uses.products:
+            roles[self._role(node, weight, k, part)] += flops
         total = sum(roles[role] for role in NAMES) or 1.0
-        most = sorted(NAMES, key=lambda role: -roles[role])
         found: dict[Role, float] = {
-            role: roles[role] / total for role in most if roles[role] / total >= SEEN
+            role: roles[role] / total
+            for role in sorted(NAMES, key=lambda role: -roles[role])
+            if roles[role] / total >= SEEN
         }
         tokens = "tokens split between its products (sequence parallel)"
+        tables = {
+            "vocabulary" if self._made(node, k) < 0 else "tables"
+            for node, root in self.uses.lookups
+            if root is not None and self._taken(node, k)[0] > 0
+        }
         said = [
             *(
                 NAMES[role]
@@ -582,29 +573,30 @@ class _Reading:
             ),
             *([tokens] if "tensor" in found and self._tokens(k) else []),
             *(f"{table} split" for table in sorted(tables)),
-            *self._stored(k, split, found.keys()),
+            *self._stored(k, found.keys()),
         ]
         return ", ".join(said) or "products of activations alone"
 
-    def _stored(self, k: int, split: dict[int, bool], roles: Set[str]) -> Iterator[str]:
+    def _stored(self, k: int, roles: Set[str]) -> Iterator[str]:
         """What is split only for its memory.
 
         Arguments:
           k: position of the mesh axis.
-          split: for the inputs that are weights, whether products or lookups split them there.
           roles: those of the products.
         """
         inputs, values = self.uses.graph.inputs, self.program.typing.values
+        weights = self.uses.weights
         stored = {n for n, value in enumerate(inputs) if values[value][k] > 0}
         state = {n for n in range(len(inputs)) if self.uses.class_of(n) == "optimiser"}
-        kept = {n for n, splits in split.items() if splits}
-        gathered, held = self._share(stored - kept, split.keys()), self._share(stored, state)
+        # The weights that products and lookups split, too.
+        kept = {n for node, at, n in self.uses.reads if self._taken(node, k)[at] > 0}
+        gathered, held = self._share(stored - kept, weights), self._share(stored, state)
         if gathered >= SEEN:
             some = "" if gathered >= _MOST else f" ({gathered:.0%} of them)"
             yield f"weights gathered on use (FSDP){some}"
             if roles.isdisjoint(("tensor", "expert")):
                 yield "not tensor parallel"
-        elif held >= SEEN and held > self._share(kept, split.keys()) + SEEN:
+        elif held >= SEEN and held > self._share(kept, weights) + SEEN:
             yield "optimiser split (ZeRO-1)"
 
     def _share(self, part: Set[int], whole: Set[int]) -> float:
@@ -631,68 +623,68 @@ class _Reading:
     def _made(self, node: Node, k: int) -> Code:
         return self.program.typing.rows[node.id].outs[0][k]
 
-    def _role(self, product: Product, k: int, part: Role) -> tuple[Role, bool]:
-        """What a product does along a mesh axis, and whether its weight is split there.
+    def _role(self, node: Node, weight: Weight | None, k: int, part: Role) -> Role:
+        """What a product does along a mesh axis.
 
         Arguments:
-          product: the product.
+          node: the product.
+          weight: its weight.
           k: position of the mesh axis.
           part: what products split there whose weights are whole.
         """
-        codes = self._taken(product.node, k)
-        if product.weight is None:
-            return ("activations" if codes[0] > 0 or codes[1] > 0 else "none"), False
-        weight, other = codes[product.weight[0]], codes[1 - product.weight[0]]
-        if weight > 0:
-            if other > 0 and self._made(product.node, k) > 0:
-                return ("pipeline" if self._takes_turns(product, k) else "expert"), True
-            return "tensor", True
-        if other > 0:
-            kernels = self.program.typing.rows[product.node.id].kernels
-            if kernels and kernel_named(kernels[k]).widens is not None:
-                return "space", False
-            return part, False
-        return ("tensor" if other < 0 else "none"), False
+        codes = self._taken(node, k)
+        if weight is None:
+            return "activations" if codes[0] > 0 or codes[1] > 0 else "none"
+        own, other = codes[weight[0]], codes[1 - weight[0]]
+        if own > 0 and other > 0 and self._made(node, k) > 0:
+            return "pipeline" if self._takes_turns(node.inputs[weight[0]], k) else "expert"
+        if own > 0 or other < 0:
+            return "tensor"
+        if other == 0:
+            return "none"
+        kernels = self.program.typing.rows[node.id].kernels
+        return "space" if kernels and kernel_named(kernels[k]).widens is not None else part
 
     def _part(self, k: int) -> Role:
         """What products split whose weights are whole."""
-        meets = [p for p in self.uses.products if p.weight is None]
-        alone = [p for p in meets if 0 in self._taken(p.node, k)]
+        meets = [(node, flops) for node, flops, weight in self.uses.products if weight is None]
         # Of attention that splits its examples, both operands of its products are split.
-        if 2 * sum(p.flops for p in alone) > sum(p.flops for p in meets) or self._splits_inner(k):
-            return "sequence"
-        return "data"
+        alone = sum(flops for node, flops in meets if 0 in self._taken(node, k))
+        is_alone = 2 * alone > sum(flops for _, flops in meets)
+        return "sequence" if is_alone or self._splits_inner(k) else "data"
 
     def _splits_inner(self, k: int) -> bool:
         """Whether most of the batch that is split along a mesh axis when it arrives is split along
         another one too, in a dim before: examples there, and tokens here."""
-        types = [self.program.typing.values[value] for value in self.uses.graph.inputs]
+        types = self.program.typing.values
         batch = {
-            n: codes
-            for n, codes in enumerate(types)
-            if codes[k] > 0 and self.uses.class_of(n) == "other arguments"
+            n: types[value]
+            for n, value in enumerate(self.uses.graph.inputs)
+            if types[value][k] > 0 and self.uses.class_of(n) == "other arguments"
         }
         inner = {n for n, codes in batch.items() if any(0 < c < codes[k] for c in codes)}
         return self._share(inner, batch.keys()) > 0.5
 
-    def _takes_turns(self, product: Product, k: int) -> bool:
-        """Whether a product stands in a loop that has its weights all along and passes values to
+    def _takes_turns(self, weight: Operand, k: int) -> bool:
+        """Whether a product stands in a loop that has its weight all along and passes values to
         the next device of a mesh axis."""
-        assert product.weight is not None
         axis = self.program.mesh.names[k]
-        passing = (one for one in self.sends if one.kind == "permute" and axis in one.mesh_axes)
-        loops = {node.id for one in passing for node in one.regions}
-        _, entered = self.uses.origin(product.node.inputs[product.weight[0]])
+        loops = {
+            node.id
+            for one in self.sends
+            if one.kind == "permute" and axis in one.mesh_axes
+            for node in one.regions
+        }
+        _, entered = self.uses.origin(weight)
         return any(node.id in loops and entry.kind == "constant" for node, entry in entered)
 
     def _tokens(self, k: int) -> bool:
         """Whether more of what products of the forward pass add up along an axis is left split
         than whole."""
-        phases = self.uses.phases.of
         sent = [
             (one.step.kind, one.bytes)
             for one in self.sends
-            if one.maker and phases[one.maker.id] == "forward"
+            if one.maker and self.uses.phases.of[one.maker.id] == "forward"
             if one.step and k in one.step.mesh_axes
         ]
         # Of one sum, an all-reduce sends twice what a reduce-scatter does.

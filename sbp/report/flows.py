@@ -167,9 +167,8 @@ def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
     if grouping == "function":
         key, text, where = span.function, span.function or "module level", file_name(span.file)
     else:
-        code = (line_text(span.file, span.line) or "").strip()
-        key, text = span.line, shorten(code, TEXT_LIMIT) or "(no source)"
-        where = position_text(span.file, span.line)
+        key, where = span.line, position_text(span.file, span.line)
+        text = shorten((line_text(span.file, key) or "").strip(), TEXT_LIMIT) or "(no source)"
     return PlaceName(f"{span.file}:{key}", text, where, where.rpartition("/")[2])
 
 
@@ -249,9 +248,8 @@ def _flows(program: Program, numbers: Mapping[int, int]) -> tuple[ValueFlow, ...
       numbers: of each operation, by its id, the position of its place.
     """
     graph, dataflow, types = program.graph, Dataflow(program.graph), program.typing.values
-    nodes = [node for node in graph.walk() if node.id in numbers]
     reads = [
-        *((operand, numbers[node.id]) for node in nodes for operand in node.inputs),
+        *((v, numbers[n.id]) for n in graph.walk() if n.id in numbers for v in n.inputs),
         *((operand, -1) for operand in graph.outputs),
     ]
     found: dict[tuple[int, int], ValueFlow] = {}
@@ -347,8 +345,7 @@ def busiest_axis(program: Program, flows: ProgramFlows) -> str:
     are."""
     names = [n for n, size in program.mesh.axes if size > 1] or list(program.mesh.names)
     every = [send for stop in (*flows.stops, flows.results) for send in stop.sends]
-    sent = {n: sum(send.bytes for send in every if n in send.mesh_axes) for n in names}
-    return max(names, key=lambda n: sent[n])
+    return max(names, key=lambda n: sum(send.bytes for send in every if n in send.mesh_axes))
 
 
 def program_picture(
@@ -376,10 +373,8 @@ def program_picture(
         )
     flows = fold(program, grouping)
     sheet = _Sheet(flows, axis or busiest_axis(program, flows))
-    if brief:
-        return picture(_costliest(sheet), _drawing(sheet))
-    shown = picture(_costliest(sheet), _drawing(sheet), _words(sheet))
-    return replace(shown, caption=_caption(sheet))
+    shown = picture(_costliest(sheet), _drawing(sheet), *(() if brief else (_words(sheet),)))
+    return shown if brief else replace(shown, caption=_caption(sheet))
 
 
 def _caption(sheet: _Sheet) -> str:
@@ -541,12 +536,12 @@ def _arrows(board: Board, sheet: _Sheet, *, of_gradients: bool) -> None:
         first, last = sheet.tops[start], sheet.tops[stop]
         if abs(stop - start) == 1:
             x, down = edge + 22, stop > start
-            ends = (x, first + (_ROW if down else 0)), (x, last + (0 if down else _ROW))
-            board.line(ends, ink, arrow=True, title=told)
-            continue
-        track = _free_track(taken, min(start, stop), max(start, stop))
-        x, y0, y1 = edge - 8 - 7 * track, first + _ROW * 0.66, last + _ROW * 0.33
-        board.line(((edge, y0), (x, y0), (x, y1), (edge, y1)), ink, arrow=True, title=told)
+            points = [(x, first + (_ROW if down else 0)), (x, last + (0 if down else _ROW))]
+        else:
+            x = edge - 8 - 7 * _free_track(taken, min(start, stop), max(start, stop))
+            y0, y1 = first + _ROW * 0.66, last + _ROW * 0.33
+            points = [(edge, y0), (x, y0), (x, y1), (edge, y1)]
+        board.line(points, ink, arrow=True, title=told)
 
 
 def _free_track(taken: list[list[tuple[int, int]]], low: int, high: int) -> int:

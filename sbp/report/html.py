@@ -14,8 +14,8 @@ from sbp.report.parts import (
     Cell,
     Excerpt,
     Facts,
-    Leaf,
     Page,
+    Part,
     Picture,
     Section,
     Share,
@@ -81,7 +81,7 @@ def page_html(page: Page, *, standalone: bool = False) -> str:
     # No heading in a fragment: hosts number headings, and list them as the notebook's own.
     tag = "h1" if standalone else "p"
     title = f'<{tag} class="c">{_text(page.title)}</{tag}>\n' if page.title else ""
-    body = "\n".join(_section(p) if isinstance(p, Section) else _leaf(p) for p in page.parts)
+    body = "\n".join(map(_part, page.parts))
     fragment = f'<div class="sbp"><style>{STYLE}</style>\n{title}{body}\n</div>\n'
     if not standalone:
         return fragment
@@ -101,17 +101,12 @@ def _text(text: str) -> str:
     )
 
 
-def _section(section: Section) -> str:
-    state = " open" if section.opened else ""
-    return (
-        f"<details{state}><summary>{_text(section.title)}</summary>\n"
-        + "\n".join(map(_leaf, section.parts))
-        + "\n</details>"
-    )
-
-
-def _leaf(part: Leaf) -> str:
+def _part(part: Part) -> str:
     match part:
+        case Section():
+            state = " open" if part.opened else ""
+            leaves = "\n".join(map(_part, part.parts))
+            return f"<details{state}><summary>{_text(part.title)}</summary>\n{leaves}\n</details>"
         case str():
             return f"<p>{_text(part)}</p>"
         case Facts():
@@ -131,10 +126,12 @@ def _leaf(part: Leaf) -> str:
 def _picture(picture: Picture) -> str:
     inline = picture.svg.replace(FILE_ATTRIBUTES, "", 1)
     drawn = f'<p>{_text(picture.caption)}</p>\n<div class="p" tabindex="0">{inline}</div>'
-    if not picture.instead:
-        return drawn
-    words = "\n".join(map(_leaf, picture.instead))
-    return f"{drawn}\n<details><summary>in words</summary>\n{words}</details>"
+    words = "\n".join(map(_part, picture.instead))
+    return drawn + (_folded("in words", words) if picture.instead else "")
+
+
+def _folded(summary: str, inside: str) -> str:
+    return f"\n<details><summary>{summary}</summary>\n{inside}</details>"
 
 
 def _scrollable(made: str) -> str:
@@ -156,10 +153,8 @@ def _table(table: Table) -> str:
     head = " ".join(f"<th{side(i)}>{_text(h)}</th>" for i, h in enumerate(table.headings))
     rows, folded = ("\n".join(map(row_text, some)) for some in (table.rows, table.folded))
     shown = _scrollable(f"<table><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>")
-    if not table.rest:
-        return shown
     more = _scrollable(f'<table class="rest"><tbody>\n{folded}\n</tbody></table>')
-    return f"{shown}\n<details><summary>{_text(table.rest)}</summary>\n{more}</details>"
+    return shown + (_folded(_text(table.rest), more) if table.rest else "")
 
 
 def _cell(cell: Cell, *, first: bool) -> str:

@@ -32,9 +32,7 @@ from sbp.machine.lowerings import compiler, scatters_whole_mesh
 from sbp.plan.lower import ORDERED_TYPES
 from sbp.plan.program import Program, place
 from sbp.plan.traffic import sends
-from sbp.report import facts
-from sbp.report.device_bytes import memory_picture, traffic_picture
-from sbp.report.flows import program_flows, program_picture
+from sbp.report import device_bytes, facts, flows, shards, timeline
 from sbp.report.parts import (
     Excerpt,
     Facts,
@@ -50,8 +48,6 @@ from sbp.report.parts import (
     table,
     table_of,
 )
-from sbp.report.shards import LISTED_SHARDS, shard_picture, telling_tensor
-from sbp.report.timeline import timeline_picture
 from sbp.report.wording import (
     branches_text,
     bytes_text,
@@ -128,10 +124,6 @@ def _mark(text: str | None, label: Label) -> Mark:
 
 def coverage_section(read: Coverage) -> Section:
     """The collectives of a program and its comparisons with one device."""
-    checked = (
-        f"{counted(read.regions, 'region')} with {counted(read.values, 'value')},"
-        f" {counted(len(read.collectives), 'collective')}: {size_text(read.collectives)} per device"
-    )
     made = table_of(
         read.collectives,
         {
@@ -143,11 +135,10 @@ def coverage_section(read: Coverage) -> Section:
         },
     )
     return Section(
-        title=f"checked: {checked}",
-        parts=(
-            *([made] if made.rows else []),
-            *map(run_text, read.runs),
-        ),
+        title=f"checked: {counted(read.regions, 'region')} with {counted(read.values, 'value')},"
+        f" {counted(len(read.collectives), 'collective')}: {size_text(read.collectives)}"
+        " per device",
+        parts=(*([made] if made.rows else []), *map(run_text, read.runs)),
     )
 
 
@@ -171,7 +162,7 @@ def precision(program: Program) -> tuple[Section, ...]:
       A section; none where the user chose no `reduce_dtype`, and where no float is summed.
     """
     graph, sums = program.graph, program.typing.sums
-    found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
+    found = defaultdict[tuple[str, str], list[tuple[int, float]]](list)
     for send in sends(program):
         step, planned = send.step, send.planned
         # An all-gather of blocks that were exchanged and added belongs to the same sum.
@@ -179,24 +170,23 @@ def precision(program: Program) -> tuple[Section, ...]:
             dtype = graph.avals[planned.box.target.value].dtype
             if step.source[step.mesh_axes[0]] == _SUM and is_real(dtype):
                 wide = step.wide if step.wide and step.wide.dim is not None else None
-                entry = found[str(dtype), wide.dtype if wide else f"{dtype}, by the platform"]
-                entry[0] += planned.trips
-                entry[1] += step.bytes_sent * planned.trips
+                how = wide.dtype if wide else f"{dtype}, by the platform"
+                found[str(dtype), how].append((planned.trips, step.bytes_sent * planned.trips))
     if not sums or not found:
         return ()
     rows = (
-        (parts, how, str(int(runs)), bytes_text(sent))
-        for (parts, how), (runs, sent) in sorted(found.items())
+        (parts, how, str(sum(runs for runs, _ in same)), bytes_text(sum(sent for _, sent in same)))
+        for (parts, how), same in sorted(found.items())
     )
-    shown: list[Table | str] = [table(("parts", "added in", ">runs", ">per device"), rows)]
     nodes, typed = graph.walk(), program.typing.rows
     casts = [node_text(n) for n in nodes if ROUNDED_PARTS.name in typed[n.id].kernels]
-    if casts:
-        shown.append(
-            f"{counted(len(casts), 'cast')} of parts before their sum (`reduce_dtype`):"
-            f" {listed(casts, SHOWN_CASTS)}"
-        )
-    return (Section(title="precision of sums over devices", parts=tuple(shown)),)
+    named = (
+        f"{counted(len(casts), 'cast')} of parts before their sum (`reduce_dtype`):"
+        f" {listed(casts, SHOWN_CASTS)}"
+    )
+    made = table(("parts", "added in", ">runs", ">per device"), rows)
+    parts = (made, named) if casts else (made,)
+    return (Section(title="precision of sums over devices", parts=parts),)
 
 
 # ---- how types were chosen ----------------------------------------------------------------------
@@ -347,7 +337,8 @@ def annotated_lines(program: Program) -> tuple[AnnotatedLine, ...]:
       program: the plan.
     """
     sent = {
-        name: sum(s.bytes for s in stops) for name, stops in program_flows(program).places.items()
+        name: sum(s.bytes for s in stops)
+        for name, stops in flows.program_flows(program).places.items()
     }
     placed = (
         (node, span)
@@ -394,24 +385,23 @@ def source_page(program: Program, title: str) -> Page:
       program: the plan.
       title: the function's name.
     """
-    lines, flows = annotated_lines(program), program_flows(program)
-    total, own = flows.bytes, [a.bytes_per_device for a in lines]
+    lines, places = annotated_lines(program), flows.program_flows(program)
+    total, own = places.bytes, [a.bytes_per_device for a in lines]
     most, rest = max(own, default=0.0), total - sum(own)
     sent = f" {bytes_text(total)} in all" if total else " none"
     nowhere = f", of which {bytes_text(rest)} is for results or has no line" if rest >= 1 else ""
     head = {
         "each line with the types of its values, and the bytes that a device sends for it per call:"
         f"{sent}{nowhere}": True,
-        branches_text(total, flows.called): True,
+        branches_text(total, places.called): True,
     }
     sections = [
         Section(title=f"source of {file_name(file)}", parts=(_lines_table(here, total, most),))
         for file, here in group_by(lines, lambda a: a.file).items()
     ]
-    empty = () if sections else ("no operation has a line of the user",)
     return Page(
         title=f"source of {f'`{title}`' if title else 'the program'} on mesh {program.mesh}",
-        parts=(sentences(head, ". "), *empty, *sections),
+        parts=(sentences(head, ". "), *(sections or ["no operation has a line of the user"])),
     )
 
 
@@ -500,12 +490,9 @@ def plan_page(
     """
     mesh, name = program.mesh, f"`{title}` " if title else ""
     assumed = " (assumed, since the mesh is abstract; hardware= names another)"
-    heading = (
-        f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}, hardware"
-        f" {mesh.hardware.name}{assumed if mesh.is_assumed else ''}"
-    )
     return Page(
-        title=heading,
+        title=f"{name}on mesh {mesh}: {counted(mesh.num_devices, 'device')}, hardware"
+        f" {mesh.hardware.name}{assumed if mesh.is_assumed else ''}",
         parts=(*_parts(program, output_names, short=short), *_findings(diagnostics)),
     )
 
@@ -521,22 +508,29 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
     sent = facts.collectives(program, output_names)
     yield _collectives(program, facts.by_line(sent) if short else sent, short=short)
     if sent and not short:
-        others = (traffic_picture(program), timeline_picture(program), memory_picture(program))
+        others = (
+            device_bytes.traffic_picture(program),
+            timeline.timeline_picture(program),
+            device_bytes.memory_picture(program),
+        )
         yield Section(
             title="pictures; report.picture(), .bytes(), .timeline() and .memory() show them as"
             " text",
-            parts=(program_picture(program, brief=True), *(replace(p, instead=()) for p in others)),
+            parts=(
+                flows.program_picture(program, brief=True),
+                *(replace(p, instead=()) for p in others),
+            ),
             opened=False,
         )
     yield from precision(program)
     if short:
         return
-    if telling := telling_tensor(program):
-        drawn = shard_picture(telling)
+    if telling := shards.telling_tensor(program):
+        drawn = shards.shard_picture(telling)
         yield Section(
             title="where a tensor lives; report.where(name) shows others",
             parts=(replace(drawn, instead=()), *drawn.instead),
-            opened=len(telling.shards) <= LISTED_SHARDS,
+            opened=len(telling.shards) <= shards.LISTED_SHARDS,
         )
     yield _tensors("input", facts.inputs(program))
     yield _tensors("output", facts.outputs(program, output_names))
@@ -625,19 +619,12 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
     """Arguments or results in order; where there are many, the largest, and the rest folded. Leaves
     of numbered layers are one row where they are alike."""
 
-    def size(some: Sequence[tuple[facts.Tensor, int]]) -> float:
-        return sum(count * t.bytes_per_device for t, count in some)
-
     def name(t: facts.Tensor, count: int) -> str:
-        marks = [word for word, marked in (("donated", t.donated), ("padded", t.padded)) if marked]
-        return times_text(t.name, count) + (f" ({', '.join(marks)})" if marks else "")
-
-    def rest(left: Sequence[tuple[facts.Tensor, int]]) -> str:
-        smaller = counted(sum(count for _, count in left), "smaller one")
-        return f"and {smaller}: {bytes_text(size(left))} per device"
+        marks = sentences({"donated": t.donated, "padded": t.padded}, ", ")
+        return times_text(t.name, count) + (f" ({marks})" if marks else "")
 
     rows = facts.alike(found)
-    largest = sorted(rows, key=lambda row: -size([row]))[:SHOWN_TENSORS]
+    largest = sorted(rows, key=lambda row: -facts.counted_bytes([row]))[:SHOWN_TENSORS]
     made = table_of(
         sorted(rows, key=lambda row: row not in largest),
         {
@@ -645,13 +632,16 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
             "shape": lambda row: row[0].shape,
             "type": lambda row: repr(row[0].type),
             "on one device": lambda row: row[0].local_shape,
-            ">per device": lambda row: bytes_text(size([row])),
+            ">per device": lambda row: bytes_text(facts.counted_bytes([row])),
         },
         shown=len(largest),
-        rest=rest,
+        rest=lambda left: (
+            f"and {counted(sum(count for _, count in left), 'smaller one')}:"
+            f" {bytes_text(facts.counted_bytes(left))} per device"
+        ),
     )
     return Section(
-        title=f"{counted(len(found), noun)}: {bytes_text(size(rows))} per device",
+        title=f"{counted(len(found), noun)}: {bytes_text(facts.counted_bytes(rows))} per device",
         parts=(made,),
         opened=len(rows) <= SHOWN_TENSORS,
     )

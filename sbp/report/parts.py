@@ -263,5 +263,8 @@ def words(text: str) -> list[str]:
         for content, is_code in pieces(text)
         for sign in (f"`{content}`" if is_code else content)
     )
-    runs = groupby(signs, key=lambda at: at[1])
-    return ["".join(sign for sign, _ in run) for is_blank, run in runs if not is_blank]
+    return [
+        "".join(sign for sign, _ in run)
+        for is_blank, run in groupby(signs, key=lambda at: at[1])
+        if not is_blank
+    ]

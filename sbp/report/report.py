@@ -12,14 +12,10 @@ from sbp.handwritten.check import Coverage
 from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, show, takes
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES
-from sbp.report import facts, pages
-from sbp.report.device_bytes import live_bytes, memory_picture, traffic_picture
-from sbp.report.flows import GROUPINGS, Grouping, program_flows, program_picture
+from sbp.report import device_bytes, facts, flows, pages, shards, terminal
 from sbp.report.html import page_html
 from sbp.report.parts import Page, Picture, Section
-from sbp.report.shards import shard_picture, shards_of
 from sbp.report.svg import png_of
-from sbp.report.terminal import page_lines
 from sbp.report.timeline import (
     Schedule,
     lane_seconds,
@@ -54,7 +50,7 @@ class Shows:
     @takes("text", skip=1, width=_WIDTH)
     def text(self, width: int = TEXT_WIDTH) -> str:
         """Plain text of at most `width` columns, the same on every terminal."""
-        return "\n".join(line.plain.rstrip() for line in page_lines(self._shown(), width))
+        return "\n".join(line.plain.rstrip() for line in terminal.page_lines(self._shown(), width))
 
     @takes("html", skip=1, standalone=FLAG)
     def html(self, *, standalone: bool = False) -> str:
@@ -65,7 +61,7 @@ class Shows:
         return self.text()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from page_lines(self._shown(), options.max_width)
+        yield from terminal.page_lines(self._shown(), options.max_width)
 
     def _repr_html_(self) -> str:
         return self.html()
@@ -90,7 +86,7 @@ class Shown(Shows):
     @takes("lines", skip=1, width=_WIDTH)
     def lines(self, width: int = TEXT_WIDTH) -> list[str]:
         """The lines of the plain text."""
-        return [line.plain.rstrip() for line in page_lines(self.page, width)]
+        return [line.plain.rstrip() for line in terminal.page_lines(self.page, width)]
 
     def svg(self) -> tuple[str, ...]:
         """The pictures of the page, each as SVG."""
@@ -179,8 +175,8 @@ class Report(Shows):
             )
         )
 
-    @takes("Report.picture", skip=1, axis=_or_none(TEXT), by=_or_none(one_of(GROUPINGS)))
-    def picture(self, axis: str | None = None, by: Grouping | None = None) -> Shown:
+    @takes("Report.picture", skip=1, axis=_or_none(TEXT), by=_or_none(one_of(flows.GROUPINGS)))
+    def picture(self, axis: str | None = None, by: flows.Grouping | None = None) -> Shown:
         """The program as a graph of the user's lines: the type that each one makes, where values
         become partial and where they are reduced, and the collectives with their bytes. Lines that
         run or stand there several times are drawn once.
@@ -201,7 +197,7 @@ class Report(Shows):
         >>> print(step.plan(x, x).report().picture().text()[:26])
         the program by source line
         """
-        return Shown(page=Page(parts=(program_picture(self._planned("drawn"), axis, by),)))
+        return Shown(page=Page(parts=(flows.program_picture(self._planned("drawn"), axis, by),)))
 
     @takes("Report.where", skip=1)
     def where(self, name: str | int) -> Shown:
@@ -223,8 +219,8 @@ class Report(Shows):
         >>> print(step.plan(x, x).report().where("x").text()[:48])
         where `x` f32[8,8], model:S(1), lives on mesh mo
         """
-        found = shards_of(self._planned("drawn"), name, self.output_names)
-        return Shown(page=Page(parts=(shard_picture(found),)))
+        found = shards.shards_of(self._planned("drawn"), name, self.output_names)
+        return Shown(page=Page(parts=(shards.shard_picture(found),)))
 
     @takes("Report.source", skip=1)
     def source(self) -> Shown:
@@ -268,7 +264,9 @@ class Report(Shows):
                 code="unknown-option",
             )
         beside = None if other is None else other._planned("drawn")
-        return Shown(page=Page(parts=(traffic_picture(self._planned("drawn"), beside),)))
+        return Shown(
+            page=Page(parts=(device_bytes.traffic_picture(self._planned("drawn"), beside),))
+        )
 
     @takes("Report.roofline", skip=1)
     def roofline(self) -> Shown:
@@ -319,7 +317,7 @@ class Report(Shows):
         >>> print(step.plan(x, x).report().memory().text().split(",")[0])
         memory of one device over program order: at most 670.7 B
         """
-        return Shown(page=Page(parts=(memory_picture(self._planned("drawn")),)))
+        return Shown(page=Page(parts=(device_bytes.memory_picture(self._planned("drawn")),)))
 
     def _planned(self, what: str) -> Program:
         """The plan; what a report without one cannot have is refused."""
@@ -375,7 +373,7 @@ def plan_data(program: Program, output_names: tuple[str, ...]) -> dict[str, Any]
         "peak_memory_bytes_per_device": program.cost.peak_memory_bytes,
         "modelled_seconds": program.cost.seconds,
         "seconds_by_lane": lane_seconds(Schedule(program)),
-        "memory_at_peak": dict(live_bytes(program).peak.bytes),
+        "memory_at_peak": dict(device_bytes.live_bytes(program).peak.bytes),
         "limits": {
             "flops": limited.flops,
             "repeated_flops": limited.repeated,
@@ -412,11 +410,11 @@ def modules(program: Program) -> dict[str, dict[str, list[dict[str, Any]]]]:
     Arguments:
       program: the plan.
     """
-    flows = program_flows(program, "scope")
+    by_scope = flows.program_flows(program, "scope")
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for stop in (*flows.stops, flows.results):
+    for stop in (*by_scope.stops, by_scope.results):
         if stop.sends:
-            name = "" if stop is flows.results else stop.name
+            name = "" if stop is by_scope.results else stop.name
             of_scope = found.setdefault(name, {phase: [] for phase in PHASES})
             of_scope.setdefault(stop.phase, []).extend(
                 {

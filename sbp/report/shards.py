@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sbp.errors import SbpError, counted, listed
@@ -110,21 +110,21 @@ def tensor_shards(
     """
     devices: dict[tuple[tuple[Extent, ...], tuple[int, ...], int], list[int]] = defaultdict(list)
     for device, place in enumerate(itertools.product(*(range(n) for _, n in mesh))):
-        starts, blocks, stops, summand = [0] * len(shape), list(shape), list(shape), 0
-        at: list[int] = []
+        starts, blocks, stops = [0] * len(shape), list(shape), list(shape)
+        at, summand = list[int](), 0
         for (axis, n), i in zip(mesh, place, strict=True):
-            atom = type_.get(axis)
-            if isinstance(atom, Split):
-                dim = atom.dim
-                blocks[dim] = -(-blocks[dim] // n)
-                starts[dim] = min(starts[dim] + i * blocks[dim], stops[dim])
-                stops[dim] = min(starts[dim] + blocks[dim], stops[dim])
-                at.append(i)
-            elif isinstance(atom, Unreduced):
-                summand = summand * n + i
+            match type_.get(axis):
+                case Split(dim=dim):
+                    blocks[dim] = -(-blocks[dim] // n)
+                    starts[dim] = min(starts[dim] + i * blocks[dim], stops[dim])
+                    stops[dim] = min(starts[dim] + blocks[dim], stops[dim])
+                    at.append(i)
+                case Unreduced():
+                    summand = summand * n + i
+                case _:
+                    pass
         # Empty shards of several places are told apart: each is a block of its own.
-        extents = tuple(zip(starts, stops, strict=True))
-        devices[extents, tuple(at), summand].append(device)
+        devices[tuple(zip(starts, stops, strict=True)), tuple(at), summand].append(device)
     return TensorShards(
         name=name,
         text=text,
@@ -212,6 +212,11 @@ class _Cut:
     left_out: int
     pixels: tuple[float, ...]
 
+    def cells(self, start: float) -> Iterator[tuple[Extent | None, float, float]]:
+        """Each block with the pixel at which it begins and its length."""
+        begins = itertools.accumulate(self.pixels, initial=start)
+        return zip(self.extents, begins, self.pixels, strict=False)
+
 
 def shard_picture(found: TensorShards) -> Picture:
     """Where a tensor lives, as a picture with the same in words.
@@ -228,17 +233,15 @@ def _drawn_dims(found: TensorShards) -> tuple[int, int, tuple[int, ...]]:
     """The dim from left to right, the dim from top to bottom, and the other dims that are split."""
     split = [d for d in range(len(found.shape)) if found.axes_of(d)]
     whole = [d for d in reversed(range(len(found.shape))) if d not in split]
-    shown = sorted([*split, *whole][:2])
-    across = shown[-1] if shown else -1
-    down = shown[0] if len(shown) > 1 else -1
+    # A dim that the tensor has not is -1.
+    down, across = [-1, -1, *sorted([*split, *whole][:2])][-2:]
     return across, down, tuple(split[2:])
 
 
 def _devices_text(devices: Sequence[int], limit: int = 3, between: str = ",") -> str:
     """Devices with their runs joined, such as `0-3, 8-11`; the middle of many is left out."""
-    groups = itertools.groupby(enumerate(devices), key=lambda at: at[1] - at[0])
-    runs = [[device for _, device in group] for _, group in groups]
-    texts = [f"{run[0]}-{run[-1]}" if run[1:] else str(run[0]) for run in runs]
+    runs = group_by(enumerate(devices), lambda at: at[1] - at[0]).values()
+    texts = [f"{run[0][1]}-{run[-1][1]}" if run[1:] else str(run[0][1]) for run in runs]
     return between.join(_elide(texts, limit))
 
 
@@ -276,8 +279,8 @@ class _ShardDrawing:
 
     def __init__(self, found: TensorShards) -> None:
         self.found = found
-        shards = sorted(found.shards, key=lambda s: s.summand)
-        self.blocks = group_by((s for s in shards if not s.is_empty), lambda s: s.extents)
+        filled = sorted((s for s in found.shards if not s.is_empty), key=lambda s: s.summand)
+        self.blocks = group_by(filled, lambda s: s.extents)
         across, down, self.rest = _drawn_dims(found)
         room = CELL * (2 + max((len(_label(group)) for group in self.blocks.values()), default=0))
         self.columns = self._cut(across, min(max(64.0, room), _WIDE), _GAP)
@@ -293,9 +296,7 @@ class _ShardDrawing:
         """A dim whose longest block has `longest` pixels, and the others in proportion."""
         extents = self._extents(dim) if dim >= 0 else [(0, 1)]
         left_out = max(0, len(extents) - MOST_BLOCKS)
-        shown: list[Extent | None] = [*extents]
-        if left_out:
-            shown[MOST_BLOCKS - 2 : -2] = [None]
+        shown = [*extents[: MOST_BLOCKS - 2], None, *extents[-2:]] if left_out else [*extents]
         longest *= 2 if len(extents) == 1 else 1  # a whole dim looks like one
         most = max((stop - start for start, stop in extents), default=1)
         return _Cut(
@@ -349,22 +350,16 @@ class _ShardDrawing:
                 (sum(columns.pixels), sum(rows.pixels)),
                 Ink(color=PARTIAL, opacity=0.12, dashed=True),
             )
-        top = y
-        for row, (down, high) in enumerate(zip(rows.extents, rows.pixels, strict=True)):
+        for row, (down, top, high) in enumerate(rows.cells(y)):
             if rows.dim >= 0 and high >= 10:
                 text = _extent_text(found, rows.dim, down)
                 board.text((x - 5, top + high / 2 + 4), text, anchor="end")
-            at = x
-            for column, (across, wide) in enumerate(
-                zip(columns.extents, columns.pixels, strict=True)
-            ):
+            for column, (across, at, wide) in enumerate(columns.cells(x)):
                 if row == 0 and columns.dim >= 0:
                     text = _extent_text(found, columns.dim, across)
                     board.inside(at, at + wide, y - _SHEET * self.sheets - 4, text)
                 here = {**fixed, columns.dim: across, rows.dim: down}
                 self._block(board, here, (at, top), (wide, high), (row + column) % 2 == 1)
-                at += wide
-            top += high
 
     def _block(
         self,
@@ -435,8 +430,7 @@ def _caption(found: TensorShards) -> str:
 
 
 def _words(found: TensorShards) -> Table:
-    partial, told = found.summands > 1, found.shards[: 2 * LISTED_SHARDS]
-    left = counted(len(found.shards) - LISTED_SHARDS, "more shard")
+    partial = found.summands > 1
     return table(
         ("elements", *(("summand",) if partial else ()), "devices"),
         (
@@ -445,10 +439,10 @@ def _words(found: TensorShards) -> Table:
                 *((f"{shard.summand + 1} of {found.summands}",) if partial else ()),
                 _devices_text(shard.devices, 8, ", "),
             )
-            for shard in told
+            for shard in found.shards[: 2 * LISTED_SHARDS]
         ),
         shown=LISTED_SHARDS,
-        rest=lambda _: f"and {left}",
+        rest=lambda _: f"and {counted(len(found.shards) - LISTED_SHARDS, 'more shard')}",
     )
 
 

@@ -4,8 +4,8 @@ work that takes seconds."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from itertools import zip_longest
+from collections.abc import Callable, Iterator, Sequence, Set
+from itertools import chain, repeat, zip_longest
 
 from rich import get_console
 from rich.cells import cell_len
@@ -17,8 +17,8 @@ from sbp.report.parts import (
     Cell,
     Excerpt,
     Facts,
-    Leaf,
     Page,
+    Part,
     Picture,
     Section,
     Share,
@@ -39,28 +39,21 @@ def page_lines(page: Page, width: int) -> Iterator[Text]:
     """A page as lines of at most `width` cells. Source lines and single words may be longer."""
     width = max(width, MIN_WIDTH)
     yield from _lines(page.title, width, "bold")
-    started, after_finding = bool(page.title), False
-    for part in page.parts:
-        if started and (after_finding or not isinstance(part, str | Facts)):
+    for before, part in zip((page.title or None, *page.parts), page.parts, strict=False):
+        is_apart = isinstance(before, ShownDiagnostic) or not isinstance(part, str | Facts)
+        if before is not None and is_apart:
             yield Text()
-        started, after_finding = True, isinstance(part, ShownDiagnostic)
-        if isinstance(part, Section):
+        yield from _part(part, width)
+
+
+def _part(part: Part, width: int) -> Iterator[Text]:
+    match part:
+        case Section():
             yield from _lines(part.title, width, "bold")
             for number, leaf in enumerate(part.parts):
                 if number:
                     yield Text()
-                yield from _indent(_leaf(leaf, width - 2), "  ")
-        else:
-            yield from _leaf(part, width)
-
-
-def _indent(lines: Iterable[Text], by: str) -> Iterator[Text]:
-    for line in lines:
-        yield Text(by).append_text(line)
-
-
-def _leaf(part: Leaf, width: int) -> Iterator[Text]:
-    match part:
+                yield from (Text("  ") + line for line in _part(leaf, width - 2))
         case str():
             yield from _lines(part, width)
         case Facts():
@@ -71,7 +64,7 @@ def _leaf(part: Leaf, width: int) -> Iterator[Text]:
             yield from _table(part, width)
         case Picture():
             for plain_part in (part.caption, *part.instead):
-                yield from _leaf(plain_part, width)
+                yield from _part(plain_part, width)
         case _:
             yield from _finding(part, width)
 
@@ -199,7 +192,7 @@ def _finding(part: ShownDiagnostic, width: int) -> Iterator[Text]:
         yield Text(f"{gutter}|", "cyan")
     if found.rule:
         yield Text.assemble((f"{gutter}= ", "cyan"), ("rule", "bold"), f": {found.rule}")
-        yield from _indent(_rule_rows(found.rows), gutter + "    ")
+        yield from (Text(f"{gutter}    ") + row for row in _rule_rows(found.rows))
     remarks = [
         *(("note", note, "") for note in found.notes),
         *(("help", text, price) for text, price in part.helps),
@@ -237,15 +230,14 @@ def _rule_rows(rows: Sequence[RuleRow]) -> Iterator[Text]:
 def _remark(gutter: str, kind: str, text: str, price: str, width: int) -> Iterator[Text]:
     """A note or help after `= kind:`, with its price at the right edge."""
     head = Text.assemble((f"{gutter}= ", "cyan"), (kind, "bold"), ": ")
-    indent = head.cell_len
-    room = width - indent
-    *lines, last = wrap(text, room)
-    if price and cell_len(last) + len(GAP) + cell_len(price) > room:
-        lines, last = [*lines, last], ""
-    priced = _fit(price, room - cell_len(last), right=True) if price else ""
-    for number, line in enumerate((*lines, last)):
-        start = Text(" " * indent) if number else head
-        yield start.append(line).append(priced if number == len(lines) else "", "bold")
+    indent, room = Text(" " * head.cell_len), width - head.cell_len
+    lines = [Text(line) for line in wrap(text, room)]
+    if price and lines[-1].cell_len + len(GAP) + cell_len(price) > room:
+        lines.append(Text())
+    lines[-1].append(_fit(price, room - lines[-1].cell_len, right=True) if price else "", "bold")
+    yield from (
+        start + line for start, line in zip(chain([head], repeat(indent)), lines, strict=False)
+    )
 
 
 # ---- progress -----------------------------------------------------------------------------------

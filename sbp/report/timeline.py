@@ -233,7 +233,20 @@ def timeline_picture(program: Program) -> Picture:
     caption = _caption(program, found)
     if not found.seconds:
         return picture(caption, None, "no operation of it has a modelled time")
-    return picture(caption, _drawing(program, found), _lanes_table(found), _causes_table(found))
+    longest = table_of(
+        causes(found),
+        {
+            "longest": lambda one: " ".join([one.what, *one.axes]),
+            "line": lambda one: one.line[1] or one.line[0],
+            "pass": lambda one: one.phase,
+            ">runs": lambda one: f"{one.runs:g}",
+            ">modelled": lambda one: seconds_text(one.waited),
+            ">share": lambda one: f"{one.waited / found.seconds:.1%}",
+        },
+        shown=SHOWN_ROWS,
+        rest=lambda left: f"and {counted(len(left), 'shorter one')}",
+    )
+    return picture(caption, _drawing(program, found), _lanes_table(found), longest)
 
 
 def _caption(program: Program, found: Schedule) -> str:
@@ -376,22 +389,6 @@ def _lanes_table(found: Schedule) -> Table:
     )
 
 
-def _causes_table(found: Schedule) -> Table:
-    return table_of(
-        causes(found),
-        {
-            "longest": lambda one: " ".join([one.what, *one.axes]),
-            "line": lambda one: one.line[1] or one.line[0],
-            "pass": lambda one: one.phase,
-            ">runs": lambda one: f"{one.runs:g}",
-            ">modelled": lambda one: seconds_text(one.waited),
-            ">share": lambda one: f"{one.waited / found.seconds:.1%}",
-        },
-        shown=SHOWN_ROWS,
-        rest=lambda left: f"and {counted(len(left), 'shorter one')}",
-    )
-
-
 # ---- limits -------------------------------------------------------------------------------------
 
 
@@ -460,8 +457,8 @@ class Limits:
 def limits(program: Program) -> Limits:
     """What limits a program. Of a `cond`, the mean of its branches counts, as in the modelled
     time; regions written by hand are not counted, since their time is not modelled."""
-    names = (place_name(n, "scope").name for n in program.graph.walk())
-    named: Grouping = "scope" if any(names) else "function"
+    has_scopes = any(place_name(n, "scope").name for n in program.graph.walk())
+    named: Grouping = "scope" if has_scopes else "function"
     places = group_by(
         Schedule(program).intervals,
         lambda one: (

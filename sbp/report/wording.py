@@ -214,19 +214,9 @@ def full_need_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
       need: the need for the conversion.
       output_names: names of the program's results.
     """
-    if need.kind == "conversion":
-        return "on the way to another type that is read"
     if need.node is None:
         return _sentence(_RETURNED, need, output_names)
-    if need.is_read:
-        return _sentence(_READ, need)
-    text = _sentence(_LEFT, need)
-    if need.blocker is None:
-        return text
-    before = decode(need.change.before)
-    return (
-        f"{text}: each trip reads it in {node_text(need.blocker)}, which has no row for {before!r}"
-    )
+    return _sentence(_READ if need.is_read else _LEFT, need)
 
 
 def deferred_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
@@ -270,19 +260,20 @@ _READ = {
 
 _LEFT = {
     "predicate": _PREDICATE,
-    "carry": "carried as {after} over all trips of {node}",
+    "carry": "carried as {after} over all trips of {node}{blocking}",
     "": "returned as {after} by the body of {node}",
 }
 """The same for a value that the body of a region returns."""
 
 _RETURNED = {
+    "conversion": "on the way to another type that is read",
     "pinned output": "returned as `{output}`, which is pinned as {after}",
     "donated output": "returned as `{output}`, which takes the buffer and so the type of the"
     " donated input {donor}",
     "whole output": "returned as `{output}`: an output is partial only if its type says so",
     "": "returned as `{output}`, whose type is left free",
 }
-"""The same for a result of the program."""
+"""The same for a result of the program, and for what only another conversion reads."""
 
 _DEFERRED = {
     "pin": "Without that pin",
@@ -299,19 +290,24 @@ def _sentence(
     templates: Mapping[str, str], need: ConversionNeed, output_names: Sequence[str] = ()
 ) -> str:
     """The sentence of a need."""
-    node, allowing = need.node, f" (reduce_dtype=jnp.{need.allowing} allows it to come after)"
-    of_node: dict[str, Any] = {}
-    if node is not None:
-        of_node = {
+    node, before = need.node, repr(decode(need.change.before))
+    allowing = f" (reduce_dtype=jnp.{need.allowing} allows it to come after)"
+    blocking = ": each trip reads it in {}, which has no row for {}"
+    of_node: dict[str, Any] = (
+        {}
+        if node is None
+        else {
             "node": node_text(node),
             "place": place_text(SourcePlace.of(node)),
             "source": source_text(node.span),
             "dtype": node.params.get("new_dtype"),
         }
+    )
     return templates.get(need.kind, templates[""]).format(
-        before=repr(decode(need.change.before)),
+        before=before,
         after=repr(decode(need.change.after)),
         allowing=allowing if need.allowing else "",
+        blocking=blocking.format(node_text(need.blocker), before) if need.blocker else "",
         partners=_partners(need.partners) if need.partners else "",
         row=_row(need.row),
         output=output_name(output_names, need.number),

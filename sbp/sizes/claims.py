@@ -95,24 +95,21 @@ def _boundary(graph: Graph, typing: Typing) -> Iterator[Claim]:
     for kind, group in (("input", ins), ("output", outs)):
         for position, (name, operand, codes) in enumerate(group):
             padded, aval = typing.request.demand.is_padded(kind, position), graph.aval(operand)
-            yield from _can_hold(f"{kind} {name}", aval, codes, typing.mesh, padded=padded)
+            if is_symbolic([aval]) and any(c > 0 for c in codes):
+                yield _holding(f"{kind} {name}", aval.shape, codes, typing.mesh, padded=padded)
 
 
-def _can_hold(
-    what: str, aval: Any, codes: Codes, mesh: MeshSpec, *, padded: bool
-) -> Iterator[Claim]:
+def _holding(
+    what: str, shape: tuple[Any, ...], codes: Codes, mesh: MeshSpec, *, padded: bool
+) -> Claim:
     """The claim that an input or output can be held in its type."""
-    if not (is_symbolic([aval]) and any(c > 0 for c in codes)):
-        return
-    shape = tuple(aval.shape)
     if padded:
-        yield Claim(
+        return Claim(
             text=f"{what} of shape {shape_text(shape)} has elements to split",
             key=("elements", str(shape)),
             holds=lambda lift: all(lift(d) != 0 for d in shape),
         )
-        return
-    yield Claim(
+    return Claim(
         text=f"{what} of shape {shape_text(shape)} divides evenly under {to_type(codes, mesh)!r}",
         key=("even", str(shape), codes),
         holds=lambda lift: is_even([lift(d) for d in shape], codes, mesh.sizes),
@@ -136,8 +133,7 @@ def _inside(program: Graph, typing: Typing) -> Iterator[Claim]:
                 case "annotation":
                     pin = node.params["pin"]
                     codes = (None,) * len(mesh.sizes) if pin is None else pinned_codes(pin, mesh)
-                    pinned = tuple(c or 0 for c in codes)
-                    yield from _large(node, program, decision, typing, pinned)
+                    yield from _large(node, program, decision, typing, tuple(c or 0 for c in codes))
                 case "value":
                     yield from _large(node, program, decision, typing, ())
                 case _:
@@ -231,7 +227,7 @@ def _is_offered(
     if n == 1:
         return _is_offered(op, row, mesh, policies, (*kernels, "local"))
     op = Op(op.name, op.params, op.ins, op.outs, n, ROUNDED_PARTS.name in row.kernels)
-    codes_in, codes_out = (tuple(t[position] for t in side) for side in (row.ins, row.outs))
+    avals, codes = (*op.ins, *op.outs), tuple(t[position] for t in (*row.ins, *row.outs))
     rule = rule_for(op.name)
     if op.name in REGION_OPS:
         rows = region_rows(op, axis)
@@ -241,19 +237,16 @@ def _is_offered(
     for r in rows:
         kernel = kernel_named(r.kernel)
         if (
-            (tuple(map(encode, r.ins)), tuple(map(encode, r.outs))) == (codes_in, codes_out)
+            tuple(map(encode, (*r.ins, *r.outs))) == codes
             and (not kernel.communicates or (sends and mesh.hardware.overlaps >= kernel.overlaps))
             and not (kernel.gathers is not None and r.kernel in kernels)
-            and all(
-                c <= 0 or a.shape[c - 1] >= n
-                for a, c in zip((*op.ins, *op.outs), (*codes_in, *codes_out), strict=True)
-            )
+            and all(c <= 0 or a.shape[c - 1] >= n for a, c in zip(avals, codes, strict=True))
         ):
-            ins = tuple(
+            shards = tuple(
                 a if k == kernel.gathers else _shard_of(a, c, n)
-                for k, (a, c) in enumerate(zip(op.ins, codes_in, strict=True))
+                for k, (a, c) in enumerate(zip(avals, codes, strict=True))
             )
-            outs = tuple(_shard_of(a, c, n) for a, c in zip(op.outs, codes_out, strict=True))
+            ins, outs = shards[: len(op.ins)], shards[len(op.ins) :]
             inner = Op(op.name, op.params, ins, outs, 1)
             if _is_offered(inner, row, mesh, policies, (*kernels, r.kernel)):
                 return True
@@ -275,24 +268,22 @@ def element_claims(graph: Graph) -> list[Claim]:
     claims: list[Claim] = []
     for node in graph.walk():
         shapes = [tuple(graph.aval(o).shape) for o in (*node.inputs[:1], *node.outputs[:1])]
-        if not traits_of(node.op).regroups or not is_symbolic(shapes):
-            continue
-        left, right = element_products(*shapes)
-        if str(left) == str(right):
-            continue
-        left, right = equation(left, right)
-        fact = f"{left} == {right}"
-        claims.append(
-            Claim(
-                text=f"the reshape from {' to '.join(map(shape_text, shapes))} keeps the number of"
-                " elements",
-                key=("elements", fact),
-                holds=lambda lift, sides=(left, right): bool(lift(sides[0]) == lift(sides[1])),
-                span=node.span,
-                fact=fact,
-            )
-        )
+        if traits_of(node.op).regroups and is_symbolic(shapes):
+            left, right = element_products(*shapes)
+            if str(left) != str(right):
+                claims.append(_equal_elements(shapes, *equation(left, right), node.span))
     return claims
+
+
+def _equal_elements(shapes: Sequence[Any], left: Any, right: Any, span: Span | None) -> Claim:
+    return Claim(
+        text=f"the reshape from {' to '.join(map(shape_text, shapes))} keeps the number of"
+        " elements",
+        key=("elements", f"{left} == {right}"),
+        holds=lambda lift: bool(lift(left) == lift(right)),
+        span=span,
+        fact=f"{left} == {right}",
+    )
 
 
 def element_products(before: Sequence[Any], after: Sequence[Any]) -> tuple[Any, Any]:
@@ -324,18 +315,12 @@ def equation(left: Any, right: Any) -> tuple[Any, Any]:
         return left, right
     tree, scope = parse(str(difference)), difference.scope
     for part in ast.walk(tree):
-        match part:
-            case ast.Call(func=ast.Name(id="floordiv"), args=args):
-                whole, by = (_size(ast.unparse(a), scope) for a in args)
-                if str(whole - by * (whole // by)) in (str(difference), str(-difference)):
-                    return whole % by, 0
-            case _:
-                pass
-    sides: list[tuple[Any, Any]] = []
-    for text in _terms(tree):
-        term = _size(text.lstrip("-"), scope)
-        if jax.export.is_symbolic_dim(term):
-            sides.append((term, term + difference if text[0] == "-" else term - difference))
+        if isinstance(part, ast.Call) and ast.unparse(part.func) == "floordiv":
+            whole, by = (_size(ast.unparse(a), scope) for a in part.args)
+            if str(whole - by * (whole // by)) in (str(difference), str(-difference)):
+                return whole % by, 0
+    terms = [(_size(text.lstrip("-"), scope), -1 if text[0] == "-" else 1) for text in _terms(tree)]
+    sides = [(t, t - sign * difference) for t, sign in terms if jax.export.is_symbolic_dim(t)]
     return min(sides, key=lambda side: _effort(*side))
 
 
@@ -374,8 +359,10 @@ def check_symbols(graph: Graph, names: Iterable[str], avals: Iterable[Any]) -> N
     """
     known, scopes = set(names), {id(d.scope) for d in symbolic_in(avals)}
     for node in graph.walk():
-        sizes = [v for v in node.params.values() if jax.export.is_symbolic_dim(v)]
-        sizes += symbolic_in(graph.aval(v) for v in (*node.inputs, *node.outputs))
+        sizes = [
+            *filter(jax.export.is_symbolic_dim, node.params.values()),
+            *symbolic_in(graph.aval(v) for v in (*node.inputs, *node.outputs)),
+        ]
         others = sorted(
             {
                 name

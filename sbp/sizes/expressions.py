@@ -344,8 +344,7 @@ def _as_constraint(left: str, how: str, right: str) -> str:
 def _answers(constraints: tuple[str, ...], left: str, how: str, right: str) -> bool:
     """Whether JAX answers a comparison with yes under some constraints."""
     try:
-        scope = jax.export.SymbolicScope(constraints)
-        sizes = jax.export.symbolic_shape(f"{left}, {right}", scope=scope)
+        sizes = jax.export.symbolic_shape(f"{left}, {right}", constraints=constraints)
         return bool(COMPARISONS[how](*sizes))
     except (ValueError, jax.errors.InconclusiveDimensionOperation):
         return False

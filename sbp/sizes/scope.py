@@ -101,8 +101,8 @@ class Scope:
         ('mod(b, 8) == 0',)
         """
         own = [c for c in self.constraints if c not in terms]
-        suffice = lambda c: Scope(self.names, (*c, *terms)).always(self.constraints)  # noqa: E731
-        return (*minimal(own, suffice), *terms)
+        kept = minimal(own, lambda c: Scope(self.names, (*c, *terms)).always(self.constraints))
+        return (*kept, *terms)
 
     def always(self, region: Region) -> bool:
         """Whether Z3 shows that a region is the whole scope."""
