@@ -126,7 +126,7 @@ class SavedPlan:
                 f"it has format {show(form)}, and this version of sbp reads format {FORMAT}"
             )
         if not _has_shape(read, _SHAPE):
-            raise _refusal("plan.save did not write this file, or someone changed it")
+            raise _refusal("plan.save did not write this file, or it was changed")
         return cls(
             made_for=read["made_for"],
             program=tuple(read["program"].split()),
@@ -160,7 +160,7 @@ class SavedPlan:
                     program = dataclasses.replace(free, typing=typing)
         program = program or self._resolve(request)
         if self.seal != _seal(self.figures, self.removed):
-            raise _refusal("someone changed its `figures` or `removed` after plan.save wrote it")
+            raise _refusal("its `figures` or `removed` were changed after plan.save wrote them")
         limit = request.memory_limit
         if limit is not None and program.cost.peak_memory_bytes > limit:
             raise _refusal("it takes more memory than memory_limit")

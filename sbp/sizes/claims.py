@@ -514,8 +514,10 @@ def _trial_text(claim: Claim, why: str, small: Sequence[Point]) -> str:
     fails = next((p for p in small if not claim.holds(numbers(p))), None)
     held = f"it holds for {counted(len(small), 'small size')} that sbp tried"
     tried = f"it does not hold for {point_text(fails)}" if fails else held
-    told = tried if small else "sbp tried no small size"
-    return f"sbp could not prove this, because {why}: {claim.text}; {told}"
+    return (
+        f"sbp could not prove this, because {why}: {claim.text};"
+        f" {tried if small else 'sbp tried no small size'}"
+    )
 
 
 def point_text(point: Point) -> str:

@@ -143,7 +143,10 @@ def test_a_set_mesh_of_other_devices(order):
 WRONG = {
     "no such axis": (P("z"), "no axis 'z'"),
     "one of two axes": (P(("x", "z")), "no axis 'z'"),
-    "no such dim": (P(None, None, "x"), r"x:S\(2\) on a tensor with dims 0..1"),
+    "no such dim": (
+        P(None, None, "x"),
+        r"x:S\(2\) splits dim 2, but the tensor has only dims 0..1",
+    ),
     "one device": (SingleDeviceSharding(jax.devices()[0]), "SingleDeviceSharding"),
     "another tree": ({"a": P("x")}, "does not fit"),
 }

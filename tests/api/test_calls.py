@@ -315,9 +315,9 @@ def test_shardings_in_their_wrong_forms(mesh):
     single = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     two = lambda a, b: a
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"in_shardings": spec("x"), "in_types": (S(0), None)}, "say the same"),
-        ({"out_shardings": spec("x"), "out_types": S(0)}, "say the same"),
-        ({"in_shardings": (spec("x"), other)}, "on the same mesh"),
+        ({"in_shardings": spec("x"), "in_types": (S(0), None)}, "set the same types"),
+        ({"out_shardings": spec("x"), "out_types": S(0)}, "set the same types"),
+        ({"in_shardings": (spec("x"), other)}, "build the sharding on the mesh of sbp.jit"),
         ({"out_shardings": single}, "SingleDeviceSharding"),
         ({"in_shardings": spec("z")}, "z"),
     ]

@@ -172,17 +172,17 @@ def test_matches(pattern, path, named):
         ),
         (
             ({"head": "model:S(2)", "blocks": None, "scale": None}, None),
-            "in_types[0] for params['head']: model:S(2) on a tensor with dims 0..1",
+            "in_types[0] for params['head']: model:S(2) splits dim 2, but the tensor has only",
         ),
         (
             (None, PartitionSpec(None, None, "data")),
-            "in_types[1] for x: data:S(2) on a tensor with dims 0..1",
+            "in_types[1] for x: data:S(2) splits dim 2, but the tensor has only dims 0..1",
         ),
         (
             (lambda path, leaf: "dta:S(0)" if leaf.shape else None, None),
             "in_types[0] for params['blocks'][0]['out']['b']: the mesh",
         ),
-        (("B",), "in_types has 1 entries for 2 non-static positional arguments (params, x)"),
+        (("B",), "in_types has 1 entry for 2 non-static positional arguments (params, x)"),
     ],
 )  # fmt: skip
 def test_errors_name_the_leaf_and_the_nearest(in_types, message):

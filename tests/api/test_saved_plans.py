@@ -1,6 +1,7 @@
 """`plan.save(path)` and `sbp.jit(.., plan=path)`."""
 
 import json
+import os
 import subprocess
 import sys
 from typing import Any
@@ -148,7 +149,7 @@ def test_a_reduction_that_became_a_slice_is_refused(path, mesh, tmp_path):
         sbp.jit(step, mesh, in_types=TYPES, plan=tmp_path / "plan.json")(W, X)
 
 
-def test_files_that_are_none(mesh, tmp_path):
+def test_files_that_are_none(mesh, tmp_path, monkeypatch):
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     (tmp_path / "no").mkdir()
     sbp.jit(step, mesh).plan(W, X).save(good := tmp_path / "good")
@@ -169,6 +170,9 @@ def test_files_that_are_none(mesh, tmp_path):
     for wrong in (others[0], "a\0b", "\ud800"):
         with pytest.raises(sbp.SbpError, match="path of a file"):
             plan.save(wrong)
+    monkeypatch.setattr(os, "listdir", lambda path: os.stat(tmp_path / "gone"))
+    with pytest.raises(sbp.SbpError, match=r"no cannot be read: No such file"):
+        sbp.jit(step, mesh, plan=tmp_path / "no")(W, X)
 
 
 def test_several_plans_for_several_shapes(path, mesh, tmp_path, monkeypatch):
@@ -215,7 +219,9 @@ def test_changed_figures_are_refused(path, mesh, tmp_path, change):
     whole["figures"][name] = value
     changed = tmp_path / "changed.json"
     changed.write_text(json.dumps(whole))
-    with pytest.raises(sbp.SbpError, match=r"saved-plan: .*its figures were changed"):
+    with pytest.raises(
+        sbp.SbpError, match=r"saved-plan: .*its `figures` or `removed` were changed"
+    ):
         sbp.jit(step, mesh, in_types=TYPES, plan=changed).plan(W, X)
 
 

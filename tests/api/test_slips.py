@@ -168,8 +168,8 @@ def test_changes_that_were_not_tried_are_counted(shape, types, helps, left):
     args = [jax.ShapeDtypeStruct(shape, jnp.float32)] * len(several)
     (found,) = f.check(*args).diagnostics
     assert len(found.helps) == helps
-    said = {0: (), 1: ("1 more change was not tried",)}
-    assert found.notes == said.get(left, (f"{left} more changes were not tried",))
+    said = {0: (), 1: ("sbp did not try 1 more change",)}
+    assert found.notes == said.get(left, (f"sbp did not try {left} more changes",))
 
 
 def test_the_end_of_another_axis_name_stays():

@@ -93,6 +93,8 @@ def test_check(words, status, said, folder, capsys):
         (["model.py:plain", "--args", MATRICES], "has no mesh; give one"),
         (["model.py:right", "--args", "f33[8]"], "no dtype 'f33'; did you mean \"f32\"?"),
         (["model.py:right", "--args", "f32[8"], "is not of the form"),
+        (["model.py:right", "--args", "{[1]: f32[8]}"], "is not of the form"),
+        (["model.py:right", "--args=" + "-" * 100_000 + "1"], "is not of the form"),
         (["model.py:mesh"], "model.py:mesh is AbstractMesh, not a function"),
         (["model.py:right", "--mesh", "data:2"], "is not of the form data=2,model=4"),
         (["model.py:"], "names no function"),

@@ -107,7 +107,7 @@ def test_the_error_says_the_floor_and_what_fills_it():
     assert found.title.endswith(f"the smallest plan that it found takes {floor}")
     first, second, *_ = found.notes
     assert first.startswith(
-        "w of shape (1024, 1024) as B takes 4.0 MiB per device; split as S(0) on `y`"
+        "w of shape (1024, 1024) as B takes 4.0 MiB per device; split as S(0) on `y`, "
     )
     assert second.endswith("takes 512.0 KiB per device")
 

@@ -116,7 +116,7 @@ def test_the_report_says_which_dim_is_whole():
 @pytest.mark.parametrize(
     ("sharding", "code", "says"),
     [
-        (NamedSharding(MESH, P(("y", "x"))), "bad-placement", "against the mesh order"),
+        (NamedSharding(MESH, P(("y", "x"))), "bad-placement", "in the order of the mesh"),
         (NamedSharding(BACK, P("x")), "bad-placement", "no type on the mesh"),
         (NamedSharding(LAID, P("y")), "bad-placement", "no type on the mesh"),
         (NamedSharding(HALF, P("y")), "bad-placement", "no type on the mesh"),

@@ -151,7 +151,7 @@ def test_stacked_dims_mark_layers_and_experts():
 MODELS = [
     ({"expert": "4"}, r"no option 'expert'; did you mean \"experts\""),
     ({"experts": "many"}, "experts needs a value like 8, not 'many'"),
-    ({"encoder_layers": "3"}, "layers come in pairs"),
+    ({"encoder_layers": "3"}, "encoder_layers is 3; with moe_every 2, .* it must be even"),
     ({"model_dim": "0"}, "model_dim is 0; it must be at least 1"),
     ({"groups": "-2"}, "groups is -2"),
     ({"dropout": "1"}, "dropout is 1.0; it must be at least 0 and below 1"),
@@ -162,16 +162,19 @@ MODELS = [
     ({"router": "mixtrall"}, "router is 'mixtrall'; did you mean \"mixtral\""),
     ({"dispatch": "sorted"}, "dispatch is 'sorted'; did you mean \"sort\""),
     ({"router": "expert_choice"}, "looks at later tokens, which a decoder must not; set decod"),
-    ({"router": "switch", "experts_per_token": "2"}, '"switch" has 1 experts for each token'),
-    ({"router": "top_k", "experts_per_token": "9"}, "experts_per_token is 9, of 8 experts"),
+    ({"router": "switch", "experts_per_token": "2"}, '"switch" uses 1 expert for each token'),
+    (
+        {"router": "top_k", "experts_per_token": "9"},
+        "experts_per_token is 9, but there are 8 experts",
+    ),
     ({"router": "switch", "normalise": "after"}, 'but the weights of router "switch"'),
-    ({"router": "top_k", "counter": "paper"}, 'counter "paper" lets choices that random'),
-    ({"router": "noisy_top_k", "aux_scale": "paper"}, "has variances"),
+    ({"router": "top_k", "counter": "paper"}, 'counter "paper" works only with router "top2"'),
+    ({"router": "noisy_top_k", "aux_scale": "paper"}, 'does not work with router "noisy_top_k"'),
     (
         {"router": "expert_choice", "decoder_router": "top2", "dispatch": "sort"},
-        'dispatch "sort" has no capacity',
+        'dispatch "sort" does not work with router "expert_choice"',
     ),
-    ({"experts": "0", "shared_experts": "1"}, "shared_experts stand beside routed ones"),
+    ({"experts": "0", "shared_experts": "1"}, "shared_experts needs routed experts"),
     ({"router_z_loss": "-1"}, "router_z_loss is -1.0"),
     ({"shared_experts": "-1"}, "shared_experts is -1"),
     ({"kv_heads": "3"}, "kv_heads is 3; it must divide the 2 heads"),
@@ -180,8 +183,8 @@ MODELS = [
     ({"encoder_layers": "0", "target_vocab": "30"}, "has one vocabulary"),
     ({"encoder_layers": "0", "target_vocab": "400", "decoder_router": "switch"}, "set router"),
     ({"moe_every": "3"}, "moe_every is 3"),
-    ({"rounding": "stochastic"}, 'rounding "stochastic" is for param_dtype "bfloat16"'),
-    ({"dtype": "float64", "param_dtype": "bfloat16"}, "parameters are float64"),
+    ({"rounding": "stochastic"}, 'rounding "stochastic" needs param_dtype "bfloat16"'),
+    ({"dtype": "float64", "param_dtype": "bfloat16"}, "needs parameters of float64"),
     ({"rounding": "random"}, "rounding is 'random'"),
 ]
 RUNS = [
@@ -208,6 +211,8 @@ def test_text_is_read_as_the_type_of_its_option():
     assert (found.remat, found.dropout) == (False, 0.2)
     with pytest.raises(SbpError, match=r'no preset \'tiny_mt\'; did you mean "tiny-mt"'):
         preset("tiny_mt")
+    with pytest.raises(SbpError, match=r"^unknown-option: heads must be a whole number, got 2\.5$"):
+        dataclasses.replace(CFG, heads=2.5)
 
 
 MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train

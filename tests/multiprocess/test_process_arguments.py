@@ -284,55 +284,55 @@ CALLS = [
     (
         lambda d: sbp.jit(square, sbp.make_mesh((4, 2) if d else (2, 4), ("data", "model"))),
         lambda d: X,
-        "its mesh differs: data=2 model=4 on cpu devices",
+        "the mesh differs: data=2 model=4 on cpu devices",
     ),
     (
         lambda d: sbp.jit(square, Mesh(np.roll(np.array(jax.devices()), int(d)), ("data",))),
         lambda d: X,
-        "its mesh differs: data=8 on cpu devices",
+        "the mesh differs: data=8 on cpu devices",
     ),
     (
         lambda d: on_rows((lambda x: jnp.sin(x)) if d else jnp.sin),
         None,
-        "its name differs: sin in ",
+        "the name differs: sin in ",
     ),
     (
         lambda d: on_rows(lambda x: jnp.sin(x) if d else jnp.cos(x)),
         None,
-        "its program differs between",
+        "the program differs between",
     ),
-    (lambda d: on_rows(lambda x: jnp.flip(x, int(d))), None, "its program differs between"),
+    (lambda d: on_rows(lambda x: jnp.flip(x, int(d))), None, "the program differs between"),
     (
         lambda d: on_rows(lambda x: x * (X[:1] + d)),
         None,
-        "its set of constants differs between",
+        "the set of constants differs between",
     ),
     (
         lambda d: on_rows(
             lambda x: sbp.annotate(x * 2, model=sbp.S(1) if d else sbp.B) * 2, out_types="data:S(0)"
         ),
         None,
-        "its program differs between",
+        "the program differs between",
     ),
     (
         lambda d: on_rows(square, out_types="data:S(0)" if d else "data:S(1)"),
         None,
-        "its choice of types differs between",
+        "the choice of types differs between",
     ),
     (
         lambda d: on_rows(lambda x: x * 2, out_types="data:S(0)", donate_argnums=(0,) if d else ()),
         None,
-        "its set of options differs: donated arguments (), keep",
+        "the set of options differs: donated arguments (), keep",
     ),
     (
         lambda d: sbp.jit(lambda x: x.sum(), mesh_of("2x4")),
         lambda d: X[: 8 if d else 16],
-        "its list of arguments differs: x: float32[16, 8]",
+        "the list of arguments differs: x: float32[16, 8]",
     ),
     (
         lambda d: sbp.jit(square, mesh_of("2x4")),
         lambda d: X + d,
-        "its argument x differs between",
+        "the argument x differs between",
     ),
 ]
 """A function and its argument, each by whether this process differs; without an argument, rows of a
@@ -347,7 +347,7 @@ def test_what_differs_is_named_in_every_process(call, argument, said: str):
         f(x)
     assert error.value.code == "processes-differ" and said in str(error.value)
     assert f"process {LAST}" in str(error.value)
-    assert len(set(in_all(str(error.value).partition(" has to be called ")[2]))) == 1
+    assert len(set(in_all(str(error.value).partition(" must call ")[2]))) == 1
 
 
 def test_plans_alike_are_compared_once_and_leave_nothing_behind():

@@ -24,7 +24,7 @@ def test_the_prices_that_a_memory_limit_tries_are_said():
     tight = product(WHOLE / 2)
     count = tight.program.memory_prices
     assert tight.cost.peak_memory_bytes <= WHOLE / 2 and count > fit.HALVINGS
-    assert f"types were chosen at {count} prices per byte of memory" in tight.report().text(400)
+    assert f"so sbp tried {count} prices per byte of memory" in tight.report().text(400)
 
 
 def test_the_constraints_are_written_down_once_for_all_prices(monkeypatch):

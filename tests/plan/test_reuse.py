@@ -75,7 +75,7 @@ def test_the_report_says_what_is_repeated():
     assert declined.bytes_sent == sent and declined.bytes_kept == WEIGHTS
     assert "of the forward pass" not in plan(2**40).report().text(400)
     tight = plan((plan().cost.peak_memory_bytes + plan(2**40).cost.peak_memory_bytes) / 2)
-    assert "for which the memory limit has no room" in tight.report().text(400)
+    assert "which does not fit in memory_limit" in tight.report().text(400)
 
 
 def test_what_is_cheap_to_keep_is_kept():

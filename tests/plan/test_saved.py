@@ -119,7 +119,7 @@ def test_removed_conversions_have_to_be_repeats(programs):
     program = programs["remat"]
     saved = SavedPlan.of(program)
     value, _, *rest = saved.removed[0]
-    with pytest.raises(SbpError, match="not those of this program"):
+    with pytest.raises(SbpError, match="conversions that this program does not repeat"):
         changed(saved, removed=((value, value - 1, *rest),)).program_for(program.request)
 
 

@@ -78,7 +78,7 @@ def test_a_small_share_of_the_device_is_left_alone():
 
 
 def test_the_report_has_the_fastest_plan():
-    said = "this one holds less; memory_limit= says how much a plan may hold"
+    said = "sbp chose this one because it needs less memory"
     assert said in plan(**LARGE).report().text(400)
     assert said not in plan(**LARGE, memory_limit=ALL).report().text(400)
 

@@ -407,8 +407,9 @@ def test_a_plan_that_sends_nothing_says_so():
 
 
 def test_only_a_report_stands_beside_another(scoped_plan):
-    with pytest.raises(SbpError, match="other must be a Report"):
-        scoped_plan.report().bytes(scoped_plan)
+    for other in (scoped_plan, type("Unshown", (), {"__repr__": None})()):
+        with pytest.raises(SbpError, match="other must be a Report, or None, got"):
+            scoped_plan.report().bytes(other)
 
 
 # ---- the annotated source -----------------------------------------------------------------------

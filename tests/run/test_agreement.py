@@ -48,7 +48,7 @@ def test_the_first_part_that_differs_is_named(other, part):
     pinned = {"in_types": "data:S(0)", "out_types": "data:S(0)"}
     mine = parts(**(pinned if part in ("list of arguments", "choice of types") else {}))
     said = difference({0: mine, 1: other(), 2: mine})
-    assert said.startswith(f"its {part} differs") and "processes 0, 2" in said
+    assert said.startswith(f"the {part} differs") and "processes 0, 2" in said
     assert not difference({0: mine, 1: mine})
 
 

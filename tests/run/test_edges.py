@@ -224,7 +224,7 @@ BAD = {
     ),
     "mesh too large": (
         lambda m: sbp.make_mesh((4, 4), ("a", "b")),
-        "mesh-devices: .*16 devices, but 8 present",
+        "mesh-devices: .*16 devices, but JAX has only 8",
     ),
     "not partial": (
         lambda m: sbp.jit(lambda x: x, m, in_types=("x:P(sum)",))(GRID),
@@ -237,7 +237,7 @@ BAD = {
     "hardware": (lambda m: sbp.jit(lambda x: x, m, hardware="tpu-v33"), 'did you mean "tpu-v3"'),
     "split order": (
         lambda m: sbp.jit(lambda x: x, m, in_types=(PartitionSpec(("y", "x")),)),
-        "bad-placement: .*against the mesh order",
+        "bad-placement: .*name them in the order of the mesh",
     ),
     "abstract mesh": (
         lambda m: sbp.jit(lambda x: x, AbstractMesh((2,), ("a",)))(GRID),
@@ -245,12 +245,12 @@ BAD = {
     ),
     "entry count": (
         lambda m: sbp.jit(lambda x, y: x, m, in_types=("B",))(GRID, GRID),
-        "1 entries for 2",
+        "1 entry for 2",
     ),
     "no array": (lambda m: sbp.jit(lambda x: x, m)("text"), "input x is not an array: str"),
     "sum of booleans": (
         lambda m: sbp.jit(lambda x: sbp.partial(x > 0, "x"), m)(GRID),
-        "x:P\\(sum\\) on bool",
+        "an array of bool cannot be P\\(sum\\)",
     ),
     "axis by number": (lambda m: sbp.split(GRID, 0, WRONG["axis"]), "the name of a mesh axis"),
     "memory limit": (
@@ -525,7 +525,7 @@ BAD_PADDED = {
         "abstract-mesh: Padded.of",
     ),
     "entry of P": (lambda m: sbp.padded("x:P(sum)"), "sbp.padded takes a type without P"),
-    "entry of no type": (lambda m: SBP.padded(3), "type-syntax: a type is"),
+    "entry of no type": (lambda m: SBP.padded(3), "type-syntax: a type must be"),
     "entry of an atom": (lambda m: SBP.padded(sbp.S(0)), "alone names no mesh axis"),
     "entry of an unknown axis": (
         lambda m: sbp.jit(lambda x: x, m, in_types=sbp.padded("z:S(0)")),

@@ -134,7 +134,7 @@ def test_an_annotation_in_a_loop_chooses_for_the_value_outside():
     "reduce_dtype", [jnp.float64, jnp.int32, jnp.complex64, jnp.float8_e5m2, "f32", 32]
 )
 def test_other_dtypes_are_refused(reduce_dtype):
-    with pytest.raises(sbp.SbpError, match=r"unknown-option: reduce_dtype is jnp\.float32"):
+    with pytest.raises(sbp.SbpError, match=r"unknown-option: reduce_dtype must be jnp\.float32"):
         sbp.jit(product, MESH, reduce_dtype=reduce_dtype)
 
 

@@ -245,7 +245,7 @@ def test_a_program_that_is_too_large_is_not_run(monkeypatch):
     body = ring_sums(lambda n: n - 2, axis_size)
     monkeypatch.setattr(emulation, "CHECKED_WORK", 100)
     run, _ = run_of(body)
-    assert "operations make" in run.untried and not run.wrong
+    assert "operations compute" in run.untried and not run.wrong
     monkeypatch.setattr(emulation, "CHECKED_ELEMENTS", 100)
     run, report = run_of(body)
     assert "elements over all devices" in run.untried

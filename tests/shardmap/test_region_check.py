@@ -114,12 +114,12 @@ def test_an_axis_of_one_device_changes_nothing():
 @pytest.mark.parametrize(
     ("fn", "args", "over", "message"),
     [
-        (lambda x: x * 2.0, (X,), MESH, "no jax.shard_map"),
+        (lambda x: x * 2.0, (X,), MESH, "does not call jax.shard_map"),
         (
             region(twice),
             (X, W),
             AbstractMesh((8,), ("model",), axis_types=(AxisType.Auto,)),
-            "over the mesh data=2 model=4, but mesh=model=8",
+            "uses the mesh data=2 model=4, but mesh= has model=8",
         ),
         (region(twice), (X, W), "model", "got str"),
         (region(twice), (X, "w"), MESH, "got str"),

@@ -320,7 +320,7 @@ def test_wrong_under_loops_and_conditions(mesh):
         ("pallas_call", {}, "bad-argument", "register 'pallas_call:NAME'"),
         ("custom_partitioning", {}, "bad-argument", "register 'custom_partitioning:NAME'"),
         *[
-            (name, {}, "bad-argument", "takes no signature")
+            (name, {}, "bad-argument", "cannot register a signature")
             for name in ("scan", "cond", "jit", "remat", "psum", "reshard", "rng_uniform")
         ],
         ("add", {}, "bad-argument", "'add' has a signature already, which sbp gives it"),
@@ -331,9 +331,14 @@ def test_wrong_under_loops_and_conditions(mesh):
             "'add' has a signature already, which sbp gives it",
         ),
         ("triple", {"rows": ["S(0)"]}, "type-syntax", "a row is `operand atoms -> result atoms`"),
-        ("triple", {"rows": ["S(0) -> Q"]}, "type-syntax", r"'Q' in row 'S\(0\) -> Q' is no atom"),
-        ("triple", {"rows": ["? -> B"]}, "type-syntax", "'[?]' in row '[?] -> B' is no atom"),
-        ("triple", {"rows": ["S(0) S(1) -> B"]}, "type-syntax", "is no atom"),
+        (
+            "triple",
+            {"rows": ["S(0) -> Q"]},
+            "type-syntax",
+            r"'Q' in row 'S\(0\) -> Q' is not an atom",
+        ),
+        ("triple", {"rows": ["? -> B"]}, "type-syntax", "'[?]' in row '[?] -> B' is not an atom"),
+        ("triple", {"rows": ["S(0) S(1) -> B"]}, "type-syntax", "is not an atom"),
         ("triple", {"rows": [("S(0)", "S(0)")]}, "bad-argument", "a row is a `Row` or a text"),
         (
             "triple",
@@ -357,7 +362,7 @@ def test_bad_registrations(primitive, options, code, message):
         ("S(0) -> S(0), B", "has 2 results, the equation 1"),
         ("S(2) -> S(0)", r"splits dim 2 of operand 0, which is float32\[8,12\]"),
         ("S(0) -> S(2)", "splits dim 2 of result 0"),
-        ("P(and) -> B", r"has P\(and\) for operand 0, which is float32\[8,12\]"),
+        ("P(and) -> B", r"has P\(and\) for operand 0, but float32\[8,12\] cannot be"),
         (Row((B,), (B,), "halo"), "names kernel 'halo'"),
     ],
 )
@@ -421,7 +426,7 @@ def test_a_local_that_raises_is_an_error_of_the_signature(local, said):
 
 @pytest.mark.parametrize("rows", [None, "S(0) -> S(0)", 3])
 def test_rows_are_a_list(rows):
-    with pytest.raises(sbp.SbpError, match="rows= is a list of rows"):
+    with pytest.raises(sbp.SbpError, match="rows= must be a list of rows"):
         register("pallas_call:nothing", rows)
 
 
