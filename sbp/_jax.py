@@ -67,8 +67,8 @@ MERGES_SLICES = jax.__version_info__[:2] < (0, 12)
 0.11."""
 
 # Frames of sbp itself are never the user's: diagnostics point at the line that called it. `sbp.moe`
-# is a user of sbp.
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# is a user of sbp. Frames have the path of the import, as in `notebooks/../sbp/_jax.py`.
+_HERE = os.path.dirname(__file__) + os.sep
 for _entry in sorted(os.listdir(_HERE)):
     if _entry != "moe":
         _source_info.register_exclusion(_HERE + _entry)

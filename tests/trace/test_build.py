@@ -2,9 +2,12 @@
 newer releases of JAX."""
 
 import gc
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -638,3 +641,18 @@ def test_a_mean_over_the_mapped_axis_gathers_nothing() -> None:
     norm = over_batch(lambda row: row - lax.pmean(row, "batch"))
     plan = sbp.jit(norm, jax.make_mesh((8,), ("x",)), "x:S(0)", "x:S(0)").plan(jnp.ones((64, 16)))
     assert plan.cost.bytes_per_device == 2 * 7 / 8 * 16 * 4
+
+
+FROM_ABOVE = """
+import sys; sys.path.insert(0, "..")
+import jax, sbp
+step = sbp.jit(lambda x: sbp.split(x, 0, "d") + 1, jax.sharding.AbstractMesh((2,), ("d",)))
+print({n.span.file for n in step.trace(jax.ShapeDtypeStruct((4,), "float32")).request.graph.nodes})
+"""
+
+
+def test_sbp_that_is_imported_from_the_folder_above_is_not_the_users_code():
+    """Notebooks of a checkout do that. The package then has the path `notebooks/../sbp`."""
+    command, here = (sys.executable, "-c", FROM_ABOVE), Path(__file__).parents[1]
+    run = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
+    assert run.stdout == "{'<string>'}\n"
