@@ -273,10 +273,8 @@ def _value(part: ast.expr, text: str, scope: SymbolicScope) -> Any:
             return tuple(map(read, elements))
         case ast.List(elts=elements):
             return list(map(read, elements))
-        case ast.Dict(keys=keys, values=values) if all(
-            isinstance(key, ast.Constant | ast.UnaryOp) for key in keys
-        ):
-            return {read(key): read(value) for key, value in zip(keys, values, strict=True) if key}
+        case ast.Dict(keys=keys, values=values) if all(map(_is_key, keys)):
+            return dict(zip(map(read, keys), map(read, values), strict=True))
         case ast.Name(id=name):
             return _array(name, ())
         case ast.Subscript(value=ast.Name(id=name), slice=size):
@@ -284,6 +282,13 @@ def _value(part: ast.expr, text: str, scope: SymbolicScope) -> Any:
             return _array(name, _shape(sizes, text, scope))
         case _:
             raise _refused(text, f"has {ast.unparse(part)!r}; it is not of the form")
+
+
+def _is_key(part: ast.expr | None) -> bool:
+    """Whether a syntax tree stands for a key of a dict: numbers, texts, and tuples of them."""
+    if isinstance(part, ast.Tuple):
+        return all(map(_is_key, part.elts))
+    return isinstance(part, ast.Constant | ast.UnaryOp)
 
 
 def _shape(sizes: Sequence[ast.expr], text: str, scope: SymbolicScope) -> tuple[Any, ...]:

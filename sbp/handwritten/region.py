@@ -315,6 +315,8 @@ class _Region:
           in_types, out_types: as `manual` takes them.
           args: the global arrays.
         """
+        if not self.mesh.names:
+            raise SbpError("sbp.manual needs a mesh axis, and the mesh of sbp.jit has none")
         flat, tree = jax.tree.flatten(args)
         types = self.types_of(in_types, args)
         flat = [self.even(x, t, i) for i, (x, t) in enumerate(zip(flat, types, strict=True))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -143,7 +144,7 @@ def _blocks(sizes: Sequence[int], dims: Sequence[Sequence[int]]) -> np.ndarray:
       sizes: sizes of the mesh axes.
       dims: for each dim the positions of the axes that split it, outer first.
     """
-    at = np.indices(sizes).reshape(len(sizes), -1)
+    at = np.indices(sizes).reshape(len(sizes), math.prod(sizes))
     found = np.zeros((len(dims), at.shape[1]), dtype=int)
     for d, axes in enumerate(dims):
         for axis in axes:

@@ -211,10 +211,7 @@ def bytes_sent(block: Block) -> float:
 
 
 # ---- text ---------------------------------------------------------------------------------------
-# Program -> plan text. `sbp.plan.saved` reads the types of a plan off its text.
-
-
-# ---- words -------------------------------------------------------------------------------------
+# The text of a plan. `sbp.plan.saved` reads the types of a plan off its text.
 
 
 def wide_text(how: WideSum) -> str:
@@ -299,17 +296,11 @@ def constant_text(constant: Constant) -> str:
     return f"const:{shape}"
 
 
-# ---- plan -> text -------------------------------------------------------------------------------
-
-
-def plan_lines(program: Any) -> Iterator[str]:
+def plan_lines(program: Program) -> Iterator[str]:
     """The lines of a plan. Each operation, each step of a conversion and each region has its own.
 
     Registers are numbered in the order of their definition. A converted value keeps its number and
     gets one prime for each conversion: `%3'`.
-
-    Arguments:
-      program: a `sbp.plan.program.Program`.
     """
     axes = "".join(f"{name}={size} " for name, size in program.mesh.axes)
     sent = _figure(float(program.cost.bytes_per_device))

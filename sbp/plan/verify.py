@@ -2,7 +2,7 @@
 are written, in the types that its row takes.
 
 This module shares no walk with the code that makes plans. It reads the parameters of `scan` and
-`while` itself and does not use `trace.regions`, so that a fault there cannot hide itself here.
+`while` itself and does not use `interface_of`, so that a fault there cannot hide itself here.
 """
 
 from __future__ import annotations

@@ -366,6 +366,10 @@ def program_picture(
     Raises:
       SbpError: `unknown-axis` for an axis that the mesh has not.
     """
+    if not program.mesh.names:
+        raise SbpError(
+            "the mesh has no axes, and a picture shows the types on one", code="unknown-axis"
+        )
     if axis is not None and axis not in program.mesh.names:
         raise SbpError(
             f"the mesh ({program.mesh}) has no axis {axis!r}{nearest(axis, program.mesh.names)}",

@@ -233,8 +233,9 @@ def _drawn_dims(found: TensorShards) -> tuple[int, int, tuple[int, ...]]:
     """The dim from left to right, the dim from top to bottom, and the other dims that are split."""
     split = [d for d in range(len(found.shape)) if found.axes_of(d)]
     whole = [d for d in reversed(range(len(found.shape))) if d not in split]
-    # A dim that the tensor has not is -1.
-    down, across = [-1, -1, *sorted([*split, *whole][:2])][-2:]
+    shown = sorted([*split, *whole][:2])
+    across = shown[-1] if shown else -1
+    down = shown[0] if len(shown) > 1 else -1
     return across, down, tuple(split[2:])
 
 

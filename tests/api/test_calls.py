@@ -71,6 +71,10 @@ def test_a_mesh_without_axes():
     assert_same_results(step(X), sbp.jit(step, mesh)(X))
     with pytest.raises(sbp.SbpError, match="unknown-axis"):
         sbp.jit(lambda x: sbp.split(x, 0, "x"), mesh)(X)
+    with pytest.raises(sbp.SbpError, match="needs a mesh axis"):
+        sbp.jit(sbp.manual(jnp.sin, in_types=("B",), out_types="B"), mesh)(X)
+    with pytest.raises(sbp.SbpError, match="the mesh has no axes"):
+        sbp.jit(jnp.sin, mesh).plan(X).report().picture()
 
 
 @pytest.mark.parametrize("method", ["__call__", "plan", "lower", "eval_shape", "trace"])
