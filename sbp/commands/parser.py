@@ -274,7 +274,7 @@ def _value(part: ast.expr, text: str, scope: SymbolicScope) -> Any:
         case ast.List(elts=elements):
             return list(map(read, elements))
         case ast.Dict(keys=keys, values=values) if all(map(_is_key, keys)):
-            return dict(zip(map(read, keys), map(read, values), strict=True))
+            return {read(k): read(v) for k, v in zip(keys, values, strict=True) if k is not None}
         case ast.Name(id=name):
             return _array(name, ())
         case ast.Subscript(value=ast.Name(id=name), slice=size):

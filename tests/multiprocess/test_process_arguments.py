@@ -52,7 +52,7 @@ def test_numpy_arrays_are_refused_and_taken_as_in_jax_jit():
         for jit in (jax.jit, lambda fn, **options: sbp.jit(fn, mesh, **options)):
             with pytest.raises(ValueError, match="make_array_from_process_local_data"):
                 jit(times_two, in_shardings=NamedSharding(mesh, spec))(X)
-    with pytest.raises(sbp.SbpError, match="argument x is pinned data:P\\(sum\\)"):
+    with pytest.raises(sbp.SbpError, match="input x is pinned data:P\\(sum\\)"):
         parts = sbp.Partial(np.ones((2, 8), np.float32), sbp.NdSbp({"data": sbp.P}))
         sbp.jit(times_two, mesh, in_types="data:P(sum)")(parts)
     whole = NamedSharding(mesh, PartitionSpec())
@@ -232,7 +232,7 @@ def test_parts_of_even_arrays_and_statics():
 def test_what_is_refused():
     mesh = mesh_of("8")
     f = sbp.jit(lambda w: w * 2, mesh, sbp.padded("data:S(0)"))
-    with pytest.raises(ValueError, match=r"argument w is pinned data:S\(0\) .*plan\.place"):
+    with pytest.raises(ValueError, match=r"input w is pinned data:S\(0\) .*plan\.place"):
         f(W)
     plan = f.plan(jax.ShapeDtypeStruct(W.shape, W.dtype))
     part = own_part(W, "data:S(0)", mesh)
@@ -347,7 +347,7 @@ def test_what_differs_is_named_in_every_process(call, argument, said: str):
         f(x)
     assert error.value.code == "processes-differ" and said in str(error.value)
     assert f"process {LAST}" in str(error.value)
-    assert len(set(in_all(str(error.value).partition(" must call ")[2]))) == 1
+    assert len(set(in_all(str(error.value).partition(" with the same ")[2]))) == 1
 
 
 def test_plans_alike_are_compared_once_and_leave_nothing_behind():
