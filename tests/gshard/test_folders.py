@@ -59,12 +59,12 @@ def has_another_vocabulary(folder):
 
 
 FOLDERS = {
-    is_a_file: "cannot write to {}: File exists. Make room or mend the folder",
+    is_a_file: "cannot write to {}: File exists. Free disk space, fix the folder",
     is_in_no_folder: "cannot write to {}: ",
     has_a_file_for_checkpoints: "cannot write to {}/checkpoints: ",
-    is_full: "cannot write to {}/source.model: No space left on device. Make room",
+    is_full: "cannot write to {}/source.model: No space left on device. Free disk space",
     has_another_model: "{} holds a run of another configuration",
-    has_another_vocabulary: "the vocabulary source and target in {} is not that of its checkpoints",
+    has_another_vocabulary: "the checkpoints in {} were made with another vocabulary source and",
 }
 
 
@@ -174,7 +174,7 @@ def test_folders_that_training_refuses(tmp_path, capsys):
         fcntl.flock(held, fcntl.LOCK_EX)
         assert "another run is training" in checked(capsys, *where)[2]
     (begun / "source.model").write_bytes((begun / "target.model").read_bytes())
-    assert "the vocabulary source in" in checked(capsys, *where)[2]
+    assert "made with another vocabulary source;" in checked(capsys, *where)[2]
     assert "would begin" not in checked(capsys, *where)[1]
 
 
