@@ -118,7 +118,7 @@ class MaybeSlip:
     Attributes:
       slip: the value that is almost right; None where it is not known.
       option: the argument of `sbp.jit` in question; empty for none.
-      call: the user's call of which an argument is wrong, where it is not the call that raises.
+      call: the user's call with the wrong argument, if another call raises the error.
       related: other places that are part of the cause.
     """
 

@@ -94,7 +94,7 @@ def _position(span: Span) -> tuple[str, Position]:
 
 
 class Names(Dataflow):
-    """The user's names of a program's values."""
+    """The values of a program, with the user's names of them."""
 
     @functools.cached_property
     def inputs(self) -> dict[Operand, int]:

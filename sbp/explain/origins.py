@@ -374,10 +374,8 @@ class Origins:
         if made == wanted:
             return [link], operand
         subject = self.label(operand)
-        return [
-            link,
-            Link(kind="converted", subject=subject, atom=wanted, node=node, made=made),
-        ], operand
+        more = Link(kind="converted", subject=subject, atom=wanted, node=node, made=made)
+        return [link, more], operand
 
     def _leads(self, node: Node, code: Code, k: int) -> list[int]:
         """The numbers of the operands that a result's atom comes from; the chain goes on with the

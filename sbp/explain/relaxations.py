@@ -67,8 +67,8 @@ def gathered_matrices(program: Program) -> tuple[Diagnostic, ...]:
                 title=f"{what} is computed whole on every device of {over}",
                 labels=(Label(span=at, text=label, primary=True),) if at else (),
                 notes=(
-                    f"sbp can split {node.name} only along the dims before those that it takes"
-                    " whole",
+                    f"sbp can split {node.name} only along its batch dims: each device needs the"
+                    " other dims whole",
                 ),
             )
             found.setdefault(node.id, note)

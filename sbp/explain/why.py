@@ -21,6 +21,7 @@ from sbp.explain.subjects import AtomChange, Subject, Subjects, ValueName, chang
 from sbp.infer.check import CheckResult, check
 from sbp.infer.choose import EndCondition, choose
 from sbp.infer.constraints import pin_sites
+from sbp.infer.flow import Place
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY
 from sbp.infer.space import (
@@ -122,7 +123,7 @@ def plan_deferred(request: Request, group: Group, need: ConversionNeed) -> Progr
     codes = tuple(c if k in before else None for k, c in enumerate(register.codes))
     if need.is_read:
         # Another row, or the value as it is; at every copy of the reader.
-        places = dict.fromkeys(
+        places: dict[Place, None] = dict.fromkeys(
             ("operand", reader.id, number)
             for one in group
             for reader, number in one.readers()
@@ -197,16 +198,16 @@ def _aliases(program: Program, subject: Subject, origins: Origins) -> set[Operan
     """The subject's values, the values from which the last steps of its expression make them, and
     the inputs of bodies that they feed. The last steps are those such as the transpose after a
     product; an annotation belongs to the annotated expression."""
-    mine, dataflow = set[Operand](subject.values), origins.names
+    mine, names = set[Operand](subject.values), origins.names
     for node in reversed(list(program.graph.walk())):
         alone = len(node.inputs) == 1 and not node.regions and not mine.isdisjoint(node.outputs)
-        maker = dataflow.maker(node.inputs[0]) if alone else None
+        maker = names.maker(node.inputs[0]) if alone else None
         if maker is not None and (
             node.op == annotate_p.name
             or (maker.span, maker.in_gradient) == (node.span, node.in_gradient)
         ):
             mine.update(node.inputs)
-    for value, (node, entry) in dataflow.entries.items():
+    for value, (node, entry) in names.entries.items():
         if node.inputs[entry.operand] in mine:
             mine.add(value)
     return mine

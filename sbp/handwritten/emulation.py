@@ -102,8 +102,8 @@ def nodes_of(graph: Graph) -> Iterator[Node]:
 
 
 def claims(graph: Graph) -> Iterator[tuple[Node, list[int]]]:
-    """The regions of a program in order, each with the positions of the results that claim a type:
-    those that not only a gradient takes back as they are."""
+    """The regions of a program in order, each with the positions of the results that claim a type.
+    A residual claims none: only the region of a gradient reads it, with the same spec."""
     readers = Dataflow(graph).readers
     for node in regions_of(graph):
         pairs = enumerate(zip(node.outputs, node.params["out_specs"], strict=True))
@@ -346,7 +346,7 @@ def _scan(node: Node, args: Sequence[Any], axes: int) -> tuple[list[Any], dict[i
             return carry, (ys, dict(values))
 
         carry, (ys, every) = lax.scan(with_values, initial, xs, **options)
-        values.update(every)  # the values of all trips replace those of one trip
+        values.update(every)  # stacked over all trips, in place of the values of one trip
         return carry, ys
 
     def one(number: int, inputs: Sequence[Any]) -> list[Any]:

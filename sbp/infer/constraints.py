@@ -100,7 +100,8 @@ class ReadBecause:
         if self.node.primitive is annotate_p:
             return "the annotated value"
         if self.entry is not None:
-            # With one region, the number counts all operands; with several, those of one kind.
+            # With one region, the number counts all operands. With several regions, it counts the
+            # operands of one kind.
             one = len(self.node.regions) == 1
             number = self.entry.operand if one else self.entry.number
             constant = "constant" if interface_of(self.node).loop else "operand"

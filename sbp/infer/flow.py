@@ -21,7 +21,7 @@ from sbp.annotations import annotate_p
 from sbp.trace.graph import Entry, Exit, Graph, Node, Operand, interface_of, weighed_trips
 from sbp.trace.numbering import SAME
 
-Place = tuple[Any, ...]
+Place = tuple[Literal["row", "value", "operand", "result", "output"], *tuple[int, ...]]
 """Where a `Typing` stores a decision or a read: ("row", node id); ("value", value), the type in
 which it is made; ("operand", node id, operand), the type in which a node reads it; ("result", node
 id, region, output), the type in which a region returns it; ("output", position), that of an output

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sbp import _jax
 from sbp.infer.space import Code, Codes, encode
@@ -89,9 +89,12 @@ class _Branch:
     goes_round: bool
 
 
-PartialRow = tuple[tuple[Code, ...], tuple[tuple[int, frozenset[str]], ...]]
-"""A row on one mesh axis with a partial result: the codes of its operands; and for each partial
-result, its number and monoid."""
+class PartialRow(NamedTuple):
+    """A row on one mesh axis with a partial result: the codes of its operands; and for each partial
+    result, its number and monoid."""
+
+    ins: tuple[Code, ...]
+    yields: tuple[tuple[int, frozenset[str]], ...]
 
 
 class RowTable:
@@ -171,7 +174,7 @@ class RowTable:
         key = (self._operation(node, rounds), _aval_key(ins), _aval_key(outs), position)
         if key not in self._partial_cache:
             found = (
-                (
+                PartialRow(
                     tuple(map(encode, row.ins)),
                     tuple(
                         (i, frozenset((a.monoid,)))
@@ -181,7 +184,7 @@ class RowTable:
                 )
                 for row in self.rows_on(node, ins, outs, position, rounds)
             )
-            self._partial_cache[key] = tuple(dict.fromkeys(row for row in found if row[1]))
+            self._partial_cache[key] = tuple(dict.fromkeys(row for row in found if row.yields))
         return self._partial_cache[key]
 
     def rows_in(

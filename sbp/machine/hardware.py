@@ -274,8 +274,8 @@ _H100 = Hardware(
 # host memory: 15 GB/s a chip over PCIe, of the scaling book (link at `_HOP`). `fast_memory_bytes`:
 # VMEM of one core (`jax.experimental.pallas.tpu.get_tpu_info`); of v4 CMEM, Jouppi et al., TPU v4,
 # ISCA 2023. `vector_flops_per_second` and `product_rows` are the estimates of libtpu 0.0.51
-# (`python -m benchmarks.few_rows`); those of v2 are v3's at its clock. v7x takes a single row as it
-# takes more rows, and its `product_rows` are v6e's.
+# (`python -m benchmarks.few_rows`); the v2 has the figures of the v3, scaled by its clock. The v7x
+# takes a single row like more rows, and has the `product_rows` of the v6e.
 HARDWARE: dict[str, Hardware] = {
     h.name: h
     for h in (
@@ -312,10 +312,10 @@ HARDWARE: dict[str, Hardware] = {
             hop_seconds=_HOP,
         ),
         # One device a chip from here on, but for TPU7x. v4: 50 GB/s a link one way (Jouppi et al.,
-        # TPU v4, ISCA 2023). Which slices have rings is from the scaling book (link at `_HOP`): v4
-        # and v5p those of whole cubes of 4 chips a side, v5e and v6e those of whole sides of a pod,
-        # 16. TPU7x is taken to be as v5p. On v2 and v3 every dim is taken for a ring: half the rate
-        # on twice the links is what agrees with the paper's figure.
+        # TPU v4, ISCA 2023). Which slices have rings is from the scaling book (link at `_HOP`): on
+        # v4 and v5p, slices of whole cubes of 4 chips a side; on v5e and v6e, slices with the whole
+        # side of a pod, 16 chips. TPU7x is taken to be as v5p. On v2 and v3, every dim is taken for
+        # a ring: half the rate on twice the links agrees with the paper's figure.
         Hardware(
             name="tpu-v4",
             flops_per_second=275e12,

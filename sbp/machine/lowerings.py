@@ -206,7 +206,7 @@ Arrangement = Literal["as it is", "dim first", "blocks first", "rows of lanes", 
 `dim first`: the dim is moved to the front, and all between it and the last dim is joined. `blocks
 first`: the last dim is cut into blocks, which come first, and all other dims are joined. `rows of
 lanes`: each block is a matrix with 128 columns. `exchange`: no shape suits, so the devices
-exchange blocks, and each one adds those that it receives.
+exchange blocks, and each one adds the blocks that it receives.
 """
 
 TILE = (8, 128)
@@ -227,8 +227,8 @@ def arrangement(
     """How a value is arranged for a reduce-scatter.
 
     Arguments:
-      shape: of one device's part, of which `devices` divides `dim`.
-      dim: the dim that is split.
+      shape: of one device's part.
+      dim: the dim that is split; `devices` divides its size.
       devices: number of devices.
       itemsize: bytes of one element.
       is_tpu: whether the devices are TPUs; other platforms take every shape as it is.

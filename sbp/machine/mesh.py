@@ -99,7 +99,7 @@ class MeshSpec:
         """How a value is arranged for each stage of a reduce-scatter; see `sbp.machine.lowerings`.
 
         Arguments:
-          shape: of one device's part, of which `devices` divides `dim`.
+          shape: of one device's part; `devices` divides the size of its `dim`.
           dim: the dim that is split.
           devices: number of devices.
           itemsize: bytes of one element.

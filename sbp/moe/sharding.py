@@ -45,7 +45,7 @@ def make_mesh(axes: Sequence[tuple[str, int]]) -> jax.sharding.Mesh:
     """A mesh of the devices present, or of simulated host devices where those are too few.
 
     Raises:
-      SbpError: `mesh-devices` when both are too few, or are not those of all processes.
+      SbpError: `mesh-devices` if neither has enough devices, or if some process has none of them.
     """
     names, sizes = zip(*axes, strict=True)
     need = math.prod(sizes)

@@ -40,8 +40,8 @@ def summarize(metrics: Metrics) -> dict[str, Any]:
     Returns:
       `loss`, `nll`, `accuracy`, `tokens` (source and target, without padding), `grad_norm`,
       `learning_rate`, `skipped_step` and `skipped_steps`; of a model with experts also `aux`;
-      `drop`, the share of wanted choices that found no slot (those that random routing left out
-      were not wanted); `skipped`, those left out, for each token; `imbalance`, the busiest expert's
+      `drop`, the share of wanted choices that found no slot; `skipped`, the choices for each token
+      that random routing left out, which do not count as wanted; `imbalance`, the busiest expert's
       load over the even share, worst layer; and what `layers` gives.
     """
     sides = tuple(metrics.sides.values())
@@ -172,7 +172,7 @@ class MetricsLog:
             self._file = path.open("a", encoding="utf-8")
 
     def write(self, step: int, values: Values) -> None:
-        """Keep the numbers of a step; those that are not finite are null in the file.
+        """Keep the numbers of a step. A number that is not finite is null in the file.
 
         Raises:
           SbpError: `bad-checkpoint` where they cannot be written.

@@ -35,7 +35,7 @@ def test_a_large_matrix_is_noted(fn: Callable[[Any], Any], pin: str):
     (label,) = found[0].labels
     assert label.span.file == __file__ and " whole, so sbp gathers it on `" in label.text
     (note,) = found[0].notes
-    assert note.endswith(" only along the dims before those that it takes whole")
+    assert note.endswith(" only along its batch dims: each device needs the other dims whole")
 
 
 @pytest.mark.parametrize(
