@@ -15,18 +15,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import SbpError, Span
+from sbp.limits import policies_in
 from sbp.settings import SETTINGS, Settings
 from sbp.trace.graph import BARRIER, Constant, Graph, Inspection, Node, Operand, rewrite_graph
 from sbp.trace.places import PLACING, Pins, Places, transfer_fields
 from sbp.trace.scopes import REMATTED
-from sbp.trace.slices import is_zero, with_joins, with_slices
+from sbp.trace.slices import is_zero, with_joins, with_slices, without_unread
 
 # ---- garbage collector --------------------------------------------------------------------------
 # Python's garbage collector while a program is traced and planned.
@@ -145,18 +145,15 @@ def _select(goes_on: jax.Array, new: Any, old: Any) -> Any:
     return lax.select(lax.broadcast_in_dim(goes_on, new.shape, range(goes_on.ndim)), new, old)
 
 
-def _number_as_float(x: Operand, aval: Any) -> Constant | None:
-    """The number that a cast to a float makes of an integer; None for other operands. JAX 0.12
-    casts the divisor of `lax.pmean` so."""
-    if (
-        isinstance(x, Constant)
-        and not isinstance(x.value, _jax.Tracer)
-        and not x.aval.shape
-        and jnp.issubdtype(x.aval.dtype, np.integer)
-        and jnp.issubdtype(aval.dtype, np.floating)
-    ):
-        return Constant(np.asarray(x.value).astype(aval.dtype), _jax.plain_aval(aval))
-    return None
+def _cast_number(eqn: Any, operands: tuple[Operand, ...]) -> Constant | None:
+    """The number that a cast makes of a number that stands in the program; None for other casts.
+    `jnp.pad` casts its fill so, and `lax.pmean` of JAX 0.12 its divisor."""
+    if eqn.primitive.name != "convert_element_type":
+        return None
+    (x,), aval = operands, eqn.outvars[0].aval
+    if not isinstance(x, Constant) or isinstance(x.value, _jax.Tracer) or x.aval.shape:
+        return None
+    return Constant(np.asarray(x.value).astype(aval.dtype), _jax.plain_aval(aval))
 
 
 # ---- primitives that call a jaxpr ---------------------------------------------------------------
@@ -265,6 +262,49 @@ def _alike(graph: Graph, first: Node, second: Node) -> bool:
     return of(first) == of(second)
 
 
+# ---- windows of padded arrays -------------------------------------------------------------------
+# Convolutions and sums over windows of padded arrays, with the padding as their own parameter.
+#
+# Programs pad images with `jnp.pad` before a `VALID` convolution, and JAX pads the gradient of an
+# average pool. If rows are split over devices, the padded array has shards of another size, and all
+# elements move to other devices and back. With the padding as a parameter, each device only gets
+# the rows beside its own (`python -m benchmarks.row_bytes`).
+
+
+def _pad_in_windows(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
+    """A graph in which windows on arrays that are padded with zeros read the arrays themselves."""
+    del ids
+    pads = {n.outputs[0]: n for n in graph.nodes if _adds_zeros(n)}
+    nodes = [_with_padding(n, pads.get(n.inputs[0])) if n.inputs else n for n in graph.nodes]
+    asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
+    return replace(graph, nodes=tuple(without_unread(nodes, asked)))
+
+
+def _with_padding(node: Node, pad: Node | None) -> Node:
+    """A node on windows of a padded array, on the array; another node as it is."""
+    if pad is None or policies_in(pad.scope) != policies_in(node.scope):
+        return node
+    config = pad.params["padding_config"]
+    match node.op:
+        case "conv_general_dilated":
+            dims = tuple(node.params["dimension_numbers"].lhs_spec[2:])
+            dilation = "lhs_dilation"
+        case "reduce_window_sum":
+            dims, dilation = tuple(range(len(config))), "base_dilation"
+        case _:
+            return node
+    beside = (edges for d, edges in enumerate(config) if d not in dims)
+    if set(node.params[dilation]) != {1} or any(map(any, beside)):
+        return node
+    sides = zip((config[d] for d in dims), node.params["padding"], strict=True)
+    own = {
+        "padding": tuple((low + a, high + b) for (low, high, _), (a, b) in sides),
+        dilation: tuple(config[d][2] + 1 for d in dims),
+    }
+    inputs = (pad.inputs[0], *node.inputs[1:])
+    return replace(node, inputs=inputs, params={**node.params, **own})
+
+
 # ---- graphs -------------------------------------------------------------------------------------
 
 
@@ -304,7 +344,8 @@ def trace(
     graph = builder.graph(closed, tuple(input_names))
     builder.places.warn()
     graph = replace(graph, inspections=tuple(builder.inspections))
-    return with_joins(rewrite_graph(with_slices(graph), _sum_before_pads)), out_shape
+    graph = rewrite_graph(with_slices(graph), _sum_before_pads)
+    return with_joins(rewrite_graph(graph, _pad_in_windows)), out_shape
 
 
 def body_graph(jaxpr: Any) -> Graph:
@@ -400,11 +441,7 @@ class _Builder:
                 results = self.append_jaxpr(eqn.params["branches"][chosen], operands[1:], at)
             elif (ordinary := of_batch(eqn) or self.lowering_of(eqn, at)) is not None:
                 results = self.append_jaxpr(ordinary, operands, at)
-            elif (
-                at.manual
-                and name == "convert_element_type"
-                and ((number := _number_as_float(operands[0], eqn.outvars[0].aval)) is not None)
-            ):
+            elif (number := _cast_number(eqn, operands)) is not None:
                 results = (number,)
             elif name in PLACING:
                 results = self.place_results(eqn, operands, after, at)
