@@ -30,11 +30,11 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from benchmarks import gshard_ref, planning_speed, repro
+from benchmarks.fault_suite import FOLDER, checked, faulty_programs
 from benchmarks.steps.suite import SUITE
 from benchmarks.steps.unseen import UNSEEN
 from sbp.errors import Diagnostic, SbpError
 from sbp.source.reader import source_text
-from tests.explain.fault_programs import FOLDER, checked, faulty_programs
 from tests.fuzz.generate import generate
 from tests.fuzz.oracle import jitted
 from tests.gallery.repair import load as load_gallery

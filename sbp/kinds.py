@@ -109,6 +109,7 @@ def are_names(value: Any) -> bool:
 
 FUNCTION = Kind("a function", callable)
 WHOLE_NUMBER = Kind("a whole number", is_whole)
+NUMBER = Kind("a number", lambda x: isinstance(x, numbers.Real) and not isinstance(x, bool))
 FLAG = Kind("True or False", lambda x: isinstance(x, bool))
 TEXT = Kind("a string", lambda x: isinstance(x, str))
 AXIS = Kind(

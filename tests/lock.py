@@ -28,7 +28,6 @@ LAWS = tuple(
 OF_PRIMITIVES = ("test_rows_hold", "test_no_row_is_missing", "test_no_theorem_of_a_row_is_refuted")
 """Their tests that have a case for each primitive."""
 MODULES = (
-    "tests/explain/test_fault_programs.py",
     "tests/gallery/test_gallery.py",
     "tests/handwritten/test_manual.py",
     "tests/shardmap/test_alone.py",
@@ -36,7 +35,7 @@ MODULES = (
     "tests/shardmap/test_right.py",
     "tests/shardmap/test_wrong.py",
 )
-"""Tests that are locked as a whole: fault programs, the gallery, and programs written by hand."""
+"""Tests that are locked as a whole: the gallery, and programs written by hand."""
 TESTS = (*(path.relative_to(ROOT).as_posix() for path in LAWS), *MODULES)
 """All that is locked."""
 REGISTRY = ("sbp.signatures", "sbp.signatures.families")

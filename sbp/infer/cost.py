@@ -20,7 +20,7 @@ from sbp.infer.rows import NdRow, seen_codes
 from sbp.infer.space import LOCAL, Codes, Rules, Spaces, Step, decode, local_shape
 from sbp.machine.hardware import Hardware
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures import Op, PlacedOp, Row, Sent, kernel_named, traits_of
+from sbp.signatures import Op, Row, Sent, kernel_named, traits_of
 from sbp.signatures.rule import Shape
 from sbp.trace.graph import Graph, Node
 from sbp.trace.places import TRANSFER, computes_in_host
@@ -124,9 +124,9 @@ class _PlacedRow:
         times = kernel_named(self.row.kernels[position]).times
         if times is None:
             return 1
-        atoms = tuple(tuple(map(decode, codes)) for codes in self.row.ins)
-        ins = tuple(self.graph.aval(o) for o in self.node.inputs)
-        return times(PlacedOp(self.node.params, ins, atoms, self.row.kernels, self.mesh.sizes))
+        ins, outs = (tuple(map(self.graph.aval, v)) for v in (self.node.inputs, self.node.outputs))
+        rows = [(self.on_axis(k)[1], n) for k, n in enumerate(self.mesh.sizes)]
+        return times(Op(self.node.op, self.node.params, ins, outs, 1), rows)
 
     def widen(self, ins: list[Any], other: int, position: int) -> list[Any]:
         """The operands after the kernel on another mesh axis has run. Its halo widens a dim that

@@ -5,21 +5,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from sbp.errors import SbpError, nearest
-from sbp.kinds import AXIS, Kind, is_whole, made_of, one_of, show, takes
+from sbp.kinds import AXIS, FLAG, NUMBER, TEXT, Kind, is_whole, made_of, one_of, show, takes
 
 Topology = Literal["torus", "switch"]
 Platform = Literal["cpu", "cuda", "rocm", "tpu"]
 TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
 PLATFORMS: tuple[Platform, ...] = get_args(Platform)
-_COUNTS = ("torus_dims", "ring_chips", "devices_per_chip", "joined_devices", "product_rows")
 Precision = Literal["default", "high", "highest"]
 _PRECISION = one_of(get_args(Precision))
 _BYTES = Kind("a number of bytes, above 0", lambda x: is_whole(x) and x > 0)
+
+
+_RATE = Kind("a number above 0", lambda x: NUMBER.accepts(x) and x > 0)  # an infinite rate is free
+_FIGURE = Kind("a finite number of 0 or more", lambda x: NUMBER.accepts(x) and 0 <= x < math.inf)
 
 
 @made_of("Network")
@@ -39,7 +42,7 @@ class Network:
     latency_seconds: float
 
     def __post_init__(self) -> None:
-        _check_figures(self, above_zero=("bytes_per_second",), not_negative=("latency_seconds",))
+        _check_fields(self, {"bytes_per_second": _RATE, "latency_seconds": _FIGURE})
 
 
 @made_of("Hardware")
@@ -113,40 +116,7 @@ class Hardware:
     platform: Platform = "tpu"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise SbpError(f"hardware: name must be a string, got {show(self.name)}")
-        rates = (
-            *("flops_per_second", "hbm_bytes_per_second", "hbm_bytes", "link_bytes_per_second"),
-            "host_bytes_per_second",
-        )
-        optional = tuple(
-            f
-            for f in (
-                "f32_flops_per_second",
-                "highest_flops_per_second",
-                "vector_flops_per_second",
-            )
-            if getattr(self, f) is not None
-        )
-        _check_figures(
-            self,
-            above_zero=(*rates, *optional),
-            not_negative=("latency_seconds", "hop_seconds", "fast_memory_bytes"),
-        )
-        for field in _COUNTS:
-            count = getattr(self, field)
-            if not is_whole(count) or count < 1:
-                raise SbpError(
-                    f"hardware {self.name!r}: {field} must be a whole number of 1 or more, got"
-                    f" {show(count)}"
-                )
-        for field, unsaid in (("scatters_whole_mesh", ", or None"), ("overlaps", "")):
-            given = getattr(self, field)
-            if not isinstance(given, bool) and not (unsaid and given is None):
-                raise SbpError(
-                    f"hardware {self.name!r}: {field} must be True or False{unsaid}, got"
-                    f" {show(given)}"
-                )
+        _check_fields(self, _FIGURES)
         for field, known in (("topology", TOPOLOGIES), ("platform", PLATFORMS)):
             given = getattr(self, field)
             if not one_of(known).accepts(given):
@@ -155,19 +125,7 @@ class Hardware:
                     f"hardware {self.name!r}: no {field} {words}{nearest(words, known)}",
                     code="unknown-option",
                 )
-        if self.beyond is not None and not isinstance(self.beyond, Network):
-            raise SbpError(
-                f"hardware {self.name!r}: beyond must be a Network or None, got {show(self.beyond)}"
-            )
-        axes = self.slow_axes
-        pairs = isinstance(axes, tuple) and all(isinstance(a, tuple) and len(a) == 2 for a in axes)
-        if not pairs or not all(
-            isinstance(name, str) and isinstance(network, Network) for name, network in axes
-        ):
-            raise SbpError(
-                f"hardware {self.name!r}: slow_axes must be a tuple of (mesh axis, Network), made"
-                f" by with_axis, got {show(axes)}"
-            )
+        _check_fields(self, _NETWORKS)
 
     @takes("Hardware.with_axis", skip=1, mesh_axis=AXIS)
     def with_axis(
@@ -212,26 +170,49 @@ class Hardware:
         )  # three passes of 16 bits for six
 
 
-def _check_figures(
-    described: Network | Hardware, *, above_zero: tuple[str, ...], not_negative: tuple[str, ...]
-) -> None:
-    """Raises `bad-argument` for a rate that is not above 0, or a figure below 0 or not finite."""
-    what = f"hardware {described.name!r}" if isinstance(described, Hardware) else "network"
-    for field in (*above_zero, *not_negative):
-        value, rate = (
-            getattr(described, field),
-            field in above_zero,
-        )  # what runs at an infinite rate is free
-        real = (
-            isinstance(value, numbers.Real)
-            and not isinstance(value, bool)
-            and (math.isfinite(value) or (rate and value == math.inf))
-        )
-        if not real or value < 0 or (value == 0 and rate):
-            raise SbpError(
-                f"{what}: {field} must be a"
-                f" {'number above 0' if rate else 'finite number of 0 or more'}, got {show(value)}"
-            )
+_RATE_OR_NONE = Kind(_RATE.what, lambda x: x is None or _RATE.accepts(x))
+_COUNT = Kind("a whole number of 1 or more", lambda x: is_whole(x) and x >= 1)
+
+
+def _are_slow_axes(axes: Any) -> bool:
+    pairs = isinstance(axes, tuple) and all(isinstance(a, tuple) and len(a) == 2 for a in axes)
+    return pairs and all(isinstance(n, str) and isinstance(net, Network) for n, net in axes)
+
+
+_FIGURES: dict[str, Kind] = {
+    "name": TEXT,
+    **dict.fromkeys(
+        (
+            *("flops_per_second", "hbm_bytes_per_second", "hbm_bytes", "link_bytes_per_second"),
+            "host_bytes_per_second",
+        ),
+        _RATE,
+    ),
+    **dict.fromkeys(
+        ("f32_flops_per_second", "highest_flops_per_second", "vector_flops_per_second"),
+        _RATE_OR_NONE,
+    ),
+    **dict.fromkeys(("latency_seconds", "hop_seconds", "fast_memory_bytes"), _FIGURE),
+    **dict.fromkeys(
+        ("torus_dims", "ring_chips", "devices_per_chip", "joined_devices", "product_rows"), _COUNT
+    ),
+    "scatters_whole_mesh": Kind(f"{FLAG.what}, or None", lambda x: x is None or FLAG.accepts(x)),
+    "overlaps": FLAG,
+}
+_NETWORKS: dict[str, Kind] = {
+    "beyond": Kind("a Network or None", lambda x: x is None or isinstance(x, Network)),
+    "slow_axes": Kind("a tuple of (mesh axis, Network), made by with_axis", _are_slow_axes),
+}
+
+
+def _check_fields(described: Network | Hardware, kinds: Mapping[str, Kind]) -> None:
+    """Raises `bad-argument` for the first field that is of another kind."""
+    name = getattr(described, "name", None)
+    what = f"hardware {name!r}" if isinstance(name, str) else type(described).__name__.lower()
+    for field, kind in kinds.items():
+        given = getattr(described, field)
+        if not kind.accepts(given):
+            raise SbpError(f"{what}: {field} must be {kind.what}, got {show(given)}")
 
 
 # ---- device kinds -------------------------------------------------------------------------------

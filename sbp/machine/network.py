@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sbp.errors import SbpInternalError
@@ -223,45 +223,6 @@ def _on_torus(chips: Sequence[int], dims: int) -> tuple[tuple[tuple[int, int], .
     return tuple(map(tuple, taken))
 
 
-@functools.lru_cache(maxsize=8192)
-def alpha_beta(hardware: Hardware, axes: Axes, kind: str, positions: tuple[int, ...]) -> AlphaBeta:
-    """The time of a collective over some axes of a mesh.
-
-    Arguments:
-      hardware: the devices and their network.
-      axes: (name, size) pairs of the whole mesh, outer first.
-      kind: `all_reduce`, `reduce_scatter`, `staged_reduce_scatter` (see `MeshSpec.stages`),
-          `all_gather`, `all_to_all` or `permute` (to the neighbour along the axis).
-      positions: the mesh axes that it runs over.
-
-    >>> from sbp.machine.hardware import HARDWARE
-    >>> mesh = (("d", 128),)
-    >>> link = alpha_beta(HARDWARE["tpu-v3"], mesh, "all_to_all", (0,))
-    >>> round(1e-9 / link.seconds_per_byte, 1)  # GB/s of a device
-    20.3
-    """
-    n = math.prod(axes[k][1] for k in positions)
-    if n == 1:
-        return AlphaBeta(0.0, 0.0)
-    place = lay_out(hardware, axes)
-    match kind:
-        case "all_gather" | "reduce_scatter" | "all_reduce":
-            turns = 2 if kind == "all_reduce" else 1
-            alpha, beta = _gather(hardware, place, n, positions)
-            return AlphaBeta(hardware.latency_seconds + turns * alpha, beta * n / (n - 1))
-        case "staged_reduce_scatter":
-            alpha, beta = _gather(hardware, place, n, positions, together=False)
-            return AlphaBeta(2 * (hardware.latency_seconds + alpha), beta * n / (n - 1))
-        case "all_to_all":
-            alpha, beta = _exchange(hardware, place, positions)
-            return AlphaBeta(hardware.latency_seconds + alpha, beta * n / (n - 1))
-        case "permute":
-            alpha, beta = _shift(hardware, place, positions)
-            return AlphaBeta(hardware.latency_seconds + alpha, beta)
-        case _:
-            raise SbpInternalError(f"no cost of a collective {kind!r}")
-
-
 def _inside(place: AxisPlacement, positions: Sequence[int]) -> tuple[int, int, int]:
     """Number of chips of a node or pod along the axes, of devices of a chip along them, and of
     devices that share a chip's links."""
@@ -277,7 +238,7 @@ def _gather(
     *,
     together: bool = True,
 ) -> tuple[float, float]:
-    """Seconds for the first byte, and seconds per byte of the gathered buffer.
+    """Seconds for the first byte, and seconds per byte that a device sends.
 
     Arguments:
       hardware, place: of the devices.
@@ -301,13 +262,13 @@ def _gather(
         alpha += hardware.hop_seconds * steps
         beta += (chips - 1) * had * sharing / (width * hardware.link_bytes_per_second)
         had *= chips
-    return alpha, max(beta, (on_chip - 1) * had / hardware.hbm_bytes_per_second)
+    return alpha, max(beta, (on_chip - 1) * had / hardware.hbm_bytes_per_second) * n / (n - 1)
 
 
 def _exchange(
-    hardware: Hardware, place: AxisPlacement, positions: Sequence[int]
+    hardware: Hardware, place: AxisPlacement, n: int, positions: Sequence[int]
 ) -> tuple[float, float]:
-    """Seconds for the first byte, and seconds per byte of one device's buffer."""
+    """Seconds for the first byte, and seconds per byte that a device sends to the others."""
     alpha, beta = 0.0, 0.0
     for groups, network in place.crossings(hardware, positions):
         alpha += network.latency_seconds
@@ -318,11 +279,11 @@ def _exchange(
         links = max((s.mean_distance / s.width for s in stretches), default=(chips - 1) / chips)
         alpha += hardware.hop_seconds * (sum(s.longest for s in stretches) if stretches else 1)
         beta += links * sharing / hardware.link_bytes_per_second
-    return alpha, max(beta, (on_chip - 1) / on_chip / hardware.hbm_bytes_per_second)
+    return alpha, max(beta, (on_chip - 1) / on_chip / hardware.hbm_bytes_per_second) * n / (n - 1)
 
 
 def _shift(
-    hardware: Hardware, place: AxisPlacement, positions: Sequence[int]
+    hardware: Hardware, place: AxisPlacement, _: int, positions: Sequence[int]
 ) -> tuple[float, float]:
     """Seconds for the first byte, and seconds per byte that each device sends to the next one, for
     the slowest pair."""
@@ -343,3 +304,42 @@ def _shift(
     if on_chip > 1:
         pairs.append((0.0, 1 / hardware.hbm_bytes_per_second))
     return max(alpha for alpha, _ in pairs), max(beta for _, beta in pairs)
+
+
+_COLLECTIVES: dict[str, tuple[int, int, Callable[..., tuple[float, float]]]] = {
+    "all_gather": (1, 1, _gather),
+    "reduce_scatter": (1, 1, _gather),
+    "all_reduce": (1, 2, _gather),
+    "staged_reduce_scatter": (2, 2, functools.partial(_gather, together=False)),
+    "all_to_all": (1, 1, _exchange),
+    "permute": (1, 1, _shift),
+}
+"""For each collective, how often it starts, how often its first byte crosses the mesh axes, and the
+function that gives the seconds of one crossing and those of each byte that a device sends."""
+
+
+@functools.lru_cache(maxsize=8192)
+def alpha_beta(hardware: Hardware, axes: Axes, kind: str, positions: tuple[int, ...]) -> AlphaBeta:
+    """The time of a collective over some axes of a mesh.
+
+    Arguments:
+      hardware: the devices and their network.
+      axes: (name, size) pairs of the whole mesh, outer first.
+      kind: `all_reduce`, `reduce_scatter`, `staged_reduce_scatter` (see `MeshSpec.stages`),
+          `all_gather`, `all_to_all` or `permute` (to the neighbour along the axis).
+      positions: the mesh axes that it runs over.
+
+    >>> from sbp.machine.hardware import HARDWARE
+    >>> mesh = (("d", 128),)
+    >>> link = alpha_beta(HARDWARE["tpu-v3"], mesh, "all_to_all", (0,))
+    >>> round(1e-9 / link.seconds_per_byte, 1)  # GB/s of a device
+    20.3
+    """
+    n = math.prod(axes[k][1] for k in positions)
+    if n == 1:
+        return AlphaBeta(0.0, 0.0)
+    if kind not in _COLLECTIVES:
+        raise SbpInternalError(f"no cost of a collective {kind!r}")
+    starts, turns, cost = _COLLECTIVES[kind]
+    alpha, beta = cost(hardware, lay_out(hardware, axes), n, positions)
+    return AlphaBeta(starts * hardware.latency_seconds + turns * alpha, beta)

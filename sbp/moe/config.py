@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from sbp.errors import SbpError, counted, nearest
-from sbp.kinds import WHOLE_NUMBER, Kind, show
+from sbp.kinds import NUMBER, WHOLE_NUMBER, show
 from sbp.moe.routers import ROUTERS
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
@@ -87,9 +86,6 @@ TRAIN_CHOICES = {
     "optimizer": ("adafactor", "adamw"),
     "schedule": ("sqrt_decay", "constant", "linear", "cosine"),
 }
-
-
-NUMBER = Kind("a number", lambda x: isinstance(x, numbers.Real) and not isinstance(x, bool))
 
 
 def out_of_bounds(config: Any, bounds: Bounds) -> list[str]:

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from sbp.errors import SbpError
-from sbp.kinds import Kind, is_whole, one_of, takes
-from sbp.moe.config import NUMBER, ModelConfig
+from sbp.kinds import NUMBER, Kind, is_whole, one_of, takes
+from sbp.moe.config import ModelConfig
 from sbp.moe.routers import ROUTERS, Choices, Scores, balanced_bias, expert_choice, union, z_loss
 
 Array = Any  # a jax.Array inside a step, a numpy array outside

@@ -108,11 +108,13 @@ def adafactor(
     axes: Any = optax.FactoredState(count=none, v_row=zero, v_col=zero, v=zero)
 
     def init(params: Tree) -> AdafactorState:
-        def one(depth: int, w: jax.Array) -> Any:
-            return _map(moments.init, depth, 0, axes)(w)
-
-        states = jax.tree.map(one, stacked_dims, params)
-        return _join(jnp.zeros((), jnp.int32), states)
+        states = jax.tree.map(
+            lambda depth, w: _map(moments.init, depth, 0, axes)(w), stacked_dims, params
+        )
+        apart = jax.tree.transpose(
+            jax.tree.structure(params), jax.tree.structure(optax.FactoredState(0, 0, 0, 0)), states
+        )
+        return AdafactorState(jnp.zeros((), jnp.int32), apart.v_row, apart.v_col, apart.v)
 
     def update(grads: Tree, state: AdafactorState, params: Tree) -> tuple[Tree, AdafactorState]:
         rate = schedule(state.updates)
@@ -176,17 +178,6 @@ def _map(fn: Callable[..., Any], depth: int, in_axes: Any, out_axes: Any) -> Any
     for _ in range(depth):
         fn = jax.vmap(fn, in_axes=in_axes, out_axes=out_axes)
     return fn
-
-
-def _join(updates: jax.Array, states: Tree) -> AdafactorState:
-    """One state from a tree of optax states, whose counts all equal `updates`."""
-
-    def pick(name: str) -> Tree:
-        return jax.tree.map(
-            lambda s: getattr(s, name), states, is_leaf=lambda s: isinstance(s, optax.FactoredState)
-        )
-
-    return AdafactorState(updates, pick("v_row"), pick("v_col"), pick("v"))
 
 
 class TrainState(NamedTuple):

@@ -16,7 +16,6 @@ from sbp.signatures.rule import ROUNDED_PARTS as ROUNDED_PARTS
 from sbp.signatures.rule import Kernel as Kernel
 from sbp.signatures.rule import LocalContext as LocalContext
 from sbp.signatures.rule import Op as Op
-from sbp.signatures.rule import PlacedOp as PlacedOp
 from sbp.signatures.rule import Row as Row
 from sbp.signatures.rule import Rule as Rule
 from sbp.signatures.rule import Sent as Sent

@@ -209,3 +209,17 @@ def multilinear_rows(op: Op, positions: Sequence[int]) -> list[Row]:
       positions: the operands that may be the partial one; the operator is linear in each.
     """
     return [row for i in positions for row in linear_rows(op, (i,))]
+
+
+def keeps_sums(source: Any, target: Any) -> bool:
+    """Whether the sum of partial operands has the same meaning in the dtype of a product.
+
+    Integers with fewer bits than the product wrap at another size. Floats with more bits than the
+    product are rounded before they are summed.
+
+    Arguments:
+      source: the dtype of an operand.
+      target: that of the product.
+    """
+    inexact = all(jnp.issubdtype(d, np.inexact) for d in (source, target))
+    return source == target or (inexact and target.itemsize > source.itemsize)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
-from sbp.types import Atom, B, Split
+from sbp.types import Atom, B
 
 # ---- traits --------------------------------------------------------------------------------------
 # What an operator is, beside its rows. Costs, memory, reports and checks ask for traits. They are
@@ -160,33 +160,6 @@ rows by a matrix each."""
 
 
 # ---- rows and kernels ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlacedOp:
-    """An equation with its row on all mesh axes.
-
-    Arguments:
-      params: the primitive's parameters, for global shapes.
-      ins: avals of the whole operands.
-      atoms: for each operand its atom on each mesh axis.
-      kernels: the kernel on each mesh axis.
-      sizes: sizes of the mesh axes.
-    """
-
-    params: dict[str, Any]
-    ins: tuple[Any, ...]
-    atoms: tuple[tuple[Atom, ...], ...]
-    kernels: tuple[str, ...]
-    sizes: tuple[int, ...]
-
-    def shard(self, operand: int, dim: int) -> tuple[int, bool]:
-        """The length of a shard of an operand along one dim, and whether no shard has padding."""
-        size, even = self.ins[operand].shape[dim], True
-        for atom, n in zip(self.atoms[operand], self.sizes, strict=True):
-            if atom == Split(dim):
-                size, even = -(-size // n), even and size % n == 0
-        return size, even
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +329,7 @@ class Kernel:
     overlaps: bool = False
     traffic: Callable[[Op, Row], float] | None = None
     work: float = 1.0
-    times: Callable[[PlacedOp], int] | None = None
+    times: Callable[[Op, Sequence[tuple[Row, int]]], int] | None = None
 
     @property
     def communicates(self) -> bool:

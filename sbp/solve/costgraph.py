@@ -68,15 +68,6 @@ class CostGraph:
         total = sum(float(u[s]) for u, s in zip(self.unary, states, strict=True))
         return total + sum(float(m[states[a], states[b]]) for (a, b), m in self.pairs.items())
 
-    def neighbours(self) -> list[dict[int, np.ndarray]]:
-        """For each variable, its neighbours, each with the matrix [own state, neighbour's
-        state]."""
-        near: list[dict[int, np.ndarray]] = [{} for _ in self.unary]
-        for (a, b), m in self.pairs.items():
-            near[a][b] = m
-            near[b][a] = m.T
-        return near
-
 
 # ---- repeats ------------------------------------------------------------------------------------
 # Results by the contents of the arrays that they follow from: repeated layers of a program have
@@ -87,22 +78,16 @@ DIGEST = 16
 """Bytes of the digest that stands for the contents of arrays."""
 
 
+@dataclass(slots=True, eq=False)
 class Repeats:
-    """The results of functions of arrays.
+    """The results of functions of arrays, `known` by function and contents.
 
     >>> repeats = Repeats()
     >>> repeats.of(np.add, np.ones(2), np.ones(2)) is repeats.of(np.add, np.ones(2), np.ones(2))
     True
     """
 
-    __slots__ = ("_known",)
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], Any] = {}
-
-    def __len__(self) -> int:
-        """The number of results."""
-        return len(self._known)
+    known: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any])
 
     def of(self, function: Callable[..., Any], *arrays: np.ndarray) -> Any:
         """`function(*arrays)`, from an earlier call with equal arrays where there was one. The
@@ -116,9 +101,9 @@ class Repeats:
         for array in arrays:
             contents.update(array.tobytes())
         key = function, tuple([array.shape for array in arrays]), contents.digest()
-        if key not in self._known:
-            self._known[key] = function(*arrays)
-        return self._known[key]
+        if key not in self.known:
+            self.known[key] = function(*arrays)
+        return self.known[key]
 
 
 # ---- reduction ----------------------------------------------------------------------------------
@@ -198,10 +183,12 @@ class Core:
     @staticmethod
     def of(graph: CostGraph) -> Core:
         """The whole graph as a core."""
-        near = graph.neighbours()
+        near: dict[int, dict[int, np.ndarray]] = {v: {} for v in range(len(graph.unary))}
+        for (a, b), table in graph.pairs.items():
+            near[a][b], near[b][a] = table, table.T
         return Core(
             unary=dict(enumerate(graph.unary)),
-            near={v: near[v] for v in range(len(near))},
+            near=near,
             kept=[np.arange(len(u)) for u in graph.unary],
             places=graph.places,
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -39,9 +39,7 @@ def eliminate_exactly(core: Core, limit: int, ordered_limit: int) -> dict[int, i
     Returns:
       A state for each variable; None where a table would be larger in both orders.
     """
-    order = _order(core, limit, smallest=True)
-    if order is None:
-        order = _order(core, ordered_limit, smallest=False)
+    order = _order(core, limit, smallest=True) or _order(core, ordered_limit, smallest=False)
     if order is None:
         return None
     elimination = _Elimination(core, max(limit, ordered_limit))
@@ -235,13 +233,9 @@ def _join(
       sizes: the number of states of each variable.
     """
     total = np.zeros([sizes[v] for v in scope])
-    place = {v: i for i, v in enumerate(scope)}
     for part, costs in parts:
-        order = sorted(range(len(part)), key=lambda i: place[part[i]])
-        shape = [1] * len(scope)
-        for v in part:
-            shape[place[v]] = sizes[v]
-        total += costs.transpose(order).reshape(shape)
+        order = sorted(range(len(part)), key=[scope.index(v) for v in part].__getitem__)
+        total += costs.transpose(order).reshape([sizes[v] if v in part else 1 for v in scope])
     return total
 
 
@@ -425,11 +419,8 @@ class Search:
           The number of variables that elimination set by guess; 0 where these states have no
           solution of finite cost.
         """
-        part = core.fork()
-        part.solved, kept = [], list(core.kept)
-        part.kept = [np.arange(0)] * len(kept)
-        for v, u in core.unary.items():
-            part.kept[v] = np.arange(len(u))
+        numbered = [np.arange(len(core.unary.get(v, ()))) for v in range(len(core.kept))]
+        part = replace(core.fork(), solved=[], kept=numbered)  # states by their numbers in the core
         for v in core.unary:
             part.keep(v, found.marginals[v] <= slack + 1e-12)
         part.reduce()

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
+from benchmarks.fault_suite import checked
 from sbp.errors import SourceEdit
 from tests.edits import edited_text
-from tests.explain.fault_programs import checked
 
 HEAD = textwrap.dedent(
     """

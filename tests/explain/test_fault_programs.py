@@ -3,7 +3,7 @@ them."""
 
 import pytest
 
-from tests.explain.fault_programs import faulty_programs, scored
+from benchmarks.fault_suite import faulty_programs, scored
 
 SAMPLE = (
     *("accumulate_budget", "clip_contrast", "custom_vjp_backward", "gpt_mlp", "llama_patterns"),

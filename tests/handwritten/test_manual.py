@@ -13,10 +13,10 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 import sbp
+from benchmarks.fault_suite import checked
 from sbp import B, P, S
 from sbp.errors import OptionEdit, SourceEdit
 from tests.edits import edited_text
-from tests.explain.fault_programs import checked
 
 ONE, TWO = (("model", 8),), (("data", 2), ("model", 4))
 MESHES = [ONE, TWO]

@@ -14,6 +14,7 @@ from jax import lax
 from sbp import _jax
 from sbp.signatures.factors import (
     admissible,
+    keeps_sums,
     linear_rows,
     monoid_rows,
     moved_rows,
@@ -198,69 +199,53 @@ def _own_rows(op: Op, has: Sequence[str]) -> list[Row]:
       op: the equation.
       has: the monoids of its first operand's dtype.
     """
-    rows: list[Row] = []
     match op.name:
         case "shift_left" | "shift_right_arithmetic" | "shift_right_logical":
             # A shift moves each bit independently of the others. A left shift is also a product
             # with a power of two.
-            rows += monoid_rows(op, "and", "or", positions=(0,))
-            rows += multilinear_rows(op, (0,)) if op.name == "shift_left" else []
-        case "clamp":
+            bits = monoid_rows(op, "and", "or", positions=(0,))
+            return [*bits, *(multilinear_rows(op, (0,)) if op.name == "shift_left" else [])]
+        case "clamp" if "max" in has:
             # clamp is min(max(x, low), high). In the first row, max joins two partial operands and
             # min takes one that is B; in the others, max takes one that is B and min joins two.
-            together = [
+            return [
                 Row((PMAX, PMAX, B), (PMAX,)),
                 Row((B, PMIN, PMIN), (PMIN,)),
                 Row((PMIN, B, PMIN), (PMIN,)),
             ]
-            rows += together if "max" in has else []
         case "square" | "conj" | "cbrt":
-            rows += monoid_rows(op, "prod")
+            return monoid_rows(op, "prod")
         case "abs" if jnp.issubdtype(op.ins[0].dtype, np.inexact):
-            rows += monoid_rows(op, "prod")
+            return monoid_rows(op, "prod")
         case "clz":
             # The first bit of a bitwise or is the first one among the parts.
-            rows.append(partial_row(op, 0, "or", "min"))
-        case "mul" if "sum" in has and same_ring(op):
-            rows += [*multilinear_rows(op, (0, 1)), *monoid_rows(op, "prod")]
+            return [partial_row(op, 0, "or", "min")]
+        case "mul" if "sum" in has and keeps_sums(op.ins[0].dtype, op.outs[0].dtype):
+            return [*multilinear_rows(op, (0, 1)), *monoid_rows(op, "prod")]
         case "div" if jnp.issubdtype(op.outs[0].dtype, np.inexact):
-            rows += [*multilinear_rows(op, (0,)), *monoid_rows(op, "prod")]
+            return [*multilinear_rows(op, (0,)), *monoid_rows(op, "prod")]
         case "integer_pow":
-            rows += monoid_rows(op, "prod")
             rises = is_float(op.ins[0].dtype) and op.params["y"] > 0 and op.params["y"] % 2 == 1
-            rows += monotone_rows(op, "+") if rises else []
+            return [*monoid_rows(op, "prod"), *(monotone_rows(op, "+") if rises else [])]
         case "sign" if jnp.issubdtype(op.ins[0].dtype, np.integer):
             # The sign says whether any bit is set, and whether the sign bit is.
-            rows += monoid_rows(op, "or")
+            return monoid_rows(op, "or")
         case "select_n":
-            rows += moved_rows(op, range(1, len(op.ins)))
+            return moved_rows(op, range(1, len(op.ins)))
         case "tie":
-            rows += [Row((B, Unreduced(m)), (Unreduced(m),)) for m in admissible(op.outs[0].dtype)]
+            return [Row((B, Unreduced(m)), (Unreduced(m),)) for m in admissible(op.outs[0].dtype)]
         case "max" | "min" if op.name in has:
-            rows += monoid_rows(op, op.name)
+            return monoid_rows(op, op.name)
         case "convert_element_type":
-            rows += cast_rows(op)
+            return cast_rows(op)
         case "not":
-            rows += [partial_row(op, 0, "and", "or"), partial_row(op, 0, "or", "and")]
+            return [partial_row(op, 0, "and", "or"), partial_row(op, 0, "or", "and")]
         case "and" | "or":
             # `and` and `or` distribute over each other, and each is associative.
             other = "or" if op.name == "and" else "and"
-            rows += monoid_rows(op, op.name)
-            rows += [partial_row(op, k, other, other) for k in range(2)]
+            return [*monoid_rows(op, op.name), *(partial_row(op, k, other, other) for k in (0, 1))]
         case _:
-            pass
-    return rows
-
-
-def same_ring(op: Op) -> bool:
-    """Whether the sum of partial operands has the same meaning in the dtype of the product.
-
-    Integers with fewer bits than the product wrap at another size. Floats with more bits than the
-    product are rounded before they are summed.
-    """
-    source, target = op.ins[0].dtype, op.outs[0].dtype
-    inexact = all(jnp.issubdtype(d, np.inexact) for d in (source, target))
-    return source == target or (inexact and target.itemsize > source.itemsize)
+            return []
 
 
 def _rises_on(op: Op) -> bool:
@@ -297,29 +282,29 @@ def cast_rows(op: Op) -> list[Row]:
             ),
             *bits,
         ]
-    rows: list[Row] = []
     if jnp.issubdtype(source, np.integer) and target == np.bool_:
         return monoid_rows(op, "or")
-    integers = all(jnp.issubdtype(d, np.integer) for d in (source, target))
-    if integers:
-        rows += monoid_rows(op, "and", "or")
-    if integers and jnp.iinfo(target).bits <= jnp.iinfo(source).bits:
-        rows += [*linear_rows(op), *monoid_rows(op, "prod")]
-    if not integers and all(jnp.issubdtype(d, np.inexact) for d in (source, target)):
-        wider = target.itemsize > source.itemsize and (is_complex(target) or not is_complex(source))
-        rows += [*linear_rows(op), *monoid_rows(op, "prod")] if wider else []
-        if op.rounds_parts and not wider:
-            rows += [replace(row, kernel=ROUNDED_PARTS.name) for row in linear_rows(op)]
+    integers, floats = (
+        all(jnp.issubdtype(d, kind) for d in (source, target)) for kind in (np.integer, np.inexact)
+    )
+    wider = target.itemsize > source.itemsize and (is_complex(target) or not is_complex(source))
+    wraps = integers and jnp.iinfo(target).bits <= jnp.iinfo(source).bits
+    sums = monoid_rows(op, "sum", "prod") if wraps or (floats and wider) else []
+    if op.rounds_parts and floats and not wider:
+        sums = [replace(row, kernel=ROUNDED_PARTS.name) for row in linear_rows(op)]
     holds_all = (
         integers
         and jnp.iinfo(target).min <= jnp.iinfo(source).min
         and jnp.iinfo(source).max <= jnp.iinfo(target).max
     )
-    if not is_complex(source) and (
+    is_ordered = not is_complex(source) and (
         holds_all or (is_float(target) and np.isinf(np.array(np.inf, target)))
-    ):
-        rows += monoid_rows(op, "max", "min")
-    return rows
+    )
+    return [
+        *(monoid_rows(op, "and", "or") if integers else []),
+        *sums,
+        *(monoid_rows(op, "max", "min") if is_ordered else []),
+    ]
 
 
 def elementwise_rows(op: Op) -> Sequence[Row]:

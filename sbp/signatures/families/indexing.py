@@ -20,7 +20,6 @@ from sbp.signatures.factors import (
     Dims,
     FactorMap,
     admissible,
-    linear_rows,
     monoid_rows,
     moved_rows,
     owned_monoid,
@@ -113,17 +112,14 @@ def _dynamic_slice(op: Op) -> Sequence[Row]:
     """Dims sliced whole split; a cut dim splits with a partial result."""
     dims, cut = _whole_factors(op, op.outs[0])
     starts = (B,) * (len(op.ins) - 1)
-    rows = [
-        *split_rows(op, FactorMap(ins=(dims, *((),) * len(starts)), outs=(dims,))),
-        *moved_rows(op, (0,)),
-    ]
     monoid = owned_monoid(op.outs[0].dtype)
-    if monoid:
-        rows += [
-            Row((Split(d), *starts), (Unreduced(monoid),), kernel="masked_dynamic_slice")
-            for d in cut
-        ]
-    return rows
+    owned = [
+        Row((Split(d), *starts), (Unreduced(monoid),), kernel="masked_dynamic_slice")
+        for d in cut
+        if monoid
+    ]
+    split = FactorMap(ins=(dims, *((),) * len(starts)), outs=(dims,))
+    return [*split_rows(op, split), *moved_rows(op, (0,)), *owned]
 
 
 def _dynamic_update_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -163,11 +159,11 @@ def _dynamic_update_slice(op: Op) -> Sequence[Row]:
     """Dims that the update covers split in all three; a cut dim splits in operand and result."""
     dims, cut = _whole_factors(op, op.ins[1])
     starts = (B,) * (len(op.ins) - 2)
-    rows = [
+    return [
         *split_rows(op, FactorMap(ins=(dims, dims, *((),) * len(starts)), outs=(dims,))),
         *moved_rows(op, (0, 1)),
+        *(Row((Split(d), B, *starts), (Split(d),), kernel="owned_update") for d in cut),
     ]
-    return [*rows, *(Row((Split(d), B, *starts), (Split(d),), kernel="owned_update") for d in cut)]
 
 
 # ---- dims of indexing ---------------------------------------------------------------------------
@@ -347,10 +343,14 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
             changes["indices_are_sorted"] = False  # padded indices are not sorted
         return bind_with(ctx, args, **changes)
     mine: Any = True
-    filled = _fill_mask(ctx, indices)
+    places = [
+        clip_indices(indices[..., c], shape[d] - sizes[d] + 1) for c, d in enumerate(dims.pointed)
+    ]
+    # Whether the gather fills a slice because it reaches outside of the operand along some dim.
+    fills = _MODE.from_any(ctx.params["mode"]) == _MODE.FILL_OR_DROP
+    filled = fills & jnp.any(jnp.stack([outside for _, outside in places]), 0)
     components = []
-    for c, d in enumerate(dims.pointed):
-        inside, outside = clip_indices(indices[..., c], shape[d] - sizes[d] + 1)
+    for c, (d, (inside, outside)) in enumerate(zip(dims.pointed, places, strict=True)):
         if d not in (*windows, *picked):
             components.append(_as_int32(indices[..., c]))
             continue
@@ -377,17 +377,6 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return [jnp.where(owned, out, jnp.zeros((), out.dtype))]
 
 
-def _fill_mask(ctx: LocalContext, indices: Any) -> Any:
-    """For each slice, whether the gather fills it because it reaches outside of the operand along
-    some dim."""
-    sizes, shape = ctx.params["slice_sizes"], ctx.global_ins[0].shape
-    filled = jnp.zeros(indices.shape[:-1], jnp.bool_)
-    if _MODE.from_any(ctx.params["mode"]) == _MODE.FILL_OR_DROP:
-        for c, d in enumerate(ctx.params["dimension_numbers"].start_index_map):
-            filled = filled | clip_indices(indices[..., c], shape[d] - sizes[d] + 1)[1]
-    return filled
-
-
 def _as_int32(index: Any) -> Any:
     """An index clipped to int32. An index that int32 cannot hold is outside of every dim, and so is
     the clipped one."""
@@ -406,20 +395,18 @@ def _gather(op: Op) -> Sequence[Row]:
     result; the operand may be partial."""
     dims, mode = Indexing.of(op.params, op.ins, op.outs), _MODE.from_any(op.params["mode"])
     operand, indices, out = dims.factors(len(op.ins[1].shape))
-    rows = split_rows(op, FactorMap(ins=(operand, indices), outs=(out,)))
-    monoid = owned_monoid(op.outs[0].dtype)
-    if monoid and mode != _MODE.ONE_HOT:
-        joined = Unreduced(monoid)
-        rows += [
-            Row((Split(d), B), (joined,), kernel="masked_gather")
-            for d in dims.picked
-            if op.ins[0].shape[d] > 1
-        ]
-        rows += [Row((Split(d), B), (joined,), kernel="masked_windows") for d in dims.windows]
-    for row in moved_rows(op, (0,)):
-        if mode != _MODE.FILL_OR_DROP or _fill_is_joined(op, row.ins[0]):
-            rows.append(row)
-    return rows
+    monoid = None if mode == _MODE.ONE_HOT else owned_monoid(op.outs[0].dtype)
+    places = [
+        *(("masked_gather", d) for d in dims.picked if op.ins[0].shape[d] > 1),
+        *(("masked_windows", d) for d in dims.windows),
+    ]
+    owned = [Row((Split(d), B), (Unreduced(monoid),), kernel=k) for k, d in places if monoid]
+    moved = [
+        row
+        for row in moved_rows(op, (0,))
+        if mode != _MODE.FILL_OR_DROP or _fill_is_joined(op, row.ins[0])
+    ]
+    return [*split_rows(op, FactorMap(ins=(operand, indices), outs=(out,))), *owned, *moved]
 
 
 def _fill_is_joined(op: Op, atom: Any) -> bool:
@@ -516,24 +503,17 @@ def _scatter(op: Op) -> Sequence[Row]:
         accumulate=(0,),
         masks_padding=True,
     )
-    rows = split_rows(op, m)
-    rows += [
-        Row((Split(d), B, B), (Split(d),), kernel="shifted_scatter")
-        for d in dims.picked
-        if op.ins[0].shape[d] > 1
+    places = [
+        *(("shifted_scatter", d) for d in dims.picked if op.ins[0].shape[d] > 1),
+        *(("shifted_windows", d) for d in dims.windows),
     ]
-    rows += [Row((Split(d), B, B), (Split(d),), kernel="shifted_windows") for d in dims.windows]
-    rows += _folded_rows(op)
-    match op.name:
-        case "scatter-add" | "scatter-sub":
-            rows += linear_rows(op, (0, 2)) if monoid else []
-        case "scatter" if _writes_once(op):
-            rows += moved_rows(op, (0, 2))
-        case _ if monoid is not None:
-            rows.append(Row((Unreduced(monoid), B, Unreduced(monoid)), (Unreduced(monoid),)))
-        case _:
-            pass
-    return rows
+    written = [Row((Split(d), B, B), (Split(d),), kernel=k) for k, d in places]
+    together: list[Row] = []
+    if monoid is not None:
+        together = monoid_rows(op, monoid, positions=(0, 2))
+    elif op.name == "scatter" and _writes_once(op):
+        together = moved_rows(op, (0, 2))
+    return [*split_rows(op, m), *written, *_folded_rows(op), *together]
 
 
 _FOLDED = {

@@ -16,6 +16,7 @@ from sbp.signatures.factors import (
     FactorMap,
     admissible,
     factor_atom,
+    keeps_sums,
     linear_rows,
     multilinear_rows,
     partial_row,
@@ -78,22 +79,7 @@ def bilinear_rows(op: Op) -> list[Row]:
     out = op.outs[0].dtype
     if "sum" not in admissible(out):
         return [partial_row(op, k, "or", "or") for k in (0, 1) if _is_boolean(op)]
-    rows = []
-    for position in (0, 1):
-        dtype = op.ins[position].dtype
-        wider = (
-            out.itemsize > dtype.itemsize
-            and jnp.issubdtype(dtype, np.inexact)
-            and jnp.issubdtype(out, np.inexact)
-        )
-        if dtype == out or wider:
-            rows += multilinear_rows(op, (position,))
-    return rows
-
-
-def _rows(op: Op, m: FactorMap) -> list[Row]:
-    contract = "sum" if "sum" in admissible(op.outs[0].dtype) else "or" if _is_boolean(op) else None
-    return [*split_rows(op, dataclasses.replace(m, contract=contract)), *bilinear_rows(op)]
+    return multilinear_rows(op, [k for k in (0, 1) if keeps_sums(op.ins[k].dtype, out)])
 
 
 def _is_boolean(op: Op) -> bool:
@@ -165,7 +151,12 @@ def dot_sides(params: dict[str, Any], ins: Sequence[Shape]) -> tuple[int, int]:
 )
 def _dot_general(op: Op) -> Sequence[Row]:
     m = dot_factors(op.params["dimension_numbers"], len(op.ins[0].shape), len(op.ins[1].shape))
-    return [*_rows(op, m), *rotation_rows(op, m)]
+    contract = "sum" if "sum" in admissible(op.outs[0].dtype) else "or" if _is_boolean(op) else None
+    return [
+        *split_rows(op, dataclasses.replace(m, contract=contract)),
+        *bilinear_rows(op),
+        *rotation_rows(op, m),
+    ]
 
 
 @rule(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -115,13 +114,10 @@ def _prefix_traits(name: str) -> Traits:
 )
 def _cumulative(op: Op) -> Sequence[Row]:
     """Other dims split; the operator's own dim splits with the kernel `prefix`."""
-    axis = int(op.params["axis"])
-    rows = rows_beside(op, [axis])
-    monoid = _PREFIX_MONOIDS.get(op.name)
-    rows += monoid_rows(op, monoid) if monoid in admissible(op.ins[0].dtype) else []
-    if op.ins[0].shape[axis] > 0:
-        rows.append(Row((Split(axis),), (Split(axis),), kernel="prefix"))
-    return rows
+    axis, monoid = int(op.params["axis"]), _PREFIX_MONOIDS.get(op.name)
+    own = monoid_rows(op, monoid) if monoid in admissible(op.ins[0].dtype) else []
+    prefix = Row((Split(axis),), (Split(axis),), kernel="prefix")
+    return [*rows_beside(op, [axis]), *own, *([prefix] if op.ins[0].shape[axis] > 0 else [])]
 
 
 # ---- reductions ---------------------------------------------------------------------------------
@@ -217,13 +213,13 @@ def _reduce_by(op: Op) -> Sequence[Row]:
     """A reduction by any associative function: other dims split; a reduced dim splits with the
     kernel `reduced_shards`."""
     count, reduced = len(op.ins) // 2, op.params["dimensions"]
-    rows = rows_without(op, reduced)
-    if not all(op.ins[0].shape[d] for d in reduced):
-        return rows
-    for d in reduced:
-        ins = (Split(d),) * count + (B,) * count
-        rows.append(Row(ins, (B,) * count, kernel="reduced_shards"))
-    return rows
+    has_elements = all(op.ins[0].shape[d] for d in reduced)
+    along = [
+        Row((Split(d),) * count + (B,) * count, (B,) * count, kernel="reduced_shards")
+        for d in reduced
+        if has_elements
+    ]
+    return [*rows_without(op, reduced), *along]
 
 
 @rule("approx_top_k", traits=Traits(), local=bind_with)
@@ -291,10 +287,6 @@ _NOWHERE = np.int32(np.iinfo(np.int32).max)
 """The index of padding: larger than every index of an element."""
 
 
-def _size(aval: Any) -> int:
-    return math.prod(aval.shape)
-
-
 # ---- argmax and argmin: pairs of a value and its index ------------------------------------------
 
 
@@ -323,7 +315,7 @@ def _pair_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     """Each device sends its (value, index) pairs to all others; values and indices go in two
     collectives."""
     pair = _jax.itemsize(op.ins[0].dtype) + _NOWHERE.itemsize
-    return (Sent("all_gather", (op.axis_size - 1) * _size(op.outs[0]) * pair, 2),)
+    return (Sent("all_gather", (op.axis_size - 1) * op.outs[0].size * pair, 2),)
 
 
 add_kernel(
@@ -338,10 +330,9 @@ add_kernel(
 @rule("argmax", "argmin", traits=Traits(orderless=True), local=_extreme_local)
 def _extreme(op: Op) -> Sequence[Row]:
     """Other dims split; the searched dim splits with the kernel `pair`."""
-    rows = rows_without(op, op.params["axes"])
-    if op.ins[0].shape[op.params["axes"][0]] > 0:
-        rows.append(Row((Split(op.params["axes"][0]),), (B,), kernel="pair"))
-    return rows
+    (axis,) = op.params["axes"]
+    pair = Row((Split(axis),), (B,), kernel="pair")
+    return [*rows_without(op, (axis,)), *([pair] if op.ins[0].shape[axis] > 0 else [])]
 
 
 # ---- top_k --------------------------------------------------------------------------------------
@@ -373,7 +364,7 @@ def _candidate_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     values and indices go in two collectives."""
     dim = _top_k_axis(op.params, len(op.ins[0].shape))
     size = op.ins[0].shape[dim]
-    kept = min(op.params["k"], -(-size // op.axis_size)) * _size(op.ins[0]) // size
+    kept = min(op.params["k"], -(-size // op.axis_size)) * op.ins[0].size // size
     pair = sum(_jax.itemsize(a.dtype) for a in op.outs)
     return (Sent("all_gather", (op.axis_size - 1) * kept * pair, 2),)
 
@@ -392,10 +383,8 @@ add_kernel(
 def _top_k(op: Op) -> Sequence[Row]:
     """Other dims split; the searched dim splits with the kernel `candidates`."""
     axis = _top_k_axis(op.params, len(op.ins[0].shape))
-    rows = rows_beside(op, [axis])
-    if 0 not in op.ins[0].shape:
-        rows.append(Row((Split(axis),), (B, B), kernel="candidates"))
-    return rows
+    best = Row((Split(axis),), (B, B), kernel="candidates")
+    return [*rows_beside(op, [axis]), *([] if 0 in op.ins[0].shape else [best])]
 
 
 # ---- sort ---------------------------------------------------------------------------------------
@@ -447,7 +436,7 @@ def _sort_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     """Each stage of the network sends the whole shard of every operand to a partner."""
     dim, n = op.params["dimension"], op.axis_size
     size = op.ins[0].shape[dim]
-    elements = -(-size // n) * (_size(op.ins[0]) // size)
+    elements = -(-size // n) * (op.ins[0].size // size)
     # With each element go its index and, where shards are uneven, whether it is padding.
     itemsize = sum(_jax.itemsize(a.dtype) for a in op.ins) + 4 + (0 if op.divides(size) else 4)
     count = len(_network(n))
@@ -469,16 +458,10 @@ def _sort(op: Op) -> Sequence[Row]:
     """Other dims split; the sorted dim splits over 2**k devices with the kernel
     `sorting_network`."""
     axis = int(op.params["dimension"])
-    rows = rows_beside(op, [axis])
-    if op.axis_size & (op.axis_size - 1) == 0 and 0 not in op.ins[0].shape:
-        rows.append(
-            Row(
-                (Split(axis),) * len(op.ins),
-                (Split(axis),) * len(op.outs),
-                kernel="sorting_network",
-            )
-        )
-    return [*rows, *_moved_along(op)]
+    is_network = op.axis_size & (op.axis_size - 1) == 0 and 0 not in op.ins[0].shape
+    ins, outs = ((Split(axis),) * len(side) for side in (op.ins, op.outs))
+    along = [Row(ins, outs, kernel="sorting_network")] if is_network else []
+    return [*rows_beside(op, [axis]), *along, *_moved_along(op)]
 
 
 def _moved_along(op: Op) -> list[Row]:

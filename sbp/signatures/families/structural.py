@@ -31,7 +31,7 @@ from sbp.signatures.kernels.halo import (
     fetch,
     padded_shard,
 )
-from sbp.signatures.kernels.shards import owned_along, picked_along, split_groups
+from sbp.signatures.kernels.shards import ReshapeGroup, owned_along, picked_along, split_groups
 from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Traits, add_kernel, bind_with, rule
 from sbp.trace.slices import Piece, join_slices
 from sbp.types import Atom, B, Split, Unreduced
@@ -95,6 +95,21 @@ def window_exchanges(op: Op, row: Row, windows_of: Callable[..., Windows]) -> Ex
     ]
 
 
+def windows_along(
+    windows_of: Callable[..., Windows], params: dict[str, Any], source: Any, out: Any
+) -> list[Windows]:
+    """For each dim, how the result's elements read the source's.
+
+    Arguments:
+      windows_of: as for `window_exchanges`.
+      params: parameters of the equation.
+      source: aval of what is read.
+      out: aval with one element for each window.
+    """
+    sizes = zip(source.shape, out.shape, strict=True)
+    return [windows_of(params, d, size, result) for d, (size, result) in enumerate(sizes)]
+
+
 def _moving_rows(op: Op, dims: Sequence[int], windows: Sequence[Windows]) -> list[Row]:
     """The rows of `halo_rows`, with the kernel `aligned` for those that send nothing.
 
@@ -129,17 +144,15 @@ def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     (x,) = args
     start, limit = list(ctx.params["start_indices"]), list(ctx.params["limit_indices"])
     strides = list(ctx.params["strides"] or (1,) * x.ndim)
-    owned = []
-    for d, (size, out) in enumerate(
-        zip(ctx.global_ins[0].shape, ctx.global_outs[0].shape, strict=True)
-    ):
-        windows = _slice_windows(ctx.params, d, size, out)
+    owned: list[tuple[int, Windows]] = []
+    along = windows_along(_slice_windows, ctx.params, ctx.global_ins[0], ctx.global_outs[0])
+    for d, windows in enumerate(along):
         if not ctx.in_axes(0, d):
             continue
         if windows.is_identity:
             start[d], limit[d] = 0, x.shape[d]
-        elif ctx.local_outs[0][d] == out:
-            owned.append(d)
+        elif ctx.local_outs[0][d] == windows.out:
+            owned.append((d, windows))
             start[d], limit[d], strides[d] = 0, x.shape[d], 1
         elif windows.is_aligned(_devices(ctx, d)):
             limit[d] = x.shape[d]
@@ -150,24 +163,16 @@ def _slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     (out,) = bind_with(
         ctx, (x,), start_indices=tuple(start), limit_indices=tuple(limit), strides=tuple(strides)
     )
-    for d in owned:
-        out = _owned_part(ctx, out, d)
+    # The elements that this device owns, at their places in the whole result.
+    for d, windows in owned:
+        places = lax.iota(jnp.int32, windows.out) * windows.stride - windows.low
+        out = owned_along(ctx, out, places - ctx.in_offset(0, d), d)
     return [out]
 
 
 def _devices(ctx: LocalContext, dim: int) -> int:
     """The number of shards of a dim of the first operand."""
     return math.prod(n for _, n in ctx.in_axes(0, dim))
-
-
-def _owned_part(ctx: LocalContext, x: Any, dim: int) -> Any:
-    """The elements of a slice that this device owns, at their places in the whole result; zeros
-    elsewhere."""
-    windows = _slice_windows(
-        ctx.params, dim, ctx.global_ins[0].shape[dim], ctx.global_outs[0].shape[dim]
-    )
-    index = lax.iota(jnp.int32, windows.out) * windows.stride - windows.low - ctx.in_offset(0, dim)
-    return owned_along(ctx, x, index, dim)
 
 
 @rule(
@@ -178,8 +183,7 @@ def _owned_part(ctx: LocalContext, x: Any, dim: int) -> Any:
 )
 def _slice(op: Op) -> Sequence[Row]:
     """Whole dims split; a cut dim splits with halo exchange, or with a partial result."""
-    sizes = zip(op.ins[0].shape, op.outs[0].shape, strict=True)
-    windows = [_slice_windows(op.params, d, size, out) for d, (size, out) in enumerate(sizes)]
+    windows = windows_along(_slice_windows, op.params, op.ins[0], op.outs[0])
     cut = [d for d, w in enumerate(windows) if not w.is_identity]
     rows = [
         *rows_beside(op, cut),
@@ -255,10 +259,8 @@ def _pad_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     and pads the other dims."""
     x, value = args
     config = list(ctx.params["padding_config"])
-    for d, (size, out) in enumerate(
-        zip(ctx.global_ins[0].shape, ctx.global_outs[0].shape, strict=True)
-    ):
-        windows = _pad_windows(ctx.params, d, size, out)
+    along = windows_along(_pad_windows, ctx.params, ctx.global_ins[0], ctx.global_outs[0])
+    for d, windows in enumerate(along):
         if not ctx.in_axes(0, d) or windows.is_identity:
             continue
         if windows.is_aligned(_devices(ctx, d)):
@@ -279,8 +281,7 @@ def _pad(op: Op) -> Sequence[Row]:
     """The operand and the padding value are partial together: parts of the value 1.0 join to 1.0,
     so the padding is right."""
     padded = [d for d, c in enumerate(op.params["padding_config"]) if tuple(c) != (0, 0, 0)]
-    sizes = zip(op.ins[0].shape, op.outs[0].shape, strict=True)
-    windows = [_pad_windows(op.params, d, size, out) for d, (size, out) in enumerate(sizes)]
+    windows = windows_along(_pad_windows, op.params, op.ins[0], op.outs[0])
     return [
         *rows_beside(op, padded),
         *moved_rows(op),
@@ -325,38 +326,35 @@ def _rev(op: Op) -> Sequence[Row]:
 # ---- reshape ------------------------------------------------------------------------------------
 
 
-def _order(params: dict[str, Any], rank: int) -> tuple[int, ...]:
-    """The order in which a reshape reads the operand's dims. Its parameter `dimensions` may
-    transpose them."""
-    order = params.get("dimensions")
-    return tuple(range(rank)) if order is None else tuple(map(int, order))
+def _groups(params: dict[str, Any], x: Any, out: Any) -> tuple[tuple[int, ...], list[ReshapeGroup]]:
+    """The order in which a reshape reads the operand's dims, which its parameter `dimensions` may
+    transpose; and the groups of dims in this order, none for an operand without elements."""
+    given = params.get("dimensions")
+    order = tuple(range(len(x.shape))) if given is None else tuple(map(int, given))
+    source = [x.shape[d] for d in order]
+    return order, [] if 0 in source else split_groups(source, out.shape)
 
 
 def _reshape_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """Exchanges elements where the shards of the two sides differ, then reshapes the shard."""
-    order = _order(ctx.params, args[0].ndim)
+    order, groups = _groups(ctx.params, ctx.global_ins[0], ctx.global_outs[0])
     x = lax.transpose(args[0], order)
-    source, target = tuple(ctx.global_ins[0].shape[d] for d in order), ctx.global_outs[0].shape
-    if 0 not in source:
-        # The loop starts at the last group, so that dims of earlier groups keep their numbers.
-        for group in reversed(split_groups(source, target)):
-            axes = ctx.in_axes(0, order[group.lead])
-            if len(axes) == 1 and not group.keeps_shards(axes[0][1]):
-                ((axis, n),) = axes
-                first, last = group.dims[0], group.dims[-1]
-                flat = x.reshape(*x.shape[:first], -1, *x.shape[last + 1 :])
-                x = fetch(ctx, flat, first, axis, group.need(n))
+    # The loop starts at the last group, so that dims of earlier groups keep their numbers.
+    for group in reversed(groups):
+        axes = ctx.in_axes(0, order[group.lead])
+        if len(axes) == 1 and not group.keeps_shards(axes[0][1]):
+            ((axis, n),) = axes
+            first, last = group.dims[0], group.dims[-1]
+            flat = x.reshape(*x.shape[:first], -1, *x.shape[last + 1 :])
+            x = fetch(ctx, flat, first, axis, group.need(n))
     return bind_with(ctx, (x,), new_sizes=ctx.local_outs[0], dimensions=None)
 
 
 def _reshape_exchanges(op: Op, row: Row) -> Exchanges:
     """The exchange of the group of dims whose leading dim the row splits."""
-    order = _order(op.params, len(op.ins[0].shape))
-    source, target = tuple(op.ins[0].shape[d] for d in order), op.outs[0].shape
+    order, groups = _groups(op.params, op.ins[0], op.outs[0])
     group = next(
-        g
-        for g in split_groups(source, target)
-        if (Split(order[g.lead]), Split(g.lead_out)) == (row.ins[0], row.outs[0])
+        g for g in groups if (Split(order[g.lead]), Split(g.lead_out)) == (row.ins[0], row.outs[0])
     )
     need = group.need(op.axis_size)
     return [Exchange(0, tuple(order[d] for d in group.dims), need, need.width)]
@@ -382,18 +380,16 @@ def _reshape(op: Op) -> Sequence[Row]:
     The reshape is local if the mesh axis divides the leading dims of both sides, or if the dim is a
     whole group and keeps its size. Otherwise devices exchange elements.
     """
-    order = _order(op.params, len(op.ins[0].shape))
-    source, target = tuple(op.ins[0].shape[d] for d in order), op.outs[0].shape
-    dims: list[str | None] = [None] * len(source)
-    out: list[str | None] = [None] * len(target)
+    order, groups = _groups(op.params, op.ins[0], op.outs[0])
+    dims: list[str | None] = [None] * len(op.ins[0].shape)
+    out: list[str | None] = [None] * len(op.outs[0].shape)
     moved: list[Row] = []
-    if 0 not in source:
-        for group in split_groups(source, target):
-            lead, lead_out = order[group.lead], group.lead_out
-            if group.keeps_shards(op.axis_size):
-                dims[lead] = out[lead_out] = f"g{lead}"
-            elif min(source[group.lead], target[lead_out]) >= op.axis_size:
-                moved.append(Row((Split(lead),), (Split(lead_out),), kernel="halo"))
+    for group in groups:
+        lead, lead_out = order[group.lead], group.lead_out
+        if group.keeps_shards(op.axis_size):
+            dims[lead] = out[lead_out] = f"g{lead}"
+        elif min(op.ins[0].shape[lead], op.outs[0].shape[lead_out]) >= op.axis_size:
+            moved.append(Row((Split(lead),), (Split(lead_out),), kernel="halo"))
     return [
         *split_rows(op, FactorMap(ins=(tuple(dims),), outs=(tuple(out),))),
         *moved_rows(op),

@@ -22,7 +22,12 @@ from sbp.signatures.factors import (
     split_rows,
 )
 from sbp.signatures.families.linalg import bilinear_rows
-from sbp.signatures.families.structural import halo_rows, split_dim, window_exchanges
+from sbp.signatures.families.structural import (
+    halo_rows,
+    split_dim,
+    window_exchanges,
+    windows_along,
+)
 from sbp.signatures.kernels.halo import (
     Exchange,
     Exchanges,
@@ -455,12 +460,8 @@ def _slides(op: Op, operand: Any, out: Any) -> list[int]:
       operand: aval of what windows read.
       out: aval with one element for each window.
     """
-    sizes = zip(operand.shape, out.shape, strict=True)
-    return [
-        d
-        for d, (size, result) in enumerate(sizes)
-        if not windows_of(op.params, d, size, result).is_identity
-    ]
+    along = windows_along(windows_of, op.params, operand, out)
+    return [d for d, windows in enumerate(along) if not windows.is_identity]
 
 
 def _fetch_operands(
@@ -475,10 +476,8 @@ def _fetch_operands(
       fills: for each operand, the scalar for padding.
     """
     out, dims = list(xs), []
-    for d, (size, result) in enumerate(
-        zip(ctx.global_ins[0].shape, ctx.global_outs[0].shape, strict=True)
-    ):
-        windows = windows_of(ctx.params, d, size, result)
+    along = windows_along(windows_of, ctx.params, ctx.global_ins[0], ctx.global_outs[0])
+    for d, windows in enumerate(along):
         if ctx.in_axes(0, d) and not windows.is_identity:
             (over,) = ctx.in_axes(0, d)
             out = [
@@ -600,10 +599,8 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     own elements of the result."""
     source, operand = args
     padding, cuts = list(map(tuple, ctx.params["padding"])), []
-    for d, (out, size) in enumerate(
-        zip(ctx.global_ins[0].shape, ctx.global_ins[1].shape, strict=True)
-    ):
-        windows = windows_of(ctx.params, d, size, out)
+    along = windows_along(windows_of, ctx.params, ctx.global_ins[1], ctx.global_ins[0])
+    for d, windows in enumerate(along):
         if not ctx.in_axes(1, d) or windows.is_identity:
             continue
         ((axis, n),) = ctx.in_axes(1, d)

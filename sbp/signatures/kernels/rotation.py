@@ -10,6 +10,7 @@ gathering, but no device stores the whole operand, and a device multiplies while
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from sbp.signatures.factors import Dims, FactorMap, admissible
+from sbp.signatures.factors import FactorMap, admissible
 from sbp.signatures.kernels.halo import bytes_beside
 from sbp.signatures.kernels.shards import sum_dtype, without_padding
-from sbp.signatures.rule import Kernel, LocalContext, Op, PlacedOp, Row, Sent, add_kernel
-from sbp.types import Atom, B, Split
+from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Sent, add_kernel
+from sbp.types import Split
 
 # ---- panels -------------------------------------------------------------------------------------
 # Products whose operands both go round, each on a mesh axis of its own: panel by panel (SUMMA: van
@@ -224,19 +225,31 @@ def _traffic(operand: int) -> Callable[[Op, Row], float]:
     return traffic
 
 
-def _panel_count(placed: PlacedOp) -> int:
-    """How many panels a product has whose operands both go round: each one goes round by itself."""
-    axes = [i for i, name in enumerate(placed.kernels) if name in ROTATIONS]
-    if len(axes) != 2:
+def _panel_count(op: Op, rows: Sequence[tuple[Row, int]]) -> int:
+    """How many panels a product has whose operands both go round: each one goes round by itself.
+
+    Arguments:
+      op: the product on whole operands.
+      rows: for each mesh axis its row and its size.
+    """
+    turning = [(ROTATIONS.index(row.kernel), row, n) for row, n in rows if row.kernel in ROTATIONS]
+    if len(turning) != 2:
         return 1
-    (lhs, rhs), _ = placed.params["dimension_numbers"]
+
+    def shard(operand: int, dim: int) -> tuple[int, bool]:
+        size, even = op.ins[operand].shape[dim], True
+        for row, n in rows:
+            if row.ins[operand] == Split(dim):
+                size, even = -(-size // n), even and size % n == 0
+        return size, even
+
+    (lhs, rhs), _ = op.params["dimension_numbers"]
     rings = []
-    for i in axes:
-        operand = ROTATIONS.index(placed.kernels[i])
-        atom = placed.atoms[operand][i]
+    for operand, row, n in turning:
+        atom = row.ins[operand]
         assert isinstance(atom, Split)
-        rings.append((operand, atom.dim, placed.sizes[i]))
-    panels = Panels.of(sorted(zip(lhs, rhs, strict=True)), rings, placed.shard)
+        rings.append((operand, atom.dim, n))
+    panels = Panels.of(sorted(zip(lhs, rhs, strict=True)), rings, shard)
     return 1 if panels is None else panels.count
 
 
@@ -273,20 +286,13 @@ def rotation_rows(op: Op, m: FactorMap) -> list[Row]:
         return []
     rows = []
     for moved, kernel in enumerate(ROTATIONS):
-        stays = 1 - moved
-        for f in m.ins[moved]:
-            for g in m.ins[stays]:
-                if (
-                    f is None
-                    or g is None
-                    or g in m.ins[moved]
-                    or g not in m.outs[0]
-                    or (f in m.ins[stays] and f in m.outs[0])
-                ):
-                    continue  # g must be a free loop of the other operand, f no batch loop
-                ins: list[Atom] = [B, B]
-                ins[moved], ins[stays] = Split(m.ins[moved].index(f)), Split(m.ins[stays].index(g))
-                rows.append(Row(tuple(ins), (Split(m.outs[0].index(g)),), kernel=kernel))
+        own, other, out = m.ins[moved], m.ins[1 - moved], m.outs[0]
+        turning = [f for f in own if f and not (f in other and f in out)]  # no batch loop
+        free = [g for g in other if g and g not in own and g in out]
+        for f, g in itertools.product(turning, free):
+            atoms = Split(own.index(f)), Split(other.index(g))
+            ins = atoms if moved == 0 else atoms[::-1]
+            rows.append(Row(ins, (Split(out.index(g)),), kernel=kernel))
     return rows
 
 
@@ -294,32 +300,17 @@ def _rotated_operands(ctx: LocalContext, m: FactorMap) -> list[RotatedOperand]:
     """The operands whose shards must visit every device, each with a mesh axis. The axis splits a
     dim of the operand, and it does not split the same factor in the other operand or in the
     result."""
-    found = []
-    for operand in (0, 1):
-        for dim, factor in enumerate(m.ins[operand]):
-            for axis, n in ctx.in_axes(operand, dim):
-                seen = (
-                    axes(dims.index(factor))
-                    for dims, axes in _places(ctx, m, 1 - operand)
-                    if factor in dims
-                )
-                if factor is not None and not any((axis, n) in axes for axes in seen):
-                    found.append(RotatedOperand(operand, dim, axis, n, factor))
-    return found
-
-
-def _places(ctx: LocalContext, m: FactorMap, other: int) -> list[tuple[Dims, Callable[[int], Any]]]:
-    """The other operand and the result: for each, its factors, and a function from a dim to the
-    mesh axes that split it.
-
-    Arguments:
-      ctx: the kernel's place.
-      m: the factors of the product.
-      other: position of the other operand.
-    """
+    split = [
+        [(d, f, axis) for d, f in enumerate(m.ins[k]) if f for axis in ctx.in_axes(k, d)]
+        for k in (0, 1)
+    ]
+    result = {(f, axis) for d, f in enumerate(m.outs[0]) for axis in ctx.out_axes(0, d)}
+    beside = [result | {(f, axis) for _, f, axis in split[1 - k]} for k in (0, 1)]
     return [
-        (m.ins[other], lambda d: ctx.in_axes(other, d)),
-        (m.outs[0], lambda d: ctx.out_axes(0, d)),
+        RotatedOperand(k, d, *axis, f)
+        for k in (0, 1)
+        for d, f, axis in split[k]
+        if (f, axis) not in beside[k]
     ]
 
 

@@ -9,7 +9,7 @@ definition; where this is not obvious, the tests enumerate cases.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -126,10 +126,6 @@ class _Blocks:
         return z3.And(here >= 0, here < self.extent(device))
 
 
-def _total(values: Sequence[Term]) -> Term:
-    return z3.Sum(list(values))
-
-
 def one_holder(n: int) -> Theorem:
     """Each element is on exactly one device, within its block. So concatenation commutes with any
     function of one index."""
@@ -137,7 +133,7 @@ def one_holder(n: int) -> Theorem:
     k: Term = z3.Int("k")
     owned = [z3.And(b.owns(i, k), k - b.start(i) < b.chunk) for i in range(n)]
     return Theorem(
-        (*b.premises, k >= 0, k < b.length), _total([z3.If(o, 1, 0) for o in owned]) == 1
+        (*b.premises, k >= 0, k < b.length), z3.Sum([z3.If(o, 1, 0) for o in owned]) == 1
     )
 
 
@@ -153,7 +149,7 @@ def one_reader(n: int) -> Theorem:
         z3.If(b.owns(i, inside), x(b.start(i) + _clip(inside - b.start(i), 0, b.chunk - 1)), 0)
         for i in range(n)
     ]
-    return Theorem(tuple(b.premises), _total(parts) == x(inside))
+    return Theorem(tuple(b.premises), z3.Sum(parts) == x(inside))
 
 
 def one_reader_of_windows(n: int) -> Theorem:
@@ -176,7 +172,7 @@ def one_reader_of_windows(n: int) -> Theorem:
         position = _clip(start - b.start(i) + window, 0, b.chunk + window) + k - window
         return z3.If(z3.And(position >= 0, position < b.extent(i)), x(b.start(i) + position), 0)
 
-    return Theorem(tuple(premises), _total([read(i) for i in range(n)]) == x(start + k))
+    return Theorem(tuple(premises), z3.Sum([read(i) for i in range(n)]) == x(start + k))
 
 
 def own_update(_: int) -> Theorem:
@@ -220,14 +216,9 @@ def window_products(dilation: int) -> Theorem:
     return Theorem(premises, z3.And(once, z3.Implies(k >= real, z3.Not(z3.Or(first, second)))))
 
 
-def _prefix(sizes: Sequence[Term], k: int) -> Term:
-    """The sum of the first k sizes."""
-    return _total(sizes[:k]) if k else z3.IntVal(0)
-
-
 def _in_group(row: Term, sizes: Sequence[Term], k: int) -> Term:
     """Whether a row is in a group."""
-    return z3.And(row >= _prefix(sizes, k), row < _prefix(sizes, k) + sizes[k])
+    return z3.And(row >= z3.Sum(sizes[:k]), row < z3.Sum(sizes[:k]) + sizes[k])
 
 
 def ragged_shard(groups: int) -> Theorem:
@@ -235,7 +226,7 @@ def ragged_shard(groups: int) -> Theorem:
     in its own group."""
     sizes = _ints(" ".join(f"s{k}" for k in range(groups)))
     start, extent, row = _ints("start extent row")
-    ends = [(_prefix(sizes, k), _prefix(sizes, k) + size) for k, size in enumerate(sizes)]
+    ends = [(z3.Sum(sizes[:k]), z3.Sum(sizes[:k]) + size) for k, size in enumerate(sizes)]
     local = [_maximum(_minimum(b, start + extent) - _maximum(a, start), 0) for a, b in ends]
     same = (_in_group(row, sizes, k) == _in_group(row - start, local, k) for k in range(groups))
     return Theorem(
@@ -252,7 +243,7 @@ def ragged_groups(groups: int) -> Theorem:
     claims = []
     for first in range(groups):
         for last in range(first + 1, groups + 1):
-            skipped = _prefix(sizes, first)
+            skipped = z3.Sum(sizes[:first])
             counted = [sizes[first] + skipped, *sizes[first + 1 : last]]
             claims += [
                 _in_group(row, sizes, k)
@@ -385,11 +376,6 @@ def _ceil(x: Term) -> Term:
     return z3.If(z3.IsInt(x), x, below + 1)
 
 
-def _truncate(x: Term) -> Term:
-    above: Term = z3.ToReal(z3.ToInt(-x))
-    return z3.If(x >= 0, z3.ToReal(z3.ToInt(x)), -above)
-
-
 def _sign(x: Term) -> Term:
     """The sign; integers are signed."""
     one: Term = z3.BitVecVal(1, BITS) if z3.is_bv(x) else z3.RealVal(1)
@@ -433,7 +419,6 @@ SCALAR: dict[str, Callable[..., Term]] = {
     "square": lambda x: x * x,
     "sub": lambda x, y: x - y,
     "tie": lambda x, y: y,
-    "truncate": _truncate,
 }
 """Elementwise primitives on one element of each operand."""
 
@@ -658,11 +643,8 @@ def _index_outcome(name: str) -> Outcome:
     else:
         state, sizes = INDEX_THEOREMS[name]
         theorems = [state(n) for n in sizes]
-    for stated in theorems:
-        outcome = decide(stated)
-        if outcome != "proved":
-            return outcome
-    return "proved"
+    failures: Iterator[Outcome] = (o for o in map(decide, theorems) if o != "proved")
+    return next(failures, "proved")
 
 
 def index_theorem(op: Op, row: Row) -> str | None:
