@@ -274,7 +274,7 @@ def _alike(graph: Graph, first: Node, second: Node) -> bool:
 def _pad_in_windows(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
     """A graph in which windows on arrays that are padded with zeros read the arrays themselves."""
     del ids
-    pads = {n.outputs[0]: n for n in graph.nodes if _adds_zeros(n)}
+    pads: dict[Operand, Node] = {n.outputs[0]: n for n in graph.nodes if _adds_zeros(n)}
     nodes = [_with_padding(n, pads.get(n.inputs[0])) if n.inputs else n for n in graph.nodes]
     asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
     return replace(graph, nodes=tuple(without_unread(nodes, asked)))

@@ -9,7 +9,7 @@ definition; where this is not obvious, the tests enumerate cases.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -643,8 +643,8 @@ def _index_outcome(name: str) -> Outcome:
     else:
         state, sizes = INDEX_THEOREMS[name]
         theorems = [state(n) for n in sizes]
-    failures: Iterator[Outcome] = (o for o in map(decide, theorems) if o != "proved")
-    return next(failures, "proved")
+    proved: Outcome = "proved"
+    return next((o for o in map(decide, theorems) if o != proved), proved)
 
 
 def index_theorem(op: Op, row: Row) -> str | None:
