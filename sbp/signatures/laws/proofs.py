@@ -643,8 +643,10 @@ def _index_outcome(name: str) -> Outcome:
     else:
         state, sizes = INDEX_THEOREMS[name]
         theorems = [state(n) for n in sizes]
-    proved: Outcome = "proved"
-    return next((o for o in map(decide, theorems) if o != proved), proved)
+    for outcome in map(decide, theorems):
+        if outcome != "proved":
+            return outcome
+    return "proved"
 
 
 def index_theorem(op: Op, row: Row) -> str | None:
