@@ -204,16 +204,6 @@ def test_an_axis_that_the_mesh_lacks():
         sbp.jit(lambda x: x, MESH, in_types=(layout.type("batch"),))
 
 
-def test_sizes_that_do_not_divide_are_padded_inside():
-    layout = Layout(batch="data", d="model")
-    mesh = sbp.make_mesh((2, 4), ("data", "model"))
-    x = np.arange(5 * 6, dtype=np.float32).reshape(5, 6)
-    f = sbp.jit(
-        lambda x: jnp.tanh(layout(x, "batch", "d")).sum(0), mesh, in_types=("B",), out_types="B"
-    )
-    np.testing.assert_allclose(f(x), np.tanh(x).sum(0), rtol=1e-6)
-
-
 # ---- transformations ----------------------------------------------------------------------------
 
 
@@ -235,41 +225,6 @@ def test_under_vmap_the_batch_dim_has_no_name():
     assert pins(along(0)) == [NdSbp({"data": S(1), "model": S(2)})]
     assert pins(along(1)) == [NdSbp({"data": S(0), "model": S(2)})]
     assert pins(along(2)) == [NdSbp({"data": S(0), "model": S(1)})]
-
-
-def test_through_scan_and_grad():
-    layout = Layout(batch="data", d_ff="model")
-    rng = np.random.default_rng(0)
-    w = rng.normal(size=(3, 16, 16)).astype(np.float32) / 4
-    x = rng.normal(size=(8, 16)).astype(np.float32)
-
-    def loss(w, x):
-        def layer(h, w):
-            return layout(jnp.tanh(h @ w), "batch", None), layout(h * 2, "batch", "d_ff").sum()
-
-        h, sums = jax.lax.scan(layer, layout(x, "batch", None), w)
-        return (h**2).sum() + sums.mean()
-
-    step = jax.value_and_grad(loss)
-    f = sbp.jit(step, sbp.make_mesh((2, 4), ("data", "model")))
-    inside = [n for n in f.trace(w, x).request.graph.walk() if n.op == "sbp_annotate"]
-    assert len(inside) == 3 and not any(
-        n.backward for n in inside
-    )  # the transpose of a pin is the plain identity
-    value, grads = f(w, x)
-    expected, expected_grads = jax.jit(step)(w, x)
-    np.testing.assert_allclose(value, expected, rtol=2e-5)
-    np.testing.assert_allclose(grads, expected_grads, rtol=2e-4, atol=1e-5)
-
-
-def test_a_slip_in_a_name_is_refused():
-    layout = sbp.Layout(batch="data", heads="model")
-    with pytest.raises(sbp.SbpError, match="has no dim 'bacth'; did you mean 'batch'"):
-        layout(jnp.zeros((4, 4)), "bacth", "heads")
-    with pytest.raises(sbp.SbpError, match="has no dim 'head'; did you mean 'heads'"):
-        layout.type("batch", "head")
-    whole = sbp.Layout(batch="data", heads="model", head=())
-    assert whole.type("batch", "heads", "head") == sbp.parse("data:S(0) model:S(1)")
 
 
 ORDER = (
@@ -425,19 +380,3 @@ def test_transformer_layout(shape, backward):
         np.testing.assert_allclose(a, b, rtol=3e-4, atol=2e-6)
     if backward:
         assert found[1]["w_in"].sharding.spec == jax.sharding.PartitionSpec(None, None, "cols")
-
-
-def test_no_tensor_of_the_transformer_has_two_dims_on_one_axis():
-    """The layout of the paper is legal; with d_model over the same axis it is not, and the first
-    tensor that says so is named."""
-    wrong = Layout({**TRANSFORMER, "d_model": "cols"})
-    with pytest.raises(
-        SbpError,
-        match=(
-            r"layout-conflict: dims 'vocab' and 'd_model' of the tensor \[vocab, d_model\] .* mesh"
-            r" axis 'cols'"
-        ),
-    ):
-        sbp.jit(transformer(wrong), jax.sharding.AbstractMesh((2, 4), ("rows", "cols"))).plan(
-            *shapes(SMALL)
-        )

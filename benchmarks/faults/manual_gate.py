@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-from tests.explain.shapes import f32, mesh
+from benchmarks.fault_shapes import f32, mesh
 
 D, F = 64, 256
 

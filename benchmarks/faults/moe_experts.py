@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-from tests.explain.shapes import f32
+from benchmarks.fault_shapes import f32
 
 GROUPS, SIZE, EXPERTS, CAPACITY, D, H = 8, 32, 8, 8, 64, 128
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-from tests.explain.shapes import f32, mesh
+from benchmarks.fault_shapes import f32, mesh
 
 B_, T, D, H = 16, 12, 64, 128
 

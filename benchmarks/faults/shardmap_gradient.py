@@ -6,7 +6,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as Spec
 
 import sbp
-from tests.explain.shapes import f32
+from benchmarks.fault_shapes import f32
 
 mesh = jax.sharding.AbstractMesh((8,), ("data",), axis_types=(AxisType.Auto,))
 

@@ -6,7 +6,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as Spec
 
 import sbp
-from tests.explain.shapes import f32
+from benchmarks.fault_shapes import f32
 
 mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 

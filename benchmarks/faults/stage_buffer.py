@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-from tests.explain.shapes import f32
+from benchmarks.fault_shapes import f32
 
 mesh = jax.sharding.AbstractMesh((4,), ("stage",))
 STAGES, TICKS = 4, 10

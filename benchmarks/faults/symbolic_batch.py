@@ -4,7 +4,7 @@ import jax
 from jax.export import symbolic_shape
 
 import sbp
-from tests.explain.shapes import f32, mesh
+from benchmarks.fault_shapes import f32, mesh
 
 b, s = symbolic_shape("b, s", constraints=["mod(b, 2) == 0", "mod(s, 2) == 0", "s >= 4"])
 # meant: b, s = symbolic_shape("b, s", constraints=["mod(b, 2) == 0", "mod(s, 4) == 0", "s >= 4"])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.export import symbolic_shape
 
 import sbp
-from tests.explain.shapes import f32, mesh
+from benchmarks.fault_shapes import f32, mesh
 
 b, d = symbolic_shape("b, d", constraints=["mod(b, 2) == 0"])
 # meant: b, d = symbolic_shape("b, d", constraints=["mod(b, 2) == 0", "mod(d, 8) == 0"])

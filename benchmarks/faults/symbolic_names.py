@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.export import symbolic_shape
 
 import sbp
-from tests.explain.shapes import f32, i32, mesh
+from benchmarks.fault_shapes import f32, i32, mesh
 
 b, s, t = symbolic_shape("b, s, t", constraints=["mod(b, 8) == 0"])
 

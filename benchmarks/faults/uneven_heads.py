@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-from tests.explain.shapes import f32, i32, mesh
+from benchmarks.fault_shapes import f32, i32, mesh
 
 BATCH, HEADS, LENGTH, DIM = 8, 6, 64, 16
 # meant: BATCH, HEADS, LENGTH, DIM = 8, 8, 64, 16

@@ -3,7 +3,7 @@
 import jax
 
 import sbp
-from tests.explain.shapes import f32, mesh
+from benchmarks.fault_shapes import f32, mesh
 
 
 def local_norm(x, scale):

@@ -18,8 +18,7 @@ from sbp.infer.constraints import pin_sites
 from sbp.infer.space import encode
 from sbp.machine.mesh import HARDWARE
 from sbp.plan.fit import best_program
-from tests.edits import check_helps
-from tests.explain.expected import MESH, diagnose, shape
+from tests.explain.expected import MESH, shape
 
 BIG = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
 
@@ -101,31 +100,17 @@ def test_a_second_costly_annotation_is_priced_without_the_first(tmp_path):
     )
 
 
-def test_a_costly_annotation_is_named_with_its_price():
-    def program(x, w1, w2):
-        h = x @ w1
-        h = sbp.replicate(h, "tensor")  # warning: costly-annotation: pinning h to tensor:B
-        return (jnp.tanh(h) @ w2).sum()
-
-    (d,) = diagnose(program, BIG, BIG, BIG, boxing="auto", in_types=("tensor:S(0)", None, None))
-    assert d.severity == "warning"
-    assert d.primary is not None
-    assert "with this pin, each device sends " in d.primary.text
-    free = sbp.jit(
-        lambda x, w1, w2: (jnp.tanh(x @ w1) @ w2).sum(), MESH, in_types=("tensor:S(0)", None, None)
-    ).plan(BIG, BIG, BIG)
-    assert d.helps[0].bytes_per_device == free.cost.bytes_per_device
-
-
 def test_only_the_dear_one_of_several_annotations_is_named():
     def program(x, w1, w2):
         x = sbp.split(x, 0, "tensor")
         w1 = sbp.replicate(w1, "tensor")
-        h = sbp.split(x @ w1, 1, "tensor")  # warning: costly-annotation: pinning h to tensor:S(1)
+        h = sbp.split(x @ w1, 1, "tensor")
         return (jnp.tanh(sbp.split(h, 0, "tensor")) @ w2).sum()
 
-    deep, wide, square = shape(4096, 32768), shape(32768, 4096), shape(4096, 4096)
-    diagnose(program, deep, wide, square, boxing="auto", in_types=("tensor:S(0)", None, None))
+    f = sbp.jit(program, MESH, in_types=("tensor:S(0)", None, None))
+    (found,) = f.check(shape(4096, 32768), shape(32768, 4096), shape(4096, 4096)).diagnostics
+    assert found.code == "costly-annotation"
+    assert "pinning h to tensor:S(1)" in found.title
 
 
 def test_annotations_that_cost_next_to_nothing_are_not_named():
@@ -152,23 +137,6 @@ ROWS = ("tensor:S(0)", None)
 def replicated(x, w):
     h = sbp.replicate(x @ w, "tensor")
     return (jnp.tanh(h) @ w).sum()
-
-
-def costly(fn):
-    found = sbp.jit(fn, MESH, in_types=ROWS).check(BIG, BIG).diagnostics
-    check_helps(fn, MESH, {"in_types": ROWS}, (BIG, BIG), found)
-    (warning,) = (d for d in found if d.code == "costly-annotation")
-    return warning
-
-
-def test_the_pin_asks_what_its_readers_take():
-    first, second = costly(replicated).helps
-    where = f" to tensor:S(0) at line {replicated.__code__.co_firstlineno + 1}"
-    assert first.text.startswith("pin ") and first.text.endswith(where)
-    (edit,) = (e for e in first.edits if isinstance(e, SourceEdit))
-    assert edit.replacement == 'sbp.split(x @ w, 0, "tensor")'
-    assert second.text.startswith("drop ")
-    assert first.bytes_per_device == second.bytes_per_device
 
 
 def sites():

@@ -70,14 +70,6 @@ def test_in_types_that_free_one_argument_name_the_types_of_the_others():
         assert [e.position for e in help_.edits if isinstance(e, OptionEdit)] == [0, 1]
 
 
-def test_in_types_that_are_given_change_in_one_place():
-    types = ("tensor:S(0)", "tensor:S(1)")
-    f = sbp.jit(product, MESH, boxing="explicit", in_types=types)
-    helps = [h for d in f.check(SQUARE, SQUARE).diagnostics for h in d.helps]
-    assert helps and all("other input" not in h.text for h in helps)
-    assert all(len(h.edits) == 1 for h in helps if "in_types" in h.text)
-
-
 def test_in_types_do_not_reach_keyword_arguments():
     f = sbp.jit(product, MESH, boxing="explicit")
     traced = f.trace(arriving("tensor"), w=arriving(None, "tensor")).request

@@ -41,14 +41,6 @@ def test_accepted_changes_that_are_not_shown_are_counted():
     assert count > 1 and left_out(count, 0)[0] in one.notes
 
 
-def test_changes_that_were_not_tried_are_counted():
-    (every,) = diagnosed(wrong, (SQUARE, SQUARE), plans=100)
-    assert not any("not tried" in n for n in every.notes)
-    (few,) = diagnosed(wrong, (SQUARE, SQUARE), plans=1)
-    (note,) = [n for n in few.notes if n.startswith("not tried: ")]
-    assert note.endswith(" more changes") and int(note.split()[2]) > 0
-
-
 def test_a_core_that_is_not_minimal_says_so():
     """Z3 finds the core, and then answers no question about smaller ones."""
     request = sbp.jit(wrong, MESH, boxing="explicit").trace(SQUARE, SQUARE).request

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import sbp
@@ -23,15 +22,6 @@ def helps(fn, *args, **options):
     if all(isinstance(a, jax.ShapeDtypeStruct) for a in args):
         check_helps(fn, MESH, options, args, found)
     return [h for d in found for h in d.helps]
-
-
-def test_a_split_becomes_b():
-    def norm(x):
-        x = sbp.split(x, 1, "d")
-        return jnp.exp(x.mean(1)) @ x
-
-    texts = [h.text.partition(" at line")[0] for h in helps(norm, SQUARE, boxing="explicit")]
-    assert "replicate x on `d`" in texts
 
 
 def test_a_sum_in_a_loop_stays_partial_under_a_budget():
@@ -83,27 +73,11 @@ def sums(a, b, c, d):
     return (a + b) * (c + d)
 
 
-def pinned_sums(a, b, c, d):
-    a = sbp.split(a, 1, "d")
-    b = sbp.split(b, 1, "d")
-    c = sbp.split(c, 0, "d")
-    d = sbp.split(d, 0, "d")
-    return (a + b) * (c + d)
-
-
 def found(fn, args=FOUR, **options):
     diagnostics = sbp.jit(fn, MESH, **STRICT, **options).check(*args).diagnostics
     check_helps(fn, MESH, {**STRICT, **options}, args, diagnostics)
     (d,) = diagnostics
     return d.helps
-
-
-def test_two_annotations_change_together():
-    texts = [h.text for h in found(pinned_sums)]
-    line = pinned_sums.__code__.co_firstlineno
-    a, b = f"a on dim 0 at line {line + 1}", f"b on dim 0 at line {line + 2}"
-    assert texts[0] == f"split {a} and split {b}; the result becomes S(0)"
-    assert sum(" and " in t for t in texts) == 1
 
 
 def test_a_pair_that_gives_up_a_split_hides_no_change_of_one_place():
@@ -121,15 +95,6 @@ def test_a_pair_that_gives_up_a_split_hides_no_change_of_one_place():
     assert [h.text for h in few.helps if " and " in h.text] == []
 
 
-def test_two_inputs_change_together():
-    first = found(sums, in_types=SIDES)[0]
-    assert first.text.startswith("split a on dim 0 in in_types and split b on dim 0 in in_types")
-    assert [(e.position, e.value) for e in first.edits if isinstance(e, OptionEdit)] == [
-        (0, "d:S(0)"),
-        (1, "d:S(0)"),
-    ]
-
-
 @pytest.mark.parametrize("types", [("d:S(1)", None, "d:S(0)", None), ("d:S(1)", *SIDES[1:3], None)])
 def test_where_one_change_works_no_pair_is_offered(types):
     assert not any(" and " in h.text for h in found(sums, in_types=types))
@@ -144,21 +109,6 @@ def test_pairs_that_were_not_tried_are_counted():
     assert any("not tried" in n for n in few.notes)
     (large,) = explain(request, limits=DiagnosisLimits(work=1))
     assert any("not tried" in n for n in large.notes)
-
-
-def test_types_of_arguments_change_together():
-    """`in_types` then names the types that the other arguments have."""
-    devices = np.array(jax.devices()[:2])
-    mesh = jax.sharding.Mesh(devices, ("d",))
-    spec = jax.sharding.PartitionSpec
-    specs = [spec(None, "d"), spec(None, "d"), spec("d"), spec("d")]
-    args = [jax.device_put(jnp.ones((64, 64)), jax.sharding.NamedSharding(mesh, s)) for s in specs]
-    (d,) = sbp.jit(sums, mesh, **STRICT).check(*args).diagnostics
-    first = d.helps[0]
-    assert "and write the types of the other inputs there, too" in first.text
-    edits = {e.position: e.value for e in first.edits if isinstance(e, OptionEdit)}
-    assert edits == {0: "d:S(0)", 1: "d:S(0)", 2: "d:S(0)", 3: "d:S(0)"}
-    assert len(first.edits) == 4
 
 
 def test_the_dims_of_a_transform_along_another_dim():

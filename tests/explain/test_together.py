@@ -14,12 +14,6 @@ X = jax.ShapeDtypeStruct((16, 16), jnp.float32)
 EXPLICIT = {"boxing": "explicit"}
 
 
-def one_conflict(x):
-    a = jnp.tanh(sbp.annotate(x, data=sbp.B, model=sbp.S(0)))
-    b = jnp.tanh(sbp.annotate(x, data=sbp.S(0), model=sbp.B))
-    return a + b
-
-
 def two_conflicts(x, z):
     a = jnp.tanh(sbp.annotate(x, data=sbp.B, model=sbp.S(0)))
     b = jnp.tanh(sbp.annotate(x, data=sbp.S(0), model=sbp.B))
@@ -37,13 +31,6 @@ def found(program, options, count):
     assert "on the mesh axes `data`, `model` together" in error.title
     check_helps(program, MESH, options, (X,) * count, [error])
     return error
-
-
-def test_one_pin_asks_what_the_other_asks():
-    first, second, third = found(one_conflict, EXPLICIT, 1).helps
-    assert first.text.startswith("pin x to data:S(0) model:B at line ")
-    assert second.text.startswith("pin x to data:B model:S(0) at line ")
-    assert third.text.startswith("drop ")
 
 
 def test_two_pins_are_dropped_where_no_one_pin_helps():

@@ -314,29 +314,6 @@ def refused(fn: Any, mesh: Any, *args: Any) -> Any:
     return found
 
 
-def test_a_missing_reduction_is_refused(mesh: Any):
-    x, w = arrays((8, 16), (16, 4))
-    g = sbp.manual(lambda x, w: x @ w, in_types=("model:S(1)", "model:S(0)"), out_types="B")
-    found = refused(lambda x, w: g(x, w) * 2, mesh, x, w)
-    assert [label.text for label in found.labels] == [
-        "P(sum) from here on",
-        "out_types say that result 0 is whole",
-    ]
-    assert found.title == "`x @ w` is left partial on mesh axis `model`"
-    report = sbp.jit(g, mesh).check(x, w)
-    assert not report.ok and report.diagnostics[0].code == "manual-types"
-
-
-def test_a_reduction_over_the_wrong_axis_is_refused():
-    x, w = arrays((8, 16), (16, 4))
-    g = sbp.manual(
-        lambda x, w: lax.psum(x @ w, "data"), in_types=("model:S(1)", "model:S(0)"), out_types="B"
-    )
-    found = refused(g, mesh_of(TWO), x, w)
-    assert "is left partial on mesh axis `model`" in found.title
-    assert "runs over `data`" in found.notes[0]
-
-
 def test_a_part_that_is_taken_for_the_value_is_refused(mesh: Any):
     """tanh of a part, summed, is not tanh of the sum; a sum of doubled parts is double the sum."""
     (x,) = arrays((8, 16))

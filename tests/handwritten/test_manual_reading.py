@@ -149,13 +149,6 @@ def test_its_helps_are_those_of_check_shard_map(name: str):
     assert [(h.text, list(h.edits)) for h in found.helps] == [as_manual(h) for h in wanted.helps]
 
 
-def test_some_have_helps():
-    pair = PAIRS["layers-over_wrong_axis"]
-    (found,) = refused(lambda: pair.program("wrong", False), pair.args).diagnostics
-    assert found.helps
-    assert all(h.bytes_per_device > 0 for h in found.helps)
-
-
 @pytest.mark.parametrize("name", list(PAIRS))
 def test_its_twin_is_not(name: str):
     pair = PAIRS[name]

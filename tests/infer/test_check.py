@@ -17,7 +17,6 @@ from sbp.errors import SbpInternalError
 from sbp.infer import request as requests
 from sbp.infer.check import Checker, check
 from sbp.infer.choose import choose
-from sbp.infer.constraints import pin_sites
 from sbp.infer.cost import row_seconds
 from sbp.infer.flow import Edge, End, Flow, flow_of
 from sbp.infer.request import Demand, Request
@@ -167,13 +166,6 @@ def test_verdict_is_the_choosers(policy, mesh):
     assert (outcomes["unsat"] >= 5) == (policy != "auto")
 
 
-def test_axes_that_only_together_have_no_typing_are_left_to_the_chooser():
-    types = ["x:S(1) y:S(1)", "x:B y:S(1)"]
-    request = traced(lambda x, y: x + y, [shape(8, 8)] * 2, MESHES["2x4"], types, boxing="explicit")
-    assert check(request).status == "sat"
-    assert choose(request) is None
-
-
 # ---- cores --------------------------------------------------------------------------------------
 
 
@@ -255,36 +247,6 @@ def test_a_pin_that_is_alone_at_fault_is_blamed_alone():
     found = check(traced(program, [shape(16, 16)] * 3, MESHES["8"], boxing="explicit"))
     assert len(found.pins) == 1
     assert [c.node.op for c in found.sink if c.node] == ["exp"]
-
-
-def test_one_line_traced_many_times_is_one_pin():
-    def program(x):
-        for _ in range(4):
-            x = jnp.sin(sbp.split(x, 0, "x"))
-        return x
-
-    request = traced(jax.grad(lambda x: program(x).sum()), [shape(16)], MESHES["8"])
-    (site,) = pin_sites(request)
-    assert len(site.nodes) == 4
-
-
-def test_a_limit_is_unknown_and_no_verdict():
-    found = check(seeded(3, "8", "explicit"), rlimit=1)
-    assert (found.status, found.mesh_axis, found.core) == ("unknown", "x", ())
-
-
-def test_a_core_that_is_not_minimal_says_so():
-    """Z3 finds a core, and then answers no question about smaller ones."""
-    request = seeded(7, "8", "explicit")
-    whole, limited = Checker(request), Checker(request, rlimit=1)
-    names = [c.name for c in whole.systems[0].constraints]
-    status, core = whole.axis(whole.systems[0]).check(names)
-    assert status == "unsat"
-    least = whole.axis(whole.systems[0]).blame(names, core)
-    found = limited.axis(limited.systems[0]).blame(names, core)
-    assert least.minimal and not found.minimal
-    assert {c.name for c in found.core} == core
-    assert whole.check().minimal
 
 
 # ---- a second look ------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ CASES = (
     "expert=2,model=3",
     "data=2,model=2 --set sequence_parallel=true",
     "data=8 --set zero=1",
-    "data=2,expert=4 --set zero=2",
+    "data=2,expert=4 --set zero=2 --set accumulate=2",
     "data=2,expert=2 --set zero=3",
     "data=2,expert=2,model=2 --set zero=3",
     "data=1,expert=3",  # eight experts

@@ -1,4 +1,4 @@
-"""What the faulty programs share: shapes and the usual mesh."""
+"""Shapes and the usual mesh of the programs in `benchmarks/faults`."""
 
 import jax
 import jax.numpy as jnp
