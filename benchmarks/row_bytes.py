@@ -218,6 +218,18 @@ CASES: dict[str, Case] = {
         ins=("x:S(1)", "B"),
         outs="x:S(1)",
     ),
+    "convolution of padded images": Case(
+        fn=lambda x, w: lax.conv_general_dilated(
+            jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))),
+            w,
+            (1, 1),
+            "VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        ),
+        shapes=((8, 256, 256, 32), (3, 3, 32, 32)),
+        ins=("x:S(1)", "B"),
+        outs="x:S(1)",
+    ),
     "average pool, gradient": Case(
         fn=jax.grad(
             lambda x: jnp.sin(

@@ -320,3 +320,73 @@ def test_gradients_of_slices_that_cut_alike_have_one_pad(fn: Callable[..., Any],
 def test_values_of_gradients_of_slices(case: str, axis: int, n: int):
     split = sbp.jit(ONE_PAD[case], sbp.make_mesh((n,), ("x",)), in_types=f"x:S({axis})")
     np.testing.assert_allclose(split(Z), jax.jit(ONE_PAD[case])(Z), rtol=1e-5, atol=1e-6)
+
+
+# ---- windows of padded arrays -------------------------------------------------------------------
+
+
+IMAGES = np.random.default_rng(0).normal(size=(2, 16, 9, 3)).astype(np.float32)
+KERNEL = np.random.default_rng(1).normal(size=(3, 3, 3, 5)).astype(np.float32)
+
+
+def convolved(x: Any, w: Any, padding: Any = "VALID", **options: Any) -> Any:
+    dims = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=dims, **options)
+
+
+def bordered(x: Any, value: float = 0.0) -> Any:
+    return jnp.pad(x, ((0, 0), (1, 1), (2, 0), (0, 0)), constant_values=value)
+
+
+def holed(x: Any) -> Any:
+    return lax.pad(x, np.float32(0), ((0, 0, 0), (1, 2, 1), (0, 1, 2), (0, 0, 0)))
+
+
+def averaged(x: Any) -> Any:
+    window, strides = (1, 3, 3, 1), (1, 2, 2, 1)
+    return jnp.sin(lax.reduce_window(x, 0.0, lax.add, window, strides, "SAME")).sum()
+
+
+WINDOWS: dict[str, tuple[Callable[..., Any], int]] = {
+    "VALID": (lambda x, w: convolved(bordered(x), w), 0),
+    "SAME": (lambda x, w: convolved(bordered(x), w, "SAME", rhs_dilation=(2, 1)), 0),
+    "holes": (lambda x, w: convolved(holed(x), w), 0),
+    "gradient of the kernel": (jax.grad(lambda w, x: convolved(bordered(x), w).sum()), 0),
+    "gradient of an average": (lambda x, w: jax.grad(averaged)(x), 0),
+    "read twice": (lambda x, w: (convolved(p := bordered(x), w), p.max()), 1),
+    "other padding": (lambda x, w: convolved(bordered(x, 1.0), w), 1),
+    "maximum": (
+        lambda x, w: lax.reduce_window(
+            bordered(x), -jnp.inf, lax.max, (1, 3, 3, 1), (1, 1, 1, 1), "VALID"
+        ),
+        1,
+    ),
+    "dilated": (lambda x, w: convolved(bordered(x), w, [(0, 0)] * 2, lhs_dilation=(2, 1)), 1),
+    "padded batch": (lambda x, w: convolved(jnp.pad(x, ((0, 1), *[(0, 0)] * 3)), w), 1),
+    "another policy": (lambda x, w: convolved(under_policy(x), w), 1),
+}
+
+
+def under_policy(x: Any) -> Any:
+    with sbp.policy("auto"):
+        return bordered(x)
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_pad_arrays_themselves(name: str):
+    """Their values are those of the program, with rows split too."""
+    fn, pads = WINDOWS[name]
+    args = (KERNEL, IMAGES) if name == "gradient of the kernel" else (IMAGES, KERNEL)
+    graph = graph_of(fn, args)
+    assert ops(graph).count("pad") == pads
+    assert_same_values(graph, fn, args, 1e-4)
+    split = sbp.jit(
+        fn,
+        sbp.make_mesh((8,), ("x",)),
+        in_types=tuple("x:S(1)" if x is IMAGES else None for x in args),
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+        split(*args),
+        jax.jit(fn)(*args),
+    )
