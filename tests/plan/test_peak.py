@@ -20,10 +20,9 @@ def f32(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def temporaries(fn, *avals, types=None, donate=()):
+def temporaries(fn, *avals, types):
     """Units that a plan needs beside its arguments and results."""
-    f = sbp.jit(fn, MESH, in_types=types or "d:S(0)", donate_argnums=donate)
-    plan = f.plan(*avals)
+    plan = sbp.jit(fn, MESH, in_types=types).plan(*avals)
 
     def held(registers):
         total = 0
@@ -33,7 +32,7 @@ def temporaries(fn, *avals, types=None, donate=()):
         return total
 
     block = plan.program.block
-    known = held(block.inputs) + (0 if donate else held(block.outputs))
+    known = held(block.inputs) + held(block.outputs)
     return (plan.cost.peak_memory_bytes - known) / (1 + GAPS) / UNIT
 
 
@@ -41,38 +40,11 @@ X = f32(ROWS, COLUMNS)
 SQUARE = f32(COLUMNS, COLUMNS)
 
 
-def test_elementwise_work_stores_nothing():
-    assert temporaries(lambda x: jnp.cos(jnp.sin(x) * 2) + x, X) == 0
-
-
-def test_an_operand_stays_until_the_last_operation_that_computes_from_it():
-    """The cast sine of `y` is computed in the sum. Until then `y` is stored, at twice the bytes,
-    beside the operand and the result of the second sort, which works on copies of both."""
-
-    def fn(x):
-        y = lax.sort(x)
-        s = jnp.sin(y).astype(jnp.bfloat16)
-        z = lax.sort(x * 2)
-        return jnp.sum(s + z, 0)
-
-    assert temporaries(fn, X) == pytest.approx(3 + 2)
-
-
-def test_a_product_continues_into_the_operation_that_reads_it():
-    """What is stored is the cast, of half the bytes; the sort works on two copies of it."""
-
-    def fn(x, w):
-        return lax.sort((x @ w).astype(jnp.bfloat16))
-
-    assert temporaries(fn, X, SQUARE, types=("d:S(0)", "B")) == pytest.approx(0.5 + 2 * 0.5)
-
-
-def test_a_product_of_which_a_slice_is_read_is_stored_whole():
-    def fn(x, w):
-        h = sbp.replicate(jnp.tanh(x @ w), "d")
-        return sbp.split(h, 0, "d") @ w
-
-    assert temporaries(fn, X, SQUARE, types="B") == pytest.approx(4)
+def cast_late(x):
+    y = lax.sort(x)
+    s = jnp.sin(y).astype(jnp.bfloat16)
+    z = lax.sort(x * 2)
+    return jnp.sum(s + z, 0)
 
 
 def softmax(x, w):
@@ -82,92 +54,105 @@ def softmax(x, w):
     return weights @ w, weights @ (w + 1)
 
 
-def test_an_exponential_is_computed_again_and_a_quotient_is_stored():
-    """The scores and the quotient; no array for the exponentials."""
-    small = ROWS * 4 / 4 / UNIT  # the largest value of each row, and the sum
-    found = temporaries(softmax, X, SQUARE, types=("d:S(0)", "B"))
-    assert 1 <= found <= 2 + 2 * small
-
-
 def picked(x, w, labels):
     logits = x @ w
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], -1))
 
 
-def test_the_gradient_of_a_pick_is_no_array():
-    """The gradient of picking one logit of each row adds one number to each row of zeros. XLA
-    compares the position with the label inside of the product that reads it."""
-    labels = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
-    wide = f32(COLUMNS, 4 * COLUMNS)
-    types = ("d:S(0)", "B", "d:S(0)")
-    logits = 4
-    found = temporaries(lambda *a: jax.grad(picked, 0)(*a), X, wide, labels, types=types)
-    assert logits <= found < 1.5 * logits
+def normalized(x, w):
+    y = (x @ w).astype(jnp.float32)
+    return (y - y.mean(-1, keepdims=True)) @ w.astype(jnp.float32)
 
 
-def test_a_scatter_takes_the_buffer_of_its_operand():
-    """Many rows go to each place: zeros are stored, and added to in place."""
-
-    def fn(x, places):
-        return jnp.sum(jnp.zeros_like(x).at[places].add(jnp.sin(x)).sort(), 0)
-
-    places = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
-    whole = 4  # the whole array on each device
-    found = temporaries(fn, X, places, types=("B", "B"))
-    assert found < 2.5 * whole
+def padded_sum(x, w):
+    y = x[:, 256:]
+    return lax.pad(jnp.exp(y) + jnp.exp(-y), 0.0, ((0, 0, 0), (256, 0, 0))) @ w
 
 
-def test_a_loop_takes_the_buffer_of_its_carry():
-    def fn(x):
-        y = lax.sort(x)
-        return lax.sort(lax.fori_loop(0, 9, lambda _, c: lax.sort(c), y))
-
-    # y, which the loop takes over, and inside of it the result of a sort with its two copies
-    assert temporaries(fn, X, types=("d:S(0)",)) == pytest.approx(2 + 2)
+def scattered(x, places):
+    return jnp.sum(jnp.zeros_like(x).at[places].add(jnp.sin(x)).sort(), 0)
 
 
-def test_rolled_arrays_are_stored():
-    """Two of them, beside the argument; slices are not."""
+LABELS = jax.ShapeDtypeStruct((ROWS,), jnp.int32)
+HALF = [jax.ShapeDtypeStruct(a.shape, jnp.bfloat16) for a in (X, SQUARE)]
+KEY = jax.eval_shape(lambda: jax.random.key(0))
+WHOLE = 4  # the whole array on each device
+SMALL = ROWS * 4 / 4 / UNIT  # a number for each row
 
-    def fn(x):
-        return jnp.roll(x, 1, 1) + jnp.roll(x, 2, 1) * x[:, :1]
+STORED = {
+    "elementwise work": (lambda x: jnp.cos(jnp.sin(x) * 2) + x, (X,), "d:S(0)", 0, 0),
+    # The cast sine of `y` is computed in the sum. Until then `y` is stored, at twice the bytes,
+    # beside the operand and the result of the second sort, which works on copies of both.
+    "an operand of late work": (cast_late, (X,), "d:S(0)", 3 + 2, 3 + 2),
+    # The cast is stored, of half the bytes; the sort works on two copies of it.
+    "a product with its reader": (
+        lambda x, w: lax.sort((x @ w).astype(jnp.bfloat16)),
+        (X, SQUARE),
+        ("d:S(0)", "B"),
+        0.5 + 2 * 0.5,
+        0.5 + 2 * 0.5,
+    ),
+    "a product that is sliced": (
+        lambda x, w: sbp.split(sbp.replicate(jnp.tanh(x @ w), "d"), 0, "d") @ w,
+        (X, SQUARE),
+        "B",
+        WHOLE,
+        WHOLE,
+    ),
+    # The scores and the quotient, the largest value of each row and the sum; no array for the
+    # exponentials.
+    "an exponential and a quotient": (softmax, (X, SQUARE), ("d:S(0)", "B"), 1, 2 + 2 * SMALL),
+    # The gradient of picking one logit of each row adds one number to each row of zeros. XLA
+    # compares the position with the label inside of the product that reads it.
+    "the gradient of a pick": (
+        jax.grad(picked),
+        (X, f32(COLUMNS, 4 * COLUMNS), LABELS),
+        ("d:S(0)", "B", "d:S(0)"),
+        4,
+        1.5 * 4,
+    ),
+    # Many rows go to each place: zeros are stored, and added to in place.
+    "a scatter": (scattered, (X, LABELS), "B", 0, 2.5 * WHOLE),
+    # The carry, which the loop takes over, and inside of it a sort with its two copies.
+    "a loop's carry": (
+        lambda x: lax.sort(lax.fori_loop(0, 9, lambda _, c: lax.sort(c), lax.sort(x))),
+        (X,),
+        "d:S(0)",
+        2 + 2,
+        2 + 2,
+    ),
+    # Two arrays beside the argument; slices are not stored.
+    "rolled arrays": (
+        lambda x: jnp.roll(x, 1, 1) + jnp.roll(x, 2, 1) * x[:, :1],
+        (X,),
+        "d:S(0)",
+        2,
+        2,
+    ),
+    "a random mask": (
+        lambda x, key: jnp.where(jax.random.bits(key, x.shape) > 7, jnp.sin(x), 0),
+        (X, KEY),
+        ("d:S(0)", "B"),
+        0,
+        0.1,
+    ),
+    # Two operations read the cast to float32; the product is stored in bfloat16.
+    "a product that is cast": (normalized, HALF, ("d:S(0)", "B"), 0, 0.6),
+    # The columns before the padding; what is added up is not stored.
+    "a sum that is padded": (padded_sum, (X, SQUARE), ("d:S(0)", "B"), 0.5, 0.5),
+}
+"""Programs with the types of their arguments, and the least and the most units that they need."""
 
-    assert temporaries(fn, X) == pytest.approx(2)
 
-
-def test_random_masks_are_computed_again():
-    def fn(x, key):
-        mask = jax.random.bits(key, x.shape) > 7
-        return jnp.where(mask, jnp.sin(x), 0)
-
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    assert temporaries(fn, X, key, types=("d:S(0)", "B")) < 0.1
-
-
-def test_a_product_is_stored_in_its_own_dtype():
-    """Two operations read the cast to float32; the product is stored in bfloat16."""
-
-    def fn(x, w):
-        y = (x @ w).astype(jnp.float32)
-        return (y - y.mean(-1, keepdims=True)) @ w.astype(jnp.float32)
-
-    bf16 = jnp.bfloat16
-    avals = jax.ShapeDtypeStruct(X.shape, bf16), jax.ShapeDtypeStruct(SQUARE.shape, bf16)
-    assert temporaries(fn, *avals, types=("d:S(0)", "B")) < 0.6
+@pytest.mark.parametrize("name", STORED)
+def test_temporaries(name):
+    fn, avals, types, least, most = STORED[name]
+    assert least - 1e-6 <= temporaries(fn, *avals, types=types) <= most + 1e-6
 
 
 def test_a_donated_argument_and_its_result_count_once():
     f = sbp.jit(lambda x: x + 1, MESH, in_types="d:S(0)", donate_argnums=(0,))
     assert f.plan(X).cost.peak_memory_bytes == UNIT
-
-
-def test_a_sum_that_is_padded_is_stored_and_what_is_added_up_is_not():
-    def fn(x, w):
-        y = x[:, 256:]
-        return lax.pad(jnp.exp(y) + jnp.exp(-y), 0.0, ((0, 0, 0), (256, 0, 0))) @ w
-
-    found = temporaries(fn, X, SQUARE, types=("d:S(0)", "B"))
-    assert found == pytest.approx(0.5)  # the columns before the padding
 
 
 def test_lines_that_are_added_up_fill_tiles():
