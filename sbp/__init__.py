@@ -7,10 +7,10 @@ from sbp.annotations import replicate as replicate
 from sbp.annotations import shard as shard
 from sbp.annotations import split as split
 from sbp.api.jit import Jitted as Jitted
+from sbp.api.jit import check_shard_map as check_shard_map
 from sbp.api.jit import jit as jit
 from sbp.api.plan import Plan as Plan
 from sbp.api.plan import assert_plan_unchanged as assert_plan_unchanged
-from sbp.api.shard_map import check_shard_map as check_shard_map
 from sbp.errors import Diagnostic as Diagnostic
 from sbp.errors import SbpError as SbpError
 from sbp.errors import SbpInternalError as SbpInternalError

@@ -12,37 +12,34 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import ad_checkpoint as _ad_checkpoint
-from jax._src import api_util as _api_util
-from jax._src import config as _config
-from jax._src import core as _core
-from jax._src import debugging as _debugging
-from jax._src import distributed as _distributed
-from jax._src import named_sharding as _named_sharding
-from jax._src import pjit as _pjit
-from jax._src import source_info_util as _source_info
+from jax._src import (
+    ad_checkpoint,
+    api_util,
+    config,
+    core,
+    debugging,
+    distributed,
+    named_sharding,
+    pjit,
+    source_info_util,
+)
+from jax._src.core import ShapedArray, Tracer
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lax import lax as _lax_internal
 from jax._src.shard_map import shard_map_p as _shard_map_p
-from jax.extend import core as jex_core
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var
+from jax.extend.random import threefry2x32_p
 from jax.interpreters import ad, batching, mlir
 from jax.interpreters import partial_eval as pe
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from sbp.errors import Span
-from sbp.settings import holding
-
-Primitive = jex_core.Primitive
-Literal = jex_core.Literal
-Var = jex_core.Var
-Jaxpr = jex_core.Jaxpr
-ClosedJaxpr = jex_core.ClosedJaxpr
-ShapedArray = _core.ShapedArray
-Tracer = _core.Tracer
 
 __all__ = [
     "ClosedJaxpr",
@@ -71,7 +68,7 @@ MERGES_SLICES = jax.__version_info__[:2] < (0, 12)
 _HERE = os.path.dirname(__file__) + os.sep
 for _entry in sorted(os.listdir(_HERE)):
     if _entry != "moe":
-        _source_info.register_exclusion(_HERE + _entry)
+        source_info_util.register_exclusion(_HERE + _entry)
 
 
 def open_jaxpr(value: Any) -> tuple[Jaxpr, Sequence[Any]]:
@@ -92,7 +89,7 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
 def own_traces(name: str) -> Iterator[None]:
     """JAX takes no trace that it cached under another name: a function that it has seen before is
     traced anew."""
-    with _core.extend_axis_env_nd([(name, 1)]):
+    with core.extend_axis_env_nd([(name, 1)]):
         yield
 
 
@@ -103,18 +100,12 @@ def unbound_axis(error: NameError) -> str | None:
 
 
 def make_jaxpr(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[ClosedJaxpr, Any]:
-    """Traces `fn` on flat ShapeDtypeStructs; returns the closed jaxpr without dead code, and the
-    output tree."""
+    """Traces `fn` on flat ShapeDtypeStructs; returns the closed jaxpr with all inputs, without
+    equations whose results nobody reads, inside scans and branches too, and the output tree."""
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-    return dead_code_free(closed), out_shape
-
-
-def dead_code_free(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Drops equations whose results nobody reads, inside scans and branches too; all inputs are
-    kept."""
     jaxpr, consts = open_jaxpr(closed)
     pruned, _ = pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
-    return ClosedJaxpr(pruned, consts)
+    return ClosedJaxpr(pruned, consts), out_shape
 
 
 _LOWERED = mlir.lower_fun(lambda x: x).__code__
@@ -158,7 +149,7 @@ def op_name(eqn: Any) -> str:
 
 def frames_of(source_info: Any) -> tuple[Span, ...]:
     """The user's frames of an equation, innermost first, with exact columns (1-based)."""
-    return tuple(_span_of(frame) for frame in _source_info.user_frames(source_info.traceback))
+    return tuple(_span_of(frame) for frame in source_info_util.user_frames(source_info.traceback))
 
 
 _LIBRARY = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "_src") + os.sep
@@ -173,7 +164,7 @@ def library_of(source_info: Any) -> tuple[str, ...]:
     codes, _ = source_info.traceback.raw_frames() if source_info.traceback else ((), ())
     found: dict[str, None] = {}
     for code in codes:
-        if _source_info.is_user_filename(code.co_filename):
+        if source_info_util.is_user_filename(code.co_filename):
             break
         folder, _, module = code.co_filename.removeprefix(_LIBRARY).partition(os.sep)
         if code.co_filename.startswith(_LIBRARY) and module and folder != "interpreters":
@@ -187,7 +178,7 @@ def called_by_user(source_info: Any, function: str) -> bool:
     """Whether the user's own code called a function of JAX, which then made the equation."""
     callee = ""
     for frame in source_info.traceback.frames if source_info.traceback else ():
-        if _source_info.is_user_filename(frame.file_name):
+        if source_info_util.is_user_filename(frame.file_name):
             return callee.rsplit(".", 1)[-1] == function
         callee = frame.function_name
     return False
@@ -217,7 +208,9 @@ def in_backward_rule(source_info: Any) -> bool:
     """Whether the rule of a `custom_vjp` made an equation of a backward pass. Such an equation has
     the traceback of the call in the forward pass."""
     frames = source_info.traceback.frames if source_info.traceback else ()
-    below = itertools.takewhile(lambda f: not _source_info.is_user_filename(f.file_name), frames)
+    below = itertools.takewhile(
+        lambda f: not source_info_util.is_user_filename(f.file_name), frames
+    )
     return any(frame.file_name == _CUSTOM_DERIVATIVES for frame in below)
 
 
@@ -254,14 +247,13 @@ def name_stack_of(source_info: Any) -> str:
 
 def caller_frames() -> tuple[Span, ...]:
     """The user's frames that are calling sbp now, innermost first."""
-    traceback = _source_info.Traceback.get_traceback()
-    return tuple(_span_of(frame) for frame in _source_info.user_frames(traceback))
+    traceback = source_info_util.Traceback.get_traceback()
+    return tuple(_span_of(frame) for frame in source_info_util.user_frames(traceback))
 
 
 def caller_span() -> Span | None:
     """The user's line that is calling sbp now."""
-    frames = caller_frames()
-    return frames[0] if frames else None
+    return next(iter(caller_frames()), None)
 
 
 def raising_span(error: BaseException) -> Span | None:
@@ -270,8 +262,8 @@ def raising_span(error: BaseException) -> Span | None:
     traceback = error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code
-        if _source_info.is_user_filename(code.co_filename):
-            frame = _source_info.raw_frame_to_frame(code, traceback.tb_lasti)
+        if source_info_util.is_user_filename(code.co_filename):
+            frame = source_info_util.raw_frame_to_frame(code, traceback.tb_lasti)
             found = _span_of(frame)
         traceback = traceback.tb_next
     return found
@@ -289,8 +281,8 @@ def source_context(source_info: Any, scope: str | None = None) -> Iterator[None]
     if source_info is None:
         yield
         return
-    stack = source_info.name_stack if scope is None else _source_info.new_name_stack(scope)
-    with _source_info.user_context(source_info.traceback, name_stack=stack):
+    stack = source_info.name_stack if scope is None else source_info_util.new_name_stack(scope)
+    with source_info_util.user_context(source_info.traceback, name_stack=stack):
         yield
 
 
@@ -304,7 +296,7 @@ def bind(primitive: Primitive, args: Sequence[Any], params: dict[str, Any]) -> l
 def eval_jaxpr(jaxpr: Any, args: Sequence[Any]) -> list[Any]:
     """Evaluates an open or closed jaxpr on arguments."""
     opened, consts = open_jaxpr(jaxpr)
-    return _core.eval_jaxpr(opened, consts, *args)
+    return core.eval_jaxpr(opened, consts, *args)
 
 
 def empty_aval(
@@ -316,7 +308,7 @@ def empty_aval(
 
 def is_reference(x: Any) -> bool:
     """Whether a value is a mutable array, a `Ref`."""
-    return isinstance(x, _core.Ref)
+    return isinstance(x, core.Ref)
 
 
 def plain_aval(aval: Any) -> ShapedArray:
@@ -344,13 +336,6 @@ def transfer(host: bool) -> tuple[Primitive, dict[str, Any]]:
     return eqn.primitive, dict(eqn.params)
 
 
-def without_elements(shape: Sequence[int], dtype: Any) -> Any:
-    """An array of a shape that has no elements."""
-    if is_extended(dtype):
-        return wrap_key(jnp.zeros((*shape, *key_shape(dtype)), jnp.uint32), dtype)
-    return jnp.zeros(shape, dtype)
-
-
 def with_weak_type(x: Any, weak_type: bool) -> Any:
     """A traced array with another weak type. Keys have none and stay as they are."""
     aval = jax.typeof(x)
@@ -364,17 +349,12 @@ def with_weak_type(x: Any, weak_type: bool) -> Any:
 def is_ordered_debug(params: dict[str, Any]) -> bool:
     """Whether an equation has the parameters of an ordered `jax.debug.print` or
     `jax.debug.callback`."""
-    if params.get("effect") is _debugging.ordered_debug_effect:
-        return True
-    return "fmt" in params and bool(params.get("ordered"))
+    has_effect = params.get("effect") is debugging.ordered_debug_effect
+    return has_effect or ("fmt" in params and bool(params.get("ordered")))
 
 
 def uint_bits(key_data_hi: Any, key_data_lo: Any, hi: Any, lo: Any) -> tuple[Any, Any]:
     """The threefry-2x32 block cipher on counters (hi, lo) of equal shape."""
-    from jax.extend.random import (
-        threefry2x32_p,
-    )  # the primitive behind jax.random's default implementation
-
     return tuple(threefry2x32_p.bind(key_data_hi, key_data_lo, hi, lo))
 
 
@@ -406,7 +386,7 @@ def words(x: Any) -> Any:
 def distributed_client() -> Any:
     """The client of `jax.distributed`, with its key-value store; None where it was not
     initialised."""
-    return _distributed.global_state.client
+    return distributed.global_state.client
 
 
 def itemsize(dtype: Any) -> int:
@@ -432,12 +412,77 @@ def avals_in(jaxpr: Any) -> list[Any]:
     return [v.aval for v in opened.invars] + [v.aval for eqn in opened.eqns for v in eqn.outvars]
 
 
+def without_elements(shape: Sequence[int], dtype: Any) -> Any:
+    """An array of a shape that has no elements."""
+    if is_extended(dtype):
+        return wrap_key(jnp.zeros((*shape, *key_shape(dtype)), jnp.uint32), dtype)
+    return jnp.zeros(shape, dtype)
+
+
+# ---- settings -----------------------------------------------------------------------------------
+# Settings of JAX that a function makes for a part of itself, as `with
+# jax.threefry_partitionable(False)` does. JAX keeps them on the equations of that part.
+
+
+SETTINGS = "settings"
+"""The name of an equation's settings among the parameters of its node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of an equation.
+
+    Arguments:
+      threefry_partitionable: the counters that random bits are drawn with.
+      xla_metadata: names and values for the operations of the compiled program.
+    """
+
+    threefry_partitionable: bool
+    xla_metadata: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def current(cls) -> Settings:
+        """Those that hold where sbp is called, without metadata: the equations have that."""
+        return cls(bool(getattr(jax.config, "jax_threefry_partitionable", True)))
+
+    @classmethod
+    def of(cls, eqn: Any, around: tuple[tuple[str, Any], ...] = ()) -> Settings:
+        """Those of an equation, with the metadata of the calls around it."""
+        metadata = {**dict(around), **(eqn.ctx.xla_metadata or {})}
+        return cls(bool(eqn.ctx.threefry_partitionable), tuple(sorted(metadata.items())))
+
+
+def compute_type_of(eqn: Any) -> str | None:
+    """Where `compute_on` asks for an equation to run, such as `device_host`; None for nowhere
+    else. Newer releases of JAX have a primitive for it."""
+    return getattr(eqn.ctx, "compute_type", None)
+
+
+def settings_of(params: dict[str, Any]) -> Settings:
+    """The settings among a node's parameters; the current ones where it has none."""
+    return params.get(SETTINGS) or Settings.current()
+
+
+@contextlib.contextmanager
+def holding(params: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Under the settings among a node's parameters; gives the parameters without them."""
+    if SETTINGS not in params:
+        yield params
+        return
+    own = params[SETTINGS]
+    with (
+        jax.threefry_partitionable(own.threefry_partitionable),
+        set_xla_metadata(**dict(own.xla_metadata)),
+    ):
+        yield {name: value for name, value in params.items() if name != SETTINGS}
+
+
 # ---- calls --------------------------------------------------------------------------------------
 # What `jax.jit` does around a call: its configuration, its mesh, its arguments and its names.
 
 
 _WITHOUT_MESH = next(
-    (part for part in _config.trace_context() if isinstance(part, AbstractMesh)), None
+    (part for part in config.trace_context() if isinstance(part, AbstractMesh)), None
 )
 """What stands in the key where the context has no mesh: None, or an empty mesh."""
 
@@ -445,7 +490,7 @@ _WITHOUT_MESH = next(
 def trace_key() -> Any:
     """Everything in JAX's configuration that changes what a function traces to: the key of its own
     caches. A mesh of the context without Explicit axes changes nothing, and is left out."""
-    key = _config.trace_context()
+    key = config.trace_context()
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or AxisType.Explicit in mesh.axis_types:
         return key
@@ -454,7 +499,7 @@ def trace_key() -> Any:
 
 def transforming() -> bool:
     """Whether JAX is inside a transformation: jit, grad, vmap or another one."""
-    return not _core.trace_state_clean()
+    return not core.trace_state_clean()
 
 
 def forwarded(value: Any) -> Any:
@@ -467,7 +512,7 @@ def forwarded(value: Any) -> Any:
     return value if source is None else forwarded(call.in_tracers[source])
 
 
-_CALLS = {_pjit.jit_p, _ad_checkpoint.remat_p}
+_CALLS = {pjit.jit_p, ad_checkpoint.remat_p}
 
 
 def _returned_operand(call: Any, result: int) -> int | None:
@@ -491,7 +536,7 @@ def _position(var: Any, among: Sequence[Any]) -> int | None:
 
 def is_unspecified(x: Any) -> bool:
     """Whether a value is what `jax.jit` takes as "no sharding is asked for"."""
-    return isinstance(x, _named_sharding.UnspecifiedValue)
+    return isinstance(x, named_sharding.UnspecifiedValue)
 
 
 def context_mesh() -> Mesh | AbstractMesh | None:
@@ -513,24 +558,19 @@ def without_context_mesh() -> Iterator[None]:
 
 def jit_is_disabled() -> bool:
     """Whether `jax.disable_jit` holds."""
-    return bool(_config.disable_jit.value)
+    return bool(config.disable_jit.value)
 
 
 def needs_jit() -> bool:
     """Whether JAX's configuration asks for work that calls of `jax.jit` do, and calls of what is
     compiled ahead do not: finding the operation that made a NaN or an infinity, and compiling again
     with a profile."""
-    asked = (_config.debug_nans, _config.debug_infs, _config.enable_pgle)
+    asked = (config.debug_nans, config.debug_infs, config.enable_pgle)
     return any(option.value for option in asked)
 
 
-def check_callable(fn: Any) -> None:
-    """JAX's own check of a function that it shall trace.
-
-    Raises:
-      TypeError: as `jax.jit` does.
-    """
-    _api_util.check_callable(fn)
+check_callable = api_util.check_callable
+"""JAX's own check of a function that it shall trace. It raises TypeError, as `jax.jit` does."""
 
 
 def argument_numbers(
@@ -550,14 +590,17 @@ def argument_numbers(
     Raises:
       TypeError, ValueError: as `jax.jit` does.
     """
-    donate_numbers, donate_names, static_numbers, static_names = _api_util.resolve_argnums(
+    donate_numbers, donate_names, static_numbers, static_names = api_util.resolve_argnums(
         fn, signature, *donated, *static
     )
     return (static_numbers, static_names), (donate_numbers, donate_names)
 
 
 def traced_as(
-    fn: Callable[..., Any], users: Callable[..., Any], arguments: Sequence[str]
+    fn: Callable[..., Any],
+    users: Callable[..., Any],
+    arguments: Sequence[str],
+    jit: str = jax.jit.__name__,
 ) -> Callable[..., Any]:
     """A function of flat arguments that the errors of JAX's tracing call by the user's function and
     arguments, as under `jax.jit`.
@@ -566,9 +609,10 @@ def traced_as(
       fn: the function that is traced.
       users: the function of the user that it runs.
       arguments: the user's names of the flat arguments.
+      jit: the name of the transformation.
     """
-    info = _api_util.debug_info(jax.jit.__name__, users, (), {})
-    _api_util.save_wrapped_fun_debug_info(fn, info._replace(arg_names=tuple(arguments)))
+    info = api_util.debug_info(jit, users, (), {})
+    api_util.save_wrapped_fun_debug_info(fn, info._replace(arg_names=tuple(arguments)))
     return fn
 
 
@@ -591,9 +635,7 @@ def named_function(
     """A function that HLO, profiles and errors call by a user's name, and its flat arguments by
     theirs."""
     fn.__name__ = fn.__qualname__ = name
-    info = _api_util.debug_info("sbp.jit", fn, (), {})
-    _api_util.save_wrapped_fun_debug_info(fn, info._replace(arg_names=tuple(arguments)))
-    return fn
+    return traced_as(fn, fn, arguments, "sbp.jit")
 
 
 # ---- regions ------------------------------------------------------------------------------------
@@ -619,26 +661,23 @@ def regions_bound_by(act: Callable[[Bind, tuple[Any, ...], dict[str, Any]], Any]
     Arguments:
       act: takes JAX's own way to bind a region, its operands, and its parameters.
     """
+    thread = threading.get_ident()
     with _ONE_AT_A_TIME:
-        yield from _bound_by(act)
+        bind = _shard_map_p.bind
 
-
-def _bound_by(act: Callable[[Bind, tuple[Any, ...], dict[str, Any]], Any]) -> Iterator[None]:
-    bind, thread = _shard_map_p.bind, threading.get_ident()
-
-    def own(args: tuple[Any, ...], params: dict[str, Any]) -> Any:
-        return bind(*args, **params)
-
-    def bound(*args: Any, **params: Any) -> Any:
-        if threading.get_ident() != thread:
+        def own(args: tuple[Any, ...], params: dict[str, Any]) -> Any:
             return bind(*args, **params)
-        return act(own, args, params)
 
-    _shard_map_p.bind = bound
-    try:
-        yield
-    finally:
-        _shard_map_p.bind = bind
+        def bound(*args: Any, **params: Any) -> Any:
+            if threading.get_ident() != thread:
+                return bind(*args, **params)
+            return act(own, args, params)
+
+        _shard_map_p.bind = bound
+        try:
+            yield
+        finally:
+            _shard_map_p.bind = bind
 
 
 def of_call(fn: Any) -> bool:
@@ -649,4 +688,4 @@ def of_call(fn: Any) -> bool:
 
 def of_user(code: Any) -> bool:
     """Whether a code object is the user's, not JAX's or another library's that JAX hides."""
-    return _source_info.is_user_filename(code.co_filename)
+    return source_info_util.is_user_filename(code.co_filename)

@@ -85,10 +85,6 @@ At = tuple[Span, ...]
 """The user's frames of an annotation, innermost first."""
 
 
-def _abstract(aval: Any, **_: Any) -> Any:
-    return aval
-
-
 def _jvp(primals: Any, tangents: Any, *, pin: Pin | None, cotangent: Pin | None, at: At) -> Any:
     (x,), (t,) = primals, tangents
     y = annotate_p.bind(x, pin=pin, cotangent=None, at=at) if pin is not None else x
@@ -112,7 +108,7 @@ def _batch(args: Any, dims: Any, *, pin: Pin | None, cotangent: Pin | None, at: 
 
 
 annotate_p.def_impl(lambda x, **_: x)
-annotate_p.def_abstract_eval(_abstract)
+annotate_p.def_abstract_eval(lambda aval, **_: aval)
 _jax.mlir.register_lowering(annotate_p, lambda ctx, x, **_: [x])
 _jax.ad.primitive_jvps[annotate_p] = _jvp
 _jax.ad.primitive_transposes[annotate_p] = _transpose
@@ -151,10 +147,14 @@ def as_type(value: Any, ndim: int | None = None, mesh_axes: tuple[str, ...] | No
         case str():
             t = parse(value)
         case NamedSharding():
-            _check_constrained(value.spec)
-            t = from_spec(value.spec, tuple(value.mesh.axis_names))
+            t = as_type(value.spec, mesh_axes=tuple(value.mesh.axis_names))
         case PartitionSpec():
-            _check_constrained(value)
+            if PartitionSpec.UNCONSTRAINED in value.partitions:
+                raise SbpError(
+                    f"{value} has an UNCONSTRAINED dim; leave axes free instead, as in"
+                    " 'data:S(0) model:?'",
+                    code="type-syntax",
+                )
             t = from_spec(value, mesh_axes)
         case Split() | Unreduced():
             raise SbpError(
@@ -173,14 +173,6 @@ def as_type(value: Any, ndim: int | None = None, mesh_axes: tuple[str, ...] | No
     if ndim is not None:
         check_rank(t, ndim)
     return t
-
-
-def _check_constrained(spec: PartitionSpec) -> None:
-    if PartitionSpec.UNCONSTRAINED in spec.partitions:
-        raise SbpError(
-            f"{spec} has an UNCONSTRAINED dim; leave axes free instead, as in 'data:S(0) model:?'",
-            code="type-syntax",
-        )
 
 
 def check_rank(t: NdSbp, ndim: int) -> None:
@@ -283,10 +275,13 @@ def annotate(
 
 
 ARRAY = "an annotation is for"
-_DIM = Kind('the number of a dim, before mesh axes as in split(x, 0, "data")', is_whole)
 
 
-@takes("sbp.split", dim=_DIM, mesh_axes=AXIS)
+@takes(
+    "sbp.split",
+    dim=Kind('the number of a dim, before mesh axes as in split(x, 0, "data")', is_whole),
+    mesh_axes=AXIS,
+)
 def split(x: Any, dim: int, *mesh_axes: str) -> Any:
     """Pins `x` as split along `dim` over the mesh axes; other axes are left to inference.
 
@@ -352,6 +347,9 @@ def partial(x: Any, *mesh_axes: str, op: str = "sum") -> Any:
     return bind_pin(as_array(x, ARRAY), Pin(NdSbp(dict.fromkeys(mesh_axes, Unreduced(op)))))
 
 
+_ID = Kind("a nested list of device ids, which are whole numbers", is_whole)
+
+
 @takes("sbp.shard")
 def shard(x: Any, device_assignment: Any) -> Any:
     """Pins `x` by GShard's device assignment: an array of device ids of the rank of `x`, one per
@@ -366,7 +364,11 @@ def shard(x: Any, device_assignment: Any) -> Any:
     (3, 16, 64)
     """
     x = as_array(x, ARRAY)
-    ids = _ids(device_assignment)
+    try:
+        ids = np.array(device_assignment, dtype=object)
+    except (TypeError, ValueError) as error:  # such as rows of different lengths
+        raise _ID.refusal("sbp.shard", "device_assignment", device_assignment) from error
+    refuse_unless(_ID, "sbp.shard", "device_assignment", ids.ravel().tolist())
     if ids.ndim != x.ndim:
         raise SbpError(
             f"device_assignment has rank {ids.ndim}, but the tensor has rank {x.ndim}; they must"
@@ -375,23 +377,6 @@ def shard(x: Any, device_assignment: Any) -> Any:
         )
     nested = (tuple(ids.shape), tuple(int(i) for i in ids.ravel()))
     return bind_pin(x, Pin(NdSbp(), complete=True, device_assignment=nested))
-
-
-_ID = Kind("a nested list of device ids, which are whole numbers", is_whole)
-
-
-def _ids(device_assignment: Any) -> np.ndarray:
-    """A device assignment as an array of whole numbers.
-
-    Raises:
-      SbpError: `bad-argument` for anything else.
-    """
-    try:
-        ids = np.array(device_assignment, dtype=object)
-    except (TypeError, ValueError) as error:  # such as rows of different lengths
-        raise _ID.refusal("sbp.shard", "device_assignment", device_assignment) from error
-    refuse_unless(_ID, "sbp.shard", "device_assignment", ids.ravel().tolist())
-    return ids
 
 
 def as_array(x: Any, what: str) -> Any:

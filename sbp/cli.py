@@ -29,12 +29,6 @@ from sbp.report.report import Shown
 from sbp.source.reader import shorten
 from sbp.version import VERSION
 
-_WORDS = Kind(
-    "a list of strings, or None for the arguments of the process",
-    lambda x: x is None or (isinstance(x, list | tuple) and all(isinstance(w, str) for w in x)),
-)
-
-
 _PROGRAMS: Mapping[str, tuple[str, str]] = {
     "train": ("examples.gshard.train", "main"),
     "check": ("examples.gshard.check", "main"),
@@ -61,7 +55,13 @@ _PARSERS: Mapping[str, Sequence[tuple[str, str]]] = {
 _CHECKOUT = Path(__file__).parents[1]
 
 
-@takes("sbp.cli.main", argv=_WORDS)
+@takes(
+    "sbp.cli.main",
+    argv=Kind(
+        "a list of strings, or None for the arguments of the process",
+        lambda x: x is None or (isinstance(x, list | tuple) and all(isinstance(w, str) for w in x)),
+    ),
+)
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 

@@ -53,11 +53,9 @@ def file_name(path: str) -> str:
 
     A cell of a notebook is shown as IPython shows it, by the number of its run: `Cell In[3]`.
     """
-    cell = _cell_number(path)
-    if cell is not None:
-        return f"Cell In[{cell}]"
-    if _is_cell(path):
-        return "Cell"
+    cell = _cell_name(path)
+    if cell:
+        return cell
     installed = re.split(r"[\\/](?:site|dist)-packages[\\/]", path)
     if len(installed) > 1:
         return installed[-1].replace(os.sep, "/")
@@ -77,21 +75,20 @@ def position_text(path: str, line: int, column: int | None = None) -> str:
     >>> position_text("train.py", 3, 5), position_text("train.py", 3)
     ('train.py:3:5', 'train.py:3')
     """
-    if _is_cell(path) or _cell_number(path) is not None:
+    if _cell_name(path):
         return f"{file_name(path)}, line {line}"
     return f"{file_name(path)}:{line}" + ("" if column is None else f":{column}")
 
 
-def _is_cell(path: str) -> bool:
-    """Whether a path is the one that a Jupyter kernel gives to a cell."""
-    return os.path.basename(os.path.dirname(path)).startswith("ipykernel_")
-
-
-def _cell_number(path: str) -> int | None:
+def _cell_name(path: str) -> str:
+    """The name of a notebook's cell; empty for another file."""
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    names = getattr(getattr(shell, "compile", None), "_filename_map", None)
-    return names.get(path) if isinstance(names, dict) else None
+    numbers = getattr(getattr(shell, "compile", None), "_filename_map", None)
+    if isinstance(numbers, dict) and numbers.get(path) is not None:
+        return f"Cell In[{numbers[path]}]"
+    # The folder is the one that a Jupyter kernel gives to its cells.
+    return "Cell" if os.path.basename(os.path.dirname(path)).startswith("ipykernel_") else ""
 
 
 # ---- slips --------------------------------------------------------------------------------------
@@ -110,40 +107,6 @@ class Slip:
 
     wrong: Any
     likely: tuple[Any, ...]
-
-
-class MaybeSlip:
-    """The part of an error that says how it may be mended.
-
-    Attributes:
-      slip: the value that is almost right; None where it is not known.
-      option: the argument of `sbp.jit` in question; empty for none.
-      call: the user's call with the wrong argument, if another call raises the error.
-      related: other places that are part of the cause.
-    """
-
-    slip: Slip | None = None
-    option: str = ""
-    call: Span | None = None
-    related: tuple[Label, ...] = ()
-
-    def with_slip(self, wrong: Any, *likely: Any) -> Self:
-        """The same error, with a wrong value and what was meant, the likeliest first."""
-        self.slip = Slip(wrong, likely)
-        return self
-
-    def __reduce__(self) -> Any:
-        # What is raised in another process comes back with its code and its diagnostics.
-        state = {name: value for name, value in self.__dict__.items() if name != "slip"}
-        return _restore, (type(self), getattr(self, "args", ()), state)
-
-
-def _restore(cls: type[Any], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
-    """An error that was copied or pickled."""
-    found: Any = cls.__new__(cls, *args)
-    found.args = args
-    found.__dict__.update(state)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,7 +429,7 @@ LONGEST_WORD = 1000
 """Characters of a word that an error repeats: paths are shorter."""
 
 
-class SbpError(MaybeSlip, Exception):
+class SbpError(Exception):
     """Base of every error that sbp raises for its users.
 
     Arguments:
@@ -477,8 +440,18 @@ class SbpError(MaybeSlip, Exception):
       column: of the last line of `details`, the wrong place, counted from 0; None for none.
       subject: an argument, or the line at `span`; left out where that line is shown.
 
-    `message` is the title behind its subject, with the details below it.
+    Attributes:
+      message: the title behind its subject, with the details below it.
+      slip: the value that is almost right; None where it is not known.
+      option: the argument of `sbp.jit` in question; empty for none.
+      call: the user's call with the wrong argument, if another call raises the error.
+      related: other places that are part of the cause.
     """
+
+    slip: Slip | None = None
+    option: str = ""
+    call: Span | None = None
+    related: tuple[Label, ...] = ()
 
     renderer: ClassVar[Callable[[SbpError], list[str]] | None] = None
     """What shows the error in a notebook; the report sets it."""
@@ -507,6 +480,16 @@ class SbpError(MaybeSlip, Exception):
         self.message = message
         self.span = span
 
+    def with_slip(self, wrong: Any, *likely: Any) -> Self:
+        """The same error, with a wrong value and what was meant, the likeliest first."""
+        self.slip = Slip(wrong, likely)
+        return self
+
+    def __reduce__(self) -> Any:
+        # What is raised in another process comes back with its code and its diagnostics.
+        state = {name: value for name, value in self.__dict__.items() if name != "slip"}
+        return _restore, (type(self), self.args, state)
+
     def about(self, subject: str) -> SbpError:
         """The same error, with what it is about in front."""
         self.message, self.title = f"{subject}: {self.message}", f"{subject}: {self.title}"
@@ -517,6 +500,14 @@ class SbpError(MaybeSlip, Exception):
         """IPython shows this in place of a stack trace: what is wrong, in the user's own lines."""
         render = type(self).renderer
         return str(self).splitlines() if render is None else render(self)
+
+
+def _restore(cls: type[SbpError], args: tuple[Any, ...], state: dict[str, Any]) -> SbpError:
+    """An error that was copied or pickled."""
+    found = cls.__new__(cls, *args)
+    found.args = args
+    found.__dict__.update(state)
+    return found
 
 
 class SbpTypeError(SbpError):
@@ -657,10 +648,8 @@ def warn(code: str, subject: str, text: str, *, span: Span | None = None) -> Non
       text: the rest of the sentence.
       span: the user's line. A warning names it behind the subject; a report has a label there.
     """
-    noted = _NOTED.get()
-    if noted is not None:
-        labels = (Label(span=span, text="", primary=True),) if span else ()
-        title = f"{subject} {text}"
-        noted.append(Diagnostic(code=code, severity="warning", title=title, labels=labels))
+    labels = (Label(span=span, text="", primary=True),) if span else ()
+    title = f"{subject} {text}"
+    note(Diagnostic(code=code, severity="warning", title=title, labels=labels))
     where = f" at {span}" if span else ""
     warnings.warn(f"{code}: {subject}{where} {text}", SbpWarning, stacklevel=users_stacklevel())

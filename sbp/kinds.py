@@ -32,9 +32,9 @@ from sbp.errors import (
     SbpError,
     correcting,
     counted,
+    is_users,
     nearest,
     refused,
-    users_stacklevel,
     users_traceback,
 )
 
@@ -267,11 +267,10 @@ def takes(
 
 def _corrected(args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The arguments of a call of the user, corrected where it is the call with a slip."""
-    level = users_stacklevel() - 1
     frames = traceback.walk_stack(inspect.currentframe())
-    frame = next(f for n, (f, _) in enumerate(frames) if n == level)
+    frame = next((frame for frame, _ in frames if is_users(frame)), None)
     correction = correcting.value
-    if not correction.holds_at(frame.f_code.co_filename, frame.f_lineno):
+    if frame is None or not correction.holds_at(frame.f_code.co_filename, frame.f_lineno):
         return args, kwargs
     renames = isinstance(correction.right, str)
     named = {correction.of(k) if renames else k: correction.of(v) for k, v in kwargs.items()}
@@ -387,25 +386,32 @@ def leaves_of(tree: Any, what: str, is_leaf: IsLeaf = None) -> tuple[list[Any], 
       SbpError: `bad-argument` for what JAX cannot flatten, such as a dict with keys that do not
         compare.
     """
-    try:
-        if is_leaf is not None:
-            _refuse_endless(tree)
-        return jax.tree.flatten(tree, is_leaf)
-    except _NO_PYTREE as error:
-        raise _no_pytree(what, error) from error
+    return _flattened(jax.tree.flatten, tree, what, is_leaf)
 
 
 def paths_of(tree: Any, what: str, is_leaf: IsLeaf = None) -> tuple[list[tuple[Any, Any]], Any]:
     """The leaves of a pytree, each behind its path, and its structure; like `leaves_of`."""
+    return _flattened(jax.tree_util.tree_flatten_with_path, tree, what, is_leaf)
+
+
+def _flattened(flatten: Callable[..., Any], tree: Any, what: str, is_leaf: IsLeaf) -> Any:
+    """What a function of JAX makes of a pytree. Calls of plans flatten their arguments without
+    `is_leaf`; then JAX's own error for a tree without an end can be caught."""
     try:
-        _refuse_endless(tree)
-        return jax.tree_util.tree_flatten_with_path(tree, is_leaf)
-    except _NO_PYTREE as error:
-        raise _no_pytree(what, error) from error
-
-
-_NO_PYTREE = (TypeError, ValueError, RecursionError, SystemError)
-"""What JAX raises for what it cannot flatten; the last two for a tree that contains itself."""
+        if is_leaf is not None or flatten is not jax.tree.flatten:
+            _refuse_endless(tree)
+        return flatten(tree, is_leaf)
+    except (RecursionError, SystemError) as error:  # JAX raises either for a tree without an end
+        raise refused(
+            f"{what} cannot be read as a pytree: a node contains itself, or is nested too deep;"
+            " pass a tree that ends",
+            ValueError,
+        ) from error
+    except (TypeError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise refused(
+            f"{what} cannot be read as a pytree; change what JAX names: {said}", error
+        ) from error
 
 
 _DEEPEST = 500
@@ -427,17 +433,6 @@ def _refuse_endless(tree: Any) -> None:
         inside = node.values() if isinstance(node, dict) else node
         if isinstance(node, dict | list | tuple):
             left += [(child, depth + 1) for child in inside]
-
-
-def _no_pytree(what: str, error: Exception) -> SbpError:
-    if isinstance(error, RecursionError | SystemError):
-        return refused(
-            f"{what} cannot be read as a pytree: a node contains itself, or is nested too deep;"
-            " pass a tree that ends",
-            ValueError,
-        )
-    said = " ".join(str(error).split())
-    return refused(f"{what} cannot be read as a pytree; change what JAX names: {said}", error)
 
 
 def returning_arrays(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -33,13 +33,13 @@ DimName = str | None
 """The name of a dim; None for a dim without a name, which no layout splits."""
 
 
-_MAPPED = Kind(
-    'a dict from names of dims to mesh axes, such as {"batch": "data"}',
-    lambda x: x is None or isinstance(x, Mapping),
+@made_of(
+    "Layout",
+    axes=Kind(
+        'a dict from names of dims to mesh axes, such as {"batch": "data"}',
+        lambda x: x is None or isinstance(x, Mapping),
+    ),
 )
-
-
-@made_of("Layout", axes=_MAPPED)
 class Layout(Mapping[str, tuple[str, ...]]):
     """A map from dim names to mesh axes (Shazeer et al. 2018, Mesh-TensorFlow, section 3).
 
@@ -178,13 +178,15 @@ class Layout(Mapping[str, tuple[str, ...]]):
         for dim, name in enumerate(names):
             for axis in self._axes.get(name, ()) if name is not None else ():
                 if axis in owner:
+                    here = _jax.caller_span()
+                    at = f" at line {here.line}" if here else ""
                     error = SbpError(
                         f"dims {owner[axis]!r} and {name!r} of the tensor {_text(names)} are both"
-                        f" split over mesh axis {axis!r}{_place()}; a mesh axis splits one dim of a"
+                        f" split over mesh axis {axis!r}{at}; a mesh axis splits one dim of a"
                         " tensor: map one of the two to another axis, or use another name"
                         " for one of them here",
                         code="layout-conflict",
-                        span=_jax.caller_span(),
+                        span=here,
                     ).with_slip(name, None)
                     if self._made_at is not None:
                         text = f"{owner[axis]!r} and {name!r} are mapped to {axis!r} here"
@@ -271,16 +273,6 @@ def padded(type: Any = None) -> PaddedType:
     return PaddedType(type)
 
 
-_SHAPE = Kind("a shape", lambda x: isinstance(x, tuple | list) and all(map(is_whole, x)))
-_SIZED_AXES = Kind(
-    "pairs of a mesh axis and its size",
-    lambda x: (
-        isinstance(x, tuple | list)
-        and all(isinstance(a, tuple) and len(a) == 2 and is_whole(a[1]) for a in x)
-    ),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class FullySharded:
     """The types of leaves that are split where they fit; see `fully_sharded`.
@@ -293,7 +285,18 @@ class FullySharded:
     mesh_axes: tuple[str, ...]
     padded: bool = False
 
-    @takes("FullySharded.type_of", skip=1, shape=_SHAPE, axes=_SIZED_AXES)
+    @takes(
+        "FullySharded.type_of",
+        skip=1,
+        shape=Kind("a shape", lambda x: isinstance(x, tuple | list) and all(map(is_whole, x))),
+        axes=Kind(
+            "pairs of a mesh axis and its size",
+            lambda x: (
+                isinstance(x, tuple | list)
+                and all(isinstance(a, tuple) and len(a) == 2 and is_whole(a[1]) for a in x)
+            ),
+        ),
+    )
     def type_of(self, shape: Sequence[int], axes: Sequence[tuple[str, int]]) -> NdSbp | PaddedType:
         """The type of a leaf.
 
@@ -379,11 +382,6 @@ def _axes_of(name: Any, value: Any) -> tuple[str, ...]:
 def _text(names: tuple[Any, ...]) -> str:
     words = ("_" if n is None else n if isinstance(n, str) else show(n) for n in names)
     return "[" + ", ".join(words) + "]"
-
-
-def _place() -> str:
-    span = _jax.caller_span()
-    return f" at line {span.line}" if span else ""
 
 
 def _names_error(message: str) -> SbpError:

@@ -39,7 +39,6 @@ _PLACES: dict[Where, str] = {
     "loop": " inside a loop",
 }
 
-_KNOWN, _PLACE = one_of(get_args(Collective)), one_of(get_args(Where))
 BOXING = one_of(POLICIES)
 """The kind of a boxing policy."""
 
@@ -67,18 +66,13 @@ class Budget:
     where: Where = "anywhere"
 
     def __post_init__(self) -> None:
-        if self.collective is not None and not _KNOWN.accepts(self.collective):
-            given = show(self.collective)
-            raise SbpError(
-                f"there is no collective {given}{nearest(given, get_args(Collective))}",
-                code="unknown-option",
-            )
-        if not _PLACE.accepts(self.where):
-            given = show(self.where)
-            raise SbpError(
-                f"where= of a budget cannot be {given}{nearest(given, get_args(Where))}",
-                code="unknown-option",
-            )
+        for value, options, wrong in (
+            (self.collective, (None, *get_args(Collective)), "there is no collective"),
+            (self.where, get_args(Where), "where= of a budget cannot be"),
+        ):
+            if not isinstance(value, str | None) or value not in options:
+                known = nearest(show(value), filter(None, options))
+                raise SbpError(f"{wrong} {show(value)}{known}", code="unknown-option")
         if self.axis is not None and not (isinstance(self.axis, str) and self.axis):
             raise SbpError(
                 f"axis= of a budget must be the name of a mesh axis, got {show(self.axis)}"

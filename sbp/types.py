@@ -96,13 +96,14 @@ B = Broadcast()
 P = Unreduced()
 
 
-_ATOMS = Kind(
-    'a dict from names of mesh axes to atoms, such as {"data": S(0)}',
-    lambda x: x is None or isinstance(x, Mapping),
+@made_of(
+    "NdSbp",
+    atoms=Kind(
+        'a dict from names of mesh axes to atoms, such as {"data": S(0)}',
+        lambda x: x is None or isinstance(x, Mapping),
+    ),
+    free=AXES,
 )
-
-
-@made_of("NdSbp", atoms=_ATOMS, free=AXES)
 class NdSbp(Mapping[str, Atom]):
     """A type on several mesh axes: an atom for each axis that it names; the others are B.
 
@@ -206,10 +207,8 @@ class NdSbp(Mapping[str, Atom]):
 
 
 _ATOM = re.compile(r"S\((\d+)\)|B|P(?:\((\w+)\))?|\?")
-AXIS_NAME = rf"[^\s{re.escape(NO_AXIS_NAME)}]+"
+_NAME = re.compile(rf"[^\s{re.escape(NO_AXIS_NAME)}]+")
 """The names of mesh axes that a type text can hold."""
-
-_NAME = re.compile(AXIS_NAME)
 
 
 @takes("sbp.parse", text=TEXT, mesh_axes=AXES_OR_NONE)
@@ -235,63 +234,38 @@ def parse(text: str, *, mesh_axes: Iterable[str] | None = None) -> NdSbp:
     known = None if mesh_axes is None else tuple(mesh_axes)
     atoms: dict[str, Atom] = {}
     free: set[str] = set()
-    at = 0
-    while True:
-        while at < len(text) and text[at].isspace():
-            at += 1
-        if at == len(text):
-            break
-        name = _NAME.match(text, at)
+    for word in re.finditer(r"\S+", text):
+        name = _NAME.match(text, word.start())
         if name is None:
-            raise _misread(text, at, "a mesh axis name")
-        if known is not None and name.group() not in known:
+            raise _misread(text, word.start(), "a mesh axis name")
+        axis, colon = name.group(), name.end()
+        if known is not None and axis not in known:
             raise SbpError(
-                f"the mesh has no axis {show(name.group())}{nearest(name.group(), known)}",
-                code="unknown-axis",
+                f"the mesh has no axis {show(axis)}{nearest(axis, known)}", code="unknown-axis"
             )
-        at = name.end()
-        if at == len(text) or text[at] != ":":
-            raise _misread(text, at, f'":" after mesh axis {show(name.group())}')
-        atom = _ATOM.match(text, at + 1)
-        if atom is None or (atom.end() < len(text) and not text[atom.end()].isspace()):
+        if text[colon : colon + 1] != ":":
+            raise _misread(text, colon, f'":" after mesh axis {show(axis)}')
+        atom = _ATOM.match(text, colon + 1)
+        if atom is None or atom.end() < word.end():
             raise _misread(
-                text, at + 1 if atom is None else atom.end(), "S(dim), B, P(monoid) or ?"
+                text, colon + 1 if atom is None else atom.end(), "S(dim), B, P(monoid) or ?"
             )
-        if name.group() in atoms or name.group() in free:
-            raise _misread(text, name.start(), f"mesh axis {show(name.group())} once only")
-        read = _atom(atom, text, at + 3)
-        if read is None:
-            free.add(name.group())
-        else:
-            atoms[name.group()] = read
-        at = atom.end()
+        if axis in atoms or axis in free:
+            raise _misread(text, word.start(), f"mesh axis {show(axis)} once only")
+        match atom.group()[0]:
+            case "S":
+                atoms[axis] = Split(int(atom.group(1)))
+            case "B":
+                atoms[axis] = B
+            case "?":
+                free.add(axis)
+            case _:
+                if atom.group(2) is not None and atom.group(2) not in MONOIDS:
+                    raise _misread(text, colon + 3, f"a monoid, one of {', '.join(MONOIDS)}")
+                atoms[axis] = Unreduced(atom.group(2) or "sum")
     if not atoms and not free:
         raise _misread(text, 0, "a type")
     return NdSbp(atoms, free)
-
-
-def _atom(found: re.Match[str], text: str, column: int) -> Atom | None:
-    """The atom of a match of `_ATOM`; None for an axis that is left free.
-
-    Arguments:
-      found: the match.
-      text: the whole type text, for errors.
-      column: where the monoid of a `P(monoid)` stands in it.
-
-    Raises:
-      SbpError: `type-syntax` for an unknown monoid.
-    """
-    match found.group()[0]:
-        case "S":
-            return Split(int(found.group(1)))
-        case "B":
-            return B
-        case "?":
-            return None
-        case _:
-            if found.group(2) is not None and found.group(2) not in MONOIDS:
-                raise _misread(text, column, f"a monoid, one of {', '.join(MONOIDS)}")
-            return Unreduced(found.group(2) or "sum")
 
 
 def _misread(text: str, column: int, expected: str) -> SbpError:

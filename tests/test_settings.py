@@ -9,7 +9,7 @@ from jax.experimental import xla_metadata
 from jax.experimental.xla_metadata import set_xla_metadata
 
 import sbp
-from sbp.settings import Settings
+from sbp._jax import Settings
 from tests.api.same import assert_same_results
 
 X = jnp.arange(8.0 * 16).reshape(8, 16)

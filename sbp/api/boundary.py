@@ -29,7 +29,7 @@ from sbp.infer.space import from_type, is_even
 from sbp.kinds import leaves_of, show, takes_no_such_call
 from sbp.layout import FullySharded, PaddedType
 from sbp.machine.mesh import MeshSpec
-from sbp.run.arrays import Padded, Partial, fits_on, held_padded, same_layout
+from sbp.run.arrays import Padded, Partial, axes_of, fits_on, held_padded, same_layout
 from sbp.source.editing import argument_span, constants_in
 from sbp.trace.places import HOST
 from sbp.types import Atom, B, Broadcast, NdSbp, Split, Unreduced
@@ -47,6 +47,7 @@ class Leaf:
       aval: its global shape and dtype.
       type: its type; None leaves it free.
       source: of an argument, what asks for its type.
+      pin: its type inside of the program, where that is another one than at the boundary.
       padded: whether it is held as `sbp.Padded`, so that its splits need not divide.
       memory: the kind of memory; None where it is not said. Of an argument of a call, the kind in
         which it arrives; None for the device's own.
@@ -54,6 +55,7 @@ class Leaf:
       in_host: whether the function gets an argument as a value in host memory. It gets one in
         device memory where the argument is no JAX array yet, as with `jax.jit`.
       struct: of an argument that the user gave as a ShapeDtypeStruct, that.
+      donated: of an argument, whether the call takes it.
     """
 
     path: KeyPath
@@ -61,11 +63,13 @@ class Leaf:
     aval: Any
     type: NdSbp | None = None
     source: TypeSource = "argument"
+    pin: Pin | None = None
     padded: bool = False
     memory: str | None = None
     spec: PartitionSpec | None = None
     in_host: bool = False
     struct: jax.ShapeDtypeStruct | None = None
+    donated: bool = False
 
     @property
     def demand(self) -> tuple[Any, ...]:
@@ -94,6 +98,16 @@ class Leaves:
 
     tree: Any
     leaves: tuple[Leaf, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The user's name of each leaf."""
+        return tuple(leaf.name for leaf in self.leaves)
+
+    @property
+    def padded(self) -> frozenset[int]:
+        """The positions of leaves that are held as `Padded`."""
+        return frozenset(i for i, leaf in enumerate(self.leaves) if leaf.padded)
 
     def like(self, values: Sequence[Any]) -> Any:
         """The structure with types or shardings as its leaves."""
@@ -191,7 +205,7 @@ def is_type_leaf(x: Any) -> bool:
 def _is_leaf_of_jax(x: Any) -> bool:
     """Whether JAX takes an object for a leaf. A module of Equinox and a variable of Flax can be
     called, but are trees."""
-    structure = leaves_of(x, "a pytree of types", lambda child: child is not x)[1]
+    _, structure = leaves_of(x, "a pytree of types", lambda child: child is not x)
     return jax.tree_util.treedef_is_leaf(structure)
 
 
@@ -207,14 +221,17 @@ def check_types(types: Any, mesh: MeshSpec, option: str) -> None:
       SbpError: `unknown-axis`.
     """
     for leaf in leaves_of(types, option, is_type_leaf)[0]:
-        if not (leaf is None or _jax.is_unspecified(leaf)) and (
-            is_type_leaf(leaf) and not callable(leaf)
-        ):
-            if isinstance(leaf, FullySharded):
-                leaf = leaf.type_of((), mesh.axes)
-            if isinstance(leaf, PaddedType):
-                leaf = NdSbp() if leaf.type is None else leaf.type
-            check_axes(as_type(leaf, mesh_axes=mesh.names), mesh, option)
+        t, _ = _plain_type(leaf, (), mesh)
+        if is_type_leaf(t) and not (t is None or _jax.is_unspecified(t) or callable(t)):
+            check_axes(as_type(t, mesh_axes=mesh.names), mesh, option)
+
+
+def _plain_type(t: Any, shape: tuple[int, ...], mesh: MeshSpec) -> tuple[Any, bool]:
+    """An entry that is no function as a type in JAX's or sbp's own words, and whether it asks for
+    `sbp.Padded`."""
+    if isinstance(t, FullySharded):
+        t = t.type_of(shape, mesh.axes)
+    return (t.type, True) if isinstance(t, PaddedType) else (t, False)
 
 
 def broadcast_types(
@@ -237,8 +254,7 @@ def broadcast_types(
         mesh or its leaf.
     """
     entries = entries_of(entry, tree, [path_names(x.path[skip:]) for x in leaves], names)
-    pairs = zip(entries, leaves, strict=True)
-    return [read_entry(t, leaf, names, mesh, skip) for t, leaf in pairs]
+    return [read_entry(t, leaf, names, mesh, skip) for t, leaf in zip(entries, leaves, strict=True)]
 
 
 def entries_of(
@@ -293,10 +309,7 @@ def read_entry(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip:
                     error,
                 ) from error
             raise
-    if isinstance(t, FullySharded):
-        t = t.type_of(shape.shape, mesh.axes)
-    padded = isinstance(t, PaddedType)
-    t = t.type if isinstance(t, PaddedType) else t
+    t, padded = _plain_type(t, shape.shape, mesh)
     if t is None or _jax.is_unspecified(t):
         return replace(leaf, type=None, source="in_types", padded=padded)
     where = f"{names[0]} for {names[1]}{jax.tree_util.keystr(path)}"
@@ -387,13 +400,7 @@ def with_arrival(leaf: Leaf, x: Any, mesh: Mesh | AbstractMesh) -> Leaf:
         )
     kind = has if placed else wants
     in_host = kind == HOST and (placed or isinstance(array, jax.ShapeDtypeStruct))
-    same = kind == leaf.memory and in_host == leaf.in_host
-    return leaf if same else replace(leaf, memory=kind, in_host=in_host)
-
-
-def axes_of(mesh: Mesh | AbstractMesh) -> tuple[tuple[str, int], ...]:
-    """Names and sizes of a mesh's axes, outer first."""
-    return tuple(zip(map(str, mesh.axis_names), map(int, mesh.axis_sizes), strict=True))
+    return replace(leaf, memory=kind, in_host=in_host)
 
 
 def _no_array(x: Any) -> str:
@@ -453,10 +460,8 @@ def codes_of(t: NdSbp | None, mesh: MeshSpec) -> tuple[int | None, ...] | None:
     )
 
 
-def even_boundary(
-    leaf: Leaf, shape: tuple[int, ...], mesh: MeshSpec, where: str
-) -> tuple[NdSbp | None, Pin | None]:
-    """The type of an array at the boundary of a program. JAX shards arrays evenly, so a mesh axis
+def even_boundary(leaf: Leaf, shape: tuple[int, ...], mesh: MeshSpec, where: str) -> Leaf:
+    """An array with its type at the boundary of a program. JAX shards arrays evenly, so a mesh axis
     that does not divide its dim becomes B there, with a warning; the program slices or gathers the
     array inside. What is held padded keeps its type, unless it has no elements to split.
 
@@ -466,18 +471,15 @@ def even_boundary(
       mesh: the mesh.
       where: the input or output, for the warning.
 
-    Returns:
-      The type at the boundary, and the pin inside the program where that type is another one.
-
     Raises:
       SbpError: for a type with a P that arrays of the dtype do not have.
     """
     t = leaf.type
     check_monoids(t or NdSbp(), leaf.aval.dtype, where)
     if t is None or is_even(shape, from_type(t, mesh), mesh.sizes):
-        return t, None
+        return leaf.with_type(t)
     if leaf.padded:
-        return (NdSbp(free=t.free) if 0 in shape else t), None
+        return leaf.with_type(NdSbp(free=t.free) if 0 in shape else t)
     atoms: dict[str, Atom] = {}
     for axis in mesh.names:
         if axis not in t.free:
@@ -487,10 +489,12 @@ def even_boundary(
     why = "does not divide evenly" if 0 not in shape else "has no elements to split"
     text = f"{why} under {t!r}, so sbp holds the array as {even!r} at the boundary"
     if 0 not in shape:
-        text += " and slices or gathers it inside the program; pad the dim, or use"
-        text += f' sbp.padded("{t!r}") to keep it split between calls'
+        text += (
+            " and slices or gathers it inside the program; pad the dim, or use"
+            f' sbp.padded("{t!r}") to keep it split between calls'
+        )
     warn("uneven-boundary", f"{where} of shape {shape}", text)
-    return even, Pin(t, complete=True)
+    return replace(leaf.with_type(even), pin=Pin(t, complete=True))
 
 
 # ---- shardings ----------------------------------------------------------------------------------
@@ -523,7 +527,26 @@ def types_of(types: Any, shardings: Any, option: str) -> Any:
     if option == "in_shardings" and isinstance(shardings, list):
         shardings = tuple(shardings)  # as jax.jit does
     for leaf in _leaves(shardings):
-        _check_sharding(leaf, option)
+        spec = leaf.spec if isinstance(leaf, NamedSharding) else leaf
+        if isinstance(spec, PartitionSpec):
+            if PartitionSpec.UNCONSTRAINED in spec.partitions:
+                raise refused(
+                    f"{option} has {spec}, with an UNCONSTRAINED dim; {other_option(option)} takes"
+                    " types with free axes, such as 'data:S(0) model:?'",
+                    ValueError,
+                )
+        elif isinstance(leaf, jax.sharding.Sharding):
+            raise refused(
+                f"{option} has a {type(leaf).__name__}; give a NamedSharding on the mesh, or None"
+                " to leave it to sbp",
+                ValueError,
+            )
+        elif leaf is not None and not _jax.is_unspecified(leaf):
+            raise refused(
+                f"{option} must be a pytree of NamedSharding, PartitionSpec or None, got"
+                f" {show(leaf)}; sbp leaves layouts in memory to XLA",
+                TypeError,
+            )
     return shardings
 
 
@@ -557,26 +580,3 @@ def _leaves(shardings: Any) -> list[Any]:
     """What an option asks; nothing where it is not given."""
     name = "in_shardings and out_shardings"
     return leaves_of(shardings, name, lambda x: x is None)[0] if is_given(shardings) else []
-
-
-def _check_sharding(leaf: Any, option: str) -> None:
-    spec = leaf.spec if isinstance(leaf, NamedSharding) else leaf
-    if isinstance(spec, PartitionSpec):
-        if PartitionSpec.UNCONSTRAINED in spec.partitions:
-            raise refused(
-                f"{option} has {spec}, with an UNCONSTRAINED dim; {other_option(option)} takes"
-                " types with free axes, such as 'data:S(0) model:?'",
-                ValueError,
-            )
-    elif isinstance(leaf, jax.sharding.Sharding):
-        raise refused(
-            f"{option} has a {type(leaf).__name__}; give a NamedSharding on the mesh, or None to"
-            " leave it to sbp",
-            ValueError,
-        )
-    elif leaf is not None and not _jax.is_unspecified(leaf):
-        raise refused(
-            f"{option} must be a pytree of NamedSharding, PartitionSpec or None, got {show(leaf)};"
-            " sbp leaves layouts in memory to XLA",
-            TypeError,
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +35,6 @@ from sbp.api.trees import (
     types_by_pattern,
 )
 from sbp.errors import Span, counted, listed, refused, warn
-from sbp.infer.request import TypeSource
 from sbp.kinds import paths_of, show, takes_no_such_call
 from sbp.limits import Budget, Policy
 from sbp.machine.mesh import Hardware, mesh_spec
@@ -47,8 +47,6 @@ from sbp.run.arrays import Padded, Partial
 
 Numbers = int | Sequence[int] | None
 Names = str | Iterable[str] | None
-
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,9 @@ class Parameters:
         except (TypeError, ValueError):
             signature = None
         parameters = signature.parameters.values() if signature else ()
-        names = tuple(p.name for p in parameters if p.kind in _POSITIONAL)
+        names = tuple(
+            p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        )
         open_ended = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
         try:
             read = _jax.argument_numbers(fn, signature, static, donated)
@@ -264,7 +264,8 @@ class JitOptions:
       axis_policies: the policies of single mesh axes.
       budgets: collectives that no plan may have.
       memory_limit: bytes per device; None for no limit.
-      static_argnums, static_argnames, donate_argnums, donate_argnames: as in `jax.jit`.
+      static: `static_argnums` and `static_argnames` of `jax.jit`.
+      donated: its `donate_argnums` and `donate_argnames`.
       reduce_dtype: the name of a dtype in `REDUCE_DTYPES`, or None.
       in_option, out_option: the options that the types come from: `in_types` or `in_shardings`,
         `out_types` or `out_shardings`.
@@ -281,17 +282,15 @@ class JitOptions:
     budgets: tuple[Budget, ...]
     memory_limit: float | None
     hardware: Hardware | str | None
-    static_argnums: Numbers
-    static_argnames: Names
-    donate_argnums: Numbers
-    donate_argnames: Names
+    static: tuple[Numbers, Names]
+    donated: tuple[Numbers, Names]
     reduce_dtype: str | None
-    in_option: str = "in_types"
-    out_option: str = "out_types"
-    keep_unused: bool = False
-    compiler_options: dict[str, Any] | None = None
-    plan: tuple[str, ...] | None = None
-    at: Span | None = None
+    in_option: str
+    out_option: str
+    keep_unused: bool
+    compiler_options: dict[str, Any] | None
+    plan: tuple[str, ...] | None
+    at: Span | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -302,17 +301,10 @@ class CallSignature(Leaves):
     Arguments:
       key: equal for calls that may share a plan.
       call: the function of flat arguments.
-      donated_args: for each donated argument the flat positions of its leaves.
     """
 
     key: Any
     call: Callable[..., Any]
-    donated_args: tuple[tuple[int, ...], ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The user's name of each flat argument."""
-        return tuple(leaf.name for leaf in self.leaves)
 
     @property
     def avals(self) -> tuple[Any, ...]:
@@ -320,14 +312,9 @@ class CallSignature(Leaves):
         return tuple(leaf.aval for leaf in self.leaves)
 
     @property
-    def padded(self) -> frozenset[int]:
-        """The flat positions of arguments that are held as `Padded`."""
-        return frozenset(i for i, leaf in enumerate(self.leaves) if leaf.padded)
-
-    @property
     def donated(self) -> tuple[int, ...]:
         """Flat positions of donated arguments."""
-        return tuple(i for positions in self.donated_args for i in positions)
+        return tuple(i for i, leaf in enumerate(self.leaves) if leaf.donated)
 
 
 def quick_key(
@@ -382,8 +369,10 @@ class CallReader:
             *(b.axis for b in options.budgets if b.axis is not None),
         ):
             self.spec.size(axis)
-        given = (options.in_option, options.in_types), (options.out_option, options.out_types)
-        for option, types in given:
+        for option, types in (
+            (options.in_option, options.in_types),
+            (options.out_option, options.out_types),
+        ):
             if option.endswith("shardings"):
                 check_meshes(types, mesh, option)
             with about_option(option, options.at):
@@ -413,14 +402,27 @@ class CallReader:
         )
         arrays = [x for _, x in with_path]
         heads = [self._argument_name(p) for p in positions]
-        free: list[Leaf] = []
+        carried: list[Leaf] = []
         for path, x in with_path:
-            own = self._leaf_name(path, positions)
-            struct = x if isinstance(x, jax.ShapeDtypeStruct) else None
-            free.append(Leaf(path=path, name=own, aval=shape_of(x, own), struct=struct))
+            own = _leaf_name(path, heads)
+            # The inputs of a saved plan lie where that plan says.
+            is_pin = self.options.plan is None or isinstance(x, Partial)
+            leaf = Leaf(
+                path=path,
+                name=own,
+                aval=shape_of(x, own),
+                type=carried_type(x, self.mesh) if is_pin else None,
+                source="keyword argument" if path[0].idx else "argument",
+                struct=x if isinstance(x, jax.ShapeDtypeStruct) else None,
+            )
+            carried.append(leaf)
         with about_option(self.options.in_option):
-            typed = self._with_types(heads, tree, free, arrays)
-        leaves = tuple(with_arrival(*pair, self.mesh) for pair in zip(typed, arrays, strict=True))
+            typed = self._with_types(heads, tree, carried)
+        donated = self._donated(positions, len(args))
+        leaves = tuple(
+            replace(with_arrival(leaf, x, self.mesh), donated=leaf.path[:2] in donated)
+            for leaf, x in zip(typed, arrays, strict=True)
+        )
         fn, name, count = self.fn, self.name, len(args)
 
         def call(*flat: Any) -> Any:
@@ -433,19 +435,13 @@ class CallReader:
                 if takes_no_such_call(error):
                     raise refused(f"{name} was called wrongly: {error}", error) from error
                 raise
-            warn_of_lost_state(held, result, name, lambda p: self._leaf_name(p, positions))
+            warn_of_lost_state(held, result, name, lambda p: _leaf_name(p, heads))
             return result
 
         keys = tuple(map(_aval_key, leaves)), _statics_key(statics), _statics_key(static_kwargs)
         asked = tuple(leaf.demand for leaf in leaves)
-        signature = CallSignature(
-            key=(tree, *keys, asked, _jax.trace_key()),
-            tree=tree,
-            leaves=leaves,
-            call=call,
-            donated_args=self._donated_leaves(tree, positions, len(args)),
-        )
-        return signature, arrays
+        key = (tree, *keys, asked, _jax.trace_key())
+        return CallSignature(key=key, tree=tree, leaves=leaves, call=call), arrays
 
     def _statics(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -467,46 +463,32 @@ class CallReader:
                 ) from error
         return statics, static_kwargs
 
-    def _donated_leaves(
-        self, tree: Any, positions: list[int], count: int
-    ) -> tuple[tuple[int, ...], ...]:
-        """For each donated argument, the flat positions of its leaves.
+    def _donated(self, positions: list[int], count: int) -> set[KeyPath]:
+        """The paths of donated arguments in the structure (args, kwargs).
 
         Arguments:
-          tree: the structure of all arguments that are not static.
           positions: the positions of the positional arguments that are not static.
           count: the number of positional arguments.
         """
-        donated = self.parameters.donated
-        numbers, names = donated.positions(count, "donate_argnums"), donated.names
-        chosen = [p in numbers for p in positions]
-        chosen += [name in names for name in tree.children()[1].node_data()[1]]
-        groups = zip(chosen, arguments_of(tree), strict=True)
-        return tuple(tuple(at) for is_chosen, (_, at) in groups if is_chosen and at)
+        donated, key = self.parameters.donated, jax.tree_util.SequenceKey
+        numbers = donated.positions(count, "donate_argnums")
+        named = {(key(1), jax.tree_util.DictKey(name)) for name in donated.names}
+        return {(key(0), key(i)) for i, p in enumerate(positions) if p in numbers} | named
 
     def _argument_name(self, position: int) -> str:
         """The user's name of a positional argument."""
         names = self.parameters.names
         return names[position] if position < len(names) else f"args[{position}]"
 
-    def _leaf_name(self, path: tuple[Any, ...], positions: list[int]) -> str:
-        where, index, *rest = path
-        if where.idx == 0:
-            head = self._argument_name(positions[index.idx])
-        else:
-            head = str(index.key)
-        return head + jax.tree_util.keystr(tuple(rest))
-
     def _with_types(
-        self, heads: Sequence[str], tree: Any, leaves: Sequence[Leaf], arrays: Sequence[Any]
-    ) -> list[Leaf]:
-        """The arguments with the types of `in_types` and of the arrays' own shardings.
+        self, heads: Sequence[str], tree: Any, leaves: Sequence[Leaf]
+    ) -> Sequence[Leaf]:
+        """The arguments with the types of `in_types`.
 
         Arguments:
           heads: the names of the positional arguments that are not static.
           tree: the structure of all arguments that are not static.
-          leaves: its leaves.
-          arrays: the arguments themselves.
+          leaves: its leaves, with the types that the arrays have already.
         """
         in_types, option = self.options.in_types, self.options.in_option
         arguments = arguments_of(tree)[: len(heads)]
@@ -516,17 +498,9 @@ class CallReader:
                 "in_shardings names positional arguments; pass no keyword arguments with it",
                 ValueError,
             )
-        carried: list[Leaf] = []
-        for i, (leaf, x) in enumerate(zip(leaves, arrays, strict=True)):
-            # The inputs of a saved plan lie where that plan says.
-            own = self.options.plan is None or isinstance(x, Partial)
-            source: TypeSource = "argument" if i < positional else "keyword argument"
-            t = carried_type(x, self.mesh) if own else None
-            free = t is None and source == leaf.source
-            carried.append(leaf if free else replace(leaf, type=t, source=source))
         if in_types is None:
-            return carried
-        mine, rest = leaves[:positional], carried[positional:]
+            return leaves
+        mine, rest = leaves[:positional], leaves[positional:]
         if is_by_name(in_types, arguments[0][0] if len(heads) == 1 else None, heads):
             return [*self._by_pattern(heads, mine), *rest]
         if not isinstance(in_types, tuple):
@@ -538,18 +512,28 @@ class CallReader:
                 " give one entry for each argument",
                 ValueError,
             )
-        found: list[Leaf] = []
-        for number, (entry, (arg, at)) in enumerate(zip(in_types, arguments, strict=True)):
-            names, own = (f"{option}[{number}]", heads[number]), mine[at.start : at.stop]
-            found += broadcast_types(entry, arg, own, names, self.spec, skip=2)
-        return [*found, *rest]
+        pairs = zip(in_types, arguments, strict=True)
+        found = (
+            broadcast_types(
+                entry,
+                argument,
+                mine[at.start : at.stop],
+                (f"{option}[{number}]", heads[number]),
+                self.spec,
+                skip=2,
+            )
+            for number, (entry, (argument, at)) in enumerate(pairs)
+        )
+        return [*itertools.chain(*found), *rest]
 
     def _by_pattern(self, heads: Sequence[str], leaves: Sequence[Leaf]) -> list[Leaf]:
         """Positional arguments where `in_types` is one dict of patterns for all of them. A path
         goes with and without the name of its argument."""
         owners = [str(heads[leaf.path[1].idx]) for leaf in leaves]
-        inside = [path_names(leaf.path[2:]) for leaf in leaves]
-        ways = [[(owner, *names), names] for owner, names in zip(owners, inside, strict=True)]
+        ways = [
+            [(owner, *path_names(leaf.path[2:])), path_names(leaf.path[2:])]
+            for owner, leaf in zip(owners, leaves, strict=True)
+        ]
         entries = types_by_pattern(self.options.in_types, ways, "in_types")
         return [
             read_entry(t, leaf, ("in_types", owner), self.spec, skip=2)
@@ -557,9 +541,16 @@ class CallReader:
         ]
 
 
+def _leaf_name(path: KeyPath, heads: Sequence[str]) -> str:
+    """The user's name of a leaf at a path in the structure (args, kwargs)."""
+    where, index, *rest = path
+    head = index.key if where.idx else heads[index.idx]
+    return f"{head}{jax.tree_util.keystr(tuple(rest))}"
+
+
 def _aval_key(leaf: Leaf) -> tuple[Any, ...]:
-    weak = bool(getattr(leaf.aval, "weak_type", False))
-    return leaf.aval.shape, leaf.aval.dtype, weak, leaf.memory, leaf.in_host
+    aval = leaf.aval
+    return aval.shape, aval.dtype, aval.weak_type, leaf.memory, leaf.in_host
 
 
 def _statics_key(statics: Mapping[Any, Any]) -> tuple[tuple[Any, type, Any], ...]:

@@ -11,22 +11,24 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from sbp.api.boundary import Leaves, axes_of, shape_of
+from sbp.api.boundary import Leaves, shape_of
 from sbp.api.call import CallSignature
 from sbp.errors import counted, refused
 from sbp.kinds import show
 from sbp.plan.program import Program
 from sbp.run.arrays import (
     Padded,
+    Padding,
     Partial,
     held_padded,
+    of_process,
     padded_parts,
     padding_of,
     partial_axes,
     same_layout,
     with_parts,
 )
-from sbp.run.specs import Axes, Padding, of_process, place_array
+from sbp.run.execute import place_array
 from sbp.types import NdSbp
 
 
@@ -53,7 +55,7 @@ class Holding:
         """The arguments that are held padded, without their parts."""
         types, leaves = self.program.input_types, self.signature.leaves
         return {
-            i: held_padded(leaves[i].aval.shape, types[i], self.axes)
+            i: held_padded(leaves[i].aval.shape, types[i], self.program.mesh.axes)
             for i in sorted(self.program.request.demand.padded_inputs)
         }
 
@@ -67,14 +69,14 @@ class Holding:
         """The results that are held padded, without their parts."""
         types, leaves = self.program.output_types, self.returned.leaves
         return {
-            o: held_padded(leaves[o].aval.shape, types[o], self.axes)
+            o: held_padded(leaves[o].aval.shape, types[o], self.program.mesh.axes)
             for o in sorted(self.program.request.demand.padded_outputs)
         }
 
     @functools.cached_property
-    def axes(self) -> Axes:
-        """The mesh axes."""
-        return axes_of(self.mesh)
+    def users_shardings(self) -> list[NamedSharding]:
+        """The shardings of the flat arguments, on the user's mesh."""
+        return [NamedSharding(self.mesh, s.spec, memory_kind=s.memory_kind) for s in self.shardings]
 
     def shape(self, position: int) -> tuple[int, ...]:
         """The shape of the array that the program takes for an argument: that of a `Partial` with
@@ -103,8 +105,10 @@ class Holding:
         )
 
     def _is_here(self, x: Padded, position: int) -> bool:
-        """Whether an argument has the type that the program takes."""
-        return position in self.inputs and same_layout(x, self.inputs[position])
+        """Whether the parts of an argument are what the program takes."""
+        return isinstance(x.parts, jax.ShapeDtypeStruct) or (
+            position in self.inputs and same_layout(x, self.inputs[position])
+        )
 
     def taken(self, leaves: Sequence[Any]) -> tuple[list[Any], frozenset[int], tuple[str, ...]]:
         """Arguments as arrays that the program takes. A `Padded` in another layout, and an array
@@ -124,38 +128,33 @@ class Holding:
                 f" {show(leaves)}; call plan(..) with the arguments of the function",
                 TypeError,
             )
-        flat, whole, moved = list(leaves), set[int](), list[str]()
+        flat, whole, moved = list[Any](), set[int](), list[str]()
         for i, x in enumerate(leaves):
+            array: Any = x
+            source = x.parts if isinstance(x, Padded) else x
             if isinstance(x, Partial):
-                flat[i] = _parts(x, self.mesh)
-            elif isinstance(x, Padded) and (
-                isinstance(x.parts, jax.ShapeDtypeStruct) or self._is_here(x, i)
-            ):
-                flat[i] = x.parts
+                array = _parts(x, self.mesh)
+            elif isinstance(x, Padded) and self._is_here(x, i):
+                array = source
                 whole.add(i)
-            elif isinstance(x, Padded) or (i in self.inputs and self._is_whole(x, i)):
-                source = x.parts if isinstance(x, Padded) else x
+            # An array of the padded shape comes from a `Padded`, whose leaf it is.
+            elif isinstance(x, Padded) or (
+                i in self.inputs
+                and not isinstance(x, jax.ShapeDtypeStruct)
+                and tuple(np.shape(x)) != self.paddings[i].padded_shape
+            ):
                 if isinstance(source, jax.Array) and source.committed:
                     moved.append(self.signature.leaves[i].name)
                 if isinstance(x, Padded | jax.Array):
                     whole.add(i)
-                array = x
                 if isinstance(x, Padded):
                     array = x.full() if isinstance(source, jax.Array) else np.asarray(x)
-                flat[i] = self._pad(array, i) if i in self.inputs else array
+                if i in self.inputs and isinstance(array, jax.Array):
+                    array = padded_parts(array, self.paddings[i], self.shardings[i])
+                elif i in self.inputs:  # it is placed with the other NumPy arrays
+                    array = self.paddings[i].pad(np.asarray(array))
+            flat.append(array)
         return flat, frozenset(whole), tuple(moved)
-
-    def _is_whole(self, x: Any, position: int) -> bool:
-        """Whether an argument that is held padded comes as an array without padding. An array of
-        the padded shape comes from a `Padded`, whose leaf it is."""
-        is_shape = isinstance(x, jax.ShapeDtypeStruct)
-        return not is_shape and tuple(np.shape(x)) != self.paddings[position].padded_shape
-
-    def _pad(self, x: Any, position: int) -> Any:
-        padding = self.paddings[position]
-        if isinstance(x, jax.Array):
-            return padded_parts(x, padding, self.shardings[position])
-        return padding.pad(np.asarray(x))  # it is placed with the other NumPy arrays
 
     def placed(self, leaves: Sequence[Any]) -> list[Any]:
         """Flat arguments on the mesh, where the program takes them.
@@ -171,12 +170,9 @@ class Holding:
     def _placed(self, x: Any, position: int) -> Any:
         leaf = self.signature.leaves[position]
         aval, name = leaf.aval, f"input {leaf.name}"
-        own = self.shardings[position]
-        sharding = NamedSharding(self.mesh, own.spec, memory_kind=own.memory_kind)
-        held = self.paddings.get(position)
+        sharding, held = self.users_shardings[position], self.paddings.get(position)
         if isinstance(x, Padded):
-            is_parts = isinstance(x.parts, jax.ShapeDtypeStruct) or self._is_here(x, position)
-            x = x.parts if is_parts else x.full()
+            x = x.parts if self._is_here(x, position) else x.full()
         if isinstance(x, jax.ShapeDtypeStruct):
             raise refused(f"{name} is a ShapeDtypeStruct; pass an array", TypeError)
         if not np.ndim(x) and not isinstance(x, jax.Array):
@@ -192,20 +188,18 @@ class Holding:
             parts = padded_parts(x, held, sharding) if held else place_array(x, sharding)
         else:
             t = self.program.input_types[position]
-            parts = of_process(x, held or Padding.of(aval.shape, t, self.axes), sharding, name)
+            parts = of_process(
+                x, held or Padding.of(aval.shape, t, self.program.mesh.axes), sharding, name
+            )
         return with_parts(self.inputs[position], parts) if held else parts
 
     def results(self, outs: Sequence[Any]) -> list[Any]:
         """The flat results as the user gets them."""
-        found = []
+        found = self.results_like(outs)
         for position, (out, leaf) in enumerate(zip(outs, self.returned.leaves, strict=True)):
-            if position in self.outputs:
-                found.append(with_parts(self.outputs[position], out))
-            elif leaf.partial is not None:
+            if leaf.partial is not None:
                 parts = _with_part_dims(out, leaf.partial, self.mesh)
-                found.append(Partial(parts, leaf.partial, self.program.output_sum(position)))
-            else:
-                found.append(out)
+                found[position] = Partial(parts, leaf.partial, self.program.output_sum(position))
         return found
 
     def arguments_like(self, leaves: Sequence[Any]) -> Any:
@@ -233,11 +227,9 @@ class Holding:
             self._node(self.outputs.get(o), leaf.partial, self.program.output_sum(o))
             for o, leaf in enumerate(self.returned.leaves)
         ]
-        trees = zip((self.signature.tree, self.returned.tree), (ins, outs), strict=True)
-        arguments, returned = (
-            jax.tree.structure(jax.tree.unflatten(tree, leaves)) for tree, leaves in trees
-        )
-        return arguments, returned
+        arguments = jax.tree.unflatten(self.signature.tree, ins)
+        returned = jax.tree.unflatten(self.returned.tree, outs)
+        return jax.tree.structure(arguments), jax.tree.structure(returned)
 
     def _node(self, padded: Padded | None, t: NdSbp | None, reduce_dtype: str | None) -> Any:
         """What stands in the structure of a call for an argument or result."""

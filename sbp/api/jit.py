@@ -1,4 +1,5 @@
-"""`sbp.jit`, and the function that it returns, which plans its calls and runs the plans."""
+"""`sbp.jit`, and the function that it returns, which plans its calls and runs the plans; and
+`sbp.check_shard_map`, a type checker for programs that already use `jax.shard_map`."""
 
 from __future__ import annotations
 
@@ -25,8 +26,9 @@ from sbp.api.call import (
     quick_key,
 )
 from sbp.api.holding import plain
-from sbp.api.plan import Plan, paths_of_plans
-from sbp.api.planner import diagnose, make_plan, make_report
+from sbp.api.plan import Plan, make_plan, paths_of_plans
+from sbp.api.slips import diagnose
+from sbp.api.symbolic import sized_report
 from sbp.api.tracing import Traced, shapes_of, traced_call
 from sbp.errors import (
     ArgumentError,
@@ -37,11 +39,14 @@ from sbp.errors import (
     users_stacklevel,
     warn,
 )
+from sbp.handwritten.check import check_mesh, coverage, diagnostics_of, trace_program
+from sbp.handwritten.one_device import compared_runs
 from sbp.kinds import (
     AXIS,
     FLAG,
     FUNCTION,
     Kind,
+    fits,
     instance_of,
     leaves_of,
     made_of,
@@ -55,6 +60,7 @@ from sbp.limits import BOXING, POLICIES, Budget, Policy
 from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.plan.program import Program
 from sbp.report.report import Report
+from sbp.sizes.expressions import is_symbolic
 
 # ---- plans that are kept ------------------------------------------------------------------------
 # `Jitted` keeps the plans of its function, by call signature.
@@ -83,26 +89,6 @@ MESH = Kind(
     "a jax.sharding.Mesh, an AbstractMesh or None",
     lambda x: x is None or isinstance(x, Mesh | AbstractMesh),
 )
-LIMIT = Kind(
-    "bytes per device, a number above 0 such as 2**30, or None",
-    lambda x: x is None or (isinstance(x, numbers.Real) and x is not True and float(x) > 0),
-)
-BUDGETS = Kind(
-    "a sequence of what sbp.forbid returns",
-    lambda x: isinstance(x, Sequence) and all(isinstance(b, Budget) for b in x),
-)
-XLA_OPTIONS = Kind(
-    "a dict from names of XLA options to strings or numbers, or None",
-    lambda x: (
-        x is None
-        or (
-            isinstance(x, Mapping)
-            and all(
-                isinstance(k, str) and isinstance(v, str | bool | int | float) for k, v in x.items()
-            )
-        )
-    ),
-)
 
 
 @made_of("Jitted", fn=FUNCTION, mesh=MESH, options=instance_of(JitOptions, "sbp.jit"))
@@ -126,11 +112,7 @@ class Jitted:
         functools.update_wrapper(self, fn)
         self._fn = fn
         self.options = options
-        self._parameters = Parameters.of(
-            fn,
-            (options.static_argnums, options.static_argnames),
-            (options.donate_argnums, options.donate_argnames),
-        )
+        self._parameters = Parameters.of(fn, options.static, options.donated)
         self._mesh = mesh
         self._readers: dict[Mesh | AbstractMesh, CallReader] = {}
         self._plans: dict[Any, Plan] = {}  # by the keys of call signatures
@@ -206,8 +188,7 @@ class Jitted:
     @public
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
         """The first stage: the program as a graph, and the request that its plan is made from."""
-        reader = self._on(self.mesh)
-        return traced_call(reader, reader.read(args, kwargs)[0])
+        return traced_call(*self._read(args, kwargs))
 
     @public
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
@@ -216,8 +197,7 @@ class Jitted:
         Raises:
           SbpTypeError: where the program has no typing; its diagnostics say why.
         """
-        reader = self._on(self.mesh)
-        return self._plan_of(reader, reader.read(args, kwargs)[0])
+        return self._plan_of(*self._read(args, kwargs))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The `jax.stages.Lowered` of the plan for arguments or `jax.ShapeDtypeStruct`s.
@@ -231,8 +211,7 @@ class Jitted:
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes, dtypes and weak types of what the function returns, as `jax.ShapeDtypeStruct`s.
         The function is traced and not planned."""
-        reader = self._on(self.mesh)
-        return shapes_of(reader, reader.read(args, kwargs)[0])
+        return shapes_of(*self._read(args, kwargs))
 
     def clear_cache(self) -> None:
         """Drops all plans, with their compiled programs."""
@@ -247,11 +226,12 @@ class Jitted:
         sizes that typing holds. The report on a program without a typing has no `sizes`.
         """
         try:
-            reader = self._on(self.mesh)
-            return make_report(reader, args, kwargs, functools.partial(self._plan_of, reader))
+            reader, signature = self._read(args, kwargs)
+            if is_symbolic(signature.avals):
+                return sized_report(reader, signature)
+            return self._plan_of(reader, signature).report()
         except SbpError as error:
-            attempt = functools.partial(self._attempt, args, kwargs)
-            found = diagnose(error, self.options, attempt)
+            found = diagnose(error, self.options, functools.partial(self._attempt, args, kwargs))
             return Report(program=None, diagnostics=found, title=self.name)
 
     def _attempt(
@@ -260,6 +240,12 @@ class Jitted:
         """The plan of a call with other options, which nothing keeps."""
         reader = CallReader(self._fn, self._parameters, self.mesh, options)
         return make_plan(reader, reader.read(args, kwargs)[0]).program
+
+    def _read(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[CallReader, CallSignature]:
+        reader = self._on(self.mesh)
+        return reader, reader.read(args, kwargs)[0]
 
     def _on(self, mesh: Mesh | AbstractMesh) -> CallReader:
         if mesh not in self._readers:
@@ -339,11 +325,29 @@ _GONE = {
     "sbp.jit",
     _GONE,
     mesh=MESH,
-    memory_limit=LIMIT,
-    budgets=BUDGETS,
+    memory_limit=Kind(
+        "bytes per device, a number above 0 such as 2**30, or None",
+        lambda x: x is None or (isinstance(x, numbers.Real) and x is not True and float(x) > 0),
+    ),
+    budgets=Kind(
+        "a sequence of what sbp.forbid returns",
+        lambda x: isinstance(x, Sequence) and all(isinstance(b, Budget) for b in x),
+    ),
     keep_unused=FLAG,
     inline=FLAG,
-    compiler_options=XLA_OPTIONS,
+    compiler_options=Kind(
+        "a dict from names of XLA options to strings or numbers, or None",
+        lambda x: (
+            x is None
+            or (
+                isinstance(x, Mapping)
+                and all(
+                    isinstance(k, str) and isinstance(v, str | bool | int | float)
+                    for k, v in x.items()
+                )
+            )
+        ),
+    ),
 )
 def jit(
     fn: Callable[..., Any] = _NO_FUNCTION,
@@ -432,19 +436,16 @@ def jit(
         # A decorator with options returns what takes the function.
         return functools.partial(jit, **given)  # pyright: ignore[reportReturnType]
     _check_function(fn, device, backend)
-    per_axis = _axis_policies(boxing)
     options = JitOptions(
+        axis_policies=_axis_policies(boxing),
         in_types=types_of(in_types, in_shardings, "in_shardings"),
         out_types=types_of(out_types, out_shardings, "out_shardings"),
         boxing="auto" if isinstance(boxing, Mapping) else boxing,
-        axis_policies=per_axis,
         budgets=tuple(budgets),
         memory_limit=None if memory_limit is None else float(memory_limit),
         hardware=hardware,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
-        donate_argnums=donate_argnums,
-        donate_argnames=donate_argnames,
+        static=(static_argnums, static_argnames),
+        donated=(donate_argnums, donate_argnames),
         reduce_dtype=reduce_dtype_name(reduce_dtype),
         in_option="in_shardings" if is_given(in_shardings) else "in_types",
         out_option="out_shardings" if is_given(out_shardings) else "out_types",
@@ -491,3 +492,64 @@ def _axis_policies(boxing: Any) -> dict[str, Policy]:
             )
     refuse_unless(AXIS, "boxing", "each key", per_axis)
     return per_axis
+
+
+# ---- programs with shard_map --------------------------------------------------------------------
+
+
+@takes("sbp.check_shard_map", fn=FUNCTION)
+def check_shard_map(fn: Callable[..., Any], *args: Any, mesh: Mesh | AbstractMesh) -> Report:
+    """Checks a program that uses `jax.shard_map`: missing, doubled and misplaced reductions, and
+    results whose type is not the one that out_specs claim.
+
+    For each mesh axis, the program is traced again with one device on the axis. Both programs run
+    without devices, on the arguments that are arrays and on random values elsewhere. A random draw
+    gives a constant, and floats of less than 32 bits become float32. Callbacks run too. A result
+    that differs is wrong.
+
+    sbp measures the type of each value on the axis: which of B, S(d) and P makes up the value of
+    one device, times a power of the axis size. The error is at the operation after which a value
+    has no type, though all its operands have one, or at the operation that gave a result another
+    type than out_specs claim. A difference that no operation explains is the warning
+    `differs-on-one-device`. It is a note if you may mean the difference, as where each device ranks
+    its own elements.
+
+    A number in the program may stand for the number of devices or for something else. sbp tries
+    both. If such a number may explain a fault of a count, the finding is a warning that names the
+    number; write `lax.axis_size` for the number of devices. A program that is too large, or that
+    cannot be run without devices, gets the warning `not-analysed`.
+
+    Arguments:
+      fn: any traceable function with `shard_map` in it, in jit, loops or gradients too.
+      *args: its arguments: arrays, `jax.ShapeDtypeStruct`s, or pytrees of them; for a mesh of
+          Explicit axes with their shardings.
+      mesh: the mesh of its regions.
+
+    Returns:
+      A report: `ok`; `diagnostics` with the codes `missing-reduction`, `doubled-reduction`,
+      `misplaced-reduction`, `wrong-reduction`, `wrong-placement`, `local-result`,
+      `differs-on-one-device` and `not-analysed`; and `coverage`: the collectives with their bytes,
+      and the comparison with one device of each mesh axis. A help is an edit with which fewer
+      results differ from one device, with the bytes that the edited regions send.
+
+    Raises:
+      SbpError: `bad-argument` for another kind of mesh, one that is not the program's, and a
+      program without a `shard_map`. Whatever `fn` raises while it is traced, unchanged.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from jax.sharding import AxisType, PartitionSpec
+    >>> mesh = AbstractMesh((4,), ("model",), axis_types=(AxisType.Auto,))
+    >>> total = lambda x: jax.lax.pmean(x.sum(), "model")
+    >>> specs = {"in_specs": PartitionSpec("model"), "out_specs": PartitionSpec()}
+    >>> total = jax.shard_map(total, mesh=mesh, **specs)
+    >>> report = check_shard_map(total, jax.ShapeDtypeStruct((8,), jnp.float32), mesh=mesh)
+    >>> report.diagnostics[0].title
+    '`jax.lax.pmean(x.sum(), "model")` averages the parts of a sum on mesh axis `model`'
+    """
+    spec = mesh_spec(mesh)
+    fits(fn, args)
+    check_mesh(graph := trace_program(fn, args, mesh), spec)
+    leaves, _ = leaves_of(args, "sbp.check_shard_map")
+    compared = compared_runs(graph, fn, lambda f: trace_program(f, args, mesh), leaves, spec)
+    said, title = diagnostics_of(compared), getattr(fn, "__name__", "")
+    return Report(program=None, diagnostics=said, title=title, coverage=coverage(compared))

@@ -13,26 +13,30 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh
 
 from sbp import _jax
 from sbp.api.call import CallReader, CallSignature, quick_key, refuse_taken
 from sbp.api.holding import Holding
-from sbp.api.tracing import Traced
+from sbp.api.tracing import Traced, Tracer, traced_call
 from sbp.errors import (
     Diagnostic,
     SbpError,
+    SbpTypeError,
     SbpWarning,
     counted,
     listed,
+    noting,
     refused,
     users_stacklevel,
 )
 from sbp.explain.difference import ComparedPlan
-from sbp.explain.relaxations import costly_annotations, gathered_matrices
+from sbp.explain.faults import explain
+from sbp.explain.relaxations import costly_annotations, gathered_matrices, memory_diagnostic
 from sbp.explain.why import why
 from sbp.infer.request import Request
 from sbp.kinds import FLAG, Kind, instance_of, leaves_of, made_of, public, show, takes
+from sbp.plan.fit import fit
 from sbp.plan.program import Cost, Program
 from sbp.plan.saved import SavedPlan
 from sbp.report.answers import Comparison, Explanation, comparison, explanation
@@ -73,25 +77,6 @@ def paths_of_plans(given: Any) -> tuple[str, ...]:
     if not several or any(isinstance(path, str) and not path for path in several):
         raise refused("plan has no path; name a file from plan.save", ValueError)
     return tuple(path_of(path, "plan") for path in several)
-
-
-def write_plan(path: Any, saved: SavedPlan) -> None:
-    """Writes a plan. Readers see the old file or the new one, and nothing between.
-
-    Raises:
-      SbpError: `saved-plan` where the file cannot be written.
-    """
-    target = path_of(path, "path")
-    partial = f"{target}.{os.getpid()}.partial"
-    try:
-        Path(partial).write_text(saved.dumps(), "utf-8")
-        os.replace(partial, target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.remove(partial)
-        raise SbpError(
-            f"{target} cannot be written: {error.strerror}", code="saved-plan"
-        ) from error
 
 
 def load_program(paths: tuple[str, ...], request: Request) -> Program:
@@ -195,7 +180,6 @@ class Plan:
         self._reader = reader
         self._signature = signature
         self.program = program
-        self._traced = traced
         self.results = traced.results
         self._diagnostics: tuple[Diagnostic, ...] | None = None
         self.noted: tuple[Diagnostic, ...] = ()
@@ -206,17 +190,17 @@ class Plan:
 
     @functools.cached_property
     def _executable(self) -> Executable:
-        return Executable(
-            self.program,
-            self._reader.mesh,
-            Compiling(
-                name=self._reader.name,
-                donated=self._donated,
-                keep_unused=self._reader.options.keep_unused,
-                compiler_options=self._reader.options.compiler_options,
-            ),
-            self._traced.boundary,
+        options, returned = self._reader.options, self.results.leaves
+        compiling = Compiling(
+            name=self._reader.name,
+            donated=self._donated,
+            keep_unused=options.keep_unused,
+            compiler_options=options.compiler_options,
+            in_kinds=tuple(leaf.memory for leaf in self._signature.leaves),
+            out_kinds=tuple(leaf.memory for leaf in returned),
+            out_specs=tuple(leaf.spec for leaf in returned),
         )
+        return Executable(self.program, self._reader.mesh, compiling)
 
     @functools.cached_property
     def holding(self) -> Holding:
@@ -260,12 +244,7 @@ class Plan:
         """`NamedSharding`s of the positional arguments on the user's mesh, in their structure, with
         their kinds of memory. Arrays with these shardings are not moved when the plan runs. What is
         held as `sbp.Padded` is a `Padded` here, too, with the sharding of its parts."""
-        mesh = self._reader.mesh
-        flat = [
-            NamedSharding(mesh, s.spec, memory_kind=s.memory_kind)
-            for s in self._executable.in_shardings
-        ]
-        return self.holding.arguments_like(flat)[0]
+        return self.holding.arguments_like(self.holding.users_shardings)[0]
 
     @property
     def out_shardings(self) -> Any:
@@ -375,7 +354,7 @@ class Plan:
             program=self.program,
             diagnostics=(*self.noted, *self._diagnostics),
             title=self._reader.name,
-            output_names=self._output_names,
+            output_names=self.results.names,
         )
 
     @takes("Plan.why", skip=1, refine=FLAG)
@@ -406,9 +385,8 @@ class Plan:
         >>> found.type, [(c.steps[0].kind, c.bytes_per_device) for c in found.conversions]
         (B, [('all_reduce', 4.0)])
         """
-        names = self._output_names
         with counting_down("plans", shown=refine) as planning:
-            found = why(self.program, name, names, refine=refine, planning=planning)
+            found = why(self.program, name, self.results.names, refine=refine, planning=planning)
         self.program.request.caches.clear()
         return explanation(found, self.program.mesh)
 
@@ -453,18 +431,25 @@ class Plan:
         Raises:
           SbpError: `saved-plan` where the file cannot be written.
         """
-        write_plan(path, SavedPlan.of(self.program))
-
-    @property
-    def _output_names(self) -> tuple[str, ...]:
-        return tuple(leaf.name for leaf in self.results.leaves)
+        saved, target = SavedPlan.of(self.program), path_of(path, "path")
+        # Readers see the old file or the new one, and nothing between.
+        partial = f"{target}.{os.getpid()}.partial"
+        try:
+            Path(partial).write_text(saved.dumps(), "utf-8")
+            os.replace(partial, target)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.remove(partial)
+            raise SbpError(
+                f"{target} cannot be written: {error.strerror}", code="saved-plan"
+            ) from error
 
     @property
     def _side(self) -> ComparedPlan:
         return ComparedPlan(
             title=self._reader.name,
             program=self.program,
-            output_names=self._output_names,
+            output_names=self.results.names,
             donated=tuple(self._names[i] for i in self._donated),
         )
 
@@ -512,15 +497,15 @@ class Plan:
           flat: the arguments.
           names: of arguments that were moved before.
         """
-        moved, names = [], list(names)
-        for i, (x, name) in enumerate(zip(flat, self._names, strict=True)):
-            there = self._executable.placed(i, x) if isinstance(x, jax.Array) else x
-            if there is not x and x.committed and name not in names:
-                names.append(name)
-            moved.append(there)
-        if all(x is y for x, y in zip(moved, flat, strict=True)):
+        moved = [
+            self._executable.placed(i, x) if isinstance(x, jax.Array) else x
+            for i, x in enumerate(flat)
+        ]
+        each = list(zip(self._names, flat, moved, strict=True))
+        if all(x is there for _, x, there in each):
             return None
-        self._warn_moved(names)
+        others = (name for name, x, there in each if there is not x and x.committed)
+        self._warn_moved(list(dict.fromkeys((*names, *others))))
         return moved
 
     def _warn_moved(self, names: Sequence[str]) -> None:
@@ -535,6 +520,37 @@ class Plan:
                 SbpWarning,
                 stacklevel=users_stacklevel(),
             )
+
+
+def make_plan(reader: CallReader, signature: CallSignature, tracer: Tracer | None = None) -> Plan:
+    """The plan for a call, with the warnings that were given on the way.
+
+    Arguments:
+      reader: the function with its mesh and options.
+      signature: the call.
+      tracer: makes the graph; None for `sbp.trace.build.trace`.
+
+    Raises:
+      SbpTypeError: where the program has no typing; its diagnostics say why.
+    """
+    with noting() as noted:
+        traced = traced_call(reader, signature, tracer)
+        request, limit = traced.request, traced.request.memory_limit
+        if reader.options.plan is not None:
+            program = load_program(reader.options.plan, request)
+        else:
+            program, least = fit(request)
+            if program is None:
+                found = (
+                    explain(request)
+                    if least is None or limit is None
+                    else (memory_diagnostic(least, limit),)
+                )
+                raise SbpTypeError(found)
+        request.caches.clear()  # the plan may live long, and does not need them
+        plan = Plan(reader, signature, program, traced)
+    plan.noted = tuple(noted)
+    return plan
 
 
 # ---- plans in tests -----------------------------------------------------------------------------
@@ -554,11 +570,11 @@ def _is_path(x: Any) -> bool:
         return False
 
 
-_PATH = Kind("the path of a file", _is_path)
-
-
 @takes(
-    "sbp.assert_plan_unchanged", plan=instance_of(Plan, "sbp.jit(..).plan"), file=_PATH, update=FLAG
+    "sbp.assert_plan_unchanged",
+    plan=instance_of(Plan, "sbp.jit(..).plan"),
+    file=Kind("the path of a file", _is_path),
+    update=FLAG,
 )
 def assert_plan_unchanged(
     plan: Plan, file: str | os.PathLike[str], *, update: bool = False

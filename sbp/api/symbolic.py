@@ -14,7 +14,9 @@ import jax
 
 from sbp import _jax
 from sbp.api.boundary import Leaf, Leaves, even_boundary
-from sbp.api.call import CallSignature
+from sbp.api.call import CallReader, CallSignature
+from sbp.api.plan import Plan, make_plan
+from sbp.api.tracing import traced_call, with_result_types
 from sbp.errors import (
     ArgumentTypeError,
     Diagnostic,
@@ -26,7 +28,6 @@ from sbp.errors import (
     SbpTypeError,
     SbpWarning,
     SourceEdit,
-    Span,
     bytes_text,
     noting,
 )
@@ -76,29 +77,28 @@ class SizedCall:
     """A call whose shapes have symbolic sizes, with the sizes at which it is typed.
 
     Arguments:
+      reader: the function with its mesh and options.
       symbolic: its signature, with symbolic sizes.
       scope: the sizes that are asked for.
       point: one choice of sizes.
-      made_at: the user's call of `sbp.jit`, if its line is known.
       traced: the program with symbolic sizes and the shapes of its results; None before `trace`,
           and in a copy at other sizes.
     """
 
+    reader: CallReader
     symbolic: CallSignature
     scope: Scope
     point: Point
-    made_at: Span | None = None
     traced: tuple[Graph, Any] | None = field(default=None, init=False, repr=False)
 
     @classmethod
-    def of(cls, signature: CallSignature, devices: int, made_at: Span | None = None) -> SizedCall:
+    def of(cls, reader: CallReader, signature: CallSignature) -> SizedCall:
         """Reads the scope from the shapes and chooses sizes in it, multiples of the device count
         where the scope has some.
 
         Arguments:
+          reader: the function with its mesh and options.
           signature: the signature, with symbolic sizes.
-          devices: the device count of the mesh.
-          made_at: the user's call of `sbp.jit`, if its line is known.
 
         Raises:
           SbpError: `symbolic-sizes` for shapes of several scopes, or constraints that no sizes
@@ -110,25 +110,25 @@ class SizedCall:
             f"{d} >= 0" for d in sizes if not str(d).isidentifier() and "-" in str(d)
         )
         scope = Scope(names, [*constraints_of(sizes), *whole])
-        return cls(symbolic=signature, scope=scope, point=_choice(scope, devices), made_at=made_at)
+        point = _choice(scope, reader.spec.num_devices)
+        return cls(reader=reader, symbolic=signature, scope=scope, point=point)
 
     @property
     def signature(self) -> CallSignature:
         """The signature at the chosen sizes."""
-        return self.at(self.point)
-
-    def at(self, point: Point) -> CallSignature:
-        """The signature at some sizes."""
-        key = ("at", tuple(sorted(point.items())), self.symbolic.key)
+        key = ("at", tuple(sorted(self.point.items())), self.symbolic.key)
         return dataclasses.replace(
-            self.symbolic, leaves=_with_sizes(self.symbolic, numbers(point)), key=key
+            self.symbolic, leaves=_with_sizes(self.symbolic, numbers(self.point)), key=key
         )
 
-    @contextlib.contextmanager
-    def typed_here(self) -> Iterator[None]:
-        """Adds the chosen sizes as a note to type errors that are raised inside."""
+    def plan(self) -> Plan:
+        """The plan at the chosen sizes.
+
+        Raises:
+          SbpTypeError: where the program has no typing; a note has the chosen sizes.
+        """
         try:
-            yield
+            return make_plan(self.reader, self.signature, self.trace)
         except SbpTypeError as error:
             note = (
                 f"symbolic sizes: sbp found this error for {point_text(self.point)}; it did not try"
@@ -165,46 +165,40 @@ class SizedCall:
         at = numbers(self.point)
         return graph_at(graph, self.point), jax.tree.map(lambda x: _shape_with(x, at), out_shape)
 
-    def at_equal_elements(self, devices: int) -> SizedCall:
+    def at_equal_elements(self) -> SizedCall:
         """The call, once it is traced, at sizes at which each reshape keeps the number of elements.
-
-        Arguments:
-          devices: the device count of the mesh.
 
         Raises:
           UnequalElements: where the scope has no such sizes.
         """
-        claims, narrowed = element_claims(self.graph), self.scope
+        claims, narrowed = element_claims(self.program[0]), self.scope
         for claim in claims:
             narrowed = narrowed.narrow((claim.fact,))
             with contextlib.suppress(Unanswered):
                 if Solver(narrowed).point() is None:
                     where = " at no sizes that are asked for; give it a shape of as many elements"
                     raise _unequal(claim, where)
-        return dataclasses.replace(self, point=_choice(narrowed, devices))
+        return dataclasses.replace(self, point=_choice(narrowed, self.reader.spec.num_devices))
 
-    def decide(self, typing: Typing, results: Leaves, typed: Callable[[Leaves], Leaves]) -> Decided:
+    def decide(self, typing: Typing, results: Leaves) -> Decided:
         """Decides a typing of the traced program for all sizes.
 
         Arguments:
           typing: its typing at the chosen sizes.
           results: what it returns at the chosen sizes.
-          typed: gives each result the type of its entry in `out_types`.
         """
-        assert self.traced is not None, "a call with symbolic sizes is decided before it is traced"
-        graph, avals = self.traced
+        graph, avals = self.program
         claims = [*element_claims(graph), *claims_of(graph, typing)]
         claims += self._boundary_claims(typing.mesh)
         if symbolic_in(avals):
-            leaves = [
-                dataclasses.replace(leaf, aval=aval)
-                for leaf, aval in zip(results.leaves, avals, strict=True)
-            ]
-            symbolic = Leaves(tree=results.tree, leaves=tuple(leaves))
 
             def asked(lift: Lift) -> list[Any]:
-                there = dataclasses.replace(symbolic, leaves=_with_sizes(symbolic, lift))
-                return [leaf.demand for leaf in typed(there).leaves]
+                there = (
+                    dataclasses.replace(leaf, aval=_shape_with(aval, lift))
+                    for leaf, aval in zip(results.leaves, avals, strict=True)
+                )
+                leaves = dataclasses.replace(results, leaves=tuple(there))
+                return [leaf.demand for leaf in with_result_types(self.reader, leaves).leaves]
 
             with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
                 here = asked(numbers(self.point))
@@ -213,10 +207,10 @@ class SizedCall:
         return decide(claims, self.scope, self.point)
 
     @property
-    def graph(self) -> Graph:
-        """The program with symbolic sizes, once it is traced."""
+    def program(self) -> tuple[Graph, Any]:
+        """The program with symbolic sizes and the shapes of its results, once it is traced."""
         assert self.traced is not None, "a call with symbolic sizes is read before it is traced"
-        return self.traced[0]
+        return self.traced
 
     def _boundary_claims(self, mesh: MeshSpec) -> Iterator[Claim]:
         """A claim for each pinned input that does not divide at the chosen sizes, so that its type
@@ -225,13 +219,13 @@ class SizedCall:
             if leaf.type is None or here.aval.shape == leaf.aval.shape:
                 continue
             with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
-                even = even_boundary(leaf, here.aval.shape, mesh, leaf.name)[0]
+                even = even_boundary(leaf, here.aval.shape, mesh, leaf.name).type
             if even == leaf.type:
                 continue  # it divides; `claims_of` claims that
 
             def holds(lift: Lift, leaf: Leaf = leaf, even: Any = even) -> bool:
                 shape = tuple(map(lift, leaf.aval.shape))
-                return even_boundary(leaf, shape, mesh, leaf.name)[0] == even
+                return even_boundary(leaf, shape, mesh, leaf.name).type == even
 
             shape = shape_text(leaf.aval.shape)
             yield Claim(
@@ -266,7 +260,7 @@ def priced_constraints(call: SizedCall, terms: Sequence[str], program: Program, 
       then: what is so after it, in words.
     """
     terms = call.scope.with_terms(terms)
-    edits: tuple[Edit, ...] = sizes_edits(call.made_at, call.scope.names, terms)
+    edits: tuple[Edit, ...] = sizes_edits(call.reader.options.at, call.scope.names, terms)
     if not edits:
         function = "jax.export.symbolic_shape"
         edits = (OptionEdit(option="constraints", value=terms, function=function),)
@@ -315,20 +309,17 @@ PAIRS = 6
 """Pairs of sizes that are tried; there are six of four sizes."""
 
 
-def equal_sizes(
-    error: Exception, call: SizedCall, report_of: Callable[[CallSignature], Report]
-) -> Diagnostic | None:
+def _equal_sizes(error: Exception, call: SizedCall) -> Diagnostic | None:
     """The diagnostic of an error of JAX about a program that traces where two sizes are equal; None
     where no two sizes are that.
 
     Arguments:
       error: what JAX raised.
       call: the call.
-      report_of: the report on a call with symbolic sizes.
     """
     for term, signature in itertools.islice(_with_equal(call), PAIRS):
         try:
-            report = report_of(signature)
+            report = _report_of_sizes(call.reader, signature)
         except (SbpError, TypeError, ValueError):
             continue
         program = report.program
@@ -406,43 +397,50 @@ class SizedReport(Report):
         return Section(title="symbolic sizes", parts=(Facts(pairs=tuple(pairs)),))
 
 
-PlanFor = Callable[[CallSignature, Callable[..., Any]], Any]
-"""Plans a call signature; the second argument traces it."""
-
-
-def sized_report(
-    report: Report,
-    found: Decided,
-    call: SizedCall,
-    plan_for: PlanFor,
-    trace_for: Callable[[CallSignature], Graph],
-    *,
-    limits: tuple[str, ...],
-) -> SizedReport:
-    """The report on a program with symbolic sizes.
+def sized_report(reader: CallReader, signature: CallSignature) -> Report:
+    """The report on a call with symbolic sizes.
 
     Arguments:
-      report: the report of the plan at the chosen sizes.
-      found: for which sizes its typing holds.
-      call: the call.
-      plan_for: plans the call at other sizes.
-      trace_for: traces a call with numbers.
-      limits: the options that depend on sizes and are met at the chosen sizes only.
+      reader: the function with its mesh and options.
+      signature: the call.
+
+    Raises:
+      SbpError: where there is no plan.
     """
-    limited = (*_limit_error(found, report, call, plan_for), *_traced_otherwise(call, trace_for))
+    try:
+        return _report_of_sizes(reader, signature)
+    except SbpError:
+        raise
+    except (TypeError, ValueError) as error:
+        found = _equal_sizes(error, SizedCall.of(reader, signature))
+        if found is None:
+            raise
+        raise SbpTypeError((found,)) from error
+
+
+def _report_of_sizes(reader: CallReader, signature: CallSignature) -> SizedReport:
+    """The plan at one choice of sizes, with its typing decided for all."""
+    call = SizedCall.of(reader, signature)
+    try:
+        plan = call.plan()
+    except UnequalElements:
+        call = call.at_equal_elements()
+        plan = call.plan()
+    found, report = call.decide(plan.program.typing, plan.results), plan.report()
+    limited = (*_limit_error(found, report, call), *_traced_otherwise(call))
+    options = reader.options
+    limits = {"memory limit": options.memory_limit is not None, "budgets": options.budgets}
     return SizedReport(
         program=report.program,
         diagnostics=(*limited, *_undecided_warning(found), *report.diagnostics),
         title=report.title,
         output_names=report.output_names,
         sizes=found,
-        limits=limits,
+        limits=tuple(name for name, given in limits.items() if given),
     )
 
 
-def _limit_error(
-    found: Decided, report: Report, call: SizedCall, plan_for: PlanFor
-) -> Iterator[Diagnostic]:
+def _limit_error(found: Decided, report: Report, call: SizedCall) -> Iterator[Diagnostic]:
     """The error for a typing that does not hold for all sizes. Its help is the formula, as
     constraints."""
     if found.counterexample is None:
@@ -453,8 +451,7 @@ def _limit_error(
     if len(found.limits) > 3:
         notes.append(f"{len(found.limits) - 3} more conditions do not hold for all sizes")
     notes.append(
-        f"a call with {at}"
-        f" {_there(dataclasses.replace(call, point=found.counterexample), plan_for)}"
+        f"a call with {at} {_there(dataclasses.replace(call, point=found.counterexample))}"
     )
     helps: tuple[Help, ...] = ()
     if found.terms and found.status == "some" and report.program is not None:
@@ -479,24 +476,22 @@ def _limit_error(
     )
 
 
-def _there(call: SizedCall, plan_for: PlanFor) -> str:
-    """The plan of a call at other sizes, in words."""
+def _there(call: SizedCall) -> str:
+    """The plan of a call at its sizes, in words."""
     with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
         try:
-            sent = plan_for(call.signature, call.trace).cost.bytes_per_device
+            sent = call.plan().cost.bytes_per_device
         except SbpError as error:
             return f"has no plan: {error.message}"
     return f"gets its own plan, which sends {bytes_text(sent)} per device"
 
 
-def _traced_otherwise(
-    call: SizedCall, trace_for: Callable[[CallSignature], Graph]
-) -> Iterator[Diagnostic]:
+def _traced_otherwise(call: SizedCall) -> Iterator[Diagnostic]:
     """The warning for a function whose trace with numbers is another program than the trace with
     symbols: the typing was decided for the second one."""
     with noting(), warnings.catch_warnings(action="ignore", category=SbpWarning):
         try:
-            concrete = trace_for(call.signature)
+            concrete = traced_call(call.reader, call.signature).request.graph
         except SbpError as error:  # it uses symbols from outside of its arguments
             said = "JAX cannot trace this with numbers"
             yield Diagnostic(
@@ -507,7 +502,7 @@ def _traced_otherwise(
                 notes=(f"JAX cannot trace it with numbers: {error.message}",),
             )
             return
-    different = first_difference(graph_at(call.graph, call.point), concrete)
+    different = first_difference(graph_at(call.program[0], call.point), concrete)
     if different is None:
         return
     mine, theirs = (node.op if node is not None else "nothing" for node in different)

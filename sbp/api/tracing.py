@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from sbp import _jax
-from sbp.annotations import Pin, bind_pin
+from sbp.annotations import bind_pin
 from sbp.api.boundary import (
     Leaf,
     Leaves,
@@ -34,8 +34,7 @@ from sbp.infer.space import from_type
 from sbp.kinds import paths_of
 from sbp.limits import policies_in
 from sbp.machine.mesh import MeshSpec, other_mesh, users_mesh
-from sbp.run.execute import Boundary
-from sbp.run.specs import partition_spec
+from sbp.run.execute import partition_spec
 from sbp.signatures.alignment import with_alignment
 from sbp.signatures.casts import with_hoisted_casts
 from sbp.signatures.fallback import is_known
@@ -45,7 +44,6 @@ from sbp.sizes.expressions import deciding_sizes, refuse_symbolic
 from sbp.trace.build import trace
 from sbp.trace.graph import Constant, Graph
 from sbp.trace.places import HOST, returned_in
-from sbp.types import NdSbp
 
 # ---- results ------------------------------------------------------------------------------------
 
@@ -65,8 +63,8 @@ def with_result_types(reader: CallReader, results: Leaves) -> Leaves:
         typed = broadcast_types(
             options.out_types, results.tree, results.leaves, names, spec, skip=0
         )
-    outer = (even_boundary(x, x.aval.shape, spec, f"output {x.name}")[0] for x in typed)
-    return replace(results, leaves=tuple(map(Leaf.with_type, typed, outer)))
+    outer = (even_boundary(x, x.aval.shape, spec, f"output {x.name}") for x in typed)
+    return replace(results, leaves=tuple(outer))
 
 
 def tied_outputs(signature: CallSignature, results: Leaves) -> tuple[tuple[int, int], ...]:
@@ -79,20 +77,25 @@ def tied_outputs(signature: CallSignature, results: Leaves) -> tuple[tuple[int, 
       signature: the call.
       results: what it returns.
     """
-    arguments = {tuple(at): tree for tree, at in arguments_of(signature.tree)}
-    containers = (at for at, tree in arguments.items() if not jax.tree_util.treedef_is_leaf(tree))
     pairs: list[tuple[int, int]] = []
     used: set[int] = set()
+
+    def is_donated(argument: tuple[Any, range]) -> bool:
+        return any(signature.leaves[i].donated for i in argument[1])
 
     def shape(leaf: Leaf) -> tuple[Any, ...]:
         return leaf.aval.shape, leaf.aval.dtype
 
-    for group in dict.fromkeys((*signature.donated_args, *containers)):
-        for number, (result, at) in enumerate(results_of(results.tree)):
-            each = list(zip(at, group, strict=False))
-            if number in used or result != arguments[group]:
-                continue
-            if all(shape(results.leaves[o]) == shape(signature.leaves[i]) for o, i in each):
+    donated_first = sorted(arguments_of(signature.tree), key=is_donated, reverse=True)
+    for tree, taken in donated_first:
+        if jax.tree_util.treedef_is_leaf(tree) and not is_donated((tree, taken)):
+            continue
+        for number, (result, returned) in enumerate(results_of(results.tree)):
+            each = list(zip(returned, taken, strict=False))
+            same = result == tree and all(
+                shape(results.leaves[o]) == shape(signature.leaves[i]) for o, i in each
+            )
+            if same and number not in used:
                 used.add(number)
                 pairs += [(o, i) for o, i in each if results.leaves[o].is_free]
                 break
@@ -112,13 +115,11 @@ class Traced:
     Arguments:
       request: the program with annotations that fit the mesh, and everything that its types are
         chosen by.
-      results: what the function returns, and what is asked of it.
-      boundary: how arguments and results lie, besides their types.
+      results: what the function returns, what is asked of it, and the memory in which it lies.
     """
 
     request: Request
     results: Leaves
-    boundary: Boundary
 
 
 Tracer = Callable[[Callable[..., Any], Sequence[Any], Sequence[str]], tuple[Graph, Any]]
@@ -148,22 +149,17 @@ def traced_call(
     """
     spec, options = reader.spec, reader.options
     refuse_symbolic(signature.avals, reader.name)
-    held = [
+    arguments = [
         even_boundary(leaf, leaf.aval.shape, spec, f"input {leaf.name}")
         for leaf in signature.leaves
     ]
-    boundary = [outer for outer, _ in held]
-    inner = (replace(pin, input=n) if pin else None for n, (_, pin) in enumerate(held))
-    call = _FlatResults(signature, reader, tuple(inner))
+    call = _FlatResults(signature, reader, arguments)
     is_symbolic = tracer is not None
     if tracer is None:
         tracer = functools.partial(trace, platform=_platform(reader.mesh, spec), is_known=is_known)
 
-    def traced(other: bool) -> tuple[Graph, Any]:
-        with users_mesh(spec.names, spec.sizes, other=other) as explicit, tracing_for(spec):
-            return tracer(
-                call, _laid_out_shapes(signature, boundary, explicit, spec), signature.names
-            )
+    def traced(explicit: AbstractMesh | None) -> tuple[Graph, Any]:
+        return tracer(call, _laid_out_shapes(arguments, explicit, spec), signature.names)
 
     with deciding_sizes(_CLOSED_OVER):
         graph, flat_shapes = _under_users_mesh(traced, spec)
@@ -173,20 +169,19 @@ def traced_call(
     _refuse_traced(graph, reader.name)
     graph = _check(graph, spec, reader.mesh)
     results = with_result_types(reader, call.results(flat_shapes))
-    kinds = tuple(
-        result_kind(leaf, _jax.in_host(graph.aval(o)), spec, reader.mesh)
+    tied = tied_outputs(signature, results)
+    returned = tuple(
+        replace(leaf, memory=result_kind(leaf, _jax.in_host(graph.aval(o)), spec, reader.mesh))
         for leaf, o in zip(results.leaves, graph.outputs, strict=True)
     )
-    graph = returned_in(graph, tuple(kind == HOST for kind in kinds))
-    tied = tied_outputs(signature, results)
-    padded = {o for o, leaf in enumerate(results.leaves) if leaf.padded}
+    graph = returned_in(graph, tuple(leaf.memory == HOST for leaf in returned))
     demand = Demand(
-        inputs=tuple(codes_of(t, spec) for t in boundary),
+        inputs=tuple(codes_of(leaf.type, spec) for leaf in arguments),
         outputs=tuple(codes_of(leaf.type, spec) for leaf in results.leaves),
         tied=tied,
         sources=tuple(leaf.source for leaf in signature.leaves),
         padded_inputs=signature.padded,
-        padded_outputs=frozenset(padded | {o for o, i in tied if i in signature.padded}),
+        padded_outputs=frozenset(results.padded | {o for o, i in tied if i in signature.padded}),
         layers=(layer_paths(signature.leaves, 2), layer_paths(results.leaves, 1)),
     )
     by_axis = options.axis_policies
@@ -201,12 +196,7 @@ def traced_call(
         memory_limit=options.memory_limit,
         donated=signature.donated,
     )
-    lie = Boundary(
-        in_kinds=tuple(leaf.memory for leaf in signature.leaves),
-        out_kinds=kinds,
-        out_specs=tuple(leaf.spec for leaf in results.leaves),
-    )
-    return Traced(request=request, results=results, boundary=lie)
+    return Traced(request=request, results=replace(results, leaves=returned))
 
 
 def _platform(mesh: Mesh | AbstractMesh, spec: MeshSpec) -> str | None:
@@ -219,23 +209,19 @@ def _platform(mesh: Mesh | AbstractMesh, spec: MeshSpec) -> str | None:
 
 
 def _laid_out_shapes(
-    signature: CallSignature,
-    types: Sequence[NdSbp | None],
-    explicit: AbstractMesh | None,
-    spec: MeshSpec,
+    arguments: Sequence[Leaf], explicit: AbstractMesh | None, spec: MeshSpec
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """The shapes of a call with the memory that arrays lie in, and with the shardings that they
+    """The shapes of arguments with the memory that arrays lie in, and with the shardings that they
     have on Explicit axes: both are parts of JAX's types, which the function may read and assert.
 
     Arguments:
-      signature: the call.
-      types: the type of each flat argument at the boundary.
+      arguments: the flat arguments, with their types at the boundary.
       explicit: the mesh that the user set, where its axes are Explicit; None for another one.
       spec: its axes.
     """
     found: list[jax.ShapeDtypeStruct] = []
-    for leaf, t in zip(signature.leaves, types, strict=True):
-        aval, kind = leaf.aval, HOST if leaf.memory == HOST else None
+    for leaf in arguments:
+        aval, t, kind = leaf.aval, leaf.type, HOST if leaf.memory == HOST else None
         if (
             explicit
             and t is not None
@@ -255,27 +241,32 @@ def _laid_out_shapes(
     return tuple(found)
 
 
-def _under_users_mesh(traced: Callable[[bool], Found], spec: MeshSpec) -> Found:
+def _under_users_mesh(traced: Callable[[AbstractMesh | None], Found], spec: MeshSpec) -> Found:
     """Traces a function under the mesh that the user set. One with other axes is hidden, unless the
     function cannot be traced then: a PartitionSpec in it means that mesh.
 
     Arguments:
-      traced: traces the function; its argument says whether a PartitionSpec in it means the mesh
-        that the user set, where that has other axes than the mesh of `sbp.jit`.
+      traced: traces the function; its argument is the mesh that the user set, where its axes are
+        Explicit.
       spec: the mesh of `sbp.jit`.
 
     Raises:
       SbpError: `bad-placement` at the line of a PartitionSpec that `jax.jit` refuses there, too.
       Whatever the function raises, unchanged.
     """
+
+    def under(*, other: bool) -> Found:
+        with users_mesh(spec.names, spec.sizes, other=other) as explicit, tracing_for(spec):
+            return traced(explicit)
+
     try:
-        return traced(False)
+        return under(other=False)
     except (RuntimeError, ValueError) as error:
         mesh = other_mesh(spec.names, spec.sizes)
         if mesh is None or isinstance(error, SbpError):
             raise
         try:
-            return traced(True)
+            return under(other=True)
         except (RuntimeError, ValueError) as again:
             if (type(again), again.args) == (type(error), error.args):
                 raise error from None  # the mesh has no part in it
@@ -291,15 +282,9 @@ def _under_users_mesh(traced: Callable[[bool], Found], spec: MeshSpec) -> Found:
 
 def shapes_of(reader: CallReader, signature: CallSignature) -> Any:
     """What a call returns, as `jax.ShapeDtypeStruct`s."""
-    call = _FlatResults(signature, reader)
-    spec = reader.spec
-    free = (None,) * len(signature.leaves)
-
-    def traced(other: bool) -> Any:
-        with users_mesh(spec.names, spec.sizes, other=other), tracing_for(spec):
-            return jax.eval_shape(call, *_laid_out_shapes(signature, free, None, spec))
-
-    shapes = _under_users_mesh(traced, spec)
+    call, spec = _FlatResults(signature, reader, signature.leaves), reader.spec
+    laid_out = _laid_out_shapes(signature.leaves, None, spec)
+    shapes = _under_users_mesh(lambda _: jax.eval_shape(call, *laid_out), spec)
     return call.results(shapes).like(shapes)
 
 
@@ -312,26 +297,26 @@ class _FlatResults:
     Arguments:
       signature: the call, with the function of flat arguments.
       reader: the user's function.
-      pins: the pin of each argument, None for none; empty for none at all.
+      arguments: the flat arguments, with their pins inside of the program.
     """
 
     def __init__(
-        self, signature: CallSignature, reader: CallReader, pins: tuple[Pin | None, ...] = ()
+        self, signature: CallSignature, reader: CallReader, arguments: Sequence[Leaf]
     ) -> None:
-        self._fn, self._name = signature.call, reader.name
-        self._pins = pins or (None,) * len(signature.leaves)
-        self._copied = tuple(x.memory == HOST and not x.in_host for x in signature.leaves)
+        self._fn, self._name, self._arguments = signature.call, reader.name, arguments
         self._returned: tuple[Any, tuple[KeyPath, ...]] | None = None
         _jax.traced_as(self, reader.fn, signature.names)
 
     def __call__(self, *flat: Any) -> list[Any]:
-        if any(self._copied):
-            flat = tuple(
-                jax.device_put(x, jax.memory.Space.Device) if copied else x
-                for x, copied in zip(flat, self._copied, strict=True)
-            )
+        on_device = [
+            jax.device_put(x, jax.memory.Space.Device)
+            if leaf.memory == HOST and not leaf.in_host
+            else x
+            for x, leaf in zip(flat, self._arguments, strict=True)
+        ]
         pinned = [
-            x if pin is None else bind_pin(x, pin) for x, pin in zip(flat, self._pins, strict=True)
+            bind_pin(x, replace(leaf.pin, input=n)) if leaf.pin else x
+            for n, (x, leaf) in enumerate(zip(on_device, self._arguments, strict=True))
         ]
         with_path, tree = paths_of(self._fn(*pinned), "what the function returns")
         self._returned = tree, tuple(path for path, _ in with_path)

@@ -264,8 +264,7 @@ def types_by_pattern(
     Raises:
       ArgumentError: for a pattern that names no leaf.
     """
-    found: list[Any] = [None] * len(paths)
-    taken: set[int] = set()
+    found: dict[int, Any] = {}
     for pattern, entry in patterns.items():
         named = [k for k, ways in enumerate(paths) if any(matches(pattern, w) for w in ways)]
         if not named:
@@ -276,7 +275,5 @@ def types_by_pattern(
             error = ArgumentError(f"{where}: no leaf has the path {show(pattern)}; {said}")
             raise error.with_slip(pattern, *_near_patterns(pattern, known))
         for k in named:
-            if k not in taken:
-                found[k] = entry
-        taken.update(named)
-    return found
+            found.setdefault(k, entry)
+    return [found.get(k) for k in range(len(paths))]

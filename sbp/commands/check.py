@@ -23,8 +23,7 @@ from rich.console import Console
 
 import sbp
 from sbp._jax import context_mesh
-from sbp.api.jit import Jitted, JittedMethod, jit
-from sbp.api.shard_map import check_shard_map
+from sbp.api.jit import Jitted, JittedMethod, check_shard_map, jit
 from sbp.commands.parser import arguments, mesh_axes, required_parameters
 from sbp.errors import SbpError, bytes_text, nearest, seconds_text
 from sbp.moe.sharding import simulate_devices

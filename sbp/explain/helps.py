@@ -43,8 +43,7 @@ from sbp.source.editing import (
     statement_span,
     under_policy,
 )
-from sbp.source.reader import SourceRead, first_argument, users_span
-from sbp.source.text import contains, start_of
+from sbp.source.reader import SourceRead, contains, first_argument, start_of, users_span
 from sbp.trace.graph import Dataflow, Graph, Node, Operand
 
 # ---- places of new annotations ------------------------------------------------------------------

@@ -17,17 +17,15 @@ from sbp.infer.space import Code, decode
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import traits_of
 from sbp.source.reader import (
-    SourceRead,
-    expression_at,
-    operand_expressions,
-    read_of,
-)
-from sbp.source.text import (
     Position,
+    SourceRead,
     VariableBinding,
     binding_of,
     contains,
+    expression_at,
+    operand_expressions,
     position_at,
+    read_of,
     span_of,
 )
 from sbp.trace.graph import Constant, Dataflow, Graph, Node, Operand

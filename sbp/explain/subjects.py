@@ -14,8 +14,7 @@ from typing import Any, Literal
 from sbp.annotations import annotate_p
 from sbp.errors import SbpError, Span, file_name, nearest, position_text
 from sbp.infer.space import Code, Codes
-from sbp.source.reader import expression_at, name_called, names_at, source_text
-from sbp.source.text import Targets
+from sbp.source.reader import Targets, expression_at, name_called, names_at, source_text
 from sbp.trace.graph import SCAN, Dataflow, Graph, Node, Operand, interface_of
 
 # ---- quotes -------------------------------------------------------------------------------------

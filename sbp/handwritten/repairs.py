@@ -28,8 +28,18 @@ from sbp.handwritten.emulation import nodes_of, outs_of, split_over, without
 from sbp.handwritten.faults import PMEAN, Fault, Finding
 from sbp.handwritten.sites import Site, Sites
 from sbp.machine.mesh import MeshSpec
-from sbp.source.reader import expression_at, name_called, source_text, users_span
-from sbp.source.text import end_of, line_text, parsed_file, span_of, start_of, statement_at
+from sbp.source.reader import (
+    end_of,
+    expression_at,
+    line_text,
+    name_called,
+    parsed_file,
+    source_text,
+    span_of,
+    start_of,
+    statement_at,
+    users_span,
+)
 from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, handwritten_bytes
 from sbp.trace.graph import Constant, Graph, Node, Operand, amount, constant
 from sbp.types import Split, Unreduced
@@ -207,8 +217,7 @@ Edits = tuple[SourceEdit, ...]
 
 def lax_in(file: str) -> tuple[str, tuple[str, ...]]:
     """The name of `jax.lax` in a file, and the import statements that the file needs for it."""
-    tree = parsed_file(file).tree
-    for node in tree.body if tree is not None else ():
+    for node in parsed_file(file).tree.body:
         for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
             name, module = alias.asname or alias.name, getattr(node, "module", "")
             if (module, alias.name) == ("jax", "lax"):

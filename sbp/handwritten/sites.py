@@ -14,8 +14,15 @@ from dataclasses import dataclass
 
 from sbp.errors import Span
 from sbp.signatures import traits_of
-from sbp.source.reader import expression_at, names_at, source_text, users_span
-from sbp.source.text import position_at, position_of, span_of
+from sbp.source.reader import (
+    expression_at,
+    names_at,
+    position_at,
+    position_of,
+    source_text,
+    span_of,
+    users_span,
+)
 from sbp.trace.collectives import SHARD_MAP, SUMS
 from sbp.trace.graph import Graph, Node, Operand
 

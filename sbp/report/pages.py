@@ -58,8 +58,7 @@ from sbp.report.wording import (
     times_text,
 )
 from sbp.signatures import ROUNDED_PARTS
-from sbp.source.reader import character_index, names_at, shorten, users_span
-from sbp.source.text import line_text
+from sbp.source.reader import character_index, line_text, names_at, shorten, users_span
 from sbp.trace.graph import CONTROL_FLOW, WHILE_TRIPS, Node, trips_are_assumed
 from sbp.types import Unreduced
 

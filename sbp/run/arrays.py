@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,10 +24,9 @@ from sbp.infer.space import TypeSpace, from_type
 from sbp.kinds import Kind, is_whole, made_of, reduce_dtype_name, show, takes
 from sbp.machine.mesh import mesh_spec
 from sbp.run.boxing import Boxing
-from sbp.run.execute import is_simulated, own_mesh
-from sbp.run.specs import Axes, Padding, of_process, partition_spec, place_array
+from sbp.run.execute import is_simulated, own_mesh, partition_spec, place_array
 from sbp.signatures.factors import admissible
-from sbp.signatures.kernels.shards import reduce_dims, sum_dtype
+from sbp.signatures.kernels.shards import padded_blocks, reduce_dims, sum_dtype
 from sbp.trace.places import HOST
 from sbp.types import NdSbp, Split, Unreduced
 
@@ -32,7 +35,6 @@ from sbp.types import NdSbp, Split, Unreduced
 # axis on which it is partial.
 
 
-_PARTIAL_TYPE = Kind('an NdSbp, such as sbp.parse("data:P(sum)")', lambda x: isinstance(x, NdSbp))
 _PARTIAL_PARTS = Kind(
     "an array with a leading dim for each mesh axis on which the type is P",
     lambda x: isinstance(x, jax.Array) or (isinstance(x, np.ndarray) and x.dtype.kind in "biufcV"),
@@ -40,7 +42,11 @@ _PARTIAL_PARTS = Kind(
 
 
 @jax.tree_util.register_pytree_node_class
-@made_of("Partial", parts=_PARTIAL_PARTS, type=_PARTIAL_TYPE)
+@made_of(
+    "Partial",
+    parts=_PARTIAL_PARTS,
+    type=Kind('an NdSbp, such as sbp.parse("data:P(sum)")', lambda x: isinstance(x, NdSbp)),
+)
 class Partial:
     """An unreduced value. A plan returns one for an output pinned P, and takes one for an input
     pinned P.
@@ -176,8 +182,8 @@ def _reducer(
     target = tuple(max(c, 0) for c in source)
     monoids = frozenset(a.monoid for a in t.values() if isinstance(a, Unreduced))
     forced = frozenset((k, c - 1) for k, c in enumerate(source) if c > 0)
-    reduction = Reduction(wide(dtype, reduce_dtype))
-    space = TypeSpace(shape, dtype.itemsize, spec, monoids, forced, reduction)
+    sums = Reduction(wide(dtype, reduce_dtype))
+    space = TypeSpace(shape, dtype.itemsize, spec, monoids, forced, sums)
     steps, boxing = space.path(source, target), Boxing(spec)
     after = partition_spec(target, spec, len(shape))
 
@@ -190,6 +196,152 @@ def _reducer(
     )
     jitted = jax.jit(mapped, out_shardings=NamedSharding(mesh, after))
     return NamedSharding(own_mesh(mesh), before), jitted
+
+
+# ---- padding -------------------------------------------------------------------------------------
+# How an array is padded so that JAX can shard it: the blocks of its dims, which need not divide, as
+# equally large buffers.
+
+
+Axes = tuple[tuple[str, int], ...]
+"""Names and sizes of mesh axes, outer first."""
+
+
+def axes_of(mesh: Mesh | AbstractMesh) -> Axes:
+    """Names and sizes of a mesh's axes, outer first."""
+    return tuple(zip(map(str, mesh.axis_names), map(int, mesh.axis_sizes), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """The blocks of an array's dims. A dim of length L over axes of sizes n1, n2, .. has blocks of
+    ceil(L / n1), each of them has blocks of ceil(ceil(L / n1) / n2), and so on.
+
+    Arguments:
+      shape: the true shape.
+      counts: for each dim, the sizes of the mesh axes that split it, outer first.
+
+    >>> Padding((15, 3), ((2, 4), ())).padded_shape
+    (16, 3)
+    >>> Padding((5, 3), ((2, 4), ())).ranges(0)
+    [(0, 1), (1, 2), (2, 3), (3, 3), (3, 4), (4, 5), (5, 5), (5, 5)]
+    """
+
+    shape: tuple[int, ...]
+    counts: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, shape: Sequence[int], t: NdSbp, axes: Sequence[tuple[str, int]]) -> Padding:
+        """The blocks of a type.
+
+        Arguments:
+          shape: the true shape.
+          t: the type.
+          axes: names and sizes of the mesh axes, outer first.
+        """
+        counts = tuple(
+            tuple(n for name, n in axes if t.get(name) == Split(dim)) for dim in range(len(shape))
+        )
+        return cls(tuple(shape), counts)
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """The buffer of one block."""
+        return tuple(self._lengths(dim)[-1] for dim in range(len(self.shape)))
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        """The shape of all buffers together."""
+        sizes = zip(self.block_shape, self.counts, strict=True)
+        return tuple(block * math.prod(counts) for block, counts in sizes)
+
+    def _lengths(self, dim: int) -> list[int]:
+        """The length of a dim, and that of its blocks after each axis."""
+        lengths = [self.shape[dim]]
+        for n in self.counts[dim]:
+            lengths.append(-(-lengths[-1] // n))
+        return lengths
+
+    def ranges(self, dim: int) -> list[tuple[int, int]]:
+        """The elements of each block of a dim, from start to stop."""
+        found = [(0, self.shape[dim])]
+        for n, length in zip(self.counts[dim], self._lengths(dim)[1:], strict=True):
+            found = [
+                (min(start + i * length, stop), min(start + (i + 1) * length, stop))
+                for start, stop in found
+                for i in range(n)
+            ]
+        return found
+
+    def pad(self, x: Any) -> Any:
+        """An array of the true shape as one of the padded shape; padding is 0.
+
+        Arguments:
+          x: a NumPy or JAX array.
+        """
+        if _jax.is_extended(x.dtype):  # keys are padded by their words
+            return _jax.wrap_key(self.pad(_jax.words(x)), x.dtype)
+        for dim, counts in enumerate(self.counts):
+            x = padded_blocks(x, dim, counts)
+        return x
+
+    def cut(self, x: Any) -> Any:
+        """The inverse of `pad`."""
+        if _jax.is_extended(x.dtype):
+            return _jax.wrap_key(self.cut(_jax.words(x)), x.dtype)
+        for dim, counts in enumerate(self.counts):
+            before, after = x.shape[:dim], x.shape[dim + 1 :]
+            lengths, blocks = self._lengths(dim), math.prod(counts)
+            for n, size, length in zip(counts[::-1], lengths[-2::-1], lengths[:0:-1], strict=True):
+                blocks //= n
+                x = x.reshape(*before, blocks, n * length, *after)
+                x = x[(slice(None),) * (dim + 1) + (slice(0, size),)]
+                x = x.reshape(*before, blocks * size, *after)
+        return x
+
+
+def of_process(x: Any, padding: Padding, sharding: NamedSharding, name: str) -> jax.Array:
+    """The global array, padded, from this process's part. Nothing is sent.
+
+    Arguments:
+      x: the part: the elements of the true shape that the devices of this process hold, blocks in
+        ascending order along each dim, without padding.
+      padding: the blocks of the whole.
+      sharding: the sharding of the padded shape.
+      name: the name of the argument, for errors.
+
+    Raises:
+      SbpError: `bad-argument` for a part of another shape.
+    """
+    sizes = padding.block_shape
+    # For each dim, the blocks that devices of this process hold, in ascending order.
+    held = sharding.addressable_devices_indices_map(padding.padded_shape).values()
+    blocks = [
+        sorted({(index[dim].start or 0) // max(size, 1) for index in held if index is not None})
+        for dim, size in enumerate(sizes)
+    ]
+    ranges = [[padding.ranges(dim)[b] for b in own] for dim, own in enumerate(blocks)]
+    expected = tuple(sum(stop - start for start, stop in own) for own in ranges)
+    if tuple(x.shape) != expected:
+        raise ArgumentError(
+            f"{name}: the array has shape {tuple(x.shape)}; pass the whole array, of shape"
+            f" {padding.shape}, or the part of process {jax.process_index()}, of shape {expected}"
+        )
+    host = np.asarray(x)
+    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+
+    def buffer(index: Any) -> np.ndarray:
+        """The buffer of one device: its blocks, of which a dim that is not split has one."""
+        picked = host
+        for dim, where in enumerate(index):
+            block = (where.start or 0) // max(sizes[dim], 1)
+            at = blocks[dim].index(block)
+            ends = list(itertools.accumulate((b - a for a, b in ranges[dim]), initial=0))
+            picked = picked[(slice(None),) * dim + (slice(ends[at], ends[at + 1]),)]
+        missing = [(0, size - n) for size, n in zip(sizes, picked.shape, strict=True)]
+        return np.pad(picked, missing)
+
+    return jax.make_array_from_callback(padding.padded_shape, sharding, buffer, dtype=host.dtype)
 
 
 # ---- padded -------------------------------------------------------------------------------------
@@ -205,7 +357,6 @@ _SHAPE = Kind(
     "a tuple of whole numbers",
     lambda x: isinstance(x, tuple | list) and all(is_whole(n) and n >= 0 for n in x),
 )
-_SHAPE_OR_NONE = Kind(f"{_SHAPE.what}, or None", lambda x: x is None or _SHAPE.accepts(x))
 _PARTS = Kind(
     "a padded array",
     lambda x: (
@@ -258,7 +409,13 @@ class Padded:
             )
 
     @classmethod
-    @takes("Padded.of", skip=1, type=_TYPE, mesh=_MESH, shape=_SHAPE_OR_NONE)
+    @takes(
+        "Padded.of",
+        skip=1,
+        type=_TYPE,
+        mesh=_MESH,
+        shape=Kind(f"{_SHAPE.what}, or None", lambda x: x is None or _SHAPE.accepts(x)),
+    )
     def of(cls, x: Any, type: Any, mesh: Mesh | AbstractMesh, *, shape: Any = None) -> Padded:
         """An array as `Padded`, on the devices of a mesh.
 
@@ -280,9 +437,9 @@ class Padded:
         whole = tuple(x.shape) if shape is None else tuple(map(int, shape))
         t, axes = _held_type(type, whole, mesh)
         padding = Padding.of(whole, t, axes)
-        sharding = NamedSharding(
-            mesh, spec_of(t, mesh, len(whole)), memory_kind=_memory_kind(x, type)
-        )
+        given = type if isinstance(type, NamedSharding) else getattr(x, "sharding", None)
+        kind = HOST if getattr(given, "memory_kind", None) == HOST else None
+        sharding = NamedSharding(mesh, spec_of(t, mesh, len(whole)), memory_kind=kind)
         if isinstance(x, jax.ShapeDtypeStruct):
             parts: Any = jax.ShapeDtypeStruct(padding.padded_shape, x.dtype, sharding=sharding)
         elif isinstance(mesh, AbstractMesh):
@@ -454,21 +611,14 @@ def padded_parts(x: Any, padding: Padding, sharding: NamedSharding) -> jax.Array
     return place_array(padding.pad(words), sharding)
 
 
-def _memory_kind(x: Any, t: Any) -> str | None:
-    """The kind of memory for an array: that of the sharding that the user gives as its type, else
-    that in which it lies; None for the device's own."""
-    sharding = t if isinstance(t, NamedSharding) else getattr(x, "sharding", None)
-    kind = getattr(sharding, "memory_kind", None)
-    return kind if kind == HOST else None
-
-
 def _held_type(t: Any, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> tuple[NdSbp, Axes]:
     """The type of a `Padded` from a type as users write it, and the mesh axes that split it.
 
     Raises:
       SbpError: where it has P or a free axis, or does not fit the shape or the mesh.
     """
-    names = tuple(map(str, mesh.axis_names))
+    axes = axes_of(mesh)
+    names = tuple(name for name, _ in axes)
     found = as_type(t, len(shape), names)
     if found.is_partial or found.free:
         raise ArgumentError(
@@ -481,7 +631,7 @@ def _held_type(t: Any, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> tup
                 f"Padded: the mesh has no axis {show(axis)}{nearest(axis, names)}",
                 code="unknown-axis",
             )
-    return _split(found, shape, tuple(zip(names, map(int, mesh.axis_sizes), strict=True)))
+    return _split(found, shape, axes)
 
 
 def _split(t: NdSbp, shape: tuple[int, ...], axes: Axes) -> tuple[NdSbp, Axes]:

@@ -255,10 +255,7 @@ class Boxing:
                 reduce = lax.pmin if monoid == "and" else lax.pmax
                 return reduce(x.astype(jnp.uint8), names).astype(np.bool_)
             case _:  # each device reduces one block: the bytes of a ring all-reduce
-                flat = pad_dim(x.reshape(-1), 0, -(-x.size // n) * n)
-                blocks = lax.all_to_all(
-                    flat.reshape(n, -1), names, split_axis=0, concat_axis=0, tiled=True
-                )
+                blocks = _exchange(x.reshape(-1), names, n, 0, -(-x.size // n))
                 total = reduce_dims(blocks, monoid, 0)
                 return _first(lax.all_gather(total, names, axis=0, tiled=True), 0, x.size).reshape(
                     x.shape

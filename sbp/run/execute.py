@@ -21,24 +21,98 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from sbp import _jax
 from sbp.errors import SbpError, refused
 from sbp.infer.space import Codes
+from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop
 from sbp.plan.program import Program
 from sbp.plan.saved import digests
 from sbp.run.boxing import without_padding
 from sbp.run.interpret import Interpreter
-from sbp.run.specs import named_sharding, partition_spec, place_array
 from sbp.trace.graph import Constant, Graph
 from sbp.types import NdSbp, Split
+
+# ---- shardings ---------------------------------------------------------------------------------
+# Types as JAX writes them, `PartitionSpec` and `NamedSharding`, and arrays in these.
+
+
+def partition_spec(codes: Codes, mesh: MeshSpec, ndim: int) -> PartitionSpec:
+    """The JAX spec of a type. Each mesh axis on which the type is P gives one leading dim, which is
+    split over it.
+
+    Arguments:
+      codes: the type.
+      mesh: the mesh.
+      ndim: rank of the tensor, without the leading dims.
+    """
+    leading = [name for name, c in zip(mesh.names, codes, strict=True) if c < 0]
+    return PartitionSpec(*leading, *_dims(codes, mesh, ndim))
+
+
+def named_sharding(
+    codes: Codes, mesh: MeshSpec, users_mesh: Mesh | AbstractMesh, ndim: int
+) -> NamedSharding:
+    """The JAX sharding of a type, in which mesh axes with P are `unreduced`. JAX has this word only
+    for Explicit axes, so such a sharding is on a copy of the mesh with these.
+
+    Arguments:
+      codes: the type.
+      mesh: the mesh.
+      users_mesh: the same mesh as JAX has it.
+      ndim: rank of the tensor.
+    """
+    unreduced = frozenset(name for name, c in zip(mesh.names, codes, strict=True) if c < 0)
+    spec = PartitionSpec(*_dims(codes, mesh, ndim), unreduced=unreduced)
+    on = with_axis_types(users_mesh, AxisType.Explicit) if unreduced else users_mesh
+    return NamedSharding(on, spec)
+
+
+def with_axis_types(mesh: Mesh | AbstractMesh, kind: AxisType) -> Mesh | AbstractMesh:
+    """A copy of a mesh whose axes are all of one kind."""
+    kinds = (kind,) * len(mesh.axis_names)
+    if isinstance(mesh, AbstractMesh):
+        return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=kinds)
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+
+
+def _dims(codes: Codes, mesh: MeshSpec, ndim: int) -> list[Any]:
+    """The entry of each dim in a spec: the mesh axes that split it, outer first."""
+    dims: list[list[str]] = [[] for _ in range(ndim)]
+    for name, c in zip(mesh.names, codes, strict=True):
+        if c > 0:
+            dims[c - 1].append(name)
+    return [tuple(d) if len(d) > 1 else d[0] if d else None for d in dims]
+
+
+def place_array(x: Any, sharding: NamedSharding) -> jax.Array:
+    """An array in a sharding. What a process has as a whole (a NumPy array, an array on its own
+    devices) is one global value, equal in all processes: each takes its part, and nothing is sent.
+
+    Arguments:
+      x: the array.
+      sharding: the sharding, which may have devices of other processes.
+    """
+    is_global = isinstance(x, jax.Array) and not x.is_fully_addressable
+    if is_global or sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    if _jax.is_extended(x.dtype):
+        rank = len(_jax.key_shape(x.dtype))
+        spec = PartitionSpec(*sharding.spec, *[None] * (x.ndim - len(sharding.spec) + rank))
+        return _jax.wrap_key(
+            place_array(_jax.words(x), NamedSharding(sharding.mesh, spec)), x.dtype
+        )
+    host = np.asarray(x)
+    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+    return jax.make_array_from_callback(
+        host.shape, sharding, lambda index: host[index], dtype=host.dtype
+    )
+
+
+# ---- executables --------------------------------------------------------------------------------
 
 
 def own_mesh(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
     """A copy of the user's mesh with Auto axes. Over Explicit axes `shard_map` refuses arguments
     whose own shardings are not its specs."""
-    if isinstance(mesh, AbstractMesh):
-        return AbstractMesh(
-            mesh.axis_sizes, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names)
-        )
-    return Mesh(mesh.devices, mesh.axis_names)
+    return with_axis_types(mesh, AxisType.Auto)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,24 +124,15 @@ class Compiling:
       donated: flat positions of donated arguments.
       keep_unused: whether arguments that the program does not read are passed to it.
       compiler_options: options of XLA; None for its own.
-    """
-
-    name: str
-    donated: tuple[int, ...] = ()
-    keep_unused: bool = False
-    compiler_options: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Boundary:
-    """How arguments and results lie, besides their types.
-
-    Arguments:
       in_kinds: for each argument JAX's name of its memory; None for the device's own.
       out_kinds: the same for each result.
       out_specs: for each result the user's words for its sharding; None where there are none.
     """
 
+    name: str
+    donated: tuple[int, ...]
+    keep_unused: bool
+    compiler_options: dict[str, Any] | None
     in_kinds: tuple[str | None, ...]
     out_kinds: tuple[str | None, ...]
     out_specs: tuple[PartitionSpec | None, ...]
@@ -80,16 +145,9 @@ class Executable:
       program: the plan.
       mesh: the user's mesh; outputs live on it.
       compiling: how JAX compiles it.
-      boundary: how arguments and results lie.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        mesh: Mesh | AbstractMesh,
-        compiling: Compiling,
-        boundary: Boundary,
-    ) -> None:
+    def __init__(self, program: Program, mesh: Mesh | AbstractMesh, compiling: Compiling) -> None:
         self.program = program
         self.mesh = mesh
         self.compiling = compiling
@@ -105,11 +163,13 @@ class Executable:
         )
         self.in_shardings = tuple(
             NamedSharding(self.inner, s, memory_kind=kind)
-            for s, kind in zip(in_specs, boundary.in_kinds, strict=True)
+            for s, kind in zip(in_specs, compiling.in_kinds, strict=True)
         )
         returned = [
             (s if own is None else own, kind)
-            for s, own, kind in zip(out_specs, boundary.out_specs, boundary.out_kinds, strict=True)
+            for s, own, kind in zip(
+                out_specs, compiling.out_specs, compiling.out_kinds, strict=True
+            )
         ]
         self.out_shardings = tuple(NamedSharding(mesh, s, memory_kind=k) for s, k in returned)
         # A host callback is lowered with the mesh of the body, and JAX wants one mesh in a program.
@@ -129,8 +189,9 @@ class Executable:
             compiler_options=compiling.compiler_options,
         )
         self._compiled: Any = None
-        dtypes = [graph.avals[v].dtype for v in graph.inputs]
-        self._keys = [i for i, dtype in enumerate(dtypes) if _jax.is_extended(dtype)]
+        self._keys = [
+            i for i, v in enumerate(graph.inputs) if _jax.is_extended(graph.avals[v].dtype)
+        ]
         # Simulated CPU devices below JAX 0.12 abort when more than two executions are in flight on
         # few cores.
         self._in_flight: deque[Any] | None = deque() if is_simulated(mesh) else None
@@ -532,8 +593,9 @@ class JointRun:
         if len(self._processes) > 1:
             each = zip(flat, self._names, self._wanted, strict=True)
             for position, (x, name, want) in enumerate(each):
-                if position not in whole and not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
-                    _refuse_split(x, name, want, self._mesh)
+                held = isinstance(x, jax.Array | jax.ShapeDtypeStruct)
+                if not (held or position in whole or want is None) and np.ndim(x):
+                    _refuse_split(name, want, self._mesh)
         if not self._agreed:
             agree(self._executable.compiling.name, self._describe(flat), self._processes)
             self._agreed = True
@@ -558,15 +620,13 @@ class JointRun:
         return parts
 
 
-def _refuse_split(x: Any, name: str, want: NdSbp | None, mesh: Mesh) -> None:
+def _refuse_split(name: str, want: NdSbp, mesh: Mesh) -> None:
     """Refuses what is no JAX array where the user pinned it split: it could be the whole or this
     process's part.
 
     Raises:
       SbpError: `bad-argument`, a ValueError too.
     """
-    if want is None or not np.ndim(x):
-        return
     if want.is_partial or any(isinstance(want[a], Split) and mesh.shape[a] > 1 for a in want):
         raise refused(
             f"input {name} is pinned {want!r} and is a NumPy array; with several processes, sbp"

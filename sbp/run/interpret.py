@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,11 +20,18 @@ from sbp.infer.space import Codes, Step, local_shape
 from sbp.infer.typing import Typing
 from sbp.machine.lowerings import TILE, fills_tiles
 from sbp.machine.mesh import MeshSpec
-from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Source
-from sbp.plan.memory import DeviceMemory
+from sbp.plan.ir import (
+    Apply,
+    Block,
+    Box,
+    ConstantRegister,
+    Instruction,
+    Loop,
+    Register,
+    Source,
+)
+from sbp.plan.memory import DeviceMemory, stored_values
 from sbp.run.boxing import Boxing, extent, offsets
-from sbp.run.order import computed_before
-from sbp.settings import holding
 from sbp.signatures import LocalContext, rule_for, traits_of
 from sbp.signatures.casts import looks_up, rounds
 from sbp.signatures.kernels.shards import in_rows
@@ -37,10 +45,6 @@ from sbp.trace.scopes import scope_within
 # A scan whose stacked results start as memory that nothing has written.
 
 
-Body = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[tuple[Any, ...], tuple[Any, ...]]]
-"""The body of a scan: `(carry, slices) -> (carry, results)`."""
-
-
 def scan_in_place(results: Sequence[Any]) -> Callable[..., Any]:
     """A function in the place of `lax.scan`, which writes zeros into the stacks before each turn
     writes its own part of them. The TPU compiler does not see that nothing reads the zeros
@@ -51,20 +55,24 @@ def scan_in_place(results: Sequence[Any]) -> Callable[..., Any]:
     """
 
     def scan(
-        step: Body,
+        step: Callable[[Any, Any], tuple[Any, Any]],
         initial: tuple[Any, ...],
         slices: tuple[Any, ...],
         *,
         length: int,
         reverse: bool,
         unroll: int,
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    ) -> tuple[Any, Any]:
         assert unroll == 1
 
         def turn(state: tuple[Any, ...]) -> tuple[Any, ...]:
             number, carry, stacks = state
             at = length - 1 - number if reverse else number
-            carry, made = step(carry, tuple(_at(x, at) for x in slices))
+            parts = (
+                lax.dynamic_index_in_dim(x, at, keepdims=False, allow_negative_indices=False)
+                for x in slices
+            )
+            carry, made = step(carry, tuple(parts))
             stacks = tuple(
                 lax.dynamic_update_index_in_dim(stack, x, at, 0, allow_negative_indices=False)
                 for stack, x in zip(stacks, made, strict=True)
@@ -79,10 +87,6 @@ def scan_in_place(results: Sequence[Any]) -> Callable[..., Any]:
         return carry, stacks
 
     return scan
-
-
-def _at(x: Any, index: Any) -> Any:
-    return lax.dynamic_index_in_dim(x, index, keepdims=False, allow_negative_indices=False)
 
 
 def _empty_stacks(shapes: Sequence[Any], carry: Sequence[Any]) -> tuple[Any, ...]:
@@ -174,17 +178,13 @@ def _read_otherwise(memory: DeviceMemory, block: Block) -> Iterator[Register]:
     """The registers that something else reads."""
     yield from (s for s in block.outputs if isinstance(s, Register))
     for instruction in block.instructions:
-        match instruction:
-            case Box():
-                yield instruction.source
-            case Apply() | Loop():
-                for position, source in enumerate(instruction.ins):
-                    if isinstance(source, Register) and not (
-                        isinstance(instruction, Apply)
-                        and looks_up(instruction.node, position)
-                        and memory.elements(instruction.outs[0]) <= memory.elements(source)
-                    ):
-                        yield source
+        for position, source in enumerate(instruction.ins):
+            if isinstance(source, Register) and not (
+                isinstance(instruction, Apply)
+                and looks_up(instruction.node, position)
+                and memory.elements(instruction.outs[0]) <= memory.elements(source)
+            ):
+                yield source
 
 
 # ---- stacks -------------------------------------------------------------------------------------
@@ -253,6 +253,98 @@ def _matrix(x: Any) -> Any:
     matrix = (x.size // x.shape[-1], x.shape[-1]) if x.ndim > 2 and x.size else x.shape
     short = x.ndim > 2 and x.shape[-2] < TILE[0]
     return x.reshape(matrix) if short and fills_tiles(matrix) else x
+
+
+# ---- order --------------------------------------------------------------------------------------
+# Which values a loop finds computed.
+
+
+def computed_before(memory: DeviceMemory, block: Block) -> dict[int, tuple[Register, ...]]:
+    """For each loop, by the id of its node: the values that are computed before it and read after
+    it, and an array that it reads. A barrier over them puts their computation before the loop.
+
+    The TPU compiler may compute a value that a loop does not read behind the loop, where it is
+    read. What it is computed from lies in memory while the loop runs: the whole gradient, of which
+    a device keeps a shard (`tests/tpu/test_compiled_memory.py`), or the logits, for the loss. So
+    this is done for values with fewer bytes than an array that the plan needs no more when the loop
+    starts, and that is there before the loop anyway: something else reads it, too, or it is what a
+    collective makes smaller. What is computed for one value alone may wait with it: a lookup's
+    gradient needs more memory while it is added up than what it is made of
+    (`python -m benchmarks.gshard_bytes`). Of a collective, the smaller one of its operand and its
+    result is computed before the loop: what it sends can wait, where that is less.
+
+    Arguments:
+      memory: the device's own memory.
+      block: the instructions of the program, or of a region.
+    """
+    loops = [(at, i) for at, i in enumerate(block.instructions) if isinstance(i, Loop)]
+    if not loops:
+        return {}
+    before = _Before(memory, block)
+    found: dict[int, tuple[Register, ...]] = {}
+    for start, (at, loop) in zip([0, *(n + 1 for n, _ in loops)], loops, strict=False):
+        held = [r for r in before.held(start, at) if r not in loop.ins]
+        read = [s for s in loop.ins if isinstance(s, Register) and _is_tied(memory.avals[s.value])]
+        if held and read:
+            found[loop.node.id] = (*held, *read[:1])
+    return found
+
+
+class _Before:
+    """What is computed between two loops."""
+
+    def __init__(self, memory: DeviceMemory, block: Block) -> None:
+        self.size, self.block = memory.size, block
+        found = stored_values(block, memory.avals, memory.elements)
+        self.stored, end = found.registers, len(block.instructions)
+        self.readers = Counter(s for i in block.instructions for s in i.ins)
+        outputs = {s: end for s in block.outputs if isinstance(s, Register)}
+        self.last = {**found.last, **outputs}
+
+    def held(self, start: int, loop: int) -> list[Register]:
+        """The values to compute before a loop.
+
+        Arguments:
+          start: the position behind the loop before.
+          loop: the position of the loop.
+        """
+        needed: dict[Register, float] = {}  # bytes that a value frees
+        found: dict[Register, None] = {}
+        for instruction in self.block.instructions[start:loop]:
+            sources = [s for s in instruction.ins if isinstance(s, Register)]
+            ending = [s for s in sources if self.last.get(s, 0) < loop]
+            freed = (max(self.freed_bytes(instruction, s), needed.get(s, 0.0)) for s in ending)
+            most = max(freed, default=0.0)
+            for register in instruction.outs:
+                needed[register] = most
+                if self.last.get(register, 0) > loop and register in self.stored:
+                    kept = register
+                    if isinstance(instruction, Box):  # the smaller one of operand and result
+                        kept = min(instruction.source, register, key=self.size)
+                    if needed.get(kept, 0.0) > self.size(kept):
+                        found[kept] = None
+        return list(found)
+
+    def freed_bytes(self, instruction: Instruction, source: Register) -> float:
+        """Bytes that an instruction frees, as the last reader of a value that would be there
+        without it, or as a collective that makes it smaller."""
+        is_freed = (
+            self.size(instruction.target) < self.size(source)
+            if isinstance(instruction, Box)
+            else self.readers[source] > 1
+        )
+        return self.size(source) if is_freed and source in self.stored else 0.0
+
+
+def _is_tied(aval: Any) -> bool:
+    """Whether a barrier may hold an operand of a loop: floats in device memory. Of a counter, XLA
+    would no longer see that it starts at a constant."""
+    return (
+        not _jax.is_extended(aval.dtype)
+        and not _jax.in_host(aval)
+        and bool(jnp.issubdtype(aval.dtype, jnp.floating))
+        and 0 not in aval.shape
+    )
 
 
 # ---- turns of a loop ----------------------------------------------------------------------------
@@ -417,7 +509,7 @@ class Interpreter:
         """Operations inside carry a node's line and settings, and its name stack within the region
         that runs."""
         scope = scope_within(node.scope, self.scope)
-        with _jax.source_context(node.source_info, scope), holding(node.params):
+        with _jax.source_context(node.source_info, scope), _jax.holding(node.params):
             yield
 
     def program(self, block: Block, args: Sequence[Any]) -> list[Any]:

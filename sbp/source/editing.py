@@ -13,21 +13,19 @@ from sbp.errors import SourceEdit, Span, rename_axis
 from sbp.limits import Policy
 from sbp.source.reader import (
     ANNOTATIONS,
+    ParsedSource,
     SbpNames,
     SourceRead,
-    expression_at,
-    name_called,
-    names_of_sbp,
-)
-from sbp.source.text import (
-    ParsedSource,
     binding_of,
     contains,
     exact_text,
+    expression_at,
     function_of,
     innermost,
     is_local,
     line_text,
+    name_called,
+    names_of_sbp,
     owner_of,
     parsed_file,
     point,
@@ -119,11 +117,24 @@ def _annotated_argument(
     if is_constraint:
         trees = () if taken_out else (ast.Tuple, ast.List, ast.Dict)
         return arguments[0] if arguments and not isinstance(arguments[0], trees) else None
-    if names.of_library(call.func):
+    if _of_library(call.func, names):
         maps = isinstance(call.func, ast.Attribute) and call.func.attr in ("map", "tree_map")
         known = bool(arguments) and names.function(arguments[0]) in ANNOTATIONS
         return arguments[1] if taken_out and maps and known and len(arguments) == 2 else None
     return arguments[0] if arguments and not isinstance(arguments[0], ast.Starred) else None
+
+
+LIBRARIES = frozenset({"jax", "functools", "equinox", "flax", "optax", "chex", "haiku", "builtins"})
+"""Modules with functions that call their arguments, such as `jax.tree.map`."""
+
+
+def _of_library(func: ast.expr, names: SbpNames) -> bool:
+    """Whether an expression names a function of `LIBRARIES`."""
+    while isinstance(func, ast.Attribute | ast.Call):
+        func = func.value if isinstance(func, ast.Attribute) else func.func
+    name = func.id if isinstance(func, ast.Name) else ""
+    home = names.others.get(name, {"map": "builtins"}.get(name, name))
+    return home.partition(".")[0] in LIBRARIES
 
 
 def _unwrap(argument: ast.expr, call: ast.Call, text: str, source: ParsedSource) -> str:
@@ -226,10 +237,8 @@ def reads(line: Span | None, name: str) -> bool:
     """Whether an expression reads a value by its name."""
     if line is None:
         return False
-    source = parsed_file(line.file)
-    return source.tree is not None and any(
-        contains(line, span_of(part, line.file)) for part in _reads(source.tree, name)
-    )
+    found = _reads(parsed_file(line.file).tree, name)
+    return any(contains(line, span_of(part, line.file)) for part in found)
 
 
 def _reads(scope: ast.AST | None, name: str) -> Iterator[ast.expr]:
@@ -314,8 +323,7 @@ def loosened_policies(
       axis: the mesh axis.
     """
     source, names = parsed_file(file), names_of_sbp(file)
-    every = ast.walk(source.tree) if source.tree else ()
-    for node in (n for n in every if isinstance(n, ast.With)):
+    for node in (n for n in ast.walk(source.tree) if isinstance(n, ast.With)):
         last = span_of(node.body[-1], file)
         body = replace(
             span_of(node.body[0], file), end_line=last.end_line, end_column=last.end_column
@@ -406,7 +414,7 @@ def constants_in(at: Span, old: Any, new: Any) -> tuple[SourceEdit, ...]:
     """
     source = parsed_file(at.file)
     found: dict[Span, SourceEdit] = {}
-    for part in ast.walk(source.tree) if source.tree is not None else ():
+    for part in ast.walk(source.tree):
         if isinstance(part, ast.keyword) and part.arg and part.arg == old and type(new) is str:
             begin = point(at.file, part.lineno, part.col_offset + 1)
             span = replace(begin, end_column=begin.column + len(part.arg.encode()))
@@ -450,10 +458,10 @@ def sizes_edits(
       names: the sizes.
       constraints: the constraints.
     """
-    source = parsed_file(made_at.file) if made_at is not None else None
-    if made_at is None or source is None or source.tree is None:
+    if made_at is None:
         return ()
-    calls = [node for node in ast.walk(source.tree) if _makes_sizes(node, names)]
+    tree = parsed_file(made_at.file).tree
+    calls = [node for node in ast.walk(tree) if _makes_sizes(node, names)]
     if len(calls) != 1:
         return ()
     (call,) = calls

@@ -22,7 +22,6 @@ from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import SbpError, Span
 from sbp.limits import policies_in
-from sbp.settings import SETTINGS, Settings
 from sbp.trace.graph import BARRIER, Constant, Graph, Inspection, Node, Operand, rewrite_graph
 from sbp.trace.places import PLACING, Pins, Places, transfer_fields
 from sbp.trace.scopes import REMATTED
@@ -561,9 +560,9 @@ class _Builder:
         if eqn.primitive is annotate_p:
             del params["at"]  # the node has the frames
         regions = self.regions(eqn.primitive.name, params, at)
-        settings = Settings.of(eqn, at.metadata)
-        if settings != Settings.current():
-            params[SETTINGS] = settings
+        settings = _jax.Settings.of(eqn, at.metadata)
+        if settings != _jax.Settings.current():
+            params[_jax.SETTINGS] = settings
         _check_effects(eqn, at.frames)
         return self.emit(
             eqn,

@@ -24,7 +24,6 @@ from jax.sharding import PartitionSpec
 from sbp import _jax
 from sbp.annotations import Pin
 from sbp.errors import Span, warn
-from sbp.settings import compute_type_of
 from sbp.trace import scopes
 from sbp.trace.graph import Graph, Node, Operand
 from sbp.trace.numbering import SAME
@@ -71,7 +70,7 @@ class Places:
           scope: JAX's name stack with those of the calls around it.
           manual: whether it is in the body of a hand-written region, which has no pins.
         """
-        if (asked := compute_type_of(eqn)) is not None:
+        if (asked := _jax.compute_type_of(eqn)) is not None:
             self._ignore("ignored-constraint", span, f'compute_on("{asked}")', _COMPUTE)
         call = _call_of(eqn)
 

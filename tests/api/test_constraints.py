@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import sbp
 from sbp.errors import SourceEdit
-from sbp.source.text import exact_text
+from sbp.source.reader import exact_text
 
 AUTO, EXPLICIT = (
     {

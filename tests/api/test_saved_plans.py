@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.api import planner
+from sbp.api import plan as plans_of_calls
 from tests.api.same import assert_same_results
 
 TYPES = (("y:S(1)", "y:S(0)"), "x:S(0)")
@@ -46,7 +46,7 @@ def no_planning(*_):
 
 
 def test_a_saved_plan_runs_without_planning(path, mesh, monkeypatch):
-    monkeypatch.setattr(planner, "fit", no_planning)
+    monkeypatch.setattr(plans_of_calls, "fit", no_planning)
     f = sbp.jit(step, mesh, in_types=TYPES, plan=path)
     assert_same_results(jax.jit(step)(W, X), f(W, X))
     assert f.plan(W, X).report().ok
@@ -182,7 +182,7 @@ def test_several_plans_for_several_shapes(path, mesh, tmp_path, monkeypatch):
     (folder / "notes.txt").write_text("no plan")
     (folder / "a.json").write_text(path.read_text())
     sbp.jit(step, mesh, in_types=TYPES).plan(W, X[:8]).save(folder / "b.json")
-    monkeypatch.setattr(planner, "fit", no_planning)
+    monkeypatch.setattr(plans_of_calls, "fit", no_planning)
     for plans in (folder, [folder / "b.json", str(path)]):
         f = sbp.jit(step, mesh, in_types=TYPES, plan=plans)
         for rows in (16, 8, 16):
@@ -196,9 +196,9 @@ def test_several_plans_for_several_shapes(path, mesh, tmp_path, monkeypatch):
 RESTART = """
 import sys, jax
 from tests.api import test_saved_plans as t
-from sbp.api import planner
+from sbp.api import plan as plans_of_calls
 import sbp
-planner.fit = t.no_planning
+plans_of_calls.fit = t.no_planning
 mesh = sbp.make_mesh((2, 4), ("x", "y"))
 print(sbp.jit(t.step, mesh, in_types=t.TYPES, plan=sys.argv[1]).plan(t.W, t.X))
 """

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sbp.errors import Help, SourceEdit
-from sbp.source.text import span_of
+from sbp.source.reader import span_of
 from tests.edits import edited_function, edited_options, edited_text, recompiled, split_edits
 from tests.gallery.broken import GALLERY, Broken
 

@@ -45,7 +45,7 @@ def report_of(name, diagnostics=()):
         program=made.program,
         diagnostics=diagnostics,
         title=name,
-        output_names=made._output_names,
+        output_names=made.results.names,
     )
 
 
@@ -309,7 +309,7 @@ from tests.report.programs import PROGRAMS, plan
 from sbp.report.report import Report
 for name in PROGRAMS:
     made = plan(name)
-    report = Report(program=made.program, title=name, output_names=made._output_names)
+    report = Report(program=made.program, title=name, output_names=made.results.names)
     texts = report.text(100), report.short().text(80), report.html(), made.program
     print(*texts, sep="\\n")
 """

@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import sbp
-from sbp.run.specs import Padding
+from sbp.run.arrays import Padding
 from sbp.types import NdSbp, Split
 
 GRID = np.arange(64, dtype=np.float32).reshape(8, 8) - 20

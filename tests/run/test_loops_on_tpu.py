@@ -14,8 +14,7 @@ from jax import lax
 import sbp
 from sbp.plan.ir import Loop
 from sbp.plan.memory import DeviceMemory
-from sbp.run.interpret import Stacks, late_casts, meets_arguments
-from sbp.run.order import computed_before
+from sbp.run.interpret import Stacks, computed_before, late_casts, meets_arguments
 
 BF16 = jnp.bfloat16
 

@@ -220,11 +220,12 @@ def test_the_report_shows_the_sizes():
 def test_a_copy_of_a_sized_call_is_traced_anew():
     """What one call traces is not what another one, at other sizes, decides."""
     (b,) = dims("8*b")
-    signature, _ = sbp.jit(mlp, MESH)._on(MESH).read((W, f32(b, 16)), {})
-    call = SizedCall.of(signature, 8)
+    reader = sbp.jit(mlp, MESH)._on(MESH)
+    signature, _ = reader.read((W, f32(b, 16)), {})
+    call = SizedCall.of(reader, signature)
     copy = dataclasses.replace(call, point={"b": 3})
     call.trace(signature.call, signature.avals, signature.names)
     with pytest.raises(AssertionError, match="before it is traced"):
-        copy.graph
+        copy.program
     again, _ = copy.trace(signature.call, signature.avals, signature.names)
-    assert again.aval(again.outputs[0]).shape == (24, 4) and copy.graph is not call.graph
+    assert again.aval(again.outputs[0]).shape == (24, 4) and copy.program is not call.program

@@ -14,8 +14,7 @@ from sbp.source.editing import (
     repin,
     under_policy,
 )
-from sbp.source.reader import SourceRead
-from sbp.source.text import VariableBinding, binding_of, exact_text, span_of
+from sbp.source.reader import SourceRead, VariableBinding, binding_of, exact_text, span_of
 from sbp.types import B, P, S
 from tests.edits import edited_text
 

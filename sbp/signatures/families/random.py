@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp import _jax
-from sbp.settings import settings_of
 from sbp.signatures.factors import rows_beside
 from sbp.signatures.families.elementwise import high_half
 from sbp.signatures.rule import LocalContext, Op, Row, Traits, bind_with, rule
@@ -209,7 +208,7 @@ def _linear_index(
 def _counts(op: Op) -> bool:
     """Whether a shard of a draw can count its own elements: JAX's counters are partitionable, and
     words count them."""
-    return settings_of(op.params).threefry_partitionable and _countable(op.params["shape"])
+    return _jax.settings_of(op.params).threefry_partitionable and _countable(op.params["shape"])
 
 
 def _random_bits_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:

@@ -1,4 +1,8 @@
-"""From a call to its plan, on one mesh, and helps for options that no plan takes."""
+"""Helps for errors before a program is typed: a misspelt name, a dim that a tensor does not have,
+entries of `in_types` and `out_types` in another order.
+
+Each help has been tried: the call was planned with it.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from sbp import _jax
-from sbp.api.call import CallReader, CallSignature, JitOptions
-from sbp.api.plan import Plan, load_program
-from sbp.api.symbolic import SizedCall, UnequalElements, equal_sizes, sized_report
-from sbp.api.tracing import Tracer, traced_call, with_result_types
+from sbp.api.call import JitOptions
 from sbp.errors import (
     Correction,
     Diagnostic,
@@ -23,7 +24,6 @@ from sbp.errors import (
     OptionEdit,
     SbpError,
     SbpInternalError,
-    SbpTypeError,
     SourceEdit,
     Span,
     correcting,
@@ -32,121 +32,12 @@ from sbp.errors import (
     rename_axis,
 )
 from sbp.explain.change import Change, tried
-from sbp.explain.faults import LIMITS, explain
-from sbp.explain.relaxations import memory_diagnostic
+from sbp.explain.faults import LIMITS
 from sbp.kinds import show
-from sbp.plan.fit import fit
 from sbp.plan.program import Program
 from sbp.report.pages import diagnostics_of
-from sbp.report.report import Report
-from sbp.sizes.expressions import is_symbolic
 from sbp.source.editing import argument_span, constants_in, items_of
 from sbp.types import Split
-
-# ---- planning -----------------------------------------------------------------------------------
-
-
-def make_plan(reader: CallReader, signature: CallSignature, tracer: Tracer | None = None) -> Plan:
-    """The plan for a call, with the warnings that were given on the way.
-
-    Arguments:
-      reader: the function with its mesh and options.
-      signature: the call.
-      tracer: makes the graph; None for `sbp.trace.build.trace`.
-
-    Raises:
-      SbpTypeError: where the program has no typing; its diagnostics say why.
-    """
-    with noting() as noted:
-        traced = traced_call(reader, signature, tracer)
-        request, limit = traced.request, traced.request.memory_limit
-        if reader.options.plan is not None:
-            program = load_program(reader.options.plan, request)
-        else:
-            program, least = fit(request)
-            if program is None:
-                found = (
-                    explain(request)
-                    if least is None or limit is None
-                    else (memory_diagnostic(least, limit),)
-                )
-                raise SbpTypeError(found)
-        request.caches.clear()  # the plan may live long, and does not need them
-        plan = Plan(reader, signature, program, traced)
-    plan.noted = tuple(noted)
-    return plan
-
-
-def make_report(
-    reader: CallReader,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    plan_of: Callable[[CallSignature], Plan],
-) -> Report:
-    """The report on a call.
-
-    Arguments:
-      reader: the function with its mesh and options.
-      args, kwargs: the arguments, which may have symbolic sizes.
-      plan_of: the plan for a signature, from the cache.
-
-    Raises:
-      SbpError: where there is no plan.
-    """
-    signature = reader.read(args, kwargs)[0]
-    if not is_symbolic(signature.avals):
-        return plan_of(signature).report()
-    try:
-        return _check_sizes(reader, signature)
-    except SbpError:
-        raise
-    except (TypeError, ValueError) as error:
-        call = SizedCall.of(signature, reader.spec.num_devices, reader.options.at)
-        found = equal_sizes(error, call, functools.partial(_check_sizes, reader))
-        if found is None:
-            raise
-        raise SbpTypeError((found,)) from error
-
-
-def _check_sizes(reader: CallReader, signature: CallSignature) -> Report:
-    """The report on a call with symbolic sizes: the plan at one choice of them, with its typing
-    decided for all."""
-    options, devices = reader.options, reader.spec.num_devices
-    call = SizedCall.of(signature, devices, options.at)
-    try:
-        plan = _plan_sizes(reader, call)
-    except UnequalElements:
-        call = call.at_equal_elements(devices)
-        plan = _plan_sizes(reader, call)
-    found = call.decide(
-        plan.program.typing, plan.results, functools.partial(with_result_types, reader)
-    )
-    asked = {
-        "memory limit": options.memory_limit is not None,
-        "budgets": bool(options.budgets),
-    }
-    limits = tuple(name for name, given in asked.items() if given)
-    return sized_report(
-        plan.report(),
-        found,
-        call,
-        functools.partial(make_plan, reader),
-        lambda at: traced_call(reader, at).request.graph,
-        limits=limits,
-    )
-
-
-def _plan_sizes(reader: CallReader, call: SizedCall) -> Plan:
-    """The plan at the chosen sizes of a call."""
-    with call.typed_here():
-        return make_plan(reader, call.signature, call.trace)
-
-
-# ---- helps for slips ----------------------------------------------------------------------------
-# Helps for errors before a program is typed: a misspelt name, a dim that a tensor does not have,
-# entries of `in_types` and `out_types` in another order. Each help has been tried: the call was
-# planned with it.
-
 
 Attempt = Callable[[JitOptions], Program]
 """Plans the call with other options."""
