@@ -19,6 +19,7 @@ from sbp.infer.space import Codes, Step, decode, local_shape
 from sbp.machine.lowerings import TILE, Arrangement, joins_lanes
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.kernels.shards import in_rows, neutral, reduce_dims
+from sbp.signatures.rule import shard_extent
 from sbp.types import Split, Unreduced
 
 
@@ -298,43 +299,15 @@ class Boxing:
         return jnp.sum(parts.astype(how.dtype), block[0], dtype=how.dtype).astype(x.dtype)
 
 
-def offsets(global_shape: Sequence[int], codes: Codes, mesh: MeshSpec) -> list[Any]:
-    """Global index of element 0 of this device's shard, for each dim: a traced int32, or 0 where
-    the dim is not split.
+def split_axes(codes: Codes, mesh: MeshSpec, dim: int) -> tuple[tuple[str, int], ...]:
+    """Names and sizes of the mesh axes that split a dim, outer axes first.
 
     Arguments:
-      global_shape: shape of the whole tensor.
-      codes: its type.
+      codes: the type of the tensor.
       mesh: the mesh.
-    """
-    sizes = list(global_shape)
-    start: list[Any] = [0] * len(sizes)
-    for code, (name, n) in zip(codes, mesh.axes, strict=True):
-        if code > 0:
-            d = code - 1
-            sizes[d] = -(-sizes[d] // n)
-            start[d] = start[d] + lax.axis_index(name) * sizes[d]
-    return start
-
-
-def extent(size: int, dim: int, codes: Codes, mesh: MeshSpec) -> Any:
-    """How many elements of this device's shard along one dim are no padding: an int where all
-    splits divide, else a traced int32.
-
-    Arguments:
-      size: length of the dim in the whole tensor.
       dim: the dim.
-      codes: the type.
-      mesh: the mesh.
     """
-    real: Any = size
-    even = True
-    for code, (name, n) in zip(codes, mesh.axes, strict=True):
-        if code == dim + 1:
-            even = even and size % n == 0
-            size = -(-size // n)
-            real = size if even else jnp.clip(real - lax.axis_index(name) * size, 0, size)
-    return real
+    return tuple(axis for axis, code in zip(mesh.axes, codes, strict=True) if code == dim + 1)
 
 
 def without_padding(x: Any, global_shape: Sequence[int], codes: Codes, mesh: MeshSpec) -> Any:
@@ -352,7 +325,7 @@ def without_padding(x: Any, global_shape: Sequence[int], codes: Codes, mesh: Mes
         on_device = without_padding(on_device, global_shape, codes, mesh)
         return jax.device_put(on_device, _jax.space_of(True))
     for dim, size in enumerate(global_shape):
-        real = extent(size, dim, codes, mesh)
+        real = shard_extent(size, split_axes(codes, mesh, dim), lax.axis_index)
         if not isinstance(real, int) and not _jax.is_extended(x.dtype):
             is_real = lax.broadcasted_iota(np.int32, x.shape, dim) < real
             x = jnp.where(is_real, x, jnp.zeros((), x.dtype))

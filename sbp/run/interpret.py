@@ -31,7 +31,7 @@ from sbp.plan.ir import (
     Source,
 )
 from sbp.plan.memory import DeviceMemory, stored_values
-from sbp.run.boxing import Boxing, extent, offsets
+from sbp.run.boxing import Boxing, split_axes
 from sbp.signatures import LocalContext, rule_for, traits_of
 from sbp.signatures.casts import looks_up, rounds
 from sbp.signatures.kernels.shards import in_rows
@@ -443,33 +443,17 @@ class Place(LocalContext):
     in_codes: tuple[Codes, ...]
     out_codes: tuple[Codes, ...]
 
-    def out_offset(self, result: int, dim: int) -> Any:
-        """Global index of element 0 of this device's shard of a result along one dim."""
-        return offsets(self.global_outs[result].shape, self.out_codes[result], self.mesh)[dim]
-
-    def in_offset(self, operand: int, dim: int) -> Any:
-        """Global index of element 0 of this device's shard of an operand along one dim."""
-        return offsets(self.global_ins[operand].shape, self.in_codes[operand], self.mesh)[dim]
-
-    def in_extent(self, operand: int, dim: int) -> Any:
-        """How many elements of this device's shard of an operand are no padding along one dim."""
-        return extent(self.global_ins[operand].shape[dim], dim, self.in_codes[operand], self.mesh)
+    def axis_index(self, axis: str) -> Any:
+        """This device's index along a mesh axis."""
+        return lax.axis_index(axis)
 
     def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
         """Names and sizes of the mesh axes that split a dim of an operand."""
-        return tuple(
-            axis
-            for axis, code in zip(self.mesh.axes, self.in_codes[operand], strict=True)
-            if code == dim + 1
-        )
+        return split_axes(self.in_codes[operand], self.mesh, dim)
 
     def out_axes(self, result: int, dim: int) -> tuple[tuple[str, int], ...]:
         """Names and sizes of the mesh axes that split a dim of a result."""
-        return tuple(
-            axis
-            for axis, code in zip(self.mesh.axes, self.out_codes[result], strict=True)
-            if code == dim + 1
-        )
+        return split_axes(self.out_codes[result], self.mesh, dim)
 
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
         """`x` of the device that is paired with this one as its source; zeros for no pair.

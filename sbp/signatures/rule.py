@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import jax.numpy as jnp
+
 from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.types import Atom, B
@@ -230,26 +232,8 @@ class LocalContext(ABC):
     primitive: Any
 
     @abstractmethod
-    def out_offset(self, result: int, dim: int) -> Any:
-        """The global index of element 0 of this device's shard of a result, along one dim.
-
-        A traced int32 or a Python int.
-        """
-
-    @abstractmethod
-    def in_offset(self, operand: int, dim: int) -> Any:
-        """The global index of element 0 of this device's shard of an operand, along one dim.
-
-        A traced int32 or a Python int.
-        """
-
-    @abstractmethod
-    def in_extent(self, operand: int, dim: int) -> Any:
-        """How many elements of this device's shard of an operand are not padding, along one dim.
-
-        A Python int, the size of the shard, where every split of the dim is even; otherwise a
-        traced int32.
-        """
+    def axis_index(self, axis: str) -> Any:
+        """This device's index along a mesh axis."""
 
     @abstractmethod
     def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
@@ -279,6 +263,56 @@ class LocalContext(ABC):
     @abstractmethod
     def is_first_device(self) -> Any:
         """True on the device whose index is 0 on every mesh axis."""
+
+    def in_offset(self, operand: int, dim: int) -> Any:
+        """The global index of element 0 of this device's shard of an operand, along one dim.
+
+        A traced int32, or 0 where the dim is not split.
+        """
+        return self._offset(self.global_ins[operand].shape[dim], self.in_axes(operand, dim))
+
+    def out_offset(self, result: int, dim: int) -> Any:
+        """The global index of element 0 of this device's shard of a result, along one dim.
+
+        A traced int32, or 0 where the dim is not split.
+        """
+        return self._offset(self.global_outs[result].shape[dim], self.out_axes(result, dim))
+
+    def in_extent(self, operand: int, dim: int) -> Any:
+        """How many elements of this device's shard of an operand are not padding, along one dim.
+
+        A Python int, the size of the shard, where every split of the dim is even; otherwise a
+        traced int32.
+        """
+        size = self.global_ins[operand].shape[dim]
+        return shard_extent(size, self.in_axes(operand, dim), self.axis_index)
+
+    def _offset(self, size: int, axes: Sequence[tuple[str, int]]) -> Any:
+        start: Any = 0
+        for axis, n in axes:
+            size = -(-size // n)
+            start = start + self.axis_index(axis) * size
+        return start
+
+
+def shard_extent(
+    size: int, axes: Sequence[tuple[str, int]], axis_index: Callable[[str], Any]
+) -> Any:
+    """How many elements of this device's shard of a dim are no padding: an int where all splits
+    divide, else a traced int32.
+
+    Arguments:
+      size: length of the dim in the whole tensor.
+      axes: names and sizes of the mesh axes that split it, outer axes first.
+      axis_index: gives this device's index along a mesh axis.
+    """
+    real: Any = size
+    even = True
+    for axis, n in axes:
+        even = even and size % n == 0
+        size = -(-size // n)
+        real = size if even else jnp.clip(real - axis_index(axis) * size, 0, size)
+    return real
 
 
 @dataclass(frozen=True, slots=True)

@@ -374,105 +374,43 @@ class OpTypes:
         """Shapes of the parts."""
         return tuple(localise(a.shape, t, self.sizes) for a, t in zip(avals, types, strict=True))
 
-    def spans(
-        self, avals: Sequence[Any], types: Sequence[Types], device: tuple[int, ...]
-    ) -> list[list[tuple[int, int]]]:
-        """For each value and dim, the global index of the part's element 0, and how many elements
-        of the part are not padding.
+    def axes(self, atoms: Types, dim: int) -> tuple[tuple[str, int], ...]:
+        """Names and sizes of the mesh axes that split a dim of a value of some type."""
+        named = ((f"axis{k}", n) for k, n in enumerate(self.sizes))
+        return tuple(axis for axis, atom in zip(named, atoms, strict=True) if atom == Split(dim))
 
-        Arguments:
-          avals: avals of the operands or results.
-          types: their types.
-          device: the device, as its index on each mesh axis.
-        """
-        return [
-            [self._span(size, d, t, device) for d, size in enumerate(a.shape)]
-            for a, t in zip(avals, types, strict=True)
-        ]
-
-    def even(self, avals: Sequence[Any], types: Sequence[Types]) -> tuple[tuple[bool, ...], ...]:
-        """For each value and dim, whether no part has padding."""
-        counts = [self.spans(avals, types, device) for device in self.devices()]
-        return tuple(
-            tuple(len({c[i][d][1] for c in counts}) == 1 for d in range(len(a.shape)))
-            for i, a in enumerate(avals)
-        )
-
-    def axes(self, avals: Sequence[Any], types: Sequence[Types]) -> SplitAxes:
+    def splits(self, avals: Sequence[Any], types: Sequence[Types]) -> SplitAxes:
         """For each value and dim, the names and sizes of the mesh axes that split it."""
-        named = [(f"axis{k}", n) for k, n in enumerate(self.sizes)]
         return tuple(
-            tuple(
-                tuple(axis for axis, atom in zip(named, t, strict=True) if atom == Split(d))
-                for d in range(len(a.shape))
-            )
+            tuple(self.axes(t, d) for d in range(len(a.shape)))
             for a, t in zip(avals, types, strict=True)
         )
-
-    def _span(self, size: int, dim: int, atoms: Types, device: tuple[int, ...]) -> tuple[int, int]:
-        """The global index of a part's element 0 along a dim, and how many of its elements are not
-        padding.
-
-        Arguments:
-          size: size of the dim.
-          dim: the dim.
-          atoms: the type of the value.
-          device: the device, as its index on each mesh axis.
-        """
-        start, real = 0, size
-        for atom, n, i in zip(atoms, self.sizes, device, strict=True):
-            if atom == Split(dim):
-                size = -(-size // n)
-                start, real = start + i * size, min(max(real - i * size, 0), size)
-        return start, real
 
 
 @dataclass(slots=True, eq=False)
 class ListPlace(LocalContext):
-    """The `LocalContext` of one device of a list.
-
-    Offsets and extents are arguments of the compiled kernel, as in a plan. Fields beside those of
-    `LocalContext`:
+    """The `LocalContext` of one device of a list. Fields beside those of `LocalContext`:
 
     Arguments:
-      in_even: for each operand and dim, whether no part has padding.
-      operand_axes: for each operand and dim, the mesh axes that split it.
-      result_axes: for each result and dim, the mesh axes that split it.
-      in_spans: for each operand and dim, its offset and extent.
-      out_spans: for each result and dim, its offset and extent.
-      first: whether this is the first device.
+      types: types of the operands and results.
+      index: this device's index along each mesh axis, which is an argument of the compiled kernel,
+        as it is in a plan.
     """
 
-    in_even: tuple[tuple[bool, ...], ...]
-    operand_axes: SplitAxes
-    result_axes: SplitAxes
-    in_spans: Any
-    out_spans: Any
-    first: Any
+    types: OpTypes
+    index: dict[str, Any]
 
-    def out_offset(self, result: int, dim: int) -> Any:
-        """The global index of element 0 of this device's shard of a result, along one dim."""
-        return self.out_spans[result][dim][0]
-
-    def in_offset(self, operand: int, dim: int) -> Any:
-        """The global index of element 0 of this device's shard of an operand, along one dim."""
-        return self.in_spans[operand][dim][0]
-
-    def in_extent(self, operand: int, dim: int) -> Any:
-        """How many elements of this device's shard of an operand are not padding, along one dim."""
-        return (
-            self.local_ins[operand][dim]
-            if self.in_even[operand][dim]
-            else self.in_spans[operand][dim][1]
-        )
+    def axis_index(self, axis: str) -> Any:
+        """This device's index along a mesh axis."""
+        return self.index[axis]
 
     def in_axes(self, operand: int, dim: int) -> tuple[tuple[str, int], ...]:
         """Names and sizes of the mesh axes that split a dim of an operand."""
-        return self.operand_axes[operand][dim]
+        return self.types.axes(self.types.ins[operand], dim)
 
     def out_axes(self, result: int, dim: int) -> tuple[tuple[str, int], ...]:
         """Names and sizes of the mesh axes that split a dim of a result."""
-        return self.result_axes[result][dim]
+        return self.types.axes(self.types.outs[result], dim)
 
     def permute(self, x: Any, axis: str, pairs: Sequence[tuple[int, int]]) -> Any:
         """The `x` of the device that sends to this one; zeros for no pair.
@@ -488,7 +426,7 @@ class ListPlace(LocalContext):
 
     def is_first_device(self) -> Any:
         """True on the device with index 0 on every mesh axis."""
-        return self.first
+        return sum(self.index.values()) == 0
 
 
 def words_of(x: Any) -> np.ndarray:
@@ -531,39 +469,31 @@ class Oracle:
         return _jax.bind(self.primitive, args, self.op.params)
 
     def _kernel(self, types: OpTypes) -> Any:
-        """The rule's kernel, compiled once for each set of local shapes; devices and types with
-        equal shapes share it.
+        """The rule's kernel, compiled once for each way to split operands and results; all devices
+        share it.
 
         On whole shapes the kernel is not compiled: it runs the primitive, which JAX has compiled
         for the whole operands.
         """
         shapes = self._shapes(types)
-        even = types.even(self.op.ins, types.ins)
-        axes = types.axes(self.op.ins, types.ins), types.axes(self.op.outs, types.outs)
-        key = shapes, even, axes, (types.sizes, *types.whole) if types.communicates else ()
+        axes = types.splits(self.op.ins, types.ins), types.splits(self.op.outs, types.outs)
+        key = axes, (types.sizes, *types.whole) if types.communicates else ()
         if key not in self._kernels:
             found = rule_for(self.op.name)
 
-            def run(args: Any, in_spans: Any, out_spans: Any, first: Any) -> list[Any]:
+            def run(args: Any, index: dict[str, Any]) -> list[Any]:
                 if found is None or found.local is None:
                     return self._plain(*args)
-                avals, spans = (self.op.ins, self.op.outs), (in_spans, out_spans)
-                return found.local(
-                    ListPlace(
-                        self.op.params, *avals, *shapes, self.primitive, even, *axes, *spans, first
-                    ),
-                    args,
-                )
+                avals = self.op.ins, self.op.outs
+                place = ListPlace(self.op.params, *avals, *shapes, self.primitive, types, index)
+                return found.local(place, args)
 
-            avals = self.op.ins, self.op.outs
-            is_whole = all(map(all, even)) and shapes == tuple(
-                tuple(tuple(a.shape) for a in side) for side in avals
-            )
+            is_whole = not any(any(dims) for side in axes for dims in side)
             compiled: Any = run
             if types.communicates:
                 varying = [None if whole else 0 for whole in types.whole]
                 for axis in reversed(range(len(types.sizes))):
-                    compiled = jax.vmap(compiled, (varying, 0, 0, 0), axis_name=f"axis{axis}")
+                    compiled = jax.vmap(compiled, (varying, 0), axis_name=f"axis{axis}")
             if types.communicates or not (is_whole or found is None or found.local is None):
                 compiled = jax.jit(compiled)
             self._kernels[key] = compiled
@@ -618,20 +548,12 @@ class Oracle:
                     return f"result {position} as {atoms}: {wrong}"
         return ""
 
-    def _spans(self, types: OpTypes, device: tuple[int, ...]) -> Any:
-        """Offsets and extents of the parts of operands and results on a device."""
-        spans = (
-            types.spans(self.op.ins, types.ins, device),
-            types.spans(self.op.outs, types.outs, device),
-        )
-        return jax.tree.map(np.int32, spans)
-
     def _one_by_one(self, types: OpTypes, placed: list[Parts]) -> list[Parts]:
         """The results of a kernel without collectives, one device after another."""
         results: list[Parts] = [{} for _ in types.outs]
         for device in types.devices():
             args = [keys_like(p[device], x) for p, x in zip(placed, self.args, strict=True)]
-            got = self._kernel(types)(args, *self._spans(types, device), np.bool_(not any(device)))
+            got = self._kernel(types)(args, _index(device))
             for result, value in zip(results, got, strict=True):
                 result[device] = words_of(value)
         return results
@@ -649,8 +571,8 @@ class Oracle:
             x if whole else keys_like(stacked([p[d] for d in devices]), x)
             for p, x, whole in zip(placed, self.args, types.whole, strict=True)
         ]
-        spans = jax.tree.map(lambda *each: stacked(each), *(self._spans(types, d) for d in devices))
-        got = self._kernel(types)(args, *spans, stacked([np.bool_(not any(d)) for d in devices]))
+        index = jax.tree.map(lambda *each: stacked(each), *map(_index, devices))
+        got = self._kernel(types)(args, index)
         return [{d: words_of(value)[d] for d in devices} for value in got]
 
     def refute_row(self, row: Row, n: int, rng: np.random.Generator) -> str:
@@ -664,6 +586,11 @@ class Oracle:
         together = kernel_named(row.kernel).communicates
         ins, outs = (tuple((a,) for a in atoms) for atoms in (row.ins, row.outs))
         return self.refute(OpTypes(ins, outs, (n,), together), rng)
+
+
+def _index(device: tuple[int, ...]) -> dict[str, Any]:
+    """A device's index along each mesh axis."""
+    return {f"axis{k}": np.int32(i) for k, i in enumerate(device)}
 
 
 def _scale(
