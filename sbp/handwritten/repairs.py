@@ -30,7 +30,7 @@ from sbp.handwritten.sites import Site, Sites
 from sbp.machine.mesh import MeshSpec
 from sbp.source.reader import expression_at, name_called, source_text, users_span
 from sbp.source.text import end_of, line_text, parsed_file, span_of, start_of, statement_at
-from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, handwritten_bytes
+from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, handwritten_bytes, names_of
 from sbp.trace.graph import Constant, Graph, Node, Operand, amount, constant
 from sbp.types import Split, Unreduced
 
@@ -408,8 +408,7 @@ class Repairs:
 
     def drop(self, node: Node, axes: tuple[str, ...]) -> Iterator[RepairCandidate]:
         """A reduction left out, or over fewer axes."""
-        call = self.call(node)
-        edit = self.without(call, axes) if call is not None else None
+        edit = self.without(node, axes)
         if edit is not None:
             yield _one(edit)
 
@@ -423,7 +422,7 @@ class Repairs:
         if "axes" not in node.params:
             text = f"divide {call.text} by {n}, the size of {_names(axes)}"
             yield _one(GraphEdit(text, divide_by_sizes(call.span, axes), divide=divide))
-        elif call.name == CALLED["sum"] and _over(node) == set(axes):
+        elif call.name == CALLED["sum"] and set(names_of(node)) == set(axes):
             source = call.renamed(CALLED["mean"])
             yield _one(GraphEdit(f"use lax.pmean in place of {call.text}", source, divide=divide))
 
@@ -450,8 +449,9 @@ class Repairs:
         """A sum over another mesh axis; the result stays split along the first one."""
         body: Graph = finding.region.params["body"]
         for node in body.walk():
-            others = tuple(a for a in self.mesh.names if a in _over(node) - set(finding.mesh_axes))
-            call = self.call(node) if others and set(others) == _over(node) else None
+            over = {*names_of(node)}
+            others = tuple(a for a in self.mesh.names if a in over - {*finding.mesh_axes})
+            call = self.call(node) if others and {*others} == over else None
             if call is None or call.name != CALLED["sum"]:
                 continue
             text = (
@@ -459,11 +459,11 @@ class Repairs:
                 f" {call.text}"
             )
             source = call.over(finding.mesh_axes)
-            over = {n.id: finding.mesh_axes for n in call.nodes}
-            yield _one(GraphEdit(text, source, over=over))
+            change = GraphEdit(text, source, over={n.id: finding.mesh_axes for n in call.nodes})
+            yield _one(change)
             for dim in range(len(self.result_shape(finding))) if finding.claim is not None else ():
                 also = f"{_names(others)} at dim {dim} in {_outs(finding)}"
-                edit = GraphEdit(f"{text}, and {also}", source, over=over)
+                edit = replace(change, text=f"{text}, and {also}")
                 split = functools.partial(split_over, dim=dim)
                 yield _one(
                     _specified(finding, edit, functools.reduce(split, others, _spec(finding)))
@@ -521,32 +521,20 @@ class Repairs:
         site, axes, named = self.result(finding), finding.mesh_axes, axes_text(finding.mesh_axes)
         if site is None:
             return
-        region, result = finding.region.id, finding.result
         if self.result_shape(finding)[dim] % self.size(axes) == 0:
-            arguments = f"{named}, scatter_dimension={dim}, tiled=True"
-            text = f"return lax.psum_scatter(.., {arguments}) of {site.text}"
-            source = into_call(site.spans[0], CALLED["scattered"], arguments)
-            edit = GraphEdit(
-                text, source, (Reduce(region, result, axes, "reduce_scatter", dim=dim),)
-            )
-            yield _one(edit)
+            yield _resharded(finding, site, "scattered", "scatter_dimension", dim)
         text = f"reduce {site.text} with lax.psum(.., {named}), and "
-        source = into_call(site.spans[0], CALLED["sum"], named)
-        yield _one(
-            self.leave_out_axes(finding, GraphEdit(text, source, (Reduce(region, result, axes),)))
-        )
+        added = Reduce(finding.region.id, finding.result, axes)
+        edit = GraphEdit(text, into_call(site.spans[0], CALLED["sum"], named), (added,))
+        yield _one(self.leave_out_axes(finding, edit))
 
     def gather(self, finding: Finding) -> Iterator[RepairCandidate]:
         """A split result that is returned as whole."""
-        site, axes = self.result(finding), finding.mesh_axes
+        site = self.result(finding)
         if site is None:
             return
         for dim in range(len(self.result_shape(finding))):
-            arguments = f"{axes_text(axes)}, axis={dim}, tiled=True"
-            text = f"return lax.all_gather(.., {arguments}) of {site.text}"
-            added = Reduce(finding.region.id, finding.result, axes, "all_gather", dim=dim)
-            source = into_call(site.spans[0], CALLED["gathered"], arguments)
-            yield _one(GraphEdit(text, source, (added,)))
+            yield _resharded(finding, site, "gathered", "axis", dim)
 
     def leave_out_axes(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
         """An edit after which the result is stated to be whole on the mesh axes of the finding."""
@@ -561,7 +549,7 @@ class Repairs:
         """A reduction where the value becomes partial, or of the operation's operand; the later
         reduction is dropped or kept."""
         op = reduction_of(finding.fault) or CALLED["sum"]
-        late = self.call(finding.observer) if finding.observer is not None else None
+        late = finding.observer
         gone = self.without(late, finding.mesh_axes) if late is not None else None
         for change in (None,) if gone is None else (gone, None):
             for places in self.places(finding, op):
@@ -604,22 +592,24 @@ class Repairs:
         found = CollectiveCall(f"{_expression(node)} at line {span.line}", span, call, nodes)
         return found if found.name in {*REDUCING_CALLS, CALLED["scattered"]} else None
 
-    def without(self, call: CollectiveCall, axes: tuple[str, ...]) -> GraphEdit | None:
+    def without(self, node: Node, axes: tuple[str, ...]) -> GraphEdit | None:
         """A collective without some mesh axes, and its new divisor: a pmean over fewer axes has
         another one."""
+        call = self.call(node)
+        if call is None or any("axes" not in n.params for n in call.nodes):
+            return None
         over: dict[int, tuple[str, ...]] = {}
         divide: dict[int, int] = {}
-        for node in call.nodes:
-            if "axes" not in node.params:
-                return None
-            over[node.id] = tuple(a for a in node.params["axes"] if a not in axes)
-            divisions = self.divisions(node)
+        for n in call.nodes:
+            over[n.id] = tuple(a for a in n.params["axes"] if a not in axes)
+            divisions = self.divisions(n)
             over |= {d.id: () for d in divisions}
-            left = self.size(tuple(_over(node) - set(axes)))
+            left = self.size(tuple(set(names_of(n)) - set(axes)))
             if divisions and left > 1:
-                divide[node.id] = left
+                divide[n.id] = left
         first = call.nodes[0]
-        text = f"drop {call.text}" + (f" over {_names(axes)}" if _over(first) - set(axes) else "")
+        kept = set(names_of(first)) - set(axes)
+        text = f"drop {call.text}" + (f" over {_names(axes)}" if kept else "")
         return GraphEdit(text, call.over(over[first.id]), over=over, divide=divide)
 
     def divisions(self, node: Node) -> tuple[Node, ...]:
@@ -648,6 +638,24 @@ class Repairs:
         return math.prod(self.mesh.size(a) for a in axes)
 
 
+def _resharded(finding: Finding, site: Site, act: str, dimension: str, dim: int) -> RepairCandidate:
+    """The result of a region scattered or gathered along a dim.
+
+    Arguments:
+      finding: the finding about the result.
+      site: the expression that the region returns.
+      act: `scattered` or `gathered`.
+      dimension: the argument of the function of `jax.lax` that takes the dim.
+      dim: the dim.
+    """
+    op = {"scattered": "reduce_scatter", "gathered": "all_gather"}[act]
+    arguments = f"{axes_text(finding.mesh_axes)}, {dimension}={dim}, tiled=True"
+    text = f"return lax.{CALLED[act]}(.., {arguments}) of {site.text}"
+    added = Reduce(finding.region.id, finding.result, finding.mesh_axes, op, dim=dim)
+    source = into_call(site.spans[0], CALLED[act], arguments)
+    return _one(GraphEdit(text, source, (added,)))
+
+
 def reduction_of(fault: Fault) -> str:
     """The function of `jax.lax` that reduces the operand at fault; empty when there is none."""
     monoids = [a.monoid for a in fault.atoms if isinstance(a, Unreduced)]
@@ -670,10 +678,6 @@ def _specified(finding: Finding, edit: GraphEdit, spec: Any) -> GraphEdit:
 
 def _one(edit: GraphEdit) -> RepairCandidate:
     return RepairCandidate((edit,))
-
-
-def _over(node: Node) -> set[str]:
-    return {a for a in node.params.get("axes", ()) if isinstance(a, str)}
 
 
 def _expression(node: Node) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from sbp.errors import Diagnostic, Help, Label, Span
 from sbp.handwritten.emulation import outs_of
@@ -12,7 +12,7 @@ from sbp.handwritten.one_device import ComparedRun
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.rule import RANKS
 from sbp.source.reader import scope_of, source_text, users_span
-from sbp.trace.collectives import KINDS, SUMS
+from sbp.trace.collectives import KINDS, SENDING, SUMS, names_of
 from sbp.trace.graph import Node
 from sbp.types import B, Split
 
@@ -59,7 +59,7 @@ def diagnostic(
         code=_CODES.get(finding.fault.kind, other),
         severity="warning" if finding.numbers else "error",
         title=words.title(),
-        labels=tuple(words.labels()),
+        labels=words.labels(),
         notes=(*words.notes(), *more),
         helps=helps,
         scope=scope_of(primary(finding)),
@@ -181,19 +181,11 @@ class _Words:
             index=" and ".join(f'lax.axis_index("{a}")' for a in axes),
         )
 
-    def labels(self) -> Iterator[Label]:
+    def labels(self) -> tuple[Label, ...]:
         """The primary label, then the maker of the value and its reader."""
         main = primary(self.finding)
-        span = users_span(main) or users_span(self.finding.region)
-        if span is None:
-            return
-        yield Label(span=span, text=self.says(), primary=True)
-        seen = {span}
-        for node, text in self.others(main):
-            other = users_span(node)
-            if other is not None and other not in seen:
-                seen.add(other)
-                yield Label(span=other, text=text)
+        at = main if users_span(main) else self.finding.region
+        return _labels([(at, self.says()), *self.others(main)]) if users_span(at) else ()
 
     def others(self, main: Node) -> Iterator[tuple[Node, str]]:
         """Other operations that play a part."""
@@ -219,11 +211,7 @@ class _Words:
         if self.fault.kind == "missing":
             made = next((i for i, n in enumerate(body.nodes) if n is self.fault.node), 0)
             for node in body.nodes[made:]:
-                axes = (
-                    [a for a in node.params.get("axes", ()) if isinstance(a, str)]
-                    if node.op in SUMS
-                    else []
-                )
+                axes = names_of(node) if node.op in SUMS else ()
                 span = users_span(node)
                 if axes and span and not set(axes) & set(self.finding.mesh_axes):
                     yield (
@@ -304,11 +292,14 @@ def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
             severity="note",
             title=f"{title}; you may intend this: {'; '.join(run.because)}",
         )
+    # Values that come from other devices are the most telling ones.
+    sent = [(n, "from another device") for n in ends if KINDS.get(n.op) in SENDING]
+    others = [(n, "depends on the device") for n in ends if KINDS.get(n.op) not in SENDING]
     return Diagnostic(
         code=DIFFERS,
         severity="warning",
         title=_lost(run) if run.lost else title,
-        labels=tuple(_labels(ends)),
+        labels=_labels([*sent, *others]),
         notes=(
             run_text(run),
             f"the marked values have no type on {axis}; look for a wrong neighbor, owner, offset or"
@@ -317,18 +308,13 @@ def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
     )
 
 
-_FIRST = ("permute", "exchange")
-"""Kinds of collectives whose result comes from other devices; they are marked first."""
-
-
-def _labels(ends: Sequence[Node]) -> Iterator[Label]:
-    """Labels on values without a type, the most telling one as the primary one."""
-    seen = set[Span]()
-    for node in sorted(ends, key=lambda n: KINDS.get(n.op) not in _FIRST):
+def _labels(texts: Iterable[tuple[Node, str]]) -> tuple[Label, ...]:
+    """Labels on the user's lines of some operations, the first one as the primary one."""
+    found = dict[Span, str]()
+    for node, text in texts:
         span = users_span(node)
-        if span is not None and span not in seen:
-            sent = (
-                "from another device" if KINDS.get(node.op) in _FIRST else "depends on the device"
-            )
-            yield Label(span=span, text=sent, primary=not seen)
-            seen.add(span)
+        if span is not None:
+            found.setdefault(span, text)
+    return tuple(
+        Label(span=span, text=text, primary=i == 0) for i, (span, text) in enumerate(found.items())
+    )
