@@ -1,9 +1,8 @@
-"""The check of a program with `jax.shard_map`, and of the types that an `sbp.manual` region claims:
-its trace, its findings and their repairs."""
+"""The check of a program with `jax.shard_map`: its trace, its findings and their repairs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -17,16 +16,11 @@ from sbp.errors import (
     SHOWN,
     Diagnostic,
     Help,
-    Label,
     SbpError,
     SbpInternalError,
-    SbpTypeError,
     Span,
-    note,
-    noting,
     position_text,
     refused,
-    warn,
 )
 from sbp.handwritten.emulation import FAILURES, claims, regions_of
 from sbp.handwritten.faults import (
@@ -38,18 +32,16 @@ from sbp.handwritten.faults import (
     reversed_order,
 )
 from sbp.handwritten.measured import scalars
-from sbp.handwritten.one_device import ComparedRun, Comparisons, compared_runs
+from sbp.handwritten.one_device import ComparedRun, Comparisons
 from sbp.handwritten.repairs import GraphEdit, Repairs, bytes_sent, edit_program
 from sbp.handwritten.sites import Sites
 from sbp.handwritten.words import DIFFERS, diagnostic, primary, run_diagnostic
 from sbp.kinds import leaves_of, returning_arrays
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures.laws.oracle import Types, localise
 from sbp.source.reader import source_text, users_span
 from sbp.trace.build import body_graph
-from sbp.trace.collectives import SHARD_MAP, CollectiveRun, collective_runs
-from sbp.trace.graph import Constant, Graph, Node
-from sbp.types import NdSbp, Split, Unreduced
+from sbp.trace.collectives import CollectiveRun, collective_runs
+from sbp.trace.graph import Graph, Node
 
 # ---- coverage -----------------------------------------------------------------------------------
 # What was checked of a program: its collectives with the bytes that they send, and its comparisons
@@ -345,152 +337,3 @@ def _is_misdirected(doubled: Finding, missing: Finding) -> bool:
         if reached & set(node.inputs):
             reached |= set(node.outputs)
     return bool(reached & set(doubled.fault.node.inputs))
-
-
-# ---- claims -------------------------------------------------------------------------------------
-# The types that an `sbp.manual` region claims.
-
-
-CODE = "manual-types"
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimedArray:
-    """One operand or result of a region.
-
-    Arguments:
-      type: its claimed type.
-      atoms: its claimed atom on each mesh axis.
-      shape: its global shape.
-      dtype: its dtype.
-    """
-
-    type: NdSbp
-    atoms: Types
-    shape: tuple[int, ...]
-    dtype: Any
-
-    def local(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The shape of one device's part."""
-        return localise(self.shape, self.atoms, sizes)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RegionBody:
-    """The body of a region on the shards of one device.
-
-    Arguments:
-      jaxpr: the body.
-      mesh: the mesh that its collectives name, as JAX has it.
-      ins: its operands; the arrays that it closes over come first.
-      outs: its results.
-      closed_over: the arrays that it closes over.
-    """
-
-    jaxpr: Any
-    mesh: Any
-    ins: Sequence[ClaimedArray]
-    outs: Sequence[ClaimedArray]
-    closed_over: Sequence[Any]
-
-    @property
-    def key(self) -> str:
-        """Two bodies with equal keys have the same claims about the same body."""
-        return f"{self.jaxpr}\n{[h.type for h in self.ins]}\n{[h.type for h in self.outs]}"
-
-    def program(self, span: Span | None) -> Graph:
-        """The region as a program of its own, in which its operands and results have types."""
-        body = body_graph(self.jaxpr)
-        ins, outs = (
-            [_jax.empty_aval(h.shape, h.dtype) for h in side] for side in (self.ins, self.outs)
-        )
-        given = (*self.closed_over, *(None for _ in self.ins[len(self.closed_over) :]))
-        operands = tuple(
-            body.new_value(aval) if x is None or isinstance(x, _jax.Tracer) else Constant(x, aval)
-            for x, aval in zip(given, ins, strict=True)
-        )
-        results = tuple(map(body.new_value, outs))
-        inputs = tuple(v for v in operands if isinstance(v, int))
-        region = Node(
-            id=max((n.id for n in body.walk()), default=0) + 1,
-            op=SHARD_MAP,
-            primitive=None,
-            params={
-                "mesh": self.mesh,
-                "body": body,
-                "in_specs": tuple(h.type for h in self.ins),
-                "out_specs": tuple(h.type for h in self.outs),
-                "manual_axes": frozenset(self.mesh.axis_names),
-                "check_vma": False,
-            },
-            inputs=operands,
-            outputs=results,
-            span=span,
-            stack=(span,) if span else (),
-        )
-        return Graph(inputs=inputs, outputs=results, nodes=(region,), avals=body.avals)
-
-
-def check_claims(
-    body: RegionBody,
-    fn: Callable[..., Any],
-    again: Callable[[Callable[..., Any]], RegionBody],
-    mesh: MeshSpec,
-    *,
-    span: Span | None,
-    made: Span | None,
-) -> None:
-    """Checks the types that a hand-written region claims, as `sbp.check_shard_map` checks
-    out_specs: on random values, on the mesh and with one device on each mesh axis.
-
-    Arguments:
-      body: its body on the mesh.
-      fn: its function.
-      again: traces another function in the place of `fn`.
-      mesh: the mesh.
-      span: the user's line that calls it.
-      made: the user's line that calls `sbp.manual`.
-
-    Raises:
-      SbpTypeError: `manual-types`, with all claims that do not hold.
-    """
-    graph = body.program(span)
-    leaves = [graph.avals[v] for v in graph.inputs]
-    # Its operands are not taken apart stage by stage.
-    staged = any(
-        isinstance(a, Split) and h.local(mesh.sizes)[a.dim] == 1 for h in body.ins for a in h.atoms
-    )
-    meant = ["the region may have one stage for each device"] if staged else []
-    compared = compared_runs(graph, fn, lambda f: again(f).program(span), leaves, mesh, meant)
-    parted = {
-        name
-        for i, name in enumerate(mesh.names)
-        if any(isinstance(h.atoms[i], Unreduced) for h in body.ins)
-    }
-    depends = any(c.run.wrong and c.run.mesh_axis in parted for c in compared.compared)
-    said = diagnostics_of(compared)
-    if depends:  # on how a P operand is parted
-        said = [replace(d, severity="error") if d.code == DIFFERS else d for d in said]
-    wrong = [d for d in said if d.severity == "error"]
-    if wrong:
-        raise SbpTypeError([_about_claims(d, made) for d in wrong])
-    for d in said:
-        if d.severity != "note":
-            at = d.primary.span if d.primary else span
-            name = getattr(fn, "__name__", "the function")
-            with noting():  # a report has the finding itself, with its labels and notes
-                warn(CODE, f"in manual region {name!r}", d.title, span=at)
-        note(_about_claims(d, made))
-
-
-def _about_claims(found: Diagnostic, made: Span | None) -> Diagnostic:
-    """A finding about a body as one about its claims, which the line `made` states."""
-    shown = {(label.span.file, label.span.line) for label in found.labels}
-    known = made is not None and (made.file, made.line) not in shown
-    label = (
-        (Label(span=made, text="sbp.manual declares the types of the region here"),)
-        if made and known
-        else ()
-    )
-    more = f"more on this kind of fault: sbp explain {found.code}"
-    return replace(found, code=CODE, labels=(*found.labels, *label), notes=(*found.notes, more))
