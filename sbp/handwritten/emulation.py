@@ -317,7 +317,7 @@ def _record(graph: Graph, args: Sequence[Any], axes: int, found: dict[int, Any])
         elif traits_of(node.op).effect:  # a check prints and logs nothing
             outs = []
         else:
-            outs = run_node(*_widen(graph, node, ins), ONE_AXIS_AT_A_TIME)
+            outs = run_node(*_widen(graph, node, ins), _SPECIAL)
         if axes:
             found.update(zip(node.outputs, outs, strict=True))
         return outs
@@ -490,30 +490,21 @@ def _reduce(node: Node, args: Sequence[Any]) -> list[Any]:
     return [reduce(x, node.params["axes"]) for x in args]
 
 
-def _gather(node: Node, args: Sequence[Any]) -> list[Any]:
-    """An all-gather one axis at a time, the inner one first: `vmap` has none over several axes."""
-    p, (x,) = node.params, args
-    for name in reversed(_one_by_one(node)):
-        x = lax.all_gather(x, name, axis=p["all_gather_dimension"], tiled=p["tiled"])
-    return [x]
-
-
-def _scatter(node: Node, args: Sequence[Any]) -> list[Any]:
-    """A reduce-scatter one axis at a time, the outer one first."""
-    p, (x,) = node.params, args
-    for name in _one_by_one(node):
-        x = lax.psum_scatter(x, name, scatter_dimension=p["scatter_dimension"], tiled=p["tiled"])
-    return [x]
-
-
-def _one_by_one(node: Node) -> tuple[str, ...]:
-    """The mesh axes of a collective that runs over them one at a time."""
-    names = names_of(node)
-    if node.params["axis_index_groups"] is not None or (
-        len(names) > 1 and not node.params["tiled"]
-    ):
+def _one_axis_at_a_time(node: Node, args: Sequence[Any]) -> list[Any]:
+    """An all-gather, the inner axis first, or a reduce-scatter, the outer axis first: `vmap` has
+    none over several axes."""
+    p, names, (x,) = node.params, names_of(node), args
+    if p["axis_index_groups"] is not None or (len(names) > 1 and not p["tiled"]):
         raise NotImplementedError(f"{node.op} in groups of an axis, or untiled over several axes")
-    return names
+    if KINDS[node.op] == "gathering":
+        for name in reversed(names):
+            x = lax.all_gather(x, name, axis=p["all_gather_dimension"], tiled=p["tiled"])
+    else:
+        for name in names:
+            x = lax.psum_scatter(
+                x, name, scatter_dimension=p["scatter_dimension"], tiled=p["tiled"]
+            )
+    return [x]
 
 
 def _permute(node: Node, args: Sequence[Any]) -> list[Any]:
@@ -546,11 +537,11 @@ def _ragged_product(node: Node, args: Sequence[Any]) -> list[Any]:
 
 _ACTS = {
     "reduce": _reduce,
-    "gathering": _gather,
-    "scattering": _scatter,
+    "gathering": _one_axis_at_a_time,
+    "scattering": _one_axis_at_a_time,
     "permute": _permute,
 }
-ONE_AXIS_AT_A_TIME = {
+_SPECIAL = {
     RAGGED_PRODUCT: _ragged_product,
     **{op: _ACTS[kind] for op, kind in KINDS.items() if kind in _ACTS},
 }

@@ -22,7 +22,7 @@ from sbp.handwritten.one_device import Compared
 from sbp.signatures import traits_of
 from sbp.trace.collectives import AXIS_INDEX, KINDS, REDUCTIONS, SENDING, names_of
 from sbp.trace.graph import CONTROL_FLOW, Dataflow, Graph, Node, Operand, interface_of
-from sbp.types import Atom, B, P, Split, Unreduced
+from sbp.types import Atom, B, Broadcast, P, Split, Unreduced
 
 PMEAN = "lax.parallel.pmean"
 """The function of JAX that `lax.pmean` calls; its division has this frame."""
@@ -163,8 +163,7 @@ def region_findings(
             # Numbers on the way of a value that is off by a power of the number of devices.
             makers = body.makers(body.reached(operand)) if fault.kind in COUNTED else []
             counts = tuple(sorted({numbers[m.id] for m in makers if m.id in numbers}))
-            stated = claim if claimed else None
-            yield Finding(fault, (name,), observer, node, i, stated, counts)
+            yield Finding(fault, (name,), observer, node, i, claim if claimed else None, counts)
 
 
 def reversed_order(region: Node) -> tuple[str, ...]:
@@ -311,28 +310,29 @@ class Body:
         found, node = self.atoms(operand), self.flow.makers.get(operand)
         if node is None or not is_good(self.readings(operand)):
             return None
-        dim = claim.dim if isinstance(claim, Split) else 0
-        if isinstance(claim, Unreduced):
-            kind = "copies-as-partial" if B in found else "wrong-dim"
-            return Fault(kind, node, self.reducer(operand), 0, found[:1])
-        if self.is_partial(operand):
-            made, partial = self.origin(operand) or node, self.atoms(operand, None)[:1]
-            kind = "missing" if claim == B else "partial-as-split"
-            return Fault(kind, made, made, 0, partial)
         split = tuple(a for a in found if isinstance(a, Split))
-        if claim == B:
-            return Fault("split-as-whole", node, None, 0, split)
-        if B in found:
-            return Fault("copies-as-split", node, self.reducer(operand), dim, (B,))
-        return Fault("wrong-dim", node, None, dim, split)
+        match claim:
+            case Unreduced():
+                kind = "copies-as-partial" if B in found else "wrong-dim"
+                return Fault(kind, node, self.reducer(operand), 0, found[:1])
+            case _ if self.is_partial(operand):
+                made, partial = self.origin(operand) or node, self.atoms(operand, None)[:1]
+                kind = "missing" if claim == B else "partial-as-split"
+                return Fault(kind, made, made, 0, partial)
+            case Broadcast():
+                return Fault("split-as-whole", node, None, 0, split)
+            case Split(dim) if B in found:
+                return Fault("copies-as-split", node, self.reducer(operand), dim, (B,))
+            case Split(dim):
+                return Fault("wrong-dim", node, None, dim, split)
 
     def lost(self, operand: int) -> tuple[Fault, Node | None] | None:
         """The fault of a result without a meaning, and the first reduction of the faulty value;
         nothing where values of other devices or the index of a device have a part in it."""
         reached = self.reached(operand)
         nodes = [m for m in self.makers(reached) if m.op not in CONTROL_FLOW]
-        first = [m for m in nodes if not reached & {*m.inputs}]
-        measured = [m for m in first if any(v in self.types for v in m.outputs)]
+        typed = [m for m in nodes if any(v in self.types for v in m.outputs)]
+        measured = [m for m in typed if not reached & {*m.inputs}]
         faults = [(m, fault) for m in measured if (fault := self.of_operation(m)) is not None]
         ends = [m for m in measured if all(m is not known for known, _ in faults)]
         sent = self.sent(operand)
@@ -343,9 +343,8 @@ class Body:
             blocks = () if sent else self.own_blocks(nodes, reached)
             return next(((fault, None) for fault in blocks), None)
         node, fault = faults[0]
-        reads = [m for m in nodes if m is not node and self.over(m) and m.op in REDUCTIONS]
-        after = next((m for m in reads if self.order[m.id] > self.order[node.id]), None)
-        return fault, after
+        reads = (m for m in nodes if self.over(m) and m.op in REDUCTIONS)
+        return fault, next((m for m in reads if self.order[m.id] > self.order[node.id]), None)
 
     def own_blocks(self, nodes: Sequence[Node], reached: set[Operand]) -> Iterator[Fault]:
         """The faults of operations that take one block of a partial value, by the device's

@@ -136,19 +136,17 @@ def index_values(graph: Graph) -> set[int]:
     """The integers and tests that depend on the index of their device, and numbers that depend on
     nothing else."""
     found, literal = set[int](), set[int]()
-    maps = [region.params["body"] for region in regions_of(graph)]
-    pairs = ((body, node) for body in maps for node in body.walk())
-    for body, node in pairs:
+    for node in bodies(graph):
         made, own = {o for o in node.inputs if isinstance(o, int)}, {*node.outputs}
-        dtypes = [body.avals[v].dtype for v in own]
+        dtypes = [graph.avals[v].dtype for v in own]
         counts = all(d == np.bool_ or jnp.issubdtype(d, jnp.integer) for d in dtypes)
         if node.op == AXIS_INDEX or (found & made and (counts or made <= found | literal)):
             found |= own
         elif made <= literal:
             literal |= own
-        for inner, fed in zip(node.regions, interface_of(node).fed, strict=True):
-            entered = zip(inner.inputs, fed, strict=True)
-            found |= {v for v, entry in entered if node.inputs[entry.operand] in found}
+        inner = zip(node.regions, interface_of(node).fed, strict=True)
+        entered = (pair for region, fed in inner for pair in zip(region.inputs, fed, strict=True))
+        found |= {v for v, entry in entered if node.inputs[entry.operand] in found}
     return found
 
 

@@ -69,14 +69,13 @@ from sbp.types import Broadcast, NdSbp, Split, Unreduced, parse
 # of another argument, or splits of another dim. `check` tries the call with each of them.
 
 
-def _move_splits(entry: Any, rank: int) -> Iterator[str]:
+def _move_splits(entry: Any, rank: int) -> list[str]:
     """The text of a type with each of its splits on each other dim."""
     own = parse(entry) if isinstance(entry, str) else entry
-    for name, atom in own.items() if isinstance(own, NdSbp) else ():
-        if isinstance(atom, Split):
-            for dim in range(rank):
-                if dim != atom.dim:
-                    yield repr(NdSbp({**own, name: Split(dim)}, own.free))
+    atoms = own.items() if isinstance(own, NdSbp) else ()
+    splits = [(name, atom.dim) for name, atom in atoms if isinstance(atom, Split)]
+    moved = ((name, dim) for name, old in splits for dim in range(rank) if dim != old)
+    return [repr(NdSbp({**own, name: Split(dim)}, own.free)) for name, dim in moved]
 
 
 def _with_entries(
@@ -436,7 +435,6 @@ class _Region:
           SbpTypeError: `manual-types`, with all claims that do not hold.
         """
         graph = body.program(self.span)
-        leaves = [graph.avals[v] for v in graph.inputs]
         # Its operands are not taken apart stage by stage.
         staged = any(
             isinstance(a, Split) and h.local(self.mesh.sizes)[a.dim] == 1
@@ -445,7 +443,12 @@ class _Region:
         )
         meant = ["the region may have one stage for each device"] if staged else []
         compared = compared_runs(
-            graph, self.fn, lambda f: again(f).program(self.span), leaves, self.mesh, meant
+            graph,
+            self.fn,
+            traced=lambda f: again(f).program(self.span),
+            leaves=[graph.avals[v] for v in graph.inputs],
+            mesh=self.mesh,
+            meant=meant,
         )
         pairs = (pair for h in body.ins for pair in h.type.items())
         partial = {name for name, atom in pairs if isinstance(atom, Unreduced)}
@@ -610,13 +613,10 @@ class _Region:
           out_types: the types of its results, as `manual` takes them.
           mesh: the mesh that its collectives name.
         """
-        seen: list[Any] = []
 
         def local(*shards: Any) -> Any:
             out = returning_arrays(fn)(*jax.tree.unflatten(tree, shards))
-            leaves, out_tree = jax.tree.flatten(jax.tree.map(jnp.asarray, out))
-            seen.append((out_tree, [jax.ShapeDtypeStruct(y.shape, y.dtype) for y in leaves]))
-            return tuple(leaves)
+            return jax.tree.map(jnp.asarray, out)
 
         mapped = jax.shard_map(
             local,
@@ -626,8 +626,8 @@ class _Region:
             check_vma=False,
         )
         shapes = [jax.ShapeDtypeStruct(h.aval.shape, h.aval.dtype) for h in ins]
-        outer, consts = _jax.open_jaxpr(jax.make_jaxpr(mapped)(*shapes))
-        out_tree, outs = seen[-1]
+        closed, out = jax.make_jaxpr(mapped, return_shape=True)(*shapes)
+        outer, consts = _jax.open_jaxpr(closed)
         if len(outer.eqns) != 1:
             raise SbpInternalError(f"a manual region traces to one equation, got\n{outer}")
         (eqn,) = outer.eqns
@@ -640,7 +640,8 @@ class _Region:
             raise SbpInternalError(
                 f"the operands of a manual region are not where they are expected:\n{outer}"
             )
-        claims = leaf_types(out_types, jax.tree.unflatten(out_tree, outs), "out_types", self.mesh)
+        claims = leaf_types(out_types, out, "out_types", self.mesh)
+        outs, out_tree = jax.tree.flatten(out)
         arrays = [jnp.asarray(c) for c in closed_over]
         return _Body(
             params=eqn.params,

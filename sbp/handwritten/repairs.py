@@ -431,19 +431,21 @@ class Repairs:
         may be meant."""
         call = self.call(division)
         if call is not None and call.name == CALLED["mean"]:
-            gone: dict[int, tuple[str, ...]] = {d.id: () for d in call.nodes}
-            source = call.renamed(CALLED["sum"])
-            yield _one(GraphEdit(f"use lax.psum in place of {call.text}", source, over=gone))
+            text, source = f"use lax.psum in place of {call.text}", call.renamed(CALLED["sum"])
+            yield _one(GraphEdit(text, source, over={d.id: () for d in call.nodes}))
 
     def rename(self, node: Node, op: str) -> Iterator[RepairCandidate]:
         """Another reduction."""
         call = self.call(node)
         if call is not None and op and call.name in REDUCING_CALLS:
-            gone: dict[int, tuple[str, ...]] = {
-                d.id: () for n in call.nodes for d in self.divisions(n)
-            }
-            made, text = {n.id: op for n in call.nodes}, f"use lax.{op} in place of {call.text}"
-            yield _one(GraphEdit(text, call.renamed(op), rename=made, over=gone))
+            divisions = [d for n in call.nodes for d in self.divisions(n)]
+            edit = GraphEdit(
+                text=f"use lax.{op} in place of {call.text}",
+                source=call.renamed(op),
+                rename={n.id: op for n in call.nodes},
+                over={d.id: () for d in divisions},
+            )
+            yield _one(edit)
 
     def redirect(self, finding: Finding) -> Iterator[RepairCandidate]:
         """A sum over another mesh axis; the result stays split along the first one."""
@@ -497,23 +499,22 @@ class Repairs:
         axes, n = finding.mesh_axes, self.size(finding.mesh_axes)
         what, named = " and ".join(p.text for p in places), axes_text(finding.mesh_axes)
 
-        def edit(name: str, divisors: tuple[int, ...]) -> GraphEdit:
+        def edit(name: str, divisor: int) -> GraphEdit:
             added = tuple(
-                Reduce(node, k, axes, op, d, after=place.after)
-                for place, d in zip(places, divisors, strict=True)
+                Reduce(node, k, axes, op, divisor, after=place.after)
+                for place in places
                 for node, k in place.values
             )
+            source = [e for p in places for e in put_through(p, name, named)]
+            change = GraphEdit("") if late is None else late
             text = f"reduce {what} with lax.{name}(.., {named})"
-            source = (e for p in places for e in put_through(p, name, named))
-            if late is None:
-                return GraphEdit(text, in_order(source), added)
-            source = in_order((*source, *late.source))
-            return replace(late, text=f"{text}, and {late.text}", source=source, reduce=added)
+            text += f", and {late.text}" if late is not None else ""
+            source = in_order((*source, *change.source))
+            return replace(change, text=text, source=source, reduce=added)
 
-        ones = edit(op, (1,) * len(places))
-        mean = (edit(CALLED["mean"], (n,) * len(places)),) if op == CALLED["sum"] else ()
+        mean = (edit(CALLED["mean"], n),) if op == CALLED["sum"] else ()
         spare = not all(place.after for place in places)
-        return RepairCandidate((ones, *mean), (op, places), spare)
+        return RepairCandidate((edit(op, 1), *mean), (op, places), spare)
 
     def scatter(self, finding: Finding, dim: int) -> Iterator[RepairCandidate]:
         """A partial result that is returned as split: scattered, or reduced and returned as
@@ -560,10 +561,10 @@ class Repairs:
         that operation only."""
         fault = finding.fault
         made = self.sites.value(fault.made) if fault.made is not None else None
-        if made is not None and not self.sites.leads_to(made, fault.node):
-            made = None  # the operation is a part of the expression
-        if made is not None:
+        if made is not None and self.sites.leads_to(made, fault.node):
             yield (made,)
+        else:  # the operation is a part of the expression
+            made = None
         reads = self.sites.reads(fault.node, fault.partial or (fault.operand,))
         span = users_span(fault.node)
         if not reads or span is None:

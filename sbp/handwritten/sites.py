@@ -240,12 +240,11 @@ class Sites:
         outer = len(maker.stack) - shared - 1
         if outer < 1:
             return None
-        within = maker.stack[outer:]
+        call = maker.stack[outer]
         if reader is not None and (
-            len(theirs) <= shared or theirs[len(theirs) - shared - 1].function != within[0].function
+            len(theirs) <= shared or theirs[len(theirs) - shared - 1].function != call.function
         ):
             return None  # a call whose frames are not all known
-        call = within[0]
         expression, name = expression_at(call)
         if not isinstance(expression, ast.Call):
             return None

@@ -201,9 +201,9 @@ class _Words:
         if self.finding.observer is not None and self.finding.observer is not main:
             yield self.finding.observer, "taken here"
         if self.finding.claim is not None:
+            region, number = self.finding.region, self.finding.result
             claim = "whole" if self.finding.claim == B else repr(self.finding.claim)
-            outs = outs_of(self.finding.region)
-            yield self.finding.region, f"{outs} say that result {self.finding.result} is {claim}"
+            yield region, f"{outs_of(region)} say that result {number} is {claim}"
 
     def notes(self) -> Iterator[str]:
         """Facts that no label shows."""
@@ -245,14 +245,13 @@ def run_text(run: ComparedRun) -> str:
         lost = f"; {_lost(run)}" if run.lost else ""
         return f"{where}, the program computes the same results: {_how(run)}{lost}"
     text = f"{where}, the program computes other values for {_results(run.apart)}: {_how(run)}"
-    return f"{text}; {'; '.join(run.because)}" if run.because else text
+    return "; ".join([text, *run.because])
 
 
 def _how(run: ComparedRun) -> str:
     values = "its arguments" if run.given else "random values"
-    if run.stages:
-        return f"sbp ran its {run.size} stages one after the other, on {values}"
-    return f"sbp ran it with {run.size} devices and with one, on {values}"
+    ways = "its {} stages one after the other" if run.stages else "it with {} devices and with one"
+    return f"sbp ran {ways.format(run.size)}, on {values}"
 
 
 def _results(numbers: tuple[int, ...]) -> str:
