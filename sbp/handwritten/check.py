@@ -17,12 +17,11 @@ from sbp.errors import (
     Diagnostic,
     Help,
     SbpError,
-    SbpInternalError,
     Span,
     position_text,
     refused,
 )
-from sbp.handwritten.emulation import FAILURES, claims, regions_of
+from sbp.handwritten.emulation import claims, regions_of
 from sbp.handwritten.faults import (
     BY_SHARD,
     COUNTED,
@@ -143,7 +142,7 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
     found, ends = dict[tuple[Any, ...], Finding](), dict[str, list[Node]]()
     for c in compared.compared:
         name, written = c.run.mesh_axis, compared.axes[c.run.mesh_axis]
-        for node, results in claims(compared.graph) if c.types or c.uneven else ():
+        for node, results in claims(compared.graph) if any(c.types) or c.uneven else ():
             manual = node.params.get("newly_manual_axes", node.params.get("manual_axes", ()))
             if name not in manual:
                 continue
@@ -161,10 +160,9 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                 axes = tuple(a for a in compared.mesh.names if a in both)
                 found[finding.key] = replace(known, mesh_axes=axes)
     if not found and all(c.wrong for c in compared.compared):
-        for node, _ in claims(compared.graph):
-            if axes := reversed_order(node):
-                finding = Finding(Fault("order", node), axes, None, node)
-                found[finding.key] = finding
+        orders = ((node, reversed_order(node)) for node in regions_of(compared.graph))
+        wrong = (Finding(Fault("order", node), axes, None, node) for node, axes in orders if axes)
+        found |= {finding.key: finding for finding in wrong}
     # A collective that mixes up the dims of a value does so on other mesh axes as well.
     placed = {f.fault.node.id for f in found.values() if f.fault.kind != "local"}
     findings = (
@@ -198,7 +196,7 @@ class Helper:
         self.tried, self.compared = tried, compared
         self.graph, self.mesh = compared.graph, compared.mesh
         self.sites = Sites(self.graph)
-        self.wrong = self.wrong_of(self.graph)
+        self.wrong = compared.wrong_of(self.graph)
 
     def helps(self, finding: Finding) -> tuple[tuple[Help, ...], bool]:
         """The accepted repairs, cheapest first, and whether the search for repairs stopped at a
@@ -207,15 +205,15 @@ class Helper:
         places: set[object] = set()
         if finding.region.backward:  # it follows from the region that is differentiated
             return (), False
-        runs = (c.run for c in self.compared.compared if c.run.mesh_axis in finding.mesh_axes)
-        if self.wrong is None or any(run.untried for run in runs):  # nothing says what is right
+        untried = {c.run.mesh_axis for c in self.compared.compared if c.run.untried}
+        if self.wrong is None or untried & {*finding.mesh_axes}:  # nothing says what is right
             return (), True
         most = 1 if finding.fault.kind in _ONE else SHOWN
         repairs = Repairs(self.mesh, self.sites).of(finding)
-        for repair in islice(repairs, self.tried):
-            if repair.place in places or (repair.spare and found):
-                continue
-            for edit in repair.edits:
+        for variants in islice(repairs, self.tried):
+            for edit in variants:
+                if edit.place in places or (edit.spare and found):
+                    break
                 left = self.left(edit)
                 if left is not None and edit.text not in found:
                     made, wrong = left
@@ -226,21 +224,12 @@ class Helper:
                         peak_memory_bytes=None,
                         clears_all_errors=not wrong,
                     )
-                    places |= {repair.place} - {None}
+                    places |= {edit.place} - {None}
                     break
             if len(found) == most:
                 break
         cheapest = tuple(sorted(found.values(), key=lambda h: h.bytes_per_device))
         return cheapest, most > 1 and next(repairs, None) is not None
-
-    def wrong_of(self, graph: Graph) -> frozenset[Any] | None:
-        """Which results of a program are wrong; None where it does not run."""
-        try:
-            return self.compared.wrong_of(graph)
-        except SbpInternalError:
-            raise
-        except FAILURES:  # of an edit: shapes that no longer fit
-            return None
 
     def left(self, edit: GraphEdit) -> tuple[Graph, frozenset[Any]] | None:
         """The edited program, and which of its results are wrong. None where these are not fewer
@@ -248,7 +237,7 @@ class Helper:
         if not (edit.source or edit.options):
             return None
         made = edit_program(self.graph, edit, dict(self.mesh.axes))
-        wrong = self.wrong_of(made)
+        wrong = self.compared.wrong_of(made)
         if wrong is None or self.wrong is None:
             return None
         results, before = ({w for w in every if len(w) == 1} for every in (wrong, self.wrong))
@@ -328,9 +317,9 @@ def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
 def _is_misdirected(doubled: Finding, missing: Finding) -> bool:
     """Whether a reduction over the wrong mesh axis reduces the value of another finding, which is
     not reduced over the right one."""
-    if doubled.fault.kind not in ("blocks", "doubled") or missing.fault.kind != "missing":
-        return False
-    if doubled.region is not missing.region or set(doubled.mesh_axes) & set(missing.mesh_axes):
+    kinds = doubled.fault.kind in ("blocks", "doubled") and missing.fault.kind == "missing"
+    same_axes = set(doubled.mesh_axes) & set(missing.mesh_axes)
+    if not kinds or same_axes or doubled.region is not missing.region:
         return False
     reached = set(missing.fault.node.outputs)
     for node in doubled.region.params["body"].nodes:

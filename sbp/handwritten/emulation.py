@@ -276,8 +276,8 @@ def program_run(graph: Graph, *, every: bool = False) -> Callable[[Sequence[Any]
             compiled.append(jax.jit(whole).lower(*args).compile(_QUICKLY))
         with jax.ensure_compile_time_eval():
             outs, values = jax.device_get(compiled[0](*args))
-        found = {v: np.asarray(y) for v, y in values.items()}
-        return Ran(graph, [np.asarray(y) for y in outs], found)
+        arrays = {v: np.asarray(y) for v, y in values.items()}
+        return Ran(graph, list(map(np.asarray, outs)), arrays)
 
     return run
 

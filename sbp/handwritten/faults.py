@@ -141,16 +141,14 @@ def region_findings(
           of the device's index.
     """
     name, numbers = compared.run.mesh_axis, compared.numbers
-    types = (compared.types, *compared.trips)
-    body, *trips = (Body(node.params["body"], t, name) for t in types)
+    body, *trips = (Body(node.params["body"], t, name) for t in compared.types)
     for i in results:
         operand = body.graph.outputs[i]
         claim = atom_of(node.params["out_specs"][i], name)
         fits = operand not in body.types or Reading(claim, 0) in body.readings(operand)
         if not isinstance(operand, int) or (fits and i not in uneven):
             continue
-        shape = body.graph.aval(operand).shape
-        if isinstance(claim, Split) and shape[claim.dim] == 1:
+        if isinstance(claim, Split) and body.graph.aval(operand).shape[claim.dim] == 1:
             continue  # one element for each device: what each of them has, side by side
         claimed = body.claimed(operand, claim)
         tried = (b.lost(operand) for b in (body, *trips))
@@ -340,19 +338,15 @@ class Body:
             ends += sent
         self.ends += ends
         if not faults or ends:
-            blocks = () if sent else self.own_blocks(nodes, reached)
-            return next(((fault, None) for fault in blocks), None)
+            # Of a partial value, each device takes the block of its own index.
+            taking = (m for m in nodes if reached & {m.inputs[i] for i in places_of(m)})
+            own = next((m for m in taking if self.atoms(m.inputs[0]) == (P,)), None)
+            if sent or own is None:
+                return None
+            return Fault("own-block", own, self.origin(own.inputs[0]), 0, (P,), (0,)), None
         node, fault = faults[0]
         reads = (m for m in nodes if self.over(m) and m.op in REDUCTIONS)
         return fault, next((m for m in reads if self.order[m.id] > self.order[node.id]), None)
-
-    def own_blocks(self, nodes: Sequence[Node], reached: set[Operand]) -> Iterator[Fault]:
-        """The faults of operations that take one block of a partial value, by the device's
-        index."""
-        for node in nodes:
-            places = {node.inputs[i] for i in places_of(node)}
-            if reached & places and self.atoms(node.inputs[0]) == (P,):
-                yield Fault("own-block", node, self.origin(node.inputs[0]), 0, (P,), (0,))
 
     def of_operation(self, node: Node) -> Fault | None:
         """The fault of an operation whose operands have a meaning; None where it depends on other

@@ -118,8 +118,8 @@ class Compared:
     Arguments:
       run: what it came to.
       alone: how the program was read on one device.
-      types: the types of the values of all regions, where results differ.
-      trips: likewise, in the first and the second trip of each scan.
+      types: the types of the values of all regions, where results differ: in all trips of each
+          scan, in the first trip, and in the second one.
       uneven: whether a result differs between devices that the program says to be equal.
       meant: whether the program shows that a difference may be meant.
       numbers: by the id of an operation, a number in it that may count devices.
@@ -127,8 +127,7 @@ class Compared:
 
     run: ComparedRun
     alone: Attempt = Attempt()
-    types: Types = field(default_factory=dict)
-    trips: tuple[Types, ...] = ()
+    types: tuple[Types, ...] = ({},)
     uneven: bool = False
     meant: bool = False
     numbers: Mapping[int, str] = field(default_factory=dict)
@@ -178,29 +177,35 @@ class Comparisons:
 
     def without_trial(self, reason: str) -> Comparisons:
         """The same program, of which nothing was compared."""
-        runs = (
-            ComparedRun(mesh_axis=name, size=written.axis.size, untried=reason)
+        self.compared = [
+            Compared(run=ComparedRun(mesh_axis=name, size=written.axis.size, untried=reason))
             for name, written in self.axes.items()
-        )
-        self.compared = [Compared(run=run) for run in runs]
+        ]
         return self
 
-    def wrong_of(self, graph: Graph) -> frozenset[tuple[Any, ...]]:
+    def wrong_of(self, graph: Graph) -> frozenset[tuple[Any, ...]] | None:
         """The results of a program on the mesh that differ from those of this program with one
-        device on all mesh axes on which it is wrong; then its uneven results."""
+        device on all mesh axes on which it is wrong; then its uneven results. None where it does
+        not run."""
         sets = self.values, self.others
-        if self.wanted is None:
-            trace = self.traced
-            for c in self.compared:
-                if c.wrong and not c.run.untried:
-                    written = WrittenSizes(self.axes[c.run.mesh_axis].axis)
-                    trace = functools.partial(trace_on_one_device, trace, written, c.alone)
-            run = program_run(trace(self.fn))
-            self.wanted = [run(values) for values in sets]
-        run = program_run(graph)
-        every = [run(values) for values in sets]
-        wrong = {(i,) for pair in zip(every, self.wanted, strict=True) for i in _differing(*pair)}
-        return frozenset(wrong).union(*(uneven(graph, got, self.mesh) for got in every))
+        try:
+            if self.wanted is None:
+                trace = self.traced
+                for c in self.compared:
+                    if c.wrong and not c.run.untried:
+                        written = WrittenSizes(self.axes[c.run.mesh_axis].axis)
+                        trace = functools.partial(trace_on_one_device, trace, written, c.alone)
+                run = program_run(trace(self.fn))
+                self.wanted = [run(values) for values in sets]
+            run = program_run(graph)
+            every = [run(values) for values in sets]
+            pairs = zip(every, self.wanted, strict=True)
+            wrong = {(i,) for got, wanted in pairs for i in _differing(got, wanted)}
+            return frozenset(wrong).union(*(uneven(graph, got, self.mesh) for got in every))
+        except SbpInternalError:
+            raise
+        except FAILURES:  # of an edit: shapes that no longer fit
+            return None
 
     def compare(
         self, written: WrittenSizes, chained: bool, uneven: Collection[int], meant: Iterable[str]
@@ -232,8 +237,8 @@ class Comparisons:
             if not differs and not uneven:
                 lost = self.find_unreached() if chained else ()
                 wrong = lost if attempt.chained else ()
-                run = replace(run, apart=wrong, stages=attempt.chained, lost=lost)
-                return Compared(run=run, alone=attempt)
+                same = replace(run, apart=wrong, stages=attempt.chained, lost=lost)
+                return Compared(run=same, alone=attempt)
             apart[attempt] = differs, alone
             pairs = list(zip(self.got.results, want.results, strict=True))
             if attempt.chained and not all(_multiple(*pairs[i]) for i in differs):
@@ -241,10 +246,8 @@ class Comparisons:
                 if all((x == y).all() for x, y in reached):
                     because.add("the stages of the pipeline may be different functions")
         if not apart:
-            first = next(iter(failed.values()))
-            why = f"it raises an error with one device: {first}"
-            run = replace(run, untried=why, refused=True)
-            return Compared(run=run, uneven=bool(uneven))
+            why = f"it raises an error with one device: {next(iter(failed.values()))}"
+            return Compared(run=replace(run, untried=why, refused=True), uneven=bool(uneven))
         return self.judge(run, written, apart, failed, because, bool(uneven))
 
     def judge(
@@ -307,8 +310,7 @@ class Comparisons:
         return Compared(
             run=run,
             alone=best,
-            types=types,
-            trips=trips,
+            types=(types, *trips),
             uneven=uneven,
             meant=meant,
             numbers={i: number for i, (other, number) in fixed.items() if other not in twos},
@@ -328,7 +330,8 @@ class Comparisons:
                 other[k] = np.random.default_rng([i, k]).standard_normal(x.shape[1:])
                 after = run([*self.values[:i], other, *self.values[i + 1 :]]).results
                 for rows, a, b in zip(found, before, after, strict=True):
-                    rows.append(_changed_slices(a, b))
+                    changed = np.atleast_1d(a != b)
+                    rows.append(np.asarray(changed.reshape(len(changed), -1).any(1)))
         return [np.asarray(rows) for rows in found]
 
     def find_unreached(self) -> tuple[int, ...]:
@@ -353,11 +356,6 @@ def _attempts(written: WrittenSizes, chained: bool) -> Iterator[Attempt]:
 
 def _has_few_slices(x: np.ndarray) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating) and x.ndim > 0 and x.shape[0] <= SLICES
-
-
-def _changed_slices(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    other = np.atleast_1d(np.asarray(before != after))
-    return np.asarray(other.reshape(len(other), -1).any(1))
 
 
 def _multiple(got: np.ndarray, want: np.ndarray) -> bool:

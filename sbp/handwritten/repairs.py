@@ -76,6 +76,8 @@ class GraphEdit:
       rename: other collectives, by the id of the node.
       stated: the types that a region states for its results after the edit, by the region's id and
           the result.
+      place: the values that are reduced. Only the first accepted repair of a place is offered.
+      spare: whether the repair is offered only if there is no other.
     """
 
     text: str
@@ -86,6 +88,8 @@ class GraphEdit:
     rename: dict[int, str] = field(default_factory=dict)
     stated: dict[tuple[int, int], Any] = field(default_factory=dict)
     options: tuple[OptionEdit, ...] = ()
+    place: object = None
+    spare: bool = False
 
 
 def edit_program(graph: Graph, edit: GraphEdit, sizes: dict[str, int]) -> Graph:
@@ -296,19 +300,9 @@ def put_through(site: Site, function: str, arguments: str) -> Edits:
 # ---- candidates ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RepairCandidate:
-    """One repair with its variants: a sum and a mean, where either may be meant.
-
-    Arguments:
-      edits: the variants; the first that is right is offered.
-      place: the values that are reduced. Only the first accepted repair of a place is offered.
-      spare: whether the repair is offered only if there is no other.
-    """
-
-    edits: tuple[GraphEdit, ...]
-    place: object = None
-    spare: bool = False
+Variants = tuple[GraphEdit, ...]
+"""One repair with its variants: a sum and a mean, where either may be meant. The first one that is
+right is offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +366,7 @@ class Repairs:
     def __init__(self, mesh: MeshSpec, sites: Sites) -> None:
         self.mesh, self.sites = mesh, sites
 
-    def of(self, finding: Finding) -> Iterator[RepairCandidate]:
+    def of(self, finding: Finding) -> Iterator[Variants]:
         """The candidates for a finding, the likeliest first."""
         fault, axes = finding.fault, finding.mesh_axes
         match fault.kind:
@@ -398,7 +392,7 @@ class Repairs:
             case "copies-as-split":
                 if fault.made is not None:  # a sum over the shards of what was to stay split
                     yield from self.drop(fault.made, axes)
-                yield _one(self.leave_out_axes(finding, GraphEdit("")))
+                yield (self.leave_out_axes(finding, GraphEdit("")),)
             case "nonlinear" | "product" | "ratio" | "added" | "scales" | "mixed" | "own-block":
                 yield from self.reduce_earlier(finding)
             case _:
@@ -406,13 +400,13 @@ class Repairs:
 
     # ---- other reductions in place of one -------------------------------------------------------
 
-    def drop(self, node: Node, axes: tuple[str, ...]) -> Iterator[RepairCandidate]:
+    def drop(self, node: Node, axes: tuple[str, ...]) -> Iterator[Variants]:
         """A reduction left out, or over fewer axes."""
         edit = self.without(node, axes)
         if edit is not None:
-            yield _one(edit)
+            yield (edit,)
 
-    def average(self, node: Node, axes: tuple[str, ...]) -> Iterator[RepairCandidate]:
+    def average(self, node: Node, axes: tuple[str, ...]) -> Iterator[Variants]:
         """A mean instead of a sum."""
         call = self.call(node)
         n = self.size(axes)
@@ -421,20 +415,20 @@ class Repairs:
         divide = {m.id: n for m in call.nodes}
         if "axes" not in node.params:
             text = f"divide {call.text} by {n}, the size of {_names(axes)}"
-            yield _one(GraphEdit(text, divide_by_sizes(call.span, axes), divide=divide))
+            yield (GraphEdit(text, divide_by_sizes(call.span, axes), divide=divide),)
         elif call.name == CALLED["sum"] and set(names_of(node)) == set(axes):
             source = call.renamed(CALLED["mean"])
-            yield _one(GraphEdit(f"use lax.pmean in place of {call.text}", source, divide=divide))
+            yield (GraphEdit(f"use lax.pmean in place of {call.text}", source, divide=divide),)
 
-    def sum_up(self, division: Node) -> Iterator[RepairCandidate]:
+    def sum_up(self, division: Node) -> Iterator[Variants]:
         """A sum instead of a `lax.pmean`. A division by hand has no such repair: another divisor
         may be meant."""
         call = self.call(division)
         if call is not None and call.name == CALLED["mean"]:
             text, source = f"use lax.psum in place of {call.text}", call.renamed(CALLED["sum"])
-            yield _one(GraphEdit(text, source, over={d.id: () for d in call.nodes}))
+            yield (GraphEdit(text, source, over={d.id: () for d in call.nodes}),)
 
-    def rename(self, node: Node, op: str) -> Iterator[RepairCandidate]:
+    def rename(self, node: Node, op: str) -> Iterator[Variants]:
         """Another reduction."""
         call = self.call(node)
         if call is not None and op and call.name in REDUCING_CALLS:
@@ -445,9 +439,9 @@ class Repairs:
                 rename={n.id: op for n in call.nodes},
                 over={d.id: () for d in divisions},
             )
-            yield _one(edit)
+            yield (edit,)
 
-    def redirect(self, finding: Finding) -> Iterator[RepairCandidate]:
+    def redirect(self, finding: Finding) -> Iterator[Variants]:
         """A sum over another mesh axis; the result stays split along the first one."""
         body: Graph = finding.region.params["body"]
         for node in body.walk():
@@ -460,20 +454,21 @@ class Repairs:
                 f"write {axes_text(finding.mesh_axes)} in place of {axes_text(others)} in"
                 f" {call.text}"
             )
-            source = call.over(finding.mesh_axes)
-            change = GraphEdit(text, source, over={n.id: finding.mesh_axes for n in call.nodes})
-            yield _one(change)
+            change = GraphEdit(
+                text,
+                source=call.over(finding.mesh_axes),
+                over={n.id: finding.mesh_axes for n in call.nodes},
+            )
+            yield (change,)
             for dim in range(len(self.result_shape(finding))) if finding.claim is not None else ():
                 also = f"{_names(others)} at dim {dim} in {_outs(finding)}"
                 edit = replace(change, text=f"{text}, and {also}")
                 split = functools.partial(split_over, dim=dim)
-                yield _one(
-                    _specified(finding, edit, functools.reduce(split, others, _spec(finding)))
-                )
+                yield (_specified(finding, edit, functools.reduce(split, others, _spec(finding))),)
 
     # ---- a reduction more -----------------------------------------------------------------------
 
-    def reduce(self, finding: Finding) -> Iterator[RepairCandidate]:
+    def reduce(self, finding: Finding) -> Iterator[Variants]:
         """A reduction of a value where it becomes partial, or of a region's result."""
         op = reduction_of(finding.fault)
         maker = self.sites.maker(finding.region, finding.result)
@@ -487,7 +482,7 @@ class Repairs:
         places: tuple[Site, ...],
         op: str,
         late: GraphEdit | None = None,
-    ) -> RepairCandidate:
+    ) -> Variants:
         """A reduction of some values, as a sum and, where either may be meant, as a mean.
 
         Arguments:
@@ -510,13 +505,19 @@ class Repairs:
             text = f"reduce {what} with lax.{name}(.., {named})"
             text += f", and {late.text}" if late is not None else ""
             source = in_order((*source, *change.source))
-            return replace(change, text=text, source=source, reduce=added)
+            return replace(
+                change,
+                text=text,
+                source=source,
+                reduce=added,
+                place=(op, places),
+                spare=not all(place.after for place in places),
+            )
 
         mean = (edit(CALLED["mean"], n),) if op == CALLED["sum"] else ()
-        spare = not all(place.after for place in places)
-        return RepairCandidate((edit(op, 1), *mean), (op, places), spare)
+        return (edit(op, 1), *mean)
 
-    def scatter(self, finding: Finding, dim: int) -> Iterator[RepairCandidate]:
+    def scatter(self, finding: Finding, dim: int) -> Iterator[Variants]:
         """A partial result that is returned as split: scattered, or reduced and returned as
         whole."""
         site, axes, named = self.result(finding), finding.mesh_axes, axes_text(finding.mesh_axes)
@@ -527,9 +528,9 @@ class Repairs:
         text = f"reduce {site.text} with lax.psum(.., {named}), and "
         added = Reduce(finding.region.id, finding.result, axes)
         edit = GraphEdit(text, into_call(site.spans[0], CALLED["sum"], named), (added,))
-        yield _one(self.leave_out_axes(finding, edit))
+        yield (self.leave_out_axes(finding, edit),)
 
-    def gather(self, finding: Finding) -> Iterator[RepairCandidate]:
+    def gather(self, finding: Finding) -> Iterator[Variants]:
         """A split result that is returned as whole."""
         site = self.result(finding)
         if site is None:
@@ -539,14 +540,13 @@ class Repairs:
 
     def leave_out_axes(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
         """An edit after which the result is stated to be whole on the mesh axes of the finding."""
-        axes = finding.mesh_axes
-        text = f"{edit.text}leave {_names(axes)} out of {_outs(finding)}"
-        whole = functools.reduce(without, axes, _spec(finding))
+        text = f"{edit.text}leave {_names(finding.mesh_axes)} out of {_outs(finding)}"
+        whole = functools.reduce(without, finding.mesh_axes, _spec(finding))
         return _specified(finding, replace(edit, text=text), whole)
 
     # ---- a reduction before the operation that is at fault --------------------------------------
 
-    def reduce_earlier(self, finding: Finding) -> Iterator[RepairCandidate]:
+    def reduce_earlier(self, finding: Finding) -> Iterator[Variants]:
         """A reduction where the value becomes partial, or of the operation's operand; the later
         reduction is dropped or kept."""
         op = reduction_of(finding.fault) or CALLED["sum"]
@@ -639,7 +639,7 @@ class Repairs:
         return math.prod(self.mesh.size(a) for a in axes)
 
 
-def _resharded(finding: Finding, site: Site, act: str, dimension: str, dim: int) -> RepairCandidate:
+def _resharded(finding: Finding, site: Site, act: str, dimension: str, dim: int) -> Variants:
     """The result of a region scattered or gathered along a dim.
 
     Arguments:
@@ -654,7 +654,7 @@ def _resharded(finding: Finding, site: Site, act: str, dimension: str, dim: int)
     text = f"return lax.{CALLED[act]}(.., {arguments}) of {site.text}"
     added = Reduce(finding.region.id, finding.result, finding.mesh_axes, op, dim=dim)
     source = into_call(site.spans[0], CALLED[act], arguments)
-    return _one(GraphEdit(text, source, (added,)))
+    return (GraphEdit(text, source, (added,)),)
 
 
 def reduction_of(fault: Fault) -> str:
@@ -675,10 +675,6 @@ def _specified(finding: Finding, edit: GraphEdit, spec: Any) -> GraphEdit:
     value = repr(spec) if outs == "out_types" else spec
     option = OptionEdit(option=outs, value=value, position=finding.result, function=function)
     return replace(edit, options=(option,), stated=stated)
-
-
-def _one(edit: GraphEdit) -> RepairCandidate:
-    return RepairCandidate((edit,))
 
 
 def _expression(node: Node) -> str:

@@ -8,6 +8,7 @@ differentiated inside a region: the gradient is already traced, and the edit wou
 from __future__ import annotations
 
 import ast
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -101,9 +102,9 @@ class Sites:
         If a region is differentiated as a whole, JAX makes its gradient from the edited region.
         """
         region = self.home[node.id][1]
-        if region is None or region.backward:
+        if region is None or region.backward or node.backward:
             return True
-        return node.backward or node.scope.count("jvp(") > region.scope.count("jvp(")
+        return node.scope.count("jvp(") > region.scope.count("jvp(")
 
     def alike(self, node: Node) -> tuple[Node, ...]:
         """The nodes of the same operation and source line, in every call; none where one of them is
@@ -175,17 +176,15 @@ class Sites:
             found += leaving
         return Site(f"`{text}` at line {span.line}", tuple(found), (span,)) if found else None
 
-    def _connect(self, group: dict[int, Node]) -> Iterator[list[Node]]:
+    def _connect(self, group: dict[int, Node]) -> list[list[Node]]:
         """The connected parts of a group of nodes, by who reads whom."""
-        parts: dict[int, list[Node]] = {i: [node] for i, node in group.items()}
-        for i, node in group.items():
-            for operand in node.inputs:
-                maker = self.makers.get(operand)
-                if maker is not None and maker[0].id in group:
-                    one, other = parts[i], parts[maker[0].id]
-                    joined = one if one is other else [*other, *one]
-                    parts |= {n.id: joined for n in joined}
-        yield from {id(part): part for part in parts.values()}.values()
+        parts: list[list[Node]] = []
+        for node in group.values():
+            makers = {self.makers[o][0].id for o in node.inputs if o in self.makers}
+            near = [part for part in parts if any(n.id in makers for n in part)]
+            parts = [part for part in parts if part not in near]
+            parts.append([*itertools.chain(*near), node])
+        return parts
 
     def _leaving(self, part: Sequence[Node]) -> Iterator[tuple[Node, int, bool]]:
         """The values of some nodes that other nodes read, and whether one of those is in no
