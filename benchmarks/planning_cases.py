@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import AbstractMesh
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AbstractMesh, PartitionSpec as P
 
 import sbp
 from benchmarks.steps.program import ADAMW, Mark, aval, training_step

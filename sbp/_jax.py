@@ -35,8 +35,7 @@ from jax._src.shard_map import shard_map_p as _shard_map_p
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var
 from jax.extend.random import threefry2x32_p
-from jax.interpreters import ad, batching, mlir
-from jax.interpreters import partial_eval as pe
+from jax.interpreters import ad, batching, mlir, partial_eval as pe
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from sbp.errors import Span

@@ -17,8 +17,7 @@ import functools
 import inspect
 import numbers
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar

@@ -2,8 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as Spec
+from jax.sharding import AxisType, PartitionSpec as Spec
 
 import sbp
 from benchmarks.fault_shapes import f32

@@ -1,8 +1,7 @@
 """A sharding in JAX's own words has its axes in the wrong places."""
 
 import jax
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as Spec
+from jax.sharding import NamedSharding, PartitionSpec as Spec
 
 import sbp
 from benchmarks.fault_shapes import f32

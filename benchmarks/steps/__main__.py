@@ -32,8 +32,7 @@ import jax
 # The first one sets the ahead-of-time environment before JAX is used.
 from benchmarks.gshard_bytes import MIB, held_bytes
 from benchmarks.hlo.schedule import step_time
-from benchmarks.plan_collectives import compared as compared_collectives
-from benchmarks.plan_collectives import table
+from benchmarks.plan_collectives import compared as compared_collectives, table
 from benchmarks.steps.figures import (
     EXPERTS,
     Figures,

@@ -23,8 +23,7 @@ from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.layout import padded
 from sbp.plan.program import Program, place
-from sbp.source.editing import Part
-from sbp.source.editing import repin as repinned_source
+from sbp.source.editing import Part, repin as repinned_source
 from sbp.source.reader import expression_at, position_at, source_text, users_span
 from sbp.trace.graph import Dataflow, Graph, Node, Operand
 from sbp.trace.places import CONSTRAINTS

@@ -1,9 +1,8 @@
-"""The check of a program with `jax.shard_map`, and of the types that an `sbp.manual` region claims:
-its trace, its findings and their repairs."""
+"""The check of a program with `jax.shard_map`: its trace, its findings and their repairs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -17,18 +16,12 @@ from sbp.errors import (
     SHOWN,
     Diagnostic,
     Help,
-    Label,
     SbpError,
-    SbpInternalError,
-    SbpTypeError,
     Span,
-    note,
-    noting,
     position_text,
     refused,
-    warn,
 )
-from sbp.handwritten.emulation import FAILURES, claims, regions_of
+from sbp.handwritten.emulation import claims, regions_of
 from sbp.handwritten.faults import (
     BY_SHARD,
     COUNTED,
@@ -38,18 +31,16 @@ from sbp.handwritten.faults import (
     reversed_order,
 )
 from sbp.handwritten.measured import scalars
-from sbp.handwritten.one_device import ComparedRun, Comparisons, compared_runs
+from sbp.handwritten.one_device import ComparedRun, Comparisons
 from sbp.handwritten.repairs import GraphEdit, Repairs, bytes_sent, edit_program
 from sbp.handwritten.sites import Sites
 from sbp.handwritten.words import DIFFERS, diagnostic, primary, run_diagnostic
 from sbp.kinds import leaves_of, returning_arrays
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures.laws.oracle import Types, localise
 from sbp.source.reader import source_text, users_span
 from sbp.trace.build import body_graph
-from sbp.trace.collectives import SHARD_MAP, CollectiveRun, collective_runs
-from sbp.trace.graph import Constant, Graph, Node
-from sbp.types import NdSbp, Split, Unreduced
+from sbp.trace.collectives import CollectiveRun, collective_runs
+from sbp.trace.graph import Graph, Node
 
 # ---- coverage -----------------------------------------------------------------------------------
 # What was checked of a program: its collectives with the bytes that they send, and its comparisons
@@ -151,7 +142,7 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
     found, ends = dict[tuple[Any, ...], Finding](), dict[str, list[Node]]()
     for c in compared.compared:
         name, written = c.run.mesh_axis, compared.axes[c.run.mesh_axis]
-        for node, results in claims(compared.graph) if c.types or c.uneven else ():
+        for node, results in claims(compared.graph) if any(c.types) or c.uneven else ():
             manual = node.params.get("newly_manual_axes", node.params.get("manual_axes", ()))
             if name not in manual:
                 continue
@@ -169,10 +160,9 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                 axes = tuple(a for a in compared.mesh.names if a in both)
                 found[finding.key] = replace(known, mesh_axes=axes)
     if not found and all(c.wrong for c in compared.compared):
-        for node, _ in claims(compared.graph):
-            if axes := reversed_order(node):
-                finding = Finding(Fault("order", node), axes, None, node)
-                found[finding.key] = finding
+        orders = ((node, reversed_order(node)) for node in regions_of(compared.graph))
+        wrong = (Finding(Fault("order", node), axes, None, node) for node, axes in orders if axes)
+        found |= {finding.key: finding for finding in wrong}
     # A collective that mixes up the dims of a value does so on other mesh axes as well.
     placed = {f.fault.node.id for f in found.values() if f.fault.kind != "local"}
     findings = (
@@ -206,7 +196,7 @@ class Helper:
         self.tried, self.compared = tried, compared
         self.graph, self.mesh = compared.graph, compared.mesh
         self.sites = Sites(self.graph)
-        self.wrong = self.wrong_of(self.graph)
+        self.wrong = compared.wrong_of(self.graph)
 
     def helps(self, finding: Finding) -> tuple[tuple[Help, ...], bool]:
         """The accepted repairs, cheapest first, and whether the search for repairs stopped at a
@@ -215,15 +205,15 @@ class Helper:
         places: set[object] = set()
         if finding.region.backward:  # it follows from the region that is differentiated
             return (), False
-        runs = (c.run for c in self.compared.compared if c.run.mesh_axis in finding.mesh_axes)
-        if self.wrong is None or any(run.untried for run in runs):  # nothing says what is right
+        untried = {c.run.mesh_axis for c in self.compared.compared if c.run.untried}
+        if self.wrong is None or untried & {*finding.mesh_axes}:  # nothing says what is right
             return (), True
         most = 1 if finding.fault.kind in _ONE else SHOWN
         repairs = Repairs(self.mesh, self.sites).of(finding)
-        for repair in islice(repairs, self.tried):
-            if repair.place in places or (repair.spare and found):
-                continue
-            for edit in repair.edits:
+        for variants in islice(repairs, self.tried):
+            for edit in variants:
+                if edit.place in places or (edit.spare and found):
+                    break
                 left = self.left(edit)
                 if left is not None and edit.text not in found:
                     made, wrong = left
@@ -234,21 +224,12 @@ class Helper:
                         peak_memory_bytes=None,
                         clears_all_errors=not wrong,
                     )
-                    places |= {repair.place} - {None}
+                    places |= {edit.place} - {None}
                     break
             if len(found) == most:
                 break
         cheapest = tuple(sorted(found.values(), key=lambda h: h.bytes_per_device))
         return cheapest, most > 1 and next(repairs, None) is not None
-
-    def wrong_of(self, graph: Graph) -> frozenset[Any] | None:
-        """Which results of a program are wrong; None where it does not run."""
-        try:
-            return self.compared.wrong_of(graph)
-        except SbpInternalError:
-            raise
-        except FAILURES:  # of an edit: shapes that no longer fit
-            return None
 
     def left(self, edit: GraphEdit) -> tuple[Graph, frozenset[Any]] | None:
         """The edited program, and which of its results are wrong. None where these are not fewer
@@ -256,7 +237,7 @@ class Helper:
         if not (edit.source or edit.options):
             return None
         made = edit_program(self.graph, edit, dict(self.mesh.axes))
-        wrong = self.wrong_of(made)
+        wrong = self.compared.wrong_of(made)
         if wrong is None or self.wrong is None:
             return None
         results, before = ({w for w in every if len(w) == 1} for every in (wrong, self.wrong))
@@ -336,161 +317,12 @@ def _causes(findings: tuple[Finding, ...]) -> list[Finding]:
 def _is_misdirected(doubled: Finding, missing: Finding) -> bool:
     """Whether a reduction over the wrong mesh axis reduces the value of another finding, which is
     not reduced over the right one."""
-    if doubled.fault.kind not in ("blocks", "doubled") or missing.fault.kind != "missing":
-        return False
-    if doubled.region is not missing.region or set(doubled.mesh_axes) & set(missing.mesh_axes):
+    kinds = doubled.fault.kind in ("blocks", "doubled") and missing.fault.kind == "missing"
+    same_axes = set(doubled.mesh_axes) & set(missing.mesh_axes)
+    if not kinds or same_axes or doubled.region is not missing.region:
         return False
     reached = set(missing.fault.node.outputs)
     for node in doubled.region.params["body"].nodes:
         if reached & set(node.inputs):
             reached |= set(node.outputs)
     return bool(reached & set(doubled.fault.node.inputs))
-
-
-# ---- claims -------------------------------------------------------------------------------------
-# The types that an `sbp.manual` region claims.
-
-
-CODE = "manual-types"
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimedArray:
-    """One operand or result of a region.
-
-    Arguments:
-      type: its claimed type.
-      atoms: its claimed atom on each mesh axis.
-      shape: its global shape.
-      dtype: its dtype.
-    """
-
-    type: NdSbp
-    atoms: Types
-    shape: tuple[int, ...]
-    dtype: Any
-
-    def local(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The shape of one device's part."""
-        return localise(self.shape, self.atoms, sizes)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RegionBody:
-    """The body of a region on the shards of one device.
-
-    Arguments:
-      jaxpr: the body.
-      mesh: the mesh that its collectives name, as JAX has it.
-      ins: its operands; the arrays that it closes over come first.
-      outs: its results.
-      closed_over: the arrays that it closes over.
-    """
-
-    jaxpr: Any
-    mesh: Any
-    ins: Sequence[ClaimedArray]
-    outs: Sequence[ClaimedArray]
-    closed_over: Sequence[Any]
-
-    @property
-    def key(self) -> str:
-        """Two bodies with equal keys have the same claims about the same body."""
-        return f"{self.jaxpr}\n{[h.type for h in self.ins]}\n{[h.type for h in self.outs]}"
-
-    def program(self, span: Span | None) -> Graph:
-        """The region as a program of its own, in which its operands and results have types."""
-        body = body_graph(self.jaxpr)
-        ins, outs = (
-            [_jax.empty_aval(h.shape, h.dtype) for h in side] for side in (self.ins, self.outs)
-        )
-        given = (*self.closed_over, *(None for _ in self.ins[len(self.closed_over) :]))
-        operands = tuple(
-            body.new_value(aval) if x is None or isinstance(x, _jax.Tracer) else Constant(x, aval)
-            for x, aval in zip(given, ins, strict=True)
-        )
-        results = tuple(map(body.new_value, outs))
-        inputs = tuple(v for v in operands if isinstance(v, int))
-        region = Node(
-            id=max((n.id for n in body.walk()), default=0) + 1,
-            op=SHARD_MAP,
-            primitive=None,
-            params={
-                "mesh": self.mesh,
-                "body": body,
-                "in_specs": tuple(h.type for h in self.ins),
-                "out_specs": tuple(h.type for h in self.outs),
-                "manual_axes": frozenset(self.mesh.axis_names),
-                "check_vma": False,
-            },
-            inputs=operands,
-            outputs=results,
-            span=span,
-            stack=(span,) if span else (),
-        )
-        return Graph(inputs=inputs, outputs=results, nodes=(region,), avals=body.avals)
-
-
-def check_claims(
-    body: RegionBody,
-    fn: Callable[..., Any],
-    again: Callable[[Callable[..., Any]], RegionBody],
-    mesh: MeshSpec,
-    *,
-    span: Span | None,
-    made: Span | None,
-) -> None:
-    """Checks the types that a hand-written region claims, as `sbp.check_shard_map` checks
-    out_specs: on random values, on the mesh and with one device on each mesh axis.
-
-    Arguments:
-      body: its body on the mesh.
-      fn: its function.
-      again: traces another function in the place of `fn`.
-      mesh: the mesh.
-      span: the user's line that calls it.
-      made: the user's line that calls `sbp.manual`.
-
-    Raises:
-      SbpTypeError: `manual-types`, with all claims that do not hold.
-    """
-    graph = body.program(span)
-    leaves = [graph.avals[v] for v in graph.inputs]
-    # Its operands are not taken apart stage by stage.
-    staged = any(
-        isinstance(a, Split) and h.local(mesh.sizes)[a.dim] == 1 for h in body.ins for a in h.atoms
-    )
-    meant = ["the region may have one stage for each device"] if staged else []
-    compared = compared_runs(graph, fn, lambda f: again(f).program(span), leaves, mesh, meant)
-    parted = {
-        name
-        for i, name in enumerate(mesh.names)
-        if any(isinstance(h.atoms[i], Unreduced) for h in body.ins)
-    }
-    depends = any(c.run.wrong and c.run.mesh_axis in parted for c in compared.compared)
-    said = diagnostics_of(compared)
-    if depends:  # on how a P operand is parted
-        said = [replace(d, severity="error") if d.code == DIFFERS else d for d in said]
-    wrong = [d for d in said if d.severity == "error"]
-    if wrong:
-        raise SbpTypeError([_about_claims(d, made) for d in wrong])
-    for d in said:
-        if d.severity != "note":
-            at = d.primary.span if d.primary else span
-            name = getattr(fn, "__name__", "the function")
-            with noting():  # a report has the finding itself, with its labels and notes
-                warn(CODE, f"in manual region {name!r}", d.title, span=at)
-        note(_about_claims(d, made))
-
-
-def _about_claims(found: Diagnostic, made: Span | None) -> Diagnostic:
-    """A finding about a body as one about its claims, which the line `made` states."""
-    shown = {(label.span.file, label.span.line) for label in found.labels}
-    known = made is not None and (made.file, made.line) not in shown
-    label = (
-        (Label(span=made, text="sbp.manual declares the types of the region here"),)
-        if made and known
-        else ()
-    )
-    more = f"more on this kind of fault: sbp explain {found.code}"
-    return replace(found, code=CODE, labels=(*found.labels, *label), notes=(*found.notes, more))

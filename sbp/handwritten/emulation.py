@@ -4,8 +4,9 @@ region, and its body runs for all devices of the mesh in one call."""
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,15 +16,16 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
+from sbp.annotations import as_type
 from sbp.errors import SbpError
 from sbp.signatures import traits_of
 from sbp.signatures.kernels.shards import reduce_dims
 from sbp.signatures.rule import BITCAST, RAGGED_PRODUCT
 from sbp.trace.build import body_graph
-from sbp.trace.collectives import KINDS, REDUCTIONS, SHARD_MAP, names_of
+from sbp.trace.collectives import KINDS, REDUCTIONS, SHARD_MAP, mesh_sizes, names_of
 from sbp.trace.evaluate import environment, run_node, run_regions
 from sbp.trace.graph import SCAN, Dataflow, Graph, Node, trips_of
-from sbp.types import Atom, B, NdSbp, P, Split, Unreduced
+from sbp.types import Atom, B, NdSbp, Split, Unreduced
 
 # ---- types of a region --------------------------------------------------------------------------
 # The types that a region states for its operands and results: the PartitionSpecs of a
@@ -41,15 +43,11 @@ def atom_of(spec: Any, mesh_axis: str) -> Atom:
     """The atom that a spec or a type states on a mesh axis.
 
     >>> from jax.sharding import PartitionSpec
+    >>> from sbp.types import P
     >>> atom_of(PartitionSpec(None, "model"), "model"), atom_of(NdSbp({"model": P}), "model")
     (S(1), P(sum))
     """
-    if isinstance(spec, NdSbp):
-        return spec.get(mesh_axis)
-    for dim, entry in enumerate(spec):
-        if mesh_axis in _axes(entry):
-            return Split(dim)
-    return P if mesh_axis in (getattr(spec, "unreduced", None) or ()) else B
+    return as_type(spec).get(mesh_axis)
 
 
 def axes_by_dim(spec: Any, rank: int, names: Sequence[str]) -> list[tuple[str, ...]]:
@@ -95,10 +93,22 @@ def regions_of(graph: Graph) -> Iterator[Node]:
 
 def nodes_of(graph: Graph) -> Iterator[Node]:
     """The operations of a program and of the regions in it."""
-    for node in graph.walk():
+    for node in graph.nodes:
         yield node
-        if node.op == SHARD_MAP:
-            yield from nodes_of(node.params["body"])
+        for inner in inner_graphs(node):
+            yield from nodes_of(inner)
+
+
+def inner_graphs(node: Node) -> Sequence[Graph]:
+    """The body of a region, or of a loop or branch."""
+    return (node.params["body"],) if node.op == SHARD_MAP else node.regions
+
+
+def with_graphs(node: Node, graphs: Sequence[Graph]) -> Node:
+    """An operation with others in the place of its `inner_graphs`."""
+    if node.op == SHARD_MAP:
+        return replace(node, params=node.params | {"body": graphs[0]})
+    return replace(node, regions=tuple(graphs))
 
 
 def claims(graph: Graph) -> Iterator[tuple[Node, list[int]]]:
@@ -185,14 +195,10 @@ def _sizes(graph: Graph, devices: int = 1) -> tuple[int, int]:
     largest, work = max(elements.values(), default=0), 0
     for node in graph.nodes:
         work += sum(elements[v] for v in node.outputs)
-        inner, times = node.regions, trips_of(node)
-        count = devices
-        if node.op == SHARD_MAP:
-            inner, times = (node.params["body"],), 1
-            count = math.prod(node.params["mesh"].shape.values())
-        for region in inner:
-            most, made = _sizes(region, count)
-            largest, work = max(largest, most), work + times * made
+        count = math.prod(mesh_sizes(node).values()) if node.op == SHARD_MAP else devices
+        for inner in inner_graphs(node):
+            most, made = _sizes(inner, count)
+            largest, work = max(largest, most), work + trips_of(node) * made
     return largest, work
 
 
@@ -256,7 +262,8 @@ def program_run(graph: Graph, *, every: bool = False) -> Callable[[Sequence[Any]
     returned = {v for node in regions_of(graph) for v in node.params["body"].outputs}
 
     def whole(*inputs: Any) -> Any:
-        outs, values = _record(graph, inputs, 0)
+        values = dict[int, Any]()
+        outs = _record(graph, inputs, 0, values)
         kept = {v: plain(y) for v, y in values.items() if every or v in returned}
         return [plain(y) for y in outs], kept
 
@@ -269,8 +276,8 @@ def program_run(graph: Graph, *, every: bool = False) -> Callable[[Sequence[Any]
             compiled.append(jax.jit(whole).lower(*args).compile(_QUICKLY))
         with jax.ensure_compile_time_eval():
             outs, values = jax.device_get(compiled[0](*args))
-        found = {v: np.asarray(y) for v, y in values.items()}
-        return Ran(graph, [np.asarray(y) for y in outs], found)
+        arrays = {v: np.asarray(y) for v, y in values.items()}
+        return Ran(graph, list(map(np.asarray, outs)), arrays)
 
     return run
 
@@ -287,39 +294,37 @@ _DRAWN = 0x61C88647
 """The bits that a random draw gives: a uniform number of 0.38."""
 
 
-def _record(graph: Graph, args: Sequence[Any], axes: int) -> tuple[list[Any], dict[int, Any]]:
-    """The results of a graph, and the values of all regions in it.
+def _record(graph: Graph, args: Sequence[Any], axes: int, found: dict[int, Any]) -> list[Any]:
+    """The results of a graph.
 
     Arguments:
       graph: the graph.
       args: values of its inputs.
       axes: the number of mesh axes, in a region; 0 outside.
+      found: gets the values of all regions in the graph.
     """
-    found: dict[int, Any] = {}
 
     def act(node: Node, ins: list[Any]) -> list[Any]:
-        ins, inner = [_wide(x) for x in ins], dict[int, Any]()
+        ins = [_wide(x) for x in ins]
         if node.op == SHARD_MAP:
-            outs, inner = _region(node, ins, axes)
+            outs = _region(node, ins, axes, found)
         elif node.op == SCAN:
-            outs, inner = _scan(node, ins, axes)
+            outs = _scan(node, ins, axes, found)
         elif node.regions:
-            regions = node.regions
-            outs = run_regions(node, ins, lambda n, x: _record(regions[n], x, axes)[0])
+            outs = run_regions(node, ins, lambda n, x: _record(node.regions[n], x, axes, {}))
         elif draws(node):
             outs = [_drawn(graph.avals[v], ins) for v in node.outputs]
         elif traits_of(node.op).effect:  # a check prints and logs nothing
             outs = []
         else:
-            outs = run_node(*_widen(graph, node, ins), ONE_AXIS_AT_A_TIME)
-        found.update(inner)
+            outs = run_node(*_widen(graph, node, ins), _SPECIAL)
         if axes:
             found.update(zip(node.outputs, outs, strict=True))
         return outs
 
     if axes:
         found.update(zip(graph.inputs, args, strict=True))
-    return [_wide(y) for y in environment(graph, args, act)], found
+    return [_wide(y) for y in environment(graph, args, act)]
 
 
 def draws(node: Node) -> bool:
@@ -332,12 +337,13 @@ def _drawn(aval: Any, ins: Sequence[Any]) -> Any:
     """What a draw gives: the same number everywhere; the next key is the one before."""
     if any((x.shape, x.dtype) == (aval.shape, aval.dtype) for x in ins):
         return next(x for x in ins if (x.shape, x.dtype) == (aval.shape, aval.dtype))
-    if jnp.issubdtype(aval.dtype, jnp.inexact):
-        return jnp.full(aval.shape, _DRAWN / 2**32, aval.dtype)
-    return jnp.full(aval.shape, _DRAWN >> max(0, 32 - 8 * aval.dtype.itemsize), aval.dtype)
+    inexact, itemsize = jnp.issubdtype(aval.dtype, jnp.inexact), aval.dtype.itemsize
+    drawn = _DRAWN / 2**32 if inexact else _DRAWN >> max(0, 32 - 8 * itemsize)
+    return jnp.full(aval.shape, drawn, aval.dtype)
 
 
-def _scan(node: Node, args: Sequence[Any], axes: int) -> tuple[list[Any], dict[int, Any]]:
+def _scan(node: Node, args: Sequence[Any], axes: int, found: dict[int, Any]) -> list[Any]:
+    """The results of a scan; enters the values of its region, stacked over all trips."""
     values: dict[int, Any] = {}
 
     def scan(step: Any, initial: Any, xs: Any, **options: Any) -> Any:
@@ -346,20 +352,16 @@ def _scan(node: Node, args: Sequence[Any], axes: int) -> tuple[list[Any], dict[i
             return carry, (ys, dict(values))
 
         carry, (ys, every) = lax.scan(with_values, initial, xs, **options)
-        values.update(every)  # stacked over all trips, in place of the values of one trip
+        values.update(every)  # in place of the values of one trip
         return carry, ys
 
-    def one(number: int, inputs: Sequence[Any]) -> list[Any]:
-        outs, found = _record(node.regions[number], inputs, axes)
-        values.update(found)
-        return outs
-
-    outs = run_regions(node, args, one, scan)
+    outs = run_regions(node, args, lambda n, x: _record(node.regions[n], x, axes, values), scan)
     if not axes:  # of a scan around regions: its trips come after the mesh axes
         maps = regions_of(node.regions[0])
         behind = next((len(n.params["mesh"].shape) for n in maps), 0)
         values = {v: jnp.moveaxis(y, 0, behind) for v, y in values.items()}
-    return outs, values
+    found.update(values)
+    return outs
 
 
 def _wide_of(dtype: Any) -> Any:
@@ -392,7 +394,7 @@ def _wide_jaxpr(jaxpr: Any) -> Any:
         return jaxpr
     graph = body_graph(jax.make_jaxpr(lambda *x: _jax.eval_jaxpr(jaxpr, x))(*avals))
     wide = [jax.ShapeDtypeStruct((), _wide_of(a.dtype)) for a in avals]
-    made = jax.make_jaxpr(lambda *x: _record(graph, x, 0)[0])(*wide)
+    made = jax.make_jaxpr(lambda *x: _record(graph, x, 0, {}))(*wide)
     return made if opened is not jaxpr else made.jaxpr
 
 
@@ -401,22 +403,22 @@ def plain(y: Any) -> Any:
     return jax.random.key_data(y) if _jax.is_extended(y.dtype) else y
 
 
-def _region(node: Node, args: Sequence[Any], axes: int) -> tuple[list[Any], dict[int, Any]]:
-    """The results of a `shard_map`, and its values."""
+def _region(node: Node, args: Sequence[Any], axes: int, found: dict[int, Any]) -> list[Any]:
+    """The results of a `shard_map`; enters the values of its body."""
     if axes:
         raise NotImplementedError("a shard_map inside a shard_map")
-    sizes = {str(name): int(n) for name, n in node.params["mesh"].shape.items()}
-    body = node.params["body"]
+    sizes, body = mesh_sizes(node), node.params["body"]
     shards = [_cut(x, s, sizes) for x, s in zip(args, node.params["in_specs"], strict=True)]
 
     def run(*x: Any) -> Any:
-        return _record(body, x, len(sizes))
+        values = dict[int, Any]()
+        return _record(body, x, len(sizes), values), values
 
     for name in reversed(sizes):
         run = jax.vmap(run, axis_name=name)
     results, values = run(*shards)
-    outs = zip(results, node.params["out_specs"], strict=True)
-    return [_join(y, s, sizes) for y, s in outs], values
+    found.update(values)
+    return [_join(y, s, sizes) for y, s in zip(results, node.params["out_specs"], strict=True)]
 
 
 def _cut(x: Any, spec: Any, sizes: dict[str, int]) -> Any:
@@ -427,20 +429,17 @@ def _cut(x: Any, spec: Any, sizes: dict[str, int]) -> Any:
             others = {name: size for name, size in sizes.items() if name != a}
             cut = functools.partial(_cut, spec=without(spec, a), sizes=others)
             return jnp.moveaxis(jax.vmap(cut)(_parts(x, atom.monoid, n)), 0, i)
-    shape: list[int] = []
-    places: dict[str, int] = {}
-    for length, axes in zip(x.shape, axes_by_dim(spec, x.ndim, list(sizes)), strict=True):
-        for a in axes:
-            places[a] = len(shape)
-            shape.append(sizes[a])
-            length //= sizes[a]
-        shape.append(length)
+    by_dim = axes_by_dim(spec, x.ndim, list(sizes))
+    places = [a for axes in by_dim for a in (*axes, "")]
+    lengths = zip(x.shape, by_dim, strict=True)
+    blocks = (
+        [*(sizes[a] for a in axes), length // _count(axes, sizes)] for length, axes in lengths
+    )
     split = [a for a in sizes if a in places]
-    y = jnp.moveaxis(x.reshape(shape), [places[a] for a in split], range(len(split)))
-    for i, (a, n) in enumerate(sizes.items()):
-        if a not in places:
-            y = jnp.broadcast_to(jnp.expand_dims(y, i), (*y.shape[:i], n, *y.shape[i:]))
-    return y
+    y = x.reshape([*itertools.chain(*blocks)])
+    y = jnp.moveaxis(y, [places.index(a) for a in split], range(len(split)))
+    y = jnp.expand_dims(y, [i for i, a in enumerate(sizes) if a not in places])
+    return jnp.broadcast_to(y, (*sizes.values(), *y.shape[len(sizes) :]))
 
 
 def _parts(x: Any, monoid: str, n: int) -> Any:
@@ -450,29 +449,34 @@ def _parts(x: Any, monoid: str, n: int) -> Any:
         rest = jnp.asarray(draw, x.dtype)
         return jnp.concatenate([(x - rest.sum(0))[None], rest])
     owner = jnp.arange(x.size).reshape(x.shape) % n
-    others = {"max": lambda: x - 1, "min": lambda: x + 1, "prod": lambda: jnp.ones_like(x)}
-    tests = {"and": lambda: jnp.ones_like(x), "or": lambda: jnp.zeros_like(x)}
-    other = (others | tests)[monoid]()
-    return jnp.stack([jnp.where(owner == k, x, other) for k in range(n)])
+    others: dict[str, Callable[[Any], Any]] = {
+        "max": lambda x: x - 1,
+        "min": lambda x: x + 1,
+        "prod": jnp.ones_like,
+        "and": jnp.ones_like,
+        "or": jnp.zeros_like,
+    }
+    return jnp.stack([jnp.where(owner == k, x, others[monoid](x)) for k in range(n)])
 
 
 def _join(y: Any, spec: Any, sizes: dict[str, int]) -> Any:
     """The array that shards make up; of equal parts, that of the first device."""
     by_dim = axes_by_dim(spec, y.ndim - len(sizes), list(sizes))
-    used = {a for axes in by_dim for a in axes}
+    left = [a for a in sizes if isinstance(atom_of(spec, a), Split)]
     for i, a in reversed(list(enumerate(sizes))):
         atom = atom_of(spec, a)
         if isinstance(atom, Unreduced):
             y = reduce_dims(y, atom.monoid, i)
-        elif a not in used:
+        elif atom == B:
             y = y[(slice(None),) * i + (0,)]
-    left = [a for a in sizes if a in used]
-    order: list[int] = []
-    shape: list[int] = []
-    for d, axes in enumerate(by_dim):
-        order += [*(left.index(a) for a in axes), len(left) + d]
-        shape.append(math.prod([y.shape[len(left) + d], *(sizes[a] for a in axes)]))
-    return y.transpose(order).reshape(shape)
+    dims = list(enumerate(by_dim, len(left)))
+    shape = [y.shape[d] * _count(axes, sizes) for d, axes in dims]
+    return y.transpose([i for d, axes in dims for i in (*map(left.index, axes), d)]).reshape(shape)
+
+
+def _count(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
+    """The number of devices along some mesh axes."""
+    return math.prod(sizes[a] for a in axes)
 
 
 # ---- operations for which vmap has no rule ------------------------------------------------------
@@ -486,39 +490,27 @@ def _reduce(node: Node, args: Sequence[Any]) -> list[Any]:
     return [reduce(x, node.params["axes"]) for x in args]
 
 
-def _gather(node: Node, args: Sequence[Any]) -> list[Any]:
-    """An all-gather one axis at a time, the inner one first: `vmap` has none over several axes."""
-    p, (x,) = node.params, args
-    for name in reversed(_one_by_one(node)):
-        x = lax.all_gather(x, name, axis=p["all_gather_dimension"], tiled=p["tiled"])
-    return [x]
-
-
-def _scatter(node: Node, args: Sequence[Any]) -> list[Any]:
-    """A reduce-scatter one axis at a time, the outer one first."""
-    p, (x,) = node.params, args
-    for name in _one_by_one(node):
-        x = lax.psum_scatter(x, name, scatter_dimension=p["scatter_dimension"], tiled=p["tiled"])
-    return [x]
-
-
-def _one_by_one(node: Node) -> tuple[str, ...]:
-    """The mesh axes of a collective that runs over them one at a time."""
-    named = names_of(node)
-    names = named if isinstance(named, tuple) else (named,)
-    if node.params["axis_index_groups"] is not None or (
-        len(names) > 1 and not node.params["tiled"]
-    ):
+def _one_axis_at_a_time(node: Node, args: Sequence[Any]) -> list[Any]:
+    """An all-gather, the inner axis first, or a reduce-scatter, the outer axis first: `vmap` has
+    none over several axes."""
+    p, names, (x,) = node.params, names_of(node), args
+    if p["axis_index_groups"] is not None or (len(names) > 1 and not p["tiled"]):
         raise NotImplementedError(f"{node.op} in groups of an axis, or untiled over several axes")
-    return names
+    if KINDS[node.op] == "gathering":
+        for name in reversed(names):
+            x = lax.all_gather(x, name, axis=p["all_gather_dimension"], tiled=p["tiled"])
+    else:
+        for name in names:
+            x = lax.psum_scatter(
+                x, name, scatter_dimension=p["scatter_dimension"], tiled=p["tiled"]
+            )
+    return [x]
 
 
 def _permute(node: Node, args: Sequence[Any]) -> list[Any]:
     """A permutation in which some devices send or get nothing, which `vmap` does not take: each
     device picks from what all have, or gets zeros."""
-    p = node.params
-    names = p["axis_name"] if isinstance(p["axis_name"], tuple) else (p["axis_name"],)
-    name, *others = names
+    p, (name, *others) = node.params, names_of(node)
     n = lax.axis_size(name)
     absent = [] if others else [i for pair in p["perm"] for i in pair if not 0 <= i < n]
     if absent:
@@ -532,9 +524,7 @@ def _permute(node: Node, args: Sequence[Any]) -> list[Any]:
     for start, target in p["perm"]:
         source[target] = start
     mine = jnp.asarray(source)[lax.axis_index(name)]
-    (x,) = args
-    every = lax.all_gather(x, name)
-    return [jnp.where(mine < 0, jnp.zeros_like(x), every[mine])]
+    return [jnp.where(mine < 0, jnp.zeros_like(x), lax.all_gather(x, name)[mine]) for x in args]
 
 
 def _ragged_product(node: Node, args: Sequence[Any]) -> list[Any]:
@@ -547,11 +537,11 @@ def _ragged_product(node: Node, args: Sequence[Any]) -> list[Any]:
 
 _ACTS = {
     "reduce": _reduce,
-    "gathering": _gather,
-    "scattering": _scatter,
+    "gathering": _one_axis_at_a_time,
+    "scattering": _one_axis_at_a_time,
     "permute": _permute,
 }
-ONE_AXIS_AT_A_TIME = {
+_SPECIAL = {
     RAGGED_PRODUCT: _ragged_product,
     **{op: _ACTS[kind] for op, kind in KINDS.items() if kind in _ACTS},
 }

@@ -8,7 +8,7 @@ one, or, for a result that is another type than is claimed, to the operation tha
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,9 +20,9 @@ from sbp.handwritten.emulation import atom_of, axes_by_dim
 from sbp.handwritten.measured import Reading, Readings, Types, is_good, places_of
 from sbp.handwritten.one_device import Compared
 from sbp.signatures import traits_of
-from sbp.trace.collectives import AXIS_INDEX, KINDS, REDUCTIONS, names_of
+from sbp.trace.collectives import AXIS_INDEX, KINDS, REDUCTIONS, SENDING, names_of
 from sbp.trace.graph import CONTROL_FLOW, Dataflow, Graph, Node, Operand, interface_of
-from sbp.types import Atom, B, P, Split, Unreduced
+from sbp.types import Atom, B, Broadcast, P, Split, Unreduced
 
 PMEAN = "lax.parallel.pmean"
 """The function of JAX that `lax.pmean` calls; its division has this frame."""
@@ -140,16 +140,15 @@ def region_findings(
       ends: gets the operations whose results have no type because of a value of another device or
           of the device's index.
     """
-    name, types = compared.run.mesh_axis, (compared.types, *compared.trips)
-    body, *trips = (Body(node.params["body"], t, name) for t in types)
+    name, numbers = compared.run.mesh_axis, compared.numbers
+    body, *trips = (Body(node.params["body"], t, name) for t in compared.types)
     for i in results:
         operand = body.graph.outputs[i]
         claim = atom_of(node.params["out_specs"][i], name)
         fits = operand not in body.types or Reading(claim, 0) in body.readings(operand)
         if not isinstance(operand, int) or (fits and i not in uneven):
             continue
-        shape = body.graph.aval(operand).shape
-        if isinstance(claim, Split) and shape[claim.dim] == 1:
+        if isinstance(claim, Split) and body.graph.aval(operand).shape[claim.dim] == 1:
             continue  # one element for each device: what each of them has, side by side
         claimed = body.claimed(operand, claim)
         tried = (b.lost(operand) for b in (body, *trips))
@@ -159,9 +158,10 @@ def region_findings(
             claimed = Fault("uneven", body.divided(operand) or node)
         fault, observer = lost or (claimed, None)
         if fault is not None:
-            counts = body.counts(operand, compared.numbers) if fault.kind in COUNTED else ()
-            stated = claim if claimed else None
-            yield Finding(fault, (name,), observer, node, i, stated, counts)
+            # Numbers on the way of a value that is off by a power of the number of devices.
+            makers = body.makers(body.reached(operand)) if fault.kind in COUNTED else []
+            counts = tuple(sorted({numbers[m.id] for m in makers if m.id in numbers}))
+            yield Finding(fault, (name,), observer, node, i, claim if claimed else None, counts)
 
 
 def reversed_order(region: Node) -> tuple[str, ...]:
@@ -172,9 +172,6 @@ def reversed_order(region: Node) -> tuple[str, ...]:
     dims = (axes for spec in specs for axes in axes_by_dim(spec, len(spec), ()))
     found = {pair for axes in dims for pair in itertools.combinations(axes, 2)}
     return next(((a, b) for a, b in sorted(found) if (b, a) in found), ())
-
-
-_EMPTY: Readings = frozenset()
 
 
 class Body:
@@ -192,7 +189,7 @@ class Body:
         """The readings of a value; a constant of the program is the same on all devices."""
         if not isinstance(operand, int):
             return frozenset({Reading(B, 0)})
-        return self.types.get(operand, _EMPTY)
+        return self.types.get(operand, frozenset())
 
     def atoms(self, operand: Operand, power: int | None = 0) -> tuple[Atom, ...]:
         """The types of a value in a fixed order, those with another power left out."""
@@ -203,8 +200,7 @@ class Body:
         """Whether every reading of a value is partial; that of equal parts, which are n times the
         whole value, does not count."""
         found = self.readings(operand)
-        whole = any(not isinstance(r.atom, Unreduced) for r in found)
-        return bool(found) and not whole
+        return bool(found) and all(isinstance(r.atom, Unreduced) for r in found)
 
     def is_whole(self, operand: Operand) -> bool:
         return Reading(B, 0) in self.readings(operand)
@@ -227,28 +223,21 @@ class Body:
 
     # ---- the way back ---------------------------------------------------------------------------
 
-    def before(self, value: Operand) -> list[Operand]:
+    def before(self, value: int) -> list[Operand]:
         """The values that a value is made of, or is in another round of a loop."""
-        if not isinstance(value, int):
-            return []
+        maker = self.flow.makers.get(value)
         if value in self.flow.entries:
             node, entry = self.flow.entries[value]
-            turns = [
-                e for e in interface_of(node).exits if entry.kind == "carry" and e.entry == entry
-            ]
-            return [
-                node.inputs[entry.operand],
-                *(node.regions[e.region].outputs[e.output] for e in turns),
-            ]
-        maker = self.flow.makers.get(value)
-        if maker is None:
-            return []
-        if maker.op not in CONTROL_FLOW:
-            return list(maker.inputs)
-        at = maker.outputs.index(value)
-        exits = [e for e in interface_of(maker).exits if e.result == at]
-        decides = interface_of(maker).operands("predicate", maker.inputs)
-        return [*decides, *(maker.regions[e.region].outputs[e.output] for e in exits)]
+            read = [node.inputs[entry.operand]]
+            exits = interface_of(node).exits if entry.kind == "carry" else ()
+            left = [e for e in exits if e.entry == entry]
+        elif maker is not None and maker.op in CONTROL_FLOW:
+            node, at = maker, maker.outputs.index(value)
+            read = interface_of(node).operands("predicate", node.inputs)
+            left = [e for e in interface_of(node).exits if e.result == at]
+        else:
+            return [*maker.inputs] if maker is not None else []
+        return [*read, *(node.regions[e.region].outputs[e.output] for e in left)]
 
     def upstream(
         self, value: Operand, through: Callable[[Operand], bool] = lambda v: True
@@ -271,11 +260,6 @@ class Body:
         found = {m.id: m for v in values if (m := self.flow.maker(v)) is not None}
         return sorted(found.values(), key=lambda m: self.order[m.id])
 
-    def counts(self, value: Operand, numbers: Mapping[int, str]) -> tuple[str, ...]:
-        """The numbers on the way of a value that is off by a power of the number of devices."""
-        makers = self.makers(self.reached(value))
-        return tuple(sorted({numbers[m.id] for m in makers if m.id in numbers}))
-
     def divided(self, value: Operand) -> Node | None:
         """The first operation on numbers after which the devices have other values."""
         nodes = self.makers(self.reached(value))
@@ -293,8 +277,7 @@ class Body:
         return [
             m
             for m in self.makers(self.upstream(value))
-            if self.over(m)
-            and (KINDS[m.op] in ("permute", "exchange") or self.stacked(m.outputs[0]) is not None)
+            if self.over(m) and (KINDS[m.op] in SENDING or self.stacked(m.outputs[0]) is not None)
         ]
 
     def origin(self, value: Operand, *, pending: bool = False) -> Node | None:
@@ -310,20 +293,13 @@ class Body:
 
     def reducer(self, value: Operand) -> Node | None:
         """The last collective over the mesh axis that a whole value went through."""
-        for at in self.upstream(value, lambda v: v == value or self.is_whole(v)):
-            maker = self.flow.maker(at)
-            if (
-                maker is not None
-                and self.over(maker)
-                and KINDS[maker.op] not in ("permute", "exchange")
-            ):
-                return maker
-        return None
+        whole = self.upstream(value, lambda v: v == value or self.is_whole(v))
+        collectives = (m for m in map(self.flow.maker, whole) if m is not None and self.over(m))
+        return next((m for m in collectives if KINDS[m.op] not in SENDING), None)
 
     def over(self, node: Node) -> bool:
         """Whether a collective runs over the mesh axis."""
-        named = names_of(node) if node.op in KINDS else ()
-        return self.name in (named if isinstance(named, tuple | list) else (named,))
+        return node.op in KINDS and self.name in names_of(node)
 
     # ---- faults ---------------------------------------------------------------------------------
 
@@ -332,28 +308,29 @@ class Body:
         found, node = self.atoms(operand), self.flow.makers.get(operand)
         if node is None or not is_good(self.readings(operand)):
             return None
-        dim = claim.dim if isinstance(claim, Split) else 0
-        if isinstance(claim, Unreduced):
-            kind = "copies-as-partial" if B in found else "wrong-dim"
-            return Fault(kind, node, self.reducer(operand), 0, found[:1])
-        if self.is_partial(operand):
-            made, partial = self.origin(operand) or node, self.atoms(operand, None)[:1]
-            kind = "missing" if claim == B else "partial-as-split"
-            return Fault(kind, made, made, 0, partial)
         split = tuple(a for a in found if isinstance(a, Split))
-        if claim == B:
-            return Fault("split-as-whole", node, None, 0, split)
-        if B in found:
-            return Fault("copies-as-split", node, self.reducer(operand), dim, (B,))
-        return Fault("wrong-dim", node, None, dim, split)
+        match claim:
+            case Unreduced():
+                kind = "copies-as-partial" if B in found else "wrong-dim"
+                return Fault(kind, node, self.reducer(operand), 0, found[:1])
+            case _ if self.is_partial(operand):
+                made, partial = self.origin(operand) or node, self.atoms(operand, None)[:1]
+                kind = "missing" if claim == B else "partial-as-split"
+                return Fault(kind, made, made, 0, partial)
+            case Broadcast():
+                return Fault("split-as-whole", node, None, 0, split)
+            case Split(dim) if B in found:
+                return Fault("copies-as-split", node, self.reducer(operand), dim, (B,))
+            case Split(dim):
+                return Fault("wrong-dim", node, None, dim, split)
 
     def lost(self, operand: int) -> tuple[Fault, Node | None] | None:
         """The fault of a result without a meaning, and the first reduction of the faulty value;
         nothing where values of other devices or the index of a device have a part in it."""
         reached = self.reached(operand)
         nodes = [m for m in self.makers(reached) if m.op not in CONTROL_FLOW]
-        first = [m for m in nodes if not reached & {*m.inputs}]
-        measured = [m for m in first if any(v in self.types for v in m.outputs)]
+        typed = [m for m in nodes if any(v in self.types for v in m.outputs)]
+        measured = [m for m in typed if not reached & {*m.inputs}]
         faults = [(m, fault) for m in measured if (fault := self.of_operation(m)) is not None]
         ends = [m for m in measured if all(m is not known for known, _ in faults)]
         sent = self.sent(operand)
@@ -361,20 +338,15 @@ class Body:
             ends += sent
         self.ends += ends
         if not faults or ends:
-            blocks = () if sent else self.own_blocks(nodes, reached)
-            return next(((fault, None) for fault in blocks), None)
+            # Of a partial value, each device takes the block of its own index.
+            taking = (m for m in nodes if reached & {m.inputs[i] for i in places_of(m)})
+            own = next((m for m in taking if self.atoms(m.inputs[0]) == (P,)), None)
+            if sent or own is None:
+                return None
+            return Fault("own-block", own, self.origin(own.inputs[0]), 0, (P,), (0,)), None
         node, fault = faults[0]
-        reads = [m for m in nodes if m is not node and self.over(m) and m.op in REDUCTIONS]
-        after = next((m for m in reads if self.order[m.id] > self.order[node.id]), None)
-        return fault, after
-
-    def own_blocks(self, nodes: Sequence[Node], reached: set[Operand]) -> Iterator[Fault]:
-        """The faults of operations that take one block of a partial value, by the device's
-        index."""
-        for node in nodes:
-            places = {node.inputs[i] for i in places_of(node)}
-            if reached & places and self.atoms(node.inputs[0]) == (P,):
-                yield Fault("own-block", node, self.origin(node.inputs[0]), 0, (P,), (0,))
+        reads = (m for m in nodes if self.over(m) and m.op in REDUCTIONS)
+        return fault, next((m for m in reads if self.order[m.id] > self.order[node.id]), None)
 
     def of_operation(self, node: Node) -> Fault | None:
         """The fault of an operation whose operands have a meaning; None where it depends on other
@@ -422,29 +394,29 @@ class Body:
 
     def of_collective(self, node: Node) -> Fault | None:
         """The fault of a collective over the mesh axis."""
-        kind, operand = KINDS[node.op], node.inputs[0]
-        split, dim = self.split(operand), node.params.get("all_gather_dimension", 0)
-        if node.op in REDUCTIONS or kind == "scattering":
-            monoid = REDUCTIONS.get(node.op, "sum")
-            if self.is_whole(operand):
-                return Fault("doubled", node, self.reducer(operand))
-            if split:
-                return Fault("blocks", node, None, 0, (split,))
-            atoms = self.atoms(operand)
-            if monoid == "sum" and not atoms:  # a mean of each shard
-                return Fault("pending", self.origin(operand, pending=True) or node, node)
-            if atoms and Unreduced(monoid) not in atoms:
-                return Fault("monoid", node, self.origin(operand), 0, atoms[:1])
-            return None
-        if kind == "gathering" and node.params["tiled"]:
-            if self.is_whole(operand):
-                return Fault("copies", node, self.reducer(operand), dim)
-            if split:
-                return Fault("wrong-gather", node, None, dim, (split,))
-            if self.is_partial(operand):
-                return Fault(
-                    "partial-as-split", node, self.origin(operand), dim, self.atoms(operand)[:1]
-                )
-        if kind == "exchange" and self.is_whole(operand):
-            return Fault("copies", node, self.reducer(operand), node.params["concat_axis"])
+        operand, dim = node.inputs[0], node.params.get("all_gather_dimension", 0)
+        whole, split = self.is_whole(operand), self.split(operand)
+        match KINDS[node.op]:
+            case "reduce" | "scattering":
+                monoid, atoms = REDUCTIONS.get(node.op, "sum"), self.atoms(operand)
+                if whole:
+                    return Fault("doubled", node, self.reducer(operand))
+                if split:
+                    return Fault("blocks", node, None, 0, (split,))
+                if monoid == "sum" and not atoms:  # a mean of each shard
+                    return Fault("pending", self.origin(operand, pending=True) or node, node)
+                if atoms and Unreduced(monoid) not in atoms:
+                    return Fault("monoid", node, self.origin(operand), 0, atoms[:1])
+            case "gathering" if node.params["tiled"]:
+                if whole:
+                    return Fault("copies", node, self.reducer(operand), dim)
+                if split:
+                    return Fault("wrong-gather", node, None, dim, (split,))
+                if self.is_partial(operand):
+                    partial = self.atoms(operand)[:1]
+                    return Fault("partial-as-split", node, self.origin(operand), dim, partial)
+            case "exchange" if whole:
+                return Fault("copies", node, self.reducer(operand), node.params["concat_axis"])
+            case _:
+                pass
         return None

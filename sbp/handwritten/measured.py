@@ -24,12 +24,14 @@ from sbp.handwritten.emulation import (
     axes_by_dim,
     claims,
     differ,
+    inner_graphs,
     nodes_of,
     regions_of,
+    with_graphs,
 )
 from sbp.signatures import traits_of
 from sbp.signatures.rule import KEEPS_INDICES, RANKS
-from sbp.trace.collectives import AXIS_INDEX, KINDS, SHARD_MAP, names_of
+from sbp.trace.collectives import AXIS_INDEX, KINDS, names_of
 from sbp.trace.graph import Constant, Graph, Node, Operand, interface_of
 from sbp.types import Atom, B, P, Split, Unreduced
 
@@ -76,8 +78,9 @@ def readings(parts: np.ndarray, whole: np.ndarray, axis: int, axes: int) -> Read
     if each.shape[1:] == want.shape:
         if not any(differ(x, each[0]) for x in each[1:]):
             found |= {Reading(B, k) for k in _powers(each[0], want, n)}
+        wide = each.astype(np.float64) if jnp.issubdtype(each.dtype, jnp.floating) else each
         for monoid, join in (_TESTS if parts.dtype == np.bool_ else _NUMBERS).items():
-            joined = join(_wide(each), axis=0)
+            joined = join(wide, axis=0)
             if monoid == "sum":
                 found |= {Reading(P, k) for k in _powers(joined, want, n)}
             elif not differ(np.asarray(joined, want.dtype), want, PICKED):
@@ -87,10 +90,6 @@ def readings(parts: np.ndarray, whole: np.ndarray, axis: int, axes: int) -> Read
             joined = np.concatenate([*each], d)
             found |= {Reading(Split(d - axes + 1), k) for k in _powers(joined, want, n)}
     return frozenset(found)
-
-
-def _wide(x: np.ndarray) -> np.ndarray:
-    return x.astype(np.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 def _powers(got: np.ndarray, want: np.ndarray, n: int) -> Iterator[int]:
@@ -137,19 +136,17 @@ def index_values(graph: Graph) -> set[int]:
     """The integers and tests that depend on the index of their device, and numbers that depend on
     nothing else."""
     found, literal = set[int](), set[int]()
-    maps = [region.params["body"] for region in regions_of(graph)]
-    pairs = ((body, node) for body in maps for node in body.walk())
-    for body, node in pairs:
+    for node in bodies(graph):
         made, own = {o for o in node.inputs if isinstance(o, int)}, {*node.outputs}
-        dtypes = [body.avals[v].dtype for v in own]
+        dtypes = [graph.avals[v].dtype for v in own]
         counts = all(d == np.bool_ or jnp.issubdtype(d, jnp.integer) for d in dtypes)
         if node.op == AXIS_INDEX or (found & made and (counts or made <= found | literal)):
             found |= own
         elif made <= literal:
             literal |= own
-        for inner, fed in zip(node.regions, interface_of(node).fed, strict=True):
-            entered = zip(inner.inputs, fed, strict=True)
-            found |= {v for v, entry in entered if node.inputs[entry.operand] in found}
+        inner = zip(node.regions, interface_of(node).fed, strict=True)
+        entered = (pair for region, fed in inner for pair in zip(region.inputs, fed, strict=True))
+        found |= {v for v, entry in entered if node.inputs[entry.operand] in found}
     return found
 
 
@@ -179,8 +176,8 @@ def _counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
     """For each value of a program the same one in another trace of it."""
     same = dict[int, int]()
     for a, b in _match(graph, alone):
-        pairs = [(a.outputs, b.outputs)]
-        pairs += [(x.inputs, y.inputs) for x, y in zip(_bodies(a), _bodies(b), strict=False)]
+        inner = zip(inner_graphs(a), inner_graphs(b), strict=False)
+        pairs = [(a.outputs, b.outputs), *((x.inputs, y.inputs) for x, y in inner)]
         for mine, theirs in pairs:
             if len(mine) == len(theirs):
                 same |= dict(zip(mine, theirs, strict=True))
@@ -230,17 +227,10 @@ def renumber(graph: Graph, nodes: Collection[int], n: int) -> Graph:
         return Constant(np.asarray(x / n if x >= 1 else x * n, x.dtype), operand.aval)
 
     def node(old: Node) -> Node:
-        inputs = tuple(map(of, old.inputs)) if old.id in nodes else old.inputs
-        params, regions = old.params, tuple(renumber(r, nodes, n) for r in old.regions)
-        if old.op == SHARD_MAP:
-            params = params | {"body": renumber(params["body"], nodes, n)}
-        return replace(old, inputs=inputs, params=params, regions=regions)
+        new = replace(old, inputs=tuple(map(of, old.inputs))) if old.id in nodes else old
+        return with_graphs(new, [renumber(g, nodes, n) for g in inner_graphs(old)])
 
     return replace(graph, nodes=tuple(map(node, graph.nodes)))
-
-
-def _bodies(node: Node) -> tuple[Graph, ...]:
-    return (node.params["body"],) if node.op == SHARD_MAP else node.regions
 
 
 def is_good(found: Readings) -> bool:
@@ -268,8 +258,7 @@ def bodies(graph: Graph) -> Iterator[Node]:
 
 def permutes(graph: Graph, name: str) -> bool:
     """Whether a region sends values along a mesh axis from device to device."""
-    named = (names_of(node) for node in bodies(graph) if KINDS.get(node.op) == "permute")
-    return any(name in (x if isinstance(x, tuple | list) else (x,)) for x in named)
+    return any(KINDS.get(n.op) == "permute" and name in names_of(n) for n in bodies(graph))
 
 
 def lengths_of(graph: Graph, name: str) -> frozenset[int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -118,8 +118,8 @@ class Compared:
     Arguments:
       run: what it came to.
       alone: how the program was read on one device.
-      types: the types of the values of all regions, where results differ.
-      trips: likewise, in the first and the second trip of each scan.
+      types: the types of the values of all regions, where results differ: in all trips of each
+          scan, in the first trip, and in the second one.
       uneven: whether a result differs between devices that the program says to be equal.
       meant: whether the program shows that a difference may be meant.
       numbers: by the id of an operation, a number in it that may count devices.
@@ -127,8 +127,7 @@ class Compared:
 
     run: ComparedRun
     alone: Attempt = Attempt()
-    types: Types = field(default_factory=dict)
-    trips: tuple[Types, ...] = ()
+    types: tuple[Types, ...] = ({},)
     uneven: bool = False
     meant: bool = False
     numbers: Mapping[int, str] = field(default_factory=dict)
@@ -142,136 +141,176 @@ class Compared:
 # ---- attempts -----------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
-class OneDeviceComparison:
-    """A comparison in the making.
+@dataclass(slots=True, kw_only=True, eq=False)
+class Comparisons:
+    """A program with its comparisons on all mesh axes.
 
     Arguments:
-      of: the program, with its run on the mesh.
-      written: the mesh axis, and the sizes that the program's functions have from outside; complete
-          after the first trace.
-      chained: whether the program may be a pipeline, which sends values from device to device.
+      graph: the program.
+      fn: its function.
+      traced: traces a function as the program.
+      axes: the sizes that its functions have from outside, by the mesh axis.
+      mesh: its mesh.
+      given: whether the values are the program's own arguments.
+      guessed: whether integers among them had to be guessed.
+      values: its arguments.
+      others: other values for them, with which repairs are tried as well.
+      got: its run on the mesh.
+      uneven: results of regions that differ between the devices of a mesh axis, and that out_specs
+          claim to be equal: the region's id, the position, the axis.
+      compared: the comparisons.
     """
 
-    of: Comparisons
-    written: WrittenSizes
-    chained: bool
+    graph: Graph
+    fn: Any
+    traced: Callable[[Any], Graph]
+    axes: dict[str, WrittenSizes]
+    mesh: MeshSpec
+    given: bool
+    guessed: bool
+    values: Sequence[Any] = ()
+    others: Sequence[Any] = ()
+    got: Ran = field(init=False)
+    uneven: frozenset[tuple[Any, ...]] = frozenset()
+    compared: list[Compared] = field(default_factory=list)
+    wanted: list[Ran] | None = None
 
-    def result(self, apart: tuple[int, ...] = (), **more: Any) -> ComparedRun:
-        axis, given = self.written.axis, self.of.given
-        return ComparedRun(mesh_axis=axis.name, size=axis.size, apart=apart, given=given, **more)
+    def without_trial(self, reason: str) -> Comparisons:
+        """The same program, of which nothing was compared."""
+        self.compared = [
+            Compared(run=ComparedRun(mesh_axis=name, size=written.axis.size, untried=reason))
+            for name, written in self.axes.items()
+        ]
+        return self
 
-    def made(self, uneven: Collection[int], meant: Iterable[str]) -> Compared:
+    def wrong_of(self, graph: Graph) -> frozenset[tuple[Any, ...]] | None:
+        """The results of a program on the mesh that differ from those of this program with one
+        device on all mesh axes on which it is wrong; then its uneven results. None where it does
+        not run."""
+        sets = self.values, self.others
+        try:
+            if self.wanted is None:
+                trace = self.traced
+                for c in self.compared:
+                    if c.wrong and not c.run.untried:
+                        written = WrittenSizes(self.axes[c.run.mesh_axis].axis)
+                        trace = functools.partial(trace_on_one_device, trace, written, c.alone)
+                run = program_run(trace(self.fn))
+                self.wanted = [run(values) for values in sets]
+            run = program_run(graph)
+            every = [run(values) for values in sets]
+            pairs = zip(every, self.wanted, strict=True)
+            wrong = {(i,) for got, wanted in pairs for i in _differing(got, wanted)}
+            return frozenset(wrong).union(*(uneven(graph, got, self.mesh) for got in every))
+        except SbpInternalError:
+            raise
+        except FAILURES:  # of an edit: shapes that no longer fit
+            return None
+
+    def compare(
+        self, written: WrittenSizes, chained: bool, uneven: Collection[int], meant: Iterable[str]
+    ) -> Compared:
         """The result of the first attempt that computes the same; of all attempts, if none does.
 
         Arguments:
+          written: the mesh axis, and the sizes that the program's functions have from outside;
+              complete after the first trace.
+          chained: whether the program may be a pipeline, which sends values from device to device.
           uneven: positions of results that differ between devices, where the program says that they
               do not.
           meant: what shows that a difference may be meant.
         """
         failed: dict[Attempt, str] = {}
         apart: dict[Attempt, tuple[tuple[int, ...], Graph]] = {}
-        because = set(meant)
-        for attempt in self.attempts():
+        because, axis = set(meant), written.axis
+        run = ComparedRun(mesh_axis=axis.name, size=axis.size, given=self.given)
+        for attempt in _attempts(written, chained):
             try:
-                alone = trace_on_one_device(self.of.traced, self.written, attempt, self.of.fn)
-                want = program_run(alone)(self.of.values)
+                alone = trace_on_one_device(self.traced, written, attempt, self.fn)
+                want = program_run(alone)(self.values)
             except SbpInternalError:
                 raise
             except FAILURES as error:  # of code that is not written for one device; the report says
                 failed[attempt] = reason_of(error)
                 continue
-            pairs = list(zip(self.of.got.results, want.results, strict=True))
-            differs = tuple(i for i, (x, y) in enumerate(pairs) if _apart(x, y))
+            differs = _differing(self.got, want)
             if not differs and not uneven:
-                lost = self.find_unreached() if self.chained else ()
+                lost = self.find_unreached() if chained else ()
                 wrong = lost if attempt.chained else ()
-                same = self.result(wrong, stages=attempt.chained, lost=lost)
+                same = replace(run, apart=wrong, stages=attempt.chained, lost=lost)
                 return Compared(run=same, alone=attempt)
             apart[attempt] = differs, alone
+            pairs = list(zip(self.got.results, want.results, strict=True))
             if attempt.chained and not all(_multiple(*pairs[i]) for i in differs):
-                reached = zip(self.reaches(self.of.graph), self.reaches(alone), strict=True)
+                reached = zip(self.reaches(self.graph), self.reaches(alone), strict=True)
                 if all((x == y).all() for x, y in reached):
                     because.add("the stages of the pipeline may be different functions")
         if not apart:
-            first = next(iter(failed.values()))
-            run = self.result(untried=f"it raises an error with one device: {first}", refused=True)
-            return Compared(run=run, uneven=bool(uneven))
-        return self.judged(apart, failed, because, bool(uneven))
+            why = f"it raises an error with one device: {next(iter(failed.values()))}"
+            return Compared(run=replace(run, untried=why, refused=True), uneven=bool(uneven))
+        return self.judge(run, written, apart, failed, because, bool(uneven))
 
-    def attempts(self) -> Iterator[Attempt]:
-        """Attempts, the simplest first. The numbers that may count devices are known after it."""
-        yield Attempt()
-        names = sorted(self.written.numbers)
-        counts = range(len(names), 0, -1) if len(names) <= NUMBERS else ()
-        chosen = [c for k in counts for c in itertools.combinations(names, k)]
-        yield from map(Attempt, chosen)
-        if self.chained:
-            yield from (Attempt(c, chained=True) for c in [(), *chosen])
-
-    def judged(
+    def judge(
         self,
+        run: ComparedRun,
+        written: WrittenSizes,
         apart: dict[Attempt, tuple[tuple[int, ...], Graph]],
         failed: dict[Attempt, str],
         because: set[str],
         uneven: bool,
     ) -> Compared:
         """The result of attempts of which none computes the same."""
-        axis, chained = self.written.axis, any(a.chained for a in apart)
-        because |= {f"{x} may be the number of devices" for x in self.written.fixed}
-        if len(self.written.numbers) > NUMBERS:
+        axis, last = written.axis, [*apart][-1]
+        because |= {f"{x} may be the number of devices" for x in written.fixed}
+        if len(written.numbers) > NUMBERS:
             because.add("many numbers in the program may be the number of devices")
-        counts = {n for n, x in self.written.numbers.items() if x in (axis.size, axis.devices)}
-        tried = {n for a in failed if a.names and a.chained == chained for n in a.names}
-        stuck = tried & counts
+        counts = {n for n, x in written.numbers.items() if x in (axis.size, axis.devices)}
+        stuck = counts & {n for a in failed if a.chained == last.chained for n in a.names}
         if stuck:
             listed = ", ".join(f"`{n}`" for n in sorted(stuck))
             because.add(f"{listed} may be the number of devices, or computed from it")
-        last = [a for a in apart if a.chained == chained][-1]
-        position, axes = self.of.mesh.names.index(axis.name), len(self.of.mesh.names)
-        got = program_run(self.of.graph, every=True)(self.of.values)
+        position, axes = self.mesh.names.index(axis.name), len(self.mesh.names)
+        got = program_run(self.graph, every=True)(self.values)
         wanted = {
-            attempt: program_run(alone, every=True)(self.of.values)
+            attempt: program_run(alone, every=True)(self.values)
             for attempt, (_, alone) in apart.items()
             if not attempt.chained
         }
         typed = [(measure_types(got, want, position, axes), a) for a, want in wanted.items()]
-        guesses: set[str] = set()
-        if self.of.guessed:
-            guesses.add("sbp used random integers for arguments that are shapes; pass arrays")
+        guessed = "sbp used random integers for arguments that are shapes; pass arrays"
+        guesses = {guessed} if self.guessed else set[str]()
         if not typed:  # of a pipeline that runs on one device only stage by stage
-            run = self.result(apart[last][0], because=tuple(sorted(because | guesses)), stages=True)
+            run = replace(
+                run, apart=apart[last][0], because=tuple(sorted(because | guesses)), stages=True
+            )
             return Compared(run=run, alone=last, uneven=uneven, meant=bool(because))
         types, best = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
         alone, want = wanted[best].graph, wanted[best]
-        fixed = fixed_numbers(self.of.graph, alone, axis.size, axis.lengths)
+        fixed = fixed_numbers(self.graph, alone, axis.size, axis.lengths)
         devices = {f"{n:g}" for n in (axis.size, axis.devices)}
         counts = {i for i, number in fixed.values() if number in devices}
         twos = {i for i, number in fixed.values() if number in ("2", "0.5")}
         for chosen in () if uneven or not counts else (counts, *({i} for i in counts)):
             other = renumber(alone, chosen, axis.size)
-            pairs = zip(
-                self.of.got.results, program_run(other)(self.of.values).results, strict=True
-            )
-            if any(_apart(x, y) for x, y in pairs):
+            if _differing(self.got, program_run(other)(self.values)):
                 continue
             if chosen.isdisjoint(twos):
-                return Compared(run=self.result(), alone=best)
+                return Compared(run=run, alone=best)
             twos -= chosen  # a 2 is frequent: the program may be right, or halve its loss
             break
         trips = tuple(measure_types(got, want, position, axes, t) for t in (0, 1))
-        because |= {*ranks(self.of.graph, types), *picks(self.of.graph, axis.size)} | set(
-            one_each(self.of.graph, alone, axis.name)
+        because |= {*ranks(self.graph, types), *picks(self.graph, axis.size)} | set(
+            one_each(self.graph, alone, axis.name)
         )
         meant = bool(because)
-        if any(x.shape != y.shape for x, y in zip(self.of.got.results, want.results, strict=True)):
+        if any(x.shape != y.shape for x, y in zip(self.got.results, want.results, strict=True)):
             guesses.add("the shape of its result depends on the number of devices")
-        run = self.result(apart[last][0], because=tuple(sorted(because | guesses)), stages=chained)
+        reasons = tuple(sorted(because | guesses))
+        run = replace(run, apart=apart[last][0], because=reasons, stages=last.chained)
         return Compared(
             run=run,
             alone=best,
-            types=types,
-            trips=trips,
+            types=(types, *trips),
             uneven=uneven,
             meant=meant,
             numbers={i: number for i, (other, number) in fixed.items() if other not in twos},
@@ -281,35 +320,42 @@ class OneDeviceComparison:
         """For each result, which of its slices along the first dim change with which slice of which
         argument: a row for each slice of an argument."""
         run = program_run(graph)
-        before = run(self.of.values).results
+        before = run(self.values).results
         found: list[list[np.ndarray]] = [[] for _ in before]
-        for i, x in enumerate(map(np.asarray, self.of.values)):
+        for i, x in enumerate(map(np.asarray, self.values)):
             if not _has_few_slices(x):
                 continue
             for k in range(x.shape[0]):
                 other = x.copy()
                 other[k] = np.random.default_rng([i, k]).standard_normal(x.shape[1:])
-                after = run([*self.of.values[:i], other, *self.of.values[i + 1 :]]).results
+                after = run([*self.values[:i], other, *self.values[i + 1 :]]).results
                 for rows, a, b in zip(found, before, after, strict=True):
-                    rows.append(_changed_slices(a, b))
+                    changed = np.atleast_1d(a != b)
+                    rows.append(np.asarray(changed.reshape(len(changed), -1).any(1)))
         return [np.asarray(rows) for rows in found]
 
     def find_unreached(self) -> tuple[int, ...]:
         """Results with a slice that depends on no argument; none where some argument cannot be
         changed slice by slice."""
-        if not all(map(_has_few_slices, map(np.asarray, self.of.values))):
+        if not all(map(_has_few_slices, map(np.asarray, self.values))):
             return ()
-        every = enumerate(self.reaches(self.of.graph))
+        every = enumerate(self.reaches(self.graph))
         return tuple(i for i, x in every if x.size and not x.any(0).all())
+
+
+def _attempts(written: WrittenSizes, chained: bool) -> Iterator[Attempt]:
+    """Attempts, the simplest first. The numbers that may count devices are known after it."""
+    yield Attempt()
+    names = sorted(written.numbers)
+    counts = range(len(names), 0, -1) if len(names) <= NUMBERS else ()
+    chosen = [c for k in counts for c in itertools.combinations(names, k)]
+    yield from map(Attempt, chosen)
+    if chained:
+        yield from (Attempt(c, chained=True) for c in [(), *chosen])
 
 
 def _has_few_slices(x: np.ndarray) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating) and x.ndim > 0 and x.shape[0] <= SLICES
-
-
-def _changed_slices(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    other = np.atleast_1d(np.asarray(before != after))
-    return np.asarray(other.reshape(len(other), -1).any(1))
 
 
 def _multiple(got: np.ndarray, want: np.ndarray) -> bool:
@@ -321,8 +367,10 @@ def _multiple(got: np.ndarray, want: np.ndarray) -> bool:
     return bool(np.isfinite(factor)) and not differ(got, np.asarray(want * factor, want.dtype))
 
 
-def _apart(got: np.ndarray, want: np.ndarray) -> bool:
-    return got.shape != want.shape or differ(got, want)
+def _differing(got: Ran, want: Ran) -> tuple[int, ...]:
+    """Positions of results that differ between two runs."""
+    pairs = enumerate(zip(got.results, want.results, strict=True))
+    return tuple(i for i, (x, y) in pairs if x.shape != y.shape or differ(x, y))
 
 
 # ---- the program on one device ------------------------------------------------------------------
@@ -424,12 +472,19 @@ def compared_runs(
         if n > 1
     }
     given, reasons = all(map(_is_value, leaves)), tuple(meant or ())
-    found = Comparisons(graph=graph, fn=fn, traced=traced, axes=own, mesh=mesh, given=given)
+    found = Comparisons(
+        graph=graph,
+        fn=fn,
+        traced=traced,
+        axes=own,
+        mesh=mesh,
+        given=given,
+        guessed=any(map(_is_guessed, leaves)),
+    )
     if reason := too_large(graph):
         return found.without_trial(reason)
     with jax.ensure_compile_time_eval():  # the caller may be tracing
-        values, found.guessed = _values(leaves)
-        found.others = _values(leaves, 1)[0]
+        values, found.others = _values(leaves, 0), _values(leaves, 1)
         poisoned = _poison(graph, values)
     run = program_run(graph)
     for found.values in (values, poisoned):
@@ -450,8 +505,11 @@ def compared_runs(
             return found.without_trial(f"its results are infinite or NaN on {values}")
         found.uneven = uneven(graph, found.got, mesh)
         found.compared = [
-            OneDeviceComparison(found, written, meant is None and permutes(graph, name)).made(
-                [i for _, i, a in found.uneven if a == name], reasons
+            found.compare(
+                written,
+                meant is None and permutes(graph, name),
+                [i for _, i, a in found.uneven if a == name],
+                reasons,
             )
             for name, written in own.items()
         ]
@@ -485,72 +543,6 @@ def _poison(graph: Graph, values: Sequence[Any]) -> list[Any]:
     return [of(v, x) for v, x in zip(graph.inputs, values, strict=True)]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Comparisons:
-    """A program with its comparisons on all mesh axes.
-
-    Arguments:
-      graph: the program.
-      fn: its function.
-      traced: traces a function as the program.
-      axes: the sizes that its functions have from outside, by the mesh axis.
-      mesh: its mesh.
-      given: whether the values are the program's own arguments.
-      guessed: whether integers among them had to be guessed.
-      values: its arguments.
-      others: other values for them, with which repairs are tried as well.
-      got: its run on the mesh.
-      uneven: results of regions that differ between the devices of a mesh axis, and that out_specs
-          claim to be equal: the region's id, the position, the axis.
-      compared: the comparisons.
-    """
-
-    graph: Graph
-    fn: Any
-    traced: Callable[[Any], Graph]
-    axes: dict[str, WrittenSizes]
-    mesh: MeshSpec
-    given: bool
-    guessed: bool = False
-    values: Sequence[Any] = ()
-    others: Sequence[Any] = ()
-    got: Ran = field(init=False)
-    uneven: frozenset[tuple[Any, ...]] = frozenset()
-    compared: list[Compared] = field(default_factory=list)
-    wanted: list[list[np.ndarray]] | None = None
-
-    def without_trial(self, reason: str) -> Comparisons:
-        """The same program, of which nothing was compared."""
-        runs = (
-            ComparedRun(mesh_axis=name, size=written.axis.size, untried=reason)
-            for name, written in self.axes.items()
-        )
-        self.compared = [Compared(run=run) for run in runs]
-        return self
-
-    def wrong_of(self, graph: Graph) -> frozenset[tuple[Any, ...]]:
-        """The results of a program on the mesh that differ from those of this program with one
-        device on all mesh axes on which it is wrong; then its uneven results."""
-        sets = self.values, self.others
-        if self.wanted is None:
-            trace = self.traced
-            for c in self.compared:
-                if c.wrong and not c.run.untried:
-                    written = WrittenSizes(self.axes[c.run.mesh_axis].axis)
-                    trace = functools.partial(trace_on_one_device, trace, written, c.alone)
-            run = program_run(trace(self.fn))
-            self.wanted = [run(values).results for values in sets]
-        run = program_run(graph)
-        every = [run(values) for values in sets]
-        pairs = (
-            (i, x, y)
-            for got, wanted in zip(every, self.wanted, strict=True)
-            for i, (x, y) in enumerate(zip(got.results, wanted, strict=True))
-        )
-        wrong = {(i,) for i, x, y in pairs if _apart(x, y)}
-        return frozenset(wrong).union(*(uneven(graph, got, self.mesh) for got in every))
-
-
 def uneven(graph: Graph, ran: Ran, mesh: MeshSpec) -> frozenset[tuple[int, int, str]]:
     """The results of regions that differ between devices and claim to be equal."""
     found = set[tuple[int, int, str]]()
@@ -571,29 +563,28 @@ def _is_value(x: Any) -> bool:
     return isinstance(x, np.ndarray | np.generic | bool | int | float | complex)
 
 
-def _values(leaves: Sequence[Any], seed: int = 0) -> tuple[list[Any], bool]:
-    """Values for all arguments, and whether integers had to be guessed. The second values of floats
-    that are given are the first ones in another order."""
-    values: list[Any] = []
-    guessed = False
-    for i, x in enumerate(leaves):
-        draw = np.random.default_rng([seed, i])
-        if _is_value(x):
-            plain = not (isinstance(x, jax.Array) and _jax.is_extended(x.dtype))
-            x = np.array(x) if plain else x  # NumPy permutes an empty array in place
-            moved = seed and plain and jnp.issubdtype(x.dtype, jnp.inexact)
-            values.append(draw.permutation(x.ravel()).reshape(x.shape) if moved else x)
-            continue
-        if _jax.is_extended(x.dtype):
-            words = draw.integers(0, 2**32, (*x.shape, *_jax.key_shape(x.dtype)), np.uint32)
-            values.append(_jax.wrap_key(words, x.dtype))
-        elif jnp.issubdtype(x.dtype, jnp.inexact):
-            values.append(draw.standard_normal(x.shape).astype(x.dtype))
-        elif x.dtype == np.bool_ or x.shape:
-            guessed = True
-            high = 2 if x.dtype == np.bool_ else 8
-            values.append(draw.integers(0, high, x.shape).astype(x.dtype))
-        else:  # a length, of which several devices have a part
-            guessed = True
-            values.append(np.asarray((5, 11)[seed], x.dtype))
-    return values, guessed
+def _is_guessed(x: Any) -> bool:
+    """Whether an argument is the shape of integers or tests, for which no values are typical."""
+    return not (_is_value(x) or _jax.is_extended(x.dtype) or jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+def _values(leaves: Sequence[Any], seed: int) -> list[Any]:
+    """Values for all arguments. The second values of floats that are given are the first ones in
+    another order."""
+    return [_value(x, np.random.default_rng([seed, i]), seed) for i, x in enumerate(leaves)]
+
+
+def _value(x: Any, draw: np.random.Generator, seed: int) -> Any:
+    if _is_value(x):
+        plain = not (isinstance(x, jax.Array) and _jax.is_extended(x.dtype))
+        x = np.array(x) if plain else x  # NumPy permutes an empty array in place
+        moved = seed and plain and jnp.issubdtype(x.dtype, jnp.inexact)
+        return draw.permutation(x.ravel()).reshape(x.shape) if moved else x
+    if _jax.is_extended(x.dtype):
+        words = draw.integers(0, 2**32, (*x.shape, *_jax.key_shape(x.dtype)), np.uint32)
+        return _jax.wrap_key(words, x.dtype)
+    if not _is_guessed(x):
+        return draw.standard_normal(x.shape).astype(x.dtype)
+    if x.dtype == np.bool_ or x.shape:
+        return draw.integers(0, 2 if x.dtype == np.bool_ else 8, x.shape).astype(x.dtype)
+    return np.asarray((5, 11)[seed], x.dtype)  # a length, of which several devices have a part

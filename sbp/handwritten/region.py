@@ -1,5 +1,5 @@
 """`sbp.manual`: a region written by hand with named-axis collectives. Its claimed types are checked
-when it is traced (`check.py`).
+when it is traced, as `check.py` checks a program with `jax.shard_map`.
 
 The region becomes one `jax.shard_map` in which every operand and result mentions every mesh axis:
 for an axis that splits no dim, an array has a leading dim over the axis. A B operand is broadcast
@@ -20,10 +20,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -35,20 +36,32 @@ from sbp import _jax
 from sbp.annotations import as_array, as_type
 from sbp.errors import (
     ArgumentError,
+    Diagnostic,
+    Label,
     SbpError,
     SbpInternalError,
+    SbpTypeError,
     Span,
     correcting,
     counted,
+    note,
+    noting,
     refused,
+    warn,
 )
-from sbp.handwritten.check import ClaimedArray, RegionBody, check_claims
+from sbp.handwritten.check import diagnostics_of
 from sbp.handwritten.emulation import axes_by_dim
+from sbp.handwritten.one_device import compared_runs
+from sbp.handwritten.words import DIFFERS
 from sbp.kinds import FLAG, FUNCTION, fits, leaves_of, returning_arrays, takes
 from sbp.machine.mesh import MeshSpec, call_without_mesh
 from sbp.signatures.factors import admissible
 from sbp.signatures.kernels.shards import padded_blocks, reduce_dims
+from sbp.signatures.laws.oracle import Types, localise
 from sbp.signatures.region import parts_p, pick_p
+from sbp.trace.build import body_graph
+from sbp.trace.collectives import SHARD_MAP
+from sbp.trace.graph import Constant, Graph, Node
 from sbp.types import Broadcast, NdSbp, Split, Unreduced, parse
 
 # ---- entries ------------------------------------------------------------------------------------
@@ -56,14 +69,13 @@ from sbp.types import Broadcast, NdSbp, Split, Unreduced, parse
 # of another argument, or splits of another dim. `check` tries the call with each of them.
 
 
-def _move_splits(entry: Any, rank: int) -> Iterator[str]:
+def _move_splits(entry: Any, rank: int) -> list[str]:
     """The text of a type with each of its splits on each other dim."""
     own = parse(entry) if isinstance(entry, str) else entry
-    for name, atom in own.items() if isinstance(own, NdSbp) else ():
-        if isinstance(atom, Split):
-            for dim in range(rank):
-                if dim != atom.dim:
-                    yield repr(NdSbp({**own, name: Split(dim)}, own.free))
+    atoms = own.items() if isinstance(own, NdSbp) else ()
+    splits = [(name, atom.dim) for name, atom in atoms if isinstance(atom, Split)]
+    moved = ((name, dim) for name, old in splits for dim in range(rank) if dim != old)
+    return [repr(NdSbp({**own, name: Split(dim)}, own.free)) for name, dim in moved]
 
 
 def _with_entries(
@@ -175,7 +187,80 @@ def types_of_arguments(
     return [t for entry, arg in pairs for t in leaf_types(entry, arg, "in_types", mesh)]
 
 
+@dataclass(frozen=True, slots=True)
+class _ClaimedArray:
+    """One operand or result of a region.
+
+    Arguments:
+      type: its claimed type.
+      atoms: its claimed atom on each mesh axis.
+      aval: its global shape and its dtype.
+    """
+
+    type: NdSbp
+    atoms: Types
+    aval: Any
+
+    def local(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The shape of one device's part."""
+        return localise(self.aval.shape, self.atoms, sizes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Body:
+    """The body of a region on the shards of one device.
+
+    Arguments:
+      params: those of its equation, with the body and the mesh that its collectives name.
+      ins: its operands; the arrays that it closes over come first.
+      outs: its results.
+      tree: the tree of its results.
+      closed_over: the arrays that it closes over.
+    """
+
+    params: dict[str, Any]
+    ins: Sequence[_ClaimedArray]
+    outs: Sequence[_ClaimedArray]
+    tree: Any
+    closed_over: Sequence[Any]
+
+    @property
+    def key(self) -> str:
+        """Two bodies with equal keys have the same claims about the same body."""
+        claims = [h.type for h in self.ins], [h.type for h in self.outs]
+        return f"{self.params['jaxpr']}\n{claims}"
+
+    def program(self, span: Span | None) -> Graph:
+        """The region as a program of its own, in which its operands and results have types."""
+        body = body_graph(self.params["jaxpr"])
+        operands = tuple(
+            body.new_value(h.aval)
+            if x is None or isinstance(x, _jax.Tracer)
+            else Constant(x, h.aval)
+            for x, h in itertools.zip_longest(self.closed_over, self.ins)
+        )
+        stated = {
+            "body": body,
+            "in_specs": tuple(h.type for h in self.ins),
+            "out_specs": tuple(h.type for h in self.outs),
+        }
+        region = Node(
+            id=max((n.id for n in body.walk()), default=0) + 1,
+            op=SHARD_MAP,
+            primitive=None,
+            params=self.params | stated,
+            inputs=operands,
+            outputs=tuple(body.new_value(h.aval) for h in self.outs),
+            span=span,
+            stack=(span,) if span else (),
+        )
+        inputs = tuple(v for v in operands if isinstance(v, int))
+        return Graph(inputs=inputs, outputs=region.outputs, nodes=(region,), avals=body.avals)
+
+
 # ---- regions ------------------------------------------------------------------------------------
+
+CODE = "manual-types"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -322,14 +407,10 @@ class _Region:
         flat = [self.even(x, t, i) for i, (x, t) in enumerate(zip(flat, types, strict=True))]
         given = [self.claim(x, t) for x, t in zip(flat, types, strict=True)]
 
-        def again(fn: Callable[..., Any]) -> RegionBody:
-            """The body of another function."""
-            return self.body(fn, given, tree, out_types, self.abstract)[0]
-
-        body, out_tree = self.body_on_shards(in_types, given, tree, out_types)
+        body = self.body_on_shards(in_types, given, tree, out_types)
         if body.key not in self.scope.checked:
             self.scope.checked.add(body.key)
-            check_claims(body, self.fn, again, self.mesh, span=self.span, made=self.made)
+            self.check(body, lambda f: self.body(f, given, tree, out_types, self.abstract))
         operands = zip((*body.closed_over, *flat), body.ins, strict=True)
         encoded = [self.encode(x, h) for x, h in operands]
         mapped = jax.shard_map(
@@ -340,7 +421,60 @@ class _Region:
             check_vma=False,
         )
         results = zip(mapped(*encoded), body.outs, strict=True)
-        return jax.tree.unflatten(out_tree, [self.decode(y, h) for y, h in results])
+        return jax.tree.unflatten(body.tree, [self.decode(y, h) for y, h in results])
+
+    def check(self, body: _Body, again: Callable[[Any], _Body]) -> None:
+        """Checks the types that the region claims, as `sbp.check_shard_map` checks out_specs: on
+        random values, on the mesh and with one device on each mesh axis.
+
+        Arguments:
+          body: its body on the mesh.
+          again: the body of another function in the place of `fn`.
+
+        Raises:
+          SbpTypeError: `manual-types`, with all claims that do not hold.
+        """
+        graph = body.program(self.span)
+        # Its operands are not taken apart stage by stage.
+        staged = any(
+            isinstance(a, Split) and h.local(self.mesh.sizes)[a.dim] == 1
+            for h in body.ins
+            for a in h.atoms
+        )
+        meant = ["the region may have one stage for each device"] if staged else []
+        compared = compared_runs(
+            graph,
+            self.fn,
+            traced=lambda f: again(f).program(self.span),
+            leaves=[graph.avals[v] for v in graph.inputs],
+            mesh=self.mesh,
+            meant=meant,
+        )
+        pairs = (pair for h in body.ins for pair in h.type.items())
+        partial = {name for name, atom in pairs if isinstance(atom, Unreduced)}
+        depends = any(c.run.wrong and c.run.mesh_axis in partial for c in compared.compared)
+        said = diagnostics_of(compared)
+        if depends:  # on how a P operand is parted
+            said = [replace(d, severity="error") if d.code == DIFFERS else d for d in said]
+        wrong = [d for d in said if d.severity == "error"]
+        if wrong:
+            raise SbpTypeError([self.about_claims(d) for d in wrong])
+        for d in said:
+            if d.severity != "note":
+                at = d.primary.span if d.primary else self.span
+                with noting():  # a report has the finding itself, with its labels and notes
+                    warn(CODE, f"in manual region {self.name!r}", d.title, span=at)
+            note(self.about_claims(d))
+
+    def about_claims(self, found: Diagnostic) -> Diagnostic:
+        """A finding about the body as one about its claims, which the line `made` states."""
+        labels, made = found.labels, self.made
+        shown = {(label.span.file, label.span.line) for label in labels}
+        if made is not None and (made.file, made.line) not in shown:
+            text = "sbp.manual declares the types of the region here"
+            labels = (*labels, Label(span=made, text=text))
+        more = f"more on this kind of fault: sbp explain {found.code}"
+        return replace(found, code=CODE, labels=labels, notes=(*found.notes, more))
 
     # ---- operands and results -------------------------------------------------------------------
 
@@ -356,15 +490,15 @@ class _Region:
                 _with_entries(error, in_types, left_open, self.made)
             raise
 
-    def claim(self, x: Any, t: NdSbp) -> ClaimedArray:
-        return ClaimedArray(t, t.over(self.mesh.names), tuple(x.shape), x.dtype)
+    def claim(self, x: Any, t: NdSbp) -> _ClaimedArray:
+        return _ClaimedArray(t, t.over(self.mesh.names), _jax.empty_aval(x.shape, x.dtype))
 
-    def whole(self, local: Any, t: NdSbp) -> ClaimedArray:
+    def whole(self, local: Any, t: NdSbp) -> _ClaimedArray:
         """A result with its global shape: a split dim is as long as all of its blocks."""
         dims = axes_by_dim(t, len(local.shape), self.mesh.names)
         counts = (math.prod(map(self.mesh.size, axes)) for axes in dims)
         shape = tuple(size * n for size, n in zip(local.shape, counts, strict=True))
-        return ClaimedArray(t, t.over(self.mesh.names), shape, local.dtype)
+        return self.claim(jax.ShapeDtypeStruct(shape, local.dtype), t)
 
     def even(self, x: Any, t: NdSbp, number: int) -> Any:
         """An operand whose split dims divide: where they do not, it is padded block by block.
@@ -377,12 +511,9 @@ class _Region:
         Raises:
           SbpError: `bad-argument` for a dim that does not divide, without `padded`.
         """
-        for dim, size in enumerate(x.shape):
-            counts = [
-                n
-                for atom, n in zip(t.over(self.mesh.names), self.mesh.sizes, strict=True)
-                if atom == Split(dim)
-            ]
+        by_dim = zip(x.shape, axes_by_dim(t, x.ndim, self.mesh.names), strict=True)
+        for dim, (size, axes) in enumerate(by_dim):
+            counts = [*map(self.mesh.size, axes)]
             if size % math.prod(counts) == 0:
                 continue
             if not self.padded:
@@ -394,7 +525,7 @@ class _Region:
             x = padded_blocks(x, dim, counts)
         return x
 
-    def spec(self, claimed: ClaimedArray) -> PartitionSpec:
+    def spec(self, claimed: _ClaimedArray) -> PartitionSpec:
         """The spec of an array: a leading dim for each mesh axis that splits no dim, in the order
         of the mesh, then the dims of the array."""
         leading = [
@@ -404,12 +535,12 @@ class _Region:
         ]
         return PartitionSpec(*leading, *self.dims(claimed))
 
-    def dims(self, claimed: ClaimedArray) -> list[tuple[str, ...] | None]:
+    def dims(self, claimed: _ClaimedArray) -> list[tuple[str, ...] | None]:
         """The mesh axes that split each dim of an array."""
-        every = axes_by_dim(claimed.type, len(claimed.shape), self.mesh.names)
-        return [axes or None for axes in every]
+        by_dim = axes_by_dim(claimed.type, len(claimed.aval.shape), self.mesh.names)
+        return [axes or None for axes in by_dim]
 
-    def encode(self, x: Any, claimed: ClaimedArray) -> Any:
+    def encode(self, x: Any, claimed: _ClaimedArray) -> Any:
         for name, n, atom in reversed(
             list(zip(self.mesh.names, self.mesh.sizes, claimed.atoms, strict=True))
         ):
@@ -419,7 +550,7 @@ class _Region:
                 x = jnp.broadcast_to(x, (n, *x.shape))
         return x
 
-    def decode(self, y: Any, claimed: ClaimedArray) -> Any:
+    def decode(self, y: Any, claimed: _ClaimedArray) -> Any:
         for name, atom in zip(self.mesh.names, claimed.atoms, strict=True):
             if isinstance(atom, Unreduced):
                 y = reduce_dims(y, atom.monoid, 0)
@@ -435,9 +566,9 @@ class _Region:
         return AbstractMesh(tuple(sizes), names, axis_types=(AxisType.Auto,) * len(names))
 
     def body_on_shards(
-        self, in_types: Any, given: Sequence[ClaimedArray], tree: Any, out_types: Any
-    ) -> tuple[RegionBody, Any]:
-        """The body, and the tree of its results. A body that takes its whole operands and not the
+        self, in_types: Any, given: Sequence[_ClaimedArray], tree: Any, out_types: Any
+    ) -> _Body:
+        """The body on the mesh. A body that takes its whole operands and not the
         shards has other `in_types` than it was written for.
 
         Raises:
@@ -458,7 +589,7 @@ class _Region:
                 f"region {self.name!r} does not take the shards that its in_types give it, of the"
                 f" shapes {', '.join(map(str, shards))}: {' '.join(str(error).split())}",
                 error,
-                code="manual-types",
+                code=CODE,
             )
             if isinstance(in_types, tuple):
                 ranks = [len(s) for s in shards] if len(shards) == len(in_types) else []
@@ -468,11 +599,11 @@ class _Region:
     def body(
         self,
         fn: Callable[..., Any],
-        ins: Sequence[ClaimedArray],
+        ins: Sequence[_ClaimedArray],
         tree: Any,
         out_types: Any,
         mesh: AbstractMesh,
-    ) -> tuple[RegionBody, Any]:
+    ) -> _Body:
         """The body from the shards of one device to its shards of the results.
 
         Arguments:
@@ -481,17 +612,11 @@ class _Region:
           tree: their tree.
           out_types: the types of its results, as `manual` takes them.
           mesh: the mesh that its collectives name.
-
-        Returns:
-          The body, and the tree of the results.
         """
-        seen: list[Any] = []
 
         def local(*shards: Any) -> Any:
             out = returning_arrays(fn)(*jax.tree.unflatten(tree, shards))
-            leaves, out_tree = jax.tree.flatten(jax.tree.map(jnp.asarray, out))
-            seen.append((out_tree, [jax.ShapeDtypeStruct(y.shape, y.dtype) for y in leaves]))
-            return tuple(leaves)
+            return jax.tree.map(jnp.asarray, out)
 
         mapped = jax.shard_map(
             local,
@@ -500,9 +625,9 @@ class _Region:
             out_specs=PartitionSpec(),
             check_vma=False,
         )
-        shapes = [jax.ShapeDtypeStruct(h.shape, h.dtype) for h in ins]
-        outer, consts = _jax.open_jaxpr(jax.make_jaxpr(mapped)(*shapes))
-        out_tree, outs = seen[-1]
+        shapes = [jax.ShapeDtypeStruct(h.aval.shape, h.aval.dtype) for h in ins]
+        closed, out = jax.make_jaxpr(mapped, return_shape=True)(*shapes)
+        outer, consts = _jax.open_jaxpr(closed)
         if len(outer.eqns) != 1:
             raise SbpInternalError(f"a manual region traces to one equation, got\n{outer}")
         (eqn,) = outer.eqns
@@ -515,22 +640,24 @@ class _Region:
             raise SbpInternalError(
                 f"the operands of a manual region are not where they are expected:\n{outer}"
             )
-        claims = leaf_types(out_types, jax.tree.unflatten(out_tree, outs), "out_types", self.mesh)
+        claims = leaf_types(out_types, out, "out_types", self.mesh)
+        outs, out_tree = jax.tree.flatten(out)
         arrays = [jnp.asarray(c) for c in closed_over]
-        body = RegionBody(
-            jaxpr=eqn.params["jaxpr"],
-            mesh=eqn.params["mesh"],
+        return _Body(
+            params=eqn.params,
             ins=[*(self.claim(c, NdSbp()) for c in arrays), *ins],
             outs=[self.whole(o, t) for o, t in zip(outs, claims, strict=True)],
+            tree=out_tree,
             closed_over=arrays,
         )
-        return body, out_tree
 
-    def shards(self, body: RegionBody, shards: Sequence[Any]) -> tuple[Any, ...]:
+    def shards(self, body: _Body, shards: Sequence[Any]) -> tuple[Any, ...]:
         """Runs the body on shards with the leading dims of `spec`; the body itself takes and gives
         shards without them."""
         pairs = zip(shards, body.ins, strict=True)
         own = [x.reshape(h.local(self.mesh.sizes)) for x, h in pairs]
-        results = map(jnp.asarray, _jax.eval_jaxpr(body.jaxpr, own))  # a constant may be a number
+        results = map(
+            jnp.asarray, _jax.eval_jaxpr(body.params["jaxpr"], own)
+        )  # a constant may be a number
         leading = [sum(not isinstance(a, Split) for a in h.atoms) for h in body.outs]
         return tuple(y.reshape((1,) * k + y.shape) for y, k in zip(results, leading, strict=True))

@@ -40,7 +40,7 @@ from sbp.source.reader import (
     statement_at,
     users_span,
 )
-from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, handwritten_bytes
+from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, handwritten_bytes, names_of
 from sbp.trace.graph import Constant, Graph, Node, Operand, amount, constant
 from sbp.types import Split, Unreduced
 
@@ -86,6 +86,8 @@ class GraphEdit:
       rename: other collectives, by the id of the node.
       stated: the types that a region states for its results after the edit, by the region's id and
           the result.
+      place: the values that are reduced. Only the first accepted repair of a place is offered.
+      spare: whether the repair is offered only if there is no other.
     """
 
     text: str
@@ -96,6 +98,8 @@ class GraphEdit:
     rename: dict[int, str] = field(default_factory=dict)
     stated: dict[tuple[int, int], Any] = field(default_factory=dict)
     options: tuple[OptionEdit, ...] = ()
+    place: object = None
+    spare: bool = False
 
 
 def edit_program(graph: Graph, edit: GraphEdit, sizes: dict[str, int]) -> Graph:
@@ -305,19 +309,9 @@ def put_through(site: Site, function: str, arguments: str) -> Edits:
 # ---- candidates ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class RepairCandidate:
-    """One repair with its variants: a sum and a mean, where either may be meant.
-
-    Arguments:
-      edits: the variants; the first that is right is offered.
-      place: the values that are reduced. Only the first accepted repair of a place is offered.
-      spare: whether the repair is offered only if there is no other.
-    """
-
-    edits: tuple[GraphEdit, ...]
-    place: object = None
-    spare: bool = False
+Variants = tuple[GraphEdit, ...]
+"""One repair with its variants: a sum and a mean, where either may be meant. The first one that is
+right is offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +375,7 @@ class Repairs:
     def __init__(self, mesh: MeshSpec, sites: Sites) -> None:
         self.mesh, self.sites = mesh, sites
 
-    def of(self, finding: Finding) -> Iterator[RepairCandidate]:
+    def of(self, finding: Finding) -> Iterator[Variants]:
         """The candidates for a finding, the likeliest first."""
         fault, axes = finding.fault, finding.mesh_axes
         match fault.kind:
@@ -407,7 +401,7 @@ class Repairs:
             case "copies-as-split":
                 if fault.made is not None:  # a sum over the shards of what was to stay split
                     yield from self.drop(fault.made, axes)
-                yield _one(self.leave_out_axes(finding, GraphEdit("")))
+                yield (self.leave_out_axes(finding, GraphEdit("")),)
             case "nonlinear" | "product" | "ratio" | "added" | "scales" | "mixed" | "own-block":
                 yield from self.reduce_earlier(finding)
             case _:
@@ -415,14 +409,13 @@ class Repairs:
 
     # ---- other reductions in place of one -------------------------------------------------------
 
-    def drop(self, node: Node, axes: tuple[str, ...]) -> Iterator[RepairCandidate]:
+    def drop(self, node: Node, axes: tuple[str, ...]) -> Iterator[Variants]:
         """A reduction left out, or over fewer axes."""
-        call = self.call(node)
-        edit = self.without(call, axes) if call is not None else None
+        edit = self.without(node, axes)
         if edit is not None:
-            yield _one(edit)
+            yield (edit,)
 
-    def average(self, node: Node, axes: tuple[str, ...]) -> Iterator[RepairCandidate]:
+    def average(self, node: Node, axes: tuple[str, ...]) -> Iterator[Variants]:
         """A mean instead of a sum."""
         call = self.call(node)
         n = self.size(axes)
@@ -431,56 +424,60 @@ class Repairs:
         divide = {m.id: n for m in call.nodes}
         if "axes" not in node.params:
             text = f"divide {call.text} by {n}, the size of {_names(axes)}"
-            yield _one(GraphEdit(text, divide_by_sizes(call.span, axes), divide=divide))
-        elif call.name == CALLED["sum"] and _over(node) == set(axes):
+            yield (GraphEdit(text, divide_by_sizes(call.span, axes), divide=divide),)
+        elif call.name == CALLED["sum"] and set(names_of(node)) == set(axes):
             source = call.renamed(CALLED["mean"])
-            yield _one(GraphEdit(f"use lax.pmean in place of {call.text}", source, divide=divide))
+            yield (GraphEdit(f"use lax.pmean in place of {call.text}", source, divide=divide),)
 
-    def sum_up(self, division: Node) -> Iterator[RepairCandidate]:
+    def sum_up(self, division: Node) -> Iterator[Variants]:
         """A sum instead of a `lax.pmean`. A division by hand has no such repair: another divisor
         may be meant."""
         call = self.call(division)
         if call is not None and call.name == CALLED["mean"]:
-            gone: dict[int, tuple[str, ...]] = {d.id: () for d in call.nodes}
-            source = call.renamed(CALLED["sum"])
-            yield _one(GraphEdit(f"use lax.psum in place of {call.text}", source, over=gone))
+            text, source = f"use lax.psum in place of {call.text}", call.renamed(CALLED["sum"])
+            yield (GraphEdit(text, source, over={d.id: () for d in call.nodes}),)
 
-    def rename(self, node: Node, op: str) -> Iterator[RepairCandidate]:
+    def rename(self, node: Node, op: str) -> Iterator[Variants]:
         """Another reduction."""
         call = self.call(node)
         if call is not None and op and call.name in REDUCING_CALLS:
-            gone: dict[int, tuple[str, ...]] = {
-                d.id: () for n in call.nodes for d in self.divisions(n)
-            }
-            made, text = {n.id: op for n in call.nodes}, f"use lax.{op} in place of {call.text}"
-            yield _one(GraphEdit(text, call.renamed(op), rename=made, over=gone))
+            divisions = [d for n in call.nodes for d in self.divisions(n)]
+            edit = GraphEdit(
+                text=f"use lax.{op} in place of {call.text}",
+                source=call.renamed(op),
+                rename={n.id: op for n in call.nodes},
+                over={d.id: () for d in divisions},
+            )
+            yield (edit,)
 
-    def redirect(self, finding: Finding) -> Iterator[RepairCandidate]:
+    def redirect(self, finding: Finding) -> Iterator[Variants]:
         """A sum over another mesh axis; the result stays split along the first one."""
         body: Graph = finding.region.params["body"]
         for node in body.walk():
-            others = tuple(a for a in self.mesh.names if a in _over(node) - set(finding.mesh_axes))
-            call = self.call(node) if others and set(others) == _over(node) else None
+            over = {*names_of(node)}
+            others = tuple(a for a in self.mesh.names if a in over - {*finding.mesh_axes})
+            call = self.call(node) if others and {*others} == over else None
             if call is None or call.name != CALLED["sum"]:
                 continue
             text = (
                 f"write {axes_text(finding.mesh_axes)} in place of {axes_text(others)} in"
                 f" {call.text}"
             )
-            source = call.over(finding.mesh_axes)
-            over = {n.id: finding.mesh_axes for n in call.nodes}
-            yield _one(GraphEdit(text, source, over=over))
+            change = GraphEdit(
+                text,
+                source=call.over(finding.mesh_axes),
+                over={n.id: finding.mesh_axes for n in call.nodes},
+            )
+            yield (change,)
             for dim in range(len(self.result_shape(finding))) if finding.claim is not None else ():
                 also = f"{_names(others)} at dim {dim} in {_outs(finding)}"
-                edit = GraphEdit(f"{text}, and {also}", source, over=over)
+                edit = replace(change, text=f"{text}, and {also}")
                 split = functools.partial(split_over, dim=dim)
-                yield _one(
-                    _specified(finding, edit, functools.reduce(split, others, _spec(finding)))
-                )
+                yield (_specified(finding, edit, functools.reduce(split, others, _spec(finding))),)
 
     # ---- a reduction more -----------------------------------------------------------------------
 
-    def reduce(self, finding: Finding) -> Iterator[RepairCandidate]:
+    def reduce(self, finding: Finding) -> Iterator[Variants]:
         """A reduction of a value where it becomes partial, or of a region's result."""
         op = reduction_of(finding.fault)
         maker = self.sites.maker(finding.region, finding.result)
@@ -494,7 +491,7 @@ class Repairs:
         places: tuple[Site, ...],
         op: str,
         late: GraphEdit | None = None,
-    ) -> RepairCandidate:
+    ) -> Variants:
         """A reduction of some values, as a sum and, where either may be meant, as a mean.
 
         Arguments:
@@ -506,71 +503,63 @@ class Repairs:
         axes, n = finding.mesh_axes, self.size(finding.mesh_axes)
         what, named = " and ".join(p.text for p in places), axes_text(finding.mesh_axes)
 
-        def edit(name: str, divisors: tuple[int, ...]) -> GraphEdit:
+        def edit(name: str, divisor: int) -> GraphEdit:
             added = tuple(
-                Reduce(node, k, axes, op, d, after=place.after)
-                for place, d in zip(places, divisors, strict=True)
+                Reduce(node, k, axes, op, divisor, after=place.after)
+                for place in places
                 for node, k in place.values
             )
+            source = [e for p in places for e in put_through(p, name, named)]
+            change = GraphEdit("") if late is None else late
             text = f"reduce {what} with lax.{name}(.., {named})"
-            source = (e for p in places for e in put_through(p, name, named))
-            if late is None:
-                return GraphEdit(text, in_order(source), added)
-            source = in_order((*source, *late.source))
-            return replace(late, text=f"{text}, and {late.text}", source=source, reduce=added)
+            text += f", and {late.text}" if late is not None else ""
+            source = in_order((*source, *change.source))
+            return replace(
+                change,
+                text=text,
+                source=source,
+                reduce=added,
+                place=(op, places),
+                spare=not all(place.after for place in places),
+            )
 
-        ones = edit(op, (1,) * len(places))
-        mean = (edit(CALLED["mean"], (n,) * len(places)),) if op == CALLED["sum"] else ()
-        spare = not all(place.after for place in places)
-        return RepairCandidate((ones, *mean), (op, places), spare)
+        mean = (edit(CALLED["mean"], n),) if op == CALLED["sum"] else ()
+        return (edit(op, 1), *mean)
 
-    def scatter(self, finding: Finding, dim: int) -> Iterator[RepairCandidate]:
+    def scatter(self, finding: Finding, dim: int) -> Iterator[Variants]:
         """A partial result that is returned as split: scattered, or reduced and returned as
         whole."""
         site, axes, named = self.result(finding), finding.mesh_axes, axes_text(finding.mesh_axes)
         if site is None:
             return
-        region, result = finding.region.id, finding.result
         if self.result_shape(finding)[dim] % self.size(axes) == 0:
-            arguments = f"{named}, scatter_dimension={dim}, tiled=True"
-            text = f"return lax.psum_scatter(.., {arguments}) of {site.text}"
-            source = into_call(site.spans[0], CALLED["scattered"], arguments)
-            edit = GraphEdit(
-                text, source, (Reduce(region, result, axes, "reduce_scatter", dim=dim),)
-            )
-            yield _one(edit)
+            yield _resharded(finding, site, "scattered", "scatter_dimension", dim)
         text = f"reduce {site.text} with lax.psum(.., {named}), and "
-        source = into_call(site.spans[0], CALLED["sum"], named)
-        yield _one(
-            self.leave_out_axes(finding, GraphEdit(text, source, (Reduce(region, result, axes),)))
-        )
+        added = Reduce(finding.region.id, finding.result, axes)
+        edit = GraphEdit(text, into_call(site.spans[0], CALLED["sum"], named), (added,))
+        yield (self.leave_out_axes(finding, edit),)
 
-    def gather(self, finding: Finding) -> Iterator[RepairCandidate]:
+    def gather(self, finding: Finding) -> Iterator[Variants]:
         """A split result that is returned as whole."""
-        site, axes = self.result(finding), finding.mesh_axes
+        site = self.result(finding)
         if site is None:
             return
         for dim in range(len(self.result_shape(finding))):
-            arguments = f"{axes_text(axes)}, axis={dim}, tiled=True"
-            text = f"return lax.all_gather(.., {arguments}) of {site.text}"
-            added = Reduce(finding.region.id, finding.result, axes, "all_gather", dim=dim)
-            source = into_call(site.spans[0], CALLED["gathered"], arguments)
-            yield _one(GraphEdit(text, source, (added,)))
+            yield _resharded(finding, site, "gathered", "axis", dim)
 
     def leave_out_axes(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
         """An edit after which the result is stated to be whole on the mesh axes of the finding."""
-        axes = finding.mesh_axes
-        text = f"{edit.text}leave {_names(axes)} out of {_outs(finding)}"
-        whole = functools.reduce(without, axes, _spec(finding))
+        text = f"{edit.text}leave {_names(finding.mesh_axes)} out of {_outs(finding)}"
+        whole = functools.reduce(without, finding.mesh_axes, _spec(finding))
         return _specified(finding, replace(edit, text=text), whole)
 
     # ---- a reduction before the operation that is at fault --------------------------------------
 
-    def reduce_earlier(self, finding: Finding) -> Iterator[RepairCandidate]:
+    def reduce_earlier(self, finding: Finding) -> Iterator[Variants]:
         """A reduction where the value becomes partial, or of the operation's operand; the later
         reduction is dropped or kept."""
         op = reduction_of(finding.fault) or CALLED["sum"]
-        late = self.call(finding.observer) if finding.observer is not None else None
+        late = finding.observer
         gone = self.without(late, finding.mesh_axes) if late is not None else None
         for change in (None,) if gone is None else (gone, None):
             for places in self.places(finding, op):
@@ -581,10 +570,10 @@ class Repairs:
         that operation only."""
         fault = finding.fault
         made = self.sites.value(fault.made) if fault.made is not None else None
-        if made is not None and not self.sites.leads_to(made, fault.node):
-            made = None  # the operation is a part of the expression
-        if made is not None:
+        if made is not None and self.sites.leads_to(made, fault.node):
             yield (made,)
+        else:  # the operation is a part of the expression
+            made = None
         reads = self.sites.reads(fault.node, fault.partial or (fault.operand,))
         span = users_span(fault.node)
         if not reads or span is None:
@@ -613,22 +602,24 @@ class Repairs:
         found = CollectiveCall(f"{_expression(node)} at line {span.line}", span, call, nodes)
         return found if found.name in {*REDUCING_CALLS, CALLED["scattered"]} else None
 
-    def without(self, call: CollectiveCall, axes: tuple[str, ...]) -> GraphEdit | None:
+    def without(self, node: Node, axes: tuple[str, ...]) -> GraphEdit | None:
         """A collective without some mesh axes, and its new divisor: a pmean over fewer axes has
         another one."""
+        call = self.call(node)
+        if call is None or any("axes" not in n.params for n in call.nodes):
+            return None
         over: dict[int, tuple[str, ...]] = {}
         divide: dict[int, int] = {}
-        for node in call.nodes:
-            if "axes" not in node.params:
-                return None
-            over[node.id] = tuple(a for a in node.params["axes"] if a not in axes)
-            divisions = self.divisions(node)
+        for n in call.nodes:
+            over[n.id] = tuple(a for a in n.params["axes"] if a not in axes)
+            divisions = self.divisions(n)
             over |= {d.id: () for d in divisions}
-            left = self.size(tuple(_over(node) - set(axes)))
+            left = self.size(tuple(set(names_of(n)) - set(axes)))
             if divisions and left > 1:
-                divide[node.id] = left
+                divide[n.id] = left
         first = call.nodes[0]
-        text = f"drop {call.text}" + (f" over {_names(axes)}" if _over(first) - set(axes) else "")
+        kept = set(names_of(first)) - set(axes)
+        text = f"drop {call.text}" + (f" over {_names(axes)}" if kept else "")
         return GraphEdit(text, call.over(over[first.id]), over=over, divide=divide)
 
     def divisions(self, node: Node) -> tuple[Node, ...]:
@@ -657,6 +648,24 @@ class Repairs:
         return math.prod(self.mesh.size(a) for a in axes)
 
 
+def _resharded(finding: Finding, site: Site, act: str, dimension: str, dim: int) -> Variants:
+    """The result of a region scattered or gathered along a dim.
+
+    Arguments:
+      finding: the finding about the result.
+      site: the expression that the region returns.
+      act: `scattered` or `gathered`.
+      dimension: the argument of the function of `jax.lax` that takes the dim.
+      dim: the dim.
+    """
+    op = {"scattered": "reduce_scatter", "gathered": "all_gather"}[act]
+    arguments = f"{axes_text(finding.mesh_axes)}, {dimension}={dim}, tiled=True"
+    text = f"return lax.{CALLED[act]}(.., {arguments}) of {site.text}"
+    added = Reduce(finding.region.id, finding.result, finding.mesh_axes, op, dim=dim)
+    source = into_call(site.spans[0], CALLED[act], arguments)
+    return (GraphEdit(text, source, (added,)),)
+
+
 def reduction_of(fault: Fault) -> str:
     """The function of `jax.lax` that reduces the operand at fault; empty when there is none."""
     monoids = [a.monoid for a in fault.atoms if isinstance(a, Unreduced)]
@@ -675,14 +684,6 @@ def _specified(finding: Finding, edit: GraphEdit, spec: Any) -> GraphEdit:
     value = repr(spec) if outs == "out_types" else spec
     option = OptionEdit(option=outs, value=value, position=finding.result, function=function)
     return replace(edit, options=(option,), stated=stated)
-
-
-def _one(edit: GraphEdit) -> RepairCandidate:
-    return RepairCandidate((edit,))
-
-
-def _over(node: Node) -> set[str]:
-    return {a for a in node.params.get("axes", ()) if isinstance(a, str)}
 
 
 def _expression(node: Node) -> str:

@@ -8,8 +8,9 @@ differentiated inside a region: the gradient is already traced, and the edit wou
 from __future__ import annotations
 
 import ast
+import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sbp.errors import Span
@@ -56,19 +57,26 @@ class Sites:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.home: dict[int, tuple[Graph, Node | None]] = {}
+        self.home: dict[int, tuple[Graph, Node | None, Node | None]] = {}
         self.nodes: dict[int, Node] = {}
-        self.holders: dict[int, Node] = {}
-        self.makers: dict[int, tuple[Node, int]] = {}
+        self.makers: dict[Operand, tuple[Node, int]] = {}
         self.readers: dict[Operand, list[Node | None]] = defaultdict(list)
         self.by_span: dict[Span, list[Node]] = defaultdict(list)
-        self._enter(graph, None, None)
+        self._enter(graph, None, None, None)
 
-    def _enter(self, graph: Graph, region: Node | None, real: set[int] | None) -> None:
-        """Enters a graph. `real` are the positions of the results that not only gradients read;
-        None means all."""
+    def _enter(
+        self, graph: Graph, region: Node | None, holder: Node | None, real: set[int] | None
+    ) -> None:
+        """Enters a graph.
+
+        Arguments:
+          graph: the graph.
+          region: the region that it is in.
+          holder: the loop or branch that has it as a body.
+          real: the positions of the results that not only gradients read; None means all.
+        """
         for node in graph.nodes:
-            self.home[node.id] = graph, region
+            self.home[node.id] = graph, region, holder
             self.nodes[node.id] = node
             self.makers |= {v: (node, i) for i, v in enumerate(node.outputs)}
             span = users_span(node)
@@ -86,10 +94,9 @@ class Sites:
                     for i, v in enumerate(node.outputs)
                     if any(r is None or not r.backward for r in self.readers[v])
                 }
-                self._enter(node.params["body"], node, taken)
+                self._enter(node.params["body"], node, None, taken)
             for inner in node.regions:
-                self.holders[id(inner)] = node
-                self._enter(inner, region, None)
+                self._enter(inner, region, node, None)
 
     def graph(self, node: Node) -> Graph:
         """The graph of a node: the body of a region, or of a loop or branch in it."""
@@ -102,9 +109,9 @@ class Sites:
         If a region is differentiated as a whole, JAX makes its gradient from the edited region.
         """
         region = self.home[node.id][1]
-        if region is None or region.backward:
+        if region is None or region.backward or node.backward:
             return True
-        return node.backward or node.scope.count("jvp(") > region.scope.count("jvp(")
+        return node.scope.count("jvp(") > region.scope.count("jvp(")
 
     def alike(self, node: Node) -> tuple[Node, ...]:
         """The nodes of the same operation and source line, in every call; none where one of them is
@@ -123,8 +130,7 @@ class Sites:
 
     def maker(self, region: Node, result: int) -> Node | None:
         """The node that makes a result of a region; None for an operand that is returned."""
-        made = self.makers.get(region.params["body"].outputs[result])
-        return made[0] if made is not None else None
+        return self.makers.get(region.params["body"].outputs[result], (None, 0))[0]
 
     def only(self, site: Site, reader: Node, read: Site) -> bool:
         """Whether an operand is the value of a site and has no other reader, so that reducing the
@@ -148,7 +154,7 @@ class Sites:
             if at is not None and at.id not in seen:
                 seen.add(at.id)
                 waiting += [r for v in at.outputs for r in self.readers[v]]
-                waiting += [self.holders.get(id(self.graph(at)))]
+                waiting.append(self.home[at.id][2])
                 waiting += [n for r in at.regions for n in r.walk()]
         return node.id in seen
 
@@ -169,7 +175,7 @@ class Sites:
         found: list[tuple[int, int]] = []
         for part in self._connect(group):
             count = sum(n.op == node.op for n in part)
-            leaving = list(self._leaving(part)) if count else []
+            leaving = [(n.id, k) for n, k, forward in self._leaving(part) if forward and count]
             if (
                 count > 1 or len(leaving) != count
             ):  # which of them are one turn of a Python loop is not known
@@ -177,27 +183,31 @@ class Sites:
             found += leaving
         return Site(f"`{text}` at line {span.line}", tuple(found), (span,)) if found else None
 
-    def _connect(self, group: dict[int, Node]) -> Iterator[list[Node]]:
+    def _connect(self, group: dict[int, Node]) -> list[list[Node]]:
         """The connected parts of a group of nodes, by who reads whom."""
-        parts: dict[int, list[Node]] = {i: [node] for i, node in group.items()}
-        for i, node in group.items():
-            for operand in node.inputs:
-                maker = self.makers.get(operand) if isinstance(operand, int) else None
-                if maker is not None and maker[0].id in group:
-                    one, other = parts[i], parts[maker[0].id]
-                    joined = one if one is other else [*other, *one]
-                    parts |= {n.id: joined for n in joined}
-        yield from {id(part): part for part in parts.values()}.values()
+        parts: list[list[Node]] = []
+        for node in group.values():
+            makers = {self.makers[o][0].id for o in node.inputs if o in self.makers}
+            near = [part for part in parts if any(n.id in makers for n in part)]
+            parts = [part for part in parts if part not in near]
+            parts.append([*itertools.chain(*near), node])
+        return parts
 
-    def _leaving(self, part: list[Node]) -> Iterator[tuple[int, int]]:
-        """The values of some nodes that other nodes read, except gradients of the region."""
+    def _leaving(self, part: Sequence[Node]) -> Iterator[tuple[Node, int, bool]]:
+        """The values of some nodes that other nodes read, and whether one of those is in no
+        gradient."""
         inside = {n.id for n in part}
         for node in part:
-            for i, v in enumerate(node.outputs):
-                if any(
-                    r is None or (r.id not in inside and not r.backward) for r in self.readers[v]
-                ):
-                    yield node.id, i
+            for k, v in enumerate(node.outputs):
+                others = [r for r in self.readers[v] if r is None or r.id not in inside]
+                forward = any(r is None or not r.backward for r in others)
+                # What a gradient is read by in a call, and is no gradient itself, is of the next
+                # call of that line.
+                again = node.backward and any(
+                    r is not None and not r.backward for r in self.readers[v]
+                )
+                if others or again:
+                    yield node, k, forward
 
     def returned(self, node: Node) -> Site | None:
         """The variable or call whose value is the gradient that a node inside a gradient
@@ -216,7 +226,7 @@ class Sites:
             at = todo.pop()
             for v in at.outputs:
                 for reader in self.readers[v]:
-                    reader = self.holders.get(id(self.graph(at))) if reader is None else reader
+                    reader = self.home[at.id][2] if reader is None else reader
                     if reader is None or not self.differentiated(reader):
                         yield v, reader
                     elif reader.id not in seen and reader.backward == node.backward:
@@ -227,32 +237,28 @@ class Sites:
         """The user's name or expression for the result of a call with a gradient inside, in the
         function that makes the call."""
         maker = self.makers[value][0]
-        graph, region = self.home[maker.id]
-        if region is None or (
-            reader is not None
-            and reader in self.holders.values()
-            and self.graph(reader) is not graph
-        ):
+        graph, region, _ = self.home[maker.id]
+        loops = reader is not None and reader.regions and self.graph(reader) is not graph
+        if region is None or loops:
             return None  # what a loop or a branch returns of a gradient in it
         theirs = reader.stack if reader is not None else region.stack
         shared = sum(a == b for a, b in zip(reversed(maker.stack), reversed(theirs), strict=False))
         outer = len(maker.stack) - shared - 1
         if outer < 1:
             return None
-        within = maker.stack[outer:]
+        call = maker.stack[outer]
         if reader is not None and (
-            len(theirs) <= shared or theirs[len(theirs) - shared - 1].function != within[0].function
+            len(theirs) <= shared or theirs[len(theirs) - shared - 1].function != call.function
         ):
             return None  # a call whose frames are not all known
-        call = within[0]
         expression, name = expression_at(call)
         if not isinstance(expression, ast.Call):
             return None
         inside = [
             n for n in self.nodes.values() if call in n.stack and not self._of_outer_gradient(n)
         ]
-        leaving = list(self._left(inside))
-        own = tuple((i, k) for i, k, backward in leaving if backward == gradient)
+        leaving = list(self._leaving(inside))
+        own = tuple((n.id, k) for n, k, _ in leaving if n.backward == gradient)
         names = tuple(group[0] if len(group) == 1 else "" for group in names_at(call))
         if len(names) == 2:  # of value_and_grad: the value first
             name = names[1 if gradient else 0]
@@ -262,19 +268,6 @@ class Sites:
             return Site(f"`{source_text(call)}` at line {call.line}", own, (call,))
         text = f"`{name}`, which line {call.line} sets,"
         return Site(text, own, (call,), name) if name else None
-
-    def _left(self, inside: list[Node]) -> Iterator[tuple[int, int, bool]]:
-        """The values that other nodes read of a call, and whether each is a gradient."""
-        ids = {n.id for n in inside}
-        for node in inside:
-            for k, v in enumerate(node.outputs):
-                # What a gradient is read by in a call, and is no gradient itself, is of the next
-                # call of that line.
-                if any(
-                    r is None or r.id not in ids or (node.backward and not r.backward)
-                    for r in self.readers[v]
-                ):
-                    yield node.id, k, node.backward
 
     # ---- operands -------------------------------------------------------------------------------
 
@@ -301,7 +294,7 @@ class Sites:
     def _origin(self, node: Node, index: int) -> Operand:
         """An operand before its line converts or broadcasts it."""
         operand = node.inputs[index]
-        while isinstance(operand, int) and operand in self.makers:
+        while operand in self.makers:
             maker = self.makers[operand][0]
             if maker.span != node.span or not traits_of(maker.op).adapts:
                 break
@@ -310,7 +303,7 @@ class Sites:
 
     def _written(self, value: Operand, line: Span, parts: list[ast.expr]) -> list[ast.expr]:
         """The parts of an expression whose value is `value`; for a variable, every read of it."""
-        maker = self.makers.get(value) if isinstance(value, int) else None
+        maker = self.makers.get(value)
         for frame in maker[0].stack if maker else ():
             name = expression_at(frame)[1]
             here = [p for p in parts if position_of(p) == position_at(frame)]

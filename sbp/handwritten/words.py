@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from sbp.errors import Diagnostic, Help, Label, Span
 from sbp.handwritten.emulation import outs_of
@@ -12,7 +13,7 @@ from sbp.handwritten.one_device import ComparedRun
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.rule import RANKS
 from sbp.source.reader import scope_of, source_text, users_span
-from sbp.trace.collectives import KINDS, SUMS
+from sbp.trace.collectives import KINDS, SENDING, SUMS, names_of
 from sbp.trace.graph import Node
 from sbp.types import B, Split
 
@@ -40,30 +41,6 @@ _CODES: dict[Kind, str] = {
 }
 """The diagnostic code of a kind of fault. Those of other kinds are missing or misplaced
 reductions."""
-
-
-def diagnostic(
-    finding: Finding, mesh: MeshSpec, repairs: tuple[tuple[Help, ...], bool]
-) -> Diagnostic:
-    """A finding in words.
-
-    Arguments:
-      finding: the finding.
-      mesh: the mesh.
-      repairs: its helps, and whether there may be more.
-    """
-    (helps, untried), late = repairs, finding.observer is not None
-    words, more = _Words(finding, mesh), ("sbp did not try every repair",) if untried else ()
-    other = "misplaced-reduction" if late else "missing-reduction"
-    return Diagnostic(
-        code=_CODES.get(finding.fault.kind, other),
-        severity="warning" if finding.numbers else "error",
-        title=words.title(),
-        labels=tuple(words.labels()),
-        notes=(*words.notes(), *more),
-        helps=helps,
-        scope=scope_of(primary(finding)),
-    )
 
 
 _TITLES: dict[Kind, str] = {
@@ -104,24 +81,24 @@ _LABELS: dict[Kind, str] = {
     "copies-as-partial": "this is B: each of {n} devices would add it",
     "copies-as-split": "this is B: the result would hold {n} copies",
     "doubled": "counted {n} times",
-    "local": "its operand is {types}: each device sees only its own shard",
-    "missing": "{types} from here on",
-    "mixed": "one operand is {types}, the other is split; reduce the {types} operand first",
-    "monoid": "the parts of {types} need another reduction",
-    "nonlinear": "it does not take {types}; reduce first",
+    "local": "its operand is {parts}: each device sees only its own shard",
+    "missing": "{parts} from here on",
+    "mixed": "one operand is {parts}, the other is split; reduce the {parts} operand first",
+    "monoid": "the parts of {parts} need another reduction",
+    "nonlinear": "it does not take {parts}; reduce first",
     "order": "use one order in all specs; the first axis is the outermost",
-    "own-block": "each device has its own part of its block of {types}; reduce first",
+    "own-block": "each device has its own part of its block of {parts}; reduce first",
     "own-positions": "in the whole value, a device's shard begins at {index} times its length",
-    "partial-as-split": "{types} from here on",
+    "partial-as-split": "{parts} from here on",
     "pending": "{n} times too large; use lax.pmean for means of shards",
-    "product": "it does not take {types}; reduce first",
+    "product": "it does not take {parts}; reduce first",
     "ratio": "reduce both operands first: the ratio of two parts is not a part of the ratio",
     "same-block": "the block that belongs to a device depends on its index",
     "scaled": "{n} times too large",
     "scales": "one is a sum over the devices, the other a mean; use one reduction for both",
-    "split-as-whole": "this is {types}",
+    "split-as-whole": "this is {parts}",
     "uneven": "from here on, the devices have different values",
-    "wrong-dim": "this is {types}",
+    "wrong-dim": "this is {parts}",
     "wrong-gather": "the shards follow one another along dim {dims}",
 }
 """The primary label of a finding."""
@@ -133,114 +110,105 @@ def primary(finding: Finding) -> Node:
     return fault.made if fault.kind == "pending" and fault.made is not None else fault.node
 
 
-class _Words:
-    """One finding, about to be put in words."""
+def diagnostic(
+    finding: Finding, mesh: MeshSpec, repairs: tuple[tuple[Help, ...], bool]
+) -> Diagnostic:
+    """A finding in words.
 
-    def __init__(self, finding: Finding, mesh: MeshSpec) -> None:
-        self.finding, self.fault, self.mesh = finding, finding.fault, mesh
-        self.n = math.prod(mesh.size(a) for a in finding.mesh_axes)
-        one = len(finding.mesh_axes) == 1
-        self.axes = f"mesh {'axis' if one else 'axes'} " + " and ".join(
-            f"`{a}`" for a in finding.mesh_axes
-        )
+    Arguments:
+      finding: the finding.
+      mesh: the mesh.
+      repairs: its helps, and whether there may be more.
+    """
+    (helps, untried), kind, main = repairs, finding.fault.kind, primary(finding)
+    other = "missing-reduction" if finding.observer is None else "misplaced-reduction"
+    more = ("sbp did not try every repair",) if untried else ()
+    facts, at = _facts(finding, mesh), main if users_span(main) else finding.region
+    marked = [(at, _LABELS[kind].format(**facts)), *_others(finding, main)]
+    return Diagnostic(
+        code=_CODES.get(kind, other),
+        severity="warning" if finding.numbers else "error",
+        title=_TITLES[kind].format(**facts),
+        labels=_labels(marked) if users_span(at) else (),
+        notes=(*_notes(finding), *more),
+        helps=helps,
+        scope=scope_of(main),
+    )
 
-    @property
-    def types(self) -> str:
-        """The types of the faulty operand, in words."""
-        return " or ".join(map(repr, self.fault.atoms)) or "of unknown type"
 
-    def subject(self, node: Node) -> str:
-        """The user's expression for a node."""
-        text = f"`{source_text(users_span(node)) or node.op}`"
-        return f"the gradient of {text}" if node.backward else text
+def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
+    """What the texts of titles and primary labels name."""
+    fault, axes = finding.fault, finding.mesh_axes
+    claim = "" if finding.claim is None else repr(finding.claim)
+    if fault.kind == "partial-as-split" and not claim:
+        claim = f"S({fault.operand})"
+    types = " or ".join(map(repr, fault.atoms))
+    unknown = "partial" if fault.kind in ("missing", "partial-as-split") else "two partial sums"
+    return {
+        "what": _subject(primary(finding)),
+        "result": f"result {finding.result} of {_subject(finding.region)}",
+        "claim": claim,
+        "axes": f"mesh {'axis' if len(axes) == 1 else 'axes'} "
+        + " and ".join(f"`{a}`" for a in axes),
+        "dim": fault.operand,
+        "kernel": RANKS.get(fault.node.op, "works on each shard alone"),
+        "n": math.prod(mesh.size(a) for a in axes),
+        "types": types or "of unknown type",
+        "parts": types or unknown,
+        "dims": " or ".join(str(a.dim) for a in fault.atoms if isinstance(a, Split)),
+        "index": " and ".join(f'lax.axis_index("{a}")' for a in axes),
+    }
 
-    def title(self) -> str:
-        """The subject as written, what is not possible, the mesh axis."""
-        claim = "" if self.finding.claim is None else repr(self.finding.claim)
-        if self.fault.kind == "partial-as-split" and not claim:
-            claim = f"S({self.fault.operand})"
-        return _TITLES[self.fault.kind].format(
-            what=self.subject(primary(self.finding)),
-            result=f"result {self.finding.result} of {self.subject(self.finding.region)}",
-            claim=claim,
-            axes=self.axes,
-            dim=self.fault.operand,
-            kernel=RANKS.get(self.fault.node.op, "works on each shard alone"),
-            n=self.n,
-            types=self.types,
-        )
 
-    def says(self) -> str:
-        """The primary label."""
-        axes, kind = self.finding.mesh_axes, self.fault.kind
-        unknown = "partial" if kind in ("missing", "partial-as-split") else "two partial sums"
-        return _LABELS[kind].format(
-            types=self.types if self.fault.atoms else unknown,
-            n=self.n,
-            dims=" or ".join(str(a.dim) for a in self.fault.atoms if isinstance(a, Split)),
-            index=" and ".join(f'lax.axis_index("{a}")' for a in axes),
-        )
+def _subject(node: Node) -> str:
+    """The user's expression for a node."""
+    text = f"`{source_text(users_span(node)) or node.op}`"
+    return f"the gradient of {text}" if node.backward else text
 
-    def labels(self) -> Iterator[Label]:
-        """The primary label, then the maker of the value and its reader."""
-        main = primary(self.finding)
-        span = users_span(main) or users_span(self.finding.region)
-        if span is None:
-            return
-        yield Label(span=span, text=self.says(), primary=True)
-        seen = {span}
-        for node, text in self.others(main):
-            other = users_span(node)
-            if other is not None and other not in seen:
-                seen.add(other)
-                yield Label(span=other, text=text)
 
-    def others(self, main: Node) -> Iterator[tuple[Node, str]]:
-        """Other operations that play a part."""
-        fault = self.fault
-        if fault.kind == "pending":
-            yield fault.node, "the mean of one shard is taken here"
-        elif fault.made is not None:
-            text = {
-                "doubled": "reduced here first",
-                "copies": "whole from here on",
-            }
-            yield fault.made, text.get(fault.kind, "partial from here on")
-        if self.finding.observer is not None and self.finding.observer is not main:
-            yield self.finding.observer, "taken here"
-        if self.finding.claim is not None:
-            claim = "whole" if self.finding.claim == B else repr(self.finding.claim)
-            outs = outs_of(self.finding.region)
-            yield self.finding.region, f"{outs} say that result {self.finding.result} is {claim}"
+def _others(finding: Finding, main: Node) -> Iterator[tuple[Node, str]]:
+    """Other operations that play a part."""
+    fault = finding.fault
+    if fault.kind == "pending":
+        yield fault.node, "the mean of one shard is taken here"
+    elif fault.made is not None:
+        text = {
+            "doubled": "reduced here first",
+            "copies": "whole from here on",
+        }
+        yield fault.made, text.get(fault.kind, "partial from here on")
+    if finding.observer is not None and finding.observer is not main:
+        yield finding.observer, "taken here"
+    if finding.claim is not None:
+        region, number = finding.region, finding.result
+        claim = "whole" if finding.claim == B else repr(finding.claim)
+        yield region, f"{outs_of(region)} say that result {number} is {claim}"
 
-    def notes(self) -> Iterator[str]:
-        """Facts that no label shows."""
-        body = self.finding.region.params["body"]
-        if self.fault.kind == "missing":
-            made = next((i for i, n in enumerate(body.nodes) if n is self.fault.node), 0)
-            for node in body.nodes[made:]:
-                axes = (
-                    [a for a in node.params.get("axes", ()) if isinstance(a, str)]
-                    if node.op in SUMS
-                    else []
+
+def _notes(finding: Finding) -> Iterator[str]:
+    """Facts that no label shows."""
+    body = finding.region.params["body"]
+    if finding.fault.kind == "missing":
+        made = next((i for i, n in enumerate(body.nodes) if n is finding.fault.node), 0)
+        for node in body.nodes[made:]:
+            axes = names_of(node) if node.op in SUMS else ()
+            span = users_span(node)
+            if axes and span and not set(axes) & set(finding.mesh_axes):
+                yield (
+                    f"the sum over devices at line {span.line} runs over"
+                    f" {', '.join(f'`{a}`' for a in axes)}"
                 )
-                span = users_span(node)
-                if axes and span and not set(axes) & set(self.finding.mesh_axes):
-                    yield (
-                        f"the sum over devices at line {span.line} runs over"
-                        f" {', '.join(f'`{a}`' for a in axes)}"
-                    )
-        if self.finding.numbers:
-            listed = " or ".join(f"`{n}`" for n in self.finding.numbers)
-            yield (
-                f"the program may be right: if {listed} means the number of devices, write"
-                " lax.axis_size instead, so that sbp knows"
-            )
-        if primary(self.finding).backward:
-            yield (
-                "with check_vma=True, JAX sums the gradient of a whole value over the devices; with"
-                " check_vma=False it does not"
-            )
+    if finding.numbers:
+        listed = " or ".join(f"`{n}`" for n in finding.numbers)
+        yield (
+            f"the program may be right: if {listed} means the number of devices, write"
+            " lax.axis_size instead, so that sbp knows"
+        )
+    if primary(finding).backward:
+        yield (
+            "with check_vma=True, JAX sums the gradient of a whole value over the devices; with"
+            " check_vma=False it does not"
+        )
 
 
 # ---- comparisons --------------------------------------------------------------------------------
@@ -257,14 +225,13 @@ def run_text(run: ComparedRun) -> str:
         lost = f"; {_lost(run)}" if run.lost else ""
         return f"{where}, the program computes the same results: {_how(run)}{lost}"
     text = f"{where}, the program computes other values for {_results(run.apart)}: {_how(run)}"
-    return f"{text}; {'; '.join(run.because)}" if run.because else text
+    return "; ".join([text, *run.because])
 
 
 def _how(run: ComparedRun) -> str:
     values = "its arguments" if run.given else "random values"
-    if run.stages:
-        return f"sbp ran its {run.size} stages one after the other, on {values}"
-    return f"sbp ran it with {run.size} devices and with one, on {values}"
+    ways = "its {} stages one after the other" if run.stages else "it with {} devices and with one"
+    return f"sbp ran {ways.format(run.size)}, on {values}"
 
 
 def _results(numbers: tuple[int, ...]) -> str:
@@ -304,11 +271,14 @@ def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
             severity="note",
             title=f"{title}; you may intend this: {'; '.join(run.because)}",
         )
+    # Values that come from other devices are the most telling ones.
+    sent = [(n, "from another device") for n in ends if KINDS.get(n.op) in SENDING]
+    others = [(n, "depends on the device") for n in ends if KINDS.get(n.op) not in SENDING]
     return Diagnostic(
         code=DIFFERS,
         severity="warning",
         title=_lost(run) if run.lost else title,
-        labels=tuple(_labels(ends)),
+        labels=_labels([*sent, *others]),
         notes=(
             run_text(run),
             f"the marked values have no type on {axis}; look for a wrong neighbor, owner, offset or"
@@ -317,18 +287,13 @@ def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
     )
 
 
-_FIRST = ("permute", "exchange")
-"""Kinds of collectives whose result comes from other devices; they are marked first."""
-
-
-def _labels(ends: Sequence[Node]) -> Iterator[Label]:
-    """Labels on values without a type, the most telling one as the primary one."""
-    seen = set[Span]()
-    for node in sorted(ends, key=lambda n: KINDS.get(n.op) not in _FIRST):
+def _labels(texts: Iterable[tuple[Node, str]]) -> tuple[Label, ...]:
+    """Labels on the user's lines of some operations, the first one as the primary one."""
+    found = dict[Span, str]()
+    for node, text in texts:
         span = users_span(node)
-        if span is not None and span not in seen:
-            sent = (
-                "from another device" if KINDS.get(node.op) in _FIRST else "depends on the device"
-            )
-            yield Label(span=span, text=sent, primary=not seen)
-            seen.add(span)
+        if span is not None:
+            found.setdefault(span, text)
+    return tuple(
+        Label(span=span, text=text, primary=i == 0) for i, (span, text) in enumerate(found.items())
+    )

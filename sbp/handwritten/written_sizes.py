@@ -52,29 +52,23 @@ class AxisInCode:
     lengths: frozenset[int] = frozenset()
     devices: int = 0
 
-    def alone(self, value: float) -> float | None:
+    def alone(self, value: float, *, in_source: bool = False) -> float | None:
         """What a number becomes on an axis of size 1, if it may depend on the size: the size, the
-        last index, the length of a shard, a mean's factor; None for other numbers."""
+        last index, the length of a shard, a mean's factor; None for other numbers.
+
+        Arguments:
+          value: the number.
+          in_source: whether it is written in an expression. Such a number is no length of a shard,
+              and those below 3 are too frequent to be the last index.
+        """
         n = self.size
         if isinstance(value, float):
             return 1.0 if value in (float(n), 1.0 / n) else None
         if value in (n, self.devices or n):
             return value // n
-        if value == n - 1 and n > 2:
+        if value == n - 1 and n > (3 if in_source else 2):
             return 0
-        return value * n if value in self.lengths and value > 1 else None
-
-    def written(self, value: int) -> int | None:
-        """What a number in the source becomes: the size, or the last index. Shorter numbers than 3
-        are too frequent to be the last index."""
-        n = self.size
-        if value in (n, self.devices or n):
-            return value // n
-        return 0 if value == n - 1 and n > 3 else None
-
-    def in_mesh(self, mesh: Any) -> bool:
-        """Whether a mesh has this axis."""
-        return dict(mesh.shape).get(self.name, 1) == self.size > 1
+        return value * n if value in self.lengths and value > 1 and not in_source else None
 
     def mesh_alone(self, mesh: Any) -> AbstractMesh:
         """A mesh in which this axis has size 1."""
@@ -88,9 +82,8 @@ class AxisInCode:
             return None
         pairs = [p for p in value if isinstance(p, tuple | list) and len(p) == 2]
         indices = {i for p in pairs for i in p}
-        if len(pairs) != len(value) or not all(type(i) is int for i in indices):
-            return None
-        if not indices <= set(range(self.size)):
+        are_indices = all(type(i) is int and 0 <= i < self.size for i in indices)
+        if len(pairs) != len(value) or not are_indices:
             return None
         return [(0, 0)] if len({p[1] for p in pairs}) == self.size else []
 
@@ -149,50 +142,57 @@ class _Copier:
           depth: how far functions are still followed.
         """
         axis = self.found.axis
-        if isinstance(value, Mesh | AbstractMesh):
-            return axis.mesh_alone(value) if axis.in_mesh(value) else value
-        if type(value) in (int, float):
-            return self.number(name, value, axis.alone(value))
-        if (pairs := axis.pairs_alone(value)) is not None:
-            return pairs
-        if isinstance(value, np.ndarray | jax.Array):
-            if jnp.issubdtype(value.dtype, jnp.integer) and value.size > 1:
-                self.found.fixed.add(f"the integers `{name}`")
-            return value
-        if value is None or isinstance(value, str | bytes | bool) or hasattr(value, "dtype"):
-            return value
-        if depth == 0:
-            if isinstance(value, types.FunctionType | functools.partial):
+        match value:
+            case Mesh() | AbstractMesh():
+                has_axis = dict(value.shape).get(axis.name, 1) == axis.size > 1
+                return axis.mesh_alone(value) if has_axis else value
+            case int() | float() if type(value) in (int, float):
+                return self.number(name, value, axis.alone(value))
+            case list() | tuple() if (pairs := axis.pairs_alone(value)) is not None:
+                return pairs
+            case np.ndarray() | jax.Array():
+                if jnp.issubdtype(value.dtype, jnp.integer) and value.size > 1:
+                    self.found.fixed.add(f"the integers `{name}`")
+                return value
+            case None | str() | bytes() | bool():
+                return value
+            case _ if hasattr(value, "dtype"):
+                return value
+            case types.FunctionType() | functools.partial() if depth == 0:
                 self.found.fixed.add("functions that are called deep inside")
-            return value
-        if isinstance(value, functools.partial):
-            used = _names(getattr(value.func, "__code__", None))
-            args = [self.value(str(i), x, used, depth - 1) for i, x in enumerate(value.args)]
-            named = {k: self.value(k, x, used, depth - 1) for k, x in value.keywords.items()}
-            return functools.partial(self.value("", value.func, used, depth - 1), *args, **named)
-        if isinstance(value, types.MethodType):
-            used = _names(getattr(value.__func__, "__code__", None))
-            own = self.value("", value.__func__, used, depth - 1)
-            return types.MethodType(own, self.settings(value.__self__, used))
-        if isinstance(value, jax.custom_vjp | jax.custom_jvp):
-            made: Any = type(value)(value.fun)
-            made.__dict__.update(value.__dict__)
-            for rule in ("fun", "fwd", "bwd", "jvp"):
-                if getattr(value, rule, None) is not None:
-                    setattr(made, rule, self.value("", getattr(value, rule), used, depth))
-            return made
-        if isinstance(value, types.FunctionType):
-            # The region of a function from `jax.shard_map` is copied where it is bound.
-            is_region = {"in_specs", "out_specs"} <= set(value.__code__.co_freevars)
-            return value if is_region else self.function(value, depth)
-        if isinstance(value, types.ModuleType):
-            return self.module(value, used, depth)
-        # Of `jax.jit` and other wrappers the function inside is traced. It is looked up without
-        # `__getattr__`, which may be the user's.
-        inner = inspect.getattr_static(value, "__wrapped__", None)
-        if inner is not None and not isinstance(value, type):
-            return self.value(name, value.__wrapped__, used, depth)
-        return self.settings(value, used)
+                return value
+            case _ if depth == 0:
+                return value
+            case functools.partial():
+                used = _names(getattr(value.func, "__code__", None))
+                args = [self.value(str(i), x, used, depth - 1) for i, x in enumerate(value.args)]
+                named = {k: self.value(k, x, used, depth - 1) for k, x in value.keywords.items()}
+                inner = self.value("", value.func, used, depth - 1)
+                return functools.partial(inner, *args, **named)
+            case types.MethodType():
+                used = _names(getattr(value.__func__, "__code__", None))
+                own = self.value("", value.__func__, used, depth - 1)
+                return types.MethodType(own, self.settings(value.__self__, used))
+            case jax.custom_vjp() | jax.custom_jvp():
+                made: Any = type(value)(value.fun)
+                made.__dict__.update(value.__dict__)
+                for rule in ("fun", "fwd", "bwd", "jvp"):
+                    if getattr(value, rule, None) is not None:
+                        setattr(made, rule, self.value("", getattr(value, rule), used, depth))
+                return made
+            case types.FunctionType():
+                # The region of a function from `jax.shard_map` is copied where it is bound.
+                is_region = {"in_specs", "out_specs"} <= set(value.__code__.co_freevars)
+                return value if is_region else self.function(value, depth)
+            case types.ModuleType():
+                return self.module(value, used, depth)
+            case _:
+                # Of `jax.jit` and other wrappers the function inside is traced. It is looked up
+                # without `__getattr__`, which may be the user's.
+                wrapped = inspect.getattr_static(value, "__wrapped__", None)
+                if wrapped is not None and not isinstance(value, type):
+                    return self.value(name, value.__wrapped__, used, depth)
+                return self.settings(value, used)
 
     def number(self, name: str, value: float, alone: float | None) -> float:
         """A number, or what it is on an axis of size 1."""
@@ -207,7 +207,7 @@ class _Copier:
         has = vars(module)
         if module is jax and "device_count" in used:
             count = jax.device_count()
-            alone = self.number("device_count", count, self.found.axis.written(count))
+            alone = self.number("device_count", count, self.found.axis.alone(count, in_source=True))
             made = {} if alone == count else {"device_count": lambda *_, **__: int(alone)}
         elif module.__name__.split(".")[0] in _LIBRARIES or "site-packages" in str(
             getattr(module, "__file__", "")
@@ -221,12 +221,10 @@ class _Copier:
         """An object, a class or a dict with the numbers that a function reads of it."""
         axis, is_dict = self.found.axis, isinstance(value, dict)
         names = sorted(k for k in value if isinstance(k, str)) if is_dict else sorted(used)
-        other: dict[str, float] = {}
-        for name in names:
-            x: Any = value[name] if is_dict else getattr(value, name, None)
-            alone = axis.alone(x) if type(x) in (int, float) else None
-            if alone is not None and self.number(name, x, alone) != x:
-                other[name] = alone
+        read: dict[str, Any] = {k: value[k] if is_dict else getattr(value, k, None) for k in names}
+        numbers = {k: x for k, x in read.items() if type(x) in (int, float)}
+        alone = {k: self.number(k, x, axis.alone(x)) for k, x in numbers.items()}
+        other = {k: x for k, x in alone.items() if x != numbers[k]}
         if not other:
             return value
         if is_dict:
@@ -279,12 +277,11 @@ class _Copier:
                 continue
         if mine:
             own.update({k: copied(k, v) for k, v in own.items() if k in used})
-            arguments = fn.__code__.co_varnames[: fn.__code__.co_argcount]
-            given = fn.__defaults__ or ()
-            named = zip(arguments[len(arguments) - len(given) :], given, strict=True)
-            made.__defaults__ = tuple(copied(k, v) for k, v in named) or None
-            named = (fn.__kwdefaults__ or {}).items()
-            made.__kwdefaults__ = {k: copied(k, v) for k, v in named} or None
+            given, count = fn.__defaults__ or (), fn.__code__.co_argcount
+            arguments = fn.__code__.co_varnames[count - len(given) : count]
+            made.__defaults__ = tuple(map(copied, arguments, given)) or None
+            by_name = (fn.__kwdefaults__ or {}).items()
+            made.__kwdefaults__ = {k: copied(k, v) for k, v in by_name} or None
         return made
 
     def code(self, code: types.CodeType) -> types.CodeType:
@@ -301,10 +298,13 @@ class _Copier:
 
     def written(self, value: Any) -> Any:
         """A constant of the source."""
-        if isinstance(value, types.CodeType):
-            return self.code(value)
-        if isinstance(value, tuple):
-            return tuple(map(self.written, value))
-        if type(value) is not int:
-            return value
-        return self.number(str(value), value, self.found.axis.written(value))
+        match value:
+            case types.CodeType():
+                return self.code(value)
+            case tuple():
+                return tuple(map(self.written, value))
+            case int() if type(value) is int:
+                alone = self.found.axis.alone(value, in_source=True)
+                return self.number(str(value), value, alone)
+            case _:
+                return value

@@ -16,9 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 from sbp._jax import ENDS_ON_AXIS_NAMES
 from sbp.errors import ArgumentError, SbpError, nearest, refused
 from sbp.kinds import AXES, AXIS_NAMES, Kind, can_name, is_whole, show, takes
-from sbp.machine.hardware import HARDWARE as HARDWARE
-from sbp.machine.hardware import Hardware as Hardware
-from sbp.machine.hardware import hardware_of_kind
+from sbp.machine.hardware import HARDWARE as HARDWARE, Hardware as Hardware, hardware_of_kind
 from sbp.machine.lowerings import Arrangement, arrangement, scatters_whole_mesh
 from sbp.machine.network import AlphaBeta, alpha_beta
 

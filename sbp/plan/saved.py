@@ -15,8 +15,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 

@@ -7,22 +7,25 @@ proves rows.
 """
 
 from sbp.signatures import families as families
-from sbp.signatures.custom import register as register
-from sbp.signatures.custom import registered as registered
-from sbp.signatures.custom import unregister as unregister
-from sbp.signatures.fallback import REFUSED as REFUSED
-from sbp.signatures.fallback import traits_of as traits_of
-from sbp.signatures.rule import ROUNDED_PARTS as ROUNDED_PARTS
-from sbp.signatures.rule import Kernel as Kernel
-from sbp.signatures.rule import LocalContext as LocalContext
-from sbp.signatures.rule import Op as Op
-from sbp.signatures.rule import Row as Row
-from sbp.signatures.rule import Rule as Rule
-from sbp.signatures.rule import Sent as Sent
-from sbp.signatures.rule import Traits as Traits
-from sbp.signatures.rule import add_rule as add_rule
-from sbp.signatures.rule import all_b as all_b
-from sbp.signatures.rule import kernel_named as kernel_named
-from sbp.signatures.rule import known_kernels as known_kernels
-from sbp.signatures.rule import known_primitives as known_primitives
-from sbp.signatures.rule import rule_for as rule_for
+from sbp.signatures.custom import (
+    register as register,
+    registered as registered,
+    unregister as unregister,
+)
+from sbp.signatures.fallback import REFUSED as REFUSED, traits_of as traits_of
+from sbp.signatures.rule import (
+    ROUNDED_PARTS as ROUNDED_PARTS,
+    Kernel as Kernel,
+    LocalContext as LocalContext,
+    Op as Op,
+    Row as Row,
+    Rule as Rule,
+    Sent as Sent,
+    Traits as Traits,
+    add_rule as add_rule,
+    all_b as all_b,
+    kernel_named as kernel_named,
+    known_kernels as known_kernels,
+    known_primitives as known_primitives,
+    rule_for as rule_for,
+)

@@ -7,8 +7,7 @@ import contextlib
 import gc
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -43,6 +43,9 @@ SENT_AS: dict[Collective, str] = {
 }
 """The name that plans have for each kind of collective."""
 
+SENDING = frozenset({"permute", "exchange"})
+"""The kinds of collectives whose result comes from other devices."""
+
 REDUCTIONS = {"psum": "sum", "psum_invariant": "sum", "pmax": "max", "pmin": "min"}
 """Collectives that reduce to B, with their monoids."""
 
@@ -63,9 +66,17 @@ REDUCING_CALLS = frozenset(CALLED[name] for name in ("sum", "max", "min", "mean"
 """The functions of `CALLED` whose result is B."""
 
 
-def names_of(node: Node) -> Any:
-    """The mesh axes that a collective names."""
-    return node.params.get("axes", node.params.get("axis_name"))
+def names_of(node: Node) -> tuple[str, ...]:
+    """The mesh axes that a collective names; dims of its operand left out."""
+    names = node.params.get("axes", node.params.get("axis_name"))
+    return tuple(
+        a for a in (names if isinstance(names, tuple | list) else (names,)) if isinstance(a, str)
+    )
+
+
+def mesh_sizes(region: Node) -> dict[str, int]:
+    """The sizes of the mesh axes of a `shard_map` node."""
+    return {str(name): int(n) for name, n in region.params["mesh"].shape.items()}
 
 
 # ---- what collectives send ----------------------------------------------------------------------
@@ -75,7 +86,7 @@ def names_of(node: Node) -> Any:
 
 def handwritten_bytes(node: Node) -> float:
     """Bytes that one device sends when a `shard_map` node runs once."""
-    return _of_body(node.params["body"], _mesh_sizes(node))
+    return _of_body(node.params["body"], mesh_sizes(node))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,12 +108,7 @@ class CollectiveRun:
 
 def collective_runs(region: Node) -> Iterator[CollectiveRun]:
     """The collectives of a `shard_map` node, in program order, with those in loops and branches."""
-    yield from _runs(region.params["body"], _mesh_sizes(region), 1)
-
-
-def _mesh_sizes(region: Node) -> dict[str, int]:
-    """The sizes of the mesh axes of a `shard_map` node."""
-    return {str(name): int(n) for name, n in region.params["mesh"].shape.items()}
+    yield from _runs(region.params["body"], mesh_sizes(region), 1)
 
 
 def _runs(graph: Graph, sizes: dict[str, int], runs: int) -> Iterator[CollectiveRun]:
@@ -111,7 +117,7 @@ def _runs(graph: Graph, sizes: dict[str, int], runs: int) -> Iterator[Collective
             yield from _runs(inner, sizes, runs * trips_of(node))
         if node.op in KINDS:
             sent = runs * _of_collective(graph, node, sizes)
-            yield CollectiveRun(node, tuple(_mesh_axes(node)), runs, sent)
+            yield CollectiveRun(node, names_of(node), runs, sent)
 
 
 def _of_body(graph: Graph, sizes: dict[str, int]) -> float:
@@ -123,13 +129,12 @@ def _of_body(graph: Graph, sizes: dict[str, int]) -> float:
 
 
 def _of_collective(graph: Graph, node: Node, sizes: dict[str, int]) -> float:
-    names = names_of(node)
-    if names is None or not node.inputs:
+    if node.op not in KINDS:
         return 0.0
     operands = sum(_bytes(graph.aval(o)) for o in node.inputs)
     groups = node.params.get("axis_index_groups")
-    n = len(groups[0]) if groups else math.prod(sizes[a] for a in _mesh_axes(node))
-    match KINDS.get(node.op):
+    n = len(groups[0]) if groups else math.prod(sizes[a] for a in names_of(node))
+    match KINDS[node.op]:
         case "reduce":
             return 2 * (n - 1) / n * operands
         case "gathering":
@@ -138,15 +143,6 @@ def _of_collective(graph: Graph, node: Node, sizes: dict[str, int]) -> float:
             return (n - 1) / n * operands
         case "permute" | "broadcast":
             return operands if n > 1 else 0.0
-        case None:
-            return 0.0
-
-
-def _mesh_axes(node: Node) -> list[str]:
-    names = names_of(node)
-    return [
-        a for a in (names if isinstance(names, tuple | list) else (names,)) if isinstance(a, str)
-    ]
 
 
 def _bytes(aval: Any) -> float:

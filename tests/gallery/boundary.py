@@ -5,8 +5,7 @@ import linecache
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import io_callback
-from jax.experimental import pallas as pl
+from jax.experimental import io_callback, pallas as pl
 
 import sbp
 from tests.gallery.broken import MESH_2D, broken, f32

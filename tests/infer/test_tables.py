@@ -19,8 +19,7 @@ from benchmarks.typing_speed import find_rows, traced
 from sbp.infer.rows import RowTable
 from sbp.signatures import Op, Row, Rule, rule_for
 from sbp.trace.graph import Graph
-from tests.infer.test_check import shape
-from tests.infer.test_check import traced as request_of
+from tests.infer.test_check import shape, traced as request_of
 
 
 def test_gshard_figure_8():

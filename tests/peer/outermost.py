@@ -13,8 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import api, core
-from jax._src import test_util as jtu
+from jax._src import api, core, test_util as jtu
 
 import sbp
 

@@ -19,8 +19,7 @@ import sbp
 from sbp.errors import SbpError
 from sbp.plan.traffic import sends
 from sbp.report.device_bytes import MOST_PLACES, matrices
-from sbp.report.flows import Grouping, ProgramFlows, fold, program_flows
-from sbp.report.flows import traffic as chosen
+from sbp.report.flows import Grouping, ProgramFlows, fold, program_flows, traffic as chosen
 from sbp.report.pages import SHOWN_CODE, annotated_lines
 from sbp.report.svg import NAMESPACE, png_of
 from sbp.report.timeline import Schedule, causes

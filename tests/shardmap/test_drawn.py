@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType
-from jax.sharding import PartitionSpec as PS
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec as PS
 
 import sbp
 from tests.slices import sliced

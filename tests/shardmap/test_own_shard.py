@@ -14,8 +14,16 @@ import sbp
 from sbp.handwritten.words import DIFFERS
 from tests.shardmap.practice.case import devices
 from tests.shardmap.programs.kinds import mapped, mesh
-from tests.shardmap.programs.wrong.subtle import BOTH, NOT_TOLD, STEP, W, X, Y, squared
-from tests.shardmap.programs.wrong.subtle import SQUARE as NUMBERS
+from tests.shardmap.programs.wrong.subtle import (
+    BOTH,
+    NOT_TOLD,
+    SQUARE as NUMBERS,
+    STEP,
+    W,
+    X,
+    Y,
+    squared,
+)
 
 MESH = devices({"data": 4})
 N = 4

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import NamedSharding, PartitionSpec
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec, PartitionSpec as P
 
 import sbp
 from benchmarks.gshard_bytes import held_bytes

@@ -1,11 +1,13 @@
 """The rules of JAX's primitives, one module for each family. Importing this package fills the
 registry."""
 
-from sbp.signatures.families import calls as calls
-from sbp.signatures.families import elementwise as elementwise
-from sbp.signatures.families import indexing as indexing
-from sbp.signatures.families import linalg as linalg
-from sbp.signatures.families import random as random
-from sbp.signatures.families import reduction as reduction
-from sbp.signatures.families import structural as structural
-from sbp.signatures.families import windows as windows
+from sbp.signatures.families import (
+    calls as calls,
+    elementwise as elementwise,
+    indexing as indexing,
+    linalg as linalg,
+    random as random,
+    reduction as reduction,
+    structural as structural,
+    windows as windows,
+)
