@@ -6,9 +6,9 @@ import jax.numpy as jnp
 mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 
 
-def f32(*shape):
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
-def i32(*shape):
+def i32(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
