@@ -127,7 +127,10 @@ def _files(path: str) -> list[str]:
     try:
         names = sorted(name for name in os.listdir(path) if name.endswith(".json"))
     except OSError as error:
-        raise SbpError(f"{path} cannot be read: {error.strerror}", code="saved-plan") from error
+        raise SbpError(
+            f"cannot read {path}: {error.strerror}; make it readable, or name another folder",
+            code="saved-plan",
+        ) from error
     if not names:
         raise SbpError(
             f"the folder {path} has no .json files; write them with plan.save(path)",
@@ -147,7 +150,7 @@ def _read(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise SbpError(
-            f"{path} cannot be read: {why}; write it with plan.save(path)", code="saved-plan"
+            f"cannot read {path}: {why}; write it with plan.save(path)", code="saved-plan"
         ) from error
 
 
@@ -313,7 +316,8 @@ class Plan:
         mine, theirs = signature.key, self._signature.key
         if (mine[0], *mine[2:4]) != (theirs[0], *theirs[2:4]):
             raise SbpError(
-                "the plan was made for arguments of another structure, or other static arguments"
+                "the plan was made for arguments of another structure, or other static arguments;"
+                " pass arguments like those of the plan, or plan these"
             )
         held = iter(jax.tree.unflatten(signature.tree, self.holding.placed(leaves))[0])
         return tuple(x if i in static else next(held) for i, x in enumerate(args))
@@ -441,7 +445,8 @@ class Plan:
             with contextlib.suppress(OSError):
                 os.remove(partial)
             raise SbpError(
-                f"{target} cannot be written: {error.strerror}", code="saved-plan"
+                f"cannot write {target}: {error.strerror}; choose another path",
+                code="saved-plan",
             ) from error
 
     @property
@@ -615,7 +620,7 @@ def assert_plan_unchanged(
         try:
             path.write_text(text, "utf-8")
         except OSError as error:
-            raise _bad(f"cannot write {path}: {error.strerror}") from None
+            raise _bad(f"cannot write {path}: {error.strerror}; choose another path") from None
         return
     how = f"run the test once with {UPDATE}=1, look at the file, and keep it"
     try:
@@ -623,7 +628,7 @@ def assert_plan_unchanged(
     except FileNotFoundError:
         raise AssertionError(f"{path} is missing: {how}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise _bad(f"cannot read {path}: {error}") from None
+        raise _bad(f"cannot read {path}: {error}; {how}") from None
     if not kept.startswith(_HEAD):
         raise _bad(f"{path} is not a file of assert_plan_unchanged: {how}")
     if kept != text:

@@ -515,7 +515,8 @@ def _permute(node: Node, args: Sequence[Any]) -> list[Any]:
     absent = [] if others else [i for pair in p["perm"] for i in pair if not 0 <= i < n]
     if absent:
         raise SbpError(
-            f"ppermute names index {absent[0]} on mesh axis {name!r}, which has {n} devices",
+            f"ppermute names index {absent[0]} on mesh axis {name!r}, which has {n} devices; take"
+            f" indices from 0 to {n - 1}",
             span=node.span,
         )
     if others or len(p["perm"]) == n:

@@ -150,7 +150,11 @@ def leaf_types(types: Any, tree: Any, where: str, mesh: MeshSpec | None) -> list
                 if mesh is not None:
                     mesh.size(name)
                 if isinstance(atom, Unreduced) and atom.monoid not in admissible(leaves[i].dtype):
-                    raise SbpError(f"{where}: an array of {leaves[i].dtype} cannot be {atom!r}")
+                    known = " or ".join(f"P({m})" for m in admissible(leaves[i].dtype)) or "none"
+                    raise SbpError(
+                        f"{where}: an array of {leaves[i].dtype} cannot be {atom!r}; partial"
+                        f" types of this dtype: {known}"
+                    )
             found[i] = own
 
     kinds = NdSbp | str | PartitionSpec | NamedSharding | Split | Unreduced | Broadcast | None
@@ -163,7 +167,8 @@ def leaf_types(types: Any, tree: Any, where: str, mesh: MeshSpec | None) -> list
         )
     except ValueError as error:
         raise SbpError(
-            f"{where} does not fit the pytree that it types: {str(error).splitlines()[0]}"
+            f"{where} does not fit the pytree that it types; give it the same structure, or one"
+            f" type for a whole branch: {str(error).splitlines()[0]}"
         ) from error
     return found
 

@@ -199,7 +199,10 @@ def route(seen: Scores, capacity: int, cfg: ModelConfig) -> Gating:
     order.
     """
     if capacity < 1:
-        raise SbpError(f"capacity is {capacity}; an expert needs at least one slot")
+        raise SbpError(
+            f"capacity is {capacity}; an expert needs at least one slot: raise"
+            " capacity_factor_per_choice, or use larger groups"
+        )
     z = z_loss(seen.logits, seen.real) if cfg.router_z_loss else jnp.zeros((), seen.logits.dtype)
     choose, entropy = ROUTERS[cfg.router].choose, _entropy(seen)
     if choose is None:

@@ -142,7 +142,10 @@ def _whole_lines(path: Path) -> Iterator[str]:
     try:
         text = path.read_text("utf-8", errors="replace")
     except OSError as error:
-        raise SbpError(f"cannot read {path}: {error.strerror}", code="bad-checkpoint") from None
+        raise SbpError(
+            f"cannot read {path}: {error.strerror}; make it readable, or move it away",
+            code="bad-checkpoint",
+        ) from None
     for line in text.splitlines():
         try:
             if isinstance(json.loads(line)["step"], int):

@@ -77,7 +77,7 @@ class Partial:
         if len(parts.shape) < self.rank:
             raise ArgumentError(
                 f"Partial: parts of shape {tuple(parts.shape)} have no leading dim for each of the"
-                f" {self.rank} mesh axes on which {type!r} is P"
+                f" {self.rank} mesh axes on which {type!r} is P; stack the parts along such dims"
             )
         if self.monoid not in admissible(parts.dtype):
             raise ArgumentError(

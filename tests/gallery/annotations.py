@@ -38,7 +38,7 @@ def sum_of_booleans(x):
 
 @broken(f32(N, D), cause="a type text with a bracket missing", no_help="the text does not parse, so nothing can be tried")
 def type_text(x):
-    return sbp.annotate(x, "model:S(0")  # error: type-syntax: type text does not parse at column 7: expected S(dim), B, P(monoid) or ?
+    return sbp.annotate(x, "model:S(0")  # error: type-syntax: type text does not parse at column 7, before 'S(0': expected S(dim), B, P(monoid) or ?
 
 
 @broken(
