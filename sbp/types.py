@@ -271,8 +271,8 @@ def parse(text: str, *, mesh_axes: Iterable[str] | None = None) -> NdSbp:
 def _misread(text: str, column: int, expected: str) -> SbpError:
     start, end = max(0, column - SHOWN_CHARACTERS), column + SHOWN_CHARACTERS
     shown = "".join(c if c.isprintable() else "?" for c in text[start:end])
-    rest = shown[column - start :].split(" ")[0]
-    place = f"before {rest!r}" if rest else "at its end"
+    rest = shown[column - start :].split()
+    place = f"before {rest[0]!r}" if rest else "at its end"
     return SbpError(
         f"type text does not parse at column {column + 1}, {place}: expected {expected}",
         code="type-syntax",

@@ -166,9 +166,10 @@ def leaf_types(types: Any, tree: Any, where: str, mesh: MeshSpec | None) -> list
             is_leaf=lambda x: isinstance(x, kinds),
         )
     except ValueError as error:
+        structure_advice = "; give it the same structure, or one type for a whole branch"
+        advice = "" if isinstance(error, SbpError) else structure_advice
         raise SbpError(
-            f"{where} does not fit the pytree that it types; give it the same structure, or one"
-            f" type for a whole branch: {str(error).splitlines()[0]}"
+            f"{where} does not fit the pytree that it types: {str(error).splitlines()[0]}{advice}"
         ) from error
     return found
 

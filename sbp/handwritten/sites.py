@@ -201,8 +201,9 @@ class Sites:
             for k, v in enumerate(node.outputs):
                 others = [r for r in self.readers[v] if r is None or r.id not in inside]
                 forward = any(r is None or not r.backward for r in others)
-                # What a gradient is read by in a call, and is no gradient itself, is of the next
-                # call of that line.
+                # A line that runs again, as in `for _ in range(2): w = w - grad(loss)(w)`, has the
+                # nodes of its next run in the same part: a gradient leaves to those that read it
+                # and belong to no gradient.
                 again = node.backward and any(
                     r is not None and not r.backward for r in self.readers[v]
                 )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -145,12 +146,15 @@ def _select(goes_on: jax.Array, new: Any, old: Any) -> Any:
 
 
 def _cast_number(eqn: Any, operands: tuple[Operand, ...]) -> Constant | None:
-    """The number that a cast makes of a number that stands in the program; None for other casts.
-    `jnp.pad` casts its fill so, and `lax.pmean` of JAX 0.12 its divisor."""
+    """The result of a cast of a literal, such as the fill of `jnp.pad` and, in JAX 0.12, the
+    divisor of `lax.pmean`; None for other equations."""
     if eqn.primitive.name != "convert_element_type":
         return None
     (x,), aval = operands, eqn.outvars[0].aval
     if not isinstance(x, Constant) or isinstance(x.value, _jax.Tracer) or x.aval.shape:
+        return None
+    # XLA clips floats that an integer cannot hold, and NumPy does not.
+    if jnp.issubdtype(x.aval.dtype, np.inexact) and not jnp.issubdtype(aval.dtype, np.inexact):
         return None
     return Constant(np.asarray(x.value).astype(aval.dtype), _jax.plain_aval(aval))
 
@@ -270,9 +274,8 @@ def _alike(graph: Graph, first: Node, second: Node) -> bool:
 # the rows beside its own (`python -m benchmarks.row_bytes`).
 
 
-def _pad_in_windows(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
+def _fold_pads(graph: Graph, inspected: Set[int], _: Iterator[int]) -> Graph:
     """A graph in which windows on arrays that are padded with zeros read the arrays themselves."""
-    del ids
     pads: dict[Operand, Node] = {n.outputs[0]: n for n in graph.nodes if _adds_zeros(n)}
     nodes = [_with_padding(n, pads.get(n.inputs[0])) if n.inputs else n for n in graph.nodes]
     asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
@@ -344,7 +347,7 @@ def trace(
     builder.places.warn()
     graph = replace(graph, inspections=tuple(builder.inspections))
     graph = rewrite_graph(with_slices(graph), _sum_before_pads)
-    return with_joins(rewrite_graph(graph, _pad_in_windows)), out_shape
+    return with_joins(rewrite_graph(graph, _fold_pads)), out_shape
 
 
 def body_graph(jaxpr: Any) -> Graph:

@@ -6,7 +6,9 @@ point into is split, each device handles the indices that fall on its shard.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -348,7 +350,8 @@ def _gather_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     ]
     # Whether the gather fills a slice because it reaches outside of the operand along some dim.
     fills = _MODE.from_any(ctx.params["mode"]) == _MODE.FILL_OR_DROP
-    filled = fills & jnp.any(jnp.stack([outside for _, outside in places]), 0)
+    nowhere = jnp.zeros(indices.shape[:-1], jnp.bool_)
+    filled = fills & functools.reduce(operator.or_, (outside for _, outside in places), nowhere)
     components = []
     for c, (d, (inside, outside)) in enumerate(zip(dims.pointed, places, strict=True)):
         if d not in (*windows, *picked):
