@@ -153,7 +153,7 @@ def test_files_that_are_none(mesh, tmp_path, monkeypatch):
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     (tmp_path / "no").mkdir()
     sbp.jit(step, mesh).plan(W, X).save(good := tmp_path / "good")
-    for wrong, said in (("gone", "cannot be read"), ("no", "no .json files"), ("binary", "UTF-8")):
+    for wrong, said in (("gone", "cannot read"), ("no", "no .json files"), ("binary", "UTF-8")):
         for plans in (tmp_path / wrong, [tmp_path / wrong, good], [good, tmp_path / wrong]):
             with pytest.raises(sbp.SbpError, match=said):
                 sbp.jit(step, mesh, plan=plans)(W, X)
