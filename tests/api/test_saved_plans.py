@@ -171,7 +171,7 @@ def test_files_that_are_none(mesh, tmp_path, monkeypatch):
         with pytest.raises(sbp.SbpError, match="path of a file"):
             plan.save(wrong)
     monkeypatch.setattr(os, "listdir", lambda path: os.stat(tmp_path / "gone"))
-    with pytest.raises(sbp.SbpError, match=r"no cannot be read: No such file"):
+    with pytest.raises(sbp.SbpError, match=r"cannot read .*no: No such file"):
         sbp.jit(step, mesh, plan=tmp_path / "no")(W, X)
 
 
