@@ -224,7 +224,7 @@ by_many_numbers = lambda x, a=4, b=4, c=4, d=4: (
     [
         (by_rank, "each device ranks its own elements"),
         (of_each_device, "one element for each device"),
-        (by_many_numbers, "many of its numbers"),
+        (by_many_numbers, "many numbers in the program"),
     ],
 )
 def test_what_shows_that_a_difference_may_be_meant(body, because):
