@@ -230,6 +230,49 @@ CASES: dict[str, Case] = {
         ins=("x:S(1)", "B"),
         outs="x:S(1)",
     ),
+    # Not looked at while pads were folded into windows:
+    "padded images, channels first, stride 2": Case(
+        fn=lambda x, w: lax.conv_general_dilated(
+            jnp.pad(x, ((0, 0), (0, 0), (3, 3), (3, 3))),
+            w,
+            (2, 2),
+            "VALID",
+            dimension_numbers=("NCHW", "OIHW", "NCHW"),
+        ),
+        shapes=((8, 16, 256, 256), (32, 16, 7, 7)),
+        ins=("x:S(2)", "B"),
+        outs="x:S(2)",
+    ),
+    "padded images, depthwise, gradient": Case(
+        fn=jax.grad(
+            lambda x, w: jnp.sin(
+                lax.conv_general_dilated(
+                    jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))),
+                    w,
+                    (1, 1),
+                    "VALID",
+                    dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                    feature_group_count=32,
+                )
+            ).sum()
+        ),
+        shapes=((8, 256, 256, 32), (3, 3, 1, 32)),
+        ins=("x:S(1)", "B"),
+        outs="x:S(1)",
+    ),
+    "sums over padded volumes": Case(
+        fn=lambda x: lax.reduce_window(
+            jnp.pad(x, ((0, 0), (2, 2), (1, 1), (1, 1), (0, 0))),
+            0.0,
+            lax.add,
+            (1, 5, 3, 3, 1),
+            (1, 1, 1, 1, 1),
+            "VALID",
+        ),
+        shapes=((2, 64, 64, 64, 16),),
+        ins=("x:S(1)",),
+        outs="x:S(1)",
+    ),
     "average pool, gradient": Case(
         fn=jax.grad(
             lambda x: jnp.sin(

@@ -317,7 +317,7 @@ class Plan:
         if (mine[0], *mine[2:4]) != (theirs[0], *theirs[2:4]):
             raise SbpError(
                 "the plan was made for arguments of another structure, or other static arguments;"
-                " pass arguments like those of the plan, or plan these"
+                " pass arguments of the same structure, or make a plan for these"
             )
         held = iter(jax.tree.unflatten(signature.tree, self.holding.placed(leaves))[0])
         return tuple(x if i in static else next(held) for i, x in enumerate(args))

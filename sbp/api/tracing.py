@@ -115,7 +115,8 @@ class Traced:
     Arguments:
       request: the program with annotations that fit the mesh, and everything that its types are
         chosen by.
-      results: what the function returns, what is asked of it, and the memory in which it lies.
+      results: the arrays that the function returns, with the types and the memory that are asked
+        for them.
     """
 
     request: Request

@@ -176,7 +176,7 @@ class Comparisons:
     wanted: list[Ran] | None = None
 
     def without_trial(self, reason: str) -> Comparisons:
-        """The same program, of which nothing was compared."""
+        """The comparisons of the program, all of them left out for a reason."""
         self.compared = [
             Compared(run=ComparedRun(mesh_axis=name, size=written.axis.size, untried=reason))
             for name, written in self.axes.items()
@@ -184,9 +184,9 @@ class Comparisons:
         return self
 
     def wrong_of(self, graph: Graph) -> frozenset[tuple[Any, ...]] | None:
-        """The results of a program on the mesh that differ from those of this program with one
-        device on all mesh axes on which it is wrong; then its uneven results. None where it does
-        not run."""
+        """The wrong results of an edited program, then its uneven results. A result is wrong if it
+        differs from the same result of this program with one device on each mesh axis on which this
+        program is wrong. None where the edited program does not run."""
         sets = self.values, self.others
         try:
             if self.wanted is None:
@@ -587,4 +587,5 @@ def _value(x: Any, draw: np.random.Generator, seed: int) -> Any:
         return draw.standard_normal(x.shape).astype(x.dtype)
     if x.dtype == np.bool_ or x.shape:
         return draw.integers(0, 2 if x.dtype == np.bool_ else 8, x.shape).astype(x.dtype)
-    return np.asarray((5, 11)[seed], x.dtype)  # a length, of which several devices have a part
+    # A whole number may be a length: one that spreads over several devices.
+    return np.asarray((5, 11)[seed], x.dtype)

@@ -55,7 +55,7 @@ from sbp.handwritten.one_device import compared_runs
 from sbp.handwritten.words import DIFFERS
 from sbp.kinds import FLAG, FUNCTION, fits, leaves_of, returning_arrays, takes
 from sbp.machine.mesh import MeshSpec, call_without_mesh
-from sbp.signatures.factors import admissible
+from sbp.signatures.factors import admissible, monoid_refusal
 from sbp.signatures.kernels.shards import padded_blocks, reduce_dims
 from sbp.signatures.laws.oracle import Types, localise
 from sbp.signatures.region import parts_p, pick_p
@@ -150,11 +150,7 @@ def leaf_types(types: Any, tree: Any, where: str, mesh: MeshSpec | None) -> list
                 if mesh is not None:
                     mesh.size(name)
                 if isinstance(atom, Unreduced) and atom.monoid not in admissible(leaves[i].dtype):
-                    known = " or ".join(f"P({m})" for m in admissible(leaves[i].dtype)) or "none"
-                    raise SbpError(
-                        f"{where}: an array of {leaves[i].dtype} cannot be {atom!r}; partial"
-                        f" types of this dtype: {known}"
-                    )
+                    raise SbpError(f"{where}: {monoid_refusal(leaves[i].dtype, atom, name)}")
             found[i] = own
 
     kinds = NdSbp | str | PartitionSpec | NamedSharding | Split | Unreduced | Broadcast | None
@@ -217,7 +213,7 @@ class _Body:
     """The body of a region on the shards of one device.
 
     Arguments:
-      params: those of its equation, with the body and the mesh that its collectives name.
+      params: the parameters of its equation; the body and the mesh are among them.
       ins: its operands; the arrays that it closes over come first.
       outs: its results.
       tree: the tree of its results.

@@ -201,9 +201,9 @@ class Sites:
             for k, v in enumerate(node.outputs):
                 others = [r for r in self.readers[v] if r is None or r.id not in inside]
                 forward = any(r is None or not r.backward for r in others)
-                # A line that runs again, as in `for _ in range(2): w = w - grad(loss)(w)`, has the
-                # nodes of its next run in the same part: a gradient leaves to those that read it
-                # and belong to no gradient.
+                # In `for _ in range(2): w = w - grad(loss)(w)`, one line runs twice, and `part` has
+                # the nodes of both runs. If a node outside of gradients reads a gradient, this
+                # node is of the next run, so the gradient leaves its own run here.
                 again = node.backward and any(
                     r is not None and not r.backward for r in self.readers[v]
                 )

@@ -17,7 +17,7 @@ from sbp.errors import ArgumentValueError, SbpError, Span, nearest
 from sbp.infer.space import from_type, to_type
 from sbp.kinds import show
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures.factors import admissible
+from sbp.signatures.factors import admissible, monoid_refusal
 from sbp.trace.graph import Graph, Node
 from sbp.types import NdSbp, Split, Unreduced
 
@@ -195,10 +195,8 @@ def check_monoids(t: NdSbp, dtype: Any, where: str, span: Span | None = None) ->
     """
     for axis, atom in t.items():
         if isinstance(atom, Unreduced) and atom.monoid not in admissible(dtype):
-            known = " or ".join(f"P({monoid})" for monoid in admissible(dtype))
             raise SbpError(
-                f"an array of {dtype} cannot be {atom!r} on mesh axis {axis!r}"
-                f"{f', only {known}' if known else ''}; convert it first or pin another type",
+                monoid_refusal(dtype, atom, axis),
                 span=span,
                 subject=where,
             )

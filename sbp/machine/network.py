@@ -314,8 +314,9 @@ _COLLECTIVES: dict[str, tuple[int, int, Callable[..., tuple[float, float]]]] = {
     "all_to_all": (1, 1, _exchange),
     "permute": (1, 1, _shift),
 }
-"""For each collective, how often it starts, how often its first byte crosses the mesh axes, and the
-function that gives the seconds of one crossing and those of each byte that a device sends."""
+"""For each collective, the number of starts, the number of times that its first byte crosses the
+mesh axes, and a function. The function gives the seconds of one crossing, and the seconds of each
+byte that a device sends."""
 
 
 @functools.lru_cache(maxsize=8192)

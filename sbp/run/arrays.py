@@ -331,7 +331,7 @@ def of_process(x: Any, padding: Padding, sharding: NamedSharding, name: str) -> 
     host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
 
     def buffer(index: Any) -> np.ndarray:
-        """The buffer of one device: its blocks, of which a dim that is not split has one."""
+        """The buffer of one device: its block of each dim; a dim that is not split is one block."""
         picked = host
         for dim, where in enumerate(index):
             block = (where.start or 0) // max(sizes[dim], 1)

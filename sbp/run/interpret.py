@@ -264,14 +264,16 @@ def computed_before(memory: DeviceMemory, block: Block) -> dict[int, tuple[Regis
     it, and an array that it reads. A barrier over them puts their computation before the loop.
 
     The TPU compiler may compute a value that a loop does not read behind the loop, where it is
-    read. What it is computed from lies in memory while the loop runs: the whole gradient, of which
-    a device keeps a shard (`tests/tpu/test_compiled_memory.py`), or the logits, for the loss. So
-    this is done for values with fewer bytes than an array that the plan needs no more when the loop
-    starts, and that is there before the loop anyway: something else reads it, too, or it is what a
-    collective makes smaller. What is computed for one value alone may wait with it: a lookup's
-    gradient needs more memory while it is added up than what it is made of
-    (`python -m benchmarks.gshard_bytes`). Of a collective, the smaller one of its operand and its
-    result is computed before the loop: what it sends can wait, where that is less.
+    read. The operands of the value are in memory while the loop runs. For a shard of a gradient,
+    this is the whole gradient (`tests/tpu/test_compiled_memory.py`). For the loss, these are the
+    logits.
+
+    A value is computed before the loop if it has fewer bytes than an array that it frees. The plan
+    must not need this array when the loop starts, and must have it before the loop anyway: because
+    something else reads it, too, or because a collective makes it smaller. An array that is
+    computed for one value alone may wait with the value. For example, the sum of a lookup's
+    gradient needs more memory than its operands (`python -m benchmarks.gshard_bytes`). The operand
+    of a collective is computed before the loop, and not its result, if the operand has fewer bytes.
 
     Arguments:
       memory: the device's own memory.

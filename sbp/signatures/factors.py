@@ -145,6 +145,15 @@ def admissible(dtype: np.dtype) -> tuple[str, ...]:
     return ("sum", *ordered, "prod", *bits)
 
 
+def monoid_refusal(dtype: Any, atom: Atom, mesh_axis: str) -> str:
+    """The text of an error about a partial type that arrays of a dtype cannot have."""
+    known = " or ".join(f"P({monoid})" for monoid in admissible(dtype))
+    return (
+        f"an array of {dtype} cannot be {atom!r} on mesh axis {mesh_axis!r}"
+        f"{f', only {known}' if known else ''}; convert it first or pin another type"
+    )
+
+
 def owned_monoid(dtype: Any) -> str | None:
     """The monoid under which the value on one device and zeros on the others are parts of the
     value; None if the dtype has no such monoid."""

@@ -240,7 +240,7 @@ def is_local(source: ParsedSource, part: ast.AST, name: str) -> bool:
 
 
 def _bound_in(scope: ast.AST) -> set[str]:
-    """The names that a scope binds, without those of functions inside it and without imports."""
+    """The names that a scope binds, except by imports. Functions inside it are not read."""
     match scope:
         case ast.Lambda():
             return _parameter_names(scope.args)
@@ -257,7 +257,7 @@ def _parameter_names(arguments: ast.arguments) -> set[str]:
 
 
 def stored_in(scope: ast.AST) -> set[str]:
-    """The names that a scope assigns, without those of functions inside it."""
+    """The names that a scope assigns. Functions inside it are not read."""
     found, shared, open_ = set[str](), set[str](), [scope]
     while open_:
         node = open_.pop()

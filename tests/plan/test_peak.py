@@ -138,7 +138,7 @@ STORED = {
     ),
     # Two operations read the cast to float32; the product is stored in bfloat16.
     "a product that is cast": (normalized, HALF, ("d:S(0)", "B"), 0, 0.6),
-    # The columns before the padding; what is added up is not stored.
+    # The columns before the padding are stored; the operands of the sum are not.
     "a sum that is padded": (padded_sum, (X, SQUARE), ("d:S(0)", "B"), 0.5, 0.5),
 }
 """Programs with the types of their arguments, and the least and the most units that they need."""

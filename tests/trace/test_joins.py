@@ -374,7 +374,7 @@ def under_policy(x: Any) -> Any:
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows_pad_arrays_themselves(name: str):
-    """Their values are those of the program, with rows split too."""
+    """The graph has no such pads, and computes the same values, also with split rows."""
     fn, pads = WINDOWS[name]
     args = (KERNEL, IMAGES) if name == "gradient of the kernel" else (IMAGES, KERNEL)
     graph = graph_of(fn, args)

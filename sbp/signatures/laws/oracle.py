@@ -389,7 +389,7 @@ class OpTypes:
 
 @dataclass(slots=True, eq=False)
 class ListPlace(LocalContext):
-    """The `LocalContext` of one device of a list. Fields beside those of `LocalContext`:
+    """The `LocalContext` of one device of a list. It adds these fields:
 
     Arguments:
       types: types of the operands and results.
