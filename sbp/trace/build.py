@@ -268,35 +268,54 @@ def _alike(graph: Graph, first: Node, second: Node) -> bool:
 # ---- windows of padded arrays -------------------------------------------------------------------
 # Convolutions and sums over windows of padded arrays, with the padding as their own parameter.
 #
-# Programs pad images with `jnp.pad` before a `VALID` convolution, and JAX pads the gradient of an
-# average pool. If rows are split over devices, the padded array has shards of another size, and all
-# elements move to other devices and back. With the padding as a parameter, each device only gets
-# the rows beside its own (`python -m benchmarks.row_bytes`).
+# Programs pad images with `jnp.pad` before a `VALID` convolution. JAX pads the gradient of an
+# average pool, and cuts the edges off the gradient of a convolution of padded images. If rows are
+# split over devices, the longer array has shards of another size, and all elements move to other
+# devices and back. With the padding as a parameter, each device only gets the rows beside its own
+# (`python -m benchmarks.row_bytes`).
 
 
-def _fold_pads(graph: Graph, inspected: Set[int], _: Iterator[int]) -> Graph:
-    """A graph in which windows on arrays that are padded with zeros read the arrays themselves."""
-    pads: dict[Operand, Node] = {n.outputs[0]: n for n in graph.nodes if _adds_zeros(n)}
-    nodes = [_with_padding(n, pads.get(n.inputs[0])) if n.inputs else n for n in graph.nodes]
+def _fold_edges(graph: Graph, inspected: Set[int], _: Iterator[int]) -> Graph:
+    """A graph in which windows on arrays that are padded with zeros read the arrays themselves, and
+    windows whose results lose their edges do not compute them."""
     asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
-    return replace(graph, nodes=tuple(without_unread(nodes, asked)))
+    read = without_unread(graph.nodes, asked)
+    reads = Counter[Operand](o for node in read for o in node.inputs)
+    makers: dict[Operand, Node] = {}
+    nodes: dict[int, Node] = {}
+    for node in read:
+        before = makers.get(node.inputs[0]) if node.inputs else None
+        if before is not None and policies_in(before.scope) == policies_in(node.scope):
+            if _adds_zeros(before):
+                node = _with_padding(node, before)
+            elif reads[before.outputs[0]] == 1 and before.outputs[0] not in asked:
+                node = _without_edges(before, node, graph)
+        nodes.pop(node.id, None)  # a window without edges stands in the place of the slice
+        nodes[node.id] = node
+        makers.update((value, node) for value in node.outputs[:1])
+    return replace(graph, nodes=tuple(without_unread([*nodes.values()], asked)))
 
 
-def _with_padding(node: Node, pad: Node | None) -> Node:
-    """A node on windows of a padded array, on the array; another node as it is."""
-    if pad is None or policies_in(pad.scope) != policies_in(node.scope):
-        return node
-    config = pad.params["padding_config"]
+def _window_dims(node: Node) -> tuple[tuple[int, ...], tuple[int, ...], str]:
+    """The dims of the operand and of the result along which a node takes windows, and the parameter
+    that dilates the operand; no dims for a node without windows."""
     match node.op:
         case "conv_general_dilated":
-            dims = tuple(node.params["dimension_numbers"].lhs_spec[2:])
-            dilation = "lhs_dilation"
+            numbers = node.params["dimension_numbers"]
+            return numbers.lhs_spec[2:], numbers.out_spec[2:], "lhs_dilation"
         case "reduce_window_sum":
-            dims, dilation = tuple(range(len(config))), "base_dilation"
+            dims = tuple(range(len(node.params["padding"])))
+            return dims, dims, "base_dilation"
         case _:
-            return node
+            return (), (), ""
+
+
+def _with_padding(node: Node, pad: Node) -> Node:
+    """A node on windows of a padded array, on the array; another node as it is."""
+    config = pad.params["padding_config"]
+    dims, _, dilation = _window_dims(node)
     beside = (edges for d, edges in enumerate(config) if d not in dims)
-    if set(node.params[dilation]) != {1} or any(map(any, beside)):
+    if not dims or set(node.params[dilation]) != {1} or any(map(any, beside)):
         return node
     sides = zip((config[d] for d in dims), node.params["padding"], strict=True)
     own = {
@@ -305,6 +324,29 @@ def _with_padding(node: Node, pad: Node | None) -> Node:
     }
     inputs = (pad.inputs[0], *node.inputs[1:])
     return replace(node, inputs=inputs, params={**node.params, **own})
+
+
+def _without_edges(window: Node, cut: Node, graph: Graph) -> Node:
+    """The windows of which a slice keeps all but some edges, with less padding; the slice where
+    that is not so."""
+    _, dims, _ = _window_dims(window)
+    if not dims or cut.op != "slice" or any(s != 1 for s in cut.params["strides"] or ()):
+        return cut
+    shape, limits = graph.aval(cut.inputs[0]).shape, cut.params["limit_indices"]
+    ends = (size - limit for size, limit in zip(shape, limits, strict=True))
+    edges = [*zip(cut.params["start_indices"], ends, strict=True)]
+    beside = (pair for d, pair in enumerate(edges) if d not in dims)
+    if any(map(any, beside)) or not all(isinstance(x, int) for x in sum(edges, ())):
+        return cut
+    padding = tuple(
+        (low - edges[d][0] * stride, high - edges[d][1] * stride)
+        for d, stride, (low, high) in zip(
+            dims, window.params["window_strides"], window.params["padding"], strict=True
+        )
+    )
+    if any(size < 0 for pair in padding for size in pair):
+        return cut
+    return replace(window, outputs=cut.outputs, params={**window.params, "padding": padding})
 
 
 # ---- graphs -------------------------------------------------------------------------------------
@@ -347,7 +389,7 @@ def trace(
     builder.places.warn()
     graph = replace(graph, inspections=tuple(builder.inspections))
     graph = rewrite_graph(with_slices(graph), _sum_before_pads)
-    return with_joins(rewrite_graph(graph, _fold_pads)), out_shape
+    return with_joins(rewrite_graph(graph, _fold_edges)), out_shape
 
 
 def body_graph(jaxpr: Any) -> Graph:

@@ -342,6 +342,11 @@ def holed(x: Any) -> Any:
     return lax.pad(x, np.float32(0), ((0, 0, 0), (1, 2, 1), (0, 1, 2), (0, 0, 0)))
 
 
+def summed(x: Any) -> Any:
+    window, strides = (1, 3, 3, 1), (1, 2, 2, 1)
+    return lax.reduce_window(x, 0.0, lax.add, window, strides, [(0, 0), (2, 3), (0, 3), (0, 0)])
+
+
 def averaged(x: Any) -> Any:
     window, strides = (1, 3, 3, 1), (1, 2, 2, 1)
     return jnp.sin(lax.reduce_window(x, 0.0, lax.add, window, strides, "SAME")).sum()
@@ -364,6 +369,13 @@ WINDOWS: dict[str, tuple[Callable[..., Any], int]] = {
     "dilated": (lambda x, w: convolved(bordered(x), w, [(0, 0)] * 2, lhs_dilation=(2, 1)), 1),
     "padded batch": (lambda x, w: convolved(jnp.pad(x, ((0, 1), *[(0, 0)] * 3)), w), 1),
     "another policy": (lambda x, w: convolved(under_policy(x), w), 1),
+    "gradient of the images": (jax.grad(lambda x, w: convolved(bordered(x), w).sum()), 0),
+    "cut": (lambda x, w: convolved(x, w, [(4, 5), (2, 1)], rhs_dilation=(2, 2))[:, 4:-3, 1:], 0),
+    "cut, stride 2": (lambda x, w: summed(x)[:, 1:-1, :-1], 0),
+    "cut inside": (lambda x, w: convolved(x, w, [(1, 1)] * 2)[:, 2:], 1),
+    "cut and read": (lambda x, w: (y := convolved(x, w, "SAME"), y[:, 1:]), 1),
+    "cut with steps": (lambda x, w: convolved(x, w, [(2, 2)] * 2)[:, 1::2], 1),
+    "cut features": (lambda x, w: convolved(x, w, "SAME")[..., 1:], 1),
 }
 
 
@@ -374,11 +386,11 @@ def under_policy(x: Any) -> Any:
 
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows_pad_arrays_themselves(name: str):
-    """The graph has no such pads, and computes the same values, also with split rows."""
-    fn, pads = WINDOWS[name]
+    """The graph has no such pads and cuts, and computes the same values, also with split rows."""
+    fn, edges = WINDOWS[name]
     args = (KERNEL, IMAGES) if name == "gradient of the kernel" else (IMAGES, KERNEL)
     graph = graph_of(fn, args)
-    assert ops(graph).count("pad") == pads
+    assert ops(graph).count("pad") + ops(graph).count("slice") == edges
     assert_same_values(graph, fn, args, 1e-4)
     split = sbp.jit(
         fn,
