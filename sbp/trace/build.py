@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.custom_partitioning import SdyShardingRule
 
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
@@ -195,9 +196,7 @@ def solve_operands(lengths: Any, operands: tuple[Operand, ...]) -> tuple[Operand
     return operands[before : before + lengths.solve] + operands[sum(lengths) :]
 
 
-# ---- sums of padded arrays ----------------------------------------------------------------------
-# Sums of padded arrays, padded after the sum.
-#
+# ---- sums of arrays before padding --------------------------------------------------------------
 # JAX makes the gradient of an array that is sliced twice, as `logits[:, :-1]` in a loss that reads
 # it for its normaliser and for its targets, of one zero pad for each slice, and adds the padded
 # arrays. XLA stores both arrays, and each product that reads the gradient adds them again. Added
@@ -268,11 +267,10 @@ def _alike(graph: Graph, first: Node, second: Node) -> bool:
 # ---- windows of padded arrays -------------------------------------------------------------------
 # Convolutions and sums over windows of padded arrays, with the padding as their own parameter.
 #
-# Programs pad images with `jnp.pad` before a `VALID` convolution. JAX pads the gradient of an
-# average pool, and cuts the edges off the gradient of a convolution of padded images. If rows are
-# split over devices, the longer array has shards of another size, and all elements move to other
-# devices and back. With the padding as a parameter, each device only gets the rows beside its own
-# (`python -m benchmarks.row_bytes`).
+# Programs pad images before a `VALID` convolution. JAX pads the gradient of an average pool, and
+# cuts the edges off the gradient of a convolution of padded images. If rows are split, the longer
+# array has shards of another size, and all elements move to other devices and back. With the
+# padding as a parameter, each device only gets the rows beside its own.
 
 
 def _fold_edges(graph: Graph, inspected: Set[int], _: Iterator[int]) -> Graph:
@@ -297,8 +295,8 @@ def _fold_edges(graph: Graph, inspected: Set[int], _: Iterator[int]) -> Graph:
 
 
 def _window_dims(node: Node) -> tuple[tuple[int, ...], tuple[int, ...], str]:
-    """The dims of the operand and of the result along which a node takes windows, and the parameter
-    that dilates the operand; no dims for a node without windows."""
+    """The dims of the operand and of the result along which a node takes windows, if it does, and
+    the parameter that dilates the operand."""
     match node.op:
         case "conv_general_dilated":
             numbers = node.params["dimension_numbers"]
@@ -322,8 +320,7 @@ def _with_padding(node: Node, pad: Node) -> Node:
         "padding": tuple((low + a, high + b) for (low, high, _), (a, b) in sides),
         dilation: tuple(config[d][2] + 1 for d in dims),
     }
-    inputs = (pad.inputs[0], *node.inputs[1:])
-    return replace(node, inputs=inputs, params={**node.params, **own})
+    return replace(node, inputs=(pad.inputs[0], *node.inputs[1:]), params={**node.params, **own})
 
 
 def _without_edges(window: Node, cut: Node, graph: Graph) -> Node:
@@ -580,15 +577,25 @@ class _Builder:
         return self.append_jaxpr(called, operands, within)
 
     def lowering_of(self, eqn: Any, at: _Within) -> Any:
-        """The closed jaxpr that a primitive of another library is lowered to, or the function that
-        `custom_partitioning` partitions; None for others."""
+        """The closed jaxpr that stands for an equation: the function that a primitive of another
+        library is lowered to, or that `custom_partitioning` partitions. None for others."""
         name = _jax.op_name(eqn)
         if at.manual or (self.is_known(name) and name != "custom_partitioning"):
             return None
         if eqn.primitive.name == "custom_partitioning":
-            return eqn.params["call"]
+            body, _ = _jax.open_jaxpr(eqn.params["call"])
+            states = isinstance(eqn.params["sharding_rule"], SdyShardingRule)
+            return None if states and any(map(self.is_opaque, body.eqns)) else eqn.params["call"]
         function = _jax.lowering_function(eqn.primitive, self.platform)
         return function and _replace(eqn, functools.partial(function, **eqn.params))
+
+    def is_opaque(self, eqn: Any) -> bool:
+        """Whether an equation calls code that sbp does not see, itself or in its bodies."""
+        name, bodies = eqn.primitive.name, filter(_jax.is_jaxpr, eqn.params.values())
+        seen = self.is_known(name) or _jax.lowering_function(eqn.primitive, self.platform)
+        if not seen or name in ("ffi_call", "pallas_call"):
+            return True
+        return any(self.is_opaque(inner) for j in bodies for inner in _jax.open_jaxpr(j)[0].eqns)
 
     def chosen_branch(self, eqn: Any) -> int | None:
         """The position of the branch for the platform, of an equation that is part of a

@@ -330,7 +330,12 @@ def test_wrong_under_loops_and_conditions(mesh):
             "bad-argument",
             "'add' has a signature already, which sbp gives it",
         ),
-        ("triple", {"rows": ["S(0)"]}, "type-syntax", "a row is `operand atoms -> result atoms`"),
+        (
+            "triple",
+            {"rows": ["S(0)"]},
+            "type-syntax",
+            "a row must be `operand atoms -> result atoms`",
+        ),
         (
             "triple",
             {"rows": ["S(0) -> Q"]},
@@ -339,7 +344,7 @@ def test_wrong_under_loops_and_conditions(mesh):
         ),
         ("triple", {"rows": ["? -> B"]}, "type-syntax", "'[?]' in row '[?] -> B' is not an atom"),
         ("triple", {"rows": ["S(0) S(1) -> B"]}, "type-syntax", "is not an atom"),
-        ("triple", {"rows": [("S(0)", "S(0)")]}, "bad-argument", "a row is a `Row` or a text"),
+        ("triple", {"rows": [("S(0)", "S(0)")]}, "bad-argument", "a row must be a `Row` or a text"),
         (
             "triple",
             {"local": 3},
