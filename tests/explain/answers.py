@@ -33,6 +33,6 @@ def masked(text):
     """Without modelled times and peak memory, which follow from how JAX writes a gradient down, and
     the columns' widths with them."""
     times = re.sub(r"(?<![\w.])\d[\d.]* (s|ms|us|ns)(?= |$|,|\)|<)", "#", text, flags=re.MULTILINE)
-    shares = re.sub(r"[+-][\d.]+ %", "# %", times)
+    shares = re.sub(r"[+-][\d.]+%", "#%", times)
     memory = re.sub(r"(?<=peak memory).*|(?<=<b>peak memory</b>).*", " #", shares)
     return re.sub(r"(?<=\S) {2,}", "  ", memory)

@@ -47,6 +47,7 @@ RUNNING = RUNS.plan(SHAPE)
 FOLDER = Path(tempfile.mkdtemp())
 SAVED, UNCHANGED = str(FOLDER / "plan.json"), str(FOLDER / "plan.txt")
 PLAN.save(SAVED)
+sbp.assert_plan_unchanged(PLAN, UNCHANGED, update=True)
 (FOLDER / "users_program.py").write_text(
     "import jax.numpy as jnp\n\n\ndef ffn(x):\n    return jnp.tanh(x)\n"
 )
