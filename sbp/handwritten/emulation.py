@@ -317,7 +317,7 @@ def _record(graph: Graph, args: Sequence[Any], axes: int, found: dict[int, Any])
         elif traits_of(node.op).effect:  # a check prints and logs nothing
             outs = []
         else:
-            outs = run_node(*_widen(graph, node, ins), _SPECIAL)
+            outs = run_node(*_widen(graph, node, ins), _VMAP_RULES)
         if axes:
             found.update(zip(node.outputs, outs, strict=True))
         return outs
@@ -536,14 +536,14 @@ def _ragged_product(node: Node, args: Sequence[Any]) -> list[Any]:
     return list(product(*args))
 
 
-_ACTS = {
+_RULES_OF_KIND = {
     "reduce": _reduce,
     "gathering": _one_axis_at_a_time,
     "scattering": _one_axis_at_a_time,
     "permute": _permute,
 }
-_SPECIAL = {
+_VMAP_RULES = {
     RAGGED_PRODUCT: _ragged_product,
-    **{op: _ACTS[kind] for op, kind in KINDS.items() if kind in _ACTS},
+    **{op: _RULES_OF_KIND[kind] for op, kind in KINDS.items() if kind in _RULES_OF_KIND},
 }
 """Functions in the place of operations whose rules for `vmap` lack a case."""

@@ -223,7 +223,7 @@ class Body:
 
     # ---- the way back ---------------------------------------------------------------------------
 
-    def before(self, value: int) -> list[Operand]:
+    def made_of(self, value: int) -> list[Operand]:
         """The values that a value is made of, or is in another round of a loop."""
         maker = self.flow.makers.get(value)
         if value in self.flow.entries:
@@ -249,7 +249,7 @@ class Body:
             if isinstance(at, int) and at not in seen and through(at):
                 seen.add(at)
                 yield at
-                waiting += self.before(at)
+                waiting += self.made_of(at)
 
     def reached(self, value: Operand) -> set[Operand]:
         """The values without a meaning through which a value depends on what has one."""
@@ -287,7 +287,7 @@ class Body:
             seen.add(value)
             maker = self.flow.makers.get(value)
             made = maker if maker is not None and maker.op not in CONTROL_FLOW else made
-            others = (v for v in self.before(value) if isinstance(v, int) and self.is_partial(v))
+            others = (v for v in self.made_of(value) if isinstance(v, int) and self.is_partial(v))
             value = next((v for v in others if not (pending and self.atoms(v))), -1)
         return made
 
