@@ -94,8 +94,7 @@ def recompiled(fn: Callable[..., Any], text: str) -> Callable[..., Any]:
         body = function.body
     if outer:  # what it takes from the functions around it are constants here
         (function,) = (n for n in _functions(body) if n.name == last)
-        found = inspect.getclosurevars(fn)
-        names |= found.nonlocals
+        names |= inspect.getclosurevars(fn).nonlocals
         exec(compile(ast.Module([function], []), name, "exec"), names)
     return names[last]
 

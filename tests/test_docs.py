@@ -128,8 +128,7 @@ def test_the_picture_is_what_the_page_draws(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path):
     text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text("utf-8"))
-    broken = [target for target in LINK.findall(text) if not (page.parent / target).exists()]
-    assert not broken
+    assert not [target for target in LINK.findall(text) if not (page.parent / target).exists()]
 
 
 def anchors(page: Path) -> set[str]:

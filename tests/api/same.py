@@ -1,7 +1,5 @@
 """Compares a call of `sbp.jit` with the same call of `jax.jit`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -25,14 +25,6 @@ def defaulted(a, b=2):
     return a, b
 
 
-def keyword_only(a, *, n):
-    return a * n
-
-
-def positional_only(a, /, b):
-    return a * b
-
-
 def variadic(*args, **kwargs):
     return args[0], kwargs.get("k", 0)
 
@@ -106,8 +98,8 @@ CALLS = {
     "a number of NumPy": (two, {"static_argnums": np.int64(1)}, (2.0, 3), {}),
     "True": (two, {"static_argnums": True}, (2.0, 3), {}),
     "left out": (defaulted, {"static_argnums": 1}, (1,), {}),
-    "keyword only": (keyword_only, {"static_argnames": "n"}, (2.0,), {"n": 3}),
-    "positional only": (positional_only, {"static_argnums": 0}, (2.0, 3), {}),
+    "keyword only": (lambda a, *, n: a * n, {"static_argnames": "n"}, (2.0,), {"n": 3}),
+    "positional only": (lambda a, /, b: a * b, {"static_argnums": 0}, (2.0, 3), {}),
     "variadic": (variadic, {"static_argnums": 1, "static_argnames": "k"}, (1.0, 2), {"k": 3}),
     "beyond a variadic call": (variadic, {"static_argnums": 3}, (1.0, 2), {}),
     "donated name of a variadic": (variadic, {"donate_argnames": "k"}, (1.0,), {"k": 2.0}),
@@ -171,8 +163,7 @@ def test_calls_end_as_those_of_jax(case, mesh):
 )
 def test_donated_arguments_are_taken(options, deleted, mesh):
     f = sbp.jit(lambda a, b: (a + 1, b + 1), mesh, **options)
-    plan = f.plan(jnp.ones(8), jnp.ones(8))
-    args = jax.device_put((jnp.ones(8), jnp.ones(8)), plan.in_shardings)
+    args = jax.device_put((jnp.ones(8), jnp.ones(8)), f.plan(jnp.ones(8), jnp.ones(8)).in_shardings)
     f(*args)
     assert tuple(x.is_deleted() for x in args) == deleted
 
@@ -222,11 +213,8 @@ def test_a_wrapper_may_take_other_arguments_than_what_it_wraps(mesh):
 
 
 def test_errors_of_the_function_pass_unchanged(mesh):
-    def fails(x):
-        return two(*[x])
-
     with pytest.raises(TypeError, match="missing 1 required") as raised:
-        sbp.jit(fails, mesh)(1.0)
+        sbp.jit(lambda x: two(*[x]), mesh)(1.0)
     assert not isinstance(raised.value, sbp.SbpError)
 
 

@@ -125,8 +125,7 @@ def test_what_is_moved_is_found_by_shardings(monkeypatch):
 @pytest.mark.parametrize("order", [slice(4), slice(None, None, -1)], ids=["fewer", "reversed"])
 def test_a_set_mesh_of_other_devices(order):
     """The mesh of `sbp.jit` says where the program runs."""
-    devices = MESH.devices.flatten()[order]
-    with jax.set_mesh(jax.sharding.Mesh(devices, ("q",))):
+    with jax.set_mesh(jax.sharding.Mesh(MESH.devices.flatten()[order], ("q",))):
         fn = sbp.jit(lambda x: x + 1, MESH, in_types="x:S(0)")
         for x in (X, jax.device_put(X, spec_of(P("x")))):
             np.testing.assert_array_equal(fn(x), X + 1)

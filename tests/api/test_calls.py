@@ -290,8 +290,7 @@ def test_shardings_are_types(case, name, mesh):
     a = {"a": X, "b": X} if case is SHARDINGS["a tree"] else X
     with jax.set_mesh(jax.sharding.Mesh(mesh.devices, mesh.axis_names)):
         want = jax.jit(f, **options)(a, X)
-    ours = sbp.jit(f, None if name == "named" else mesh, **options)
-    got = ours(a, X)
+    got = sbp.jit(f, None if name == "named" else mesh, **options)(a, X)
     assert_same_results(want, got)
     for asked, array in zip(
         jax.tree.leaves(case[1], is_leaf=lambda s: s is None) if isinstance(case[1], tuple) else [],

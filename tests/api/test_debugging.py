@@ -68,8 +68,7 @@ def test_visualize_draws_the_parts_of_a_sum(capsys):
         jax.debug.visualize_array_sharding(y)
         return y
 
-    types = ("x:S(1) y:S(0)", "x:S(0)")
-    np.testing.assert_allclose(sbp.jit(fn, MESH, in_types=types)(X, X), X @ X)
+    np.testing.assert_allclose(sbp.jit(fn, MESH, in_types=("x:S(1) y:S(0)", "x:S(0)"))(X, X), X @ X)
     assert "CPU 0,4" in capsys.readouterr().out
 
 

@@ -236,8 +236,7 @@ def test_under_another_transformation_it_is_a_plain_array():
 
 
 def test_padding_is_zero_where_values_are_checked_for_nan():
-    mesh = sbp.make_mesh((8,), ("x",))
-    f = sbp.jit(lambda w: w / w, mesh, out_types=sbp.padded("x:S(0)"))
+    f = sbp.jit(lambda w: w / w, sbp.make_mesh((8,), ("x",)), out_types=sbp.padded("x:S(0)"))
     with jax.debug_nans(True):
         np.testing.assert_array_equal(f(W), np.ones_like(W))
     parts = np.asarray(f(W).parts)
@@ -288,8 +287,7 @@ def test_placing_arguments():
     assert isinstance(placed[0], sbp.Padded) and placed[1] == 3 and placed[3] == 2.0
     assert placed[2].sharding == plan.in_shardings[1]
     np.testing.assert_allclose(plan(*placed), (np.ones((2, 13)) @ W + 2.0) * 3, rtol=1e-5)
-    again = plan.place(*placed)
-    assert again[0].parts.sharding == placed[0].parts.sharding
+    assert plan.place(*placed)[0].parts.sharding == placed[0].parts.sharding
     other = plan.place(sbp.Padded.of(W, "y:S(1)", mesh), *args[1:])
     assert other[0].type == sbp.parse("x:S(0)")
     np.testing.assert_array_equal(other[0], W)
@@ -345,12 +343,9 @@ def test_a_result_that_is_asked_for_as_b_is_not_held_padded():
     """Nothing is padded in B. A free result has the type of the donated argument."""
     x = {"w": jnp.arange(80.0).reshape(10, 8)}
 
-    def double(p):
-        return {"w": p["w"] * 2}
-
     for out_types, kind in (("B", jax.Array), ({"w": "data:B"}, jax.Array), (None, sbp.Padded)):
         f = sbp.jit(
-            double,
+            lambda p: {"w": p["w"] * 2},
             sbp.make_mesh((4,), ("data",)),
             in_types=(sbp.padded("data:S(0)"),),
             out_types=out_types,

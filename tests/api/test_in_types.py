@@ -1,8 +1,6 @@
 """How the types of arguments and results are named: by prefix, by pattern, by function, and by what
 fits; and what is said where that goes wrong."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import equinox

@@ -29,8 +29,7 @@ A = np.arange(32.0, dtype=np.float32).reshape(8, 4) / 10
 
 def mesh_of(name="2x4"):
     sizes, names = MESHES[name]
-    count = int(np.prod(sizes))
-    return Mesh(np.array(jax.devices()[:count]).reshape(sizes), names)
+    return Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), names)
 
 
 MESH = mesh_of()

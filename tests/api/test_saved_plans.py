@@ -62,8 +62,7 @@ def test_free_types_take_those_of_the_saved_plan(path, mesh):
 
 
 def test_an_abstract_mesh_plans_for_a_mesh_of_devices(mesh, tmp_path):
-    abstract = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
-    f = sbp.jit(step, abstract, in_types=TYPES, hardware="cpu")
+    f = sbp.jit(step, jax.sharding.AbstractMesh((2, 4), ("x", "y")), in_types=TYPES, hardware="cpu")
     f.plan(W, X).save(tmp_path / "plan.json")
     ours = sbp.jit(step, mesh, in_types=TYPES, plan=tmp_path / "plan.json")
     assert_same_results(jax.jit(step)(W, X), ours(W, X))
@@ -78,8 +77,7 @@ def test_a_plan_under_budgets_is_the_plan_again(budget, limit, tmp_path):
 
     def planned(path=None):
         grad = jax.grad(mlp, argnums=(0, 1))
-        f = sbp.jit(grad, mesh, budgets=[budget], memory_limit=limit, plan=path)
-        return f.plan(*shapes)
+        return sbp.jit(grad, mesh, budgets=[budget], memory_limit=limit, plan=path).plan(*shapes)
 
     plan = planned()
     plan.save(tmp_path / "plan.json")
@@ -135,8 +133,7 @@ def test_a_plan_for_something_else_is_refused(case, path, mesh):
 
 @pytest.mark.parametrize("name", ["version of sbp", "version of JAX"])
 def test_another_version_is_refused(name, path, mesh, tmp_path):
-    text = path.read_text().replace(f'"{name}": "', f'"{name}": "9.')
-    (tmp_path / "plan.json").write_text(text)
+    (tmp_path / "plan.json").write_text(path.read_text().replace(f'"{name}": "', f'"{name}": "9.'))
     with pytest.raises(sbp.SbpError, match=f"made with {name} 9\\..*, but this call has"):
         sbp.jit(step, mesh, in_types=TYPES, plan=tmp_path / "plan.json")(W, X)
 

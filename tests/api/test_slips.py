@@ -1,7 +1,5 @@
 """Slips before a program is typed have helps, which are edits that were tried."""
 
-from __future__ import annotations
-
 import textwrap
 from typing import Any
 
@@ -35,8 +33,7 @@ HEAD = textwrap.dedent(
 def mended(line: str = "pass", options: str = "") -> tuple[Any, str]:
     """The diagnostic of a program, and its source after its first help."""
     text = HEAD.replace("{line}", line).replace("{options}", options)
-    found = checked("slip", text)
-    (diagnostic,) = found.found
+    (diagnostic,) = checked("slip", text).found
     edits = diagnostic.helps[0].edits
     assert all(isinstance(e, SourceEdit) for e in edits)
     after = edited_text(text, [e for e in edits if isinstance(e, SourceEdit)])
@@ -183,5 +180,4 @@ def test_the_end_of_another_axis_name_stays():
 def test_nothing_is_suggested_that_does_not_work():
     mesh = jax.sharding.AbstractMesh((2,), ("data",))
     f = sbp.jit(lambda x: sbp.split(sbp.split(x, 3, "data"), 4, "data"), mesh)
-    report = f.check(jax.ShapeDtypeStruct((8, 4), jnp.float32))
-    assert [d.helps for d in report.diagnostics] == [()]
+    assert [d.helps for d in f.check(jax.ShapeDtypeStruct((8, 4), jnp.float32)).diagnostics] == [()]

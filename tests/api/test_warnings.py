@@ -48,8 +48,7 @@ def unchecked_region():
 
 def moved():
     whole = jax.sharding.NamedSharding(mesh(), jax.sharding.PartitionSpec(None, None))
-    x = jax.device_put(jnp.ones((16, 4)), whole)
-    sbp.jit(jnp.sin, mesh(), in_types=("d:S(0)",))(x)
+    sbp.jit(jnp.sin, mesh(), in_types=("d:S(0)",))(jax.device_put(jnp.ones((16, 4)), whole))
 
 
 def moved_keys():

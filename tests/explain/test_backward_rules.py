@@ -17,16 +17,12 @@ def sine(x):
     return jnp.sin(x)
 
 
-def sine_forward(x):
-    return sine(x), x
-
-
 def sine_backward(x, g):
     g = sbp.split(g, 0, "y")
     return (g * sbp.split(x, 1, "y"),)
 
 
-sine.defvjp(sine_forward, sine_backward)
+sine.defvjp(lambda x: (sine(x), x), sine_backward)
 
 
 def only_error(fn, *args):

@@ -204,8 +204,7 @@ def test_what_no_plan_keeps_is_a_type_error_with_the_nearest_budget():
     assert diagnostic.code == "budget"
     budgets = [sbp.forbid(above=1000, where="forward")]
     check_helps(loss, MESH, {"in_types": ROWS, "budgets": budgets}, (X, W), [diagnostic])
-    traced = f.trace(X, W)
-    found = nearest_budget(traced.request, 0, plans=DiagnosisLimits().plans)
+    found = nearest_budget(f.trace(X, W).request, 0, plans=DiagnosisLimits().plans)
     assert found is not None
     budget, program = found
     (help_,) = diagnostic.helps

@@ -1,7 +1,5 @@
 """Costly annotations: their prices, helps that change them, and how many were not checked."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax
@@ -41,8 +39,9 @@ def program_of(lines: list[str], tmp_path):
 
 
 def report(lines: list[str], tmp_path) -> sbp.Report:
-    f = sbp.jit(program_of(lines, tmp_path), MESH, in_types=("tensor:S(0)", None))
-    return f.check(BIG, BIG)
+    return sbp.jit(program_of(lines, tmp_path), MESH, in_types=("tensor:S(0)", None)).check(
+        BIG, BIG
+    )
 
 
 def notes(found: sbp.Report) -> list[tuple[str, tuple[str, ...]]]:
@@ -69,8 +68,7 @@ def test_annotations_that_were_not_checked_are_counted(
 
 def test_a_refined_report_checks_what_another_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setattr(relaxations, "FIRST_NODES", 1)
-    lines = annotated(2)
-    f = sbp.jit(program_of(lines, tmp_path), MESH, in_types=("tensor:S(0)", None))
+    f = sbp.jit(program_of(annotated(2), tmp_path), MESH, in_types=("tensor:S(0)", None))
     plan = f.plan(BIG, BIG)
     ((_, (why,)),) = notes(plan.report())
     assert "checks 0; plan.report(refine=True) checks 2" in why
@@ -178,10 +176,7 @@ def test_a_dim_of_vmap_is_no_dim_for_a_pin():
     see: no other pin there asks that. A dim that it sees is named as it is written."""
 
     def batched(x, w):
-        def one(row):
-            return jnp.tanh(sbp.split(row, 1, "tensor")) @ w
-
-        return jax.vmap(one)(x)
+        return jax.vmap(lambda row: jnp.tanh(sbp.split(row, 1, "tensor")) @ w)(x)
 
     shapes = jax.ShapeDtypeStruct((8, 64, 64), jnp.float32), SMALL
     request = sbp.jit(batched, MESH).trace(*shapes).request

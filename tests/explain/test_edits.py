@@ -1,7 +1,5 @@
 """An edit of a pin changes that pin alone: what else it asks stays, and so do other pins."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import pytest

@@ -59,8 +59,7 @@ def test_an_annotation_with_another_split_still_converts():
         x = sbp.split(x @ w, 1, "d")
         return jnp.cumsum(jnp.cos(x), axis=1)
 
-    types = ("d:S(1)", "d:S(0)")
-    found = helps(program, SQUARE, SQUARE, in_types=types, boxing="explicit")
+    found = helps(program, SQUARE, SQUARE, in_types=("d:S(1)", "d:S(0)"), boxing="explicit")
     assert found[0].text.startswith("split x on dim 0 at line")
 
 
@@ -121,8 +120,7 @@ def test_the_dims_of_a_transform_along_another_dim():
     (found,) = sbp.jit(program, MESH, boxing="explicit").check(x).diagnostics
     assert found.primary is not None
     assert found.primary.text == "x is S(1) here, which fft does not take"
-    rows = {(*r.inputs, *r.outputs) for r in found.rows}
-    assert rows == {("B", "B"), ("S(2)", "S(2)")}
+    assert {(*r.inputs, *r.outputs) for r in found.rows} == {("B", "B"), ("S(2)", "S(2)")}
     assert any("split x on dim 2" in h.text and "y becomes S(2)" in h.text for h in found.helps)
 
 

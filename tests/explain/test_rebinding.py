@@ -1,7 +1,5 @@
 """A help names a variable only where that is the value: programs that rebind names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,8 +1,6 @@
 """A help is true of all that its edit changes: values of other ranks, other reads in the line,
 other calls of a helper, names that mean something else there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

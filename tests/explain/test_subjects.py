@@ -32,8 +32,7 @@ def f(x, ws):
 
 def test_files():
     plan = why_programs.plan("accumulated_step")
-    line = plan.why("why_programs.py:59").why
-    assert line == plan.why("tests/report/why_programs.py:59").why
+    assert plan.why("why_programs.py:59").why == plan.why("tests/report/why_programs.py:59").why
     with pytest.raises(SbpError, match=r"no value of the program is called 'other\.py:59'"):
         plan.why("other.py:59")
 

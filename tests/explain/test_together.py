@@ -22,10 +22,6 @@ def two_conflicts(x, z):
     return a + b, c * d
 
 
-def added(x, y, z, w):
-    return x + y, z * w
-
-
 def found(program, options, count):
     (error,) = sbp.jit(program, MESH, **options).check(*[X] * count).diagnostics
     assert "on the mesh axes `data`, `model` together" in error.title
@@ -44,7 +40,7 @@ def test_two_pins_are_dropped_where_no_one_pin_helps():
 
 def test_two_inputs_are_left_free():
     types = ("data:S(1) model:S(1)", "data:B model:S(1)") * 2
-    error = found(added, EXPLICIT | {"in_types": types}, 4)
+    error = found(lambda x, y, z, w: (x + y, z * w), EXPLICIT | {"in_types": types}, 4)
     assert error.helps[0].text == "leave x free in in_types and leave z free in in_types"
     assert len(error.helps[0].edits) == 2
 

@@ -1,8 +1,6 @@
 """Kill processes that train, and compare what is left; limits of this process, in place of a disk
 without room."""
 
-from __future__ import annotations
-
 import os
 import random
 import resource

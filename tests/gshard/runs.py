@@ -1,7 +1,5 @@
 """The training program in one process, on one device and without a plan."""
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Callable

@@ -228,8 +228,7 @@ def numbered_pairs(source, target, language, count):
 
 def plain(text):
     """Letters and digits without case and marks."""
-    letters = unicodedata.normalize("NFKD", text.lower())
-    return "".join(ch for ch in letters if ch.isalnum())
+    return "".join(ch for ch in unicodedata.normalize("NFKD", text.lower()) if ch.isalnum())
 
 
 WORDS = numbered_pairs("wort #", "word #", "de", 100)

@@ -94,8 +94,7 @@ def test_baselines_see_the_training_text_and_no_reference():
     train = [
         Pair(source=f"il y a {n} jours", target=f"{n} days ago", language="fr") for n in (3, 5)
     ]
-    asked = [Pair(source="il y a 9 jours", target="", language="fr")]
-    found = baselines(train, asked)
+    found = baselines(train, [Pair(source="il y a 9 jours", target="", language="fr")])
     assert found["templates"] == found["templates, names"] == ["9 days ago"]
     assert found["copying"] == ["il y a 9 jours"]
 

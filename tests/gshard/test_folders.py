@@ -151,8 +151,7 @@ def checked(capsys, *argv):
 
 
 def test_a_right_run_shows_its_types_and_writes_nothing(tmp_path, capsys):
-    folder = tmp_path / "runs" / "new"
-    code, out, err = checked(capsys, "--workdir", str(folder))
+    code, out, err = checked(capsys, "--workdir", str(tmp_path / "runs" / "new"))
     assert (code, err) == (0, "")
     assert "sentence pairs in" in out and "vocabularies of" in out and "precision:" in out
     assert "sbp train would begin in" in out

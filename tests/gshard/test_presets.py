@@ -76,8 +76,7 @@ def weights_of(model):
 def test_mixtral_has_the_weights_that_its_authors_publish():
     """46.7B in all and 12.9B for a token, embedding and logits included (Jiang et al., 2024): the
     attention, six of eight experts less, and the rest."""
-    model = PRESETS["mixtral-8x7b"].model
-    found = sum(weights_of(model).values())
+    found = sum(weights_of(PRESETS["mixtral-8x7b"].model).values())
     expert = 32 * 3 * 4096 * 14336
     attention = 32 * 2 * 4096 * 128 * (32 + 8)
     assert found == 8 * expert + attention + 32 * 4096 * (8 + 2) + 4096 + 2 * 32_000 * 4096

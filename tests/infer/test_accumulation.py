@@ -29,8 +29,7 @@ def carried(node: Node) -> Iterator[int]:
 
 def chosen(program: Callable[..., Any]) -> str:
     """The products of a program that have a `reduce_dtype`, by number."""
-    args = [jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)] * 2
-    graph, _ = trace(program, args)
+    graph, _ = trace(program, [jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)] * 2)
     found = chosen_sums(flow_of(graph), None, carried)
     products = [n.outputs[0] for n in graph.walk() if n.op == "dot_general"]
     return "".join(str(k) for k, value in enumerate(products) if value in found)
@@ -125,8 +124,7 @@ def test_a_dtype_holds_another_when_every_value_survives_the_round_trip(dtype: s
 
 def casts(program: Callable[..., Any], reduce_dtype: str | None, *dtypes: Any) -> list[str]:
     """The dtypes of casts that may round parts, in program order."""
-    args = [jax.ShapeDtypeStruct((8, 8), d) for d in dtypes or (jnp.float32,)]
-    graph, _ = trace(program, args)
+    graph, _ = trace(program, [jax.ShapeDtypeStruct((8, 8), d) for d in dtypes or (jnp.float32,)])
     sums = chosen_sums(flow_of(graph), reduce_dtype, carried)
     found = rounding_casts(graph, sums)
     return [str(graph.avals[n.outputs[0]].dtype) for n in graph.walk() if n.id in found]

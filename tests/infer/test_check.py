@@ -160,8 +160,7 @@ def test_verdict_is_the_choosers(policy, mesh):
             own = Demand(
                 inputs=tuple(typing.values[v] for v in typing.graph.inputs), outputs=typing.outputs
             )
-            asked = dataclasses.replace(request, demand=own)
-            certify(dataclasses.replace(typing, request=asked))
+            certify(dataclasses.replace(typing, request=dataclasses.replace(request, demand=own)))
     assert outcomes["sat"] >= 10
     assert (outcomes["unsat"] >= 5) == (policy != "auto")
 

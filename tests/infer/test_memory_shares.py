@@ -205,10 +205,7 @@ def test_the_plan_costs_what_its_steps_cost():
     mesh = AbstractMesh((2, 4), ("d", "t"))
 
     def layers(ws, x):
-        def layer(x, w):
-            return jnp.tanh(x @ w), None
-
-        return jnp.sum(jax.lax.scan(layer, x, ws)[0])
+        return jnp.sum(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0])
 
     def step(ws, x):
         return jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(layers)(ws, x))
@@ -239,8 +236,7 @@ def test_few_rows_take_as_long_as_product_rows():
     times = {m: alone(jnp.matmul, (m, 2048), (2048, 8192), shares=hidden) for m in (2, 16, 48, 96)}
     assert times[2] == times[16] == times[48] == 2 * 48 * 2048 * 8192 / V5E.flops_per_second
     assert times[96] == pytest.approx(2 * times[48])
-    few = alone(jnp.matmul, (8192, 2048), (2048, 16), shares=hidden)
-    assert few == pytest.approx(times[16])
+    assert alone(jnp.matmul, (8192, 2048), (2048, 16), shares=hidden) == pytest.approx(times[16])
 
 
 def test_a_single_row_runs_on_vector_units():

@@ -101,8 +101,7 @@ def loop_layer(cfg, p, x, mask, capacity, rnd=None):
             y = expert(x[g, s], p["expert_in"][e], linear, p["expert_out"][e])
             out[g, s] += found.combine[s, e].sum() * y
         for s in range(S if cfg.shared_experts else 0):
-            wide = p["shared_in"], p.get("shared_linear"), p["shared_out"]
-            out[g, s] += expert(x[g, s], *wide)
+            out[g, s] += expert(x[g, s], p["shared_in"], p.get("shared_linear"), p["shared_out"])
     return out
 
 
@@ -266,8 +265,7 @@ def large(cfg, groups, size, width, hidden):
 
 def forward(cfg, sharding):
     def run(p, x):
-        mask = jnp.ones(x.shape[:2], bool)
-        y, losses, _ = moe_feed_forward(p, x, mask, cfg, sharding=sharding)
+        y, losses, _ = moe_feed_forward(p, x, jnp.ones(x.shape[:2], bool), cfg, sharding=sharding)
         return y, losses.balance
 
     return run

@@ -174,10 +174,8 @@ def test_a_process_with_all_devices_places_the_whole_batch():
     shapes = batch_shapes(PARTS, packed=True)
     mesh = mesh_of(TURNED, data=4, model=2)
     sharding = NamedSharding(mesh, PartitionSpec("data", None, "model"))
-    shardings = jax.tree.map(lambda _: sharding, shapes)
-    part = BatchPart.of(shardings, shapes)
+    part = BatchPart.of(jax.tree.map(lambda _: sharding, shapes), shapes)
     batch = next(batches(text(100), PARTS, 3, part.groups))
-    placed = part.place(batch)
-    for want, got in zip(jax.tree.leaves(batch), jax.tree.leaves(placed), strict=True):
+    for want, got in zip(jax.tree.leaves(batch), jax.tree.leaves(part.place(batch)), strict=True):
         assert got.sharding == sharding
         np.testing.assert_array_equal(got, want)

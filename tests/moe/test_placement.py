@@ -145,10 +145,7 @@ def test_every_microbatch_goes_through_every_layer_once(stages, microbatches):
     beside = rng.uniform(0, 1, (microbatches, 3))
 
     def stage(layers, x, beside, index):
-        def layer(x, w):
-            return x * w + beside + index, jnp.sum(jnp.log(x))
-
-        return jax.lax.scan(layer, x, layers)
+        return jax.lax.scan(lambda x, w: (x * w + beside + index, jnp.sum(jnp.log(x))), x, layers)
 
     def run(weights, x):
         line = Pipeline(stages, microbatches, sbp.Layout())

@@ -1,7 +1,5 @@
 """Programs that run in several processes, with their arguments on the host and their types."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -2,8 +2,6 @@
 `plan.place` and `sbp.Padded.of(.., shape=)`, uneven splits included, and arrays that are moved.
 Processes that are about to run different things get one error, all of them, and do not hang."""
 
-from __future__ import annotations
-
 import pickle
 import warnings
 from typing import Any
@@ -31,8 +29,7 @@ def times_two(x):
 
 
 def test_numpy_arrays_that_are_free_are_one_global_value():
-    mesh = mesh_of("2x4")
-    f = sbp.jit(lambda x, y, n: (x @ y.T + n, y.sum()), mesh)
+    f = sbp.jit(lambda x, y, n: (x @ y.T + n, y.sum()), mesh_of("2x4"))
     got = f(X, X.astype(np.float64), 3.0)
     # Each process took its part.
     assert not f.plan(X, X, 3.0).in_shardings[0].is_fully_replicated
@@ -69,8 +66,7 @@ def test_a_shape_in_place_of_an_array():
 
 @pytest.mark.parametrize("name", ["8", "2x2x2"])
 def test_each_process_gives_its_part(name: str):
-    mesh = mesh_of(name)
-    f = sbp.jit(lambda x: (x.sum(0), x[::-1]), mesh, in_types="data:S(0)")
+    f = sbp.jit(lambda x: (x.sum(0), x[::-1]), mesh_of(name), in_types="data:S(0)")
     sharding = f.plan(jax.ShapeDtypeStruct(X.shape, X.dtype)).in_shardings[0]
     rows = sorted(
         {

@@ -1,8 +1,6 @@
 """In several processes programs have the values of one device, and every process has one plan;
 `sbp.Partial`, effects and regions written by hand."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Meshes over all processes, arrays on them, and comparison with one device."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import warnings

@@ -8,8 +8,6 @@ fails. If none fails, the other cases that ran its line follow. Each verdict is 
 `verdicts.tsv`, and a mutant that has one is not run again.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

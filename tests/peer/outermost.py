@@ -1,7 +1,5 @@
 """`jax.jit` as JAX's own tests see it here: `sbp.jit` on a 2x4 mesh where the call is outermost."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import random

@@ -55,8 +55,7 @@ def test_a_saved_plan_is_the_plan_again(programs):
     assert programs["remat"].removed
     for name, program in programs.items():
         saved = SavedPlan.of(program)
-        read = SavedPlan.loads(saved.dumps())
-        again = read.program_for(program.request)
+        again = SavedPlan.loads(saved.dumps()).program_for(program.request)
         assert str(again) == str(program), name
         assert again.cost == program.cost, name
         assert again.typing.lower_bound == program.typing.lower_bound

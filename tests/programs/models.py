@@ -1,8 +1,6 @@
 """Training programs in the style of the documentation of Flax, Equinox and Optax, each as a step
 with its first state and a batch. They are tiny."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

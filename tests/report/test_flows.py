@@ -478,6 +478,5 @@ def test_a_program_without_source_is_readable():
 
 
 def test_markup_in_the_source_is_escaped():
-    source = SOURCE.replace("# العربية", "# <b>&amp;`x`")
-    page = report_of(source, "<marked>").source().html()
+    page = report_of(SOURCE.replace("# العربية", "# <b>&amp;`x`"), "<marked>").source().html()
     assert "<b>&amp;" not in page and "&lt;b&gt;&amp;amp;" in page

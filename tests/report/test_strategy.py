@@ -265,8 +265,7 @@ def test_the_strategy_of_a_program(fn, mesh, types, args, options, said):
 
 
 def test_weights_gathered_on_use_are_named():
-    types = ("x:B", "x:S(0)")
-    (found,) = used(lambda x, w: x @ w, LINE, types, X, W, out_types="x:B")
+    (found,) = used(lambda x, w: x @ w, LINE, ("x:B", "x:S(0)"), X, W, out_types="x:B")
     assert found.startswith(f"{WHOLE}, weights gathered on use")
 
 

@@ -499,8 +499,7 @@ def test_two_axes(sizes: Shape, dtype: np.dtype[Any], shape: Shape):
 def test_three_axes(dtype: np.dtype[Any], shape: Shape):
     """Between 8 of the 186 types with 4 round trips from each, and in `make laws` between 32 with
     8."""
-    monoids = monoids_of(dtype)
-    found = conversions((2, 2, 2), shape, dtype, monoids, share=8 / 186, laws=32 / 186)
+    found = conversions((2, 2, 2), shape, dtype, monoids_of(dtype), share=8 / 186, laws=32 / 186)
     assert_right(found, turns=4, laws=8)
 
 

@@ -346,8 +346,7 @@ def test_pairs_are_exchanged(sizes: tuple[int, ...], split: str):
         budgets=[sbp.forbid("all_gather", above=3 * 4 * 2 * 7), sbp.forbid("all_to_all")],
     )
     plan = f.plan(x, index)
-    kernels = {k for o, _ in plan.program.kernels() for k in o.row.kernels}
-    assert kernels == {"reduced_shards"}
+    assert {k for o, _ in plan.program.kernels() for k in o.row.kernels} == {"reduced_shards"}
     assert_within_plan(plan, sizes)
     (top, at), (maximum, total) = f(x, index)
     flat, rows = x.reshape(-1, 3), index.reshape(-1, 3)

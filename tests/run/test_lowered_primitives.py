@@ -104,8 +104,7 @@ def projected(x, w):
 @pytest.mark.parametrize("function", [projected, lambda x, w: x @ w])
 def test_partitioned_functions_are_split(function):
     x, w = jnp.arange(64.0).reshape(16, 4), jnp.ones((4, 3))
-    mesh = sbp.make_mesh((8,), ("data",))
-    f = sbp.jit(partitioned(function), mesh, in_types=("data:S(0)", "B"))
+    f = sbp.jit(partitioned(function), sbp.make_mesh((8,), ("data",)), in_types=("data:S(0)", "B"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert f.plan(x, w).cost.bytes_per_device == 0

@@ -190,8 +190,7 @@ def test_a_pipeline_that_runs_on_one_device_only_stage_by_stage():
     region = jax.shard_map(
         body, mesh=MESH, in_specs=(ROWS, WHOLE), out_specs=WHOLE, check_vma=False
     )
-    args = floats((N, 4, 4), (6, 4))
-    said = sbp.check_shard_map(region, *args, mesh=MESH).diagnostics
+    said = sbp.check_shard_map(region, *floats((N, 4, 4), (6, 4)), mesh=MESH).diagnostics
     assert said and all(d.code in ("differs-on-one-device", "not-analysed") for d in said)
 
 

@@ -34,8 +34,7 @@ def globals_of_a_module():
 
 def test_globals_are_found_and_replaced():
     assert written(globals_of_a_module).numbers == {"STAGES": 8, "LAST": 7, "BLOCK": 6}
-    copy = alone(globals_of_a_module, "STAGES", "LAST", "BLOCK")
-    assert copy() == (1, 0, 48, 5, [(0, 0)], [], 1)
+    assert alone(globals_of_a_module, "STAGES", "LAST", "BLOCK")() == (1, 0, 48, 5, [(0, 0)], [], 1)
     assert alone(globals_of_a_module)()[:3] == (8, 7, 6)
     assert globals_of_a_module()[0] == 8
 
@@ -43,10 +42,7 @@ def test_globals_are_found_and_replaced():
 def test_closures_defaults_and_partial_arguments():
     size = 8
 
-    def inner(a, b=8, *, c=7):
-        return a, b, c, size
-
-    outer = functools.partial(inner, 8)
+    outer = functools.partial(lambda a, b=8, *, c=7: (a, b, c, size), 8)
     assert written(outer).numbers == {"0": 8, "b": 8, "c": 7, "size": 8}
     assert alone(outer, "0", "b", "c", "size")() == (1, 1, 0, 1)
 

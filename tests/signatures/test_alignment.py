@@ -291,11 +291,8 @@ def test_operations_before_and_after_stay():
 def test_counters_that_do_not_hold_each_number(dtype: str, left: int):
     """bfloat16 rounds numbers above 256, and an integer of 8 bits starts again."""
 
-    def fn(a: Any) -> Any:
-        return flip(flip(a) + lax.iota(dtype, 600).astype("float32"))
-
     x = drawn(600)
-    after = mirrored(fn, (x,))
+    after = mirrored(lambda a: flip(flip(a) + lax.iota(dtype, 600).astype("float32")), (x,))
     assert ops(after).count("rev") == left
     (got,) = evaluate(after, (x,))
     want = (x[::-1] + np.arange(600).astype(jnp.dtype(dtype)).astype("float32"))[::-1]

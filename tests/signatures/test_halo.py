@@ -498,8 +498,7 @@ def test_a_roll_sends_what_changes_its_device(n: int, shift: int):
 def test_a_concatenation_sends_no_shard_more_than_needed(n: int):
     """Of the first of two arrays with shards of 4 elements, two shards go to each device of the
     first half, so there are two rounds; device 0 of two devices has one of its two already."""
-    first = Pieces(4 * n, 8 * n, n, ((0, 0, 4 * n),))
-    assert sent(first) == (4 * min(2, n - 1), min(2, n - 1))
+    assert sent(Pieces(4 * n, 8 * n, n, ((0, 0, 4 * n),))) == (4 * min(2, n - 1), min(2, n - 1))
 
 
 def test_joins_of_drawn_pieces():

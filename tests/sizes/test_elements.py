@@ -25,8 +25,7 @@ def test_sizes_of_other_numbers_of_elements_are_left_out(name):
     report = sized(jitted, f32(*shape(b, s)))
     found = report.sizes
     assert found.status == "some" and condition in found.holds
-    text = report.text(400)
-    assert "keeps the number of elements" in text
+    assert "keeps the number of elements" in report.text(400)
     assert program(_Shaped(shape(**found.point)), **found.point) is not None
     for point in itertools.product(range(1, 13), repeat=2):
         claimed, here = found.holds_at(b=point[0], s=point[1]), shape(*point)
@@ -56,6 +55,5 @@ def test_the_help_is_accepted():
     assert error.primary is not None and "x.reshape(8, s)" in report.text(400)
     (help_,) = error.helps
     assert "b == 8" in help_.text
-    terms = report.sizes.terms
-    b, s = dims("b, s", *terms)
+    b, s = dims("b, s", *report.sizes.terms)
     assert sized(sbp.jit(lambda x: x.reshape(8, s) * 2, MESH, in_types="B"), f32(b, s)).ok

@@ -14,10 +14,7 @@ from tests.sizes.oracle import MESH, TP, W, agree, check, dims, f32, mlp, sized
 
 
 def training_step(w, x, y):
-    def loss(w):
-        return jnp.mean((mlp(w, x) - y) ** 2)
-
-    value, grads = jax.value_and_grad(loss)(w)
+    value, grads = jax.value_and_grad(lambda w: jnp.mean((mlp(w, x) - y) ** 2))(w)
     return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads), value
 
 
@@ -52,24 +49,12 @@ def halves(x):
     return lax.slice_in_dim(x, 0, n) + lax.slice_in_dim(x, n, 2 * n)
 
 
-def inner_split(x):
-    return sbp.split(jnp.exp(x), 0, "data", "model").sum(0)
-
-
 def shifted(x):
     return lax.slice_in_dim(sbp.split(x, 0, "data"), 1, x.shape[0]) * 2
 
 
 def rolled(x):
     return jnp.cumsum(sbp.split(x, 0, "model"), axis=0)
-
-
-def reversed_rows(x):
-    return sbp.split(lax.rev(sbp.split(x, 0, "model"), (0,)), 0, "model")
-
-
-def looked_up(table, tokens):
-    return table[tokens] @ jnp.ones((16, 8))
 
 
 def tokens_merged(x, w):
@@ -84,10 +69,7 @@ def attention(x, w):
 
 
 def carried(x):
-    def body(c, _):
-        return jnp.sin(sbp.split(c, 0, "model")), c.sum()
-
-    return lax.scan(body, x, None, length=3)
+    return lax.scan(lambda c, _: (jnp.sin(sbp.split(c, 0, "model")), c.sum()), x, None, length=3)
 
 
 def i32(*shape):
@@ -178,7 +160,7 @@ ONE = [
     ),
     case(
         "inner-split",
-        inner_split,
+        lambda x: sbp.split(jnp.exp(x), 0, "data", "model").sum(0),
         lambda b: (f32(b, 8),),
         in_types=("B",),
         out_types="B",
@@ -202,7 +184,7 @@ ONE = [
     ),
     case(
         "reversed",
-        reversed_rows,
+        lambda x: sbp.split(lax.rev(sbp.split(x, 0, "model"), (0,)), 0, "model"),
         lambda b: (f32(b, 8),),
         in_types=("B",),
         out_types="B",
@@ -210,7 +192,7 @@ ONE = [
     ),
     case(
         "looked-up",
-        looked_up,
+        lambda table, tokens: table[tokens] @ jnp.ones((16, 8)),
         lambda b: (f32(32, 16), i32(b)),
         in_types=("model:S(0)", "data:S(0)"),
         holds="mod(b, 8) == 0",

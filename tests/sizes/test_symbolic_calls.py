@@ -186,8 +186,7 @@ def test_the_formula_is_one_on_the_symbols(fn, text, constraints, shapes, holds)
     rows = None if fn is joined else "data:S(0)"
     report = sized(sbp.jit(fn, EIGHT, rows, rows), *(f32(*shape) for shape in made))
     assert report.sizes.holds == holds
-    found = next(d for d in report.diagnostics if d.code == "size-condition")
-    assert holds in found.helps[0].text
+    assert holds in next(d for d in report.diagnostics if d.code == "size-condition").helps[0].text
 
 
 def test_the_report_shows_the_sizes():

@@ -31,8 +31,7 @@ def test_products_of_symbols_are_decided():
         " outside of its arguments; take them from the shapes of its arguments",
     )
     for m, k in itertools.product(range(1, 13), repeat=2):
-        shape = f32(m * m + m * k, 16)
-        there = holds_there(program(m, k), report.program.typing, (shape,))
+        there = holds_there(program(m, k), report.program.typing, (f32(m * m + m * k, 16),))
         assert report.sizes.holds_at(m=m, k=k) == there, (m, k)
 
 

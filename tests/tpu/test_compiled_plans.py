@@ -53,13 +53,10 @@ they are arranged for it."""
 def test_reduce_scatters_stay_what_they_are(dtype):
     mesh = mesh_of("v5e:4x4", x=4, d=4)
 
-    def sums(v, *parts):
-        return tuple(jnp.einsum("k,k...->...", v, p) for p in parts)
-
     shapes = [shape for shape, _ in SCATTERED]
     avals = [of(64, dtype=dtype), *(of(64, *s, dtype=dtype) for s in shapes)]
     f = sbp.jit(
-        sums,
+        lambda v, *parts: tuple(jnp.einsum("k,k...->...", v, p) for p in parts),
         mesh,
         in_types=tuple("d:S(0)" for _ in avals),
         out_types=tuple(f"d:S({dim})" for _, dim in SCATTERED),
@@ -76,8 +73,7 @@ def test_over_a_whole_slice_there_are_two_stages():
         in_types=("d:S(0)", "d:S(0)"),
         out_types="d:S(1)",
     ).plan(*[of(4096, 1024, dtype="bfloat16")] * 2)
-    found = assert_as_planned(plan)
-    both = found["reduce-scatter", ("d",)]
+    both = assert_as_planned(plan)["reduce-scatter", ("d",)]
     assert both.planned.count == both.compiled.count == 2
     assert both.planned.sent == both.compiled.sent == plan.cost.bytes_per_device
 
@@ -137,8 +133,7 @@ def test_gshard_step(shape):
 
 
 def adam(state, x):
-    loss = lambda w: (jnp.tanh(x @ w) ** 2).mean()
-    g = jax.grad(loss)(state["w"])
+    g = jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(state["w"])
     m, v = 0.9 * state["m"] + 0.1 * g, 0.99 * state["v"] + 0.01 * g * g
     return {"w": state["w"] - 0.1 * m / (jnp.sqrt(v) + 1e-8), "m": m, "v": v}
 
@@ -171,9 +166,9 @@ def test_products_are_computed_while_shards_go_round():
     assert [o.row.kernels for o, _ in plan.program.kernels()] == [("rotate_rhs",)]
     assert_within_plan(plan, (8,))
     compiled = plan.lower().compile()
-    text = compiled.as_text()
-    body = next(c for c in text.split("\n\n") if "collective-permute-start(" in c)
-    lines = body.splitlines()
+    lines = next(
+        c for c in compiled.as_text().split("\n\n") if "collective-permute-start(" in c
+    ).splitlines()
     start, done = (
         next(k for k, line in enumerate(lines) if re.search(rf" collective-permute-{w}\(", line))
         for w in ("start", "done")
@@ -272,8 +267,7 @@ def test_all_reduces_are_one_and_other_collectives_are_not(collective, before, a
 @pytest.mark.parametrize("mib", [8, 16, 32])
 def test_all_reduces_are_one_up_to_a_size(mib):
     size = mib * 2**20
-    shapes = [(size // 4 // 1024, 1024)] * 16
-    found = kinds_made(lambda x: lax.psum(x, "a"), WHOLE, WHOLE, shapes)
+    found = kinds_made(lambda x: lax.psum(x, "a"), WHOLE, WHOLE, [(size // 4 // 1024, 1024)] * 16)
     assert found == ["all-reduce"] * math.ceil(16 * size / JOINED_BYTES)
 
 

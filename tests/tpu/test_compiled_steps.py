@@ -111,8 +111,7 @@ def test_sums_over_two_mesh_axes_are_along_a_dim_too():
         in_types=("d:S(0) e:S(0)",) * 2,
         out_types="B",
     )
-    mesh = case.devices()
-    plan = case.plan(mesh, case.choices["sbp float32"])
+    plan = case.plan(case.devices(), case.choices["sbp float32"])
     text = plan.lower().compile().as_text()
     assert not any(c.is_more for c in compared(plan, text))
     assert f"[{512 * 2048}]" not in text

@@ -1,7 +1,5 @@
 """Meshes of TPU slices that are not there, for the TPU compiler."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -271,10 +271,6 @@ def own_sine(x):
 own_sine.defvjp(lambda x: (own_sine(x), x), lambda x, g: (constrain(g * jnp.cos(x), ROWS),))
 
 
-def in_a_backward_rule(x):
-    return jax.grad(lambda x: own_sine(x).sum())(x)
-
-
 @pytest.mark.parametrize(
     ("fn", "where", "pins", "warned"),
     [
@@ -308,7 +304,7 @@ def in_a_backward_rule(x):
         ),
         (of_a_gradient, None, [(2, "x:S(0)")], []),
         # JAX gives an equation of a backward rule the line of the forward call.
-        (in_a_backward_rule, None, [(1, "x:S(0)")], []),
+        (lambda x: jax.grad(lambda x: own_sine(x).sum())(x), None, [(1, "x:S(0)")], []),
         (many_times, None, [(2, "x:S(0)")] * 3, []),
         (two_lines, None, [(1, "x:S(0)"), (2, "x:S(0)")], []),
         (
@@ -581,8 +577,7 @@ LOOPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 def test_equals_one_device(case: str, axes: tuple[int, ...]) -> None:
     fn, args = LOOPS[case]
     mesh = jax.make_mesh(axes, ("x", "y")[: len(axes)])
-    split = tuple(sbp.NdSbp({"x": sbp.S(0)}) for _ in args)
-    for in_types in (None, split):
+    for in_types in (None, tuple(sbp.NdSbp({"x": sbp.S(0)}) for _ in args)):
         found = sbp.jit(fn, mesh, in_types=in_types)(*args)
         jax.tree.map(np.testing.assert_array_equal, found, jax.jit(fn)(*args))
 
@@ -601,8 +596,7 @@ def test_devices_agree_on_one_bit_a_trip() -> None:
     """With the batch split, nothing else is sent."""
     mesh = jax.make_mesh((8,), ("x",))
     f = sbp.jit(jax.vmap(doubled), mesh, in_types=("x:S(0)",), out_types=("x:S(0)", "x:S(0)"))
-    plan = f.plan(jax.ShapeDtypeStruct((2**24,), jnp.float32))
-    assert 0 < plan.cost.bytes_per_device < 1024
+    assert 0 < f.plan(jax.ShapeDtypeStruct((2**24,), jnp.float32)).cost.bytes_per_device < 1024
 
 
 def over_batch(fn: Callable[..., Any], axis: str = "batch") -> Callable[..., Any]:
@@ -633,8 +627,7 @@ def test_collectives_over_the_mapped_axis(name: str, types: str | None) -> None:
     x = jnp.asarray(BATCH if types != "y:S(1)" else BATCH[:, :4])
     found = sbp.jit(COLLECTIVES[name], jax.make_mesh((2, 4), ("x", "y")), in_types=(types,))(x)
     want = jax.jit(COLLECTIVES[name])(x)
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
-    jax.tree.map(close, found, want)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4), found, want)
 
 
 def test_a_mean_over_the_mapped_axis_gathers_nothing() -> None:

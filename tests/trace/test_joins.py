@@ -191,17 +191,13 @@ Y = np.arange(36, dtype=np.float32).reshape(12, 3) + 1
 ZERO = np.float32(0)
 
 
-def updated_in_a_loop(x: Any) -> Any:
-    return lax.fori_loop(0, 2, lambda _, c: c.at[:4].set(c[1:][::2][:4]), x)
-
-
 ONE_SLICE: dict[str, Callable[..., Any]] = {
     "every second of the rest": lambda x: lax.slice(x[1:], (0, 0), (11, 3), (2, 1)),
     "both strided": lambda x: lax.slice(x[::2], (1, 0), (6, 3), (3, 1)),
     "along two dims": lambda x: x[2:, 1:][3:, :1],
     "of a part": lambda x: lax.split(x, (5, 7))[1][1:3],
     "cut off by a pad": lambda x: lax.pad(x, ZERO, [(-2, -1, 0), (0, -1, 0)])[1:],
-    "in a loop": updated_in_a_loop,
+    "in a loop": lambda x: lax.fori_loop(0, 2, lambda _, c: c.at[:4].set(c[1:][::2][:4]), x),
 }
 
 
@@ -256,15 +252,11 @@ def rounded(x: Any) -> Any:
     return jnp.sum(jnp.cos(y[:, :-1]) + jnp.tanh(y[:, :-1])).astype(jnp.float32)
 
 
-def trained(x: Any) -> Any:
-    return lax.fori_loop(0, 2, lambda _, c: c + jax.grad(thrice)(c), x)
-
-
 ONE_PAD: dict[str, Callable[..., Any]] = {
     "cross entropy": jax.grad(loss),
     "three slices": jax.grad(thrice),
     "bfloat16": jax.grad(rounded),
-    "in a loop": trained,
+    "in a loop": lambda x: lax.fori_loop(0, 2, lambda _, c: c + jax.grad(thrice)(c), x),
 }
 
 
