@@ -22,8 +22,7 @@ from sbp.signatures.examples import SAMPLES, sample
 
 
 def test_every_code_has_a_page_and_every_page_a_code():
-    assert set(PAGES) == set(CODES)
-    assert all(page.code == code for code, page in PAGES.items())
+    assert set(PAGES) == set(CODES) and all(page.code == code for code, page in PAGES.items())
 
 
 @pytest.fixture
@@ -51,8 +50,7 @@ def codes_of(program):
     source, file = PRELUDE + program, "<example>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     found, names = set(), {}
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as said:
         try:
             exec(compile(source, file, "exec"), names)
         except SbpTypeError as error:
@@ -68,14 +66,12 @@ def codes_of(program):
 @pytest.mark.parametrize("code", [code for code, page in PAGES.items() if page.runs])
 def test_examples_do_what_they_say(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some write files
-    assert codes_of(PAGES[code].wrong) == {code}
-    assert codes_of(PAGES[code].right) == set()
+    assert codes_of(PAGES[code].wrong) == {code} and codes_of(PAGES[code].right) == set()
 
 
 def test_concepts_have_unique_names_that_lead_on():
     words = [word for c in CONCEPTS for word in (c.name, *c.also)]
-    assert len({w.casefold() for w in words}) == len(words)
-    assert not set(words) & set(CODES)
+    assert len({w.casefold() for w in words}) == len(words) and not set(words) & set(CODES)
     for concept in CONCEPTS:
         assert set(concept.see) <= {c.name for c in CONCEPTS} - {concept.name}
 
@@ -96,8 +92,7 @@ def test_concepts_have_unique_names_that_lead_on():
 def test_explain_a_concept(words, title, printed, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     out = printed("explain", *words).splitlines()
-    assert out[0] == title and len(out) > 3
-    assert max(map(len, out)) <= 40
+    assert out[0] == title and len(out) > 3 and max(map(len, out)) <= 40
 
 
 def test_completion_of_training_needs_a_checkout(capsys, monkeypatch, tmp_path):
@@ -161,8 +156,7 @@ def test_every_sample_holds_its_primitive():
 def test_bad_arguments(argv, message, capsys):
     assert main(argv) == 2
     captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.out == ""
+    assert message in captured.err and captured.out == ""
 
 
 def test_plan_prints_a_model_beside_the_paper(printed):

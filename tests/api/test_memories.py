@@ -8,12 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import sbp
-from sbp import S
 from sbp.plan.memory import GAPS
 
 MESHES: Any = {
@@ -64,7 +62,7 @@ def layers(policy):
 
     def loss(x):
         ws = jnp.stack([jnp.eye(4) * n for n in (0.5, 1.0, 1.5)])
-        return lax.scan(jax.checkpoint(layer, policy=policy), x, ws)[0].sum()
+        return jax.lax.scan(jax.checkpoint(layer, policy=policy), x, ws)[0].sum()
 
     return lambda d, h: jax.value_and_grad(loss)(d)
 
@@ -76,7 +74,7 @@ def streamed(d, h):
         row = jax.device_put(row, DEVICE)
         return total + row, jax.device_put(row * 2, HOST)
 
-    return lax.scan(step, jnp.zeros(4), h)
+    return jax.lax.scan(step, jnp.zeros(4), h)
 
 
 def kept_in_a_loop(d, h):
@@ -84,23 +82,23 @@ def kept_in_a_loop(d, h):
         n, x = carry
         return n + 1, jax.device_put(jax.device_put(x, DEVICE) * 2, HOST)
 
-    return lax.while_loop(lambda carry: carry[0] < 3, step, (0, jax.device_put(d, HOST)))
+    return jax.lax.while_loop(lambda carry: carry[0] < 3, step, (0, jax.device_put(d, HOST)))
 
 
 def in_branches(d, h):
     def one(d):
         return jax.device_put(d, HOST)
 
-    return lax.cond(d.sum() > 0, one, lambda d: one(d * 2), d)
+    return jax.lax.cond(d.sum() > 0, one, lambda d: one(d * 2), d)
 
 
 def converted_on_the_host(d, h):
-    x = sbp.annotate(jax.device_put(sbp.split(d, 0, "x"), HOST), x=S(1))
+    x = sbp.annotate(jax.device_put(sbp.split(d, 0, "x"), HOST), x=sbp.S(1))
     return jax.device_put(x, DEVICE) + 1
 
 
 def of_an_uneven_dim(d, h):
-    x = jax.device_put(sbp.annotate(d[:7] * 2, x=S(0)), HOST)
+    x = jax.device_put(sbp.annotate(d[:7] * 2, x=sbp.S(0)), HOST)
     return jax.device_put(x, DEVICE) + 1
 
 
@@ -113,10 +111,10 @@ PROGRAMS: Any = {
     "computed there": lambda d, h: jnp.cos(h.T * 2) + 1,
     "reduced there": lambda d, h: (h.sum(), h.max(0)),
     "the argument": lambda d, h: h,
-    "an update there": lambda d, h: lax.dynamic_update_slice(
+    "an update there": lambda d, h: jax.lax.dynamic_update_slice(
         h, jax.device_put(d[:2], HOST), (1, 0)
     ),
-    "a slice there": lambda d, h: jax.device_put(lax.dynamic_slice(h, (3, 0), (2, 4)), DEVICE),
+    "a slice there": lambda d, h: jax.device_put(jax.lax.dynamic_slice(h, (3, 0), (2, 4)), DEVICE),
     "its gradient": lambda d, h: jax.grad(lambda h: (jax.device_put(h, DEVICE) ** 2).sum())(h),
     "offloaded by name": layers(offloads),
     "offloaded products": layers(offloads_products),
@@ -141,8 +139,7 @@ def compare(got, wanted):
 
 
 def quietly(fn, *args):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sbp.SbpWarning)
+    with warnings.catch_warnings(action="ignore", category=sbp.SbpWarning):
         return fn(*args)
 
 
@@ -240,7 +237,7 @@ def test_offloaded_values_leave_the_device_account():
             return jnp.sin(checkpoint_name(jnp.sin(x), "hidden")), None
 
         block = jax.checkpoint(layer, policy=policy, prevent_cse=False)
-        return jax.grad(lambda x: lax.scan(block, x, None, length=8)[0].sum())
+        return jax.grad(lambda x: jax.lax.scan(block, x, None, length=8)[0].sum())
 
     saves = jax.checkpoint_policies.save_only_these_names("hidden")
     each = 1024 * 1024 * 4 / 8

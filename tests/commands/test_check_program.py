@@ -10,7 +10,6 @@ import pytest
 import sbp
 from sbp.cli import main
 from sbp.commands.parser import arguments
-from sbp.errors import SbpError
 from sbp.signatures import known_primitives
 
 PROGRAM = """
@@ -204,7 +203,7 @@ def test_symbolic_sizes_of_one_call_are_related():
 
 @pytest.mark.parametrize("text", ["open('x')", "f32[-1]", "**{}", "f32[8]) + (3", "x[", "f32[1.5]"])
 def test_other_texts_are_refused(text):
-    with pytest.raises(SbpError, match="--args"):
+    with pytest.raises(sbp.SbpError, match="--args"):
         arguments(text)
 
 
@@ -227,8 +226,7 @@ def test_softmax_has_the_rows_of_its_primitives(name, capsys):
 def test_bytes_of_a_product_are_those_of_its_collective(capsys):
     words = ["jnp.matmul", "--args", "f32[512,1024], f32[1024,2048]"]
     sent = {tuple(c["inputs"]): c for c in answer(words, capsys)["calls"]}
-    assert sent["S(0)", "B"]["bytes_per_device"] == 0
-    assert sent["S(0)", "B"]["outputs"] == ["S(0)"]
+    assert sent["S(0)", "B"]["bytes_per_device"] == 0 and sent["S(0)", "B"]["outputs"] == ["S(0)"]
     # Four devices: a reduce-scatter of the product, 512 x 2048 float32, sends 3/4 of it.
     assert sent["S(1)", "S(0)"]["bytes_per_device"] == 3 / 4 * 512 * 2048 * 4
 

@@ -2,10 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh
 
-MESH = AbstractMesh((8,), ("tensor",))
-MESH_2D = AbstractMesh((2, 4), ("data", "tensor"))
+MESH = jax.sharding.AbstractMesh((8,), ("tensor",))
+MESH_2D = jax.sharding.AbstractMesh((2, 4), ("data", "tensor"))
 
 
 def shape(*dims):

@@ -1,16 +1,29 @@
-"""An edit of a pin changes that pin alone: what else it asks stays, and so do other pins."""
+"""An edit of a pin changes that pin alone: what else it asks stays, and so do other pins. A help
+names a variable only where that is the value.
+A help is true of all that its edit changes: values of other ranks, other reads in the line,
+other calls of a helper, names that mean something else there.
+Lines and names in programs whose backward pass runs the user's own code: rules of `custom_vjp`,
+and forward operations that `jax.checkpoint` repeats.
+Where an annotation that a help adds stands in the traced program.
+The order of helps."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 import sbp
-from sbp.errors import OptionEdit, SourceEdit
-from sbp.explain.pin_changes import carried_inputs, edits_of, set_pins
+import sbp as s
+from sbp.errors import Help, OptionEdit, SourceEdit
+from sbp.explain.helps import Placement, RankedHelp, choose
+from sbp.explain.pin_changes import carried_inputs, edits_of, rewrite, set_pins
 from sbp.infer.constraints import pin_sites
+from sbp.source.editing import statement_span
+from sbp.trace.graph import Dataflow
 from tests.edits import check_helps
-from tests.explain.expected import MESH, MESH_2D, SQUARE
+from tests.explain.expected import MESH, MESH_2D, SQUARE, shape
 
 
 def pins(request):
@@ -48,7 +61,7 @@ def test_the_source_keeps_the_dtype_of_its_sums():
 
 def arriving(*spec, mesh=MESH):
     """An argument that arrives with a sharding."""
-    sharding = NamedSharding(mesh, PartitionSpec(*spec))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
     return jax.ShapeDtypeStruct(SQUARE.shape, SQUARE.dtype, sharding=sharding)
 
 
@@ -75,3 +88,402 @@ def test_in_types_do_not_reach_keyword_arguments():
     assert traced.demand.sources == ("argument", "keyword argument")
     assert edits_of(traced, first, {0: None}) and carried_inputs(traced, first) == {}
     assert edits_of(traced, second, {0: None}) == ()
+
+
+# ---- names that are bound again ------------------------------------------------------------------
+
+
+def swapped(x, w):
+    x = sbp.split(x, 1, "tensor")
+    w = sbp.split(w, 1, "tensor")
+    x, w = w, x
+    return w @ x
+
+
+def another_array(x, w):
+    x = sbp.split(x, 1, "tensor")
+    h = x
+    x = w
+    return jax.nn.softmax(h) * x
+
+
+def unpacked(*args):
+    x, w = args
+    x = sbp.partial(x, "tensor")
+    v = x
+    x = jnp.zeros(3)
+    return jnp.linalg.norm(v) + x + w.sum()
+
+
+def in_each_layer(x, w):
+    for _ in range(2):
+        h = sbp.partial(x, "tensor")
+        y = h
+        h = w
+        x = jax.nn.softmax(y) + h
+    return x
+
+
+def operands_in_another_order(x, w):
+    x = sbp.split(x, 0, "tensor")
+    y = sbp.split(w, 1, "tensor")
+    a = x
+    x = w
+    return jnp.where(a > 0, a, y) + x
+
+
+def parameters_in_another_order(x, w):
+    def inner(w, x):
+        return jnp.einsum("ij,jk,kl->il", w, x, jnp.ones((1024, 1024)))
+
+    x = sbp.split(x, 1, "tensor")
+    w = sbp.split(w, 1, "tensor")
+    return inner(x, w)
+
+
+def an_input_in_another_order(x, w):
+    def inner(w, x):
+        return jnp.einsum("ij,jk,kl->il", w, x, jnp.ones((1024, 1024)))
+
+    return inner(x, w)
+
+
+def an_input_rebound(x, w):
+    y = x
+    x = w
+    return jax.nn.softmax(y) * x
+
+
+PROGRAMS = {
+    swapped: ("sbp.replicate(x,", None),
+    another_array: ("sbp.replicate(x,", None),
+    unpacked: ("sbp.replicate(x,", None),
+    in_each_layer: ("sbp.replicate(h,", None),
+    operands_in_another_order: ("sbp.split(a, 0", None),
+    parameters_in_another_order: ("sbp.split(w, 0", None),
+    an_input_in_another_order: ("sbp.split(w, 0", ("tensor:S(1)", "tensor:S(1)")),
+    an_input_rebound: ("sbp.replicate(x,", ("tensor:S(1)", None)),
+}
+"""Programs, each with a help that would name another array, and its `in_types`."""
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_helps_do_what_they_say_where_names_are_rebound(program):
+    wrong, in_types = PROGRAMS[program]
+    options: dict[str, Any] = {"boxing": "explicit", "in_types": in_types}
+    found = sbp.jit(program, MESH, **options).check(SQUARE, SQUARE).diagnostics
+    helps = [h.text for d in found for h in d.helps]
+    assert helps and not any(wrong in text for text in helps), helps
+    check_helps(program, MESH, options, (SQUARE, SQUARE), found)
+
+
+def test_an_operand_is_named_as_its_line_reads_it():
+    """`jnp.where(p, a, b)` has its operands in the order p, b, a."""
+    (found,) = (
+        sbp.jit(operands_in_another_order, MESH, boxing="explicit")
+        .check(SQUARE, SQUARE)
+        .diagnostics
+    )
+    assert "(a > 0, y, a ->" in found.rule
+    assert 'sbp.split(y, 0, "tensor") before line' in " ".join(h.text for h in found.helps)
+
+
+# ---- all that an edit changes --------------------------------------------------------------------
+
+SMALL, VECTOR = shape(16, 16), shape(16)
+
+
+def sgd(params, gradients):
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
+
+
+def sgd_of_two(bias, weight, bias_gradient, weight_gradient):
+    return sgd({"b": bias, "w": weight}, {"b": bias_gradient, "w": weight_gradient})
+
+
+def pins_in_a_loop(w, b, x):
+    pinned = {k: sbp.split(v, 0, "tensor") for k, v in {"b": b, "w": w}.items()}
+    return sbp.split(x, 0, "tensor") @ pinned["w"] + pinned["b"]
+
+
+def shared_helper(x, w, b):
+    def add(u, v):
+        return u + v
+
+    return add(sbp.split(x, 0, "tensor"), sbp.split(w, 1, "tensor")), add(b, b)
+
+
+def read_through_a_view(x):
+    x = sbp.split(x, 0, "tensor")
+    return x + x.T
+
+
+def read_in_a_helper(x):
+    def turned(t):
+        return t.T * 2
+
+    x = sbp.split(x, 0, "tensor")
+    return x + turned(x)
+
+
+def results_of_one_line(x, w):
+    return jnp.sin(sbp.split(x, 0, "tensor")) + jnp.cos(sbp.split(w, 1, "tensor").T).T
+
+
+def product_before_the_read(h, a, v):
+    h = sbp.split(jnp.sin(h), 0, "tensor")
+    o = (a * 2.0) @ h + v
+    return sbp.split(o, 1, "tensor") + sbp.split(a, 0, "tensor")
+
+
+def carried_by_a_loop(x):
+    for _ in range(3):
+        x = sbp.split(x, 0, "tensor") + jnp.cos(x).T
+    return x
+
+
+def one_pin_for_all(x, w, z):
+    def pin(t, dim, axis):
+        t = sbp.split(t, dim, axis)
+        return t
+
+    a = jnp.sin(pin(x, 1, "tensor"))
+    b = jnp.sin(pin(z, 1, "data")) + sbp.split(z * 2, 1, "tensor")
+    return a + jnp.cos(sbp.split(w, 0, "tensor")), b
+
+
+def alias_taken(x, w):
+    def scaled(s, t):
+        return s + t * 2
+
+    return scaled(sbp.split(x, 0, "tensor"), s.split(w, 1, "tensor"))
+
+
+@pytest.mark.parametrize(
+    ("program", "mesh", "options", "args"),
+    [
+        (sgd_of_two, MESH, {"in_types": (None, "tensor:S(0)", None, "tensor:S(1)")}, "vmvm"),
+        (pins_in_a_loop, MESH, {}, "mvm"),
+        (shared_helper, MESH, {}, "mmv"),
+        (read_through_a_view, MESH, {}, "m"),
+        (read_in_a_helper, MESH, {}, "m"),
+        (results_of_one_line, MESH, {}, "mm"),
+        (product_before_the_read, MESH, {}, "mmv"),
+        (carried_by_a_loop, MESH, {}, "m"),
+        (one_pin_for_all, MESH_2D, {}, "mmm"),
+        (alias_taken, MESH, {}, "mm"),
+    ],
+    ids=lambda v: getattr(v, "__name__", ""),
+)
+def test_helps_do_what_they_say(program, mesh, options: dict[str, Any], args):
+    options = options | {"boxing": "explicit"}
+    args = tuple(SMALL if a == "m" else VECTOR for a in args)
+    found = sbp.jit(program, mesh, **options).check(*args).diagnostics
+    errors = [d for d in found if d.severity == "error"]
+    assert errors and all(d.helps for d in errors)
+    check_helps(program, mesh, options, args, errors)
+
+
+def in_a_lambda(x, w):
+    x, w = sbp.split(x, 1, "tensor"), sbp.split(w, 1, "tensor")
+    return jax.tree.map(lambda row: jnp.exp(row @ w), [x, x + 1.0])
+
+
+def in_a_mapped_lambda(x, w):
+    x, w = sbp.split(x, 1, "tensor"), sbp.split(w, 1, "tensor")
+    return jax.lax.map(lambda row: row[None] @ w, x)
+
+
+def in_a_list(x, w):
+    x, w = sbp.split(x, 1, "tensor"), sbp.split(w, 1, "tensor")
+    return [jnp.exp(part @ w) for part in (x + 1.0,)]
+
+
+def in_a_function_of_one_line(x, w):
+    x, w = sbp.split(x, 1, "tensor"), sbp.split(w, 1, "tensor")
+
+    def inner(row): return jnp.exp(row @ w)  # fmt: skip
+
+    return inner(x)
+
+
+def in_a_statement(x, w):
+    x, w = sbp.split(x, 1, "tensor"), sbp.split(w, 1, "tensor")
+    return jnp.exp(x @ w)
+
+
+@pytest.mark.parametrize(
+    "program,where",
+    [
+        (in_a_lambda, "row at"),
+        (in_a_mapped_lambda, "row at"),
+        (in_a_list, "part at"),
+        (in_a_function_of_one_line, "row at"),
+        (in_a_statement, "x before"),
+    ],
+    ids=lambda v: getattr(v, "__name__", ""),
+)
+def test_a_help_says_before_a_line_only_where_its_names_stand_there(program, where):
+    options: dict[str, Any] = {"boxing": "explicit"}
+    found = sbp.jit(program, MESH, **options).check(SMALL, SMALL).diagnostics
+    check_helps(program, MESH, options, (SMALL, SMALL), found)
+    texts = [h.text for d in found for h in d.helps]
+    name, place = where.split()
+    (first,) = dict.fromkeys(
+        t for t in texts if t.startswith((f"sbp.replicate({name}", f"sbp.split({name}"))
+    )
+    assert f") {place} line " in first, texts
+
+
+def test_a_local_variable_named_as_the_package_is_not_called():
+    found = sbp.jit(alias_taken, MESH, boxing="explicit").check(SMALL, SMALL).diagnostics
+    edits = [e for d in found for h in d.helps for e in h.edits if isinstance(e, SourceEdit)]
+    line = alias_taken.__code__.co_firstlineno + 2
+    assert edits and all(e.span.line != line for e in edits)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not divide:sbp.SbpWarning")
+def test_an_uneven_type_of_an_input_is_changed_in_in_types():
+    def program(x):
+        return jnp.cumsum(x, 0)
+
+    args = (shape(15, 16),)
+    options: dict[str, Any] = {"boxing": "explicit", "in_types": ("tensor:S(0)",)}
+    found = sbp.jit(program, MESH, **options).check(*args).diagnostics
+    assert any("leave x free" in h.text for d in found for h in d.helps)
+    check_helps(program, MESH, options, args, [d for d in found if d.severity == "error"])
+
+
+# ---- backward rules ------------------------------------------------------------------------------
+
+GRID = sbp.make_mesh((2, 4), ("x", "y"))
+X = np.ones((8, 8), np.float32)
+
+
+@jax.custom_vjp
+def sine(x):
+    return jnp.sin(x)
+
+
+def sine_backward(x, g):
+    g = sbp.split(g, 0, "y")
+    return (g * sbp.split(x, 1, "y"),)
+
+
+sine.defvjp(lambda x: (sine(x), x), sine_backward)
+
+
+def only_error(fn, *args):
+    (found,) = sbp.jit(fn, GRID, boxing="explicit").check(*args).diagnostics
+    return found
+
+
+def line_of(fn, label):
+    return label.span.line - fn.__code__.co_firstlineno
+
+
+def test_an_annotation_in_a_backward_rule_has_its_own_line():
+    found = only_error(jax.grad(lambda x: sine(x).sum()), X)
+    assert {line_of(sine_backward, label) for label in found.labels if not label.primary} == {1, 2}
+    edited = {e.span.line for h in found.helps for e in h.edits if isinstance(e, SourceEdit)}
+    assert edited and {line - sine_backward.__code__.co_firstlineno for line in edited} <= {1, 2}
+
+
+@jax.checkpoint
+def block(x, w):
+    h = sbp.split(jnp.tanh(x @ w), 0, "y")
+    return jnp.sin(h)
+
+
+def pinned_cotangent(w, x):
+    y = sbp.annotate(block(x, w), cotangent="y:S(1)")
+    return (y * y).sum()
+
+
+def test_a_recomputed_forward_value_is_no_cotangent():
+    found = only_error(jax.grad(pinned_cotangent), X, X)
+    remarks = [row.remark for row in found.rows]
+    assert any(r.startswith("the cotangent fits, the result of its cos") for r in remarks)
+    assert "cotangent from line" not in found.text()
+
+
+def test_a_value_that_only_the_backward_pass_computes_is_found_by_its_name():
+    plan = sbp.jit(jax.grad(pinned_cotangent), GRID).plan(X, X)
+    assert "why `h` is" in str(plan.why("h"))
+
+
+# ---- where an annotation is added ----------------------------------------------------------------
+
+PAIR = jax.sharding.AbstractMesh((2,), ("x",))
+
+
+def scaled(a, x):
+    return a * 0.5 + jnp.mean(x).astype(jnp.bfloat16)
+
+
+def test_a_statement_starts_behind_what_makes_its_value():
+    """Also in a program that was edited, whose nodes are copies."""
+    a, x = jax.ShapeDtypeStruct((8,), jnp.bfloat16), jax.ShapeDtypeStruct((8,), jnp.bfloat16)
+    graph = sbp.jit(scaled, PAIR, hardware="cpu").trace(a, x).request.graph
+    dataflow = Dataflow(graph)
+    (line,) = {node.span for node in graph.nodes if node.op == "add"}
+    assert line is not None
+    statement = statement_span(line)
+    assert statement is not None
+    at = statement.__class__(
+        file=line.file, line=statement.line, column=statement.column, end_column=statement.column
+    )
+    edit = SourceEdit(span=at, replacement="x = sbp.replicate(x, 'x')\n")
+    starts = []
+    for version in (graph, rewrite(graph)):
+        placement = Placement(version, dataflow, line, edit)
+        found = [
+            placement.start(version.nodes, k, dataflow.maker(operand)).id
+            for k, node in enumerate(version.nodes)
+            for operand in node.inputs
+            if isinstance(operand, int)
+        ]
+        starts.append(found)
+    assert starts[0] == starts[1] and len(set(starts[0])) > 1
+
+
+# ---- the order of helps --------------------------------------------------------------------------
+
+
+def accepted(number, kind, bytes_, seconds=1.0):
+    help_ = Help(
+        text=f"{kind} {number}",
+        edits=(),
+        bytes_per_device=bytes_,
+        peak_memory_bytes=None,
+        clears_all_errors=True,
+    )
+    return RankedHelp(help_, kind, seconds)
+
+
+def order(*found):
+    return [f.help.text for f in choose(found, 3)]
+
+
+def test_another_split_that_is_no_dearer_than_a_conversion_comes_first():
+    split, conversion = accepted(1, "pin", 8.0), accepted(0, "conversion", 8.0)
+    assert order(conversion, split) == ["pin 1", "conversion 0"]
+    assert order(conversion, accepted(1, "pin", 9.0)) == ["conversion 0", "pin 1"]
+
+
+def test_a_pin_whose_split_a_conversion_takes_back_comes_before_the_conversion():
+    conversion = accepted(0, "conversion", 8.0)
+    assert order(conversion, accepted(1, "other pin", 8.0)) == ["other pin 1", "conversion 0"]
+    # A cheaper plan is another one: a weight that is B sends nothing, and takes more memory.
+    assert order(conversion, accepted(1, "other pin", 0.0)) == ["conversion 0", "other pin 1"]
+    slower = accepted(1, "other pin", 8.0, seconds=2.0)
+    assert order(conversion, slower) == ["conversion 0", "other pin 1"]
+
+
+def test_one_help_of_each_place_is_shown():
+    found = [accepted(n, "conversion", float(n)) for n in range(3)]
+    assert order(*found, accepted(3, "policy", 0.0), accepted(4, "drop", 5.0)) == [
+        "conversion 0",
+        "drop 4",
+        "policy 3",
+    ]

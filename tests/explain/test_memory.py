@@ -6,13 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.errors import SHOWN, OptionEdit
 from tests.edits import check_helps
 
-MESH = AbstractMesh((2, 4), ("x", "y"))
+MESH = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
 SQUARE = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
 
 

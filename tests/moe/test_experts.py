@@ -325,13 +325,12 @@ def test_all_gather_and_reduce_scatter_where_choices_pass_the_devices(choices):
     devices = 4
     options: dict[str, Any] = {"router": "top_k", "experts_per_token": choices}
     cfg = ModelConfig(experts=16, eval_capacity_factor_per_choice=1.0, **options)
-    mesh = sbp.make_mesh([devices], ["expert"])
     size, width = 256, 1024
     p, x = large(cfg, 4, size, width, 4096)
     types = {"gate": "B", "expert_in": "expert:S(0)", "expert_out": "expert:S(0)"}
     plan = sbp.jit(
         forward(cfg, sharding_of((("expert", devices),))),
-        mesh,
+        sbp.make_mesh([devices], ["expert"]),
         in_types=(types, "expert:S(0)"),
     ).plan(p, x)
     # Router logits and slot numbers move too; they are small beside the tokens.
@@ -375,6 +374,5 @@ def test_split_experts_are_reduced_behind_combine(monkeypatch):
     behind, late = planned(lambda outputs: sbp.annotate(outputs, model=sbp.P))
     before, early = planned(lambda outputs: sbp.annotate(outputs, model=sbp.B))
     # An all-reduce, by a ring of 4, of a device's tokens [G / 2, S, M], or of all their slots.
-    assert late == [2 * 3 / 4 * (2 * 256 * 1024 * 4)]
-    assert early == [2 * late[0]]
+    assert late == [2 * 3 / 4 * (2 * 256 * 1024 * 4)] and early == [2 * late[0]]
     assert free <= min(behind, before)

@@ -13,7 +13,6 @@ import pytest
 import sbp
 from examples.gshard.options import parse_args
 from examples.gshard.presets import preset
-from sbp.errors import SbpError
 from sbp.moe.model import init_params
 from sbp.moe.pipeline import Pipeline
 from sbp.moe.sharding import PLAIN, leaf_types, sharding_of
@@ -118,9 +117,8 @@ def test_tensor_parallelism_splits_heads_hidden_units_and_vocabularies():
     ],
 )
 def test_types_of_leaves(key, shape, mesh, spread, text):
-    leaf = jax.ShapeDtypeStruct(shape, np.float32)
     type_of = leaf_types(tuple(mesh.items()), spread=spread)
-    assert type_of((jax.tree_util.DictKey(key),), leaf) == text
+    assert type_of((jax.tree_util.DictKey(key),), jax.ShapeDtypeStruct(shape, np.float32)) == text
 
 
 DEEP = ("--set", "encoder_layers=4", "--set", "decoder_layers=4")
@@ -237,6 +235,6 @@ def test_two_steps_equal_one_device(case):
     ],
 )
 def test_what_does_not_fit_is_refused(options, said):
-    with pytest.raises(SbpError, match=re.escape(said)) as error:
+    with pytest.raises(sbp.SbpError, match=re.escape(said)) as error:
         parse_args(["--preset", "tiny-test", *options.split()])
     assert error.value.code == "unknown-option"

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax import lax
 
 import sbp
 
@@ -106,7 +105,7 @@ def _loop(axes: tuple[str, ...]) -> Case:
             h = jnp.tanh(sbp.annotate(h, **{axis: sbp.S(1)}) @ w + token)
             return h, h.sum(-1)
 
-        return lax.scan(step, jnp.zeros(x.shape[1:]), x)
+        return jax.lax.scan(step, jnp.zeros(x.shape[1:]), x)
 
     return Case("loop", fn, (numbers(5, 4, 16, seed=8), 0.2 * numbers(16, 16, seed=9)), None)
 

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import sbp
 
@@ -20,14 +19,14 @@ MESHES = {
 }
 
 
-def mesh_of(name: str) -> Mesh:
+def mesh_of(name: str) -> jax.sharding.Mesh:
     """A mesh over the devices of all processes."""
     return sbp.make_mesh(*MESHES[name])
 
 
-def put(x: Any, mesh: Mesh, *spec: Any) -> jax.Array:
+def put(x: Any, mesh: jax.sharding.Mesh, *spec: Any) -> jax.Array:
     """A global array; each process gives its part."""
-    x, sharding = np.asarray(x), NamedSharding(mesh, PartitionSpec(*spec))
+    x, sharding = np.asarray(x), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
     return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 

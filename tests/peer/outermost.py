@@ -73,8 +73,7 @@ class OutermostJit:
         if repr(pins) not in self.made:
             self.made[repr(pins)] = sbp.jit(self.fn, self.mesh, in_types=pins, **self.keywords)
         Calls.count += 1
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", sbp.SbpWarning)
+        with warnings.catch_warnings(action="ignore", category=sbp.SbpWarning):
             return self.made[repr(pins)](*args, **kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

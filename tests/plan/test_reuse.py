@@ -7,7 +7,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from jax import lax
 
 import sbp
 from sbp.plan.fit import room_of, without_repeats
@@ -28,7 +27,7 @@ def loss(w, x):
         w = sbp.replicate(w.astype(jnp.bfloat16), "d")
         return x + jnp.tanh(x @ w), None
 
-    return (lax.scan(jax.checkpoint(body), x.astype(jnp.bfloat16), w)[0] ** 2).sum()
+    return (jax.lax.scan(jax.checkpoint(body), x.astype(jnp.bfloat16), w)[0] ** 2).sum()
 
 
 @functools.cache

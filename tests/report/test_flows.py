@@ -12,11 +12,9 @@ import jax
 import jax.numpy as jnp
 import matplotlib.image
 import pytest
-from jax.sharding import AbstractMesh
 from rich.cells import cell_len
 
 import sbp
-from sbp.errors import SbpError
 from sbp.plan.traffic import sends
 from sbp.report.device_bytes import MOST_PLACES, matrices
 from sbp.report.flows import Grouping, ProgramFlows, fold, program_flows, traffic as chosen
@@ -25,7 +23,7 @@ from sbp.report.svg import NAMESPACE, png_of
 from sbp.report.timeline import Schedule, causes
 from sbp.report.wording import bytes_text
 
-MESH = AbstractMesh((2, 4), ("data", "model"))
+MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 
 
 shape = lambda *dims, dtype=jnp.float32: jax.ShapeDtypeStruct(dims, dtype)
@@ -120,9 +118,9 @@ def test_a_picture_as_png_has_its_shapes_and_its_words(plan, monkeypatch):
     without = matplotlib.image.imread(io.BytesIO(png_of(re.sub(r"<text.*?</text>", "", svg), 1)))
     assert (pixels[..., :3] < 0.4).sum() > (without[..., :3] < 0.4).sum() + 1000
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(SbpError, match=r"install the extra: pip install 'sbp-jax\[png\]'"):
+    with pytest.raises(sbp.SbpError, match=r"install the extra: pip install 'sbp-jax\[png\]'"):
         shown.png()
-    with pytest.raises(SbpError, match="a number from"):
+    with pytest.raises(sbp.SbpError, match="a number from"):
         shown.png(scale=-1)
 
 
@@ -141,9 +139,9 @@ def test_very_many_lines_fold_into_functions():
 
 
 def test_what_cannot_be_drawn_is_refused(plan):
-    with pytest.raises(SbpError, match=r"has no axis 'modle'; did you mean \"model\""):
+    with pytest.raises(sbp.SbpError, match=r"has no axis 'modle'; did you mean \"model\""):
         plan.report().picture(axis="modle")
-    with pytest.raises(SbpError, match="line"):
+    with pytest.raises(sbp.SbpError, match="line"):
         plan.report().picture(by="lines")
 
 
@@ -155,8 +153,7 @@ def test_branches_of_a_conditional_are_all_shown_and_that_is_said():
     made = sbp.jit(step, MESH, in_types=("data:S(0)", None, None), boxing="reduce")
     plan = made.plan(shape(64, 256), shape(256, 1024), shape(dtype=bool))
     found = program_flows(plan.program)
-    assert found.called == plan.cost.bytes_per_device
-    assert found.bytes > found.called * 1.5
+    assert found.called == plan.cost.bytes_per_device and found.bytes > found.called * 1.5
     for shown in (plan.report().picture(), plan.report().bytes(), plan.report().source()):
         assert "This counts all branches of conditionals" in " ".join(str(shown).split())
 
@@ -299,10 +296,9 @@ def scanned(weights, x):
 
 @pytest.fixture(scope="module")
 def scan():
-    stacked = (shape(6, 256, 1024), shape(6, 1024, 256))
     types = (("data:S(1) model:S(2)", "data:S(2) model:S(1)"), "data:S(0)")
     made = sbp.jit(jax.grad(scanned), MESH, in_types=types, out_types=types[0])
-    return made.plan(stacked, shape(64, 256))
+    return made.plan((shape(6, 256, 1024), shape(6, 1024, 256)), shape(64, 256))
 
 
 def traffic(program, grouping: Grouping | None = None) -> ProgramFlows:
@@ -407,7 +403,7 @@ def test_a_plan_that_sends_nothing_says_so():
 
 def test_only_a_report_stands_beside_another(scoped_plan):
     for other in (scoped_plan, type("Unshown", (), {"__repr__": None})()):
-        with pytest.raises(SbpError, match="other must be a Report, or None, got"):
+        with pytest.raises(sbp.SbpError, match="other must be a Report, or None, got"):
             scoped_plan.report().bytes(other)
 
 
@@ -441,10 +437,8 @@ def annotated():
 
 def test_lines_have_the_types_that_the_annotations_imply(annotated):
     makes = {a.line: dict(a.makes) for a in annotated_lines(annotated.program)}
-    assert makes[2] == {"x": "data:S(0)"}
-    assert makes[3] == {"h": "data:S(0) model:S(1)"}
-    assert makes[4] == {"مرحبا": "data:S(0) model:P(sum)"}
-    assert makes[5] == {"漢字": "data:S(0)"}
+    assert makes[2] == {"x": "data:S(0)"} and makes[3] == {"h": "data:S(0) model:S(1)"}
+    assert makes[4] == {"مرحبا": "data:S(0) model:P(sum)"} and makes[5] == {"漢字": "data:S(0)"}
 
 
 def test_bytes_stand_at_the_line_that_needs_them(annotated):

@@ -4,14 +4,13 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from jax.sharding import AbstractMesh, PartitionSpec
 
 import sbp
 from sbp.plan.traffic import Phases
 from sbp.report.facts import strategy
 
-LINE = AbstractMesh((8,), ("x",))
-GRID = AbstractMesh((4, 2), ("x", "y"))
+LINE = jax.sharding.AbstractMesh((8,), ("x",))
+GRID = jax.sharding.AbstractMesh((4, 2), ("x", "y"))
 ADAMW = optax.adamw(1e-3)
 
 
@@ -91,8 +90,8 @@ def by_hand(x, w):
     summed = jax.shard_map(
         lambda x: jax.lax.psum(x * jax.lax.axis_index("x"), "x"),
         mesh=LINE,
-        in_specs=PartitionSpec(),
-        out_specs=PartitionSpec(),
+        in_specs=jax.sharding.PartitionSpec(),
+        out_specs=jax.sharding.PartitionSpec(),
         check_vma=False,
     )(x)
     return summed @ w

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from jax import lax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import sbp
@@ -81,7 +80,7 @@ def test_extremes_keep_nan_and_infinity(mesh, op, dtype):
 
 
 def test_bits_reduce_and_scatter(mesh):
-    whole = lambda i: lax.reduce(i, np.int32(0), lax.bitwise_or, (0,))
+    whole = lambda i: jax.lax.reduce(i, np.int32(0), jax.lax.bitwise_or, (0,))
     ints = GRID.astype(np.int32)
     for place in (lambda y: sbp.split(y, 0, "x"), sbp.replicate):
         f = sbp.jit(
@@ -142,7 +141,7 @@ def test_partial_reduces_what_xla_cannot_across_devices(mesh, op, dtype):
 
 
 SLICED = {
-    "slice, then shard": (lambda x, i: lax.dynamic_slice(x, (i,), (6,)), None, "x:S(0)"),
+    "slice, then shard": (lambda x, i: jax.lax.dynamic_slice(x, (i,), (6,)), None, "x:S(0)"),
     "shard, then scatter": (
         lambda x, i: sbp.split(x, 0, "x").at[i].add(5.0, mode="drop"),
         "B",
@@ -267,7 +266,7 @@ def test_a_lone_index_outside_the_shard_changes_nothing(index):
 
 def grouped(x, w):
     """A convolution in groups, whose gradient is a reshape that names an order of dims."""
-    return (lax.conv_general_dilated(x, w, (1,), "VALID", feature_group_count=2) ** 2).sum()
+    return (jax.lax.conv_general_dilated(x, w, (1,), "VALID", feature_group_count=2) ** 2).sum()
 
 
 SAME = {

@@ -117,9 +117,8 @@ def test_only_the_last_level_is_shifted():
 def in_groups(x: Any) -> Any:
     """A convolution of two groups of features, behind a feature."""
     image, kernel = x[None, :, 1:], jnp.ones((1, 2, 4), np.float32)
-    numbers = ("NWC", "WIO", "NWC")
     y = lax.conv_general_dilated(
-        image, kernel, (1,), "VALID", dimension_numbers=numbers, feature_group_count=2
+        image, kernel, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=2
     )
     return jnp.concatenate([x[None, :, :1], y], 2)
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import PartitionSpec
 from samples import Equation, equation, f, i, rows
 
 import sbp
@@ -107,8 +106,8 @@ def fetched(need: Need) -> np.ndarray:
     fn = jax.shard_map(
         lambda x: fetch(place, x, 0, "a", need),
         mesh=sbp.make_mesh((need.n,), ("a",)),
-        in_specs=PartitionSpec("a"),
-        out_specs=PartitionSpec("a"),
+        in_specs=jax.sharding.PartitionSpec("a"),
+        out_specs=jax.sharding.PartitionSpec("a"),
         check_vma=False,
     )
     return np.asarray(jax.jit(fn)(x)).reshape(need.n, need.width)

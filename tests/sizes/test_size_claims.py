@@ -5,10 +5,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 import pytest
-from jax import lax
 
 import sbp
-from sbp.errors import SbpError
 from sbp.sizes.scope import Scope
 from tests.sizes.oracle import MESH, TP, W, agree, check, dims, f32, mlp, sized
 
@@ -23,7 +21,7 @@ def microbatches(w, x, y):
         new, value = training_step(w, *batch)
         return jax.tree.map(jnp.add, grads, new), value
 
-    return lax.scan(
+    return jax.lax.scan(
         body, jax.tree.map(jnp.zeros_like, w), (x.reshape(4, -1, 16), y.reshape(4, -1, 4))
     )
 
@@ -46,11 +44,11 @@ def joined(x, y):
 
 def halves(x):
     n = x.shape[0] // 2
-    return lax.slice_in_dim(x, 0, n) + lax.slice_in_dim(x, n, 2 * n)
+    return jax.lax.slice_in_dim(x, 0, n) + jax.lax.slice_in_dim(x, n, 2 * n)
 
 
 def shifted(x):
-    return lax.slice_in_dim(sbp.split(x, 0, "data"), 1, x.shape[0]) * 2
+    return jax.lax.slice_in_dim(sbp.split(x, 0, "data"), 1, x.shape[0]) * 2
 
 
 def rolled(x):
@@ -69,7 +67,9 @@ def attention(x, w):
 
 
 def carried(x):
-    return lax.scan(lambda c, _: (jnp.sin(sbp.split(c, 0, "model")), c.sum()), x, None, length=3)
+    return jax.lax.scan(
+        lambda c, _: (jnp.sin(sbp.split(c, 0, "model")), c.sum()), x, None, length=3
+    )
 
 
 def i32(*shape):
@@ -184,7 +184,7 @@ ONE = [
     ),
     case(
         "reversed",
-        lambda x: sbp.split(lax.rev(sbp.split(x, 0, "model"), (0,)), 0, "model"),
+        lambda x: sbp.split(jax.lax.rev(sbp.split(x, 0, "model"), (0,)), 0, "model"),
         lambda b: (f32(b, 8),),
         in_types=("B",),
         out_types="B",
@@ -285,7 +285,7 @@ def test_microbatches_of_any_number_and_size():
         def body(total, part):
             return total + (sbp.split(part, 0, "data") @ w).sum(), None
 
-        return lax.scan(body, 0.0, x.reshape(m, k, 16))[0]
+        return jax.lax.scan(body, 0.0, x.reshape(m, k, 16))[0]
 
     jitted = sbp.jit(step, MESH, in_types=("model:S(1)", "data:S(0)"))
     report = sized(jitted, f32(16, 32), f32(m * k, 16))
@@ -294,7 +294,8 @@ def test_microbatches_of_any_number_and_size():
         "m >= 2",
     )  # one microbatch: the scan's leading dim has size 1
     with pytest.raises(
-        SbpError, match="symbolic-sizes: the function uses the symbolic sizes k and m from outside"
+        sbp.SbpError,
+        match="symbolic-sizes: the function uses the symbolic sizes k and m from outside",
     ):
         jitted.plan(f32(16, 32), f32(16, 16))  # it closes over m and k
 

@@ -1,8 +1,5 @@
 """Graphs of functions, and whether a graph computes what its function computes."""
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import numpy as np
 
@@ -11,7 +8,7 @@ from sbp.trace.evaluate import evaluate
 from sbp.trace.graph import Graph
 
 
-def graph_of(fn: Callable[..., Any], args: tuple[Any, ...]) -> Graph:
+def graph_of(fn, args) -> Graph:
     """The graph of a function of arrays with these shapes."""
     graph, _ = trace(fn, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args])
     return graph
@@ -22,9 +19,7 @@ def ops(graph: Graph) -> list[str]:
     return [node.op for node in graph.walk()]
 
 
-def assert_same_values(
-    graph: Graph, fn: Callable[..., Any], args: tuple[Any, ...], tolerance: float = 0.0
-) -> None:
+def assert_same_values(graph: Graph, fn, args, tolerance: float = 0.0) -> None:
     """Checks that the graph, evaluated as one program, gives the results of the function."""
     found = jax.jit(lambda *args: evaluate(graph, args))(*args)
     for got, want in zip(found, jax.tree.leaves(jax.jit(fn)(*args)), strict=True):

@@ -21,7 +21,6 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import sbp
-from sbp.errors import SbpWarning
 from sbp.trace.build import YOUNG, collecting_less, trace
 from sbp.trace.evaluate import evaluate
 from sbp.trace.graph import Graph, Node, amount, bodies_of, interface_of, trips_of
@@ -177,8 +176,7 @@ def pinned(fn, where):
     """The line and type of each pin of a program, and the code and line of each warning; lines are
     counted from a function's own."""
     first = where.__code__.co_firstlineno
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         plan = sbp.jit(fn, ABSTRACT, hardware="tpu-v5e").plan(MATRIX)
     pins = [
         (node.stack[0].line - first, repr(node.params["pin"].type))
@@ -191,7 +189,7 @@ def pinned(fn, where):
         if d.code.startswith("ignored") and d.primary
     ]
     assert [str(w.message).split(":")[0] for w in caught] == [code for code, _ in warned]
-    assert all(w.category is SbpWarning for w in caught)
+    assert all(w.category is sbp.SbpWarning for w in caught)
     return pins, warned
 
 
@@ -271,6 +269,10 @@ def own_sine(x):
 own_sine.defvjp(lambda x: (own_sine(x), x), lambda x, g: (constrain(g * jnp.cos(x), ROWS),))
 
 
+def in_a_backward_rule(x):
+    return jax.grad(lambda x: own_sine(x).sum())(x)
+
+
 @pytest.mark.parametrize(
     ("fn", "where", "pins", "warned"),
     [
@@ -304,7 +306,7 @@ own_sine.defvjp(lambda x: (own_sine(x), x), lambda x, g: (constrain(g * jnp.cos(
         ),
         (of_a_gradient, None, [(2, "x:S(0)")], []),
         # JAX gives an equation of a backward rule the line of the forward call.
-        (lambda x: jax.grad(lambda x: own_sine(x).sum())(x), None, [(1, "x:S(0)")], []),
+        (in_a_backward_rule, None, [(1, "x:S(0)")], []),
         (many_times, None, [(2, "x:S(0)")] * 3, []),
         (two_lines, None, [(1, "x:S(0)"), (2, "x:S(0)")], []),
         (
@@ -382,7 +384,7 @@ def test_a_pin_names_what_the_user_wrote(fn, call):
     ],
 )
 def test_a_warning_names_what_the_user_wrote(fn, call):
-    with pytest.warns(SbpWarning, match=f"^ignored-[a-z]+: {call} at .* has no effect"):
+    with pytest.warns(sbp.SbpWarning, match=f"^ignored-[a-z]+: {call} at .* has no effect"):
         sbp.jit(fn, ABSTRACT, hardware="tpu-v5e").plan(MATRIX)
 
 
@@ -392,7 +394,7 @@ def test_a_place_to_compute_on_gives_a_warning():
         with compute_on("device_host"):
             return x * 2
 
-    with pytest.warns(SbpWarning, match=r'^ignored-constraint: compute_on\("device_host"\)'):
+    with pytest.warns(sbp.SbpWarning, match=r'^ignored-constraint: compute_on\("device_host"\)'):
         sbp.jit(on_the_host, ABSTRACT, hardware="tpu-v5e").plan(MATRIX)
 
 
