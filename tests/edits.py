@@ -146,3 +146,12 @@ def check_helps(
         else:
             errors = [d for d in after.check(*args).diagnostics if d.severity == "error"]
             assert len(errors) < len(found), help_.text
+
+
+def helped(
+    fn: Callable[..., Any], mesh: Any, args: tuple[Any, ...], **options: Any
+) -> tuple[Diagnostic, ...]:
+    """The diagnostics of a program, each help of which does what it says (see `check_helps`)."""
+    found = sbp.jit(fn, mesh, **options).check(*args).diagnostics
+    check_helps(fn, mesh, options, args, found)
+    return found

@@ -140,8 +140,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_to_parts_of_pages_lead_somewhere(page: Path):
-    text = page.read_text("utf-8")
-    links = re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", text)
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", page.read_text("utf-8"))
     broken = [
         f"{target}#{anchor}"
         for target, anchor in links

@@ -12,12 +12,9 @@ import sbp
 from sbp import B, Layout, NdSbp, S
 from sbp.infer.rows import seen_codes
 from sbp.infer.space import local_shape
+from tests.cases import shape as f32
 
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 # ---- what a layout says -------------------------------------------------------------------------
@@ -374,7 +371,6 @@ def test_transformer_layout(shape, backward):
     shares = products(f.plan(params, tokens).program.typing)
     assert len(shares) == count and set(shares) == {1 / 8}, shares
     found, wanted = f(params, tokens), jax.jit(expected)(params, tokens)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(a, b, rtol=3e-4, atol=2e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-4, atol=2e-6), found, wanted)
     if backward:
         assert found[1]["w_in"].sharding.spec == jax.sharding.PartitionSpec(None, None, "cols")

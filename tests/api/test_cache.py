@@ -373,12 +373,12 @@ def test_several_plans_for_several_shapes(path, mesh, tmp_path, monkeypatch):
 
 RESTART = """
 import sys, jax
-from tests.api import test_saved_plans as t
+from tests.api import test_cache as t
 from sbp.api import plan as plans_of_calls
 import sbp
 plans_of_calls.fit = t.no_planning
 mesh = sbp.make_mesh((2, 4), ("x", "y"))
-print(sbp.jit(t.step, mesh, in_types=t.TYPES, plan=sys.argv[1]).plan(t.W, t.X))
+print(sbp.jit(t.step, mesh, in_types=t.STEP_TYPES, plan=sys.argv[1]).plan(t.W, t.X))
 """
 
 

@@ -209,8 +209,9 @@ def test_saved_plans(tmp_path):
 def test_symbolic_sizes():
     """The type holds wherever there are elements: nothing has to divide."""
     (n,) = jax.export.symbolic_shape("n")
-    f = sbp.jit(lambda x: x + x, sbp.make_mesh((2,), ("x",)), ROWS, ROWS)
-    report = f.check(jax.ShapeDtypeStruct((n,), np.float32))
+    report = sbp.jit(lambda x: x + x, sbp.make_mesh((2,), ("x",)), ROWS, ROWS).check(
+        jax.ShapeDtypeStruct((n,), np.float32)
+    )
     assert isinstance(report, SizedReport) and report.sizes.holds == "n >= 2"  # as the rows of add
 
 

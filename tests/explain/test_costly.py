@@ -68,8 +68,9 @@ def test_annotations_that_were_not_checked_are_counted(
 
 def test_a_refined_report_checks_what_another_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setattr(relaxations, "FIRST_NODES", 1)
-    f = sbp.jit(program_of(annotated(2), tmp_path), MESH, in_types=("tensor:S(0)", None))
-    plan = f.plan(BIG, BIG)
+    plan = sbp.jit(program_of(annotated(2), tmp_path), MESH, in_types=("tensor:S(0)", None)).plan(
+        BIG, BIG
+    )
     ((_, (why,)),) = notes(plan.report())
     assert "checks 0; plan.report(refine=True) checks 2" in why
     refined = plan.report(refine=True).diagnostics

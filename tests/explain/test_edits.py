@@ -1,13 +1,9 @@
 """An edit of a pin changes that pin alone: what else it asks stays, and so do other pins. A help
 names a variable only where that is the value.
-A help is true of all that its edit changes: values of other ranks, other reads in the line,
-other calls of a helper, names that mean something else there.
-Lines and names in programs whose backward pass runs the user's own code: rules of `custom_vjp`,
-and forward operations that `jax.checkpoint` repeats.
-Where an annotation that a help adds stands in the traced program.
-The order of helps."""
 
-from typing import Any
+Lines and names in programs whose backward pass runs the user's own code: rules of `custom_vjp`,
+and forward operations that `jax.checkpoint` repeats. Where an annotation that a help adds stands in
+the traced program. The order of helps."""
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +11,14 @@ import numpy as np
 import pytest
 
 import sbp
-import sbp as s
 from sbp.errors import Help, OptionEdit, SourceEdit
 from sbp.explain.helps import Placement, RankedHelp, choose
 from sbp.explain.pin_changes import carried_inputs, edits_of, rewrite, set_pins
 from sbp.infer.constraints import pin_sites
 from sbp.source.editing import statement_span
 from sbp.trace.graph import Dataflow
-from tests.edits import check_helps
-from tests.explain.expected import MESH, MESH_2D, SQUARE, shape
+from tests.edits import helped
+from tests.explain.expected import MESH, MESH_2D, SQUARE
 
 
 def pins(request):
@@ -71,9 +66,7 @@ def product(x, w):
 
 def test_in_types_that_free_one_argument_name_the_types_of_the_others():
     """Without `in_types`, the sharding of each argument asks its type; with them, none does."""
-    args = (arriving("tensor"), arriving(None, "tensor"))
-    found = sbp.jit(product, MESH, boxing="explicit").check(*args).diagnostics
-    check_helps(product, MESH, {"boxing": "explicit"}, args, found)
+    found = helped(product, MESH, (arriving("tensor"), arriving(None, "tensor")), boxing="explicit")
     helps = [h for d in found for h in d.helps if "in_types" in h.text]
     assert helps
     for help_ in helps:
@@ -170,11 +163,9 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_helps_do_what_they_say_where_names_are_rebound(program):
     wrong, in_types = PROGRAMS[program]
-    options: dict[str, Any] = {"boxing": "explicit", "in_types": in_types}
-    found = sbp.jit(program, MESH, **options).check(SQUARE, SQUARE).diagnostics
+    found = helped(program, MESH, (SQUARE, SQUARE), boxing="explicit", in_types=in_types)
     helps = [h.text for d in found for h in d.helps]
     assert helps and not any(wrong in text for text in helps), helps
-    check_helps(program, MESH, options, (SQUARE, SQUARE), found)
 
 
 def test_an_operand_is_named_as_its_line_reads_it():
@@ -186,172 +177,6 @@ def test_an_operand_is_named_as_its_line_reads_it():
     )
     assert "(a > 0, y, a ->" in found.rule
     assert 'sbp.split(y, 0, "tensor") before line' in " ".join(h.text for h in found.helps)
-
-
-# ---- all that an edit changes --------------------------------------------------------------------
-
-SMALL, VECTOR = shape(16, 16), shape(16)
-
-
-def sgd(params, gradients):
-    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients)
-
-
-def sgd_of_two(bias, weight, bias_gradient, weight_gradient):
-    return sgd({"b": bias, "w": weight}, {"b": bias_gradient, "w": weight_gradient})
-
-
-def pins_in_a_loop(w, b, x):
-    pinned = {k: sbp.split(v, 0, "tensor") for k, v in {"b": b, "w": w}.items()}
-    return sbp.split(x, 0, "tensor") @ pinned["w"] + pinned["b"]
-
-
-def shared_helper(x, w, b):
-    def add(u, v):
-        return u + v
-
-    return add(sbp.split(x, 0, "tensor"), sbp.split(w, 1, "tensor")), add(b, b)
-
-
-def read_through_a_view(x):
-    x = sbp.split(x, 0, "tensor")
-    return x + x.T
-
-
-def read_in_a_helper(x):
-    def turned(t):
-        return t.T * 2
-
-    x = sbp.split(x, 0, "tensor")
-    return x + turned(x)
-
-
-def results_of_one_line(x, w):
-    return jnp.sin(sbp.split(x, 0, "tensor")) + jnp.cos(sbp.split(w, 1, "tensor").T).T
-
-
-def product_before_the_read(h, a, v):
-    h = sbp.split(jnp.sin(h), 0, "tensor")
-    o = (a * 2.0) @ h + v
-    return sbp.split(o, 1, "tensor") + sbp.split(a, 0, "tensor")
-
-
-def carried_by_a_loop(x):
-    for _ in range(3):
-        x = sbp.split(x, 0, "tensor") + jnp.cos(x).T
-    return x
-
-
-def one_pin_for_all(x, w, z):
-    def pin(t, dim, axis):
-        t = sbp.split(t, dim, axis)
-        return t
-
-    a = jnp.sin(pin(x, 1, "tensor"))
-    b = jnp.sin(pin(z, 1, "data")) + sbp.split(z * 2, 1, "tensor")
-    return a + jnp.cos(sbp.split(w, 0, "tensor")), b
-
-
-def alias_taken(x, w):
-    def scaled(s, t):
-        return s + t * 2
-
-    return scaled(sbp.split(x, 0, "tensor"), s.split(w, 1, "tensor"))
-
-
-@pytest.mark.parametrize(
-    ("program", "mesh", "options", "args"),
-    [
-        (sgd_of_two, MESH, {"in_types": (None, "tensor:S(0)", None, "tensor:S(1)")}, "vmvm"),
-        (pins_in_a_loop, MESH, {}, "mvm"),
-        (shared_helper, MESH, {}, "mmv"),
-        (read_through_a_view, MESH, {}, "m"),
-        (read_in_a_helper, MESH, {}, "m"),
-        (results_of_one_line, MESH, {}, "mm"),
-        (product_before_the_read, MESH, {}, "mmv"),
-        (carried_by_a_loop, MESH, {}, "m"),
-        (one_pin_for_all, MESH_2D, {}, "mmm"),
-        (alias_taken, MESH, {}, "mm"),
-    ],
-    ids=lambda v: getattr(v, "__name__", ""),
-)
-def test_helps_do_what_they_say(program, mesh, options: dict[str, Any], args):
-    options = options | {"boxing": "explicit"}
-    args = tuple(SMALL if a == "m" else VECTOR for a in args)
-    found = sbp.jit(program, mesh, **options).check(*args).diagnostics
-    errors = [d for d in found if d.severity == "error"]
-    assert errors and all(d.helps for d in errors)
-    check_helps(program, mesh, options, args, errors)
-
-
-def in_a_lambda(x, w):
-    x, w = sbp.split(x, 1, "tensor"), sbp.split(w, 1, "tensor")
-    return jax.tree.map(lambda row: jnp.exp(row @ w), [x, x + 1.0])
-
-
-def in_a_mapped_lambda(x, w):
-    x, w = sbp.split(x, 1, "tensor"), sbp.split(w, 1, "tensor")
-    return jax.lax.map(lambda row: row[None] @ w, x)
-
-
-def in_a_list(x, w):
-    x, w = sbp.split(x, 1, "tensor"), sbp.split(w, 1, "tensor")
-    return [jnp.exp(part @ w) for part in (x + 1.0,)]
-
-
-def in_a_function_of_one_line(x, w):
-    x, w = sbp.split(x, 1, "tensor"), sbp.split(w, 1, "tensor")
-
-    def inner(row): return jnp.exp(row @ w)  # fmt: skip
-
-    return inner(x)
-
-
-def in_a_statement(x, w):
-    x, w = sbp.split(x, 1, "tensor"), sbp.split(w, 1, "tensor")
-    return jnp.exp(x @ w)
-
-
-@pytest.mark.parametrize(
-    "program,where",
-    [
-        (in_a_lambda, "row at"),
-        (in_a_mapped_lambda, "row at"),
-        (in_a_list, "part at"),
-        (in_a_function_of_one_line, "row at"),
-        (in_a_statement, "x before"),
-    ],
-    ids=lambda v: getattr(v, "__name__", ""),
-)
-def test_a_help_says_before_a_line_only_where_its_names_stand_there(program, where):
-    options: dict[str, Any] = {"boxing": "explicit"}
-    found = sbp.jit(program, MESH, **options).check(SMALL, SMALL).diagnostics
-    check_helps(program, MESH, options, (SMALL, SMALL), found)
-    texts = [h.text for d in found for h in d.helps]
-    name, place = where.split()
-    (first,) = dict.fromkeys(
-        t for t in texts if t.startswith((f"sbp.replicate({name}", f"sbp.split({name}"))
-    )
-    assert f") {place} line " in first, texts
-
-
-def test_a_local_variable_named_as_the_package_is_not_called():
-    found = sbp.jit(alias_taken, MESH, boxing="explicit").check(SMALL, SMALL).diagnostics
-    edits = [e for d in found for h in d.helps for e in h.edits if isinstance(e, SourceEdit)]
-    line = alias_taken.__code__.co_firstlineno + 2
-    assert edits and all(e.span.line != line for e in edits)
-
-
-@pytest.mark.filterwarnings("ignore:.*does not divide:sbp.SbpWarning")
-def test_an_uneven_type_of_an_input_is_changed_in_in_types():
-    def program(x):
-        return jnp.cumsum(x, 0)
-
-    args = (shape(15, 16),)
-    options: dict[str, Any] = {"boxing": "explicit", "in_types": ("tensor:S(0)",)}
-    found = sbp.jit(program, MESH, **options).check(*args).diagnostics
-    assert any("leave x free" in h.text for d in found for h in d.helps)
-    check_helps(program, MESH, options, args, [d for d in found if d.severity == "error"])
 
 
 # ---- backward rules ------------------------------------------------------------------------------
@@ -408,8 +233,7 @@ def test_a_recomputed_forward_value_is_no_cotangent():
 
 
 def test_a_value_that_only_the_backward_pass_computes_is_found_by_its_name():
-    plan = sbp.jit(jax.grad(pinned_cotangent), GRID).plan(X, X)
-    assert "why `h` is" in str(plan.why("h"))
+    assert "why `h` is" in str(sbp.jit(jax.grad(pinned_cotangent), GRID).plan(X, X).why("h"))
 
 
 # ---- where an annotation is added ----------------------------------------------------------------

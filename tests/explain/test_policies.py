@@ -18,7 +18,7 @@ from sbp.infer.check import Checker
 from sbp.machine.mesh import mesh_spec
 from sbp.plan.ir import Apply, Box, Loop
 from sbp.signatures import kernel_named
-from tests.edits import check_helps
+from tests.edits import check_helps, helped
 
 # ---- programs, and what their plans send ---------------------------------------------------------
 
@@ -221,9 +221,7 @@ def region_of_two_lines(a, b):
 def test_the_policy_that_is_at_fault_is_told_and_gives_way(fn, in_types, boxing, help_):
     """Of the program, of the axis or of the region: as one policy for the program it has the same
     rows and notes."""
-    options = {"in_types": in_types, "boxing": boxing}
-    (found,) = sbp.jit(fn, MESH, in_types=in_types, boxing=boxing).check(SQUARE, SQUARE).diagnostics
-    check_helps(fn, MESH, options, (SQUARE, SQUARE), [found])
+    (found,) = helped(fn, MESH, (SQUARE, SQUARE), in_types=in_types, boxing=boxing)
     (alone,) = (
         sbp.jit(fn, MESH, in_types=in_types, boxing="explicit").check(SQUARE, SQUARE).diagnostics
     )

@@ -331,8 +331,7 @@ def test_numbers_near_the_largest_have_a_place(tmp_path, capsys):
 
 
 def test_long_runs_are_drawn_by_means_and_the_page_says_so(tmp_path, capsys):
-    lines = [step_line(i, loss=float(i % 2)) for i in range(1, 1201)]
-    page = page_of(tmp_path, lines, capsys)
+    page = page_of(tmp_path, [step_line(i, loss=float(i % 2)) for i in range(1, 1201)], capsys)
     assert "per target token, in nats; each point is the mean of 4 steps" in page.words
     assert "between 0 and 1" in " ".join(page.words)  # of all steps
     points = thinned([(i, float(i % 2)) for i in range(1, 1201)])

@@ -25,8 +25,7 @@ from sbp.errors import SbpError
 from sbp.moe.checkpoint import Checkpoints, describe
 from sbp.moe.step import TrainState
 from sbp.moe.trainer import MetricsLog, read_metrics
-from tests.gshard.killing import files_of_at_most
-from tests.gshard.runs import MODEL, TRAIN, begin
+from tests.gshard.runs import MODEL, TRAIN, begin, files_of_at_most
 
 STATE = TrainState(np.int32(2), {"w": np.ones(4)}, None)
 DESCRIPTION = describe(MODEL, TRAIN, generate(TRAIN).digest)

@@ -18,16 +18,16 @@ from examples.gshard.train import StopSignal, main
 from sbp import cli
 from sbp.errors import SbpError
 from sbp.moe.checkpoint import saved_steps
-from tests.gshard.killing import (
+from tests.gshard.runs import (
     NEVER,
     Moment,
+    Training,
     assert_same_runs,
     files_of_at_most,
     folders,
     kill,
     moments,
 )
-from tests.gshard.runs import Training
 from tests.slices import EXHAUSTIVE
 
 

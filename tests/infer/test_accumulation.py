@@ -17,6 +17,7 @@ from sbp.machine.mesh import mesh_spec
 from sbp.report.timeline import Schedule
 from sbp.trace.build import trace
 from sbp.trace.graph import Node
+from tests.cases import shape as f32
 
 
 def carried(node: Node):
@@ -122,8 +123,7 @@ def test_a_dtype_holds_another_when_every_value_survives_the_round_trip(dtype: s
 def casts(program, reduce_dtype: str | None, *dtypes) -> list[str]:
     """The dtypes of casts that may round parts, in program order."""
     graph, _ = trace(program, [jax.ShapeDtypeStruct((8, 8), d) for d in dtypes or (jnp.float32,)])
-    sums = chosen_sums(flow_of(graph), reduce_dtype, carried)
-    found = rounding_casts(graph, sums)
+    found = rounding_casts(graph, chosen_sums(flow_of(graph), reduce_dtype, carried))
     return [str(graph.avals[n.outputs[0]].dtype) for n in graph.walk() if n.id in found]
 
 
@@ -173,10 +173,6 @@ def test_annotations_override_the_program_and_the_widest_wins():
 
 MESH = AbstractMesh((16,), ("d",))
 WIDTHS = (64, 96, 32, 48)
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def loss(weights, x):

@@ -25,6 +25,7 @@ from sbp.plan.ir import Apply, Block, Box, Loop
 from sbp.plan.lower import lower
 from sbp.plan.verify import verify
 from sbp.trace.build import trace
+from tests.cases import shape
 from tests.hardware import SENDS_FREELY
 
 MESHES = {
@@ -32,10 +33,6 @@ MESHES = {
     "2x4": jax.sharding.AbstractMesh((2, 4), ("x", "y")),
 }
 POLICIES: tuple[Policy, ...] = ("auto", "reduce", "explicit")
-
-
-def shape(*dims, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(dims, dtype)
 
 
 def traced(fn, args, mesh, in_types=None, out_types=None, boxing: Policy = "auto") -> Request:

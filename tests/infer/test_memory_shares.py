@@ -18,15 +18,12 @@ from sbp.infer.rows import NdRow
 from sbp.infer.space import Spaces
 from sbp.machine.mesh import mesh_spec
 from sbp.report.timeline import Schedule
+from tests.cases import shape as aval
 
 V5E = sbp.HARDWARE["tpu-v5e"]
 ROWS, WIDTH = 4096, 2048
 SIZE = 4 * WIDTH * WIDTH
 BF16 = jnp.bfloat16
-
-
-def aval(*shape, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def planned(fn, *args, mesh=None, hardware: Any = "tpu-v5e", types=None):

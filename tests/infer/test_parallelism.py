@@ -15,13 +15,10 @@ import optax
 import pytest
 
 import sbp
+from tests.cases import shape
 
 SMALL = 1024
 """Bytes below which a collective is one of scalars."""
-
-
-def shape(*dims, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(dims, dtype)
 
 
 def collectives(plan) -> Counter:
@@ -168,8 +165,9 @@ def test_two_dimensional_products_when_memory_is_short():
     n, mesh = 8192, jax.sharding.AbstractMesh((4, 4), ("x", "y"))
     whole = n * n * 4
     limit = 7 / 16 * whole  # 6 / 16 is too little
-    f = sbp.jit(lambda a, b: a @ b, mesh, hardware="tpu-v5p", memory_limit=limit)
-    plan = f.plan(shape(n, n), shape(n, n))
+    plan = sbp.jit(lambda a, b: a @ b, mesh, hardware="tpu-v5p", memory_limit=limit).plan(
+        shape(n, n), shape(n, n)
+    )
     (a, b), _ = plan.in_types
     assert plan.cost.peak_memory_bytes <= limit
     for t in (a, b, plan.out_types):  # each matrix over both axes
@@ -263,8 +261,9 @@ def test_a_budget_makes_nothing_cheaper(rows, hardware):
         return jnp.sin(sbp.annotate(x, x=sbp.S(0), y=sbp.S(0)))
 
     def seconds(*budgets):
-        f = sbp.jit(fn, MESHES[0], in_types="B", out_types="B", hardware=hardware, budgets=budgets)
-        plan = f.plan(shape(rows, 4))
+        plan = sbp.jit(
+            fn, MESHES[0], in_types="B", out_types="B", hardware=hardware, budgets=budgets
+        ).plan(shape(rows, 4))
         assert plan.program.typing.optimal
         return plan.cost.seconds
 

@@ -393,8 +393,9 @@ def test_networks_that_cannot_be_are_refused(figures):
 )
 def test_products_cost_what_their_dtype_and_precision_cost(name, dtype, options, rate):
     product = lambda x, y: jnp.dot(x, y, **options)
-    f = sbp.jit(product, jax.sharding.AbstractMesh((2,), ("d",)), ("d:S(0)", "B"), hardware=name)
-    plan = f.plan(*[jax.ShapeDtypeStruct((8192, 8192), dtype)] * 2)
+    plan = sbp.jit(
+        product, jax.sharding.AbstractMesh((2,), ("d",)), ("d:S(0)", "B"), hardware=name
+    ).plan(*[jax.ShapeDtypeStruct((8192, 8192), dtype)] * 2)
     assert plan.cost.seconds == pytest.approx(8192**3 / rate, rel=1e-6)
 
 
@@ -459,8 +460,7 @@ def test_two_mesh_axes_keep_every_kind():
 def test_the_nearest_slice_is_taken(name, devices, keeps, exact):
     found = scatters_whole_mesh(HARDWARE[name], devices)
     assert found is not None and (found.holds, found.is_exact) == (keeps, exact)
-    stages = MeshSpec(axes=(("d", devices),), hardware=HARDWARE[name]).stages(devices)
-    assert bool(stages) != keeps
+    assert bool(MeshSpec(axes=(("d", devices),), hardware=HARDWARE[name]).stages(devices)) != keeps
 
 
 def test_what_the_user_says_counts():

@@ -22,7 +22,7 @@ from sbp.moe.model import Batch
 from sbp.moe.sharding import make_mesh
 from sbp.moe.step import TrainState, init_state, plan_train_step
 from sbp.moe.trainer import Trainer, read_metrics
-from tests.gshard.killing import files_of_at_most
+from tests.gshard.runs import files_of_at_most
 from tests.slices import EXHAUSTIVE
 
 SIZES: dict[str, Any] = dict.fromkeys(
@@ -53,8 +53,7 @@ class Copies:
 
     def __next__(self):
         self.place += 1
-        rng = np.random.default_rng(self.place)
-        rows = rng.integers(4, 16, (2, 2, 4), np.int32)
+        rows = np.random.default_rng(self.place).integers(4, 16, (2, 2, 4), np.int32)
         shifted = np.pad(rows[..., :-1], ((0, 0), (0, 0), (1, 0)), constant_values=BOS)
         return Batch(source=rows, target_in=shifted, target_out=rows)
 

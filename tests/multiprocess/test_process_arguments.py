@@ -19,8 +19,17 @@ import sbp
 from sbp import _jax
 from sbp.moe.hosts import from_first, is_first
 from sbp.run import execute
-from tests.multiprocess.programs import NAMES, cases, numbers
-from tests.multiprocess.world import MESHES, assert_shards, in_all, mesh_of, put, uneven_boundaries
+from tests.multiprocess.programs import (
+    MESHES,
+    NAMES,
+    assert_shards,
+    cases,
+    in_all,
+    mesh_of,
+    numbers,
+    put,
+    uneven_boundaries,
+)
 
 pytestmark = pytest.mark.multiprocess
 
@@ -202,8 +211,7 @@ def test_training_on_parts(mesh_name: str, t: str):
         return w - 0.1 * g, loss
 
     held = sbp.padded(t)
-    f = sbp.jit(step, mesh, (held, "data:S(0)"), (held, None), donate_argnums=0)
-    plan = f.plan(
+    plan = sbp.jit(step, mesh, (held, "data:S(0)"), (held, None), donate_argnums=0).plan(
         jax.ShapeDtypeStruct(W.shape, W.dtype), jax.ShapeDtypeStruct(ROWS.shape, ROWS.dtype)
     )
     rows = own_part(ROWS, "data:S(0)", mesh)

@@ -16,8 +16,9 @@ WHOLE = 8192 * 8192 * 4
 @functools.cache
 def product(memory_limit):
     mesh = jax.sharding.AbstractMesh((4, 4), ("x", "y"))
-    f = sbp.jit(lambda a, b: a @ b, mesh, hardware="tpu-v5p", memory_limit=memory_limit)
-    return f.plan(SQUARE, SQUARE)
+    return sbp.jit(lambda a, b: a @ b, mesh, hardware="tpu-v5p", memory_limit=memory_limit).plan(
+        SQUARE, SQUARE
+    )
 
 
 def test_the_prices_that_a_memory_limit_tries_are_said():

@@ -12,6 +12,7 @@ import sbp
 from sbp.plan.fit import best_program
 from sbp.plan.saving import repeats
 from sbp.trace.numbering import repeated_values
+from tests.cases import shape as f32
 
 MESH = jax.sharding.AbstractMesh((8,), ("d",))
 
@@ -39,10 +40,6 @@ def step(model):
         return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient)
 
     return fn
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 ARGUMENTS = (f32(3, 1024, 4096), f32(3, 4096, 1024)), f32(256, 1024)
@@ -111,8 +108,7 @@ def test_what_is_kept_was_foreseen(model, mesh, monkeypatch):
 
 
 def test_twins_are_counted():
-    forward_alone = sbp.jit(scanned, MESH).trace(*ARGUMENTS).request.graph
-    assert not repeated_values(forward_alone).times
+    assert not repeated_values(sbp.jit(scanned, MESH).trace(*ARGUMENTS).request.graph).times
     found = repeated_values(sbp.jit(step(scanned), MESH).trace(*ARGUMENTS).request.graph)
     assert set(found.times.values()) == {2}
     assert len(found.times) > len(found.again.intersection(found.times)) > 0

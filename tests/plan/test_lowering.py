@@ -35,8 +35,9 @@ def read_in(count):
 
 @pytest.mark.parametrize("count", [4, 5, 9])
 def test_one_order_of_conversions_is_said(count):
-    f = sbp.jit(read_in(count), jax.sharding.AbstractMesh((2, 4), ("data", "model")))
-    plan = f.plan(jax.ShapeDtypeStruct((8, 8, 8), jnp.float32))
+    plan = sbp.jit(read_in(count), jax.sharding.AbstractMesh((2, 4), ("data", "model"))).plan(
+        jax.ShapeDtypeStruct((8, 8, 8), jnp.float32)
+    )
     assert plan.program.unordered_values == (count > 4)
     text = "sbp tried only one order for the conversions of 1 value to more than 4 types"
     assert (text in plan.report().text(400)) == (count > 4)

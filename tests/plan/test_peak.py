@@ -16,14 +16,11 @@ import sbp
 from sbp.plan.fit import FREED, WORTH, held_for_loops
 from sbp.plan.memory import GAPS
 from sbp.plan.saved import SavedPlan
+from tests.cases import shape as f32
 
 MESH = jax.sharding.AbstractMesh((4,), ("d",))
 ROWS, COLUMNS = 1024, 512
 UNIT = ROWS * COLUMNS  # bytes of a float32 array (ROWS, COLUMNS) on one of four devices
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def temporaries(fn, *avals, types):
@@ -47,10 +44,8 @@ SQUARE = f32(COLUMNS, COLUMNS)
 
 
 def cast_late(x):
-    y = lax.sort(x)
-    s = jnp.sin(y).astype(jnp.bfloat16)
-    z = lax.sort(x * 2)
-    return jnp.sum(s + z, 0)
+    s = jnp.sin(lax.sort(x)).astype(jnp.bfloat16)
+    return jnp.sum(s + lax.sort(x * 2), 0)
 
 
 def softmax(x, w):
@@ -61,8 +56,7 @@ def softmax(x, w):
 
 
 def picked(x, w, labels):
-    logits = x @ w
-    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], -1))
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(x @ w), labels[:, None], -1))
 
 
 def normalized(x, w):

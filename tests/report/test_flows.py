@@ -51,8 +51,9 @@ TYPES = ([("model:S(1)", "model:S(0)")] * 6, "data:S(0)")
 
 @pytest.fixture(scope="module")
 def plan():
-    made = sbp.jit(step, MESH, in_types=TYPES, out_types=TYPES[0], boxing="reduce")
-    return made.plan(WEIGHTS, shape(64, 256))
+    return sbp.jit(step, MESH, in_types=TYPES, out_types=TYPES[0], boxing="reduce").plan(
+        WEIGHTS, shape(64, 256)
+    )
 
 
 def lines(function):
@@ -150,8 +151,9 @@ def test_branches_of_a_conditional_are_all_shown_and_that_is_said():
         h = x @ w
         return jax.lax.cond(first, lambda h: jnp.tanh(h.sum(0)), lambda h: jnp.sin(h.max(0)), h)
 
-    made = sbp.jit(step, MESH, in_types=("data:S(0)", None, None), boxing="reduce")
-    plan = made.plan(shape(64, 256), shape(256, 1024), shape(dtype=bool))
+    plan = sbp.jit(step, MESH, in_types=("data:S(0)", None, None), boxing="reduce").plan(
+        shape(64, 256), shape(256, 1024), shape(dtype=bool)
+    )
     found = program_flows(plan.program)
     assert found.called == plan.cost.bytes_per_device and found.bytes > found.called * 1.5
     for shown in (plan.report().picture(), plan.report().bytes(), plan.report().source()):
@@ -243,8 +245,9 @@ def test_what_converts_the_operand_of_a_loop_stands_at_the_loop(scanned_plan):
 
 
 def test_the_reduction_of_a_gradient_after_a_loop_belongs_to_the_backward_pass():
-    f = sbp.jit(recurrent_descent, MESH, in_types=("B", "data:S(1)"), out_types="B")
-    plan = f.plan(shape(64, 64), shape(16, 32, 64))
+    plan = sbp.jit(recurrent_descent, MESH, in_types=("B", "data:S(1)"), out_types="B").plan(
+        shape(64, 64), shape(16, 32, 64)
+    )
     (after,) = [s for s in sends(plan.program) if s.reduces and not s.regions]
     assert after.reader is not None and not after.reader.backward
     assert after.phase == "backward" and after.runs == 1
@@ -284,21 +287,22 @@ def scoped_step(weights, x):
 @pytest.fixture(scope="module")
 def scoped_plan():
     types = (TYPES[0][:3], "data:S(0)")
-    made = sbp.jit(scoped_step, MESH, in_types=types, out_types=types[0], boxing="reduce")
-    return made.plan(WEIGHTS[:3], shape(64, 256))
+    return sbp.jit(scoped_step, MESH, in_types=types, out_types=types[0], boxing="reduce").plan(
+        WEIGHTS[:3], shape(64, 256)
+    )
 
 
 def scanned(weights, x):
-    body = lambda x, pair: (relu_layer(x, *pair), None)
 
-    return jax.lax.scan(body, x, weights)[0].sum()
+    return jax.lax.scan(lambda x, pair: (relu_layer(x, *pair), None), x, weights)[0].sum()
 
 
 @pytest.fixture(scope="module")
 def scan():
     types = (("data:S(1) model:S(2)", "data:S(2) model:S(1)"), "data:S(0)")
-    made = sbp.jit(jax.grad(scanned), MESH, in_types=types, out_types=types[0])
-    return made.plan((shape(6, 256, 1024), shape(6, 1024, 256)), shape(64, 256))
+    return sbp.jit(jax.grad(scanned), MESH, in_types=types, out_types=types[0]).plan(
+        (shape(6, 256, 1024), shape(6, 1024, 256)), shape(64, 256)
+    )
 
 
 def traffic(program, grouping: Grouping | None = None) -> ProgramFlows:
@@ -426,8 +430,7 @@ def report_of(source, file):
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     names: dict[str, Any] = {"jax": jax, "sbp": sbp}
     exec(compile(source, file or "<nothing>", "exec"), names)
-    arguments = shape(8, 16), shape(16, 32), shape(32, 16)
-    return sbp.jit(names["layer"], MESH).plan(*arguments).report()
+    return sbp.jit(names["layer"], MESH).plan(shape(8, 16), shape(16, 32), shape(32, 16)).report()
 
 
 @pytest.fixture(scope="module")

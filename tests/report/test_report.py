@@ -409,8 +409,9 @@ def test_a_partial_value_before_a_barrier(rows, hardware):
     pinned = ([["data:B model:S(1)", "data:B model:S(0)"]] * 3, "data:S(0) model:B")
     gradient = jax.value_and_grad(rematerialised)
     for in_types in (None, pinned):
-        made = sbp.jit(gradient, MESH, hardware=hardware, in_types=in_types)
-        report = made.check(weights, shape(rows, 512))
+        report = sbp.jit(gradient, MESH, hardware=hardware, in_types=in_types).check(
+            weights, shape(rows, 512)
+        )
         assert report.ok and report.program is not None
         reasons = [word in report.text() for word in ("needed by", "returned as")]
         assert any(reasons) or not report.program.cost.bytes_per_device

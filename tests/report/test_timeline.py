@@ -257,8 +257,9 @@ matmul = lambda x, w: x @ w
 
 
 def bound(rows, inner, columns, mesh, types, dtype=jnp.bfloat16):
-    made = sbp.jit(matmul, mesh, in_types=types[:2], out_types=types[2], hardware="h100")
-    plan = made.plan(shape(rows, inner, dtype=dtype), shape(inner, columns, dtype=dtype))
+    plan = sbp.jit(matmul, mesh, in_types=types[:2], out_types=types[2], hardware="h100").plan(
+        shape(rows, inner, dtype=dtype), shape(inner, columns, dtype=dtype)
+    )
     seconds = limits(plan.program).seconds
     return max(seconds, key=lambda k: seconds[k])
 
@@ -429,10 +430,9 @@ def test_tensors_of_layers_are_one_row():
 
     weights = [(shape(D, H), shape(H, D))] * LAYERS
     types = [("model:S(1)", "model:S(0)")] * LAYERS
-    made = sbp.jit(
+    plan = sbp.jit(
         train(stacked), MESH, in_types=(types, "data:S(0)"), out_types=types, donate_argnums=0
-    )
-    plan = made.plan(weights, shape(TOKENS, D))
+    ).plan(weights, shape(TOKENS, D))
     held = [(one, n) for one, n in live_bytes(plan.program).held if one.kind == "weights"]
     assert {one.name for one, _ in held} == {"weights[*][0]", "weights[*][1]"}
     assert sum(n for _, n in held) == 2 * LAYERS

@@ -58,8 +58,7 @@ def assert_within_plan(plan, shape):
 
 def assert_close(got, want, *, rtol, atol):
     """Checks that two trees of arrays have nearly equal leaves."""
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=rtol, atol=atol)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), got, want)
 
 
 @pytest.mark.parametrize("shape", [(8,), (2, 4), (2, 2, 2)], ids=["8", "2x4", "2x2x2"])
@@ -234,8 +233,7 @@ LABELS = np.random.default_rng(1).integers(0, VOCABULARY, ROWS).astype(np.int32)
 
 
 def cross_entropy(logits, labels):
-    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)
-    return -jnp.mean(picked)
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1))
 
 
 def one_hot_entropy(logits, labels):
@@ -373,8 +371,7 @@ def test_initial_values_count_once_and_in_order(case: str, shape: tuple[int, int
     x = np.random.default_rng(1).integers(1, 6, shape).astype(np.int32)
     for split in ("y:S(0)", "x:S(0) y:S(1)", "x:S(1) y:S(1)", "x:S(0) y:S(0)"):
         f = sbp.jit(lambda x, split=split: fn(sbp.annotate(x, split)), mesh, hardware=SENDS_FREELY)
-        for found, wanted in zip(jax.tree.leaves(f(x)), jax.tree.leaves(fn(x)), strict=True):
-            np.testing.assert_array_equal(found, wanted)
+        jax.tree.map(np.testing.assert_array_equal, f(x), fn(x))
 
 
 # ---- arranged scatters ---------------------------------------------------------------------------

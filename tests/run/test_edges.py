@@ -260,8 +260,8 @@ def test_a_lone_index_outside_the_shard_changes_nothing(index):
         return split.at[:, k].add(100.0), split.at[:, k].set(7.0), split[:, k], x + 1
 
     f = sbp.jit(both, sbp.make_mesh((2,), ("x",)), in_types="B")
-    for got, want in zip(f(x, np.int32(index)), jax.jit(both)(x, np.int32(index)), strict=True):
-        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+    got, want = f(x, np.int32(index)), jax.jit(both)(x, np.int32(index))
+    jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 def grouped(x, w):
@@ -293,8 +293,7 @@ def test_a_program_has_the_values_of_one_device(case):
     fn, args = SAME[case]
     args = tuple(map(jnp.asarray, args))
     found = sbp.jit(fn, sbp.make_mesh((2,), ("x",)))(*args)
-    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(fn(*args)), strict=True):
-        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+    jax.tree.map(np.testing.assert_array_equal, found, fn(*args))
 
 
 @pytest.mark.parametrize("hardware", sorted(sbp.HARDWARE))

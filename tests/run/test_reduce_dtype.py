@@ -151,8 +151,9 @@ def test_sums_are_those_of_float32():
         return tuple(sbp.annotate(a @ b, t) for b, t in zip(bs, outs, strict=True))
 
     types = ("x:S(1) y:S(1)", *("x:S(0) y:S(0)" for _ in bs))
-    f = sbp.jit(program, mesh, types, "B", boxing="reduce", reduce_dtype=jnp.float32)
-    plan = f.plan(a, *bs)
+    plan = sbp.jit(program, mesh, types, "B", boxing="reduce", reduce_dtype=jnp.float32).plan(
+        a, *bs
+    )
     assert all(how is not None for _, how in reductions(plan)) and len(reductions(plan)) >= 3
     for got, b in zip(plan(a, *bs), bs, strict=True):
         products = a.astype(np.float32)[:, :, None] * b.astype(np.float32)[None]
@@ -366,8 +367,9 @@ def test_the_choice_is_saved_with_the_plan(tmp_path: Any):
 
 
 def test_the_report_says_which_sums_are_in_which_precision():
-    f = sbp.jit(cast_product, EIGHT, reduce_dtype=jnp.bfloat16, hardware="tpu-v5e", **PRODUCT)
-    plan = f.plan(*WIDE)
+    plan = sbp.jit(
+        cast_product, EIGHT, reduce_dtype=jnp.bfloat16, hardware="tpu-v5e", **PRODUCT
+    ).plan(*WIDE)
     assert "convert_element_type<x=rounded_parts>" in str(plan)
     text = " ".join(str(plan.report()).split())
     assert "precision of sums over devices" in text
@@ -397,8 +399,7 @@ def test_a_help_names_the_choice():
 def test_why_a_sum_stands_before_a_cast():
 
     def program(a: Any, b: Any) -> Any:
-        y = a @ b
-        return y.astype(jnp.bfloat16)
+        return (a @ b).astype(jnp.bfloat16)
 
     f = sbp.jit(program, EIGHT, ("x:S(1)", "x:S(0)"), "B", hardware="tpu-v5e")
     text = " ".join(str(f.plan(*SMALL).why("y")).split())

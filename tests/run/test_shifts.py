@@ -392,8 +392,9 @@ def test_levels_run_on_shards_of_two_axes():
     """A few rows of small levels are sent, and no shard."""
     types = "x:S(0) y:S(0)"
     mesh = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
-    f = sbp.jit(scanned, mesh, (types, types), (types, types), hardware="tpu-v5e")
-    plan = f.plan(*[jax.ShapeDtypeStruct((2**16, 4), np.float32)] * 2)
+    plan = sbp.jit(scanned, mesh, (types, types), (types, types), hardware="tpu-v5e").plan(
+        *[jax.ShapeDtypeStruct((2**16, 4), np.float32)] * 2
+    )
     assert plan.cost.bytes_per_device < 2**16 * 16 / 8 / 100
 
 

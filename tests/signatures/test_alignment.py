@@ -16,7 +16,7 @@ from sbp.signatures.alignment import with_alignment
 from sbp.signatures.reversal import with_mirrors
 from sbp.trace.evaluate import evaluate
 from sbp.trace.graph import Graph
-from tests.trace.evaluated import assert_same_values, graph_of, ops
+from tests.trace.test_joins import assert_same_values, graph_of, ops
 
 
 def recurrence(p: Any, q: Any) -> Any:
@@ -276,8 +276,7 @@ def test_reversals_that_are_left(case: str):
 
 def test_operations_before_and_after_stay():
     """Only what lies between the reversals is mirrored, for a plan reads as the program does."""
-    fn = lambda a, b: flip(jnp.cumsum(flip(jnp.exp(a) * 2), 0)) + b
-    before = graph_of(fn, pair(8))
+    before = graph_of(lambda a, b: flip(jnp.cumsum(flip(jnp.exp(a) * 2), 0)) + b, pair(8))
     after = with_mirrors(with_alignment(before))
     kept = [n.id for n in before.nodes if n.op not in ("rev", "cumsum")]
     assert [n.id for n in after.nodes if n.op != "cumsum"] == kept

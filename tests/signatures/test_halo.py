@@ -187,8 +187,7 @@ def wrong_convolution(w: Windows, high: int, row: Row, n: int) -> str:
         lhs_dilation=(w.base,),
         rhs_dilation=(w.dilation,),
     )
-    args = (f(1, 2, w.size), f(2, 2, w.window, seed=1))
-    return holds("conv_general_dilated", conv, args, row, n)
+    return holds("conv_general_dilated", conv, (f(1, 2, w.size), f(2, 2, w.window, seed=1)), row, n)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -511,8 +510,7 @@ def test_joins_of_drawn_pieces():
             start = int(rng.integers(0, sizes[k])) if k < 2 else 0
             pieces.append((k, start, int(rng.integers(1, sizes[k] - start + 1)) if k < 2 else 2))
         fn = functools.partial(join_slices_p.bind, dimension=0, pieces=tuple(pieces))
-        args = (f(sizes[0], 2), f(sizes[1], 2, seed=1), np.float32(0.5))
-        eqn = equation("join_slices", fn, args)
+        eqn = equation("join_slices", fn, (f(sizes[0], 2), f(sizes[1], 2, seed=1), np.float32(0.5)))
         for n in (2, 3, 5):
             for row in rows(eqn, n):
                 if row.outs == (S(0),):

@@ -152,8 +152,7 @@ def nd_layouts(eqn: Equation, sizes: tuple[int, ...]) -> list[OpTypes]:
         inputs=tuple(range(count)),
         outputs=tuple(range(count, count + len(eqn.op.outs))),
     )
-    native = (frozenset(MONOIDS),) * count
-    found = RowTable(mesh).rows(node, eqn.op.ins, eqn.op.outs, native)
+    found = RowTable(mesh).rows(node, eqn.op.ins, eqn.op.outs, (frozenset(MONOIDS),) * count)
     return [
         OpTypes(
             tuple(tuple(map(decode, t)) for t in r.ins),

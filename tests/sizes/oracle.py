@@ -13,12 +13,9 @@ import sbp
 from sbp.api.symbolic import SizedReport
 from sbp.infer.request import Request
 from sbp.infer.typing import Typing, certify
+from tests.cases import shape as f32
 
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def dims(text, *constraints):

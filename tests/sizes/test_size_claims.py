@@ -62,8 +62,7 @@ def tokens_merged(x, w):
 
 def attention(x, w):
     q = sbp.split((x @ w).reshape(*x.shape[:2], 4, 4), 2, "model")
-    scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, q))
-    return jnp.einsum("bhqk,bkhd->bqhd", scores, q)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, q)), q)
 
 
 def carried(x):

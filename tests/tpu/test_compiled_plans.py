@@ -165,8 +165,9 @@ SIZE = 8192
 
 
 def product(mesh, types, out, rows=SIZE):
-    f = sbp.jit(lambda a, b: a @ b, mesh, in_types=types, out_types=out, budgets=ONLY_RINGS)
-    return f.plan(*(of(n, SIZE, dtype="bfloat16") for n in (rows, SIZE)))
+    return sbp.jit(
+        lambda a, b: a @ b, mesh, in_types=types, out_types=out, budgets=ONLY_RINGS
+    ).plan(*(of(n, SIZE, dtype="bfloat16") for n in (rows, SIZE)))
 
 
 def test_products_are_computed_while_shards_go_round():

@@ -1,6 +1,7 @@
 """Slices that are put together again are one node, where more than half of each array is read;
 slices of slices are one slice, and gradients of slices that cut alike are added before they are
-padded."""
+padded.
+Graphs of functions, and whether a graph computes what its function computes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,32 @@ from jax import lax
 import sbp
 from sbp.trace.build import trace
 from sbp.trace.evaluate import evaluate
-from tests.trace.evaluated import assert_same_values, graph_of, ops
+from sbp.trace.graph import Graph
+
+# ---- graphs of functions -------------------------------------------------------------------------
+
+
+def graph_of(fn, args) -> Graph:
+    """The graph of a function of arrays with these shapes."""
+    graph, _ = trace(fn, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args])
+    return graph
+
+
+def ops(graph: Graph) -> list[str]:
+    """The operators of a graph, those of loops too."""
+    return [node.op for node in graph.walk()]
+
+
+def assert_same_values(graph: Graph, fn, args, tolerance: float = 0.0) -> None:
+    """Checks that the graph, evaluated as one program, gives the results of the function."""
+    found = jax.jit(lambda *args: evaluate(graph, args))(*args)
+    for got, want in zip(found, jax.tree.leaves(jax.jit(fn)(*args)), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(got), np.asarray(want), rtol=tolerance, atol=tolerance
+        )
+
+
+# ---- joins ---------------------------------------------------------------------------------------
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3) + 1
 NEW = -np.ones((1, 3), np.float32)
