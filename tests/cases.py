@@ -1,6 +1,9 @@
-"""Names of test cases."""
+"""Names of test cases, and arrays without values."""
 
 import re
+
+import jax
+import jax.numpy as jnp
 
 
 def case_name(value: object) -> str:
@@ -11,3 +14,8 @@ def case_name(value: object) -> str:
     "{'mesh': 3}"
     """
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+
+def shape(*dims, dtype=jnp.float32):
+    """An array to plan for."""
+    return jax.ShapeDtypeStruct(dims, dtype)

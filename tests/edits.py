@@ -94,8 +94,7 @@ def recompiled(fn: Callable[..., Any], text: str) -> Callable[..., Any]:
         body = function.body
     if outer:  # what it takes from the functions around it are constants here
         (function,) = (n for n in _functions(body) if n.name == last)
-        found = inspect.getclosurevars(fn)
-        names |= found.nonlocals
+        names |= inspect.getclosurevars(fn).nonlocals
         exec(compile(ast.Module([function], []), name, "exec"), names)
     return names[last]
 
@@ -147,3 +146,12 @@ def check_helps(
         else:
             errors = [d for d in after.check(*args).diagnostics if d.severity == "error"]
             assert len(errors) < len(found), help_.text
+
+
+def helped(
+    fn: Callable[..., Any], mesh: Any, args: tuple[Any, ...], **options: Any
+) -> tuple[Diagnostic, ...]:
+    """The diagnostics of a program, each help of which does what it says (see `check_helps`)."""
+    found = sbp.jit(fn, mesh, **options).check(*args).diagnostics
+    check_helps(fn, mesh, options, args, found)
+    return found

@@ -59,8 +59,7 @@ def current() -> dict[str, str]:
 
 def read() -> dict[str, str]:
     """The hashes of the file."""
-    rows = (line.rsplit(" ", 1) for line in FILE.read_text("utf-8").splitlines())
-    return dict(rows)
+    return dict(line.rsplit(" ", 1) for line in FILE.read_text("utf-8").splitlines())
 
 
 def write() -> None:

@@ -12,7 +12,6 @@ import runpy
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from inspect import ismodule
 from pathlib import Path
 
@@ -36,7 +35,7 @@ WRITTEN_BY_READERS = {"ffn.py", "quickstart.py"}
 """Files that the pages tell the reader to write."""
 
 
-def examples(page: Path) -> Iterator[tuple[int, str, str | None]]:
+def examples(page: Path):
     """Each Python block of a page with its line, and the text block that follows before the next
     Python block or heading, if any."""
     code: str | None = None
@@ -80,7 +79,7 @@ def test_pages_have_examples():
 
 
 @pytest.fixture
-def own_signatures() -> Iterator[None]:
+def own_signatures():
     """Removes the signatures that an example registers, which other tests of this process list."""
     before = set(known_primitives())
     yield
@@ -102,8 +101,7 @@ def test_example_runs(
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "quickstart.py"
     script.write_text(code, "utf-8")
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
+    with warnings.catch_warnings(action="default"):
         runpy.run_path(str(script), run_name="__main__")
     if shown is not None:
         printed = capsys.readouterr().out
@@ -128,8 +126,7 @@ def test_the_picture_is_what_the_page_draws(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path):
     text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text("utf-8"))
-    broken = [target for target in LINK.findall(text) if not (page.parent / target).exists()]
-    assert not broken
+    assert not [target for target in LINK.findall(text) if not (page.parent / target).exists()]
 
 
 def anchors(page: Path) -> set[str]:
@@ -143,8 +140,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_to_parts_of_pages_lead_somewhere(page: Path):
-    text = page.read_text("utf-8")
-    links = re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", text)
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", page.read_text("utf-8"))
     broken = [
         f"{target}#{anchor}"
         for target, anchor in links

@@ -22,8 +22,7 @@ def test_a_count_takes_so_many_cases_and_named_ones_beside_them():
     chosen = Gate({"tests/test_a.py::test_x": 2}, frozenset()).taken(CASES)
     assert len(chosen) == 2
     other = sorted(set(CASES) - chosen)[0]
-    both = Gate({"tests/test_a.py::test_x": 2}, frozenset([other])).taken(CASES)
-    assert both == chosen | {other}
+    assert Gate({"tests/test_a.py::test_x": 2}, frozenset([other])).taken(CASES) == chosen | {other}
     assert Gate({}, frozenset()).taken(CASES) == set(CASES)
 
 
@@ -71,8 +70,7 @@ def test_docstrings_and_comments_of_the_package_do_not_count():
 
 def test_a_locked_test_module_is_locked_by_its_data_and_imports():
     files = {str(p.relative_to(lock.ROOT)) for p in lock.files_of("tests/gallery/test_gallery.py")}
-    assert "tests/gallery/training.py" in files
-    assert "sbp/explain/faults.py" in files
+    assert "tests/gallery/training.py" in files and "sbp/explain/faults.py" in files
     assert any(name.startswith("tests/gallery/golden/") for name in files)
     assert not any(name.startswith("sbp/moe/") for name in files)
 
@@ -133,6 +131,5 @@ def test_cases_that_passed_are_not_run_again(pytest_process, tmp_path):
     assert "1 failed, 1 passed" in pytest_process(text, f"--seconds={table}").communicate()[0]
     outcomes = {case.split("::")[1]: how for case, (_, how) in read_table(table).items()}
     assert outcomes == {"test_a": "passed", "test_b": "failed"}
-    mended = text.replace("assert 0", "pass")
-    again = pytest_process(mended, f"--seconds={table}", "--resume")
+    again = pytest_process(text.replace("assert 0", "pass"), f"--seconds={table}", "--resume")
     assert "1 passed, 1 deselected" in again.communicate()[0]

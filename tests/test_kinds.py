@@ -19,8 +19,7 @@ def f(n: int, /, m: int = 2, *rest: int, key: int = 3, **more: int) -> tuple[obj
 
 
 def test_what_fits_passes():
-    assert f(1) == (1, 2, (), 3, {})
-    assert f(1, 2, 3, 4, key=5, n=6) == (1, 2, (3, 4), 5, {"n": 6})
+    assert f(1) == (1, 2, (), 3, {}) and f(1, 2, 3, 4, key=5, n=6) == (1, 2, (3, 4), 5, {"n": 6})
     assert f(1, m=None) == (1, None, (), 3, {})  # type: ignore[arg-type]
 
 
@@ -76,8 +75,7 @@ def test_a_value_that_cannot_be_shown_is_named_by_its_class():
         def __repr__(self) -> str:
             raise RuntimeError
 
-    assert show(Odd()) == "an object of class Odd"
-    assert show("\ud800") == "'\\ud800'"
+    assert show(Odd()) == "an object of class Odd" and show("\ud800") == "'\\ud800'"
 
 
 SBP: Any = sbp  # wrong calls are meant here

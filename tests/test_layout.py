@@ -7,19 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
 
 import sbp
 from sbp import B, Layout, NdSbp, S
-from sbp.errors import SbpError
 from sbp.infer.rows import seen_codes
 from sbp.infer.space import local_shape
+from tests.cases import shape as f32
 
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 # ---- what a layout says -------------------------------------------------------------------------
@@ -100,7 +95,7 @@ def test_two_dims_on_one_mesh_axis():
     def f(x, w):
         return layout(x @ w, "batch", "hidden")
 
-    with pytest.raises(SbpError) as found:
+    with pytest.raises(sbp.SbpError) as found:
         sbp.jit(f, MESH).plan(f32(8, 16), f32(16, 32))
     line = line_of(f, "layout(")
     assert (
@@ -190,7 +185,7 @@ def test_two_dims_on_one_mesh_axis():
     ],
 )
 def test_refused(use, code, message):
-    with pytest.raises(SbpError) as found:
+    with pytest.raises(sbp.SbpError) as found:
         use()
     assert found.value.code == code and message in str(found.value)
 
@@ -198,9 +193,9 @@ def test_refused(use, code, message):
 def test_an_axis_that_the_mesh_lacks():
     layout = Layout(batch="dta")
     message = r"unknown-axis: .*has no axis 'dta'; did you mean \"data\"\?"
-    with pytest.raises(SbpError, match=message):
+    with pytest.raises(sbp.SbpError, match=message):
         sbp.jit(lambda x: layout(x, "batch"), MESH).plan(f32(8))
-    with pytest.raises(SbpError, match=message):
+    with pytest.raises(sbp.SbpError, match=message):
         sbp.jit(lambda x: x, MESH, in_types=(layout.type("batch"),))
 
 
@@ -236,11 +231,11 @@ ORDER = (
     ("pin", "message"),
     [
         (lambda x: sbp.split(x, 0, "model", "data"), ORDER),
-        (lambda x: sbp.annotate(x, PartitionSpec(("model", "data"))), ORDER),
+        (lambda x: sbp.annotate(x, jax.sharding.PartitionSpec(("model", "data"))), ORDER),
         (lambda x: sbp.Layout(b=("model", "data"))(x, "b", None), ORDER),
         (lambda x: sbp.split(x, 0, "data", "data"), "bad-placement: split names mesh axis 'data'"),
         (
-            lambda x: sbp.annotate(x, PartitionSpec("data", ("model", "data"))),
+            lambda x: sbp.annotate(x, jax.sharding.PartitionSpec("data", ("model", "data"))),
             "bad-placement.* names mesh axis 'data' twice",
         ),
     ],
@@ -376,7 +371,6 @@ def test_transformer_layout(shape, backward):
     shares = products(f.plan(params, tokens).program.typing)
     assert len(shares) == count and set(shares) == {1 / 8}, shares
     found, wanted = f(params, tokens), jax.jit(expected)(params, tokens)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(a, b, rtol=3e-4, atol=2e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-4, atol=2e-6), found, wanted)
     if backward:
         assert found[1]["w_in"].sharding.spec == jax.sharding.PartitionSpec(None, None, "cols")

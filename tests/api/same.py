@@ -1,10 +1,5 @@
 """Compares a call of `sbp.jit` with the same call of `jax.jit`."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,12 +7,12 @@ import numpy as np
 import sbp
 
 
-def both(fn: Callable[..., Any], mesh: Any, **options: Any) -> tuple[Any, Any]:
+def both(fn, mesh, **options):
     """The function under `jax.jit` and under `sbp.jit` with the same options."""
     return jax.jit(fn, **options), sbp.jit(fn, mesh, **options)
 
 
-def assert_same_results(want: Any, got: Any) -> None:
+def assert_same_results(want, got) -> None:
     """Structure, kind of leaf, shape, dtype, weak type and values are equal; floats up to
     rounding."""
     assert jax.tree.structure(want) == jax.tree.structure(got)
@@ -36,7 +31,7 @@ def assert_same_results(want: Any, got: Any) -> None:
             np.testing.assert_array_equal(a, b)
 
 
-def outcome(call: Callable[[], Any]) -> str:
+def outcome(call) -> str:
     """What a call ends in, for comparison of errors: `ok`, or those of `TypeError`, `ValueError`
     and `OverflowError` that its exception is."""
     try:

@@ -71,8 +71,7 @@ def explicit_mlp(x, w):
 
 
 def scanned(x):
-    body = lambda c, _: (constrain(jnp.tanh(c), P("x")), c.sum())
-    return lax.scan(body, x, None, length=3)
+    return lax.scan(lambda c, _: (constrain(jnp.tanh(c), P("x")), c.sum()), x, None, length=3)
 
 
 def explicit_scan(x):
@@ -167,8 +166,7 @@ class TestReports:
             k = jax.device_put(w, self.ROWS)
             return h[:4, :4] * k[:4, :4]
 
-        report = sbp.jit(fn, AUTO[2, 4], boxing="explicit").check(X[:, :16], W)
-        (found,) = report.diagnostics
+        (found,) = sbp.jit(fn, AUTO[2, 4], boxing="explicit").check(X[:, :16], W).diagnostics
         first = fn.__code__.co_firstlineno
         assert found.code == "no-signature"
         assert {label.span.line - first for label in found.labels} == {1, 2, 3}

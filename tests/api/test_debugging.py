@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.sharding import AxisType, PartitionSpec as P
 
 import sbp
@@ -50,11 +49,10 @@ def test_inspection_of_a_tree_in_a_scan_and_of_a_constant():
             return c + row, None
 
         jax.debug.inspect_array_sharding(jnp.ones(3), callback=found.append)
-        return lax.scan(body, jnp.zeros(8), x)[0]
+        return jax.lax.scan(body, jnp.zeros(8), x)[0]
 
     np.testing.assert_allclose(sbp.jit(fn, MESH, in_types="y:S(1)")(X), X.sum(0))
-    assert len(found) == 3
-    assert all(len(s.spec) <= 2 for s in found)
+    assert len(found) == 3 and all(len(s.spec) <= 2 for s in found)
 
 
 def test_visualize(capsys):
@@ -68,8 +66,7 @@ def test_visualize_draws_the_parts_of_a_sum(capsys):
         jax.debug.visualize_array_sharding(y)
         return y
 
-    types = ("x:S(1) y:S(0)", "x:S(0)")
-    np.testing.assert_allclose(sbp.jit(fn, MESH, in_types=types)(X, X), X @ X)
+    np.testing.assert_allclose(sbp.jit(fn, MESH, in_types=("x:S(1) y:S(0)", "x:S(0)"))(X, X), X @ X)
     assert "CPU 0,4" in capsys.readouterr().out
 
 
@@ -106,8 +103,7 @@ def test_a_partitioned_callback_sees_the_shard(size, shape):
 def test_an_ordered_debug_effect_is_refused_in_check_as_in_the_call(show):
     f = sbp.jit(lambda x: (show(x.sum()), x * 2)[1], MESH)
     (found,) = f.check(X).diagnostics
-    assert found.code == "unsupported-effect"
-    assert found.primary is not None
+    assert found.code == "unsupported-effect" and found.primary is not None
     assert found.primary.span.file == __file__
     with pytest.raises(sbp.SbpError, match=r"unsupported-effect.* with ordered=True"):
         f(X)

@@ -7,12 +7,9 @@ from jax.export import symbolic_shape
 
 import sbp
 from sbp.errors import OptionEdit, SbpError, SourceEdit
+from tests.cases import shape as f32
 
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def added(x, y):

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import sbp
 from sbp.api.symbolic import SizedReport
@@ -17,6 +16,7 @@ RNG = np.random.default_rng(0)
 W = RNG.normal(size=(13, 7)).astype(np.float32)
 X = RNG.normal(size=(16, 13)).astype(np.float32)
 Y = RNG.normal(size=(16, 7)).astype(np.float32)
+EIGHT, ROWS = sbp.make_mesh((8,), ("x",)), sbp.padded("x:S(0)")
 
 LAYOUTS = {
     "2": ((2,), ("x",), "x:S(0)", "x:S(0)"),
@@ -101,10 +101,9 @@ def test_a_padded_argument_needs_no_types(name):
 @pytest.mark.parametrize("size", [1, 3, 8, 9, 16, 0])
 def test_any_length(size):
     """A result that is asked for as padded is one, whether or not its dim divides."""
-    mesh, rows = sbp.make_mesh((8,), ("x",)), sbp.padded("x:S(0)")
     x = np.arange(3 * size, dtype=np.int32).reshape(size, 3)
-    fn = lambda x: lax.cumsum(x[::-1], 0) * 2
-    f = sbp.jit(fn, mesh, rows, rows)
+    fn = lambda x: jax.lax.cumsum(x[::-1], 0) * 2
+    f = sbp.jit(fn, EIGHT, ROWS, ROWS)
     y = f(f(x))
     assert isinstance(y, sbp.Padded) and y.shape == x.shape
     np.testing.assert_array_equal(y, fn(fn(x)))
@@ -112,12 +111,11 @@ def test_any_length(size):
 
 
 def test_a_free_type_may_be_uneven():
-    mesh = sbp.make_mesh((8,), ("x",))
-    f = sbp.jit(lambda x: jnp.exp(sbp.split(x, 0, "x")), mesh, sbp.padded(), sbp.padded())
+    f = sbp.jit(lambda x: jnp.exp(sbp.split(x, 0, "x")), EIGHT, sbp.padded(), sbp.padded())
     assert f.plan(W).in_types[0][0] == f.plan(W).out_types == sbp.parse("x:S(0)")
     assert f.plan(W).cost.bytes_per_device == 0
     np.testing.assert_allclose(f(W), np.exp(W), rtol=1e-5)
-    half = sbp.jit(lambda x: x * 2, mesh, sbp.padded("x:?"), sbp.padded("x:S(1)"))
+    half = sbp.jit(lambda x: x * 2, EIGHT, sbp.padded("x:?"), sbp.padded("x:S(1)"))
     np.testing.assert_array_equal(half(W), W * 2)
 
 
@@ -142,25 +140,23 @@ def test_what_arrives_in_another_layout_is_moved_with_one_warning():
 
 def test_a_type_that_is_pinned_without_padding():
     """The result is what `jax.jit` gives, and the warning names the way to keep it split."""
-    mesh = sbp.make_mesh((8,), ("x",))
-    f = sbp.jit(lambda w: w * 2, mesh, out_types="x:S(0)")
+    f = sbp.jit(lambda w: w * 2, EIGHT, out_types="x:S(0)")
     with pytest.warns(
         sbp.SbpWarning, match='uneven-boundary: .*sbp.padded\\("x:S\\(0\\)"\\) to keep'
     ):
         assert isinstance(f(W), jax.Array)
-    g = sbp.jit(lambda w: w * 2, mesh, in_types="x:S(0)", out_types=sbp.padded("x:S(0)"))
-    w = sbp.Padded.of(W, "x:S(0)", mesh)
+    g = sbp.jit(lambda w: w * 2, EIGHT, in_types="x:S(0)", out_types=sbp.padded("x:S(0)"))
+    w = sbp.Padded.of(W, "x:S(0)", EIGHT)
     np.testing.assert_array_equal(g(w), W * 2)  # it is taken as it is, without a warning
     assert g.plan(w).cost.bytes_per_device == 0
 
 
 def test_fully_sharded_state():
     """Leaves that divide are arrays, those that do not are padded, scalars are whole."""
-    mesh = sbp.make_mesh((8,), ("x",))
     state = {"a": np.ones((13, 7)), "b": np.ones((3, 16)), "c": np.ones(3), "n": np.zeros(())}
     types = sbp.fully_sharded("x", padded=True)
     fn = lambda s: jax.tree.map(lambda a: a + 1, s)
-    f = sbp.jit(fn, mesh, types, types)
+    f = sbp.jit(fn, EIGHT, types, types)
     out = f(f(state))
     assert [isinstance(out[k], sbp.Padded) for k in "abcn"] == [True, False, True, False]
     assert f.plan(state).in_types[0][0] == {
@@ -169,17 +165,15 @@ def test_fully_sharded_state():
     for k, a in out.items():
         np.testing.assert_array_equal(a, state[k] + 2)
     by_path = {"s/a": sbp.padded("x:S(1)"), "s/b": lambda path, leaf: sbp.padded("x:S(0)")}
-    taken = sbp.jit(fn, mesh, by_path).plan(state).in_types[0][0]
+    taken = sbp.jit(fn, EIGHT, by_path).plan(state).in_types[0][0]
     assert (taken["a"], taken["b"]) == (sbp.parse("x:S(1)"), sbp.parse("x:S(0)"))
 
 
 def test_memory_and_report_count_the_padded_part():
-    mesh = sbp.make_mesh((8,), ("x",))
-    rows = sbp.padded("x:S(0)")
-    plan = sbp.jit(lambda w: w * 2, mesh, rows, rows).plan(W)
+    plan = sbp.jit(lambda w: w * 2, EIGHT, ROWS, ROWS).plan(W)
     assert plan.cost.peak_memory_bytes == 2 * 2 * 7 * 4  # two rows in, two rows out
     assert (
-        plan.cost.peak_memory_bytes < sbp.jit(lambda w: w * 2, mesh).plan(W).cost.peak_memory_bytes
+        plan.cost.peak_memory_bytes < sbp.jit(lambda w: w * 2, EIGHT).plan(W).cost.peak_memory_bytes
     )
     text = str(plan.report())
     assert "w (padded)" in text and "result (padded)" in text and "f32[2,7]" in text
@@ -189,9 +183,7 @@ def test_memory_and_report_count_the_padded_part():
 
 
 def test_shardings_have_the_structure_of_arguments_and_results():
-    mesh = sbp.make_mesh((8,), ("x",))
-    rows = sbp.padded("x:S(0)")
-    f = sbp.jit(lambda s, x: (s, x), mesh, ({"w": rows}, None), ({"w": rows}, None))
+    f = sbp.jit(lambda s, x: (s, x), EIGHT, ({"w": ROWS}, None), ({"w": ROWS}, None))
     plan = f.plan({"w": W}, X)
     out = f({"w": W}, X)
     assert jax.tree.structure(plan.out_shardings) == jax.tree.structure(out)
@@ -202,11 +194,10 @@ def test_shardings_have_the_structure_of_arguments_and_results():
 
 
 def test_saved_plans(tmp_path):
-    mesh = sbp.make_mesh((8,), ("x",))
-    rows, path = sbp.padded("x:S(0)"), tmp_path / "plan.json"
-    sbp.jit(lambda w: w * 2, mesh, rows, rows).plan(W).save(path)
-    f = sbp.jit(lambda w: w * 2, mesh, out_types=rows, plan=path)
-    w = sbp.Padded.of(W, "x:S(0)", mesh)
+    path = tmp_path / "plan.json"
+    sbp.jit(lambda w: w * 2, EIGHT, ROWS, ROWS).plan(W).save(path)
+    f = sbp.jit(lambda w: w * 2, EIGHT, out_types=ROWS, plan=path)
+    w = sbp.Padded.of(W, "x:S(0)", EIGHT)
     np.testing.assert_array_equal(f(w), W * 2)
     with pytest.raises(
         sbp.SbpError,
@@ -218,16 +209,15 @@ def test_saved_plans(tmp_path):
 def test_symbolic_sizes():
     """The type holds wherever there are elements: nothing has to divide."""
     (n,) = jax.export.symbolic_shape("n")
-    rows = sbp.padded("x:S(0)")
-    f = sbp.jit(lambda x: x + x, sbp.make_mesh((2,), ("x",)), rows, rows)
-    report = f.check(jax.ShapeDtypeStruct((n,), np.float32))
+    report = sbp.jit(lambda x: x + x, sbp.make_mesh((2,), ("x",)), ROWS, ROWS).check(
+        jax.ShapeDtypeStruct((n,), np.float32)
+    )
     assert isinstance(report, SizedReport) and report.sizes.holds == "n >= 2"  # as the rows of add
 
 
 def test_under_another_transformation_it_is_a_plain_array():
-    mesh = sbp.make_mesh((8,), ("x",))
-    w = sbp.Padded.of(W, "x:S(0)", mesh)
-    f = sbp.jit(lambda w: (w * w).sum(), mesh)
+    w = sbp.Padded.of(W, "x:S(0)", EIGHT)
+    f = sbp.jit(lambda w: (w * w).sum(), EIGHT)
     with pytest.warns(sbp.SbpWarning, match="nested-jit"):
         got = jax.jit(lambda w: f(w))(w)
     np.testing.assert_allclose(got, (W * W).sum(), rtol=1e-5)
@@ -236,8 +226,7 @@ def test_under_another_transformation_it_is_a_plain_array():
 
 
 def test_padding_is_zero_where_values_are_checked_for_nan():
-    mesh = sbp.make_mesh((8,), ("x",))
-    f = sbp.jit(lambda w: w / w, mesh, out_types=sbp.padded("x:S(0)"))
+    f = sbp.jit(lambda w: w / w, EIGHT, out_types=sbp.padded("x:S(0)"))
     with jax.debug_nans(True):
         np.testing.assert_array_equal(f(W), np.ones_like(W))
     parts = np.asarray(f(W).parts)
@@ -246,9 +235,7 @@ def test_padding_is_zero_where_values_are_checked_for_nan():
 
 def test_a_repeated_call_reads_no_signature(monkeypatch):
     """Calls with what the plan takes are as quick as those with arrays."""
-    mesh = sbp.make_mesh((8,), ("x",))
-    rows = sbp.padded("x:S(0)")
-    f = sbp.jit(lambda w: w * 2, mesh, rows, rows)
+    f = sbp.jit(lambda w: w * 2, EIGHT, ROWS, ROWS)
     w = f(f(W))
     monkeypatch.setattr("sbp.api.call.CallReader.read", None)
     np.testing.assert_array_equal(f(w), W * 8)
@@ -288,8 +275,7 @@ def test_placing_arguments():
     assert isinstance(placed[0], sbp.Padded) and placed[1] == 3 and placed[3] == 2.0
     assert placed[2].sharding == plan.in_shardings[1]
     np.testing.assert_allclose(plan(*placed), (np.ones((2, 13)) @ W + 2.0) * 3, rtol=1e-5)
-    again = plan.place(*placed)
-    assert again[0].parts.sharding == placed[0].parts.sharding
+    assert plan.place(*placed)[0].parts.sharding == placed[0].parts.sharding
     other = plan.place(sbp.Padded.of(W, "y:S(1)", mesh), *args[1:])
     assert other[0].type == sbp.parse("x:S(0)")
     np.testing.assert_array_equal(other[0], W)
@@ -326,13 +312,12 @@ def test_an_abstract_mesh_has_no_places():
 @pytest.mark.parametrize("rows", [13, 3, 1])
 def test_held_padded_in_host_memory(rows):
     """Results, too, have 0 in their padding, though JAX mixes no values of two memories."""
-    mesh, host, device = sbp.make_mesh((8,), ("x",)), jax.memory.Space.Host, jax.memory.Space.Device
+    host, device = jax.memory.Space.Host, jax.memory.Space.Device
 
     def step(w):
         return jax.device_put(jax.device_put(w, device) + 1, host)
 
-    held = sbp.padded("x:S(0)")
-    f, w = sbp.jit(step, mesh, in_types=(held,), out_types=held), np.ones((rows, 4), np.float32)
+    f, w = sbp.jit(step, EIGHT, in_types=(ROWS,), out_types=ROWS), np.ones((rows, 4), np.float32)
     for count in (2, 3):
         w = f(w)
         assert w.parts.sharding.memory_kind == "pinned_host"
@@ -345,12 +330,9 @@ def test_a_result_that_is_asked_for_as_b_is_not_held_padded():
     """Nothing is padded in B. A free result has the type of the donated argument."""
     x = {"w": jnp.arange(80.0).reshape(10, 8)}
 
-    def double(p):
-        return {"w": p["w"] * 2}
-
     for out_types, kind in (("B", jax.Array), ({"w": "data:B"}, jax.Array), (None, sbp.Padded)):
         f = sbp.jit(
-            double,
+            lambda p: {"w": p["w"] * 2},
             sbp.make_mesh((4,), ("data",)),
             in_types=(sbp.padded("data:S(0)"),),
             out_types=out_types,

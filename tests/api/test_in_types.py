@@ -1,7 +1,7 @@
 """How the types of arguments and results are named: by prefix, by pattern, by function, and by what
-fits; and what is said where that goes wrong."""
-
-from __future__ import annotations
+fits; and what is said where that goes wrong.
+Shardings of arguments and results, and a PartitionSpec in the program: what JAX refuses is an
+error of the same kind at its line, and results have the sharding that was asked for."""
 
 from typing import Any
 
@@ -11,15 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import sbp
 from sbp.api.trees import matches
 from tests.cases import case_name
 
-MESH = AbstractMesh((2, 4), ("data", "model"))
+MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 BLOCK = {"qkv": {"w": (16, 48), "b": (48,)}, "out": {"w": (48, 16), "b": (16,)}}
-SHAPES = {"blocks": [BLOCK, BLOCK], "head": (16, 32), "scale": ()}
 SPLIT, OTHER = sbp.parse("model:S(1)"), sbp.parse("data:S(0)")
 
 
@@ -29,7 +28,7 @@ def _arrays(shapes: Any) -> Any:
     )
 
 
-PARAMS = _arrays(SHAPES)
+PARAMS = _arrays({"blocks": [BLOCK, BLOCK], "head": (16, 32), "scale": ()})
 X = jax.ShapeDtypeStruct((8, 16), jnp.float32)
 
 
@@ -53,7 +52,7 @@ QKV = {f"params['blocks'][{k}]['qkv']['w']": SPLIT for k in (0, 1)}
     [
         ({"blocks/*/qkv/w": "model:S(1)"}, None),
         ({"**/qkv/w": "model:S(1)"}, None),
-        ({"b*/?/qkv/w": PartitionSpec(None, "model")}, None),
+        ({"b*/?/qkv/w": jax.sharding.PartitionSpec(None, "model")}, None),
         {"blocks/*/qkv/w": "model:S(1)"},
         {"params/blocks/*/qkv/w": SPLIT},
         ({"blocks": {"*/qkv/w": SPLIT}, "head": None, "scale": None}, None),
@@ -175,7 +174,7 @@ def test_matches(pattern, path, named):
             "in_types[0] for params['head']: model:S(2) splits dim 2, but the tensor has only",
         ),
         (
-            (None, PartitionSpec(None, None, "data")),
+            (None, jax.sharding.PartitionSpec(None, None, "data")),
             "in_types[1] for x: data:S(2) splits dim 2, but the tensor has only dims 0..1",
         ),
         (
@@ -247,12 +246,11 @@ def test_a_module_that_can_be_called_is_a_tree_of_types():
 
 
 def test_what_patterns_pin_runs():
-    mesh = sbp.make_mesh((2, 4), ("data", "model"))
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), PARAMS)
     x = rng.normal(size=X.shape).astype(X.dtype)
     types = {"params/**/w": sbp.fully_sharded("model"), "x": "data:S(0)"}
-    f = sbp.jit(jax.grad(loss), mesh, in_types=types)
+    f = sbp.jit(jax.grad(loss), sbp.make_mesh((2, 4), ("data", "model")), in_types=types)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-3),
         f(params, x),
@@ -273,9 +271,173 @@ def test_an_undonated_step_returns_what_it_takes():
 
 
 def test_a_function_gets_the_shape_with_its_sharding():
-    rows = NamedSharding(MESH, PartitionSpec("data", None))
+    rows = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec("data", None))
     x = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=rows)
     scale = jax.ShapeDtypeStruct((), jnp.float32)
     asked = lambda path, leaf: leaf.sharding
     plan = sbp.jit(lambda x, scale: x * scale, MESH, in_types=asked).plan(x, scale)
     assert jax.tree.leaves(plan.in_types) == [sbp.parse("data:S(0)"), sbp.parse("B")]
+
+
+# ---- in_shardings and out_shardings --------------------------------------------------------------
+
+DEVICES = Mesh(np.array(jax.devices()).reshape(2, 4), ("x", "y"))
+SQUARE = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+FREE = P.UNCONSTRAINED
+
+
+def spec_of(spec):
+    return NamedSharding(DEVICES, spec)
+
+
+@pytest.mark.parametrize(
+    "spec", [P(), P("x"), P(None, "x"), P("x", None), P(("x", "y")), P("x", "y"), P(("x",), "y")]
+)
+def test_results_have_the_sharding_that_was_asked_for(spec):
+    wanted = jax.jit(lambda x: x + 1, out_shardings=spec_of(spec))(SQUARE)
+    result = sbp.jit(lambda x: x + 1, DEVICES, out_shardings=spec_of(spec))(SQUARE)
+    assert result.sharding == wanted.sharding == spec_of(spec)
+    assert sbp.jit(lambda x: x + 1, DEVICES, out_shardings=spec)(SQUARE).sharding == spec_of(spec)
+    np.testing.assert_array_equal(result, SQUARE + 1)
+
+
+def test_a_sharding_that_does_not_divide_is_not_that_of_the_result():
+    """Then the boundary holds the dim whole, and the spec of the user says otherwise."""
+    with pytest.warns(sbp.SbpWarning, match="uneven-boundary"):
+        result = sbp.jit(lambda x: x[:7], DEVICES, out_shardings=spec_of(P("x")))(SQUARE)
+    assert result.sharding.is_fully_replicated
+
+
+@pytest.mark.parametrize("option", ["in_shardings", "out_shardings"])
+@pytest.mark.parametrize("spec", [P("x", FREE), spec_of(P(FREE))])
+def test_unconstrained_dims_are_refused(option, spec):
+    options: Any = {option: spec}
+    with jax.set_mesh(DEVICES), pytest.raises(ValueError, match="Unconstrained"):
+        jax.jit(lambda x: x, **options)(SQUARE)
+    with pytest.raises(sbp.SbpError, match="UNCONSTRAINED") as caught:
+        sbp.jit(lambda x: x, DEVICES, **options)
+    assert isinstance(caught.value, ValueError)
+    types: Any = {option.replace("shardings", "types"): spec}
+    with pytest.raises(sbp.SbpError, match="UNCONSTRAINED"):
+        sbp.jit(lambda x: x, DEVICES, **types)(SQUARE)
+
+
+OTHERS = {
+    kind: jax.make_mesh((8,), ("q",), axis_types=(kind,))
+    for kind in (AxisType.Auto, AxisType.Explicit)
+}
+
+
+@pytest.mark.parametrize("kind", sorted(OTHERS, key=str))
+@pytest.mark.parametrize("put", [jax.lax.with_sharding_constraint, jax.sharding.reshard])
+def test_a_spec_of_another_mesh(kind, put):
+    """`jax.jit` refuses an axis that the mesh of the context lacks. One that it has is none of the
+    mesh of `sbp.jit`."""
+
+    def own_axis(x):
+        return put(x * 2, P("x"))
+
+    def other_axis(x):
+        return put(x * 2, P("q"))
+
+    with jax.set_mesh(OTHERS[kind]):
+        with pytest.raises(ValueError, match="not found in mesh"):
+            jax.jit(own_axis)(SQUARE)
+        with pytest.raises(sbp.SbpError, match=r"\(q=8\), but sbp.jit uses") as caught:
+            sbp.jit(own_axis, DEVICES)(SQUARE)
+        error = caught.value
+        assert isinstance(error, ValueError) and error.code == "bad-placement"
+        assert error.span and error.span.line == own_axis.__code__.co_firstlineno + 1
+        with pytest.raises(sbp.SbpError) as caught:
+            sbp.jit(other_axis, DEVICES)(SQUARE)
+        assert caught.value.code in ("unknown-axis", "bad-placement")
+        span = caught.value.span
+        assert span and span.line == other_axis.__code__.co_firstlineno + 1
+        (found,) = sbp.jit(own_axis, DEVICES).check(SQUARE).diagnostics
+        assert found.code == "bad-placement"
+
+
+def test_other_programs_do_not_see_another_mesh():
+    def fails(x):
+        raise RuntimeError("of the user")
+
+    with jax.set_mesh(OTHERS[AxisType.Explicit]):
+        np.testing.assert_array_equal(sbp.jit(lambda x: x + 1, DEVICES)(SQUARE), SQUARE + 1)
+        whole = sbp.jit(lambda x: jax.lax.with_sharding_constraint(x + 1, P()), DEVICES)(SQUARE)
+        np.testing.assert_array_equal(whole, SQUARE + 1)
+        assert sbp.jit(jnp.sum, DEVICES).eval_shape(SQUARE).shape == ()
+        with pytest.raises(RuntimeError, match="of the user"):
+            sbp.jit(fails, DEVICES)(SQUARE)
+
+
+def test_what_is_moved_is_found_by_shardings(monkeypatch):
+    """An error of JAX passes where all arguments lie as the plan takes them, whatever it says."""
+    elsewhere = jax.device_put(SQUARE, SingleDeviceSharding(jax.devices()[3]))
+    here = jax.device_put(SQUARE, spec_of(P("x")))
+    fn = sbp.jit(lambda x: x * 2, DEVICES, in_shardings=spec_of(P("x")))
+    with pytest.warns(sbp.SbpWarning, match="input-moved"):
+        np.testing.assert_array_equal(fn(elsewhere), SQUARE * 2)
+    calls = []
+
+    def refuse(executable, flat, shapes):
+        calls.append(flat)
+        raise ValueError("incompatible devices, committed to another sharding")
+
+    monkeypatch.setattr("sbp.run.execute.Executable.__call__", refuse)
+    for x, count in ((here, 1), (elsewhere, 2)):
+        calls.clear()
+        with pytest.raises(ValueError, match="incompatible devices"):
+            fn(x)
+        assert len(calls) == count
+
+
+@pytest.mark.parametrize("order", [slice(4), slice(None, None, -1)], ids=["fewer", "reversed"])
+def test_a_set_mesh_of_other_devices(order):
+    """The mesh of `sbp.jit` says where the program runs."""
+    with jax.set_mesh(jax.sharding.Mesh(DEVICES.devices.flatten()[order], ("q",))):
+        fn = sbp.jit(lambda x: x + 1, DEVICES, in_types="x:S(0)")
+        for x in (SQUARE, jax.device_put(SQUARE, spec_of(P("x")))):
+            np.testing.assert_array_equal(fn(x), SQUARE + 1)
+        assert fn.lower(SQUARE).compile() is not None
+        parts = sbp.jit(lambda x: x.sum(0), DEVICES, "x:S(0)", "x:P")(SQUARE)
+        np.testing.assert_array_equal(parts.reduce(), SQUARE.sum(0))
+        uneven = sbp.Padded.of(jax.device_put(SQUARE[:5], spec_of(P())), "x:S(0)", DEVICES)
+        np.testing.assert_array_equal(uneven.full(), SQUARE[:5])
+        kept = sbp.jit(lambda x: x + 1, DEVICES, out_types=sbp.padded("x:S(0)"))(uneven)
+        np.testing.assert_array_equal(kept, SQUARE[:5] + 1)
+
+
+WRONG = {
+    "no such axis": (P("z"), "no axis 'z'"),
+    "one of two axes": (P(("x", "z")), "no axis 'z'"),
+    "no such dim": (
+        P(None, None, "x"),
+        r"x:S\(2\) splits dim 2, but the tensor has only dims 0..1",
+    ),
+    "one device": (SingleDeviceSharding(jax.devices()[0]), "SingleDeviceSharding"),
+    "another tree": ({"a": P("x")}, "does not fit"),
+}
+
+
+@pytest.mark.parametrize("option", ["in_shardings", "out_shardings"])
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_shardings_are_value_errors_that_name_the_option(option, name):
+    sharding, said = WRONG[name]
+    options: Any = {option: sharding}
+    with jax.set_mesh(DEVICES):
+        with pytest.raises(ValueError):
+            jax.jit(lambda x: x + 1, **options)(SQUARE)
+        with pytest.raises(sbp.SbpError, match=said) as caught:
+            sbp.jit(lambda x: x + 1, **options)(SQUARE)
+    assert isinstance(caught.value, ValueError)
+    assert option in str(caught.value) and "_types" not in str(caught.value)
+
+
+def test_keyword_arguments_go_with_in_types_beside_out_shardings():
+    options: Any = {"out_shardings": spec_of(P("x"))}
+    result = sbp.jit(lambda x, *, y: x + y, DEVICES, in_types=("x:S(0)",), **options)(
+        SQUARE, y=SQUARE
+    )
+    np.testing.assert_array_equal(result, SQUARE + SQUARE)
+    with pytest.raises(ValueError, match="in_shardings names positional"):
+        sbp.jit(lambda x, *, y: x + y, DEVICES, in_shardings=(P("x"),))(SQUARE, y=SQUARE)

@@ -8,12 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSharding
 
 import sbp
-from sbp import S
 from sbp.plan.memory import GAPS
 
 MESHES: Any = {
@@ -29,8 +27,7 @@ A = np.arange(32.0, dtype=np.float32).reshape(8, 4) / 10
 
 def mesh_of(name="2x4"):
     sizes, names = MESHES[name]
-    count = int(np.prod(sizes))
-    return Mesh(np.array(jax.devices()[:count]).reshape(sizes), names)
+    return Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), names)
 
 
 MESH = mesh_of()
@@ -50,6 +47,8 @@ def arrays(mesh=MESH):
     )
 
 
+D, H = arrays()
+
 offloads = jax.checkpoint_policies.save_and_offload_only_these_names(
     names_which_can_be_saved=[],
     names_which_can_be_offloaded=["hidden"],
@@ -65,7 +64,7 @@ def layers(policy):
 
     def loss(x):
         ws = jnp.stack([jnp.eye(4) * n for n in (0.5, 1.0, 1.5)])
-        return lax.scan(jax.checkpoint(layer, policy=policy), x, ws)[0].sum()
+        return jax.lax.scan(jax.checkpoint(layer, policy=policy), x, ws)[0].sum()
 
     return lambda d, h: jax.value_and_grad(loss)(d)
 
@@ -77,7 +76,7 @@ def streamed(d, h):
         row = jax.device_put(row, DEVICE)
         return total + row, jax.device_put(row * 2, HOST)
 
-    return lax.scan(step, jnp.zeros(4), h)
+    return jax.lax.scan(step, jnp.zeros(4), h)
 
 
 def kept_in_a_loop(d, h):
@@ -85,24 +84,23 @@ def kept_in_a_loop(d, h):
         n, x = carry
         return n + 1, jax.device_put(jax.device_put(x, DEVICE) * 2, HOST)
 
-    return lax.while_loop(lambda carry: carry[0] < 3, step, (0, jax.device_put(d, HOST)))
+    return jax.lax.while_loop(lambda carry: carry[0] < 3, step, (0, jax.device_put(d, HOST)))
 
 
 def in_branches(d, h):
     def one(d):
         return jax.device_put(d, HOST)
 
-    return lax.cond(d.sum() > 0, one, lambda d: one(d * 2), d)
+    return jax.lax.cond(d.sum() > 0, one, lambda d: one(d * 2), d)
 
 
 def converted_on_the_host(d, h):
-    x = sbp.annotate(jax.device_put(sbp.split(d, 0, "x"), HOST), x=S(1))
+    x = sbp.annotate(jax.device_put(sbp.split(d, 0, "x"), HOST), x=sbp.S(1))
     return jax.device_put(x, DEVICE) + 1
 
 
 def of_an_uneven_dim(d, h):
-    x = jax.device_put(sbp.annotate(d[:7] * 2, x=S(0)), HOST)
-    return jax.device_put(x, DEVICE) + 1
+    return jax.device_put(jax.device_put(sbp.annotate(d[:7] * 2, x=sbp.S(0)), HOST), DEVICE) + 1
 
 
 PROGRAMS: Any = {
@@ -114,10 +112,10 @@ PROGRAMS: Any = {
     "computed there": lambda d, h: jnp.cos(h.T * 2) + 1,
     "reduced there": lambda d, h: (h.sum(), h.max(0)),
     "the argument": lambda d, h: h,
-    "an update there": lambda d, h: lax.dynamic_update_slice(
+    "an update there": lambda d, h: jax.lax.dynamic_update_slice(
         h, jax.device_put(d[:2], HOST), (1, 0)
     ),
-    "a slice there": lambda d, h: jax.device_put(lax.dynamic_slice(h, (3, 0), (2, 4)), DEVICE),
+    "a slice there": lambda d, h: jax.device_put(jax.lax.dynamic_slice(h, (3, 0), (2, 4)), DEVICE),
     "its gradient": lambda d, h: jax.grad(lambda h: (jax.device_put(h, DEVICE) ** 2).sum())(h),
     "offloaded by name": layers(offloads),
     "offloaded products": layers(offloads_products),
@@ -142,8 +140,7 @@ def compare(got, wanted):
 
 
 def quietly(fn, *args):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sbp.SbpWarning)
+    with warnings.catch_warnings(action="ignore", category=sbp.SbpWarning):
         return fn(*args)
 
 
@@ -174,9 +171,8 @@ def test_a_conversion_in_host_memory_goes_through_device_memory(tmp_path):
         "in_shardings": on("pinned_host"),
         "out_shardings": on("pinned_host", P(None, "x")),
     }
-    _, h = arrays()
     fn = sbp.jit(lambda h: h, MESH, **kinds)
-    plan = fn.plan(h)
+    plan = fn.plan(H)
     lines = [line.split("  #")[0].strip() for line in str(plan).splitlines()]
     assert lines[1:-1] == [
         "input %0: f32<host>[8,4] x:S(0)",
@@ -186,13 +182,13 @@ def test_a_conversion_in_host_memory_goes_through_device_memory(tmp_path):
         "return %0'''",
     ]
     assert plan.cost.peak_memory_bytes == pytest.approx((1 + GAPS) * 2 * 64)
-    compare(fn(h), jax.jit(lambda h: h, **kinds)(h))
+    compare(fn(H), jax.jit(lambda h: h, **kinds)(H))
     plan.save(path := tmp_path / "plan")
     for wrong in ("slice", "to_host"):
         text = path.read_text().replace("to_device[]", f"{wrong}[]")
         (broken := tmp_path / wrong).write_text(text)
         with pytest.raises(sbp.SbpError, match="line 3 of the plan"):
-            sbp.jit(lambda h: h, MESH, plan=broken, **kinds).plan(h)
+            sbp.jit(lambda h: h, MESH, plan=broken, **kinds).plan(H)
 
 
 def test_a_pin_of_a_host_value_is_met_before_the_copy():
@@ -241,7 +237,7 @@ def test_offloaded_values_leave_the_device_account():
             return jnp.sin(checkpoint_name(jnp.sin(x), "hidden")), None
 
         block = jax.checkpoint(layer, policy=policy, prevent_cse=False)
-        return jax.grad(lambda x: lax.scan(block, x, None, length=8)[0].sum())
+        return jax.grad(lambda x: jax.lax.scan(block, x, None, length=8)[0].sum())
 
     saves = jax.checkpoint_policies.save_only_these_names("hidden")
     each = 1024 * 1024 * 4 / 8
@@ -259,17 +255,16 @@ def test_offloaded_values_leave_the_device_account():
 
 
 def test_arguments_and_results_keep_their_memory():
-    d, h = arrays()
     twice = sbp.jit(lambda x: x, MESH, out_shardings=on("pinned_host"))
-    assert twice(d).sharding == twice(h).sharding == on("pinned_host")
+    assert twice(D).sharding == twice(H).sharding == on("pinned_host")
     back = sbp.jit(lambda x: x, MESH, out_shardings=on("device"))
-    assert back(d).sharding == back(h).sharding == on("device")
+    assert back(D).sharding == back(H).sharding == on("device")
     taken = sbp.jit(lambda x: jax.device_put(x, DEVICE), MESH, in_shardings=on("pinned_host"))
-    np.testing.assert_array_equal(taken(h), A)
-    assert taken.plan(h).in_shardings == (on("pinned_host", P("x", None)),)
+    np.testing.assert_array_equal(taken(H), A)
+    assert taken.plan(H).in_shardings == (on("pinned_host", P("x", None)),)
     shapes = jax.ShapeDtypeStruct(A.shape, A.dtype, sharding=on("pinned_host"))
-    assert taken.plan(shapes).in_shardings == taken.plan(h).in_shardings
-    assert taken.eval_shape(h).shape == A.shape
+    assert taken.plan(shapes).in_shardings == taken.plan(H).in_shardings
+    assert taken.eval_shape(H).shape == A.shape
 
 
 def test_a_state_in_host_memory_comes_back_there():
@@ -321,19 +316,17 @@ def test_an_argument_in_another_memory_is_refused(has, asked, option):
 
 
 def test_operands_of_two_memories_are_refused_as_jax_refuses_them():
-    d, h = arrays()
     for jitted in (jax.jit(jnp.add), sbp.jit(jnp.add, MESH)):
         with pytest.raises(ValueError, match="memory_space"):
-            jitted(d, h)
+            jitted(D, H)
 
 
 def test_a_plan_is_for_one_memory():
-    d, h = arrays()
     fn = sbp.jit(lambda x: jax.device_put(x, DEVICE) * 2, MESH)
-    plan = fn.plan(h)
-    np.testing.assert_array_equal(fn(d), fn(h))
+    plan = fn.plan(H)
+    np.testing.assert_array_equal(fn(D), fn(H))
     with pytest.raises(sbp.SbpError, match="memories"):
-        plan(d)
+        plan(D)
 
 
 def test_unpinned_memory_at_the_boundary():
@@ -350,20 +343,18 @@ def test_unpinned_memory_at_the_boundary():
 
 
 def test_a_saved_plan_is_for_one_memory(tmp_path):
-    d, h = arrays()
 
     def fn(x):
         return jax.device_put(x, DEVICE) * 2
 
-    sbp.jit(fn, MESH).plan(h).save(path := tmp_path / "plan")
+    sbp.jit(fn, MESH).plan(H).save(path := tmp_path / "plan")
     with pytest.raises(sbp.SbpError, match="another program"):
-        sbp.jit(fn, MESH, plan=path).plan(d)
+        sbp.jit(fn, MESH, plan=path).plan(D)
 
 
 def test_in_a_region_written_by_hand():
     def body(x, h):
-        kept = jax.device_put(x * 2, HOST)
-        return jax.device_put(kept, DEVICE) + jax.device_put(h, DEVICE)
+        return jax.device_put(jax.device_put(x * 2, HOST), DEVICE) + jax.device_put(h, DEVICE)
 
     region = sbp.manual(body, in_types=("x:S(0)", "x:S(0)"), out_types="x:S(0)")
     fn, args = (lambda d, h: region(d, h) + 1), arrays()

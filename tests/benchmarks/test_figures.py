@@ -22,8 +22,6 @@ from benchmarks.steps.figures import (
 from benchmarks.steps.suite import SUITE
 from benchmarks.steps.unseen import UNSEEN
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
-
 
 def figures(seconds, *unknown, held=None):
     hertz = CHIPS["v5e"].hertz
@@ -100,7 +98,7 @@ def test_steps_without_types_are_compared_with_those_with_types():
 
 
 def test_readme_shows_the_figures_that_are_kept():
-    text = PAGE.read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     assert all(table in text for table in tables())
 
 

@@ -54,8 +54,7 @@ def test_a_run_is_read_from_its_folder(folder):
     assert (found.chrf, found.exact) == (41.0, 20.5)
     # A mean of the last 20 of a line that falls by 0.01: half of 19 steps above its end.
     assert found.losses[-1] == pytest.approx(4.0 - 0.08 - 0.59 + 0.095)
-    assert found.losses[0] == pytest.approx(3.92)
-    assert found.tokens_to(found.losses[30]) == 31_000
+    assert found.losses[0] == pytest.approx(3.92) and found.tokens_to(found.losses[30]) == 31_000
     assert found.tokens_to(0.0) is None
 
 

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
 
 import sbp
 from benchmarks import order_unseen, overlap, repro
@@ -30,7 +29,9 @@ STEPS = SUITE | UNSEEN
 def abstract(axes):
     """A mesh without devices, of axes with their sizes."""
     names, sizes = zip(*axes, strict=True)
-    return jax.sharding.AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+    return jax.sharding.AbstractMesh(
+        sizes, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names)
+    )
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -86,7 +87,7 @@ SMALL_STEPS = {
 def mesh_of(step: Step):
     sizes, names = tuple(n for _, n in step.mesh), tuple(a for a, _ in step.mesh)
     devices = np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes)
-    return jax.sharding.Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
+    return jax.sharding.Mesh(devices, names, axis_types=(jax.sharding.AxisType.Auto,) * len(names))
 
 
 @pytest.fixture
@@ -181,7 +182,7 @@ def test_gradients_are_those_of_one_device(form):
     f = jax.shard_map(
         partial(overlap.gradients, form, SMALL),
         mesh=jax.sharding.Mesh(np.array(jax.devices()[:4]), (overlap.AXIS,)),
-        in_specs=(specs, PartitionSpec(overlap.AXIS, None, None)),
+        in_specs=(specs, jax.sharding.PartitionSpec(overlap.AXIS, None, None)),
         out_specs=specs,
         check_vma=False,
     )

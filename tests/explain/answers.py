@@ -3,7 +3,6 @@
 import linecache
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from sbp.limits import Policy
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 
 
-def planned(source, args, mesh=MESH, boxing: Policy | Mapping[str, Policy] = "auto", **types: Any):
+def planned(source, args, mesh=MESH, boxing: Policy | Mapping[str, Policy] = "auto", **types):
     """The plan of the function `f` of a source text that linecache knows, as of a notebook's
     cell."""
     text = "import jax, sbp\nimport jax.numpy as jnp\nfrom sbp import S, B, P\n" + source

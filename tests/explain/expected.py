@@ -1,15 +1,11 @@
 """Meshes and shapes of small programs."""
 
 import jax
-import jax.numpy as jnp
-from jax.sharding import AbstractMesh
 
-MESH = AbstractMesh((8,), ("tensor",))
-MESH_2D = AbstractMesh((2, 4), ("data", "tensor"))
+from tests.cases import shape
 
-
-def shape(*dims):
-    return jax.ShapeDtypeStruct(dims, jnp.float32)
+MESH = jax.sharding.AbstractMesh((8,), ("tensor",))
+MESH_2D = jax.sharding.AbstractMesh((2, 4), ("data", "tensor"))
 
 
 SQUARE = shape(1024, 1024)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
-from sbp.errors import SbpError
 from sbp.report.answers import setting_cells
 from sbp.trace.graph import Graph
 from tests.explain.answers import masked, planned, shape
@@ -36,8 +35,7 @@ def test_golden():
 
 def test_it_shows_itself():
     found = why_programs.plan("accumulated_step").diff(why_programs.plan("accumulated_step"))
-    assert str(found) == repr(found) == found.text()
-    assert found.text().endswith("nothing differs")
+    assert str(found) == repr(found) == found.text() and found.text().endswith("nothing differs")
     assert found._repr_html_() == found.html()
 
 
@@ -102,8 +100,7 @@ def test_values_are_matched_by_name_not_by_line():
     )
     assert found.titles == ("f", "f")
     values = {d.name: (repr(d.this.type), repr(d.other.type)) for d in found.values}
-    assert values["h"][1] == "data:S(0) model:S(1)"
-    assert values["h"][0] != values["h"][1]
+    assert values["h"][1] == "data:S(0) model:S(1)" and values["h"][0] != values["h"][1]
     assert [(s.kind, s.subject) for s in found.settings] == [
         ("annotation", "x"),
         ("annotation", "h"),
@@ -238,8 +235,7 @@ def test_other_batch_sizes_are_matched():
         for n in (64, 128)
     )
     found = this.diff(other).difference
-    assert found.unmatched == (0, 0)
-    assert not found.settings
+    assert found.unmatched == (0, 0) and not found.settings
     assert found.costs[0].seconds < found.costs[1].seconds
 
 
@@ -265,5 +261,5 @@ def test_unrolled_turns_of_a_loop_are_told_apart():
 
 def test_only_plans_are_compared():
     number: Any = 3
-    with pytest.raises(SbpError, match=r"plan\.diff takes another plan, got 3"):
+    with pytest.raises(sbp.SbpError, match=r"plan\.diff takes another plan, got 3"):
         why_programs.plan("accumulated_step").diff(number)

@@ -1,6 +1,5 @@
 """Diagnostics, told by programs that carry their expectations as comments on the line."""
 
-from __future__ import annotations
 
 import re
 

@@ -1,10 +1,7 @@
 """What a limit of a diagnosis or of `plan.why` leaves out is said."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.errors import Diagnostic, OptionEdit
@@ -128,8 +125,7 @@ def test_pins_of_all_axes_that_are_not_shown_are_counted():
     def program(x, y, z):
         return x + y, jnp.sin(z)
 
-    types = ("data:S(1) tensor:S(1)", "data:B tensor:S(1)", "data:S(0)")
-    options = STRICT | {"in_types": types}
+    options = STRICT | {"in_types": ("data:S(1) tensor:S(1)", "data:B tensor:S(1)", "data:S(0)")}
     args = [shape(8, 8)] * 3
     (exact,) = diagnosed(program, args, MESH_2D, options)
     assert [label.text.split()[0] for label in exact.labels] == ["x", "y"]
@@ -138,8 +134,7 @@ def test_pins_of_all_axes_that_are_not_shown_are_counted():
         "some of these pins may not be part of the conflict: with 2 operations, sbp did"
         in " ".join(rough.notes)
     )
-    assert "not shown: 1 more pin" in rough.notes
-    assert len(rough.helps) == 1
+    assert "not shown: 1 more pin" in rough.notes and len(rough.helps) == 1
     assert any(n.startswith("not shown: ") and "change" in n for n in rough.notes)
 
 
@@ -153,10 +148,9 @@ def test_rows_past_the_limit_are_counted():
 
 
 def test_a_budget_that_was_not_searched_to_the_end_says_so():
-    mesh = AbstractMesh((2, 4), ("dcn", "model"))
     product = sbp.jit(
         lambda x, w: jnp.tanh(x @ w),
-        mesh,
+        jax.sharding.AbstractMesh((2, 4), ("dcn", "model")),
         in_types=("model:S(1)", "model:S(0)"),
         out_types="B",
         budgets=[sbp.forbid(above=64)],
@@ -211,8 +205,7 @@ def test_types_on_two_axes_that_were_not_tried_are_counted():
     every, text = answer(plan, "h", joint=100)
     assert every.untried_pairs == 0 and "two mesh axes not tried" not in text
     few, text = answer(plan, "h", joint=1)
-    pairs = [a for a in every.alternatives if len(a.wanted) == 2]
-    assert few.untried_pairs == len(pairs) - 1
+    assert few.untried_pairs == len([a for a in every.alternatives if len(a.wanted) == 2]) - 1
     assert f"{few.untried_pairs} pairs of types on two mesh axes not tried" in " ".join(
         text.split()
     )
@@ -244,8 +237,7 @@ def test_a_first_answer_makes_few_plans():
 def test_a_conversion_that_was_not_tried_elsewhere_says_so():
     source = "def f(x, w):\n    y = jnp.tanh(x)\n    return y @ w\n"
     in_types = ("model:S(1)", "model:S(1)")
-    args = [shape(2048, 2048)] * 2
-    plan = planned(source, args, in_types=in_types, out_types="model:S(1)")
+    plan = planned(source, [shape(2048, 2048)] * 2, in_types=in_types, out_types="model:S(1)")
     tried, text = answer(plan, "y")
     assert any(c.instead for c in tried.conversions) and "not tried" not in text
     untried, text = answer(plan, "y", deferred=0)

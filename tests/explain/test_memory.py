@@ -6,13 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.errors import SHOWN, OptionEdit
-from tests.edits import check_helps
+from tests.edits import helped
 
-MESH = AbstractMesh((2, 4), ("x", "y"))
+MESH = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
 SQUARE = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
 
 
@@ -27,13 +26,13 @@ def plain(w, x):
 @pytest.mark.parametrize(
     ("fn", "options", "said"),
     [
-        (annotated, {}, 'drop `sbp.replicate(w * 2, "x", "y")` at line 20'),
+        (annotated, {}, 'drop `sbp.replicate(w * 2, "x", "y")` at line 19'),
         (plain, {"in_types": ("B", "x:S(0)")}, "leave w free in in_types"),
     ],
 )
 def test_the_pin_without_which_a_plan_fits_is_freed(fn, options, said):
     asked: dict[str, Any] = {**options, "memory_limit": 4.5e6}
-    (found,) = sbp.jit(fn, MESH, **asked).check(SQUARE, SQUARE).diagnostics
+    (found,) = helped(fn, MESH, (SQUARE, SQUARE), **asked)
     assert found.code == "memory-limit"
     *first, dropped = [h.text for h in found.helps[:-1]]
     assert dropped == said
@@ -43,7 +42,6 @@ def test_the_pin_without_which_a_plan_fits_is_freed(fn, options, said):
     assert found.helps[0].peak_memory_bytes is not None
     assert found.helps[0].peak_memory_bytes <= 4.5e6
     assert found.helps[-1].text.startswith("memory_limit=")
-    check_helps(fn, MESH, asked, (SQUARE, SQUARE), [found])
 
 
 def step(params, x, y):
@@ -62,13 +60,12 @@ def test_pins_without_which_a_plan_fits_only_together_are_freed_together():
         "memory_limit": int(2.5 * 2**20),
         "hardware": "tpu-v5e",
     }
-    (found,) = sbp.jit(step, MESH, **options).check(*args).diagnostics
+    (found,) = helped(step, MESH, args, **options)
     first = found.helps[0]
     assert first.text.startswith("leave params['")
     assert " free in in_types and leave params['" in first.text
     assert first.peak_memory_bytes is not None
     assert first.peak_memory_bytes <= options["memory_limit"]
-    check_helps(step, MESH, options, args, [found])
 
 
 def test_no_pin_is_freed_in_vain():

@@ -1,35 +1,109 @@
-"""A plan converts nothing that a policy forbids, and a diagnosis names the policy to blame."""
+"""A plan converts nothing that a policy forbids and has nothing that a budget forbids. A diagnosis
+names the policy to blame; where no plan keeps a budget, it has the line and the nearest budget."""
 
 import dataclasses
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import sbp
-from sbp.explain.change import DiagnosisLimits
+from sbp.explain import faults
+from sbp.explain.change import DiagnosisLimits, left_out
 from sbp.explain.faults import explain
+from sbp.explain.relaxations import nearest_budget
 from sbp.infer.check import Checker
-from sbp.machine.hardware import HARDWARE
 from sbp.machine.mesh import mesh_spec
-from sbp.plan.ir import Apply, Box
+from sbp.plan.ir import Apply, Box, Loop
 from sbp.signatures import kernel_named
-from tests.edits import check_helps
-from tests.explain.budgeted import (
-    ACROSS,
-    MESH,
-    PARTS,
-    ROWS,
-    SQUARE,
-    W,
-    X,
-    crossed,
-    deep,
-    loss,
-    planned,
-    step,
+from tests.edits import check_helps, helped
+
+# ---- programs, and what their plans send ---------------------------------------------------------
+
+MESH = jax.sharding.AbstractMesh((2, 4), ("dcn", "model"))
+X, W = (
+    jax.ShapeDtypeStruct((1024, 4096), jnp.float32),
+    jax.ShapeDtypeStruct((4096, 2048), jnp.float32),
 )
+ROWS = ("model:S(1)", "model:S(0)")
+
+
+def loss(x, w):
+    return (jnp.tanh(x @ w) @ w.T).sum()
+
+
+def step(x, w):
+    return jax.grad(loss, argnums=(0, 1))(x, w)
+
+
+def looped(x, w):
+    return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w) @ w.T, None), x, None, length=5)[0].sum()
+
+
+def trained(x, w):
+    return jax.grad(looped, argnums=(0, 1))(x, w)
+
+
+def deep(x, w):
+    return jax.grad(lambda x, w: jnp.tanh(jnp.tanh(x @ w) @ w.T).sum(), argnums=(0, 1))(x, w)
+
+
+def made_late(graph):
+    """The values of the backward pass and what is made of them, read off the names that JAX gives
+    its gradients."""
+    late = set()
+    while True:
+        before = len(late)
+        for node in graph.walk():
+            bodies = {o for r in node.regions for o in r.outputs}
+            if "transpose(" in node.scope or not late.isdisjoint(
+                o for o in (*node.inputs, *bodies) if isinstance(o, int)
+            ):
+                late.update(node.outputs, *(r.inputs for r in node.regions))
+        if len(late) == before:
+            return late
+
+
+def sends(block, late, in_loop=False):
+    """(kind, mesh axes, bytes, whether in a gradient, whether in a loop) of all collectives, read
+    from the instructions."""
+    for instruction in block.instructions:
+        match instruction:
+            case Box(source=source, steps=steps, reader=reader):
+                backward = source.value in late or (
+                    reader is not None and not late.isdisjoint(reader.outputs)
+                )
+                for s in steps:
+                    if s.bytes_sent:
+                        yield s.kind, s.mesh_axes, s.bytes_sent, backward, in_loop
+            case Apply(node=node, sends=kernels):
+                yield from (
+                    (s.kind, (k,), s.bytes, not late.isdisjoint(node.outputs), in_loop)
+                    for k, s in kernels
+                )
+            case Loop(node=node, blocks=blocks):
+                for inner in blocks:
+                    yield from sends(inner, late, in_loop or node.op != "cond")
+            case _:
+                raise AssertionError(instruction)
+
+
+def planned(fn, in_types=ROWS, hardware="tpu-v3", **options):
+    program = sbp.jit(fn, MESH, in_types=in_types, hardware=hardware, **options).plan(X, W).program
+    return list(sends(program.block, made_late(program.graph)))
+
+
+def crossed(a, b):
+    return (a @ b) * 2
+
+
+SQUARE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+ACROSS, PARTS = ("dcn:S(1)", "dcn:S(1)"), ("dcn:S(1)", "dcn:S(0)")
+
+
+# ---- policies ------------------------------------------------------------------------------------
 
 FROM_PARTS = ("all_reduce", "reduce_scatter")
 """What the policy "reduce" lets be sent."""
@@ -147,9 +221,7 @@ def region_of_two_lines(a, b):
 def test_the_policy_that_is_at_fault_is_told_and_gives_way(fn, in_types, boxing, help_):
     """Of the program, of the axis or of the region: as one policy for the program it has the same
     rows and notes."""
-    options = {"in_types": in_types, "boxing": boxing}
-    (found,) = sbp.jit(fn, MESH, in_types=in_types, boxing=boxing).check(SQUARE, SQUARE).diagnostics
-    check_helps(fn, MESH, options, (SQUARE, SQUARE), [found])
+    (found,) = helped(fn, MESH, (SQUARE, SQUARE), in_types=in_types, boxing=boxing)
     (alone,) = (
         sbp.jit(fn, MESH, in_types=in_types, boxing="explicit").check(SQUARE, SQUARE).diagnostics
     )
@@ -167,7 +239,7 @@ def test_no_row_is_told_whose_kernel_the_policy_forbids(boxing):
     """Under "auto" a ring takes S(0) and S(1); that it sends is what the policy is against."""
     trial = sbp.jit(crossed, MESH, in_types=ACROSS).trace(SQUARE, SQUARE)
     node = next(n for n in trial.request.graph.nodes if n.op == "dot_general")
-    spec = mesh_spec(MESH, HARDWARE["tpu-v3"])
+    spec = mesh_spec(MESH, sbp.HARDWARE["tpu-v3"])
     rows = dataclasses.replace(trial.request, mesh=spec).axis_rows(node, 0)
     assert any(kernel_named(r.kernel).communicates for r in rows)
     (found,) = (
@@ -204,7 +276,7 @@ def test_a_core_that_nothing_takes_away_is_told_once(monkeypatch, pinned):
     """Were there a conflict without pin, policy or budget, it would be found again whatever is left
     out."""
     traced = sbp.jit(crossed, MESH, in_types=ACROSS, boxing="explicit").trace(SQUARE, SQUARE)
-    request = dataclasses.replace(traced.request, mesh=mesh_spec(MESH, HARDWARE["tpu-v3"]))
+    request = dataclasses.replace(traced.request, mesh=mesh_spec(MESH, sbp.HARDWARE["tpu-v3"]))
     found = Checker(request).check()
     assert found.pins and found.policy
     core = tuple(c for c in found.core if pinned or c.convert is not None)
@@ -227,3 +299,233 @@ def test_a_core_that_nothing_takes_away_is_told_once(monkeypatch, pinned):
 def test_a_report_tells_all_policies(boxing, told):
     f = sbp.jit(crossed, MESH, in_types=PARTS, boxing=boxing)
     assert f"; boxing `{told}`; the types are" in " ".join(f.check(SQUARE, SQUARE).text().split())
+
+
+# ---- budgets -------------------------------------------------------------------------------------
+
+MOST = 2**21
+BUDGETS = {
+    "a collective": (
+        sbp.forbid("reduce_scatter"),
+        lambda kind, axes, sent, back, loop: kind == "reduce_scatter",
+    ),
+    "a size": (
+        sbp.forbid("all_reduce", above=MOST),
+        lambda kind, axes, sent, back, loop: kind == "all_reduce" and sent > MOST,
+    ),
+    "an axis": (sbp.forbid(axis="dcn"), lambda kind, axes, sent, back, loop: 0 in axes),
+    "forward": (
+        sbp.forbid("reduce_scatter", where="forward"),
+        lambda kind, axes, sent, back, loop: kind == "reduce_scatter" and not back,
+    ),
+    "backward": (
+        sbp.forbid(axis="model", where="backward"),
+        lambda kind, axes, sent, back, loop: 1 in axes and back,
+    ),
+    "a collective backward": (
+        sbp.forbid("all_gather", where="backward"),
+        lambda kind, axes, sent, back, loop: kind == "all_gather" and back,
+    ),
+    "loop": (
+        sbp.forbid(axis="model", where="loop"),
+        lambda kind, axes, sent, back, loop: 1 in axes and loop,
+    ),
+    "a size in loops": (
+        sbp.forbid("all_reduce", above=MOST, where="loop"),
+        lambda kind, axes, sent, back, loop: kind == "all_reduce" and sent > MOST and loop,
+    ),
+}
+
+BITES = {
+    "a collective": [("tpu-v3", loss), ("tpu-v3", step), ("tpu-v3", looped), ("tpu-v3", trained)],
+    "a size": [("tpu-v5p", loss), ("tpu-v5p", step), ("tpu-v5p", looped), ("h100", trained)],
+    "an axis": [("tpu-v3", loss), ("tpu-v3", step), ("tpu-v3", looped), ("tpu-v3", trained)],
+    "forward": [("tpu-v3", loss), ("tpu-v3", step), ("tpu-v3", looped), ("tpu-v3", trained)],
+    "backward": [("tpu-v3", step), ("tpu-v3", deep), ("h100", step)],
+    "a collective backward": [("tpu-v3", trained), ("tpu-v5p", deep), ("cpu", step)],
+    "loop": [("tpu-v3", looped), ("tpu-v3", trained)],
+    "a size in loops": [("tpu-v5p", looped), ("h100", trained)],
+}
+"""Programs that break a budget where nothing forbids it."""
+
+
+@pytest.mark.parametrize(
+    ("name", "hardware", "fn"),
+    [(n, h, f) for n, found in BITES.items() for h, f in found],
+    ids=lambda p: getattr(p, "__name__", p),
+)
+def test_a_plan_keeps_its_budget(name, hardware, fn):
+    budget, breaks = BUDGETS[name]
+    assert [s for s in planned(fn, hardware=hardware) if breaks(*s)], (
+        "the budget forbids nothing that is wanted"
+    )
+    assert not [s for s in planned(fn, hardware=hardware, budgets=[budget]) if breaks(*s)]
+
+
+def test_every_kind_of_budget_has_a_program():
+    assert BITES.keys() == BUDGETS.keys()
+
+
+def residual(ws, x):
+    """The gradient of layers whose carry has two readers in the loop."""
+
+    def layer(h, w):
+        return jnp.tanh(jnp.tanh(h @ w[0]) @ w[1]) + h, None
+
+    return jax.grad(lambda ws, x: (jax.lax.scan(layer, x, ws)[0] ** 2).sum())(ws, x)
+
+
+LAYERS = (
+    jax.ShapeDtypeStruct((3, 1024, 2048), jnp.float32),
+    jax.ShapeDtypeStruct((3, 2048, 1024), jnp.float32),
+)
+BESIDE = {
+    "a size forward": (
+        sbp.forbid("all_gather", above=2**18, where="forward"),
+        lambda kind, axes, sent, back, loop: kind == "all_gather" and sent > 2**18 and not back,
+    ),
+    "an axis forward": (
+        sbp.forbid(axis="dcn", where="forward"),
+        lambda kind, axes, sent, back, loop: 0 in axes and not back,
+    ),
+    "an axis backward": (
+        sbp.forbid(axis="dcn", where="backward"),
+        lambda kind, axes, sent, back, loop: 0 in axes and back,
+    ),
+}
+
+
+@pytest.mark.parametrize("pinned", [None, "model:S(1)"])
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_budget_in_loops_beside_one_of_a_pass(name, pinned):
+    """What a loop hands on to its next turn is converted in the loop, for the chooser as for the
+    check of what it chose."""
+    of_loops = (
+        sbp.forbid(axis="model", above=2**14, where="loop"),
+        lambda kind, axes, sent, back, loop: 1 in axes and sent > 2**14 and loop,
+    )
+    both = [BESIDE[name], of_loops]
+
+    def broken(*budgets):
+        program = (
+            sbp.jit(residual, MESH, in_types=(None, pinned), hardware="tpu-v3", budgets=budgets)
+            .plan(LAYERS, jax.ShapeDtypeStruct((256, 1024), jnp.float32))
+            .program
+        )
+        found = list(sends(program.block, made_late(program.graph)))
+        return [any(breaks(*s) for s in found) for _, breaks in both]
+
+    assert broken() == [True, True] and broken(*(budget for budget, _ in both)) == [False, False]
+
+
+# Arguments are wrong on purpose here, which the type checker would refuse.
+forbid: Any = sbp.forbid
+jit: Any = sbp.jit
+policy: Any = sbp.policy
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        (lambda: forbid("all_gathers"), "unknown-option"),
+        (lambda: forbid(where="forwards"), "unknown-option"),
+        (lambda: forbid(above=-1), "bad-argument"),
+        (lambda: jit(loss, MESH, budgets=[sbp.forbid(axis="modle")]), "unknown-axis"),
+        (lambda: jit(loss, MESH, budgets=sbp.forbid()), "bad-argument"),
+        (lambda: jit(loss, MESH, boxing={"modle": "auto"}), "unknown-axis"),
+        (lambda: jit(loss, MESH, boxing={"model": "some"}), "unknown-option"),
+        (lambda: policy("some").__enter__(), "unknown-option"),
+        (lambda: forbid(where=["loop"]), "unknown-option"),
+        (lambda: forbid(where={"loop": 1}), "unknown-option"),
+        (lambda: forbid(["all_gather"]), "unknown-option"),
+        (lambda: forbid(axis=""), "bad-argument"),
+        (lambda: forbid(axis=["dcn"]), "bad-argument"),
+        (lambda: policy(["auto"]).__enter__(), "unknown-option"),
+        (lambda: policy("explicit", "").__enter__(), "bad-argument"),
+        (lambda: policy("explicit", "model", None).__enter__(), "bad-argument"),
+        (lambda: policy("explicit", ("dcn", "model")).__enter__(), "bad-argument"),
+    ],
+)
+def test_bad_input(wrong, code):
+    with pytest.raises(sbp.SbpError) as caught:
+        wrong()
+    assert caught.value.code == code
+
+
+def test_rows_of_a_budget_say_what_does_not_fit():
+    f = sbp.jit(
+        crossed, MESH, in_types=ACROSS, out_types="dcn:P(sum)", budgets=[sbp.forbid(axis="dcn")]
+    )
+    (found,) = f.check(SQUARE, SQUARE).diagnostics
+    assert found.code == "budget"
+    assert {(r.inputs, r.remark) for r in found.rows} >= {
+        (("S(1)", "S(0)"), "a fits, b does not"),
+        (("B", "S(1)"), "b fits, a does not"),
+    }
+
+
+def test_what_no_plan_keeps_is_a_type_error_with_the_nearest_budget():
+    f = sbp.jit(loss, MESH, in_types=ROWS, budgets=[sbp.forbid(above=1000, where="forward")])
+    with pytest.raises(sbp.SbpTypeError) as caught:
+        f.plan(X, W)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "budget"
+    budgets = [sbp.forbid(above=1000, where="forward")]
+    check_helps(loss, MESH, {"in_types": ROWS, "budgets": budgets}, (X, W), [diagnostic])
+    found = nearest_budget(f.trace(X, W).request, 0, plans=DiagnosisLimits().plans)
+    assert found is not None
+    budget, program = found
+    (help_,) = diagnostic.helps
+    assert help_.bytes_per_device == program.cost.bytes_per_device
+    # What it names is possible, and a byte less is not.
+    nearest = sbp.forbid(above=budget.above, where="forward")
+    assert sbp.jit(loss, MESH, in_types=ROWS, budgets=[nearest]).plan(X, W).cost == program.cost
+    assert (
+        not sbp.jit(
+            loss, MESH, in_types=ROWS, budgets=[sbp.forbid(above=budget.above - 1, where="forward")]
+        )
+        .check(X, W)
+        .ok
+    )
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_result_that_may_not_be_reduced_is_told_at_its_line(named):
+    def product(x, w):
+        return x @ w
+
+    def assigned(x, w):
+        y = x @ w
+        return y
+
+    (diagnostic,) = (
+        sbp.jit(
+            assigned if named else product, MESH, in_types=ROWS, budgets=[sbp.forbid(axis="model")]
+        )
+        .check(X, W)
+        .diagnostics
+    )
+    assert diagnostic.code == "budget" and diagnostic.primary is not None
+    assert (
+        diagnostic.title
+        == "returning `x @ w` needs a collective that a budget forbids on mesh axis `model`"
+    )
+    assert diagnostic.primary.text == "P(sum) here; the program returns this value"
+    (help_,) = diagnostic.helps
+    assert help_.bytes_per_device > 0
+
+
+@pytest.mark.parametrize("nearest", [True, False])
+def test_the_nearest_budget_takes_the_place_of_one_help(nearest, monkeypatch):
+    """Where there is none, because other budgets are impossible, too, that place is free."""
+    f = sbp.jit(
+        crossed, MESH, in_types=ACROSS, out_types="dcn:P(sum)", budgets=[sbp.forbid(axis="dcn")]
+    )
+    request = f.trace(SQUARE, SQUARE).request
+    if not nearest:
+        monkeypatch.setattr(faults, "budget_help", lambda *_, **__: None)
+    (every,) = explain(request, limits=DiagnosisLimits(shown=100))
+    (few,) = explain(request, limits=DiagnosisLimits(shown=2))
+    left = len(every.helps) - 2
+    assert len(few.helps) == 2 and left > 0 and few.helps[-1].text.startswith("allow ") == nearest
+    assert left_out(left, 0)[0] in few.notes

@@ -1,8 +1,6 @@
 """A help is true of all that its edit changes: values of other ranks, other reads in the line,
 other calls of a helper, names that mean something else there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -12,7 +10,7 @@ import pytest
 import sbp
 import sbp as s
 from sbp.errors import SourceEdit
-from tests.edits import check_helps
+from tests.edits import check_helps, helped
 from tests.explain.expected import MESH, MESH_2D, shape
 
 SQUARE, VECTOR = shape(16, 16), shape(16)
@@ -149,9 +147,7 @@ def in_a_statement(x, w):
     ids=lambda v: getattr(v, "__name__", ""),
 )
 def test_a_help_says_before_a_line_only_where_its_names_stand_there(program, where):
-    options: dict[str, Any] = {"boxing": "explicit"}
-    found = sbp.jit(program, MESH, **options).check(SQUARE, SQUARE).diagnostics
-    check_helps(program, MESH, options, (SQUARE, SQUARE), found)
+    found = helped(program, MESH, (SQUARE, SQUARE), boxing="explicit")
     texts = [h.text for d in found for h in d.helps]
     name, place = where.split()
     (first,) = dict.fromkeys(

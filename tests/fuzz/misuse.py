@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, PartitionSpec
 
 import sbp
 from sbp.errors import CODES
@@ -108,14 +107,14 @@ VALUES: dict[str, Callable[[], Any]] = {
     "key": lambda: jax.random.key(0),
     "shape": lambda: jax.ShapeDtypeStruct((8, 4), jnp.float32),
     "dtype": lambda: np.dtype("float32"),
-    "spec": lambda: PartitionSpec("data"),
-    "spec of an unknown axis": lambda: PartitionSpec("nope"),
-    "spec twice": lambda: PartitionSpec("data", ("model", "data")),
+    "spec": lambda: jax.sharding.PartitionSpec("data"),
+    "spec of an unknown axis": lambda: jax.sharding.PartitionSpec("nope"),
+    "spec twice": lambda: jax.sharding.PartitionSpec("data", ("model", "data")),
     "S(7)": lambda: sbp.S(7),
     "P": lambda: sbp.P,
     "B": lambda: sbp.B,
     "NdSbp": lambda: sbp.NdSbp({"nope": sbp.S(0)}),
-    "mesh": lambda: AbstractMesh((2, 4), ("data", "model")),
+    "mesh": lambda: jax.sharding.AbstractMesh((2, 4), ("data", "model")),
     "exception": lambda: UsersError("x"),
     "module": lambda: np,
     "Ellipsis": lambda: ...,

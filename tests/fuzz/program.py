@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 import sbp
-from sbp.machine.mesh import Hardware
 
 FLOATS = ("float32", "bfloat16", "float16")
 INTEGERS = ("int32", "int8", "uint32", "uint8", "int16")
@@ -129,7 +128,7 @@ class Program:
     gradients: bool = False
     cotangents: bool = False
     donate: tuple[str, ...] = ()
-    hardware: Hardware | None = None
+    hardware: sbp.Hardware | None = None
     padded: bool = False  # whether arguments and results with types are held as `sbp.Padded`
 
     @property

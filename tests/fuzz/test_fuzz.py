@@ -22,7 +22,6 @@ from tests.slices import sliced
 
 pytestmark = pytest.mark.laws
 
-SLICE = sliced(range(1000, 1024), 1 / 3)
 COVERAGE = 250
 MESHES = ((2,), (8,), (2, 4), (4, 2), (2, 2, 2))
 
@@ -40,7 +39,7 @@ PRIMITIVES = names("""
 """)
 
 
-@pytest.mark.parametrize("seed", SLICE)
+@pytest.mark.parametrize("seed", sliced(range(1000, 1024), 1 / 3))
 def test_equals_one_device(seed: int):
     program = generate(seed, mesh=MESHES[seed % len(MESHES)])
     outcome = judge(program)

@@ -228,8 +228,7 @@ def numbered_pairs(source, target, language, count):
 
 def plain(text):
     """Letters and digits without case and marks."""
-    letters = unicodedata.normalize("NFKD", text.lower())
-    return "".join(ch for ch in letters if ch.isalnum())
+    return "".join(ch for ch in unicodedata.normalize("NFKD", text.lower()) if ch.isalnum())
 
 
 WORDS = numbered_pairs("wort #", "word #", "de", 100)
@@ -305,8 +304,7 @@ def test_own_text_is_read_and_split(tmp_path):
     pairs = read_tsv(path)
     assert pairs[0] == Pair(source="wort 0", target="word 0", language="de")
     split = from_pairs(pairs, 3)
-    assert split.languages == ("de", "fr")
-    assert 0 < len(split.heldout["held out"]) <= 3
+    assert split.languages == ("de", "fr") and 0 < len(split.heldout["held out"]) <= 3
     assert not any(is_heldout(p.target) for p in split.train)
     assert from_pairs(pairs, 3, seed=1).heldout != from_pairs(pairs, 3, seed=2).heldout
     assert from_pairs(pairs, 3, seed=1).train == from_pairs(pairs, 3, seed=2).train
@@ -327,8 +325,7 @@ def test_plain_text_is_split_and_long_lines_are_cut(tmp_path, vocabularies):
     encoded = encode_pairs(pairs, vocabularies[0], vocabularies[1], short)
     for i in (0, 99):
         rows = encoded.target[np.asarray(encoded.kept) == i]
-        assert len(rows) > 1
-        assert vocabularies[1].decode([rows.ravel()]) == [pairs[i].target]
+        assert len(rows) > 1 and vocabularies[1].decode([rows.ravel()]) == [pairs[i].target]
     test.write_text("a\tb\tfr\n", "utf-8")
     with pytest.raises(SbpError, match="two files of one kind"):
         load(dataclasses.replace(TRAIN, data=str(path), eval_data=str(test)), print)
@@ -344,8 +341,7 @@ def test_tokenizer_round_trip_and_determinism(corpus, vocabularies):
     source, target = vocabularies
     texts = [p.target for p in corpus.train[:50]]
     rows = target.encode(texts)
-    assert all(row[-1] == EOS and PAD not in row for row in rows)
-    assert target.decode(rows) == texts
+    assert all(row[-1] == EOS and PAD not in row for row in rows) and target.decode(rows) == texts
     assert target.decode([[BOS, *rows[0], 7, 8]]) == texts[:1]
     assert Tokenizer.train([p.source for p in corpus.train], 300).model == source.model
     with pytest.raises(SbpError, match="no vocabulary of 5 pieces"):

@@ -13,7 +13,6 @@ import jax
 import numpy as np
 import pytest
 import sacrebleu
-from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 
 import sbp
@@ -60,8 +59,7 @@ def test_a_set_is_scored_by_exact_match_and_by_sacrebleus_chrf():
 def test_a_text_without_a_translation_counts_as_empty():
     right = [pair.target for pair in ROWS]
     result = evaluate({"all": ROWS}, {MODEL: [*right[:2], None], "copying": right}, ("de", "fr"))
-    assert result.too_long == 1
-    assert result.overall.model.exact == pytest.approx(200 / 3)
+    assert result.too_long == 1 and result.overall.model.exact == pytest.approx(200 / 3)
     assert not result.overall.beats_baselines
 
 
@@ -84,8 +82,7 @@ def test_bleu_is_given_for_a_hundred_sentences_and_not_for_fewer():
     ]
     right = [pair.target for pair in [*many, *many[:99]]]
     result = evaluate({"all": many, "few": many[:99]}, {MODEL: right, "copying": right}, ("de",))
-    assert result.sets[0].model.bleu == pytest.approx(100)
-    assert result.sets[1].model.bleu is None
+    assert result.sets[0].model.bleu == pytest.approx(100) and result.sets[1].model.bleu is None
     # Where a baseline is as good as the model, the model is not ahead.
     assert not result.overall.beats_baselines
 
@@ -94,8 +91,7 @@ def test_baselines_see_the_training_text_and_no_reference():
     train = [
         Pair(source=f"il y a {n} jours", target=f"{n} days ago", language="fr") for n in (3, 5)
     ]
-    asked = [Pair(source="il y a 9 jours", target="", language="fr")]
-    found = baselines(train, asked)
+    found = baselines(train, [Pair(source="il y a 9 jours", target="", language="fr")])
     assert found["templates"] == found["templates, names"] == ["9 days ago"]
     assert found["copying"] == ["il y a 9 jours"]
 
@@ -130,8 +126,7 @@ def scored(codes):
 
 def test_deltas_are_of_bleu_where_there_are_enough_sentences():
     found = language_deltas(scored(("fr", "sw")), ["one"], {"sw": 10, "fr": 5000})
-    assert found.measure == "BLEU"
-    assert [one.language for one in found.languages] == ["fr", "sw"]
+    assert found.measure == "BLEU" and [one.language for one in found.languages] == ["fr", "sw"]
     bleu = sacrebleu.BLEU()
     for one in found.languages:
         ours, theirs = (
@@ -139,8 +134,7 @@ def test_deltas_are_of_bleu_where_there_are_enough_sentences():
         )
         assert (one.score, one.baseline) == (ours, theirs) and one.delta == ours - theirs > 0
         assert one.sentences == 120
-    assert found.mean == sum(one.delta for one in found.languages) / 2
-    assert found.ahead == 2
+    assert found.mean == sum(one.delta for one in found.languages) / 2 and found.ahead == 2
 
 
 def test_deltas_are_of_chrf_where_one_language_has_few_sentences_and_the_best_other_counts():
@@ -229,8 +223,7 @@ def test_a_name_is_the_longest_text_that_its_sources_share():
     texts = ["xx Pérou yy Pér", "Pérou zz", "a Pérou, b Pé"]
     parts = {texts[0][i:j] for i in range(len(texts[0])) for j in range(i, len(texts[0]) + 1)}
     longest = max((p for p in parts if all(p in t for t in texts)), key=len)
-    assert _shared(texts) == longest == "Pérou"
-    assert _shared(["abc", "xyz"]) == ""
+    assert _shared(texts) == longest == "Pérou" and _shared(["abc", "xyz"]) == ""
     assert _shared(["ab" * 3000 + "Peru", "Peru" + "cd" * 3000]) == "Peru"
 
 
@@ -257,7 +250,9 @@ def test_loss_per_token_of_all_batches_equals_one_device(batches):
     both = [batches[0], fewer]
     mesh = sbp.make_mesh([2, 4], ["data", "expert"])
     params = init_params(jax.random.key(0), RUN.model)
-    shardings = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), params)
+    shardings = jax.tree.map(
+        lambda _: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()), params
+    )
     loss = plan_loss(RUN.model, sharding_of(RUN.mesh), jax.eval_shape(lambda: params), shardings)
     got = loss(jax.device_put(params, shardings), both)
     alone = [loss_fn(params, batch, RUN.model)[1].nll for batch in both]
@@ -336,8 +331,7 @@ def test_numbers_near_the_largest_have_a_place(tmp_path, capsys):
 
 
 def test_long_runs_are_drawn_by_means_and_the_page_says_so(tmp_path, capsys):
-    lines = [step_line(i, loss=float(i % 2)) for i in range(1, 1201)]
-    page = page_of(tmp_path, lines, capsys)
+    page = page_of(tmp_path, [step_line(i, loss=float(i % 2)) for i in range(1, 1201)], capsys)
     assert "per target token, in nats; each point is the mean of 4 steps" in page.words
     assert "between 0 and 1" in " ".join(page.words)  # of all steps
     points = thinned([(i, float(i % 2)) for i in range(1, 1201)])

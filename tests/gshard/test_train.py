@@ -18,16 +18,16 @@ from examples.gshard.train import StopSignal, main
 from sbp import cli
 from sbp.errors import SbpError
 from sbp.moe.checkpoint import saved_steps
-from tests.gshard.killing import (
+from tests.gshard.runs import (
     NEVER,
     Moment,
+    Training,
     assert_same_runs,
     files_of_at_most,
     folders,
     kill,
     moments,
 )
-from tests.gshard.runs import Training
 from tests.slices import EXHAUSTIVE
 
 
@@ -73,8 +73,7 @@ def test_an_interrupted_run_resumes_as_if_it_had_never_stopped(train, tmp_path):
     first = train(tmp_path / "parts", 5, end)
     assert (first.stopped, first.latest, len(first.losses)) == (signal.SIGTERM, 3, 3)
     rest = train(tmp_path / "parts", 5)
-    assert (rest.stopped, rest.latest) == (0, 5)
-    assert "resumed at step 3" in rest.shown
+    assert (rest.stopped, rest.latest) == (0, 5) and "resumed at step 3" in rest.shown
     assert first.losses + rest.losses == whole.losses
     jax.tree.map(np.testing.assert_array_equal, whole.state, rest.state)
     nothing = train(tmp_path / "parts", 5)
@@ -172,8 +171,7 @@ def test_a_process_ends_at_once_while_xla_is_busy_for_ever(number, asks):
     command = [sys.executable, "-c", ENDLESS, "asks" if asks else "ends"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "in XLA\n"
+        assert process.stdout is not None and process.stdout.readline() == "in XLA\n"
         process.send_signal(number)
         if asks:
             assert process.stdout.readline() == "asked\n"

@@ -4,9 +4,7 @@ with the same region on one device: where it differs, sbp says so."""
 
 import re
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,21 +59,21 @@ NOT_RUN = {"everyday-called_back"}
 SHARD_MAP = jax.shard_map
 
 
-def region(body: Any, *, mesh: Any, in_specs: Any, out_specs: Any, check_vma: bool) -> Any:
+def region(body, *, mesh, in_specs, out_specs, check_vma: bool):
     """An `sbp.manual` in place of a `jax.shard_map`, with the same specs as types."""
     if not isinstance(mesh, jax.sharding.Mesh):  # the `jax.shard_map` of a manual region
         return SHARD_MAP(
             body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma
         )
 
-    def call(*args: Any) -> Any:
+    def call(*args):
         types = in_specs if isinstance(in_specs, tuple) else (in_specs,) * len(args)
         return sbp.manual(body, types, out_specs)(*args)
 
     return call
 
 
-def check(make: Callable[[], Any], args: Any) -> None:
+def check(make, args) -> None:
     """Traces a program as `sbp.jit` does; its regions are checked then.
 
     Arguments:
@@ -89,7 +87,7 @@ def check(make: Callable[[], Any], args: Any) -> None:
         jax.make_jaxpr(lambda *a: program(*a))(*shapes)
 
 
-def refused(make: Callable[[], Any], args: Any) -> sbp.SbpTypeError:
+def refused(make, args) -> sbp.SbpTypeError:
     with pytest.raises(sbp.SbpTypeError) as caught:
         check(make, args)
     assert {d.code for d in caught.value.diagnostics} == {"manual-types"}
@@ -115,7 +113,7 @@ def test_a_wrong_program_is_refused(name: str):
             assert (f"`{axis}`" in found.title) == (axis in pair.axes), found.title
 
 
-def as_manual(help_: Help) -> tuple[str, list[Any]]:
+def as_manual(help_: Help):
     """The text and the edits of a help for a `jax.shard_map`, as they are for `sbp.manual`."""
     edits = [
         replace(
@@ -131,7 +129,7 @@ def as_manual(help_: Help) -> tuple[str, list[Any]]:
     return help_.text.replace("out_specs", "out_types"), edits
 
 
-def _atoms(spec: Any) -> dict[str, Any]:
+def _atoms(spec):
     listed = [(d, e if isinstance(e, tuple) else (e,)) for d, e in enumerate(spec) if e]
     return {axis: sbp.S(d) for d, axes in listed for axis in axes}
 
@@ -191,11 +189,10 @@ MATMUL = ("model:S(1)", "model:S(0)")
         (lambda x, w: lax.pmax(x @ w, "model"), "reduces a value that is P(sum)"),
     ],
 )
-def test_a_result_that_depends_on_the_mesh_is_refused(axes: Any, body: Any, text: str):
+def test_a_result_that_depends_on_the_mesh_is_refused(axes, body, text: str):
     """All devices hold the same, and not the product: `pmean` of parts, a second `psum`."""
     report = sbp.jit(sbp.manual(body, MATMUL, "B"), mesh_of(axes)).check(X, W)
-    assert report.ok == (not text)
-    assert all(text in d.title for d in report.diagnostics)
+    assert report.ok == (not text) and all(text in d.title for d in report.diagnostics)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +207,7 @@ def test_a_result_that_depends_on_the_mesh_is_refused(axes: Any, body: Any, text
         (lambda x, w: lax.psum(x @ w, "model"), "model:S(0)", "is whole .* returned as S"),
     ],
 )
-def test_partial_claims(body: Any, out: str, text: str):
+def test_partial_claims(body, out: str, text: str):
     f = sbp.jit(sbp.manual(body, MATMUL, out), mesh_of(TWO), out_types="B")
     report = f.check(X, W)
     assert report.ok == (not text), report.text()
@@ -243,11 +240,10 @@ FOUND = [
 """Mistakes in what devices send each other."""
 
 
-def said(fn: Any, ins: Any, outs: Any, mesh: Any, *args: Any) -> tuple[set[str], str]:
+def said(fn, ins, outs, mesh, *args) -> tuple[set[str], str]:
     """The severities of what is said of a region on one device, and its titles."""
     region = sbp.manual(fn, in_types=ins, out_types=outs)
-    with warnings.catch_warnings(record=True):
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always"):
         report = sbp.jit(lambda *a: region(*a), mesh).check(*args)
     return {d.severity for d in report.diagnostics}, " ".join(d.title for d in report.diagnostics)
 
@@ -345,7 +341,7 @@ def test_a_permutation_that_names_a_device_too_many(outs):
 
 
 def test_an_error_of_sbp_itself_is_raised(monkeypatch):
-    def broken(*_: Any) -> Any:
+    def broken(*_):
         raise SbpInternalError("a broken invariant")
 
     monkeypatch.setattr(emulation, "environment", broken)

@@ -2,14 +2,11 @@
 annotation, in barriers, loops and branches; and which casts may round parts before a sum."""
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import sbp
@@ -20,62 +17,62 @@ from sbp.machine.mesh import mesh_spec
 from sbp.report.timeline import Schedule
 from sbp.trace.build import trace
 from sbp.trace.graph import Node
+from tests.cases import shape as f32
 
 
-def carried(node: Node) -> Iterator[int]:
+def carried(node: Node):
     """All operands of the linear operators of these programs."""
     yield from range(len(node.inputs) if node.op in ("add", "dot_general", "transpose") else 0)
 
 
-def chosen(program: Callable[..., Any]) -> str:
+def chosen(program) -> str:
     """The products of a program that have a `reduce_dtype`, by number."""
-    args = [jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)] * 2
-    graph, _ = trace(program, args)
+    graph, _ = trace(program, [jax.ShapeDtypeStruct((8, 8), jnp.bfloat16)] * 2)
     found = chosen_sums(flow_of(graph), None, carried)
     products = [n.outputs[0] for n in graph.walk() if n.op == "dot_general"]
     return "".join(str(k) for k, value in enumerate(products) if value in found)
 
 
-def wide(x: Any) -> Any:
+def wide(x):
     return sbp.annotate(x, "B", reduce_dtype=jnp.float32)
 
 
-def barrier(x: Any, w: Any) -> Any:
-    a, b = lax.optimization_barrier((x @ w, w @ x))
+def barrier(x, w):
+    a, b = jax.lax.optimization_barrier((x @ w, w @ x))
     return a, wide(b)
 
 
-def twice(x: Any, w: Any) -> Any:
-    a, b = lax.optimization_barrier((x @ w, w @ x))
-    b, a = lax.optimization_barrier((b.T, a))
+def twice(x, w):
+    a, b = jax.lax.optimization_barrier((x @ w, w @ x))
+    b, a = jax.lax.optimization_barrier((b.T, a))
     return a, wide(b)
 
 
-def initial_carry(x: Any, w: Any) -> Any:
-    carry, _ = lax.scan(lambda c, _: (jnp.tanh(c), None), x @ w, None, length=3)
+def initial_carry(x, w):
+    carry, _ = jax.lax.scan(lambda c, _: (jnp.tanh(c), None), x @ w, None, length=3)
     return wide(carry), w @ x
 
 
-def returned_carry(x: Any, w: Any) -> Any:
-    carry, stacked = lax.scan(lambda c, r: (c + c @ w, r @ w), x, jnp.stack([x, w]))
+def returned_carry(x, w):
+    carry, stacked = jax.lax.scan(lambda c, r: (c + c @ w, r @ w), x, jnp.stack([x, w]))
     return wide(carry), stacked
 
 
-def stacked(x: Any, w: Any) -> Any:
-    carry, stacked = lax.scan(lambda c, r: (c + c @ w, r @ w), x, jnp.stack([x, w]))
+def stacked(x, w):
+    carry, stacked = jax.lax.scan(lambda c, r: (c + c @ w, r @ w), x, jnp.stack([x, w]))
     return carry, wide(stacked)
 
 
-def loop(x: Any, w: Any) -> Any:
+def loop(x, w):
     """A while loop that hands its carries on crosswise."""
-    a, b, _ = lax.while_loop(
+    a, b, _ = jax.lax.while_loop(
         lambda s: s[2] < 3, lambda s: (s[1], jnp.tanh(s[0]), s[2] + 1), (x @ w, w @ x, 0)
     )
     return wide(a), b
 
 
-def branches(x: Any, w: Any) -> Any:
-    chosen = lax.cond(x[0, 0] > 0, lambda a: a @ w, lambda a: a.T, x)
+def branches(x, w):
+    chosen = jax.lax.cond(x[0, 0] > 0, lambda a: a @ w, lambda a: a.T, x)
     return wide(chosen + x @ x), w @ w
 
 
@@ -92,7 +89,7 @@ def branches(x: Any, w: Any) -> Any:
     ],
     ids=lambda x: getattr(x, "__name__", x),
 )
-def test_products_whose_parts_reach_the_annotation(program: Callable[..., Any], want: str):
+def test_products_whose_parts_reach_the_annotation(program, want: str):
     assert chosen(program) == want
 
 
@@ -123,16 +120,14 @@ def test_a_dtype_holds_another_when_every_value_survives_the_round_trip(dtype: s
     assert holds(dtype, other) == bool((back == values).all())
 
 
-def casts(program: Callable[..., Any], reduce_dtype: str | None, *dtypes: Any) -> list[str]:
+def casts(program, reduce_dtype: str | None, *dtypes) -> list[str]:
     """The dtypes of casts that may round parts, in program order."""
-    args = [jax.ShapeDtypeStruct((8, 8), d) for d in dtypes or (jnp.float32,)]
-    graph, _ = trace(program, args)
-    sums = chosen_sums(flow_of(graph), reduce_dtype, carried)
-    found = rounding_casts(graph, sums)
+    graph, _ = trace(program, [jax.ShapeDtypeStruct((8, 8), d) for d in dtypes or (jnp.float32,)])
+    found = rounding_casts(graph, chosen_sums(flow_of(graph), reduce_dtype, carried))
     return [str(graph.avals[n.outputs[0]].dtype) for n in graph.walk() if n.id in found]
 
 
-def chain(x: Any) -> Any:
+def chain(x):
     """Casts down, up and down again, and casts that no `reduce_dtype` is about."""
     y = x.astype(jnp.bfloat16).astype(jnp.float32).astype(jnp.float16)
     return y, x.astype(jnp.int32), x.astype(jnp.complex64), x.astype(jnp.float8_e5m2)
@@ -160,7 +155,7 @@ def test_casts_of_64_bits():
 
 
 def test_annotations_override_the_program_and_the_widest_wins():
-    def program(x: Any) -> Any:
+    def program(x):
         narrow, both = x.astype(jnp.bfloat16), (x + 1).astype(jnp.bfloat16)
         return (
             sbp.annotate(narrow, "B", reduce_dtype=jnp.float32),
@@ -178,10 +173,6 @@ def test_annotations_override_the_program_and_the_widest_wins():
 
 MESH = AbstractMesh((16,), ("d",))
 WIDTHS = (64, 96, 32, 48)
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def loss(weights, x):
@@ -265,11 +256,10 @@ def biased(w, b, x):
 @pytest.mark.parametrize("typed", [True, False])
 def test_the_plan_costs_what_its_steps_cost(typed):
     """Also where a gradient is gathered: that is no all-reduce of padded parts."""
-    split = (PartitionSpec(None, "d"), PartitionSpec("d"), PartitionSpec())
     f = sbp.jit(
         biased,
         AbstractMesh((8,), ("d",)),
-        in_types=split if typed else None,
+        in_types=(PartitionSpec(None, "d"), PartitionSpec("d"), PartitionSpec()) if typed else None,
         out_types=(PartitionSpec(None, "d"), PartitionSpec()),
         hardware="tpu-v5e",
     )
@@ -280,7 +270,6 @@ def test_the_plan_costs_what_its_steps_cost(typed):
 def test_a_conversion_runs_the_steps_that_it_costs():
     """A gradient that two products read in types of their own, on two mesh axes. The cheapest way
     from one type to the other pads the parts and adds them up."""
-    weights = [f32(1024, 4096), f32(4096, 2048), f32(2048, 1000)]
     f = sbp.jit(again, AbstractMesh((4, 8), ("a", "b")), hardware="tpu-v5e")
-    program = f.plan(weights, f32(16384, 1024)).program
+    program = f.plan([f32(1024, 4096), f32(4096, 2048), f32(2048, 1000)], f32(16384, 1024)).program
     assert program.cost.seconds == pytest.approx(Schedule(program).seconds, rel=2e-3)

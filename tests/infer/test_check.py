@@ -4,16 +4,12 @@ chosen typings."""
 import dataclasses
 import random
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from jax import lax
-from jax.sharding import AbstractMesh
 
 import sbp
-from sbp.errors import SbpInternalError
 from sbp.infer import request as requests
 from sbp.infer.check import Checker, check
 from sbp.infer.choose import choose
@@ -29,15 +25,14 @@ from sbp.plan.ir import Apply, Block, Box, Loop
 from sbp.plan.lower import lower
 from sbp.plan.verify import verify
 from sbp.trace.build import trace
-from sbp.types import parse
+from tests.cases import shape
 from tests.hardware import SENDS_FREELY
 
-MESHES = {"8": AbstractMesh((8,), ("x",)), "2x4": AbstractMesh((2, 4), ("x", "y"))}
+MESHES = {
+    "8": jax.sharding.AbstractMesh((8,), ("x",)),
+    "2x4": jax.sharding.AbstractMesh((2, 4), ("x", "y")),
+}
 POLICIES: tuple[Policy, ...] = ("auto", "reduce", "explicit")
-
-
-def shape(*dims, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(dims, dtype)
 
 
 def traced(fn, args, mesh, in_types=None, out_types=None, boxing: Policy = "auto") -> Request:
@@ -47,7 +42,7 @@ def traced(fn, args, mesh, in_types=None, out_types=None, boxing: Policy = "auto
 
     def codes(texts, count):
         return tuple(
-            None if t is None else from_type(parse(t), spec) for t in texts or (None,) * count
+            None if t is None else from_type(sbp.parse(t), spec) for t in texts or (None,) * count
         )
 
     demand = Demand(
@@ -160,10 +155,8 @@ def test_verdict_is_the_choosers(policy, mesh):
             own = Demand(
                 inputs=tuple(typing.values[v] for v in typing.graph.inputs), outputs=typing.outputs
             )
-            asked = dataclasses.replace(request, demand=own)
-            certify(dataclasses.replace(typing, request=asked))
-    assert outcomes["sat"] >= 10
-    assert (outcomes["unsat"] >= 5) == (policy != "auto")
+            certify(dataclasses.replace(typing, request=dataclasses.replace(request, demand=own)))
+    assert outcomes["sat"] >= 10 and (outcomes["unsat"] >= 5) == (policy != "auto")
 
 
 # ---- cores --------------------------------------------------------------------------------------
@@ -245,8 +238,7 @@ def test_a_pin_that_is_alone_at_fault_is_blamed_alone():
         return other @ sbp.split(v, 0, "x")
 
     found = check(traced(program, [shape(16, 16)] * 3, MESHES["8"], boxing="explicit"))
-    assert len(found.pins) == 1
-    assert [c.node.op for c in found.sink if c.node] == ["exp"]
+    assert len(found.pins) == 1 and [c.node.op for c in found.sink if c.node] == ["exp"]
 
 
 # ---- a second look ------------------------------------------------------------------------------
@@ -314,7 +306,7 @@ WRONG = {
 @pytest.mark.parametrize("fault", WRONG)
 def test_certify_refuses(typing, fault):
     change, message = WRONG[fault]
-    with pytest.raises(SbpInternalError, match=message):
+    with pytest.raises(sbp.SbpInternalError, match=message):
         certify(dataclasses.replace(typing, **change(typing)))
 
 
@@ -332,7 +324,7 @@ def test_certify_looks_at_all_axes_together():
         values=typing.values | {node.outputs[0]: (2, 2)},
         outputs=((2, 2),),
     )
-    with pytest.raises(SbpInternalError, match=r"made as \[0, 2\], read as \[2, 2\]"):
+    with pytest.raises(sbp.SbpInternalError, match=r"made as \[0, 2\], read as \[2, 2\]"):
         certify(wrong)
 
 
@@ -342,20 +334,19 @@ def test_certify_looks_at_all_axes_together():
 # since the plan is dearer than the plan from the sound walk.
 
 
-FOUR = AbstractMesh((4,), ("x",))
 F32 = jnp.float32
 
 
-def program(x: Any, w: Any, c: Any, flag: Any) -> Any:
+def program(x, w, c, flag):
     """A scan with constant, carry, slices and stacked results; a cond; a while; an annotation."""
 
-    def step(carry: Any, row: Any) -> Any:
+    def step(carry, row):
         out = jnp.tanh(carry @ w + row)
         return out * 0.5, out.sum(1)
 
-    carried, stacked = lax.scan(step, c, x)
-    chosen = lax.cond(flag, lambda a: a @ w, lambda a: a * 2.0, carried)
-    last, _ = lax.while_loop(
+    carried, stacked = jax.lax.scan(step, c, x)
+    chosen = jax.lax.cond(flag, lambda a: a @ w, lambda a: a * 2.0, carried)
+    last, _ = jax.lax.while_loop(
         lambda s: s[1] < 3.0,
         lambda s: (jnp.sin(s[0]) + c, s[1] + s[0].sum()),
         (chosen, stacked[0, 0]),
@@ -366,9 +357,9 @@ def program(x: Any, w: Any, c: Any, flag: Any) -> Any:
 def asked(hardware: Hardware | None) -> Request:
     shapes = [(6, 32, 64), (64, 64), (32, 64)]
     args = [jax.ShapeDtypeStruct(s, F32) for s in shapes] + [jax.ShapeDtypeStruct((), jnp.bool_)]
-    spec = mesh_spec(FOUR, hardware)
+    spec = mesh_spec(jax.sharding.AbstractMesh((4,), ("x",)), hardware)
     graph, _ = trace(program, args)
-    split = from_type(parse("x:S(1)"), spec)
+    split = from_type(sbp.parse("x:S(1)"), spec)
     demand = Demand(inputs=(split, None, None, None), outputs=(None, None, None), tied=((1, 2),))
     return Request(graph=graph, mesh=spec, demand=demand)
 
@@ -429,11 +420,11 @@ def without(test: Callable[[Edge], bool]) -> Callable[[Flow], Flow]:
     return lambda flow: edges(flow, lambda e: None if test(e) else e)
 
 
-def altered(test: Callable[[Edge], bool], **fields: Any) -> Callable[[Flow], Flow]:
+def altered(test: Callable[[Edge], bool], **fields) -> Callable[[Flow], Flow]:
     return lambda flow: edges(flow, lambda e: dataclasses.replace(e, **fields) if test(e) else e)
 
 
-def decided(test: Callable[[Any], bool], **fields: Any) -> Callable[[Flow], Flow]:
+def decided(test, **fields) -> Callable[[Flow], Flow]:
     return lambda flow: dataclasses.replace(
         flow,
         decisions=tuple(dataclasses.replace(d, **fields) if test(d) else d for d in flow.decisions),
@@ -549,7 +540,7 @@ def outcome(hardware: Hardware | None, sound: float) -> str | type[Exception]:
     """
     try:
         return "caught" if judged(asked(hardware)) > sound * (1 + 1e-9) else "missed"
-    except (SbpInternalError, AssertionError):
+    except (sbp.SbpInternalError, AssertionError):
         return "caught"
     except Exception as error:  # a crash
         return type(error)

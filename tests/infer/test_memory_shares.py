@@ -16,18 +16,14 @@ from sbp.infer.cost import row_seconds
 from sbp.infer.memory_shares import MemoryShares
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Spaces
-from sbp.machine.hardware import HARDWARE
 from sbp.machine.mesh import mesh_spec
 from sbp.report.timeline import Schedule
+from tests.cases import shape as aval
 
-V5E = HARDWARE["tpu-v5e"]
+V5E = sbp.HARDWARE["tpu-v5e"]
 ROWS, WIDTH = 4096, 2048
 SIZE = 4 * WIDTH * WIDTH
 BF16 = jnp.bfloat16
-
-
-def aval(*shape, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def planned(fn, *args, mesh=None, hardware: Any = "tpu-v5e", types=None):
@@ -205,10 +201,7 @@ def test_the_plan_costs_what_its_steps_cost():
     mesh = AbstractMesh((2, 4), ("d", "t"))
 
     def layers(ws, x):
-        def layer(x, w):
-            return jnp.tanh(x @ w), None
-
-        return jnp.sum(jax.lax.scan(layer, x, ws)[0])
+        return jnp.sum(jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0])
 
     def step(ws, x):
         return jax.tree.map(lambda w, g: w - 0.1 * g, ws, jax.grad(layers)(ws, x))
@@ -239,8 +232,7 @@ def test_few_rows_take_as_long_as_product_rows():
     times = {m: alone(jnp.matmul, (m, 2048), (2048, 8192), shares=hidden) for m in (2, 16, 48, 96)}
     assert times[2] == times[16] == times[48] == 2 * 48 * 2048 * 8192 / V5E.flops_per_second
     assert times[96] == pytest.approx(2 * times[48])
-    few = alone(jnp.matmul, (8192, 2048), (2048, 16), shares=hidden)
-    assert few == pytest.approx(times[16])
+    assert alone(jnp.matmul, (8192, 2048), (2048, 16), shares=hidden) == pytest.approx(times[16])
 
 
 def test_a_single_row_runs_on_vector_units():
@@ -288,8 +280,7 @@ def test_other_work_hides_the_reading_of_weights():
     assert V5E.vector_flops_per_second is not None
     rows = 2 * 64 * 8192 * 128 / V5E.vector_flops_per_second
     idle = (rows - read(2 * (64 * 128 + 64 * 8192 * 128 + 64 * 8192))) / 4
-    assert idle < reads
-    assert waited == pytest.approx(1 - idle / reads)
+    assert idle < reads and waited == pytest.approx(1 - idle / reads)
     assert max(request_on((P("t"),) * 4).memory_shares.waited.values()) < waited
     assert not request_on((P(),) * 4, "cpu").memory_shares.waited
 

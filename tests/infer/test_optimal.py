@@ -1,13 +1,11 @@
 """The chooser against brute force over all typings of small programs, each priced from its plan."""
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.infer.cost import row_seconds
@@ -32,7 +30,7 @@ PROGRAMS = {
 }
 
 
-def typings(typing: Typing, table: RowTable) -> Iterator[Typing]:
+def typings(typing: Typing, table: RowTable):
     """All typings of a program without regions, on one mesh axis."""
     graph, mesh = typing.graph, typing.mesh
     native = native_partials(flow_of(graph), table, {})
@@ -97,7 +95,9 @@ def price(typing: Typing) -> float:
 def test_no_typing_of_a_small_program_is_cheaper(name, hardware):
     fn, shapes = PROGRAMS[name]
     args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
-    program = sbp.jit(fn, AbstractMesh((4,), ("d",)), hardware=hardware).plan(*args).program
+    program = (
+        sbp.jit(fn, jax.sharding.AbstractMesh((4,), ("d",)), hardware=hardware).plan(*args).program
+    )
     assert program.typing.optimal
     every = [price(t) for t in typings(program.typing, RowTable(program.mesh))]
     assert len(every) > 50

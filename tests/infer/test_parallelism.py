@@ -13,18 +13,12 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from jax import lax
-from jax.sharding import AbstractMesh
 
 import sbp
-from sbp import B, S
+from tests.cases import shape
 
 SMALL = 1024
 """Bytes below which a collective is one of scalars."""
-
-
-def shape(*dims, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(dims, dtype)
 
 
 def collectives(plan) -> Counter:
@@ -59,14 +53,18 @@ mlp_step = sgd(lambda p, x, y: jnp.mean((jax.nn.relu(x @ p["w1"]) @ p["w2"] - y)
 
 def planned(fn, *args, devices=8, donated=(0,), **options):
     return sbp.jit(
-        fn, AbstractMesh((devices,), ("d",)), donate_argnums=donated, hardware="tpu-v5p", **options
+        fn,
+        jax.sharding.AbstractMesh((devices,), ("d",)),
+        donate_argnums=donated,
+        hardware="tpu-v5p",
+        **options,
     ).plan(*args)
 
 
 def test_data_parallel_when_the_batch_is_large():
     plan = planned(mlp_step, mlp_params(256, 1024), shape(65536, 256), shape(65536, 256))
     (_, x, y), _ = plan.in_types
-    assert (x["d"], y["d"]) == (S(0), S(0)) and plan.program.typing.optimal
+    assert (x["d"], y["d"]) == (sbp.S(0), sbp.S(0)) and plan.program.typing.optimal
     # Gradients are reduced, as an all-reduce or as its two halves, and nothing else moves.
     weights = 2 * 256 * 1024 * 4
     assert plan.cost.bytes_per_device == pytest.approx(2 * 7 / 8 * weights, rel=0.01)
@@ -75,13 +73,16 @@ def test_data_parallel_when_the_batch_is_large():
 def test_megatron_when_the_weights_are_large():
     plan = planned(mlp_step, mlp_params(8192, 32768), shape(512, 8192), shape(512, 8192))
     (params, _, _), _ = plan.in_types
-    assert (params["w1"]["d"], params["w2"]["d"]) == (S(1), S(0)) and plan.program.typing.optimal
+    assert (params["w1"]["d"], params["w2"]["d"]) == (
+        sbp.S(1),
+        sbp.S(0),
+    ) and plan.program.typing.optimal
     # Three activations; the weights are 64 times as large as one.
     assert plan.cost.bytes_per_device <= 3 * 512 * 8192 * 4
 
 
 def deep(p, x, y):
-    h, _ = lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, p)
+    h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, p)
     return jnp.mean((h - y) ** 2)
 
 
@@ -101,8 +102,8 @@ def test_fully_sharded_when_memory_is_short():
     assert free.cost.peak_memory_bytes > whole
     tight = planned(*args, donated=(0, 1), memory_limit=free.cost.peak_memory_bytes - whole / 2)
     (weights, adam, x, _), _ = tight.in_types
-    assert x["d"] == S(0)  # still data parallel: the batch is split,
-    held = [t for t in jax.tree.leaves((weights, adam)) if t != B and t["d"] != B]
+    assert x["d"] == sbp.S(0)  # still data parallel: the batch is split,
+    held = [t for t in jax.tree.leaves((weights, adam)) if t != sbp.B and t["d"] != sbp.B]
     assert len(held) == 3  # and weights and both moments are, too, at rest (ZeRO-3):
     found = collectives(tight)
     # each layer's weights are gathered on the way forward and back, and its gradient is scattered.
@@ -137,7 +138,7 @@ def moe_plan(devices, k_times_capacity=4):
 def test_experts_by_all_to_all(devices):
     plan = moe_plan(devices, k_times_capacity=2)
     (params, *_), _ = plan.in_types
-    assert params["wi"]["d"] == params["wo"]["d"] == S(0)
+    assert params["wi"]["d"] == params["wo"]["d"] == sbp.S(0)
     found = collectives(plan)
     assert found["all_to_all"] == 4  # dispatch and combine, forward and backward
     assert not found["all_gather"] and not found["reduce_scatter"]
@@ -146,7 +147,7 @@ def test_experts_by_all_to_all(devices):
 def test_experts_by_all_gather_and_reduce_scatter_when_k_times_capacity_exceeds_the_devices():
     plan = moe_plan(2)
     (params, *_), _ = plan.in_types
-    assert params["wi"]["d"] == params["wo"]["d"] == S(0)
+    assert params["wi"]["d"] == params["wo"]["d"] == sbp.S(0)
     found = collectives(plan)
     assert not found["all_to_all"] and found["all_gather"] and found["reduce_scatter"]
 
@@ -161,15 +162,16 @@ def test_the_two_ways_of_experts_send_the_same_at_the_flip():
 
 
 def test_two_dimensional_products_when_memory_is_short():
-    n, mesh = 8192, AbstractMesh((4, 4), ("x", "y"))
+    n, mesh = 8192, jax.sharding.AbstractMesh((4, 4), ("x", "y"))
     whole = n * n * 4
     limit = 7 / 16 * whole  # 6 / 16 is too little
-    f = sbp.jit(lambda a, b: a @ b, mesh, hardware="tpu-v5p", memory_limit=limit)
-    plan = f.plan(shape(n, n), shape(n, n))
+    plan = sbp.jit(lambda a, b: a @ b, mesh, hardware="tpu-v5p", memory_limit=limit).plan(
+        shape(n, n), shape(n, n)
+    )
     (a, b), _ = plan.in_types
     assert plan.cost.peak_memory_bytes <= limit
     for t in (a, b, plan.out_types):  # each matrix over both axes
-        assert math.prod(4 for axis in ("x", "y") if t[axis] != B) == 16
+        assert math.prod(4 for axis in ("x", "y") if t[axis] != sbp.B) == 16
     # The volume of SUMMA: 2 (sqrt(p) - 1) blocks.
     assert plan.cost.bytes_per_device <= 2 * 3 * whole / 16
 
@@ -187,7 +189,7 @@ def test_vocabulary_parallel_cross_entropy():
     params = {"table": shape(262144, 1024), "w": shape(1024, 1024)}
     plan = planned(sgd(cross_entropy), params, ids, ids)
     (types, _, _), _ = plan.in_types
-    assert types["table"]["d"] == S(0)
+    assert types["table"]["d"] == sbp.S(0)
     # Four times the tokens; the logits are 256 times as large, the table 128 times.
     assert plan.cost.bytes_per_device <= 4 * 8 * 256 * 1024 * 4
 
@@ -234,7 +236,10 @@ ASKED: dict[str, dict[str, Any]] = {
     "loop": {"budgets": [sbp.forbid(where="loop")]},
     "everywhere": {"budgets": [sbp.forbid()]},
 }
-MESHES = [AbstractMesh((2, 4), ("x", "y")), AbstractMesh((2, 2, 2), ("x", "y", "z"))]
+MESHES = [
+    jax.sharding.AbstractMesh((2, 4), ("x", "y")),
+    jax.sharding.AbstractMesh((2, 2, 2), ("x", "y", "z")),
+]
 
 
 @pytest.mark.parametrize("asked", ASKED)
@@ -256,8 +261,9 @@ def test_a_budget_makes_nothing_cheaper(rows, hardware):
         return jnp.sin(sbp.annotate(x, x=sbp.S(0), y=sbp.S(0)))
 
     def seconds(*budgets):
-        f = sbp.jit(fn, MESHES[0], in_types="B", out_types="B", hardware=hardware, budgets=budgets)
-        plan = f.plan(shape(rows, 4))
+        plan = sbp.jit(
+            fn, MESHES[0], in_types="B", out_types="B", hardware=hardware, budgets=budgets
+        ).plan(shape(rows, 4))
         assert plan.program.typing.optimal
         return plan.cost.seconds
 

@@ -1,8 +1,6 @@
 """Routers as loops over tokens in NumPy and float64, each written from its paper's text, for one
 group [S, E]."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Training steps on a mesh beside those on one device, and routers on given logits."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

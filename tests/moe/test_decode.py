@@ -220,8 +220,7 @@ def test_only_the_reordering_beam_moves_keys_and_values():
         lines = jax.jit(search).lower(params, source).as_text().splitlines()
         return [line for line in lines if "gather" in line and f"x{MODEL.head_dim}xf64" in line]
 
-    assert not gathers(reorder=False)
-    assert gathers(reorder=True)
+    assert not gathers(reorder=False) and gathers(reorder=True)
 
 
 # Mixtral's kind of layer: a router's two experts with SwiGLU in each, rotary, two heads that share

@@ -101,8 +101,7 @@ def loop_layer(cfg, p, x, mask, capacity, rnd=None):
             y = expert(x[g, s], p["expert_in"][e], linear, p["expert_out"][e])
             out[g, s] += found.combine[s, e].sum() * y
         for s in range(S if cfg.shared_experts else 0):
-            wide = p["shared_in"], p.get("shared_linear"), p["shared_out"]
-            out[g, s] += expert(x[g, s], *wide)
+            out[g, s] += expert(x[g, s], p["shared_in"], p.get("shared_linear"), p["shared_out"])
     return out
 
 
@@ -266,8 +265,7 @@ def large(cfg, groups, size, width, hidden):
 
 def forward(cfg, sharding):
     def run(p, x):
-        mask = jnp.ones(x.shape[:2], bool)
-        y, losses, _ = moe_feed_forward(p, x, mask, cfg, sharding=sharding)
+        y, losses, _ = moe_feed_forward(p, x, jnp.ones(x.shape[:2], bool), cfg, sharding=sharding)
         return y, losses.balance
 
     return run
@@ -327,13 +325,12 @@ def test_all_gather_and_reduce_scatter_where_choices_pass_the_devices(choices):
     devices = 4
     options: dict[str, Any] = {"router": "top_k", "experts_per_token": choices}
     cfg = ModelConfig(experts=16, eval_capacity_factor_per_choice=1.0, **options)
-    mesh = sbp.make_mesh([devices], ["expert"])
     size, width = 256, 1024
     p, x = large(cfg, 4, size, width, 4096)
     types = {"gate": "B", "expert_in": "expert:S(0)", "expert_out": "expert:S(0)"}
     plan = sbp.jit(
         forward(cfg, sharding_of((("expert", devices),))),
-        mesh,
+        sbp.make_mesh([devices], ["expert"]),
         in_types=(types, "expert:S(0)"),
     ).plan(p, x)
     # Router logits and slot numbers move too; they are small beside the tokens.
@@ -377,6 +374,5 @@ def test_split_experts_are_reduced_behind_combine(monkeypatch):
     behind, late = planned(lambda outputs: sbp.annotate(outputs, model=sbp.P))
     before, early = planned(lambda outputs: sbp.annotate(outputs, model=sbp.B))
     # An all-reduce, by a ring of 4, of a device's tokens [G / 2, S, M], or of all their slots.
-    assert late == [2 * 3 / 4 * (2 * 256 * 1024 * 4)]
-    assert early == [2 * late[0]]
+    assert late == [2 * 3 / 4 * (2 * 256 * 1024 * 4)] and early == [2 * late[0]]
     assert free <= min(behind, before)

@@ -230,8 +230,7 @@ def test_summary_recounts_drops():
         Metrics(1.0, 0.9, 1.1, 0.5, encoder, decoder, 2.0, 0.0, 3.0, 0.1, aux)  # pyright: ignore[reportArgumentType]  # floats serve
     )
     assert values["tokens"] == 20 and values["skipped_steps"] == 3
-    assert values["drop"] == pytest.approx(8 / 24)
-    assert values["imbalance"] == 2.0
+    assert values["drop"] == pytest.approx(8 / 24) and values["imbalance"] == 2.0
     assert values["encoder/0/load"] == [6, 2] and values["decoder/0/load"] == [8, 0]
     assert (values["encoder/0/unused"], values["decoder/0/unused"]) == (0, 1)
     assert values["encoder/0/drop"] == pytest.approx(4 / 12)
@@ -299,8 +298,7 @@ def test_operations_of_the_papers_model_by_hand():
         "experts": 2 * n * (3 + 3) * 2 * 2 * m * h,
         "logits": 2 * n * m * v,
     }
-    assert dict(forward_flops(model)) == want
-    assert step_flops(model) == 3 * sum(want.values())
+    assert dict(forward_flops(model)) == want and step_flops(model) == 3 * sum(want.values())
     assert utilisation(3e12, 2.0, 6e12) == 0.25
     rates = Speed(flops=3e12, peak=6e12).rates(100.0, 2.0)
     assert (rates["tokens_per_second"], rates["mfu"]) == (50.0, 0.25)

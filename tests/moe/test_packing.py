@@ -6,7 +6,6 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 import sbp
 from examples.gshard.data import Encoded, batches, make_batch, pack
@@ -146,17 +145,21 @@ TURNED = [DEVICES[i] for i in (0, 4, 1, 5, 2, 6, 3, 7)]  # groups of a process a
 @pytest.mark.parametrize(
     ("mesh", "spec", "groups"),
     [
-        (mesh_of(DEVICES, data=8), PartitionSpec("data"), [0, 1, 2, 3]),
-        (mesh_of(TURNED, data=8), PartitionSpec("data"), [0, 2, 4, 6]),
-        (mesh_of(DEVICES, data=2, expert=4), PartitionSpec("expert"), range(8)),
-        (mesh_of(TURNED, expert=4, model=2), PartitionSpec("expert", None, "model"), range(8)),
-        (mesh_of(DEVICES, data=8), PartitionSpec(), range(8)),
+        (mesh_of(DEVICES, data=8), jax.sharding.PartitionSpec("data"), [0, 1, 2, 3]),
+        (mesh_of(TURNED, data=8), jax.sharding.PartitionSpec("data"), [0, 2, 4, 6]),
+        (mesh_of(DEVICES, data=2, expert=4), jax.sharding.PartitionSpec("expert"), range(8)),
+        (
+            mesh_of(TURNED, expert=4, model=2),
+            jax.sharding.PartitionSpec("expert", None, "model"),
+            range(8),
+        ),
+        (mesh_of(DEVICES, data=8), jax.sharding.PartitionSpec(), range(8)),
     ],
     ids=["split", "turned", "copied", "tokens", "whole"],
 )
 def test_the_parts_of_two_processes_are_the_batch_of_one(mesh, spec, groups, rows):
     encoded, shapes = text(rows), batch_shapes(PARTS, packed=True)
-    shardings = jax.tree.map(lambda _: NamedSharding(mesh, spec), shapes)
+    shardings = jax.tree.map(lambda _: jax.sharding.NamedSharding(mesh, spec), shapes)
     parts = [BatchPart.of(shardings, shapes, half) for half in (DEVICES[:4], DEVICES[4:])]
     assert parts[0].groups.tolist() == list(groups)
     assert {*parts[0].groups, *parts[1].groups} == set(range(8))
@@ -172,12 +175,11 @@ def test_the_parts_of_two_processes_are_the_batch_of_one(mesh, spec, groups, row
 
 def test_a_process_with_all_devices_places_the_whole_batch():
     shapes = batch_shapes(PARTS, packed=True)
-    mesh = mesh_of(TURNED, data=4, model=2)
-    sharding = NamedSharding(mesh, PartitionSpec("data", None, "model"))
-    shardings = jax.tree.map(lambda _: sharding, shapes)
-    part = BatchPart.of(shardings, shapes)
+    sharding = jax.sharding.NamedSharding(
+        mesh_of(TURNED, data=4, model=2), jax.sharding.PartitionSpec("data", None, "model")
+    )
+    part = BatchPart.of(jax.tree.map(lambda _: sharding, shapes), shapes)
     batch = next(batches(text(100), PARTS, 3, part.groups))
-    placed = part.place(batch)
-    for want, got in zip(jax.tree.leaves(batch), jax.tree.leaves(placed), strict=True):
+    for want, got in zip(jax.tree.leaves(batch), jax.tree.leaves(part.place(batch)), strict=True):
         assert got.sharding == sharding
         np.testing.assert_array_equal(got, want)

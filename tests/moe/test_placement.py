@@ -13,7 +13,6 @@ import pytest
 import sbp
 from examples.gshard.options import parse_args
 from examples.gshard.presets import preset
-from sbp.errors import SbpError
 from sbp.moe.model import init_params
 from sbp.moe.pipeline import Pipeline
 from sbp.moe.sharding import PLAIN, leaf_types, sharding_of
@@ -118,9 +117,8 @@ def test_tensor_parallelism_splits_heads_hidden_units_and_vocabularies():
     ],
 )
 def test_types_of_leaves(key, shape, mesh, spread, text):
-    leaf = jax.ShapeDtypeStruct(shape, np.float32)
     type_of = leaf_types(tuple(mesh.items()), spread=spread)
-    assert type_of((jax.tree_util.DictKey(key),), leaf) == text
+    assert type_of((jax.tree_util.DictKey(key),), jax.ShapeDtypeStruct(shape, np.float32)) == text
 
 
 DEEP = ("--set", "encoder_layers=4", "--set", "decoder_layers=4")
@@ -145,10 +143,7 @@ def test_every_microbatch_goes_through_every_layer_once(stages, microbatches):
     beside = rng.uniform(0, 1, (microbatches, 3))
 
     def stage(layers, x, beside, index):
-        def layer(x, w):
-            return x * w + beside + index, jnp.sum(jnp.log(x))
-
-        return jax.lax.scan(layer, x, layers)
+        return jax.lax.scan(lambda x, w: (x * w + beside + index, jnp.sum(jnp.log(x))), x, layers)
 
     def run(weights, x):
         line = Pipeline(stages, microbatches, sbp.Layout())
@@ -240,6 +235,6 @@ def test_two_steps_equal_one_device(case):
     ],
 )
 def test_what_does_not_fit_is_refused(options, said):
-    with pytest.raises(SbpError, match=re.escape(said)) as error:
+    with pytest.raises(sbp.SbpError, match=re.escape(said)) as error:
         parse_args(["--preset", "tiny-test", *options.split()])
     assert error.value.code == "unknown-option"

@@ -45,8 +45,7 @@ def case(name, seed, size=24, experts=5):
 def of_group(made, g):
     """The arguments of one group, in float64."""
     arrays = {f: v[g] for f, v in made.items() if f in ("logits", "noise", "rnd") and v is not None}
-    own = {f: v.astype(np.float64) for f, v in arrays.items()}
-    return {**made, **own, "mask": made["mask"][g]}
+    return made | {f: v.astype(np.float64) for f, v in arrays.items()} | {"mask": made["mask"][g]}
 
 
 EVALUATED: dict[str, Any] = {"rnd": None}

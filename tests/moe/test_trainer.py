@@ -16,14 +16,13 @@ import pytest
 
 import sbp
 from examples.gshard.presets import preset
-from sbp import SbpError
 from sbp.moe.checkpoint import Checkpoints, describe, digest_of, fingerprints
 from sbp.moe.config import BOS, ModelConfig, TrainConfig
 from sbp.moe.model import Batch
 from sbp.moe.sharding import make_mesh
 from sbp.moe.step import TrainState, init_state, plan_train_step
 from sbp.moe.trainer import Trainer, read_metrics
-from tests.gshard.killing import files_of_at_most
+from tests.gshard.runs import files_of_at_most
 from tests.slices import EXHAUSTIVE
 
 SIZES: dict[str, Any] = dict.fromkeys(
@@ -54,8 +53,7 @@ class Copies:
 
     def __next__(self):
         self.place += 1
-        rng = np.random.default_rng(self.place)
-        rows = rng.integers(4, 16, (2, 2, 4), np.int32)
+        rows = np.random.default_rng(self.place).integers(4, 16, (2, 2, 4), np.int32)
         shifted = np.pad(rows[..., :-1], ((0, 0), (0, 0), (1, 0)), constant_values=BOS)
         return Batch(source=rows, target_in=shifted, target_out=rows)
 
@@ -105,7 +103,9 @@ def test_a_stopped_run_resumes_as_if_it_had_not_stopped(plan, tmp_path):
 
 
 def test_steps_that_are_not_finite_end_the_run(plan, tmp_path):
-    with pytest.raises(SbpError, match=r"steps 1 to 2 were skipped.*no checkpoint is there yet"):
+    with pytest.raises(
+        sbp.SbpError, match=r"steps 1 to 2 were skipped.*no checkpoint is there yet"
+    ):
         train(Infinite(plan), tmp_path, max_skipped=2, checkpoint_every=9)
     assert [line["skipped_step"] for line in read_metrics(tmp_path)] == [1.0, 1.0]
 
@@ -236,7 +236,7 @@ def test_folders_that_no_run_has_named_are_no_checkpoints(folder):
 def test_where_all_are_damaged_they_are_named_and_stay(folder):
     for step in (2, 4):
         (folder / "checkpoints" / str(step) / "run" / "metadata").write_text("{}")
-    with pytest.raises(SbpError, match=r"(?s)no checkpoint in .* can be read.*step 4.*step 2"):
+    with pytest.raises(sbp.SbpError, match=r"(?s)no checkpoint in .* can be read.*step 4.*step 2"):
         restored(folder)
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == ["2", "4"]
 
@@ -244,7 +244,7 @@ def test_where_all_are_damaged_they_are_named_and_stay(folder):
 def test_a_checkpoint_knows_its_run_without_the_file_beside_it(folder):
     (folder / "config.json").unlink()
     said = r"(?s)another configuration.*model\.experts: checkpoint 8, now 4"
-    with pytest.raises(SbpError, match=said):
+    with pytest.raises(sbp.SbpError, match=said):
         Checkpoints(folder, {**RUN, "model": {"experts": 4}})
     Checkpoints(folder, RUN).close()
 
@@ -288,7 +288,7 @@ def test_a_disk_that_is_full_is_said_and_keeps_what_is_there(tmp_path):
     checkpoints.wait()
     with files_of_at_most(2**20):
         checkpoints.save(noise(2), {})
-        with pytest.raises(SbpError) as caught:
+        with pytest.raises(sbp.SbpError) as caught:
             for _ in range(6000):  # as between the steps of a run
                 checkpoints.check()
                 time.sleep(0.01)
@@ -296,7 +296,7 @@ def test_a_disk_that_is_full_is_said_and_keeps_what_is_there(tmp_path):
         assert "File too large; the checkpoint of step 1 is kept" in caught.value.message
         assert checkpoints.latest == 1
         checkpoints.save(noise(3), {})
-        with pytest.raises(SbpError, match="File too large"):
+        with pytest.raises(sbp.SbpError, match="File too large"):
             checkpoints.close()
     with Checkpoints(tmp_path, RUN) as checkpoints:  # the lock is released
         assert checkpoints.latest == 1

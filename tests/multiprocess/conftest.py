@@ -1,7 +1,5 @@
 """Joins this process to the others that `tests/multiprocess/run.py` started."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

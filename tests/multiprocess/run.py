@@ -4,8 +4,6 @@
 eight simulated devices are shared out among them. A test passes where it passes in all processes.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,25 +1,35 @@
 """Arguments in several processes: NumPy arrays as in `jax.jit`, parts of each process by
 `plan.place` and `sbp.Padded.of(.., shape=)`, uneven splits included, and arrays that are moved.
-Processes that are about to run different things get one error, all of them, and do not hang."""
-
-from __future__ import annotations
+Processes that are about to run different things get one error, all of them, and do not hang.
+In several processes programs have the values of one device, and every process has one plan;
+`sbp.Partial`, effects and regions written by hand."""
 
 import pickle
+import re
 import warnings
-from typing import Any
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import sbp
 from sbp import _jax
+from sbp.moe.hosts import from_first, is_first
 from sbp.run import execute
-from tests.multiprocess.programs import numbers
-from tests.multiprocess.world import assert_shards, in_all, mesh_of, put
+from tests.multiprocess.programs import (
+    MESHES,
+    NAMES,
+    assert_shards,
+    cases,
+    in_all,
+    mesh_of,
+    numbers,
+    put,
+    uneven_boundaries,
+)
 
 pytestmark = pytest.mark.multiprocess
 
@@ -31,8 +41,7 @@ def times_two(x):
 
 
 def test_numpy_arrays_that_are_free_are_one_global_value():
-    mesh = mesh_of("2x4")
-    f = sbp.jit(lambda x, y, n: (x @ y.T + n, y.sum()), mesh)
+    f = sbp.jit(lambda x, y, n: (x @ y.T + n, y.sum()), mesh_of("2x4"))
     got = f(X, X.astype(np.float64), 3.0)
     # Each process took its part.
     assert not f.plan(X, X, 3.0).in_shardings[0].is_fully_replicated
@@ -48,14 +57,17 @@ def test_numbers_and_arrays_without_elements():
 def test_numpy_arrays_are_refused_and_taken_as_in_jax_jit():
     """What is pinned split could be the whole or a part. What is B, is the whole."""
     mesh = mesh_of("2x4")
-    for spec in (PartitionSpec("data"), PartitionSpec(None, ("data", "model"))):
+    for spec in (
+        jax.sharding.PartitionSpec("data"),
+        jax.sharding.PartitionSpec(None, ("data", "model")),
+    ):
         for jit in (jax.jit, lambda fn, **options: sbp.jit(fn, mesh, **options)):
             with pytest.raises(ValueError, match="make_array_from_process_local_data"):
-                jit(times_two, in_shardings=NamedSharding(mesh, spec))(X)
+                jit(times_two, in_shardings=jax.sharding.NamedSharding(mesh, spec))(X)
     with pytest.raises(sbp.SbpError, match="input x is pinned data:P\\(sum\\)"):
         parts = sbp.Partial(np.ones((2, 8), np.float32), sbp.NdSbp({"data": sbp.P}))
         sbp.jit(times_two, mesh, in_types="data:P(sum)")(parts)
-    whole = NamedSharding(mesh, PartitionSpec())
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     assert_shards(jax.jit(times_two, in_shardings=whole)(X), X * 2)
     assert_shards(sbp.jit(times_two, mesh, in_shardings=whole)(X), X * 2)
 
@@ -69,8 +81,7 @@ def test_a_shape_in_place_of_an_array():
 
 @pytest.mark.parametrize("name", ["8", "2x2x2"])
 def test_each_process_gives_its_part(name: str):
-    mesh = mesh_of(name)
-    f = sbp.jit(lambda x: (x.sum(0), x[::-1]), mesh, in_types="data:S(0)")
+    f = sbp.jit(lambda x: (x.sum(0), x[::-1]), mesh_of(name), in_types="data:S(0)")
     sharding = f.plan(jax.ShapeDtypeStruct(X.shape, X.dtype)).in_shardings[0]
     rows = sorted(
         {
@@ -104,11 +115,10 @@ def test_arrays_in_another_sharding_are_moved_with_one_warning(make):
 
 
 def test_keys():
-    mesh = mesh_of("2x4")
     keys = jax.random.split(jax.random.key(3), 8)
     draw = jax.vmap(lambda key: jax.random.bits(key, (4,)))
     want = draw(keys)
-    f = sbp.jit(draw, mesh, in_types="data:S(0)")
+    f = sbp.jit(draw, mesh_of("2x4"), in_types="data:S(0)")
     assert_shards(f(keys), want, exact=True)
     with pytest.warns(sbp.SbpWarning, match="input-moved"):
         assert_shards(f(jax.device_put(keys, jax.local_devices()[-1])), want, exact=True)
@@ -134,7 +144,7 @@ def test_results_live_on_the_users_mesh():
 def test_a_mesh_of_one_process():
     """It waits for no other process, and may run another program there."""
     here = jax.local_devices()
-    mesh = Mesh(np.array(here), ("data",))
+    mesh = jax.sharding.Mesh(np.array(here), ("data",))
     factor = jax.process_index() + 2
     got = sbp.jit(lambda x: (x * factor).sum(0), mesh, in_types="data:S(0)")(X)
     assert got.sharding.device_set == set(here)
@@ -162,7 +172,7 @@ def owner(k: int, size: int, counts: list[int]) -> list[int]:
     return where
 
 
-def own_part(x: np.ndarray, t: str, mesh: Any) -> np.ndarray:
+def own_part(x: np.ndarray, t: str, mesh) -> np.ndarray:
     """The elements that devices of this process hold, found element by element."""
     atoms, names = sbp.parse(t), list(mesh.axis_names)
     here = [
@@ -201,8 +211,7 @@ def test_training_on_parts(mesh_name: str, t: str):
         return w - 0.1 * g, loss
 
     held = sbp.padded(t)
-    f = sbp.jit(step, mesh, (held, "data:S(0)"), (held, None), donate_argnums=0)
-    plan = f.plan(
+    plan = sbp.jit(step, mesh, (held, "data:S(0)"), (held, None), donate_argnums=0).plan(
         jax.ShapeDtypeStruct(W.shape, W.dtype), jax.ShapeDtypeStruct(ROWS.shape, ROWS.dtype)
     )
     rows = own_part(ROWS, "data:S(0)", mesh)
@@ -252,15 +261,14 @@ def test_what_is_refused():
 
 def test_a_padded_array_of_the_host_is_one_global_value():
     """A saved one says its true shape, so it cannot be taken for a part."""
-    mesh = mesh_of("8")
     saved = pickle.dumps(jax.tree.map(np.asarray, sbp.Padded.of(W, "data:S(0)", _alone())))
-    f = sbp.jit(lambda w: w * 2, mesh)
+    f = sbp.jit(lambda w: w * 2, mesh_of("8"))
     assert_shards(f(pickle.loads(saved)), W * 2)
     with pytest.warns(sbp.SbpWarning, match="input-moved"):
         assert_shards(f(sbp.Padded.of(W, "data:S(0)", _alone())), W * 2)
 
 
-def _alone() -> Any:
+def _alone():
     """A mesh of this process's devices."""
     return jax.sharding.Mesh(np.array(jax.local_devices()), ("data",))
 
@@ -287,7 +295,9 @@ CALLS = [
         "the mesh differs: data=2 model=4 on cpu devices",
     ),
     (
-        lambda d: sbp.jit(square, Mesh(np.roll(np.array(jax.devices()), int(d)), ("data",))),
+        lambda d: sbp.jit(
+            square, jax.sharding.Mesh(np.roll(np.array(jax.devices()), int(d)), ("data",))
+        ),
         lambda d: X,
         "the mesh differs: data=8 on cpu devices",
     ),
@@ -385,3 +395,136 @@ def test_the_comparison_can_be_turned_off(monkeypatch: pytest.MonkeyPatch):
     before = dict(execute._RUNS)
     assert_shards(sbp.jit(lambda x: x + 1, mesh_of("8"))(X), X + 1)
     assert before == execute._RUNS
+
+
+# ---- values and plans ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mesh_name", MESHES)
+def test_values_and_plans(mesh_name: str, name: str):
+    mesh = mesh_of(mesh_name)
+    case = cases(mesh.axis_names)[name]
+    want = jax.jit(case.fn)(*case.args)
+    f = sbp.jit(case.fn, mesh, in_types=case.types, donate_argnums=case.donate)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), case.args)
+    with uneven_boundaries():
+        plan = f.plan(*shapes)
+    assert len(set(in_all(str(plan)))) == 1
+    assert case.sends <= {
+        step.kind for planned in plan.program.boxes() for step in planned.box.steps
+    }
+
+    def fed(x, sharding):
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+    args = jax.tree.map(fed, case.args, plan.in_shardings)
+    with uneven_boundaries():
+        got = f(*args)
+        assert_shards(got, want, exact=case.exact)
+        for number in case.donate:
+            assert all(x.is_deleted() for x in jax.tree.leaves(args[number]))
+        if case.donate:  # a second step, on what the first returned
+            again = f(*got[: len(case.donate)], *args[len(case.donate) :])
+            want = jax.jit(case.fn)(*want[: len(case.donate)], *case.args[len(case.donate) :])
+            assert_shards(again, want, exact=case.exact)
+
+
+def test_all_processes_run_a_plan_that_one_wrote(tmp_path_factory: pytest.TempPathFactory):
+    mesh = mesh_of("2x4")
+    case = cases(mesh.axis_names)["loop"]
+    folder = tmp_path_factory.mktemp("plans")
+    path = Path(from_first(lambda: str(folder / "loop.json")))
+    if is_first():
+        sbp.jit(case.fn, mesh).plan(*case.args).save(path)
+    multihost_utils.sync_global_devices("written")
+    assert_shards(sbp.jit(case.fn, mesh, plan=path)(*case.args), jax.jit(case.fn)(*case.args))
+
+
+def test_the_recipe(capsys: pytest.CaptureFixture[str]):
+    page = Path(__file__).parents[2] / "docs" / "recipes" / "several-processes.md"
+    code, shown = re.findall(
+        r"^```(?:python|text)\n(.*?)^```$", page.read_text("utf-8"), re.S | re.M
+    )
+    exec(compile(code, page.name, "exec"), {})
+    assert capsys.readouterr().out == (shown if jax.process_index() == 0 else "")
+
+
+@pytest.mark.parametrize("name", ["8", "2x4"])
+@pytest.mark.parametrize("op", ["sum", "max"])
+def test_partial_results_come_back_reduced_and_go_in(name: str, op: str):
+    mesh = mesh_of(name)
+    t = " ".join(f"{axis}:P({op})" for axis in mesh.axis_names)
+    spec = tuple(mesh.axis_names)
+    fn = (lambda x: x.sum(0)) if op == "sum" else (lambda x: x.max(0))
+    y = sbp.jit(fn, mesh, in_types=sbp.NdSbp({a: sbp.S(0) for a in spec}), out_types=t)(
+        put(X, mesh, spec)
+    )
+    assert isinstance(y, sbp.Partial) and y.parts.shape == (*mesh.devices.shape, 8)
+    assert_shards(y.reduce(), fn(X))
+    assert_shards(sbp.jit(lambda y: y * 2 + 1, mesh, in_types=t)(y), fn(X) * 2 + 1)
+
+
+def test_callbacks_run_once_over_all_processes(capfd: pytest.CaptureFixture[str]):
+    mesh = mesh_of("2x4")
+    seen: list[np.ndarray] = []
+
+    def fn(x):
+        jax.debug.print("the sum is {}", x.astype(int).sum())
+        jax.debug.callback(lambda value: seen.append(np.asarray(value)), x[0])
+
+        def step(total, row):
+            jax.debug.callback(lambda value: seen.append(np.asarray(value)), row.sum())
+            return total + row.sum(), None
+
+        return jax.lax.scan(step, jnp.float32(0), x)[0]
+
+    x = np.round(X * 4)
+    got = sbp.jit(fn, mesh, in_types="data:S(0) model:S(1)")(put(x, mesh, "data", "model"))
+    assert_shards(got, x.sum())
+    jax.effects_barrier()
+    printed = capfd.readouterr().out.count(f"the sum is {int(x.sum())}\n")
+    if jax.process_index() == 0:
+        assert printed == 1
+        assert sorted(v.shape for v in seen) == [()] * 16 + [(8,)]
+        np.testing.assert_array_equal(next(v for v in seen if v.shape), x[0])
+    else:
+        assert not printed and not seen
+
+
+def test_a_partitioned_callback_sees_the_shards_of_its_process():
+    mesh = mesh_of("2x4")
+    seen: list[np.ndarray] = []
+
+    def fn(x):
+        jax.debug.callback(lambda part: seen.append(np.asarray(part)), x, partitioned=True)
+        return x + 1
+
+    x = put(X, mesh, "data", "model")
+    sbp.jit(fn, mesh, in_types="data:S(0) model:S(1)")(x)
+    jax.effects_barrier()
+    want = [np.asarray(s.data) for s in x.addressable_shards]
+    assert sorted(v.tobytes() for v in seen) == sorted(v.tobytes() for v in want)
+
+
+def test_a_pure_callback():
+    mesh = mesh_of("8")
+
+    def fn(x):
+        return jax.pure_callback(lambda v: np.asarray(v) * 2, jax.typeof(x), x).sum(0)
+
+    assert_shards(sbp.jit(fn, mesh, in_types="data:S(0)")(put(X, mesh, "data")), X.sum(0) * 2)
+
+
+def test_a_region_written_by_hand():
+    """One process may plan and check by itself, which tries the claims of the region."""
+    x, w = X, numbers(8, 4, seed=3)
+    region = sbp.manual(
+        lambda x, w: jax.lax.psum(x @ w, "model"),
+        in_types=("data:S(0) model:S(1)", "model:S(0)"),
+        out_types="data:S(0)",
+    )
+    f = sbp.jit(lambda x, w: region(x, w) * 2, mesh_of("2x4"))
+    if jax.process_index() == 0:
+        assert f.check(x, w).ok and f.plan(x, w).cost.bytes_per_device > 0
+    assert_shards(f(x, w), x @ w * 2)

@@ -1,7 +1,5 @@
 """The runner ends what hangs, says who said what, and counts a test once for all processes."""
 
-from __future__ import annotations
-
 import io
 import sys
 

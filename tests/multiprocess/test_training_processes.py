@@ -1,7 +1,5 @@
 """`sbp train` in two processes has the losses of one, and each goes on where the other stopped."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

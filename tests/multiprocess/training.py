@@ -1,8 +1,6 @@
 """A short training run of the smallest preset, in one process or in several, with the place where
 each is kept."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

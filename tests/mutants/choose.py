@@ -11,8 +11,6 @@ It writes `gate.txt` and `newest.txt`. With the newest JAX the gate runs `NEWEST
 that run all lines of the modules that touch JAX's internals.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import heapq

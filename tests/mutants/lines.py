@@ -7,8 +7,6 @@ such as a cached result or the body of a module, is recorded for the first case 
 in other processes are not recorded.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """Mutants of the package: its source with one small fault each, drawn by a seed."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import itertools

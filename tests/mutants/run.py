@@ -8,8 +8,6 @@ fails. If none fails, the other cases that ran its line follow. Each verdict is 
 `verdicts.tsv`, and a mutant that has one is not run again.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os
@@ -129,9 +127,8 @@ def in_turn(checkout: Path, cases: Iterable[Case], most: float) -> tuple[str, fl
 def checkout_of(folder: Path) -> Path:
     """A copy of the checkout without what runs write."""
     copy = folder / "checkout"
-    names = ("sbp", "tests", "benchmarks", "docs", "examples", "notebooks")
     ignored = shutil.ignore_patterns("__pycache__", "mutants")
-    for name in names:
+    for name in ("sbp", "tests", "benchmarks", "docs", "examples", "notebooks"):
         shutil.copytree(ROOT / name, copy / name, ignore=ignored)
     for path in (p for p in ROOT.iterdir() if p.is_file()):
         shutil.copy(path, copy)

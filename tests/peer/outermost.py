@@ -1,7 +1,5 @@
 """`jax.jit` as JAX's own tests see it here: `sbp.jit` on a 2x4 mesh where the call is outermost."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import random
@@ -75,8 +73,7 @@ class OutermostJit:
         if repr(pins) not in self.made:
             self.made[repr(pins)] = sbp.jit(self.fn, self.mesh, in_types=pins, **self.keywords)
         Calls.count += 1
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", sbp.SbpWarning)
+        with warnings.catch_warnings(action="ignore", category=sbp.SbpWarning):
             return self.made[repr(pins)](*args, **kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

@@ -3,8 +3,6 @@
 python -m tests.peer.run [--share 0.25] [--only EXPRESSION] [--pins SEED] [--jobs 2]
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -16,8 +16,9 @@ WHOLE = 8192 * 8192 * 4
 @functools.cache
 def product(memory_limit):
     mesh = jax.sharding.AbstractMesh((4, 4), ("x", "y"))
-    f = sbp.jit(lambda a, b: a @ b, mesh, hardware="tpu-v5p", memory_limit=memory_limit)
-    return f.plan(SQUARE, SQUARE)
+    return sbp.jit(lambda a, b: a @ b, mesh, hardware="tpu-v5p", memory_limit=memory_limit).plan(
+        SQUARE, SQUARE
+    )
 
 
 def test_the_prices_that_a_memory_limit_tries_are_said():
@@ -43,8 +44,7 @@ def test_the_constraints_are_written_down_once_for_all_prices(monkeypatch):
 @pytest.mark.parametrize("limit", [None, 1e12])
 def test_without_a_limit_that_binds_no_price_is_tried(limit):
     free = product(limit)
-    assert free.program.memory_prices == 0
-    assert "per byte of memory" not in free.report().text(400)
+    assert free.program.memory_prices == 0 and "per byte of memory" not in free.report().text(400)
 
 
 def test_the_bound_holds_whatever_the_memory():

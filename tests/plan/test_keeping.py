@@ -7,16 +7,14 @@ import itertools
 import jax
 import jax.numpy as jnp
 import pytest
-from jax import lax
-from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.plan.fit import best_program
 from sbp.plan.saving import repeats
-from sbp.report.report import Report
 from sbp.trace.numbering import repeated_values
+from tests.cases import shape as f32
 
-MESH = AbstractMesh((8,), ("d",))
+MESH = jax.sharding.AbstractMesh((8,), ("d",))
 
 
 def layer(x, w):
@@ -25,7 +23,7 @@ def layer(x, w):
 
 
 def scanned(weights, x):
-    return lax.scan(jax.checkpoint(lambda x, w: (layer(x, w), None)), x, weights)[0]
+    return jax.lax.scan(jax.checkpoint(lambda x, w: (layer(x, w), None)), x, weights)[0]
 
 
 def unrolled(weights, x):
@@ -42,10 +40,6 @@ def step(model):
         return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient)
 
     return fn
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 ARGUMENTS = (f32(3, 1024, 4096), f32(3, 4096, 1024)), f32(256, 1024)
@@ -67,8 +61,7 @@ def plan(model, hardware, in_types=None, mesh=MESH):
 def test_no_pinned_plan_is_cheaper(model, hardware):
     free = plan(model, hardware)
     typing = free.program.typing
-    assert typing.bounds_reuse
-    assert typing.saved_seconds > 0
+    assert typing.bounds_reuse and typing.saved_seconds > 0
     for up, down, x in itertools.product(
         ("B", "S(1)", "S(2)"), ("B", "S(1)", "S(2)"), ("B", "S(0)", "S(1)")
     ):
@@ -91,12 +84,14 @@ def test_keeping_is_part_of_the_choice(model, hardware, share):
     best = plan(model, hardware).program
     other = best_program(dataclasses.replace(best.request, reuse=False))
     assert other is not None and not other.typing.bounds_reuse
-    assert "not counting conversions that" in Report(program=other).text()
+    assert "not counting conversions that" in sbp.Report(program=other).text()
     assert best.cost.seconds <= share * other.cost.seconds
 
 
 @pytest.mark.parametrize("model", [scanned, unrolled], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("mesh", [MESH, AbstractMesh((2, 4), ("d", "m"))], ids=["8", "2x4"])
+@pytest.mark.parametrize(
+    "mesh", [MESH, jax.sharding.AbstractMesh((2, 4), ("d", "m"))], ids=["8", "2x4"]
+)
 def test_what_is_kept_was_foreseen(model, mesh, monkeypatch):
     """The bound waives the conversions of `twins` alone: all that is saved has to be among them."""
     seen: list[int] = []
@@ -113,8 +108,7 @@ def test_what_is_kept_was_foreseen(model, mesh, monkeypatch):
 
 
 def test_twins_are_counted():
-    forward_alone = sbp.jit(scanned, MESH).trace(*ARGUMENTS).request.graph
-    assert not repeated_values(forward_alone).times
+    assert not repeated_values(sbp.jit(scanned, MESH).trace(*ARGUMENTS).request.graph).times
     found = repeated_values(sbp.jit(step(scanned), MESH).trace(*ARGUMENTS).request.graph)
     assert set(found.times.values()) == {2}
     assert len(found.times) > len(found.again.intersection(found.times)) > 0

@@ -7,18 +7,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from jax import lax
 
 import sbp
 from sbp.plan.fit import room_of, without_repeats
 from sbp.plan.saved import SavedPlan
+from tests.cases import shape as f32
 
 LAYERS = 8
 MESH = jax.sharding.AbstractMesh((16,), ("d",))
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def loss(w, x):
@@ -28,7 +24,7 @@ def loss(w, x):
         w = sbp.replicate(w.astype(jnp.bfloat16), "d")
         return x + jnp.tanh(x @ w), None
 
-    return (lax.scan(jax.checkpoint(body), x.astype(jnp.bfloat16), w)[0] ** 2).sum()
+    return (jax.lax.scan(jax.checkpoint(body), x.astype(jnp.bfloat16), w)[0] ** 2).sum()
 
 
 @functools.cache
@@ -82,8 +78,7 @@ def test_what_is_cheap_to_keep_is_kept():
     """The same gathers beside activations that are a hundred times larger."""
     wide = plan(width=1024, rows=2**16)
     assert gathered(wide) == LAYERS and not wide.program.declined
-    limited = plan(2**40, width=1024, rows=2**16)
-    assert limited.cost == wide.cost
+    assert plan(2**40, width=1024, rows=2**16).cost == wide.cost
 
 
 def test_a_little_memory_is_free():
@@ -119,8 +114,9 @@ def test_a_loaded_plan_knows_what_it_repeats():
 @pytest.mark.parametrize("out_types", [None, "d:S(2)", "B"])
 def test_a_donated_argument_and_its_result_are_held_once(out_types):
     """Whether the type of the result is free or pinned; of another type it is held beside it."""
-    f = sbp.jit(lambda w: 2 * w, MESH, in_types="d:S(2)", out_types=out_types, donate_argnums=0)
-    found = f.plan(f32(4, 32, 64))
+    found = sbp.jit(
+        lambda w: 2 * w, MESH, in_types="d:S(2)", out_types=out_types, donate_argnums=0
+    ).plan(f32(4, 32, 64))
     part = 4 * 32 * 64 * 4 / 16
     assert found.program.reused == (frozenset() if out_types == "B" else {0})
     if out_types != "B":

@@ -12,11 +12,9 @@ import jax
 import jax.numpy as jnp
 import matplotlib.image
 import pytest
-from jax.sharding import AbstractMesh
 from rich.cells import cell_len
 
 import sbp
-from sbp.errors import SbpError
 from sbp.plan.traffic import sends
 from sbp.report.device_bytes import MOST_PLACES, matrices
 from sbp.report.flows import Grouping, ProgramFlows, fold, program_flows, traffic as chosen
@@ -25,7 +23,7 @@ from sbp.report.svg import NAMESPACE, png_of
 from sbp.report.timeline import Schedule, causes
 from sbp.report.wording import bytes_text
 
-MESH = AbstractMesh((2, 4), ("data", "model"))
+MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 
 
 shape = lambda *dims, dtype=jnp.float32: jax.ShapeDtypeStruct(dims, dtype)
@@ -53,8 +51,9 @@ TYPES = ([("model:S(1)", "model:S(0)")] * 6, "data:S(0)")
 
 @pytest.fixture(scope="module")
 def plan():
-    made = sbp.jit(step, MESH, in_types=TYPES, out_types=TYPES[0], boxing="reduce")
-    return made.plan(WEIGHTS, shape(64, 256))
+    return sbp.jit(step, MESH, in_types=TYPES, out_types=TYPES[0], boxing="reduce").plan(
+        WEIGHTS, shape(64, 256)
+    )
 
 
 def lines(function):
@@ -120,9 +119,9 @@ def test_a_picture_as_png_has_its_shapes_and_its_words(plan, monkeypatch):
     without = matplotlib.image.imread(io.BytesIO(png_of(re.sub(r"<text.*?</text>", "", svg), 1)))
     assert (pixels[..., :3] < 0.4).sum() > (without[..., :3] < 0.4).sum() + 1000
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(SbpError, match=r"install the extra: pip install 'sbp-jax\[png\]'"):
+    with pytest.raises(sbp.SbpError, match=r"install the extra: pip install 'sbp-jax\[png\]'"):
         shown.png()
-    with pytest.raises(SbpError, match="a number from"):
+    with pytest.raises(sbp.SbpError, match="a number from"):
         shown.png(scale=-1)
 
 
@@ -141,9 +140,9 @@ def test_very_many_lines_fold_into_functions():
 
 
 def test_what_cannot_be_drawn_is_refused(plan):
-    with pytest.raises(SbpError, match=r"has no axis 'modle'; did you mean \"model\""):
+    with pytest.raises(sbp.SbpError, match=r"has no axis 'modle'; did you mean \"model\""):
         plan.report().picture(axis="modle")
-    with pytest.raises(SbpError, match="line"):
+    with pytest.raises(sbp.SbpError, match="line"):
         plan.report().picture(by="lines")
 
 
@@ -152,11 +151,11 @@ def test_branches_of_a_conditional_are_all_shown_and_that_is_said():
         h = x @ w
         return jax.lax.cond(first, lambda h: jnp.tanh(h.sum(0)), lambda h: jnp.sin(h.max(0)), h)
 
-    made = sbp.jit(step, MESH, in_types=("data:S(0)", None, None), boxing="reduce")
-    plan = made.plan(shape(64, 256), shape(256, 1024), shape(dtype=bool))
+    plan = sbp.jit(step, MESH, in_types=("data:S(0)", None, None), boxing="reduce").plan(
+        shape(64, 256), shape(256, 1024), shape(dtype=bool)
+    )
     found = program_flows(plan.program)
-    assert found.called == plan.cost.bytes_per_device
-    assert found.bytes > found.called * 1.5
+    assert found.called == plan.cost.bytes_per_device and found.bytes > found.called * 1.5
     for shown in (plan.report().picture(), plan.report().bytes(), plan.report().source()):
         assert "This counts all branches of conditionals" in " ".join(str(shown).split())
 
@@ -246,8 +245,9 @@ def test_what_converts_the_operand_of_a_loop_stands_at_the_loop(scanned_plan):
 
 
 def test_the_reduction_of_a_gradient_after_a_loop_belongs_to_the_backward_pass():
-    f = sbp.jit(recurrent_descent, MESH, in_types=("B", "data:S(1)"), out_types="B")
-    plan = f.plan(shape(64, 64), shape(16, 32, 64))
+    plan = sbp.jit(recurrent_descent, MESH, in_types=("B", "data:S(1)"), out_types="B").plan(
+        shape(64, 64), shape(16, 32, 64)
+    )
     (after,) = [s for s in sends(plan.program) if s.reduces and not s.regions]
     assert after.reader is not None and not after.reader.backward
     assert after.phase == "backward" and after.runs == 1
@@ -287,22 +287,22 @@ def scoped_step(weights, x):
 @pytest.fixture(scope="module")
 def scoped_plan():
     types = (TYPES[0][:3], "data:S(0)")
-    made = sbp.jit(scoped_step, MESH, in_types=types, out_types=types[0], boxing="reduce")
-    return made.plan(WEIGHTS[:3], shape(64, 256))
+    return sbp.jit(scoped_step, MESH, in_types=types, out_types=types[0], boxing="reduce").plan(
+        WEIGHTS[:3], shape(64, 256)
+    )
 
 
 def scanned(weights, x):
-    body = lambda x, pair: (relu_layer(x, *pair), None)
 
-    return jax.lax.scan(body, x, weights)[0].sum()
+    return jax.lax.scan(lambda x, pair: (relu_layer(x, *pair), None), x, weights)[0].sum()
 
 
 @pytest.fixture(scope="module")
 def scan():
-    stacked = (shape(6, 256, 1024), shape(6, 1024, 256))
     types = (("data:S(1) model:S(2)", "data:S(2) model:S(1)"), "data:S(0)")
-    made = sbp.jit(jax.grad(scanned), MESH, in_types=types, out_types=types[0])
-    return made.plan(stacked, shape(64, 256))
+    return sbp.jit(jax.grad(scanned), MESH, in_types=types, out_types=types[0]).plan(
+        (shape(6, 256, 1024), shape(6, 1024, 256)), shape(64, 256)
+    )
 
 
 def traffic(program, grouping: Grouping | None = None) -> ProgramFlows:
@@ -407,7 +407,7 @@ def test_a_plan_that_sends_nothing_says_so():
 
 def test_only_a_report_stands_beside_another(scoped_plan):
     for other in (scoped_plan, type("Unshown", (), {"__repr__": None})()):
-        with pytest.raises(SbpError, match="other must be a Report, or None, got"):
+        with pytest.raises(sbp.SbpError, match="other must be a Report, or None, got"):
             scoped_plan.report().bytes(other)
 
 
@@ -430,8 +430,7 @@ def report_of(source, file):
         linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     names: dict[str, Any] = {"jax": jax, "sbp": sbp}
     exec(compile(source, file or "<nothing>", "exec"), names)
-    arguments = shape(8, 16), shape(16, 32), shape(32, 16)
-    return sbp.jit(names["layer"], MESH).plan(*arguments).report()
+    return sbp.jit(names["layer"], MESH).plan(shape(8, 16), shape(16, 32), shape(32, 16)).report()
 
 
 @pytest.fixture(scope="module")
@@ -441,10 +440,8 @@ def annotated():
 
 def test_lines_have_the_types_that_the_annotations_imply(annotated):
     makes = {a.line: dict(a.makes) for a in annotated_lines(annotated.program)}
-    assert makes[2] == {"x": "data:S(0)"}
-    assert makes[3] == {"h": "data:S(0) model:S(1)"}
-    assert makes[4] == {"مرحبا": "data:S(0) model:P(sum)"}
-    assert makes[5] == {"漢字": "data:S(0)"}
+    assert makes[2] == {"x": "data:S(0)"} and makes[3] == {"h": "data:S(0) model:S(1)"}
+    assert makes[4] == {"مرحبا": "data:S(0) model:P(sum)"} and makes[5] == {"漢字": "data:S(0)"}
 
 
 def test_bytes_stand_at_the_line_that_needs_them(annotated):
@@ -478,6 +475,5 @@ def test_a_program_without_source_is_readable():
 
 
 def test_markup_in_the_source_is_escaped():
-    source = SOURCE.replace("# العربية", "# <b>&amp;`x`")
-    page = report_of(source, "<marked>").source().html()
+    page = report_of(SOURCE.replace("# العربية", "# <b>&amp;`x`"), "<marked>").source().html()
     assert "<b>&amp;" not in page and "&lt;b&gt;&amp;amp;" in page

@@ -184,8 +184,7 @@ def test_large_programs_fold():
     assert "and 2 smaller ones: 384.0 B per device" in text  # inputs
     assert "and 2 smaller ones: 512.0 B per device" in text  # outputs
     assert re.search(r"18 annotated tensors\n(.*\n){17} +and 2 more\n", text)
-    assert html_facts(report.html()) == facts_of(text)
-    assert "made by input x0;" not in text
+    assert html_facts(report.html()) == facts_of(text) and "made by input x0;" not in text
     assert "made by input x0;" in report.html()  # the folded rows are there
     assert "more groups" not in Report(program=many(12).program).text(WIDE)
     short = Report(program=many(9).program).short().text(WIDE)  # it shows those of eight lines
@@ -212,8 +211,7 @@ def test_rich_consoles_and_plain_text_agree():
 def test_notebooks_get_both():
     report = report_of("chain")
     assert report._repr_mimebundle_() == {"text/plain": report.text(), "text/html": report.html()}
-    assert report._repr_html_() == report.html()
-    assert str(report) == report.text()
+    assert report._repr_html_() == report.html() and str(report) == report.text()
 
 
 # ---- what is said -------------------------------------------------------------------------------
@@ -221,8 +219,7 @@ def test_notebooks_get_both():
 
 def test_ok_is_the_absence_of_errors():
     assert report_of("chain", DIAGNOSTICS[2:]).ok
-    assert not REFUSED.ok
-    assert REFUSED.diagnostics == DIAGNOSTICS
+    assert not REFUSED.ok and REFUSED.diagnostics == DIAGNOSTICS
 
 
 @pytest.mark.parametrize("shown", ["picture", "bytes", "timeline", "memory", "source"])
@@ -261,8 +258,7 @@ def test_reasons_are_said(name, said):
 def test_no_absolute_path_is_shown(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     text = report_of("megatron").text(200)
-    assert str(ROOT) not in text
-    assert "report/programs.py:30" in text
+    assert str(ROOT) not in text and "report/programs.py:30" in text
 
 
 def test_bytes_and_times_read_well():
@@ -323,8 +319,7 @@ def test_output_does_not_depend_on_the_hash_seed():
             [sys.executable, "-c", _PRINT_ALL], env=env, cwd=ROOT, capture_output=True, check=True
         )
         printed.add(made.stdout)
-    assert len(printed) == 1
-    assert len(printed.pop()) > 10_000
+    assert len(printed) == 1 and len(printed.pop()) > 10_000
 
 
 def test_what_a_manual_region_sends_is_listed():
@@ -414,8 +409,9 @@ def test_a_partial_value_before_a_barrier(rows, hardware):
     pinned = ([["data:B model:S(1)", "data:B model:S(0)"]] * 3, "data:S(0) model:B")
     gradient = jax.value_and_grad(rematerialised)
     for in_types in (None, pinned):
-        made = sbp.jit(gradient, MESH, hardware=hardware, in_types=in_types)
-        report = made.check(weights, shape(rows, 512))
+        report = sbp.jit(gradient, MESH, hardware=hardware, in_types=in_types).check(
+            weights, shape(rows, 512)
+        )
         assert report.ok and report.program is not None
         reasons = [word in report.text() for word in ("needed by", "returned as")]
         assert any(reasons) or not report.program.cost.bytes_per_device

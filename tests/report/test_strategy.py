@@ -4,14 +4,13 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from jax.sharding import AbstractMesh, PartitionSpec
 
 import sbp
 from sbp.plan.traffic import Phases
 from sbp.report.facts import strategy
 
-LINE = AbstractMesh((8,), ("x",))
-GRID = AbstractMesh((4, 2), ("x", "y"))
+LINE = jax.sharding.AbstractMesh((8,), ("x",))
+GRID = jax.sharding.AbstractMesh((4, 2), ("x", "y"))
 ADAMW = optax.adamw(1e-3)
 
 
@@ -91,8 +90,8 @@ def by_hand(x, w):
     summed = jax.shard_map(
         lambda x: jax.lax.psum(x * jax.lax.axis_index("x"), "x"),
         mesh=LINE,
-        in_specs=PartitionSpec(),
-        out_specs=PartitionSpec(),
+        in_specs=jax.sharding.PartitionSpec(),
+        out_specs=jax.sharding.PartitionSpec(),
         check_vma=False,
     )(x)
     return summed @ w
@@ -265,8 +264,7 @@ def test_the_strategy_of_a_program(fn, mesh, types, args, options, said):
 
 
 def test_weights_gathered_on_use_are_named():
-    types = ("x:B", "x:S(0)")
-    (found,) = used(lambda x, w: x @ w, LINE, types, X, W, out_types="x:B")
+    (found,) = used(lambda x, w: x @ w, LINE, ("x:B", "x:S(0)"), X, W, out_types="x:B")
     assert found.startswith(f"{WHOLE}, weights gathered on use")
 
 

@@ -9,14 +9,15 @@ from xml.etree import ElementTree
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh, AxisType
 
 import sbp
 from sbp.report.device_bytes import COLUMNS, live_bytes
 from sbp.report.svg import NAMESPACE
 from sbp.report.timeline import Schedule, causes, lane_seconds, limits
 
-MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+MESH = jax.sharding.AbstractMesh(
+    (2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+)
 LAYERS, D, H, TOKENS = 12, 2048, 8192, 8192
 
 
@@ -161,7 +162,7 @@ def test_short_operations_share_boxes():
 
 
 def test_a_mesh_axis_may_be_named_as_the_lane_of_the_device():
-    mesh = AbstractMesh((4,), ("compute",))
+    mesh = jax.sharding.AbstractMesh((4,), ("compute",))
     made = sbp.jit(lambda x, w: x @ w, mesh, in_types=("compute:S(1)", "compute:S(0)"))
     program = made.plan(shape(D, H), shape(H, D)).program
     sums = {k: sum(v.values()) for k, v in lane_seconds(Schedule(program)).items()}
@@ -242,8 +243,7 @@ def test_flops_are_those_counted_by_hand(h100_plans):
 
 def test_what_rematerialisation_repeats_does_not_count(h100_plans):
     kept, remat = (limits(h100_plans[name].program) for name in ("train", "remat"))
-    assert remat.flops == kept.flops and kept.repeated == 0
-    assert 0 < remat.repeated <= FORWARD
+    assert remat.flops == kept.flops and kept.repeated == 0 and 0 < remat.repeated <= FORWARD
 
 
 def test_utilisation_is_flops_over_peak(h100_plans):
@@ -257,14 +257,15 @@ matmul = lambda x, w: x @ w
 
 
 def bound(rows, inner, columns, mesh, types, dtype=jnp.bfloat16):
-    made = sbp.jit(matmul, mesh, in_types=types[:2], out_types=types[2], hardware="h100")
-    plan = made.plan(shape(rows, inner, dtype=dtype), shape(inner, columns, dtype=dtype))
+    plan = sbp.jit(matmul, mesh, in_types=types[:2], out_types=types[2], hardware="h100").plan(
+        shape(rows, inner, dtype=dtype), shape(inner, columns, dtype=dtype)
+    )
     seconds = limits(plan.program).seconds
     return max(seconds, key=lambda k: seconds[k])
 
 
 def test_the_bound_is_what_the_program_is_made_for():
-    line = AbstractMesh((8,), ("x",))
+    line = jax.sharding.AbstractMesh((8,), ("x",))
     whole = ("x:S(0)", "x:B", "x:S(0)")
     assert bound(65536, 8192, 8192, line, whole) == "compute"
     assert bound(4096, 64, 64, line, whole) == "memory"
@@ -356,8 +357,7 @@ def test_results_without_donation_take_as_much_again(memory_plans):
 def test_the_backward_pass_has_the_activations_of_all_layers(memory_plans):
     # Rematerialisation keeps what enters each layer; tokens are split over both axes between them.
     found = live_bytes(memory_plans["tensor"].program).peak
-    assert found.phase == "backward"
-    assert found.bytes["activations"] == LAYERS * TOKENS / 8 * D * 4
+    assert found.phase == "backward" and found.bytes["activations"] == LAYERS * TOKENS / 8 * D * 4
     # Their gradients are added up in whole stacks, split over both axes.
     assert found.bytes["gradients"] == pytest.approx(STATE / 8)
 
@@ -430,10 +430,9 @@ def test_tensors_of_layers_are_one_row():
 
     weights = [(shape(D, H), shape(H, D))] * LAYERS
     types = [("model:S(1)", "model:S(0)")] * LAYERS
-    made = sbp.jit(
+    plan = sbp.jit(
         train(stacked), MESH, in_types=(types, "data:S(0)"), out_types=types, donate_argnums=0
-    )
-    plan = made.plan(weights, shape(TOKENS, D))
+    ).plan(weights, shape(TOKENS, D))
     held = [(one, n) for one, n in live_bytes(plan.program).held if one.kind == "weights"]
     assert {one.name for one, _ in held} == {"weights[*][0]", "weights[*][1]"}
     assert sum(n for _, n in held) == 2 * LAYERS

@@ -11,12 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
 
 import sbp
 from benchmarks.hlo.traffic import collectives
 from sbp.infer.space import RELAYOUT_PASSES, Step, TypeSpace, decode
-from sbp.machine.hardware import HARDWARE
 from sbp.machine.lowerings import copies_for_lanes, joins_lanes
 from sbp.machine.mesh import Hardware, MeshSpec
 from sbp.run import boxing
@@ -138,7 +136,7 @@ class Conversions:
             return jnp.concatenate(out).reshape((1,) * len(self.sizes) + (-1,))
 
         names = tuple("xyz"[: len(self.sizes)])
-        spec = PartitionSpec(*names, None)
+        spec = jax.sharding.PartitionSpec(*names, None)
         mesh = sbp.make_mesh(self.sizes, names)
         own = jax.sharding.Mesh(mesh.devices, mesh.axis_names)
         mapped = jax.jit(
@@ -469,7 +467,7 @@ LANES = (16, 130)
 def test_exchanges_that_join_lanes_of_a_tpu():
     """Their results have a layout of their own. A gather of such lanes is charged copies of its
     result, and on other platforms none."""
-    on_tpu = replace(HARDWARE["tpu-v5e"], ring_chips=1)
+    on_tpu = replace(sbp.HARDWARE["tpu-v5e"], ring_chips=1)
     found = conversions((2,), LANES, FLOAT, (), hardware=on_tpu)
     assert joins_lanes((16, 65), LANES) and copies_for_lanes((16, 65), LANES)
     assert_right(found, turns=99, laws=99)
@@ -499,8 +497,7 @@ def test_two_axes(sizes: Shape, dtype: np.dtype[Any], shape: Shape):
 def test_three_axes(dtype: np.dtype[Any], shape: Shape):
     """Between 8 of the 186 types with 4 round trips from each, and in `make laws` between 32 with
     8."""
-    monoids = monoids_of(dtype)
-    found = conversions((2, 2, 2), shape, dtype, monoids, share=8 / 186, laws=32 / 186)
+    found = conversions((2, 2, 2), shape, dtype, monoids_of(dtype), share=8 / 186, laws=32 / 186)
     assert_right(found, turns=4, laws=8)
 
 

@@ -11,11 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import PartitionSpec
 
 import sbp
 from benchmarks.hlo.traffic import collectives
-from sbp import S
 from sbp.machine.mesh import mesh_spec
 from sbp.plan.traffic import sends
 from sbp.run.boxing import Boxing
@@ -60,8 +58,7 @@ def assert_within_plan(plan, shape):
 
 def assert_close(got, want, *, rtol, atol):
     """Checks that two trees of arrays have nearly equal leaves."""
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=rtol, atol=atol)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), got, want)
 
 
 @pytest.mark.parametrize("shape", [(8,), (2, 4), (2, 2, 2)], ids=["8", "2x4", "2x2x2"])
@@ -162,7 +159,7 @@ def test_the_plan_counts_what_two_halos_send(case, dims):
     mesh = sbp.make_mesh((2, 4), ("x", "y"))
 
     def split(v):
-        return sbp.annotate(v, x=S(dims[0]), y=S(dims[1]))
+        return sbp.annotate(v, x=sbp.S(dims[0]), y=sbp.S(dims[1]))
 
     f = sbp.jit(lambda x: split(fn(split(x))), mesh, hardware=SENDS_FREELY)
     x = normal(*shape)
@@ -236,8 +233,7 @@ LABELS = np.random.default_rng(1).integers(0, VOCABULARY, ROWS).astype(np.int32)
 
 
 def cross_entropy(logits, labels):
-    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)
-    return -jnp.mean(picked)
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1))
 
 
 def one_hot_entropy(logits, labels):
@@ -293,8 +289,7 @@ def test_a_split_vocabulary_moves_little(name, shape):
         if p.box.reader is not None and p.box.reader.op != "sbp_annotate"
     )
     moved = in_the_middle + sum(o.bytes_sent * runs for o, runs in plan.program.kernels())
-    assert moved <= scalars * ROWS * 4 * n
-    assert moved * 25 < (n - 1) / n * LOGITS.nbytes
+    assert moved <= scalars * ROWS * 4 * n and moved * 25 < (n - 1) / n * LOGITS.nbytes
     assert_within_plan(plan, shape)
     assert_close(f(LOGITS, LABELS), jax.jit(fn)(LOGITS, LABELS), rtol=2e-4, atol=2e-4)
 
@@ -346,8 +341,7 @@ def test_pairs_are_exchanged(sizes: tuple[int, ...], split: str):
         budgets=[sbp.forbid("all_gather", above=3 * 4 * 2 * 7), sbp.forbid("all_to_all")],
     )
     plan = f.plan(x, index)
-    kernels = {k for o, _ in plan.program.kernels() for k in o.row.kernels}
-    assert kernels == {"reduced_shards"}
+    assert {k for o, _ in plan.program.kernels() for k in o.row.kernels} == {"reduced_shards"}
     assert_within_plan(plan, sizes)
     (top, at), (maximum, total) = f(x, index)
     flat, rows = x.reshape(-1, 3), index.reshape(-1, 3)
@@ -377,8 +371,7 @@ def test_initial_values_count_once_and_in_order(case: str, shape: tuple[int, int
     x = np.random.default_rng(1).integers(1, 6, shape).astype(np.int32)
     for split in ("y:S(0)", "x:S(0) y:S(1)", "x:S(1) y:S(1)", "x:S(0) y:S(0)"):
         f = sbp.jit(lambda x, split=split: fn(sbp.annotate(x, split)), mesh, hardware=SENDS_FREELY)
-        for found, wanted in zip(jax.tree.leaves(f(x)), jax.tree.leaves(fn(x)), strict=True):
-            np.testing.assert_array_equal(found, wanted)
+        jax.tree.map(np.testing.assert_array_equal, f(x), fn(x))
 
 
 # ---- arranged scatters ---------------------------------------------------------------------------
@@ -418,8 +411,8 @@ def test_arranged_reduce_scatters(mesh_shape):
     found = jax.shard_map(
         scatter,
         mesh=mesh,
-        in_specs=PartitionSpec("d"),
-        out_specs=tuple(PartitionSpec(*[None] * dim, "d") for _, dim in cases),
+        in_specs=jax.sharding.PartitionSpec("d"),
+        out_specs=tuple(jax.sharding.PartitionSpec(*[None] * dim, "d") for _, dim in cases),
         check_vma=False,
     )(*parts)
     for total, part in zip(found, parts, strict=True):

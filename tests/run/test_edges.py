@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from jax import lax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import sbp
@@ -81,7 +80,7 @@ def test_extremes_keep_nan_and_infinity(mesh, op, dtype):
 
 
 def test_bits_reduce_and_scatter(mesh):
-    whole = lambda i: lax.reduce(i, np.int32(0), lax.bitwise_or, (0,))
+    whole = lambda i: jax.lax.reduce(i, np.int32(0), jax.lax.bitwise_or, (0,))
     ints = GRID.astype(np.int32)
     for place in (lambda y: sbp.split(y, 0, "x"), sbp.replicate):
         f = sbp.jit(
@@ -142,7 +141,7 @@ def test_partial_reduces_what_xla_cannot_across_devices(mesh, op, dtype):
 
 
 SLICED = {
-    "slice, then shard": (lambda x, i: lax.dynamic_slice(x, (i,), (6,)), None, "x:S(0)"),
+    "slice, then shard": (lambda x, i: jax.lax.dynamic_slice(x, (i,), (6,)), None, "x:S(0)"),
     "shard, then scatter": (
         lambda x, i: sbp.split(x, 0, "x").at[i].add(5.0, mode="drop"),
         "B",
@@ -261,13 +260,13 @@ def test_a_lone_index_outside_the_shard_changes_nothing(index):
         return split.at[:, k].add(100.0), split.at[:, k].set(7.0), split[:, k], x + 1
 
     f = sbp.jit(both, sbp.make_mesh((2,), ("x",)), in_types="B")
-    for got, want in zip(f(x, np.int32(index)), jax.jit(both)(x, np.int32(index)), strict=True):
-        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+    got, want = f(x, np.int32(index)), jax.jit(both)(x, np.int32(index))
+    jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 def grouped(x, w):
     """A convolution in groups, whose gradient is a reshape that names an order of dims."""
-    return (lax.conv_general_dilated(x, w, (1,), "VALID", feature_group_count=2) ** 2).sum()
+    return (jax.lax.conv_general_dilated(x, w, (1,), "VALID", feature_group_count=2) ** 2).sum()
 
 
 SAME = {
@@ -294,8 +293,7 @@ def test_a_program_has_the_values_of_one_device(case):
     fn, args = SAME[case]
     args = tuple(map(jnp.asarray, args))
     found = sbp.jit(fn, sbp.make_mesh((2,), ("x",)))(*args)
-    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(fn(*args)), strict=True):
-        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+    jax.tree.map(np.testing.assert_array_equal, found, fn(*args))
 
 
 @pytest.mark.parametrize("hardware", sorted(sbp.HARDWARE))

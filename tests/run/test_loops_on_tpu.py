@@ -158,10 +158,8 @@ def test_a_loop_in_a_loop_has_its_casts_ahead_of_both():
 
 def test_of_a_gathered_stack_the_compiler_moves_the_cast_ahead_of_the_gather():
     inner = loop_with(lambda c, w: c @ w.astype(BF16))
-    f = on_tpu(lambda w, x: inner(sbp.replicate(w, "d"), x), ("d:S(1)", "d:S(0)"))
-    plan = f.plan(W, X)
-    assert "all_gather" in lowered(plan)
-    assert "reduce_precision" not in lowered(plan)
+    plan = on_tpu(lambda w, x: inner(sbp.replicate(w, "d"), x), ("d:S(1)", "d:S(0)")).plan(W, X)
+    assert "all_gather" in lowered(plan) and "reduce_precision" not in lowered(plan)
 
 
 def test_on_other_platforms_a_scan_is_that_of_jax():
@@ -192,8 +190,7 @@ def test_lookups_in_cast_tables(sizes, atom):
         lambda table, tokens: looked_up(sbp.annotate(table, **pins), tokens),
         sbp.make_mesh(sizes, tuple(names)),
     )
-    rng = np.random.default_rng(0)
-    table = rng.normal(size=(67, 17)).astype(np.float32)
+    table = np.random.default_rng(0).normal(size=(67, 17)).astype(np.float32)
     tokens = np.array([[0, 66, 5], [-1, 70, 66]], np.int32)  # the last row, and outside
     got = f(table, tokens)
     want = jax.jit(looked_up)(table, tokens)
@@ -322,8 +319,7 @@ def test_a_reduced_gradient_meets_the_moment():
     assert len(sends(plan)) == 1
     assert meets_arguments(plan.program.graph, plan.program.block) == sends(plan)
     assert "LayoutConstraint" in plan.lower().as_text()
-    other = planned_update("h100", boxing="reduce")
-    assert "LayoutConstraint" not in other.lower().as_text()
+    assert "LayoutConstraint" not in planned_update("h100", boxing="reduce").lower().as_text()
 
 
 @pytest.mark.parametrize(

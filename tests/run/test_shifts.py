@@ -2,15 +2,12 @@
 gradients."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 import sbp
 from tests.hardware import SENDS_FREELY
@@ -22,7 +19,7 @@ NOTHING_ELSE = [
 ]
 
 
-def shifted(new: Any, x: Any) -> Any:
+def shifted(new, x):
     return jnp.concatenate([new, x[:-1]])
 
 
@@ -45,7 +42,7 @@ def test_one_permute(n: int, length: int):
         (lambda x: jnp.roll(x, -1, 0), (x,), ("x:S(0)",)),
         (shifted, (new, x), ("B", "x:S(0)")),
         (lambda x: jnp.diff(x, axis=0, prepend=x[:1]), (x,), ("x:S(0)",)),
-        (lambda x: lax.pad(x, np.float32(0), [(1, -1, 0), (0, 0, 0)]), (x,), ("x:S(0)",)),
+        (lambda x: jax.lax.pad(x, np.float32(0), [(1, -1, 0), (0, 0, 0)]), (x,), ("x:S(0)",)),
     ):
         f = sbp.jit(
             fn,
@@ -56,8 +53,7 @@ def test_one_permute(n: int, length: int):
             budgets=NOTHING_ELSE,
         )
         plan = f.plan(*args)
-        assert permutes(plan) == [1]
-        assert plan.cost.bytes_per_device == 2 * 4
+        assert permutes(plan) == [1] and plan.cost.bytes_per_device == 2 * 4
         assert_within_plan(plan, (n,))
         assert_close(f(*args), fn(*args), rtol=1e-6, atol=0)
 
@@ -68,7 +64,7 @@ def test_uneven_rolls(sizes: tuple[int, ...]):
     names = ("x", "y")[: len(sizes)]
     split = " ".join(f"{name}:S({d})" for d, name in enumerate(names))
 
-    def fn(x: Any) -> Any:
+    def fn(x):
         x = sbp.annotate(x, split)
         rows = jnp.diff(x, axis=0, append=x[-1:] * 3)
         return sbp.annotate(jnp.roll(x, (5, -2), (0, 1)) + shifted(x[:1] * 2, x) + rows, split)
@@ -79,17 +75,17 @@ def test_uneven_rolls(sizes: tuple[int, ...]):
     np.testing.assert_array_equal(np.asarray(f(x)), np.asarray(fn(x)))
 
 
-def pipeline(weights: Any, microbatches: Any) -> Any:
+def pipeline(weights, microbatches):
     """A pipeline as a buffer with one stage per device: each tick shifts it by one."""
     stages = weights.shape[0]
     buffer = jnp.zeros((stages, *microbatches.shape[1:]))
 
-    def tick(state: Any, new: Any) -> tuple[Any, Any]:
+    def tick(state, new):
         state = sbp.annotate(shifted(new[None], state), x=sbp.S(0))
         state = jnp.tanh(jnp.einsum("sbi,sij->sbj", state, weights))
         return state, state[-1]
 
-    return jnp.mean(lax.scan(tick, buffer, microbatches)[1] ** 2)
+    return jnp.mean(jax.lax.scan(tick, buffer, microbatches)[1] ** 2)
 
 
 def test_the_papers_pipeline():
@@ -115,24 +111,24 @@ def test_the_papers_pipeline():
     assert_close(f(*args), step(*args), rtol=1e-4, atol=1e-6)
 
 
-def stencil(x: Any) -> Any:
+def stencil(x):
     """The sum of the four neighbours, zeros around."""
     p = jnp.pad(x, 1)
     return p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:]
 
 
-def of_stencil(x: Any) -> Any:
+def of_stencil(x):
     return jax.grad(lambda x: jnp.sum(stencil(x) ** 2))(x)
 
 
 @pytest.mark.parametrize("fn", [stencil, of_stencil])
 @pytest.mark.parametrize("sizes", [(8,), (2, 4), (2, 2, 2)])
-def test_stencils(sizes: tuple[int, ...], fn: Callable[..., Any]):
+def test_stencils(sizes: tuple[int, ...], fn):
     """Even and uneven; each neighbour receives one row or column."""
     mesh = sbp.make_mesh(sizes, ("x", "y", "z")[: len(sizes)])
     axes = dict(zip(mesh.axis_names, map(sbp.S, range(2)), strict=False))
 
-    def split(x: Any) -> Any:
+    def split(x):
         return sbp.annotate(fn(sbp.annotate(x, **axes)), **axes)
 
     f = sbp.jit(split, mesh, hardware=SENDS_FREELY, budgets=NOTHING_ELSE[:1])
@@ -336,15 +332,14 @@ SCANS = {
 }
 
 
-def pairs(length: int) -> tuple[Any, Any]:
-    rng = np.random.default_rng(length)
-    a, b = rng.normal(size=(2, length, 4)).astype(np.float32)
+def pairs(length: int):
+    a, b = np.random.default_rng(length).normal(size=(2, length, 4)).astype(np.float32)
     return a, b
 
 
 @pytest.mark.parametrize("sizes", [(2,), (4,), (8,), (2, 4)])
 @pytest.mark.parametrize("case", SCANS)
-def test_scans_of_shards(case: str, sizes: Any):
+def test_scans_of_shards(case: str, sizes):
     types = "x:S(0)" if len(sizes) == 1 else "x:S(0) y:S(1)"
     fn = SCANS[case]
     f = sbp.jit(
@@ -372,7 +367,7 @@ def test_sizes_that_do_not_divide(case: str):
     mesh = sbp.make_mesh((4,), ("x",))
     fn = SCANS[case]
 
-    def padded(a: Any, b: Any) -> Any:
+    def padded(a, b):
         return fn(*(sbp.split(v, 0, "x") for v in (a, b)))
 
     f = sbp.jit(padded, mesh, hardware=SENDS_FREELY, budgets=[sbp.forbid("all_to_all")])
@@ -381,11 +376,11 @@ def test_sizes_that_do_not_divide(case: str):
 
 @pytest.mark.parametrize("sizes", [(2, 4), (2, 2, 2)])
 @pytest.mark.parametrize("length", [64, 61])
-def test_a_dim_that_all_axes_split(sizes: Any, length: int):
+def test_a_dim_that_all_axes_split(sizes, length: int):
     mesh = sbp.make_mesh(sizes, ("x", "y", "z")[: len(sizes)])
     axes = dict.fromkeys(mesh.axis_names, sbp.S(0))
 
-    def split(a: Any, b: Any) -> Any:
+    def split(a, b):
         found = scanned(*(sbp.annotate(v, **axes) for v in (a, b)))
         return jax.tree.map(lambda v: sbp.annotate(v, **axes), found)
 
@@ -397,50 +392,51 @@ def test_levels_run_on_shards_of_two_axes():
     """A few rows of small levels are sent, and no shard."""
     types = "x:S(0) y:S(0)"
     mesh = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
-    f = sbp.jit(scanned, mesh, (types, types), (types, types), hardware="tpu-v5e")
-    plan = f.plan(*[jax.ShapeDtypeStruct((2**16, 4), np.float32)] * 2)
+    plan = sbp.jit(scanned, mesh, (types, types), (types, types), hardware="tpu-v5e").plan(
+        *[jax.ShapeDtypeStruct((2**16, 4), np.float32)] * 2
+    )
     assert plan.cost.bytes_per_device < 2**16 * 16 / 8 / 100
 
 
-def segmented(x: Any) -> Any:
+def segmented(x):
     """Running sums that begin anew at every fifth row."""
 
-    def joined(p: Any, q: Any) -> Any:
+    def joined(p, q):
         return p[0] | q[0], jnp.where(q[0][:, None], q[1], p[1] + q[1])
 
-    return lax.associative_scan(joined, (jnp.arange(len(x)) % 5 == 0, x))[1]
+    return jax.lax.associative_scan(joined, (jnp.arange(len(x)) % 5 == 0, x))[1]
 
 
-def of_segmented(x: Any) -> Any:
+def of_segmented(x):
     return jax.grad(lambda x: jnp.sum(segmented(x) ** 2))(x)
 
 
-def products(x: Any) -> Any:
+def products(x):
     """Products of 2x2 matrices."""
     near_one = 0.3 * x.reshape(-1, 2, 2) + jnp.eye(2)
-    return lax.associative_scan(lambda a, b: b @ a, near_one, reverse=True)
+    return jax.lax.associative_scan(lambda a, b: b @ a, near_one, reverse=True)
 
 
-def smallest(x: Any) -> Any:
+def smallest(x):
     """The smallest element so far, where it was first, and how often it was there."""
 
-    def joined(p: Any, q: Any) -> Any:
+    def joined(p, q):
         count = jnp.where(q[0] < p[0], q[2], p[2] + jnp.where(q[0] == p[0], q[2], 0))
         return jnp.minimum(p[0], q[0]), jnp.where(q[0] < p[0], q[1], p[1]), count
 
     x = jnp.round(2 * x)
-    numbers = lax.broadcasted_iota(jnp.int32, x.shape, 0)
-    return lax.associative_scan(joined, (x, numbers, jnp.ones_like(numbers)))
+    numbers = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    return jax.lax.associative_scan(joined, (x, numbers, jnp.ones_like(numbers)))
 
 
 @pytest.mark.parametrize(("sizes", "length"), [((8,), 16), ((2, 2, 2), 13)])
 @pytest.mark.parametrize("fn", [segmented, of_segmented, products, smallest])
-def test_other_scans(fn: Any, sizes: Any, length: int):
+def test_other_scans(fn, sizes, length: int):
     """Sums of segments, products of matrices, and triples, even and uneven."""
     mesh = sbp.make_mesh(sizes, ("x", "y", "z")[: len(sizes)])
     axes = dict.fromkeys(mesh.axis_names, sbp.S(0))
 
-    def split(x: Any) -> Any:
+    def split(x):
         return jax.tree.leaves(fn(sbp.annotate(x, **axes)))
 
     f = sbp.jit(split, mesh, hardware=SENDS_FREELY)

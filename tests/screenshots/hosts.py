@@ -3,8 +3,6 @@
 JupyterLab and Notebook 7 set the look of outputs in their scripts, so only running ones show it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

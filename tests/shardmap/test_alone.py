@@ -109,8 +109,7 @@ def test_functions_of_low_precision_run_on_wider_floats(body):
     x = jnp.asarray(X, jnp.bfloat16)
     run, _ = run_of(body, x)
     assert not run.untried and not run.wrong
-    of_a_shard = mapped(lambda x: body(x) * jnp.sum(x), ROWS, ROWS)(False)
-    _, report = checked(of_a_shard, x)
+    _, report = checked(mapped(lambda x: body(x) * jnp.sum(x), ROWS, ROWS)(False), x)
     assert [d.code for d in report.diagnostics] == ["missing-reduction"]
 
 

@@ -5,7 +5,6 @@ import dataclasses
 import importlib.util
 import inspect
 import sys
-from typing import Any
 
 import jax
 import numpy as np
@@ -31,7 +30,7 @@ def followed(help_: Help, source: str) -> tuple[str, list[OptionEdit]]:
     return edited_text(source, edits), options
 
 
-def respecified(specs: Any, options: list[OptionEdit]) -> Any:
+def respecified(specs, options: list[OptionEdit]):
     """The out_specs of a program after edits of them; one spec stands for all results."""
     for edit in options:
         assert (edit.option, edit.function) == ("out_specs", "jax.shard_map")
@@ -70,7 +69,7 @@ def errors(program, check_vma):
     ]
 
 
-def reference(where: Any, name: str):
+def reference(where, name: str):
     program = where.PAIRS[name] if hasattr(where, "PAIRS") else where.PROGRAMS[name]
     return jax.tree.map(np.asarray, jax.jit(program.reference)(*program.args))
 

@@ -190,8 +190,7 @@ def test_a_pipeline_that_runs_on_one_device_only_stage_by_stage():
     region = jax.shard_map(
         body, mesh=MESH, in_specs=(ROWS, WHOLE), out_specs=WHOLE, check_vma=False
     )
-    args = floats((N, 4, 4), (6, 4))
-    said = sbp.check_shard_map(region, *args, mesh=MESH).diagnostics
+    said = sbp.check_shard_map(region, *floats((N, 4, 4), (6, 4)), mesh=MESH).diagnostics
     assert said and all(d.code in ("differs-on-one-device", "not-analysed") for d in said)
 
 
@@ -226,8 +225,7 @@ def test_the_gradients_of_unlike_samples_are_not_added_up():
     )
     got, want = np.asarray(jax.jit(region)(U[0], U)), np.asarray(norms(U[0], U))
     found = sbp.check_shard_map(region, U[0], U, mesh=MESH)
-    assert found.ok == np.allclose(got, want, rtol=1e-3)
-    assert not found.ok
+    assert found.ok == np.allclose(got, want, rtol=1e-3) and not found.ok
 
 
 def test_a_manual_region_that_counts_a_whole_value_is_refused():

@@ -1,8 +1,6 @@
 """Lookups by rows, counts of a shard, blocks and positions of a device's own: each class of
 programs in several spellings, with right twins."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +35,7 @@ PAIR = (SPLIT, SPLIT)
 SUMMED, MISSING = [("wrong-reduction", "error")], [("missing-reduction", "error")]
 
 
-def verdict(body: Any, ins: Any, outs: Any, *args: Any) -> list[tuple[str, str]]:
+def verdict(body, ins, outs, *args) -> list[tuple[str, str]]:
     program = jax.shard_map(body, mesh=MESH, in_specs=ins, out_specs=outs, check_vma=False)
     found = sbp.check_shard_map(program, *args, mesh=MESH).diagnostics
     return [(d.code, d.severity) for d in found if d.severity != "note"]
@@ -258,11 +256,11 @@ SAME_DRAWS = ("random",)
 """Programs in which only the numbers that devices draw differ; the runs draw a constant."""
 
 
-def program(body, ins: Any, outs: Any):
+def program(body, ins, outs):
     return mapped(body, ins, outs)(False)
 
 
-def said(body, ins: Any, outs: Any, *args: Any):
+def said(body, ins, outs, *args):
     """Codes and severities of what is said of a program."""
     report = sbp.check_shard_map(program(body, ins, outs), *args, mesh=mesh())
     return [(d.code, d.severity) for d in report.diagnostics]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh
 
 from sbp.handwritten.written_sizes import DEPTH, AxisInCode, WrittenSizes
 from tests.shardmap.programs import kinds, rings
@@ -15,7 +14,7 @@ AXIS = AxisInCode("model", 8, frozenset({6}))
 STAGES, LAST, BLOCK, OTHER = 8, 7, 6, 5
 PAIRS = [(i, (i + 1) % 8) for i in range(8)]
 SHIFT = [(i, i + 1) for i in range(7)]
-MESH = AbstractMesh((2, 8), ("data", "model"))
+MESH = jax.sharding.AbstractMesh((2, 8), ("data", "model"))
 
 
 def written(fn, axis=AXIS) -> WrittenSizes:
@@ -34,19 +33,14 @@ def globals_of_a_module():
 
 def test_globals_are_found_and_replaced():
     assert written(globals_of_a_module).numbers == {"STAGES": 8, "LAST": 7, "BLOCK": 6}
-    copy = alone(globals_of_a_module, "STAGES", "LAST", "BLOCK")
-    assert copy() == (1, 0, 48, 5, [(0, 0)], [], 1)
-    assert alone(globals_of_a_module)()[:3] == (8, 7, 6)
-    assert globals_of_a_module()[0] == 8
+    assert alone(globals_of_a_module, "STAGES", "LAST", "BLOCK")() == (1, 0, 48, 5, [(0, 0)], [], 1)
+    assert alone(globals_of_a_module)()[:3] == (8, 7, 6) and globals_of_a_module()[0] == 8
 
 
 def test_closures_defaults_and_partial_arguments():
     size = 8
 
-    def inner(a, b=8, *, c=7):
-        return a, b, c, size
-
-    outer = functools.partial(inner, 8)
+    outer = functools.partial(lambda a, b=8, *, c=7: (a, b, c, size), 8)
     assert written(outer).numbers == {"0": 8, "b": 8, "c": 7, "size": 8}
     assert alone(outer, "0", "b", "c", "size")() == (1, 1, 0, 1)
 
@@ -93,10 +87,8 @@ def test_settings_are_copied():
         (functools.partial(lambda m: m.size, Model()), "size", 1),
     ):
         found = written(fn)
-        assert found.numbers == {name: 8} and not found.fixed
-        assert alone(fn, name)() == want
-    assert written(call).numbers == {"last": 7, "count": 8}
-    assert alone(call, "last")() == (0, 8, 5)
+        assert found.numbers == {name: 8} and not found.fixed and alone(fn, name)() == want
+    assert written(call).numbers == {"last": 7, "count": 8} and alone(call, "last")() == (0, 8, 5)
     assert alone(call, "last", "count")() == (0, 1, 5)
     assert settings == Devices() and shared["devices"] == Model.size == 8
 
@@ -119,8 +111,7 @@ def test_an_object_without_a_copy_keeps_its_settings():
     found = WrittenSizes(AXIS)
     assert found.copied(lambda: member.count, ("count",))() == 8 == member.count
     assert found.fixed == {"`count`, which is 8"}
-    assert alone(lambda: config.devices, "count")() == 1
-    assert config.devices == 8
+    assert alone(lambda: config.devices, "count")() == 1 and config.devices == 8
 
 
 def test_what_is_not_replaced_is_said():

@@ -16,7 +16,7 @@ from sbp.signatures.alignment import with_alignment
 from sbp.signatures.reversal import with_mirrors
 from sbp.trace.evaluate import evaluate
 from sbp.trace.graph import Graph
-from tests.trace.evaluated import assert_same_values, graph_of, ops
+from tests.trace.test_joins import assert_same_values, graph_of, ops
 
 
 def recurrence(p: Any, q: Any) -> Any:
@@ -117,9 +117,8 @@ def test_only_the_last_level_is_shifted():
 def in_groups(x: Any) -> Any:
     """A convolution of two groups of features, behind a feature."""
     image, kernel = x[None, :, 1:], jnp.ones((1, 2, 4), np.float32)
-    numbers = ("NWC", "WIO", "NWC")
     y = lax.conv_general_dilated(
-        image, kernel, (1,), "VALID", dimension_numbers=numbers, feature_group_count=2
+        image, kernel, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=2
     )
     return jnp.concatenate([x[None, :, :1], y], 2)
 
@@ -277,8 +276,7 @@ def test_reversals_that_are_left(case: str):
 
 def test_operations_before_and_after_stay():
     """Only what lies between the reversals is mirrored, for a plan reads as the program does."""
-    fn = lambda a, b: flip(jnp.cumsum(flip(jnp.exp(a) * 2), 0)) + b
-    before = graph_of(fn, pair(8))
+    before = graph_of(lambda a, b: flip(jnp.cumsum(flip(jnp.exp(a) * 2), 0)) + b, pair(8))
     after = with_mirrors(with_alignment(before))
     kept = [n.id for n in before.nodes if n.op not in ("rev", "cumsum")]
     assert [n.id for n in after.nodes if n.op != "cumsum"] == kept
@@ -291,11 +289,8 @@ def test_operations_before_and_after_stay():
 def test_counters_that_do_not_hold_each_number(dtype: str, left: int):
     """bfloat16 rounds numbers above 256, and an integer of 8 bits starts again."""
 
-    def fn(a: Any) -> Any:
-        return flip(flip(a) + lax.iota(dtype, 600).astype("float32"))
-
     x = drawn(600)
-    after = mirrored(fn, (x,))
+    after = mirrored(lambda a: flip(flip(a) + lax.iota(dtype, 600).astype("float32")), (x,))
     assert ops(after).count("rev") == left
     (got,) = evaluate(after, (x,))
     want = (x[::-1] + np.arange(600).astype(jnp.dtype(dtype)).astype("float32"))[::-1]

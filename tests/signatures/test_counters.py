@@ -5,14 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.extend.random import threefry_prng_impl  # noqa: TID251  (JAX's own counters)
 from samples import equation, rows, u
 
 import sbp
 from sbp.signatures.families.random import counters, words
 from sbp.signatures.laws.oracle import Oracle
-from sbp.types import B, S
 
 SHARDS = [
     # shape of the shard, of the whole array, and where the shard starts
@@ -77,8 +75,7 @@ def test_dropout_of_a_large_model_is_drawn_where_it_is_used():
     x = jax.ShapeDtypeStruct((2048, 2**12, 2**10), np.float32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     plan = sbp.jit(step, mesh, in_types=(None, "d:S(0)"), hardware="tpu-v3").plan(key, x)
-    assert plan.cost.bytes_per_device == 0
-    assert plan.cost.peak_memory_bytes < 2**27
+    assert plan.cost.bytes_per_device == 0 and plan.cost.peak_memory_bytes < 2**27
 
 
 # ---- the stream of Philox ------------------------------------------------------------------------
@@ -94,14 +91,14 @@ LAST = 2**32 - 1
 def test_words_from_any_position(state, start, count):
     """Positions inside of a block, and counters that overflow into the key's half."""
     state = jnp.array(state, jnp.uint32)
-    whole = np.asarray(lax.rng_bit_generator(state, (8, 5))[1]).ravel()
+    whole = np.asarray(jax.lax.rng_bit_generator(state, (8, 5))[1]).ravel()
     found = words(state, jnp.uint32(start), count)
     np.testing.assert_array_equal(found, whole[start : start + count])
 
 
 def test_words_of_64_bits():
     with jax.enable_x64(True):
-        f = jax.jit(lambda k: lax.rng_bit_generator(k, (9,), jnp.uint64)[1])
+        f = jax.jit(lambda k: jax.lax.rng_bit_generator(k, (9,), jnp.uint64)[1])
         state = jnp.array([1, 2, 3, 4], jnp.uint32)
         found = np.asarray(words(state, jnp.uint32(0), 18)).view(np.uint64)
         np.testing.assert_array_equal(found, f(state))
@@ -109,16 +106,16 @@ def test_words_of_64_bits():
 
 def test_pieces_where_the_generator_is_another(monkeypatch):
     """On platforms other than CPU and GPU, a piece is cut from the whole draw."""
-    monkeypatch.setattr(lax, "platform_dependent", lambda *args, default, **_: default(*args))
-    eqn = equation("rng_bit_generator", lambda k: lax.rng_bit_generator(k, (7, 3)), (u(4),))
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, default, **_: default(*args))
+    eqn = equation("rng_bit_generator", lambda k: jax.lax.rng_bit_generator(k, (7, 3)), (u(4),))
     oracle = Oracle(eqn.op, eqn.primitive, eqn.args)
     for n in (2, 4):
-        (row,) = [r for r in rows(eqn, n) if r.outs == (B, S(0))]
+        (row,) = [r for r in rows(eqn, n) if r.outs == (sbp.B, sbp.S(0))]
         assert not oracle.refute_row(row, n, np.random.default_rng(0))
 
 
 def test_another_algorithm_does_not_split():
     def draw(k):
-        return lax.rng_bit_generator(k, (8,), algorithm=lax.RandomAlgorithm.RNG_THREE_FRY)
+        return jax.lax.rng_bit_generator(k, (8,), algorithm=jax.lax.RandomAlgorithm.RNG_THREE_FRY)
 
     assert len(rows(equation("rng_bit_generator", draw, (u(4),)), 2)) == 1

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import PartitionSpec
 from samples import Equation, equation, f, i, rows
 
 import sbp
@@ -107,8 +106,8 @@ def fetched(need: Need) -> np.ndarray:
     fn = jax.shard_map(
         lambda x: fetch(place, x, 0, "a", need),
         mesh=sbp.make_mesh((need.n,), ("a",)),
-        in_specs=PartitionSpec("a"),
-        out_specs=PartitionSpec("a"),
+        in_specs=jax.sharding.PartitionSpec("a"),
+        out_specs=jax.sharding.PartitionSpec("a"),
         check_vma=False,
     )
     return np.asarray(jax.jit(fn)(x)).reshape(need.n, need.width)
@@ -188,8 +187,7 @@ def wrong_convolution(w: Windows, high: int, row: Row, n: int) -> str:
         lhs_dilation=(w.base,),
         rhs_dilation=(w.dilation,),
     )
-    args = (f(1, 2, w.size), f(2, 2, w.window, seed=1))
-    return holds("conv_general_dilated", conv, args, row, n)
+    return holds("conv_general_dilated", conv, (f(1, 2, w.size), f(2, 2, w.window, seed=1)), row, n)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -498,8 +496,7 @@ def test_a_roll_sends_what_changes_its_device(n: int, shift: int):
 def test_a_concatenation_sends_no_shard_more_than_needed(n: int):
     """Of the first of two arrays with shards of 4 elements, two shards go to each device of the
     first half, so there are two rounds; device 0 of two devices has one of its two already."""
-    first = Pieces(4 * n, 8 * n, n, ((0, 0, 4 * n),))
-    assert sent(first) == (4 * min(2, n - 1), min(2, n - 1))
+    assert sent(Pieces(4 * n, 8 * n, n, ((0, 0, 4 * n),))) == (4 * min(2, n - 1), min(2, n - 1))
 
 
 def test_joins_of_drawn_pieces():
@@ -513,8 +510,7 @@ def test_joins_of_drawn_pieces():
             start = int(rng.integers(0, sizes[k])) if k < 2 else 0
             pieces.append((k, start, int(rng.integers(1, sizes[k] - start + 1)) if k < 2 else 2))
         fn = functools.partial(join_slices_p.bind, dimension=0, pieces=tuple(pieces))
-        args = (f(sizes[0], 2), f(sizes[1], 2, seed=1), np.float32(0.5))
-        eqn = equation("join_slices", fn, args)
+        eqn = equation("join_slices", fn, (f(sizes[0], 2), f(sizes[1], 2, seed=1), np.float32(0.5)))
         for n in (2, 3, 5):
             for row in rows(eqn, n):
                 if row.outs == (S(0),):

@@ -4,14 +4,12 @@ a mesh axis of its own."""
 
 import itertools
 import zlib
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AbstractMesh
 from samples import FILL, Equation, equation, f, i, keys, rows
 
 from sbp.infer.rows import RowTable
@@ -34,7 +32,7 @@ WINDOWS_INTO = lax.ScatterDimensionNumbers(
 )
 
 
-def in_place(x: Any, y: Any, value: Any) -> Any:
+def in_place(x, y, value):
     """Three elements of one array, those of another one behind them, and a scalar at the end."""
     pieces = ((0, 0, 3), (1, 3, x.shape[0] - 4), (2, 0, 1))
     return join_slices_p.bind(x, y, value, dimension=0, pieces=pieces)
@@ -144,7 +142,7 @@ BOTH, TURNED, COLUMNS = (S(0), S(0)), (S(0), S(1)), (S(1), S(1))
 
 
 def nd_layouts(eqn: Equation, sizes: tuple[int, ...]) -> list[OpTypes]:
-    mesh = mesh_spec(AbstractMesh(sizes, ("outer", "inner")))
+    mesh = mesh_spec(jax.sharding.AbstractMesh(sizes, ("outer", "inner")))
     count = len(eqn.op.ins)
     node = Node(
         id=0,
@@ -154,8 +152,7 @@ def nd_layouts(eqn: Equation, sizes: tuple[int, ...]) -> list[OpTypes]:
         inputs=tuple(range(count)),
         outputs=tuple(range(count, count + len(eqn.op.outs))),
     )
-    native = (frozenset(MONOIDS),) * count
-    found = RowTable(mesh).rows(node, eqn.op.ins, eqn.op.outs, native)
+    found = RowTable(mesh).rows(node, eqn.op.ins, eqn.op.outs, (frozenset(MONOIDS),) * count)
     return [
         OpTypes(
             tuple(tuple(map(decode, t)) for t in r.ins),
@@ -207,7 +204,7 @@ def test_a_reshape_is_typed_axis_by_axis():
         ("dot_general", 0, (COLUMNS, BOTH), (P, P)),
     ],
 )
-def test_both_axes_split_a_dim(name: str, case: int, ins: tuple[Any, ...], out: Any):
+def test_both_axes_split_a_dim(name: str, case: int, ins, out):
     found = layouts_of(name, case, (2, 4))
     assert any(layout.ins[: len(ins)] == ins and layout.outs[0] == out for layout in found)
 

@@ -4,7 +4,6 @@ import os
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +125,7 @@ def _legend(counted: Counter[str]) -> str:
     return ", ".join(f"{name} ({because})" for name, because in KNOWN.items() if counted[name])
 
 
-def _ops(name: str) -> Iterator[Op]:
+def _ops(name: str):
     """The samples' equations, one for each combination of shapes and dtypes."""
     seen: set[Any] = set()
     for eqn in equations(name, SAMPLES[name]):
@@ -150,7 +149,7 @@ def _rows(op: Op, n: int = SIZES[0]) -> list[Row]:
 _statuses: dict[Any, str] = {}
 
 
-def _known(op: Op) -> Iterator[str]:
+def _known(op: Op):
     """How each row is known; Z3 is asked once for rows of equal dtypes."""
     for row in _rows(op):
         key = (
@@ -164,7 +163,7 @@ def _known(op: Op) -> Iterator[str]:
         yield _statuses[key]
 
 
-def _cells(name: str, ops: Sequence[Op], counted: Counter[str]) -> list[str]:
+def _cells(name: str, ops, counted: Counter[str]) -> list[str]:
     shown = max(ops, key=lambda op: len(_rows(op)))
     rows = [f"`{row}`" for row in _rows(shown)]
     if len(rows) > MAX_ROWS:
@@ -188,7 +187,7 @@ def _cells(name: str, ops: Sequence[Op], counted: Counter[str]) -> list[str]:
     ]
 
 
-def _passed(row: Row) -> Iterator[str]:
+def _passed(row: Row):
     """Each monoid of a result, with the monoids, or the split, of the operands that it comes
     from."""
     made = sorted({a.monoid for a in row.outs if isinstance(a, Unreduced)})
@@ -218,7 +217,7 @@ def _counts(counted: Counter[str], joint: str = ", ") -> str:
     return joint.join(f"{counted[name]} {name}" for name in KNOWN if counted[name])
 
 
-def _by_reason(reasons: dict[str, str]) -> Iterable[tuple[str, str]]:
+def _by_reason(reasons: dict[str, str]):
     grouped: dict[str, list[str]] = {}
     for name, why in reasons.items():
         grouped.setdefault(why, []).append(name)
@@ -230,7 +229,7 @@ def _item(text: str) -> str:
     return textwrap.fill(f"* {text}", 100, subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _line(cells: Sequence[str]) -> str:
+def _line(cells) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax import lax
 from samples import b, f, i
 
 import sbp
@@ -88,7 +87,7 @@ def over_padding(x: Any) -> Any:
         jnp.prod(x / 4, 0),
         jax.nn.softmax(x, 0),
         jnp.cumsum(x, 0),
-        lax.top_k(x.T, 3),
+        jax.lax.top_k(x.T, 3),
         jnp.sort(x, 0),
     )
 
@@ -103,7 +102,7 @@ TRAPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda x, w: (
             jax.nn.softmax(partial_product(x, w)),
             jnp.abs(partial_product(x, w)),
-            lax.top_k(x @ w, 2),
+            jax.lax.top_k(x @ w, 2),
         ),
         (X, W),
     ),
@@ -150,11 +149,11 @@ TRAPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (f(8, 4) / 4, f(4, 4, seed=1) / 4, np.array([0, 3, 3, 7, 1, 3])),
     ),
     "14 a predicate is whole": (
-        lambda x: lax.cond(sbp.split(x, 0, "x").sum() > 0, lambda a: a + 1, lambda a: -a, x),
+        lambda x: jax.lax.cond(sbp.split(x, 0, "x").sum() > 0, lambda a: a + 1, lambda a: -a, x),
         (X,),
     ),
     "14 a bound is whole": (
-        lambda x: lax.while_loop(
+        lambda x: jax.lax.while_loop(
             lambda s: s < jnp.abs(sbp.split(x, 0, "x").sum()) + 5, lambda s: s + 2.0, 0.0
         ),
         (X,),
@@ -203,11 +202,11 @@ TRAPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (f(7, 2), IDS, f(7, 2, seed=1)),
     ),
     "19 a slice of a split table": (
-        lambda t, k: lax.dynamic_slice_in_dim(sbp.split(t, 0, "y"), k, 3),
+        lambda t, k: jax.lax.dynamic_slice_in_dim(sbp.split(t, 0, "y"), k, 3),
         (f(8, 2), np.int32(7)),
     ),
     "19 an update of a split table": (
-        lambda t, u, k: lax.dynamic_update_slice_in_dim(sbp.split(t, 0, "y"), u, k, 0),
+        lambda t, u, k: jax.lax.dynamic_update_slice_in_dim(sbp.split(t, 0, "y"), u, k, 0),
         (f(8, 2), f(3, 2), np.int32(4)),
     ),
     "21 two monoids do not commute": (
@@ -238,7 +237,7 @@ def test_a_trap_is_computed_right(mesh: Any, trap: str):
 def accumulated(x: Any, w: Any) -> Any:
     """A sum carried through a scan, which is reduced after it."""
     step = lambda total, part: (total + sbp.split(part, 1, "x") @ w, None)
-    return sbp.replicate(lax.scan(step, jnp.zeros((2, 4)), x)[0])
+    return sbp.replicate(jax.lax.scan(step, jnp.zeros((2, 4)), x)[0])
 
 
 REDUCED_ONCE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {

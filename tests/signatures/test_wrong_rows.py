@@ -291,11 +291,8 @@ def test_partial_sums_are_denied_by_default(name: str):
 # ---- parts ---------------------------------------------------------------------------------------
 
 
-ATOMS = [B, S(0), S(1), *(P(m) for m in MONOIDS)]
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("atom", ATOMS, ids=repr)
+@pytest.mark.parametrize("atom", [B, S(0), S(1), *(P(m) for m in MONOIDS)], ids=repr)
 def test_parts_stand_for_their_value(atom: Atom, n: int):
     rng = np.random.default_rng(n)
     values = (

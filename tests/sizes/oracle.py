@@ -11,18 +11,11 @@ from jax.export import symbolic_shape
 
 import sbp
 from sbp.api.symbolic import SizedReport
-from sbp.errors import SbpInternalError, SbpWarning
 from sbp.infer.request import Request
 from sbp.infer.typing import Typing, certify
+from tests.cases import shape as f32
 
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-F32 = jnp.float32
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, F32)
 
 
 def dims(text, *constraints):
@@ -83,7 +76,7 @@ def holds_there(jitted, typing: Typing, args) -> bool:
         divides(x.shape, codes) for x, codes in zip(jax.tree.leaves(args), held, strict=True)
     ):
         return False  # the trace has other annotations then
-    with warnings.catch_warnings(action="ignore", category=SbpWarning):
+    with warnings.catch_warnings(action="ignore", category=sbp.SbpWarning):
         traced = jitted.trace(*args)
     typing = written_onto(typing, traced.request)
     graph = traced.request.graph
@@ -94,7 +87,7 @@ def holds_there(jitted, typing: Typing, args) -> bool:
         return False
     try:
         certify(typing)
-    except SbpInternalError:
+    except sbp.SbpInternalError:
         return False
     return True
 
@@ -110,7 +103,7 @@ def mlp(w, x):
 
 
 def sized(jitted, *args) -> SizedReport:
-    with warnings.catch_warnings(action="ignore", category=SbpWarning):
+    with warnings.catch_warnings(action="ignore", category=sbp.SbpWarning):
         report = jitted.check(*args)
     assert isinstance(report, SizedReport), report.text()
     return report

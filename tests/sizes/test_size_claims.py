@@ -5,19 +5,14 @@ import itertools
 import jax
 import jax.numpy as jnp
 import pytest
-from jax import lax
 
 import sbp
-from sbp.errors import SbpError
 from sbp.sizes.scope import Scope
 from tests.sizes.oracle import MESH, TP, W, agree, check, dims, f32, mlp, sized
 
 
 def training_step(w, x, y):
-    def loss(w):
-        return jnp.mean((mlp(w, x) - y) ** 2)
-
-    value, grads = jax.value_and_grad(loss)(w)
+    value, grads = jax.value_and_grad(lambda w: jnp.mean((mlp(w, x) - y) ** 2))(w)
     return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads), value
 
 
@@ -26,7 +21,7 @@ def microbatches(w, x, y):
         new, value = training_step(w, *batch)
         return jax.tree.map(jnp.add, grads, new), value
 
-    return lax.scan(
+    return jax.lax.scan(
         body, jax.tree.map(jnp.zeros_like, w), (x.reshape(4, -1, 16), y.reshape(4, -1, 4))
     )
 
@@ -49,27 +44,15 @@ def joined(x, y):
 
 def halves(x):
     n = x.shape[0] // 2
-    return lax.slice_in_dim(x, 0, n) + lax.slice_in_dim(x, n, 2 * n)
-
-
-def inner_split(x):
-    return sbp.split(jnp.exp(x), 0, "data", "model").sum(0)
+    return jax.lax.slice_in_dim(x, 0, n) + jax.lax.slice_in_dim(x, n, 2 * n)
 
 
 def shifted(x):
-    return lax.slice_in_dim(sbp.split(x, 0, "data"), 1, x.shape[0]) * 2
+    return jax.lax.slice_in_dim(sbp.split(x, 0, "data"), 1, x.shape[0]) * 2
 
 
 def rolled(x):
     return jnp.cumsum(sbp.split(x, 0, "model"), axis=0)
-
-
-def reversed_rows(x):
-    return sbp.split(lax.rev(sbp.split(x, 0, "model"), (0,)), 0, "model")
-
-
-def looked_up(table, tokens):
-    return table[tokens] @ jnp.ones((16, 8))
 
 
 def tokens_merged(x, w):
@@ -79,15 +62,13 @@ def tokens_merged(x, w):
 
 def attention(x, w):
     q = sbp.split((x @ w).reshape(*x.shape[:2], 4, 4), 2, "model")
-    scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, q))
-    return jnp.einsum("bhqk,bkhd->bqhd", scores, q)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, q)), q)
 
 
 def carried(x):
-    def body(c, _):
-        return jnp.sin(sbp.split(c, 0, "model")), c.sum()
-
-    return lax.scan(body, x, None, length=3)
+    return jax.lax.scan(
+        lambda c, _: (jnp.sin(sbp.split(c, 0, "model")), c.sum()), x, None, length=3
+    )
 
 
 def i32(*shape):
@@ -178,7 +159,7 @@ ONE = [
     ),
     case(
         "inner-split",
-        inner_split,
+        lambda x: sbp.split(jnp.exp(x), 0, "data", "model").sum(0),
         lambda b: (f32(b, 8),),
         in_types=("B",),
         out_types="B",
@@ -202,7 +183,7 @@ ONE = [
     ),
     case(
         "reversed",
-        reversed_rows,
+        lambda x: sbp.split(jax.lax.rev(sbp.split(x, 0, "model"), (0,)), 0, "model"),
         lambda b: (f32(b, 8),),
         in_types=("B",),
         out_types="B",
@@ -210,7 +191,7 @@ ONE = [
     ),
     case(
         "looked-up",
-        looked_up,
+        lambda table, tokens: table[tokens] @ jnp.ones((16, 8)),
         lambda b: (f32(32, 16), i32(b)),
         in_types=("model:S(0)", "data:S(0)"),
         holds="mod(b, 8) == 0",
@@ -303,7 +284,7 @@ def test_microbatches_of_any_number_and_size():
         def body(total, part):
             return total + (sbp.split(part, 0, "data") @ w).sum(), None
 
-        return lax.scan(body, 0.0, x.reshape(m, k, 16))[0]
+        return jax.lax.scan(body, 0.0, x.reshape(m, k, 16))[0]
 
     jitted = sbp.jit(step, MESH, in_types=("model:S(1)", "data:S(0)"))
     report = sized(jitted, f32(16, 32), f32(m * k, 16))
@@ -312,7 +293,8 @@ def test_microbatches_of_any_number_and_size():
         "m >= 2",
     )  # one microbatch: the scan's leading dim has size 1
     with pytest.raises(
-        SbpError, match="symbolic-sizes: the function uses the symbolic sizes k and m from outside"
+        sbp.SbpError,
+        match="symbolic-sizes: the function uses the symbolic sizes k and m from outside",
     ):
         jitted.plan(f32(16, 32), f32(16, 16))  # it closes over m and k
 

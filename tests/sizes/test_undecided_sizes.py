@@ -1,6 +1,7 @@
 """What is not decided for all sizes is said in the report."""
 
 import itertools
+import math
 
 import pytest
 
@@ -31,8 +32,7 @@ def test_products_of_symbols_are_decided():
         " outside of its arguments; take them from the shapes of its arguments",
     )
     for m, k in itertools.product(range(1, 13), repeat=2):
-        shape = f32(m * m + m * k, 16)
-        there = holds_there(program(m, k), report.program.typing, (shape,))
+        there = holds_there(program(m, k), report.program.typing, (f32(m * m + m * k, 16),))
         assert report.sizes.holds_at(m=m, k=k) == there, (m, k)
 
 
@@ -154,3 +154,56 @@ def test_a_claim_is_decided_where_the_others_hold():
     found = decide((two, hard), Scope(("b",), ()), {"b": 12})
     assert (found.status, found.holds) == ("some", "b >= 10 and mod(b, 2) == 0")
     assert found.counterexample == {"b": 1}
+
+
+# ---- numbers of elements -------------------------------------------------------------------------
+
+RESHAPES = {
+    "a number": (lambda x, b, s: x.reshape(8, s), (lambda b, s: (b, s)), "b == 8"),
+    "a quotient": (lambda x, b, s: x.reshape(b, 8, s // 8), (lambda b, s: (b, s)), "mod(s, 8)"),
+    "a product": (lambda x, b, s: x.reshape(24), (lambda b, s: (b, s)), "b*s == 24"),
+    "a sum": (lambda x, b, s: x.reshape(8, 4), (lambda b, s: (b + s, 4)), "s == - b + 8"),
+    "two": (lambda x, b, s: x.reshape(4, s).reshape(b, 6), (lambda b, s: (b, s)), "b == 4"),
+}
+
+
+@pytest.mark.parametrize("name", RESHAPES)
+def test_sizes_of_other_numbers_of_elements_are_left_out(name):
+    program, shape, condition = RESHAPES[name]
+    b, s = dims("b, s")
+    jitted = sbp.jit(lambda x: program(x, b, s) * 2, MESH, in_types="B", out_types="B")
+    report = sized(jitted, f32(*shape(b, s)))
+    found = report.sizes
+    assert found.status == "some" and condition in found.holds
+    assert "keeps the number of elements" in report.text(400)
+    assert program(_Shaped(shape(**found.point)), **found.point) is not None
+    for point in itertools.product(range(1, 13), repeat=2):
+        claimed, here = found.holds_at(b=point[0], s=point[1]), shape(*point)
+        try:
+            program(_Shaped(here), *point)
+            assert claimed is not False, point
+        except TypeError:
+            assert claimed is False, point
+
+
+class _Shaped:
+    """A shape that reshapes as NumPy does: to shapes of as many elements."""
+
+    def __init__(self, shape):
+        self.shape = shape
+
+    def reshape(self, *shape):
+        if math.prod(self.shape) != math.prod(shape):
+            raise TypeError(shape)
+        return _Shaped(shape)
+
+
+def test_the_help_is_accepted():
+    b, s = dims("b, s")
+    report = sized(sbp.jit(lambda x: x.reshape(8, s) * 2, MESH, in_types="B"), f32(b, s))
+    (error,) = [d for d in report.diagnostics if d.severity == "error"]
+    assert error.primary is not None and "x.reshape(8, s)" in report.text(400)
+    (help_,) = error.helps
+    assert "b == 8" in help_.text
+    b, s = dims("b, s", *report.sizes.terms)
+    assert sized(sbp.jit(lambda x: x.reshape(8, s) * 2, MESH, in_types="B"), f32(b, s)).ok

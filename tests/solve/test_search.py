@@ -78,8 +78,7 @@ def test_small_graphs(table_limit: int, ordered_limit: int):
         if not math.isfinite(want):
             assert found is None or not math.isfinite(found.cost)
             continue
-        assert found is not None
-        assert graph.cost_of(found.states) == pytest.approx(found.cost)
+        assert found is not None and graph.cost_of(found.states) == pytest.approx(found.cost)
         assert found.lower_bound <= want + 1e-9 <= found.cost + 2e-9
         exact += found.cost == pytest.approx(want)
         if max(table_limit, ordered_limit) > 8:
@@ -213,7 +212,6 @@ def test_messages_follow_the_order_of_the_program():
 
 STATES, COLUMNS = 70, (900, 40, 3)
 
-PARTS = [0.595, 0.005, 0.4]
 """Shares of the changed costs that rise, fall and are forbidden."""
 
 
@@ -247,11 +245,10 @@ def test_dominated_states_in_several_blocks(seed: int):
         table = rng.integers(0, 9, (12, columns)).astype(float)
         table[rng.random(table.shape) < 0.1] = np.inf
         changed = worse[:, None] & (rng.random((STATES, columns)) < 0.02)
-        more = rng.choice([1.0, -1.0, np.inf], changed.shape, p=PARTS)
+        more = rng.choice([1.0, -1.0, np.inf], changed.shape, p=[0.595, 0.005, 0.4])
         tables.append(table[alike] + np.where(changed, more, 0.0))
     stays = undominated_states(unary, np.ones(STATES, dtype=bool), *tables)
-    assert (stays == by_definition(unary, tables)).all()
-    assert 12 <= stays.sum() < STATES - 12
+    assert (stays == by_definition(unary, tables)).all() and 12 <= stays.sum() < STATES - 12
 
 
 # ---- repeats -------------------------------------------------------------------------------------
@@ -268,8 +265,7 @@ def test_equal_arrays_have_one_result():
     for _ in range(2):
         assert repeats.of(total, rows) == repeats.of(total, rows.copy()) == 15.0
         # A transpose has other contents and another shape.
-        assert repeats.of(total, rows.T) == 15.0
-        assert repeats.of(total, rows, rows) == 30.0
+        assert repeats.of(total, rows.T) == 15.0 and repeats.of(total, rows, rows) == 30.0
     assert calls == [1, 1, 2]
 
 

@@ -68,8 +68,7 @@ def span(text: str, part: str, nth: int = 0) -> Span:
 )
 def test_an_annotation_is_changed_or_taken_out(line, call, atoms, after):
     text = remember(f"import jax\nimport sbp\n{line}\n")
-    edits = repin(span(text, call), atoms)
-    assert edited_text(text, edits) == f"import jax\nimport sbp\n{after}\n"
+    assert edited_text(text, repin(span(text, call), atoms)) == f"import jax\nimport sbp\n{after}\n"
 
 
 def test_the_pins_of_a_result_and_of_its_cotangent_go_apart():
@@ -82,8 +81,7 @@ def test_the_pins_of_a_result_and_of_its_cotangent_go_apart():
         "whole": "y = x",
     }
     for part, line in left.items():
-        edits = repin(at, {}, part)
-        assert edited_text(text, edits) == f"import sbp\n{line}\n"
+        assert edited_text(text, repin(at, {}, part)) == f"import sbp\n{line}\n"
     (edit,) = repin(at, {"a": S(0)}, "cotangent", free=("b",))
     assert edit.replacement == 'sbp.annotate(x, a=sbp.B, cotangent="a:S(0) b:?")'
 
@@ -125,8 +123,7 @@ def test_the_dtype_of_sums_stays(call, atoms, part, after):
 
 
 def test_what_is_no_annotation_is_left_alone():
-    text = remember("import jax\ny = jax.numpy.sum(x)\n")
-    assert repin(span(text, "jax.numpy.sum(x)"), {}) == ()
+    assert repin(span(remember("import jax\ny = jax.numpy.sum(x)\n"), "jax.numpy.sum(x)"), {}) == ()
     assert repin(None, {}) == ()
     assert repin(Span(file="nowhere.py", line=1, column=1, end_column=5), {}) == ()
 

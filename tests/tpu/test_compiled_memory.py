@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec, PartitionSpec as P
 
@@ -20,7 +19,6 @@ from benchmarks.scan_loops import layers
 from benchmarks.steps.program import aval, training
 from benchmarks.steps.transformer import Axes, Shape, language_model_loss, specs_of, weights_of
 from sbp.infer.space import RELAYOUT_PASSES
-from sbp.machine.hardware import HARDWARE
 from sbp.run import interpret
 from tests.tpu.topology import kinds_of, mesh_of, of
 
@@ -72,7 +70,7 @@ def loss(policy):
     def layer(x, w):
         return x + jnp.sin(checkpoint_name(x @ w, "hidden")), None
 
-    return lambda ws, x: lax.scan(jax.checkpoint(layer, policy=policy), x, ws)[0].sum()
+    return lambda ws, x: jax.lax.scan(jax.checkpoint(layer, policy=policy), x, ws)[0].sum()
 
 
 def test_offloaded_activations_leave_device_memory():
@@ -136,7 +134,7 @@ def test_a_gather_of_partly_filled_lanes_copies_what_meets_it():
     )
     found = copies(jax.jit(f).lower(ARRAY, ARRAY))
     assert len(found) == 2
-    a_pass = ARRAY_BYTES / HARDWARE["tpu-v5e"].hbm_bytes_per_second
+    a_pass = ARRAY_BYTES / sbp.HARDWARE["tpu-v5e"].hbm_bytes_per_second
     assert sum(found) / HERTZ / a_pass == pytest.approx(RELAYOUT_PASSES, rel=0.05)
 
 
@@ -147,8 +145,7 @@ def test_a_plan_exchanges_lanes_before_it_gathers_and_copies_nothing():
     plan = sbp.jit(summed, mesh_of("v5e:4x4", d=16), in_types=("d:S(1)", "B"), out_types="B").plan(
         ARRAY, ARRAY
     )
-    assert kinds_of(plan) == ["all_to_all", "all_gather"]
-    assert copies(plan.lower()) == []
+    assert kinds_of(plan) == ["all_to_all", "all_gather"] and copies(plan.lower()) == []
 
 
 def whole_casts(text):
@@ -160,8 +157,7 @@ def test_stacks_start_unwritten_and_casts_stay_in_the_loop():
     step = layers()
     mesh = step.devices()
     theirs, ours = step.expert(mesh), step.planned(mesh).lower().compile()
-    assert len(whole_casts(theirs.as_text())) == 2
-    assert not whole_casts(ours.as_text())
+    assert len(whole_casts(theirs.as_text())) == 2 and not whole_casts(ours.as_text())
     before, after = (step_time(c.as_text(), mesh.size, step.chip) for c in (theirs, ours))
     assert before.unknown == after.unknown == ()
     # 0.66 if stacks start unwritten, 0.84 with casts in the loop alone.

@@ -1,20 +1,17 @@
 """Meshes of TPU slices that are not there, for the TPU compiler."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import topologies
-from jax.sharding import Mesh
 
 import sbp
 
 
-def mesh_of(topology: str, **axes: int) -> Mesh:
+def mesh_of(topology: str, **axes: int) -> jax.sharding.Mesh:
     """A mesh over all devices of a slice, such as `mesh_of("v5e:2x4", x=2, y=4)`."""
     devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-    return Mesh(np.array(devices).reshape(*axes.values()), tuple(axes))
+    return jax.sharding.Mesh(np.array(devices).reshape(*axes.values()), tuple(axes))
 
 
 def of(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:

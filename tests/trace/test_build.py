@@ -21,7 +21,6 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import sbp
-from sbp.errors import SbpWarning
 from sbp.trace.build import YOUNG, collecting_less, trace
 from sbp.trace.evaluate import evaluate
 from sbp.trace.graph import Graph, Node, amount, bodies_of, interface_of, trips_of
@@ -177,8 +176,7 @@ def pinned(fn, where):
     """The line and type of each pin of a program, and the code and line of each warning; lines are
     counted from a function's own."""
     first = where.__code__.co_firstlineno
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         plan = sbp.jit(fn, ABSTRACT, hardware="tpu-v5e").plan(MATRIX)
     pins = [
         (node.stack[0].line - first, repr(node.params["pin"].type))
@@ -191,7 +189,7 @@ def pinned(fn, where):
         if d.code.startswith("ignored") and d.primary
     ]
     assert [str(w.message).split(":")[0] for w in caught] == [code for code, _ in warned]
-    assert all(w.category is SbpWarning for w in caught)
+    assert all(w.category is sbp.SbpWarning for w in caught)
     return pins, warned
 
 
@@ -386,7 +384,7 @@ def test_a_pin_names_what_the_user_wrote(fn, call):
     ],
 )
 def test_a_warning_names_what_the_user_wrote(fn, call):
-    with pytest.warns(SbpWarning, match=f"^ignored-[a-z]+: {call} at .* has no effect"):
+    with pytest.warns(sbp.SbpWarning, match=f"^ignored-[a-z]+: {call} at .* has no effect"):
         sbp.jit(fn, ABSTRACT, hardware="tpu-v5e").plan(MATRIX)
 
 
@@ -396,7 +394,7 @@ def test_a_place_to_compute_on_gives_a_warning():
         with compute_on("device_host"):
             return x * 2
 
-    with pytest.warns(SbpWarning, match=r'^ignored-constraint: compute_on\("device_host"\)'):
+    with pytest.warns(sbp.SbpWarning, match=r'^ignored-constraint: compute_on\("device_host"\)'):
         sbp.jit(on_the_host, ABSTRACT, hardware="tpu-v5e").plan(MATRIX)
 
 
@@ -581,8 +579,7 @@ LOOPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 def test_equals_one_device(case: str, axes: tuple[int, ...]) -> None:
     fn, args = LOOPS[case]
     mesh = jax.make_mesh(axes, ("x", "y")[: len(axes)])
-    split = tuple(sbp.NdSbp({"x": sbp.S(0)}) for _ in args)
-    for in_types in (None, split):
+    for in_types in (None, tuple(sbp.NdSbp({"x": sbp.S(0)}) for _ in args)):
         found = sbp.jit(fn, mesh, in_types=in_types)(*args)
         jax.tree.map(np.testing.assert_array_equal, found, jax.jit(fn)(*args))
 
@@ -601,8 +598,7 @@ def test_devices_agree_on_one_bit_a_trip() -> None:
     """With the batch split, nothing else is sent."""
     mesh = jax.make_mesh((8,), ("x",))
     f = sbp.jit(jax.vmap(doubled), mesh, in_types=("x:S(0)",), out_types=("x:S(0)", "x:S(0)"))
-    plan = f.plan(jax.ShapeDtypeStruct((2**24,), jnp.float32))
-    assert 0 < plan.cost.bytes_per_device < 1024
+    assert 0 < f.plan(jax.ShapeDtypeStruct((2**24,), jnp.float32)).cost.bytes_per_device < 1024
 
 
 def over_batch(fn: Callable[..., Any], axis: str = "batch") -> Callable[..., Any]:
@@ -633,8 +629,7 @@ def test_collectives_over_the_mapped_axis(name: str, types: str | None) -> None:
     x = jnp.asarray(BATCH if types != "y:S(1)" else BATCH[:, :4])
     found = sbp.jit(COLLECTIVES[name], jax.make_mesh((2, 4), ("x", "y")), in_types=(types,))(x)
     want = jax.jit(COLLECTIVES[name])(x)
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
-    jax.tree.map(close, found, want)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4), found, want)
 
 
 def test_a_mean_over_the_mapped_axis_gathers_nothing() -> None:

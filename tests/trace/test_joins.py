@@ -1,6 +1,7 @@
 """Slices that are put together again are one node, where more than half of each array is read;
 slices of slices are one slice, and gradients of slices that cut alike are added before they are
-padded."""
+padded.
+Graphs of functions, and whether a graph computes what its function computes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,32 @@ from jax import lax
 import sbp
 from sbp.trace.build import trace
 from sbp.trace.evaluate import evaluate
-from tests.trace.evaluated import assert_same_values, graph_of, ops
+from sbp.trace.graph import Graph
+
+# ---- graphs of functions -------------------------------------------------------------------------
+
+
+def graph_of(fn, args) -> Graph:
+    """The graph of a function of arrays with these shapes."""
+    graph, _ = trace(fn, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args])
+    return graph
+
+
+def ops(graph: Graph) -> list[str]:
+    """The operators of a graph, those of loops too."""
+    return [node.op for node in graph.walk()]
+
+
+def assert_same_values(graph: Graph, fn, args, tolerance: float = 0.0) -> None:
+    """Checks that the graph, evaluated as one program, gives the results of the function."""
+    found = jax.jit(lambda *args: evaluate(graph, args))(*args)
+    for got, want in zip(found, jax.tree.leaves(jax.jit(fn)(*args)), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(got), np.asarray(want), rtol=tolerance, atol=tolerance
+        )
+
+
+# ---- joins ---------------------------------------------------------------------------------------
 
 X = np.arange(24, dtype=np.float32).reshape(8, 3) + 1
 NEW = -np.ones((1, 3), np.float32)
@@ -191,17 +217,13 @@ Y = np.arange(36, dtype=np.float32).reshape(12, 3) + 1
 ZERO = np.float32(0)
 
 
-def updated_in_a_loop(x: Any) -> Any:
-    return lax.fori_loop(0, 2, lambda _, c: c.at[:4].set(c[1:][::2][:4]), x)
-
-
 ONE_SLICE: dict[str, Callable[..., Any]] = {
     "every second of the rest": lambda x: lax.slice(x[1:], (0, 0), (11, 3), (2, 1)),
     "both strided": lambda x: lax.slice(x[::2], (1, 0), (6, 3), (3, 1)),
     "along two dims": lambda x: x[2:, 1:][3:, :1],
     "of a part": lambda x: lax.split(x, (5, 7))[1][1:3],
     "cut off by a pad": lambda x: lax.pad(x, ZERO, [(-2, -1, 0), (0, -1, 0)])[1:],
-    "in a loop": updated_in_a_loop,
+    "in a loop": lambda x: lax.fori_loop(0, 2, lambda _, c: c.at[:4].set(c[1:][::2][:4]), x),
 }
 
 
@@ -234,7 +256,6 @@ def test_empty_slices():
 # ---- gradients of slices ------------------------------------------------------------------------
 
 Z = np.arange(128, dtype=np.float32).reshape(8, 16) / 10 + 1
-TARGETS = np.arange(8)[:, None]
 
 
 def loss(x: Any) -> Any:
@@ -242,7 +263,7 @@ def loss(x: Any) -> Any:
     logits = jnp.sin(x)
     return jnp.sum(
         jax.nn.logsumexp(logits[:, :-1], -1)
-        - jnp.take_along_axis(logits[:, :-1], TARGETS, -1)[:, 0]
+        - jnp.take_along_axis(logits[:, :-1], np.arange(8)[:, None], -1)[:, 0]
     )
 
 
@@ -256,15 +277,11 @@ def rounded(x: Any) -> Any:
     return jnp.sum(jnp.cos(y[:, :-1]) + jnp.tanh(y[:, :-1])).astype(jnp.float32)
 
 
-def trained(x: Any) -> Any:
-    return lax.fori_loop(0, 2, lambda _, c: c + jax.grad(thrice)(c), x)
-
-
 ONE_PAD: dict[str, Callable[..., Any]] = {
     "cross entropy": jax.grad(loss),
     "three slices": jax.grad(thrice),
     "bfloat16": jax.grad(rounded),
-    "in a loop": trained,
+    "in a loop": lambda x: lax.fori_loop(0, 2, lambda _, c: c + jax.grad(thrice)(c), x),
 }
 
 
