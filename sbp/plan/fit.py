@@ -79,7 +79,7 @@ def fit(request: Request) -> tuple[Program | None, Program | None]:
             return program, program
     search = _PlanSearch(functools.partial(choose, request), request)
     program = search.cheapest()
-    if program is None or _fits(program):
+    if program is None or program.fits:
         if program is not None and request.memory_limit is None:
             program = _trade_memory(search, program)
         return program, program
@@ -151,7 +151,7 @@ class _PlanSearch:
             return best and _with_typing(best, bounds_reuse=not found.again)
         bounding = self.at(dict.fromkeys(found.again, 0.0))
         best = _best(bounding)
-        if bounding is None or best is None or (best.typing.optimal and _fits(best)):
+        if bounding is None or best is None or (best.typing.optimal and best.fits):
             return best
         best = _best(bounding, self.at({v: 1 / n for v, n in found.times.items()}), self.at())
         return best and _with_typing(best, lower_bound=bounding.typing.lower_bound)
@@ -188,12 +188,6 @@ class _PlanSearch:
 def _with_typing(program: Program, **fields: Any) -> Program:
     """A program with other fields of its typing."""
     return dataclasses.replace(program, typing=dataclasses.replace(program.typing, **fields))
-
-
-def _fits(program: Program) -> bool:
-    """Whether a plan fits the memory limit."""
-    limit = program.request.memory_limit
-    return limit is None or program.cost.peak_memory_bytes <= limit
 
 
 # ---- reuse --------------------------------------------------------------------------------------
@@ -249,7 +243,7 @@ def _best(*programs: Program | None) -> Program | None:
     room = room_of(known)
     made = [without_repeats(p, room) for p in known]
     best = min(made, key=room.order)
-    fastest = min(made, key=lambda p: (not _fits(p), p.cost.seconds))
+    fastest = min(made, key=lambda p: (not p.fits, p.cost.seconds))
     slower = best.cost.seconds > fastest.cost.seconds
     return dataclasses.replace(best, faster=fastest.cost) if slower else best
 
@@ -378,12 +372,12 @@ def _within_memory(search: _PlanSearch, free: Program) -> tuple[Program | None, 
             break
         program = found
         least = min(least, program, key=lambda p: p.cost.peak_memory_bytes)
-        if _fits(program):
+        if program.fits:
             best, enough = program, price
             for _ in range(HALVINGS):
                 middle = math.sqrt(too_low * enough)
                 found = search.at_price(middle, free)
-                if found is not None and _fits(found):
+                if found is not None and found.fits:
                     enough = middle
                     best = min(best, found, key=lambda p: p.cost.seconds)
                 else:

@@ -124,6 +124,12 @@ class Program:
         return self.typing.mesh
 
     @property
+    def fits(self) -> bool:
+        """Whether it fits the memory limit."""
+        limit = self.request.memory_limit
+        return limit is None or self.cost.peak_memory_bytes <= limit
+
+    @property
     def reused(self) -> frozenset[int]:
         """The positions of the donated inputs whose buffers outputs take."""
         return frozenset(reused_inputs(self.typing, self.block))

@@ -160,8 +160,7 @@ class SavedPlan:
         program = program or self._resolve(request)
         if self.seal != _seal(self.figures, self.removed):
             raise _refusal("its `figures` or `removed` were changed after plan.save wrote them")
-        limit = request.memory_limit
-        if limit is not None and program.cost.peak_memory_bytes > limit:
+        if not program.fits:
             raise _refusal("it takes more memory than memory_limit")
         return program
 
