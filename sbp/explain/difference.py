@@ -135,16 +135,10 @@ class ComparedValue(NamedTuple):
     place: SourcePlace | None
 
 
-class ValueKey(NamedTuple):
-    """The key by which values of two programs are matched: "input", "output" or "value", the user's
-    name or expression, whether it is the gradient of that, the function it stands in, and which of
-    the values with that label."""
-
-    kind: str
-    name: str
-    is_gradient: bool
-    function: str
-    number: int
+ValueKey = tuple[str, str, bool, str, int]
+"""What values of two programs are matched by: "input", "output" or "value", the user's name or
+expression, whether it is the gradient of that, the function it stands in, and which of the values
+with that label."""
 
 
 class ValueDifference(NamedTuple):
@@ -252,7 +246,7 @@ def _values(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
         alike = kind, s.label, s.gradient, s.frame.function if s.frame else ""
         t, aval = types.type_of(s), graph.avals[s.values[0]]
         size = float(local_bytes(aval, from_type(t, mesh), mesh.sizes))
-        found[ValueKey(*alike, number=count[alike])] = ComparedValue(t, size, s.place)
+        found[*alike, count[alike]] = ComparedValue(t, size, s.place)
         count[alike] += 1
     return found
 
@@ -262,9 +256,9 @@ def _differing(
 ) -> tuple[ValueDifference, ...]:
     """Values of both plans whose types differ, most bytes first."""
     found = [
-        ValueDifference(key.name, key.is_gradient, value, theirs[key])
+        ValueDifference(key[1], key[2], value, theirs[key])
         for key, value in ours.items()
-        if key.kind == kind and key in theirs and theirs[key].type != value.type
+        if key[0] == kind and key in theirs and theirs[key].type != value.type
     ]
     return tuple(
         sorted(found, key=lambda d: -max(d.this.bytes_per_device, d.other.bytes_per_device))

@@ -51,21 +51,6 @@ ENDS: frozenset[LinkKind] = frozenset({"annotation", "input", "free input", "out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Partner:
-    """Another operand of a row.
-
-    Arguments:
-      name: the operand.
-      atom: its code on the mesh axis.
-      end: the last link of its chain.
-    """
-
-    name: ValueName
-    atom: Code
-    end: Link
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """One step of a chain, from the value of the question back to the origin of its atom.
 
@@ -101,6 +86,10 @@ class Link:
     def place(self) -> SourcePlace | None:
         """The line; None at the boundary."""
         return None if self.node is None else SourcePlace.of(self.node)
+
+
+Partner = tuple[ValueName, Code, Link]
+"""Another operand of a row: its name, its code on the mesh axis, and the last link of its chain."""
 
 
 # ---- reasons ------------------------------------------------------------------------------------
@@ -331,50 +320,45 @@ class Origins:
             kind = "carry" if entry.kind == "carry" else "body input"
             link = Link(kind=kind, subject=name, atom=code, node=node, passes=kind != "carry")
             wanted = typing.rows[node.id].ins[entry.operand][k]
-            return self._with_conversion(link, node, entry.operand, wanted, k)
+            return self._with_conversion(link, node.inputs[entry.operand], wanted, k)
         node = self.names.makers[value]
         if node.op == annotate_p.name:
             pin: Pin | None = node.params["pin"]
             if pin is not None and pinned_codes(pin, typing.mesh)[k] is not None:
                 return [Link(kind="annotation", subject=name, atom=code, node=node)], None
             free = Link(kind="free annotation", subject=name, atom=code, node=node, passes=True)
-            return self._with_conversion(free, node, 0, code, k)
+            return self._with_conversion(free, node.inputs[0], code, k)
         if not node.regions:
             return self._row(node, value, code, k)
         left = interface_of(node).exit_to(node.outputs.index(value))
         operand = node.regions[left.region].outputs[left.output]
         kind = "body carry" if left.kind == "carry" else "body result"
-        links = [Link(kind=kind, subject=name, atom=code, node=node, passes=True)]
+        link = Link(kind=kind, subject=name, atom=code, node=node, passes=True)
         returned = typing.region_outputs[node.id, left.region][left.output][k]
-        made = typing.values[operand][k] if isinstance(operand, int) else returned
-        if made != returned:
-            links.append(
-                Link(
-                    kind="converted result",
-                    subject=self.label(operand),
-                    atom=returned,
-                    node=node,
-                    made=made,
-                )
-            )
-        return links, operand
+        return self._with_conversion(link, operand, returned, k, "converted result")
 
-    def _with_conversion(self, link: Link, node: Node, number: int, wanted: Code, k: int) -> Links:
-        """A link, with the conversion of an operand before its node where the axis has one.
+    def _with_conversion(
+        self,
+        link: Link,
+        operand: Operand,
+        wanted: Code,
+        k: int,
+        kind: Literal["converted", "converted result"] = "converted",
+    ) -> Links:
+        """A link, with the conversion of the value that its node reads where the axis has one.
 
         Arguments:
           link: the link.
-          node: the node.
-          number: of the operand.
+          operand: the value.
           wanted: the code that the node takes.
           k: position of the mesh axis.
+          kind: that of the conversion's link.
         """
-        operand = node.inputs[number]
         made = self.program.typing.values[operand][k] if isinstance(operand, int) else wanted
         if made == wanted:
             return [link], operand
         subject = self.label(operand)
-        more = Link(kind="converted", subject=subject, atom=wanted, node=node, made=made)
+        more = Link(kind=kind, subject=subject, atom=wanted, node=link.node, made=made)
         return [link, more], operand
 
     def _leads(self, node: Node, code: Code, k: int) -> list[int]:
@@ -410,7 +394,7 @@ class Origins:
         )
         if not leads:
             return [link], None
-        return self._with_conversion(link, node, leads[0], row.ins[leads[0]], k)
+        return self._with_conversion(link, node.inputs[leads[0]], row.ins[leads[0]], k)
 
     def _partners(self, link: Link, k: int) -> Iterator[Partner]:
         """The other operands that decide the atom of an operation's result: no carries, and none
@@ -424,7 +408,7 @@ class Origins:
             inner = maker is not None and maker.span == node.span
             if not (inner or operand == node.inputs[first] or self.is_carry(operand)):
                 assert isinstance(operand, int)
-                yield Partner(name=self.label(operand), atom=row.ins[i], end=self._last(operand, k))
+                yield self.label(operand), row.ins[i], self._last(operand, k)
 
     # ---- reasons --------------------------------------------------------------------------------
 
@@ -545,10 +529,7 @@ class Origins:
             return self._output(number, change)
         node, region = planned.regions[-1]
         left = interface_of(node).leaving(region)[number]
-        blocker: Node | None = None
-        if left.kind == "carry" and change.before < 0:
-            carry = node.regions[region].inputs[left.entry_position(region)]
-            blocker = self._blocker(carry, change)
+        inputs, is_blocked = node.regions[region].inputs, left.kind == "carry" and change.before < 0
         return ConversionNeed(
             kind=left.kind if left.kind in ("predicate", "carry") else "body",
             change=change,
@@ -556,7 +537,9 @@ class Origins:
             number=number,
             is_read=False,
             region=region,
-            blocker=blocker,
+            blocker=(
+                self._blocker(inputs[left.entry_position(region)], change) if is_blocked else None
+            ),
         )
 
     def _blocker(self, value: int, change: AtomChange) -> Node | None:
@@ -567,16 +550,18 @@ class Origins:
                 return node
         return None
 
+    def donor(self, number: int) -> ValueName | None:
+        """The donated input whose buffer a result of the program takes; None for none."""
+        tied = dict(self.program.request.demand.tied).get(number)
+        return None if tied is None else self.label(self.program.graph.inputs[tied])
+
     def _output(self, number: int, change: AtomChange) -> ConversionNeed:
-        demand = self.program.request.demand
-        asked, tied = demand.outputs[number], dict(demand.tied).get(number)
+        asked, donor = self.program.request.demand.outputs[number], self.donor(number)
         kind: NeedKind = "whole output" if change.before < 0 else "free output"
-        donor: ValueName | None = None
         if asked is not None and asked[change.axis] is not None:
-            kind = "pinned output"
-        elif tied is not None:
+            kind, donor = "pinned output", None
+        elif donor is not None:
             kind = "donated output"
-            donor = self.label(self.program.graph.inputs[tied])
         return ConversionNeed(kind=kind, change=change, number=number, is_read=False, donor=donor)
 
 

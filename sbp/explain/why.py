@@ -121,28 +121,24 @@ def plan_deferred(request: Request, group: Group, need: ConversionNeed) -> Progr
     is_row = need.kind == "row"
     register = box.target if is_row else box.source
     codes = tuple(c if k in before else None for k, c in enumerate(register.codes))
+    places: dict[Place, None] = {("result", node.id, need.region, need.number): None}
     if need.is_read:
         # Another row, or the value as it is; at every copy of the reader.
-        places: dict[Place, None] = dict.fromkeys(
+        places = dict.fromkeys(
             ("operand", reader.id, number)
             for one in group
             for reader, number in one.readers()
             if number == need.number
             and (reader.op, reader.span, reader.backward) == (node.op, node.span, node.backward)
         )
-        held = [EndCondition(at=at, codes=codes, differs=is_row) for at in places]
-    else:
-        at = "result", node.id, need.region, need.number
-        held = [EndCondition(at=at, codes=codes)]
+    held = [EndCondition(at=at, codes=codes, differs=is_row) for at in places]
     present = {n.id for n in request.graph.walk()}
     if any(h.at[1] not in present for h in held):
         return Refusal("elsewhere", request)  # in the program since conversions were shared
-    limit = request.memory_limit
     program = cheapest(functools.partial(choose, request, conditions=held), request)
     if program is None:
         return Refusal("elsewhere", request)
-    fits = limit is None or program.cost.peak_memory_bytes <= limit
-    return program if fits else Refusal("memory", request)
+    return program if program.fits else Refusal("memory", request)
 
 
 # ---- conversions --------------------------------------------------------------------------------
@@ -542,12 +538,7 @@ class _Inquiry:
         links = (replace(first, subject=own), *rest)
         if self.subject.kind == "output":
             # Its own link, then those of the returned value unless a pin ends the chain.
-            tied = dict(self.program.request.demand.tied).get(self.subject.position)
-            donor = (
-                None
-                if tied is None
-                else self.origins.label(self.program.request.graph.inputs[tied])
-            )
+            donor = self.origins.donor(self.subject.position)
             kind = "free output" if donor is None else "donated output"
             links = (Link(kind=kind, subject=own, atom=code, donor=donor), *links)
             if self.is_pinned(position):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,10 @@ from sbp.infer.choose import NOTHING, choose
 from sbp.infer.constraints import System, constraints_of
 from sbp.infer.request import Request
 from sbp.infer.typing import Typing, certify
-from sbp.plan.ir import Block, Loop, Register
+from sbp.plan.ir import Loop, Register, blocks
 from sbp.plan.memory import DeviceMemory
 from sbp.plan.program import Program, resolve
 from sbp.plan.saving import repeats, save
-from sbp.plan.verify import over_budget
 from sbp.trace.build import collecting_less
 from sbp.trace.graph import LOOPS
 from sbp.trace.numbering import repeated_values
@@ -73,13 +72,13 @@ def fit(request: Request) -> tuple[Program | None, Program | None]:
     if request.budgets:
         # A reader for which a collective is forbidden may use the result of the same collective
         # for another reader. So the cheapest plan without budgets is tried first.
-        program, _ = fit(dataclasses.replace(request, budgets=()))
-        if program is not None and next(over_budget(program.block, request), None) is None:
-            program = _with_typing(program, request=request)
+        free = best_program(dataclasses.replace(request, budgets=()))
+        program = free and free.within(request)
+        if program is not None:
             return program, program
     search = _PlanSearch(functools.partial(choose, request), request)
     program = search.cheapest()
-    if program is None or _fits(program):
+    if program is None or program.fits:
         if program is not None and request.memory_limit is None:
             program = _trade_memory(search, program)
         return program, program
@@ -148,13 +147,13 @@ class _PlanSearch:
         large = request.size * AXIS_FACTOR ** (len(request.mesh.sizes) - 1) > LARGE
         if not found.again or not request.reuse or large:
             best = _best(self.at())
-            return best and _with_typing(best, bounds_reuse=not found.again)
+            return best and best.with_typing(bounds_reuse=not found.again)
         bounding = self.at(dict.fromkeys(found.again, 0.0))
         best = _best(bounding)
-        if bounding is None or best is None or (best.typing.optimal and _fits(best)):
+        if bounding is None or best is None or (best.typing.optimal and best.fits):
             return best
         best = _best(bounding, self.at({v: 1 / n for v, n in found.times.items()}), self.at())
-        return best and _with_typing(best, lower_bound=bounding.typing.lower_bound)
+        return best and best.with_typing(lower_bound=bounding.typing.lower_bound)
 
     def at_price(
         self, price: float, free: Program, fuller: Program | None = None
@@ -179,21 +178,9 @@ class _PlanSearch:
         # A bound on seconds with a price of memory bounds only typings that take no more memory.
         # The bound without a price holds for all typings.
         typing = free.typing
-        found = _with_typing(
-            found, lower_bound=typing.lower_bound, bounds_reuse=typing.bounds_reuse
+        return _best(
+            found.with_typing(lower_bound=typing.lower_bound, bounds_reuse=typing.bounds_reuse)
         )
-        return _best(found)
-
-
-def _with_typing(program: Program, **fields: Any) -> Program:
-    """A program with other fields of its typing."""
-    return dataclasses.replace(program, typing=dataclasses.replace(program.typing, **fields))
-
-
-def _fits(program: Program) -> bool:
-    """Whether a plan fits the memory limit."""
-    limit = program.request.memory_limit
-    return limit is None or program.cost.peak_memory_bytes <= limit
 
 
 # ---- reuse --------------------------------------------------------------------------------------
@@ -249,7 +236,7 @@ def _best(*programs: Program | None) -> Program | None:
     room = room_of(known)
     made = [without_repeats(p, room) for p in known]
     best = min(made, key=room.order)
-    fastest = min(made, key=lambda p: (not _fits(p), p.cost.seconds))
+    fastest = min(made, key=lambda p: (not p.fits, p.cost.seconds))
     slower = best.cost.seconds > fastest.cost.seconds
     return dataclasses.replace(best, faster=fastest.cost) if slower else best
 
@@ -337,25 +324,16 @@ def held_for_loops(program: Program) -> float:
     for register in program.block.inputs:
         shape, size = graph.avals[register.value].shape, elements(register)
         split[shape] = min(size, split.get(shape, size))
-    found = 0.0
-    for register in set(_around_loops(program.block)).intersection(program.fullest):
+    found, every = 0.0, (i for block in blocks(program.block) for i in block.instructions)
+    loops = [i for i in every if isinstance(i, Loop) and i.node.op in LOOPS]
+    around = {s for i in loops for s in (*i.ins, *i.outs) if isinstance(s, Register)}
+    for register in around.intersection(program.fullest):
         # What the backward pass reuses is no value of the traced program: it was judged before.
         aval = graph.avals.get(register.value)
         if aval is not None and aval.shape in split:
             more = max(0, elements(register) - split[aval.shape])
             found += more * _jax.itemsize(aval.dtype)
     return found
-
-
-def _around_loops(block: Block) -> Iterator[Register]:
-    """The registers that loops take and return, in regions too."""
-    for instruction in block.instructions:
-        if isinstance(instruction, Loop):
-            if instruction.node.op in LOOPS:
-                yield from (s for s in instruction.ins if isinstance(s, Register))
-                yield from instruction.outs
-            for inner in instruction.blocks:
-                yield from _around_loops(inner)
 
 
 # ---- a memory limit -----------------------------------------------------------------------------
@@ -378,12 +356,12 @@ def _within_memory(search: _PlanSearch, free: Program) -> tuple[Program | None, 
             break
         program = found
         least = min(least, program, key=lambda p: p.cost.peak_memory_bytes)
-        if _fits(program):
+        if program.fits:
             best, enough = program, price
             for _ in range(HALVINGS):
                 middle = math.sqrt(too_low * enough)
                 found = search.at_price(middle, free)
-                if found is not None and _fits(found):
+                if found is not None and found.fits:
                     enough = middle
                     best = min(best, found, key=lambda p: p.cost.seconds)
                 else:

@@ -131,6 +131,14 @@ class Block:
     outputs: tuple[Source, ...]
 
 
+def blocks(block: Block) -> Iterator[Block]:
+    """A block and the blocks of its regions, outer ones first."""
+    yield block
+    for loop in block.instructions:
+        for inner in loop.blocks if isinstance(loop, Loop) else ():
+            yield from blocks(inner)
+
+
 def walk(
     block: Block, trips: int = 1, regions: tuple[tuple[Node, int], ...] = ()
 ) -> Iterator[tuple[Apply | Box, int, tuple[tuple[Node, int], ...], Block]]:

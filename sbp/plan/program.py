@@ -4,7 +4,7 @@ prints it and prices it."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop, Register, Sou
 from sbp.plan.lower import ORDERED_TYPES, lower, types_read
 from sbp.plan.memory import DeviceMemory, reused_inputs
 from sbp.plan.saving import Repeat
-from sbp.plan.verify import verify, verify_budgets
+from sbp.plan.verify import over_budget, verify, verify_budgets
 from sbp.trace.collectives import SHARD_MAP, handwritten_bytes
 from sbp.trace.graph import Constant, Graph, Node, amount
 from sbp.types import NdSbp
@@ -122,6 +122,22 @@ class Program:
     def mesh(self) -> MeshSpec:
         """The mesh."""
         return self.typing.mesh
+
+    def with_typing(self, **fields: Any) -> Program:
+        """The program with other fields of its typing."""
+        return replace(self, typing=replace(self.typing, **fields))
+
+    def within(self, request: Request) -> Program | None:
+        """The plan as that of a request with budgets; None where they forbid one of its
+        collectives."""
+        is_over = next(over_budget(self.block, request), None) is not None
+        return None if is_over else self.with_typing(request=request)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits the memory limit."""
+        limit = self.request.memory_limit
+        return limit is None or self.cost.peak_memory_bytes <= limit
 
     @property
     def reused(self) -> frozenset[int]:

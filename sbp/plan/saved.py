@@ -32,7 +32,6 @@ from sbp.kinds import show
 from sbp.limits import policies_in
 from sbp.plan.program import Cost, Program, node_place, resolve
 from sbp.plan.saving import Repeat, repeats, save
-from sbp.plan.verify import over_budget
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.types import parse
 from sbp.version import VERSION
@@ -154,14 +153,11 @@ class SavedPlan:
             # Planning tries without the budgets first, as `sbp.plan.fit` says.
             with contextlib.suppress(SbpError):
                 free = self._resolve(dataclasses.replace(request, budgets=()))
-                if next(over_budget(free.block, request), None) is None:
-                    typing = dataclasses.replace(free.typing, request=request)
-                    program = dataclasses.replace(free, typing=typing)
+                program = free.within(request)
         program = program or self._resolve(request)
         if self.seal != _seal(self.figures, self.removed):
             raise _refusal("its `figures` or `removed` were changed after plan.save wrote them")
-        limit = request.memory_limit
-        if limit is not None and program.cost.peak_memory_bytes > limit:
+        if not program.fits:
             raise _refusal("it takes more memory than memory_limit")
         return program
 

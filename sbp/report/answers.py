@@ -16,10 +16,10 @@ from sbp.explain.difference import (
     ValueDifference,
     compare,
 )
-from sbp.explain.origins import Link, Partner, without_passing
-from sbp.explain.subjects import AxisRow, SourcePlace, Subject
+from sbp.explain.origins import Link, without_passing
+from sbp.explain.subjects import AxisRow, SourcePlace, Subject, ValueName
 from sbp.explain.why import Alternative, AxisStory, ExplainedConversion, Why
-from sbp.infer.space import decode
+from sbp.infer.space import Code, decode
 from sbp.infer.typing import OPTIMAL_GAP
 from sbp.limits import Policy, policies_text
 from sbp.machine.hardware import Network
@@ -83,18 +83,18 @@ def _row_text(row: AxisRow, link: Link, op: str) -> str:
     kernel = f" by its kernel {link.kernel!r}" if link.kernel else ""
     outs = atoms_text(row.outs)
     text = f"{op}: {atoms_text(row.ins)} -> {outs}{kernel}" if row.ins else f"{op} makes it {outs}"
-    partners = ", ".join(f"{p.name} is {_partner_text(p)}" for p in link.partners)
+    partners = ", ".join(_partner_text(*partner) for partner in link.partners)
     return f"{text}; {partners}" if partners else text
 
 
-def _partner_text(partner: Partner) -> str:
+def _partner_text(name: ValueName, code: Code, end: Link) -> str:
     """The atom of another operand, and the end of its chain of origins."""
-    atom, end = repr(decode(partner.atom)), partner.end
+    text = f"{name} is {decode(code)!r}"
     if end.kind == "annotation" and end.place is not None:
-        return f"{atom}, pinned {place_text(end.place)}"
+        return f"{text}, pinned {place_text(end.place)}"
     if end.kind not in ("input", "free input"):
-        return atom
-    return f"{atom}, an input" if end.subject == partner.name else f"{atom}, from {end.subject}"
+        return text
+    return f"{text}, an input" if end.subject == name else f"{text}, from {end.subject}"
 
 
 # ---- why ----------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from itertools import groupby
 from typing import Literal
 
 from sbp.errors import bytes_text, counted
-from sbp.explain.names import Names
-from sbp.plan.ir import Block, Loop, Register
+from sbp.plan.ir import Loop, Register, blocks
 from sbp.plan.memory import DeviceMemory, Moment, stored_values
 from sbp.plan.program import Program
 from sbp.plan.traffic import PHASES, Phase
@@ -123,34 +122,32 @@ class LiveBytes:
 
 
 class _Memory:
-    """Sorts what a program has in memory into classes."""
+    """Sorts what a program has in memory into classes.
+
+    Attributes:
+      last: the pass of the last instruction that needs each register.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program, self.names = program, input_names(program)
         self.device = DeviceMemory(program.typing, in_host=False)
         self.uses = InputUses(program)
         self.last: dict[Register, Phase] = {}
-        self._find_last(program.block)
+        for block in blocks(program.block):
+            found = stored_values(block, program.graph.avals, self.device.elements)
+            for register, at in found.last.items():
+                self.last[register] = self.uses.phases.place(block.instructions[at])[1]
         self.kind = functools.cache(self._kind)
         self.fixed: dict[MemoryClass, float] = dict.fromkeys(COLORS, 0.0)
         for number, register in enumerate(program.block.inputs):
             self.fixed[self.uses.class_of(number)] += self.device.size(register)
         self.fixed["results"] = self.device.results(program.block)
 
-    def _find_last(self, block: Block) -> None:
-        """The pass of the last instruction that needs each register."""
-        found = stored_values(block, self.program.graph.avals, self.device.elements)
-        for register, at in found.last.items():
-            self.last[register] = self.uses.phases.place(block.instructions[at])[1]
-        for instruction in block.instructions:
-            for inner in instruction.blocks if isinstance(instruction, Loop) else ():
-                self._find_last(inner)
-
     def _kind(self, register: Register) -> MemoryClass:
         root = self.uses.root(register.value)
         if root is not None and self.uses.class_of(root) == "weights":
             return "copies of weights"
-        maker = self.uses.dataflow.makers.get(register.value)
+        maker = self.uses.names.makers.get(register.value)
         made = self.uses.phases.of[maker.id] if maker else None
         return _BETWEEN.get((made, self.last.get(register)), "temporaries")
 
@@ -179,7 +176,7 @@ class _Memory:
 
     def temporaries(self, moment: Moment) -> Iterator[Tensor]:
         """What else is alive at a moment."""
-        names = Names(self.program.graph)
+        names = self.uses.names
         for register in moment.registers():
             maker, root = names.maker(register.value), self.uses.root(register.value)
             made = maker.name if maker else "in a loop"

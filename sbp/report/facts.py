@@ -13,6 +13,7 @@ from typing import Any, Literal
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import listed, position_text
+from sbp.explain.names import Names
 from sbp.explain.origins import ConversionReason, Origins
 from sbp.explain.subjects import AtomChange, SourcePlace
 from sbp.infer.space import Code, local_shape, to_type
@@ -35,7 +36,6 @@ from sbp.signatures import kernel_named, traits_of
 from sbp.source.reader import annotated_text, annotation_span, shorten
 from sbp.trace.graph import (
     CONTROL_FLOW,
-    Dataflow,
     Entry,
     Graph,
     Node,
@@ -361,7 +361,7 @@ class InputUses:
 
     Attributes:
       phases: the phase of each operation.
-      dataflow: who makes and who reads each value.
+      names: who makes and who reads each value, and the user's names of them.
       readers: for the number of each input, the phases that read it, directly or as an operand that
         is the input rearranged or cast.
       products: the products of the forward pass, each with the floating-point operations of all its
@@ -376,8 +376,7 @@ class InputUses:
     def __init__(self, program: Program) -> None:
         self.graph: Graph = program.graph
         self.phases = Phases(self.graph)
-        self.dataflow = Dataflow(self.graph)
-        self._position = {v: n for n, v in enumerate(self.graph.inputs)}
+        self.names = Names(self.graph)
         self.readers = self._readers()
         self.products = list(self._products())
         self.lookups = [
@@ -424,10 +423,10 @@ class InputUses:
     def origin(self, operand: Operand) -> tuple[int | None, list[tuple[Node, Entry]]]:
         """The same, with the regions that it enters on its way."""
         entered = list[tuple[Node, Entry]]()
-        while isinstance(operand, int) and operand not in self._position:
-            node = self.dataflow.makers.get(operand)
-            if operand in self.dataflow.entries:
-                node, entry = self.dataflow.entries[operand]
+        while isinstance(operand, int) and operand not in self.names.inputs:
+            node = self.names.makers.get(operand)
+            if operand in self.names.entries:
+                node, entry = self.names.entries[operand]
                 if entry.kind == "carry":
                     return None, entered
                 entered.append((node, entry))
@@ -442,7 +441,7 @@ class InputUses:
                 ]
             else:
                 return None, entered
-        return self._position[operand] if isinstance(operand, int) else None, entered
+        return self.names.inputs[operand] if isinstance(operand, int) else None, entered
 
     def _products(self) -> Iterator[tuple[Node, float, Weight | None]]:
         for node, runs in nodes_with_runs(self.graph):
