@@ -399,7 +399,8 @@ def test_a_help_names_the_choice():
 def test_why_a_sum_stands_before_a_cast():
 
     def program(a: Any, b: Any) -> Any:
-        return (a @ b).astype(jnp.bfloat16)
+        y = a @ b
+        return y.astype(jnp.bfloat16)
 
     f = sbp.jit(program, EIGHT, ("x:S(1)", "x:S(0)"), "B", hardware="tpu-v5e")
     text = " ".join(str(f.plan(*SMALL).why("y")).split())
