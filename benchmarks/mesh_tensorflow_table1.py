@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh
 
 import sbp
 from sbp.infer.space import local_shape
-from sbp.plan.ir import Apply
+from sbp.plan.program import Apply
 
 BATCH, D_IO, D_H = 4096, 1024, 8192
 """Sizes of the two-layer network y = relu(x w) v: x is b x d_io, w is d_io x d_h, v is d_h x

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
 from benchmarks.hlo.traffic import collectives
-from sbp.plan.traffic import sends
+from sbp.plan.program import sends
 
 KINDS = {
     "all_reduce": "all-reduce",

@@ -17,7 +17,7 @@ from benchmarks.gshard.table4 import DEVICES, TABLE4, exponent, planned
 from examples.gshard.options import Run
 from examples.gshard.presets import PRESETS
 from sbp.moe.step import TrainState, plan_train_step, state_shapes
-from sbp.plan.ir import Loop
+from sbp.plan.program import Loop
 from sbp.report.facts import tensor
 
 # ---- figures of the paper -----------------------------------------------------------------------

@@ -21,7 +21,7 @@ from jax import lax
 from jax.sharding import AbstractMesh
 
 import sbp
-from sbp.plan.traffic import sends
+from sbp.plan.program import sends
 
 DEVICES = (32, 128, 512, 2048)
 """Square tori of TPU v3 chips, two cores each."""

@@ -49,10 +49,9 @@ from sbp.errors import (
     refused,
     warn,
 )
-from sbp.handwritten.check import diagnostics_of
+from sbp.handwritten.check import DIFFERS, diagnostics_of
 from sbp.handwritten.emulation import axes_by_dim
 from sbp.handwritten.one_device import compared_runs
-from sbp.handwritten.words import DIFFERS
 from sbp.kinds import FLAG, FUNCTION, fits, leaves_of, returning_arrays, takes
 from sbp.machine.mesh import MeshSpec, call_without_mesh
 from sbp.signatures.factors import admissible, monoid_refusal

@@ -21,9 +21,8 @@ from sbp.moe.layers import (
     signal_of,
     wide_dtype,
 )
-from sbp.moe.model import embed, encode, logits_of
+from sbp.moe.model import Cache, Memory, Stack, embed, encode, logits_of
 from sbp.moe.sharding import PLAIN, Sharding
-from sbp.moe.stack import Cache, Memory, Stack
 
 ALPHA = 0.8
 """Of `length_norm`, as in lingvo's GShard models."""

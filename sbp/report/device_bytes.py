@@ -12,8 +12,7 @@ from typing import Literal
 from sbp.errors import bytes_text, counted
 from sbp.plan.ir import Loop, Register, blocks
 from sbp.plan.memory import DeviceMemory, Moment, stored_values
-from sbp.plan.program import Program
-from sbp.plan.traffic import PHASES, Phase
+from sbp.plan.program import PHASES, Phase, Program
 from sbp.report.facts import (
     InputClass,
     InputUses,

@@ -18,8 +18,7 @@ from sbp.explain.origins import ConversionReason, Origins
 from sbp.explain.subjects import AtomChange, SourcePlace
 from sbp.infer.space import Code, local_shape, to_type
 from sbp.plan.ir import Apply, Block, Loop, Register, Source, walk
-from sbp.plan.program import Program, place, shape_text
-from sbp.plan.traffic import Phase, Phases, Send, sends
+from sbp.plan.program import Phase, Phases, Program, Send, place, sends, shape_text
 from sbp.report.parts import group_by
 from sbp.report.wording import (
     SEGMENT_LIMIT,

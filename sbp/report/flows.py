@@ -23,8 +23,7 @@ from sbp.errors import (
     position_text,
 )
 from sbp.infer.space import to_type
-from sbp.plan.program import Program
-from sbp.plan.traffic import PHASES, Phase, Phases, Send, sends
+from sbp.plan.program import PHASES, Phase, Phases, Program, Send, sends
 from sbp.report.facts import nodes_with_runs
 from sbp.report.parts import Picture, Share, Table, group_by, table_of
 from sbp.report.svg import CELL, COSTLY, PARTIAL, SPLIT, WHOLE, Board, Ink, picture
@@ -66,7 +65,7 @@ class Stop:
       operations: how many there are, each counted once.
       type: of its largest result that another place reads; None where there is none.
       born: whether a value becomes partial here.
-      sends: its collectives (`sbp.plan.traffic.Phases.place`).
+      sends: its collectives (`sbp.plan.program.Phases.place`).
     """
 
     name: str

@@ -22,16 +22,14 @@ from sbp.errors import (
     seconds_text,
 )
 from sbp.explain.subjects import SourcePlace
-from sbp.handwritten.check import Coverage
-from sbp.handwritten.words import run_text
+from sbp.handwritten.check import Coverage, run_text
 from sbp.infer.accumulation import is_real
 from sbp.infer.space import encode, to_type
 from sbp.limits import policies_text
 from sbp.machine.hardware import HARDWARE
 from sbp.machine.lowerings import compiler, scatters_whole_mesh
 from sbp.plan.lower import ORDERED_TYPES
-from sbp.plan.program import Program, place
-from sbp.plan.traffic import sends
+from sbp.plan.program import Program, place, sends
 from sbp.report import device_bytes, facts, flows, shards, timeline
 from sbp.report.parts import (
     Excerpt,

@@ -10,8 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from sbp.errors import Diagnostic, SbpError
 from sbp.handwritten.check import Coverage
 from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, show, takes
-from sbp.plan.program import Program
-from sbp.plan.traffic import PHASES
+from sbp.plan.program import PHASES, Program
 from sbp.report import device_bytes, facts, flows, pages, shards, terminal
 from sbp.report.html import page_html
 from sbp.report.parts import Page, Picture, Section

@@ -15,7 +15,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from sbp.errors import SbpError
-from sbp.plan.traffic import PHASES, Phase
+from sbp.plan.program import PHASES, Phase
 from sbp.report.parts import Picture, Plain
 from sbp.source.reader import shorten
 

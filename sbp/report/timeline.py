@@ -11,8 +11,7 @@ from typing import NamedTuple
 from sbp.errors import counted, seconds_text
 from sbp.infer.cost import exchanges, local_seconds
 from sbp.plan.ir import Apply, Block, Box, Loop
-from sbp.plan.program import Program
-from sbp.plan.traffic import PHASES, Phase, Phases
+from sbp.plan.program import PHASES, Phase, Phases, Program
 from sbp.report.facts import flops_of
 from sbp.report.flows import Grouping, PlaceName, place_name
 from sbp.report.parts import (

@@ -14,9 +14,8 @@ import sbp
 from sbp.moe.config import BOS, EOS, PAD
 from sbp.moe.decode import BeamSearch
 from sbp.moe.layers import Rotary, attention, keys_values
-from sbp.moe.model import Batch, continue_prefix, decode, encode, init_params
+from sbp.moe.model import Batch, Memory, continue_prefix, decode, encode, init_params
 from sbp.moe.sharding import leaf_types, sharding_of
-from sbp.moe.stack import Memory
 from tests.moe.loops import ordered, softmax
 from tests.moe.test_model import CFG, QUICK, random_batch
 from tests.moe.test_packing import assert_packing_changes_nothing

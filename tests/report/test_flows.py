@@ -15,7 +15,7 @@ import pytest
 from rich.cells import cell_len
 
 import sbp
-from sbp.plan.traffic import sends
+from sbp.plan.program import sends
 from sbp.report.device_bytes import MOST_PLACES, matrices
 from sbp.report.flows import Grouping, ProgramFlows, fold, program_flows, traffic as chosen
 from sbp.report.pages import SHOWN_CODE, annotated_lines

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import sbp
-from sbp.plan.traffic import Phases
+from sbp.plan.program import Phases
 from sbp.report.facts import strategy
 
 LINE = jax.sharding.AbstractMesh((8,), ("x",))

@@ -15,7 +15,7 @@ from jax import lax
 import sbp
 from benchmarks.hlo.traffic import collectives
 from sbp.machine.mesh import mesh_spec
-from sbp.plan.traffic import sends
+from sbp.plan.program import sends
 from sbp.run.boxing import Boxing
 from tests.hardware import SENDS_FREELY
 from tests.run.programs import CASES, NAMES, Case, arguments, function_of

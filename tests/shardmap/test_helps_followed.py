@@ -12,9 +12,8 @@ import pytest
 
 import sbp
 from sbp.errors import Help, OptionEdit
-from sbp.handwritten.check import Helper, find_faults, trace_program
+from sbp.handwritten.check import Helper, diagnostic, find_faults, trace_program
 from sbp.handwritten.one_device import compared_runs
-from sbp.handwritten.words import diagnostic
 from sbp.machine.mesh import mesh_spec
 from tests.edits import edited_text, split_edits
 from tests.shardmap.programs.collection import FAULTY, PAIRED

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.handwritten.words import DIFFERS
+from sbp.handwritten.check import DIFFERS
 from tests.shardmap.programs.collection import EVERYDAY, PLACED_RIGHT, RIGHT, programs
 from tests.shardmap.programs.kinds import mapped, mesh
 from tests.shardmap.programs.wrong.counts import NOTED

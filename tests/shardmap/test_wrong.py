@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.handwritten.words import DIFFERS
+from sbp.handwritten.check import DIFFERS
 from tests.shardmap.programs.collection import FIRST, PAIRED, PLACED, SECOND, pairs
 from tests.shardmap.programs.kinds import mesh
 from tests.shardmap.programs.wrong import counts, subtle
