@@ -17,7 +17,8 @@ from sbp.explain.subjects import SourcePlace, Subjects, distinct
 from sbp.infer.constraints import pin_sites
 from sbp.infer.space import decode, from_type, local_bytes
 from sbp.limits import policies_in
-from sbp.plan.program import Cost, Program, Send, sends
+from sbp.plan.program import Cost, Program
+from sbp.plan.traffic import Send, sends
 from sbp.source.reader import source_text, users_span
 from sbp.trace.graph import Node
 from sbp.types import NdSbp
@@ -134,10 +135,16 @@ class ComparedValue(NamedTuple):
     place: SourcePlace | None
 
 
-ValueKey = tuple[str, str, bool, str, int]
-"""What values of two programs are matched by: "input", "output" or "value", the user's name or
-expression, whether it is the gradient of that, the function it stands in, and which of the values
-with that label."""
+class ValueKey(NamedTuple):
+    """The key by which values of two programs are matched: "input", "output" or "value", the user's
+    name or expression, whether it is the gradient of that, the function it stands in, and which of
+    the values with that label."""
+
+    kind: str
+    name: str
+    is_gradient: bool
+    function: str
+    number: int
 
 
 class ValueDifference(NamedTuple):
@@ -245,7 +252,7 @@ def _values(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
         alike = kind, s.label, s.gradient, s.frame.function if s.frame else ""
         t, aval = types.type_of(s), graph.avals[s.values[0]]
         size = float(local_bytes(aval, from_type(t, mesh), mesh.sizes))
-        found[*alike, count[alike]] = ComparedValue(t, size, s.place)
+        found[ValueKey(*alike, number=count[alike])] = ComparedValue(t, size, s.place)
         count[alike] += 1
     return found
 
@@ -255,9 +262,9 @@ def _differing(
 ) -> tuple[ValueDifference, ...]:
     """Values of both plans whose types differ, most bytes first."""
     found = [
-        ValueDifference(key[1], key[2], value, theirs[key])
+        ValueDifference(key.name, key.is_gradient, value, theirs[key])
         for key, value in ours.items()
-        if key[0] == kind and key in theirs and theirs[key].type != value.type
+        if key.kind == kind and key in theirs and theirs[key].type != value.type
     ]
     return tuple(
         sorted(found, key=lambda d: -max(d.this.bytes_per_device, d.other.bytes_per_device))
