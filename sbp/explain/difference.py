@@ -17,8 +17,7 @@ from sbp.explain.subjects import SourcePlace, Subjects, distinct
 from sbp.infer.constraints import pin_sites
 from sbp.infer.space import decode, from_type, local_bytes
 from sbp.limits import policies_in
-from sbp.plan.program import Cost, Program
-from sbp.plan.traffic import Send, sends
+from sbp.plan.program import Cost, Program, Send, sends
 from sbp.source.reader import source_text, users_span
 from sbp.trace.graph import Node
 from sbp.types import NdSbp
