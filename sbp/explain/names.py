@@ -238,7 +238,7 @@ class Names(Dataflow):
         operand, name = node.inputs[number], self.operand(node, number)
         if isinstance(operand, Constant):
             is_array = operand.aval.shape or _jax.is_extended(operand.aval.dtype)
-            return name or ("a constant" if is_array else f"{np.asarray(operand.value)}")
+            return name or ("a constant" if is_array else str(np.asarray(operand.value)[()]))
         maker = self.maker(operand)
         if not name and maker is not None and maker.span == node.span:
             if traits_of(maker.op).unnamed:
