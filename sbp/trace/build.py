@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.custom_partitioning import SdyShardingRule
 
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
@@ -275,7 +274,7 @@ def _alike(graph: Graph, first: Node, second: Node) -> bool:
 
 def _fold_edges(graph: Graph, inspected: Set[int], _: Iterator[int]) -> Graph:
     """A graph in which windows on arrays that are padded with zeros read the arrays themselves, and
-    windows whose results lose their edges do not compute them."""
+    windows do not compute the edges that a slice cuts off."""
     asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
     read = without_unread(graph.nodes, asked)
     reads = Counter[Operand](o for node in read for o in node.inputs)
@@ -283,20 +282,24 @@ def _fold_edges(graph: Graph, inspected: Set[int], _: Iterator[int]) -> Graph:
     nodes: dict[int, Node] = {}
     for node in read:
         before = makers.get(node.inputs[0]) if node.inputs else None
-        if before is not None and policies_in(before.scope) == policies_in(node.scope):
+        if before is not None and _conditions(before) == _conditions(node):
             if _adds_zeros(before):
                 node = _with_padding(node, before)
             elif reads[before.outputs[0]] == 1 and before.outputs[0] not in asked:
                 node = _without_edges(before, node, graph)
-        nodes.pop(node.id, None)  # a window without edges stands in the place of the slice
         nodes[node.id] = node
         makers.update((value, node) for value in node.outputs[:1])
     return replace(graph, nodes=tuple(without_unread([*nodes.values()], asked)))
 
 
+def _conditions(node: Node) -> tuple[Any, ...]:
+    """The policies and the settings of JAX under which a node runs."""
+    return policies_in(node.scope), node.params.get(_jax.SETTINGS)
+
+
 def _window_dims(node: Node) -> tuple[tuple[int, ...], tuple[int, ...], str]:
-    """The dims of the operand and of the result along which a node takes windows, if it does, and
-    the parameter that dilates the operand."""
+    """The window dims of a node's operand and result, and the name of its dilation parameter; no
+    dims for a node without windows."""
     match node.op:
         case "conv_general_dilated":
             numbers = node.params["dimension_numbers"]
@@ -324,8 +327,8 @@ def _with_padding(node: Node, pad: Node) -> Node:
 
 
 def _without_edges(window: Node, cut: Node, graph: Graph) -> Node:
-    """The windows of which a slice keeps all but some edges, with less padding; the slice where
-    that is not so."""
+    """A window with less padding, so that it computes what a slice keeps; the slice itself if it
+    cuts off more than padding gives."""
     _, dims, _ = _window_dims(window)
     if not dims or cut.op != "slice" or any(s != 1 for s in cut.params["strides"] or ()):
         return cut
@@ -333,7 +336,8 @@ def _without_edges(window: Node, cut: Node, graph: Graph) -> Node:
     ends = (size - limit for size, limit in zip(shape, limits, strict=True))
     edges = [*zip(cut.params["start_indices"], ends, strict=True)]
     beside = (pair for d, pair in enumerate(edges) if d not in dims)
-    if any(map(any, beside)) or not all(isinstance(x, int) for x in sum(edges, ())):
+    sizes = itertools.chain(*edges, *window.params["padding"])
+    if any(map(any, beside)) or not all(isinstance(x, int | np.integer) for x in sizes):
         return cut
     padding = tuple(
         (low - edges[d][0] * stride, high - edges[d][1] * stride)
@@ -583,19 +587,9 @@ class _Builder:
         if at.manual or (self.is_known(name) and name != "custom_partitioning"):
             return None
         if eqn.primitive.name == "custom_partitioning":
-            body, _ = _jax.open_jaxpr(eqn.params["call"])
-            states = isinstance(eqn.params["sharding_rule"], SdyShardingRule)
-            return None if states and any(map(self.is_opaque, body.eqns)) else eqn.params["call"]
+            return eqn.params["call"]
         function = _jax.lowering_function(eqn.primitive, self.platform)
         return function and _replace(eqn, functools.partial(function, **eqn.params))
-
-    def is_opaque(self, eqn: Any) -> bool:
-        """Whether an equation calls code that sbp does not see, itself or in its bodies."""
-        name, bodies = eqn.primitive.name, filter(_jax.is_jaxpr, eqn.params.values())
-        seen = self.is_known(name) or _jax.lowering_function(eqn.primitive, self.platform)
-        if not seen or name in ("ffi_call", "pallas_call"):
-            return True
-        return any(self.is_opaque(inner) for j in bodies for inner in _jax.open_jaxpr(j)[0].eqns)
 
     def chosen_branch(self, eqn: Any) -> int | None:
         """The position of the branch for the platform, of an equation that is part of a

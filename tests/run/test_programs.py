@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import pallas as pl, sparse
+from jax.experimental import sparse
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import NamedSharding, PartitionSpec
 
 import sbp
 from sbp import _jax
@@ -386,55 +385,6 @@ def test_partitioned_functions_are_split(function):
     with warnings.catch_warnings(action="error"):
         assert f.plan(x, w).cost.bytes_per_device == 0
         np.testing.assert_allclose(f(x, w), function(x, w), rtol=1e-6)
-
-
-def opaque(x, w):
-    """`projected` as a kernel that sbp does not see."""
-
-    def kernel(x, w, y):
-        y[...] = projected(x[...], w[...])
-
-    out = jax.ShapeDtypeStruct((*x.shape[:-1], w.shape[1]), x.dtype)
-    return pl.pallas_call(kernel, out, interpret=True)(x, w)
-
-
-def kept_splits(mesh, ins, out):
-    return mesh, opaque, out.sharding, [x.sharding for x in ins]
-
-
-def whole_columns(mesh, ins, out):
-    whole = NamedSharding(mesh, PartitionSpec())
-    return mesh, opaque, out.sharding, (ins[0].sharding, whole)
-
-
-def stated(partition):
-    """A kernel with a sharding rule."""
-    found = custom_partitioning(opaque)
-    found.def_partition(
-        partition=partition, sharding_rule="i j, j k -> i k", need_replication_factors=("j",)
-    )
-    return found
-
-
-@pytest.mark.parametrize("rows", [16, 13])
-@pytest.mark.parametrize("types", [("a:S(0)", "b:S(1)"), ("b:S(0) a:S(0)", "B"), ("a:S(1)", "B")])
-def test_sharding_rules_split_kernels(rows, types):
-    x, w = jnp.arange(4.0 * rows).reshape(rows, 4), jnp.ones((4, 16))
-    f = sbp.jit(stated(kept_splits), sbp.make_mesh((2, 4), ("a", "b")), in_types=types)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "uneven-boundary")  # 13 rows; others are errors
-        plan = f.plan(x, w)
-        np.testing.assert_allclose(f(x, w), projected(x, w), rtol=1e-6)
-    (node,) = (n for n in plan.program.graph.nodes if n.op == "custom_partitioning:opaque")
-    split = plan.program.typing.values[node.outputs[0]]
-    assert sorted(split) in ([1, 1], [1, 2], [2, 2])
-
-
-def test_partitions_that_contradict_their_rule_are_refused():
-    x, w = jnp.ones((16, 4)), jnp.ones((4, 16))
-    f = sbp.jit(stated(whole_columns), sbp.make_mesh((8,), ("a",)), in_types=("B", "a:S(1)"))
-    with pytest.raises(sbp.SbpError, match=r"(?s)splits an array \(4, 16\) as .*'a'.*changes that"):
-        f(x, w)
 
 
 def test_at_all_sizes():

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 import sbp
 from sbp.trace.build import trace
@@ -359,6 +360,11 @@ def holed(x: Any) -> Any:
     return lax.pad(x, np.float32(0), ((0, 0, 0), (1, 2, 1), (0, 1, 2), (0, 0, 0)))
 
 
+def cut_with_metadata(x: Any) -> Any:
+    with set_xla_metadata(group="cuts"):
+        return x[:, 1:]
+
+
 def summed(x: Any) -> Any:
     window, strides = (1, 3, 3, 1), (1, 2, 2, 1)
     return lax.reduce_window(x, 0.0, lax.add, window, strides, [(0, 0), (2, 3), (0, 3), (0, 0)])
@@ -392,6 +398,7 @@ WINDOWS: dict[str, tuple[Callable[..., Any], int]] = {
     "cut inside": (lambda x, w: convolved(x, w, [(1, 1)] * 2)[:, 2:], 1),
     "cut and read": (lambda x, w: (y := convolved(x, w, "SAME"), y[:, 1:]), 1),
     "cut with steps": (lambda x, w: convolved(x, w, [(2, 2)] * 2)[:, 1::2], 1),
+    "cut with metadata": (lambda x, w: cut_with_metadata(convolved(x, w, "SAME")), 1),
     "cut features": (lambda x, w: convolved(x, w, "SAME")[..., 1:], 1),
 }
 

@@ -1,5 +1,4 @@
-"""Calls of code that sbp does not see: callbacks, Pallas kernels, and functions with a partitioning
-of their own."""
+"""Calls of code that sbp does not see: callbacks and Pallas kernels."""
 
 from __future__ import annotations
 
@@ -8,14 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 from jax import lax
-from jax.experimental.custom_partitioning import BATCHING
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from sbp import _jax
-from sbp.errors import SbpError
-from sbp.signatures.factors import Dims, FactorMap, split_rows
 from sbp.signatures.families.linalg import dot_flops
 from sbp.signatures.rule import LocalContext, Op, Row, Traits, bind_with, rule
 from sbp.types import B, Split
@@ -251,79 +245,3 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 
 rule("pallas_call", traits=Traits(flops=_flops), local=_local, unread=why_whole)(_rows)
-
-
-# ---- custom_partitioning ------------------------------------------------------------------------
-# A `custom_partitioning` whose function calls code that sbp does not see; of another one the trace
-# has the function's own operations. The dims that its `sharding_rule` passes through split, and
-# each device runs what its `partition` gives for them.
-
-
-def _passed_dims(op: Op) -> FactorMap:
-    """The factors of a `sharding_rule` that the function computes each by itself."""
-    found = op.params["sharding_rule"]
-    special = (
-        *found.reduction_factors,
-        *found.need_replication_factors,
-        *found.permutation_factors,
-    )
-
-    def dims(mapping: Sequence[Any], rank: int) -> Dims:
-        if str(next(iter(mapping), "")).startswith(BATCHING):
-            leading = (f"{mapping[0]}.{d}" for d in range(rank - len(mapping) + 1))
-            mapping = (*leading, *mapping[1:])
-        return tuple(d if isinstance(d, str) and d not in special else None for d in mapping)
-
-    sides = (found.operand_mappings, op.ins), (found.result_mappings, op.outs)
-    ins, outs = (
-        tuple(dims(m, len(a.shape)) for m, a in zip(mappings, avals, strict=True))
-        for mappings, avals in sides
-    )
-    return FactorMap(ins=ins, outs=outs)
-
-
-def _partitioned_rows(op: Op) -> Sequence[Row]:
-    """Each factor that some operand and all results have."""
-    rows = split_rows(op, _passed_dims(op))
-    return [row for row in rows if any(atom != B for atom in row.ins)]
-
-
-def _partitioned_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    """The function that `partition` gives for the types of the operands and results.
-
-    Raises:
-      SbpError: `bad-argument` where it gives one for other types.
-    """
-    avals = (*ctx.global_ins, *ctx.global_outs)
-    sides = (ctx.global_ins, ctx.in_axes), (ctx.global_outs, ctx.out_axes)
-    split = [
-        [axes_of(i, d) for d in range(len(a.shape))]
-        for of_side, axes_of in sides
-        for i, a in enumerate(of_side)
-    ]
-    axes = dict(pair for dims in split for pairs in dims for pair in pairs)
-    if not axes:
-        return bind_with(ctx, args)
-    mesh = AbstractMesh(tuple(axes.values()), tuple(axes))
-    specs = [PartitionSpec(*([name for name, _ in pairs] for pairs in dims)) for dims in split]
-    shapes = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(mesh, spec))
-        for a, spec in zip(avals, specs, strict=True)
-    ]
-    params, count = ctx.params, len(args)
-    ins = jax.tree.unflatten(params["in_tree"], shapes[:count])
-    outs = jax.tree.unflatten(params["out_tree"], shapes[count:])
-    partition, statics = params["partition"], params["static_args"]
-    _, function, of_outs, of_ins = partition(*statics, mesh, ins, outs)
-    wanted = jax.tree.leaves(jax.tree.broadcast((tuple(of_ins), of_outs), (ins, outs)))
-    for shape, sharding in zip(shapes, wanted, strict=True):
-        if not shape.sharding.is_equivalent_to(sharding, len(shape.shape)):
-            raise SbpError(
-                f"the `sharding_rule` of a custom_partitioning splits an array {shape.shape} as"
-                f" {shape.sharding.spec}, and its `partition` changes that to {sharding.spec};"
-                " change one of them, or register a signature with sbp.signatures.register"
-            )
-    return jax.tree.leaves(function(*jax.tree.unflatten(params["in_tree"], args)))
-
-
-rule("custom_partitioning", traits=Traits(), local=_partitioned_local)(_partitioned_rows)
