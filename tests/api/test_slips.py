@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from flax import nnx
 
 import sbp
 from benchmarks.fault_suite import checked
@@ -209,13 +208,19 @@ class Frozen:
     info: dict[str, Any]
 
 
-class Net(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs):
-        self.up = nnx.Linear(4, 4, rngs=rngs)
-        self.norm = nnx.BatchNorm(4, rngs=rngs)
+def flax_net() -> tuple[Any, Any]:
+    """Flax NNX, and a net with a batch norm."""
+    from flax import nnx  # other tests here run with the newest JAX, without this package
 
-    def __call__(self, x: Any) -> Any:
-        return self.norm(self.up(x))
+    class Net(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            self.up = nnx.Linear(4, 4, rngs=rngs)
+            self.norm = nnx.BatchNorm(4, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return self.norm(self.up(x))
+
+    return nnx, Net(nnx.Rngs(0))
 
 
 def counter() -> Counter:
@@ -339,7 +344,7 @@ def test_a_node_that_flattens_to_new_leaves_is_not_judged():
 def test_modules_of_flax_nnx():
     """A batch norm in training changes its means; in evaluation, and where the state is returned,
     nothing is lost."""
-    net = Net(nnx.Rngs(0))
+    nnx, net = flax_net()
     (text,) = lost(lambda net, x: net(x), net, X)
     assert text.startswith(
         "input net is changed in <lambda>, which does not return the new net.norm.mean"
@@ -355,7 +360,7 @@ def test_modules_of_flax_nnx():
 
 def test_a_module_that_a_jitted_function_gets():
     """The function inside returns the leaves to the module, changed or not."""
-    net = Net(nnx.Rngs(0))
+    nnx, net = flax_net()
     inner = nnx.jit(lambda net, x: net(x))
     functions = (inner, nnx.jit(lambda net, x: inner(net, x)), nnx.remat(lambda net, x: net(x)))
     for fn in functions:
