@@ -151,7 +151,7 @@ def check_helps(
 def helped(
     fn: Callable[..., Any], mesh: Any, args: tuple[Any, ...], **options: Any
 ) -> tuple[Diagnostic, ...]:
-    """The diagnostics of a program, each help of which does what it says (see `check_helps`)."""
+    """The diagnostics of a program, after `check_helps` has tried each of their helps."""
     found = sbp.jit(fn, mesh, **options).check(*args).diagnostics
     check_helps(fn, mesh, options, args, found)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -192,11 +192,6 @@ class DiagnosisLimits:
         return max(1, self.work // (size * shown)), max(SHOWN, self.work // size)
 
 
-def true_notes(notes: Mapping[str, object]) -> tuple[str, ...]:
-    """The notes whose condition holds."""
-    return tuple(note for note, condition in notes.items() if condition)
-
-
 def left_out(unshown: int, untried: int) -> tuple[str, ...]:
     """Notes about changes that fix the error and are not shown, and about changes not tried.
 
@@ -204,12 +199,11 @@ def left_out(unshown: int, untried: int) -> tuple[str, ...]:
     (('not shown: 1 more change that fixes this error',), ('not tried: 2 more changes',))
     """
     fix = "fixes" if unshown == 1 else "fix"
-    return true_notes(
-        {
-            f"not shown: {counted(unshown, 'more change')} that {fix} this error": unshown > 0,
-            f"not tried: {counted(untried, 'more change')}": untried > 0,
-        }
+    notes = (
+        (unshown, f"not shown: {counted(unshown, 'more change')} that {fix} this error"),
+        (untried, f"not tried: {counted(untried, 'more change')}"),
     )
+    return tuple(note for count, note in notes if count > 0)
 
 
 # ---- faults -------------------------------------------------------------------------------------

@@ -13,14 +13,7 @@ from typing import Any
 from jax import lax
 
 from sbp.errors import SHOWN, Diagnostic, Label, RuleRow, Span, counted
-from sbp.explain.change import (
-    BlamedFault,
-    Diagnosis,
-    DiagnosisLimits,
-    left_out,
-    tried,
-    true_notes,
-)
+from sbp.explain.change import BlamedFault, Diagnosis, DiagnosisLimits, left_out, tried
 from sbp.explain.helps import FoundHelps, helps_of, policy_to_blame
 from sbp.explain.names import Names, asked_text, operand_code, pinned_value, result_code
 from sbp.explain.pin_changes import without_pins
@@ -288,7 +281,7 @@ def budget_notes(fault: BlamedFault) -> Iterator[str]:
         yield "sbp looked for a larger size only in the first of these budgets"
 
 
-def limit_notes(fault: BlamedFault, found: FoundHelps, rows: int = 0) -> tuple[str, ...]:
+def limit_notes(fault: BlamedFault, found: FoundHelps, rows: int = 0) -> Iterator[str]:
     """What limits left out of a diagnosis, and which program its helps are priced on.
 
     Arguments:
@@ -296,21 +289,22 @@ def limit_notes(fault: BlamedFault, found: FoundHelps, rows: int = 0) -> tuple[s
       found: its helps.
       rows: the number of rows of the rule that come as near as the shown ones.
     """
-    diagnosis, helps = fault.diagnosis, found.helps
-    untold = len(diagnosis.groups) - diagnosis.limits.faults
-    partial = len(diagnosis.groups) > 1 and any(not h.clears_all_errors for h in helps)
-    return true_notes(
-        {
-            "the solver reached its resource limit, so fewer constraints may be to"
-            " blame": not fault.found.minimal,
-            f"not shown: {counted(rows, 'more row')} of the rule, equally close": rows > 0,
-            **dict.fromkeys(left_out(found.unshown, found.untried), True),
+    diagnosis = fault.diagnosis
+    if not fault.found.minimal:
+        yield "the solver reached its resource limit, so fewer constraints may be to blame"
+    if rows > 0:
+        yield f"not shown: {counted(rows, 'more row')} of the rule, equally close"
+    yield from left_out(found.unshown, found.untried)
+    if found.helps and not diagnosis.request.reuse:
+        yield (
             f"the program has {diagnosis.request.size:,} operations, so the prices of helps leave"
-            " out reuse of conversions by the backward pass": helps and not diagnosis.request.reuse,
-            "the price of each help assumes that you fix the other errors": partial,
-            f"not shown: at least {counted(untold, 'more error')}": untold > 0,
-        }
-    )
+            " out reuse of conversions by the backward pass"
+        )
+    if len(diagnosis.groups) > 1 and any(not h.clears_all_errors for h in found.helps):
+        yield "the price of each help assumes that you fix the other errors"
+    untold = len(diagnosis.groups) - diagnosis.limits.faults
+    if untold > 0:
+        yield f"not shown: at least {counted(untold, 'more error')}"
 
 
 def other_pins(fault: BlamedFault) -> list[str]:

@@ -529,7 +529,10 @@ class Origins:
             return self._output(number, change)
         node, region = planned.regions[-1]
         left = interface_of(node).leaving(region)[number]
-        inputs, is_blocked = node.regions[region].inputs, left.kind == "carry" and change.before < 0
+        blocker: Node | None = None
+        if left.kind == "carry" and change.before < 0:
+            carry = node.regions[region].inputs[left.entry_position(region)]
+            blocker = self._blocker(carry, change)
         return ConversionNeed(
             kind=left.kind if left.kind in ("predicate", "carry") else "body",
             change=change,
@@ -537,9 +540,7 @@ class Origins:
             number=number,
             is_read=False,
             region=region,
-            blocker=(
-                self._blocker(inputs[left.entry_position(region)], change) if is_blocked else None
-            ),
+            blocker=blocker,
         )
 
     def _blocker(self, value: int, change: AtomChange) -> Node | None:

@@ -20,14 +20,7 @@ from sbp.errors import (
     counted,
     seconds_text,
 )
-from sbp.explain.change import (
-    DiagnosisLimits,
-    Tried,
-    help_with_price,
-    left_out,
-    tried,
-    true_notes,
-)
+from sbp.explain.change import DiagnosisLimits, Tried, help_with_price, left_out, tried
 from sbp.explain.names import Names, pinned_text, pinned_value
 from sbp.explain.pin_changes import drop_pins, repinned, wanted_codes, without_pins
 from sbp.infer.choose import choose
@@ -313,7 +306,7 @@ def nearest_budget(request: Request, number: int, *, plans: int) -> tuple[Budget
 def largest(program: Program, budget: Budget) -> float:
     """The most bytes that one device sends in one run of a collective that a budget covers."""
     request = replace(program.typing.graph_request, budgets=(replace(budget, above=0.0),))
-    return max((sent for _, _, sent, _ in over_budget(program.block, request)), default=0.0)
+    return max((sent.bytes for sent in over_budget(program.block, request)), default=0.0)
 
 
 def impossible_budgets(request: Request, limits: DiagnosisLimits) -> Diagnostic | None:
@@ -559,13 +552,13 @@ def no_typing_together(request: Request, limits: DiagnosisLimits) -> Diagnostic:
             key=lambda h: h.bytes_per_device,
         )
         notes += left_out(len(helps) - limits.shown, sum(t.untried for t in tries))
-    notes += true_notes(
-        {
+    if not is_minimal:
+        notes.append(
             "some of these pins may not be part of the conflict: with"
-            f" {request.size:,} operations, sbp did not try to drop each of them": not is_minimal,
-            f"not shown: {counted(len(every) - limits.pins, 'more pin')}": every[limits.pins :],
-        }
-    )
+            f" {request.size:,} operations, sbp did not try to drop each of them"
+        )
+    if len(every) > limits.pins:
+        notes.append(f"not shown: {counted(len(every) - limits.pins, 'more pin')}")
     return Diagnostic(
         code="no-typing",
         severity="error",

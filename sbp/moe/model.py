@@ -192,8 +192,8 @@ class Stack:
     def _attend(
         self, x: jax.Array, p: Tree, name: str, place: jax.Array | None, cache: Cache | None
     ) -> tuple[jax.Array, KeysValues]:
-        """Attention to the side's own tokens, causal in a decoder, and then to its memory; and the
-        keys and values of the own tokens, those of the steps before included."""
+        """Attention to the side's own tokens, causal in a decoder, and then to its memory. Also
+        returns the keys and values of the own tokens of this step and of all earlier steps."""
         weights, rate = p[f"attention{name}"], self.cfg.dropout
         normed, allowed = rms_norm(x, weights["norm"]), self._visible()
         rotary = self._rotary()

@@ -523,13 +523,13 @@ def _collective(
 class Phases:
     """The passes of a step.
 
-    Operations of a gradient, and those that rematerialisation repeats for it, are `backward`. What
-    is computed from gradients outside of it, as an optimiser does, is `update`: also the sums of
-    gradients over microbatches, and what only such operations read. All else is `forward`; so is a
-    program without a gradient.
+    Operations of a gradient, and operations that rematerialization repeats for it, are `backward`.
+    Operations outside of a gradient that compute with gradients are `update`: those of an
+    optimizer, sums of gradients over microbatches, and operations that only these read. All others
+    are `forward`, and so is a program without a gradient.
 
     Attributes:
-      of: the pass of each node, by its id, those of regions included.
+      of: the pass of each node, by its id. Nodes of regions are there too.
     """
 
     def __init__(self, graph: Graph) -> None:

@@ -8,6 +8,7 @@ This module shares no walk with the code that makes plans. It reads the paramete
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from sbp.errors import SbpInternalError
 from sbp.infer.request import Request
@@ -24,13 +25,27 @@ def verify_budgets(block: Block, request: Request) -> None:
     Raises:
       SbpInternalError: naming the collective that a budget forbids.
     """
-    for kind, mesh_axes, bytes_, reader in over_budget(block, request):
-        raise _fail(f"a budget forbids {kind} of {bytes_} bytes over mesh axes {mesh_axes}", reader)
+    for sent in over_budget(block, request):
+        raise _fail(
+            f"a budget forbids {sent.kind} of {sent.bytes} bytes over mesh axes {sent.mesh_axes}",
+            sent.reader,
+        )
 
 
-ForbiddenCollective = tuple[str, tuple[int, ...], float, Node | None]
-"""A collective that a budget forbids: its kind, the positions of its mesh axes, the bytes that one
-device sends in one run, and the node that reads its result; None for a result of the program."""
+class ForbiddenCollective(NamedTuple):
+    """A collective that a budget forbids.
+
+    Arguments:
+      kind: the collective.
+      mesh_axes: the positions of its mesh axes.
+      bytes: bytes that one device sends in one run.
+      reader: the node that reads its result; None for a result of the program.
+    """
+
+    kind: str
+    mesh_axes: tuple[int, ...]
+    bytes: float
+    reader: Node | None
 
 
 def over_budget(block: Block, request: Request) -> Iterator[ForbiddenCollective]:
@@ -52,9 +67,9 @@ def over_budget(block: Block, request: Request) -> Iterator[ForbiddenCollective]
             bans = request.rules(reader, in_loop=in_loop, free=True).bans
             sends = [(s.kind, (position,), s.bytes) for position, s in instruction.sends]
         yield from (
-            (kind, mesh_axes, bytes_, reader)
-            for kind, mesh_axes, bytes_ in sends
-            if any(b.forbids(kind, mesh_axes, bytes_) for b in bans)
+            ForbiddenCollective(*send, reader)
+            for send in sends
+            if any(b.forbids(*send) for b in bans)
         )
 
 

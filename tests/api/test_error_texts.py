@@ -1,7 +1,7 @@
 """What a user sees of an error outside of a notebook: her own frames, and one line.
 Every warning points at a line of the user.
 Errors that JAX raises while it traces call the function and its arguments by the user's names,
-word for word as under `jax.jit`; and arguments that `jax.jit` takes no more or never took."""
+word for word as under `jax.jit`. Options that `jax.jit` has removed or never had are refused."""
 
 import copy
 import inspect

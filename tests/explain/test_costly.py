@@ -1,5 +1,6 @@
-"""Costly annotations: their prices, helps that change them, and how many were not checked.
-Notes of large matrices that a decomposition or a transform takes whole."""
+"""Costly annotations: their prices, helps that change them, and how many were not checked."""
+
+from __future__ import annotations
 
 import dataclasses
 
@@ -15,6 +16,7 @@ from sbp.explain.pin_changes import drop_pins, repinned
 from sbp.explain.relaxations import following
 from sbp.infer.constraints import pin_sites
 from sbp.infer.space import encode
+from sbp.machine.mesh import HARDWARE
 from sbp.plan.fit import best_program
 from tests.explain.expected import MESH, shape
 
@@ -39,9 +41,8 @@ def program_of(lines: list[str], tmp_path):
 
 
 def report(lines: list[str], tmp_path) -> sbp.Report:
-    return sbp.jit(program_of(lines, tmp_path), MESH, in_types=("tensor:S(0)", None)).check(
-        BIG, BIG
-    )
+    f = sbp.jit(program_of(lines, tmp_path), MESH, in_types=("tensor:S(0)", None))
+    return f.check(BIG, BIG)
 
 
 def notes(found: sbp.Report) -> list[tuple[str, tuple[str, ...]]]:
@@ -68,13 +69,14 @@ def test_annotations_that_were_not_checked_are_counted(
 
 def test_a_refined_report_checks_what_another_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setattr(relaxations, "FIRST_NODES", 1)
-    plan = sbp.jit(program_of(annotated(2), tmp_path), MESH, in_types=("tensor:S(0)", None)).plan(
-        BIG, BIG
-    )
+    lines = annotated(2)
+    f = sbp.jit(program_of(lines, tmp_path), MESH, in_types=("tensor:S(0)", None))
+    plan = f.plan(BIG, BIG)
     ((_, (why,)),) = notes(plan.report())
     assert "checks 0; plan.report(refine=True) checks 2" in why
     refined = plan.report(refine=True).diagnostics
-    assert [d.severity for d in refined] == ["warning"] and plan.report().diagnostics == refined
+    assert [d.severity for d in refined] == ["warning"]
+    assert plan.report().diagnostics == refined
 
 
 def test_the_dearest_is_judged_first_and_the_others_without_it(tmp_path):
@@ -91,7 +93,8 @@ def test_a_second_costly_annotation_is_priced_without_the_first(tmp_path):
     lines += ['    g = sbp.replicate(jnp.tanh(x @ (2 * w)), "tensor")']
     lines += ["    return (h * 2).sum() + (g @ w).sum()"]
     warned = [d for d in report(lines, tmp_path).diagnostics if d.severity == "warning"]
-    assert len(warned) == 2 and not warned[0].notes
+    assert len(warned) == 2
+    assert not warned[0].notes
     assert warned[1].notes == (
         "both plans and the helps leave out the more expensive annotations above",
     )
@@ -106,7 +109,8 @@ def test_only_the_dear_one_of_several_annotations_is_named():
 
     f = sbp.jit(program, MESH, in_types=("tensor:S(0)", None, None))
     (found,) = f.check(shape(4096, 32768), shape(32768, 4096), shape(4096, 4096)).diagnostics
-    assert found.code == "costly-annotation" and "pinning h to tensor:S(1)" in found.title
+    assert found.code == "costly-annotation"
+    assert "pinning h to tensor:S(1)" in found.title
 
 
 def test_annotations_that_cost_next_to_nothing_are_not_named():
@@ -120,13 +124,14 @@ def test_annotations_that_cost_next_to_nothing_are_not_named():
         f = sbp.jit(program, MESH, in_types=("tensor:S(0)", None, None), hardware=hardware)
         return bool(f.check(*[shape(size, size)] * 3).diagnostics)
 
-    slow = dataclasses.replace(sbp.HARDWARE["tpu-v3"], latency_seconds=0.0)
+    slow = dataclasses.replace(HARDWARE["tpu-v3"], latency_seconds=0.0)
     fast = dataclasses.replace(slow, link_bytes_per_second=slow.link_bytes_per_second * 100)
     assert [warned(size, slow) for size in (64, 1024)] == [False, True]
     assert [warned(size, fast) for size in (64, 1024)] == [False, True]
 
 
 SMALL = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+ROWS = ("tensor:S(0)", None)
 
 
 def replicated(x, w):
@@ -135,7 +140,7 @@ def replicated(x, w):
 
 
 def sites():
-    request = sbp.jit(replicated, MESH, in_types=("tensor:S(0)", None)).trace(BIG, BIG).request
+    request = sbp.jit(replicated, MESH, in_types=ROWS).trace(BIG, BIG).request
     return request, next(s for s in pin_sites(request) if s.source == "annotation")
 
 
@@ -173,7 +178,10 @@ def test_a_dim_of_vmap_is_no_dim_for_a_pin():
     see: no other pin there asks that. A dim that it sees is named as it is written."""
 
     def batched(x, w):
-        return jax.vmap(lambda row: jnp.tanh(sbp.split(row, 1, "tensor")) @ w)(x)
+        def one(row):
+            return jnp.tanh(sbp.split(row, 1, "tensor")) @ w
+
+        return jax.vmap(one)(x)
 
     shapes = jax.ShapeDtypeStruct((8, 64, 64), jnp.float32), SMALL
     request = sbp.jit(batched, MESH).trace(*shapes).request
@@ -183,48 +191,3 @@ def test_a_dim_of_vmap_is_no_dim_for_a_pin():
     assert " to tensor:S(0) at line" in change.text
     (edit,) = (e for e in change.edits if isinstance(e, SourceEdit))
     assert edit.replacement == 'sbp.split(row, 0, "tensor")'
-
-
-# ---- gathered matrices ---------------------------------------------------------------------------
-
-MESH_2D = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-LARGE = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
-BATCH = jax.ShapeDtypeStruct((16, 512, 512), jnp.float32)
-
-
-def gathered_notes(fn, x: jax.ShapeDtypeStruct, pin: str) -> list[sbp.Diagnostic]:
-    report = sbp.jit(fn, MESH_2D, in_types=(pin,), hardware="tpu-v5e").check(x)
-    return [d for d in report.diagnostics if d.code == "gathered-matrix"]
-
-
-@pytest.mark.parametrize(
-    ("fn", "pin"),
-    [
-        (lambda x: jnp.linalg.cholesky(x), "model:S(0)"),
-        (lambda x: jnp.linalg.qr(x)[0], "model:S(1)"),
-        (lambda x: jax.scipy.linalg.solve_triangular(x, jnp.ones((2048, 1))), "data:S(0)"),
-        (lambda x: jnp.fft.fft(jnp.cos(x).reshape(-1)), "model:S(0)"),
-    ],
-    ids=["cholesky", "qr", "solve", "fft"],
-)
-def test_a_large_matrix_is_noted(fn, pin: str):
-    found = gathered_notes(fn, LARGE, pin)
-    assert found and all(d.severity == "note" for d in found)
-    (label,) = found[0].labels
-    assert label.span.file == __file__ and " whole, so sbp gathers it on `" in label.text
-    (note,) = found[0].notes
-    assert note.endswith(" only along its batch dims: each device needs the other dims whole")
-
-
-@pytest.mark.parametrize(
-    ("fn", "x", "pin"),
-    [
-        (lambda x: jnp.linalg.cholesky(x), BATCH, "model:S(0)"),
-        (lambda x: jnp.fft.fft(x), LARGE, "model:S(0)"),
-        (lambda x: jnp.linalg.cholesky(x[:8, :8]), LARGE, "model:S(0)"),
-        (lambda x: x @ x, LARGE, "model:S(0)"),
-    ],
-    ids=["batch", "other dim", "small", "product"],
-)
-def test_others_are_not(fn, x: jax.ShapeDtypeStruct, pin: str):
-    assert not gathered_notes(fn, x, pin)

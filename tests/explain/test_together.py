@@ -190,7 +190,7 @@ def met_inside(x, w):
 
 
 @pytest.mark.parametrize(
-    "program,told",
+    "program,texts",
     [
         (
             pinned_inside,
@@ -218,10 +218,10 @@ def met_inside(x, w):
     ],
     ids=lambda v: getattr(v, "__name__", ""),
 )
-def test_dims_under_vmap_are_those_that_the_user_wrote(program, told):
+def test_dims_under_vmap_are_those_that_the_user_wrote(program, texts):
     """Where it is not known which of the user's dims a dim is, that is said."""
     args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 16, 16), (16, 16))]
     (found,) = sbp.jit(program, MESH, boxing="explicit").check(*args).diagnostics
     said = "\n".join([found.title, *(label.text for label in found.labels)])
-    assert all(text in said for text in told), said
+    assert all(text in said for text in texts), said
     assert found.rule.endswith(", dims of the batched arrays")

@@ -40,10 +40,10 @@ ASKED = {
 @pytest.mark.parametrize("name", list(ASKED))
 def test_golden_text(name):
     plan = why_programs.plan(name)
-    told = [plan.why(asked) for asked in ASKED[name]]
-    text = "\n\n".join(w.text(110) for w in told) + "\n"
+    answer = [plan.why(asked) for asked in ASKED[name]]
+    text = "\n\n".join(w.text(110) for w in answer) + "\n"
     assert_golden(f"why_{name}.txt", masked(text) if name.endswith("_step") else text)
-    for w in told:
+    for w in answer:
         assert len(str(w).splitlines()) <= 60 and html_facts(w.html()) == facts_of(w.text(WIDE))
 
 
@@ -55,9 +55,12 @@ def test_golden_html():
 
 
 def test_it_shows_itself():
-    told = why_programs.plan("accumulated_step").why("total")
-    assert str(told) == repr(told) == told.text()
-    assert told._repr_mimebundle_() == {"text/plain": told.text(), "text/html": told._repr_html_()}
+    answer = why_programs.plan("accumulated_step").why("total")
+    assert str(answer) == repr(answer) == answer.text()
+    assert answer._repr_mimebundle_() == {
+        "text/plain": answer.text(),
+        "text/html": answer._repr_html_(),
+    }
 
 
 # ---- forced and free ----------------------------------------------------------------------------
@@ -66,10 +69,10 @@ def test_it_shows_itself():
 def test_no_typing_is_said_with_its_reason():
     source = "def f(x, b):\n    h = jnp.tanh(x)\n    return h + b\n"
     args, in_types = (shape(64, 64), shape(64, 64)), ("model:S(0)", "model:S(0)")
-    told = planned(source, args, boxing="explicit", in_types=in_types).why("h").why
+    answer = planned(source, args, boxing="explicit", in_types=in_types).why("h").why
     impossible = {
         dict(a.wanted).get("model"): refusal_text(a.refusal)
-        for a in told.alternatives
+        for a in answer.alternatives
         if a.refusal is not None
     }
     assert impossible["S(1)"].startswith("add `h + b` at ")
@@ -121,12 +124,12 @@ def test_outputs_that_take_a_donated_buffer_say_so():
     plan = sbp.jit(lambda w, g: w - g, MESH, in_types=("data:S(0)", "B"), donate_argnums=(0,)).plan(
         shape(64, 64), shape(64, 64)
     )
-    told = plan.why("result")
+    answer = plan.why("result")
     assert (
-        link_text(told.why.axes[0].links[0])
+        link_text(answer.why.axes[0].links[0])
         == "it takes the buffer, and so the type, of the donated input `w`"
     )
-    assert "on `data` S(0): the type of the donated input; " in told.text()
+    assert "on `data` S(0): the type of the donated input; " in answer.text()
 
 
 def test_a_memory_limit_holds_for_every_price():
@@ -139,25 +142,25 @@ def test_a_memory_limit_holds_for_every_price():
     )
     in_types, out_types = ("data:S(0)", "model:S(1)"), "data:S(0)"
     limit = planned(source, args, in_types=in_types, out_types=out_types).cost.peak_memory_bytes
-    told = (
+    answer = (
         planned(source, args, in_types=in_types, out_types=out_types, memory_limit=limit)
         .why("h")
         .why
     )
-    assert all(a.cost.peak_memory_bytes <= limit for a in told.alternatives if a.cost is not None)
-    whole = [a for a in told.alternatives if dict(a.wanted) == {"data": "B"}]
+    assert all(a.cost.peak_memory_bytes <= limit for a in answer.alternatives if a.cost is not None)
+    whole = [a for a in answer.alternatives if dict(a.wanted) == {"data": "B"}]
     assert [a.refusal and refusal_text(a.refusal) for a in whole] == [
         "no plan fits in memory_limit"
     ]
 
 
 def test_types_of_a_checkpointed_scan():
-    """Values that only rematerialisation makes, and those that it does not repeat, are told as
-    well."""
+    """Values that only rematerialization makes have answers, and so have values that it does not
+    repeat."""
     source, h, args, in_types = PRICED["a scan"]
-    told = planned(source.replace("{h}", h), args, in_types=in_types)
-    assert "more than once" not in told.why("h").text() or len(told.why("h").why.types) > 1
-    frame = told.why("z").why.subject.frame
+    answer = planned(source.replace("{h}", h), args, in_types=in_types)
+    assert "more than once" not in answer.why("h").text() or len(answer.why("h").why.types) > 1
+    frame = answer.why("z").why.subject.frame
     assert frame is not None and frame.line == 9
 
 
@@ -258,8 +261,8 @@ def annotated(text, wanted):
 @pytest.mark.parametrize("name", list(PRICED))
 def test_prices_are_those_of_the_annotated_source(name):
     source, h, args, in_types = PRICED[name]
-    told = planned(source.replace("{h}", h), args, in_types=in_types).why("h").why
-    priced = [a for a in told.alternatives if a.cost is not None]
+    answer = planned(source.replace("{h}", h), args, in_types=in_types).why("h").why
+    priced = [a for a in answer.alternatives if a.cost is not None]
     assert {len(a.wanted) for a in priced} == {1, 2} and len(priced) >= 5
     for alternative in priced:
         there = planned(
@@ -280,16 +283,18 @@ def test_prices_of_a_pin_that_is_changed_or_dropped():
             shape(64, 64),
         ),
     )
-    told = planned(source.replace("{x}", "sbp.annotate(x, data=S(1), model=B)"), args).why("x").why
-    assert [story.pinned for story in told.axes] == [True, True]
+    answer = (
+        planned(source.replace("{x}", "sbp.annotate(x, data=S(1), model=B)"), args).why("x").why
+    )
+    assert [story.pinned for story in answer.axes] == [True, True]
     kept = {"data": "S(1)", "model": "B"}
-    for alternative in told.alternatives:
+    for alternative in answer.alternatives:
         asked = kept | dict(alternative.wanted)
         text = annotated("x", [(a, t) for a, t in asked.items() if t != "?"])
         assert alternative.cost == planned(source.replace("{x}", text), args).cost, (
             alternative.change
         )
-    assert sum("?" in dict(a.wanted).values() for a in told.alternatives) == 2
+    assert sum("?" in dict(a.wanted).values() for a in answer.alternatives) == 2
 
 
 def test_prices_of_inputs_and_outputs():
@@ -351,21 +356,23 @@ def test_what_is_computed_again_is_priced_and_proved_as_in_the_report(name, rows
         (shape(rows, 512), weights(512)),
         in_types=("data:S(0)", held),
     )
-    told = plan.why("h")
-    assert told.why.cost == plan.cost
-    assert told.why.cost.seconds == plan.program.typing.seconds - plan.program.typing.saved_seconds
+    answer = plan.why("h")
+    assert answer.why.cost == plan.cost
     assert (
-        told.why.proved
+        answer.why.cost.seconds == plan.program.typing.seconds - plan.program.typing.saved_seconds
+    )
+    assert (
+        answer.why.proved
         == plan.program.typing.optimal
         == ("proved cheapest" in plan.report().text())
     )
     cheaper = [
         a
-        for a in told.why.alternatives
+        for a in answer.why.alternatives
         if a.cost is not None and a.cost.seconds < plan.cost.seconds * (1 - 1e-6)
     ]
-    assert not (told.why.proved and cheaper)
-    assert ("does not always find the cheapest" in told.text()) == bool(cheaper)
+    assert not (answer.why.proved and cheaper)
+    assert ("does not always find the cheapest" in answer.text()) == bool(cheaper)
 
 
 def test_a_reader_that_takes_another_type_is_priced_with_what_gradients_keep(monkeypatch):
@@ -415,24 +422,26 @@ def test_a_pin_may_convert_what_the_policy_forbids(name):
         in_types=in_types,
         out_types="data:?",
     )
-    told = plan.why("h")
-    (story,) = told.why.axes
+    answer = plan.why("h")
+    (story,) = answer.why.axes
     assert story.next_best is not None and story.next_best.cost is not None
     assert story.next_best.cost.seconds < plan.cost.seconds
-    assert told.why.proved and told.why.evades
+    assert answer.why.proved and answer.why.evades
     assert "the types are proved cheapest" in plan.report().text()
     said = (
         "on `data` S(1): the cheapest type that the boxing policy allows; with an annotation, which"
         " may convert anyway, S(0) is -"
     )
-    assert said in told.text(200)
-    unproved = explanation(dataclasses.replace(told.why, proved=False), plan.program.mesh).text(200)
+    assert said in answer.text(200)
+    unproved = explanation(dataclasses.replace(answer.why, proved=False), plan.program.mesh).text(
+        200
+    )
     assert (
         "found by sbp's search, which does not always find the cheapest type; an annotation may"
         " convert where the policy does not" in unproved
     )
     plain = explanation(
-        dataclasses.replace(told.why, proved=False, evades=False), plan.program.mesh
+        dataclasses.replace(answer.why, proved=False, evades=False), plan.program.mesh
     ).text()
     assert (
         "on `data` S(1): found by sbp's search, which does not always find the cheapest type;"
@@ -504,11 +513,11 @@ def f(x, w):
 
 
 def test_where_a_partial_carry_is_reduced():
-    told = why_programs.plan("accumulated_step").why("total").why
-    assert repr(told.type) == "data:P(sum)"
-    (one,) = told.conversions
+    answer = why_programs.plan("accumulated_step").why("total").why
+    assert repr(answer.type) == "data:P(sum)"
+    (one,) = answer.conversions
     assert one.runs == 1
-    assert one.bytes_per_device == told.cost.bytes_per_device == 2 * 7 / 8 * 512 * 512 * 4
+    assert one.bytes_per_device == answer.cost.bytes_per_device == 2 * 7 / 8 * 512 * 512 * 4
 
 
 def test_other_conversions_have_a_next_best():
@@ -595,7 +604,7 @@ def test_every_line_can_be_asked_about(name):
     plan = programs.plan(name)
     lines = {node.span for node in plan.program.graph.walk() if node.span and not node.backward}
     for place in sorted({f"{span.file}:{span.line}" for span in lines}):
-        told = plan.why(place)
-        frame = told.why.subject.frame
+        answer = plan.why(place)
+        frame = answer.why.subject.frame
         assert frame is not None and f"{frame.file}:{frame.line}" == place
-        assert len(str(told).splitlines()) <= 60
+        assert len(str(answer).splitlines()) <= 60

@@ -1,0 +1,232 @@
+"""`plan.save(path)` and `sbp.jit(.., plan=path)`."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sbp
+from sbp.api import plan as plans_of_calls
+from tests.api.same import assert_same_results
+
+TYPES = (("y:S(1)", "y:S(0)"), "x:S(0)")
+X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+W = np.ones((8, 32), np.float32), np.ones((32, 8), np.float32)
+
+
+def loss(w, x):
+    return ((jnp.tanh(x @ w[0]) @ w[1] - x) ** 2).mean()
+
+
+def step(w, x):
+    value, gradient = jax.value_and_grad(loss)(w, x)
+    return jax.tree.map(lambda a, b: a - 0.1 * b, w, gradient), value
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return sbp.make_mesh((2, 4), ("x", "y"))
+
+
+@pytest.fixture(scope="module")
+def path(mesh, tmp_path_factory):
+    path = tmp_path_factory.mktemp("plans") / "step.json"
+    sbp.jit(step, mesh, in_types=TYPES).plan(W, X).save(path)
+    return path
+
+
+def no_planning(*_):
+    raise AssertionError("a saved plan is not planned again")
+
+
+def test_a_saved_plan_runs_without_planning(path, mesh, monkeypatch):
+    monkeypatch.setattr(plans_of_calls, "fit", no_planning)
+    f = sbp.jit(step, mesh, in_types=TYPES, plan=path)
+    assert_same_results(jax.jit(step)(W, X), f(W, X))
+    assert f.plan(W, X).report().ok
+
+
+def test_free_types_take_those_of_the_saved_plan(path, mesh):
+    """In a restart the types need not be given again, and shardings of arguments are no pins."""
+    f = sbp.jit(step, mesh, plan=str(path))
+    w = jax.device_put(W, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    with pytest.warns(sbp.SbpWarning, match="input-moved"):
+        assert_same_results(jax.jit(step)(W, X), f(w, X))
+    assert f.plan(w, X).in_types[0][0] == tuple(map(sbp.parse, TYPES[0]))
+
+
+def test_an_abstract_mesh_plans_for_a_mesh_of_devices(mesh, tmp_path):
+    abstract = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
+    f = sbp.jit(step, abstract, in_types=TYPES, hardware="cpu")
+    f.plan(W, X).save(tmp_path / "plan.json")
+    ours = sbp.jit(step, mesh, in_types=TYPES, plan=tmp_path / "plan.json")
+    assert_same_results(jax.jit(step)(W, X), ours(W, X))
+
+
+@pytest.mark.parametrize("limit", [None, 1e9])
+@pytest.mark.parametrize("budget", [sbp.forbid("permute"), sbp.forbid(None, axis="y")])
+def test_a_plan_under_budgets_is_the_plan_again(budget, limit, tmp_path):
+    mlp = lambda w, v, x: ((jnp.tanh(x @ w) @ v) ** 2).mean()
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((16, 32), (32, 8), (8, 16))]
+    mesh = sbp.make_mesh((4, 2), ("x", "y"))
+
+    def planned(path=None):
+        grad = jax.grad(mlp, argnums=(0, 1))
+        f = sbp.jit(grad, mesh, budgets=[budget], memory_limit=limit, plan=path)
+        return f.plan(*shapes)
+
+    plan = planned()
+    plan.save(tmp_path / "plan.json")
+    assert str(planned(tmp_path / "plan.json")) == str(plan)
+
+
+def other(w, x):
+    return step(w, x * 2.0)
+
+
+def with_mesh(sizes, names=("x", "y")):
+    return {"mesh": sbp.make_mesh(sizes, names)}
+
+
+WRONG = {
+    "program": ({"fn": other}, "the first difference is mul at .*test_saved_plans.py:"),
+    "sizes": ({"args": (W, X[:8])}, "another program: the arguments differ"),
+    "mesh": (with_mesh((4, 2)), "made with mesh x=2 y=4, but this call has mesh x=4 y=2"),
+    "names": (
+        with_mesh((2, 4), ("y", "x")),
+        "made with mesh x=2 y=4, but this call has mesh y=2 x=4",
+    ),
+    "hardware": (
+        {"hardware": "tpu-v5e"},
+        "made with hardware cpu, but this call has hardware tpu-v5e",
+    ),
+    "policy": ({"boxing": "reduce"}, "made with boxing auto, but this call has boxing reduce"),
+    "budgets": (
+        {"budgets": [sbp.forbid("all_to_all")]},
+        "made with budgets \\(none\\), but this call has budgets no all",
+    ),
+    "limit": (
+        {"memory_limit": 1e9},
+        "made with memory_limit None, but this call has memory_limit 1000000000.0",
+    ),
+    "input": ({"in_types": (None, "x:S(1)")}, "do not hold in this program: .*input 2 is pinned"),
+    "output": ({"out_types": (None, "x:P(sum)")}, "its types do not hold in this program"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
+def test_a_plan_for_something_else_is_refused(case, path, mesh):
+    options, said = case
+    options = {"fn": step, "mesh": mesh, "plan": path, "args": (W, X)} | options
+    args = options.pop("args")
+    f = sbp.jit(**options)
+    with pytest.raises(sbp.SbpError, match=f"saved-plan: .*{said}") as e:
+        f(*args)
+    assert "plan again without plan=" in str(e.value) and str(path) in str(e.value)
+    (found,) = f.check(*args).diagnostics
+    assert found.code == "saved-plan"
+
+
+@pytest.mark.parametrize("name", ["version of sbp", "version of JAX"])
+def test_another_version_is_refused(name, path, mesh, tmp_path):
+    text = path.read_text().replace(f'"{name}": "', f'"{name}": "9.')
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(sbp.SbpError, match=f"made with {name} 9\\..*, but this call has"):
+        sbp.jit(step, mesh, in_types=TYPES, plan=tmp_path / "plan.json")(W, X)
+
+
+def test_a_reduction_that_became_a_slice_is_refused(path, mesh, tmp_path):
+    text = path.read_text()
+    assert " = all_reduce[" in text
+    (tmp_path / "plan.json").write_text(text.replace(" = all_reduce[", " = slice[", 1))
+    with pytest.raises(sbp.SbpError, match=r"line \d+ .* = slice.*its types give `.* = all_reduce"):
+        sbp.jit(step, mesh, in_types=TYPES, plan=tmp_path / "plan.json")(W, X)
+
+
+def test_files_that_are_none(mesh, tmp_path, monkeypatch):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "no").mkdir()
+    sbp.jit(step, mesh).plan(W, X).save(good := tmp_path / "good")
+    for wrong, said in (("gone", "cannot read"), ("no", "no .json files"), ("binary", "UTF-8")):
+        for plans in (tmp_path / wrong, [tmp_path / wrong, good], [good, tmp_path / wrong]):
+            with pytest.raises(sbp.SbpError, match=said):
+                sbp.jit(step, mesh, plan=plans)(W, X)
+    others: list[Any] = [3, object(), ["a", 3], np.arange(3)]
+    for wrong in others:
+        with pytest.raises(TypeError, match="path of a file"):
+            sbp.jit(step, mesh, plan=wrong)
+    for nothing in ([], "", ["a", ""]):
+        with pytest.raises(ValueError, match="plan has no path"):
+            sbp.jit(step, mesh, plan=nothing)
+    plan = sbp.jit(step, mesh).plan(W, X)
+    with pytest.raises(sbp.SbpError, match="cannot write"):
+        plan.save(tmp_path / "no" / "such" / "folder.json")
+    for wrong in (others[0], "a\0b", "\ud800"):
+        with pytest.raises(sbp.SbpError, match="path of a file"):
+            plan.save(wrong)
+    monkeypatch.setattr(os, "listdir", lambda path: os.stat(tmp_path / "gone"))
+    with pytest.raises(sbp.SbpError, match=r"cannot read .*no: No such file"):
+        sbp.jit(step, mesh, plan=tmp_path / "no")(W, X)
+
+
+def test_several_plans_for_several_shapes(path, mesh, tmp_path, monkeypatch):
+    """Each call runs the plan that was made for it; one without a plan says why each was not."""
+    folder = tmp_path / "plans"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("no plan")
+    (folder / "a.json").write_text(path.read_text())
+    sbp.jit(step, mesh, in_types=TYPES).plan(W, X[:8]).save(folder / "b.json")
+    monkeypatch.setattr(plans_of_calls, "fit", no_planning)
+    for plans in (folder, [folder / "b.json", str(path)]):
+        f = sbp.jit(step, mesh, in_types=TYPES, plan=plans)
+        for rows in (16, 8, 16):
+            assert_same_results(jax.jit(step)(W, X[:rows]), f(W, X[:rows]))
+    with pytest.raises(sbp.SbpError, match="saved-plan: none of 2 saved plans is for this") as e:
+        f(W, X[:4])
+    assert str(e.value).count("another program: the arguments differ") == 2
+    assert f"{path}: the saved plan: it was made" in str(e.value) and "b.json: " in str(e.value)
+
+
+RESTART = """
+import sys, jax
+from tests.api import test_saved_plans as t
+from sbp.api import plan as plans_of_calls
+import sbp
+plans_of_calls.fit = t.no_planning
+mesh = sbp.make_mesh((2, 4), ("x", "y"))
+print(sbp.jit(t.step, mesh, in_types=t.TYPES, plan=sys.argv[1]).plan(t.W, t.X))
+"""
+
+
+def test_another_process_reads_the_plan(path, mesh):
+    done = subprocess.run(
+        [sys.executable, "-c", RESTART, str(path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(sbp.jit(step, mesh, in_types=TYPES).plan(W, X))
+
+
+@pytest.mark.parametrize("change", [("lower_bound", 1e30), ("seconds", 0.0), ("memory_prices", 7)])
+def test_changed_figures_are_refused(path, mesh, tmp_path, change):
+    """No other check sees them: a plan could say that it is proved cheapest."""
+    name, value = change
+    whole = json.loads(path.read_text())
+    whole["figures"][name] = value
+    changed = tmp_path / "changed.json"
+    changed.write_text(json.dumps(whole))
+    with pytest.raises(
+        sbp.SbpError, match=r"saved-plan: .*its `figures` or `removed` were changed"
+    ):
+        sbp.jit(step, mesh, in_types=TYPES, plan=changed).plan(W, X)
+
+
+def test_deep_nesting_is_no_plan(mesh, tmp_path):
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000)
+    with pytest.raises(sbp.SbpError, match="saved-plan"):
+        sbp.jit(step, mesh, plan=deep).plan(W, X)

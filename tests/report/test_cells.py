@@ -1,0 +1,83 @@
+"""Errors and reports in a running notebook kernel name the cell and the line, as IPython does."""
+
+import nbclient
+import nbformat
+import pytest
+
+SETUP = """
+import jax, jax.numpy as jnp
+import sbp
+mesh = jax.sharding.AbstractMesh((4,), ("model",))
+x, w = jnp.ones((8, 16)), jnp.ones((16, 8))
+"""
+LAYER = """
+def layer(x, w):
+    x = sbp.split(x, 1, "model")
+    w = sbp.split(w, 1, "model")
+    return x @ w
+"""
+CELLS = {
+    "setup": SETUP.strip(),
+    "layer": LAYER.strip(),
+    "type error": 'step = sbp.jit(layer, mesh, boxing="explicit")\nstep.plan(x, w)',
+    "option": "# a comment\nsbp.jit(layer, mesh, in_types=('modle:S(0)', None)).plan(x, w)",
+    "report": "print(step.check(x, w))",
+    "plan": "plan = sbp.jit(layer, mesh).plan(x, w)\nprint(plan.report())",
+    "why": 'print(plan.why("Cell In[2], line 4"))',
+    "division": "1 / 0",
+    "no source": """
+names = dict(globals())
+exec("def made(x, w): return sbp.split(x, 1, 'model') @ sbp.split(w, 1, 'model')", names)
+sbp.jit(names["made"], mesh, boxing="explicit").plan(x, w)
+""".strip(),
+    "other cell": "def outer(x, w):\n    y = layer(x, w)\n    return y",
+    "twice": 'sbp.jit(outer, mesh, boxing="explicit").plan(x, w)',
+}
+
+
+@pytest.fixture(scope="module")
+def said():
+    """What each cell prints or raises, by the name of the cell."""
+    cells = [nbformat.v4.new_code_cell(source) for source in CELLS.values()]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, allow_errors=True, timeout=120).execute()
+    texts = {}
+    for name, cell in zip(CELLS, notebook.cells, strict=True):
+        shown = [o.get("text") or "\n".join(o.get("traceback", ())) for o in cell.outputs]
+        texts[name] = "\n".join(shown)
+    return texts
+
+
+def test_a_type_error_names_the_cell_that_defines_the_function(said):
+    lines = said["type error"].splitlines()
+    assert lines[0].startswith("error[no-signature]: `x @ w`")
+    assert lines[1] == " --> Cell In[2], line 4  in layer, forward"
+    assert lines[lines.index("4 |     return x @ w") + 1].startswith("  |            ^^^^^")
+    assert "Traceback" not in said["type error"]
+
+
+def test_a_wrong_option_names_the_cell_with_the_call(said):
+    assert " --> Cell In[4], line 2" in said["option"].splitlines()
+    assert " --> Cell In[2], line 4  in layer, forward" in said["report"].splitlines()
+
+
+def test_a_report_names_cells(said):
+    assert "Cell In[2], line 2" in said["plan"] and "Cell In[2], line 3" in said["plan"]
+    assert "Cell In[2], line 4" in said["why"] and "no value" not in said["why"]
+
+
+def test_a_function_of_another_cell_is_named_by_its_own(said):
+    assert " --> Cell In[2], line 4  in outer/layer, forward" in said["twice"].splitlines()
+
+
+def test_ipython_says_it_the_same_way(said):
+    """The oracle: IPython's own name of a cell, without its colours."""
+    words = "".join(c for c in said["division"] if c.isprintable() or c == "\n")
+    for part in ("[0m", "[31m", "[32m", "[36m", "[39m"):
+        words = words.replace(part, "")
+    assert "Cell In[8], line 1" in words
+
+
+def test_code_without_source_is_said_to_have_none(said):
+    assert "error[no-signature]" in said["no source"]
+    assert "(no source at hand)" in said["no source"]
