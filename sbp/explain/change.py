@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sbp.errors import SHOWN, Edit, Help, Label, counted
 from sbp.explain.names import BATCHED, Names, asked_text, behind_vmap, pinned_value
 from sbp.infer.check import RLIMIT, Checker, CheckResult
-from sbp.infer.constraints import Constraint, System
+from sbp.infer.constraints import PinConstraint, System
 from sbp.infer.request import Request
 from sbp.infer.space import Code
 from sbp.plan.fit import best_program
@@ -321,22 +321,22 @@ class BlamedFault:
                 other.mesh_axis == self.axis
                 and len(self.found.sink) == len(other.sink) == 1
                 and other.sink[0].node is self.found.sink[0].node
-                and other.sink[0].operand != self.found.sink[0].operand
+                and other.sink[0].because.number != self.found.sink[0].because.number
             ):
-                parts.setdefault(other.sink[0].operand, other)
+                parts.setdefault(other.sink[0].because.number, other)
         return self.found, *parts.values()
 
     @property
     def made(self) -> dict[int, tuple[Code, ...]]:
         """For each operand of the node the codes in which it can arrive."""
         return {
-            c.operand: codes
+            c.because.number: codes
             for part in self.arriving
             for c, codes in zip(part.sink, part.made, strict=True)
         }
 
     @property
-    def pins(self) -> list[Constraint]:
+    def pins(self) -> list[PinConstraint]:
         """The pins that what arrives is due to."""
         return list({c.name: c for part in self.arriving for c in part.pins}.values())
 
@@ -345,12 +345,11 @@ class BlamedFault:
         text = f"`{source_text(users_span(node)) or node.name}`"
         return f"the gradient of {text}" if node.in_gradient else text
 
-    def asked(self, pin: Constraint) -> str:
+    def asked(self, pin: PinConstraint) -> str:
         """A pinned value as the atom that the pin asks."""
-        assert pin.site is not None
         return f"{self.names.site(pin.site)} as {asked_text(pin.site, pin.code)}"
 
-    def direct(self, node: Node, pin: Constraint, operand: int | None = None) -> bool:
+    def direct(self, node: Node, pin: PinConstraint, operand: int | None = None) -> bool:
         """Whether a pin is on a value that the node itself reads.
 
         Arguments:
@@ -358,20 +357,21 @@ class BlamedFault:
           pin: the pin.
           operand: the operand that is asked about; None for any operand at which the fault ends.
         """
-        if pin.site is None or node.regions:
+        if node.regions:
             return False
-        pinned = {n.outputs[0] for n in pin.site.nodes}
-        if pin.site.source == "input":
-            pinned = {self.request.graph.inputs[pin.site.position]}
+        pinned = (
+            {self.request.graph.inputs[pin.site.position]}
+            if pin.site.source == "input"
+            else {n.outputs[0] for n in pin.site.nodes}
+        )
         return any(
-            node.inputs[c.operand] in pinned
+            node.inputs[c.because.number] in pinned
             for c in self.found.sink
-            if operand is None or c.operand == operand
+            if operand is None or c.because.number == operand
         )
 
-    def pin_text(self, pin: Constraint, node: Node) -> str:
+    def pin_text(self, pin: PinConstraint, node: Node) -> str:
         """The atom that a pin asks, and the role of a split dim in the node."""
-        assert pin.site is not None
         text = f"{self.names.site(pin.site)} is {asked_text(pin.site, pin.code)} on `{self.axis}`"
         if pin.code > 0:
             graph, behind = self.request.graph, behind_vmap(pin.site, pin.code)
@@ -382,10 +382,12 @@ class BlamedFault:
             text += self.role(pin, node) or dim + (f" {BATCHED}" if behind is None else "")
         return text
 
-    def role(self, pin: Constraint, node: Node) -> str:
+    def role(self, pin: PinConstraint, node: Node) -> str:
         """The role of a pinned dim in the contraction that reads it; empty for other nodes."""
         numbers, dim = node.params.get("dimension_numbers", ()), pin.code - 1
-        operands = [c.operand for c in self.found.sink if self.direct(node, pin, c.operand)]
+        operands = [
+            c.because.number for c in self.found.sink if self.direct(node, pin, c.because.number)
+        ]
         if not traits_of(node.op).contracts or len(numbers) != 2 or not operands:
             return ""
         contract, batch = (dims[operands[0]] for dims in numbers)

@@ -20,7 +20,7 @@ from sbp.explain.pin_changes import without_pins
 from sbp.explain.relaxations import budget_help, impossible_budgets, no_typing_together
 from sbp.infer.accumulation import allowing
 from sbp.infer.check import Checker, CheckResult
-from sbp.infer.constraints import POLICY_LITERAL, Constraint, ReadBecause, budget_literal
+from sbp.infer.constraints import POLICY_LITERAL, ReadConstraint, budget_literal
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.limits import boxing_text
@@ -92,7 +92,7 @@ def region_words(fault: BlamedFault, node: Node) -> tuple[str, str]:
       node: the scan, while or cond.
     """
     found, subject = fault.found, fault.subject(node)
-    first, name = _read(found.sink[0]), _value(fault, found.sink[0])
+    first, name = found.sink[0].because, fault.names.value(found.sink[0].value)
     decides = first.predicate or (first.entry is not None and first.entry.decides)
     kind = "predicate" if decides else first.entry.kind if first.entry else ""
     if kind == "slice" and set(found.made[0]) != {1}:  # split along another dim than the rows
@@ -103,7 +103,7 @@ def region_words(fault: BlamedFault, node: Node) -> tuple[str, str]:
     elif first.carry is not None:
         what = f"carry {first.carry}"
     elif first.exit is not None:
-        what = f"result {found.sink[0].operand}"
+        what = f"result {first.number}"
     told = dict.fromkeys(
         f"{_edge(fault, node, c)} is {atoms_text(codes)}"
         for c, codes in zip(found.sink, found.made, strict=True)
@@ -117,9 +117,9 @@ def region_words(fault: BlamedFault, node: Node) -> tuple[str, str]:
     return f"{what} of {subject} {way}", text
 
 
-def _edge(fault: BlamedFault, node: Node, constraint: Constraint) -> str:
+def _edge(fault: BlamedFault, node: Node, constraint: ReadConstraint) -> str:
     """What enters or leaves a region: its role, and the user's name."""
-    read, name = _read(constraint), _value(fault, constraint)
+    read, name = constraint.because, fault.names.value(constraint.value)
     if read.exit is not None and read.exit.kind == "result":
         # lax.cond(predicate, true branch, false branch)
         is_cond = (
@@ -134,17 +134,6 @@ def _edge(fault: BlamedFault, node: Node, constraint: Constraint) -> str:
     if read.carry is None:
         return name or read.role
     return f"{read.role} ({name})" if name else read.role
-
-
-def _read(constraint: Constraint) -> ReadBecause:
-    """Why a constraint at the edge of a region stands: a value is read there."""
-    assert isinstance(constraint.because, ReadBecause)
-    return constraint.because
-
-
-def _value(fault: BlamedFault, constraint: Constraint) -> str:
-    """The user's name of the value that enters or leaves."""
-    return fault.names.value(constraint.convert.value) if constraint.convert else ""
 
 
 # ---- near rows ----------------------------------------------------------------------------------
@@ -165,7 +154,7 @@ def near_rows(fault: BlamedFault, node: Node) -> list[RuleRow]:
     made, names = fault.made, fault.names.operand_names(node)
     n, conversions = fault.request.mesh.sizes[fault.position], fault.system.conversions
     avals = [fault.request.graph.aval(o) for o in node.inputs]
-    rules = {c.operand: c.convert.rules for f in fault.arriving for c in f.sink if c.convert}
+    rules = {c.because.number: c.rules for f in fault.arriving for c in f.sink}
     ranked: list[tuple[int, RuleRow]] = []
     for row in fault.request.axis_rows(node, fault.position):
         codes = {i: encode(row.ins[i]) for i in made}
@@ -235,13 +224,13 @@ def notes(fault: BlamedFault, node: Node) -> Iterator[str]:
         inside = source_text(node.span) or node.name
         yield f"inside the call it is `{inside}` at {place(node.span)}"
     for c in fault.pins:
-        if c.site and c.site.is_input:
+        if c.site.is_input:
             name, atom = fault.names.site(c.site), decode(c.code)
             yield (
                 f"input {name} is pinned {atom!r} on `{axis}` by in_types or by the sharding it"
                 " arrives with"
             )
-        elif c.site and c.site.span and c.site.span == here:
+        elif c.site.span and c.site.span == here:
             yield f"line {c.site.span.line} also pins {fault.pin_text(c, node)}"
     others = other_pins(fault)
     if others:
@@ -275,8 +264,7 @@ _FORBIDS: Mapping[str, str] = {
 def budget_notes(fault: BlamedFault) -> Iterator[str]:
     """The budgets that are to blame."""
     numbers = fault.found.budgets
-    for number in numbers:
-        yield f"the budget: {fault.request.budgets[number]}"
+    yield from (f"the budget: {fault.request.budgets[number]}" for number in numbers)
     if len(numbers) > 1:
         yield "sbp looked for a larger size only in the first of these budgets"
 
@@ -320,7 +308,6 @@ def other_pins(fault: BlamedFault) -> list[str]:
     return [
         fault.asked(c) + (f" at line {c.site.span.line}" if c.site.span else "")
         for c in others.values()
-        if c.site
     ]
 
 
@@ -426,11 +413,11 @@ def _key(fault: CheckResult) -> tuple[Any, ...]:
     """Equal for findings that are one fault: they end in the same line, however often the line was
     traced, and in the same operands when these do not fit each other."""
     found = [
-        (c.node.span or c.node.id, c.node.op, c.node.backward, c.operand)
+        (c.node.span or c.node.id, c.node.op, c.node.backward, c.because.number)
         for c in fault.sink
         if c.node
     ]
-    alone = len(found) == 1 and fault.sink[0].kind == "equation"
+    alone = len(found) == 1 and not fault.sink[0].because.at_region
     return tuple(f[:3] for f in found) if alone else tuple(found) or fault.pins
 
 
@@ -446,7 +433,7 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
         return impossible(fault) if fault.found.pins else diagnostic_without_pins(fault)
     end, limits = fault.found.sink[0], fault.diagnosis.limits
     # Policies do not apply where the program returns a value, budgets do.
-    node = end.node or fault.names.maker(fault.request.graph.outputs[end.operand])
+    node = end.node or fault.names.maker(fault.request.graph.outputs[end.because.number])
     if node is None:
         return diagnostic_without_pins(fault)
     conflict, heading, near = end.node is not None and _is_conflict(fault, node), "", []
@@ -457,12 +444,12 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
             subject,
             f"{atoms_text(fault.found.made[0])} here; the program returns this value",
         )
-    elif end.kind == "region":
+    elif end.because.at_region:
         title, text = region_words(fault, node)
     else:
         title, text = f"{subject} has no SBP signature", arrives(fault, node)
         heading, near = rule(fault, node), near_rows(fault, node)
-    if conflict and end.kind != "region":
+    if conflict and not end.because.at_region:
         title = f"{' and '.join(map(fault.asked, fault.found.pins))} cannot meet in {subject}"
     code = "annotation-conflict" if conflict else "no-signature"
     if fault.found.budgets:
@@ -471,8 +458,9 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
         least = budget_help(fault.request, fault.found.budgets[0], plans=limits.plans)
         last = () if least is None else (least,)
         shown = found.helps[: limits.shown - len(last)]
-        unshown = found.unshown + len(found.helps) - len(shown)
-        found = replace(found, helps=(*shown, *last), unshown=unshown)
+        found = replace(
+            found, helps=(*shown, *last), unshown=found.unshown + len(found.helps) - len(shown)
+        )
     limited = limit_notes(fault, found, len(near) - limits.rows)
     return Diagnostic(
         code=code,
@@ -491,7 +479,7 @@ def _is_conflict(fault: BlamedFault, node: Node) -> bool:
     """Whether pins conflict that are not on operands of the node itself. Where a partial value
     arrives, a reduction is missing, which is no conflict."""
     pins = fault.found.pins
-    if len(pins) < 2 or fault.found.sink[0].kind == "region":
+    if len(pins) < 2 or fault.found.sink[0].because.at_region:
         return len(pins) > 1
     return all(c >= 0 for codes in fault.made.values() for c in codes) and not any(
         fault.direct(node, c) for c in pins
@@ -511,7 +499,7 @@ def _labels(fault: BlamedFault, node: Node, text: str) -> tuple[Label, ...]:
     labels += [
         Label(span=c.site.span, text=fault.pin_text(c, node))
         for c in fault.pins
-        if c.site and c.site.span and c.site.span != at
+        if c.site.span and c.site.span != at
     ]
     return tuple(labels)
 
@@ -542,7 +530,6 @@ def diagnostic_without_pins(fault: BlamedFault) -> Diagnostic:
 def impossible(fault: BlamedFault) -> Diagnostic:
     """The diagnostic of a pin that its own tensor cannot have."""
     pin = fault.found.pins[0]
-    assert pin.site is not None
     site, graph, n = pin.site, fault.request.graph, fault.request.mesh.sizes[fault.position]
     aval, asked = graph.aval(pinned_value(graph, site)), asked_text(site, pin.code)
     why = f"the array has shape {tuple(aval.shape)} and dtype {aval.dtype}"

@@ -21,7 +21,7 @@ from sbp.explain.pin_changes import PinChanges, Placed, insert_pins, set_pins, s
 from sbp.explain.relaxations import DEARER
 from sbp.infer.accumulation import allowing
 from sbp.infer.check import CheckResult
-from sbp.infer.constraints import ReadBecause, is_convertible
+from sbp.infer.constraints import ReadConstraint, is_convertible
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.limits import (
@@ -126,13 +126,15 @@ class Placement:
     def frame(self, node: Node) -> int | None:
         """The position of the stack frame that reads the annotated value; None if there is none."""
         start = self.edit.span if self.inserts else self.line
-        found = (
-            k
-            for k, s in enumerate(node.stack)
-            if (s.file, s.function) == (self.line.file, self.line.function)
-            and (s.line, s.column) >= (start.line, start.column)
+        return next(
+            (
+                k
+                for k, s in enumerate(node.stack)
+                if (s.file, s.function) == (self.line.file, self.line.function)
+                and (s.line, s.column) >= (start.line, start.column)
+            ),
+            None,
         )
-        return next(found, None)
 
     def start(self, siblings: tuple[Node, ...], reader: int, maker: Node | None) -> Node:
         """The first node of the statement that a node belongs to, after what makes the value.
@@ -181,18 +183,20 @@ class Insertions(PinChanges):
         """Annotations before the line: first on operands that do not fit a row which the other
         operands fit, then on values that enter the line."""
         node, names = self.node, self.fault.names
-        if self.fault.found.sink[0].kind == "region":
+        if self.fault.found.sink[0].because.at_region:
             yield from self.at_region()
             return
         if node.span == users_span(node):
-            rows = self.base.axis_rows(node, self.fault.position)
-            wanted = [wrong for wrong in map(self.misfits, rows) if wrong]
+            wanted = [
+                wrong
+                for wrong in map(self.misfits, self.base.axis_rows(node, self.fault.position))
+                if wrong
+            ]
             least = min(map(len, wanted), default=0)  # no more annotations than it takes
-            for wrong in wanted:
-                if len(wrong) == least:
-                    yield from self.insertion(
-                        {node.inputs[i]: (names.read(node, i), c) for i, c in wrong.items()}
-                    )
+            for wrong in (w for w in wanted if len(w) == least):
+                yield from self.insertion(
+                    {node.inputs[i]: (names.read(node, i), c) for i, c in wrong.items()}
+                )
         for value in self.entering():
             name = names.entering(value, node, alone=True)
             if name and reads(users_span(node), name):
@@ -218,13 +222,12 @@ class Insertions(PinChanges):
         """Annotations of the values that enter a loop or a branch."""
         names = self.fault.names
         for c, wanted in zip(self.fault.found.sink, self.fault.found.wanted, strict=True):
-            value: Operand = c.convert.value if c.convert else -1
-            if not isinstance(value, int) or value not in self.node.inputs:
+            value: Operand = c.value
+            if value not in self.node.inputs:
                 continue
             maker, name = names.maker(value), names.value(value)
             read = SourceRead(name) if name else None
-            entry = c.because.entry if isinstance(c.because, ReadBecause) else None
-            if entry is not None and entry.kind == "predicate":
+            if c.because.entry is not None and c.because.entry.kind == "predicate":
                 read = first_argument(self.node)
                 while maker and traits_of(maker.op).adapts and maker.span == self.node.span:
                     value = maker.inputs[0]
@@ -237,10 +240,10 @@ class Insertions(PinChanges):
         """The values that bring the pinned types into the line, last ones first."""
         here, found = users_span(self.node), dict[int, None]()
         for c in reversed(self.fault.found.equations):
-            if c.convert and c.node and users_span(c.node) == here:
-                maker = self.fault.names.maker(c.convert.value)
+            if c.node and users_span(c.node) == here:
+                maker = self.fault.names.maker(c.value)
                 if maker is None or users_span(maker) != here:
-                    found[c.convert.value] = None
+                    found[c.value] = None
         return list(found)
 
     def codes(self, value: int) -> list[Code]:
@@ -307,9 +310,12 @@ class Insertions(PinChanges):
         pinned = maker is not None and maker.op == annotate_p.name and maker.span
         inline = pinned and pinned.line == line.line
         hidden = code > 0 and self.node.is_batched  # dims that the user does not see
-        if reader is None or inline or hidden:
-            return None
-        if read.variable and names.is_other(read.code, reader, value, line):
+        if (
+            reader is None
+            or inline
+            or hidden
+            or (read.variable and names.is_other(read.code, reader, value, line))
+        ):
             return None
         number = reader.inputs.index(value)
         values = {n.inputs[number]: n for n in readers if _line_key(n) == _line_key(reader)}
@@ -323,8 +329,7 @@ class Insertions(PinChanges):
         )
         every = tuple(dict.fromkeys((read, *variables)))
         edits = [convert_value(line, each, {axis: decode(code)}) for each in every]
-        converts = [c.convert for c in self.fault.found.sink if c.convert]
-        end = next((convert.target for convert in converts if convert.value == value), None)
+        end = next((c.because.end for c in self.fault.found.sink if c.value == value), None)
         assumed = system.literals_of(end, code) if end else ()
         if not all(edits) or (end and not assumed):
             return None
@@ -335,7 +340,9 @@ class Insertions(PinChanges):
             calls=tuple(f"sbp.{call.format(each.code)}" for each in every),
             edits=tuple(itertools.chain(*edits)),
             reads=tuple(
-                c.name for c in system.constraints if c.convert and c.convert.value in values
+                c.name
+                for c in system.constraints
+                if isinstance(c, ReadConstraint) and c.value in values
             ),
             assumed=assumed,
         )
@@ -375,8 +382,8 @@ def policy_to_blame(request: Request, fault: CheckResult) -> Blamed | None:
     last place before it. None when no policy is to blame."""
     position = request.mesh.names.index(fault.mesh_axis)
     for c in (*fault.sink, *reversed(fault.equations)) if fault.policy else ():
-        policy = c.convert.rules.policies[position] if c.convert else "auto"
-        if c.convert and not c.convert.unless and policy != "auto":
+        policy = c.rules.policies[position]
+        if not c.unless and policy != "auto":
             return c.node, policy, request.origin(c.node, position)
     return None
 
@@ -618,7 +625,7 @@ def _base(fault: BlamedFault) -> tuple[Request, set[tuple[str, str]]]:
     for other in others:
         position = base.mesh.names.index(other.mesh_axis)
         for c in other.pins:
-            if c.site is not None and (other.mesh_axis, c.name) not in mine | gone:
+            if (other.mesh_axis, c.name) not in mine | gone:
                 site = site_in(base, c.site)
                 base = set_pins(base, [(site, {position: None})] if site else []) or base
                 gone.add((other.mesh_axis, c.name))

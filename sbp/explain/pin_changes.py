@@ -17,7 +17,7 @@ from sbp.errors import Edit, OptionEdit, SourceEdit
 from sbp.explain.change import BlamedFault, Change
 from sbp.explain.names import Names, behind_vmap, pinned_text, pinned_value
 from sbp.explain.subjects import Subject, kind_of
-from sbp.infer.constraints import Constraint, PinSite, pin_sites
+from sbp.infer.constraints import PinConstraint, PinSite, ReadConstraint, pin_sites
 from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
@@ -53,30 +53,31 @@ def site_in(request: Request, site: PinSite) -> PinSite | None:
     """The pin that a pin of the program has become in an edited request; None when it was
     dropped."""
     nodes = {n.id for n in site.nodes}
-    same = (
-        s
-        for s in pin_sites(request)
-        if (s.source, s.position) == (site.source, site.position)
-        and {n.id for n in s.nodes} == nodes
+    return next(
+        (
+            s
+            for s in pin_sites(request)
+            if (s.source, s.position) == (site.source, site.position)
+            and {n.id for n in s.nodes} == nodes
+        ),
+        None,
     )
-    return next(same, None)
 
 
 def set_pins(request: Request, changes: Iterable[tuple[PinSite, Wanted]]) -> Request | None:
     """The request with pins that ask other codes on some mesh axes; None where a value that is
     pinned by the same line has too few dims for one of them."""
     for site, wanted in changes:
-        nodes = list(site.nodes)
-        if site.is_input:
-            # An input with an uneven split has two pins: what JAX can shard, and the node behind it
-            # with the type that the user asks for.
-            nodes = [
-                n
-                for n in request.graph.nodes
-                if n.op == annotate_p.name
-                and n.params["pin"]
-                and n.params["pin"].input == site.position
-            ]
+        # An input with an uneven split has two pins: what JAX can shard, and the node behind it
+        # with the type that the user asks for.
+        behind = (
+            n
+            for n in request.graph.nodes
+            if n.op == annotate_p.name
+            and n.params["pin"]
+            and n.params["pin"].input == site.position
+        )
+        nodes = list(behind if site.is_input else site.nodes)
         values = [n.outputs[0] for n in nodes] or [pinned_value(request.graph, site)]
         highest = max((c for c in wanted.values() if c is not None), default=0)
         if any(len(request.graph.aval(v).shape) < highest for v in values):
@@ -456,7 +457,7 @@ def _part(request: Request, site: PinSite) -> Part:
 # Changes of pins: another atom, or no pin.
 
 
-Move = tuple[Constraint, PinSite, Code]
+Move = tuple[PinConstraint, PinSite, Code]
 """A pin to blame, the pin in the program without its other faults, and another code for it."""
 
 
@@ -474,9 +475,9 @@ class PinChanges:
     base: Request
     node: Node
 
-    def sites_of(self, pins: Iterable[Constraint]) -> list[tuple[Constraint, PinSite]]:
+    def sites_of(self, pins: Iterable[PinConstraint]) -> list[tuple[PinConstraint, PinSite]]:
         """Pins as they are in `base`, without those that it drops."""
-        found = [(pin, site_in(self.base, pin.site)) for pin in pins if pin.site]
+        found = [(pin, site_in(self.base, pin.site)) for pin in pins]
         return [(pin, site) for pin, site in found if site is not None]
 
     def moved(self) -> Iterator[Change]:
@@ -488,7 +489,7 @@ class PinChanges:
                 every = self.repinned([move], others, one) if others else None
                 yield from (change for change in (one, every) if change is not None)
 
-    def moves(self, pin: Constraint, site: PinSite) -> Iterator[Move]:
+    def moves(self, pin: PinConstraint, site: PinSite) -> Iterator[Move]:
         """The other codes that a pin may ask: splits of dims that divide, B, and P where the value
         can be partial. Dims of `jax.vmap`, which the user does not see, are left out."""
         behind, value = behind_vmap(site, pin.code), pinned_value(self.base.graph, site)
@@ -521,7 +522,11 @@ class PinChanges:
             return None
         freed = {*(pin.name for pin, _, _ in moves), *(s.name for s in others)}
         # The moved annotation still converts what it annotates.
-        reads = {c.name for c in system.constraints if c.convert and freed & {*c.convert.unless}}
+        reads = {
+            c.name
+            for c in system.constraints
+            if isinstance(c, ReadConstraint) and not freed.isdisjoint(c.unless)
+        }
         splits = all(pin.code > 0 and code > 0 for pin, _, code in moves)
         values = (pinned_value(self.base.graph, site) for _, site, _ in moves)
         text = " and ".join(self.words(*move) for move in moves)
@@ -537,7 +542,7 @@ class PinChanges:
             pinned=tuple(v for v in values if isinstance(v, int)),
         )
 
-    def words(self, pin: Constraint, site: PinSite, code: Code) -> str:
+    def words(self, pin: PinConstraint, site: PinSite, code: Code) -> str:
         """A change of a pin in words."""
         subject, axis, where = self.fault.names.site(site), self.fault.axis, self.where(site)
         if code > 0:
@@ -589,7 +594,7 @@ class PinChanges:
         line has several of the fault's pins."""
         if site.span is None:
             return place_of(site)
-        line, lines = users_span(self.node), [c.site.span for c in self.fault.found.pins if c.site]
+        line, lines = users_span(self.node), [c.site.span for c in self.fault.found.pins]
         here = (site.span.file, site.span.line)
         several = sum((s.file, s.line) == here for s in lines if s) > 1
         column = f", column {site.span.column}" if several else ""

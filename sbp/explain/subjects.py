@@ -212,8 +212,9 @@ class Subjects:
     def variables(self, name: str) -> list[Subject]:
         """The values assigned to a variable, by the order of the assignments."""
         spans = [s for s in self.places if any(name in g for g in names_at(s))]
-        found = distinct(s for s in self.innermost(spans) if s.label == name)
-        return sorted(found, key=lambda s: s.values[0])
+        return sorted(
+            distinct(s for s in self.innermost(spans) if s.label == name), key=lambda s: s.values[0]
+        )
 
     def innermost(self, spans: Iterable[Span]) -> Iterator[Subject]:
         """The subjects of some expressions, those of inner ones first."""
@@ -252,8 +253,10 @@ class Subjects:
                 f"line {number} is in {' and in '.join(files)}; name one of them, such as"
                 f' "{min(position_text(s.file, number) for s in at)}"'
             )
-        found = distinct(s for s in self.innermost(at) if s.gradient or not gradient)
-        return sorted(found, key=lambda s: (s.gradient == gradient, s.values[0]))
+        return sorted(
+            distinct(s for s in self.innermost(at) if s.gradient or not gradient),
+            key=lambda s: (s.gradient == gradient, s.values[0]),
+        )
 
     def _nearest(self, text: str, line: re.Match[str] | None) -> str:
         if line is None:

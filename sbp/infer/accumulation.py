@@ -240,8 +240,7 @@ def _sources(flow: Flow, carried: Carried) -> dict[int, list[int]]:
         if decision.kind == "row" and decision.node is not None:
             numbers = frozenset(carried(decision.node))
             edges = [e for e in edges if e.number in numbers]
-        for edge in edges:
-            if isinstance(edge.operand, int) and edge.kind != "output":
-                for value in decision.makes:
-                    found[value].append(edge.operand)
+        reads = [e.operand for e in edges if isinstance(e.operand, int) and e.kind != "output"]
+        for value in decision.makes:
+            found[value] += reads
     return found

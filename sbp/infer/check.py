@@ -19,9 +19,10 @@ import z3
 
 from sbp.infer.constraints import (
     POLICY_LITERAL,
+    BudgetConstraint,
     Constraint,
-    Convert,
-    ReadBecause,
+    PinConstraint,
+    ReadConstraint,
     System,
     budget_literal,
     constraints_of,
@@ -60,30 +61,30 @@ class CheckResult:
     status: Status
     mesh_axis: str = ""
     core: tuple[Constraint, ...] = ()
-    sink: tuple[Constraint, ...] = ()
+    sink: tuple[ReadConstraint, ...] = ()
     made: tuple[tuple[Code, ...], ...] = ()
     wanted: tuple[tuple[Code, ...], ...] = ()
     minimal: bool = True
 
     @property
-    def pins(self) -> tuple[Constraint, ...]:
+    def pins(self) -> tuple[PinConstraint, ...]:
         """The pins of the core."""
-        return tuple(c for c in self.core if c.kind == "pin")
+        return tuple(c for c in self.core if isinstance(c, PinConstraint))
 
     @property
     def policy(self) -> bool:
         """Whether the boxing policy is in the core."""
-        return any(c.kind == "policy" for c in self.core)
+        return any(c.name == POLICY_LITERAL for c in self.core)
 
     @property
     def budgets(self) -> tuple[int, ...]:
         """The numbers of the program's budgets in the core."""
-        return tuple(c.budget for c in self.core if c.kind == "budget")
+        return tuple(c.budget for c in self.core if isinstance(c, BudgetConstraint))
 
     @property
-    def equations(self) -> tuple[Constraint, ...]:
+    def equations(self) -> tuple[ReadConstraint, ...]:
         """The operands of nodes in the core."""
-        return tuple(c for c in self.core if c.convert is not None)
+        return tuple(c for c in self.core if isinstance(c, ReadConstraint))
 
 
 class Checker:
@@ -144,7 +145,7 @@ class _Axis:
     def __init__(self, system: System, rlimit: int) -> None:
         self.system, self.unanswered = system, 0
         self.by_name = {c.name: c for c in system.constraints}
-        self.order = {c.name: i for i, c in enumerate(system.constraints)}
+        self.pins = {c.name for c in system.constraints if isinstance(c, PinConstraint)}
         self._context = z3.Context()
         self._bool = z3.BoolSort(self._context)
         self._solver = z3.SolverFor("QF_FD", ctx=self._context)
@@ -191,9 +192,9 @@ class _Axis:
           core: some of them that no typing meets together.
         """
         unanswered = self.unanswered
-        equations = [n for n in names if self.by_name[n].convert is not None]
-        asked = [n for n in names if self.by_name[n].convert is None]
-        for name in [n for n in asked if n in core and self.by_name[n].kind != "pin"]:
+        equations = [n for n in names if isinstance(self.by_name[n], ReadConstraint)]
+        asked = [n for n in names if not isinstance(self.by_name[n], ReadConstraint)]
+        for name in [n for n in asked if n in core and n not in self.pins]:
             if self.check([*(n for n in asked if n != name), *equations])[0] == "unsat":
                 asked.remove(name)
         found = self._result_of(*self._fewer(asked, self._beginning(asked, equations), core))
@@ -215,13 +216,11 @@ class _Axis:
                 status, smaller = self.check([*asked, *trial])
                 if status == "unsat":
                     between = [n for n in trial if n in smaller]
-        found = tuple(
-            self.by_name[n] for n in sorted((*asked, *between), key=self.order.__getitem__)
-        )
-        sink = _sink([c for c in found if c.convert is not None])
+        found = tuple(c for c in self.system.constraints if c.name in {*asked, *between})
+        sink = _sink([c for c in found if isinstance(c, ReadConstraint)])
         rest = [c.name for c in found if c not in sink]
-        made = tuple(self.codes(rest, c.convert.source) for c in sink if c.convert is not None)
-        wanted = tuple(self.codes(rest, c.convert.target) for c in sink if c.convert is not None)
+        made = tuple(self.codes(rest, c.source) for c in sink)
+        wanted = tuple(self.codes(rest, c.because.end) for c in sink)
         return CheckResult(
             status="unsat",
             mesh_axis=self.system.mesh_axis,
@@ -243,7 +242,7 @@ class _Axis:
         """
         core = self.check([*asked, *equations])[1] or core
         asked = [n for n in asked if n in core]
-        for name in [n for n in reversed(asked) if self.by_name[n].kind == "pin"]:
+        for name in [n for n in reversed(asked) if n in self.pins]:
             trial = [n for n in asked if n != name]
             status, smaller = self.check([*trial, *equations])
             if status == "unsat":
@@ -280,26 +279,22 @@ class _Axis:
 
 
 def _ends_in_region(found: CheckResult) -> bool:
-    return any(c.kind == "region" for c in found.sink)
+    return any(c.because.at_region for c in found.sink)
 
 
-def _sink(equations: list[Constraint]) -> tuple[Constraint, ...]:
+def _sink(equations: list[ReadConstraint]) -> tuple[ReadConstraint, ...]:
     """Where the flow of types through a core ends: the conversions into the last variable from
     which no other conversion of the core starts.
 
     The flow around a loop has no end. There it is the return of the loop's carry.
     """
-    read = {c.convert.source.variable for c in equations if c.convert is not None}
-    ends = [c for c in equations if c.convert is not None and c.convert.target.variable not in read]
+    read = {c.source.variable for c in equations}
     ends = (
-        ends
-        or [c for c in equations if isinstance(c.because, ReadBecause) and c.because.returned_carry]
+        [c for c in equations if c.because.end.variable not in read]
+        or [c for c in equations if c.because.returned_carry]
         or equations
     )
-    variables = [c.convert.target.variable for c in ends if c.convert is not None]
-    return tuple(
-        c for c, variable in zip(ends, variables, strict=True) if variable == variables[-1]
-    )
+    return tuple(c for c in ends if c.because.end.variable == ends[-1].because.end.variable)
 
 
 def _text(system: System) -> Iterable[str]:
@@ -314,24 +309,25 @@ def _text(system: System) -> Iterable[str]:
         )
     yield "".join(f"(declare-const {c.name} Bool)" for c in system.constraints)
     for constraint in system.constraints:
-        for end in constraint.fixed:
-            pinned = system.literals_of(end, constraint.code)
-            yield f"(assert (or (not {constraint.name}) {' '.join(pinned)}))"
-        if constraint.convert is not None:
-            yield from _conversion(system, constraint.name, constraint.convert)
+        if isinstance(constraint, PinConstraint):
+            pinned = (system.literals_of(end, constraint.code) for end in constraint.fixed)
+            yield from (f"(assert (or (not {constraint.name}) {' '.join(p)}))" for p in pinned)
+        elif isinstance(constraint, ReadConstraint):
+            yield from _conversion(system, constraint)
 
 
-def _conversion(system: System, name: str, convert: Convert) -> Iterable[str]:
+def _conversion(system: System, read: ReadConstraint) -> Iterable[str]:
     """The clauses of a conversion, one for each state of the maker and each reason: while the
     literals of the reason hold, the reader is in one of the states that the reason allows."""
-    source, target = (system.states[e.variable] for e in (convert.source, convert.target))
-    aval = system.request.graph.avals[convert.value]
+    at, end = read.source, read.because.end
+    source, target = (system.states[e.variable] for e in (at, end))
+    aval = system.request.graph.avals[read.value]
     readable: dict[Code, list[int]] = {}
     for k, state in enumerate(target):
-        readable.setdefault(state[convert.target.column], []).append(k)
-    reasons = _reasons(system, convert)
+        readable.setdefault(state[end.column], []).append(k)
+    reasons = _reasons(system, read)
     for k, state in enumerate(source):
-        code = state[convert.source.column]
+        code = state[at.column]
         blocked: set[Code] = set()
         for literals, unless, rules in reasons:
             refused = {
@@ -340,23 +336,25 @@ def _conversion(system: System, name: str, convert: Convert) -> Iterable[str]:
                 if not system.conversions.allows(code, other, aval, rules)
             }
             if not refused <= blocked:
-                found = [
-                    j for other, states in readable.items() if other not in refused for j in states
-                ]
                 clause = [
-                    f"(not {name})",
+                    f"(not {read.name})",
                     *(f"(not {x})" for x in literals),
-                    f"(not {state_literal(convert.source.variable, k)})",
+                    f"(not {state_literal(at.variable, k)})",
                     *unless,
+                    *(
+                        state_literal(end.variable, j)
+                        for other, states in readable.items()
+                        if other not in refused
+                        for j in states
+                    ),
                 ]
-                clause += [state_literal(convert.target.variable, j) for j in found]
                 yield f"(assert (or {' '.join(clause)}))"
-            if not convert.unless:
+            if not read.unless:
                 blocked |= refused
 
 
 def _reasons(
-    system: System, convert: Convert
+    system: System, read: ReadConstraint
 ) -> list[tuple[tuple[str, ...], tuple[str, ...], Rules]]:
     """The reasons why conversions are forbidden: the policy, each budget, the budgets together,
     then all of them.
@@ -365,7 +363,7 @@ def _reasons(
       For each reason the literals of its constraints, the literals of the pins under which it
       forbids nothing, and the rules that it leaves.
     """
-    policies, bans = convert.rules.policies, convert.rules.bans
+    policies, bans = read.rules.policies, read.rules.bans
     free = ("auto",) * len(policies)
     names = {
         system.request.ban(b): budget_literal(i)
@@ -373,10 +371,10 @@ def _reasons(
     }
     found: list[tuple[tuple[str, ...], tuple[str, ...], Rules]] = []
     if policies != free:
-        found.append(((POLICY_LITERAL,), convert.unless, Rules(policies)))
+        found.append(((POLICY_LITERAL,), read.unless, Rules(policies)))
     found += [((names[b],), (), Rules(free, (b,))) for b in bans]
     if len(bans) > 1:
         found.append((tuple(names[b] for b in bans), (), Rules(free, bans)))
     if bans and policies != free:
-        found.append(((POLICY_LITERAL, *(names[b] for b in bans)), convert.unless, convert.rules))
+        found.append(((POLICY_LITERAL, *(names[b] for b in bans)), read.unless, read.rules))
     return found

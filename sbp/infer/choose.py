@@ -11,6 +11,7 @@ loop.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from sbp.infer.cost import allowed_rows, row_seconds, undominated_rows
 from sbp.infer.flow import End, Place
 from sbp.infer.request import Request
 from sbp.infer.rows import EMPTY, NdRow
-from sbp.infer.space import Codes, Needs, Rules, TypeSpace, detour, needs_of, stack
+from sbp.infer.space import Codes, Rules, TypeSpace, detour, needs_of, stack
 from sbp.infer.typing import Options, Typing, typing_fields
 from sbp.limits import POLICIES
 from sbp.solve.costgraph import CostGraph
@@ -59,6 +60,14 @@ def _strictness(rules: Rules | None) -> int:
     """A number to sort rules by: if rules A allow nothing that rules B forbid, A's is at least
     B's."""
     return 0 if rules is None else sum(POLICIES.index(p) for p in rules.policies) + len(rules.bans)
+
+
+def _seconds_between(
+    space: TypeSpace, source: tuple[Codes, ...], target: tuple[Codes, ...], rules: Rules | None
+) -> np.ndarray:
+    """Seconds of one conversion, an array [state of the source, state of the target]."""
+    rows, columns = ([space.index[t] for t in types] for types in (source, target))
+    return space.seconds(rules)[np.ix_(rows, columns)]
 
 
 DEFERRAL = 1e-12
@@ -98,8 +107,8 @@ class Problem:
         self.types: dict[int, tuple[Codes, ...]] = {}
         self.charged: dict[int, np.ndarray] = {}
         self.waived: list[tuple[int, int, np.ndarray]] = []
-        self._needs: dict[Any, Needs] = {}
-        self._matrices: dict[Any, np.ndarray] = {}
+        # The same questions are asked for many values and ends.
+        self._needs, self._matrix = functools.cache(needs_of), functools.cache(_seconds_between)
         options = Options(request)
         self._spaces = options.spaces
         for number, decision in enumerate(request.flow.decisions):
@@ -110,7 +119,7 @@ class Problem:
             else:
                 types = self.types[number] = options.types(decision)
                 self.costs.variable(np.zeros(len(types)))
-                if decision.kind in ("input", "output"):
+                if decision.at_boundary:
                     self._charge(number, types, decision.aval, EMPTY)
         makers = {
             v: PricedEnd(e.variable, self.codes(e), request.flow.weights[v])
@@ -122,8 +131,9 @@ class Problem:
                 rules = request.rules(
                     edge.node, value=edge.operand, in_loop=edge.in_loop, free=edge.free
                 )
-                end = PricedEnd(edge.end.variable, self.codes(edge.end), edge.weight, rules)
-                readers[edge.operand].append(end)
+                readers[edge.operand].append(
+                    PricedEnd(edge.end.variable, self.codes(edge.end), edge.weight, rules)
+                )
         for value, converted in sorted(live):
             maker, reads = makers.get(value), readers.get(value, [])
             for end in reads if converted else (maker,) if maker is not None else ():
@@ -145,10 +155,7 @@ class Problem:
         codes: Sequence[Codes] = (),
         reduction: Reduction = NATIVE,
     ) -> TypeSpace:
-        key = aval.shape, frozenset(codes)
-        if key not in self._needs:
-            self._needs[key] = needs_of(aval.shape, codes, self.request.mesh.sizes)
-        forced, partial = self._needs[key]
+        forced, partial = self._needs(aval.shape, frozenset(codes), self.request.mesh.sizes)
         return self._spaces.of(aval, monoids | partial, forced, reduction)
 
     def codes(self, end: End) -> tuple[Codes, ...]:
@@ -236,9 +243,8 @@ class Problem:
                 raise SbpInternalError(f"value {value} is read but not made")
             aval = self.request.graph.avals[value]
             every = {t for e in (maker, *ends) for t in e.codes}
-            monoids = self.request.native.get(value, EMPTY)
-            if self.request.budgets:
-                monoids = detour(aval.dtype, monoids)
+            native = self.request.native.get(value, EMPTY)
+            monoids = detour(aval.dtype, native) if self.request.budgets else native
             space = self._space(aval, monoids, sorted(every), self.request.reduction(value))
             if len(ends) == 1:
                 self._convert(value, space, maker, ends[0])
@@ -311,22 +317,6 @@ class Problem:
             for end in group:
                 self._convert(value, space, copy, end)
 
-    def _matrix(
-        self,
-        space: TypeSpace,
-        source: tuple[Codes, ...],
-        target: tuple[Codes, ...],
-        rules: Rules | None,
-    ) -> np.ndarray:
-        """Seconds of one conversion, an array [state of the source, state of the target]. Equal
-        arguments are computed once."""
-        key = (id(space), source, target, rules)
-        if key not in self._matrices:
-            rows = np.array([space.index[t] for t in source], dtype=int)
-            columns = np.array([space.index[t] for t in target], dtype=int)
-            self._matrices[key] = space.seconds(rules)[np.ix_(rows, columns)]
-        return self._matrices[key]
-
     # ---- solution -------------------------------------------------------------------------------
 
     def solve(self, cutoff: float = math.inf) -> Typing | None:
@@ -360,19 +350,19 @@ class Problem:
     def _profiles(self) -> list[np.ndarray]:
         """For each variable an array [state, axis] of numbers: equal for states that have the same
         atoms on the axis, 0 for B everywhere."""
-        profiles = [
-            np.zeros((len(u), len(self.request.mesh.sizes)), dtype=int) for u in self.costs.unary
-        ]
+        axes = len(self.request.mesh.sizes)
         # Operations that are alike have one tuple of rows, which `self.rows` keeps alive.
-        known: dict[int, np.ndarray] = {}
-        for variable, rows in self.rows.items():
-            if id(rows) not in known:
-                states = [(*r.ins, *r.outs) for r in rows]
-                known[id(rows)] = _profile(states, len(self.request.mesh.sizes))
-            profiles[variable] = known[id(rows)]
-        for variable, types in self.types.items():
-            profiles[variable] = _profile([(t,) for t in types], len(self.request.mesh.sizes))
-        return profiles
+        different = {id(rows): rows for rows in self.rows.values()}
+        of_rows = {
+            key: _profile([(*r.ins, *r.outs) for r in rows], axes)
+            for key, rows in different.items()
+        }
+        return [
+            of_rows[id(self.rows[variable])]
+            if variable in self.rows
+            else _profile([(t,) for t in self.types[variable]], axes)
+            for variable in range(len(self.costs.unary))
+        ]
 
 
 def _profile(states: Sequence[tuple[Codes, ...]], axes: int) -> np.ndarray:

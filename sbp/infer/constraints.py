@@ -23,14 +23,13 @@ from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import Span
 from sbp.infer.cost import allowed_rows
-from sbp.infer.flow import Decision, End
+from sbp.infer.flow import Decision, Edge, End
 from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
-from sbp.infer.rows import EMPTY
 from sbp.infer.space import POLICY_KINDS, Ban, Code, Rules, TypeSpace, decode, detour
 from sbp.limits import Policy
 from sbp.machine.mesh import MeshSpec
-from sbp.trace.graph import Constant, Entry, Exit, Node, interface_of
+from sbp.trace.graph import Constant, Node
 from sbp.types import MONOIDS
 
 # ---- reasons -------------------------------------------------------------------------------------
@@ -54,89 +53,8 @@ class DemandBecause:
     span: Span | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReadBecause:
-    """A read of a value.
-
-    Arguments:
-      node: the reader; None for an output of the program.
-      number: position of the value among the operands of the node; of an exit, among the outputs of
-          its region; of a program's output, among the program's outputs.
-      entry, exit: of a read that enters or leaves a region; None for other reads.
-    """
-
-    node: Node | None
-    number: int
-    entry: Entry | None = None
-    exit: Exit | None = None
-
-    @property
-    def span(self) -> Span | None:
-        """The reader's line; None for outputs of the program."""
-        return self.node.span if self.node else None
-
-    @property
-    def predicate(self) -> bool:
-        """Whether the value is the predicate of a cond or while."""
-        return "predicate" in [e.kind for e in (self.entry, self.exit) if e is not None]
-
-    @property
-    def returned_carry(self) -> bool:
-        """Whether the body of a loop returns the value as a carry."""
-        return self.exit is not None and self.exit.kind == "carry"
-
-    @property
-    def carry(self) -> int | None:
-        """The number of the carry; None for a value that is not a carry."""
-        edge = self.exit if self.returned_carry else self.entry
-        return edge.number if edge is not None and edge.kind == "carry" else None
-
-    @property
-    def role(self) -> str:
-        """The role of the value for its reader, in words: an operand, a carry, the result of a
-        branch."""
-        if self.node is None:
-            return f"output {self.number}"
-        if self.node.primitive is annotate_p:
-            return "the annotated value"
-        if self.entry is not None:
-            # With one region, the number counts all operands. With several regions, it counts the
-            # operands of one kind.
-            one = len(self.node.regions) == 1
-            number = self.entry.operand if one else self.entry.number
-            constant = "constant" if interface_of(self.node).loop else "operand"
-            return _ENTRIES[self.entry.kind].format(number=number, constant=constant)
-        if self.exit is not None:
-            return _EXITS[self.exit.kind].format(self.exit)
-        return f"operand {self.number}"
-
-    @property
-    def text(self) -> str:
-        """The reason in words."""
-        if self.node is None:
-            return f"{self.role} of the program"
-        own = self.node.primitive is annotate_p
-        return self.role if own else f"{self.role} of {self.node.name}"
-
-
-_ENTRIES = {
-    "predicate": "predicate",
-    "constant": "{constant} {number}",
-    "carry": "initial carry {number}",
-    "slice": "scanned operand {number}",
-}
-"""The role of a value that enters a region, by the kind of the entry."""
-
-_EXITS = {
-    "predicate": "predicate",
-    "carry": "carry {0.number}",
-    "stacked": "stacked result {0.number}",
-    "result": "result {0.number} of branch {0.region}",
-}
-"""The role of a value that a region returns, by the kind of the exit."""
-
-Because = DemandBecause | ReadBecause
-"""The reason of a constraint, with the user's line (`span`) and a text."""
+Because = DemandBecause | Edge
+"""The reason of a constraint, a demand or a read, with the user's line (`span`) and a text."""
 
 
 # ---- names --------------------------------------------------------------------------------------
@@ -267,53 +185,66 @@ class PinSite:
         return self.source == "input" or (self.source == "annotation" and self.position >= 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Convert:
-    """A read of a value: it is made at `source` and read at `target`, converted as the rules allow.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Constraint:
+    """One fact that every typing meets, with its reason. The boxing policy, which limits every
+    conversion, is one; its other kinds are the classes below.
 
     Arguments:
+      name: unique in its system.
+      because: the reason, with the user's line.
+    """
+
+    name: str
+    because: Because
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PinConstraint(Constraint):
+    """A pin on one mesh axis.
+
+    Arguments:
+      site: the pin.
+      code: what it asks on the axis.
+      fixed: the ends that have this code.
+    """
+
+    site: PinSite
+    code: Code
+    fixed: tuple[End, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BudgetConstraint(Constraint):
+    """A budget of the program, by its number. It limits every conversion."""
+
+    budget: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReadConstraint(Constraint):
+    """A read of a value: it is made at `source` and read at the end of `because`, converted as the
+    rules allow.
+
+    Arguments:
+      because: the read.
       value: the value.
       source: the end at which it is made.
-      target: the end at which it is read.
       rules: the conversions that are allowed.
       unless: names of pins. While one of them is asserted, the reader is an annotation, where the
         policy forbids nothing and budgets still forbid.
     """
 
+    because: Edge
     value: int
     source: End
-    target: End
     rules: Rules
     unless: tuple[str, ...] = ()
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Constraint:
-    """One fact that every typing meets, with its reason.
-
-    Arguments:
-      name: unique in its system.
-      kind: `pin`; `policy` or `budget`, which limit every conversion; `equation` for a read by a
-          node without regions or by the program's output; `region` for a read by a node with
-          regions.
-      because: the reason, with the user's line.
-      node: the node whose operand is read; None for pins, the policy, budgets and program outputs.
-      operand: the position of the operand.
-      convert: the conversion of an equation or region.
-      fixed, code, site: the ends that a pin fixes, their code, and the pin.
-      budget: the number of the budget.
-    """
-
-    name: str
-    kind: Literal["pin", "policy", "budget", "equation", "region"]
-    because: Because
-    node: Node | None = None
-    operand: int = -1
-    convert: Convert | None = None
-    fixed: tuple[End, ...] = ()
-    code: Code = 0
-    site: PinSite | None = None
-    budget: int = -1
+    @property
+    def node(self) -> Node | None:
+        """The node whose operand is read; None for an output of the program."""
+        return self.because.node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -430,52 +361,46 @@ class _SystemBuilder:
             if site is not None:
                 fixed[site.name].append(End(number))
         found = [
-            Constraint(
+            PinConstraint(
                 name=site.name,
-                kind="pin",
                 because=DemandBecause(site.text(code), site.span),
-                fixed=tuple(fixed[site.name]),
-                code=code,
                 site=site,
+                code=code,
+                fixed=tuple(fixed[site.name]),
             )
             for site in self.sites
             if (code := site.codes[self.position]) is not None
         ]
         policy = DemandBecause(f'boxing is "{self.request.boxing}"')
         budgets = (
-            Constraint(
-                name=budget_literal(n), kind="budget", because=DemandBecause(str(b)), budget=n
-            )
+            BudgetConstraint(name=budget_literal(n), because=DemandBecause(str(b)), budget=n)
             for n, b in enumerate(self.request.budgets)
         )
-        return [*found, Constraint(name=POLICY_LITERAL, kind="policy", because=policy), *budgets]
+        return [*found, Constraint(name=POLICY_LITERAL, because=policy), *budgets]
 
-    def conversions(self) -> list[Constraint]:
+    def conversions(self) -> list[ReadConstraint]:
         """The reads, each with a conversion of its own: other readers cannot use the conversion
         that an annotation makes."""
-        found: list[Constraint] = []
+        found: list[ReadConstraint] = []
         for edge in self.flow.edges:
             if isinstance(edge.operand, Constant):
                 continue
             # While the pin of an annotation is asserted, its operand may have any type. Without the
             # pin, the annotation is the identity.
             site = self.site_at.get(("annotation", edge.node.id)) if edge.node else None
-            rules = self.request.rules(
-                edge.node,
-                value=edge.operand,
-                in_loop=edge.in_loop,
-                free=edge.free and site is None,
-            )
-            unless = (site.name,) if site else ()
-            maker = self.flow.makers[edge.operand]
             found.append(
-                Constraint(
+                ReadConstraint(
                     name=f"e{len(found)}",
-                    kind="region" if edge.node and edge.node.regions else "equation",
-                    because=ReadBecause(edge.node, edge.number, edge.entry, edge.exit),
-                    node=edge.node,
-                    operand=edge.number,
-                    convert=Convert(edge.operand, maker, edge.end, rules, unless),
+                    because=edge,
+                    value=edge.operand,
+                    source=self.flow.makers[edge.operand],
+                    rules=self.request.rules(
+                        edge.node,
+                        value=edge.operand,
+                        in_loop=edge.in_loop,
+                        free=edge.free and site is None,
+                    ),
+                    unless=(site.name,) if site else (),
                 )
             )
         return found
@@ -489,21 +414,22 @@ class _SystemBuilder:
 
     def states(self, decision: Decision) -> tuple[tuple[Code, ...], ...]:
         """The states of a decision on this axis."""
-        if decision.kind == "row":
-            assert decision.node is not None
-            return self.projection(decision.node, decision.in_loop)
-        if decision.kind == "predicate":
-            return ((0,),)
-        site = self.site(decision)
+        match decision:
+            case Decision(kind="row", node=Node() as node):
+                return self.projection(node, decision.in_loop)
+            case Decision(kind="predicate"):
+                return ((0,),)
+            case _:
+                site = self.site(decision)
         pinned = (site.codes[self.position] if site else None) or 0
-        boundary = decision.kind in ("input", "output")  # partial only where pinned
-        monoids = EMPTY if boundary else decision.monoids(self.native)
-        codes = self.atoms(decision.aval, monoids, pinned)
+        codes = self.atoms(decision.aval, decision.monoids(self.native), pinned)
         if decision.kind == "annotation" and site is None:
             assert decision.node is not None
             pin: Pin | None = decision.node.params["pin"]
             codes = tuple(c for c in codes if pin is None or c - 1 not in pin.whole)
-        if boundary and not self.request.demand.is_padded(decision.kind, decision.position):
+        if decision.at_boundary and not self.request.demand.is_padded(
+            decision.kind, decision.position
+        ):
             shape = decision.aval.shape
             codes = tuple(c for c in codes if c <= 0 or shape[c - 1] % self.n == 0)
         if decision.sliced:

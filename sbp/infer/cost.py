@@ -60,12 +60,9 @@ def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tup
 def row_traffic(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
     """Bytes that a device moves to or from memory in a row's kernels beside one pass over operands
     and results; arguments as `row_sends`."""
-    placed, found = _PlacedRow(graph, node, row, mesh), 0.0
-    for position, name in enumerate(row.kernels):
-        traffic = kernel_named(name).traffic
-        if traffic is not None:
-            found += traffic(*placed.on_axis(position))
-    return found
+    placed = _PlacedRow(graph, node, row, mesh)
+    of_kernels = [kernel_named(name).traffic for name in row.kernels]
+    return sum((t(*placed.on_axis(k)) for k, t in enumerate(of_kernels) if t is not None), 0.0)
 
 
 def allowed_rows(

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sbp.annotations import annotate_p
+from sbp.errors import Span
 from sbp.trace.graph import Entry, Exit, Graph, Node, Operand, interface_of, weighed_trips
 from sbp.trace.numbering import SAME
 
@@ -73,17 +74,19 @@ class Decision:
     weight: float = 1.0
     in_loop: bool = False
 
+    @property
+    def at_boundary(self) -> bool:
+        """Whether it is the type of an input or output of the program."""
+        return self.kind in ("input", "output")
+
     def monoids(self, native: Mapping[int, frozenset[str]]) -> frozenset[str]:
-        """The monoids under which the value can be partial.
+        """The monoids under which the value can be partial without a pin.
 
         Arguments:
           native: for each value, the monoids under which some row yields it partial.
         """
-        return (
-            frozenset()
-            if self.reduced or not self.makes
-            else native.get(self.makes[0], frozenset())
-        )
+        never = self.at_boundary or self.reduced or not self.makes
+        return frozenset() if never else native.get(self.makes[0], frozenset())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -120,6 +123,76 @@ class Edge:
         """Whether every policy allows every conversion here: at annotations and at outputs of the
         program."""
         return self.kind in ("annotated", "output")
+
+    @property
+    def at_region(self) -> bool:
+        """Whether the value enters or leaves the region of a loop or branch."""
+        return self.kind in ("entry", "exit")
+
+    @property
+    def span(self) -> Span | None:
+        """The reader's line; None for outputs of the program."""
+        return self.node.span if self.node else None
+
+    @property
+    def predicate(self) -> bool:
+        """Whether the value is the predicate of a cond or while."""
+        return "predicate" in [e.kind for e in (self.entry, self.exit) if e is not None]
+
+    @property
+    def returned_carry(self) -> bool:
+        """Whether the body of a loop returns the value as a carry."""
+        return self.exit is not None and self.exit.kind == "carry"
+
+    @property
+    def carry(self) -> int | None:
+        """The number of the carry; None for a value that is not a carry."""
+        edge = self.exit if self.returned_carry else self.entry
+        return edge.number if edge is not None and edge.kind == "carry" else None
+
+    @property
+    def role(self) -> str:
+        """The role of the value for its reader, in words: an operand, a carry, the result of a
+        branch."""
+        if self.node is None:
+            return f"output {self.number}"
+        if self.node.primitive is annotate_p:
+            return "the annotated value"
+        if self.entry is not None:
+            # With one region, the number counts all operands. With several regions, it counts the
+            # operands of one kind.
+            one = len(self.node.regions) == 1
+            number = self.entry.operand if one else self.entry.number
+            constant = "constant" if interface_of(self.node).loop else "operand"
+            return _ENTRIES[self.entry.kind].format(number=number, constant=constant)
+        if self.exit is not None:
+            return _EXITS[self.exit.kind].format(self.exit)
+        return f"operand {self.number}"
+
+    @property
+    def text(self) -> str:
+        """The reason in words."""
+        if self.node is None:
+            return f"{self.role} of the program"
+        own = self.node.primitive is annotate_p
+        return self.role if own else f"{self.role} of {self.node.name}"
+
+
+_ENTRIES = {
+    "predicate": "predicate",
+    "constant": "{constant} {number}",
+    "carry": "initial carry {number}",
+    "slice": "scanned operand {number}",
+}
+"""The role of a value that enters a region, by the kind of the entry."""
+
+_EXITS = {
+    "predicate": "predicate",
+    "carry": "carry {0.number}",
+    "stacked": "stacked result {0.number}",
+    "result": "result {0.number} of branch {0.region}",
+}
+"""The role of a value that a region returns, by the kind of the exit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -173,14 +246,17 @@ def flow_of(graph: Graph, ties: Mapping[int, int] | None = None) -> Flow:
     walk.visit(graph, _Here())
     for position, operand in enumerate(graph.outputs):
         place = "output", position
-        if position in ties:
-            end = walk.makers[graph.inputs[ties[position]]]
-        else:
-            end = walk.decide(
-                Decision(kind="output", place=place, aval=graph.aval(operand), position=position)
-            )
+        decision = Decision(kind="output", place=place, aval=graph.aval(operand), position=position)
+        tied = position in ties
         walk.edges.append(
-            Edge(kind="output", place=place, operand=operand, end=end, node=None, number=position)
+            Edge(
+                kind="output",
+                place=place,
+                operand=operand,
+                end=walk.makers[graph.inputs[ties[position]]] if tied else walk.decide(decision),
+                node=None,
+                number=position,
+            )
         )
     return Flow(
         graph=graph,
@@ -228,15 +304,16 @@ class _Walk:
                 self.row(node, here)
 
     def row(self, node: Node, here: _Here) -> None:
-        decision = Decision(
-            kind="row",
-            place=("row", node.id),
-            makes=node.outputs,
-            node=node,
-            weight=here.weight,
-            in_loop=here.in_loop,
-        )
-        number = self.decide(decision).variable
+        number = self.decide(
+            Decision(
+                kind="row",
+                place=("row", node.id),
+                makes=node.outputs,
+                node=node,
+                weight=here.weight,
+                in_loop=here.in_loop,
+            )
+        ).variable
         self.edges += [
             Edge(
                 kind="operand",
@@ -281,10 +358,9 @@ class _Walk:
         """A scan, while or cond. The results of a loop are read after all its regions are walked,
         the results of a branch directly after the branch."""
         interface = interface_of(node)
-        if interface.loop:
-            inside = _Here(weight=here.weight * weighed_trips(node), in_loop=True)
-        else:
-            inside = _Here(weight=here.weight / len(node.regions), in_loop=here.in_loop)
+        trips, branches = (weighed_trips(node), 1) if interface.loop else (1, len(node.regions))
+        weight = here.weight * trips / branches
+        inside = _Here(weight=weight, in_loop=interface.loop or here.in_loop)
         entered = [self.enter(node, e, here) for e in interface.entries]
         results = () if interface.loop else self.results(node)
         waiting: list[Exit] = []
@@ -293,19 +369,18 @@ class _Walk:
             waiting += interface.leaving(number)
             if not interface.loop or region is node.regions[-1]:
                 for left in waiting:
-                    end = (
-                        entered[left.entry.operand]
-                        if left.entry is not None
-                        else results[left.result]
-                        if left.kind == "result"
-                        else self.left(node, left)
-                    )
                     self.edges.append(
                         Edge(
                             kind="exit",
                             place=("result", node.id, left.region, left.output),
                             operand=node.regions[left.region].outputs[left.output],
-                            end=end,
+                            end=(
+                                entered[left.entry.operand]
+                                if left.entry is not None
+                                else results[left.result]
+                                if left.kind == "result"
+                                else self.left(node, left)
+                            ),
                             node=node,
                             number=left.output,
                             exit=left,
@@ -370,14 +445,15 @@ class _Walk:
         if left.kind == "predicate":
             return self.decide(Decision(kind="predicate", place=place, node=node))
         region, value = node.regions[left.region], node.outputs[left.result]
-        decision = Decision(
-            kind="value",
-            place=place,
-            makes=(value,),
-            aval=region.aval(region.outputs[left.output]),
-            node=node,
-            sliced=True,
+        end = self.decide(
+            Decision(
+                kind="value",
+                place=place,
+                makes=(value,),
+                aval=region.aval(region.outputs[left.output]),
+                node=node,
+                sliced=True,
+            )
         )
-        end = self.decide(decision)
         self.makers[value] = End(end.variable, 1)
         return end

@@ -398,8 +398,9 @@ class Request:
     def memory_shares(self) -> MemoryShares:
         """How much of what operations read and write reaches memory."""
         asked = dict(zip(self.graph.inputs, self.demand.inputs, strict=True))
-        waited = waited_shares(self.graph, self.flow, asked, self.mesh)
-        return memory_shares(self.graph, self.mesh, waited)
+        return memory_shares(
+            self.graph, self.mesh, waited_shares(self.graph, self.flow, asked, self.mesh)
+        )
 
     @functools.cached_property
     def together(self) -> Mapping[int, int]:
@@ -409,8 +410,7 @@ class Request:
     def reduction(self, value: int) -> Reduction:
         """How partial sums of a value are added up, and what else its conversions cost."""
         dtype = wide(self.graph.avals[value].dtype, self.sums.get(value))
-        fused = value in self.memory_shares.fused
-        return Reduction(dtype, self.together.get(value, 1), fused)
+        return Reduction(dtype, self.together.get(value, 1), value in self.memory_shares.fused)
 
     @functools.cached_property
     def native(self) -> Mapping[int, frozenset[str]]:

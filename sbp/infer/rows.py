@@ -4,6 +4,7 @@ that the rows of the outer axes leave on a device."""
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -362,12 +363,11 @@ def nests(row: NdRow) -> bool:
 def seen_codes(row: NdRow) -> tuple[Codes, ...]:
     """The types of the operands as the local computation sees them: B on a mesh axis whose kernel
     gathers the operand."""
-    seen = [list(t) for t in row.ins]
-    for position, name in enumerate(row.kernels):
-        gathered = kernel_named(name).gathers
-        if gathered is not None:
-            seen[gathered][position] = 0
-    return tuple(map(tuple, seen))
+    gathered = [kernel_named(name).gathers for name in row.kernels]  # by mesh axis
+    return tuple(
+        tuple(0 if operand == i else c for c, operand in itertools.zip_longest(codes, gathered))
+        for i, codes in enumerate(row.ins)
+    )
 
 
 def _large(avals: tuple[Any, ...], codes: tuple[Code, ...], n: int) -> bool:

@@ -11,7 +11,7 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -445,9 +445,8 @@ class TypeSpace:
             padded = together > 1 and kind in ("zero_pad", "mask")
             started = self._collective("all_reduce", axes).seconds if padded else 0.0
             return LOCAL_SECONDS + LOCAL_PASS * one_pass + started
-        starts = 1.0
-        if together > 1 and kind == "all_reduce":
-            starts = min(1.0, max(1 / together, buffer_bytes / JOINED_BYTES))
+        joined = min(1.0, max(1 / together, buffer_bytes / JOINED_BYTES))
+        starts = joined if kind == "all_reduce" else 1.0
         return self._collective(kind, axes).of(sent, starts) + COLLECTIVE_PASS * one_pass
 
     def _exchanged_bytes(self, source: Codes, dim: int, n: int) -> int:
@@ -512,7 +511,7 @@ Needs = tuple[frozenset[tuple[int, int]], frozenset[str]]
 dim has elements, and the monoids of partials."""
 
 
-def needs_of(shape: Sequence[int], types: Sequence[Codes], sizes: Sequence[int]) -> Needs:
+def needs_of(shape: Sequence[int], types: Collection[Codes], sizes: Sequence[int]) -> Needs:
     """What a type space needs to have some types of a value.
 
     Arguments:

@@ -14,12 +14,18 @@ from typing import Any
 
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import Sums
-from sbp.infer.constraints import Constraint, System, constraints_of
+from sbp.infer.constraints import (
+    Constraint,
+    PinConstraint,
+    ReadConstraint,
+    System,
+    constraints_of,
+)
 from sbp.infer.cost import allowed_rows
 from sbp.infer.flow import Decision, End, Flow, Place
 from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
-from sbp.infer.rows import EMPTY, Choice, NdRow
+from sbp.infer.rows import Choice, NdRow
 from sbp.infer.space import (
     INFINITE,
     Code,
@@ -184,14 +190,12 @@ class Options:
         """The types of the value of a decision, with the pinned ones among them."""
         pinned = tuple(c or 0 for c in wanted)
         forced, partial = needs_of(decision.aval.shape, (pinned,), self.sizes)
-        boundary = decision.kind in ("input", "output")
-        monoids = EMPTY if boundary else decision.monoids(self.native)
-        return self.spaces.of(decision.aval, monoids | partial, forced)
+        return self.spaces.of(decision.aval, decision.monoids(self.native) | partial, forced)
 
     def _fits(self, decision: Decision, wanted: tuple[int | None, ...], codes: Codes) -> bool:
         """Whether a type agrees with the pin of a decision. On a free axis an input or output has
         an even split unless it is held padded, and it is partial only where pinned."""
-        node, boundary = decision.node, decision.kind in ("input", "output")
+        node, boundary = decision.node, decision.at_boundary
         pin = node.params["pin"] if node and decision.kind == "annotation" else None
         whole = pin.whole if pin else ()
         return all(
@@ -296,20 +300,19 @@ def _certify_constraint(
     Raises:
       SbpInternalError: when the states break it.
     """
-    for end in constraint.fixed:
-        if _code(have, end) != constraint.code:
-            raise _violation(system, constraint, f"it is {_code(have, end)}")
-    convert = constraint.convert
-    if convert is None or convert.unless:
-        return
-    source, target = _code(have, convert.source), _code(have, convert.target)
-    aval = system.request.graph.avals[convert.value]
-    if (
-        source is None
-        or target is None
-        or not system.conversions.allows(source, target, aval, convert.rules)
-    ):
-        raise _violation(system, constraint, f"made as code {source}, read as code {target}")
+    if isinstance(constraint, PinConstraint):
+        for end in constraint.fixed:
+            if _code(have, end) != constraint.code:
+                raise _violation(system, constraint, f"it is {_code(have, end)}")
+    elif isinstance(constraint, ReadConstraint) and not constraint.unless:
+        source, target = _code(have, constraint.source), _code(have, constraint.because.end)
+        aval = system.request.graph.avals[constraint.value]
+        if (
+            source is None
+            or target is None
+            or not system.conversions.allows(source, target, aval, constraint.rules)
+        ):
+            raise _violation(system, constraint, f"made as code {source}, read as code {target}")
 
 
 def _certify_options(typing: Typing, request: Request) -> None:
@@ -327,10 +330,11 @@ def _certify_options(typing: Typing, request: Request) -> None:
         node = decision.node
         what = f"{decision.kind} {decision.position + 1}" if node is None else node.op
         where = f" at {node.span}" if node and node.span else ""
-        if isinstance(choice, NdRow):
-            given = f"a row that it does not have: {choice.ins} -> {choice.outs}"
-        else:
-            given = f"a type that it does not have: {choice}"
+        given = (
+            f"a row that it does not have: {choice.ins} -> {choice.outs}"
+            if isinstance(choice, NdRow)
+            else f"a type that it does not have: {choice}"
+        )
         raise SbpInternalError(f"the chosen typing gives {what}{where} {given}")
 
 
@@ -350,17 +354,15 @@ def _certify_boxing(
     """
     spaces = typing.request.spaces
     seen: dict[tuple[Any, ...], bool] = {}
-    conversions = ([c for c in s.constraints if c.convert is not None] for s in systems)
-    for parallel in zip(*conversions, strict=True):
-        first = parallel[0].convert
-        assert first is not None
+    reads = ([c for c in s.constraints if isinstance(c, ReadConstraint)] for s in systems)
+    for parallel in zip(*reads, strict=True):
+        first = parallel[0]
         if first.rules.unlimited or first.unless:
             continue
         source, target = [0] * len(typing.mesh.sizes), [0] * len(typing.mesh.sizes)
         for constraint, system, have in zip(parallel, systems, states, strict=True):
-            assert constraint.convert is not None
-            source[system.position] = _code(have, constraint.convert.source) or 0
-            target[system.position] = _code(have, constraint.convert.target) or 0
+            source[system.position] = _code(have, constraint.source) or 0
+            target[system.position] = _code(have, constraint.because.end) or 0
         aval = typing.graph.avals[first.value]
         key = (aval.shape, tuple(source), tuple(target), first.rules)
         if source != target and key not in seen:
@@ -372,7 +374,7 @@ def _certify_boxing(
             seconds = space.seconds(first.rules)
             seen[key] = bool(seconds[space.index[key[1]], space.index[key[2]]] < INFINITE)
         if not seen.get(key, True):
-            raise _violation(systems[0], parallel[0], f"made as {source}, read as {target}")
+            raise _violation(systems[0], first, f"made as {source}, read as {target}")
 
 
 def _state_of(

@@ -234,13 +234,15 @@ class DeviceMemory:
           position: of the result.
           ending: what nothing needs after the instruction.
         """
-        if isinstance(instruction, Loop):
-            entries = interface_of(instruction.node).entries
-            carried = [e for e in entries if e.kind == "carry" and e.result == position]
-            return [instruction.ins[e.operand] for e in carried]
-        if isinstance(instruction, Apply) and traits_of(instruction.node.op).scatters:
-            return list(instruction.ins[:1])
-        return list(ending) if fuses(instruction, self.avals) else []
+        match instruction:
+            case Loop(node=node, ins=ins):
+                entries = interface_of(node).entries
+                carried = (e for e in entries if e.kind == "carry" and e.result == position)
+                return [ins[e.operand] for e in carried]
+            case Apply(node=node, ins=ins) if traits_of(node.op).scatters:
+                return list(ins[:1])
+            case _:
+                return list(ending) if fuses(instruction, self.avals) else []
 
 
 # ---- values that reach memory -------------------------------------------------------------------
@@ -327,8 +329,9 @@ def stored_values(
             # to is computed.
             if before < at and instruction in fusion.one_hot:
                 early[before].append(register)
-    last = _last_uses(block, fusion.found)
-    return Stored(registers=frozenset(fusion.found), last=last, early=early)
+    return Stored(
+        registers=frozenset(fusion.found), last=_last_uses(block, fusion.found), early=early
+    )
 
 
 class _Fusion:

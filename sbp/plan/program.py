@@ -186,9 +186,11 @@ class Program:
 
     def boxes(self) -> Iterator[PlannedBox]:
         """All conversions in program order, with their trips."""
-        for box, trips, regions, block in walk(self.block):
-            if isinstance(box, Box):
-                yield PlannedBox(box=box, trips=trips, regions=regions, block=block)
+        return (
+            PlannedBox(box=box, trips=trips, regions=regions, block=block)
+            for box, trips, regions, block in walk(self.block)
+            if isinstance(box, Box)
+        )
 
     def kernels(self) -> Iterator[tuple[Apply, int]]:
         """All operations whose kernels send something, in program order, each with its executions
@@ -213,13 +215,17 @@ def resolve(typing: Typing) -> Program:
     held, fullest = DeviceMemory(typing, in_host=False).fullest(block)
     any_in_host = any(map(_jax.in_host, typing.graph.avals.values()))
     in_host = DeviceMemory(typing, in_host=True).fullest(block)[0] if any_in_host else 0.0
-    cost = Cost(
-        bytes_per_device=bytes_sent(block),
-        seconds=typing.seconds - typing.saved_seconds,
-        peak_memory_bytes=held,
-        host_memory_bytes=in_host,
+    return Program(
+        typing=typing,
+        block=block,
+        cost=Cost(
+            bytes_per_device=bytes_sent(block),
+            seconds=typing.seconds - typing.saved_seconds,
+            peak_memory_bytes=held,
+            host_memory_bytes=in_host,
+        ),
+        fullest=fullest,
     )
-    return Program(typing=typing, block=block, cost=cost, fullest=fullest)
 
 
 def bytes_sent(block: Block) -> float:
@@ -227,14 +233,13 @@ def bytes_sent(block: Block) -> float:
     `cond`, the one that sends most counts."""
     total = 0.0
     for instruction in block.instructions:
-        if isinstance(instruction, Box):
-            total += instruction.bytes_sent
-        elif isinstance(instruction, Loop):
-            total += amount(instruction.node, [bytes_sent(b) for b in instruction.blocks])
-        elif instruction.node.op == SHARD_MAP:
-            total += handwritten_bytes(instruction.node)
-        else:
-            total += instruction.bytes_sent
+        match instruction:
+            case Loop(node=node, blocks=blocks):
+                total += amount(node, [bytes_sent(block) for block in blocks])
+            case Apply(node=node) if node.op == SHARD_MAP:
+                total += handwritten_bytes(node)
+            case Apply() | Box():
+                total += instruction.bytes_sent
     return total
 
 
@@ -248,8 +253,8 @@ def wide_text(how: WideSum) -> str:
     >>> wide_text(WideSum("float32", 0)), wide_text(WideSum("float32", None))
     ('float32 along dim 0', 'native: no dim for float32')
     """
-    dim = f"along dim {how.dim}"
-    return f"native: no dim for {how.dtype}" if how.dim is None else f"{how.dtype} {dim}"
+    native = f"native: no dim for {how.dtype}"
+    return native if how.dim is None else f"{how.dtype} along dim {how.dim}"
 
 
 def stages_text(stages: Sequence[int]) -> str:

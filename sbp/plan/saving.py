@@ -25,6 +25,7 @@ from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register
 from sbp.signatures import traits_of
 from sbp.trace.graph import SCAN, Graph, Node, Operand
 from sbp.trace.numbering import Numbering
+from sbp.trace.slices import without_unread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,14 +196,11 @@ def _chain(box: Box, readers: dict[Register, list[Instruction]]) -> Iterator[Reg
 
 def _readers(block: Block) -> dict[Register, list[Instruction]]:
     """The instructions that read each register; none for a register that the block returns."""
-    found: dict[Register, list[Instruction]] = defaultdict(list)
-    for instruction in block.instructions:
-        for source in instruction.ins:
-            if isinstance(source, Register):
-                found[source].append(instruction)
-    for source in block.outputs:
-        if isinstance(source, Register):
-            found.pop(source, None)  # another value cannot be returned in its place
+    found = defaultdict[Register, list[Instruction]](list)
+    returned = set(block.outputs)  # another value cannot be returned in their place
+    for source, instruction in ((s, i) for i in block.instructions for s in i.ins):
+        if isinstance(source, Register) and source not in returned:
+            found[source].append(instruction)
     return found
 
 
@@ -252,7 +250,11 @@ class _Saving:
                 node = self.scan(node)
             nodes.append(node)
         graph = dataclasses.replace(graph, nodes=tuple(nodes), avals=self.avals)
-        return graph if top and not instead else self.prune(graph)
+        if top and not instead:
+            return graph
+        # Operations with effects stay.
+        read = without_unread(graph.nodes, set(graph.outputs), lambda node: not _acts(node))
+        return dataclasses.replace(graph, nodes=tuple(read))
 
     def redirect(
         self, node: Node, operand: Operand, codes: Codes, instead: dict[int, int]
@@ -316,16 +318,6 @@ class _Saving:
                 instead[r.value] = value
         self.rows[node.id], self.returned[node.id, 0] = row, returned
         return dataclasses.replace(node, regions=(self.block(body, instead) if instead else body,))
-
-    def prune(self, graph: Graph) -> Graph:
-        """A graph without operations whose results nothing reads; nodes with effects stay."""
-        needed = {o for o in graph.outputs if isinstance(o, int)}
-        kept: list[Node] = []
-        for node in reversed(graph.nodes):
-            if _acts(node) or needed.intersection(node.outputs):
-                needed.update(o for o in node.inputs if isinstance(o, int))
-                kept.append(node)
-        return dataclasses.replace(graph, nodes=tuple(reversed(kept)))
 
 
 def _acts(node: Node) -> bool:

@@ -16,6 +16,7 @@ from sbp.errors import listed, position_text
 from sbp.explain.names import Names
 from sbp.explain.origins import ConversionReason, Origins
 from sbp.explain.subjects import AtomChange, SourcePlace
+from sbp.infer.rows import seen_codes
 from sbp.infer.space import Code, local_shape, to_type
 from sbp.plan.ir import Apply, Block, Loop, Register, Source, walk
 from sbp.plan.program import Phase, Phases, Program, Send, place, sends, shape_text
@@ -612,11 +613,7 @@ class _Reading:
 
     def _taken(self, node: Node, k: int) -> list[Code]:
         """The codes in which a node takes its operands; what a kernel gathers is B."""
-        row = self.program.typing.rows[node.id]
-        codes = [types[k] for types in row.ins]
-        if row.kernels and (gathered := kernel_named(row.kernels[k]).gathers) is not None:
-            codes[gathered] = 0
-        return codes
+        return [types[k] for types in seen_codes(self.program.typing.rows[node.id])]
 
     def _made(self, node: Node, k: int) -> Code:
         return self.program.typing.rows[node.id].outs[0][k]

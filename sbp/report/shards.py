@@ -169,16 +169,22 @@ def shards_of(program: Program, name: str | int, output_names: tuple[str, ...]) 
     """
     subject = Subjects(program.graph, output_names).find(name)[-1]
     values, block = program.typing.values, program.block
-    sources: list[Source] = [Register(v, values[v]) for v in subject.values if v in values]
-    if boundary := {"input": block.inputs, "output": block.outputs}.get(subject.kind):
-        sources = [boundary[subject.position]]
+    sides: dict[str, Sequence[Source]] = {"input": block.inputs, "output": block.outputs}
+    sources: list[Source] = (
+        [sides[subject.kind][subject.position]]
+        if subject.kind in sides
+        else [Register(v, values[v]) for v in subject.values if v in values]
+    )
     if not sources:
         raise SbpError(
             f"the plan does not compute `{subject.label}`, because no operation needs its value"
         )
     facts = [tensor(program, s, subject.label) for s in sources]
-    others = tuple(t for t in dict.fromkeys(f.type for f in facts) if t != facts[0].type)
-    return replace(_shards(program, facts[0]), times=len(sources), types=others)
+    return replace(
+        _shards(program, facts[0]),
+        times=len(sources),
+        types=tuple(t for t in dict.fromkeys(f.type for f in facts) if t != facts[0].type),
+    )
 
 
 # ---- picture ------------------------------------------------------------------------------------

@@ -58,8 +58,10 @@ def _part(part: Part, width: int) -> Iterator[Text]:
             yield from _lines(part, width)
         case Facts():
             room = max(cell_len(name) for name, _ in part.pairs)
-            for name, value in part.pairs:
-                yield Text.assemble((_fit(name, room), "dim"), GAP, (value, "bold"))
+            yield from (
+                Text.assemble((_fit(name, room), "dim"), GAP, (value, "bold"))
+                for name, value in part.pairs
+            )
         case Table():
             yield from _table(part, width)
         case Picture():
@@ -157,8 +159,8 @@ def _join(table: Table, cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def _lines(text: str, width: int, style: str = "", indent: int = 0) -> Iterator[Text]:
     """A text in lines; none for an empty text."""
-    for line in wrap(text, width - indent) if text else ():
-        yield Text(" " * indent + line, style)
+    lines = wrap(text, width - indent) if text else ()
+    return (Text(" " * indent + line, style) for line in lines)
 
 
 def _records(table: Table, width: int) -> Iterator[Text]:

@@ -125,14 +125,15 @@ class Schedule:
         for i in block.instructions:
             node, phase = self._phases.place(i, self._around)
             here = Interval("", 0.0, 0.0, 0.0, "memory", (), node, phase, runs)
-            if isinstance(i, Loop):
-                yield from self._loop(i, runs)
-            elif isinstance(i, Box):
-                for step in i.steps:
-                    axes = step.mesh_axes if step.bytes_sent else ()
-                    yield self._next(self._named(here, step.kind, axes), step.seconds)
-            elif i.row.kernels:
-                yield from self._apply(here, i)
+            match i:
+                case Loop():
+                    yield from self._loop(i, runs)
+                case Box(steps=steps):
+                    for step in steps:
+                        axes = step.mesh_axes if step.bytes_sent else ()
+                        yield self._next(self._named(here, step.kind, axes), step.seconds)
+                case Apply():
+                    yield from self._apply(here, i) if i.row.kernels else ()
 
     def _loop(self, loop: Loop, runs: float) -> Iterator[Interval]:
         start, is_loop = self.seconds, loop.node.op in LOOPS
@@ -232,20 +233,24 @@ def timeline_picture(program: Program) -> Picture:
     caption = _caption(program, found)
     if not found.seconds:
         return picture(caption, None, "no operation of it has a modelled time")
-    longest = table_of(
-        causes(found),
-        {
-            "longest": lambda one: " ".join([one.what, *one.axes]),
-            "line": lambda one: one.line[1] or one.line[0],
-            "pass": lambda one: one.phase,
-            ">runs": lambda one: f"{one.runs:g}",
-            ">modelled": lambda one: seconds_text(one.waited),
-            ">share": lambda one: f"{one.waited / found.seconds:.1%}",
-        },
-        shown=SHOWN_ROWS,
-        rest=lambda left: f"and {counted(len(left), 'shorter one')}",
+    return picture(
+        caption,
+        _drawing(program, found),
+        _lanes_table(found),
+        table_of(
+            causes(found),
+            {
+                "longest": lambda one: " ".join([one.what, *one.axes]),
+                "line": lambda one: one.line[1] or one.line[0],
+                "pass": lambda one: one.phase,
+                ">runs": lambda one: f"{one.runs:g}",
+                ">modelled": lambda one: seconds_text(one.waited),
+                ">share": lambda one: f"{one.waited / found.seconds:.1%}",
+            },
+            shown=SHOWN_ROWS,
+            rest=lambda left: f"and {counted(len(left), 'shorter one')}",
+        ),
     )
-    return picture(caption, _drawing(program, found), _lanes_table(found), longest)
 
 
 def _caption(program: Program, found: Schedule) -> str:

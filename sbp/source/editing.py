@@ -248,9 +248,8 @@ def _reads(scope: ast.AST | None, name: str) -> Iterator[ast.expr]:
     except SyntaxError:
         return
     text = ast.dump(wanted)
-    for part in ast.walk(scope) if scope is not None else ():
-        if type(part) is type(wanted) and ast.dump(part) == text:
-            yield part
+    parts = ast.walk(scope) if scope is not None else ()
+    yield from (p for p in parts if type(p) is type(wanted) and ast.dump(p) == text)
 
 
 def _before(statement: ast.stmt, file: str) -> str | None:
@@ -331,8 +330,7 @@ def loosened_policies(
         for item in node.items:
             text = _change_policy(item.context_expr, names, (old, new, axis), file)
             if text:
-                edit = SourceEdit(span=span_of(item.context_expr, file), replacement=text)
-                yield body, edit
+                yield body, SourceEdit(span=span_of(item.context_expr, file), replacement=text)
 
 
 def _change_policy(

@@ -79,9 +79,9 @@ def _parse(text: str) -> ParsedSource:
         return ParsedSource(ast.Module([], []))
     found = ParsedSource(tree)
     for node in ast.walk(tree):
-        for part in ast.iter_child_nodes(node):
-            if not isinstance(part, ast.expr_context | ast.operator):  # shared between nodes
-                found.parents[part] = node
+        shared = ast.expr_context | ast.operator  # one object serves many nodes
+        parts = (part for part in ast.iter_child_nodes(node) if not isinstance(part, shared))
+        found.parents.update(dict.fromkeys(parts, node))
         if isinstance(node, ast.expr) and not isinstance(node, ast.Name | ast.Constant):
             found.expressions.setdefault(position_of(node), node)
         match node:
@@ -333,8 +333,9 @@ def _binding(text: str, name: str, at: Span) -> VariableBinding | None:
     if not isinstance(owner, FUNCTIONS):
         return None
     positional = [a.arg for a in (*owner.args.posonlyargs, *owner.args.args)]
-    position = positional.index(name) if name in positional else -1
-    return VariableBinding(function=owner.name, position=position)
+    return VariableBinding(
+        function=owner.name, position=positional.index(name) if name in positional else -1
+    )
 
 
 def _stores(source: ParsedSource, owner: ast.AST, name: str) -> list[ast.Name]:
@@ -408,8 +409,11 @@ def _element(value: ast.expr, elements: list[int], file: str) -> VariableBinding
         and not any(isinstance(e, ast.Starred) for e in value.elts)
     ):
         value = value.elts[left.pop(0)]
-    name = value.id if isinstance(value, ast.Name) and not left else ""
-    return VariableBinding(span=span_of(value, file), name=name, whole=not left)
+    return VariableBinding(
+        span=span_of(value, file),
+        name=value.id if isinstance(value, ast.Name) and not left else "",
+        whole=not left,
+    )
 
 
 # ---- expressions --------------------------------------------------------------------------------
@@ -624,14 +628,12 @@ def _names(text: str, file: str) -> SbpNames:  # the text is part of the key: fi
                     elif alias.name != "sbp":
                         others[name] = alias.name
             case ast.ImportFrom(module=whence, names=names):
-                for alias in names:
-                    if whence == "sbp" or (whence or "").startswith("sbp."):
-                        functions[alias.asname or alias.name] = alias.name
-                    else:
-                        others[alias.asname or alias.name] = whence or ""
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                if outside:
-                    others[name] = ""
+                if (whence or "").partition(".")[0] == "sbp":
+                    functions.update((a.asname or a.name, a.name) for a in names)
+                else:
+                    others.update((a.asname or a.name, whence or "") for a in names)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if outside:
+                others[name] = ""
             case _:
                 pass
     return SbpNames(module or "sbp", functions, others, () if module else ("import sbp",))

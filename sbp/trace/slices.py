@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -330,21 +330,27 @@ _FEEDING = frozenset({"slice", "split", "pad", "concatenate", "add_any"})
 """Operations whose results a join may read through."""
 
 
-def without_unread(nodes: Sequence[Node], asked: Set[int]) -> list[Node]:
-    """The nodes without the slices, pads, their sums, concatenations and joins that nothing reads
-    any more.
+def _feeds(node: Node) -> bool:
+    """Whether a node is a slice, a pad, a sum of these, a concatenation or a join."""
+    return node.op in _FEEDING or node.op == join_slices_p.name
+
+
+def without_unread(
+    nodes: Sequence[Node], asked: Set[Operand], goes: Callable[[Node], bool] = _feeds
+) -> list[Node]:
+    """The nodes without some operations that nothing reads any more.
 
     Arguments:
       nodes: the nodes of a graph.
-      asked: values that are read outside of the nodes.
+      asked: what is read outside of the nodes.
+      goes: whether a node is such an operation; by default slices, pads, their sums, concatenations
+        and joins.
     """
-    read, kept = set(asked), []
+    read, kept = set(asked), list[Node]()
     for node in reversed(nodes):
-        moves = node.op in _FEEDING or node.op == join_slices_p.name
-        if moves and not read.intersection(node.outputs):
-            continue
-        read.update(o for o in node.inputs if isinstance(o, int))
-        kept.append(node)
+        if not (goes(node) and read.isdisjoint(node.outputs)):
+            read.update(node.inputs)
+            kept.append(node)
     return kept[::-1]
 
 
