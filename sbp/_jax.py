@@ -405,6 +405,12 @@ def is_jaxpr(value: Any) -> bool:
     return isinstance(value, Jaxpr | ClosedJaxpr)
 
 
+def jaxprs_in(eqn: Any) -> Iterator[Any]:
+    """The jaxprs among the parameters of an equation."""
+    for value in eqn.params.values():
+        yield from filter(is_jaxpr, value if isinstance(value, tuple | list) else (value,))
+
+
 def avals_in(jaxpr: Any) -> list[Any]:
     """The avals of all that a jaxpr computes."""
     opened, _ = open_jaxpr(jaxpr)

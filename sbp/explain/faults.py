@@ -26,8 +26,7 @@ from sbp.infer.space import Code, decode, encode
 from sbp.limits import boxing_text
 from sbp.plan.program import place
 from sbp.source.reader import expression_at, name_called, scope_of, source_text, users_span
-from sbp.trace.build import collecting_less
-from sbp.trace.graph import Node
+from sbp.trace.graph import Node, collecting_less
 from sbp.types import P
 
 # ---- arrivals -----------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from sbp.infer.constraints import (
 from sbp.infer.flow import End
 from sbp.infer.request import Request
 from sbp.infer.space import Code, Rules
-from sbp.trace.build import collecting_less
+from sbp.trace.graph import collecting_less
 
 RLIMIT = 500_000_000
 """Z3's resource count of one question. The GShard step of 1,800 equations takes under a million."""

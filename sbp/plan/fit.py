@@ -23,8 +23,7 @@ from sbp.plan.ir import Loop, Register, blocks
 from sbp.plan.memory import DeviceMemory
 from sbp.plan.program import Program, resolve
 from sbp.plan.saving import repeats, save
-from sbp.trace.build import collecting_less
-from sbp.trace.graph import LOOPS
+from sbp.trace.graph import LOOPS, collecting_less
 from sbp.trace.numbering import repeated_values
 
 WORTH = 0.4

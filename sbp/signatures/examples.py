@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.custom_partitioning import custom_partitioning
 
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph, Node
@@ -91,6 +92,16 @@ def _row_sums(x: jax.Array) -> jax.Array:
     )(x)
 
 
+def _partitioned(x: jax.Array) -> jax.Array:
+    function = custom_partitioning(_row_sums)
+    function.def_partition(
+        partition=lambda mesh, ins, out: (mesh, _row_sums, out.sharding, (ins[0].sharding,)),
+        sharding_rule="i j -> i",
+        need_replication_factors=("j",),
+    )
+    return function(x)
+
+
 Sample = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function and the arguments to trace it with."""
 SAMPLES: dict[str, Sample] = {
@@ -118,6 +129,7 @@ SAMPLES: dict[str, Sample] = {
         lambda x, w: lax.conv(x, w, (1,), "SAME"),
         (_shape(8, 4, 16), _shape(8, 4, 3)),
     ),
+    "custom_partitioning": (_partitioned, (X,)),
     "convert_element_type": (lambda x: x.astype(jnp.bfloat16), (X,)),
     "copy": (jnp.copy, (X,)),
     "device_put": (lambda x: jax.device_put(x, jax.memory.Space.Host), (X,)),

@@ -80,13 +80,6 @@ _TABLE = (
         primitives="shard_map core_map",
     ),
     Unruled(
-        because=(
-            "a function with a partitioning of its own: its body's equations are typed in its "
-            "place, unless a signature is registered for it"
-        ),
-        primitives="custom_partitioning",
-    ),
-    Unruled(
         because=("a collective, or something about named axes: inside hand-written regions alone"),
         primitives="""
             all_gather all_gather_done all_gather_invariant all_gather_reduced
@@ -175,8 +168,9 @@ REFUSED: dict[str, str] = {
 
 
 def is_known(name: str) -> bool:
-    """Whether a primitive has a rule, or is known to have none."""
-    return rule_for(name) is not None or name in FALLBACK or name in REFUSED
+    """Whether an operation has a rule by its own name, or is known to have none."""
+    found = rule_for(name)
+    return (found is not None and found.name == name) or name in FALLBACK or name in REFUSED
 
 
 _TRAITS: dict[str, Traits] = {

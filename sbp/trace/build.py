@@ -3,12 +3,9 @@ and branches become nodes with regions, and every node keeps the user's source l
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import gc
 import itertools
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -18,56 +15,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.custom_partitioning import SdyShardingRule
 
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import SbpError, Span
 from sbp.limits import policies_in
-from sbp.trace.graph import BARRIER, Constant, Graph, Inspection, Node, Operand, rewrite_graph
+from sbp.trace.graph import (
+    BARRIER,
+    Constant,
+    Graph,
+    Inspection,
+    Node,
+    Operand,
+    collecting_less,
+    rewrite_graph,
+)
 from sbp.trace.places import PLACING, Pins, Places, transfer_fields
 from sbp.trace.scopes import REMATTED
 from sbp.trace.slices import is_zero, with_joins, with_slices, without_unread
-
-# ---- garbage collector --------------------------------------------------------------------------
-# Python's garbage collector while a program is traced and planned.
-
-
-YOUNG = 50_000
-"""Number of new objects after which the collector runs; Python's default is 700 (2,000 from 3.12
-on)."""
-
-_lock = threading.Lock()
-_inside = 0
-_before: tuple[int, int, int] = (0, 0, 0)
-
-
-@contextlib.contextmanager
-def collecting_less() -> Iterator[None]:
-    """Makes the garbage collector run less often inside; also a decorator.
-
-    Graphs, rows and costs are millions of small objects without cycles that stay alive, and
-    repeated collections would take a third of the planning time. Several threads may be inside; the
-    last one to leave restores the threshold.
-
-    >>> with collecting_less():
-    ...     gc.get_threshold()[0] >= YOUNG
-    True
-    """
-    global _inside, _before
-    with _lock:
-        if _inside == 0:
-            _before = gc.get_threshold()
-            if 0 < _before[0] < YOUNG:  # 0: it is off
-                gc.set_threshold(YOUNG, *_before[1:])
-        _inside += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _inside -= 1
-            if _inside == 0:
-                gc.set_threshold(*_before)
-
 
 # ---- equations that only vmap makes -------------------------------------------------------------
 # Equations that only `jax.vmap` makes, as ordinary ones.
@@ -587,9 +553,24 @@ class _Builder:
         if at.manual or (self.is_known(name) and name != "custom_partitioning"):
             return None
         if eqn.primitive.name == "custom_partitioning":
-            return eqn.params["call"]
+            body = eqn.params["call"]
+            states = isinstance(eqn.params["sharding_rule"], SdyShardingRule) and not body.effects
+            return None if states and any(map(self.is_opaque, body.eqns)) else body
         function = _jax.lowering_function(eqn.primitive, self.platform)
         return function and _replace(eqn, functools.partial(function, **eqn.params))
+
+    def is_opaque(self, eqn: Any) -> bool:
+        """Whether an equation calls code that sbp does not see, itself or in the bodies that run on
+        the platform."""
+        name, bodies, branch = eqn.primitive.name, [*_jax.jaxprs_in(eqn)], self.chosen_branch(eqn)
+        if name in ("ffi_call", "pallas_call"):
+            return True
+        if not (
+            self.is_known(name) or bodies or _jax.lowering_function(eqn.primitive, self.platform)
+        ):
+            return True
+        run = bodies if branch is None else bodies[branch : branch + 1]
+        return any(self.is_opaque(inner) for j in run for inner in _jax.open_jaxpr(j)[0].eqns)
 
     def chosen_branch(self, eqn: Any) -> int | None:
         """The position of the branch for the platform, of an equation that is part of a

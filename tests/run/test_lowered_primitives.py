@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import sparse
+from jax import lax
+from jax.experimental import pallas as pl, sparse
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import sbp
 from sbp import _jax
@@ -110,6 +111,169 @@ def test_partitioned_functions_are_split(function):
         warnings.simplefilter("error")
         assert f.plan(x, w).cost.bytes_per_device == 0
         np.testing.assert_allclose(f(x, w), function(x, w), rtol=1e-6)
+
+
+# ---- sharding rules ------------------------------------------------------------------------------
+
+
+def line():
+    return sbp.make_mesh((8,), ("data",))
+
+
+def opaque(function):
+    """A function as one kernel that sbp does not see."""
+
+    def kernel(*refs):
+        refs[-1][...] = function(*(ref[...] for ref in refs[:-1]))
+
+    return lambda *args: pl.pallas_call(kernel, jax.eval_shape(function, *args), interpret=True)(
+        *args
+    )
+
+
+def stated(function, rule, *whole, partition=None):
+    """A kernel with a sharding rule; its factors `whole` need replication."""
+
+    def keeps(mesh, ins, out):
+        return mesh, opaque(function), out.sharding, tuple(x.sharding for x in ins)
+
+    found = custom_partitioning(opaque(function))
+    found.def_partition(
+        partition=partition or keeps, sharding_rule=rule, need_replication_factors=whole
+    )
+    return found
+
+
+def split_of(plan):
+    """The types on which the kernel of a plan runs."""
+    (node,) = (n for n in plan.program.graph.nodes if n.op.startswith("custom_partitioning"))
+    row = plan.program.typing.rows[node.id]
+    return *row.ins, *row.outs
+
+
+@pytest.mark.parametrize(
+    ("types", "want"),
+    [
+        (("a:S(0)", "b:S(1)"), ((1, 0), (0, 2), (1, 2))),
+        (("b:S(0) a:S(0)", "B"), ((1, 1), (0, 0), (1, 1))),
+        (("B", "a:S(1)"), ((0, 1), (2, 0), (2, 1))),
+    ],
+)
+def test_sharding_rules_split_kernels(types, want):
+    x, w = jnp.arange(64.0).reshape(16, 4), jnp.ones((4, 16))
+    mesh = sbp.make_mesh((2, 4), ("a", "b"))
+    f = sbp.jit(stated(projected, "i j, j k -> i k", "j"), mesh, in_types=types)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", sbp.SbpWarning)
+        assert split_of(f.plan(x, w)) == want
+        np.testing.assert_allclose(f(x, w), projected(x, w), rtol=1e-6)
+
+
+def replicates(mesh, ins, out):
+    whole = NamedSharding(mesh, PartitionSpec())
+    return mesh, opaque(jnp.multiply), out.sharding, (ins[0].sharding, whole)
+
+
+WHOLE = {
+    "one factor of two sizes": (jnp.multiply, "i, i -> i", ((1,), (8,)), None),
+    "a factor in a compound": (
+        lambda x, y: x * y.reshape(8, 8),
+        "i j, (i j) -> i j",
+        ((8, 8), (64,)),
+        None,
+    ),
+    "a factor on two dims": (lambda x, y: x @ y, "i i, i i -> i i", ((8, 8), (8, 8)), None),
+    "partition replicates": (jnp.multiply, "i, i -> i", ((8,), (8,)), replicates),
+    "partition fails": (jnp.multiply, "i, i -> i", ((8,), (8,)), lambda *a: 1 / 0),
+    "partition returns a spec": (
+        jnp.multiply,
+        "i, i -> i",
+        ((8,), (8,)),
+        lambda mesh, ins, out: (mesh, None, None, None),
+    ),
+    "a factor that the result lacks": (
+        lambda x, y: (x * y).sum(keepdims=True),
+        "i, i -> j",
+        ((8,), (8,)),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_dims_stay_whole_where_a_sharding_rule_does_not_split_them(case):
+    function, rule, shapes, partition = WHOLE[case]
+    args = [jnp.arange(np.prod(s), dtype="f4").reshape(s) for s in shapes]
+    f = sbp.jit(stated(function, rule, partition=partition), line(), in_types=(None, "data:S(0)"))
+    with pytest.warns(sbp.SbpWarning, match="missing-rule: .*no factor of its sharding_rule"):
+        plan = f.plan(*args)
+    assert not any(map(any, split_of(plan)))
+    np.testing.assert_allclose(f(*args), function(*args), rtol=1e-6)
+
+
+def test_ellipses_count_dims_from_the_last():
+    x, y = jnp.arange(8.0), jnp.arange(24.0).reshape(3, 8)
+    f = sbp.jit(stated(jnp.multiply, "..., ... -> ..."), line(), in_types=("data:S(0)", None))
+    assert split_of(f.plan(x, y)) == ((1,), (2,), (2,))
+    np.testing.assert_allclose(f(x, y), x * y)
+
+
+def test_a_sharding_rule_of_other_ranks_is_refused():
+    f = sbp.jit(stated(jnp.multiply, "i j, i j -> i j"), line())
+    with pytest.raises(sbp.SbpError, match=r"does not have the dims .* \(8,\), \(8,\), \(8,\)"):
+        f.plan(jnp.ones(8), jnp.ones(8))
+
+
+def test_partitions_see_the_whole_mesh():
+    seen = []
+
+    def partition(mesh, ins, out):
+        seen.append(tuple(mesh.shape.items()))
+        return mesh, opaque(jnp.sin), out.sharding, (ins[0].sharding,)
+
+    mesh = sbp.make_mesh((2, 4), ("a", "b"))
+    f = sbp.jit(stated(jnp.sin, "i -> i", partition=partition), mesh, in_types="b:S(0)")
+    np.testing.assert_allclose(f(jnp.arange(8.0)), jnp.sin(jnp.arange(8.0)), rtol=1e-6)
+    assert seen[-1] == (("a", 2), ("b", 4))
+
+
+def branches(x):
+    return lax.cond(jnp.bool_(True), opaque(jnp.sin), opaque(jnp.cos), x)
+
+
+def on_platforms(x):
+    return lax.platform_dependent(x, tpu=opaque(jnp.cos), default=jnp.sin)
+
+
+@pytest.mark.parametrize(("function", "kept"), [(branches, True), (on_platforms, False)])
+def test_kernels_in_branches(function, kept):
+    """A function is opaque if a branch that may run is."""
+    found = custom_partitioning(function)
+    found.def_partition(
+        partition=lambda mesh, ins, out: (mesh, function, out.sharding, (ins[0].sharding,)),
+        sharding_rule="i j -> i j",
+        need_replication_factors=("i",),
+    )
+    x = jnp.ones((4, 8))
+    f = sbp.jit(found, line(), in_types="data:S(1)")
+    assert ("custom_partitioning" in str(f.plan(x))) == kept
+    np.testing.assert_allclose(f(x), function(x), rtol=1e-6)
+
+
+def test_effects_in_a_kernel_with_a_sharding_rule(capfd):
+    def printing(x):
+        jax.debug.print("once")
+        return opaque(jnp.sin)(x)
+
+    found = custom_partitioning(printing)
+    found.def_partition(
+        partition=lambda mesh, ins, out: (mesh, printing, out.sharding, (ins[0].sharding,)),
+        sharding_rule="i -> i",
+    )
+    with pytest.warns(sbp.SbpWarning, match="missing-rule: primitive 'pallas_call"):
+        sbp.jit(found, line(), in_types="data:S(0)")(jnp.ones(8)).block_until_ready()
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("once") == 1
 
 
 def test_at_all_sizes():

@@ -12,6 +12,7 @@ from calls import SAMPLES, b, bf, bind, c, f, i, keys, more, primitives, u
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from sbp.signatures.rule import names
@@ -459,6 +460,31 @@ def _kernel(
     )
 
 
+def _partitioned(function: Callable[..., Any], rule: str, **factors: Any) -> Callable[..., Any]:
+    """A function that states how it splits, and that runs on shards of any size."""
+    found = custom_partitioning(function)
+    found.def_partition(
+        partition=lambda mesh, ins, outs: (
+            mesh,
+            function,
+            jax.tree.map(lambda x: x.sharding, outs),
+            jax.tree.map(lambda x: x.sharding, ins),
+        ),
+        sharding_rule=rule,
+        **factors,
+    )
+    return found
+
+
+def _opaque(x: Any, w: Any) -> Any:
+    """Running sums of the lines of an array times a line, in one block."""
+
+    def block(x: Any, w: Any, o: Any) -> None:
+        o[...] = jnp.sin(x[...]) + jnp.cumsum(x[...] * w[...], -1)
+
+    return pl.pallas_call(block, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x, w)
+
+
 _line_of = pl.BlockSpec((1, 3), lambda i: (i, 0))
 _pairs_of = pl.BlockSpec((2, None, 3), lambda i, j: (j, i, 0))
 more(
@@ -476,6 +502,20 @@ more(
                 ),
                 (f(8, 3, 3), f(8, 3)),
             ),
-        ]
+        ],
+        "custom_partitioning": [
+            (
+                _partitioned(_opaque, "... j, j -> ... j", need_replication_factors=("j",)),
+                (f(2, 4, 3), f(3)),
+            ),
+            (
+                _partitioned(
+                    lambda x, w: (_opaque(x, w), _opaque(x, w).sum(1)),
+                    "i j, j -> i j, i",
+                    need_replication_factors=("j",),
+                ),
+                (f(5, 3), f(3)),
+            ),
+        ],
     }
 )

@@ -21,9 +21,18 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import sbp
-from sbp.trace.build import YOUNG, collecting_less, trace
+from sbp.trace.build import trace
 from sbp.trace.evaluate import evaluate
-from sbp.trace.graph import Graph, Node, amount, bodies_of, interface_of, trips_of
+from sbp.trace.graph import (
+    YOUNG,
+    Graph,
+    Node,
+    amount,
+    bodies_of,
+    collecting_less,
+    interface_of,
+    trips_of,
+)
 from tests.signatures.calls import primitives
 
 SHAPE = jax.ShapeDtypeStruct((8,), jnp.float32)

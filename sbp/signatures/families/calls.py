@@ -1,18 +1,25 @@
-"""Calls of code that sbp does not see: callbacks and Pallas kernels."""
+"""Calls of code that sbp does not see: callbacks, Pallas kernels, and functions with a partitioning
+of their own."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 from jax import lax
+from jax.experimental.custom_partitioning import BATCHING
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from sbp import _jax
+from sbp.errors import SbpError
+from sbp.signatures.factors import FactorMap, split_rows
 from sbp.signatures.families.linalg import dot_flops
 from sbp.signatures.rule import LocalContext, Op, Row, Traits, bind_with, rule
-from sbp.types import B, Split
+from sbp.types import Atom, B, Split
 
 # ---- callbacks ----------------------------------------------------------------------------------
 # Callbacks. A callback that is called for its effect sees whole values and runs once, on the first
@@ -117,10 +124,8 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
     """All equations of a jaxpr, those of inner jaxprs too."""
     for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
         yield eqn
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                if _jax.is_jaxpr(inner):
-                    yield from _equations(inner)
+        for inner in _jax.jaxprs_in(eqn):
+            yield from _equations(inner)
 
 
 def _independent(params: dict[str, Any]) -> tuple[GridDim, ...]:
@@ -245,3 +250,156 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 
 rule("pallas_call", traits=Traits(flops=_flops), local=_local, unread=why_whole)(_rows)
+
+
+# ---- custom_partitioning ------------------------------------------------------------------------
+# A function under `custom_partitioning` that calls code that sbp does not see; for other functions,
+# the trace has their operations. A dim splits if its factor passes through in the `sharding_rule`,
+# and if `partition` keeps the split. Each device runs the function that `partition` gives.
+
+
+def _passed_factors(params: dict[str, Any]) -> FactorMap:
+    """The factors of a `sharding_rule` that the function computes each by itself: a factor is the
+    whole of one dim, of one size in all arrays that have it, and all results have it.
+
+    Raises:
+      SbpError: `bad-argument` for a rule of other ranks than the arrays.
+    """
+    stated, call = params["sharding_rule"], params["call"]
+    avals = (*call.in_avals, *call.out_avals)
+    mappings = (*stated.operand_mappings, *stated.result_mappings)
+    arrays = [_dims(m, len(a.shape)) for m, a in zip(mappings, avals, strict=False)]
+    if len(mappings) != len(avals) or any(
+        len(dims) != len(a.shape) for dims, a in zip(arrays, avals, strict=True)
+    ):
+        shapes = ", ".join(str(a.shape) for a in avals)
+        raise SbpError(
+            f"the sharding_rule of a custom_partitioning does not have the dims of its operands and"
+            f" results, which are {shapes}: {stated}"
+        )
+    sizes = defaultdict[str, set[int]](set)
+    whole = {*stated.reduction_factors, *stated.need_replication_factors}
+    whole |= set(stated.permutation_factors)
+    for dims, aval in zip(arrays, avals, strict=True):
+        for dim, size in zip(dims, aval.shape, strict=True):
+            if isinstance(dim, str):
+                sizes[dim].add(size)
+            else:
+                whole |= set(dim)
+        whole |= {dim for dim in dims if dims.count(dim) > 1}
+    count = len(call.in_avals)
+    passed = {
+        factor
+        for factor in sizes.keys() - whole
+        if len(sizes[factor]) == 1
+        and any(factor in dims for dims in arrays[:count])
+        and all(factor in dims for dims in arrays[count:])
+    }
+    named = [tuple(d if d in passed else None for d in dims) for dims in arrays]
+    return FactorMap(ins=tuple(named[:count]), outs=tuple(named[count:]))
+
+
+def _dims(mapping: Sequence[Any], rank: int) -> list[Any]:
+    """The factor or factors of each dim; leading dims under an ellipsis are counted from the
+    last."""
+    if not mapping or not str(mapping[0]).startswith(BATCHING):
+        return [*mapping]
+    return [*(f"{mapping[0]}{d}" for d in range(len(mapping) - 1 - rank, 0)), *mapping[1:]]
+
+
+def _function_on_shards(
+    params: dict[str, Any], mesh: AbstractMesh, specs: Sequence[PartitionSpec]
+) -> Callable[..., Any] | None:
+    """The function that `partition` gives; None where it fails, or asks for other splits.
+
+    Arguments:
+      params: parameters of the `custom_partitioning`.
+      mesh: the mesh.
+      specs: how its operands and results are split.
+    """
+    call, trees = params["call"], (params["in_tree"], params["out_tree"])
+    avals, count = (*call.in_avals, *call.out_avals), len(call.in_avals)
+    given = [NamedSharding(mesh, spec) for spec in specs]
+    shapes = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s)
+        for a, s in zip(avals, given, strict=True)
+    ]
+    ins, outs = map(jax.tree.unflatten, trees, (shapes[:count], shapes[count:]))
+    try:  # code of the user, which may raise anything
+        asked = params["partition"](*params["static_args"], mesh, ins, outs)
+        _, function, of_outs, of_ins = asked
+        wanted = [*trees[0].flatten_up_to(of_ins), *trees[1].flatten_up_to(of_outs)]
+        kept = all(
+            NamedSharding(mesh, w.spec).is_equivalent_to(s, len(a.shape))
+            for w, s, a in zip(wanted, given, avals, strict=True)
+        )
+    except Exception:
+        return None
+    return function if kept else None
+
+
+def _kept_rows(op: Op) -> list[Row]:
+    """A row for each factor that `partition` lets one mesh axis split."""
+    mesh = AbstractMesh((op.axis_size,), ("axis",))
+
+    def spec(atom: Atom) -> PartitionSpec:
+        return PartitionSpec(*([None] * atom.dim), "axis") if isinstance(atom, Split) else whole
+
+    whole, rows = PartitionSpec(), split_rows(op, _passed_factors(op.params))
+    return [
+        r for r in rows if _function_on_shards(op.params, mesh, [*map(spec, (*r.ins, *r.outs))])
+    ]
+
+
+def _partitioned_rows(op: Op) -> Sequence[Row]:
+    def is_even(row: Row) -> bool:
+        sides = zip((*row.ins, *row.outs), (*op.ins, *op.outs), strict=True)
+        return all(op.divides(a.shape[s.dim]) for s, a in sides if isinstance(s, Split))
+
+    return [row for row in _kept_rows(op) if is_even(row)]
+
+
+def _why_not_partitioned(params: dict[str, Any]) -> str:
+    """Why no dim of a `custom_partitioning` is split; empty where one can be."""
+    call = params["call"]
+    op = Op("custom_partitioning", params, tuple(call.in_avals), tuple(call.out_avals), 2)
+    if _kept_rows(op):
+        return ""
+    return (
+        "no factor of its sharding_rule is a whole dim that passes through to all results, or its"
+        " partition function does not keep the split of such a dim"
+    )
+
+
+def _partitioned_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
+    """The function that `partition` gives for the types of the operands and results.
+
+    Raises:
+      SbpError: `bad-argument` where it gives none, or one with other results.
+    """
+    sides = (ctx.global_ins, ctx.in_axes), (ctx.global_outs, ctx.out_axes)
+    split = [
+        [axes_of(i, d) for d in range(len(a.shape))]
+        for avals, axes_of in sides
+        for i, a in enumerate(avals)
+    ]
+    axes = {name: n for dims in split for pairs in dims for name, n in pairs}
+    if not axes:
+        return bind_with(ctx, args)
+    axes = dict(jax.sharding.get_abstract_mesh().shape) or axes  # the first inside `shard_map`
+    mesh = AbstractMesh(tuple(axes.values()), tuple(axes))
+    specs = [PartitionSpec(*([name for name, _ in pairs] for pairs in dims)) for dims in split]
+    function = _function_on_shards(ctx.params, mesh, specs)
+    found = function and jax.tree.leaves(function(*jax.tree.unflatten(ctx.params["in_tree"], args)))
+    if not found or [x.shape for x in found] != [*ctx.local_outs]:
+        raise SbpError(
+            f"the partition function of a custom_partitioning has no function for {specs} with"
+            f" results of shapes {[*ctx.local_outs]}; change it, or register a signature with"
+            " sbp.signatures.register"
+        )
+    return found
+
+
+rule("custom_partitioning", traits=Traits(), local=_partitioned_local, unread=_why_not_partitioned)(
+    _partitioned_rows
+)
