@@ -40,7 +40,7 @@ CONSTANTS: dict[str, Constant] = {
     "STEP_LATENCIES": Constant("infer/cost", "3.0", ("1.5", "6.0")),
     "FUSED_FRACTION": Constant("infer/cost", "0.25", ("0.125", "0.5")),
     "FREE_FRACTION": Constant("infer/cost", "0.05", ("0.025", "0.1")),
-    "FUSED_SHARE": Constant("infer/memory_shares", "0.01", ("0.005", "0.02")),
+    "FUSED_SHARE": Constant("infer/cost", "0.01", ("0.005", "0.02")),
     "COLLECTIVE_PASS": Constant("infer/space", "0.25, 0.01", ("0.125, 0.01", "0.5, 0.01")),
     "LOCAL_PASS": Constant("infer/space", "0.25, 0.01", ("0.25, 0.005", "0.25, 0.02")),
     "LOCAL_SECONDS": Constant("infer/space", "1e-9", ("5e-10", "2e-9")),

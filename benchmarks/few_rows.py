@@ -24,8 +24,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 import sbp
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
 from benchmarks.hlo.schedule import CHIPS, step_time
-from sbp.infer.cost import row_seconds
-from sbp.infer.memory_shares import MemoryShares
+from sbp.infer.cost import MemoryShares, row_seconds
 
 ROWS = (1, 2, 8, 16, 64, 128, 256, 512)
 SIZES = ((2048, 8192), (8192, 2048), (4096, 4096))

@@ -52,9 +52,9 @@ class Reduction:
     Arguments:
       wide: the wider dtype in which they are accumulated (`WideSum`); None for their own.
       together: the number of values whose all-reduces start together, this one included
-        (`infer.memory_shares`).
+        (`infer.cost`).
       fused: whether the value reaches memory only where a collective converts it
-        (`infer.memory_shares`).
+        (`infer.cost`).
     """
 
     wide: str | None = None

@@ -22,9 +22,14 @@ from sbp.infer.accumulation import (
     rounding_casts,
     wide,
 )
-from sbp.infer.cost import product_seconds
+from sbp.infer.cost import (
+    MemoryShares,
+    late_values,
+    memory_shares,
+    product_seconds,
+    reduced_together,
+)
 from sbp.infer.flow import Flow, flow_of
-from sbp.infer.memory_shares import MemoryShares, late_values, memory_shares, reduced_together
 from sbp.infer.rows import EMPTY, NdRow, PartialRow, RowTable, worth_having
 from sbp.infer.space import Ban, Rules, Spaces
 from sbp.limits import POLICIES, Budget, Policy, policies_in

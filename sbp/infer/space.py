@@ -53,7 +53,7 @@ and what comes of both back (`tests/tpu/test_compiled_memory.py`)."""
 
 JOINED_BYTES = 96 * 2**20
 """Bytes that the TPU compiler reduces in one all-reduce, of values that do not wait for each other:
-a smaller one is charged its share of a start (`infer.memory_shares`)."""
+a smaller one is charged its share of a start (`infer.cost`)."""
 
 LOCAL_SECONDS = 1e-9
 """Seconds that a local step is charged besides, so that no path takes one without need."""

@@ -12,8 +12,7 @@ import numpy as np
 from sbp import _jax
 from sbp.errors import Span, position_text
 from sbp.infer.accumulation import WideSum
-from sbp.infer.cost import step_sends, step_stages
-from sbp.infer.memory_shares import late_values
+from sbp.infer.cost import late_values, step_sends, step_stages
 from sbp.infer.request import Request
 from sbp.infer.space import Codes, Step, decode, local_shape, to_type
 from sbp.infer.typing import Typing

@@ -12,8 +12,7 @@ from jax.sharding import AbstractMesh, PartitionSpec as P
 
 import sbp
 from sbp.infer.accumulation import Reduction
-from sbp.infer.cost import row_seconds
-from sbp.infer.memory_shares import MemoryShares
+from sbp.infer.cost import MemoryShares, row_seconds
 from sbp.infer.rows import NdRow
 from sbp.infer.space import Spaces
 from sbp.machine.mesh import mesh_spec
