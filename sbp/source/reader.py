@@ -333,9 +333,8 @@ def _binding(text: str, name: str, at: Span) -> VariableBinding | None:
     if not isinstance(owner, FUNCTIONS):
         return None
     positional = [a.arg for a in (*owner.args.posonlyargs, *owner.args.args)]
-    return VariableBinding(
-        function=owner.name, position=positional.index(name) if name in positional else -1
-    )
+    position = positional.index(name) if name in positional else -1
+    return VariableBinding(function=owner.name, position=position)
 
 
 def _stores(source: ParsedSource, owner: ast.AST, name: str) -> list[ast.Name]:
@@ -409,11 +408,8 @@ def _element(value: ast.expr, elements: list[int], file: str) -> VariableBinding
         and not any(isinstance(e, ast.Starred) for e in value.elts)
     ):
         value = value.elts[left.pop(0)]
-    return VariableBinding(
-        span=span_of(value, file),
-        name=value.id if isinstance(value, ast.Name) and not left else "",
-        whole=not left,
-    )
+    name = value.id if isinstance(value, ast.Name) and not left else ""
+    return VariableBinding(span=span_of(value, file), name=name, whole=not left)
 
 
 # ---- expressions --------------------------------------------------------------------------------
