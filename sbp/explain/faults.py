@@ -263,7 +263,8 @@ _FORBIDS: Mapping[str, str] = {
 def budget_notes(fault: BlamedFault) -> Iterator[str]:
     """The budgets that are to blame."""
     numbers = fault.found.budgets
-    yield from (f"the budget: {fault.request.budgets[number]}" for number in numbers)
+    for number in numbers:
+        yield f"the budget: {fault.request.budgets[number]}"
     if len(numbers) > 1:
         yield "sbp looked for a larger size only in the first of these budgets"
 
@@ -457,9 +458,8 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
         least = budget_help(fault.request, fault.found.budgets[0], plans=limits.plans)
         last = () if least is None else (least,)
         shown = found.helps[: limits.shown - len(last)]
-        found = replace(
-            found, helps=(*shown, *last), unshown=found.unshown + len(found.helps) - len(shown)
-        )
+        unshown = found.unshown + len(found.helps) - len(shown)
+        found = replace(found, helps=(*shown, *last), unshown=unshown)
     limited = limit_notes(fault, found, len(near) - limits.rows)
     return Diagnostic(
         code=code,

@@ -126,15 +126,13 @@ class Placement:
     def frame(self, node: Node) -> int | None:
         """The position of the stack frame that reads the annotated value; None if there is none."""
         start = self.edit.span if self.inserts else self.line
-        return next(
-            (
-                k
-                for k, s in enumerate(node.stack)
-                if (s.file, s.function) == (self.line.file, self.line.function)
-                and (s.line, s.column) >= (start.line, start.column)
-            ),
-            None,
+        found = (
+            k
+            for k, s in enumerate(node.stack)
+            if (s.file, s.function) == (self.line.file, self.line.function)
+            and (s.line, s.column) >= (start.line, start.column)
         )
+        return next(found, None)
 
     def start(self, siblings: tuple[Node, ...], reader: int, maker: Node | None) -> Node:
         """The first node of the statement that a node belongs to, after what makes the value.
@@ -187,16 +185,14 @@ class Insertions(PinChanges):
             yield from self.at_region()
             return
         if node.span == users_span(node):
-            wanted = [
-                wrong
-                for wrong in map(self.misfits, self.base.axis_rows(node, self.fault.position))
-                if wrong
-            ]
+            rows = self.base.axis_rows(node, self.fault.position)
+            wanted = [wrong for wrong in map(self.misfits, rows) if wrong]
             least = min(map(len, wanted), default=0)  # no more annotations than it takes
-            for wrong in (w for w in wanted if len(w) == least):
-                yield from self.insertion(
-                    {node.inputs[i]: (names.read(node, i), c) for i, c in wrong.items()}
-                )
+            for wrong in wanted:
+                if len(wrong) == least:
+                    yield from self.insertion(
+                        {node.inputs[i]: (names.read(node, i), c) for i, c in wrong.items()}
+                    )
         for value in self.entering():
             name = names.entering(value, node, alone=True)
             if name and reads(users_span(node), name):

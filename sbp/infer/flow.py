@@ -369,18 +369,19 @@ class _Walk:
             waiting += interface.leaving(number)
             if not interface.loop or region is node.regions[-1]:
                 for left in waiting:
+                    end = (
+                        entered[left.entry.operand]
+                        if left.entry is not None
+                        else results[left.result]
+                        if left.kind == "result"
+                        else self.left(node, left)
+                    )
                     self.edges.append(
                         Edge(
                             kind="exit",
                             place=("result", node.id, left.region, left.output),
                             operand=node.regions[left.region].outputs[left.output],
-                            end=(
-                                entered[left.entry.operand]
-                                if left.entry is not None
-                                else results[left.result]
-                                if left.kind == "result"
-                                else self.left(node, left)
-                            ),
+                            end=end,
                             node=node,
                             number=left.output,
                             exit=left,
