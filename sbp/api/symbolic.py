@@ -31,7 +31,7 @@ from sbp.errors import (
     bytes_text,
     noting,
 )
-from sbp.explain.change import help_with_price
+from sbp.explain.change import DiagnosisLimits, help_with_price
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Program
@@ -305,10 +305,6 @@ def _choice(scope: Scope, devices: int) -> Point:
 # program for different sizes and takes it for equal ones.
 
 
-PAIRS = 6
-"""Pairs of sizes that are tried; there are six of four sizes."""
-
-
 def _equal_sizes(error: Exception, call: SizedCall) -> Diagnostic | None:
     """The diagnostic of an error of JAX about a program that traces where two sizes are equal; None
     where no two sizes are that.
@@ -317,7 +313,7 @@ def _equal_sizes(error: Exception, call: SizedCall) -> Diagnostic | None:
       error: what JAX raised.
       call: the call.
     """
-    for term, signature in itertools.islice(_with_equal(call), PAIRS):
+    for term, signature in itertools.islice(_with_equal(call), DiagnosisLimits().plans):
         try:
             report = _report_of_sizes(call.reader, signature)
         except (SbpError, TypeError, ValueError):
