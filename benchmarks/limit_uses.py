@@ -107,8 +107,8 @@ def differ(before: Any, got: Any, want: Any, *rest: Any) -> bool:
     if want.dtype == np.float32 and want.size and not rest:
         both = np.isfinite(want) & np.isfinite(got)
         scale = max(1e-6, float(np.max(np.abs(want), where=both, initial=0.0)))
-        apart = np.abs(got.astype(np.float64) - want.astype(np.float64))
-        most = float(np.max(apart, where=both, initial=0.0)) / scale
+        apart = np.subtract(got, want, where=both, out=np.zeros(want.shape), dtype=np.float64)
+        most = float(np.max(np.abs(apart), initial=0.0)) / scale
         if found and most:
             use("handwritten.emulation.TOLERANCE, 1 / float32 values that differ", 1 / most)
         if not found:
@@ -149,14 +149,14 @@ def explore(before: Any, *args: Any) -> Any:
     return found
 
 
-def decide(before: Any, theorem: Any, *rest: Any) -> Any:
+def decide(before: Any, theorem: Any, **options: Any) -> Any:
     solver = z3.Solver()
     solver.add(*theorem.premises, z3.Not(theorem.claim))
     solver.set(rlimit=proofs.RLIMIT)
     solver.check()  # the first check of a solver, so its count is that of this theorem
     counts = dict(iter(solver.statistics()))
     use("signatures.laws.proofs.RLIMIT", counts.get("rlimit count", 0))
-    return before(theorem, *rest)
+    return before(theorem, **options)
 
 
 def refute_row(before: Any, self: Any, oracle: Any, row: Any, n: int, seed: int) -> None:
