@@ -223,10 +223,8 @@ def _replace(entry: Any, wrong: Any, right: Any) -> Any:
             return {
                 (right if k == wrong else k): _replace(v, wrong, right) for k, v in entry.items()
             }
-        case list():
-            return [_replace(v, wrong, right) for v in entry]
-        case tuple() if type(entry) is tuple:
-            return tuple(_replace(v, wrong, right) for v in entry)
+        case list() | tuple() if type(entry) in (list, tuple):
+            return type(entry)(_replace(v, wrong, right) for v in entry)
         case str() if isinstance(wrong, str):
             return rename_axis(entry, wrong, right)
         case PartitionSpec():

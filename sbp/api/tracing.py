@@ -77,8 +77,7 @@ def tied_outputs(signature: CallSignature, results: Leaves) -> tuple[tuple[int, 
       signature: the call.
       results: what it returns.
     """
-    pairs: list[tuple[int, int]] = []
-    used: set[int] = set()
+    left, pairs = results_of(results.tree), list[tuple[int, int]]()
 
     def is_donated(argument: tuple[Any, range]) -> bool:
         return any(signature.leaves[i].donated for i in argument[1])
@@ -90,13 +89,12 @@ def tied_outputs(signature: CallSignature, results: Leaves) -> tuple[tuple[int, 
     for tree, taken in donated_first:
         if jax.tree_util.treedef_is_leaf(tree) and not is_donated((tree, taken)):
             continue
-        for number, (result, returned) in enumerate(results_of(results.tree)):
+        for result, returned in left:
             each = list(zip(returned, taken, strict=False))
-            same = result == tree and all(
+            if result == tree and all(
                 shape(results.leaves[o]) == shape(signature.leaves[i]) for o, i in each
-            )
-            if same and number not in used:
-                used.add(number)
+            ):
+                left.remove((result, returned))
                 pairs += [(o, i) for o, i in each if results.leaves[o].is_free]
                 break
     return tuple(pairs)

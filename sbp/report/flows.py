@@ -59,7 +59,6 @@ class Stop:
       name: what tells it from others of its phase.
       text: the source line, or the name of the function or scope.
       where: file and line.
-      brief: the same without folders.
       phase: forward, backward or update; `returned` for the results.
       runs: how often it runs per call, by the trips of loops and the turns of Python's loops.
       operations: how many there are, each counted once.
@@ -71,7 +70,6 @@ class Stop:
     name: str
     text: str
     where: str = ""
-    brief: str = ""
     phase: Moment
     runs: int = 1
     operations: int = 0
@@ -151,7 +149,6 @@ class PlaceName(NamedTuple):
     name: str
     text: str
     where: str = ""
-    brief: str = ""
 
 
 def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
@@ -167,7 +164,7 @@ def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
     else:
         key, where = span.line, position_text(span.file, span.line)
         text = shorten((line_text(span.file, key) or "").strip(), TEXT_LIMIT) or "(no source)"
-    return PlaceName(f"{span.file}:{key}", text, where, where.rpartition("/")[2])
+    return PlaceName(f"{span.file}:{key}", text, where)
 
 
 def merge(found: Iterable[Send]) -> list[Send]:
@@ -489,7 +486,7 @@ def _box(
         board.text((x + width - 9.5, y + 14), "P", Ink(bold=True), anchor="middle")
         room -= 2
     first = f"gradient{count}" if brief else stop.text
-    under = kind if brief else f"{stop.brief}{count}  {kind}"
+    under = kind if brief else f"{stop.where.rpartition('/')[2]}{count}  {kind}"
     board.text((x + 6, y + 15), shorten(first, room), title="" if brief else stop.text)
     board.text((x + 6, y + 30), shorten(under, room))
 
