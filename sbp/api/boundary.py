@@ -333,11 +333,9 @@ def read_entry(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip:
 
 def same_mesh(a: Mesh | AbstractMesh, b: Mesh | AbstractMesh) -> bool:
     """Whether two meshes have the same axes, and the same devices where both have some."""
-    if a.axis_names != b.axis_names or tuple(a.axis_sizes) != tuple(b.axis_sizes):
-        return False
-    if isinstance(a, Mesh) and isinstance(b, Mesh):
-        return np.array_equal(a.devices, b.devices)
-    return True
+    return axes_of(a) == axes_of(b) and (
+        not (isinstance(a, Mesh) and isinstance(b, Mesh)) or np.array_equal(a.devices, b.devices)
+    )
 
 
 def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
