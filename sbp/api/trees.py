@@ -224,8 +224,11 @@ def types_by_pattern(
         named = [k for k, ways in enumerate(paths) if any(matches(pattern, w) for w in ways)]
         if not named:
             known = ["/".join(way) for ways in paths for way in ways]
-            ratios = {k: difflib.SequenceMatcher(None, k, pattern, False).ratio() for k in known}
-            best = max(ratios, key=lambda k: ratios[k], default=None)
+            best = max(
+                known,
+                key=lambda path: difflib.SequenceMatcher(None, path, pattern, False).ratio(),
+                default=None,
+            )
             said = "there are no leaves" if best is None else f"the nearest is {best!r}"
             error = ArgumentError(f"{where}: no leaf has the path {show(pattern)}; {said}")
             raise error.with_slip(pattern, *_near_patterns(pattern, known))
