@@ -11,7 +11,7 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from sbp.errors import (
     SbpError,
@@ -51,14 +51,26 @@ MOMENTS: tuple[Moment, ...] = (*PHASES, "returned")
 Key = tuple[str, Phase]
 
 
-@dataclass(slots=True, kw_only=True)
-class Stop:
-    """A place in the program: a line, function or scope of the user in one phase.
+@dataclass(slots=True)
+class PlaceName:
+    """What a line, function or scope of the user is called.
 
     Attributes:
-      name: what tells it from others of its phase.
+      name: what tells it from others.
       text: the source line, or the name of the function or scope.
       where: file and line.
+    """
+
+    name: str
+    text: str
+    where: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Stop(PlaceName):
+    """A place in the program in one phase.
+
+    Attributes:
       phase: forward, backward or update; `returned` for the results.
       runs: how often it runs per call, by the trips of loops and the turns of Python's loops.
       operations: how many there are, each counted once.
@@ -67,9 +79,6 @@ class Stop:
       sends: its collectives (`sbp.plan.program.Phases.place`).
     """
 
-    name: str
-    text: str
-    where: str = ""
     phase: Moment
     runs: int = 1
     operations: int = 0
@@ -141,14 +150,6 @@ class ProgramFlows:
             for send in stop.sends if stop.bytes else ():
                 found[send.axes, row(stop)] += send.bytes
         return found
-
-
-class PlaceName(NamedTuple):
-    """What a place is called: see `Stop`."""
-
-    name: str
-    text: str
-    where: str = ""
 
 
 def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
@@ -223,7 +224,8 @@ def program_flows(program: Program, grouping: Grouping = "line") -> ProgramFlows
 
 
 def _stop(stops: dict[Key, Stop], named: PlaceName, phase: Phase) -> Stop:
-    return stops.setdefault((named.name, phase), Stop(**named._asdict(), phase=phase))
+    made = Stop(named.name, named.text, named.where, phase=phase)
+    return stops.setdefault((named.name, phase), made)
 
 
 def _begins_partial(program: Program, node: Node) -> bool:
