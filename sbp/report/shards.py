@@ -112,6 +112,8 @@ def tensor_shards(tensor: Tensor, mesh: tuple[tuple[str, int], ...]) -> TensorSh
                     at.append(i)
                 case Unreduced():
                     summand = summand * n + i
+                case _:
+                    pass
         # Empty shards of several places are told apart: each is a block of its own.
         devices[tuple(zip(starts, stops, strict=True)), tuple(at), summand].append(device)
     return TensorShards(
