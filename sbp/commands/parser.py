@@ -7,7 +7,7 @@ import argparse
 import ast
 import functools
 import inspect
-import re
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -250,7 +250,11 @@ def arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _scalars(text: str) -> str:
     """The text with `f32[]` written as `f32[()]`, which Python parses."""
-    return re.sub(r"(?<=[^\W_])\[\]", "[()]", text)
+    parts = text.split("[]")
+    return parts[0] + "".join(
+        ("[()]" if before[-1:].isalnum() else "[]") + after
+        for before, after in itertools.pairwise(parts)
+    )
 
 
 def _refused(text: str, why: str) -> SbpError:

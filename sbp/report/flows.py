@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from sbp.errors import (
@@ -59,11 +59,13 @@ class PlaceName:
       name: what tells it from others.
       text: the source line, or the name of the function or scope.
       where: file and line.
+      brief: the same without folders.
     """
 
     name: str
     text: str
     where: str = ""
+    brief: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -165,7 +167,7 @@ def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
     else:
         key, where = span.line, position_text(span.file, span.line)
         text = shorten((line_text(span.file, key) or "").strip(), TEXT_LIMIT) or "(no source)"
-    return PlaceName(f"{span.file}:{key}", text, where)
+    return PlaceName(f"{span.file}:{key}", text, where, where.rpartition("/")[2])
 
 
 def merge(found: Iterable[Send]) -> list[Send]:
@@ -224,8 +226,7 @@ def program_flows(program: Program, grouping: Grouping = "line") -> ProgramFlows
 
 
 def _stop(stops: dict[Key, Stop], named: PlaceName, phase: Phase) -> Stop:
-    made = Stop(named.name, named.text, named.where, phase=phase)
-    return stops.setdefault((named.name, phase), made)
+    return stops.setdefault((named.name, phase), Stop(**asdict(named), phase=phase))
 
 
 def _begins_partial(program: Program, node: Node) -> bool:
@@ -488,7 +489,7 @@ def _box(
         board.text((x + width - 9.5, y + 14), "P", Ink(bold=True), anchor="middle")
         room -= 2
     first = f"gradient{count}" if brief else stop.text
-    under = kind if brief else f"{stop.where.rpartition('/')[2]}{count}  {kind}"
+    under = kind if brief else f"{stop.brief}{count}  {kind}"
     board.text((x + 6, y + 15), shorten(first, room), title="" if brief else stop.text)
     board.text((x + 6, y + 30), shorten(under, room))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -55,14 +54,12 @@ def without_number(name: str) -> str:
     >>> without_number("block_12"), without_number("3"), without_number("conv2d")
     ('block_*', '*', 'conv2d')
     """
-    return re.sub(r"(^|_)\d+\Z", r"\1*", name)
+    head, line, number = name.rpartition("_")
+    return f"{head}{line}*" if number.isdigit() else name
 
 
-_POSITION = re.compile(r"(result|args)?\[[^]]*\]")
-"""The position of a result, or of an argument without a name."""
-
-_LAYER = re.compile(r"\[(['\"]?)([^]]*_)?\d+\1\]")
-"""A key that is the number of a layer, or ends in one: `[3]`, `['layer_0']`."""
+POSITIONED = ("", "result", "args")
+"""What stands before the position of a result, or of an argument without a name."""
 
 
 def without_numbers(name: str) -> str:
@@ -74,9 +71,14 @@ def without_numbers(name: str) -> str:
     >>> without_numbers("[0]['blocks'][3]"), without_numbers("result[1]")
     ("[0]['blocks'][*]", 'result[1]')
     """
-    position = _POSITION.match(name)
-    kept = position.end() if position else 0
-    return name[:kept] + _LAYER.sub(r"[\1\2*\1]", name[kept:])
+    found = name.split("[")
+    for at, part in enumerate(found):
+        if at == 0 or (at == 1 and found[0] in POSITIONED):
+            continue
+        key, end, after = part.partition("]")
+        quote = key[:1] if key[:1] in ("'", '"') else ""
+        found[at] = f"{quote}{without_number(key.strip(quote))}{quote}{end}{after}"
+    return "[".join(found)
 
 
 def common_name(names: Sequence[str]) -> str:

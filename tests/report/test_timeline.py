@@ -14,7 +14,6 @@ import sbp
 from sbp.report.device_bytes import COLUMNS, live_bytes
 from sbp.report.svg import NAMESPACE
 from sbp.report.timeline import Schedule, causes, lane_seconds, limits
-from sbp.trace.graph import trips_of
 
 MESH = jax.sharding.AbstractMesh(
     (2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
@@ -119,7 +118,7 @@ def test_each_conversion_is_in_the_lane_of_its_axes(plans, name):
 
 def test_loops_are_marked_with_their_trips(plans):
     loops = Schedule(plans["scanned"].program).loops
-    assert [trips_of(one.node) for one in loops] == [12, 12]
+    assert [one.node.params["length"] for one in loops] == [12, 12]
     assert plans["scanned"].report().timeline().svg()[0].count("all 12 runs of scan") >= 2
     assert "sbp assumes how often a while loop runs" in words(plans["while"].report().timeline())
 
