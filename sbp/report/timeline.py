@@ -396,11 +396,9 @@ def _lanes_table(found: Schedule) -> Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one part of the program does per call.
+    """What a program or one part of it does per call.
 
     Attributes:
-      place: its scopes, or the function that it stands in.
-      phase: forward, backward or update.
       flops: floating-point operations of its products on all devices together, without what
         rematerialisation repeats and what several devices do alike.
       repeated: those that rematerialisation repeats.
@@ -408,8 +406,6 @@ class Work:
         the links along mesh axes.
     """
 
-    place: str
-    phase: Phase
     flops: float
     repeated: float
     seconds: dict[str, float]
@@ -426,22 +422,29 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What limits a program.
+class PartWork(Work):
+    """What one part of the program does per call.
+
+    Attributes:
+      place: its scopes, or the function that it stands in.
+      phase: forward, backward or update.
+    """
+
+    place: str
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits(Work):
+    """What a program does per call, and what limits it. The seconds are in order, the most first.
 
     Attributes:
       works: its parts, in program order.
-      flops: model FLOPs of one call.
-      repeated: those that rematerialisation repeats.
-      seconds: modelled seconds of one call by what they are spent on, the most first.
       peak: floating-point operations per second of all devices at the rate of 16-bit products.
       modelled: the plan's modelled seconds. The parts may add up to slightly less.
     """
 
-    works: tuple[Work, ...]
-    flops: float
-    repeated: float
-    seconds: dict[str, float]
+    works: tuple[PartWork, ...]
     peak: float
     modelled: float
 
@@ -469,7 +472,7 @@ def limits(program: Program) -> Limits:
         ),
     )
     works = tuple(
-        Work(
+        PartWork(
             place=place,
             phase=phase,
             flops=sum(i.flops for i in own if not (i.node and i.node.is_recomputed)),
@@ -497,8 +500,7 @@ def limits(program: Program) -> Limits:
 def limits_section(program: Program) -> Section:
     """What limits a program, as a part of a report."""
     found = limits(program)
-    total = sum(found.seconds.values())
-    spent = [f"{name} {_percent(s / total)}" for name, s in found.seconds.items() if s > 0]
+    spent = [f"{name} {_percent(s / found.total)}" for name, s in found.seconds.items() if s > 0]
     repeats = f", beside {_flops_text(found.repeated)} that the backward pass repeats"
     by_hand = f". {_by_hand(program)}: FLOPs and time are not counted"
     text = (
@@ -518,7 +520,7 @@ def limits_section(program: Program) -> Section:
             "pass": lambda w: w.phase,
             ">FLOPs": lambda w: _flops_text(w.flops),
             ">modelled": lambda w: seconds_text(w.total),
-            ">share": lambda w: _percent(w.total / total),
+            ">share": lambda w: _percent(w.total / found.total),
             "bound by": lambda w: f"{w.bound} ({_percent(w.seconds[w.bound] / w.total)})",
         },
         shown=SHOWN_ROWS,
