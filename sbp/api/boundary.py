@@ -18,15 +18,16 @@ from sbp.api.trees import (
     fill,
     has_keys,
     is_patterns,
+    leaf_ranges,
+    no_prefix,
     path_names,
-    prefix_leaves,
     types_by_pattern,
 )
 from sbp.errors import SbpError, Span, refused, warn
 from sbp.infer.pins import check_axes, check_monoids
 from sbp.infer.request import TypeSource
 from sbp.infer.space import from_type, is_even
-from sbp.kinds import leaves_of, show, takes_no_such_call
+from sbp.kinds import leaves_of, paths_of, show, takes_no_such_call
 from sbp.layout import FullySharded, PaddedType
 from sbp.machine.mesh import MeshSpec
 from sbp.run.arrays import Padded, Partial, axes_of, fits_on, held_padded, same_layout
@@ -258,7 +259,11 @@ def broadcast_types(
 
 
 def entries_of(
-    entry: Any, tree: Any, paths: Sequence[tuple[str, ...]], names: tuple[str, str]
+    entry: Any,
+    tree: Any,
+    paths: Sequence[tuple[str, ...]],
+    names: tuple[str, str],
+    here: KeyPath = (),
 ) -> list[Any]:
     """The entry of each leaf of `tree`. A dict with the keys of the dict in its place is a part of
     the prefix; another dict with a `/` or a `*` in a key is one of patterns.
@@ -266,25 +271,28 @@ def entries_of(
     Arguments:
       entry, tree, names: as `broadcast_types` takes them.
       paths: the path of each leaf.
+      here: the path of `tree` below the name in `names`.
 
     Raises:
       SbpError: `bad-argument` where `entry` is no prefix of `tree`, and for a pattern that names no
         leaf.
     """
+    if is_patterns(entry):
+        if not has_keys(tree, entry):
+            return types_by_pattern(entry, [[one] for one in paths], names[0])
+        names, here = (names[0], f"{names[1]}{jax.tree_util.keystr(here)}"), ()
+    parts, prefix = paths_of(
+        entry, "a pytree of types", lambda x: x is not entry or is_type_leaf(x)
+    )
+    if prefix.node_data() is None:
+        return [entry] * tree.num_leaves
+    children = tree.children()
+    if tree.node_data() != prefix.node_data() or len(children) != len(parts):
+        raise no_prefix(prefix, tree, here, names)
     found: list[Any] = []
-    is_leaf = lambda x: is_type_leaf(x) or is_patterns(x)  # noqa: E731
-    for value, path, below, here in prefix_leaves(entry, tree, is_leaf, names):
-        inside = [one[len(path) :] for one in paths[here.start : here.stop]]
-        if not is_patterns(value):
-            found += [value] * len(here)
-        elif has_keys(below, value):
-            name = names[1] + jax.tree_util.keystr(path)
-            for key, child in zip(below.node_data()[1], below.children(), strict=True):
-                own = [one[1:] for one in inside[: child.num_leaves]]
-                inside = inside[child.num_leaves :]
-                found += entries_of(value[key], child, own, (names[0], f"{name}[{key!r}]"))
-        else:
-            found += types_by_pattern(value, [[one] for one in inside], names[0])
+    for (key, part), (child, at) in zip(parts, leaf_ranges(children), strict=True):
+        below = [path[1:] for path in paths[at.start : at.stop]]
+        found += entries_of(part, child, below, names, (*here, *key))
     return found
 
 
@@ -325,11 +333,9 @@ def read_entry(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip:
 
 def same_mesh(a: Mesh | AbstractMesh, b: Mesh | AbstractMesh) -> bool:
     """Whether two meshes have the same axes, and the same devices where both have some."""
-    if a.axis_names != b.axis_names or tuple(a.axis_sizes) != tuple(b.axis_sizes):
-        return False
-    if isinstance(a, Mesh) and isinstance(b, Mesh):
-        return np.array_equal(a.devices, b.devices)
-    return True
+    return axes_of(a) == axes_of(b) and (
+        not (isinstance(a, Mesh) and isinstance(b, Mesh)) or np.array_equal(a.devices, b.devices)
+    )
 
 
 def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:

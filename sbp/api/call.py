@@ -264,8 +264,7 @@ class JitOptions:
       axis_policies: the policies of single mesh axes.
       budgets: collectives that no plan may have.
       memory_limit: bytes per device; None for no limit.
-      static: `static_argnums` and `static_argnames` of `jax.jit`.
-      donated: its `donate_argnums` and `donate_argnames`.
+      parameters: the function's static and donated arguments.
       reduce_dtype: the name of a dtype in `REDUCE_DTYPES`, or None.
       in_option, out_option: the options that the types come from: `in_types` or `in_shardings`,
         `out_types` or `out_shardings`.
@@ -282,8 +281,7 @@ class JitOptions:
     budgets: tuple[Budget, ...]
     memory_limit: float | None
     hardware: Hardware | str | None
-    static: tuple[Numbers, Names]
-    donated: tuple[Numbers, Names]
+    parameters: Parameters
     reduce_dtype: str | None
     in_option: str
     out_option: str
@@ -340,7 +338,6 @@ class CallReader:
 
     Arguments:
       fn: the function.
-      parameters: its static and donated arguments.
       mesh: the user's mesh.
       options: the options of `sbp.jit`.
 
@@ -353,17 +350,12 @@ class CallReader:
     """
 
     def __init__(
-        self,
-        fn: Callable[..., Any],
-        parameters: Parameters,
-        mesh: Mesh | AbstractMesh,
-        options: JitOptions,
+        self, fn: Callable[..., Any], mesh: Mesh | AbstractMesh, options: JitOptions
     ) -> None:
         self.fn = fn
         self.mesh = mesh
         self.spec = mesh_spec(mesh, options.hardware)
         self.options = options
-        self.parameters = parameters
         for axis in (
             *options.axis_policies,
             *(b.axis for b in options.budgets if b.axis is not None),
@@ -402,20 +394,7 @@ class CallReader:
         )
         arrays = [x for _, x in with_path]
         heads = [self._argument_name(p) for p in positions]
-        carried: list[Leaf] = []
-        for path, x in with_path:
-            own = _leaf_name(path, heads)
-            # The inputs of a saved plan lie where that plan says.
-            is_pin = self.options.plan is None or isinstance(x, Partial)
-            leaf = Leaf(
-                path=path,
-                name=own,
-                aval=shape_of(x, own),
-                type=carried_type(x, self.mesh) if is_pin else None,
-                source="keyword argument" if path[0].idx else "argument",
-                struct=x if isinstance(x, jax.ShapeDtypeStruct) else None,
-            )
-            carried.append(leaf)
+        carried = [self._leaf(path, _leaf_name(path, heads), x) for path, x in with_path]
         with about_option(self.options.in_option):
             typed = self._with_types(heads, tree, carried)
         donated = self._donated(positions, len(args))
@@ -443,11 +422,24 @@ class CallReader:
         key = (tree, *keys, asked, _jax.trace_key())
         return CallSignature(key=key, tree=tree, leaves=leaves, call=call), arrays
 
+    def _leaf(self, path: KeyPath, name: str, x: Any) -> Leaf:
+        """An argument as it arrives, with the type that it has already."""
+        # The inputs of a saved plan lie where that plan says.
+        is_pin = self.options.plan is None or isinstance(x, Partial)
+        return Leaf(
+            path=path,
+            name=name,
+            aval=shape_of(x, name),
+            type=carried_type(x, self.mesh) if is_pin else None,
+            source="keyword argument" if path[0].idx else "argument",
+            struct=x if isinstance(x, jax.ShapeDtypeStruct) else None,
+        )
+
     def _statics(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[dict[int, Any], dict[str, Any]]:
         """The static arguments, by position and by name."""
-        static = self.parameters.static
+        static = self.options.parameters.static
         numbers = static.positions(len(args), "static_argnums")
         statics = {i: args[i] for i in sorted(numbers) if i < len(args)}
         static_kwargs = {k: v for k, v in kwargs.items() if k in static.names}
@@ -470,14 +462,14 @@ class CallReader:
           positions: the positions of the positional arguments that are not static.
           count: the number of positional arguments.
         """
-        donated, key = self.parameters.donated, jax.tree_util.SequenceKey
+        donated, key = self.options.parameters.donated, jax.tree_util.SequenceKey
         numbers = donated.positions(count, "donate_argnums")
         named = {(key(1), jax.tree_util.DictKey(name)) for name in donated.names}
         return {(key(0), key(i)) for i, p in enumerate(positions) if p in numbers} | named
 
     def _argument_name(self, position: int) -> str:
         """The user's name of a positional argument."""
-        names = self.parameters.names
+        names = self.options.parameters.names
         return names[position] if position < len(names) else f"args[{position}]"
 
     def _with_types(

@@ -227,9 +227,10 @@ class Holding:
             self._node(self.outputs.get(o), leaf.partial, self.program.output_sum(o))
             for o, leaf in enumerate(self.returned.leaves)
         ]
-        arguments = jax.tree.unflatten(self.signature.tree, ins)
-        returned = jax.tree.unflatten(self.returned.tree, outs)
-        return jax.tree.structure(arguments), jax.tree.structure(returned)
+        return (
+            jax.tree.structure(jax.tree.unflatten(self.signature.tree, ins)),
+            jax.tree.structure(jax.tree.unflatten(self.returned.tree, outs)),
+        )
 
     def _node(self, padded: Padded | None, t: NdSbp | None, reduce_dtype: str | None) -> Any:
         """What stands in the structure of a call for an argument or result."""

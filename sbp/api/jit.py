@@ -103,7 +103,7 @@ class Jitted:
 
     Raises:
       SbpError: `unknown-axis`, `unknown-option` or `type-syntax` for options that do not fit the
-        mesh; `bad-argument` for static and donated arguments that `jax.jit` refuses.
+        mesh.
     """
 
     def __init__(
@@ -112,7 +112,6 @@ class Jitted:
         functools.update_wrapper(self, fn)
         self._fn = fn
         self.options = options
-        self._parameters = Parameters.of(fn, options.static, options.donated)
         self._mesh = mesh
         self._readers: dict[Mesh | AbstractMesh, CallReader] = {}
         self._plans: dict[Any, Plan] = {}  # by the keys of call signatures
@@ -238,7 +237,7 @@ class Jitted:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: JitOptions
     ) -> Program:
         """The plan of a call with other options, which nothing keeps."""
-        reader = CallReader(self._fn, self._parameters, self.mesh, options)
+        reader = CallReader(self._fn, self.mesh, options)
         return make_plan(reader, reader.read(args, kwargs)[0]).program
 
     def _read(
@@ -249,7 +248,7 @@ class Jitted:
 
     def _on(self, mesh: Mesh | AbstractMesh) -> CallReader:
         if mesh not in self._readers:
-            self._readers[mesh] = CallReader(self._fn, self._parameters, mesh, self.options)
+            self._readers[mesh] = CallReader(self._fn, mesh, self.options)
         return self._readers[mesh]
 
     def _plan_of(self, reader: CallReader, signature: CallSignature, key: Any = None) -> Plan:
@@ -444,8 +443,6 @@ def jit(
         budgets=tuple(budgets),
         memory_limit=None if memory_limit is None else float(memory_limit),
         hardware=hardware,
-        static=(static_argnums, static_argnames),
-        donated=(donate_argnums, donate_argnames),
         reduce_dtype=reduce_dtype_name(reduce_dtype),
         in_option="in_shardings" if is_given(in_shardings) else "in_types",
         out_option="out_shardings" if is_given(out_shardings) else "out_types",
@@ -453,6 +450,9 @@ def jit(
         compiler_options=None if compiler_options is None else dict(compiler_options),
         plan=None if plan is None else paths_of_plans(plan),
         at=_jax.caller_span(),
+        parameters=Parameters.of(
+            fn, (static_argnums, static_argnames), (donate_argnums, donate_argnames)
+        ),
     )
     return Jitted(fn, mesh_of(in_shardings, out_shardings) if mesh is None else mesh, options)
 

@@ -303,7 +303,7 @@ class Plan:
         True
         """
         self._refuse_abstract_mesh()
-        static = self._reader.parameters.static.positions(len(args), "static_argnums")
+        static = self._reader.options.parameters.static.positions(len(args), "static_argnums")
         given = sum(i not in static for i in range(len(args)))
         taken = len(self._signature.tree.children()[0].children())
         if given != taken:

@@ -16,6 +16,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from sbp import _jax
+from sbp.api.boundary import other_option
 from sbp.api.call import JitOptions
 from sbp.errors import (
     Correction,
@@ -171,7 +172,8 @@ def _source_text(value: Any) -> Any:
 
 def _swaps(option: str, options: JitOptions) -> Iterator[Change]:
     """An option with two of its entries swapped."""
-    entries = getattr(options, option)
+    field = other_option(option)
+    entries = getattr(options, field)
     if type(entries) not in (tuple, list):
         return
     parts = items_of(options.at, option, len(entries))
@@ -192,7 +194,7 @@ def _swaps(option: str, options: JitOptions) -> Iterator[Change]:
             f"swap entries {i} and {k} of {option}",
             written,
             OptionEdit(option=option, value=value),
-            (dataclasses.replace(options, **{option: value}), None),
+            (dataclasses.replace(options, **{field: value}), None),
         )
 
 
@@ -201,9 +203,10 @@ def _renames(error: SbpError, options: JitOptions) -> Iterator[Change]:
     if error.slip is None:
         return
     option, wrong = error.option, error.slip.wrong
+    field = other_option(option)
     for right in error.slip.likely:
-        value = _replace(getattr(options, option), wrong, right)
-        if repr(value) == repr(getattr(options, option)):
+        value = _replace(getattr(options, field), wrong, right)
+        if repr(value) == repr(getattr(options, field)):
             continue
         part = argument_span(options.at, option)
         written = constants_in(part, _source_text(wrong), _source_text(right)) if part else ()
@@ -211,7 +214,7 @@ def _renames(error: SbpError, options: JitOptions) -> Iterator[Change]:
             f"write {show(_source_text(right))} for {show(_source_text(wrong))} in {option}",
             [(edit, "") for edit in written],
             OptionEdit(option=option, value=value),
-            (dataclasses.replace(options, **{option: value}), None),
+            (dataclasses.replace(options, **{field: value}), None),
         )
 
 
@@ -223,10 +226,8 @@ def _replace(entry: Any, wrong: Any, right: Any) -> Any:
             return {
                 (right if k == wrong else k): _replace(v, wrong, right) for k, v in entry.items()
             }
-        case list():
-            return [_replace(v, wrong, right) for v in entry]
-        case tuple() if type(entry) is tuple:
-            return tuple(_replace(v, wrong, right) for v in entry)
+        case list() | tuple() if type(entry) in (list, tuple):
+            return type(entry)(_replace(v, wrong, right) for v in entry)
         case str() if isinstance(wrong, str):
             return rename_axis(entry, wrong, right)
         case PartitionSpec():

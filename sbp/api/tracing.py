@@ -77,8 +77,7 @@ def tied_outputs(signature: CallSignature, results: Leaves) -> tuple[tuple[int, 
       signature: the call.
       results: what it returns.
     """
-    pairs: list[tuple[int, int]] = []
-    used: set[int] = set()
+    left, pairs = results_of(results.tree), list[tuple[int, int]]()
 
     def is_donated(argument: tuple[Any, range]) -> bool:
         return any(signature.leaves[i].donated for i in argument[1])
@@ -90,13 +89,12 @@ def tied_outputs(signature: CallSignature, results: Leaves) -> tuple[tuple[int, 
     for tree, taken in donated_first:
         if jax.tree_util.treedef_is_leaf(tree) and not is_donated((tree, taken)):
             continue
-        for number, (result, returned) in enumerate(results_of(results.tree)):
+        for result, returned in left:
             each = list(zip(returned, taken, strict=False))
-            same = result == tree and all(
+            if result == tree and all(
                 shape(results.leaves[o]) == shape(signature.leaves[i]) for o, i in each
-            )
-            if same and number not in used:
-                used.add(number)
+            ):
+                left.remove((result, returned))
                 pairs += [(o, i) for o, i in each if results.leaves[o].is_free]
                 break
     return tuple(pairs)
@@ -160,7 +158,8 @@ def traced_call(
         tracer = functools.partial(trace, platform=_platform(reader.mesh, spec), is_known=is_known)
 
     def traced(explicit: AbstractMesh | None) -> tuple[Graph, Any]:
-        return tracer(call, _laid_out_shapes(arguments, explicit, spec), signature.names)
+        shapes = tuple(_laid_out(leaf, explicit, spec) for leaf in arguments)
+        return tracer(call, shapes, signature.names)
 
     with deciding_sizes(_CLOSED_OVER):
         graph, flat_shapes = _under_users_mesh(traced, spec)
@@ -209,37 +208,28 @@ def _platform(mesh: Mesh | AbstractMesh, spec: MeshSpec) -> str | None:
     return platform if platform in ("cpu", "tpu") else None
 
 
-def _laid_out_shapes(
-    arguments: Sequence[Leaf], explicit: AbstractMesh | None, spec: MeshSpec
-) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """The shapes of arguments with the memory that arrays lie in, and with the shardings that they
-    have on Explicit axes: both are parts of JAX's types, which the function may read and assert.
+def _laid_out(leaf: Leaf, explicit: AbstractMesh | None, spec: MeshSpec) -> jax.ShapeDtypeStruct:
+    """The shape of an argument with the memory that the array lies in, and with the sharding that
+    it has on Explicit axes: both are parts of JAX's types, which the function may read and assert.
 
     Arguments:
-      arguments: the flat arguments, with their types at the boundary.
+      leaf: the argument, with its type at the boundary.
       explicit: the mesh that the user set, where its axes are Explicit; None for another one.
       spec: its axes.
     """
-    found: list[jax.ShapeDtypeStruct] = []
-    for leaf in arguments:
-        aval, t, kind = leaf.aval, leaf.type, HOST if leaf.memory == HOST else None
-        if (
-            explicit
-            and t is not None
-            and leaf.source != "in_types"
-            and not (leaf.padded or t.is_partial)
-        ):
-            sharding = NamedSharding(
-                explicit,
-                partition_spec(from_type(t, spec), spec, aval.ndim),
-                memory_kind=kind,
-            )
-            aval = aval.update(sharding=sharding)
-        elif kind:
-            nowhere = AbstractMesh((), ())
-            aval = aval.update(sharding=NamedSharding(nowhere, PartitionSpec(), memory_kind=kind))
-        found.append(aval)
-    return tuple(found)
+    aval, t, kind = leaf.aval, leaf.type, HOST if leaf.memory == HOST else None
+    if (
+        explicit
+        and t is not None
+        and leaf.source != "in_types"
+        and not (leaf.padded or t.is_partial)
+    ):
+        split = partition_spec(from_type(t, spec), spec, aval.ndim)
+        return aval.update(sharding=NamedSharding(explicit, split, memory_kind=kind))
+    if kind is None:
+        return aval
+    nowhere = AbstractMesh((), ())
+    return aval.update(sharding=NamedSharding(nowhere, PartitionSpec(), memory_kind=kind))
 
 
 def _under_users_mesh(traced: Callable[[AbstractMesh | None], Found], spec: MeshSpec) -> Found:
@@ -284,7 +274,7 @@ def _under_users_mesh(traced: Callable[[AbstractMesh | None], Found], spec: Mesh
 def shapes_of(reader: CallReader, signature: CallSignature) -> Any:
     """What a call returns, as `jax.ShapeDtypeStruct`s."""
     call, spec = _FlatResults(signature, reader, signature.leaves), reader.spec
-    laid_out = _laid_out_shapes(signature.leaves, None, spec)
+    laid_out = [_laid_out(leaf, None, spec) for leaf in signature.leaves]
     shapes = _under_users_mesh(lambda _: jax.eval_shape(call, *laid_out), spec)
     return call.results(shapes).like(shapes)
 

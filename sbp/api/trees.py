@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 
 from sbp.errors import NEAR, ArgumentError, SbpError, nearest, refused
-from sbp.kinds import paths_of, show
+from sbp.kinds import show
 
 # ---- structures ---------------------------------------------------------------------------------
 # Structures of arguments and results. Nodes of the user's own classes are built with arrays only:
@@ -20,60 +20,15 @@ from sbp.kinds import paths_of, show
 KeyPath = tuple[Any, ...]
 
 
-def prefix_leaves(
-    prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], names: tuple[str, str]
-) -> Iterator[tuple[Any, KeyPath, Any, range]]:
-    """The leaves of a prefix, each with its path in the prefix, the structure that it stands for,
-    and the positions of the leaves of that structure.
+def no_prefix(prefix: Any, tree: Any, here: KeyPath, names: tuple[str, str]) -> SbpError:
+    """The error about a structure that is no prefix of another one. Where one key differs, it says
+    what was meant.
 
     Arguments:
-      prefix: a pytree whose leaves stand for whole subtrees.
-      tree: the structure that it is a prefix of.
-      is_leaf: whether an entry of `prefix` is a leaf.
-      names: the user's names of `prefix` and of `tree`, for errors.
-
-    Raises:
-      SbpError: `bad-argument` where the structures differ.
-
-    >>> tree, is_leaf = jax.tree.structure({"a": (1, 2), "b": 3}), lambda x: isinstance(x, str)
-    >>> found = prefix_leaves({"a": "S(0)", "b": "B"}, tree, is_leaf, ("in_types", "x"))
-    >>> [(value, positions) for value, *_, positions in found]
-    [('S(0)', range(0, 2)), ('B', range(2, 3))]
-    """
-    with_path, structure = paths_of(prefix, "a pytree of types", is_leaf)
-    subtrees = _subtrees(structure, tree, [path for path, _ in with_path], (), names)
-    for (path, leaf), (subtree, here) in zip(with_path, leaf_ranges(subtrees), strict=True):
-        yield leaf, path, subtree, here
-
-
-def _subtrees(
-    prefix: Any, tree: Any, paths: Sequence[KeyPath], here: KeyPath, names: tuple[str, str]
-) -> list[Any]:
-    """The structure that each leaf of a prefix stands for.
-
-    Arguments:
-      prefix, tree: the two structures.
-      paths: the path of each leaf of the prefix.
-      here: the path of the prefix.
+      prefix, tree: the two structures, of which the nodes themselves differ.
+      here: the path of both below their names.
       names: the user's names of the whole prefix and of the whole tree.
     """
-    if prefix.node_data() is None:
-        return [tree]
-    mine, other = prefix.children(), tree.children()
-    if tree.node_data() != prefix.node_data() or len(mine) != len(other):
-        raise _no_prefix(prefix, tree, here, names)
-    found: list[Any] = []
-    for a, b in zip(mine, other, strict=True):
-        below = paths[len(found) : len(found) + a.num_leaves]
-        # Below a subtree without leaves nothing can differ but its own kind.
-        deeper = below[0][: len(here) + 1] if below else here
-        found += _subtrees(a, b, below, deeper, names)
-    return found
-
-
-def _no_prefix(prefix: Any, tree: Any, here: KeyPath, names: tuple[str, str]) -> SbpError:
-    """The error about a structure that is no prefix of another one. Where one key differs, it says
-    what was meant."""
     name, slip = f"{names[1]}{jax.tree_util.keystr(here)}", ()
     mine, other = prefix.node_data(), tree.node_data()
     if other is None or not mine[0] is other[0] is dict:
@@ -269,8 +224,11 @@ def types_by_pattern(
         named = [k for k, ways in enumerate(paths) if any(matches(pattern, w) for w in ways)]
         if not named:
             known = ["/".join(way) for ways in paths for way in ways]
-            ratios = {k: difflib.SequenceMatcher(None, k, pattern, False).ratio() for k in known}
-            best = max(ratios, key=lambda k: ratios[k], default=None)
+            best = max(
+                known,
+                key=lambda path: difflib.SequenceMatcher(None, path, pattern, False).ratio(),
+                default=None,
+            )
             said = "there are no leaves" if best is None else f"the nearest is {best!r}"
             error = ArgumentError(f"{where}: no leaf has the path {show(pattern)}; {said}")
             raise error.with_slip(pattern, *_near_patterns(pattern, known))

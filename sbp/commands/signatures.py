@@ -201,16 +201,15 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
             for c in calls
         ),
     )
-    same = [f"the same name is also {listed(others)}"] if others else []
-    title = f"the function as a whole, on one mesh axis of {AXIS_SIZE} devices: its cheapest plans"
-    whole = [Section(title=title, parts=(costs,))] if calls else []
-    each = Section(
-        title=f"{counted(len(primitives), 'primitive')}, each with its rows on one mesh axis",
-        parts=(rows,),
-    )
+    each = f"{counted(len(primitives), 'primitive')}, each with its rows on one mesh axis"
+    whole = f"the function as a whole, on one mesh axis of {AXIS_SIZE} devices: its cheapest plans"
     page = Page(
         title=f"`{shown}` traced on {', '.join(inputs) or 'no arrays'}",
-        parts=(*same, each, *whole),
+        parts=(
+            *([f"the same name is also {listed(others)}"] if others else []),
+            Section(title=each, parts=(rows,)),
+            *([Section(title=whole, parts=(costs,))] if calls else []),
+        ),
     )
     data = {
         "function": shown,

@@ -469,14 +469,14 @@ def _costs(found: Difference) -> Table:
         share = f" ({100 * (y - x) / x:+.1f}%)" if x and y != x else ""
         return name, text(x), text(y), f"{signed_text(y - x, text)}{share}" if y != x else "none"
 
-    rows = [
+    in_host = any(cost.host_memory_bytes for cost in found.costs)
+    rows = (
         row("sent", bytes_text, lambda cost: cost.bytes_per_device),
         row("modelled time", seconds_text, lambda cost: cost.seconds),
         row("peak memory", bytes_text, lambda cost: cost.peak_memory_bytes),
-    ]
-    if any(cost.host_memory_bytes for cost in found.costs):
-        rows.append(row("host memory", bytes_text, lambda cost: cost.host_memory_bytes))
-    return table(("cost", ">this", ">other", ">difference"), rows)
+        row("host memory", bytes_text, lambda cost: cost.host_memory_bytes),
+    )
+    return table(("cost", ">this", ">other", ">difference"), rows if in_host else rows[:-1])
 
 
 def _values(noun: str, found: Sequence[ValueDifference], shown: int) -> Table:

@@ -70,8 +70,8 @@ class Tensor:
     shape: str
     global_shape: tuple[int, ...]
     type: NdSbp
-    local_shape: str
-    bytes_per_device: float
+    local_shape: str = ""
+    bytes_per_device: float = 0.0
     donated: bool = False
     padded: bool = False
     kind: str = ""

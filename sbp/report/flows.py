@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import Literal
 
 from sbp.errors import (
     SbpError,
@@ -51,15 +51,28 @@ MOMENTS: tuple[Moment, ...] = (*PHASES, "returned")
 Key = tuple[str, Phase]
 
 
-@dataclass(slots=True, kw_only=True)
-class Stop:
-    """A place in the program: a line, function or scope of the user in one phase.
+@dataclass(slots=True)
+class PlaceName:
+    """What a line, function or scope of the user is called.
 
     Attributes:
-      name: what tells it from others of its phase.
+      name: what tells it from others.
       text: the source line, or the name of the function or scope.
       where: file and line.
       brief: the same without folders.
+    """
+
+    name: str
+    text: str
+    where: str = ""
+    brief: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Stop(PlaceName):
+    """A place in the program in one phase.
+
+    Attributes:
       phase: forward, backward or update; `returned` for the results.
       runs: how often it runs per call, by the trips of loops and the turns of Python's loops.
       operations: how many there are, each counted once.
@@ -68,10 +81,6 @@ class Stop:
       sends: its collectives (`sbp.plan.program.Phases.place`).
     """
 
-    name: str
-    text: str
-    where: str = ""
-    brief: str = ""
     phase: Moment
     runs: int = 1
     operations: int = 0
@@ -143,15 +152,6 @@ class ProgramFlows:
             for send in stop.sends if stop.bytes else ():
                 found[send.axes, row(stop)] += send.bytes
         return found
-
-
-class PlaceName(NamedTuple):
-    """What a place is called: see `Stop`."""
-
-    name: str
-    text: str
-    where: str = ""
-    brief: str = ""
 
 
 def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:
@@ -226,7 +226,7 @@ def program_flows(program: Program, grouping: Grouping = "line") -> ProgramFlows
 
 
 def _stop(stops: dict[Key, Stop], named: PlaceName, phase: Phase) -> Stop:
-    return stops.setdefault((named.name, phase), Stop(**named._asdict(), phase=phase))
+    return stops.setdefault((named.name, phase), Stop(**asdict(named), phase=phase))
 
 
 def _begins_partial(program: Program, node: Node) -> bool:

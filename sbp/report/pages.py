@@ -406,15 +406,16 @@ def _lines_table(lines: Sequence[AnnotatedLine], total: float, most: float) -> T
     """A row for each line; the most expensive line of the program is marked."""
     texts = [a.code.expandtabs(4) for a in lines if a.code]
     margin = min((len(t) - len(t.lstrip()) for t in texts), default=0)
-    sent = {a: a.bytes_per_device for a in lines}
     return table_of(
         lines,
         {
-            ">line": lambda a: f"{'> ' if 0 < sent[a] == most else ''}{a.line}",
+            ">line": lambda a: f"{'> ' if 0 < a.bytes_per_device == most else ''}{a.line}",
             "source": lambda a: _code(a.code, margin),
             "makes": lambda a: ", ".join(f"{n}: {made}" if n else made for n, made in a.makes),
-            ">sends": lambda a: bytes_text(sent[a]) if sent[a] else "",
-            "share": lambda a: Share(fraction=sent[a] / total) if sent[a] else "",
+            ">sends": lambda a: bytes_text(a.bytes_per_device) if a.bytes_per_device else "",
+            "share": lambda a: (
+                Share(fraction=a.bytes_per_device / total) if a.bytes_per_device else ""
+            ),
         },
     )
 

@@ -53,20 +53,14 @@ class TensorShards:
     """Where a tensor lives.
 
     Arguments:
-      name: the user's name.
-      text: dtype and shape, such as `f32[8,16]`.
-      shape: the global shape.
-      type: its type.
+      tensor: its name, shape and type.
       mesh: names and sizes of the mesh axes, outer first.
       shards: the shards, by their first device.
       times: how many values of the program have the name: one in each unrolled layer.
       types: their other types.
     """
 
-    name: str
-    text: str
-    shape: tuple[int, ...]
-    type: NdSbp
+    tensor: Tensor
     mesh: tuple[tuple[str, int], ...]
     shards: tuple[ShardFact, ...]
     times: int = 1
@@ -88,32 +82,29 @@ class TensorShards:
 
     def atoms(self) -> list[tuple[str, Atom]]:
         """Its atoms on the mesh axes with several devices."""
-        return [(a, self.type.get(a)) for a, n in self.mesh if n > 1]
+        return [(a, self.tensor.type.get(a)) for a, n in self.mesh if n > 1]
 
 
-def tensor_shards(
-    name: str, text: str, shape: tuple[int, ...], type_: NdSbp, mesh: tuple[tuple[str, int], ...]
-) -> TensorShards:
+def tensor_shards(tensor: Tensor, mesh: tuple[tuple[str, int], ...]) -> TensorShards:
     """The shards of a tensor. A dim of length L that an axis of n devices splits is in blocks of
     ceil(L / n) elements; an inner axis splits each block so again.
 
     Arguments:
-      name: the user's name.
-      text: dtype and shape.
-      shape: the global shape.
-      type_: its type.
+      tensor: the tensor.
       mesh: names and sizes of the mesh axes, outer first.
 
-    >>> found = tensor_shards("x", "f32[5]", (5,), NdSbp({"d": Split(0)}), (("d", 4),))
+    >>> x = Tensor(name="x", shape="f32[5]", global_shape=(5,), type=NdSbp({"d": Split(0)}))
+    >>> found = tensor_shards(x, (("d", 4),))
     >>> [(s.extents, s.devices) for s in found.shards]
     [(((0, 2),), (0,)), (((2, 4),), (1,)), (((4, 5),), (2,)), (((5, 5),), (3,))]
     """
+    shape = tensor.global_shape
     devices: dict[tuple[tuple[Extent, ...], tuple[int, ...], int], list[int]] = defaultdict(list)
     for device, place in enumerate(itertools.product(*(range(n) for _, n in mesh))):
         starts, blocks, stops = [0] * len(shape), list(shape), list(shape)
         at, summand = list[int](), 0
         for (axis, n), i in zip(mesh, place, strict=True):
-            match type_.get(axis):
+            match tensor.type.get(axis):
                 case Split(dim=dim):
                     blocks[dim] = -(-blocks[dim] // n)
                     starts[dim] = min(starts[dim] + i * blocks[dim], stops[dim])
@@ -126,10 +117,7 @@ def tensor_shards(
         # Empty shards of several places are told apart: each is a block of its own.
         devices[tuple(zip(starts, stops, strict=True)), tuple(at), summand].append(device)
     return TensorShards(
-        name=name,
-        text=text,
-        shape=shape,
-        type=type_,
+        tensor=tensor,
         mesh=mesh,
         shards=tuple(
             ShardFact(extents=extents, summand=summand, devices=tuple(found))
@@ -149,11 +137,7 @@ def telling_tensor(program: Program) -> TensorShards | None:
         sum(isinstance(fact.type.get(axis), Split | Unreduced) for axis in several)
         for fact in found
     ]
-    return _shards(program, found[told.index(max(told))]) if any(told) else None
-
-
-def _shards(program: Program, fact: Tensor) -> TensorShards:
-    return tensor_shards(fact.name, fact.shape, fact.global_shape, fact.type, program.mesh.axes)
+    return tensor_shards(found[told.index(max(told))], program.mesh.axes) if any(told) else None
 
 
 def shards_of(program: Program, name: str | int, output_names: tuple[str, ...]) -> TensorShards:
@@ -181,7 +165,7 @@ def shards_of(program: Program, name: str | int, output_names: tuple[str, ...]) 
         )
     facts = [tensor(program, s, subject.label) for s in sources]
     return replace(
-        _shards(program, facts[0]),
+        tensor_shards(facts[0], program.mesh.axes),
         times=len(sources),
         types=tuple(t for t in dict.fromkeys(f.type for f in facts) if t != facts[0].type),
     )
@@ -237,8 +221,8 @@ def shard_picture(found: TensorShards) -> Picture:
 
 def _drawn_dims(found: TensorShards) -> tuple[int, int, tuple[int, ...]]:
     """The dim from left to right, the dim from top to bottom, and the other dims that are split."""
-    split = [d for d in range(len(found.shape)) if found.axes_of(d)]
-    whole = [d for d in reversed(range(len(found.shape))) if d not in split]
+    split = [d for d in range(len(found.tensor.global_shape)) if found.axes_of(d)]
+    whole = [d for d in reversed(range(len(found.tensor.global_shape))) if d not in split]
     shown = sorted([*split, *whole][:2])
     across = shown[-1] if shown else -1
     down = shown[0] if len(shown) > 1 else -1
@@ -267,13 +251,13 @@ def _dim_text(found: TensorShards, dim: int) -> str:
         return ""
     axes = found.axes_of(dim)
     how = f"split over {listed(axes)}" if axes else "whole"
-    return f"dim {dim} ({found.shape[dim]}): {how}"
+    return f"dim {dim} ({found.tensor.global_shape[dim]}): {how}"
 
 
 def _extent_text(found: TensorShards, dim: int, extent: Extent | None) -> str:
     if extent is None:
         return ".."
-    return ":" if extent == (0, found.shape[dim]) else f"{extent[0]}:{extent[1]}"
+    return ":" if extent == (0, found.tensor.global_shape[dim]) else f"{extent[0]}:{extent[1]}"
 
 
 class _ShardDrawing:
@@ -388,7 +372,9 @@ class _ShardDrawing:
                 anchor="middle",
             )
             return
-        group = self.blocks[tuple(here.get(d) or (0, n) for d, n in enumerate(self.found.shape))]
+        group = self.blocks[
+            tuple(here.get(d) or (0, n) for d, n in enumerate(self.found.tensor.global_shape))
+        ]
         color, title = PARTIAL if len(group) > 1 else SPLIT, "device " + _label(group, 16)
         board.rect(corner, size, Ink(color=color, opacity=0.4 if is_odd else 0.22), title=title)
         label = shorten(_label(group), max(3, int((size[0] - 4) / CELL)))
@@ -400,14 +386,14 @@ class _ShardDrawing:
 
 
 def _caption(found: TensorShards) -> str:
-    sizes, partial = dict(found.mesh), found.partial_axes
+    fact, sizes, partial = found.tensor, dict(found.mesh), found.partial_axes
     splits = [
         f"Dim {dim} is split into {counted(math.prod(sizes[a] for a in axes), 'block')} over"
         f" {listed(axes)}."
-        for dim in range(len(found.shape))
+        for dim in range(len(fact.global_shape))
         if (axes := found.axes_of(dim))
     ]
-    op = found.type.get(partial[0]) if partial else None
+    op = fact.type.get(partial[0]) if partial else None
     monoid = op.monoid if isinstance(op, Unreduced) else "sum"
     parts = f"each element is the {monoid} of {found.summands} parts on different devices"
     copied = [a for a, atom in found.atoms() if not isinstance(atom, Split | Unreduced)]
@@ -415,18 +401,19 @@ def _caption(found: TensorShards) -> str:
     alike = "Every block is" if splits else alike
     empty = sorted(d for s in found.shards if s.is_empty for d in s.devices)
     across, down, rest = _drawn_dims(found)
-    hidden = [str(d) for d in range(len(found.shape)) if d not in (across, down, *rest)]
+    hidden = [str(d) for d in range(len(fact.global_shape)) if d not in (across, down, *rest)]
     have = f"{counted(len(empty), 'device')} {'has' if len(empty) == 1 else 'have'}"
     return sentences(
         {
-            f"where `{found.name}` {found.text}, {found.type!r}, lives on mesh"
+            f"where `{fact.name}` {fact.shape}, {fact.type!r}, lives on mesh"
             f" {' '.join(f'{a}={n}' for a, n in found.mesh)}.": True,
             " ".join(splits): splits,
             f"It is partial, {op!r}, over {listed(partial)}: {parts}, drawn with `+` between"
             " them.": partial,
             f"{alike} on {counted(len(found.shards[0].devices), 'device')}, along"
             f" {listed(copied)}.": copied,
-            f"{have} no element of it: {_devices_text(empty)}.": empty and math.prod(found.shape),
+            f"{have} no element of it: {_devices_text(empty)}.": empty
+            and math.prod(fact.global_shape),
             f"Not drawn, because not split: dim{'s' if len(hidden) > 1 else ''}"
             f" {listed(hidden, 8)}.": hidden,
             f"The program makes it {found.times} times; other types of it:"

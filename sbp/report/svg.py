@@ -197,8 +197,8 @@ def picture(caption: str, board: Board | None, *instead: Plain) -> Picture:
 
 
 def _fill(ink: Ink) -> dict[str, float | str]:
-    filled = {"fill": ink.color, "fill-opacity": ink.opacity}
-    return {**filled, **_stroke(ink)} if ink.width else filled
+    border = _stroke(ink) if ink.width else {}
+    return {"fill": ink.color, "fill-opacity": ink.opacity, **border}
 
 
 def _stroke(ink: Ink) -> dict[str, float | str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from sbp.errors import counted, seconds_text
 from sbp.infer.cost import exchanges, local_seconds
-from sbp.plan.ir import Apply, Block, Box, Loop
+from sbp.plan.ir import Apply, Box, walk
 from sbp.plan.program import PHASES, Phase, Phases, Program
 from sbp.report.facts import flops_of
 from sbp.report.flows import Grouping, PlaceName, place_name
@@ -35,7 +35,7 @@ from sbp.report.svg import (
     picture,
 )
 from sbp.report.wording import sentences
-from sbp.trace.graph import CONTROL_FLOW, LOOPS, Node, trips_are_assumed
+from sbp.trace.graph import CONTROL_FLOW, LOOPS, Node, trips_are_assumed, trips_of
 
 # ---- schedule -----------------------------------------------------------------------------------
 
@@ -94,7 +94,7 @@ class LoopInterval(NamedTuple):
 
     start: float
     seconds: float
-    loop: Loop
+    node: Node
     depth: int
 
 
@@ -114,37 +114,35 @@ class Schedule:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.seconds = 0.0
-        self.loops: list[LoopInterval] = []
-        self._phases = Phases(program.graph)
-        self._around: list[Node] = []
-        self.intervals = tuple(self._block(program.block, 1.0))
-        self.loops.sort(key=lambda loop: (loop.start, loop.depth))
+        phases, intervals = Phases(program.graph), list[Interval]()
+        loops: dict[int, LoopInterval] = {}
+        for instruction, _, regions, _ in walk(program.block):
+            around, start = [node for node, _ in regions], self.seconds
+            intervals += self._instruction(instruction, *phases.place(instruction, around), around)
+            for depth, node in enumerate(n for n in around if n.op in LOOPS):
+                begin = loops[node.id].start if node.id in loops else start
+                loops[node.id] = LoopInterval(begin, self.seconds - begin, node, depth)
+        self.intervals = tuple(intervals)
+        self.loops = sorted(loops.values(), key=lambda loop: (loop.start, loop.depth))
 
-    def _block(self, block: Block, runs: float) -> Iterator[Interval]:
-        """What its instructions take, with those of loops."""
-        for i in block.instructions:
-            node, phase = self._phases.place(i, self._around)
-            here = Interval("", 0.0, 0.0, 0.0, "memory", (), node, phase, runs)
-            match i:
-                case Loop():
-                    yield from self._loop(i, runs)
-                case Box(steps=steps):
-                    for step in steps:
-                        axes = step.mesh_axes if step.bytes_sent else ()
-                        yield self._next(self._named(here, step.kind, axes), step.seconds)
-                case Apply():
-                    yield from self._apply(here, i) if i.row.kernels else ()
+    def _instruction(
+        self, instruction: Apply | Box, node: Node | None, phase: Phase, around: Sequence[Node]
+    ) -> Iterator[Interval]:
+        """What an instruction takes, in all its runs.
 
-    def _loop(self, loop: Loop, runs: float) -> Iterator[Interval]:
-        start, is_loop = self.seconds, loop.node.op in LOOPS
-        share = loop.trips if is_loop else 1 / len(loop.blocks)
-        self._around.append(loop.node)
-        for inner in loop.blocks:
-            yield from self._block(inner, runs * share)
-        self._around.pop()
-        if is_loop:
-            depth = sum(n.op in LOOPS for n in self._around)
-            self.loops.append(LoopInterval(start, self.seconds - start, loop, depth))
+        Arguments:
+          instruction: the operation or conversion.
+          node, phase: the operation that it belongs to, and its pass.
+          around: the loops and branches around it. A branch runs a part of a time.
+        """
+        shares = (trips_of(n) if n.op in LOOPS else 1 / len(n.regions) for n in around)
+        here = Interval("", 0.0, 0.0, 0.0, "memory", (), node, phase, math.prod(shares, start=1.0))
+        if isinstance(instruction, Box):
+            for step in instruction.steps:
+                axes = step.mesh_axes if step.bytes_sent else ()
+                yield self._next(self._named(here, step.kind, axes), step.seconds)
+        elif instruction.row.kernels:
+            yield from self._apply(here, instruction)
 
     def _apply(self, here: Interval, done: Apply) -> Iterator[Interval]:
         graph, mesh, node, begin = self.program.graph, self.program.mesh, done.node, self.seconds
@@ -272,7 +270,7 @@ def _caption(program: Program, found: Schedule) -> str:
             f"sbp assumes no overlap{but}; a compiler may overlap more.": True,
             f"{longest}.": longest,
             "sbp assumes how often a while loop runs.": any(
-                trips_are_assumed(one.loop.node) for one in found.loops
+                trips_are_assumed(one.node) for one in found.loops
             ),
             "sbp counts each branch of a conditional as equally likely.": any(
                 n.op in CONTROL_FLOW - LOOPS for n in program.graph.walk()
@@ -362,12 +360,12 @@ def _lane(board: Board, found: Schedule, longest: Interval | None, lane: str, to
 
 
 def _loop(board: Board, found: Schedule, one: LoopInterval, top: float) -> None:
-    (left, right), node = _ends(found, one), one.loop.node
+    (left, right), node = _ends(found, one), one.node
     if right - left < _SEEN:
         return
     assumed = " (assumed)" if trips_are_assumed(node) else ""
     each = ", in each of the runs around it" if one.depth else ""
-    label = f"all {one.loop.trips} runs{assumed} of {node.name}{each}"
+    label = f"all {trips_of(node)} runs{assumed} of {node.name}{each}"
     told = f"{label}: {seconds_text(one.seconds)}"
     board.line(
         [(left, top + 2), (left, top + 6), (right, top + 6), (right, top + 2)],
@@ -398,11 +396,9 @@ def _lanes_table(found: Schedule) -> Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one part of the program does per call.
+    """What a program or one part of it does per call.
 
     Attributes:
-      place: its scopes, or the function that it stands in.
-      phase: forward, backward or update.
       flops: floating-point operations of its products on all devices together, without what
         rematerialisation repeats and what several devices do alike.
       repeated: those that rematerialisation repeats.
@@ -410,8 +406,6 @@ class Work:
         the links along mesh axes.
     """
 
-    place: str
-    phase: Phase
     flops: float
     repeated: float
     seconds: dict[str, float]
@@ -428,22 +422,29 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What limits a program.
+class PartWork(Work):
+    """What one part of the program does per call.
+
+    Attributes:
+      place: its scopes, or the function that it stands in.
+      phase: forward, backward or update.
+    """
+
+    place: str
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits(Work):
+    """What a program does per call, and what limits it. The seconds are in order, the most first.
 
     Attributes:
       works: its parts, in program order.
-      flops: model FLOPs of one call.
-      repeated: those that rematerialisation repeats.
-      seconds: modelled seconds of one call by what they are spent on, the most first.
       peak: floating-point operations per second of all devices at the rate of 16-bit products.
       modelled: the plan's modelled seconds. The parts may add up to slightly less.
     """
 
-    works: tuple[Work, ...]
-    flops: float
-    repeated: float
-    seconds: dict[str, float]
+    works: tuple[PartWork, ...]
     peak: float
     modelled: float
 
@@ -471,7 +472,7 @@ def limits(program: Program) -> Limits:
         ),
     )
     works = tuple(
-        Work(
+        PartWork(
             place=place,
             phase=phase,
             flops=sum(i.flops for i in own if not (i.node and i.node.is_recomputed)),
@@ -499,8 +500,7 @@ def limits(program: Program) -> Limits:
 def limits_section(program: Program) -> Section:
     """What limits a program, as a part of a report."""
     found = limits(program)
-    total = sum(found.seconds.values())
-    spent = [f"{name} {_percent(s / total)}" for name, s in found.seconds.items() if s > 0]
+    spent = [f"{name} {_percent(s / found.total)}" for name, s in found.seconds.items() if s > 0]
     repeats = f", beside {_flops_text(found.repeated)} that the backward pass repeats"
     by_hand = f". {_by_hand(program)}: FLOPs and time are not counted"
     text = (
@@ -520,7 +520,7 @@ def limits_section(program: Program) -> Section:
             "pass": lambda w: w.phase,
             ">FLOPs": lambda w: _flops_text(w.flops),
             ">modelled": lambda w: seconds_text(w.total),
-            ">share": lambda w: _percent(w.total / total),
+            ">share": lambda w: _percent(w.total / found.total),
             "bound by": lambda w: f"{w.bound} ({_percent(w.seconds[w.bound] / w.total)})",
         },
         shown=SHOWN_ROWS,

@@ -68,6 +68,14 @@ def test_a_slip_in_an_annotation(line, meant):
         (', out_types=("data:S(1)", "B")', '("B", "data:S(1)")'),
         (', in_types=({"blocks": "B"}, "data:S(0)")', '("data:S(0)", {"blocks": "B"})'),
         (', in_types=("B", {"block": "B"})', '("B", {"blocks": "B"})'),
+        (
+            ', in_shardings=({"blocks": None}, jax.sharding.PartitionSpec("data"))',
+            '(jax.sharding.PartitionSpec("data"), {"blocks": None})',
+        ),
+        (
+            ', out_shardings=(jax.sharding.PartitionSpec("data"), None)',
+            '(None, jax.sharding.PartitionSpec("data"))',
+        ),
     ],
 )
 def test_a_slip_in_an_option(options, meant):

@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import sbp
 from sbp.errors import SbpError
+from sbp.report.facts import Tensor
 from sbp.report.parts import Page
 from sbp.report.report import Shown
 from sbp.report.shards import (
@@ -42,6 +43,10 @@ CASES = (
 )
 
 
+def shards_by_name(name, text, shape, type_, mesh):
+    return tensor_shards(Tensor(name=name, shape=text, global_shape=shape, type=type_), mesh)
+
+
 def elements_by_hand(shape, type_, mesh):
     """The numbers of the elements of each device, and its place on the axes that are partial: an
     array of all numbers, padded and cut axis by axis."""
@@ -65,7 +70,7 @@ def elements_by_hand(shape, type_, mesh):
 
 def elements_shown(found):
     """The same of the shards, by device."""
-    numbers = np.arange(math.prod(found.shape)).reshape(found.shape)
+    numbers = np.arange(math.prod(found.tensor.global_shape)).reshape(found.tensor.global_shape)
     return {
         device: (frozenset(numbers[tuple(slice(*e) for e in s.extents)].flat), s.summand)
         for s in found.shards
@@ -75,7 +80,7 @@ def elements_shown(found):
 
 @pytest.mark.parametrize(("shape", "text", "mesh"), CASES)
 def test_each_device_has_the_elements_that_are_cut_by_hand(shape, text, mesh):
-    found = tensor_shards("x", "f32", shape, parse(text), tuple(mesh.items()))
+    found = shards_by_name("x", "f32", shape, parse(text), tuple(mesh.items()))
     shown, by_hand = elements_shown(found), elements_by_hand(shape, parse(text), mesh)
     assert sorted(shown) == list(range(math.prod(mesh.values())))
     for device, (numbers, place) in enumerate(by_hand):
@@ -90,7 +95,7 @@ def test_even_shards_are_those_of_jax():
     sharding = NamedSharding(mesh, PartitionSpec("b", None, ("a", "c")))
     shape = (4, 3, 8)
     type_ = parse("a:S(2) b:S(0) c:S(2)")
-    found = tensor_shards("x", "f32", shape, type_, tuple(mesh.shape.items()))
+    found = shards_by_name("x", "f32", shape, type_, tuple(mesh.shape.items()))
     where = sharding.devices_indices_map(shape)
     for shard, device in ((s, d) for s in found.shards for d in s.devices):
         indices = where[mesh.devices.flat[device]]
@@ -119,12 +124,14 @@ def test_inputs_outputs_and_values_have_the_types_of_the_plan(report, name):
     sources |= dict(zip(report.output_names, block.outputs, strict=True))
     if name in sources:
         codes = sources[name].codes
-        assert [c > 0 for c in codes] == [isinstance(found.type.get(a), Split) for a in MESH.shape]
+        assert [c > 0 for c in codes] == [
+            isinstance(found.tensor.type.get(a), Split) for a in MESH.shape
+        ]
         assert [c < 0 for c in codes] == [a in found.partial_axes for a in MESH.shape]
     shards = elements_shown(found)
-    by_hand = elements_by_hand(found.shape, found.type, dict(MESH.shape))
+    by_hand = elements_by_hand(found.tensor.global_shape, found.tensor.type, dict(MESH.shape))
     assert [shards[d][0] for d in range(8)] == [numbers for numbers, _ in by_hand]
-    assert repr(found.type) in report.where(name).text(400)
+    assert repr(found.tensor.type) in report.where(name).text(400)
 
 
 def drawn(svg):
@@ -142,7 +149,7 @@ def test_a_partial_tensor_is_a_sum_of_devices(report):
 
 def test_blocks_are_drawn_in_proportion_and_inside_the_picture():
     for shape, text, mesh in CASES:
-        found = tensor_shards("x", "f32", shape, parse(text), tuple(mesh.items()))
+        found = shards_by_name("x", "f32", shape, parse(text), tuple(mesh.items()))
         root, _ = drawn(shard_picture(found).svg)
         for box in root.iter(f"{{{NAMESPACE}}}rect"):
             assert float(box.attrib["x"]) + float(box.attrib["width"]) <= float(
@@ -151,7 +158,7 @@ def test_blocks_are_drawn_in_proportion_and_inside_the_picture():
             assert float(box.attrib["y"]) + float(box.attrib["height"]) <= float(
                 root.attrib["height"]
             )
-    found = tensor_shards("x", "f32", (5,), parse("a:S(0)"), (("a", 4),))
+    found = shards_by_name("x", "f32", (5,), parse("a:S(0)"), (("a", 4),))
     root, _ = drawn(shard_picture(found).svg)
     widths = [float(box.attrib["width"]) for box in root.iter(f"{{{NAMESPACE}}}rect")]
     assert np.allclose(np.array(widths) / widths[0], [1, 1, 0.5])
@@ -161,7 +168,7 @@ def test_blocks_are_drawn_in_proportion_and_inside_the_picture():
 def test_a_large_mesh_is_folded_and_counted():
     mesh = (("a", 8), ("b", 16), ("c", 8), ("d", 8))
     type_ = parse("a:S(0) b:S(1) c:S(2) d:S(3)")
-    picture = shard_picture(tensor_shards("x", "f32", (64,) * 4, type_, mesh))
+    picture = shard_picture(shards_by_name("x", "f32", (64,) * 4, type_, mesh))
     _, words = drawn(picture.svg)
     assert f"and {64 - MOST_PANELS} such drawings more" in words
     assert f"+ {16 - MOST_BLOCKS} more" in words
@@ -171,7 +178,7 @@ def test_a_large_mesh_is_folded_and_counted():
 
 def test_names_with_markup_are_escaped():
     name = "<b>&'\u05de"
-    found = tensor_shards(name, "f32[4]", (4,), parse("a:S(0)"), (("a", 2),))
+    found = shards_by_name(name, "f32[4]", (4,), parse("a:S(0)"), (("a", 2),))
     page = Shown(page=Page(parts=(shard_picture(found),)))
     assert "<b>&'" not in page.html() and name in page.text()
 
@@ -188,5 +195,8 @@ def test_a_text_of_40_columns_is_readable(report):
 
 def test_the_report_draws_the_tensor_that_most_axes_split(report):
     telling = telling_tensor(report.program)
-    assert telling is not None and (telling.name, repr(telling.type)) == ("y", "model:P(sum)")
+    assert telling is not None and (telling.tensor.name, repr(telling.tensor.type)) == (
+        "y",
+        "model:P(sum)",
+    )
     assert shard_picture(telling).svg in report.full().svg()

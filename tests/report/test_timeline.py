@@ -117,7 +117,8 @@ def test_each_conversion_is_in_the_lane_of_its_axes(plans, name):
 
 
 def test_loops_are_marked_with_their_trips(plans):
-    assert [one.loop.trips for one in Schedule(plans["scanned"].program).loops] == [12, 12]
+    loops = Schedule(plans["scanned"].program).loops
+    assert [one.node.params["length"] for one in loops] == [12, 12]
     assert plans["scanned"].report().timeline().svg()[0].count("all 12 runs of scan") >= 2
     assert "sbp assumes how often a while loop runs" in words(plans["while"].report().timeline())
 
