@@ -24,7 +24,6 @@ ROOT = Path(__file__).parents[1]
 MAX_FUNCTION_LINES = 80
 MAX_PARAMETERS = 6
 MAX_MODULE_LINES = 700
-MAX_COLUMNS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +120,6 @@ def modules_are_short(modules: tuple[Module, ...]) -> Iterator[Violation]:
             yield Violation(
                 m.path, f"{m.path}: {lines} lines, at most {MAX_MODULE_LINES}: split the module"
             )
-
-
-def lines_are_narrow(modules: tuple[Module, ...]) -> Iterator[Violation]:
-    """Lines have at most 100 columns."""
-    for m in modules:
-        for number, line in enumerate(m.source.splitlines(), 1):
-            if len(line) > MAX_COLUMNS:
-                yield Violation(
-                    f"{m.path}: {line.strip()[:40]}",
-                    f"{m.path}:{number}: {len(line)} columns, at most {MAX_COLUMNS}: break the"
-                    " line",
-                )
 
 
 def _functions(
@@ -439,7 +426,6 @@ RULES: Mapping[str, Rule] = {
         functions_are_short,
         parameters_are_few,
         modules_are_short,
-        lines_are_narrow,
         the_library_imports_no_example,
         linecache_is_read_in_source,
         patterns_read_what_users_write,

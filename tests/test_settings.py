@@ -10,7 +10,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 import sbp
 from sbp._jax import Settings
-from tests.api.same import assert_same_results
+from tests.same import assert_same_results
 
 X = jnp.arange(8.0 * 16).reshape(8, 16)
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import sbp
-from tests.api.same import assert_same_results, both, outcome
 from tests.cases import case_name
+from tests.same import assert_same_results, both, outcome
 
 X = jnp.arange(16.0).reshape(8, 2)
 

@@ -1,7 +1,6 @@
 """Programs that say where values lie in JAX's own words run as under `jax.jit`: with the same
 values, and with the shardings that they ask for."""
 
-import contextlib
 import re
 
 import jax
@@ -14,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, reshard
 import sbp
 from sbp.errors import SourceEdit
 from sbp.source.reader import exact_text
+from tests.same import assert_same_results
 
 AUTO, EXPLICIT = (
     {
@@ -27,24 +27,16 @@ W = np.cos(np.arange(256, dtype=np.float32)).reshape(16, 16)
 constrain = lax.with_sharding_constraint
 
 
-@contextlib.contextmanager
-def context(mesh):
-    with jax.set_mesh(mesh):
-        yield
-
-
 def same(fn, mesh, *args, shardings=True):
     """Runs a function under `jax.jit` and `sbp.jit`, and compares."""
-    with context(mesh):
+    with jax.set_mesh(mesh):
         found, expected = sbp.jit(fn, mesh)(*args), jax.jit(fn)(*args)
-    for got, want in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-        assert got.dtype == want.dtype
-        if shardings:
-            assert got.sharding.is_equivalent_to(want.sharding, got.ndim), (
-                got.sharding,
-                want.sharding,
-            )
+    assert_same_results(expected, found)
+    if shardings:
+        assert found.sharding.is_equivalent_to(expected.sharding, found.ndim), (
+            found.sharding,
+            expected.sharding,
+        )
 
 
 @pytest.mark.parametrize("sizes", AUTO, ids=str)
@@ -135,12 +127,12 @@ def test_on_explicit_axes_the_program_reads_the_shardings_of_its_arguments():
 @pytest.mark.parametrize("mesh", [AUTO[2, 4], EXPLICIT[2, 4]], ids=["auto", "explicit"])
 def test_a_manual_region_under_a_set_mesh(mesh):
     region = sbp.manual(lambda a: lax.psum(a.sum(), "x"), in_types="x:S(0)", out_types="B")
-    with context(mesh):
+    with jax.set_mesh(mesh):
         np.testing.assert_allclose(sbp.jit(lambda x: region(x), mesh)(X), X.sum(), rtol=1e-5)
 
 
 def test_a_context_of_other_axes_is_not_the_programs():
-    with context(AUTO[8,]):
+    with jax.set_mesh(AUTO[8,]):
         np.testing.assert_array_equal(sbp.jit(lambda x: x * 2, AUTO[2, 4])(X), X * 2)
 
 
@@ -150,9 +142,7 @@ def test_random_bits_and_integers_are_equal(sizes):
         bits = constrain(jax.random.bits(jax.random.key(3), (8, 16)), P(None, "x"))
         return bits, constrain(jnp.cumsum((x * 100).astype(int), 0), P("x"))
 
-    with context(AUTO[sizes]):
-        for got, want in zip(sbp.jit(fn, AUTO[sizes])(X), jax.jit(fn)(X), strict=True):
-            np.testing.assert_array_equal(got, want)
+    same(fn, AUTO[sizes], X, shardings=False)
 
 
 class TestReports:

@@ -259,21 +259,21 @@ def test_a_leaked_value_names_the_function():
 def test_arrays_of_dtypes_that_jax_lacks(x: Any, says: str):
     with pytest.raises(TypeError):
         jax.jit(lambda batch: batch["x"])({"x": x})
-    with pytest.raises(sbp.SbpError, match=rf"input batch\['x'\] {says}") as caught:
+    with pytest.raises(TypeError, match=rf"^bad-argument: .*input batch\['x'\] {says}"):
         sbp.jit(lambda batch: batch["x"], EIGHT)({"x": x})
-    assert isinstance(caught.value, TypeError) and caught.value.code == "bad-argument"
 
 
-def test_an_argument_that_jit_takes_no_more():
-    with pytest.raises(sbp.SbpError, match=r"jax\.export\.symbolic_shape") as caught:
-        JIT(branches, EIGHT, abstracted_axes=({0: "n"},))
-    assert isinstance(caught.value, TypeError)
-
-
-def test_the_signature_in_an_error_shows_no_address():
-    with pytest.raises(sbp.SbpError, match=r"it takes \(fn, mesh=None") as caught:
-        JIT(branches, EIGHT, nonsense=1)
-    assert "0x" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"abstracted_axes": ({0: "n"},)}, r"jax\.export\.symbolic_shape"),
+        ({"nonsense": 1}, r"it takes \(fn, mesh=None"),
+    ],
+)
+def test_options_that_jit_lacks(options: dict[str, Any], says: str):
+    with pytest.raises(sbp.SbpError, match=says) as caught:
+        JIT(branches, EIGHT, **options)
+    assert isinstance(caught.value, TypeError) and "0x" not in str(caught.value)
 
 
 def test_a_shape_among_the_results_is_no_array():

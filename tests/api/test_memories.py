@@ -1,7 +1,6 @@
 """Host memory: values, memory kinds and specs are those of `jax.jit`, the plan names each copy, and
 host bytes are counted apart from device bytes."""
 
-import warnings
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P, SingleDeviceSh
 
 import sbp
 from sbp.plan.memory import GAPS
+from tests.same import assert_same_results
 
 MESHES: Any = {
     "2x4": ((2, 4), ("x", "y")),
@@ -130,38 +130,31 @@ PROGRAMS: Any = {
 
 def compare(got, wanted):
     """Compares values and kinds of memory."""
+    assert_same_results(wanted, got, atol=1e-6)
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         assert one.sharding.memory_kind == other.sharding.memory_kind
-        assert (one.shape, one.dtype) == (other.shape, other.dtype)
-        if jnp.issubdtype(one.dtype, jnp.floating):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-        else:
-            np.testing.assert_array_equal(one, other)
 
 
-def quietly(fn, *args):
-    with warnings.catch_warnings(action="ignore", category=sbp.SbpWarning):
-        return fn(*args)
-
-
+@pytest.mark.filterwarnings("ignore::sbp.SbpWarning")
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_values_and_memories_are_those_of_jax_jit(name, tmp_path):
     fn, args = PROGRAMS[name], arrays()
     jitted = sbp.jit(fn, MESH)
-    plan = quietly(jitted.plan, *args)
+    plan = jitted.plan(*args)
     compare(jitted(*args), jax.jit(fn)(*args))
     assert (plan.cost.host_memory_bytes > 0) == ("<host>" in str(plan))
     plan.save(path := tmp_path / "plan")
-    again = quietly(sbp.jit(fn, MESH, plan=path).plan, *args)
+    again = sbp.jit(fn, MESH, plan=path).plan(*args)
     assert str(again) == str(plan) and again.cost == plan.cost
 
 
+@pytest.mark.filterwarnings("ignore::sbp.SbpWarning")
 @pytest.mark.parametrize("mesh", ["2", "4", "8", "2x2x2"])
 def test_on_other_meshes(mesh):
     mesh = mesh_of(mesh)
     for name in ("offloaded by name", "streamed", "converted on the host", "of an uneven dim"):
         fn, args = PROGRAMS[name], arrays(mesh)
-        compare(quietly(sbp.jit(fn, mesh), *args), jax.jit(fn)(*args))
+        compare(sbp.jit(fn, mesh)(*args), jax.jit(fn)(*args))
 
 
 def test_a_conversion_in_host_memory_goes_through_device_memory(tmp_path):
@@ -308,9 +301,8 @@ def test_an_argument_in_another_memory_is_refused(has, asked, option):
         jax.jit(lambda x: x, in_shardings=on(asked))(x)
     options: Any = {option: on(asked)}
     for call in (lambda f: f(x), lambda f: f.plan(x)):
-        with pytest.raises(sbp.SbpError, match=f"input x is in {has} memory") as caught:
+        with pytest.raises(ValueError, match=f"^memory-kind: .*input x is in {has} memory"):
             call(sbp.jit(lambda x: x, MESH, **options))
-        assert isinstance(caught.value, ValueError) and caught.value.code == "memory-kind"
     report = sbp.jit(lambda x: x, MESH, in_shardings=on(asked)).check(x)
     assert [d.code for d in report.diagnostics] == ["memory-kind"]
 
@@ -337,9 +329,8 @@ def test_unpinned_memory_at_the_boundary():
     compare(sbp.jit(fn, MESH, in_shardings=kind, out_shardings=kind)(x), wanted)
     abstract = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
     kind = NamedSharding(abstract, P("x"), memory_kind="unpinned_host")
-    with pytest.raises(sbp.SbpError, match="use memory_kind='pinned_host'") as caught:
+    with pytest.raises(sbp.SbpError, match=r"^memory-kind: .*use memory_kind='pinned_host'"):
         sbp.jit(fn, abstract, hardware="tpu-v5e", out_shardings=kind).plan(BIG)
-    assert caught.value.code == "memory-kind"
 
 
 def test_a_saved_plan_is_for_one_memory(tmp_path):
@@ -352,13 +343,14 @@ def test_a_saved_plan_is_for_one_memory(tmp_path):
         sbp.jit(fn, MESH, plan=path).plan(D)
 
 
+@pytest.mark.filterwarnings("ignore::sbp.SbpWarning")
 def test_in_a_region_written_by_hand():
     def body(x, h):
         return jax.device_put(jax.device_put(x * 2, HOST), DEVICE) + jax.device_put(h, DEVICE)
 
     region = sbp.manual(body, in_types=("x:S(0)", "x:S(0)"), out_types="x:S(0)")
     fn, args = (lambda d, h: region(d, h) + 1), arrays()
-    np.testing.assert_allclose(quietly(sbp.jit(fn, MESH), *args), A * 3 + 1, rtol=1e-6)
+    np.testing.assert_allclose(sbp.jit(fn, MESH)(*args), A * 3 + 1, rtol=1e-6)
 
 
 def test_explicit_axes():

@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping
 
 import jax
-import jax.numpy as jnp
 
 import sbp
 from sbp.limits import Policy
+from tests.cases import shape as shape
 
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 
@@ -22,10 +22,6 @@ def planned(source, args, mesh=MESH, boxing: Policy | Mapping[str, Policy] = "au
     names = {}
     exec(compile(text, file, "exec"), names)
     return sbp.jit(names["f"], mesh, boxing=boxing, hardware="tpu-v3", **types).plan(*args)
-
-
-def shape(*dims, dtype=jnp.float32):
-    return jax.ShapeDtypeStruct(dims, dtype)
 
 
 def masked(text):

@@ -100,19 +100,6 @@ def test_a_second_costly_annotation_is_priced_without_the_first(tmp_path):
     )
 
 
-def test_only_the_dear_one_of_several_annotations_is_named():
-    def program(x, w1, w2):
-        x = sbp.split(x, 0, "tensor")
-        w1 = sbp.replicate(w1, "tensor")
-        h = sbp.split(x @ w1, 1, "tensor")
-        return (jnp.tanh(sbp.split(h, 0, "tensor")) @ w2).sum()
-
-    f = sbp.jit(program, MESH, in_types=("tensor:S(0)", None, None))
-    (found,) = f.check(shape(4096, 32768), shape(32768, 4096), shape(4096, 4096)).diagnostics
-    assert found.code == "costly-annotation"
-    assert "pinning h to tensor:S(1)" in found.title
-
-
 def test_annotations_that_cost_next_to_nothing_are_not_named():
     """Below 10 microseconds a warning is noise, unless the plan moves a MiB and a tenth of that for
     the annotation."""

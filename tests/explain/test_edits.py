@@ -43,17 +43,6 @@ def test_a_changed_pin_keeps_the_dtype_of_its_sums(wanted, left):
     assert (repr(pin.type), pin.reduce_dtype) == (left, "float32")
 
 
-def test_the_source_keeps_the_dtype_of_its_sums():
-    def program(x):
-        return sbp.annotate(x, data=sbp.S(0), tensor=sbp.S(1), reduce_dtype=jnp.float32) * 2
-
-    request = sbp.jit(program, MESH_2D).trace(SQUARE).request
-    (site,) = pin_sites(request)
-    (edit,) = edits_of(request, site, {0: None})
-    assert isinstance(edit, SourceEdit)
-    assert edit.replacement == 'sbp.annotate(x, tensor=sbp.S(1), reduce_dtype="float32")'
-
-
 def arriving(*spec, mesh=MESH):
     """An argument that arrives with a sharding."""
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))

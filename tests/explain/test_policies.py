@@ -304,66 +304,62 @@ def test_a_report_tells_all_policies(boxing, told):
 # ---- budgets -------------------------------------------------------------------------------------
 
 MOST = 2**21
+# Budgets, what breaks them, and the programs that do where nothing forbids it.
 BUDGETS = {
     "a collective": (
         sbp.forbid("reduce_scatter"),
         lambda kind, axes, sent, back, loop: kind == "reduce_scatter",
+        [("tpu-v3", loss), ("tpu-v3", step), ("tpu-v3", looped), ("tpu-v3", trained)],
     ),
     "a size": (
         sbp.forbid("all_reduce", above=MOST),
         lambda kind, axes, sent, back, loop: kind == "all_reduce" and sent > MOST,
+        [("tpu-v5p", loss), ("tpu-v5p", step), ("tpu-v5p", looped), ("h100", trained)],
     ),
-    "an axis": (sbp.forbid(axis="dcn"), lambda kind, axes, sent, back, loop: 0 in axes),
+    "an axis": (
+        sbp.forbid(axis="dcn"),
+        lambda kind, axes, sent, back, loop: 0 in axes,
+        [("tpu-v3", loss), ("tpu-v3", step), ("tpu-v3", looped), ("tpu-v3", trained)],
+    ),
     "forward": (
         sbp.forbid("reduce_scatter", where="forward"),
         lambda kind, axes, sent, back, loop: kind == "reduce_scatter" and not back,
+        [("tpu-v3", loss), ("tpu-v3", step), ("tpu-v3", looped), ("tpu-v3", trained)],
     ),
     "backward": (
         sbp.forbid(axis="model", where="backward"),
         lambda kind, axes, sent, back, loop: 1 in axes and back,
+        [("tpu-v3", step), ("tpu-v3", deep), ("h100", step)],
     ),
     "a collective backward": (
         sbp.forbid("all_gather", where="backward"),
         lambda kind, axes, sent, back, loop: kind == "all_gather" and back,
+        [("tpu-v3", trained), ("tpu-v5p", deep), ("cpu", step)],
     ),
     "loop": (
         sbp.forbid(axis="model", where="loop"),
         lambda kind, axes, sent, back, loop: 1 in axes and loop,
+        [("tpu-v3", looped), ("tpu-v3", trained)],
     ),
     "a size in loops": (
         sbp.forbid("all_reduce", above=MOST, where="loop"),
         lambda kind, axes, sent, back, loop: kind == "all_reduce" and sent > MOST and loop,
+        [("tpu-v5p", looped), ("h100", trained)],
     ),
 }
-
-BITES = {
-    "a collective": [("tpu-v3", loss), ("tpu-v3", step), ("tpu-v3", looped), ("tpu-v3", trained)],
-    "a size": [("tpu-v5p", loss), ("tpu-v5p", step), ("tpu-v5p", looped), ("h100", trained)],
-    "an axis": [("tpu-v3", loss), ("tpu-v3", step), ("tpu-v3", looped), ("tpu-v3", trained)],
-    "forward": [("tpu-v3", loss), ("tpu-v3", step), ("tpu-v3", looped), ("tpu-v3", trained)],
-    "backward": [("tpu-v3", step), ("tpu-v3", deep), ("h100", step)],
-    "a collective backward": [("tpu-v3", trained), ("tpu-v5p", deep), ("cpu", step)],
-    "loop": [("tpu-v3", looped), ("tpu-v3", trained)],
-    "a size in loops": [("tpu-v5p", looped), ("h100", trained)],
-}
-"""Programs that break a budget where nothing forbids it."""
 
 
 @pytest.mark.parametrize(
     ("name", "hardware", "fn"),
-    [(n, h, f) for n, found in BITES.items() for h, f in found],
+    [(n, h, f) for n, (_, _, found) in BUDGETS.items() for h, f in found],
     ids=lambda p: getattr(p, "__name__", p),
 )
 def test_a_plan_keeps_its_budget(name, hardware, fn):
-    budget, breaks = BUDGETS[name]
+    budget, breaks, _ = BUDGETS[name]
     assert [s for s in planned(fn, hardware=hardware) if breaks(*s)], (
         "the budget forbids nothing that is wanted"
     )
     assert not [s for s in planned(fn, hardware=hardware, budgets=[budget]) if breaks(*s)]
-
-
-def test_every_kind_of_budget_has_a_program():
-    assert BITES.keys() == BUDGETS.keys()
 
 
 def residual(ws, x):
@@ -447,9 +443,8 @@ policy: Any = sbp.policy
     ],
 )
 def test_bad_input(wrong, code):
-    with pytest.raises(sbp.SbpError) as caught:
+    with pytest.raises(sbp.SbpError, match=f"^{code}: "):
         wrong()
-    assert caught.value.code == code
 
 
 def test_rows_of_a_budget_say_what_does_not_fit():

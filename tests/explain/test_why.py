@@ -3,10 +3,7 @@ in its source, conversions that are not later, and names of values. Answers do n
 hash seed."""
 
 import dataclasses
-import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -21,10 +18,10 @@ from sbp.report.wording import deferred_text, full_need_text, refusal_text
 from sbp.trace.graph import Graph
 from sbp.trace.numbering import Twins
 from tests.explain.answers import MESH, masked, planned, shape
-from tests.explain.conftest import ROOT
 from tests.report import programs, why_programs
 from tests.report.golden import assert_golden
 from tests.report.test_report import WIDE, facts_of, html_facts
+from tests.same import printed_under_all_hash_seeds
 
 ASKED = {
     "megatron_step": ("h", "y", "grads"),
@@ -78,19 +75,6 @@ def test_no_typing_is_said_with_its_reason():
     assert impossible["S(1)"].startswith("add `h + b` at ")
     assert impossible["S(1)"].endswith('does not take S(1) on `model` under boxing="explicit"')
     assert "B" not in impossible  # what is whole is sliced for nothing
-
-
-def test_chains_end_at_pins_and_free_inputs():
-    plan = planned(
-        "def f(x, w):\n    h = jnp.exp(x @ w)\n    return h * 2\n",
-        (shape(64, 64), shape(64, 64)),
-        in_types=("data:S(0)", None),
-    )
-    data, model = plan.why("h").why.axes
-    end = data.links[-1]
-    assert (end.kind, str(end.subject), data.atom) == ("input", "`x`", "S(0)")
-    assert model.links[-1].kind in ("input", "free input")
-    assert data.next_best is not None and not data.pinned
 
 
 def test_long_chains_end_where_they_come_from():
@@ -177,14 +161,7 @@ for name in ("accumulated_step", "parallel_block"):
 
 
 def test_answers_do_not_depend_on_the_hash_seed():
-    printed = set()
-    for seed in ("0", "4242"):
-        env = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
-        made = subprocess.run(
-            [sys.executable, "-c", _PRINT_ALL], env=env, cwd=ROOT, capture_output=True, check=True
-        )
-        printed.add(made.stdout)
-    assert len(printed) == 1 and len(printed.pop()) > 5_000
+    assert len(printed_under_all_hash_seeds(_PRINT_ALL)) > 5_000
 
 
 # ---- prices --------------------------------------------------------------------------------------
@@ -512,27 +489,6 @@ def f(x, w):
     assert re.fullmatch(pattern, needed(one))
 
 
-def test_where_a_partial_carry_is_reduced():
-    answer = why_programs.plan("accumulated_step").why("total").why
-    assert repr(answer.type) == "data:P(sum)"
-    (one,) = answer.conversions
-    assert one.runs == 1
-    assert one.bytes_per_device == answer.cost.bytes_per_device == 2 * 7 / 8 * 512 * 512 * 4
-
-
-def test_other_conversions_have_a_next_best():
-    source = "def f(x, w):\n    y = jnp.tanh(x)\n    return y @ w\n"
-    args, in_types = (shape(2048, 2048), shape(2048, 2048)), ("model:S(1)", "model:S(1)")
-    plan = planned(source, args, in_types=in_types, out_types="model:S(1)")
-    gathers = [
-        c for c in plan.why("y").why.conversions if c.steps[0].kind in ("all_gather", "all_to_all")
-    ]
-    assert gathers
-    for c in gathers:
-        assert c.reason.need.kind == "row" and c.instead is not None and c.instead.cost is not None
-        assert c.instead.cost.seconds >= plan.cost.seconds
-
-
 # ---- names of values -----------------------------------------------------------------------------
 
 
@@ -574,9 +530,8 @@ def test_files():
     ],
 )
 def test_unknown_names(name, said):
-    with pytest.raises(sbp.SbpError, match="no value of the program is called") as error:
+    with pytest.raises(sbp.SbpError, match=f"(?s)no value .* is called.*{re.escape(said)}"):
         why_programs.plan("megatron_step").why(name)
-    assert said in str(error.value)
 
 
 def test_assignments():

@@ -103,7 +103,6 @@ class Draw:
     params: dict[str, Any] = field(default_factory=dict)
     blocks: dict[str, Block] = field(default_factory=dict)
     returned: dict[str, list[Info]] = field(default_factory=dict)
-    count: int = 0
     closed: bool = False
 
     def __getitem__(self, slot: str) -> Any:
@@ -150,8 +149,7 @@ def draw_op(op: Op, draw: Draw) -> tuple[str, tuple[tuple[str, str], ...]]:
                 name, info = draw.scope.pick(want, draw)
                 draw.names[slot], draw.infos[slot] = name, info
             case Body():
-                draw.blocks[slot], draw.returned[slot], n = draw.scope.block(want, draw)
-                draw.count += n
+                draw.blocks[slot], draw.returned[slot] = draw.scope.block(want, draw)
             case _:
                 draw.params[slot] = want(draw)
     text = op.text

@@ -197,7 +197,7 @@ class Scope:
             )
             self.add(op)
 
-    def block(self, want: Body, draw: Draw) -> tuple[Block, list[Info], int]:
+    def block(self, want: Body, draw: Draw) -> tuple[Block, list[Info]]:
         """A function of its own: parameters, some operations, and results of the wanted shapes."""
         if self.depth >= MAX_DEPTH:
             raise Skip
@@ -232,7 +232,7 @@ class Scope:
         block = Block(
             takes, unpack, tuple(inner.steps), tuple(n for n, _ in outputs), returns, tuple(params)
         )
-        return block, [i for _, i in outputs], 0
+        return block, [i for _, i in outputs]
 
     def fit(self, wanted: Info, params: list[tuple[str, Info]], number: int) -> tuple[str, Info]:
         """A value of the wanted shape and dtype, made from what the block computed; floats bounded

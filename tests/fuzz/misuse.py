@@ -9,7 +9,7 @@ code and a message, or what the user's own code raised. Where the same call of J
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -276,8 +276,3 @@ def _of_the_user(error: BaseException) -> bool:
         if file.startswith(str(Path(__file__).parent)):
             return frame.f_code.co_name.startswith("users_")
     return False
-
-
-def named(use: Use, suffix: str) -> Use:
-    """The same use under another name."""
-    return replace(use, name=f"{use.name} {suffix}")

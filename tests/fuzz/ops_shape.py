@@ -65,7 +65,7 @@ def _pieces(d: Draw) -> tuple[int, ...]:
 
 
 def _beside(d: Draw) -> tuple[int, ...]:
-    """The shape of `a` but for the joined dim."""
+    """The shape of `a` but for the dim `axis`."""
     shape = list(d["a"].shape)
     shape[d["axis"]] = d.size()
     return tuple(shape)
@@ -351,7 +351,7 @@ INDEXING: tuple[Op, ...] = (
     Op(
         "take_along",
         "jnp.take_along_axis({a}, {i}, axis={axis}, mode='clip')",
-        {"a": Want(_ANY, 1, 3), "axis": _axis, "i": Want("i", 1, 3, shape=lambda d: _along(d))},
+        {"a": Want(_ANY, 1, 3), "axis": _axis, "i": Want("i", 1, 3, shape=_beside)},
         moves,
         weight=2,
     ),
@@ -579,9 +579,3 @@ INDEXING: tuple[Op, ...] = (
         lambda d, outs: [(False, 1.0, 0)] * 2,
     ),
 )
-
-
-def _along(d: Draw) -> tuple[int, ...]:
-    shape = list(d["a"].shape)
-    shape[d["axis"]] = d.size()
-    return tuple(shape)

@@ -74,8 +74,8 @@ def judge(program: Program) -> Outcome:
       under a policy other than "auto", or where JAX has no such program;
       else a failure: `mismatch`, `no-typing` (an SbpTypeError under "auto"), `crash`, `time-out`.
     """
-    with warnings.catch_warnings(), _alarm():
-        warnings.simplefilter("ignore")  # thousands of programs; only results are judged here
+    # Thousands of programs; only results are judged here.
+    with warnings.catch_warnings(action="ignore"), _alarm():
         source = function_source(program)
         try:
             fn = load(source, f"fuzz-{program.seed}")["program"]

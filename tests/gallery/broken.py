@@ -62,8 +62,8 @@ class Broken:
         return sbp.jit(self.fn, self.mesh, **self.options)
 
     def check(self) -> Report:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", sbp.SbpWarning)  # the report holds them, too
+        # The report holds the warnings, too.
+        with warnings.catch_warnings(action="ignore", category=sbp.SbpWarning):
             return self.jitted().check(*self.args)
 
     def of(self, fn: Callable[..., Any], **options: Any) -> Broken:

@@ -291,16 +291,15 @@ def test_bad_files_are_named_with_their_line(tmp_path, content, message):
     path = tmp_path / "corpus.tsv"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(SbpError, match=message) as caught:
+    with pytest.raises(SbpError, match=f"(?s)^bad-corpus: .*{message}"):
         read_tsv(path)
-    assert caught.value.code == "bad-corpus"
 
 
 def test_own_text_is_read_and_split(tmp_path):
+    """A byte order mark is no text."""
     path = tmp_path / "corpus.tsv"
-    path.write_text(
-        "".join(f"wort {i}\tword {i}\tde\r\n" for i in range(100)) + "mot 1\tword 1\tfr\n", "utf-8"
-    )
+    lines = [f"wort {i}\tword {i}\tde\r\n" for i in range(100)]
+    path.write_text("".join([*lines, "mot 1\tword 1\tfr\n"]), "utf-8-sig")
     pairs = read_tsv(path)
     assert pairs[0] == Pair(source="wort 0", target="word 0", language="de")
     split = from_pairs(pairs, 3)
@@ -329,12 +328,6 @@ def test_plain_text_is_split_and_long_lines_are_cut(tmp_path, vocabularies):
     test.write_text("a\tb\tfr\n", "utf-8")
     with pytest.raises(SbpError, match="two files of one kind"):
         load(dataclasses.replace(TRAIN, data=str(path), eval_data=str(test)), print)
-
-
-def test_a_byte_order_mark_is_no_text(tmp_path):
-    path = tmp_path / "corpus.tsv"
-    path.write_text("Guten Tag\tGood day\tde\n", "utf-8-sig")
-    assert read_tsv(path) == (Pair(source="Guten Tag", target="Good day", language="de"),)
 
 
 def test_tokenizer_round_trip_and_determinism(corpus, vocabularies):
@@ -431,9 +424,8 @@ def test_what_goes_without_saying_is_left_out_of_a_code(name, code):
 def test_a_damaged_wheel_is_named(tmp_path):
     path = tmp_path / "demo-1.0-py3-none-any.whl"
     path.write_bytes(b"no archive")
-    with pytest.raises(SbpError, match=r"demo-1\.0.*delete it") as caught:
+    with pytest.raises(SbpError, match=r"^bad-corpus: .*demo-1\.0.*delete it"):
         read_wheel(path)
-    assert caught.value.code == "bad-corpus"
 
 
 def test_wheels_in_the_cache_are_not_fetched(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@ of profiles, which are read back."""
 
 import gzip
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -84,9 +85,8 @@ def test_options_override_the_preset():
     ],
 )
 def test_bad_options(argv, message):
-    with pytest.raises(SbpError) as caught:
+    with pytest.raises(SbpError, match=re.escape(message)):
         parse_args(argv)
-    assert message in str(caught.value)
 
 
 def test_options_that_something_reads_are_taken():
@@ -185,9 +185,8 @@ def test_the_command_line_goes_before_the_file(tmp_path):
 def test_bad_files(text, message, tmp_path):
     file = tmp_path / "run.toml"
     file.write_text(text)
-    with pytest.raises(SbpError) as caught:
+    with pytest.raises(SbpError, match=re.escape(message)):
         parse_args(["--config", str(file)])
-    assert message in str(caught.value)
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -218,9 +217,8 @@ AT = ["--coordinator", "host0:1234"]
     ],
 )
 def test_wrong_options_of_processes_are_named(argv, code, said):
-    with pytest.raises(SbpError) as caught:
+    with pytest.raises(SbpError, match=f"(?s)^{code}: .*{re.escape(said)}"):
         parse_args(argv)
-    assert caught.value.code == code and said in caught.value.message
 
 
 def test_options_name_the_processes():

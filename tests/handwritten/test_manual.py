@@ -455,18 +455,11 @@ def test_types_by_position_are_an_option():
 
 
 def test_the_error_is_of_the_kind_that_the_body_raises():
-    mesh = jax.make_mesh((1,), ("model",)) if jax.device_count() < 4 else jax.make_mesh((4,), "m")
-    axis = mesh.axis_names[0]
-
-    product = lambda x, w: jax.lax.psum(x @ w, axis)
-
-    region = sbp.manual(product, in_types=(f"{axis}:S(1)", "B"), out_types="B")
+    product = lambda x, w: lax.psum(x @ w, "model")
+    region = sbp.manual(product, in_types=("model:S(1)", "B"), out_types="B")
     x = jnp.ones((8, 8))
-    if mesh.size == 1:
-        assert jnp.allclose(sbp.jit(region, mesh)(x, x), x @ x)
-        return
     with pytest.raises(TypeError, match="does not take the shards that its in_types give") as error:
-        sbp.jit(region, mesh)(x, x)
+        sbp.jit(region, sbp.make_mesh((4,), ("model",)))(x, x)
     assert isinstance(error.value, sbp.SbpError) and "(8, 2), (8, 8)" in str(error.value)
 
 

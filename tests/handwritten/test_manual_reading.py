@@ -259,37 +259,6 @@ def test_a_mistake_shows_on_one_device(name, mistake):
     assert of_case(name, mistake)[0] & {"warning", "error"}
 
 
-@pytest.mark.parametrize("name", ["causal_ring_attention", "halo_convolution", "prefix_sum"])
-def test_a_right_region_computes_the_same(name):
-    assert of_case(name, None) == (set(), "")
-
-
-def test_one_that_may_be_meant_to_differ_says_why():
-    severities, titles = of_case("pipeline", None)
-    assert severities == {"note"}
-    assert "one stage for each device" in titles or "raises an error with one device" in titles
-
-
-def test_a_number_of_devices_from_outside():
-    n = 4
-    ring = [(i, (i + 1) % n) for i in range(n)]
-
-    def summed(steps):
-        def region(x):
-            total, part = x, x
-            for _ in range(steps()):
-                part = lax.ppermute(part, "model", ring)
-                total = total + part
-            return jnp.tanh(total.sum(0, keepdims=True) + 0 * x)
-
-        return region
-
-    x, mesh = np.arange(8.0, dtype=np.float32), devices({"model": 4})
-    right = said(summed(lambda: n - 1), "model:S(0)", "model:S(0)", mesh, x)
-    wrong = said(summed(lambda: n - 2), "model:S(0)", "model:S(0)", mesh, x)
-    assert right != wrong and "error" not in right[0]
-
-
 @pytest.mark.parametrize("axes", [{"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2}])
 def test_on_several_mesh_axes(axes):
     def shift(x, by):

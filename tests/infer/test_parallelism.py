@@ -134,22 +134,23 @@ def moe_plan(devices, k_times_capacity=4):
     return planned(moe_step, *args, devices=devices, in_types=types)
 
 
-@pytest.mark.parametrize("devices", [8, 16])
-def test_experts_by_all_to_all(devices):
-    plan = moe_plan(devices, k_times_capacity=2)
+@pytest.mark.parametrize(
+    ("devices", "k_times_capacity", "ways"),
+    [
+        # Dispatch and combine, forward and backward.
+        (8, 2, {"all_to_all": 4}),
+        (16, 2, {"all_to_all": 4}),
+        # k times the capacity factor exceeds the devices.
+        (2, 4, {"all_gather": 1, "reduce_scatter": 1}),
+    ],
+)
+def test_the_ways_of_experts(devices, k_times_capacity, ways):
+    plan = moe_plan(devices, k_times_capacity)
     (params, *_), _ = plan.in_types
     assert params["wi"]["d"] == params["wo"]["d"] == sbp.S(0)
     found = collectives(plan)
-    assert found["all_to_all"] == 4  # dispatch and combine, forward and backward
-    assert not found["all_gather"] and not found["reduce_scatter"]
-
-
-def test_experts_by_all_gather_and_reduce_scatter_when_k_times_capacity_exceeds_the_devices():
-    plan = moe_plan(2)
-    (params, *_), _ = plan.in_types
-    assert params["wi"]["d"] == params["wo"]["d"] == sbp.S(0)
-    found = collectives(plan)
-    assert not found["all_to_all"] and found["all_gather"] and found["reduce_scatter"]
+    exchanges = {kind: found[kind] for kind in ("all_to_all", "all_gather", "reduce_scatter")}
+    assert {kind: times for kind, times in exchanges.items() if times} == ways
 
 
 def test_the_two_ways_of_experts_send_the_same_at_the_flip():

@@ -200,9 +200,8 @@ RUNS = [
     [(part, *row) for part, table in (("model", MODELS), ("train", RUNS)) for row in table],
 )
 def test_a_configuration_that_cannot_be_is_refused(part, options, message):
-    with pytest.raises(SbpError, match=message) as caught:
+    with pytest.raises(SbpError, match=f"^unknown-option: .*{message}"):
         override(getattr(preset("tiny-test"), part), options)
-    assert caught.value.code == "unknown-option"
 
 
 def test_text_is_read_as_the_type_of_its_option():

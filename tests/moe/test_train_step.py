@@ -28,6 +28,7 @@ from sbp.moe.step import (
 )
 from tests.moe.steps import planned_step, run_step
 from tests.moe.test_model import random_batch
+from tests.same import assert_close
 
 MODEL, TRAIN = preset("tiny-test").model, preset("tiny-test").train
 MIXED = dataclasses.replace(MODEL, dtype="bfloat16")
@@ -116,10 +117,8 @@ def test_microbatches_add_up_to_the_batch(microbatches):
     """Also where they have unlike numbers of real tokens."""
     want, metrics = gradients_of_a_batch(1)
     got, sums = gradients_of_a_batch(microbatches)
-    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
-    for a, b in zip(*map(jax.tree.leaves, (sums, metrics)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9)
+    assert_close(got, want, rtol=1e-9, atol=1e-12)
+    assert_close(sums, metrics, rtol=1e-9, atol=0)
 
 
 def test_gradients_of_microbatches_are_reduced_once():

@@ -288,12 +288,11 @@ def test_a_disk_that_is_full_is_said_and_keeps_what_is_there(tmp_path):
     checkpoints.wait()
     with files_of_at_most(2**20):
         checkpoints.save(noise(2), {})
-        with pytest.raises(sbp.SbpError) as caught:
+        said = "(?s)^bad-checkpoint: .*File too large; the checkpoint of step 1 is kept"
+        with pytest.raises(sbp.SbpError, match=said):
             for _ in range(6000):  # as between the steps of a run
                 checkpoints.check()
                 time.sleep(0.01)
-        assert caught.value.code == "bad-checkpoint"
-        assert "File too large; the checkpoint of step 1 is kept" in caught.value.message
         assert checkpoints.latest == 1
         checkpoints.save(noise(3), {})
         with pytest.raises(sbp.SbpError, match="File too large"):

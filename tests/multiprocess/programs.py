@@ -1,10 +1,8 @@
 """Meshes over all processes, arrays on them, and comparison with one device.
 Programs that run in several processes, with their arguments on the host and their types."""
 
-import contextlib
 import hashlib
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,14 +60,6 @@ def in_all(text: str) -> list[bytes]:
     """The digest of a text of each process."""
     digest = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
     return [row.tobytes() for row in np.asarray(multihost_utils.process_allgather(digest))]
-
-
-@contextlib.contextmanager
-def uneven_boundaries() -> Iterator[None]:
-    """Lets the warnings pass that dims do not divide."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "uneven-boundary", sbp.SbpWarning)
-        yield
 
 
 # ---- programs ------------------------------------------------------------------------------------

@@ -84,9 +84,8 @@ def test_every_line_of_the_text_is_that_of_the_types(programs):
         edited = [(line.replace(old, new),) for old, new in EDITS if old in line]
         for lines in [(), *edited]:
             text = (*saved.lines[:number], *lines, *saved.lines[number + 1 :])
-            with pytest.raises(SbpError, match="saved plan") as e:
+            with pytest.raises(SbpError, match=r"^saved-plan: .*saved plan"):
                 changed(saved, lines=text).program_for(program.request)
-            assert e.value.code == "saved-plan"
 
 
 def test_lines_of_source_may_move(programs):
@@ -198,9 +197,8 @@ def test_no_conversion_can_be_taken_out(name):
     edited = list(without_conversions(saved))
     assert edited
     for lines in edited:
-        with pytest.raises(SbpError) as e:
+        with pytest.raises(SbpError, match=r"^saved-plan: "):
             changed(saved, lines=lines).program_for(program.request)
-        assert e.value.code == "saved-plan"
 
 
 @pytest.mark.parametrize(
@@ -241,9 +239,8 @@ def test_other_lines_are_refused(line):
     saved = SavedPlan.of(program)
     for number in range(len(saved.lines) + 1):
         lines = (*saved.lines[:number], *line.split("\n"), *saved.lines[number:])
-        with pytest.raises(SbpError) as e:
+        with pytest.raises(SbpError, match=r"^saved-plan: "):
             changed(saved, lines=lines).program_for(program.request)
-        assert e.value.code == "saved-plan"
 
 
 BROKEN = {
@@ -259,9 +256,8 @@ BROKEN = {
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
 def test_another_file_is_refused(text):
-    with pytest.raises(SbpError) as e:
+    with pytest.raises(SbpError, match=r"^saved-plan: "):
         SavedPlan.loads(text)
-    assert e.value.code == "saved-plan"
 
 
 # ---- fingerprints -------------------------------------------------------------------------------

@@ -292,19 +292,6 @@ def scoped_plan():
     )
 
 
-def scanned(weights, x):
-
-    return jax.lax.scan(lambda x, pair: (relu_layer(x, *pair), None), x, weights)[0].sum()
-
-
-@pytest.fixture(scope="module")
-def scan():
-    types = (("data:S(1) model:S(2)", "data:S(2) model:S(1)"), "data:S(0)")
-    return sbp.jit(jax.grad(scanned), MESH, in_types=types, out_types=types[0]).plan(
-        (shape(6, 256, 1024), shape(6, 1024, 256)), shape(64, 256)
-    )
-
-
 def traffic(program, grouping: Grouping | None = None) -> ProgramFlows:
     return chosen(program) if grouping is None else program_flows(program, grouping)
 
@@ -322,7 +309,7 @@ def listed(program):
     return {names: bytes_ for names, bytes_ in found.items() if bytes_}
 
 
-@pytest.mark.parametrize("which", ["plan", "scanned_plan", "scoped_plan", "scan"])
+@pytest.mark.parametrize("which", ["plan", "scanned_plan", "scoped_plan"])
 @pytest.mark.parametrize("grouping", [None, "line", "function", "scope"])
 def test_sums_are_those_of_the_plan(which, grouping, request):
     program = request.getfixturevalue(which).program

@@ -176,13 +176,6 @@ def test_a_large_mesh_is_folded_and_counted():
     assert "and 8176 more shards" in text and len(picture.svg) < 200_000
 
 
-def test_names_with_markup_are_escaped():
-    name = "<b>&'\u05de"
-    found = shards_by_name(name, "f32[4]", (4,), parse("a:S(0)"), (("a", 2),))
-    page = Shown(page=Page(parts=(shard_picture(found),)))
-    assert "<b>&'" not in page.html() and name in page.text()
-
-
 def test_an_unknown_name_is_refused_with_the_nearest(report):
     with pytest.raises(SbpError, match=r"did you mean \"params\['w'\]\""):
         report.where("params['v']")

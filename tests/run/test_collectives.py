@@ -19,6 +19,7 @@ from sbp.plan.program import sends
 from sbp.run.boxing import Boxing
 from tests.hardware import SENDS_FREELY
 from tests.run.programs import CASES, NAMES, Case, arguments, function_of
+from tests.same import assert_close
 
 
 def compiled_bytes(plan, shape):
@@ -54,11 +55,6 @@ def assert_within_plan(plan, shape):
         assert size <= planned[axes] * (1 + 1e-9) + 1e-9, (
             f"{axes}: {size} B compiled, {planned[axes]} B planned"
         )
-
-
-def assert_close(got, want, *, rtol, atol):
-    """Checks that two trees of arrays have nearly equal leaves."""
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), got, want)
 
 
 @pytest.mark.parametrize("shape", [(8,), (2, 4), (2, 2, 2)], ids=["8", "2x4", "2x2x2"])

@@ -236,6 +236,10 @@ BAD = {
         "bytes per device, a number above 0",
     ),
     "two monoids": (lambda m: sbp.annotate(GRID, x=sbp.P, y=sbp.P("max")), "mixed-monoids"),
+    "reduce_dtype alone": (
+        lambda m: sbp.annotate(GRID, reduce_dtype=jnp.float32),
+        "annotate needs a type",
+    ),
     "device order": (
         lambda m: sbp.jit(lambda x: sbp.shard(x, np.arange(8)[::-1].reshape(2, 4)), m)(GRID),
         "bad-placement",

@@ -15,6 +15,7 @@ import sbp
 from sbp.plan.ir import Loop
 from sbp.plan.memory import DeviceMemory
 from sbp.run.interpret import Stacks, computed_before, late_casts, meets_arguments
+from tests.same import assert_close, assert_same_results
 
 BF16 = jnp.bfloat16
 
@@ -32,13 +33,7 @@ def same(fn, in_types, *args):
     f = on_tpu(fn, in_types)
     with jax.numpy_dtype_promotion("standard"):
         expected, got = jax.jit(fn)(*args), f(*args)
-    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape
-        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            a, b = jax.random.key_data(a), jax.random.key_data(b)
-        np.testing.assert_allclose(
-            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=2e-2, atol=1e-6
-        )
+    assert_same_results(expected, got, rtol=2e-2, atol=1e-6)
 
 
 def lowered(plan):
@@ -392,12 +387,8 @@ def test_the_gradient_is_scattered_before_the_loop():
 
 @pytest.mark.parametrize("n", [2, 8])
 def test_gradients_before_the_loop(n):
-    for got, want in zip(
-        planned_gradients(n)(*table_arguments()),
-        jax.jit(gradients)(*table_arguments()),
-        strict=True,
-    ):
-        np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=1e-4, atol=1e-3)
+    got, want = planned_gradients(n)(*table_arguments()), jax.jit(gradients)(*table_arguments())
+    assert_close(got, want, rtol=1e-4, atol=1e-3)
 
 
 def test_the_loss_is_computed_before_the_backward_loop():

@@ -53,12 +53,6 @@ def test_float32_sums_go_along_a_dim_for_the_same_bytes():
     assert "tensor<8x8x24xf32>" in text  # eight parts of a block of eight rows, not a flat tensor
 
 
-def test_a_scattered_sum_is_in_float32_too():
-    plan = plan_of(out="x:S(0) y:S(1)", reduce_dtype=jnp.float32)
-    assert {kind for kind, _ in reductions(plan)} == {"reduce_scatter"}
-    assert {how for _, how in reductions(plan)} == {WideSum("float32", 0), WideSum("float32", 1)}
-
-
 @pytest.mark.parametrize("rows", [64, 3])
 def test_the_plan_says_how_it_sums(rows):
     plan = plan_of(rows, 2 if rows == 3 else 24, reduce_dtype="float32")
@@ -82,16 +76,21 @@ def annotated(a, b):
 
 
 @pytest.mark.parametrize(
-    ("options", "wide"),
+    ("options", "kind", "ways"),
     [
         # Only 16-bit floats are summed otherwise.
-        ({"dtype": jnp.float32, "reduce_dtype": jnp.float32}, [None]),
+        ({"dtype": jnp.float32, "reduce_dtype": jnp.float32}, "all_reduce", [None]),
         # An annotation chooses for its value alone.
-        ({"out": None, "fn": annotated}, [WideSum("float32", 0), None]),
+        ({"out": None, "fn": annotated}, "all_reduce", [WideSum("float32", 0), None]),
+        (
+            {"out": "x:S(0) y:S(1)", "reduce_dtype": jnp.float32},
+            "reduce_scatter",
+            [WideSum("float32", 0), WideSum("float32", 1)],
+        ),
     ],
 )
-def test_values_that_are_summed_in_float32(options, wide):
-    assert reductions(plan_of(**options)) == [("all_reduce", how) for how in wide]
+def test_values_that_are_summed_in_float32(options, kind, ways):
+    assert reductions(plan_of(**options)) == [(kind, way) for way in ways]
 
 
 def test_an_annotation_chooses_for_the_cotangent_that_it_pins():
@@ -127,11 +126,6 @@ def test_an_annotation_in_a_loop_chooses_for_the_value_outside():
 def test_other_dtypes_are_refused(reduce_dtype):
     with pytest.raises(sbp.SbpError, match=r"unknown-option: reduce_dtype must be jnp\.float32"):
         sbp.jit(product, MESH, reduce_dtype=reduce_dtype)
-
-
-def test_an_annotation_needs_a_type_beside_it():
-    with pytest.raises(sbp.SbpError, match="annotate needs a type"):
-        sbp.annotate(jnp.zeros(3, jnp.bfloat16), reduce_dtype=jnp.float32)
 
 
 def test_diff_names_the_choice():

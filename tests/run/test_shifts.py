@@ -11,8 +11,10 @@ import pytest
 
 import sbp
 from tests.hardware import SENDS_FREELY
-from tests.run.test_collectives import assert_close, assert_within_plan
+from tests.run.test_collectives import assert_within_plan, normal
+from tests.same import assert_close
 from tests.signatures.test_alignment import gradient, scanned
+from tests.trace.test_joins import stencil
 
 NOTHING_ELSE = [
     sbp.forbid(kind) for kind in ("all_to_all", "all_gather", "reduce_scatter", "all_reduce")
@@ -111,12 +113,6 @@ def test_the_papers_pipeline():
     assert_close(f(*args), step(*args), rtol=1e-4, atol=1e-6)
 
 
-def stencil(x):
-    """The sum of the four neighbours, zeros around."""
-    p = jnp.pad(x, 1)
-    return p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:]
-
-
 def of_stencil(x):
     return jax.grad(lambda x: jnp.sum(stencil(x) ** 2))(x)
 
@@ -145,10 +141,6 @@ def test_stencils(sizes: tuple[int, ...], fn):
 # ---- rotation ------------------------------------------------------------------------------------
 # Products whose operands are split along different loops run as rings: right, within the plan's
 # bytes, and without a whole operand.
-
-
-def normal(*shape, seed=0, dtype=np.float32):
-    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
 
 PRODUCTS = {
@@ -249,7 +241,7 @@ def ring_of(case, dtype=np.float32):
         hardware=SENDS_FREELY,
         budgets=ONLY_RINGS,
     )
-    x, y = normal(*a, dtype=dtype), normal(*b, seed=1, dtype=dtype)
+    x, y = normal(*a).astype(dtype), normal(*b, seed=1).astype(dtype)
     return fn, fn.plan(x, y), x, y
 
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as PS
 
 import sbp
 from tests.shardmap.programs.faulty import PROGRAMS
-from tests.shardmap.programs.kinds import draw, mesh
+from tests.shardmap.programs.kinds import mesh
 from tests.shardmap.programs.wrong.layers import W1, W2, X
 from tests.shardmap.programs.wrong.training import W, Y
 
@@ -101,12 +101,3 @@ def test_a_doubled_loss_is_told_once():
     report = sbp.check_shard_map(program.program(False), *program.args, mesh=mesh())
     assert [d.code for d in report.diagnostics] == ["doubled-reduction"], report.text()
     assert report.diagnostics[0].helps
-
-
-# ---- a published tensor-parallel training step --------------------------------------------------
-# As its author wrote it for `jax.pmap`: no sum after a layer, and the gradients of different shards
-# of a weight averaged.
-
-LAYERS = [(draw(16, 32, seed=k) / 4, draw(32, 16, seed=k + 9) / 4) for k in (0, 1)]
-INPUT, TARGET = draw(8, 16, seed=4), draw(8, 16, seed=5)
-SPLIT = [(PS(None, "model"), PS("model"))] * 2

@@ -13,7 +13,6 @@ from sbp.handwritten.check import DIFFERS
 from tests.shardmap.practice.case import devices
 from tests.shardmap.programs.kinds import mapped, mesh
 from tests.shardmap.programs.wrong.subtle import (
-    BOTH,
     NOT_TOLD,
     SQUARE as NUMBERS,
     STEP,
@@ -57,6 +56,7 @@ LOOKUPS = {
     "take_along_axis": lambda lg, y: jnp.take_along_axis(lg, y[:, None], 1)[:, 0],
     "one_hot": lambda lg, y: jnp.einsum("nc,nc->n", lg, jax.nn.one_hot(y, lg.shape[1])),
     "numpy_rows": lambda lg, y: lg.T[y, jnp.arange(len(y))],
+    "row_by_row": lambda lg, y: lax.map(lambda a: a[0][a[1]], (lg, y)),
     "other_order": lambda lg, y: lg[lax.iota(jnp.int32, len(y)), y.astype(jnp.int32)],
 }
 
@@ -72,22 +72,6 @@ def test_a_lookup_at_the_rows_of_a_shard_is_split(name):
     args = jax.ShapeDtypeStruct((10, 10), jnp.float32), LOGITS, LABELS
     assert verdict(averaged(gradient), (WHOLE, *PAIR), WHOLE, *args) == []
     assert verdict(lambda *a: gradient(*a), (WHOLE, *PAIR), WHOLE, *args) == MISSING
-
-
-def test_a_lookup_row_by_row_in_a_loop():
-    body = lambda lg, y: lax.map(lambda a: a[0][a[1]], (lg, y)).mean()
-    assert verdict(averaged(body), PAIR, WHOLE, LOGITS, LABELS) == []
-    assert verdict(summed(body), PAIR, WHOLE, LOGITS, LABELS) == SUMMED
-
-
-@pytest.mark.parametrize("shape", [(8, 5), (12, 7)])
-def test_what_it_finds_is_that_of_one_device(shape):
-    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    y = np.random.default_rng(1).integers(0, shape[1], shape[0])
-    program = jax.shard_map(
-        LOOKUPS["indexed"], mesh=MESH, in_specs=PAIR, out_specs=SPLIT, check_vma=False
-    )
-    np.testing.assert_array_equal(program(x, y), x[np.arange(shape[0]), y])
 
 
 def test_the_same_labels_for_other_rows():
@@ -308,26 +292,6 @@ def test_a_number_that_is_written_down_may_count_devices():
     twice = lambda x: lax.psum(x.sum(), "model") / lax.axis_size("model")
     (found,) = said(twice, (PS("model"),), PS(), X)
     assert found[0] == "wrong-reduction"
-
-
-top_by_shard = lambda x: lax.all_gather(lax.top_k(x, 4)[1], "model", axis=1, tiled=True)[:, :4]
-
-
-def test_local_indices_stay_local_when_gathered():
-    """Places within each shard are none within all of them, unless each device adds where its shard
-    starts."""
-    report = sbp.check_shard_map(program(top_by_shard, (BOTH,), PS("data")), X, mesh=mesh())
-    assert [d.code for d in report.diagnostics] in ([DIFFERS], ["local-result"])
-
-    def places(x):
-        best, at = lax.top_k(x, 4)
-        at = at + lax.axis_index("model") * x.shape[1]
-        best, at = (lax.all_gather(v, "model", axis=1, tiled=True) for v in (best, at))
-        return jnp.take_along_axis(at, lax.top_k(best, 4)[1], 1)
-
-    f = program(places, (BOTH,), PS("data"))
-    assert sbp.check_shard_map(f, X, mesh=mesh()).ok
-    np.testing.assert_array_equal(jax.jit(f)(X), lax.top_k(X, 4)[1])
 
 
 def test_a_gather_of_the_outer_axis_first():

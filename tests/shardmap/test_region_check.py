@@ -1,9 +1,6 @@
 """The public function: what it takes, what it refuses, what it says."""
 
 import inspect
-import subprocess
-import sys
-from functools import partial
 from typing import Any
 
 import jax
@@ -14,6 +11,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import sbp
+from tests.same import printed_under_all_hash_seeds
 from tests.shardmap.programs.kinds import mesh
 from tests.shardmap.programs.wrong.products import MATMUL, ROWS, U, V
 
@@ -127,9 +125,8 @@ def test_an_axis_of_one_device_changes_nothing():
     ],
 )
 def test_what_it_refuses(fn, args, over, message):
-    with pytest.raises(sbp.SbpError, match="bad-argument") as caught:
+    with pytest.raises(sbp.SbpError, match=f"^bad-argument: .*{message}"):
         sbp.check_shard_map(fn, *args, mesh=over)
-    assert message in str(caught.value)
 
 
 def test_errors_of_the_function_pass():
@@ -212,13 +209,6 @@ def test_what_is_not_analysed_is_said():
     assert sbp.check_shard_map(inner, X, mesh=MESH).ok
 
 
-def test_parts_side_by_side_are_no_claim():
-    own = region(
-        lambda x: jnp.sqrt((x * x).sum())[None], PartitionSpec("model"), PartitionSpec("model")
-    )
-    assert [d.severity for d in sbp.check_shard_map(own, X, mesh=MESH).diagnostics] == ["note"]
-
-
 def test_group_local_routing_is_no_fault():
     def body(x):
         chosen = jax.nn.one_hot(jnp.argmax(x, -1), x.shape[-1])
@@ -251,21 +241,7 @@ def test_the_report_shows_itself():
 
 def test_the_same_text_whatever_the_hash_seed():
     program = "import tests.shardmap.test_region_check as t; print(t.sbp.check_shard_map(t.region(t.several, (*t.MATMUL, t.PartitionSpec()), (t.ROWS,) * 4), t.X, t.W, t.jax.ShapeDtypeStruct((24,), 'float32'), mesh=t.MESH))"  # noqa: E501
-    run = partial(
-        subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    texts = {
-        run(
-            env={
-                "PYTHONHASHSEED": seed,
-                "JAX_PLATFORMS": "cpu",
-                "PATH": "",
-                "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-            }
-        ).stdout
-        for seed in ("0", "4242")
-    }
-    assert len(texts) == 1 and "4 errors" in texts.pop()
+    assert "4 errors" in printed_under_all_hash_seeds(program)
 
 
 # ---- what was checked: collectives with their bytes, sums by hand of the ring optimum ------------

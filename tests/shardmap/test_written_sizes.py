@@ -162,11 +162,6 @@ def test_calls_are_followed_to_a_depth():
     assert "STAGES" not in deep.numbers and deep.fixed
 
 
-def test_floats_in_the_source_count_no_devices():
-    halved = written(lambda x: 0.125 * x + 8.0, AXIS)
-    assert not halved.numbers and not halved.fixed
-
-
 def test_means_and_other_numbers():
     assert AXIS.alone(1 / 8) == 1.0 and AXIS.alone(8.0) == 1.0 and AXIS.alone(0.5) is None
     assert AxisInCode("x", 2).alone(1) is None and AxisInCode("x", 2).alone(2) == 1

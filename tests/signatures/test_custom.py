@@ -249,11 +249,10 @@ def test_the_counterexample_is_shown(mesh):
     cube = kernel_of("cube", lambda x: x**3)
     with registered("pallas_call:cube", ["S(0) -> S(0)", "P -> P"], local=lambda ctx, x: cube(x)):
         f = sbp.jit(cube, mesh)
-        with pytest.raises(SbpError) as first:
+        with pytest.raises(SbpError, match=r"^wrong-signature: ") as first:
             f.plan(X[0, :5])
         with pytest.raises(SbpError, match=re.escape(first.value.message)):
             f.plan(X[0, :5])
-    assert first.value.code == "wrong-signature"
     head, *lines = first.value.message.splitlines()
     assert re.fullmatch(
         r"the signature of 'pallas_call:cube' registered at \S+test_custom.py:\d+:\d+:"
@@ -279,18 +278,20 @@ def test_the_counterexample_is_shown(mesh):
 @pytest.mark.parametrize(
     ("rows", "local", "why"),
     [
-        (["S(1) -> S(0)"], None, "gives shapes"),
-        (["S(1) -> P"], lambda ctx, x: x.sum(1), "nan"),  # padding enters the sum
-        (["S(1) -> B"], row_sums_local, "instead of"),
-        (["P(max) -> P(max)"], row_sums_local, "instead of"),
-        (["B -> P"], row_sums_local, "instead of"),
-        (["S(0) -> S(0)"], lambda ctx, x: x, "instead of"),
-        (["S(0) -> S(0)"], lambda ctx, x: x.sum(7), "axis 7 is out of bounds"),
+        (["S(1) -> S(0)"], None, "does not hold.*gives shapes"),
+        (["S(1) -> P"], lambda ctx, x: x.sum(1), "does not hold.*nan"),  # padding enters the sum
+        (["S(1) -> B"], row_sums_local, "does not hold.*instead of"),
+        (["P(max) -> P(max)"], row_sums_local, "does not hold.*instead of"),
+        (["B -> P"], row_sums_local, "does not hold.*instead of"),
+        (["S(0) -> S(0)"], lambda ctx, x: x, "does not hold.*instead of"),
+        (["S(0) -> S(0)"], lambda ctx, x: x.sum(7), "does not hold.*axis 7 is out of bounds"),
+        (["P -> P"], lambda ctx, x: 1 / 0, "`local` raised ZeroDivisionError"),
+        (["P -> P"], lambda ctx, x: None, "AttributeError|None|result"),
     ],
 )
 def test_wrong_rows_are_refused(mesh, rows, local, why):
     with registered("custom_partitioning:row_sums", rows, local=local):
-        with pytest.raises(SbpError, match=rf"(?s)^wrong-signature: .*does not hold.*{why}"):
+        with pytest.raises(SbpError, match=f"(?s)^wrong-signature: .*{why}"):
             sbp.jit(row_sums, mesh).plan(X[:5, :7])
 
 
@@ -346,6 +347,10 @@ def test_wrong_under_loops_and_conditions(mesh):
             "bad-argument",
             "takes a function of a LocalContext .* for `local`, got 3",
         ),
+        *[
+            ("pallas_call:nothing", {"rows": rows}, "bad-argument", "rows= must be a list of rows")
+            for rows in (None, "S(0) -> S(0)", 3)
+        ],
         ("triple", {"samples": [triple]}, "bad-argument", "takes a pair of a function and a tuple"),
     ],
 )
@@ -405,29 +410,6 @@ def test_what_only_a_nan_refutes_is_refused():
             sbp.jit(
                 lambda x: replaced(sbp.split(x, 0, "x").max(0)), sbp.make_mesh((2,), ("x",))
             ).plan(jnp.ones((4, 5)))
-
-
-@pytest.mark.parametrize(
-    ("local", "said"),
-    [
-        (lambda ctx, x: 1 / 0, "ZeroDivisionError"),
-        (lambda ctx, x: None, "AttributeError|None|result"),
-    ],
-)
-def test_a_local_that_raises_is_an_error_of_the_signature(local, said):
-    with (
-        registered("pallas_call:doubled", ["P -> P"], local=local),
-        pytest.raises(sbp.SbpError, match=said),
-    ):
-        sbp.jit(kernel_of("doubled", lambda x: x * 2), sbp.make_mesh((2,), ("x",))).plan(
-            jnp.ones((4, 5))
-        )
-
-
-@pytest.mark.parametrize("rows", [None, "S(0) -> S(0)", 3])
-def test_rows_are_a_list(rows):
-    with pytest.raises(sbp.SbpError, match="rows= must be a list of rows"):
-        register("pallas_call:nothing", rows)
 
 
 # ---- mesh axes that are too large to check ------------------------------------------------------

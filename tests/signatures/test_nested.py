@@ -258,7 +258,18 @@ def pairs(eqn: Equation) -> list[tuple[Row, Row]]:
     ]
 
 
-def assert_hold(eqn: Equation) -> None:
+@pytest.mark.parametrize(
+    ("indices", "args"),
+    [
+        # In panels where the contracted dim has 6 blocks of one size, and otherwise not.
+        *(("ij,jk->ik", (f(7, n), f(n, 5, seed=1))) for n in (24, 6, 7)),
+        # Integers exactly, with a batch dim that stays whole and two contracted dims.
+        ("baij,bijc->bac", (i(2, 5, 2, 12), i(2, 2, 12, 4, seed=1))),
+    ],
+    ids=["24", "6", "7", "integers"],
+)
+def test_both_operands_go_round(indices: str, args):
+    eqn = equation("dot_general", lambda x, y: jnp.einsum(indices, x, y), args)
     found = pairs(eqn)
     assert found
     for a, b in found:
@@ -266,16 +277,3 @@ def assert_hold(eqn: Equation) -> None:
         types = OpTypes(ins, outs, SIZES, communicates=True)
         wrong = Oracle(eqn.op, eqn.primitive, eqn.args).refute(types, np.random.default_rng(0))
         assert not wrong, (a, b, wrong)
-
-
-@pytest.mark.parametrize("contracted", [24, 6, 7])
-def test_both_operands_go_round(contracted: int):
-    """In panels where the contracted dim has 6 blocks of one size, and otherwise not."""
-    args = f(7, contracted), f(contracted, 5, seed=1)
-    assert_hold(equation("dot_general", lambda x, y: x @ y, args))
-
-
-def test_integers_and_batches():
-    """Integers exactly, with a batch dim that stays whole and two contracted dims."""
-    fn = lambda x, y: jnp.einsum("baij,bijc->bac", x, y)
-    assert_hold(equation("dot_general", fn, (i(2, 5, 2, 12), i(2, 2, 12, 4, seed=1))))

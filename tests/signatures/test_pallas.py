@@ -1,7 +1,5 @@
 """Grid dims of Pallas kernels: which ones split, and what a kernel computes on shards."""
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +11,7 @@ from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 import sbp
 from sbp import B
 from sbp.signatures import registered
+from tests.same import assert_close
 
 X = np.arange(96, dtype=np.float32).reshape(8, 12)
 
@@ -27,13 +26,10 @@ def test_flash_attention_and_its_gradient_split_by_examples_and_heads(mesh):
             return jax.grad(loss, (0, 1, 2))(*operands)
 
     f = sbp.jit(gradient, mesh, in_types=("x:S(0) y:S(1)",) * 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        plan = f.plan(q, k, v)
+    plan = f.plan(q, k, v)
     assert plan.cost.bytes_per_device == 0
     assert {str(t) for t in plan.out_types} == {"x:S(0) y:S(1)"}
-    for got, want in zip(plan(q, k, v), jax.jit(gradient)(q, k, v), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+    assert_close(plan(q, k, v), jax.jit(gradient)(q, k, v), rtol=1e-4, atol=1e-3)
 
 
 def doubled(index=lambda i: (i, 0), *, body=None, rows=1, out=None, shape=(8, 12), **options):
@@ -79,9 +75,7 @@ WHOLE = {
 def test_a_dim_of_independent_blocks_splits(name, mesh):
     call, x = SPLIT[name], np.stack([X, X + 1]) if name == "a batch of kernels" else X
     f = sbp.jit(call, mesh, in_types="y:S(0)" if x.ndim == 2 else "x:S(0) y:S(1)")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        plan = f.plan(x)
+    plan = f.plan(x)
     assert plan.cost.bytes_per_device == 0 and "S" in str(plan.out_types)
     np.testing.assert_array_equal(plan(x), 2 * x)
 

@@ -30,7 +30,7 @@ from sbp.signatures.laws.proofs import (
     theorem,
     window_products,
 )
-from sbp.types import MONOIDS, B, P, S
+from sbp.types import MONOIDS, B, P
 
 PMAX = P("max")
 
@@ -75,29 +75,6 @@ def test_no_theorem_of_a_row_is_refuted(name):
                 f"{name}: {row} is not proved:"
                 f" {law_of_row and (counterexample(law_of_row) or decide(law_of_row))}"
             )
-
-
-def test_what_is_proved():
-    """The classes of partial rows, by an example of each."""
-    proved = {
-        row
-        for name in ("add", "mul", "div", "neg", "max", "floor", "tanh", "not", "select_n")
-        for row, s in status(op_of(name)).items()
-        if s == "proved"
-    }
-    assert {
-        Row((P, P), (P,)),
-        Row((P, B), (P,)),
-        Row((P,), (P,)),
-        Row((PMAX,), (PMAX,)),
-        Row((PMAX,), (P("min"),)),
-        Row((PMAX, PMAX), (PMAX,)),
-    } <= proved
-    assert Row((B, P, P), (P,)) in proved
-    assert status(op_of("reduce_sum"))[Row((S(0),), (P,))] == "proved"
-    assert status(op_of("dot_general"))[Row((P, B), (P,))] == "proved"
-    assert status(op_of("transpose"))[Row((S(0),), (S(1),))] == "proved"
-    assert status(op_of("cholesky"))[Row((S(0),), (S(0),))] == "enumerated"
 
 
 @pytest.mark.parametrize("monoid", ["sum", "prod", "max", "min", "and", "or"])

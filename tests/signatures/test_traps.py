@@ -16,6 +16,7 @@ import pytest
 from samples import b, f, i
 
 import sbp
+from tests.same import assert_same_results
 
 X, W, V = f(6, 8), f(8, 4, seed=1), f(4, 3, seed=2)
 WITH_NAN = np.where(np.arange(48).reshape(6, 8) == 26, np.float32(np.nan), X)
@@ -38,15 +39,7 @@ def same(fn: Callable[..., Any], mesh: Any, *args: Any, rtol: float = 3e-5) -> s
       rtol: relative and absolute tolerance of floats.
     """
     planned = sbp.jit(fn, mesh)
-    got, want = planned(*args), jax.jit(fn)(*args)
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert g.shape == w.shape and g.dtype == w.dtype
-        if jnp.issubdtype(w.dtype, np.inexact):
-            np.testing.assert_allclose(
-                np.asarray(g, np.float64), np.asarray(w, np.float64), rtol=rtol, atol=rtol
-            )
-        else:
-            np.testing.assert_array_equal(g, w)
+    assert_same_results(jax.jit(fn)(*args), planned(*args), rtol=rtol, atol=rtol)
     return planned.plan(*args)
 
 

@@ -34,11 +34,10 @@ def test_plans_and_calls_want_numbers():
         with pytest.raises(
             sbp.SbpError,
             match=(
-                r"symbolic-sizes: .* needs concrete sizes, got the shape \(8\*b, 4\); give numbers"
+                r"^symbolic-sizes: .* needs concrete sizes, got the shape \(8\*b, 4\); give numbers"
             ),
-        ) as error:
+        ):
             use(f32(b, 4))
-        assert error.value.code == "symbolic-sizes"
     assert f.check(f32(b, 4)).ok and f.plan(f32(24, 4)).cost.bytes_per_device == 0
 
 
@@ -110,9 +109,10 @@ def test_python_that_asks_a_size_from_outside_of_its_arguments():
     """With numbers for its arguments the program does not trace, which a check says and no more."""
     b, s = dims("b, s", "mod(b, 2) == 0")
     f = sbp.jit(lambda x: x.reshape(-1, s) * 2, MESH, in_types="B", out_types="B")
-    with pytest.raises(sbp.SbpError, match=r"take them from the shapes of its arguments") as error:
+    with pytest.raises(
+        sbp.SbpError, match=r"^symbolic-sizes: .*take them from the shapes of its arg"
+    ) as error:
         f.plan(f32(2, 3, 4))
-    assert error.value.code == "symbolic-sizes"
     assert error.value.span is not None and error.value.span.file == __file__
     report = f.check(f32(b, s, 4))
     (said,) = report.diagnostics
@@ -127,10 +127,9 @@ def test_symbolic_sizes_among_numbers():
     f = sbp.jit(lambda x: x.reshape(b, s, 2) * 2, MESH)
     for use in (f, f.plan):
         with pytest.raises(
-            sbp.SbpError, match="uses the symbolic sizes b and s from outside"
+            sbp.SbpError, match=r"^symbolic-sizes: .*uses the symbolic sizes b and s from outside"
         ) as error:
             use(f32(8, 4))
-        assert error.value.code == "symbolic-sizes"
         assert error.value.span is not None and error.value.span.file == __file__
 
 

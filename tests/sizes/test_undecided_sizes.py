@@ -36,19 +36,22 @@ def test_products_of_symbols_are_decided():
         assert report.sizes.holds_at(m=m, k=k) == there, (m, k)
 
 
-def test_a_rule_that_wants_numbers_is_not_proved():
-    named_p = _jax.Primitive("sized_test")
+def of_rule(name, splits):
+    """The report on a primitive that splits rows of the lengths of which a function says so."""
+    named_p = _jax.Primitive(name)
     named_p.def_abstract_eval(lambda x: x)
     _jax.mlir.register_lowering(named_p, lambda ctx, x: [x])
-    rows = lambda op: (
-        ["S(0) -> S(0)"] if op.ins[0].shape[0] in dict.fromkeys(range(0, 10**4, 8)) else []
-    )
-    with registered(named_p, rows, samples=[(named_p.bind, (f32(8, 2),))]):
+    rows = lambda op: ["S(0) -> S(0)"] if splits(op.ins[0].shape[0]) else []
+    with registered(named_p, rows, samples=[(named_p.bind, (f32(48, 2),))]):
         (b,) = dims("b")
         f = sbp.jit(
             named_p.bind, MESH, in_types=("data:S(0)",), out_types="data:S(0)", boxing="explicit"
         )
-        report = sized(f, f32(b, 4))
+        return sized(f, f32(b, 4))
+
+
+def test_a_rule_that_wants_numbers_is_not_proved():
+    report = of_rule("sized_test", lambda n: n in dict.fromkeys(range(0, 10**4, 8)))
     (said,) = [d for d in report.diagnostics if d.code == "sizes-unproved"]
     assert (
         "there are more than 128 cases: sized_test on (b, 4) takes data:S(0) to data:S(0)"
@@ -84,16 +87,7 @@ RESIDUES = (0, 6, 10, 14, 18, 22, 26, 30, 40, 46)
 
 def test_claims_without_a_formula_are_shown():
     """A rule that splits rows of ten lengths modulo 48: no conjunction of facts says that."""
-    named_p = _jax.Primitive("lengths_test")
-    named_p.def_abstract_eval(lambda x: x)
-    _jax.mlir.register_lowering(named_p, lambda ctx, x: [x])
-    rows = lambda op: ["S(0) -> S(0)"] if op.ins[0].shape[0] % 48 in RESIDUES else []
-    with registered(named_p, rows, samples=[(named_p.bind, (f32(48, 2),))]):
-        (b,) = dims("b")
-        f = sbp.jit(
-            named_p.bind, MESH, in_types=("data:S(0)",), out_types="data:S(0)", boxing="explicit"
-        )
-        report = sized(f, f32(b, 4))
+    report = of_rule("lengths_test", lambda n: n % 48 in RESIDUES)
     found = report.sizes
     assert (found.status, found.terms) == ("some", ())
     assert "lengths_test on (b, 4)" in found.holds and found.holds in report.text(400)

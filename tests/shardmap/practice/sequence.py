@@ -437,17 +437,9 @@ def matmul_scattered_in_a_ring(bug):
     )
 
 
-def affine_prefix(a, b):
-    def step(h, ab):
-        h = ab[0] * h + ab[1]
-        return h, h
-
-    return lax.scan(step, jnp.zeros(b.shape[1:]), (a, b))[1]
-
-
 @case(
     {"time": 8},
-    affine_prefix,
+    recurrence,
     lambda: (0.9 + 0.1 * jax.nn.sigmoid(floats((32, 3))[0]), floats((32, 3), seed=8)[0]),
     "last doubling left out",
     ins=(P("time"), P("time")),

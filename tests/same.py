@@ -1,4 +1,10 @@
-"""Compares a call of `sbp.jit` with the same call of `jax.jit`."""
+"""Compares trees of arrays, and a call of `sbp.jit` with the same call of `jax.jit`."""
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +18,12 @@ def both(fn, mesh, **options):
     return jax.jit(fn, **options), sbp.jit(fn, mesh, **options)
 
 
-def assert_same_results(want, got) -> None:
+def assert_close(got, want, *, rtol, atol) -> None:
+    """Checks that two trees of arrays have nearly equal leaves."""
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), got, want)
+
+
+def assert_same_results(want, got, rtol=1e-5, atol=1e-5) -> None:
     """Structure, kind of leaf, shape, dtype, weak type and values are equal; floats up to
     rounding."""
     assert jax.tree.structure(want) == jax.tree.structure(got)
@@ -26,7 +37,7 @@ def assert_same_results(want, got) -> None:
             continue
         a, b = np.asarray(a), np.asarray(b)
         if np.issubdtype(a.dtype, np.inexact):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
         else:
             np.testing.assert_array_equal(a, b)
 
@@ -40,3 +51,13 @@ def outcome(call) -> str:
         kinds = (TypeError, ValueError, OverflowError)
         return " ".join(k.__name__ for k in kinds if isinstance(error, k)) or repr(error)
     return "ok"
+
+
+def printed_under_all_hash_seeds(program: str) -> str:
+    """What a program prints in processes with different hash seeds, which is the same in all."""
+    command, root = [sys.executable, "-c", program], Path(__file__).parents[1]
+    run = functools.partial(subprocess.run, cwd=root, capture_output=True, text=True, check=True)
+    (text,) = {
+        run(command, env=os.environ | {"PYTHONHASHSEED": seed}).stdout for seed in ("0", "4242")
+    }
+    return text
