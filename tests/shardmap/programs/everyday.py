@@ -10,7 +10,6 @@ from jax import lax
 from jax.sharding import PartitionSpec as PS
 
 from tests.shardmap.programs.kinds import N_DATA, Program, draw, mapped
-from tests.shardmap.programs.wrong.counts import OTHER, finite_step, mean_square, two_losses
 from tests.shardmap.programs.wrong.experts import (
     COMBINE,
     DISPATCH,
@@ -43,6 +42,11 @@ def scattered_in_half(u, v):
     return HALF_TOLERANCE * y.astype(jnp.float32)
 
 
+def averaged_in_half(w, x, y):
+    g = jax.grad(squared)(w, x, y).astype(jnp.bfloat16)
+    return w - 0.01 * lax.pmean(g, "data").astype(jnp.float32)
+
+
 rounded = lambda u, v: HALF_TOLERANCE * lax.psum(lax.reduce_precision(u @ v, 8, 10), "model")
 
 
@@ -54,6 +58,12 @@ BITS = {
     "scattered_in_half": Program(
         mapped(scattered_in_half, MATMUL, BOTH), lambda u, v: HALF_TOLERANCE * (u @ v), ROUNDED
     ),
+    "averaged_in_half": Program(
+        mapped(averaged_in_half, STEP, PS()),
+        lambda w, x, y: w - 0.01 * jax.grad(squared)(w, x, y),
+        (W, X, Y),
+        vma=(False,),
+    ),
     "rounded": Program(
         mapped(rounded, MATMUL, BATCH), lambda u, v: HALF_TOLERANCE * (u @ v), ROUNDED
     ),
@@ -62,6 +72,11 @@ BITS = {
 
 OVERFLOWN = X.copy()
 OVERFLOWN[3, 3] = np.inf
+
+
+def step_reference(w, x, y):
+    g = jax.grad(squared)(w, x, y)
+    return jnp.where(jnp.isfinite(g).all(), w - 0.1 * g, w)
 
 
 def skipped(agree, choose):
@@ -80,13 +95,25 @@ smallest = lambda ok: lax.pmin(ok.astype(jnp.int32), "data") > 0
 kept_or_new = lambda ok, old, new: lax.cond(ok, lambda: new, lambda: old)
 
 
+def skipped_for_loss(w, x, y):
+    value, g = jax.value_and_grad(squared)(w, x, y)
+    bad = lax.psum(jnp.isnan(value).astype(jnp.float32), "data") > 0
+    return jnp.where(bad, w, w - 0.1 * lax.pmean(g, "data"))
+
+
+def skipped_for_norm(w, x, y):
+    g = jax.grad(squared)(w, x, y)
+    ok = lax.pmin(jnp.isfinite(jnp.sqrt((g * g).sum())).astype(jnp.int32), "data")
+    return jnp.where(ok > 0, w - 0.1 * lax.pmean(g, "data"), w)
+
+
 def checked_after(w, x, y):
     g = lax.psum(jax.grad(squared)(w, x, y), "data")
     return jnp.where(jnp.isfinite(g).all(), w - 0.1 * g / lax.axis_size("data"), w)
 
 
 FINITE = {
-    f"{name}_{kind}": Program(mapped(body, STEP, PS()), finite_step, (W, x, Y), vma=(False,))
+    f"{name}_{kind}": Program(mapped(body, STEP, PS()), step_reference, (W, x, Y), vma=(False,))
     for kind, x in (("finite", X), ("overflown", OVERFLOWN))
     for name, body in {
         "smallest_where": skipped(smallest, lambda ok, old, new: jnp.where(ok, new, old)),
@@ -97,13 +124,19 @@ FINITE = {
         "checked_after": checked_after,
     }.items()
 } | {
+    "skipped_for_loss": Program(
+        mapped(skipped_for_loss, STEP, PS()), step_reference, (W, X, Y), vma=(False,)
+    ),
+    "skipped_for_norm": Program(
+        mapped(skipped_for_norm, STEP, PS()), step_reference, (W, X, Y), vma=(False,)
+    ),
     "cleaned": Program(
         mapped(
             lambda w, x, y: w - 0.1 * lax.pmean(jnp.nan_to_num(jax.grad(squared)(w, x, y)), "data"),
             STEP,
             PS(),
         ),
-        finite_step,
+        step_reference,
         (W, X, Y),
         vma=(False,),
     ),
@@ -120,6 +153,13 @@ FINITE = {
 # ---- means and helpers --------------------------------------------------------------------------
 
 
+def one_hot_cross_entropy(logits, labels):
+    here = labels - lax.axis_index("model") * logits.shape[1]
+    total = jnp.log(lax.psum(jnp.exp(logits).sum(-1), "model"))
+    picked = lax.psum((jax.nn.one_hot(here, logits.shape[1]) * logits).sum(-1), "model")
+    return lax.pmean((total - picked).mean(), "data")
+
+
 def split_labels_cross_entropy(logits, labels):
     total = jnp.log(lax.psum(jnp.exp(logits).sum(-1), "model"))
     return lax.pmean((total - lax.psum((labels * logits).sum(-1), "model")).mean(), "data")
@@ -127,6 +167,37 @@ def split_labels_cross_entropy(logits, labels):
 
 def split_labels_reference(logits, labels):
     return -(labels * jax.nn.log_softmax(logits)).sum(-1).mean()
+
+
+def switch_auxiliary(gates):
+    chosen = jax.nn.one_hot(gates.argmax(-1), gates.shape[-1])
+    return (
+        lax.pmean(chosen.mean(0), "data") * lax.pmean(jax.nn.softmax(gates).mean(0), "data")
+    ).mean() * 64
+
+
+def switch_reference(gates):
+    chosen = jax.nn.one_hot(gates.argmax(-1), gates.shape[-1])
+    return (chosen.mean(0) * jax.nn.softmax(gates).mean(0)).mean() * 64
+
+
+def pooled(x):
+    h = lax.psum(x.sum(0), "data") / (x.shape[0] * lax.axis_size("data"))
+    return (h - h.mean()) * lax.rsqrt(h.var() + 1e-5)
+
+
+def pooled_reference(x):
+    h = x.mean(0)
+    return (h - h.mean()) * lax.rsqrt(h.var() + 1e-5)
+
+
+def similarity(x, y):
+    dot, a, b = lax.psum(((x * y).sum(-1), (x * x).sum(-1), (y * y).sum(-1)), "model")
+    return (dot * lax.rsqrt(a * b)).mean()
+
+
+def binary_loss(x, w, y):
+    return lax.pmean(jnp.logaddexp(0.0, -y * lax.psum((x * w).sum(-1), "model")).mean(), "data")
 
 
 PARAMS = {"w": draw(24, 8, seed=71) * 0.3, "b": draw(8, seed=72)}
@@ -164,6 +235,13 @@ MEANS = {
         lambda x: jnp.log(jnp.exp(x).sum(-1)).mean(),
         (LOGITS,),
     ),
+    "one_hot_cross_entropy": Program(
+        mapped(one_hot_cross_entropy, (BOTH, BATCH), PS()),
+        lambda logits, labels: split_labels_reference(
+            logits, jax.nn.one_hot(labels, logits.shape[1])
+        ),
+        (LOGITS, LABELS),
+    ),
     "split_labels_cross_entropy": Program(
         mapped(split_labels_cross_entropy, (BOTH, BOTH), PS()),
         split_labels_reference,
@@ -174,6 +252,9 @@ MEANS = {
         lambda x: (x.mean(0) ** 2).mean(),
         (X,),
     ),
+    "switch_auxiliary": Program(
+        mapped(switch_auxiliary, (BATCH,), PS()), switch_reference, (draw(16, 8, seed=73),)
+    ),
     "mean_variance": Program(
         mapped(
             lambda x: lax.pmean(((x - lax.pmean(x.mean(0), "data")) ** 2).mean(0), "data").mean(),
@@ -183,9 +264,34 @@ MEANS = {
         lambda x: x.var(0).mean(),
         (X,),
     ),
+    "pooled": Program(mapped(pooled, (BATCH,), PS()), pooled_reference, (X,)),
+    "similarity": Program(
+        mapped(similarity, (PS(None, "model"),) * 2, PS()),
+        lambda x, y: ((x * y).sum(-1) * lax.rsqrt((x * x).sum(-1) * (y * y).sum(-1))).mean(),
+        (X, draw(16, 24, seed=74)),
+    ),
+    "binary_loss": Program(
+        mapped(binary_loss, (BOTH, PS("model"), BATCH), PS()),
+        lambda x, w, y: jnp.logaddexp(0.0, -y * (x * w).sum(-1)).mean(),
+        (X, W[:, 0], np.sign(Y[:, 0])),
+    ),
     "adafactor": optimised(lambda: optax.adafactor(1e-2)),
     "clip_by_block_rms": optimised(lambda: optax.clip_by_block_rms(1e-3)),
 }
+
+
+OTHER = draw(8, 24, seed=75)
+
+
+mean_square = lambda a: (a**2).mean()
+
+
+two_losses = lambda w, x, other: mean_square(x @ w) + mean_square(other @ w)
+
+
+def two_losses_step(w, x, other):
+    value, g = jax.value_and_grad(two_losses)(w, x, other)
+    return lax.pmean(value, "data"), w - 0.1 * lax.pmean(g, "data")
 
 
 def two_losses_reference(w, x, other):
@@ -201,6 +307,12 @@ def one_loss_averaged(w, x, other):
 
 
 HELPERS = {
+    "two_losses": Program(
+        mapped(two_losses_step, (PS(), BATCH, PS()), PS()),
+        two_losses_reference,
+        (W, X, OTHER),
+        vma=(False,),
+    ),
     "one_loss_averaged": Program(
         mapped(one_loss_averaged, (PS(), BATCH, PS()), PS()),
         two_losses_reference,
@@ -225,7 +337,24 @@ def merged(logits):
     return top + jnp.log(lax.psum(jnp.exp(lse - top), "model"))
 
 
+def merged_by_maximum(logits):
+    own = logits.max(-1)
+    lse = own + jnp.log(jnp.exp(logits - own[:, None]).sum(-1))
+    top = lax.pmax(own, "model")
+    return top + jnp.log(lax.psum(jnp.exp(lse - top), "model"))
+
+
 attention = lambda q, k, v: jax.nn.softmax(q @ k.T) @ v
+
+
+def weights_of_shards(q, k, v):
+    scores = q @ k.T
+    own = scores.max(-1, keepdims=True)
+    weights = jnp.exp(scores - own)
+    total = weights.sum(-1, keepdims=True)
+    out, lse = weights @ v / total, own + jnp.log(total)
+    share = jnp.exp(lse - lax.pmax(lse, "model"))
+    return lax.psum(out * share, "model") / lax.psum(share, "model")
 
 
 def weights_of_normalised(q, k, v):
@@ -260,6 +389,9 @@ def loss_of_worst_reference(w, x, y):
 
 MERGES = {
     "merged": Program(mapped(merged, (BOTH,), BATCH), lambda x: jax.nn.logsumexp(x, -1), (LOGITS,)),
+    "merged_by_maximum": Program(
+        mapped(merged_by_maximum, (BOTH,), BATCH), lambda x: jax.nn.logsumexp(x, -1), (LOGITS,)
+    ),
     "merged_without_shift": Program(
         mapped(
             lambda logits: jnp.log(lax.psum(jnp.exp(jax.nn.logsumexp(logits, -1)), "model")),
@@ -268,6 +400,9 @@ MERGES = {
         ),
         lambda x: jax.nn.logsumexp(x, -1),
         (LOGITS,),
+    ),
+    "weights_of_shards": Program(
+        mapped(weights_of_shards, SPLIT_KEYS, PS()), attention, (QUERIES, KEYS, VALUES)
     ),
     "weights_of_normalised": Program(
         mapped(weights_of_normalised, SPLIT_KEYS, PS()),

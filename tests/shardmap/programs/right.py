@@ -1,5 +1,5 @@
 """Right programs, each with the plain function that it computes: rings, pipelines, small idioms,
-tensor- and vocabulary-parallel layers, experts, and training steps."""
+tensor-, sequence- and vocabulary-parallel layers, experts, and training steps."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,6 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as PS
 
-from tests.shardmap.programs.faulty import summed
 from tests.shardmap.programs.kinds import N_DATA, N_MODEL, Program, draw, mapped, outer_grad
 from tests.shardmap.programs.rings import (
     MICRO,
@@ -17,11 +16,14 @@ from tests.shardmap.programs.rings import (
     K,
     Q,
     attention_of_rows,
+    heads_for_tokens,
+    heads_reference,
     pipeline,
     pipeline_reference,
     ring_attention,
     ring_product,
     ring_sum,
+    split_keys,
     split_keys_gathered,
 )
 from tests.shardmap.programs.wrong.experts import (
@@ -75,10 +77,34 @@ SYMMETRIC = np.diag(np.arange(1, 9)).astype(np.float32) + 0.1
 SYMMETRIC[7, 7] = 30.0
 
 
+def standard(x):
+    """Batch statistics over all devices."""
+    mean = lax.pmean(x.mean(0), "data")
+    return (x - mean) / jnp.sqrt(lax.pmean((x * x).mean(0), "data") - mean * mean + 1e-3)
+
+
 def dropped(x):
     key = jax.random.fold_in(jax.random.key(0), lax.axis_index("data"))
     keep = jax.random.bernoulli(key, 0.5, x.shape)
     return lax.pmean((jnp.where(keep, x, 0.0) + jnp.where(keep, 0.0, x)).mean(), "data")
+
+
+def half_precision(u, v):
+    return lax.psum(
+        jnp.matmul(
+            u.astype(jnp.bfloat16), v.astype(jnp.bfloat16), preferred_element_type=jnp.float32
+        ),
+        "model",
+    )
+
+
+def deferred(us, v):
+    """A sum over microbatches of products stays partial in the carry, and is reduced once."""
+
+    body = lambda total, u: (total + 2.0 * (u @ v), None)
+
+    start = lax.pcast(jnp.zeros((us.shape[1], v.shape[1])), ("data", "model"), to="varying")
+    return lax.psum(lax.scan(body, start, us)[0], "model")
 
 
 def scores_scaled(q, k):
@@ -116,6 +142,9 @@ IDIOMS = {
         vma=(False,),
         notes=("differs-on-one-device",),
     ),
+    "split_keys": Program(
+        mapped(split_keys, (PS(), SPLIT_ROWS, SPLIT_ROWS), PS()), attention_of_rows, (Q, K, VALUES)
+    ),
     "split_keys_gathered": Program(
         mapped(split_keys_gathered, (PS(), SPLIT_ROWS, SPLIT_ROWS), PS()),
         attention_of_rows,
@@ -124,6 +153,11 @@ IDIOMS = {
     ),
     "pipeline": Program(
         mapped(pipeline, (PS("model"), PS()), PS()), pipeline_reference, (STAGES, MICRO)
+    ),
+    "heads_for_tokens": Program(
+        mapped(heads_for_tokens, (PS("model"),), PS("model")),
+        heads_reference,
+        (draw(8, 4, 6, seed=70),),
     ),
     "reduce_scatter_by_hand": Program(
         mapped(
@@ -165,6 +199,11 @@ IDIOMS = {
     "power_iteration": Program(
         mapped(power_iteration, (SPLIT_ROWS,), PS()), power_reference, (SYMMETRIC,), vma=(False,)
     ),
+    "standard": Program(
+        mapped(standard, (PS("data"),), PS("data")),
+        lambda x: (x - x.mean(0)) / jnp.sqrt(x.var(0) + 1e-3),
+        (X,),
+    ),
     "parts_side_by_side": Program(
         mapped(
             lambda x: ((x * x).sum()[None], lax.psum((x * x).sum(), "data")),
@@ -176,6 +215,18 @@ IDIOMS = {
         notes=("differs-on-one-device",),
     ),
     "dropped": Program(mapped(dropped, (PS("data"),), PS()), lambda x: x.mean(), (X,)),
+    "half_precision": Program(
+        mapped(half_precision, MATMUL, ROWS),
+        lambda u, v: (
+            u.astype(jnp.bfloat16).astype(jnp.float32) @ v.astype(jnp.bfloat16).astype(jnp.float32)
+        ),
+        (U, V),
+    ),
+    "deferred": Program(
+        mapped(deferred, (PS(None, "data", "model"), PS("model", None)), ROWS),
+        lambda us, v: 2.0 * (us @ v).sum(0),
+        (draw(3, 16, 32, seed=8), V),
+    ),
     "scores_scaled": Program(
         mapped(scores_scaled, (PS(None, "model"), PS(None, "model")), PS()),
         lambda q, k: jax.nn.softmax(q @ k.T / 4.0, -1),
@@ -200,12 +251,19 @@ def enter(x):
     return x
 
 
+@jax.custom_vjp
+def leave(x):
+    """Megatron's g: a sum, whose gradient is passed on."""
+    return lax.psum(x, "model")
+
+
 enter.defvjp(lambda x: (x, None), lambda _, ct: (lax.psum(ct, "model"),))
+leave.defvjp(lambda x: (lax.psum(x, "model"), None), lambda _, ct: (ct,))
 
 
 def megatron_step(x, w1, w2):
     def loss(weights):
-        return ((x + summed(jax.nn.gelu(enter(x) @ weights[0]) @ weights[1])) ** 2).mean()
+        return ((x + leave(jax.nn.gelu(enter(x) @ weights[0]) @ weights[1])) ** 2).mean()
 
     value, (g1, g2) = jax.value_and_grad(loss)((w1, w2))
     value, g1, g2 = lax.pmean((value, g1, g2), "data")
@@ -218,6 +276,13 @@ def megatron_reference(x, w1, w2):
 
 
 normed = lambda x: x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+
+
+def sequence_parallel(x, w1, w2):
+    """Tokens are split outside of the two products, features inside."""
+    h = lax.all_gather(normed(x), "model", axis=0, tiled=True)
+    y = jax.nn.gelu(h @ w1) @ w2
+    return x + lax.psum_scatter(y, "model", scatter_dimension=0, tiled=True)
 
 
 WQ, WK, WV = (draw(24, 32, seed=30 + i) * 0.2 for i in range(3))
@@ -270,6 +335,15 @@ LAYERS = {
         (X, W1, W2),
         vma=(False,),
     ),
+    "sequence_parallel": Program(
+        mapped(
+            sequence_parallel,
+            (PS("model", None), PS(None, "model"), PS("model", None)),
+            PS("model", None),
+        ),
+        lambda x, w1, w2: x + jax.nn.gelu(normed(x) @ w1) @ w2,
+        (X, W1, W2),
+    ),
     "attention_gradient": Program(
         outer_grad(attention_loss, ATTENTION, PS(), (0, 1, 2, 3, 4)),
         jax.value_and_grad(
@@ -280,6 +354,11 @@ LAYERS = {
     ),
     "cross_entropy": Program(
         mapped(cross_entropy, (PS(None, "model"), PS()), PS()),
+        cross_entropy_reference,
+        (LOGITS, LABELS),
+    ),
+    "stable_cross_entropy": Program(
+        mapped(stable_cross_entropy, (PS(None, "model"), PS()), PS()),
         cross_entropy_reference,
         (LOGITS, LABELS),
     ),
@@ -321,6 +400,32 @@ def moe_mapped(x, wg, w_in, w_out):
     return lax.pmean(((x + y) ** 2).mean() + 0.01 * auxiliary.mean(), "model")
 
 
+def moe_of_tokens(x, wg, w_in, w_out):
+    """Each device's tokens are its group; there is no dim of groups."""
+    return exchanged_tokens(x, wg, w_in, w_out)
+
+
+def exchanged_tokens(x, wg, w_in, w_out):
+    capacity = x.shape[0] // E * 2
+    gates = jax.nn.softmax(x @ wg)
+    chosen = jax.nn.one_hot(jnp.argmax(gates, -1), E)
+    place = (jnp.cumsum(chosen, 0) - 1.0) * chosen
+    kept = chosen * (place < capacity)
+    slot = jax.nn.one_hot(place.sum(-1).astype(jnp.int32), capacity)
+    combine = jnp.einsum("se,sc->sec", gates * kept, slot)
+    d = jnp.einsum("sec,sm->ecm", (combine > 0).astype(x.dtype), x)
+    d = lax.all_to_all(d, "model", 0, 1, tiled=True)
+    o = jnp.einsum("ech,ehm->ecm", jax.nn.relu(jnp.einsum("ecm,emh->ech", d, w_in)), w_out)
+    o = lax.all_to_all(o, "model", 1, 0, tiled=True)
+    return jnp.einsum("sec,ecm->sm", combine, o)
+
+
+def moe_tokens_reference(x, wg, w_in, w_out):
+    groups = x.reshape(N_MODEL, -1, x.shape[-1])
+    combine, _ = gating(groups, wg)
+    return experts((combine > 0).astype(x.dtype), combine, groups, w_in, w_out).reshape(x.shape)
+
+
 WG = draw(12, E, seed=40)
 
 
@@ -335,15 +440,70 @@ EXPERTS = {
         jax.value_and_grad(moe_reference, (0, 1, 2, 3)),
         (TOKENS, WG, W_IN, W_OUT),
     ),
+    "moe_of_tokens": Program(
+        mapped(moe_of_tokens, (PS("model"), PS(), PS("model"), PS("model")), PS("model")),
+        moe_tokens_reference,
+        (draw(64, 12, seed=41), WG, W_IN, W_OUT),
+        notes=("differs-on-one-device",),
+    ),
 }
 
 
-# ---- training steps -----------------------------------------------------------------------------
+# ---- training steps: data parallelism, ZeRO, accumulation ---------------------------------------
+
+STEP = (PS(), PS("data"), PS("data"))
 
 
 def step_reference(w, x, y):
     value, g = jax.value_and_grad(squared)(w, x, y)
     return value, w - 0.1 * g
+
+
+def step_averaged(w, x, y):
+    value, g = jax.value_and_grad(squared)(w, x, y)
+    value, g = lax.pmean((value, g), "data")
+    return value, w - 0.1 * g
+
+
+def step_of_mean(w, x, y):
+    value, g = jax.value_and_grad(lambda w: lax.pmean(squared(w, x, y), "data"))(w)
+    return value, w - 0.1 * g
+
+
+def step_of_mean_unchecked(w, x, y):
+    """Without check_vma the gradient of a pmean is a device's own: it is averaged."""
+    value, g = jax.value_and_grad(lambda w: lax.pmean(squared(w, x, y), "data"))(w)
+    return value, w - 0.1 * lax.pmean(g, "data")
+
+
+def step_of_sums(w, x, y):
+    loss = lambda w: ((x @ w - y) ** 2).sum() / (x.shape[0] * lax.axis_size("data") * y.shape[1])
+
+    value, g = jax.value_and_grad(loss)(w)
+    return lax.psum(value, "data"), w - 0.1 * lax.psum(g, "data")
+
+
+def step_by_hand(w, x, y):
+    value, g = jax.value_and_grad(squared)(w, x, y)
+    n = lax.axis_size("data")
+    return lax.psum(value, "data") / n, w - 0.1 * (lax.psum(g, "data") / n)
+
+
+def adam_reference(w, m, v, x, y):
+    g = jax.grad(squared)(w, x, y)
+    m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+    return w - 0.1 * m / (jnp.sqrt(v) + 1e-8), m, v
+
+
+def adam_split(w, m, v, x, y):
+    """ZeRO-1: each device keeps the optimiser's state of some rows."""
+    g = jax.grad(squared)(w, x, y)
+    g = lax.psum_scatter(g, "data", scatter_dimension=0, tiled=True) / lax.axis_size("data")
+    m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+    rows = m.shape[0]
+    mine = lax.dynamic_slice_in_dim(w, lax.axis_index("data") * rows, rows)
+    mine = mine - 0.1 * m / (jnp.sqrt(v) + 1e-8)
+    return lax.all_gather(mine, "data", tiled=True), m, v
 
 
 def weights_gathered(w, x, y):
@@ -356,11 +516,72 @@ def weights_gathered(w, x, y):
     return lax.pmean(value, "data"), w - 0.1 * g / lax.axis_size("data")
 
 
+def accumulated(w, x, y):
+    micro = 2
+    xs, ys = x.reshape(micro, -1, x.shape[1]), y.reshape(micro, -1, y.shape[1])
+
+    def body(total, batch):
+        value, g = jax.value_and_grad(squared)(w, *batch)
+        return (total[0] + value / micro, total[1] + g / micro), None
+
+    (value, g), _ = lax.scan(body, (jnp.float32(0), jnp.zeros_like(w)), (xs, ys))
+    value, g = lax.pmean((value, g), "data")
+    return value, w - 0.1 * g
+
+
+def clipped(w, x, y):
+    value, g = jax.value_and_grad(squared)(w, x, y)
+    g = lax.pmean(g, "data")
+    norm = jnp.sqrt((g * g).sum())
+    return lax.pmean(value, "data"), w - 0.1 * g * jnp.minimum(1.0, 0.1 / norm)
+
+
+def clipped_reference(w, x, y):
+    value, g = jax.value_and_grad(squared)(w, x, y)
+    return value, w - 0.1 * g * jnp.minimum(1.0, 0.1 / jnp.sqrt((g * g).sum()))
+
+
+def weighted(loss, mask):
+    total, count = lax.psum(((loss * mask).sum(), mask.sum()), "data")
+    return total / jnp.maximum(count, 1.0)
+
+
 TRAINING = {
+    "step_averaged": Program(
+        mapped(step_averaged, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)
+    ),
+    "step_of_mean": Program(
+        mapped(step_of_mean, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(True,)
+    ),
+    "step_of_mean_unchecked": Program(
+        mapped(step_of_mean_unchecked, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)
+    ),
+    "step_of_sums": Program(
+        mapped(step_of_sums, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)
+    ),
+    "step_by_hand": Program(
+        mapped(step_by_hand, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)
+    ),
+    "adam_split": Program(
+        mapped(
+            adam_split,
+            (PS(), PS("data"), PS("data"), PS("data"), PS("data")),
+            (PS(), PS("data"), PS("data")),
+        ),
+        adam_reference,
+        (W, 0 * W, 0 * W, X, Y),
+        vma=(False,),
+    ),
     "weights_gathered": Program(
         mapped(weights_gathered, (PS("data"), PS("data"), PS("data")), (PS(), PS("data"))),
         step_reference,
         (W, X, Y),
+    ),
+    "accumulated": Program(
+        mapped(accumulated, STEP, (PS(), PS())), step_reference, (W, X, Y), vma=(False,)
+    ),
+    "clipped": Program(
+        mapped(clipped, STEP, (PS(), PS())), clipped_reference, (W, X, Y), vma=(False,)
     ),
     "norm_of_split_and_whole": Program(
         mapped(
@@ -372,6 +593,11 @@ TRAINING = {
         ),
         lambda a, b: jnp.sqrt((a * a).sum() + (b * b).sum()),
         (W1, X),
+    ),
+    "weighted": Program(
+        mapped(weighted, (PS("data"), PS("data")), PS()),
+        lambda x, m: (x * m).sum() / m.sum(),
+        (draw(16, seed=12), np.float32(np.arange(16) < 11)),
     ),
 }
 

@@ -1,4 +1,5 @@
-"""Right programs whose values go from device to device: rings, pipelines, split keys."""
+"""Right programs whose values go from device to device: rings, pipelines, split keys, heads for
+tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -55,9 +56,18 @@ def ring_sum(x):
     return total
 
 
-def split_keys_gathered(q, k, v):
+def split_keys(q, k, v):
     """Flash decoding: each device attends to its own keys; the partial results are weighted by
     their share of the whole softmax."""
+    scores = q @ k.T / 4.0
+    own = scores.max(-1, keepdims=True)
+    weights = jnp.exp(scores - own)
+    share = jnp.exp(own - lax.pmax(own, "model"))
+    total = lax.psum(weights.sum(-1, keepdims=True) * share, "model")
+    return lax.psum((weights @ v) * share, "model") / total
+
+
+def split_keys_gathered(q, k, v):
     scores = q @ k.T / 4.0
     own = jax.nn.logsumexp(scores, -1)
     out = jax.nn.softmax(scores, -1) @ v
@@ -92,3 +102,18 @@ def pipeline_reference(stages, micro):
     for w in stages:
         micro = jnp.tanh(micro @ w)
     return micro
+
+
+def heads_for_tokens(x):
+    """Ulysses: tokens split -> heads split -> tokens split."""
+    x = lax.all_to_all(x, "model", 1, 0, tiled=True)
+    x = jax.nn.softmax(jnp.einsum("qhd,khd->hqk", x, x), -1)
+    y = jnp.moveaxis(x.sum(-2, keepdims=True), 0, 1)
+    y = jnp.broadcast_to(y, (x.shape[1], *y.shape[1:]))
+    return lax.all_to_all(y, "model", 0, 1, tiled=True)
+
+
+def heads_reference(x):
+    x = jax.nn.softmax(jnp.einsum("qhd,khd->hqk", x, x), -1)
+    y = jnp.moveaxis(x.sum(-2, keepdims=True), 0, 1)
+    return jnp.broadcast_to(y, (x.shape[1], *y.shape[1:]))

@@ -32,6 +32,20 @@ def attention(q, k, v):
     return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores, -1), v)
 
 
+def attention_by_heads(q, k, v):
+    """DeepSpeed-Ulysses (https://arxiv.org/abs/2309.14509): sequences to heads and back, and what
+    comes back is weighed by what stayed."""
+    rows = q.shape[0]
+    at = lax.axis_index("model") * rows + jnp.arange(rows)
+    q, k = turned(q, at), turned(k, at)
+    by_head = [lax.all_to_all(x, "model", 1, 0, tiled=True) for x in (q, k, v)]
+    every = jnp.arange(by_head[0].shape[0])
+    scores = jnp.einsum("qhd,khd->hqk", by_head[0], by_head[1])
+    scores = jnp.where(every[None, :] <= every[:, None], scores, -jnp.inf)
+    out = jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores, -1), by_head[2])
+    return q * lax.all_to_all(out, "model", 0, 1, tiled=True)
+
+
 def gathered_keys(q, k, v):
     rows = q.shape[0]
     at = lax.axis_index("model") * rows + jnp.arange(rows)
@@ -48,6 +62,16 @@ def written_where_it_belongs(cache, new, place):
     here = place - lax.axis_index("model") * cache.shape[0]
     mine = (here >= 0) & (here < cache.shape[0])
     return jnp.where(mine, cache.at[jnp.clip(here, 0, cache.shape[0] - 1)].set(new), cache)
+
+
+def written_by_a_mask(cache, new, place):
+    at = lax.axis_index("model") * cache.shape[0] + jnp.arange(cache.shape[0])
+    return jnp.where((at == place)[:, None], new, cache)
+
+
+def read_by_a_mask(cache, place):
+    at = lax.axis_index("model") * cache.shape[0] + jnp.arange(cache.shape[0])
+    return lax.psum(jnp.where((at == place)[:, None], cache, 0.0).sum(0), "model")
 
 
 def upper(x):
@@ -88,6 +112,12 @@ def put_together(x):
     return lax.psum(lax.dynamic_update_slice(out, jnp.tanh(x), (start, 0)), "model")
 
 
+def squares_put_together(x):
+    out = jnp.zeros((x.shape[0] * N_MODEL, x.shape[1]))
+    start = lax.axis_index("model") * x.shape[0]
+    return lax.psum(lax.dynamic_update_slice(out, jnp.sin(x), (start, 0)) ** 2, "model")
+
+
 def rewritten_and_read(w, g):
     """Each device keeps a copy of the weights in which its own rows are new, and returns these."""
     start = lax.axis_index("model") * g.shape[0]
@@ -111,6 +141,12 @@ def symmetric(x):
     return x + other.transpose(0, 2, 1).transpose(1, 0, 2).reshape(x.shape)
 
 
+def scattered_by_exchange(u, w):
+    """A reduce-scatter as an exchange and a sum; the rows that a device gets weigh its own rows."""
+    y = u @ w
+    return lax.all_to_all(y, "model", 0, 0, tiled=True).reshape(N_MODEL, -1, y.shape[1]).sum(0)
+
+
 def embeddings_to_samples(tables, ids, dense):
     """DLRM (https://arxiv.org/abs/1906.00091): tables are split, samples are; embeddings go to the
     samples' devices and meet the dense features there."""
@@ -125,11 +161,24 @@ def embeddings_reference(tables, ids, dense):
 KEEP = (PS("model"), PS(), PS())
 
 PROGRAMS = {
+    "attention_by_heads": Program(
+        mapped(attention_by_heads, (ROWS,) * 3, ROWS),
+        lambda q, k, v: turned(q, jnp.arange(S)) * attention(q, k, v),
+        (Q, K, V),
+    ),
     "gathered_keys": Program(mapped(gathered_keys, (ROWS,) * 3, ROWS), attention, (Q, K, V)),
     "written_where_it_belongs": Program(
         mapped(written_where_it_belongs, KEEP, ROWS),
         lambda c, new, place: c.at[place].set(new),
         (CACHE, NEW, PLACE),
+    ),
+    "written_by_a_mask": Program(
+        mapped(written_by_a_mask, KEEP, ROWS),
+        lambda c, new, place: c.at[place].set(new),
+        (CACHE, NEW, PLACE),
+    ),
+    "read_by_a_mask": Program(
+        mapped(read_by_a_mask, (ROWS, PS()), PS()), lambda c, place: c[place], (CACHE, PLACE)
     ),
     "upper": Program(mapped(upper, (ROWS,), ROWS), jnp.triu, (U,)),
     "numbered": Program(
@@ -143,6 +192,9 @@ PROGRAMS = {
         lambda table, ids: 2.0 * (jnp.tanh(2.0 * table[ids]) ** 2).sum(),
         (draw(32, 8, seed=129), np.asarray([3, 31, 8, 7, 16, 16, 0], np.int32)),
     ),
+    "squares_put_together": Program(
+        mapped(squares_put_together, (ROWS,), PS()), lambda x: jnp.sin(x) ** 2, (WHOLE,)
+    ),
     "own_block_of_sum": Program(
         mapped(own_block_of_sum, (PS(None, "model"),), ROWS),
         lambda x: jnp.tanh(x @ x.T),
@@ -154,6 +206,11 @@ PROGRAMS = {
     ),
     "nested_rows": Program(mapped(nested_rows, (PS(),), PS(("data", "model"))), jnp.exp, (WHOLE,)),
     "symmetric": Program(mapped(symmetric, (ROWS,), ROWS), lambda x: x + x.T, (U,)),
+    "scattered_by_exchange": Program(
+        mapped(scattered_by_exchange, (PS(None, "model"), ROWS), ROWS),
+        lambda u, w: u @ w,
+        (U, draw(16, 16, seed=127)),
+    ),
     "embeddings_to_samples": Program(
         mapped(embeddings_to_samples, (ROWS, PS(None, "model"), ROWS), ROWS),
         embeddings_reference,

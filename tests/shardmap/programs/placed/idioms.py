@@ -121,6 +121,7 @@ def flat_step(put):
 flat_scattered = flat_step(
     lambda flat, mine, start: flat.at[start + jnp.arange(mine.shape[0])].set(mine)
 )
+flat_updated = flat_step(lambda flat, mine, start: lax.dynamic_update_slice(flat, mine, (start,)))
 flat_whole = flat_step(lambda flat, mine, start: lax.all_gather(mine, "data", tiled=True))
 
 
@@ -185,6 +186,15 @@ PAIRS = {
         ("data",),
         "flat.at",
         flat_scattered,
+        *OF_PARAMS,
+        vma=False,
+        repaired=False,
+    ),
+    "flat_updated": Pair(
+        "wrong-placement",
+        ("data",),
+        "lax.dynamic_update_slice",
+        flat_updated,
         *OF_PARAMS,
         vma=False,
         repaired=False,

@@ -1,5 +1,5 @@
-"""Programs in which each device computes its place from its own index: caches split by positions
-and rows of a split optimiser.
+"""Programs in which each device computes its place from its own index: caches split by positions,
+labels of a split batch, tokens sent to experts, rows of a split optimiser.
 
 Each wrong program stands beside its corrected twin, as in the folder `wrong`.
 """
@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as PS
 
-from tests.shardmap.programs.kinds import Pair, draw
+from tests.shardmap.programs.kinds import N_MODEL, Pair, draw
 
 # ---- a cache split by positions -----------------------------------------------------------------
 
@@ -22,6 +22,11 @@ def masked_scores(q, k, length):
     rows = k.shape[0]
     at = lax.axis_index("model") * rows + jnp.arange(rows)
     return jnp.where(at[None, :] < length, q @ k.T, -1e30)
+
+
+def decoded_by_shard(q, k, v, length):
+    weights = jax.nn.softmax(masked_scores(q, k, length), axis=-1)
+    return lax.psum(weights @ v, "model")
 
 
 def decoded(q, k, v, length):
@@ -40,6 +45,63 @@ def decoded_and_averaged(q, k, v, length):
     return lax.pmean(weights @ v, "model")
 
 
+# ---- labels of a split batch --------------------------------------------------------------------
+
+
+def contrast(images, texts):
+    """The mean over one device's images of the loss of picking the text at the same place."""
+    rows = images.shape[0]
+    logits = images @ lax.all_gather(texts, "data", axis=0, tiled=True).T
+    labels = lax.axis_index("data") * rows + jnp.arange(rows)
+    picked = jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), labels[:, None], axis=1)
+    return -picked.mean()
+
+
+# ---- tokens sent to experts ---------------------------------------------------------------------
+
+T, N_EXPERTS, CAPACITY, D, D_FF = 32, 8, 8, 12, 16
+TOKENS = draw(T, D, seed=85)
+
+
+def slots(x, router):
+    """The gate of each token, and its slot of its expert on this device."""
+    gates = jax.nn.softmax(x @ router, axis=-1)
+    chosen = jax.nn.one_hot(jnp.argmax(gates, -1), N_EXPERTS)
+    place = jnp.cumsum(chosen, axis=0) * chosen - 1.0
+    return gates, chosen[..., None] * jax.nn.one_hot(place.astype(jnp.int32), CAPACITY)
+
+
+def work(inputs, up, down):
+    return jnp.einsum("ech,ehd->ecd", jax.nn.relu(jnp.einsum("ecd,edh->ech", inputs, up)), down)
+
+
+def sent_and_kept(x, router, up, down):
+    gates, dispatch = slots(x, router)
+    inputs = jnp.einsum("tec,td->ecd", dispatch, x)
+    inputs = lax.all_to_all(inputs, "model", split_axis=0, concat_axis=1, tiled=True)
+    outputs = work(inputs, up, down)
+    outputs = outputs.reshape(N_EXPERTS, CAPACITY, D)
+    return jnp.einsum("tec,ecd->td", dispatch * gates[..., None], outputs)
+
+
+def sent_and_returned(x, router, up, down):
+    gates, dispatch = slots(x, router)
+    inputs = jnp.einsum("tec,td->ecd", dispatch, x)
+    inputs = lax.all_to_all(inputs, "model", split_axis=0, concat_axis=1, tiled=True)
+    outputs = work(inputs, up, down)
+    outputs = lax.all_to_all(outputs, "model", split_axis=1, concat_axis=0, tiled=True)
+    return jnp.einsum("tec,ecd->td", dispatch * gates[..., None], outputs)
+
+
+def sent_reference(x, router, up, down):
+    def of_device(x):
+        gates, dispatch = slots(x, router)
+        outputs = work(jnp.einsum("tec,td->ecd", dispatch, x), up, down)
+        return jnp.einsum("tec,ecd->td", dispatch * gates[..., None], outputs)
+
+    return jax.vmap(of_device)(x.reshape(N_MODEL, -1, D)).reshape(x.shape)
+
+
 # ---- rows of a split optimiser ------------------------------------------------------------------
 
 WEIGHTS, X, Y = draw(32, 24, seed=89), draw(16, 32, seed=90), draw(16, 24, seed=91)
@@ -50,23 +112,46 @@ ZERO = (PS(), PS("data"), PS("data"), PS("data"))
 squared = lambda w, x, y: ((x @ w - y) ** 2).mean()
 
 
-def rows_returned(w, m, x, y):
+def own_rows(w, m, x, y):
     """This device's rows of the weights after a step with momentum."""
     g = jax.grad(squared)(w, x, y)
     g = lax.psum_scatter(g, "data", scatter_dimension=0, tiled=True) / lax.axis_size("data")
     start = lax.axis_index("data") * m.shape[0]
     mine = lax.dynamic_slice_in_dim(w, start, m.shape[0], axis=0)
-    return mine - 0.1 * (0.9 * m + g)
+    return mine - 0.1 * (0.9 * m + g), start
+
+
+def rows_written_back(w, m, x, y):
+    mine, start = own_rows(w, m, x, y)
+    return lax.dynamic_update_slice_in_dim(w, mine, start, axis=0)
 
 
 def rows_gathered(w, m, x, y):
-    return lax.all_gather(rows_returned(w, m, x, y), "data", axis=0, tiled=True)
+    mine, _ = own_rows(w, m, x, y)
+    return lax.all_gather(mine, "data", axis=0, tiled=True)
+
+
+def rows_returned(w, m, x, y):
+    mine, _ = own_rows(w, m, x, y)
+    return mine
 
 
 step_reference = lambda w, m, x, y: w - 0.1 * (0.9 * m + jax.grad(squared)(w, x, y))
 
 
 PAIRS = {
+    "decoded_by_shard": Pair(
+        "misplaced-reduction",
+        ("model",),
+        "jax.nn.softmax",
+        decoded_by_shard,
+        decoded,
+        decoded_reference,
+        (QUERY, KEYS, VALUES, LENGTH),
+        CACHE,
+        PS(),
+        repaired=False,
+    ),
     "decoded_and_averaged": Pair(
         "misplaced-reduction",
         ("model",),
@@ -77,6 +162,48 @@ PAIRS = {
         (QUERY, KEYS, VALUES, LENGTH),
         CACHE,
         PS(),
+        repaired=False,
+    ),
+    "contrast_over_model": Pair(
+        "missing-reduction",
+        ("data",),
+        "picked.mean()",
+        lambda images, texts: lax.pmean(contrast(images, texts), "model"),
+        lambda images, texts: lax.pmean(contrast(images, texts), "data"),
+        lambda images, texts: -jnp.diagonal(jax.nn.log_softmax(images @ texts.T, axis=-1)).mean(),
+        (draw(16, 24, seed=83), draw(16, 24, seed=84)),
+        (PS("data"), PS("data")),
+        PS(),
+    ),
+    "sent_and_kept": Pair(
+        "differs-on-one-device",
+        ("model",),
+        "",
+        sent_and_kept,
+        sent_and_returned,
+        sent_reference,
+        (
+            TOKENS,
+            draw(D, N_EXPERTS, seed=86),
+            draw(N_EXPERTS, D, D_FF, seed=87),
+            draw(N_EXPERTS, D_FF, D, seed=88),
+        ),
+        (PS("model"), PS(), PS("model"), PS("model")),
+        PS("model"),
+        repaired=False,
+        severity="note",
+    ),
+    "rows_written_back": Pair(
+        "wrong-placement",
+        ("data",),
+        "lax.dynamic_update_slice",
+        rows_written_back,
+        rows_gathered,
+        step_reference,
+        (WEIGHTS, MOMENTUM, X, Y),
+        ZERO,
+        PS(),
+        vma=False,
         repaired=False,
     ),
     "rows_returned": Pair(

@@ -21,6 +21,11 @@ SPLIT = (PS("data"), PS(None, "model"))
 per_token = lambda x, w: lax.psum(((x @ w) ** 2).sum(-1), "model").mean()
 
 
+def averaged_shares(w, x, y):
+    g = jax.grad(squared)(w, x, y)
+    return w - 0.1 * lax.pmean(g / lax.axis_size("data"), "data")
+
+
 def averaged_loss_shares(w, x, y):
     g = jax.grad(lambda w: squared(w, x, y) / lax.axis_size("data"))(w)
     return w - 0.1 * lax.pmean(g, "data")
@@ -81,6 +86,18 @@ PAIRS = {
         (X, W1),
         SPLIT,
         PS(),
+    ),
+    "averaged_shares": Pair(
+        "wrong-reduction",
+        ("data",),
+        "lax.pmean(g / lax.axis_size",
+        averaged_shares,
+        summed_shares,
+        sgd,
+        (W, X, Y),
+        STEP,
+        PS(),
+        vma=False,
     ),
     "averaged_loss_shares": Pair(
         "wrong-reduction",

@@ -8,7 +8,12 @@ from jax.sharding import PartitionSpec as PS
 from tests.shardmap.programs.kinds import Pair, draw
 from tests.shardmap.programs.wrong.products import MATMUL, ROWS, U, V, product
 
-X, W1, W2 = draw(16, 24, seed=4), draw(24, 32, seed=5), draw(32, 24, seed=6)
+X, W1, W2, SCALE = (
+    draw(16, 24, seed=4),
+    draw(24, 32, seed=5),
+    draw(32, 24, seed=6),
+    draw(24, seed=7),
+)
 MLP = (PS("data", None), PS(None, "model"), PS("model", None))
 
 
