@@ -233,6 +233,10 @@ class RowTable:
         key = (self._operation(node, rounds), _aval_key(ins), _aval_key(outs), tuple(native))
         if key not in self._cache:
             found = self._extend(node, rounds, tuple(native), tuple(ins), tuple(outs))
+            rule = rule_for(node.op)
+            if rule is not None and (fits := rule.fits) is not None:
+                axes = self.mesh.axes
+                found = (r for r in found if fits(node.params, axes, (*r.ins, *r.outs)))
             self._cache[key] = tuple(dict.fromkeys(found))
         return self._cache[key]
 

@@ -371,6 +371,10 @@ class Kernel:
         return self.sends is not None
 
 
+Axes = Sequence[tuple[str, int]]
+"""Names and sizes of mesh axes, outer first."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """The signature of one primitive.
@@ -382,8 +386,10 @@ class Rule:
       local: computes shards of the results from shards of the operands; None runs the primitive
           itself with the same parameters.
       reason: why no other row is right, for a rule that has only the all-B row.
-      unread: from the parameters of an equation, why the rule finds no row besides all-B in it;
-          empty where it does. None for a rule that reads all its equations.
+      fits: from the parameters, the names and sizes of the mesh axes, and the codes of operands and
+          results, whether rows on all mesh axes can run together. None where they always can.
+      unread: from the parameters of an equation and the mesh axes, why the rule finds no row
+          besides all-B in it; empty where it does. None for a rule that reads all its equations.
       exchanges: for an op and a row with the kernel `halo`, what that kernel exchanges: each an
           `Exchange` of `kernels.halo`.
     """
@@ -393,7 +399,8 @@ class Rule:
     traits: Traits
     local: Callable[[LocalContext, Sequence[Any]], list[Any]] | None = None
     reason: str = ""
-    unread: Callable[[dict[str, Any]], str] | None = None
+    fits: Callable[[dict[str, Any], Axes, Sequence[Sequence[int]]], bool] | None = None
+    unread: Callable[[dict[str, Any], Axes], str] | None = None
     exchanges: Callable[[Op, Row], Sequence[Any]] | None = None
 
 

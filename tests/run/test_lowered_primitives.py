@@ -207,6 +207,44 @@ def test_ellipses_count_dims_from_the_last():
     np.testing.assert_allclose(f(x, y), x * y)
 
 
+def rows_over(axes):
+    """A partition that splits rows over some mesh axes, whatever it is asked for."""
+
+    def partition(mesh, ins, out):
+        rows = NamedSharding(mesh, PartitionSpec(axes(mesh)))
+        return mesh, opaque(jnp.sin), rows, (rows,)
+
+    return partition
+
+
+@pytest.mark.parametrize("types", ["a:S(0) b:S(0)", "a:S(0) b:S(1)", "b:S(0)"])
+@pytest.mark.parametrize(
+    ("axes", "split"),
+    [
+        (lambda mesh: "a", (1, 0)),
+        (lambda mesh: mesh.axis_names, (1, 1)),
+        (lambda mesh: "c", (0, 0)),
+    ],
+    ids=["one axis", "all axes", "another axis"],
+)
+@pytest.mark.filterwarnings("ignore:missing-rule")
+def test_rows_are_those_that_partition_keeps_on_the_mesh(axes, split, types):
+    x = jnp.arange(384.0).reshape(16, 24)
+    f = stated(jnp.sin, "i j -> i j", partition=rows_over(axes))
+    f = sbp.jit(f, sbp.make_mesh((2, 4), ("a", "b")), in_types=types)
+    assert split_of(f.plan(x))[0] in (split, (0, 0))
+    np.testing.assert_allclose(f(x), jnp.sin(x), rtol=1e-6)
+
+
+def test_a_partition_whose_function_returns_another_dtype_is_refused():
+    def partition(mesh, ins, out):
+        return mesh, lambda x: opaque(jnp.sin)(x).astype("f2"), out.sharding, (ins[0].sharding,)
+
+    f = sbp.jit(stated(jnp.sin, "i -> i", partition=partition), line(), in_types="data:S(0)")
+    with pytest.raises(sbp.SbpError, match=r"must return float32\[1\] on each device"):
+        f(jnp.ones(8))
+
+
 def test_a_sharding_rule_of_other_ranks_is_refused():
     f = sbp.jit(stated(jnp.multiply, "i j, i j -> i j"), line())
     with pytest.raises(sbp.SbpError, match=r"does not have the dims .* \(8,\), \(8,\), \(8,\)"):

@@ -3,6 +3,7 @@ of their own."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +19,8 @@ from sbp import _jax
 from sbp.errors import SbpError
 from sbp.signatures.factors import FactorMap, split_rows
 from sbp.signatures.families.linalg import dot_flops
-from sbp.signatures.rule import LocalContext, Op, Row, Traits, bind_with, rule
-from sbp.types import Atom, B, Split
+from sbp.signatures.rule import Axes, LocalContext, Op, Row, Traits, bind_with, rule
+from sbp.types import B, Split
 
 # ---- callbacks ----------------------------------------------------------------------------------
 # Callbacks. A callback that is called for its effect sees whole values and runs once, on the first
@@ -249,7 +250,12 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     )
 
 
-rule("pallas_call", traits=Traits(flops=_flops), local=_local, unread=why_whole)(_rows)
+rule(
+    "pallas_call",
+    traits=Traits(flops=_flops),
+    local=_local,
+    unread=lambda params, _: why_whole(params),
+)(_rows)
 
 
 # ---- custom_partitioning ------------------------------------------------------------------------
@@ -308,17 +314,19 @@ def _dims(mapping: Sequence[Any], rank: int) -> list[Any]:
 
 
 def _function_on_shards(
-    params: dict[str, Any], mesh: AbstractMesh, specs: Sequence[PartitionSpec]
+    params: dict[str, Any], axes: Axes, specs: Sequence[PartitionSpec]
 ) -> Callable[..., Any] | None:
     """The function that `partition` gives; None where it fails, or asks for other splits.
 
     Arguments:
       params: parameters of the `custom_partitioning`.
-      mesh: the mesh.
+      axes: names and sizes of the mesh axes.
       specs: how its operands and results are split.
     """
     call, trees = params["call"], (params["in_tree"], params["out_tree"])
     avals, count = (*call.in_avals, *call.out_avals), len(call.in_avals)
+    names, sizes = zip(*axes, strict=True)
+    mesh = AbstractMesh(sizes, names)
     given = [NamedSharding(mesh, spec) for spec in specs]
     shapes = [
         jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s)
@@ -338,33 +346,45 @@ def _function_on_shards(
     return function if kept else None
 
 
-def _kept_rows(op: Op) -> list[Row]:
-    """A row for each factor that `partition` lets one mesh axis split."""
-    mesh = AbstractMesh((op.axis_size,), ("axis",))
-
-    def spec(atom: Atom) -> PartitionSpec:
-        return PartitionSpec(*([None] * atom.dim), "axis") if isinstance(atom, Split) else whole
-
-    whole, rows = PartitionSpec(), split_rows(op, _passed_factors(op.params))
-    return [
-        r for r in rows if _function_on_shards(op.params, mesh, [*map(spec, (*r.ins, *r.outs))])
-    ]
-
-
 def _partitioned_rows(op: Op) -> Sequence[Row]:
+    """A row for each factor, where the mesh axis splits it evenly."""
+
     def is_even(row: Row) -> bool:
         sides = zip((*row.ins, *row.outs), (*op.ins, *op.outs), strict=True)
         return all(op.divides(a.shape[s.dim]) for s, a in sides if isinstance(s, Split))
 
-    return [row for row in _kept_rows(op) if is_even(row)]
+    return [row for row in split_rows(op, _passed_factors(op.params)) if is_even(row)]
 
 
-def _why_not_partitioned(params: dict[str, Any]) -> str:
-    """Why no dim of a `custom_partitioning` is split; empty where one can be."""
+def _keeps(params: dict[str, Any], axes: Axes, types: Sequence[Sequence[int]]) -> bool:
+    """Whether `partition` keeps the splits of operands and results.
+
+    Arguments:
+      params: parameters of the `custom_partitioning`.
+      axes: names and sizes of the mesh axes.
+      types: the codes of operands and results.
+    """
     call = params["call"]
-    op = Op("custom_partitioning", params, tuple(call.in_avals), tuple(call.out_avals), 2)
-    if _kept_rows(op):
-        return ""
+    specs = [
+        PartitionSpec(
+            *(
+                [name for (name, _), code in zip(axes, codes, strict=True) if code == d]
+                for d in range(1, 1 + len(a.shape))
+            )
+        )
+        for codes, a in zip(types, (*call.in_avals, *call.out_avals), strict=True)
+    ]
+    return not any(map(any, types)) or bool(_function_on_shards(params, axes, specs))
+
+
+def _why_not_partitioned(params: dict[str, Any], axes: Axes) -> str:
+    """Why no dim of a `custom_partitioning` is split; empty where one can be."""
+    call, count = params["call"], len(axes)
+    op = Op("custom_partitioning", params, tuple(call.in_avals), tuple(call.out_avals), 1)
+    for row, k in itertools.product(_partitioned_rows(op), range(count)):
+        codes = (1 + a.dim if isinstance(a, Split) else 0 for a in (*row.ins, *row.outs))
+        if _keeps(params, axes, [(*[0] * k, c, *[0] * (count - k - 1)) for c in codes]):
+            return ""
     return (
         "no factor of its sharding_rule is a whole dim that passes through to all results, or its"
         " partition function does not keep the split of such a dim"
@@ -387,19 +407,24 @@ def _partitioned_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     if not axes:
         return bind_with(ctx, args)
     axes = dict(jax.sharding.get_abstract_mesh().shape) or axes  # the first inside `shard_map`
-    mesh = AbstractMesh(tuple(axes.values()), tuple(axes))
     specs = [PartitionSpec(*([name for name, _ in pairs] for pairs in dims)) for dims in split]
-    function = _function_on_shards(ctx.params, mesh, specs)
+    function = _function_on_shards(ctx.params, [*axes.items()], specs)
     found = function and jax.tree.leaves(function(*jax.tree.unflatten(ctx.params["in_tree"], args)))
-    if not found or [x.shape for x in found] != [*ctx.local_outs]:
+    wanted = [(shape, a.dtype) for shape, a in zip(ctx.local_outs, ctx.global_outs, strict=True)]
+    if not found or [(x.shape, x.dtype) for x in found] != wanted:
+        shapes = ", ".join(f"{dtype.name}{[*shape]}" for shape, dtype in wanted)
         raise SbpError(
-            f"the partition function of a custom_partitioning has no function for {specs} with"
-            f" results of shapes {[*ctx.local_outs]}; change it, or register a signature with"
+            "the function that the partition function of a custom_partitioning returns must return"
+            f" {shapes} on each device; change it, or register a signature with"
             " sbp.signatures.register"
         )
     return found
 
 
-rule("custom_partitioning", traits=Traits(), local=_partitioned_local, unread=_why_not_partitioned)(
-    _partitioned_rows
-)
+rule(
+    "custom_partitioning",
+    traits=Traits(),
+    local=_partitioned_local,
+    fits=_keeps,
+    unread=_why_not_partitioned,
+)(_partitioned_rows)
