@@ -338,6 +338,8 @@ def test_an_error_of_the_file_itself_is_a_finding(folder, capsys):
 
 
 def test_json_has_the_numbers_of_the_plan(folder, capsys):
+    with (folder / "model.py").open("a") as file:
+        file.write("\nprint('a file that prints')\n")
     words = ["model.py:program", "--json", "--mesh", "data=4,model=2", "--hardware", "h100"]
     assert main(["check", *words]) == 0
     data = json.loads(capsys.readouterr().out)

@@ -495,6 +495,8 @@ class CallReader:
         mine, rest = leaves[:positional], leaves[positional:]
         if is_by_name(in_types, arguments[0][0] if len(heads) == 1 else None, heads):
             return [*self._by_pattern(heads, mine), *rest]
+        if isinstance(in_types, list) and len(heads) > 1:
+            in_types = tuple(in_types)
         if not isinstance(in_types, tuple):
             in_types = (in_types,) * (len(heads) if is_type_leaf(in_types) else 1)
         if len(in_types) != len(heads):

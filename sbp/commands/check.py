@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import inspect
@@ -170,14 +171,16 @@ _MORE_DEVICES = " If it needs more devices: --devices N"
 
 
 def _run(action: Callable[[], Any], hint: str = _MORE_DEVICES) -> Any:
-    """What an action returns that runs the user's code.
+    """What an action returns that runs the user's code, whose prints go to stderr: stdout has the
+    report.
 
     Raises:
       SbpError: where it raises one.
       UserCodeError: where it raises anything else.
     """
     try:
-        return action()
+        with contextlib.redirect_stdout(sys.stderr):
+            return action()
     except SbpError:
         raise
     except (Exception, SystemExit) as error:  # any exception may come from the user's code

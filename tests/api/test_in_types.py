@@ -188,6 +188,11 @@ def test_errors_name_the_leaf_and_the_nearest(in_types, message):
     assert message in str(caught.value)
 
 
+def test_a_list_is_one_entry_for_each_of_several_arguments():
+    plan = sbp.jit(loss, MESH, in_types=[None, "data:S(0)"]).plan(PARAMS, X)
+    assert plan.in_types[1] == sbp.parse("data:S(0)")
+
+
 def test_errors_are_not_cut_off():
     wide = {f"layer_number_{k}": (4, 4) for k in range(60)}
     types: dict[str, Any] = dict.fromkeys(wide, None)

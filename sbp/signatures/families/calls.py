@@ -315,8 +315,9 @@ def _dims(mapping: Sequence[Any], rank: int) -> list[Any]:
 
 def _function_on_shards(
     params: dict[str, Any], axes: Axes, specs: Sequence[PartitionSpec]
-) -> Callable[..., Any] | None:
-    """The function that `partition` gives; None where it fails, or asks for other splits.
+) -> Callable[..., Any] | str:
+    """The function that `partition` gives; why it gives none where it fails, or asks for other
+    splits.
 
     Arguments:
       params: parameters of the `custom_partitioning`.
@@ -341,9 +342,9 @@ def _function_on_shards(
             NamedSharding(mesh, w.spec).is_equivalent_to(s, len(a.shape))
             for w, s, a in zip(wanted, given, avals, strict=True)
         )
-    except Exception:
-        return None
-    return function if kept else None
+    except Exception as error:
+        return f"its partition function raised {type(error).__name__}: {error}"
+    return function if kept else "its partition function asks for other shardings"
 
 
 def _partitioned_rows(op: Op) -> Sequence[Row]:
@@ -356,14 +357,10 @@ def _partitioned_rows(op: Op) -> Sequence[Row]:
     return [row for row in split_rows(op, _passed_factors(op.params)) if is_even(row)]
 
 
-def _keeps(params: dict[str, Any], axes: Axes, types: Sequence[Sequence[int]]) -> bool:
-    """Whether `partition` keeps the splits of operands and results.
-
-    Arguments:
-      params: parameters of the `custom_partitioning`.
-      axes: names and sizes of the mesh axes.
-      types: the codes of operands and results.
-    """
+def _function_for_types(
+    params: dict[str, Any], axes: Axes, types: Sequence[Sequence[int]]
+) -> Callable[..., Any] | str:
+    """What `_function_on_shards` returns, for the codes of operands and results."""
     call = params["call"]
     specs = [
         PartitionSpec(
@@ -374,21 +371,27 @@ def _keeps(params: dict[str, Any], axes: Axes, types: Sequence[Sequence[int]]) -
         )
         for codes, a in zip(types, (*call.in_avals, *call.out_avals), strict=True)
     ]
-    return not any(map(any, types)) or bool(_function_on_shards(params, axes, specs))
+    return _function_on_shards(params, axes, specs)
+
+
+def _keeps(params: dict[str, Any], axes: Axes, types: Sequence[Sequence[int]]) -> bool:
+    """Whether `partition` keeps the splits of operands and results."""
+    return not any(map(any, types)) or callable(_function_for_types(params, axes, types))
 
 
 def _why_not_partitioned(params: dict[str, Any], axes: Axes) -> str:
     """Why no dim of a `custom_partitioning` is split; empty where one can be."""
     call, count = params["call"], len(axes)
     op = Op("custom_partitioning", params, tuple(call.in_avals), tuple(call.out_avals), 1)
+    why = "no factor of its sharding_rule is a whole dim that passes through to all results"
     for row, k in itertools.product(_partitioned_rows(op), range(count)):
         codes = (1 + a.dim if isinstance(a, Split) else 0 for a in (*row.ins, *row.outs))
-        if _keeps(params, axes, [(*[0] * k, c, *[0] * (count - k - 1)) for c in codes]):
+        types = [(*[0] * k, c, *[0] * (count - k - 1)) for c in codes]
+        found = _function_for_types(params, axes, types)
+        if callable(found):
             return ""
-    return (
-        "no factor of its sharding_rule is a whole dim that passes through to all results, or its"
-        " partition function does not keep the split of such a dim"
-    )
+        why = found
+    return why
 
 
 def _partitioned_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -409,9 +412,10 @@ def _partitioned_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     axes = dict(jax.sharding.get_abstract_mesh().shape) or axes  # the first inside `shard_map`
     specs = [PartitionSpec(*([name for name, _ in pairs] for pairs in dims)) for dims in split]
     function = _function_on_shards(ctx.params, [*axes.items()], specs)
-    found = function and jax.tree.leaves(function(*jax.tree.unflatten(ctx.params["in_tree"], args)))
+    operands = jax.tree.unflatten(ctx.params["in_tree"], args)
+    found = jax.tree.leaves(function(*operands)) if callable(function) else []
     wanted = [(shape, a.dtype) for shape, a in zip(ctx.local_outs, ctx.global_outs, strict=True)]
-    if not found or [(x.shape, x.dtype) for x in found] != wanted:
+    if [(x.shape, x.dtype) for x in found] != wanted:
         shapes = ", ".join(f"{dtype.name}{[*shape]}" for shape, dtype in wanted)
         raise SbpError(
             "the function that the partition function of a custom_partitioning returns must return"
