@@ -190,7 +190,7 @@ def test_errors_name_the_leaf_and_the_nearest(in_types, message):
 
 def test_a_list_is_one_entry_for_each_of_several_arguments():
     plan = sbp.jit(loss, MESH, in_types=[None, "data:S(0)"]).plan(PARAMS, X)
-    assert plan.in_types[1] == sbp.parse("data:S(0)")
+    assert plan.in_types[0][1] == sbp.parse("data:S(0)")
 
 
 def test_errors_are_not_cut_off():
