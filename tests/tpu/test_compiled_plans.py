@@ -220,13 +220,9 @@ SLOWER = {
     "matmul in panels": 1.2,
     "reduce of (max, sum-exp)": 1.8,
     "pad (1, -1)": 1.3,
-    "average pool, gradient": 2.4,
+    "padded images, channels first, stride 2": 1.3,
 }
 """Cases that take longer than under `jax.jit`, and how much longer they may take."""
-
-MORE = {"average pool, gradient": 4.1}
-"""Cases that send more bytes than under `jax.jit`. Here JAX pads to 258 rows before it reduces
-windows; XLA makes one operation of the two, and sbp splits 258 rows over 8 devices."""
 
 
 @pytest.mark.parametrize("name", row_bytes.CASES)
@@ -235,7 +231,7 @@ def test_bytes_memory_and_time(name):
     plan = row_bytes.plan_of(case, row_bytes.mesh_of(case, "v5e:2x4"))
     jit = row_bytes.under_jit(case, plan)
     ours = row_bytes.figures(plan.lower().compile(), case)
-    assert 0 < ours.total <= MORE.get(name, 1) * jit.total
+    assert 0 < ours.total <= jit.total
     assert ours.temporaries <= max(jit.temporaries, SMALL)
     assert ours.seconds <= SLOWER.get(name, 1.1) * jit.seconds
 
