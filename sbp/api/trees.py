@@ -25,7 +25,7 @@ def no_prefix(prefix: Any, tree: Any, here: KeyPath, names: tuple[str, str]) -> 
     what was meant.
 
     Arguments:
-      prefix, tree: the two structures, of which the nodes themselves differ.
+      prefix, tree: the two structures; their outermost nodes differ.
       here: the path of both below their names.
       names: the user's names of the whole prefix and of the whole tree.
     """

@@ -57,6 +57,7 @@ def test_lines_that_move_change_nothing(plan, tmp_path):
         script.write_text(lead + source)
         space: dict[str, object] = {}
         exec(compile(script.read_text(), str(script), "exec"), space)
+        # `f` comes from `exec`, so its type is not known.
         made = sbp.jit(space["f"], MESH, in_types=("data:S(1)",)).plan(  # pyright: ignore
             jax.ShapeDtypeStruct((64, 64), "float32")
         )
@@ -72,6 +73,7 @@ def test_files_that_are_none_are_refused(plan, tmp_path):
     with pytest.raises(SbpError, match="cannot write"):
         sbp.assert_plan_unchanged(plan, tmp_path / "none" / "plan.txt", update=True)
     with pytest.raises(SbpError, match=r"plan"):
+        # A function in place of a plan, which the type checker refuses, too.
         sbp.assert_plan_unchanged(ffn, tmp_path / "plan.txt")  # pyright: ignore
     assert (tmp_path / "other.txt").read_text() == "mine"
 

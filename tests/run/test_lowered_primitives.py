@@ -252,6 +252,11 @@ def test_a_sharding_rule_of_other_ranks_is_refused():
         f.plan(jnp.ones(8), jnp.ones(8))
 
 
+def test_a_mesh_without_axes_needs_no_rule():
+    f = sbp.jit(stated(jnp.sin, "i -> i"), jax.sharding.Mesh(np.array(jax.devices()[0]), ()))
+    np.testing.assert_allclose(f(jnp.arange(8.0)), jnp.sin(jnp.arange(8.0)), rtol=1e-6)
+
+
 def test_partitions_see_the_whole_mesh():
     seen = []
 

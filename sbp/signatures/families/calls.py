@@ -380,7 +380,8 @@ def _keeps(params: dict[str, Any], axes: Axes, types: Sequence[Sequence[int]]) -
 
 
 def _why_not_partitioned(params: dict[str, Any], axes: Axes) -> str:
-    """Why no dim of a `custom_partitioning` is split; empty where one can be."""
+    """Why no dim of a `custom_partitioning` is split; empty where one can be, and on a mesh without
+    axes."""
     call, count = params["call"], len(axes)
     op = Op("custom_partitioning", params, tuple(call.in_avals), tuple(call.out_avals), 1)
     why = "no factor of its sharding_rule is a whole dim that passes through to all results"
@@ -391,7 +392,7 @@ def _why_not_partitioned(params: dict[str, Any], axes: Axes) -> str:
         if callable(found):
             return ""
         why = found
-    return why
+    return why if axes else ""
 
 
 def _partitioned_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
