@@ -243,7 +243,7 @@ def bytes_sent(block: Block) -> float:
 
 
 # ---- text ---------------------------------------------------------------------------------------
-# The text of a plan. `sbp.plan.saved` reads the types of a plan off its text.
+# The text of a plan.
 
 
 def wide_text(how: WideSum) -> str:

@@ -1,8 +1,8 @@
-"""A plan as a file, and back: what it was made for, and its text, which has all types.
+"""A plan as a file, and back: what it was made for, its choices of types and rows, and its text.
 
 sbp does not trust a file. The file must have the shape that `dumps` writes. The certificate and the
-verifier check the types of its text, as they check those of the chooser. The plan that these types
-give must have the same text.
+verifier check its choices, as they check those of the chooser, and the plan that follows must have
+the text of the file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import enum
 import hashlib
 import itertools
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass
@@ -25,18 +24,15 @@ import numpy as np
 from sbp import _jax
 from sbp.errors import SbpError, SbpInternalError, Span
 from sbp.infer.request import Demand, Request
-from sbp.infer.rows import NdRow
-from sbp.infer.space import Codes, from_type
-from sbp.infer.typing import Typing, certify, typing_fields
+from sbp.infer.typing import Options, Typing, certify, typing_fields
 from sbp.kinds import show
 from sbp.limits import policies_in
 from sbp.plan.program import Cost, Program, node_place, resolve
 from sbp.plan.saving import Repeat, repeats, save
 from sbp.trace.graph import Constant, Graph, Node, Operand
-from sbp.types import parse
 from sbp.version import VERSION
 
-FORMAT = 3
+FORMAT = 4
 """The version of the file's own form."""
 
 _SHAPE = {
@@ -50,6 +46,7 @@ _SHAPE = {
         "memory_prices": int,
         "faster": {None: {field.name: float for field in dataclasses.fields(Cost)}},
     },
+    "choices": [int],
     "removed": [(int, int, [int], {None: int}, {None: int})],
     "seal": str,
     "plan": [str],
@@ -66,6 +63,7 @@ class SavedPlan:
       made_for: the versions, mesh, hardware and options that it was made for, as texts.
       program: the digests of the program's operations (`digests`).
       figures: the seconds that were modelled, the bound on them, and how the plan was found.
+      choices: for each decision of the program, the number of the chosen option among its options.
       removed: the repeated conversions that the plan does not have: for each the value, the value
         that is read in its place, and the type.
       lines: the text of the plan before these were removed.
@@ -76,6 +74,7 @@ class SavedPlan:
     made_for: dict[str, str]
     program: tuple[str, ...]
     figures: dict[str, Any]
+    choices: tuple[int, ...]
     removed: tuple[Any, ...]
     lines: tuple[str, ...]
     seal: str
@@ -84,11 +83,15 @@ class SavedPlan:
     def of(cls, program: Program) -> SavedPlan:
         """A plan as a file has it."""
         first, figures = program.before or program, _figures(program)
-        removed = tuple(map(_key, program.removed))
+        removed, options = tuple(map(_key, program.removed)), Options(program.request)
         return cls(
             made_for=_made_for(program.request),
             program=digests(program.request.graph),
             figures=figures,
+            choices=tuple(
+                options.of(decision).index(first.typing.choice(decision))
+                for decision in program.request.flow.decisions
+            ),
             removed=removed,
             lines=tuple(str(first).splitlines()),
             seal=_seal(figures, removed),
@@ -100,6 +103,7 @@ class SavedPlan:
             "made_for": json.dumps(self.made_for, indent=1),
             "program": json.dumps(" ".join(self.program)),
             "figures": json.dumps(self.figures),
+            "choices": json.dumps(self.choices),
             "removed": json.dumps(self.removed),
             "seal": json.dumps(self.seal),
             "plan": json.dumps(self.lines, indent=1, ensure_ascii=False),
@@ -129,6 +133,7 @@ class SavedPlan:
             made_for=read["made_for"],
             program=tuple(read["program"].split()),
             figures=read["figures"],
+            choices=tuple(read["choices"]),
             removed=tuple(
                 (value, first, tuple(codes), *loops)
                 for value, first, codes, *loops in read["removed"]
@@ -180,14 +185,21 @@ class SavedPlan:
                 raise _refusal(f"it was made for another program: {where}")
 
     def _resolve(self, request: Request) -> Program:
-        """The program with the types of the file, certified and verified, which has its text."""
-        figures = self.figures
+        """The program with the choices of the file, certified and verified, which has its text."""
+        figures, options = self.figures, Options(request)
+        if len(self.choices) != len(request.flow.decisions) or min(self.choices, default=0) < 0:
+            raise _refusal("its `choices` are not those of this program")
+        pairs = zip(request.flow.decisions, self.choices, strict=True)
         try:
-            typing = dataclasses.replace(
-                _TextReader(self.lines, request).typing(),
+            choices = [options.of(decision)[number] for decision, number in pairs]
+            typing = Typing(
+                request=request,
+                graph=request.graph,
                 seconds=float(figures["seconds"]),
                 lower_bound=float(figures["lower_bound"]),
                 bounds_reuse=figures["bounds_reuse"],
+                sums=request.sums,
+                **typing_fields(request.flow, choices),
             )
             certify(typing)
             program = first = resolve(typing)
@@ -200,7 +212,7 @@ class SavedPlan:
                 typing = save(typing, removed)
                 certify(typing)
                 program = dataclasses.replace(resolve(typing), before=first, removed=removed)
-        except SbpInternalError as error:
+        except (SbpInternalError, IndexError) as error:
             raise _refusal(f"its types do not hold in this program: {error}") from error
         faster = figures["faster"]
         return dataclasses.replace(
@@ -220,103 +232,6 @@ class SavedPlan:
             number = next(filter(None, wrong), 0)  # the head has only the sum of the other lines
             own, made = (line.strip() or "no line" for line in pairs[number])
             raise _refusal(f"line {number + 1} of the plan is `{own}`, but its types give `{made}`")
-
-
-_LINE = re.compile(
-    r"(?:(%.*) = )?(?:[\w:.-]+)(?:<([^>]*)>|\[[^\]]*\])?\((.*)\)(?:  \S+ (?:B|trips?))?"
-)
-_RESULT = re.compile(r"(%\d+'*): (?:[\w<>]+\[[\d,]*\] )?(\S.*)")
-
-
-class _TextReader:
-    """Reads the types of a program off the text of its plan, line by line beside its operations.
-    Names and numbers that say nothing about types are read past: the text that the types give is
-    compared with the file.
-
-    Arguments:
-      lines: the text.
-      request: the program.
-    """
-
-    def __init__(self, lines: Sequence[str], request: Request) -> None:
-        self.lines, self.at, self.request = lines, 1, request
-        self.codes: dict[str, Codes] = {}
-        self.values: dict[int, Codes] = {}
-        self.rows: dict[int, NdRow] = {}
-        self.returned: dict[tuple[int, int], tuple[Codes, ...]] = {}
-
-    def typing(self) -> Typing:
-        """The typing with the decisions of the text. Its other types follow from these."""
-        request = self.request
-        try:
-            read = Typing(
-                request=request,
-                graph=request.graph,
-                outputs=self.body(request.graph),
-                values=self.values,
-                rows=self.rows,
-                region_outputs=self.returned,
-                seconds=0.0,
-                lower_bound=0.0,
-                sums=request.sums,
-            )
-            choices = [read.choice(decision) for decision in request.flow.decisions]
-        except (SbpError, KeyError, IndexError, ValueError, StopIteration) as error:
-            text = "".join(self.lines[self.at - 1 : self.at]).strip()
-            raise _refusal(
-                f"line {self.at} of the plan is `{text}`, which is not a line of this program"
-            ) from error
-        return dataclasses.replace(read, **typing_fields(request.flow, choices))
-
-    def line(self) -> str:
-        """The next line, without its comment."""
-        self.at += 1
-        return self.lines[self.at - 1].partition("  # ")[0].strip()
-
-    def body(self, graph: Graph) -> tuple[Codes, ...]:
-        """Reads the lines of a program, or of the body of a region. Returns the types of its
-        results."""
-        for value in graph.inputs:
-            self.values[value] = self.define(self.line().removeprefix("input "))
-        nodes = iter(graph.nodes)
-        while not (text := self.line()).startswith("return"):
-            found = _LINE.fullmatch(text)
-            if found is None:
-                raise ValueError(text)
-            results, kernels, operands = (part or "" for part in found.groups())
-            ins = self.operands(operands)
-            outs = tuple(map(self.define, re.split(r", (?=%)", results))) if results else ()
-            if results.partition(":")[0].endswith("'"):
-                continue  # a conversion, which only makes a register
-            node = next(nodes)
-            given = dict(pair.split("=") for pair in kernels.split(", ")) if kernels else {}
-            local = (given.get(axis, "local") for axis in self.request.mesh.names)
-            self.rows[node.id] = NdRow(ins, outs, tuple(local))
-            self.values.update(zip(node.outputs, outs, strict=True))
-            for number, region in enumerate(node.regions):
-                self.line()
-                self.returned[node.id, number] = self.body(region)
-        self.line()
-        return self.operands(text.removeprefix("return").strip())
-
-    def define(self, text: str) -> Codes:
-        """Reads a register where it is defined: `%3: f32[8] x:S(0)`, or `%3': B`."""
-        found = _RESULT.fullmatch(text)
-        if found is None:
-            raise ValueError(text)
-        codes = self.codes[found[1]] = self.type(found[2])
-        return codes
-
-    def operands(self, text: str) -> tuple[Codes, ...]:
-        """The types of registers and constants; a constant that is not B has its type in braces."""
-        return tuple(
-            self.codes[one] if one.startswith("%") else self.type(one.partition("{")[2][:-1] or "B")
-            for one in (text.split(", ") if text else ())
-        )
-
-    def type(self, text: str) -> Codes:
-        mesh = self.request.mesh
-        return from_type(parse(text, mesh_axes=mesh.names), mesh)
 
 
 def _made_for(request: Request) -> dict[str, str]:
