@@ -279,7 +279,7 @@ ARRAY = "an annotation is for"
 
 @takes(
     "sbp.split",
-    dim=Kind('the number of a dim, before mesh axes as in split(x, 0, "data")', is_whole),
+    dim=Kind('a dim number, as in split(x, 0, "data"),', is_whole),
     mesh_axes=AXIS,
 )
 def split(x: Any, dim: int, *mesh_axes: str) -> Any:

@@ -221,10 +221,20 @@ def check_types(types: Any, mesh: MeshSpec, option: str) -> None:
     Raises:
       SbpError: `unknown-axis`.
     """
-    for leaf in leaves_of(types, option, is_type_leaf)[0]:
+    for path, leaf in paths_of(types, option, is_type_leaf)[0]:
         t, _ = _plain_type(leaf, (), mesh)
         if is_type_leaf(t) and not (t is None or _jax.is_unspecified(t) or callable(t)):
-            check_axes(as_type(t, mesh_axes=mesh.names), mesh, option)
+            _read_type(t, f"{option}{jax.tree_util.keystr(path)}", mesh)
+
+
+def _read_type(t: Any, where: str, mesh: MeshSpec, rank: int | None = None) -> NdSbp:
+    """The type that an entry is. Errors begin with the place of the entry."""
+    try:
+        found = as_type(t, rank, mesh.names)
+    except SbpError as error:
+        raise error.about(where) from None
+    check_axes(found, mesh, where)
+    return found
 
 
 def _plain_type(t: Any, shape: tuple[int, ...], mesh: MeshSpec) -> tuple[Any, bool]:
@@ -321,11 +331,7 @@ def read_entry(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip:
     if t is None or _jax.is_unspecified(t):
         return replace(leaf, type=None, source="in_types", padded=padded)
     where = f"{names[0]} for {names[1]}{jax.tree_util.keystr(path)}"
-    try:
-        checked = as_type(t, len(shape.shape), mesh.names)
-    except SbpError as error:
-        raise error.about(where) from None
-    check_axes(checked, mesh, where)
+    checked = _read_type(t, where, mesh, len(shape.shape))
     memory = t.memory_kind if isinstance(t, NamedSharding) else None
     spec = t.spec if isinstance(t, NamedSharding) else t if isinstance(t, PartitionSpec) else None
     return replace(leaf, type=checked, source="in_types", padded=padded, memory=memory, spec=spec)
@@ -549,8 +555,9 @@ def types_of(types: Any, shardings: Any, option: str) -> Any:
             )
         elif leaf is not None and not _jax.is_unspecified(leaf):
             raise refused(
-                f"{option} must be a pytree of NamedSharding, PartitionSpec or None, got"
-                f" {show(leaf)}; sbp leaves layouts in memory to XLA",
+                f"{option} takes a pytree of NamedSharding, PartitionSpec or None, got"
+                f" {show(leaf)}; {other_option(option)} takes types, such as 'data:S(0)', and sbp"
+                " leaves layouts in memory to XLA",
                 TypeError,
             )
     return shardings

@@ -225,10 +225,9 @@ def notes(fault: BlamedFault, node: Node) -> Iterator[str]:
     for c in fault.pins:
         if c.site.is_input:
             name, atom = fault.names.site(c.site), decode(c.code)
-            yield (
-                f"input {name} is pinned {atom!r} on `{axis}` by in_types or by the sharding it"
-                " arrives with"
-            )
+            is_given = fault.request.demand.source(c.site.position) == "in_types"
+            source = "in_types or in_shardings" if is_given else "the sharding of its argument"
+            yield f"input {name} is pinned {atom!r} on `{axis}` by {source}"
         elif c.site.span and c.site.span == here:
             yield f"line {c.site.span.line} also pins {fault.pin_text(c, node)}"
     others = other_pins(fault)

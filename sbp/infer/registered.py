@@ -61,7 +61,10 @@ def check_rules(graph: Graph, mesh: MeshSpec) -> None:
         if node.op in said or node.op in TYPED_ELSEWHERE:
             continue
         rule = rule_for(node.op)
-        because = rule.unread(node.params, mesh.axes) if rule is not None and rule.unread else ""
+        try:
+            because = rule.unread(node.params, mesh.axes) if rule and rule.unread else ""
+        except SbpError as error:
+            raise error.about(f"{node.op}{where}") from None
         if rule is not None and not because:
             continue
         said.add(node.op)

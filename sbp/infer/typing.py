@@ -147,12 +147,6 @@ class Options:
         # Asked for once: to find them hashes the whole mesh.
         self.spaces, self.native = request.spaces, request.native
 
-    def of(self, decision: Decision) -> Sequence[Choice]:
-        """The rows or types of a decision, also rows that the policies or budgets forbid."""
-        if decision.kind == "row" and decision.node is not None:
-            return self.request.rows_of(decision.node)
-        return self.types(decision)
-
     def types(self, decision: Decision) -> tuple[Codes, ...]:
         """The types of a decision on a value."""
         if decision.kind == "predicate":

@@ -24,7 +24,8 @@ import numpy as np
 from sbp import _jax
 from sbp.errors import SbpError, SbpInternalError, Span
 from sbp.infer.request import Demand, Request
-from sbp.infer.typing import Options, Typing, certify, typing_fields
+from sbp.infer.rows import NdRow
+from sbp.infer.typing import Typing, certify, typing_fields
 from sbp.kinds import show
 from sbp.limits import policies_in
 from sbp.plan.program import Cost, Program, node_place, resolve
@@ -46,7 +47,7 @@ _SHAPE = {
         "memory_prices": int,
         "faster": {None: {field.name: float for field in dataclasses.fields(Cost)}},
     },
-    "choices": [int],
+    "choices": [list],
     "removed": [(int, int, [int], {None: int}, {None: int})],
     "seal": str,
     "plan": [str],
@@ -63,7 +64,8 @@ class SavedPlan:
       made_for: the versions, mesh, hardware and options that it was made for, as texts.
       program: the digests of the program's operations (`digests`).
       figures: the seconds that were modelled, the bound on them, and how the plan was found.
-      choices: for each decision of the program, the number of the chosen option among its options.
+      choices: for each decision of the program, the type; of a row, the types of its operands and
+        results and its kernels.
       removed: the repeated conversions that the plan does not have: for each the value, the value
         that is read in its place, and the type.
       lines: the text of the plan before these were removed.
@@ -74,7 +76,7 @@ class SavedPlan:
     made_for: dict[str, str]
     program: tuple[str, ...]
     figures: dict[str, Any]
-    choices: tuple[int, ...]
+    choices: tuple[Any, ...]
     removed: tuple[Any, ...]
     lines: tuple[str, ...]
     seal: str
@@ -83,14 +85,15 @@ class SavedPlan:
     def of(cls, program: Program) -> SavedPlan:
         """A plan as a file has it."""
         first, figures = program.before or program, _figures(program)
-        removed, options = tuple(map(_key, program.removed)), Options(program.request)
+        choices = map(first.typing.choice, program.request.flow.decisions)
+        removed = tuple(map(_key, program.removed))
         return cls(
             made_for=_made_for(program.request),
             program=digests(program.request.graph),
             figures=figures,
             choices=tuple(
-                options.of(decision).index(first.typing.choice(decision))
-                for decision in program.request.flow.decisions
+                (one.ins, one.outs, one.kernels) if isinstance(one, NdRow) else one
+                for one in choices
             ),
             removed=removed,
             lines=tuple(str(first).splitlines()),
@@ -133,11 +136,8 @@ class SavedPlan:
             made_for=read["made_for"],
             program=tuple(read["program"].split()),
             figures=read["figures"],
-            choices=tuple(read["choices"]),
-            removed=tuple(
-                (value, first, tuple(codes), *loops)
-                for value, first, codes, *loops in read["removed"]
-            ),
+            choices=_tuples(read["choices"]),
+            removed=_tuples(read["removed"]),
             lines=tuple(read["plan"]),
             seal=read["seal"],
         )
@@ -186,12 +186,10 @@ class SavedPlan:
 
     def _resolve(self, request: Request) -> Program:
         """The program with the choices of the file, certified and verified, which has its text."""
-        figures, options = self.figures, Options(request)
-        if len(self.choices) != len(request.flow.decisions) or min(self.choices, default=0) < 0:
-            raise _refusal("its `choices` are not those of this program")
-        pairs = zip(request.flow.decisions, self.choices, strict=True)
+        figures = self.figures
         try:
-            choices = [options.of(decision)[number] for decision, number in pairs]
+            pairs = zip(request.flow.decisions, self.choices, strict=True)
+            choices = [NdRow(*one) if d.kind == "row" else one for d, one in pairs]
             typing = Typing(
                 request=request,
                 graph=request.graph,
@@ -212,7 +210,7 @@ class SavedPlan:
                 typing = save(typing, removed)
                 certify(typing)
                 program = dataclasses.replace(resolve(typing), before=first, removed=removed)
-        except (SbpInternalError, IndexError) as error:
+        except (SbpInternalError, LookupError, TypeError, ValueError) as error:
             raise _refusal(f"its types do not hold in this program: {error}") from error
         faster = figures["faster"]
         return dataclasses.replace(
@@ -298,6 +296,11 @@ def _has_shape(x: Any, shape: Any) -> bool:
             return type(x) in (int, shape) and abs(x) <= sys.float_info.max
         case _:
             return type(x) is shape
+
+
+def _tuples(x: Any) -> Any:
+    """A part of a file with tuples in place of lists."""
+    return tuple(map(_tuples, x)) if isinstance(x, list) else x
 
 
 def _refusal(title: str) -> SbpError:

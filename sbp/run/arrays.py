@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from sbp import _jax
 from sbp.annotations import as_type
-from sbp.errors import ArgumentError, SbpError, nearest, refused
+from sbp.errors import ArgumentError, ArgumentTypeError, SbpError, nearest, refused
 from sbp.infer.accumulation import Reduction, is_real, wide
 from sbp.infer.space import TypeSpace, from_type
 from sbp.kinds import Kind, is_whole, made_of, reduce_dtype_name, show, takes
@@ -137,6 +137,14 @@ class Partial:
         sizes = tuple(mesh.shape[axis] for axis in partial_axes(self.type, mesh))
         fits = sizes == self.parts.shape[: self.rank] and 0 not in self.parts.shape
         return mesh if fits else None
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        """Raises an error: a partial value is no array."""
+        raise ArgumentTypeError(f"{self!r} is not an array until you call its .reduce()")
+
+    __array__ = __jax_array__ = __float__ = __int__ = __len__ = __iter__ = __getitem__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = __pow__ = _refuse
+    __matmul__ = __rmatmul__ = __truediv__ = __rtruediv__ = _refuse
 
     def __repr__(self) -> str:
         how = f", reduce_dtype={self.reduce_dtype}" if self.reduce_dtype else ""

@@ -240,6 +240,18 @@ BAD = {
         lambda m: sbp.annotate(GRID, reduce_dtype=jnp.float32),
         "annotate needs a type",
     ),
+    "text of an entry": (
+        lambda m: sbp.jit(lambda x: x, m, in_types=({"w": "x:S0"},)),
+        r"type-syntax: in_types\[0\]\['w'\]: ",
+    ),
+    "dim by name": (lambda m: sbp.split(GRID, WRONG["policy"], "x"), "a dim number, as in split"),
+    **{
+        f"partial value in {name}": (
+            lambda m, use=use: use(sbp.Partial(GRID, sbp.parse("x:P(sum)"))),
+            "not an array until you call its .reduce",
+        )
+        for name, use in {"NumPy": np.asarray, "JAX": jnp.sum, "a sum": lambda p: 1 + p}.items()
+    },
     "device order": (
         lambda m: sbp.jit(lambda x: sbp.shard(x, np.arange(8)[::-1].reshape(2, 4)), m)(GRID),
         "bad-placement",

@@ -16,7 +16,7 @@ from jax.experimental.custom_partitioning import BATCHING
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from sbp import _jax
-from sbp.errors import SbpError
+from sbp.errors import ArgumentValueError, SbpError
 from sbp.signatures.factors import FactorMap, split_rows
 from sbp.signatures.families.linalg import dot_flops
 from sbp.signatures.rule import Axes, LocalContext, Op, Row, Traits, bind_with, rule
@@ -275,13 +275,11 @@ def _passed_factors(params: dict[str, Any]) -> FactorMap:
     avals = (*call.in_avals, *call.out_avals)
     mappings = (*stated.operand_mappings, *stated.result_mappings)
     arrays = [_dims(m, len(a.shape)) for m, a in zip(mappings, avals, strict=False)]
-    if len(mappings) != len(avals) or any(
-        len(dims) != len(a.shape) for dims, a in zip(arrays, avals, strict=True)
-    ):
-        shapes = ", ".join(str(a.shape) for a in avals)
-        raise SbpError(
-            f"the sharding_rule of a custom_partitioning does not have the dims of its operands and"
-            f" results, which are {shapes}: {stated}"
+    ranks = [len(a.shape) for a in avals]
+    if len(mappings) != len(avals) or [*map(len, arrays)] != ranks:
+        raise ArgumentValueError(
+            f"the sharding_rule is for arrays of ranks {[*map(len, mappings)]}, but the operands"
+            f" and results have ranks {ranks}"
         )
     sizes = defaultdict[str, set[int]](set)
     whole = {*stated.reduction_factors, *stated.need_replication_factors}
