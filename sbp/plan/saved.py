@@ -13,7 +13,6 @@ import enum
 import hashlib
 import itertools
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
@@ -36,24 +35,8 @@ from sbp.version import VERSION
 FORMAT = 4
 """The version of the file's own form."""
 
-_SHAPE = {
-    "sbp plan": int,
-    "made_for": {str: str},
-    "program": str,
-    "figures": {
-        "seconds": float,
-        "lower_bound": float,
-        "bounds_reuse": bool,
-        "memory_prices": int,
-        "faster": {None: {field.name: float for field in dataclasses.fields(Cost)}},
-    },
-    "choices": [list],
-    "removed": [(int, int, [int], {None: int}, {None: int})],
-    "seal": str,
-    "plan": [str],
-}
-"""The shape of a file. `[shape]` is a list of any length, a tuple is a list of fixed length,
-`{str: shape}` is an object with any names, and `{None: shape}` is null or the shape."""
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What Python raises for a file of another shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,24 +106,22 @@ class SavedPlan:
         """
         try:
             read = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise _refusal(f"plan.save did not write this file: {error}") from error
-        form = read.get("sbp plan", FORMAT) if isinstance(read, dict) else FORMAT
-        if form != FORMAT:
-            raise _refusal(
-                f"it has format {show(form)}, and this version of sbp reads format {FORMAT}"
+            if (form := read["sbp plan"]) != FORMAT:
+                raise _refusal(
+                    f"it has format {show(form)}, and this version of sbp reads format {FORMAT}"
+                )
+            return cls(
+                made_for=dict(read["made_for"]),
+                program=tuple(read["program"].split()),
+                figures=dict(read["figures"]),
+                choices=_tuples(read["choices"]),
+                removed=_tuples(read["removed"]),
+                lines=tuple(map(str, read["plan"])),
+                seal=read["seal"],
             )
-        if not _has_shape(read, _SHAPE):
-            raise _refusal("plan.save did not write this file, or it was changed")
-        return cls(
-            made_for=read["made_for"],
-            program=tuple(read["program"].split()),
-            figures=read["figures"],
-            choices=_tuples(read["choices"]),
-            removed=_tuples(read["removed"]),
-            lines=tuple(read["plan"]),
-            seal=read["seal"],
-        )
+        except (*_MALFORMED, RecursionError) as error:
+            title = f"plan.save did not write this file, or it was changed ({error!r})"
+            raise _refusal(title) from error
 
     def program_for(self, request: Request) -> Program:
         """The plan for a request, without choosing types.
@@ -210,15 +191,15 @@ class SavedPlan:
                 typing = save(typing, removed)
                 certify(typing)
                 program = dataclasses.replace(resolve(typing), before=first, removed=removed)
-        except (SbpInternalError, LookupError, TypeError, ValueError) as error:
+            faster = figures["faster"]
+            return dataclasses.replace(
+                program,
+                declined=tuple(r for r in known.values() if r not in removed),
+                memory_prices=figures["memory_prices"],
+                faster=faster and Cost(**faster),
+            )
+        except (SbpInternalError, *_MALFORMED) as error:
             raise _refusal(f"its types do not hold in this program: {error}") from error
-        faster = figures["faster"]
-        return dataclasses.replace(
-            program,
-            declined=tuple(r for r in known.values() if r not in removed),
-            memory_prices=figures["memory_prices"],
-            faster=faster and Cost(**faster),
-        )
 
     def _compare(self, program: Program) -> None:
         """Compares the text of the file with that of its program. The source lines of the text may
@@ -272,30 +253,6 @@ def _key(repeat: Repeat) -> tuple[Any, ...]:
 def _seal(figures: dict[str, Any], removed: tuple[Any, ...]) -> str:
     """A digest of what the text of a plan does not show."""
     return hashlib.sha256(json.dumps([figures, removed]).encode()).hexdigest()[:16]
-
-
-def _has_shape(x: Any, shape: Any) -> bool:
-    """Whether a part of a file has a shape of `_SHAPE`. `true` is no number, and each number has to
-    be finite as a float."""
-    match shape:
-        case list():
-            return type(x) is list and all(_has_shape(item, shape[0]) for item in x)
-        case tuple():
-            return type(x) is list and len(x) == len(shape) and all(map(_has_shape, x, shape))
-        case dict() if None in shape:
-            return x is None or _has_shape(x, shape[None])
-        case dict() if str in shape:
-            return type(x) is dict and all(_has_shape(item, shape[str]) for item in x.values())
-        case dict():
-            return (
-                type(x) is dict
-                and x.keys() == shape.keys()
-                and all(_has_shape(x[key], inner) for key, inner in shape.items())
-            )
-        case _ if shape in (int, float):
-            return type(x) in (int, shape) and abs(x) <= sys.float_info.max
-        case _:
-            return type(x) is shape
 
 
 def _tuples(x: Any) -> Any:
