@@ -17,7 +17,7 @@ import functools
 import inspect
 import numbers
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
@@ -132,76 +132,52 @@ def can_name(mesh_axis: str) -> bool:
 
 AXES = Kind('a collection of names of mesh axes, such as ("data", "model")', are_names)
 
-AXES_OR_NONE = Kind(f"{AXES.what}, or None", lambda x: x is None or are_names(x))
+
+def or_none(kind: Kind) -> Kind:
+    """The kind, or None."""
+    return Kind(f"{kind.what}, or None", lambda x: x is None or kind.accepts(x), kind.code)
+
+
+AXES_OR_NONE = or_none(AXES)
 
 
 _NO_HINTS: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class _Parameters:
-    """The parameters of a function, read once.
+def _shown(signature: inspect.Signature) -> str:
+    """Parameters as a call writes them. An object as a default would show its address."""
+    defaults = {
+        p: p.empty if type(p.default) is object else p.default
+        for p in signature.parameters.values()
+    }
+    return str(
+        inspect.Signature([p.replace(annotation=p.empty, default=d) for p, d in defaults.items()])
+    )
 
-    Arguments:
-      shown: them as a call writes them.
-      by_position: those that a call may give by position.
-      by_name: those that a call may give by name.
-      required: those without a default.
-      rest: the name of `*args`; empty for none.
-      more: the name of `**kwargs`; empty for none.
+
+def _arguments(
+    name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """The arguments of a call by parameter; each value of `*args` and `**kwargs` is one.
+
+    Raises:
+      ArgumentTypeError: for arguments that are missing, too many or misnamed.
     """
-
-    shown: str
-    by_position: tuple[str, ...]
-    by_name: frozenset[str]
-    required: tuple[str, ...]
-    rest: str
-    more: str
-
-    @classmethod
-    def of(cls, function: Callable[..., Any], skip: int) -> _Parameters:
-        """The parameters of a function, but for the first `skip`."""
-        every = list(inspect.signature(function).parameters.values())[skip:]
-        # An object as a default would show its address.
-        bare = [
-            p.replace(
-                annotation=p.empty, default=p.empty if type(p.default) is object else p.default
-            )
-            for p in every
-        ]
-        plain = [p for p in every if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-        return cls(
-            str(inspect.Signature(bare)),
-            tuple(p.name for p in plain if p.kind is not p.KEYWORD_ONLY),
-            frozenset(p.name for p in plain if p.kind is not p.POSITIONAL_ONLY),
-            tuple(p.name for p in plain if p.default is p.empty),
-            next((p.name for p in every if p.kind is p.VAR_POSITIONAL), ""),
-            next((p.name for p in every if p.kind is p.VAR_KEYWORD), ""),
-        )
-
-    def given(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[list[tuple[str, Any]], str]:
-        """The arguments of a call by parameter, and what is wrong with their number and names;
-        empty where nothing is."""
-        found = list(zip(self.by_position, args, strict=False))
-        names = {name for name, _ in found}
-        extra = args[len(self.by_position) :]
-        if extra and not self.rest:
-            return [], (
-                f"you passed {counted(len(args), 'positional argument')} instead of at most"
-                f" {len(self.by_position)}"
-            )
-        found += [(self.rest, value) for value in extra]
-        for name, value in kwargs.items():
-            if name in names and name in self.by_name:
-                return [], f"`{name}` is given twice"
-            if name not in self.by_name and not self.more:
-                return [], f"no argument is named {name!r}{nearest(name, self.by_name)}"
-            found.append((name if name in self.by_name else self.more, value))
-            names.add(name if name in self.by_name else "")
-        missing = [name for name in self.required if name not in names]
-        return found, f"`{missing[0]}` is missing" if missing else ""
+    parameters = signature.parameters
+    try:
+        bound = signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        strange = next((k for k in kwargs if k not in parameters), None)
+        near = "" if strange is None else nearest(strange, parameters)
+        raise ArgumentTypeError(f"{name}: {error}{near}; it takes {_shown(signature)}") from None
+    for parameter, value in bound.items():
+        match parameters[parameter].kind:
+            case inspect.Parameter.VAR_POSITIONAL:
+                yield from ((parameter, one) for one in value)
+            case inspect.Parameter.VAR_KEYWORD:
+                yield from ((parameter, one) for one in value.values())
+            case _:
+                yield parameter, value
 
 
 def public(function: Callable[Params, Result]) -> Callable[Params, Result]:
@@ -237,7 +213,7 @@ def takes(
     """
 
     def decorated(function: Callable[Params, Result]) -> Callable[Params, Result]:
-        parameters = _Parameters.of(function, skip)
+        signature = inspect.Signature([*inspect.signature(function).parameters.values()][skip:])
 
         @public
         @functools.wraps(function)
@@ -249,10 +225,7 @@ def takes(
             if correcting.value is not None:
                 rest, named = _corrected(args[skip:], kwargs)
                 positional = (*args[:skip], *rest)
-            given, wrong = parameters.given(positional[skip:], named)
-            if wrong:
-                raise ArgumentTypeError(f"{name}: {wrong}; it takes {parameters.shown}")
-            for parameter, value in given:
+            for parameter, value in _arguments(name, signature, positional[skip:], named):
                 kind = kinds.get(parameter)
                 if kind is not None and not kind.accepts(value):
                     raise kind.refusal(name, parameter, value)

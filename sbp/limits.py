@@ -13,12 +13,12 @@ import numbers
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 
-from sbp.errors import SbpError, bytes_text, nearest
-from sbp.kinds import made_of, one_of, show, takes
+from sbp.errors import SbpError, bytes_text
+from sbp.kinds import AXIS, Kind, made_of, one_of, or_none, show, takes
 
 Policy = Literal["auto", "reduce", "explicit"]
 """Which conversions sbp may insert: `auto` any, `reduce` only those from P, `explicit` none that
@@ -47,7 +47,19 @@ _MARK = re.compile(r"sbp_policy\.(\w+?)\.of\.([0-9a-f]*)")
 forward part. The mesh axis is written in hexadecimal, because it may have any letters."""
 
 
-@made_of("Budget")
+_KINDS: Any = {
+    "collective": or_none(one_of(get_args(Collective))),
+    "axis": or_none(AXIS),
+    "above": Kind(
+        f"bytes per device, from 0 to {MOST_BYTES},",
+        lambda x: isinstance(x, numbers.Real) and type(x) is not bool and 0 <= x <= MOST_BYTES,
+    ),
+    "where": one_of(get_args(Where)),
+}
+"""What a budget takes."""
+
+
+@made_of("Budget", **_KINDS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """Collectives that a plan may not have.
@@ -66,28 +78,7 @@ class Budget:
     where: Where = "anywhere"
 
     def __post_init__(self) -> None:
-        for value, options, wrong in (
-            (self.collective, (None, *get_args(Collective)), "there is no collective"),
-            (self.where, get_args(Where), "where= of a budget cannot be"),
-        ):
-            if not isinstance(value, str | None) or value not in options:
-                known = nearest(show(value), filter(None, options))
-                raise SbpError(f"{wrong} {show(value)}{known}", code="unknown-option")
-        if self.axis is not None and not (isinstance(self.axis, str) and self.axis):
-            raise SbpError(
-                f"axis= of a budget must be the name of a mesh axis, got {show(self.axis)}"
-            )
-        size = self.above
-        if (
-            isinstance(size, bool)
-            or not isinstance(size, numbers.Real)
-            or not 0 <= size <= MOST_BYTES
-        ):
-            raise SbpError(
-                f"above= of a budget must be bytes per device, from 0 to {MOST_BYTES}, got"
-                f" {show(size)}"
-            )
-        object.__setattr__(self, "above", float(size))
+        object.__setattr__(self, "above", float(self.above))
 
     def __str__(self) -> str:
         what = self.collective or "collective"
@@ -102,7 +93,7 @@ class Budget:
         ]
 
 
-@takes("sbp.forbid")
+@takes("sbp.forbid", **_KINDS)
 def forbid(
     collective: Collective | None = None,
     *,

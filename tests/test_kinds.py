@@ -26,8 +26,8 @@ def test_what_fits_passes():
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
-        ((), {}, "f: `n` is missing; it takes (n, /, m=2, *rest, key=3, **more)"),
-        ((1, 2), {"m": 3}, "f: `m` is given twice"),
+        ((), {}, "f: missing a required argument: 'n'; it takes (n, /, m=2, *rest, key=3, **more)"),
+        ((1, 2), {"m": 3}, "f: multiple values for argument 'm'; it takes"),
         (("1",), {}, "f takes a whole number for `n`, got '1'"),
         ((1, 2, 3, None), {}, "f takes a whole number for `rest`, got None"),
         ((1,), {"other": True}, "f takes a whole number for `more`, got True"),
@@ -45,11 +45,9 @@ def test_a_misspelt_name_and_too_many_are_refused():
     def g(size: int, *, axis: str = "") -> int:
         return size
 
-    with pytest.raises(sbp.SbpError, match="g: no argument is named 'axes'; did you mean \"axis\""):
+    with pytest.raises(sbp.SbpError, match=r"g: .* argument 'axes'; did you mean \"axis\""):
         g(1, axes="data")  # type: ignore[call-arg]
-    with pytest.raises(
-        sbp.SbpError, match="g: you passed 2 positional arguments instead of at most 1; "
-    ):
+    with pytest.raises(sbp.SbpError, match="g: too many positional arguments; "):
         g(1, 2)  # type: ignore[call-arg]
 
 
@@ -102,9 +100,9 @@ def _nothing(x: Any) -> Any:
         (lambda: SBP.NdSbp(5), "NdSbp takes a dict from names of mesh axes to atoms"),
         (lambda: SBP.parse(None), "sbp.parse takes a string for `text`, got None"),
         (lambda: SBP.Partial([1.0], sbp.NdSbp()), "Partial takes an array with a leading dim"),
-        (lambda: SBP.split([1.0], "data"), "sbp.split takes the number of a dim"),
+        (lambda: SBP.split([1.0], "data"), "sbp.split takes a dim number"),
         (lambda: SBP.split(object(), 0, "data"), "an annotation is for one array"),
-        (lambda: SBP.S(), "S: `dim` is missing; it takes (dim)"),
+        (lambda: SBP.S(), "S: missing a required argument: 'dim'; it takes (dim)"),
         (lambda: sbp.NdSbp({"data": sbp.B})[3], "names no mesh axis 3"),  # type: ignore[index]
         (lambda: sbp.Layout(batch="data")["batsh"], "has no dim 'batsh'"),
         (lambda: SBP.Jitted(len, None, None), "Jitted takes a JitOptions, which sbp.jit makes"),

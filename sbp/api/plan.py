@@ -394,7 +394,7 @@ class Plan:
         self.program.request.caches.clear()
         return explanation(found, self.program.mesh)
 
-    @takes("Plan.diff", skip=1)
+    @takes("Plan.diff", skip=1, other=Kind("another plan", lambda x: isinstance(x, Plan)))
     def diff(self, other: Plan) -> Comparison:
         """The differences between this plan and another plan of the same or a similar function:
         costs, types of inputs, outputs and values, conversions.
@@ -418,8 +418,6 @@ class Plan:
         >>> [(s.kind, s.subject, s.this, s.other) for s in this.diff(other).difference.settings]
         [('input', 'x', ((('data', S(0)),),), ((('data', S(1)),),))]
         """
-        if not isinstance(other, Plan):
-            raise SbpError(f"plan.diff takes another plan, got {show(other)}")
         return comparison(self._side, other._side)
 
     @takes("Plan.save", skip=1)

@@ -5,12 +5,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from sbp.errors import SbpError, nearest
-from sbp.kinds import AXIS, FLAG, NUMBER, TEXT, Kind, is_whole, made_of, one_of, show, takes
+from sbp.kinds import (
+    AXIS,
+    FLAG,
+    NUMBER,
+    TEXT,
+    Kind,
+    is_whole,
+    made_of,
+    one_of,
+    or_none,
+    takes,
+)
 
 Topology = Literal["torus", "switch"]
 Platform = Literal["cpu", "cuda", "rocm", "tpu"]
@@ -25,7 +34,7 @@ _RATE = Kind("a number above 0", lambda x: NUMBER.accepts(x) and x > 0)  # an in
 _FIGURE = Kind("a finite number of 0 or more", lambda x: NUMBER.accepts(x) and 0 <= x < math.inf)
 
 
-@made_of("Network")
+@made_of("Network", bytes_per_second=_RATE, latency_seconds=_FIGURE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """A slower network between groups of devices: between nodes of GPUs, or between TPU slices.
@@ -41,11 +50,42 @@ class Network:
     bytes_per_second: float
     latency_seconds: float
 
-    def __post_init__(self) -> None:
-        _check_fields(self, {"bytes_per_second": _RATE, "latency_seconds": _FIGURE})
+
+_COUNT = Kind("a whole number of 1 or more", lambda x: is_whole(x) and x >= 1)
 
 
-@made_of("Hardware")
+def _are_slow_axes(axes: Any) -> bool:
+    pairs = isinstance(axes, tuple) and all(isinstance(a, tuple) and len(a) == 2 for a in axes)
+    return pairs and all(isinstance(n, str) and isinstance(net, Network) for n, net in axes)
+
+
+_FIGURES: dict[str, Kind] = {
+    "name": TEXT,
+    **dict.fromkeys(
+        (
+            *("flops_per_second", "hbm_bytes_per_second", "hbm_bytes", "link_bytes_per_second"),
+            "host_bytes_per_second",
+        ),
+        _RATE,
+    ),
+    **dict.fromkeys(
+        ("f32_flops_per_second", "highest_flops_per_second", "vector_flops_per_second"),
+        or_none(_RATE),
+    ),
+    **dict.fromkeys(("latency_seconds", "hop_seconds", "fast_memory_bytes"), _FIGURE),
+    **dict.fromkeys(
+        ("torus_dims", "ring_chips", "devices_per_chip", "joined_devices", "product_rows"), _COUNT
+    ),
+    "scatters_whole_mesh": or_none(FLAG),
+    "overlaps": FLAG,
+    "topology": one_of(TOPOLOGIES),
+    "platform": one_of(PLATFORMS),
+    "beyond": Kind("a Network or None", lambda x: x is None or isinstance(x, Network)),
+    "slow_axes": Kind("a tuple of (mesh axis, Network), made by with_axis", _are_slow_axes),
+}
+
+
+@made_of("Hardware", **_FIGURES)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     """The figures of one device, as JAX counts devices, and of the links between devices.
@@ -115,18 +155,6 @@ class Hardware:
     host_bytes_per_second: float = 15e9
     platform: Platform = "tpu"
 
-    def __post_init__(self) -> None:
-        _check_fields(self, _FIGURES)
-        for field, known in (("topology", TOPOLOGIES), ("platform", PLATFORMS)):
-            given = getattr(self, field)
-            if not one_of(known).accepts(given):
-                words = show(given)
-                raise SbpError(
-                    f"hardware {self.name!r}: no {field} {words}{nearest(words, known)}",
-                    code="unknown-option",
-                )
-        _check_fields(self, _NETWORKS)
-
     @takes("Hardware.with_axis", skip=1, mesh_axis=AXIS)
     def with_axis(
         self, mesh_axis: str, *, bytes_per_second: float, latency_seconds: float = 20e-6
@@ -168,51 +196,6 @@ class Hardware:
         return (
             default if precision == "default" else min(default, 2 * highest)
         )  # three passes of 16 bits for six
-
-
-_RATE_OR_NONE = Kind(_RATE.what, lambda x: x is None or _RATE.accepts(x))
-_COUNT = Kind("a whole number of 1 or more", lambda x: is_whole(x) and x >= 1)
-
-
-def _are_slow_axes(axes: Any) -> bool:
-    pairs = isinstance(axes, tuple) and all(isinstance(a, tuple) and len(a) == 2 for a in axes)
-    return pairs and all(isinstance(n, str) and isinstance(net, Network) for n, net in axes)
-
-
-_FIGURES: dict[str, Kind] = {
-    "name": TEXT,
-    **dict.fromkeys(
-        (
-            *("flops_per_second", "hbm_bytes_per_second", "hbm_bytes", "link_bytes_per_second"),
-            "host_bytes_per_second",
-        ),
-        _RATE,
-    ),
-    **dict.fromkeys(
-        ("f32_flops_per_second", "highest_flops_per_second", "vector_flops_per_second"),
-        _RATE_OR_NONE,
-    ),
-    **dict.fromkeys(("latency_seconds", "hop_seconds", "fast_memory_bytes"), _FIGURE),
-    **dict.fromkeys(
-        ("torus_dims", "ring_chips", "devices_per_chip", "joined_devices", "product_rows"), _COUNT
-    ),
-    "scatters_whole_mesh": Kind(f"{FLAG.what}, or None", lambda x: x is None or FLAG.accepts(x)),
-    "overlaps": FLAG,
-}
-_NETWORKS: dict[str, Kind] = {
-    "beyond": Kind("a Network or None", lambda x: x is None or isinstance(x, Network)),
-    "slow_axes": Kind("a tuple of (mesh axis, Network), made by with_axis", _are_slow_axes),
-}
-
-
-def _check_fields(described: Network | Hardware, kinds: Mapping[str, Kind]) -> None:
-    """Raises `bad-argument` for the first field that is of another kind."""
-    name = getattr(described, "name", None)
-    what = f"hardware {name!r}" if isinstance(name, str) else type(described).__name__.lower()
-    for field, kind in kinds.items():
-        given = getattr(described, field)
-        if not kind.accepts(given):
-            raise SbpError(f"{what}: {field} must be {kind.what}, got {show(given)}")
 
 
 # ---- device kinds -------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 
 from sbp.errors import Diagnostic, SbpError
 from sbp.handwritten.check import Coverage
-from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, show, takes
+from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, or_none, takes
 from sbp.plan.program import PHASES, Program
 from sbp.report import device_bytes, facts, flows, pages, shards, terminal
 from sbp.report.html import page_html
@@ -114,17 +114,13 @@ _NAMES = Kind(
 )
 
 
-def _or_none(kind: Kind) -> Kind:
-    return Kind(f"{kind.what}, or None", lambda x: x is None or kind.accepts(x))
-
-
 @made_of(
     "Report",
-    program=_or_none(instance_of(Program, "sbp.jit")),
+    program=or_none(instance_of(Program, "sbp.jit")),
     diagnostics=_DIAGNOSTICS,
     title=TEXT,
     output_names=_NAMES,
-    coverage=_or_none(instance_of(Coverage, "sbp.check_shard_map")),
+    coverage=or_none(instance_of(Coverage, "sbp.check_shard_map")),
 )
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Report(Shows):
@@ -174,7 +170,7 @@ class Report(Shows):
             )
         )
 
-    @takes("Report.picture", skip=1, axis=_or_none(TEXT), by=_or_none(one_of(flows.GROUPINGS)))
+    @takes("Report.picture", skip=1, axis=or_none(TEXT), by=or_none(one_of(flows.GROUPINGS)))
     def picture(self, axis: str | None = None, by: flows.Grouping | None = None) -> Shown:
         """The program as a graph of the user's lines: the type that each one makes, where values
         become partial and where they are reduced, and the collectives with their bytes. Lines that
@@ -238,7 +234,11 @@ class Report(Shows):
         """
         return Shown(page=pages.source_page(self._planned("annotated"), self.title))
 
-    @takes("Report.bytes", skip=1)
+    @takes(
+        "Report.bytes",
+        skip=1,
+        other=or_none(Kind("a Report", lambda x: isinstance(x, Report), "unknown-option")),
+    )
     def bytes(self, other: Report | None = None) -> Shown:
         """The bytes that one device sends per call: of each mesh axis by phase (forward, backward,
         update), and of each scope or function by mesh axis. Collectives over several axes have a
@@ -257,11 +257,6 @@ class Report(Shows):
         >>> print(step.plan(x, x).report().bytes().text().split(" in all")[0])
         bytes that one device sends per call, by mesh axis: 128.0 B
         """
-        if other is not None and not isinstance(other, Report):
-            raise SbpError(
-                f"Report.bytes: other must be a Report, or None, got {show(other)}",
-                code="unknown-option",
-            )
         beside = None if other is None else other._planned("drawn")
         return Shown(
             page=Page(parts=(device_bytes.traffic_picture(self._planned("drawn"), beside),))

@@ -21,7 +21,7 @@ from sbp.annotations import as_type
 from sbp.errors import ArgumentError, ArgumentTypeError, SbpError, nearest, refused
 from sbp.infer.accumulation import Reduction, is_real, wide
 from sbp.infer.space import TypeSpace, from_type
-from sbp.kinds import Kind, is_whole, made_of, reduce_dtype_name, show, takes
+from sbp.kinds import Kind, is_whole, made_of, or_none, reduce_dtype_name, show, takes
 from sbp.machine.mesh import mesh_spec
 from sbp.run.boxing import Boxing
 from sbp.run.execute import is_simulated, own_mesh, partition_spec, place_array
@@ -422,7 +422,7 @@ class Padded:
         skip=1,
         type=_TYPE,
         mesh=_MESH,
-        shape=Kind(f"{_SHAPE.what}, or None", lambda x: x is None or _SHAPE.accepts(x)),
+        shape=or_none(_SHAPE),
     )
     def of(cls, x: Any, type: Any, mesh: Mesh | AbstractMesh, *, shape: Any = None) -> Padded:
         """An array as `Padded`, on the devices of a mesh.
