@@ -9,7 +9,6 @@ and budgets, which forbid collectives.
 from __future__ import annotations
 
 import contextlib
-import numbers
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any, Literal, get_args
 import jax
 
 from sbp.errors import SbpError, bytes_text
-from sbp.kinds import AXIS, Kind, made_of, one_of, or_none, show, takes
+from sbp.kinds import AXIS, NUMBER, Kind, made_of, one_of, or_none, show, takes
 
 Policy = Literal["auto", "reduce", "explicit"]
 """Which conversions sbp may insert: `auto` any, `reduce` only those from P, `explicit` none that
@@ -52,7 +51,7 @@ _KINDS: Any = {
     "axis": or_none(AXIS),
     "above": Kind(
         f"bytes per device, from 0 to {MOST_BYTES},",
-        lambda x: isinstance(x, numbers.Real) and type(x) is not bool and 0 <= x <= MOST_BYTES,
+        lambda x: NUMBER.accepts(x) and 0 <= x <= MOST_BYTES,
     ),
     "where": one_of(get_args(Where)),
 }

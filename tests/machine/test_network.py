@@ -345,8 +345,8 @@ def test_an_unknown_slow_axis_is_refused():
             for f in ("torus_dims", "ring_chips", "joined_devices", "product_rows")
             for v in (0, -1, 1.5, True)
         ),
-        ("topology", "tours", "takes one of \"torus\", \"switch\""),
-        ("platform", "gpu", "takes one of \"cpu\", "),
+        ("topology", "tours", 'takes one of "torus", "switch"'),
+        ("platform", "gpu", 'takes one of "cpu", '),
         ("overlaps", 1, "takes True or False"),
         ("beyond", 25e9, "takes a Network or None"),
         ("slow_axes", {"dcn": 1e9}, "takes a tuple of (mesh axis, Network)"),

@@ -250,7 +250,11 @@ BAD = {
             lambda m, use=use: use(sbp.Partial(GRID, sbp.parse("x:P(sum)"))),
             "not an array until you call its .reduce",
         )
-        for name, use in {"NumPy": np.asarray, "JAX": jnp.sum, "a sum": lambda p: 1 + p}.items()
+        for name, use in {
+            "NumPy": np.asarray,
+            "JAX": lambda p: jnp.sum(p),
+            "a sum": lambda p: 1 + p,
+        }.items()
     },
     "device order": (
         lambda m: sbp.jit(lambda x: sbp.shard(x, np.arange(8)[::-1].reshape(2, 4)), m)(GRID),
