@@ -158,8 +158,8 @@ def as_type(value: Any, ndim: int | None = None, mesh_axes: tuple[str, ...] | No
             t = from_spec(value, mesh_axes)
         case Split() | Unreduced():
             raise SbpError(
-                f"{value!r} alone names no mesh axis; write annotate(x, data={value!r}) or a type"
-                " text",
+                f"{value!r} alone names no mesh axis; write a type text such as 'data:{value!r}',"
+                f" or annotate(x, data={value!r})",
                 code="type-syntax",
             )
         case Broadcast():
@@ -279,7 +279,7 @@ ARRAY = "an annotation is for"
 
 @takes(
     "sbp.split",
-    dim=Kind('a dim number, as in split(x, 0, "data"),', is_whole),
+    dim=Kind('a dim number, as in split(x, 0, "data")', is_whole),
     mesh_axes=AXIS,
 )
 def split(x: Any, dim: int, *mesh_axes: str) -> Any:

@@ -420,7 +420,8 @@ class Diagnostic:
         lines += [f"  {label.span}: {label.text}" for label in self.labels if label.text]
         lines += [f"  = note: {note}" for note in self.notes]
         lines += [
-            f"  = help: {h.text} ({bytes_text(h.bytes_per_device)} per device)" for h in self.helps
+            f"  = help: {h.text} (sends {bytes_text(h.bytes_per_device)} per device)"
+            for h in self.helps
         ]
         return "\n".join(lines)
 

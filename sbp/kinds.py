@@ -8,7 +8,7 @@ many there are, their names, and of what kind each is.
 8
 >>> double("4")
 Traceback (most recent call last):
-sbp.errors.ArgumentError: bad-argument: double takes a whole number for `n`, got '4'
+sbp.errors.ArgumentError: bad-argument: double: `n` must be a whole number, got '4'
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Kind:
     """A kind of argument.
 
     Arguments:
-      what: the end of the sentence "the function takes ..".
+      what: the end of the sentence "the argument must be ..".
       accepts: whether a value is of the kind.
       code: the code of the error for another value.
     """
@@ -77,7 +77,7 @@ class Kind:
 
     def refusal(self, function: str, name: str, value: Any) -> ArgumentError:
         """The error for a value of another kind, for the caller to raise."""
-        about = f"{function} takes {self.what} for `{name}`, got {show(value)}"
+        about = f"{function}: `{name}` must be {self.what}, got {show(value)}"
         return ArgumentError(about, code=self.code)
 
 

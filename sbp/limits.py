@@ -50,7 +50,7 @@ _KINDS: Any = {
     "collective": or_none(one_of(get_args(Collective))),
     "axis": or_none(AXIS),
     "above": Kind(
-        f"bytes per device, from 0 to {MOST_BYTES},",
+        f"bytes per device, from 0 to {MOST_BYTES}",
         lambda x: NUMBER.accepts(x) and 0 <= x <= MOST_BYTES,
     ),
     "where": one_of(get_args(Where)),

@@ -131,7 +131,8 @@ class NdSbp(Mapping[str, Atom]):
                 raise AXIS.refusal("NdSbp", "each key", axis)
             if not isinstance(atom, Split | Broadcast | Unreduced):
                 raise SbpError(
-                    f"the atom of mesh axis {show(axis)} must be S(dim), B or P, got {show(atom)}",
+                    f"the atom of mesh axis {show(axis)} must be sbp.S(dim), sbp.B or sbp.P, got"
+                    f" {show(atom)}",
                     code="type-syntax",
                 )
         both = self.free & self._atoms.keys()
@@ -244,12 +245,12 @@ def parse(text: str, *, mesh_axes: Iterable[str] | None = None) -> NdSbp:
                 f"the mesh has no axis {show(axis)}{nearest(axis, known)}", code="unknown-axis"
             )
         if text[colon : colon + 1] != ":":
-            raise _misread(text, colon, f'":" after mesh axis {show(axis)}')
+            raise _misread(text, colon, '":" after the name of a mesh axis, as in "data:S(0)"')
         atom = _ATOM.match(text, colon + 1)
-        if atom is None or atom.end() < word.end():
-            raise _misread(
-                text, colon + 1 if atom is None else atom.end(), "S(dim), B, P(monoid) or ?"
-            )
+        if atom is None:
+            raise _misread(text, colon + 1, "S(dim), B, P(monoid) or ?")
+        if atom.end() < word.end():
+            raise _misread(text, atom.end(), "a blank before the next mesh axis")
         if axis in atoms or axis in free:
             raise _misread(text, word.start(), f"mesh axis {show(axis)} once only")
         match atom.group()[0]:

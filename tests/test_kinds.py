@@ -28,9 +28,9 @@ def test_what_fits_passes():
     [
         ((), {}, "f: missing a required argument: 'n'; it takes (n, /, m=2, *rest, key=3, **more)"),
         ((1, 2), {"m": 3}, "f: multiple values for argument 'm'; it takes"),
-        (("1",), {}, "f takes a whole number for `n`, got '1'"),
-        ((1, 2, 3, None), {}, "f takes a whole number for `rest`, got None"),
-        ((1,), {"other": True}, "f takes a whole number for `more`, got True"),
+        (("1",), {}, "f: `n` must be a whole number, got '1'"),
+        ((1, 2, 3, None), {}, "f: `rest` must be a whole number, got None"),
+        ((1,), {"other": True}, "f: `more` must be a whole number, got True"),
     ],
 )
 def test_what_does_not_fit_is_refused(args, kwargs, message):
@@ -58,7 +58,7 @@ def test_classes():
             self.x = x
 
     assert Point(3).x == 3
-    with pytest.raises(sbp.SbpError, match="Point takes a whole number for `x`, got 'a'"):
+    with pytest.raises(sbp.SbpError, match="Point: `x` must be a whole number, got 'a'"):
         Point("a")  # type: ignore[arg-type]
 
 
@@ -98,7 +98,7 @@ def _nothing(x: Any) -> Any:
         (lambda: SBP.make_mesh("x", ("x",)), "sbp.make_mesh takes a sequence of sizes"),
         (lambda: SBP.make_mesh((2, 4), ("x",)), "one size of 1 or more for each axis"),
         (lambda: SBP.NdSbp(5), "NdSbp takes a dict from names of mesh axes to atoms"),
-        (lambda: SBP.parse(None), "sbp.parse takes a string for `text`, got None"),
+        (lambda: SBP.parse(None), "sbp.parse: `text` must be a string, got None"),
         (lambda: SBP.Partial([1.0], sbp.NdSbp()), "Partial takes an array with a leading dim"),
         (lambda: SBP.split([1.0], "data"), "sbp.split takes a dim number"),
         (lambda: SBP.split(object(), 0, "data"), "an annotation is for one array"),

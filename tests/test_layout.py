@@ -165,7 +165,7 @@ def test_two_dims_on_one_mesh_axis():
         (
             lambda: Layout(b="x").type("b", free="pod"),
             "bad-argument",
-            "takes a collection of mesh axes, such as [\"pod\"] for `free`, got 'pod'",
+            "`free` must be a collection of mesh axes, such as [\"pod\"], got 'pod'",
         ),
         (
             lambda: Layout(b="x").types({"w": ("b",)}, free="pod"),

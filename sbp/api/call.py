@@ -35,10 +35,12 @@ from sbp.api.trees import (
     types_by_pattern,
 )
 from sbp.errors import Span, counted, listed, refused, warn
+from sbp.infer.pins import check_axes
 from sbp.kinds import paths_of, show, takes_no_such_call
 from sbp.limits import Budget, Policy
 from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.run.arrays import Padded, Partial
+from sbp.types import NdSbp
 
 # ---- parameters ---------------------------------------------------------------------------------
 # Static and donated arguments of a function, read and checked as `jax.jit` does; donated arrays of
@@ -356,11 +358,10 @@ class CallReader:
         self.mesh = mesh
         self.spec = mesh_spec(mesh, options.hardware)
         self.options = options
-        for axis in (
-            *options.axis_policies,
-            *(b.axis for b in options.budgets if b.axis is not None),
-        ):
-            self.spec.size(axis)
+        named = [("boxing", axis) for axis in options.axis_policies]
+        named += [("budgets", b.axis) for b in options.budgets if b.axis is not None]
+        for option, axis in named:
+            check_axes(NdSbp(free=[axis]), self.spec, option)
         for option, types in (
             (options.in_option, options.in_types),
             (options.out_option, options.out_types),

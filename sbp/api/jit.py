@@ -329,7 +329,7 @@ _GONE = {
         lambda x: x is None or (isinstance(x, numbers.Real) and x is not True and float(x) > 0),
     ),
     budgets=Kind(
-        "a sequence of what sbp.forbid returns",
+        "a list of sbp.forbid(..)",
         lambda x: isinstance(x, Sequence) and all(isinstance(b, Budget) for b in x),
     ),
     keep_unused=FLAG,

@@ -367,7 +367,8 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
     which split would make it smaller."""
     names, mesh, graph = Names(least.graph), least.mesh, least.typing.graph
     peak = least.cost.peak_memory_bytes
-    live = (*least.block.inputs, *least.fullest, *least.block.outputs)
+    kept = [r for n, r in enumerate(least.block.inputs) if n not in least.reused]
+    live = (*kept, *least.fullest, *least.block.outputs)
     held = {
         (r.value, r.codes) for r in live if isinstance(r, Register) and r.value in least.graph.avals
     }

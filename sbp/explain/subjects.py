@@ -203,7 +203,11 @@ class Subjects:
         """
         text = str(name).strip()
         line = _LINE.fullmatch(text)
-        boundary = (s for s in self.boundary() if text in (s.label, f"{s.kind} {s.label}"))
+        boundary = (
+            s
+            for s in self.boundary()
+            if text in (s.label, f"{s.kind} {s.label}", "result" * (s.kind == "output") + s.label)
+        )
         found = self._on_line(line) if line else [*boundary, *self.variables(text)]
         if not found:
             raise SbpError(f"no value of the program is called {text!r}{self._nearest(text, line)}")

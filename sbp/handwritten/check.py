@@ -43,7 +43,7 @@ from sbp.signatures.rule import RANKS
 from sbp.source.reader import scope_of, source_text, users_span
 from sbp.trace.build import body_graph
 from sbp.trace.collectives import KINDS, SENDING, SUMS, CollectiveRun, collective_runs, names_of
-from sbp.trace.graph import Graph, Node
+from sbp.trace.graph import Graph, Node, Operand
 from sbp.types import B, Split
 
 # ---- words --------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ _LABELS: dict[Kind, str] = {
     "own-block": "each device has its own part of its block of {parts}; reduce first",
     "own-positions": "in the whole value, a device's shard begins at {index} times its length",
     "partial-as-split": "{parts} from here on",
-    "pending": "{n} times too large; use lax.pmean for means of shards",
+    "pending": "{n} times too large: {pending}",
     "product": "it does not take {parts}; reduce first",
     "ratio": "reduce both operands first: the ratio of two parts is not a part of the ratio",
     "same-block": "the block that belongs to a device depends on its index",
@@ -177,8 +177,10 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
         claim = f"S({fault.operand})"
     types = " or ".join(map(repr, fault.atoms))
     unknown = "partial" if fault.kind in ("missing", "partial-as-split") else "two partial sums"
+    summed = "JAX has summed the gradient already; take lax.pmean of the loss inside the gradient"
     return {
         "what": _subject(primary(finding)),
+        "pending": summed if primary(finding).backward else "use lax.pmean for means of shards",
         "result": f"result {finding.result} of {_subject(finding.region)}",
         "claim": claim,
         "axes": f"mesh {'axis' if len(axes) == 1 else 'axes'} "
@@ -387,7 +389,7 @@ def coverage(compared: Comparisons) -> Coverage:
         values=sum(len(n.outputs) for r in regions for n in r.params["body"].walk()),
         collectives=tuple(
             CheckedCollective(
-                text=source_text(users_span(runs[0].node)) or runs[0].node.op,
+                text=_subject(runs[0].node).replace("`", ""),
                 span=users_span(runs[0].node),
                 op=runs[0].node.op,
                 mesh_axes=runs[0].mesh_axes,
@@ -426,6 +428,18 @@ def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
             )
 
 
+def _short_ring(region: Node, mesh_axis: str, size: int) -> list[Node]:
+    """The last step of a ring that has one step less than it takes to go round a mesh axis."""
+    steps, last = dict[Operand, int](), list[Node]()
+    for run in collective_runs(region):
+        node = run.node
+        if KINDS[node.op] == "permute" and run.mesh_axes == (mesh_axis,):
+            around = run.runs if len(node.params["perm"]) == size else size
+            steps[node.outputs[0]] = steps.get(node.inputs[0], 0) + around
+            last = [node]
+    return last if size > 3 and max(steps.values(), default=0) == size - 2 else []
+
+
 def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, list[Node]]]:
     """The faults of a program; and for each mesh axis, operations at which types end because of a
     value of another device or of the device's index."""
@@ -440,6 +454,9 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
             for finding in region_findings(node, c, results, uneven, ends.setdefault(name, [])):
                 kind = finding.fault.kind
                 if c.meant and not c.uneven and kind in (*COUNTED, *BY_SHARD):
+                    continue
+                if kind == "missing" and (ring := _short_ring(node, name, c.run.size)):
+                    ends[name] += ring
                     continue
                 if kind in COUNTED and scalars(finding.fault.node):
                     numbers = (*finding.numbers, *sorted(written.numbers))

@@ -243,10 +243,12 @@ def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) ->
     def node_of(g: Graph, node: Node) -> Node:
         if node.regions:
             node = replace(node, regions=tuple(visit(r) for r in node.regions))
+        where = str(node.span) if node.span else "an annotation"
+        if node.op == annotate_p.name and node.params["cotangent"] is not None:
+            check_axes(node.params["cotangent"].type, mesh, where, node.span)
         if node.op != annotate_p.name or node.params["pin"] is None:
             return node
         pin: Pin = node.params["pin"]
-        where = str(node.span) if node.span else "an annotation"
         aval = g.avals[node.outputs[0]]
         if pin.device_assignment is not None:
             t = placement(aval.shape, pin.device_assignment, mesh, ids, where, node.span)

@@ -31,6 +31,7 @@ from sbp.infer.space import (
     Code,
     Codes,
     TypeSpace,
+    decode,
     detour,
     is_even,
     needs_of,
@@ -303,7 +304,7 @@ def _certify_constraint(
     if isinstance(constraint, PinConstraint):
         for end in constraint.fixed:
             if _code(have, end) != constraint.code:
-                raise _violation(system, constraint, f"it is {_code(have, end)}")
+                raise _violation(system, constraint, f"it is {_text(_code(have, end))}")
     elif isinstance(constraint, ReadConstraint) and not constraint.unless:
         source, target = _code(have, constraint.source), _code(have, constraint.because.end)
         aval = system.request.graph.avals[constraint.value]
@@ -312,7 +313,9 @@ def _certify_constraint(
             or target is None
             or not system.conversions.allows(source, target, aval, constraint.rules)
         ):
-            raise _violation(system, constraint, f"made as code {source}, read as code {target}")
+            raise _violation(
+                system, constraint, f"it is made as {_text(source)} and read as {_text(target)}"
+            )
 
 
 def _certify_options(typing: Typing, request: Request) -> None:
@@ -394,10 +397,14 @@ def _code(states: list[tuple[Code, ...] | None], end: End) -> Code | None:
     return None if state is None else state[end.column]
 
 
+def _text(code: Code | None) -> str:
+    return "no atom" if code is None else repr(decode(code))
+
+
 def _violation(system: System, constraint: Constraint, found: str) -> SbpInternalError:
     span = constraint.because.span
     where = f" at {span}" if span else ""
     return SbpInternalError(
-        f"the chosen typing breaks {constraint.name} on {system.mesh_axis}:"
-        f" {constraint.because.text}{where}; {found}"
+        f"the chosen typing breaks a constraint on mesh axis `{system.mesh_axis}`:"
+        f" {constraint.because.text}{where}, but {found}"
     )

@@ -27,7 +27,7 @@ from sbp.infer.rows import NdRow
 from sbp.infer.typing import Typing, certify, typing_fields
 from sbp.kinds import show
 from sbp.limits import policies_in
-from sbp.plan.program import Cost, Program, node_place, resolve
+from sbp.plan.program import Cost, Program, node_place, resolve, shape_text
 from sbp.plan.saving import Repeat, repeats, save
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.version import VERSION
@@ -159,7 +159,14 @@ class SavedPlan:
         pairs = itertools.zip_longest(self.program, digests(graph))
         for number, (mine, own) in enumerate(pairs):
             if mine != own:
-                where = "the arguments differ" if number == 0 else "the results differ"
+                shapes = (shape_text(graph.avals[v]) for v in graph.inputs)
+                inputs = zip(graph.input_names, shapes, self.lines[1:], strict=False)
+                others = (
+                    f"{name} is {shape}, but the plan has `{line.strip()}`"
+                    for name, shape, line in inputs
+                    if f": {shape} " not in line
+                )
+                where = "the results differ" if number else next(others, "the arguments differ")
                 if 0 < number <= len(nodes):
                     node = nodes[number - 1]
                     where = f"the first difference is {node.op} {node_place(node)}"

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -41,13 +41,30 @@ _PARTIAL_PARTS = Kind(
 )
 
 
+class _InParts:
+    """A value that is held in parts, and is no array for operators and functions of JAX.
+
+    Attributes:
+      _whole: the method that gives the array.
+    """
+
+    _whole: ClassVar[str]
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise ArgumentTypeError(f"{self!r} is not an array until you call its {self._whole}")
+
+    __jax_array__ = __float__ = __int__ = __len__ = __iter__ = __getitem__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = __pow__ = _refuse
+    __matmul__ = __rmatmul__ = __truediv__ = __rtruediv__ = _refuse
+
+
 @jax.tree_util.register_pytree_node_class
 @made_of(
     "Partial",
     parts=_PARTIAL_PARTS,
     type=Kind('an NdSbp, such as sbp.parse("data:P(sum)")', lambda x: isinstance(x, NdSbp)),
 )
-class Partial:
+class Partial(_InParts):
     """An unreduced value. A plan returns one for an output pinned P, and takes one for an input
     pinned P.
 
@@ -67,6 +84,9 @@ class Partial:
     >>> Partial(jnp.array([1.0, 2.0]), NdSbp({"data": Unreduced()})).reduce().item()
     3.0
     """
+
+    _whole = ".reduce()"
+    __array__ = _InParts._refuse
 
     def __init__(self, parts: Any, type: NdSbp, reduce_dtype: Any = None) -> None:
         if not type.is_partial:
@@ -137,14 +157,6 @@ class Partial:
         sizes = tuple(mesh.shape[axis] for axis in partial_axes(self.type, mesh))
         fits = sizes == self.parts.shape[: self.rank] and 0 not in self.parts.shape
         return mesh if fits else None
-
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        """Raises an error: a partial value is no array."""
-        raise ArgumentTypeError(f"{self!r} is not an array until you call its .reduce()")
-
-    __array__ = __jax_array__ = __float__ = __int__ = __len__ = __iter__ = __getitem__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = __pow__ = _refuse
-    __matmul__ = __rmatmul__ = __truediv__ = __rtruediv__ = _refuse
 
     def __repr__(self) -> str:
         how = f", reduce_dtype={self.reduce_dtype}" if self.reduce_dtype else ""
@@ -376,7 +388,7 @@ _PARTS = Kind(
 
 @jax.tree_util.register_pytree_with_keys_class
 @made_of("Padded", parts=_PARTS, shape=_SHAPE, type=_TYPE, mesh=_MESH)
-class Padded:
+class Padded(_InParts):
     """An array that is split over a mesh, although its dims need not divide. JAX shards even dims
     only, so it holds one padded array. Its own shape and values are those without padding.
 
@@ -404,6 +416,8 @@ class Padded:
     >>> w.shape, np.asarray(w).sum().item()
     ((13, 7), 91.0)
     """
+
+    _whole = ".full()"
 
     def __init__(self, parts: Any, shape: Any, type: Any, mesh: Mesh | AbstractMesh) -> None:
         self.parts: Any = parts

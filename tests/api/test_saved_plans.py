@@ -96,7 +96,7 @@ def with_mesh(sizes, names=("x", "y")):
 
 WRONG = {
     "program": ({"fn": other}, "the first difference is mul at .*test_saved_plans.py:"),
-    "sizes": ({"args": (W, X[:8])}, "another program: the arguments differ"),
+    "sizes": ({"args": (W, X[:8])}, "another program: x is "),
     "mesh": (with_mesh((4, 2)), "made with mesh x=2 y=4, but this call has mesh x=4 y=2"),
     "names": (
         with_mesh((2, 4), ("y", "x")),
@@ -207,7 +207,7 @@ def test_several_plans_for_several_shapes(path, mesh, tmp_path, monkeypatch):
             assert_same_results(jax.jit(step)(W, X[:rows]), f(W, X[:rows]))
     with pytest.raises(sbp.SbpError, match="saved-plan: none of 2 saved plans is for this") as e:
         f(W, X[:4])
-    assert str(e.value).count("another program: the arguments differ") == 2
+    assert str(e.value).count("another program: x is ") == 2
     assert f"{path}: the saved plan: it was made" in str(e.value) and "b.json: " in str(e.value)
 
 

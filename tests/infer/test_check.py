@@ -276,11 +276,11 @@ def returned(typing):
 WRONG = {
     "a row that is not there": (
         lambda t: {"rows": t.rows | {first(t, "dot_general").id: NdRow(((1,), (1,)), ((1,),))}},
-        r"breaks e.*dot_general",
+        r"breaks a constraint .*dot_general",
     ),
     "a conversion that the policy forbids": (
         lambda t: {"rows": t.rows | {first(t, "tanh").id: NdRow(((0,),), ((0,),))}},
-        r"operand 0 of tanh.*made as code 1, read as code 0",
+        r"operand 0 of tanh.*made as S\(0\) and read as B",
     ),
     "a broken pin": (
         lambda t: {"values": t.values | {first(t, "sbp_annotate").outputs[0]: (0,)}},

@@ -322,35 +322,35 @@ def test_an_unknown_slow_axis_is_refused():
     ("field", "value", "message"),
     [
         *(
-            (f, v, "takes a number above 0")
+            (f, v, "must be a number above 0")
             for f in ("link_bytes_per_second", "hbm_bytes")
             for v in (0, -1.0, math.nan, -math.inf, "1e9")
         ),
         *(
-            (f, v, "takes a number above 0")
+            (f, v, "must be a number above 0")
             for f in ("flops_per_second", "hbm_bytes_per_second")
             for v in (0, None, True)
         ),
         *(
-            (f, 0, "takes a number above 0")
+            (f, 0, "must be a number above 0")
             for f in ("f32_flops_per_second", "vector_flops_per_second")
         ),
         *(
-            (f, v, "takes a finite number of 0 or more")
+            (f, v, "must be a finite number of 0 or more")
             for f in ("latency_seconds", "hop_seconds", "fast_memory_bytes")
             for v in (-1e-6, math.nan, math.inf, None)
         ),
         *(
-            (f, v, "takes a whole number of 1 or more")
+            (f, v, "must be a whole number of 1 or more")
             for f in ("torus_dims", "ring_chips", "joined_devices", "product_rows")
             for v in (0, -1, 1.5, True)
         ),
-        ("topology", "tours", 'takes one of "torus", "switch"'),
-        ("platform", "gpu", 'takes one of "cpu", '),
-        ("overlaps", 1, "takes True or False"),
-        ("beyond", 25e9, "takes a Network or None"),
-        ("slow_axes", {"dcn": 1e9}, "takes a tuple of (mesh axis, Network)"),
-        ("name", None, "takes a string"),
+        ("topology", "tours", 'must be one of "torus", "switch"'),
+        ("platform", "gpu", 'must be one of "cpu", '),
+        ("overlaps", 1, "must be True or False"),
+        ("beyond", 25e9, "must be a Network or None"),
+        ("slow_axes", {"dcn": 1e9}, "must be a tuple of (mesh axis, Network)"),
+        ("name", None, "must be a string"),
     ],
 )
 def test_hardware_that_cannot_be_is_refused(field, value, message):
@@ -369,7 +369,7 @@ def test_hardware_that_cannot_be_is_refused(field, value, message):
 )
 def test_networks_that_cannot_be_are_refused(figures):
     field = next(iter(figures))
-    said = rf"^bad-argument: .*Network takes a (finite )?number .* `{field}`"
+    said = rf"^bad-argument: .*Network: `{field}` must be a (finite )?number"
     with pytest.raises(sbp.SbpError, match=said):
         Network(**({"bytes_per_second": 1e9, "latency_seconds": 1e-6} | figures))
     with pytest.raises(sbp.SbpError, match=field):

@@ -394,7 +394,7 @@ def test_a_plan_that_sends_nothing_says_so():
 
 def test_only_a_report_stands_beside_another(scoped_plan):
     for other in (scoped_plan, type("Unshown", (), {"__repr__": None})()):
-        with pytest.raises(sbp.SbpError, match="takes a Report, or None for `other`, got"):
+        with pytest.raises(sbp.SbpError, match="`other` must be a Report, or None, got"):
             scoped_plan.report().bytes(other)
 
 

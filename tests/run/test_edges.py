@@ -244,6 +244,10 @@ BAD = {
         lambda m: sbp.jit(lambda x: x, m, in_types=({"w": "x:S0"},)),
         r"type-syntax: in_types\[0\]\['w'\]: ",
     ),
+    "Padded in JAX": (
+        lambda m: jnp.sum(SBP.Padded.of(W, "x:S(0)", m)),
+        "not an array until you call its .full",
+    ),
     "dim by name": (lambda m: sbp.split(GRID, WRONG["policy"], "x"), "a dim number, as in split"),
     **{
         f"partial value in {name}": (
@@ -489,16 +493,16 @@ BAD_PADDED = {
     ),
     "no parts": (
         lambda m: SBP.Padded([1.0], (1,), "B", m),
-        "Padded takes a padded array for `parts`, got \\[1.0\\]",
+        "Padded: `parts` must be a padded array, got \\[1.0\\]",
     ),
     "no shape": (
         lambda m: SBP.Padded(W, 13, "B", m),
-        "Padded takes a tuple of whole numbers.* for `shape`, got 13",
+        "Padded: `shape` must be a tuple of whole numbers.*, got 13",
     ),
-    "no type": (lambda m: SBP.Padded.of(W, 3, m), "takes a type without P, .* for `type`, got 3"),
+    "no type": (lambda m: SBP.Padded.of(W, 3, m), "`type` must be a type without P, .*, got 3"),
     "no mesh": (
         lambda m: SBP.Padded.of(W, "x:S(0)", None),
-        "Padded.of takes a jax.sharding.Mesh or an AbstractMesh for `mesh`",
+        "Padded.of: `mesh` must be a jax.sharding.Mesh or an AbstractMesh",
     ),
     "no array": (
         lambda m: sbp.Padded.of("text", "x:S(0)", m),

@@ -89,6 +89,18 @@ def test_a_ring_that_is_one_step_short(size):
     assert found.primary is not None and found.primary.text == "from another device"
 
 
+def test_a_short_ring_is_no_missing_sum():
+    def body(x):
+        total, pairs = x, [(i, (i + 1) % 4) for i in range(4)]
+        for _ in range(2):
+            x = lax.ppermute(x, "model", pairs)
+            total = total + x
+        return total.sum(0)
+
+    _, report = run_of(body, outs=PS())
+    assert [d.code for d in report.diagnostics] == [DIFFERS]
+
+
 @pytest.mark.parametrize("empty", [np.zeros((0, 8), np.float32), jnp.zeros((0, 8))])
 def test_an_empty_array_is_compared(empty):
     run, report = run_of(ring_sums(lambda n: n - 1, lambda: lax.axis_size("model")), empty)

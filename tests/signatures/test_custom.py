@@ -345,7 +345,7 @@ def test_wrong_under_loops_and_conditions(mesh):
             "triple",
             {"local": 3},
             "bad-argument",
-            "takes a function of a LocalContext .* for `local`, got 3",
+            "`local` must be a function of a LocalContext .*, got 3",
         ),
         *[
             ("pallas_call:nothing", {"rows": rows}, "bad-argument", "rows= must be a list of rows")
