@@ -108,7 +108,14 @@ def are_names(value: Any) -> bool:
 
 FUNCTION = Kind("a function", callable)
 WHOLE_NUMBER = Kind("a whole number", is_whole)
-NUMBER = Kind("a number", lambda x: isinstance(x, numbers.Real) and not isinstance(x, bool))
+NUMBER = Kind(
+    "a number",
+    lambda x: (
+        isinstance(x, numbers.Real)
+        and not isinstance(x, bool)
+        and (not isinstance(x, int) or abs(x) < 2**1000)  # which a float holds
+    ),
+)
 FLAG = Kind("True or False", lambda x: isinstance(x, bool))
 TEXT = Kind("a string", lambda x: isinstance(x, str))
 AXIS = Kind(
@@ -418,6 +425,8 @@ def returning_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
         results = function(*args, **kwargs)
         for path, leaf in paths_of(results, "what the function returns")[0]:
             try:
+                if isinstance(leaf, jax.ShapeDtypeStruct):
+                    raise TypeError("a shape has no elements")
                 jax.typeof(leaf)
             except TypeError as error:
                 raise ArgumentError(

@@ -364,7 +364,7 @@ def _axes_of(name: Any, value: Any) -> tuple[str, ...]:
         if isinstance(value, Sequence | AbstractSet)
         else (value,)
     )
-    if not isinstance(name, str) or not all(isinstance(a, str) for a in axes):
+    if not isinstance(name, str) or not all(map(AXIS.accepts, axes)):
         raise SbpError(
             "a layout maps a dim name to a mesh axis or a tuple of mesh axes, got"
             f" {show(name)}: {show(value)}; leave out the dims that you do not split"

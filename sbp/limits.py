@@ -143,7 +143,7 @@ def policy(boxing: Policy, *axes: str) -> Iterator[None]:
     ...     y = jnp.ones(2) + 1
     """
     for axis in axes:
-        if not (isinstance(axis, str) and axis):  # the mark of all axes is that of an empty name
+        if not AXIS.accepts(axis):  # the mark of all axes is that of an empty name
             raise SbpError(
                 f"sbp.policy takes names of mesh axes, got {show(axis)}; leave out the names to set"
                 " the policy on all mesh axes"

@@ -127,7 +127,7 @@ class NdSbp(Mapping[str, Atom]):
         self._atoms: dict[str, Atom] = dict(atoms or {})
         self.free: frozenset[str] = frozenset(free)
         for axis, atom in self._atoms.items():
-            if not isinstance(axis, str):
+            if not AXIS.accepts(axis):
                 raise AXIS.refusal("NdSbp", "each key", axis)
             if not isinstance(atom, Split | Broadcast | Unreduced):
                 raise SbpError(
@@ -207,7 +207,7 @@ class NdSbp(Mapping[str, Atom]):
         return any(isinstance(a, Unreduced) for a in self._atoms.values())
 
 
-_ATOM = re.compile(r"S\((\d+)\)|B|P(?:\((\w+)\))?|\?")
+_ATOM = re.compile(r"S\((\d{1,9})\)|B|P(?:\((\w+)\))?|\?")
 _NAME = re.compile(rf"[^\s{re.escape(NO_AXIS_NAME)}]+")
 """The names of mesh axes that a type text can hold."""
 

@@ -170,17 +170,17 @@ def test_two_dims_on_one_mesh_axis():
         (
             lambda: Layout(b="x").types({"w": ("b",)}, free="pod"),
             "bad-argument",
-            "takes a collection of mesh axes",
+            "must be a collection of mesh axes",
         ),
         (
             lambda: Layout(b="x").type("b", free=cast(Any, [1])),
             "bad-argument",
-            "takes a collection of mesh axes",
+            "must be a collection of mesh axes",
         ),
         (
             lambda: Layout(b="x").type("b", free=cast(Any, None)),
             "bad-argument",
-            "takes a collection of mesh axes",
+            "must be a collection of mesh axes",
         ),
     ],
 )

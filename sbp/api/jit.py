@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import numbers
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,6 +44,7 @@ from sbp.kinds import (
     AXIS,
     FLAG,
     FUNCTION,
+    NUMBER,
     Kind,
     fits,
     instance_of,
@@ -326,7 +326,7 @@ _GONE = {
     mesh=MESH,
     memory_limit=Kind(
         "bytes per device, a number above 0 such as 2**30, or None",
-        lambda x: x is None or (isinstance(x, numbers.Real) and x is not True and float(x) > 0),
+        lambda x: x is None or (NUMBER.accepts(x) and x > 0),
     ),
     budgets=Kind(
         "a list of sbp.forbid(..)",

@@ -264,6 +264,12 @@ class Plan:
             a plan on an abstract mesh.
         """
         flat, tree = leaves_of((args, kwargs), "the arguments")
+        if any(isinstance(x, _jax.Tracer) for x in flat):
+            raise refused(
+                "a plan does not run inside another transformation (jit, grad or vmap); call the"
+                " sbp.jit function there, or put sbp.jit around the transformation",
+                TypeError,
+            )
         quick = quick_key(flat, tree, self._reader.mesh)
         if quick is not None and quick == self._quick:
             return self.run(flat)
@@ -273,6 +279,12 @@ class Plan:
                 "the plan was made for other shapes, dtypes, memories or static arguments; call the"
                 " sbp.jit function instead"
             )
+        for given, own in zip(signature.leaves, self._signature.leaves, strict=True):
+            if given.partial != own.partial:
+                raise SbpError(
+                    f"input {own.name} is {given.partial or 'an array'!s}, but the plan takes"
+                    f" {own.partial or 'an array'!s}; call the sbp.jit function instead"
+                )
         if self.holding.is_direct(leaves):
             self._quick = quick
         return self.run(leaves)
@@ -433,7 +445,9 @@ class Plan:
         Raises:
           SbpError: `saved-plan` where the file cannot be written.
         """
-        saved, target = SavedPlan.of(self.program), path_of(path, "path")
+        saved, target = SavedPlan.of(self.program), os.path.realpath(path_of(path, "path"))
+        if os.path.exists(target) and not os.path.isfile(target):
+            raise SbpError(f"{target} is not a file; choose another path", code="saved-plan")
         # Readers see the old file or the new one, and nothing between.
         partial = f"{target}.{os.getpid()}.partial"
         try:

@@ -135,21 +135,20 @@ def leaf_types(types: Any, tree: Any, where: str, mesh: MeshSpec | None) -> list
         for i in jax.tree.leaves(subtree):
             if t is None:
                 raise SbpError(
-                    f"{where} leaves a type open; a manual region needs complete types, such"
-                    ' as "B"',
+                    'a type is left open; a manual region needs complete types, such as "B"',
                     code="type-syntax",
                 )
             own = as_type(t, np.ndim(leaves[i]), mesh.names if mesh else None)
             if own.free:
                 raise SbpError(
-                    f"{where}: {own!r} leaves an axis open; a manual region needs complete types",
+                    f"{own!r} leaves an axis open; a manual region needs complete types",
                     code="type-syntax",
                 )
             for name, atom in own.items():
                 if mesh is not None:
                     mesh.size(name)
                 if isinstance(atom, Unreduced) and atom.monoid not in admissible(leaves[i].dtype):
-                    raise SbpError(f"{where}: {monoid_refusal(leaves[i].dtype, atom, name)}")
+                    raise SbpError(monoid_refusal(leaves[i].dtype, atom, name))
             found[i] = own
 
     kinds = NdSbp | str | PartitionSpec | NamedSharding | Split | Unreduced | Broadcast | None
@@ -160,11 +159,12 @@ def leaf_types(types: Any, tree: Any, where: str, mesh: MeshSpec | None) -> list
             jax.tree.unflatten(structure, range(len(leaves))),
             is_leaf=lambda x: isinstance(x, kinds),
         )
+    except SbpError as error:
+        raise error.about(where) from None
     except ValueError as error:
-        structure_advice = "; give it the same structure, or one type for a whole branch"
-        advice = "" if isinstance(error, SbpError) else structure_advice
         raise SbpError(
-            f"{where} does not fit the pytree that it types: {str(error).splitlines()[0]}{advice}"
+            f"{where} does not fit the pytree that it types: {str(error).splitlines()[0]}; give it"
+            " the same structure, or one type for a whole branch"
         ) from error
     return found
 
@@ -367,7 +367,7 @@ def _run_on_one_device(
                 raise
             names.append(missing)
             continue
-        result = jax.tree.map(lambda y: y[(0,) * len(names)], outs)
+        result = jax.tree.map(lambda y: jnp.asarray(y)[(0,) * len(names)], outs)
         leaf_types(out_types, result, "out_types", None)
         return result
 

@@ -235,7 +235,6 @@ def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) ->
       SbpError: `unknown-axis`, `bad-argument` or `bad-placement` for an annotation that does not
         fit the mesh or the dtype.
     """
-    ids = np.arange(mesh.num_devices).reshape(mesh.sizes) if device_ids is None else device_ids
 
     def visit(g: Graph) -> Graph:
         return replace(g, nodes=tuple(node_of(g, n) for n in g.nodes))
@@ -251,6 +250,9 @@ def resolve_pins(graph: Graph, mesh: MeshSpec, device_ids: np.ndarray | None) ->
         pin: Pin = node.params["pin"]
         aval = g.avals[node.outputs[0]]
         if pin.device_assignment is not None:
+            ids = device_ids
+            if ids is None:
+                ids = np.arange(mesh.num_devices).reshape(mesh.sizes)
             t = placement(aval.shape, pin.device_assignment, mesh, ids, where, node.span)
             pin = replace(pin, type=t, device_assignment=None)
         elif pin.sharding is not None:

@@ -383,7 +383,7 @@ def test_types_that_do_not_fit(in_types: Any, out_types: Any, text: str):
 
 def test_the_function_must_be_one():
     number: Any = 3
-    with pytest.raises(sbp.SbpError, match="takes a function"):
+    with pytest.raises(sbp.SbpError, match="must be a function"):
         sbp.manual(number, "B", "B")
     assert S(0) != B != P
 

@@ -248,6 +248,16 @@ BAD = {
         lambda m: jnp.sum(SBP.Padded.of(W, "x:S(0)", m)),
         "not an array until you call its .full",
     ),
+    "partial sum for a maximum": (
+        lambda m: sbp.jit(lambda x: x, m).plan(sbp.Partial(GRID, sbp.parse("x:P(max)")))(
+            sbp.Partial(GRID, sbp.parse("x:P(sum)"))
+        ),
+        r"input x is x:P\(sum\), but the plan takes x:P\(max\)",
+    ),
+    "plan inside of jit": (
+        lambda m: jax.jit(sbp.jit(lambda x: x, m).plan(GRID))(GRID),
+        "a plan does not run inside another transformation",
+    ),
     "dim by name": (lambda m: sbp.split(GRID, WRONG["policy"], "x"), "a dim number, as in split"),
     **{
         f"partial value in {name}": (
