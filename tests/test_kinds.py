@@ -111,7 +111,7 @@ def _nothing(x: Any) -> Any:
         (lambda: SBP.Report(program=None).full().text("x"), "must be a number of columns"),
         (lambda: SBP.Report(program=None).full().lines(None), "must be a number of columns"),
         (lambda: SBP.Report(program=None).full().html(standalone=3), "must be True or False"),
-        (lambda: SBP.fully_sharded("data").type_of((2,), 3), "must be pairs of a mesh axis and its"),
+        (lambda: SBP.fully_sharded("data").type_of((2,), 3), "must be pairs of a mesh axis and"),
         (lambda: SBP.Report(program=3), "must be a Program, which sbp.jit makes, or None"),
         (lambda: SBP.Report(program=None, diagnostics=["x"]), "a tuple of sbp.Diagnostic"),
         (lambda: SBP.Diagnostic(code=[], severity="error", title=""), "Diagnostic takes strings"),
