@@ -248,5 +248,5 @@ def test_unrolled_turns_of_a_loop_are_told_apart():
 
 def test_only_plans_are_compared():
     number: Any = 3
-    with pytest.raises(sbp.SbpError, match=r"plan\.diff takes another plan, got 3"):
+    with pytest.raises(sbp.SbpError, match=r"`other` must be another plan, got 3"):
         why_programs.plan("accumulated_step").diff(number)

@@ -121,7 +121,7 @@ def test_an_axis_of_one_device_changes_nothing():
         ),
         (region(twice), (X, W), "model", "got str"),
         (region(twice), (X, "w"), MESH, "got str"),
-        (3, (X,), MESH, "takes a function"),
+        (3, (X,), MESH, "must be a function"),
     ],
 )
 def test_what_it_refuses(fn, args, over, message):
