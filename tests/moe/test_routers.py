@@ -206,7 +206,7 @@ def test_a_training_step_moves_biases_by_the_load_alone():
 def test_capacity_of_nothing_is_refused():
     with pytest.raises(SbpError, match="no slot"):
         expert_capacity(512, 2048)
-    with pytest.raises(SbpError, match='one of "floor", "ceil", "round" for `rounding`'):
+    with pytest.raises(SbpError, match='`rounding` must be one of "floor", "ceil", "round"'):
         expert_capacity(8, 2, rounding="up")
     with pytest.raises(SbpError, match="at least one slot"):
         routed(jnp.zeros((1, 4, 2)), 0)
