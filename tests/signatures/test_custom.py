@@ -351,7 +351,7 @@ def test_wrong_under_loops_and_conditions(mesh):
             ("pallas_call:nothing", {"rows": rows}, "bad-argument", "rows= must be a list of rows")
             for rows in (None, "S(0) -> S(0)", 3)
         ],
-        ("triple", {"samples": [triple]}, "bad-argument", "must be a pair of a function and a tuple"),
+        ("triple", {"samples": [triple]}, "bad-argument", "must be a pair of a function and a"),
     ],
 )
 def test_bad_registrations(primitive, options, code, message):
