@@ -88,38 +88,64 @@ def _plan() -> Any:
     return sbp.jit(lambda x: x, sbp.make_mesh((1,), ("data",))).plan(1.0)
 
 
-def _nothing(x: Any) -> Any:
-    return jax.tree.map(lambda _: None, x)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: SBP.make_mesh("x", ("x",)), "must be a sequence of sizes"),
+        (
+            lambda: SBP.make_mesh("x", ("x",)),
+            "sbp.make_mesh: `axis_sizes` must be a sequence of sizes",
+        ),
         (lambda: SBP.make_mesh((2, 4), ("x",)), "one size of 1 or more for each axis"),
-        (lambda: SBP.NdSbp(5), "must be a dict from names of mesh axes to atoms"),
+        (lambda: SBP.NdSbp(5), "NdSbp: `atoms` must be a dict from names of mesh axes to atoms"),
         (lambda: SBP.parse(None), "sbp.parse: `text` must be a string, got None"),
-        (lambda: SBP.Partial([1.0], sbp.NdSbp()), "must be an array with a leading dim"),
-        (lambda: SBP.split([1.0], "data"), "must be a dim number"),
+        (
+            lambda: SBP.Partial([1.0], sbp.NdSbp()),
+            "Partial: `parts` must be an array with a leading dim",
+        ),
+        (lambda: SBP.split([1.0], "data"), "sbp.split: `dim` must be a dim number"),
         (lambda: SBP.split(object(), 0, "data"), "an annotation is for one array"),
         (lambda: SBP.S(), "S: missing a required argument: 'dim'; it takes (dim)"),
         (lambda: sbp.NdSbp({"data": sbp.B})[3], "names no mesh axis 3"),  # type: ignore[index]
         (lambda: sbp.Layout(batch="data")["batsh"], "has no dim 'batsh'"),
-        (lambda: SBP.Jitted(len, None, None), "must be a JitOptions, which sbp.jit makes"),
-        (lambda: SBP.Plan(1, 2, 3, 4), "must be a CallReader, which `plan` of"),
+        (
+            lambda: SBP.Jitted(len, None, None),
+            "Jitted: `options` must be a JitOptions, which sbp.jit makes",
+        ),
+        (lambda: SBP.Plan(1, 2, 3, 4), "Plan: `reader` must be a CallReader, which `plan` of"),
         (lambda: _plan().run(None), "plan.run takes 1 flat argument, got None"),
-        (lambda: SBP.Report(program=None).full().text("x"), "must be a number of columns"),
-        (lambda: SBP.Report(program=None).full().lines(None), "must be a number of columns"),
-        (lambda: SBP.Report(program=None).full().html(standalone=3), "must be True or False"),
-        (lambda: SBP.fully_sharded("data").type_of((2,), 3), "must be pairs of a mesh axis and"),
-        (lambda: SBP.Report(program=3), "must be a Program, which sbp.jit makes, or None"),
+        (
+            lambda: SBP.Report(program=None).full().text("x"),
+            "text: `width` must be a number of columns",
+        ),
+        (
+            lambda: SBP.Report(program=None).full().lines(None),
+            "lines: `width` must be a number of columns",
+        ),
+        (
+            lambda: SBP.Report(program=None).full().html(standalone=3),
+            "html: `standalone` must be True or False",
+        ),
+        (
+            lambda: SBP.fully_sharded("data").type_of((2,), 3),
+            "`axes` must be pairs of a mesh axis and",
+        ),
+        (
+            lambda: SBP.Report(program=3),
+            "Report: `program` must be a Program, which sbp.jit makes, or None",
+        ),
         (lambda: SBP.Report(program=None, diagnostics=["x"]), "a tuple of sbp.Diagnostic"),
         (lambda: SBP.Diagnostic(code=[], severity="error", title=""), "Diagnostic takes strings"),
         (lambda: SBP.Diagnostic(code="typo", severity="error", title=""), "no code 'typo'"),
         (lambda: _diagnostic(labels=("x",)), "Diagnostic takes a tuple of Label for `labels`"),
         (lambda: SBP.SbpTypeError(["x"]), "takes one sbp.Diagnostic or more"),
-        (lambda: _nothing(PARTIAL).reduce(), "must be an array with a leading dim"),
-        (lambda: signatures.register("add", samples=cast(Any, 3)), "must be a list of samples"),
+        (
+            lambda: jax.tree.map(lambda _: None, PARTIAL).reduce(),
+            "Partial.reduce: `parts` must be an array with a leading dim",
+        ),
+        (
+            lambda: signatures.register("add", samples=cast(Any, 3)),
+            "`samples` must be a list of samples",
+        ),
     ],
 )
 def test_public_functions_name_the_argument_and_what_they_take(call, message):

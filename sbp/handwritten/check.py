@@ -27,6 +27,7 @@ from sbp.handwritten.emulation import claims, outs_of, regions_of
 from sbp.handwritten.faults import (
     BY_SHARD,
     COUNTED,
+    Body,
     Fault,
     Finding,
     Kind,
@@ -428,15 +429,19 @@ def check_mesh(graph: Graph, mesh: MeshSpec) -> None:
             )
 
 
-def _short_ring(region: Node, mesh_axis: str, size: int) -> list[Node]:
-    """The last step of a ring that has one step less than it takes to go round a mesh axis."""
+def _short_ring(finding: Finding, mesh_axis: str, size: int) -> list[Node]:
+    """The last step of a ring that the result of a finding comes from, and that has one step less
+    than it takes to go round a mesh axis."""
+    body = Body(finding.region.params["body"], {}, mesh_axis)
+    runs = {r.node.id: r.runs for r in collective_runs(finding.region)}
     steps, last = dict[Operand, int](), list[Node]()
-    for run in collective_runs(region):
-        node = run.node
-        if KINDS[node.op] == "permute" and run.mesh_axes == (mesh_axis,):
-            around = run.runs if len(node.params["perm"]) == size else size
-            steps[node.outputs[0]] = steps.get(node.inputs[0], 0) + around
+    for node in body.sent(body.graph.outputs[finding.result]):
+        if KINDS[node.op] == "permute" and names_of(node) == (mesh_axis,):
+            steps[node.outputs[0]] = steps.get(node.inputs[0], 0) + (
+                runs[node.id] if len(node.params["perm"]) == size else size
+            )
             last = [node]
+    # On three devices, a single step is more often a shift than a ring.
     return last if size > 3 and max(steps.values(), default=0) == size - 2 else []
 
 
@@ -455,7 +460,7 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                 kind = finding.fault.kind
                 if c.meant and not c.uneven and kind in (*COUNTED, *BY_SHARD):
                     continue
-                if kind == "missing" and (ring := _short_ring(node, name, c.run.size)):
+                if kind == "missing" and (ring := _short_ring(finding, name, c.run.size)):
                     ends[name] += ring
                     continue
                 if kind in COUNTED and scalars(finding.fault.node):

@@ -1,8 +1,8 @@
 """A plan as a file, and back: what it was made for, its choices of types and rows, and its text.
 
 sbp does not trust a file. The file must have the shape that `dumps` writes. The certificate and the
-verifier check its choices, as they check those of the chooser, and the plan that follows must have
-the text of the file.
+verifier check its choices in the same way as new choices. The plan with these choices must have the
+text of the file.
 """
 
 from __future__ import annotations

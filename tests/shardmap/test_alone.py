@@ -91,14 +91,18 @@ def test_a_ring_that_is_one_step_short(size):
 
 def test_a_short_ring_is_no_missing_sum():
     def body(x):
-        total, pairs = x, [(i, (i + 1) % 4) for i in range(4)]
+        total, sums, pairs = x, x.sum(0), [(i, (i + 1) % 4) for i in range(4)]
         for _ in range(2):
             x = lax.ppermute(x, "model", pairs)
             total = total + x
-        return total.sum(0)
+        return total.sum(0), sums
 
-    _, report = run_of(body, outs=PS())
+    _, report = run_of(lambda x: body(x)[0], outs=PS())
     assert [d.code for d in report.diagnostics] == [DIFFERS]
+    _, report = checked(mapped(body, ROWS, (PS(), PS()))(False), X)
+    assert [d.title for d in report.diagnostics] == [
+        "`x.sum(0)` is left partial on mesh axis `model`"
+    ]
 
 
 @pytest.mark.parametrize("empty", [np.zeros((0, 8), np.float32), jnp.zeros((0, 8))])
