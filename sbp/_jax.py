@@ -146,6 +146,17 @@ def op_name(eqn: Any) -> str:
     return f"{name}:{function}" if re.fullmatch(r"[\w.-]+", function) else name
 
 
+CHECKED_REGION = "sbp.manual"
+"""The name of the function in a region that sbp has made and checked."""
+
+
+def title_of(eqn: Any) -> str:
+    """What the user knows an equation as, where that is not its primitive; empty for others."""
+    is_region = eqn.primitive is _shard_map_p
+    named = is_region and eqn.params["jaxpr"].debug_info.func_name == CHECKED_REGION
+    return CHECKED_REGION if named else ""
+
+
 def frames_of(source_info: Any) -> tuple[Span, ...]:
     """The user's frames of an equation, innermost first, with exact columns (1-based)."""
     return tuple(_span_of(frame) for frame in source_info_util.user_frames(source_info.traceback))

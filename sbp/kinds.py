@@ -293,7 +293,7 @@ def reduce_dtype_name(reduce_dtype: Any) -> str | None:
     if reduce_dtype is None:
         return None
     try:
-        name = np.dtype(reduce_dtype).name
+        name = "" if isinstance(reduce_dtype, jax.Array) else np.dtype(reduce_dtype).name
     except (TypeError, ValueError):  # NumPy raises either for what is no dtype
         name = ""
     if name not in REDUCE_DTYPES:
@@ -303,6 +303,15 @@ def reduce_dtype_name(reduce_dtype: Any) -> str | None:
             code="unknown-option",
         )
     return name
+
+
+def deleted(what: str) -> SbpError:
+    """The error for an array whose memory is gone."""
+    return refused(
+        f"{what} is deleted: an earlier call took it by donation, or its delete() was called; pass"
+        " the result of that call, or a copy made before it",
+        RuntimeError,
+    )
 
 
 def takes_no_such_call(error: TypeError) -> bool:

@@ -36,7 +36,7 @@ from sbp.api.trees import (
 )
 from sbp.errors import Span, counted, listed, refused, warn
 from sbp.infer.pins import check_axes
-from sbp.kinds import paths_of, show, takes_no_such_call
+from sbp.kinds import deleted, paths_of, show, takes_no_such_call
 from sbp.limits import Budget, Policy
 from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.run.arrays import Padded, Partial
@@ -170,11 +170,7 @@ def refuse_taken(flat: Sequence[Any], names: Sequence[str], donated: Sequence[in
         if not isinstance(x, jax.Array):
             continue
         if x.is_deleted():
-            raise refused(
-                f"input {names[i]} is deleted: an earlier call took it by donation, or its delete()"
-                " was called; pass the result of that call, or a copy made before it",
-                RuntimeError,
-            )
+            raise deleted(f"input {names[i]}")
         same = first.setdefault(id(x), i) if taken else i
         if same != i and not taken.isdisjoint((same, i)):
             twice, other = (i, same) if i in taken else (same, i)

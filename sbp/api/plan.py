@@ -154,6 +154,27 @@ def _read(path: str) -> str:
         ) from error
 
 
+def _write(path: Any, data: bytes) -> None:
+    """Writes a file. Readers see the old file or the new one, and nothing between.
+
+    Raises:
+      SbpError: `saved-plan` where it cannot be written.
+    """
+    target = os.path.realpath(path_of(path, "path"))
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise SbpError(f"{target} is not a file; choose another path", code="saved-plan")
+    partial = f"{target}.{os.getpid()}.partial"
+    try:
+        Path(partial).write_bytes(data)
+        os.replace(partial, target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.remove(partial)
+        raise SbpError(
+            f"cannot write {target}: {error.strerror}; choose another path", code="saved-plan"
+        ) from error
+
+
 # ---- plans --------------------------------------------------------------------------------------
 
 
@@ -331,6 +352,7 @@ class Plan:
                 "the plan was made for arguments of another structure, or other static arguments;"
                 " pass arguments of the same structure, or make a plan for these"
             )
+        refuse_taken(leaves, signature.names, ())
         held = iter(jax.tree.unflatten(signature.tree, self.holding.placed(leaves))[0])
         return tuple(x if i in static else next(held) for i, x in enumerate(args))
 
@@ -445,21 +467,50 @@ class Plan:
         Raises:
           SbpError: `saved-plan` where the file cannot be written.
         """
-        saved, target = SavedPlan.of(self.program), os.path.realpath(path_of(path, "path"))
-        if os.path.exists(target) and not os.path.isfile(target):
-            raise SbpError(f"{target} is not a file; choose another path", code="saved-plan")
-        # Readers see the old file or the new one, and nothing between.
-        partial = f"{target}.{os.getpid()}.partial"
+        _write(path, SavedPlan.of(self.program).dumps().encode())
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as an artifact of `jax.export`, which runs where sbp is not installed.
+
+        The file is for the platform of the mesh, and for as many devices. It takes the arguments of
+        the function without static ones, and donates none. Give it arrays that lie as the plan
+        takes them: `exported.in_shardings_jax(mesh)` has their shardings. The package `flatbuffers`
+        writes and reads such files.
+
+        Arguments:
+          path: the file; one that exists is replaced.
+
+        Raises:
+          SbpError: `bad-argument` where JAX cannot export the program, such as one with a callback,
+            or with arguments in classes that `jax.export` does not know; `saved-plan` where the
+            file cannot be written.
+
+        >>> import sbp, tempfile
+        >>> f = sbp.jit(lambda x: 2 * x, sbp.make_mesh((1,), ("data",)))
+        >>> plan = f.plan(jax.ShapeDtypeStruct((2,), "float32"))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     plan.export(f"{folder}/double")
+        ...     exported = jax.export.deserialize(Path(folder, "double").read_bytes())
+        >>> exported.call(jax.numpy.ones(2)).tolist()
+        [2.0, 2.0]
+        """
+        executable, platforms = self._executable, None
+        if isinstance(self._reader.mesh, AbstractMesh):
+            platforms = (self.program.mesh.hardware.platform,)
+        ins, outs = self.holding.structures()
+        args, kwargs = jax.tree.unflatten(ins, self.holding.shapes)
+
+        def program(*args: Any, **kwargs: Any) -> Any:
+            return jax.tree.unflatten(outs, executable.jitted(*jax.tree.leaves((args, kwargs))))
+
+        jitted = jax.jit(program, out_shardings=self.out_shardings)
         try:
-            Path(partial).write_text(saved.dumps(), "utf-8")
-            os.replace(partial, target)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.remove(partial)
-            raise SbpError(
-                f"cannot write {target}: {error.strerror}; choose another path",
-                code="saved-plan",
-            ) from error
+            with _jax.without_context_mesh():
+                exported = jax.export.export(jitted, platforms=platforms)(*args, **kwargs)
+            data = bytes(exported.serialize())
+        except (ValueError, TypeError, NotImplementedError, ImportError) as error:
+            raise refused(f"plan.export: {error}", error) from error
+        _write(path, data)
 
     @property
     def _side(self) -> ComparedPlan:

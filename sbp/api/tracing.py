@@ -131,6 +131,11 @@ _CLOSED_OVER = (
 )
 """What to change in a function that uses symbolic sizes, but has arguments with numbers."""
 
+_NAMED_COLLECTIVE = (
+    "sbp: sbp.jit chooses the collectives of a program itself. Leave this one out, or put the code"
+    " that calls it into a function for sbp.manual."
+)
+
 
 def traced_call(
     reader: CallReader, signature: CallSignature, tracer: Tracer | None = None
@@ -161,8 +166,13 @@ def traced_call(
         shapes = tuple(_laid_out(leaf, explicit, spec) for leaf in arguments)
         return tracer(call, shapes, signature.names)
 
-    with deciding_sizes(_CLOSED_OVER):
-        graph, flat_shapes = _under_users_mesh(traced, spec)
+    try:
+        with deciding_sizes(_CLOSED_OVER):
+            graph, flat_shapes = _under_users_mesh(traced, spec)
+    except NameError as error:
+        if "unbound axis name" in str(error):  # JAX's advice is to call it under `jax.shard_map`
+            error.add_note(_NAMED_COLLECTIVE)
+        raise
     check_symbols(graph, (), ())
     if not is_symbolic:  # which elements move depends on sizes
         graph = with_mirrors(with_alignment(with_hoisted_casts(graph)))

@@ -38,7 +38,7 @@ from sbp.handwritten.measured import scalars
 from sbp.handwritten.one_device import ComparedRun, Comparisons
 from sbp.handwritten.repairs import GraphEdit, Repairs, bytes_sent, edit_program
 from sbp.handwritten.sites import Sites
-from sbp.kinds import leaves_of, returning_arrays
+from sbp.kinds import deleted, leaves_of, returning_arrays
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.rule import RANKS
 from sbp.source.reader import scope_of, source_text, users_span
@@ -584,6 +584,8 @@ def trace_program(
 
 def _abstract(x: Any) -> jax.ShapeDtypeStruct:
     if isinstance(getattr(x, "shape", None), tuple) and hasattr(x, "dtype"):
+        if isinstance(x, jax.Array) and x.is_deleted():
+            raise deleted("sbp.check_shard_map: an argument")
         sharding = getattr(x, "sharding", None)
         explicit = (
             isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types

@@ -414,8 +414,13 @@ class _Region:
             self.check(body, lambda f: self.body(f, given, tree, out_types, self.abstract))
         operands = zip((*body.closed_over, *flat), body.ins, strict=True)
         encoded = [self.encode(x, h) for x, h in operands]
+
+        def shards(*given: Any) -> Any:
+            return self.shards(body, given)
+
+        shards.__name__ = _jax.CHECKED_REGION
         mapped = jax.shard_map(
-            lambda *shards: self.shards(body, shards),
+            shards,
             mesh=self.abstract,
             in_specs=tuple(map(self.spec, body.ins)),
             out_specs=tuple(map(self.spec, body.outs)),

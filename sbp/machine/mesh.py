@@ -177,7 +177,10 @@ def _hardware_of(mesh: Mesh | AbstractMesh) -> Hardware:
 
 _SIZES = Kind(
     "a sequence of sizes, one whole number for each axis, such as (2, 4)",
-    lambda x: isinstance(x, Sequence | np.ndarray) and all(is_whole(n) and n >= 0 for n in x),
+    lambda x: (
+        (isinstance(x, Sequence) or (isinstance(x, np.ndarray) and x.ndim == 1))
+        and all(is_whole(n) and n >= 0 for n in x)
+    ),
 )
 
 

@@ -21,7 +21,7 @@ from sbp.annotations import as_type
 from sbp.errors import ArgumentError, ArgumentTypeError, SbpError, nearest, refused
 from sbp.infer.accumulation import Reduction, is_real, wide
 from sbp.infer.space import TypeSpace, from_type
-from sbp.kinds import Kind, is_whole, made_of, or_none, reduce_dtype_name, show, takes
+from sbp.kinds import Kind, deleted, is_whole, made_of, or_none, reduce_dtype_name, show, takes
 from sbp.machine.mesh import mesh_spec
 from sbp.run.boxing import Boxing
 from sbp.run.execute import is_simulated, own_mesh, partition_spec, place_array
@@ -56,6 +56,11 @@ class _InParts:
     __jax_array__ = __float__ = __int__ = __len__ = __iter__ = __getitem__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = __pow__ = _refuse
     __matmul__ = __rmatmul__ = __truediv__ = __rtruediv__ = _refuse
+
+    def __getattr__(self, name: str) -> Any:
+        known = hasattr(jax.Array, name) and not name.startswith("_")
+        until = f"; call its {self._whole} for an array" if known else ""
+        raise AttributeError(f"sbp.{type(self).__name__} has no attribute {name!r}{until}")
 
 
 @jax.tree_util.register_pytree_node_class
@@ -456,6 +461,8 @@ class Padded(_InParts):
         """
         if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
             x = _numpy(x)
+        elif isinstance(x, jax.Array) and x.is_deleted():
+            raise deleted("Padded.of: `x`")
         whole = tuple(x.shape) if shape is None else tuple(map(int, shape))
         t, axes = _held_type(type, whole, mesh)
         padding = Padding.of(whole, t, axes)

@@ -597,6 +597,7 @@ class _Builder:
             operands,
             [v.aval for v in eqn.outvars],
             op=_jax.op_name(eqn),
+            title=_jax.title_of(eqn),
             primitive=eqn.primitive,
             params=params,
             regions=regions,
