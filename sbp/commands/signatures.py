@@ -25,13 +25,13 @@ from sbp.commands.parser import arguments, required_parameters
 from sbp.errors import SbpError, bytes_text, counted, listed
 from sbp.plan.program import shape_text
 from sbp.report.facts import outputs
-from sbp.report.parts import Page, Part, Section, Table, group_by, table
+from sbp.report.parts import Page, Part, Section, Table, table
 from sbp.report.report import Shown
 from sbp.signatures import Op, Row, Rule, kernel_named, known_primitives, rule_for
 from sbp.signatures.examples import sample
 from sbp.signatures.laws.proofs import row_status
 from sbp.trace.build import trace
-from sbp.trace.graph import Graph, Node
+from sbp.trace.graph import Graph, Node, group_by
 from sbp.types import B, P, S
 
 # ---- primitives ---------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -25,7 +24,7 @@ from sbp.layout import padded
 from sbp.plan.program import Program, place
 from sbp.source.editing import Part, repin as repinned_source
 from sbp.source.reader import expression_at, position_at, source_text, users_span
-from sbp.trace.graph import Dataflow, Graph, Node, Operand
+from sbp.trace.graph import Dataflow, Graph, Node, Operand, group_by
 from sbp.trace.places import CONSTRAINTS
 from sbp.types import Atom, NdSbp, P
 
@@ -297,10 +296,10 @@ def _own_reads(graph: Graph, subject: Subject) -> frozenset[tuple[int, Operand]]
     pass the first belong to the last turn.
     """
     frame, makers = subject.frame, Dataflow(graph).makers
-    alike: dict[object, list[Node]] = defaultdict(list)
-    for node in graph.walk():
-        if frame is not None and (frame == node.span or frame in node.stack):
-            alike[kind_of(node, graph), node.is_recomputed].append(node)
+    alike = group_by(
+        (n for n in graph.walk() if frame is not None and (frame == n.span or frame in n.stack)),
+        lambda n: (kind_of(n, graph), n.is_recomputed),
+    )
     turns = sum(not makers[v].is_recomputed for v in subject.values if v in makers)
     turn: dict[int, int] = {}
     for nodes in alike.values():

@@ -15,7 +15,7 @@ from sbp.annotations import annotate_p
 from sbp.errors import SbpError, Span, file_name, nearest, position_text
 from sbp.infer.space import Code, Codes
 from sbp.source.reader import Targets, expression_at, name_called, names_at, source_text
-from sbp.trace.graph import SCAN, Dataflow, Graph, Node, Operand, interface_of
+from sbp.trace.graph import SCAN, Dataflow, Graph, Node, Operand, group_by, interface_of
 
 # ---- quotes -------------------------------------------------------------------------------------
 # Source places, names of values, rows and changes of atoms, as answers quote them.
@@ -358,10 +358,7 @@ def _results(kinds: list[Any], makers: dict[Any, Node], targets: Targets) -> lis
 
 def distinct(found: Iterable[Subject]) -> list[Subject]:
     """Each value once."""
-    kept: dict[tuple[int, ...], Subject] = {}
-    for subject in found:
-        kept.setdefault(subject.values, subject)
-    return list(kept.values())
+    return [same[0] for same in group_by(found, lambda s: s.values).values()]
 
 
 def _is_file(path: str, asked: str | None) -> bool:

@@ -43,8 +43,8 @@ from sbp.machine.mesh import MeshSpec
 from sbp.signatures.rule import RANKS
 from sbp.source.reader import scope_of, source_text, users_span
 from sbp.trace.build import body_graph
-from sbp.trace.collectives import KINDS, SENDING, SUMS, CollectiveRun, collective_runs, names_of
-from sbp.trace.graph import Graph, Node, Operand
+from sbp.trace.collectives import KINDS, SENDING, SUMS, collective_runs, names_of
+from sbp.trace.graph import Graph, Node, Operand, group_by
 from sbp.types import B, Split
 
 # ---- words --------------------------------------------------------------------------------------
@@ -381,10 +381,10 @@ class Coverage:
 def coverage(compared: Comparisons) -> Coverage:
     """What was checked of a program, by its comparisons."""
     regions = [*regions_of(compared.graph)]
-    grouped: dict[Any, list[CollectiveRun]] = {}
-    for run in (run for region in regions for run in collective_runs(region)):
-        span = users_span(run.node)
-        grouped.setdefault((span or run.node.id, run.node.op, run.mesh_axes), []).append(run)
+    grouped = group_by(
+        (run for region in regions for run in collective_runs(region)),
+        lambda run: (users_span(run.node) or run.node.id, run.node.op, run.mesh_axes),
+    )
     return Coverage(
         regions=len(regions),
         values=sum(len(n.outputs) for r in regions for n in r.params["body"].walk()),

@@ -8,7 +8,6 @@ means of their shards is n times the mean.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -32,7 +31,7 @@ from sbp.handwritten.emulation import (
 from sbp.signatures import traits_of
 from sbp.signatures.rule import KEEPS_INDICES, RANKS
 from sbp.trace.collectives import AXIS_INDEX, KINDS, names_of
-from sbp.trace.graph import Constant, Graph, Node, Operand, interface_of
+from sbp.trace.graph import Constant, Graph, Node, Operand, group_by, interface_of
 from sbp.types import Atom, B, P, Split, Unreduced
 
 
@@ -162,10 +161,7 @@ def _match(graph: Graph, alone: Graph) -> Iterator[tuple[Node, Node]]:
     and kind are matched in order."""
 
     def listed(program: Graph) -> dict[object, list[Node]]:
-        found = defaultdict[object, list[Node]](list)
-        for node in nodes_of(program):
-            found[node.op, node.stack, node.backward].append(node)
-        return found
+        return group_by(nodes_of(program), lambda node: (node.op, node.stack, node.backward))
 
     others = listed(alone)
     for key, nodes in listed(graph).items():

@@ -31,7 +31,7 @@ from sbp.infer.constraints import (
 from sbp.infer.flow import End
 from sbp.infer.request import Request
 from sbp.infer.space import Code, Rules
-from sbp.trace.graph import collecting_less
+from sbp.trace.graph import collecting_less, group_by
 
 RLIMIT = 500_000_000
 """Z3's resource count of one question. The GShard step of 1,800 equations takes under a million."""
@@ -322,9 +322,7 @@ def _conversion(system: System, read: ReadConstraint) -> Iterable[str]:
     at, end = read.source, read.because.end
     source, target = (system.states[e.variable] for e in (at, end))
     aval = system.request.graph.avals[read.value]
-    readable: dict[Code, list[int]] = {}
-    for k, state in enumerate(target):
-        readable.setdefault(state[end.column], []).append(k)
+    readable = group_by(range(len(target)), lambda k: target[k][end.column])
     reasons = _reasons(system, read)
     for k, state in enumerate(source):
         code = state[at.column]

@@ -33,7 +33,7 @@ from sbp.infer.typing import Options, Typing, typing_fields
 from sbp.limits import POLICIES
 from sbp.solve.costgraph import CostGraph
 from sbp.solve.search import solve_axes
-from sbp.trace.graph import Node
+from sbp.trace.graph import Node, group_by
 
 # ---- cost graphs --------------------------------------------------------------------------------
 # The costs of conversions are pairwise costs between where a value is made and where it is read.
@@ -297,9 +297,7 @@ class Problem:
           ends: where it is read.
           types: the types of the shared result.
         """
-        groups: dict[Rules | None, list[PricedEnd]] = defaultdict(list)
-        for end in ends:
-            groups[end.rules].append(end)
+        groups = group_by(ends, lambda end: end.rules)
         copies: list[PricedEnd] = []
         for rules, group in sorted(groups.items(), key=lambda g: -_strictness(g[0])):
             # A result that strict rules allow serves readers whose rules allow more, too.

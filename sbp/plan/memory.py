@@ -31,7 +31,7 @@ from sbp.machine.lowerings import TILE, elements_in_tiles
 from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register, Source
 from sbp.signatures import traits_of
 from sbp.signatures.rule import Shape
-from sbp.trace.graph import interface_of
+from sbp.trace.graph import group_by, interface_of
 
 GAPS = 0.12
 """Share of the temporaries that XLA's allocation leaves unused between them."""
@@ -191,14 +191,11 @@ class DeviceMemory:
         """
         kept = {s for s in block.outputs if isinstance(s, Register)}
         found = stored_values(block, self.avals, self.elements)
-        ends: dict[int, list[Register]] = defaultdict(list)
-        for register, at in found.last.items():
-            if register not in kept:
-                ends[at].append(register)
+        ends = group_by((r for r in found.last if r not in kept), lambda r: found.last[r])
         live = 0.0
         sizes: dict[Register, float] = {}
         for at, instruction in enumerate(block.instructions):
-            ending = [s for s in ends[at] if s in sizes]
+            ending = [s for s in ends.get(at, ()) if s in sizes]
             for register in found.early.get(at, ()):
                 sizes[register] = self.size(register)
                 live += sizes[register]

@@ -20,7 +20,6 @@ from sbp.infer.rows import seen_codes
 from sbp.infer.space import Code, local_shape, to_type
 from sbp.plan.ir import Apply, Block, Loop, Register, Source, walk
 from sbp.plan.program import Phase, Phases, Program, Send, place, sends, shape_text
-from sbp.report.parts import group_by
 from sbp.report.wording import (
     SEGMENT_LIMIT,
     common_name,
@@ -40,6 +39,7 @@ from sbp.trace.graph import (
     Graph,
     Node,
     Operand,
+    group_by,
     interface_of,
     trips_of,
 )

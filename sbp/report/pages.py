@@ -42,7 +42,6 @@ from sbp.report.parts import (
     ShownDiagnostic,
     SourceLine,
     Table,
-    group_by,
     table,
     table_of,
 )
@@ -57,7 +56,7 @@ from sbp.report.wording import (
 )
 from sbp.signatures import ROUNDED_PARTS
 from sbp.source.reader import character_index, line_text, names_at, shorten, users_span
-from sbp.trace.graph import CONTROL_FLOW, WHILE_TRIPS, Node, trips_are_assumed
+from sbp.trace.graph import CONTROL_FLOW, WHILE_TRIPS, Node, group_by, trips_are_assumed
 from sbp.types import Unreduced
 
 # ---- findings -----------------------------------------------------------------------------------

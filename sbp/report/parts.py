@@ -30,7 +30,6 @@ SHOWN_ROWS = 12
 
 Cell = str | Share
 Item = TypeVar("Item")
-Group = TypeVar("Group")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,18 +120,6 @@ def table_of(
     rows = ([cell(item) for cell in columns.values()] for item in every)
     left = every[shown or 0 :]
     return table(columns, rows, details=map(detail, every), shown=shown, rest=lambda _: rest(left))
-
-
-def group_by(items: Iterable[Item], key: Callable[[Item], Group]) -> dict[Group, list[Item]]:
-    """Items by their keys, in the order of the first of each.
-
-    >>> group_by(["one", "two", "three"], len)
-    {3: ['one', 'two'], 5: ['three']}
-    """
-    found: dict[Group, list[Item]] = {}
-    for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

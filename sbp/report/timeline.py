@@ -19,7 +19,6 @@ from sbp.report.parts import (
     Picture,
     Section,
     Table,
-    group_by,
     table,
     table_of,
 )
@@ -35,7 +34,7 @@ from sbp.report.svg import (
     picture,
 )
 from sbp.report.wording import sentences
-from sbp.trace.graph import CONTROL_FLOW, LOOPS, Node, trips_are_assumed, trips_of
+from sbp.trace.graph import CONTROL_FLOW, LOOPS, Node, group_by, trips_are_assumed, trips_of
 
 # ---- schedule -----------------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import ast
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -45,7 +44,7 @@ from sbp.sizes.expressions import (
     symbols_in,
 )
 from sbp.sizes.scope import Explored, Lift, Region, Scope, Solver, explore, minimal, numbers
-from sbp.trace.graph import DIM_AS_VALUE, Graph, Node
+from sbp.trace.graph import DIM_AS_VALUE, Graph, Node, group_by
 
 TRIED = 512
 """Small sizes at which a claim that is not decided is tried, and from which a formula is read."""
@@ -121,12 +120,10 @@ def _holding(
 
 def _inside(program: Graph, typing: Typing) -> Iterator[Claim]:
     """The claims of the decisions of each node, in program order."""
-    mesh, decided = typing.mesh, defaultdict[int, list[Decision]](list)
-    for decision in typing.request.flow.decisions:
-        if decision.node is not None:
-            decided[decision.node.id].append(decision)
+    mesh = typing.mesh
+    decided = group_by(typing.request.flow.decisions, lambda d: d.node and d.node.id)
     for node in program.walk():
-        for decision in decided[node.id]:
+        for decision in decided.get(node.id, ()):
             match decision.kind:
                 case "row" if node.op != DIM_AS_VALUE:
                     yield from _row(node, program, typing)

@@ -10,13 +10,28 @@ import gc
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from sbp import _jax
 from sbp.errors import SbpInternalError, Span
 from sbp.trace import scopes
+
+Item = TypeVar("Item")
+Group = TypeVar("Group")
+
+
+def group_by(items: Iterable[Item], key: Callable[[Item], Group]) -> dict[Group, list[Item]]:
+    """Items by their keys, in the order of the first of each.
+
+    >>> group_by(["one", "two", "three"], len)
+    {3: ['one', 'two'], 5: ['three']}
+    """
+    found: dict[Group, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
