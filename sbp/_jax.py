@@ -1,8 +1,6 @@
 """The only file that touches JAX's internal and extension modules, and the only one with branches
 on its version."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect
@@ -457,12 +455,12 @@ class Settings:
     xla_metadata: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
-    def current(cls) -> Settings:
+    def current(cls) -> "Settings":
         """Those that hold where sbp is called, without metadata: the equations have that."""
         return cls(bool(getattr(jax.config, "jax_threefry_partitionable", True)))
 
     @classmethod
-    def of(cls, eqn: Any, around: tuple[tuple[str, Any], ...] = ()) -> Settings:
+    def of(cls, eqn: Any, around: tuple[tuple[str, Any], ...] = ()) -> "Settings":
         """Those of an equation, with the metadata of the calls around it."""
         metadata = {**dict(around), **(eqn.ctx.xla_metadata or {})}
         return cls(bool(eqn.ctx.threefry_partitionable), tuple(sorted(metadata.items())))

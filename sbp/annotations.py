@@ -9,8 +9,6 @@ identity without a pin, so the types of cotangents are inferred; `cotangent=` pi
     (4, 2)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +63,7 @@ class Pin:
     whole: tuple[int, ...] = ()
     ordered: bool = False
 
-    def with_dim(self, dim: int) -> Pin:
+    def with_dim(self, dim: int) -> "Pin":
         """The same pin on a tensor with a new dim at `dim`."""
         moved = {
             a: Split(t.dim + 1) if isinstance(t, Split) and t.dim >= dim else t

@@ -2,8 +2,6 @@
 `sbp check`, `sbp curves`, `sbp export`, `sbp plan`, `sbp translate`, `sbp evaluate`,
 `sbp --version`."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import signal

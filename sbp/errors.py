@@ -1,7 +1,5 @@
 """Diagnostics and exceptions: what sbp says when something cannot be typed, planned or run."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools
@@ -454,7 +452,7 @@ class SbpError(Exception):
     call: Span | None = None
     related: tuple[Label, ...] = ()
 
-    renderer: ClassVar[Callable[[SbpError], list[str]] | None] = None
+    renderer: "ClassVar[Callable[[SbpError], list[str]] | None]" = None
     """What shows the error in a notebook; the report sets it."""
 
     def __init__(
@@ -491,7 +489,7 @@ class SbpError(Exception):
         state = {name: value for name, value in self.__dict__.items() if name != "slip"}
         return _restore, (type(self), self.args, state)
 
-    def about(self, subject: str) -> SbpError:
+    def about(self, subject: str) -> "SbpError":
         """The same error, with what it is about in front."""
         self.message, self.title = f"{subject}: {self.message}", f"{subject}: {self.title}"
         self.args = (f"{self.code}: {self.message}",)

@@ -11,8 +11,6 @@ Traceback (most recent call last):
 sbp.errors.ArgumentError: bad-argument: double: `n` must be a whole number, got '4'
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import numbers

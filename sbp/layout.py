@@ -9,8 +9,6 @@ data:S(0) model:S(2)
 (8, 4, 16)
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet

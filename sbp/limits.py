@@ -6,8 +6,6 @@ and budgets, which forbid collectives.
 'no all_gather above 1.0 MiB in the forward pass'
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator, Sequence

@@ -7,8 +7,6 @@ data:S(0) model:P(sum)
 True
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -82,7 +80,7 @@ class Unreduced:
             )
 
     @takes("P", skip=1)
-    def __call__(self, monoid: str) -> Unreduced:
+    def __call__(self, monoid: str) -> "Unreduced":
         return Unreduced(monoid)
 
     def __repr__(self) -> str:

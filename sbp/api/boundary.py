@@ -1,7 +1,5 @@
 """Types of inputs and outputs: as the user writes them, and as JAX can lay arrays out."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -87,7 +85,7 @@ class Leaf:
         """Its type where that is partial."""
         return self.type if self.type is not None and self.type.is_partial else None
 
-    def with_type(self, t: NdSbp | None) -> Leaf:
+    def with_type(self, t: NdSbp | None) -> "Leaf":
         """The same with a type. A spec stays where the type is the one that it says."""
         same = t == self.type and not self.partial and not self.padded
         return replace(self, type=t, spec=self.spec if same else None)

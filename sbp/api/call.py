@@ -1,8 +1,6 @@
 """Reads a call of a function: flat arguments, static and donated arguments, and the types asked for
 inputs."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools
@@ -100,7 +98,7 @@ class Parameters:
     @classmethod
     def of(
         cls, fn: Callable[..., Any], static: tuple[Numbers, Names], donated: tuple[Numbers, Names]
-    ) -> Parameters:
+    ) -> "Parameters":
         """Reads the options of `sbp.jit` as `jax.jit` does: of a number follows the name, and of a
         name the number, where only one of the two is given.
 

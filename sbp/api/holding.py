@@ -1,7 +1,5 @@
 """How arguments and results are held between calls: `Partial`, `Padded`, and plain arrays."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

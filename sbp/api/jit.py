@@ -1,8 +1,6 @@
 """`sbp.jit`, and the function that it returns, which plans its calls and runs the plans; and
 `sbp.check_shard_map`, a type checker for programs that already use `jax.shard_map`."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

@@ -1,8 +1,6 @@
 """`Plan`: a plan as users see it. It runs, lowers, prices, explains, compares, is saved, and is
 compared with a file in tests."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import functools
@@ -429,7 +427,7 @@ class Plan:
         return explanation(found, self.program.mesh)
 
     @takes("Plan.diff", skip=1, other=Kind("another plan", lambda x: isinstance(x, Plan)))
-    def diff(self, other: Plan) -> Comparison:
+    def diff(self, other: "Plan") -> Comparison:
         """The differences between this plan and another plan of the same or a similar function:
         costs, types of inputs, outputs and values, conversions.
 

@@ -4,8 +4,6 @@ entries of `in_types` and `out_types` in another order.
 Each help has been tried: the call was planned with it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

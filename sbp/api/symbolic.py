@@ -1,7 +1,5 @@
 """A call with symbolic sizes: typed at one choice of sizes, with the typing decided for all."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -92,7 +90,7 @@ class SizedCall:
     traced: tuple[Graph, Any] | None = field(default=None, init=False, repr=False)
 
     @classmethod
-    def of(cls, reader: CallReader, signature: CallSignature) -> SizedCall:
+    def of(cls, reader: CallReader, signature: CallSignature) -> "SizedCall":
         """Reads the scope from the shapes and chooses sizes in it, multiples of the device count
         where the scope has some.
 
@@ -165,7 +163,7 @@ class SizedCall:
         at = numbers(self.point)
         return graph_at(graph, self.point), jax.tree.map(lambda x: _shape_with(x, at), out_shape)
 
-    def at_equal_elements(self) -> SizedCall:
+    def at_equal_elements(self) -> "SizedCall":
         """The call, once it is traced, at sizes at which each reshape keeps the number of elements.
 
         Raises:

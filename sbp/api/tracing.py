@@ -1,8 +1,6 @@
 """Call -> request: the traced program, the types asked for its inputs and outputs, and everything
 else that its types are chosen by."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Structures of arguments and results, and types of their leaves by patterns of paths."""
 
-from __future__ import annotations
-
 import difflib
 import fnmatch
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The commands `sbp check FILE:FUNCTION` and `sbp report FILE:FUNCTION`."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses
@@ -93,7 +91,7 @@ def _findings(report: Report) -> Page:
     return Page(parts=(*parts, Facts(pairs=pairs)))
 
 
-def _show_users_error(error: UserCodeError, target: str) -> None:
+def _show_users_error(error: "UserCodeError", target: str) -> None:
     """Prints what the user's code raised, from the user's first line on."""
     cause = error.__cause__
     assert cause is not None  # `raise .. from`

@@ -1,8 +1,6 @@
 """The command line of `sbp`, what the texts of its options stand for, and the script that completes
 it in a shell."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import functools

@@ -1,8 +1,6 @@
 """The command `sbp signatures [NAME]`: all primitives that have signatures, the rows of one
 primitive, and functions of JAX."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import functools

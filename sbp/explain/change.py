@@ -1,8 +1,6 @@
 """Changes that a user may make to a program, the plans after them, and the program without a typing
 that they are tried on."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Set
@@ -50,7 +48,7 @@ class Change:
     without: frozenset[tuple[str, str]] = frozenset()
     assumed: tuple[tuple[str, ...], ...] = ()
     kind: HelpKind = "drop"
-    instead: Change | None = None
+    instead: "Change | None" = None
     pinned: tuple[int, ...] = ()
     labels: tuple[Label, ...] = ()
 

@@ -4,8 +4,6 @@ The programs need not be the same. Values are matched by the user's names and by
 line, not by its number.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields

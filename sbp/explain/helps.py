@@ -3,8 +3,6 @@
 Each edit is planned before it is offered; the plan gives its price.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -286,7 +284,7 @@ class Insertions(PinChanges):
 
     def annotated(
         self, value: Operand, read: SourceRead, code: Code, line: Span
-    ) -> _Annotated | None:
+    ) -> "_Annotated | None":
         """An annotation of a value; None when the source does not show it, or when it is annotated
         in the line already.
 

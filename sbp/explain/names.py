@@ -1,7 +1,5 @@
 """Names of a program's values in reports: the user's own, or the operation that makes the value."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections import Counter

@@ -6,8 +6,6 @@ operands. A reason names the maker of a converted value and the readers that nee
 Reports and `plan.why` put both into words.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -77,7 +75,7 @@ class Link:
     node: Node | None = None
     row: AxisRow | None = None
     kernel: str = ""
-    partners: tuple[Partner, ...] = ()
+    partners: "tuple[Partner, ...]" = ()
     made: Code = 0
     donor: ValueName | None = None
     passes: bool = False

@@ -1,8 +1,6 @@
 """Programs with pins dropped, moved to another dim, or put in where the source would have a new
 annotation; changes of the pins that are to blame for a fault, and the edits that make them."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import itertools

@@ -2,8 +2,6 @@
 memory limits that no plan keeps, and pins that have no typing together. Beside them, matrices that
 a plan gathers."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence

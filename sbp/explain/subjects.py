@@ -1,8 +1,6 @@
 """The values that a user's name stands for: a variable, an input, an output or a source line; and
 how answers quote them."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re
@@ -36,7 +34,7 @@ class SourcePlace:
     recomputed: bool = False
 
     @classmethod
-    def of(cls, node: Node) -> SourcePlace:
+    def of(cls, node: Node) -> "SourcePlace":
         """The place of a node."""
         return cls(node.span, node.in_gradient, node.is_recomputed)
 
@@ -74,7 +72,7 @@ class AxisRow:
     outs: tuple[Code, ...]
 
     @classmethod
-    def of(cls, ins: Sequence[Codes], outs: Sequence[Codes], position: int) -> AxisRow:
+    def of(cls, ins: Sequence[Codes], outs: Sequence[Codes], position: int) -> "AxisRow":
         """The part of a row that belongs to one mesh axis.
 
         Arguments:
@@ -98,7 +96,7 @@ class AtomChange:
     after: Code
 
     @classmethod
-    def of(cls, source: Codes, target: Codes) -> AtomChange:
+    def of(cls, source: Codes, target: Codes) -> "AtomChange":
         """The change on the first mesh axis on which the types before and after a conversion
         differ."""
         axis = changed_axes(source, target)[0]

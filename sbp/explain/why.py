@@ -4,8 +4,6 @@ conversions stands where it does.
 Every cost is that of a plan: for another type, the program is planned with that type pinned.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -98,7 +96,7 @@ def plan_of(request: Request) -> Program | Refusal:
 # ---- deferral -----------------------------------------------------------------------------------
 
 
-def plan_deferred(request: Request, group: Group, need: ConversionNeed) -> Program | Refusal:
+def plan_deferred(request: Request, group: "Group", need: ConversionNeed) -> Program | Refusal:
     """The plan in which a need of a conversion is met otherwise, or why there is none: without the
     pin that asks for it, with the value carried or returned unconverted, read by another row, or
     reduced one consumer later.

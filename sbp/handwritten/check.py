@@ -1,7 +1,5 @@
 """The check of a program with `jax.shard_map`: its trace, its findings and their repairs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

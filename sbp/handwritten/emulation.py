@@ -1,8 +1,6 @@
 """Runs programs with hand-written regions without devices: nested `vmap`s bind the named axes of a
 region, and its body runs for all devices of the mesh in one call."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

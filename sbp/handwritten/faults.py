@@ -5,8 +5,6 @@ fault is found backwards: through values without a reading to the operation whos
 one, or, for a result that is another type than is claimed, to the operation that gave it this type.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ of the run with one device. A power of the axis size counts as well: the sum ove
 means of their shards is n times the mean.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple

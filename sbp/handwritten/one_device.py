@@ -8,8 +8,6 @@ Some right programs compute another value there: each device ranks its own eleme
 of its own to play. `ComparedRun.because` has what shows that.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -175,7 +173,7 @@ class Comparisons:
     compared: list[Compared] = field(default_factory=list)
     wanted: list[Ran] | None = None
 
-    def without_trial(self, reason: str) -> Comparisons:
+    def without_trial(self, reason: str) -> "Comparisons":
         """The comparisons of the program, all of them left out for a reason."""
         self.compared = [
             Compared(run=ComparedRun(mesh_axis=name, size=written.axis.size, untried=reason))

@@ -15,8 +15,6 @@ reduction inside the region.
     (2, 3)
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import functools

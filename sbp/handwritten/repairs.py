@@ -9,8 +9,6 @@ Edits of the source have spans of the original text. Two insertions wrap an expr
 and two deletions remove a call, so the edits of one help may nest.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import itertools

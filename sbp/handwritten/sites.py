@@ -5,8 +5,6 @@ An edit is tried on all equations that the line made. It is not tried where the 
 differentiated inside a region: the gradient is already traced, and the edit would not show there.
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 from collections import defaultdict

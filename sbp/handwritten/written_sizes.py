@@ -7,8 +7,6 @@ these values replaced. A number that equals the axis size may be another thing, 
 heads; the caller tries both.
 """
 
-from __future__ import annotations
-
 import copy
 import dis
 import functools

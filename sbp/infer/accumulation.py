@@ -6,8 +6,6 @@ Without `reduce_dtype`, a sum is the platform's own collective in the dtype of i
 dtype, and a cast that the user wrote from a wider dtype may round the parts before the sum.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ and a core is a set of literals. The terms of an axis are built once; the checks
 in the literals that they assume.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Collection, Iterable

@@ -9,8 +9,6 @@ carry is the best one over all iterations, and a conversion that no iteration ne
 loop.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import defaultdict

@@ -8,8 +8,6 @@ axes depend on each other (a nested split that is too small, two monoids in one 
 may satisfy every system and still have no typing.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import defaultdict

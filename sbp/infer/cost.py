@@ -2,8 +2,6 @@
 modelled seconds of local operations, floating-point work of contractions and memory traffic of the
 others."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -11,8 +11,6 @@ the claims of a typing about symbolic sizes (`sizes.claims`), and the certificat
 (`infer.typing.certify`). `plan.verify` walks the plan on its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

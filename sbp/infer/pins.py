@@ -1,7 +1,5 @@
 """Pins on a mesh: unknown axes are refused, device assignments become types."""
 
-from __future__ import annotations
-
 import difflib
 import itertools
 import math

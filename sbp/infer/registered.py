@@ -3,8 +3,6 @@
 Primitives without a signature are named. Registered signatures are checked on numbers: each row is
 tried on parts of the operands of a program's equations, or of the signature's samples."""
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,6 @@
 """The request: a program, its mesh and everything else that its types are chosen by, as one frozen
 value."""
 
-from __future__ import annotations
-
 import functools
 import heapq
 import math

@@ -1,8 +1,6 @@
 """ND rows of a node: a row for each mesh axis. The rows of an inner axis are computed on the shapes
 that the rows of the outer axes leave on a device."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Container, Iterator, Mapping, Sequence

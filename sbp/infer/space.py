@@ -5,8 +5,6 @@ A type is a tuple of small integers, its codes, one for each mesh axis: 0 is B, 
 -1 - m is P with monoid number m.
 """
 
-from __future__ import annotations
-
 import functools
 import heapq
 import itertools
@@ -201,7 +199,7 @@ class Rules:
         kinds = all(kind in POLICY_KINDS[self.policies[a]] for a in axes)
         return kinds and not any(b.forbids(kind, axes, bytes_sent) for b in self.bans)
 
-    def within(self, other: Rules) -> bool:
+    def within(self, other: "Rules") -> bool:
         """Whether the other rules allow everything that these rules allow."""
         looser = all(
             POLICIES.index(a) >= POLICIES.index(b)

@@ -4,8 +4,6 @@ The options of a decision are the rows of a node, or the types of a value that n
 chooser takes one of them, and the certificate checks that it did.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Device kinds and their networks: the classes that describe them, and the figures of the device
 kinds that sbp knows, from which costs are computed."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass
@@ -158,7 +156,7 @@ class Hardware:
     @takes("Hardware.with_axis", skip=1, mesh_axis=AXIS)
     def with_axis(
         self, mesh_axis: str, *, bytes_per_second: float, latency_seconds: float = 20e-6
-    ) -> Hardware:
+    ) -> "Hardware":
         """The same devices, with one mesh axis over a slower network: each index along that axis is
         another pod or node.
 

@@ -2,8 +2,6 @@
 (`python -m benchmarks.collective_table --write`, which writes `lowerings.csv`), and of arrays that
 fill no whole tiles."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import math

@@ -1,8 +1,6 @@
 """`MeshSpec`: named mesh axes, outer first, and the hardware of their devices, which need not be
 present."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -18,8 +18,6 @@ and twice that along a line: O(sqrt n) on a square torus (GShard: Lepikhin et al
 and table 4).
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

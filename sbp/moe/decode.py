@@ -3,8 +3,6 @@
 Dims besides the model's: k hypotheses of a sentence, U slots of a cache.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 Dims: G groups, S tokens of a group, M model, E experts, H hidden, C slots of an expert in a group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import jax

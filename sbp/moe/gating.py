@@ -1,7 +1,5 @@
 """Gating: a router's choices under a capacity (GShard's Algorithm 1, vectorised over groups)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """What several processes of a run, one for each host, tell each other."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Callable, Iterable
@@ -130,7 +128,9 @@ class BatchPart:
     shardings: Batch
 
     @classmethod
-    def of(cls, shardings: Batch, shapes: Batch, devices: Iterable[Any] | None = None) -> BatchPart:
+    def of(
+        cls, shardings: Batch, shapes: Batch, devices: Iterable[Any] | None = None
+    ) -> "BatchPart":
         """The part of this process.
 
         Arguments:

@@ -4,8 +4,6 @@ Dims: G groups, n sequences per group, T tokens per sequence, S = n * T, M model
 D, H hidden.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

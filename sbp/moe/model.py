@@ -1,7 +1,5 @@
 """The GShard Transformer, encoder-decoder or decoder-only: parameters, forward pass and loss."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ split on a mesh axis, all stages compute in the same turn, each on another micro
 of the buffer sends each stage's result to the next device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

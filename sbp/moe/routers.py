@@ -4,8 +4,6 @@ Dims: G groups, S tokens of a group, E experts. `ROUTERS` has them all, but for 
 which experts choose tokens; see `expert_choice`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

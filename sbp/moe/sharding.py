@@ -2,8 +2,6 @@
 weights and the optimiser's state lie between steps, where the user asks for more. Also the devices
 of a run."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -87,7 +85,7 @@ class Sharding(NamedTuple):
     @classmethod
     def over(
         cls, groups: Sequence[str], experts: Sequence[str], tokens: Sequence[str] = ()
-    ) -> Sharding:
+    ) -> "Sharding":
         """Groups split over some mesh axes, experts over others, and tokens of a group over others;
         no axes leave a dim free.
 

@@ -1,7 +1,5 @@
 """The training step: loss, gradients over microbatches, clipping, the optimiser's update."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

@@ -1,8 +1,6 @@
 """The loop that trains a model through the plan of its step, with checkpoints, and the metrics that
 it reports of each step."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -110,7 +108,7 @@ class Speed:
     peak: float
 
     @classmethod
-    def of(cls, model: ModelConfig, devices: Iterable[Any]) -> Speed:
+    def of(cls, model: ModelConfig, devices: Iterable[Any]) -> "Speed":
         """The speed of a model on some devices, whose peak is that of `sbp hardware`."""
         itemsize = np.dtype(model.dtype).itemsize
         peaks = [
@@ -186,7 +184,7 @@ class MetricsLog:
         with writing(Path(self._file.name)):
             print(json.dumps({"step": step, **finite}), file=self._file, flush=True)
 
-    def __enter__(self) -> MetricsLog:
+    def __enter__(self) -> "MetricsLog":
         return self
 
     def __exit__(self, *_: object) -> None:

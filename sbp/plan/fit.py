@@ -5,8 +5,6 @@ other prices of the bytes that values take on a device. Of each typing the plan 
 conversions once where their results are worth their memory.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

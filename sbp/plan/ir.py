@@ -4,8 +4,6 @@ Every collective is a conversion, or runs inside the kernel of an operation. All
 the registers `ins` and write the registers `outs`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -115,7 +113,7 @@ class Loop:
     node: Node
     ins: tuple[Source, ...]
     outs: tuple[Register, ...]
-    blocks: tuple[Block, ...]
+    blocks: "tuple[Block, ...]"
     trips: int
 
 

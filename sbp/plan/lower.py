@@ -1,8 +1,6 @@
 """Typing -> instructions: each operand is converted to the type that its reader takes, before its
 first reader and once per type."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable

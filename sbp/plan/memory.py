@@ -16,8 +16,6 @@ computed from has to be there as long. It stores
 * what a costly operation computes and is padded before it is read.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,8 +1,6 @@
 """The plan of a program: instructions with boundary types and cost. `sbp.jit(..).plan(..)` runs it,
 prints it and prices it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -112,7 +110,7 @@ class Program:
     block: Block = field(repr=False)
     cost: Cost
     fullest: tuple[Register, ...] = field(default=(), repr=False)
-    before: Program | None = field(default=None, repr=False)
+    before: "Program | None" = field(default=None, repr=False)
     removed: tuple[Repeat, ...] = field(default=(), repr=False)
     declined: tuple[Repeat, ...] = field(default=(), repr=False)
     memory_prices: int = 0
@@ -134,11 +132,11 @@ class Program:
         """The mesh."""
         return self.typing.mesh
 
-    def with_typing(self, **fields: Any) -> Program:
+    def with_typing(self, **fields: Any) -> "Program":
         """The program with other fields of its typing."""
         return replace(self, typing=replace(self.typing, **fields))
 
-    def within(self, request: Request) -> Program | None:
+    def within(self, request: Request) -> "Program | None":
         """The plan as that of a request with budgets; None where they forbid one of its
         collectives."""
         is_over = next(over_budget(self.block, request), None) is not None

@@ -5,8 +5,6 @@ verifier check its choices in the same way as new choices. The plan with these c
 text of the file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import enum
@@ -65,7 +63,7 @@ class SavedPlan:
     seal: str
 
     @classmethod
-    def of(cls, program: Program) -> SavedPlan:
+    def of(cls, program: Program) -> "SavedPlan":
         """A plan as a file has it."""
         first, figures = program.before or program, _figures(program)
         choices = map(first.typing.choice, program.request.flow.decisions)
@@ -98,7 +96,7 @@ class SavedPlan:
         return "{" + ",\n".join(lines) + "}\n"
 
     @classmethod
-    def loads(cls, text: str) -> SavedPlan:
+    def loads(cls, text: str) -> "SavedPlan":
         """Reads what `dumps` writes.
 
         Raises:

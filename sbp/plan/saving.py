@@ -8,8 +8,6 @@ read the converted value of the forward pass. Operations that only the repeated 
 are removed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections import defaultdict

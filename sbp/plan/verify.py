@@ -5,8 +5,6 @@ This module shares no walk with the code that makes plans. It reads the paramete
 `while` itself and does not use `interface_of`, so that a fault there cannot hide itself here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -1,8 +1,6 @@
 """Answers about plans as pages: `plan.why(name)`, the type of a value with its origin, the prices
 of other types and the reasons of its conversions; and `plan.diff(other)`, two plans together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Concepts that `sbp explain` explains, beside diagnostic codes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -1,8 +1,6 @@
 """Program -> bytes of one device: what it has in memory, moment by moment and by class, and what it
 sends by mesh axis, phase and place; each as a picture."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -2,8 +2,6 @@
 make the values and need them converted, what inputs are (weights, the optimiser's state, or other
 arguments), and the strategy: what each mesh axis is used for, in the names of the field."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set

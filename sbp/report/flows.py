@@ -5,8 +5,6 @@ A line is one place however often it runs: the layers of a loop, a scan or a mod
 fold into it, with their count.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping

@@ -3,8 +3,6 @@
 It is readable on light and dark pages, and without colour.
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Sequence
 

@@ -1,8 +1,6 @@
 """Facts -> pages: the full report of a plan, the short report for training programs, the report of
 a program without a plan, and the annotated source."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence

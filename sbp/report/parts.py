@@ -3,8 +3,6 @@
 Words in `backticks` are code. Every renderer shows all facts of a part, in the order of its fields.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest

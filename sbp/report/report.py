@@ -1,7 +1,5 @@
 """The report on a program: as text for a terminal, as HTML for a notebook, and as data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -239,7 +237,7 @@ class Report(Shows):
         skip=1,
         other=or_none(Kind("a Report", lambda x: isinstance(x, Report), "unknown-option")),
     )
-    def bytes(self, other: Report | None = None) -> Shown:
+    def bytes(self, other: "Report | None" = None) -> Shown:
         """The bytes that one device sends per call: of each mesh axis by phase (forward, backward,
         update), and of each scope or function by mesh axis. Collectives over several axes have a
         row of their own.

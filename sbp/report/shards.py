@@ -2,8 +2,6 @@
 the device has where the tensor is partial; and a picture: the tensor with its dims cut in
 proportion, and in each block the devices that have it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict

@@ -5,8 +5,6 @@ Text and thin lines have the colour of the page around it (`currentColor`), and 
 transparent, so it is readable on light and dark pages.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

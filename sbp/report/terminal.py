@@ -1,8 +1,6 @@
 """Parts -> lines of a terminal; the plain text is the same lines without styles. Also progress of
 work that takes seconds."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import chain, repeat, zip_longest

@@ -1,8 +1,6 @@
 """Program -> its modelled time: when a device computes and when it waits for the links along each
 mesh axis, a picture of it, and what limits the program."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The words for figures, types, source lines and reasons of conversions in every report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

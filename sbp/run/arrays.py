@@ -1,8 +1,6 @@
 """Arrays outside of a plan: `sbp.Partial`, which is not reduced, and `sbp.Padded`, whose splits do
 not divide."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools
@@ -114,7 +112,7 @@ class Partial(_InParts):
         return (self.parts,), (self.type, self.reduce_dtype)
 
     @classmethod
-    def tree_unflatten(cls, known: tuple[NdSbp, str | None], children: tuple[Any]) -> Partial:
+    def tree_unflatten(cls, known: tuple[NdSbp, str | None], children: tuple[Any]) -> "Partial":
         """The inverse of `tree_flatten`."""
         found = object.__new__(cls)  # JAX also passes what is no array, such as None
         found.parts, (found.type, found.reduce_dtype) = children[0], known
@@ -256,7 +254,7 @@ class Padding:
     counts: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, shape: Sequence[int], t: NdSbp, axes: Sequence[tuple[str, int]]) -> Padding:
+    def of(cls, shape: Sequence[int], t: NdSbp, axes: Sequence[tuple[str, int]]) -> "Padding":
         """The blocks of a type.
 
         Arguments:
@@ -443,7 +441,7 @@ class Padded(_InParts):
         mesh=_MESH,
         shape=or_none(_SHAPE),
     )
-    def of(cls, x: Any, type: Any, mesh: Mesh | AbstractMesh, *, shape: Any = None) -> Padded:
+    def of(cls, x: Any, type: Any, mesh: Mesh | AbstractMesh, *, shape: Any = None) -> "Padded":
         """An array as `Padded`, on the devices of a mesh.
 
         Arguments:
@@ -500,7 +498,7 @@ class Padded(_InParts):
         return (self.parts,), self._aux
 
     @classmethod
-    def tree_unflatten(cls, aux: Any, children: Any) -> Padded:
+    def tree_unflatten(cls, aux: Any, children: Any) -> "Padded":
         """The inverse of `tree_flatten`."""
         return _made(children[0], *aux)  # JAX also passes what is no array, such as None
 
@@ -564,10 +562,10 @@ class Padded(_InParts):
         # What is saved has the values of the true shape; devices have no place in it.
         return _restore, (np.asarray(self), self.type, self.axes)
 
-    def __copy__(self) -> Padded:
+    def __copy__(self) -> "Padded":
         return _made(self.parts, *self._aux)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Padded:
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Padded":
         return _made(copy.deepcopy(self.parts, memo), *self._aux)
 
     def __repr__(self) -> str:

@@ -1,8 +1,6 @@
 """Steps of conversions (boxing) on one device's shard, inside `shard_map`: the collective, with
 padding and slicing where sizes do not divide."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

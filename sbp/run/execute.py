@@ -1,8 +1,6 @@
 """Program -> one `jax.jit(jax.shard_map(..))` with shardings at the boundary, and its runs where
 there are several processes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

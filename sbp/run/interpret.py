@@ -1,7 +1,5 @@
 """The interpreter: runs a block's instructions on the shards of one device, inside `shard_map`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext

@@ -8,8 +8,6 @@ results of a level are interleaved from those of the next level, and the shifted
 the last level sends anything.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections import defaultdict
@@ -313,7 +311,7 @@ def _put_back(maker: Maker, at: int, node: Node) -> Node | None:
     return None
 
 
-def _lifts(maker: Maker, node: Node, seen: set[int]) -> Iterator[_Lifting]:
+def _lifts(maker: Maker, node: Node, seen: set[int]) -> "Iterator[_Lifting]":
     """The lifts that put operands of a concatenation at their places.
 
     Arguments:

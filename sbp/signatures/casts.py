@@ -1,7 +1,5 @@
 """Casts that are moved, so that arrays in narrower types are sent and stored."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Set
 

@@ -1,7 +1,5 @@
 """Clusters: neighbouring operations that compute each index of a dim without the others."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ class Wiring:
     rows: dict[int, tuple[Row, ...]]
 
     @staticmethod
-    def of(graph: Graph) -> Wiring:
+    def of(graph: Graph) -> "Wiring":
         """The wiring of a graph."""
         readers: dict[int, list[int]] = defaultdict(list)
         for at, node in enumerate(graph.nodes):

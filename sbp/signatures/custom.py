@@ -1,8 +1,6 @@
 """Signatures that users register, for their own primitives, Pallas kernels and functions with
 `custom_partitioning`, and the check of such signatures on numbers."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

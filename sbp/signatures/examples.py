@@ -1,8 +1,6 @@
 """Examples: for each primitive a small program with one equation of it; `sbp signatures PRIMITIVE`
 shows the rows of that equation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ result without the factor is a partial reduction if the operator reduces over th
 the loop has no row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any

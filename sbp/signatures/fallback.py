@@ -5,8 +5,6 @@ There are two exceptions: the trace takes some primitives apart or drops them, a
 control flow, annotations and hand-written regions.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sbp.signatures.rule import Traits, rule_for

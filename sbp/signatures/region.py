@@ -8,8 +8,6 @@ partial result back. `sbp_pick` takes one part of a result that is B: the region
 parts are equal, and sbp checks this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

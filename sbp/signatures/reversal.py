@@ -8,8 +8,6 @@ sides change places, an elementwise operation as it is. A mirror image reads the
 program reversed, and gives what the program reverses again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -177,7 +175,9 @@ class _Part:
     made: dict[tuple[Operand, bool], Operand] = field(default_factory=dict)
 
     @staticmethod
-    def around(wiring: Wiring, reversal: Node, asked: Set[int], ids: Iterator[int]) -> _Part | None:
+    def around(
+        wiring: Wiring, reversal: Node, asked: Set[int], ids: Iterator[int]
+    ) -> "_Part | None":
         """All operations that read a reversed array, and those around them up to other reversals;
         None where a value would be reversed along two dims.
 

@@ -2,8 +2,6 @@
 
 Importing `sbp.signatures.families` fills the registry."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from abc import ABC, abstractmethod

@@ -12,8 +12,6 @@ A claim is a predicate on sizes, so that it can be decided for all of them.
 'mod(b, 2) == 0'
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 import math

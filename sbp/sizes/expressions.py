@@ -10,8 +10,6 @@ here, on Z3's integer terms in `sbp.sizes.scope`.
     28
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import dataclasses

@@ -15,8 +15,6 @@ are the rules of operators themselves; what they require of sizes is written now
     (True, False, False)
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import operator
@@ -90,7 +88,7 @@ class Scope:
         """Whether a point is in the scope."""
         return all(point[n] >= 1 for n in self.names) and holds_at(self.constraints, point)
 
-    def narrow(self, region: Iterable[str]) -> Scope:
+    def narrow(self, region: Iterable[str]) -> "Scope":
         """The points of the scope in a region."""
         return Scope(self.names, (*self.constraints, *region))
 

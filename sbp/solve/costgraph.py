@@ -1,8 +1,6 @@
 """Finite variables with unary and pairwise costs, which the chooser minimizes, and exact reductions
 of such problems."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -181,7 +179,7 @@ class Core:
     repeats: Repeats = field(default_factory=Repeats)
 
     @staticmethod
-    def of(graph: CostGraph) -> Core:
+    def of(graph: CostGraph) -> "Core":
         """The whole graph as a core."""
         near: dict[int, dict[int, np.ndarray]] = {v: {} for v in range(len(graph.unary))}
         for (a, b), table in graph.pairs.items():
@@ -309,7 +307,7 @@ class Core:
             full[one.variable] = int(one.kept[int(one.best[at])])
         return full
 
-    def fork(self) -> Core:
+    def fork(self) -> "Core":
         """A copy. Reducing it does not change this core."""
         return Core(
             unary=dict(self.unary),

@@ -1,8 +1,6 @@
 """Sequential tree-reweighted message passing (TRW-S; Kolmogorov, PAMI 2006): a lower bound on the
 cost of a core, and a good solution."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 
@@ -47,7 +45,7 @@ class Levels:
     width: int
 
     @staticmethod
-    def of(core: Core) -> Levels:
+    def of(core: Core) -> "Levels":
         """The layout of a core."""
         depth = _depths(core)
         order = sorted(depth, key=lambda v: (depth[v], core.places[v]))

@@ -1,8 +1,6 @@
 """Minimises a cost graph: by exact elimination where its tables are small, elsewhere by message
 passing, which gives a lower bound, and by searches near that bound."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

@@ -1,8 +1,6 @@
 """Edits of the user's source that change, remove or add an annotation, put `sbp.policy` around a
 statement or change its policy, or change arguments of a call."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

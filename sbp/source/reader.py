@@ -5,8 +5,6 @@ This is the only module that reads source files. It uses `linecache`, which has 
 cells, and texts that exist only in memory.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import itertools

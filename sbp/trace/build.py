@@ -1,8 +1,6 @@
 """Traces a function on ShapeDtypeStructs and makes a `Graph` of its jaxpr: calls are inlined, loops
 and branches become nodes with regions, and every node keeps the user's source line."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

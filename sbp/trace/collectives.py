@@ -1,8 +1,6 @@
 """Collectives of hand-written regions: the primitives that name mesh axes, the functions of
 `jax.lax` that bind them, and the bytes that they send."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

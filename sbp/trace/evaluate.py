@@ -1,8 +1,6 @@
 """Runs a graph on values: the body of a hand-written region on the shards of one device, inside the
 `shard_map` that binds the mesh axes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The `Graph`: a traced function as nodes over numbered values. Bodies of loops and branches are
 graphs inside a node."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -83,7 +81,7 @@ class Node:
     params: dict[str, Any]
     inputs: tuple[Operand, ...]
     outputs: tuple[int, ...]
-    regions: tuple[Graph, ...] = ()
+    regions: "tuple[Graph, ...]" = ()
     span: Span | None = None
     stack: tuple[Span, ...] = ()
     library: tuple[str, ...] = ()
@@ -202,7 +200,7 @@ class Graph:
             region.has_64_bits() for node in self.nodes for region in node.regions
         )
 
-    def graphs(self) -> Iterator[Graph]:
+    def graphs(self) -> "Iterator[Graph]":
         """This graph, then the regions of its nodes with theirs, in the order of the nodes."""
         yield self
         for node in self.nodes:
@@ -264,7 +262,7 @@ class Dataflow:
         return self.makers.get(operand) if isinstance(operand, int) else None
 
     @functools.cached_property
-    def entries(self) -> dict[int, tuple[Node, Entry]]:
+    def entries(self) -> "dict[int, tuple[Node, Entry]]":
         """Of each input of the region of a loop or branch, the loop or branch, and how the operand
         enters it."""
         return {

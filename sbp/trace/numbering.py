@@ -5,8 +5,6 @@ traces the operations of one block twice. A slice of a stacked value has the num
 the loop that stacked it.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Hashable

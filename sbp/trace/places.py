@@ -10,8 +10,6 @@ memory that JAX does not carry either; each line of the user gets one warning. T
 carries are in its types of the results.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """JAX's name stacks: the names of scopes and transformations around an equation."""
 
-from __future__ import annotations
-
 import re
 
 REMATTED = "rematted_computation"

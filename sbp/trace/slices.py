@@ -14,8 +14,6 @@ stencils on `jnp.pad(x, 1)` do, the slices read what was put together. The longe
 shard lies where the operands have theirs, is then not made.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections import Counter

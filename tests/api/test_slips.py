@@ -1,7 +1,5 @@
 """Slips before a program is typed have helps, which are edits that were tried."""
 
-from __future__ import annotations
-
 import textwrap
 from typing import Any
 

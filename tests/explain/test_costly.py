@@ -1,7 +1,5 @@
 """Costly annotations: their prices, helps that change them, and how many were not checked."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

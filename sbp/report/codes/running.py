@@ -1,8 +1,6 @@
 """Codes of what happens while a program is traced, bounded, called or trained, and of
 `sbp.check_shard_map`: programs that were written with `jax.shard_map`."""
 
-from __future__ import annotations
-
 from sbp.report.codes.types import TYPES, CodePage
 
 _LEAD = "from jax.sharding import PartitionSpec\n\n"

@@ -1,8 +1,6 @@
 """What `sbp explain` says of a code; codes of types, meshes, named dims and symbolic sizes, and of
 programs that have no typing, or a dear one."""
 
-from __future__ import annotations
-
 import textwrap
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """Calls of code that sbp does not see: callbacks, Pallas kernels, and functions with a partitioning
 of their own."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict

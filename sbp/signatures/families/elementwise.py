@@ -1,7 +1,5 @@
 """Elementwise primitives. Every dim splits; linear and monotone functions keep partial operands."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import replace

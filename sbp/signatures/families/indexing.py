@@ -4,8 +4,6 @@ Index batches and whole slices split. The moved operand may be partial. Where a 
 point into is split, each device handles the indices that fall on its shard.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import operator
@@ -208,7 +206,7 @@ class Indexing:
     pointed: tuple[int, ...]
 
     @staticmethod
-    def of(params: dict[str, Any], ins: Sequence[Any], outs: Sequence[Any]) -> Indexing:
+    def of(params: dict[str, Any], ins: Sequence[Any], outs: Sequence[Any]) -> "Indexing":
         """The roles that JAX's dimension numbers give to dims.
 
         Arguments:

@@ -1,7 +1,5 @@
 """Products of two operands, decompositions, solves and Fourier transforms."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Random numbers. A shard of a split result is the slice of the global result, bit for bit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Reductions, cumulative operators, searches and sorts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Primitives that move elements or rearrange whole dims."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

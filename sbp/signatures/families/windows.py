@@ -1,8 +1,6 @@
 """Convolutions, reductions over sliding windows, and the derivatives of their maxima. Along a split
 dim, neighbours send the elements that windows reach."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,13 +88,13 @@ class UnevenWindow:
     windows: Windows
     real: Any
 
-    def first(self, term: Term) -> Term:
+    def first(self, term: "Term") -> "Term":
         """The products of the shard with the image elements before the first that padding reads."""
         place = lax.broadcasted_iota(jnp.int32, term.lhs.shape, self.lhs)
         kept = place < self.windows.dilation * self.real
         return Term(jnp.where(kept, term.lhs, np.zeros((), term.lhs.dtype)), term.rhs, term.folded)
 
-    def second(self, term: Term, batch: int) -> Term:
+    def second(self, term: "Term", batch: int) -> "Term":
         """The other products. Each result has a copy of the image elements that it reads; the
         copies lie along the batch dim.
 

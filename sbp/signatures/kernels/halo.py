@@ -8,8 +8,6 @@ it. The kernel fetches the elements that the device's own results read and puts 
 positions in the padded array; the primitive then runs without padding and base dilation. The GSPMD
 paper (appendix A.4) misprints the limit of a shard's range; the formula here is the right one."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -444,7 +442,7 @@ class Windows:
         """The number of positions of the padded array that `chunk` neighbouring results read."""
         return self.stride * (chunk - 1) + self.dilation * (self.window - 1) + 1
 
-    def exchange(self, operand: int, dim: int, n: int, keeps_base: bool = False) -> Exchange:
+    def exchange(self, operand: int, dim: int, n: int, keeps_base: bool = False) -> "Exchange":
         """The exchange that the halo kernel makes along a dim.
 
         Arguments:

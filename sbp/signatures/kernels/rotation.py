@@ -8,8 +8,6 @@ two mesh axes both operands may go round (the panels below). The devices send as
 gathering, but no device stores the whole operand, and a device multiplies while it sends.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -100,7 +98,7 @@ class Panels:
         contracted: Iterable[tuple[int, int]],
         rings: Sequence[tuple[int, int, int]],
         shard: Callable[[int, int], tuple[int, bool]],
-    ) -> Panels | None:
+    ) -> "Panels | None":
         """The panels of a product; None where no contracted dim has blocks of one size.
 
         Arguments:

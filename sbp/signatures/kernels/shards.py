@@ -1,8 +1,6 @@
 """Helpers of local kernels: neutral padding, positions in a shard, blocks of equal size, and groups
 of dims that a reshape keeps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

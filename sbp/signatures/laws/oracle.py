@@ -7,8 +7,6 @@ to cut the operands into parts, the kernel's results on those parts combine to t
 primitive on whole operands.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ about indices. That a primitive treats each index of a dim in the same way is it
 definition; where this is not obvious, the tests enumerate cases.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
