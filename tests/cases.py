@@ -19,3 +19,10 @@ def case_name(value: object) -> str:
 def shape(*dims, dtype=jnp.float32):
     """An array to plan for."""
     return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def descent(loss):
+    """A step against the gradient of a loss of weights and more."""
+    return lambda weights, *batch: jax.tree.map(
+        lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights, *batch)
+    )

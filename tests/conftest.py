@@ -40,6 +40,12 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
+@pytest.fixture(autouse=True)
+def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are named relative to the working folder."""
+    monkeypatch.chdir(CACHE.parent)
+
+
 class Running:
     """Names the cases that ran when the run was stopped by SIGTERM, as `timeout` stops it."""
 

@@ -81,12 +81,19 @@ def edited_function(fn: Callable[..., Any], edits: Iterable[SourceEdit]) -> Call
     return recompiled(fn, edited_text("".join(linecache.getlines(file)), edits))
 
 
+def run_source(text: str, file: str, names: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """The names that a source text makes, beside those it starts with. Only linecache has its
+    lines, as of a notebook's cell."""
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    made = dict(names)
+    exec(compile(text, file, "exec"), made)
+    return made
+
+
 def recompiled(fn: Callable[..., Any], text: str) -> Callable[..., Any]:
     """A function as another text of its file defines it."""
-    name = f"<edited {next(_COUNT)}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    names = dict(fn.__globals__)
-    exec(compile(text, name, "exec"), names)
+    file = f"<edited {next(_COUNT)}>"
+    names = run_source(text, file, fn.__globals__)
     *outer, last = fn.__qualname__.replace(".<locals>", "").split(".")
     body: list[ast.stmt] = ast.parse(text).body
     for part in outer:
@@ -95,7 +102,7 @@ def recompiled(fn: Callable[..., Any], text: str) -> Callable[..., Any]:
     if outer:  # what it takes from the functions around it are constants here
         (function,) = (n for n in _functions(body) if n.name == last)
         names |= inspect.getclosurevars(fn).nonlocals
-        exec(compile(ast.Module([function], []), name, "exec"), names)
+        exec(compile(ast.Module([function], []), file, "exec"), names)
     return names[last]
 
 

@@ -24,11 +24,6 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def mesh():
-    return sbp.make_mesh((2, 4), ("x", "y"))
-
-
 def traced(log, x, y):
     """A function whose trace depends on settings of JAX, and that notes each trace."""
     log.append(None)

@@ -17,11 +17,6 @@ from tests.same import assert_same_results, both, outcome
 X = jnp.arange(16.0).reshape(8, 2)
 
 
-@pytest.fixture(scope="module")
-def mesh():
-    return sbp.make_mesh((2, 4), ("x", "y"))
-
-
 # ---- decorators and meshes ----------------------------------------------------------------------
 
 

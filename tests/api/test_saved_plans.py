@@ -30,11 +30,6 @@ def step(w, x):
 
 
 @pytest.fixture(scope="module")
-def mesh():
-    return sbp.make_mesh((2, 4), ("x", "y"))
-
-
-@pytest.fixture(scope="module")
 def path(mesh, tmp_path_factory):
     path = tmp_path_factory.mktemp("plans") / "step.json"
     sbp.jit(step, mesh, in_types=TYPES).plan(W, X).save(path)

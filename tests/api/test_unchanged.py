@@ -8,6 +8,7 @@ import pytest
 
 import sbp
 from sbp.errors import SbpError
+from tests.edits import run_source
 
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 SHAPES = [jax.ShapeDtypeStruct(s, "float32") for s in ((64, 256), (256, 1024), (1024, 256))]
@@ -53,12 +54,8 @@ def test_a_plan_is_compared_with_its_file(plan, tmp_path, monkeypatch):
 def test_lines_that_move_change_nothing(plan, tmp_path):
     file, source = tmp_path / "plan.txt", "def f(x):\n    y = x @ x\n    return y / y.sum()\n"
     for number, lead in enumerate(("", "\n# a comment\n\n")):
-        script = tmp_path / f"moved{number}.py"
-        script.write_text(lead + source)
-        space: dict[str, object] = {}
-        exec(compile(script.read_text(), str(script), "exec"), space)
-        # `f` comes from `exec`, so its type is not known.
-        made = sbp.jit(space["f"], MESH, in_types=("data:S(1)",)).plan(  # pyright: ignore
+        f = run_source(lead + source, f"<moved {number}>")["f"]
+        made = sbp.jit(f, MESH, in_types=("data:S(1)",)).plan(
             jax.ShapeDtypeStruct((64, 64), "float32")
         )
         sbp.assert_plan_unchanged(made, file, update=number == 0)

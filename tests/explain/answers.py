@@ -1,6 +1,5 @@
 """Plans of small programs to ask about, and what golden texts leave out."""
 
-import linecache
 import re
 from collections.abc import Mapping
 
@@ -9,6 +8,7 @@ import jax
 import sbp
 from sbp.limits import Policy
 from tests.cases import shape as shape
+from tests.edits import run_source
 
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
 
@@ -17,11 +17,8 @@ def planned(source, args, mesh=MESH, boxing: Policy | Mapping[str, Policy] = "au
     """The plan of the function `f` of a source text that linecache knows, as of a notebook's
     cell."""
     text = "import jax, sbp\nimport jax.numpy as jnp\nfrom sbp import S, B, P\n" + source
-    file = f"<why {hash(text)}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    names = {}
-    exec(compile(text, file, "exec"), names)
-    return sbp.jit(names["f"], mesh, boxing=boxing, hardware="tpu-v3", **types).plan(*args)
+    f = run_source(text, f"<why {hash(text)}>")["f"]
+    return sbp.jit(f, mesh, boxing=boxing, hardware="tpu-v3", **types).plan(*args)
 
 
 def masked(text):

@@ -16,6 +16,7 @@ from sbp.infer.constraints import pin_sites
 from sbp.infer.space import encode
 from sbp.machine.mesh import HARDWARE
 from sbp.plan.fit import best_program
+from tests.edits import run_source
 from tests.explain.expected import MESH, shape
 
 BIG = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
@@ -30,16 +31,13 @@ def annotated(count: int, dear: bool = True):
     return lines
 
 
-def program_of(lines: list[str], tmp_path):
-    path = tmp_path / "written.py"
-    path.write_text("\n".join(["import jax.numpy as jnp", "import sbp", *lines, ""]))
-    names: dict = {}
-    exec(compile(path.read_text(), str(path), "exec"), names)
-    return names["program"]
+def program_of(lines: list[str]):
+    text = "\n".join(["import jax.numpy as jnp", "import sbp", *lines, ""])
+    return run_source(text, f"<written {hash(text)}>")["program"]
 
 
-def report(lines: list[str], tmp_path) -> sbp.Report:
-    f = sbp.jit(program_of(lines, tmp_path), MESH, in_types=("tensor:S(0)", None))
+def report(lines: list[str]) -> sbp.Report:
+    f = sbp.jit(program_of(lines), MESH, in_types=("tensor:S(0)", None))
     return f.check(BIG, BIG)
 
 
@@ -51,13 +49,11 @@ def notes(found: sbp.Report) -> list[tuple[str, tuple[str, ...]]]:
     ("count", "dear", "operations", "unchecked"),
     [(23, True, 0, 3), (23, False, 0, 0), (2, True, 2_100, 2)],
 )
-def test_annotations_that_were_not_checked_are_counted(
-    tmp_path, count, dear, operations, unchecked
-):
+def test_annotations_that_were_not_checked_are_counted(count, dear, operations, unchecked):
     """Cheap annotations are cleared together, however many there are."""
     lines = annotated(count, dear)
     lines[-1:] = [f"    for _ in range({operations}):", "        h = jnp.tanh(h)", lines[-1]]
-    found = report(lines, tmp_path)
+    found = report(lines)
     titles = [title for title, _ in notes(found)]
     assert all(("refine=True" in why) == (operations > 0) for _, (why,) in notes(found))
     title = f"sbp did not check what {unchecked} of {count} annotations cost"
@@ -65,10 +61,10 @@ def test_annotations_that_were_not_checked_are_counted(
     assert found.ok and all(t in found.text() and t in found.short().text() for t in titles)
 
 
-def test_a_refined_report_checks_what_another_leaves_out(tmp_path, monkeypatch):
+def test_a_refined_report_checks_what_another_leaves_out(monkeypatch):
     monkeypatch.setattr(relaxations, "FIRST_NODES", 1)
     lines = annotated(2)
-    f = sbp.jit(program_of(lines, tmp_path), MESH, in_types=("tensor:S(0)", None))
+    f = sbp.jit(program_of(lines), MESH, in_types=("tensor:S(0)", None))
     plan = f.plan(BIG, BIG)
     ((_, (why,)),) = notes(plan.report())
     assert "checks 0; plan.report(refine=True) checks 2" in why
@@ -77,20 +73,20 @@ def test_a_refined_report_checks_what_another_leaves_out(tmp_path, monkeypatch):
     assert plan.report().diagnostics == refined
 
 
-def test_the_dearest_is_judged_first_and_the_others_without_it(tmp_path):
+def test_the_dearest_is_judged_first_and_the_others_without_it():
     """The second annotation only undoes what the first one asks: without the first it is free."""
     lines = ["def program(x, w):", "    h = jnp.tanh(x @ w)"]
     lines += ['    h = sbp.split(h, 1, "tensor")', '    h = sbp.split(jnp.sin(h), 0, "tensor")']
     lines += ["    return (h @ w).sum()"]
-    warned = [d for d in report(lines, tmp_path).diagnostics if d.severity == "warning"]
+    warned = [d for d in report(lines).diagnostics if d.severity == "warning"]
     assert [d.labels[0].span.line for d in warned] == [5]
 
 
-def test_a_second_costly_annotation_is_priced_without_the_first(tmp_path):
+def test_a_second_costly_annotation_is_priced_without_the_first():
     lines = ["def program(x, w):", '    h = sbp.replicate(x @ w, "tensor")']
     lines += ['    g = sbp.replicate(jnp.tanh(x @ (2 * w)), "tensor")']
     lines += ["    return (h * 2).sum() + (g @ w).sum()"]
-    warned = [d for d in report(lines, tmp_path).diagnostics if d.severity == "warning"]
+    warned = [d for d in report(lines).diagnostics if d.severity == "warning"]
     assert len(warned) == 2
     assert not warned[0].notes
     assert warned[1].notes == (

@@ -13,16 +13,9 @@ from tests.gallery.broken import GALLERY, Broken, expectations
 from tests.gallery.repair import load, pinned_inputs, pins_of, repaired, without_pins
 from tests.report.golden import assert_golden
 
-ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent / "golden"
 
 load()
-
-
-@pytest.fixture(autouse=True)
-def _in_the_project(monkeypatch):
-    """Files are named relative to the working folder."""
-    monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture(scope="module")

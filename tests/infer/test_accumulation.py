@@ -17,7 +17,7 @@ from sbp.machine.mesh import mesh_spec
 from sbp.report.timeline import Schedule
 from sbp.trace.build import trace
 from sbp.trace.graph import Node
-from tests.cases import shape as f32
+from tests.cases import descent, shape as f32
 
 
 def carried(node: Node):
@@ -181,10 +181,6 @@ def loss(weights, x):
     return jnp.sum(x * x)
 
 
-def updated(weights, x):
-    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights, x))
-
-
 def clipped(weights, x):
     gradients = jax.grad(loss)(weights, x)
     norm = jnp.sqrt(sum(jnp.sum(g * g) for g in gradients))
@@ -221,12 +217,12 @@ def starts(plan):
 @pytest.mark.parametrize(
     ("fn", "options", "count", "paid"),
     [
-        (updated, {}, 3, 1),
+        (descent(loss), {}, 3, 1),
         # Of six sums, three gradients and three of their squares, devices add up the gradients.
         (clipped, {}, 3, 3 / 6),
         (again, {}, 3, 3),  # an all-reduce before a product starts alone
-        (updated, {"widths": WIDTHS[:2]}, 1, 1),
-        (updated, {"hardware": "h100"}, 3, 3),  # other compilers start each by itself
+        (descent(loss), {"widths": WIDTHS[:2]}, 1, 1),
+        (descent(loss), {"hardware": "h100"}, 3, 3),  # other compilers start each by itself
     ],
 )
 def test_gradients_that_are_reduced_together_pay_for_one_start(fn, options, count, paid):

@@ -2,8 +2,9 @@
 table 1."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -17,7 +18,7 @@ from benchmarks.mesh_tensorflow_table1 import TABLE1, kept_bytes, local_flops, p
 from benchmarks.planning_speed import Case, step
 from benchmarks.typing_speed import find_rows, traced
 from sbp.infer.rows import RowTable
-from sbp.signatures import Op, Row, Rule, rule_for
+from sbp.signatures import Op, Rule, rule_for
 from sbp.trace.graph import Graph
 from tests.infer.test_check import shape, traced as request_of
 
@@ -90,18 +91,23 @@ def planned_step(cores: int) -> sbp.Plan:
     return step(case).plan(*abstract_arguments(config))
 
 
-@cache
-def counted(cores: int) -> tuple[sbp.Plan, int]:
-    """The plan, and how many times a rule was asked for its rows."""
-    asked: list[str] = []
+def asked_for_rows(run: Callable[[], Any]) -> tuple[Any, int]:
+    """What a function returns, and how many times it asks a rule for rows."""
+    asked: list[Op] = []
 
-    def ask(name: str):
-        asked.append(name)
-        return rule_for(name)
+    def noted(name: str) -> Rule | None:
+        found = rule_for(name)
+        if found is None:
+            return None
+        ask = found.rows
+        return dataclasses.replace(found, rows=lambda op: asked.append(op) or ask(op))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sbp.infer.rows.rule_for", ask)
-        return planned_step(cores), len(asked)
+        patch.setattr("sbp.infer.rows.rule_for", noted)
+        return run(), len(asked)
+
+
+counted = cache(lambda cores: asked_for_rows(lambda: planned_step(cores)))
 
 
 def test_bytes_and_gap():
@@ -145,25 +151,7 @@ def test_equal_operators_share_rows_and_others_do_not():
 # ---- evaluations of rules ------------------------------------------------------------------------
 
 
-def evaluations(monkeypatch: pytest.MonkeyPatch, graph: Graph, sizes: tuple[int, ...]) -> int:
-    """How many times a rule is asked for rows."""
-    asked: list[Op] = []
-
-    def counted(name: str) -> Rule | None:
-        found = rule_for(name)
-        if found is None:
-            return None
-
-        def ask(op: Op) -> Sequence[Row]:
-            asked.append(op)
-            return found.rows(op)
-
-        return dataclasses.replace(found, rows=ask)
-
-    with monkeypatch.context() as patched:
-        patched.setattr("sbp.infer.rows.rule_for", counted)
-        find_rows(graph, sizes)
-    return len(asked)
+evaluations = lambda graph, sizes: asked_for_rows(lambda: find_rows(graph, sizes))[1]
 
 
 def nodes(graph: Graph) -> int:
@@ -171,19 +159,15 @@ def nodes(graph: Graph) -> int:
 
 
 @pytest.mark.parametrize("sizes", [(8,), (2, 4), (2, 2, 2)])
-def test_layers_that_are_alike_share_their_rows(
-    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-):
+def test_layers_that_are_alike_share_their_rows(sizes: tuple[int, ...]):
     few, many = traced(alike=True, layers=3), traced(alike=True, layers=16)
     assert nodes(many) > 2000
-    found = evaluations(monkeypatch, many, sizes)
+    found = evaluations(many, sizes)
     assert 0 < found < nodes(many)
-    assert found == evaluations(monkeypatch, few, sizes)
+    assert found == evaluations(few, sizes)
 
 
 @pytest.mark.parametrize("sizes", [(8,), (2, 4)])
-def test_layers_of_their_own_widths_ask_less_often_than_they_have_nodes(
-    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-):
+def test_layers_of_their_own_widths_ask_less_often_than_they_have_nodes(sizes: tuple[int, ...]):
     graph = traced(alike=False)
-    assert 0 < evaluations(monkeypatch, graph, sizes) < nodes(graph)
+    assert 0 < evaluations(graph, sizes) < nodes(graph)

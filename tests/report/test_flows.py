@@ -22,11 +22,9 @@ from sbp.report.pages import SHOWN_CODE, annotated_lines
 from sbp.report.svg import NAMESPACE, png_of
 from sbp.report.timeline import Schedule, causes
 from sbp.report.wording import bytes_text
+from tests.cases import descent, shape
 
 MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
-
-
-shape = lambda *dims, dtype=jnp.float32: jax.ShapeDtypeStruct(dims, dtype)
 
 
 def layer(x, w_in, w_out):
@@ -41,17 +39,13 @@ def loss(weights, x):
     return jnp.mean(x * x)
 
 
-def step(weights, x):
-    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights, x))
-
-
 WEIGHTS = [(shape(256, 1024), shape(1024, 256))] * 6
 TYPES = ([("model:S(1)", "model:S(0)")] * 6, "data:S(0)")
 
 
 @pytest.fixture(scope="module")
 def plan():
-    return sbp.jit(step, MESH, in_types=TYPES, out_types=TYPES[0], boxing="reduce").plan(
+    return sbp.jit(descent(loss), MESH, in_types=TYPES, out_types=TYPES[0], boxing="reduce").plan(
         WEIGHTS, shape(64, 256)
     )
 
@@ -189,24 +183,18 @@ def gelu_layer(x, pair):
 scanned_loss = lambda weights, x: jnp.mean(jax.lax.scan(gelu_layer, x, weights)[0] ** 2)
 
 
-def descent(weights, x):
-    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(scanned_loss)(weights, x))
-
-
 def recurrent(w, xs):
     h, _ = jax.lax.scan(lambda h, x: (jnp.tanh(h @ w + x), None), jnp.zeros_like(xs[0]), xs)
     return jnp.mean(h**2)
-
-
-def recurrent_descent(w, xs):
-    return w - 0.1 * jax.grad(recurrent)(w, xs)
 
 
 @pytest.fixture(scope="module")
 def scanned_plan():
     weights = shape(LAYERS, 256, 1024), shape(LAYERS, 1024, 256)
     types = (("data:S(1) model:S(2)", "data:S(2) model:S(1)"), "data:S(0)")
-    return sbp.jit(descent, MESH, in_types=types, out_types=types[0]).plan(weights, shape(64, 256))
+    return sbp.jit(descent(scanned_loss), MESH, in_types=types, out_types=types[0]).plan(
+        weights, shape(64, 256)
+    )
 
 
 def test_the_caption_says_what_one_collective_sends(scanned_plan):
@@ -245,7 +233,7 @@ def test_what_converts_the_operand_of_a_loop_stands_at_the_loop(scanned_plan):
 
 
 def test_the_reduction_of_a_gradient_after_a_loop_belongs_to_the_backward_pass():
-    plan = sbp.jit(recurrent_descent, MESH, in_types=("B", "data:S(1)"), out_types="B").plan(
+    plan = sbp.jit(descent(recurrent), MESH, in_types=("B", "data:S(1)"), out_types="B").plan(
         shape(64, 64), shape(16, 32, 64)
     )
     (after,) = [s for s in sends(plan.program) if s.reduces and not s.regions]

@@ -31,9 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def _in_the_project(monkeypatch):
-    """Files are named relative to the working folder."""
-    monkeypatch.chdir(ROOT)
+def _sources():
     remember_sources()
 
 

@@ -14,14 +14,12 @@ import sbp
 from sbp.report.device_bytes import COLUMNS, live_bytes
 from sbp.report.svg import NAMESPACE
 from sbp.report.timeline import Schedule, causes, lane_seconds, limits
+from tests.cases import descent, shape
 
 MESH = jax.sharding.AbstractMesh(
     (2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
 )
 LAYERS, D, H, TOKENS = 12, 2048, 8192, 8192
-
-
-shape = lambda *dims, dtype=jnp.float32: jax.ShapeDtypeStruct(dims, dtype)
 
 
 def block(x, pair):
@@ -50,19 +48,12 @@ def repeated(weights, x):
     return jax.lax.while_loop(lambda x: x[0, 0] < 0, lambda x: x @ w_in[0] @ w_out[0], x).sum()
 
 
-def train(loss):
-    def step(weights, x):
-        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights, x))
-
-    return step
-
-
 WEIGHTS = (shape(LAYERS, D, H), shape(LAYERS, H, D))
 GATHERED = ("data:S(1) model:S(2)", "model:S(1) data:S(2)")
 SPLIT = ("model:S(2)", "model:S(1)")
 PROGRAMS = {
-    "scanned": (train(scanned), GATHERED),
-    "unrolled": (train(unrolled), SPLIT),
+    "scanned": (descent(scanned), GATHERED),
+    "unrolled": (descent(unrolled), SPLIT),
     "branches": (branches, SPLIT),
     "while": (repeated, SPLIT),
     "forward": (scanned, GATHERED),
@@ -214,7 +205,7 @@ FORWARD = 3 * 2 * 2 * 512 * 256 * 1024
 
 @pytest.fixture(scope="module")
 def h100_plans():
-    made = {"forward": layers_loss, "train": train(layers_loss), "remat": train(remat_loss)}
+    made = {"forward": layers_loss, "train": descent(layers_loss), "remat": descent(remat_loss)}
     weights, x = (shape(3, 256, 1024), shape(3, 1024, 256)), shape(512, 256)
     types = (SPLIT, "data:S(0)")
     return {
@@ -432,7 +423,7 @@ def test_tensors_of_layers_are_one_row():
     weights = [(shape(D, H), shape(H, D))] * LAYERS
     types = [("model:S(1)", "model:S(0)")] * LAYERS
     plan = sbp.jit(
-        train(stacked), MESH, in_types=(types, "data:S(0)"), out_types=types, donate_argnums=0
+        descent(stacked), MESH, in_types=(types, "data:S(0)"), out_types=types, donate_argnums=0
     ).plan(weights, shape(TOKENS, D))
     held = [(one, n) for one, n in live_bytes(plan.program).held if one.kind == "weights"]
     assert {one.name for one, _ in held} == {"weights[*][0]", "weights[*][1]"}

@@ -2,9 +2,7 @@
 computes what is meant, and the checker has nothing against it."""
 
 import dataclasses
-import importlib.util
 import inspect
-import sys
 
 import jax
 import numpy as np
@@ -15,9 +13,9 @@ from sbp.errors import Help, OptionEdit
 from sbp.handwritten.check import Helper, diagnostic, find_faults, trace_program
 from sbp.handwritten.one_device import compared_runs
 from sbp.machine.mesh import mesh_spec
-from tests.edits import edited_text, split_edits
+from tests.edits import edited_text, run_source, split_edits
 from tests.shardmap.programs.collection import FAULTY, PAIRED
-from tests.shardmap.programs.kinds import Pair, mesh
+from tests.shardmap.programs.kinds import Pair, is_right, mesh
 from tests.shardmap.programs.wrong import products, subtle
 from tests.shardmap.test_wrong import shapes
 
@@ -41,20 +39,6 @@ def respecified(specs, options: list[OptionEdit]):
     return specs
 
 
-def module(source, path):
-    """A source text as a module; written to a file, since the checker reads it."""
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = made  # where dataclasses look for annotations
-    try:
-        spec.loader.exec_module(made)
-    finally:
-        del sys.modules[path.stem]
-    return made
-
-
 def errors(program, check_vma):
     built = (
         program.program("wrong", check_vma)
@@ -73,23 +57,13 @@ def reference(where, name: str):
     return jax.tree.map(np.asarray, jax.jit(program.reference)(*program.args))
 
 
-def is_right(built, args, want):
-    """Whether each device has what it should."""
-    for g, w in zip(jax.tree.leaves(jax.jit(built)(*args)), jax.tree.leaves(want), strict=True):
-        if g.shape != w.shape or not all(
-            np.allclose(s.data, w[s.index], rtol=2e-3, atol=2e-4) for s in g.addressable_shards
-        ):
-            return False
-    return True
-
-
 def specified(program, options):
     """The program with what a help changes about its out_specs."""
     field = "wrong_outs" if isinstance(program, Pair) and program.wrong_outs is not None else "outs"
     return dataclasses.replace(program, **{field: respecified(getattr(program, field), options)})
 
 
-def check_helps(where, name, check_vma, tmp_path):
+def check_helps(where, name, check_vma):
     """Follows all helps of a program, each of which sees to all that is wrong with it; the number
     of them."""
     table = "PAIRS" if hasattr(where, "PAIRS") else "PROGRAMS"
@@ -100,8 +74,8 @@ def check_helps(where, name, check_vma, tmp_path):
     helps = [h for d in found for h in d.helps]
     for k, help_ in enumerate(helps):
         source, options = followed(help_, inspect.getsource(where))
-        made = module(source, tmp_path / f"followed_{k}.py")
-        program = specified(getattr(made, table)[name], options)
+        made = run_source(source, f"<followed {k}>", {"__name__": where.__name__})
+        program = specified(made[table][name], options)
         built, left = errors(program, check_vma)
         assert not left, help_.text
         assert is_right(built, program.args, reference(where, name)), help_.text
@@ -117,24 +91,24 @@ CASES = [
 
 
 @pytest.mark.parametrize(("where", "name", "check_vma"), CASES)
-def test_the_helps_of_a_fault(where, name, check_vma, tmp_path):
+def test_the_helps_of_a_fault(where, name, check_vma):
     program = where.PROGRAMS[name]
     assert not is_right(program.program(check_vma), program.args, reference(where, name))
-    assert bool(check_helps(where, name, check_vma, tmp_path)) == program.helped
+    assert bool(check_helps(where, name, check_vma)) == program.helped
 
 
 @pytest.mark.parametrize(
     ("where", "name"),
     [(where, name) for where in (*PAIRED, subtle) for name in where.PAIRS],
 )
-def test_the_helps_of_the_wrong_programs(where, name, tmp_path):
+def test_the_helps_of_the_wrong_programs(where, name):
     pair = where.PAIRS[name]
     for check_vma in (True, False) if pair.vma is None else (pair.vma,):
         try:
             jax.make_jaxpr(pair.program("wrong", check_vma))(*pair.args)
         except (ValueError, TypeError):
             continue
-        check_helps(where, name, check_vma, tmp_path)
+        check_helps(where, name, check_vma)
 
 
 @pytest.mark.parametrize("name", ["bias_before", "tanh_before", "partial_as_split"])

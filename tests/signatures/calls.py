@@ -148,10 +148,11 @@ SAMPLES: dict[str, list[Sample]] = {}
 """Sample calls of each primitive."""
 
 
-def more(table: dict[str, list[Sample]]) -> None:
+def more(*tables: dict[str, list[Sample]]) -> None:
     """Adds samples of primitives, by their names."""
-    for name, samples in table.items():
-        SAMPLES.setdefault(name, []).extend(samples)
+    for table in tables:
+        for name, samples in table.items():
+            SAMPLES.setdefault(name, []).extend(samples)
 
 
 _EQUATIONS: dict[int, tuple[list[Sample], list[Equation]]] = {}

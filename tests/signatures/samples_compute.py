@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from calls import SAMPLES, b, bf, bind, c, f, i, keys, more, primitives, u
+from calls import b, bf, bind, c, f, i, keys, more, primitives, u
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
@@ -26,28 +26,115 @@ _BINARY_FLOAT = names("atan2 div nextafter pow rem eq ne lt le gt ge add sub mul
 _BINARY_INT = names(
     "add sub mul div rem max min and or xor shift_left shift_right_arithmetic shift_right_logical"
 )
-
 SPECIAL = np.array([-2.25, np.nan, -0.75, 3.5, np.inf], np.float32)
 
-SAMPLES.update(
+
+def _ragged(contract: Any, batch: Any, ragged: int, groups: list[int]) -> Callable[..., Any]:
+    numbers = lax.RaggedDotDimensionNumbers(((contract), (batch)), [ragged], groups)
+    return lambda x, y, g: lax.ragged_dot_general(x, y, g, numbers)
+
+
+_scaled = bind(
+    "scaled_dot",
+    dimension_numbers=(((2,), (2,)), ((0,), (0,))),
+    preferred_element_type=np.dtype(np.float32),
+)
+_conv = functools.partial(lax.conv_general_dilated, window_strides=(1,), padding=[(1, 1)])
+
+
+# reductions
+def _greater(p: Any, q: Any) -> Any:
+    """The pair with the greater value; the first of equal ones."""
+    left = (p[0] > q[0]) | ((p[0] == q[0]) & (p[1] < q[1]))
+    return jnp.where(left, p[0], q[0]), jnp.where(left, p[1], q[1])
+
+
+def _log_sum(p: Any, q: Any) -> Any:
+    """The maximum and the sum of exponentials below it."""
+    top = jnp.maximum(p[0], q[0])
+    safe = jnp.where(top == -jnp.inf, 0.0, top)
+    return top, p[1] * jnp.exp(p[0] - safe) + q[1] * jnp.exp(q[0] - safe)
+
+
+_pool = functools.partial(
+    lax.reduce_window,
+    init_value=-np.inf,
+    computation=lax.max,
+    window_dimensions=(1, 2),
+    window_strides=(1, 2),
+    padding="VALID",
+)
+
+
+# ---- kernels that are written for one device ---------------------------------------------------
+def _running(x: Any, w: Any, o: Any) -> None:
+    """Running sums of the lines of an array times a line."""
+    o[...] = jnp.sin(x[...]) + jnp.cumsum(x[...] * w[...], -1)
+
+
+def _kernel(
+    grid: tuple[int, ...], blocks: list[pl.BlockSpec], shape: tuple[int, ...]
+) -> Callable[..., Any]:
+    """A kernel of two operands that does not split within a block; the last of `blocks` is that of
+    the result."""
+    out = jax.ShapeDtypeStruct(shape, np.float32)
+    return pl.pallas_call(
+        _running, out, grid=grid, in_specs=blocks[:-1], out_specs=blocks[-1], interpret=True
+    )
+
+
+def _partitioned(function: Callable[..., Any], rule: str, **factors: Any) -> Callable[..., Any]:
+    """A function that states how it splits, and that runs on shards of any size."""
+    found = custom_partitioning(function)
+    found.def_partition(
+        partition=lambda mesh, ins, outs: (
+            mesh,
+            function,
+            jax.tree.map(lambda x: x.sharding, outs),
+            jax.tree.map(lambda x: x.sharding, ins),
+        ),
+        sharding_rule=rule,
+        **factors,
+    )
+    return found
+
+
+def _opaque(x: Any, w: Any) -> Any:
+    """The same in one block."""
+    return pl.pallas_call(_running, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x, w)
+
+
+_line_of = pl.BlockSpec((1, 3), lambda i: (i, 0))
+_pairs_of = pl.BlockSpec((2, None, 3), lambda i, j: (j, i, 0))
+
+more(
     {
         **{name: [(getattr(lax, name), (SPECIAL,))] for name in _UNARY_FLOAT},
         **{name: [(getattr(lax, name), (SPECIAL, f(5, seed=3)))] for name in _BINARY_FLOAT},
         **{
             name: [(getattr(lax, name), (f(2, low=1), f(2, seed=3, low=4)))] for name in _ITERATED
         },  # two elements: they compile for seconds
-    }
-)
-
-
-for _name in _BINARY_INT:
-    _fn = getattr(
-        lax, {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}.get(_name, _name)
-    )
-    more({_name: [(_fn, (i(5, low=0), i(5, seed=1, low=1)))]})
-for _name in ("and", "or", "xor"):
-    more({_name: [(getattr(lax, f"bitwise_{_name}"), (b(5), b(5, seed=1)))]})
-more(
+    },
+    *(
+        {
+            name: [
+                (
+                    getattr(
+                        lax,
+                        {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}.get(
+                            name, name
+                        ),
+                    ),
+                    (i(5, low=0), i(5, seed=1, low=1)),
+                )
+            ]
+        }
+        for name in _BINARY_INT
+    ),
+    *(
+        {name: [(getattr(lax, f"bitwise_{name}"), (b(5), b(5, seed=1)))]}
+        for name in ("and", "or", "xor")
+    ),
     {
         "add": [
             (lax.add, (c(5), c(5, seed=1))),
@@ -57,20 +144,17 @@ more(
         "sub": [(lambda x: 1.5 - x, (f(5),)), (lax.sub, (c(5), c(5, seed=1)))],
         "mul": [(lax.mul, (c(5), c(5, seed=1))), (lambda x: x * 0.5, (f(5, 3),))],
         "div": [(lax.div, (c(5), c(5, seed=9) + 5)), (lambda x: x / 4, (f(5),))],
-    }
-)
-if "out_dtype" in inspect.signature(lax.mul).parameters:  # JAX 0.12
-    more(
-        {
-            "mul": [
-                (
-                    bind("mul", out_dtype=np.dtype(np.int32)),
-                    (i(5, dtype=np.int8, low=-99, high=99), i(5, dtype=np.int8, seed=1)),
-                )
-            ]
-        }
-    )
-more(
+    },
+    {
+        "mul": [
+            (
+                bind("mul", out_dtype=np.dtype(np.int32)),
+                (i(5, dtype=np.int8, low=-99, high=99), i(5, dtype=np.int8, seed=1)),
+            )
+        ]
+        if "out_dtype" in inspect.signature(lax.mul).parameters
+        else []
+    },
     {
         "add_any": [(bind("add_any"), (f(5), f(5, seed=1)))],
         "abs": [(lax.abs, (f(5),)), (lax.abs, (i(5),)), (lax.abs, (c(5),))],
@@ -104,28 +188,8 @@ more(
             (lax.select_n, (b(5), c(5), c(5, seed=1))),
             (lax.select_n, (b(3), keys(3), keys(3))),
         ],
-    }
-)
-for _from, _to in [
-    (f(5), jnp.bfloat16),
-    (bf(5), np.float32),
-    (f(5), np.int32),
-    (f(5), np.bool_),
-    (f(5), np.complex64),
-    (bf(5), jnp.float16),
-    (i(5), np.float32),
-    (i(5), np.int8),
-    (i(5), np.uint32),
-    (i(5, dtype=np.int8), np.int32),
-    (u(5), np.int32),
-    (i(5), np.bool_),
-    (i(5, low=0, dtype=np.uint8), np.int16),
-    (b(5), np.float32),
-    (b(5), np.int32),
-    (f(5), jnp.float8_e4m3fn),
-    (f(5), jnp.float8_e5m2),
-]:
-    more(
+    },
+    *(
         {
             "convert_element_type": [
                 (
@@ -133,14 +197,32 @@ for _from, _to in [
                         lambda to, x: lax.convert_element_type_p.bind(
                             x, new_dtype=np.dtype(to), weak_type=False, sharding=None
                         ),
-                        _to,
+                        to,
                     ),
-                    (_from,),
+                    (given,),
                 )
             ]
         }
-    )
-more(
+        for given, to in [
+            (f(5), jnp.bfloat16),
+            (bf(5), np.float32),
+            (f(5), np.int32),
+            (f(5), np.bool_),
+            (f(5), np.complex64),
+            (bf(5), jnp.float16),
+            (i(5), np.float32),
+            (i(5), np.int8),
+            (i(5), np.uint32),
+            (i(5, dtype=np.int8), np.int32),
+            (u(5), np.int32),
+            (i(5), np.bool_),
+            (i(5, low=0, dtype=np.uint8), np.int16),
+            (b(5), np.float32),
+            (b(5), np.int32),
+            (f(5), jnp.float8_e4m3fn),
+            (f(5), jnp.float8_e5m2),
+        ]
+    ),
     {
         "reduce_precision": [
             (lambda x: lax.reduce_precision(x, 5, 4), (f(5, seed=4) * np.float32(1.1),))
@@ -158,21 +240,18 @@ more(
         "xla_metadata_value": [(lambda x: set_xla_metadata(x, kind="h"), (f(5, 3),))],
         "stop_gradient": [(bind("stop_gradient"), (f(5),))],
         "tie": [(bind("tie"), (f(5), f(5, seed=1)))],
-    }
-)
-for _name in ("eq_to", "le_to", "lt_to"):
-    more({_name: [(bind(_name), (SPECIAL, f(5, seed=1)))]})
-more(
+    },
+    *({name: [(bind(name), (SPECIAL, f(5, seed=1)))]} for name in ("eq_to", "le_to", "lt_to")),
     {
         "igamma_grad_a": [(bind("igamma_grad_a"), (f(2, low=1), f(2, seed=1, low=1)))],
         "regularized_incomplete_beta": [
             (lax.betainc, (f(2, low=1), f(2, seed=1, low=1), f(2, low=0, high=4)))
         ],
-    }
-)
-for _name, _count in (("philox2x32", 3), ("philox4x32", 6), ("threefry4x32", 8)):
-    more({_name: [(bind(_name), tuple(u(3, seed=k) for k in range(_count)))]})
-more(
+    },
+    *(
+        {name: [(bind(name), tuple(u(3, seed=k) for k in range(count)))]}
+        for name, count in (("philox2x32", 3), ("philox4x32", 6), ("threefry4x32", 8))
+    ),
     {
         "threefry2x32": [(bind("threefry2x32"), (u(5), u(5, seed=1), u(5, seed=2), u(5, seed=3)))],
         "log2": [(jnp.log2, (f(5, low=1),))],
@@ -197,26 +276,13 @@ more(
             (lambda x, y: lax.dot(x, y, preferred_element_type=jnp.bfloat16), (f(2, 5), f(5, 3))),
             (lax.dot, (b(2, 5), b(5, 2))),
         ],
-    }
-)
-for _sizes in ([2, 4, 1], [0, 5, 0], [3, 0, 4]):
-    more(
-        {
-            "ragged_dot_general": [
-                (lax.ragged_dot, (f(7, 5), f(3, 5, 4), np.array(_sizes, np.int32)))
-            ]
-        }
-    )
-
-
-def _ragged(contract: Any, batch: Any, ragged: int, groups: list[int]) -> Callable[..., Any]:
-    numbers = lax.RaggedDotDimensionNumbers(((contract), (batch)), [ragged], groups)
-    return lambda x, y, g: lax.ragged_dot_general(x, y, g, numbers)
-
-
-# The ragged dim contracts, as in the gradient of the matrices; is a batch dim; lies behind another
-# dim; groups differ by batch.
-more(
+    },
+    *(
+        {"ragged_dot_general": [(lax.ragged_dot, (f(7, 5), f(3, 5, 4), np.array(sizes, np.int32)))]}
+        for sizes in ([2, 4, 1], [0, 5, 0], [3, 0, 4])
+    ),
+    # The ragged dim contracts, as in the gradient of the matrices; is a batch dim; lies behind
+    # another dim; groups differ by batch.
     {
         "ragged_dot_general": [
             (
@@ -236,33 +302,23 @@ more(
                 (f(3, 5, 2), f(3, 3, 2, 2), np.array([[2, 3, 0], [1, 0, 3], [0, 5, 0]], np.int32)),
             ),
         ]
-    }
-)
-_scaled = bind(
-    "scaled_dot",
-    dimension_numbers=(((2,), (2,)), ((0,), (0,))),
-    preferred_element_type=np.dtype(np.float32),
-)
-for _blocks, _rows_of in ((4, 3), (2, 5)):
-    _ones = np.ones((2, 1, 1), jnp.float8_e8m0fnu)
-    _scale = (2.0 ** i(2, _rows_of, _blocks, low=-2, high=2)).astype(jnp.float8_e8m0fnu)
-    more(
+    },
+    *(
         {
             "scaled_dot": [
                 (
                     _scaled,
                     (
-                        bf(2, _rows_of, 8),
+                        bf(2, rows, 8),
                         bf(2, 3, 8),
-                        _scale,
+                        (2.0 ** i(2, rows, blocks, low=-2, high=2)).astype(jnp.float8_e8m0fnu),
                         np.ones((2, 3, 1), jnp.float8_e8m0fnu),
                     ),
                 )
             ]
         }
-    )
-_conv = functools.partial(lax.conv_general_dilated, window_strides=(1,), padding=[(1, 1)])
-more(
+        for blocks, rows in ((4, 3), (2, 5))
+    ),
     {
         "conv_general_dilated": [
             (_conv, (f(3, 5, 4), f(2, 5, 3))),
@@ -273,29 +329,11 @@ more(
                 (f(3, 6, 2), f(3, 2, 4)),
             ),
         ]
-    }
-)
-
-# reductions
-
-
-def _greater(p: Any, q: Any) -> Any:
-    """The pair with the greater value; the first of equal ones."""
-    left = (p[0] > q[0]) | ((p[0] == q[0]) & (p[1] < q[1]))
-    return jnp.where(left, p[0], q[0]), jnp.where(left, p[1], q[1])
-
-
-def _log_sum(p: Any, q: Any) -> Any:
-    """The maximum and the sum of exponentials below it."""
-    top = jnp.maximum(p[0], q[0])
-    safe = jnp.where(top == -jnp.inf, 0.0, top)
-    return top, p[1] * jnp.exp(p[0] - safe) + q[1] * jnp.exp(q[0] - safe)
-
-
-for _name in ("sum", "max", "min", "prod"):
-    _reduce = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min, "prod": jnp.prod}[_name]
-    more({f"reduce_{_name}": [(lambda x, r=_reduce: r(x, 0), (f(5, 3),)), (_reduce, (i(7),))]})
-more(
+    },
+    *(
+        {f"reduce_{name}": [(lambda x, r=fn: r(x, 0), (f(5, 3),)), (fn, (i(7),))]}
+        for name, fn in (("sum", jnp.sum), ("max", jnp.max), ("min", jnp.min), ("prod", jnp.prod))
+    ),
     {
         "reduce_sum": [
             (lambda x: jnp.sum(x, (0, 2)), (f(3, 2, 2),)),
@@ -303,18 +341,21 @@ more(
             (lambda x: lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None), (bf(6),)),
         ],
         "reduce_prod": [(lambda x: jnp.prod(x, 1), (c(3, 5),))],
-    }
-)
-for _name in ("and", "or", "xor"):
-    _fn = getattr(lax, f"reduce_{_name}")
-    for _x in (b(5, 3), i(7, 2)):
-        more({f"reduce_{_name}": [(lambda x, r=_fn: r(x, (0,)), (_x,))]})
-for _name in ("argmax", "argmin"):
-    _fn = getattr(lax, _name)
-    more({_name: [(lambda x, r=_fn: r(x, 1, np.int32), (i(5, 7, low=0, high=3),))]})
-    more({_name: [(lambda x, r=_fn: r(x, 0, np.int32), (b(5, 3),))]})
-    more({_name: [(lambda x, r=_fn: r(x, 0, np.int32), (np.stack([SPECIAL, SPECIAL[::-1]], 1),))]})
-more(
+    },
+    *(
+        {f"reduce_{name}": [(lambda x, r=fn: r(x, (0,)), (x,)) for x in (b(5, 3), i(7, 2))]}
+        for name, fn in (("and", lax.reduce_and), ("or", lax.reduce_or), ("xor", lax.reduce_xor))
+    ),
+    *(
+        {
+            name: [
+                (lambda x, r=fn: r(x, 1, np.int32), (i(5, 7, low=0, high=3),)),
+                (lambda x, r=fn: r(x, 0, np.int32), (b(5, 3),)),
+                (lambda x, r=fn: r(x, 0, np.int32), (np.stack([SPECIAL, SPECIAL[::-1]], 1),)),
+            ]
+        }
+        for name, fn in (("argmax", lax.argmax), ("argmin", lax.argmin))
+    ),
     {
         "reduce": [
             (
@@ -339,19 +380,22 @@ more(
                 (f(5, 3),),
             ),
         ]
-    }
-)
-for _name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
-    _fn = getattr(lax, _name)
-    more(
+    },
+    *(
         {
-            _name: [
-                (lambda x, r=_fn: r(x, 0), (f(5, 3),)),
-                (lambda x, r=_fn: r(x, 1, reverse=True), (f(3, 5),)),
+            name: [
+                (lambda x, r=fn: r(x, 0), (f(5, 3),)),
+                (lambda x, r=fn: r(x, 1, reverse=True), (f(3, 5),)),
             ]
         }
-    )
-more(
+        for name, fn in (
+            ("cumsum", lax.cumsum),
+            ("cumprod", lax.cumprod),
+            ("cummax", lax.cummax),
+            ("cummin", lax.cummin),
+            ("cumlogsumexp", lax.cumlogsumexp),
+        )
+    ),
     {
         "cumsum": [(lambda x: lax.cumsum(x, 1), (i(3, 5),))],
         "sort": [
@@ -360,38 +404,30 @@ more(
         ],
         "top_k": [(lambda x: lax.top_k(x, 2), (f(3, 5),))],
         "approx_top_k": [(lambda x: lax.approx_max_k(x, 2), (f(3, 5),))],
-    }
-)
-for _name, _fn, _init in (
-    ("sum", lax.add, 0.0),
-    ("max", lax.max, -np.inf),
-    ("min", lax.min, np.inf),
-):
-    more(
+    },
+    *(
         {
-            f"reduce_window_{_name}": [
+            f"reduce_window_{name}": [
                 (
-                    lambda x, g=_fn, z=_init: lax.reduce_window(
+                    lambda x, g=fn, z=init: lax.reduce_window(
                         x, np.float32(z), g, (1, 2), (1, 2), "SAME"
                     ),
                     (f(5, 6),),
-                )
-            ]
-        }
-    )
-    more(
-        {
-            f"reduce_window_{_name}": [
+                ),
                 (
-                    lambda x, g=_fn, z=_init: lax.reduce_window(
+                    lambda x, g=fn, z=init: lax.reduce_window(
                         x, np.float32(z), g, (1, 1), (2, 1), "VALID"
                     ),
                     (f(6, 3),),
-                )
+                ),
             ]
         }
-    )
-more(
+        for name, fn, init in (
+            ("sum", lax.add, 0.0),
+            ("max", lax.max, -np.inf),
+            ("min", lax.min, np.inf),
+        )
+    ),
     {
         "reduce_window": [
             (
@@ -401,17 +437,7 @@ more(
                 (f(5, 6),),
             )
         ]
-    }
-)
-_pool = functools.partial(
-    lax.reduce_window,
-    init_value=-np.inf,
-    computation=lax.max,
-    window_dimensions=(1, 2),
-    window_strides=(1, 2),
-    padding="VALID",
-)
-more(
+    },
     {
         "select_and_scatter_add": [
             (lambda x, g: jax.vjp(_pool, x)[1](g), (f(5, 6, seed=2), f(5, 3)))
@@ -438,56 +464,7 @@ more(
         "select_and_gather_add": [
             (lambda x, t: jax.jvp(_pool, (x,), (t,)), (f(5, 6, seed=2), f(5, 6)))
         ],
-    }
-)
-
-
-# ---- kernels that are written for one device ---------------------------------------------------
-
-
-def _kernel(
-    grid: tuple[int, ...], blocks: list[pl.BlockSpec], shape: tuple[int, ...]
-) -> Callable[..., Any]:
-    """A kernel of two operands that does not split within a block; the last of `blocks` is that of
-    the result."""
-
-    def line(x: Any, w: Any, o: Any) -> None:
-        o[...] = jnp.sin(x[...]) + jnp.cumsum(x[...] * w[...], -1)
-
-    out = jax.ShapeDtypeStruct(shape, np.float32)
-    return pl.pallas_call(
-        line, out, grid=grid, in_specs=blocks[:-1], out_specs=blocks[-1], interpret=True
-    )
-
-
-def _partitioned(function: Callable[..., Any], rule: str, **factors: Any) -> Callable[..., Any]:
-    """A function that states how it splits, and that runs on shards of any size."""
-    found = custom_partitioning(function)
-    found.def_partition(
-        partition=lambda mesh, ins, outs: (
-            mesh,
-            function,
-            jax.tree.map(lambda x: x.sharding, outs),
-            jax.tree.map(lambda x: x.sharding, ins),
-        ),
-        sharding_rule=rule,
-        **factors,
-    )
-    return found
-
-
-def _opaque(x: Any, w: Any) -> Any:
-    """Running sums of the lines of an array times a line, in one block."""
-
-    def block(x: Any, w: Any, o: Any) -> None:
-        o[...] = jnp.sin(x[...]) + jnp.cumsum(x[...] * w[...], -1)
-
-    return pl.pallas_call(block, jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=True)(x, w)
-
-
-_line_of = pl.BlockSpec((1, 3), lambda i: (i, 0))
-_pairs_of = pl.BlockSpec((2, None, 3), lambda i, j: (j, i, 0))
-more(
+    },
     {
         "pallas_call": [
             (
@@ -517,5 +494,5 @@ more(
                 (f(5, 3), f(3)),
             ),
         ],
-    }
+    },
 )

@@ -13,8 +13,39 @@ from jax.experimental import io_callback
 
 from sbp.trace.slices import join_slices_p
 
-# movement
+# linear algebra
+_spd = np.stack([np.eye(2, dtype=np.float32) * (k + 1) + 0.25 for k in range(5)])
+_general = f(5, 3, 3) + 4 * np.eye(3, dtype=np.float32)
+# indexing: duplicates, negative and large indices, each mode
+_rows = np.array([0, 4, -1, 3, 100], np.int32)
+# windows across shards: each mode, beside a looked-up dim, along two dims, of booleans
+_windows = lax.GatherDimensionNumbers(
+    offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(0, 1)
+)
+_picked = lax.GatherDimensionNumbers(
+    offset_dims=(1,), collapsed_slice_dims=(1,), start_index_map=(1, 0)
+)
+_corners = np.array([[0, 0], [2, 1], [4, -1], [-9, 2], [3, 0]], np.int32)
+
+
+def _into(how: str, mode: Any, **options: Any) -> Callable[..., Any]:
+    return lambda x, k, y: getattr(x.at[k], how)(
+        y, mode=mode, wrap_negative_indices=False, **options
+    )
+
+
+_into_windows = lax.ScatterDimensionNumbers(
+    update_window_dims=(1, 2), inserted_window_dims=(), scatter_dims_to_operand_dims=(0, 1)
+)
+
+
+def _five_keys(impl: str) -> Any:
+    """Keys of a generator."""
+    return jax.vmap(functools.partial(jax.random.key, impl=impl))(np.arange(5))
+
+
 more(
+    # movement
     {
         "transpose": [
             (lambda x: lax.transpose(x, (2, 0, 1)), (f(2, 3, 5),)),
@@ -28,40 +59,40 @@ more(
             (lambda x: jnp.broadcast_to(x, (2, 5)), (b(5),)),
         ],
         "squeeze": [(lambda x: lax.squeeze(x, (1,)), (f(5, 1, 3),))],
-    }
-)
-for _from, _to in [
-    ((5, 4), (5, 2, 2)),
-    ((8,), (4, 2)),
-    ((4, 2), (8,)),
-    ((12,), (4, 3)),
-    ((6, 5), (30,)),
-    ((2, 6), (4, 3)),
-    ((1, 5), (5,)),
-    ((5,), (5, 1)),
-    ((3, 4, 5), (12, 5)),
-    ((6, 4), (4, 6)),
-    ((2, 2, 3), (4, 3)),
-    ((8, 1, 3), (2, 4, 3)),
-    ((1,), ()),
-    ((4, 6), (4, 1, 6)),
-    ((0, 4), (4, 0)),
-]:
-    more({"reshape": [(lambda x, to=_to: lax.reshape(x, to), (f(*_from),))]})
-for _from, _to, _order in (
-    ((3, 4), (12,), (1, 0)),
-    ((4, 3, 2), (6, 4), (2, 1, 0)),
-    ((2, 5, 4), (4, 10), (2, 0, 1)),
-    ((5, 3), (5, 3), (1, 0)),
-):
-    more(
+    },
+    *(
+        {"reshape": [(lambda x, to=to: lax.reshape(x, to), (f(*given),))]}
+        for given, to in [
+            ((5, 4), (5, 2, 2)),
+            ((8,), (4, 2)),
+            ((4, 2), (8,)),
+            ((12,), (4, 3)),
+            ((6, 5), (30,)),
+            ((2, 6), (4, 3)),
+            ((1, 5), (5,)),
+            ((5,), (5, 1)),
+            ((3, 4, 5), (12, 5)),
+            ((6, 4), (4, 6)),
+            ((2, 2, 3), (4, 3)),
+            ((8, 1, 3), (2, 4, 3)),
+            ((1,), ()),
+            ((4, 6), (4, 1, 6)),
+            ((0, 4), (4, 0)),
+        ]
+    ),
+    *(
         {
             "reshape": [
-                (lambda x, to=_to, order=_order: lax.reshape(x, to, dimensions=order), (f(*_from),))
+                (lambda x, to=to, order=order: lax.reshape(x, to, dimensions=order), (f(*given),))
             ]
         }
-    )
-more(
+        for given, to, order in (
+            ((3, 4), (12,), (1, 0)),
+            ((4, 3, 2), (6, 4), (2, 1, 0)),
+            ((2, 5, 4), (4, 10), (2, 0, 1)),
+            ((5, 3), (5, 3), (1, 0)),
+        )
+    ),
     {
         "concatenate": [
             (lambda x, y: lax.concatenate((x, y), 0), (f(2, 3), f(3, 3))),
@@ -125,20 +156,18 @@ more(
             ),
             (lambda x, y, k: lax.dynamic_update_slice(x, y, (k,)), (f(300), f(3), np.int16(149))),
         ],
-    }
-)
-for _start in (-3, 1, 9):
-    more(
+    },
+    *(
         {
             "dynamic_update_slice": [
                 (
                     lambda x, y, k: lax.dynamic_update_slice(x, y, (k,)),
-                    (b(5), b(4, seed=1), np.int32(_start)),
+                    (b(5), b(4, seed=1), np.int32(start)),
                 )
             ]
         }
-    )
-more(
+        for start in (-3, 1, 9)
+    ),
     {
         "dynamic_update_slice": [
             (lambda x, y: lax.dynamic_update_slice(x, y, (2,)), (keys(5), keys(2)))
@@ -153,13 +182,7 @@ more(
         "empty2": [
             (bind("empty2", dtype=np.dtype(np.float32), memory_space=jax.memory.Space.Device), ())
         ],
-    }
-)
-
-# linear algebra
-_spd = np.stack([np.eye(2, dtype=np.float32) * (k + 1) + 0.25 for k in range(5)])
-_general = f(5, 3, 3) + 4 * np.eye(3, dtype=np.float32)
-more(
+    },
     {
         "cholesky": [(lax.linalg.cholesky, (_spd,))],
         "eigh": [(lax.linalg.eigh, (_spd,))],
@@ -192,27 +215,26 @@ more(
         "tridiagonal_solve": [
             (lax.linalg.tridiagonal_solve, (f(5, 3) / 8, f(5, 3) + 9, f(5, 3) / 8, f(5, 3, 2)))
         ],
-    }
-)
-for _side, _shape in ((True, (5, 3, 4)), (False, (5, 4, 3))):
-    more(
+    },
+    *(
         {
             "triangular_solve": [
                 (
-                    functools.partial(lax.linalg.triangular_solve, left_side=_side, lower=True),
-                    (_general, f(*_shape)),
+                    functools.partial(lax.linalg.triangular_solve, left_side=side, lower=True),
+                    (_general, f(*shape)),
                 )
             ]
         }
-    )
-    more(
+        for side, shape in ((True, (5, 3, 4)), (False, (5, 4, 3)))
+    ),
+    *(
         {
             "ormqr": [
-                (bind("ormqr", left=_side, transpose=True), (_general / 8, f(5, 3) / 8, f(*_shape)))
+                (bind("ormqr", left=side, transpose=True), (_general / 8, f(5, 3) / 8, f(*shape)))
             ]
         }
-    )
-more(
+        for side, shape in ((True, (5, 3, 4)), (False, (5, 4, 3)))
+    ),
     {
         "cholesky_update": [(jax.jit(bind("cholesky_update")), (_spd[0], f(2)))],
         "geqp3": [(bind("geqp3", use_magma=None), (_general, np.zeros((5, 3), np.int32)))],
@@ -224,23 +246,18 @@ more(
             (lambda x: jnp.fft.rfft2(x), (f(5, 4, 6),)),
             (lambda x: jnp.fft.irfft(x), (c(3, 4),)),
         ],
-    }
-)
-
-# indexing: duplicates, negative and large indices, each mode
-_rows = np.array([0, 4, -1, 3, 100], np.int32)
-for _mode in (CLIP, FILL, PROMISE):
-    more(
+    },
+    *(
         {
             "gather": [
                 (
-                    lambda x, k, m=_mode: x.at[k].get(mode=m, wrap_negative_indices=False),
+                    lambda x, k, m=mode: x.at[k].get(mode=m, wrap_negative_indices=False),
                     (f(5, 3), _rows),
                 )
             ]
         }
-    )
-more(
+        for mode in (CLIP, FILL, PROMISE)
+    ),
     {
         "gather": [
             (
@@ -256,38 +273,29 @@ more(
                 (f(5, 2, 3), np.array([1, 9, 0, -1]), np.array([2, 0, 3, 1])),
             ),
         ]
-    }
-)
-# windows across shards: each mode, beside a looked-up dim, along two dims, of booleans
-_windows = lax.GatherDimensionNumbers(
-    offset_dims=(1, 2), collapsed_slice_dims=(), start_index_map=(0, 1)
-)
-_picked = lax.GatherDimensionNumbers(
-    offset_dims=(1,), collapsed_slice_dims=(1,), start_index_map=(1, 0)
-)
-_corners = np.array([[0, 0], [2, 1], [4, -1], [-9, 2], [3, 0]], np.int32)
-for _mode in (CLIP, FILL, PROMISE):
-    more(
+    },
+    *(
         {
             "gather": [
                 (
-                    lambda x, k, m=_mode: lax.gather(x, k, _windows, (2, 2), mode=m),
+                    lambda x, k, m=mode: lax.gather(x, k, _windows, (2, 2), mode=m),
                     (f(5, 3), _corners),
                 )
             ]
         }
-    )
-    more(
+        for mode in (CLIP, FILL, PROMISE)
+    ),
+    *(
         {
             "gather": [
                 (
-                    lambda x, k, m=_mode: lax.gather(x, k, _picked, (3, 1), mode=m),
+                    lambda x, k, m=mode: lax.gather(x, k, _picked, (3, 1), mode=m),
                     (i(7, 5), np.array([[1, 0], [4, 5], [9, 2], [0, 3]])),
                 )
             ]
         }
-    )
-more(
+        for mode in (CLIP, FILL, PROMISE)
+    ),
     {
         "gather": [
             (lambda x, k: lax.gather(x, k, _windows, (4, 1), mode=FILL), (b(5, 3), _corners)),
@@ -301,39 +309,44 @@ more(
                 (f(5, 3), i(4, low=-3, high=7)),
             ),
         ]
-    }
-)
-
-
-def _into(how: str, mode: Any, **options: Any) -> Callable[..., Any]:
-    return lambda x, k, y: getattr(x.at[k], how)(
-        y, mode=mode, wrap_negative_indices=False, **options
-    )
-
-
-for _how, _name in (
-    ("add", "scatter-add"),
-    ("subtract", "scatter-sub"),
-    ("mul", "scatter-mul"),
-    ("min", "scatter-min"),
-    ("max", "scatter-max"),
-    ("set", "scatter"),
-):
-    more({_name: [(_into(_how, FILL), (f(5, 3), _rows, f(5, 3)))]})
-    more({_name: [(_into(_how, PROMISE), (i(5), np.array([1, 3, 1, 2, 0], np.int32), i(5)))]})
-for _how, _name in (("add", "scatter-add"), ("set", "scatter")):
-    more({_name: [(_into(_how, CLIP), (f(5), np.stack([_rows, -_rows], 1), f(5, 2)))]})
-    more(
+    },
+    *(
+        {name: [(_into(how, FILL), (f(5, 3), _rows, f(5, 3)))]}
+        for how, name in (
+            ("add", "scatter-add"),
+            ("subtract", "scatter-sub"),
+            ("mul", "scatter-mul"),
+            ("min", "scatter-min"),
+            ("max", "scatter-max"),
+            ("set", "scatter"),
+        )
+    ),
+    *(
+        {name: [(_into(how, PROMISE), (i(5), np.array([1, 3, 1, 2, 0], np.int32), i(5)))]}
+        for how, name in (
+            ("add", "scatter-add"),
+            ("subtract", "scatter-sub"),
+            ("mul", "scatter-mul"),
+            ("min", "scatter-min"),
+            ("max", "scatter-max"),
+            ("set", "scatter"),
+        )
+    ),
+    *(
+        {name: [(_into(how, CLIP), (f(5), np.stack([_rows, -_rows], 1), f(5, 2)))]}
+        for how, name in (("add", "scatter-add"), ("set", "scatter"))
+    ),
+    *(
         {
-            _name: [
+            name: [
                 (
-                    lambda x, j, k, y, how=_how: getattr(x.at[j, k], how)(y, mode=CLIP),
+                    lambda x, j, k, y, how=how: getattr(x.at[j, k], how)(y, mode=CLIP),
                     (f(5, 3), np.array([1, 9, 1]), np.array([2, 0, 2]), f(3, seed=5)),
                 )
             ]
         }
-    )
-more(
+        for how, name in (("add", "scatter-add"), ("set", "scatter"))
+    ),
     {
         "scatter": [
             (_into("set", FILL, unique_indices=True), (f(5, 3), _rows, f(5, 3))),
@@ -345,33 +358,28 @@ more(
                 (f(3, 5), i(3, 4, low=0, high=5), f(3, 4)),
             )
         ],
-    }
-)
-_into_windows = lax.ScatterDimensionNumbers(
-    update_window_dims=(1, 2), inserted_window_dims=(), scatter_dims_to_operand_dims=(0, 1)
-)
-for _mode in (CLIP, FILL, PROMISE):
-    for _name, _scatter in (
-        ("scatter-add", lax.scatter_add),
-        ("scatter-max", lax.scatter_max),
-        ("scatter", lax.scatter),
-    ):
-        for _window in ((2, 2), (4, 1), (5, 2)):
-            more(
-                {
-                    _name: [
-                        (
-                            lambda x, k, y, m=_mode, g=_scatter: g(x, k, y, _into_windows, mode=m),
-                            (
-                                f(5, 3),
-                                _corners[:3] if _mode == PROMISE else _corners[1:4],
-                                f(3, *_window),
-                            ),
-                        )
-                    ]
-                }
-            )
-more(
+    },
+    *(
+        {
+            name: [
+                (
+                    lambda x, k, y, m=mode, g=scatter: g(x, k, y, _into_windows, mode=m),
+                    (
+                        f(5, 3),
+                        _corners[:3] if mode == PROMISE else _corners[1:4],
+                        f(3, *window),
+                    ),
+                )
+            ]
+        }
+        for mode in (CLIP, FILL, PROMISE)
+        for name, scatter in (
+            ("scatter-add", lax.scatter_add),
+            ("scatter-max", lax.scatter_max),
+            ("scatter", lax.scatter),
+        )
+        for window in ((2, 2), (4, 1), (5, 2))
+    ),
     {
         "scatter-add": [(_into("add", FILL), (f(7), np.array([3, 250], np.uint8), f(2)))],
         # random numbers
@@ -388,54 +396,49 @@ more(
             (lambda k: jax.random.gamma(k, np.float32(2), (3,)), (keys(),)),
             (bind("random_gamma", log_space=False), (keys(3), f(3, low=4))),
         ],
-    }
-)
-for _impl in ("threefry2x32", "rbg", "unsafe_rbg", "philox2x32"):
-    _batch = jax.vmap(functools.partial(jax.random.key, impl=_impl))(np.arange(5))
-    more(
+    },
+    *(
         {
             "random_seed": [
                 (
-                    jax.vmap(functools.partial(jax.random.key, impl=_impl)),
+                    jax.vmap(functools.partial(jax.random.key, impl=impl)),
                     (np.arange(5, dtype=np.int32),),
                 )
-            ]
-        }
-    )
-    more({"random_split": [(jax.vmap(lambda k: jax.random.split(k, 3)), (_batch,))]})
-    more(
-        {
+            ],
+            "random_split": [(jax.vmap(lambda k: jax.random.split(k, 3)), (_five_keys(impl),))],
             "random_fold_in": [
-                (jax.vmap(jax.random.fold_in), (_batch, np.arange(5, dtype=np.uint32)))
-            ]
-        }
-    )
-    more(
-        {
-            "random_fold_in": [
+                (jax.vmap(jax.random.fold_in), (_five_keys(impl), np.arange(5, dtype=np.uint32))),
                 (
                     jax.vmap(jax.random.fold_in, (None, 0)),
-                    (_batch[0], np.arange(5, dtype=np.uint32)),
-                )
-            ]
+                    (_five_keys(impl)[0], np.arange(5, dtype=np.uint32)),
+                ),
+            ],
+            "random_bits": [(jax.vmap(lambda k: jax.random.bits(k, (3, 2))), (_five_keys(impl),))],
         }
-    )
-    more({"random_bits": [(jax.vmap(lambda k: jax.random.bits(k, (3, 2))), (_batch,))]})
-more(
+        for impl in ("threefry2x32", "rbg", "unsafe_rbg", "philox2x32")
+    ),
     {
         "random_bits": [
             (lambda k: jax.random.bits(k, (5,)), (jax.random.key(3, impl="threefry4x32"),))
         ],
         "iota_2x32_shape": [(bind("iota_2x32_shape", shape=(5, 3)), ())],
-    }
-)
-for _width, _shape in ((np.uint8, (5,)), (np.uint32, (5, 2))):
-    more({"random_bits": [(lambda k, w=_width, s=_shape: jax.random.bits(k, s, w), (keys(),))]})
-more({"random_bits": [(lambda k: jax.random.bits(k, (5,)), (jax.random.key(3, impl="rbg"),))]})
-for _impl in ("rbg", "unsafe_rbg"):
-    _some = jax.random.split(jax.random.key(3, impl=_impl), 5)
-    more({"random_bits": [(jax.vmap(lambda k: jax.random.bits(k, (3, 2), "uint16")), (_some,))]})
-more(
+    },
+    *(
+        {"random_bits": [(lambda k, w=width, s=shape: jax.random.bits(k, s, w), (keys(),))]}
+        for width, shape in ((np.uint8, (5,)), (np.uint32, (5, 2)))
+    ),
+    {"random_bits": [(lambda k: jax.random.bits(k, (5,)), (jax.random.key(3, impl="rbg"),))]},
+    *(
+        {
+            "random_bits": [
+                (
+                    jax.vmap(lambda k: jax.random.bits(k, (3, 2), "uint16")),
+                    (jax.random.split(jax.random.key(3, impl=impl), 5),),
+                )
+            ]
+        }
+        for impl in ("rbg", "unsafe_rbg")
+    ),
     {
         # The counter overflows.
         "rng_bit_generator": [
@@ -455,5 +458,5 @@ more(
         "debug_callback": [(lambda x: jax.debug.callback(lambda a: None, x), (f(5),))],
         "io_callback": [(lambda x: io_callback(lambda a: None, None, x), (f(5),))],
         "debug_print": [(lambda x: jax.debug.print("{}", x), (f(5),))],
-    }
+    },
 )

@@ -254,31 +254,6 @@ def test_a_partial_sum_is_reduced_once(trap: str):
     assert kinds(same(fn, on(2), *args))["all_reduce"] == 1
 
 
-@pytest.mark.parametrize("n", [2, 3, 5, 8])
-def test_10_a_broadcast_value_as_a_partial_one_and_back(n: int):
-    """By masking, not by dividing: bit for bit, integers too."""
-    for x in (i(7), f(7) * np.float32(0.1), b(7)):
-        monoid = "or" if x.dtype == bool else "sum"
-        back = sbp.jit(
-            lambda x, m=monoid: sbp.replicate(sbp.partial(sbp.replicate(x), "x", op=m)), on(n)
-        )(x)
-        assert back.dtype == x.dtype and np.array_equal(back, x)
-
-
-@pytest.mark.parametrize("size", [3, 7, 8])
-def test_11_a_split_value_as_a_partial_one(mesh: Any, size: int):
-    fn = lambda x: sbp.replicate(sbp.partial(sbp.split(x, 0, "x", "y"), "x", "y"))
-    np.testing.assert_array_equal(sbp.jit(fn, mesh)(f(size, 2)), f(size, 2))
-
-
-@pytest.mark.parametrize("n", [1, 2, 4, 8])
-def test_12_neither_a_double_reduction_nor_a_missing_one(n: int):
-    def loss(w: Any, x: Any) -> Any:
-        return jnp.square(jnp.tanh(sbp.split(x, 0, "x") @ w)).sum()
-
-    same(jax.value_and_grad(loss), on(n), W, f(8, 8))
-
-
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
 def test_15_a_key_draws_the_same_numbers_however_the_result_lies(n: int):
     for place in (lambda d: sbp.split(d, 0, "x"), lambda d: sbp.split(d, 1, "x"), sbp.replicate):

@@ -10,6 +10,13 @@ from jax import lax
 from jax.sharding import PartitionSpec as PS
 
 from tests.shardmap.programs.kinds import N_DATA, Program, draw, mapped
+from tests.shardmap.programs.wrong.counts import (
+    FLOW as OVERFLOWN,
+    OTHER,
+    finite_step,
+    mean_square,
+    two_losses,
+)
 from tests.shardmap.programs.wrong.experts import (
     COMBINE,
     DISPATCH,
@@ -70,15 +77,6 @@ BITS = {
 }
 
 
-OVERFLOWN = X.copy()
-OVERFLOWN[3, 3] = np.inf
-
-
-def step_reference(w, x, y):
-    g = jax.grad(squared)(w, x, y)
-    return jnp.where(jnp.isfinite(g).all(), w - 0.1 * g, w)
-
-
 def skipped(agree, choose):
     """A step that is left out when some device's gradient is not finite, as with a scaled loss."""
 
@@ -113,7 +111,7 @@ def checked_after(w, x, y):
 
 
 FINITE = {
-    f"{name}_{kind}": Program(mapped(body, STEP, PS()), step_reference, (W, x, Y), vma=(False,))
+    f"{name}_{kind}": Program(mapped(body, STEP, PS()), finite_step, (W, x, Y), vma=(False,))
     for kind, x in (("finite", X), ("overflown", OVERFLOWN))
     for name, body in {
         "smallest_where": skipped(smallest, lambda ok, old, new: jnp.where(ok, new, old)),
@@ -125,10 +123,10 @@ FINITE = {
     }.items()
 } | {
     "skipped_for_loss": Program(
-        mapped(skipped_for_loss, STEP, PS()), step_reference, (W, X, Y), vma=(False,)
+        mapped(skipped_for_loss, STEP, PS()), finite_step, (W, X, Y), vma=(False,)
     ),
     "skipped_for_norm": Program(
-        mapped(skipped_for_norm, STEP, PS()), step_reference, (W, X, Y), vma=(False,)
+        mapped(skipped_for_norm, STEP, PS()), finite_step, (W, X, Y), vma=(False,)
     ),
     "cleaned": Program(
         mapped(
@@ -136,7 +134,7 @@ FINITE = {
             STEP,
             PS(),
         ),
-        step_reference,
+        finite_step,
         (W, X, Y),
         vma=(False,),
     ),
@@ -278,15 +276,6 @@ MEANS = {
     "adafactor": optimised(lambda: optax.adafactor(1e-2)),
     "clip_by_block_rms": optimised(lambda: optax.clip_by_block_rms(1e-3)),
 }
-
-
-OTHER = draw(8, 24, seed=75)
-
-
-mean_square = lambda a: (a**2).mean()
-
-
-two_losses = lambda w, x, other: mean_square(x @ w) + mean_square(other @ w)
 
 
 def two_losses_step(w, x, other):

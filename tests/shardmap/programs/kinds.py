@@ -120,3 +120,16 @@ def mapped(body, ins, outs):
 def outer_grad(body, ins, outs, argnums):
     """The gradient of a scalar loss whose forward pass is the region."""
     return lambda vma: jax.value_and_grad(mapped(body, ins, outs)(vma), argnums)
+
+
+def is_right(fn, args, want, rtol=2e-3, atol=2e-4):
+    """Whether each device has its part of a result."""
+
+    def near(shard, whole):
+        part = np.asarray(whole, float)[shard.index]
+        return np.allclose(np.asarray(shard.data, float), part, rtol=rtol, atol=atol)
+
+    return all(
+        g.shape == np.shape(w) and all(near(shard, w) for shard in g.addressable_shards)
+        for g, w in zip(jax.tree.leaves(jax.jit(fn)(*args)), jax.tree.leaves(want), strict=True)
+    )

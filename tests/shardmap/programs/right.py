@@ -400,11 +400,6 @@ def moe_mapped(x, wg, w_in, w_out):
     return lax.pmean(((x + y) ** 2).mean() + 0.01 * auxiliary.mean(), "model")
 
 
-def moe_of_tokens(x, wg, w_in, w_out):
-    """Each device's tokens are its group; there is no dim of groups."""
-    return exchanged_tokens(x, wg, w_in, w_out)
-
-
 def exchanged_tokens(x, wg, w_in, w_out):
     capacity = x.shape[0] // E * 2
     gates = jax.nn.softmax(x @ wg)
@@ -441,7 +436,7 @@ EXPERTS = {
         (TOKENS, WG, W_IN, W_OUT),
     ),
     "moe_of_tokens": Program(
-        mapped(moe_of_tokens, (PS("model"), PS(), PS("model"), PS("model")), PS("model")),
+        mapped(exchanged_tokens, (PS("model"), PS(), PS("model"), PS("model")), PS("model")),
         moe_tokens_reference,
         (draw(64, 12, seed=41), WG, W_IN, W_OUT),
         notes=("differs-on-one-device",),
