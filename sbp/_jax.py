@@ -155,21 +155,21 @@ def title_of(eqn: Any) -> str:
     return CHECKED_REGION if named else ""
 
 
-def frames_of(source_info: Any) -> tuple[Span, ...]:
-    """The user's frames of an equation, innermost first, with exact columns (1-based)."""
-    return tuple(_span_of(frame) for frame in source_info_util.user_frames(source_info.traceback))
+def frames_of(traceback: Any) -> tuple[Span, ...]:
+    """The user's frames of a traceback, innermost first, with exact columns (1-based)."""
+    return tuple(_span_of(frame) for frame in source_info_util.user_frames(traceback))
 
 
 _LIBRARY = os.path.join(os.path.dirname(os.path.abspath(jax.__file__)), "_src") + os.sep
 
 
-def library_of(source_info: Any) -> tuple[str, ...]:
+def library_of(traceback: Any) -> tuple[str, ...]:
     """The functions of JAX that made an equation, below the user's innermost frame, innermost
     first: `lax.parallel.psum` and `lax.parallel.pmean` for the sum in a `lax.pmean`.
 
     Tracing and autodiff have their own folders in JAX, and are left out.
     """
-    codes, _ = source_info.traceback.raw_frames() if source_info.traceback else ((), ())
+    codes, _ = traceback.raw_frames() if traceback else ((), ())
     found: dict[str, None] = {}
     for code in codes:
         if source_info_util.is_user_filename(code.co_filename):
@@ -208,7 +208,7 @@ def _takes_sharding(function: str) -> bool:
 def asked_of_creator(eqn: Any) -> bool:
     """Whether the user called a function of JAX that takes a sharding for its result, and which
     made the equation: not where the sharding follows from that of another array."""
-    made_by = library_of(eqn.source_info)
+    made_by = library_of(eqn.source_info.traceback)
     return "out_sharding" in eqn.params or bool(made_by and _takes_sharding(made_by[-1]))
 
 
@@ -231,7 +231,7 @@ _METHOD_CALL = "numpy.array_methods._forward_method_to_aval"
 def numpy_function(source_info: Any) -> str | None:
     """The function of `jax.numpy`, or the method of an array, that the user called and that made
     the equation, such as `asarray`; None where the equation comes from elsewhere."""
-    made_by = [f for f in library_of(source_info) if f != _METHOD_CALL]
+    made_by = [f for f in library_of(source_info.traceback) if f != _METHOD_CALL]
     if not made_by or not made_by[-1].startswith("numpy."):
         return None
     return made_by[-1].rsplit(".", 1)[-1].lstrip("_")

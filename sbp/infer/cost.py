@@ -303,19 +303,19 @@ def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tup
       row: the row. The kernel of each axis sees the shapes that the other axes leave.
       mesh: the mesh.
     """
-    placed = _PlacedRow(graph, node, row, mesh)
     found: list[tuple[int, Sent]] = []
     for position, name in enumerate(row.kernels):
         sends = kernel_named(name).sends
         if sends is not None:
-            op, on_axis = placed.on_axis(position)
+            op, own = on_axis(graph, node, row, mesh, position)
             ins = list(op.ins)
             for other in range(len(row.kernels)):
-                ins = placed.widen(ins, other, position) if other != position else ins
-            times = placed.times(position)
+                if other != position and kernel_named(row.kernels[other]).widens is not None:
+                    _widen(ins, on_axis(graph, node, row, mesh, other), row, position)
+            times = _times(graph, node, row, mesh, position)
             found += [
                 (position, dataclasses.replace(sent, rounds=times * sent.rounds))
-                for sent in sends(dataclasses.replace(op, ins=tuple(ins)), on_axis)
+                for sent in sends(dataclasses.replace(op, ins=tuple(ins)), own)
             ]
     return tuple(found)
 
@@ -323,9 +323,8 @@ def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tup
 def row_traffic(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> float:
     """Bytes that a device moves to or from memory in a row's kernels beside one pass over operands
     and results; arguments as `row_sends`."""
-    placed = _PlacedRow(graph, node, row, mesh)
-    of_kernels = [kernel_named(name).traffic for name in row.kernels]
-    return sum((t(*placed.on_axis(k)) for k, t in enumerate(of_kernels) if t is not None), 0.0)
+    of_kernels = enumerate(kernel_named(name).traffic for name in row.kernels)
+    return sum((t(*on_axis(graph, node, row, mesh, k)) for k, t in of_kernels if t), 0.0)
 
 
 def allowed_rows(
@@ -355,59 +354,47 @@ def allowed_rows(
     return rows if rules.unlimited else tuple(filter(is_allowed, rows))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _PlacedRow:
-    """A row of a node on a mesh."""
-
-    graph: Graph
-    node: Node
-    row: NdRow
-    mesh: MeshSpec
-
-    def on_axis(self, position: int) -> tuple[Op, Row]:
-        """The operation and the row on one mesh axis, with the shapes that the other axes leave."""
-        node, row = self.node, self.row
-        ins, outs = (
-            tuple(
-                _localised_by_others(self.graph.aval(o), c, self.mesh, position)
-                for o, c in zip(values, types, strict=True)
-            )
-            for values, types in ((node.inputs, row.ins), (node.outputs, row.outs))
+def on_axis(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, position: int) -> tuple[Op, Row]:
+    """An operation and its row on one mesh axis, with the shapes that the other axes leave; other
+    arguments as `row_sends`."""
+    ins, outs = (
+        tuple(
+            _localised_by_others(graph.aval(o), c, mesh, position)
+            for o, c in zip(values, types, strict=True)
         )
-        atoms = (tuple(decode(c[position]) for c in types) for types in (row.ins, row.outs))
-        return Op(node.op, node.params, ins, outs, self.mesh.sizes[position]), Row(
-            *atoms, kernel=row.kernels[position]
-        )
+        for values, types in ((node.inputs, row.ins), (node.outputs, row.outs))
+    )
+    atoms = (tuple(decode(c[position]) for c in types) for types in (row.ins, row.outs))
+    op = Op(node.op, node.params, ins, outs, mesh.sizes[position])
+    return op, Row(*atoms, kernel=row.kernels[position])
 
-    def times(self, position: int) -> int:
-        """In how many parts the collectives of the kernel on one mesh axis send their bytes."""
-        times = kernel_named(self.row.kernels[position]).times
-        if times is None:
-            return 1
-        ins, outs = (tuple(map(self.graph.aval, v)) for v in (self.node.inputs, self.node.outputs))
-        rows = [(self.on_axis(k)[1], n) for k, n in enumerate(self.mesh.sizes)]
-        return times(Op(self.node.op, self.node.params, ins, outs, 1), rows)
 
-    def widen(self, ins: list[Any], other: int, position: int) -> list[Any]:
-        """The operands after the kernel on another mesh axis has run. Its halo widens a dim that
-        comes before the dim that this axis splits.
+def _times(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec, position: int) -> int:
+    """In how many parts the collectives of the kernel on one mesh axis send their bytes."""
+    times = kernel_named(row.kernels[position]).times
+    if times is None:
+        return 1
+    ins, outs = (tuple(map(graph.aval, v)) for v in (node.inputs, node.outputs))
+    rows = [(on_axis(graph, node, row, mesh, k)[1], n) for k, n in enumerate(mesh.sizes)]
+    return times(Op(node.op, node.params, ins, outs, 1), rows)
 
-        Arguments:
-          ins: avals of the operands.
-          other: the position of the other mesh axis.
-          position: the position of this mesh axis.
-        """
-        widens = kernel_named(self.row.kernels[other]).widens
-        if widens is None:
-            return ins
-        op, on_axis = self.on_axis(other)
-        out = list(ins)
-        for operand, dim, size in widens(op, on_axis):
-            if dim + 1 < self.row.ins[operand][position]:
-                shape = list(out[operand].shape)
-                shape[dim] = size
-                out[operand] = _jax.empty_aval(shape, out[operand].dtype)
-        return out
+
+def _widen(ins: list[Any], other: tuple[Op, Row], row: NdRow, position: int) -> None:
+    """Replaces the operands by what the kernel on another mesh axis leaves. Its halo widens a dim
+    that comes before the dim that this axis splits.
+
+    Arguments:
+      ins: avals of the operands.
+      other: the operation and its row on the other mesh axis.
+      row: the whole row.
+      position: the position of this mesh axis.
+    """
+    widens = kernel_named(other[1].kernel).widens
+    for operand, dim, size in widens(*other) if widens is not None else ():
+        if dim + 1 < row.ins[operand][position]:
+            shape = list(ins[operand].shape)
+            shape[dim] = size
+            ins[operand] = _jax.empty_aval(shape, ins[operand].dtype)
 
 
 def _localised_by_others(aval: Any, codes: Codes, mesh: MeshSpec, position: int) -> Any:

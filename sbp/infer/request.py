@@ -148,7 +148,7 @@ def native_partials(
             rows = (
                 row
                 for k in axes
-                for row in table.partial_rows(node, ins, outs, k, node.id in rounding)
+                for row in table.partial_rows(node, node.id in rounding, ins, outs, k)
             )
             found = _native_of_rows(node, rows, given)
         else:
@@ -452,7 +452,7 @@ class Request:
         ins = [self.graph.aval(o) for o in node.inputs[operands]]
         outs = [self.graph.avals[o] for o in node.outputs[operands]]
         table = self.caches.table(self.mesh, communicates=communicates)
-        return table.rows_on(node, ins, outs, position, node.id in self.rounding)
+        return table.rows_on(node, node.id in self.rounding, ins, outs, position)
 
     @functools.cached_property
     def _rows(self) -> dict[int, tuple[NdRow, ...]]:

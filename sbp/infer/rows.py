@@ -3,9 +3,9 @@ that the rows of the outer axes leave on a device."""
 
 import functools
 import itertools
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from sbp import _jax
 from sbp.infer.space import Code, Codes, encode
@@ -15,7 +15,7 @@ from sbp.signatures.region import REGION_OPS, check_mesh, region_rows
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import Graph, Node
 from sbp.trace.places import computes_in_host
-from sbp.types import MONOIDS, Split, Unreduced
+from sbp.types import MONOIDS, Unreduced
 
 # ---- shards -------------------------------------------------------------------------------------
 # The shards that rows work on.
@@ -32,16 +32,6 @@ def localise(aval: Any, code: Code, n: int) -> Any:
 def _split_aval(shape: tuple[int, ...], dtype: Any, host: bool, dim: int, n: int) -> Any:
     split = (*shape[:dim], -(-shape[dim] // n), *shape[dim + 1 :])
     return _jax.empty_aval(split, dtype, host=host)
-
-
-def runs_in_host(row: Row, op: Op) -> bool:
-    """Whether a row computes in host memory. The primitive itself does, on shards without padding.
-    Kernels of sbp mix their operands with indices and masks, which lie in device memory."""
-    return row.kernel == "local" and all(
-        op.divides(aval.shape[atom.dim])
-        for aval, atom in zip((*op.ins, *op.outs), (*row.ins, *row.outs), strict=True)
-        if isinstance(atom, Split)
-    )
 
 
 # ---- rows ---------------------------------------------------------------------------------------
@@ -88,12 +78,30 @@ class _Branch:
     goes_round: bool
 
 
-class PartialRow(NamedTuple):
-    """A row on one mesh axis with a partial result: the codes of its operands; and for each partial
-    result, its number and monoid."""
+PartialRow = tuple[tuple[Code, ...], tuple[tuple[int, frozenset[str]], ...]]
+"""A row on one mesh axis with a partial result: the codes of its operands; and for each partial
+result, its number and monoid."""
 
-    ins: tuple[Code, ...]
-    yields: tuple[tuple[int, frozenset[str]], ...]
+
+def _once(method: Callable[..., Iterable[Any]]) -> Callable[..., tuple[Any, ...]]:
+    """Decorator: a method of a `RowTable` runs once for equal operations on equal avals. Its first
+    arguments are the node, whether it rounds, and the avals of operands and of results."""
+
+    @functools.wraps(method)
+    def found(
+        table: "RowTable",
+        node: Node,
+        rounds: bool,
+        ins: Sequence[Any],
+        outs: Sequence[Any],
+        *more: Hashable,
+    ) -> tuple[Any, ...]:
+        key = method, table.operation(node, rounds), _aval_key(ins), _aval_key(outs), more
+        if key not in table.known:
+            table.known[key] = tuple(dict.fromkeys(method(table, node, rounds, ins, outs, *more)))
+        return table.known[key]
+
+    return found
 
 
 class RowTable:
@@ -108,13 +116,10 @@ class RowTable:
     def __init__(self, mesh: MeshSpec, *, communicates: bool = True) -> None:
         self.mesh = mesh
         self.communicates = communicates
-        self._cache: dict[Any, tuple[NdRow, ...]] = {}
-        self._axis_cache: dict[Any, tuple[Row, ...]] = {}
+        self.known: dict[Any, tuple[Any, ...]] = {}
         self._operations: dict[Any, int] = {}
         self._numbers: dict[tuple[str, int, bool], int] = {}
         self._all_local = ("local",) * len(mesh.sizes)
-        self._branch_cache: dict[Any, tuple[_Branch, ...]] = {}
-        self._partial_cache: dict[Any, tuple[PartialRow, ...]] = {}
         self._keep: list[Any] = []
 
     def _is_offered(self, kernel: Kernel) -> bool:
@@ -125,21 +130,16 @@ class RowTable:
         )
 
     def rows_on(
-        self,
-        node: Node,
-        ins: Sequence[Any],
-        outs: Sequence[Any],
-        position: int,
-        rounds: bool = False,
+        self, node: Node, rounds: bool, ins: Sequence[Any], outs: Sequence[Any], position: int
     ) -> tuple[Row, ...]:
         """The rows of a node on the mesh axis at a position.
 
         Arguments:
           node: the node, which may be a hand-written region.
+          rounds: whether it is a cast that may round the parts of a sum.
           ins: avals of its operands.
           outs: avals of its results.
           position: of the mesh axis.
-          rounds: whether it is a cast that may round the parts of a sum.
         """
         name, n = self.mesh.axes[position]
         if node.op == SHARD_MAP:
@@ -147,44 +147,38 @@ class RowTable:
             check_mesh(node.params, self.mesh.names, self.mesh.sizes, where)
         if node.op in REGION_OPS:
             return region_rows(Op(node.op, node.params, tuple(ins), tuple(outs), n), name)
-        key = (self._operation(node, rounds), _aval_key(ins), _aval_key(outs), n)
-        if key not in self._axis_cache:
-            found = rule_for(node.op)
-            op = Op(node.op, node.params, tuple(ins), tuple(outs), n, rounds)
-            rows = (all_b(op),) if found is None else found.rows(op)
-            in_host = computes_in_host(node, (*ins, *outs))
-            self._axis_cache[key] = tuple(
-                r
-                for r in rows
-                if self._is_offered(kernel_named(r.kernel)) and (not in_host or runs_in_host(r, op))
-            )
-        return self._axis_cache[key]
+        return self._rows_of(node, rounds, ins, outs, n)
 
+    @_once
+    def _rows_of(
+        self, node: Node, rounds: bool, ins: Sequence[Any], outs: Sequence[Any], n: int
+    ) -> Iterable[Row]:
+        """The rows of a node that is no region on a mesh axis of `n` devices."""
+        rule, op = rule_for(node.op), Op(node.op, node.params, tuple(ins), tuple(outs), n, rounds)
+        # The primitive itself computes in host memory, on shards without padding. Kernels of sbp
+        # mix their operands with indices and masks, which lie in device memory.
+        in_host = computes_in_host(node, (*ins, *outs))
+        return (
+            r
+            for r in ((all_b(op),) if rule is None else rule.rows(op))
+            if self._is_offered(kernel_named(r.kernel))
+            and (not in_host or (r.kernel == "local" and op.has_even_shards(r)))
+        )
+
+    @_once
     def partial_rows(
-        self,
-        node: Node,
-        ins: Sequence[Any],
-        outs: Sequence[Any],
-        position: int,
-        rounds: bool = False,
-    ) -> tuple[PartialRow, ...]:
+        self, node: Node, rounds: bool, ins: Sequence[Any], outs: Sequence[Any], position: int
+    ) -> Iterable[PartialRow]:
         """The rows of a node on one mesh axis that have a partial result; arguments as
         `rows_on`."""
-        key = (self._operation(node, rounds), _aval_key(ins), _aval_key(outs), position)
-        if key not in self._partial_cache:
-            found = (
-                PartialRow(
-                    tuple(map(encode, row.ins)),
-                    tuple(
-                        (i, frozenset((a.monoid,)))
-                        for i, a in enumerate(row.outs)
-                        if isinstance(a, Unreduced)
-                    ),
-                )
-                for row in self.rows_on(node, ins, outs, position, rounds)
+        for row in self.rows_on(node, rounds, ins, outs, position):
+            yields = tuple(
+                (i, frozenset((a.monoid,)))
+                for i, a in enumerate(row.outs)
+                if isinstance(a, Unreduced)
             )
-            self._partial_cache[key] = tuple(dict.fromkeys(row for row in found if row.yields))
-        return self._partial_cache[key]
+            if yields:
+                yield tuple(map(encode, row.ins)), yields
 
     def rows_in(
         self,
@@ -204,41 +198,35 @@ class RowTable:
         """
         return self.rows(
             node,
+            node.id in rounding,
             [graph.aval(o) for o in node.inputs],
             [graph.avals[o] for o in node.outputs],
-            [native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs],
-            node.id in rounding,
+            tuple(native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs),
         )
 
+    @_once
     def rows(
         self,
         node: Node,
+        rounds: bool,
         ins: Sequence[Any],
         outs: Sequence[Any],
-        native: Sequence[frozenset[str]],
-        rounds: bool = False,
-    ) -> tuple[NdRow, ...]:
+        native: tuple[frozenset[str], ...],
+    ) -> Iterable[NdRow]:
         """All ND rows of a node.
 
         Arguments:
-          node: the node.
-          ins: avals of its operands.
-          outs: avals of its results.
+          node, rounds, ins, outs: as for `rows_on`.
           native: for each operand, the monoids under which it can be partial without a conversion.
             Rows that `worth_having` refuses are left out.
-          rounds: whether it is a cast that may round the parts of a sum.
         """
-        key = (self._operation(node, rounds), _aval_key(ins), _aval_key(outs), tuple(native))
-        if key not in self._cache:
-            found = self._extend(node, rounds, tuple(native), tuple(ins), tuple(outs))
-            rule = rule_for(node.op)
-            if rule is not None and (fits := rule.fits) is not None:
-                axes = self.mesh.axes
-                found = (r for r in found if fits(node.params, axes, (*r.ins, *r.outs)))
-            self._cache[key] = tuple(dict.fromkeys(found))
-        return self._cache[key]
+        found = self._extend(node, rounds, native, tuple(ins), tuple(outs))
+        rule = rule_for(node.op)
+        if rule is None or (fits := rule.fits) is None:
+            return found
+        return (r for r in found if fits(node.params, self.mesh.axes, (*r.ins, *r.outs)))
 
-    def _operation(self, node: Node, rounds: bool) -> int:
+    def operation(self, node: Node, rounds: bool) -> int:
         """The number of a node's operator and parameters; equal ones have one number. Nodes that
         share their parameters, as the copies of an edited program do, are compared once."""
         key = node.op, id(node.params), rounds
@@ -285,6 +273,7 @@ class RowTable:
                 inner = b.inner_ins, b.inner_outs
                 yield from self._extend(node, rounds, native, *inner, (*outer, b))
 
+    @_once
     def _branches(
         self,
         node: Node,
@@ -292,45 +281,33 @@ class RowTable:
         ins: tuple[Any, ...],
         outs: tuple[Any, ...],
         position: int,
-    ) -> tuple[_Branch, ...]:
+    ) -> Iterable[_Branch]:
         """The rows of a node on one mesh axis, with the shapes that they leave for inner axes.
 
         Arguments:
-          node, rounds: as for `rows`.
+          node, rounds: as for `rows_on`.
           ins, outs: avals of operands and results, as the outer axes leave them.
           position: of the mesh axis.
         """
         n = self.mesh.sizes[position]
-        key = self._operation(node, rounds), _aval_key(ins), _aval_key(outs), position
-        if key not in self._branch_cache:
-            found = []
-            for row in self.rows_on(node, ins, outs, position, rounds):
-                codes_in, codes_out = tuple(map(encode, row.ins)), tuple(map(encode, row.outs))
-                if (
-                    (n > 1 or not any((*codes_in, *codes_out)))
-                    and _large(ins, codes_in, n)
-                    and _large(outs, codes_out, n)
-                ):
-                    gathered = kernel_named(row.kernel).gathers
-                    inner = (
-                        a if i == gathered else localise(a, c, n)
-                        for i, (a, c) in enumerate(zip(ins, codes_in, strict=True))
-                    )
-                    inner_outs = tuple(
-                        localise(a, c, n) for a, c in zip(outs, codes_out, strict=True)
-                    )
-                    found.append(
-                        _Branch(
-                            codes_in,
-                            codes_out,
-                            row.kernel,
-                            tuple(inner),
-                            inner_outs,
-                            gathered is not None,
-                        )
-                    )
-            self._branch_cache[key] = tuple(found)
-        return self._branch_cache[key]
+        for row in self.rows_on(node, rounds, ins, outs, position):
+            codes_in, codes_out = tuple(map(encode, row.ins)), tuple(map(encode, row.outs))
+            has_shards = _large(ins, codes_in, n) and _large(outs, codes_out, n)
+            if has_shards and (n > 1 or not any((*codes_in, *codes_out))):
+                gathered = kernel_named(row.kernel).gathers
+                inner = (
+                    a if i == gathered else localise(a, c, n)
+                    for i, (a, c) in enumerate(zip(ins, codes_in, strict=True))
+                )
+                inner_outs = (localise(a, c, n) for a, c in zip(outs, codes_out, strict=True))
+                yield _Branch(
+                    codes_in,
+                    codes_out,
+                    row.kernel,
+                    tuple(inner),
+                    tuple(inner_outs),
+                    gathered is not None,
+                )
 
 
 def worth_having(codes: tuple[Code, ...], native: tuple[frozenset[str], ...]) -> bool:

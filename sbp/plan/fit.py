@@ -140,16 +140,16 @@ class _PlanSearch:
         at 0 (its bound holds for every plan), at 1/k for k copies, and in full. Of the three plans
         the cheapest is taken, with `room_of` saying what memory costs.
         """
-        request, found = self.request, repeated_values(self.request.graph)
+        request, (again, times) = self.request, repeated_values(self.request.graph)
         large = request.size * AXIS_FACTOR ** (len(request.mesh.sizes) - 1) > LARGE
-        if not found.again or not request.reuse or large:
+        if not again or not request.reuse or large:
             best = _best(self.at())
-            return best and best.with_typing(bounds_reuse=not found.again)
-        bounding = self.at(dict.fromkeys(found.again, 0.0))
+            return best and best.with_typing(bounds_reuse=not again)
+        bounding = self.at(dict.fromkeys(again, 0.0))
         best = _best(bounding)
         if bounding is None or best is None or (best.typing.optimal and best.fits):
             return best
-        best = _best(bounding, self.at({v: 1 / n for v, n in found.times.items()}), self.at())
+        best = _best(bounding, self.at({v: 1 / n for v, n in times.items()}), self.at())
         return best and best.with_typing(lower_bound=bounding.typing.lower_bound)
 
     def at_price(

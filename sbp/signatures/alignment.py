@@ -10,9 +10,8 @@ the last level sends anything.
 
 import dataclasses
 import itertools
-from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jax import lax
@@ -20,15 +19,16 @@ from jax import lax
 from sbp import _jax
 from sbp.signatures.clusters import Cluster, Wiring, cluster_of
 from sbp.signatures.kernels.halo import bytes_beside
-from sbp.trace.graph import Graph, Node, Operand, constant, rewrite_graph
+from sbp.trace.graph import Graph, Node, Operand, constant, rewriting
 from sbp.trace.slices import (
-    Cuts,
     Slice,
-    cuts_of,
+    Strided,
+    Writer,
     is_zero,
     join_node,
-    shape_of,
     slicing,
+    sum_pads,
+    view_of,
     whole,
     without_unread,
 )
@@ -44,43 +44,6 @@ def resize(aval: Any, dim: int, size: int) -> Any:
     return aval.update(shape=(*aval.shape[:dim], size, *aval.shape[dim + 1 :]))
 
 
-class Strided(NamedTuple):
-    """A value as every `stride`-th element of another one, along a dim.
-
-    Arguments:
-      source: the other value.
-      cuts: where the source is cut, for each dim.
-      start: the first element along the dim.
-      stride: the distance of two elements in the source.
-      size: the number of elements.
-      beside: where the slice cuts other dims.
-      cuts_one_dim: whether it has all elements along the other dims.
-    """
-
-    source: Operand
-    cuts: Cuts
-    start: int
-    stride: int
-    size: int
-    beside: Cuts
-    cuts_one_dim: bool
-
-
-def view_of(wiring: Wiring, value: Operand, dim: int) -> Strided | None:
-    """The slice that a value is; None for values that are not cut out of others."""
-    node = wiring.maker(value)
-    if not isinstance(value, int) or node is None or node.op not in ("slice", "split"):
-        return None
-    (source,) = node.inputs
-    shape = wiring.graph.aval(source).shape
-    cuts = cuts_of(node, value, shape)
-    if cuts is None:
-        return None
-    start, _, stride = cuts[dim]
-    beside, others = cuts[:dim] + cuts[dim + 1 :], whole(shape[:dim] + shape[dim + 1 :])
-    return Strided(source, cuts, start, stride, shape_of(cuts)[dim], beside, beside == others)
-
-
 def padded_at(node: Node, dim: int) -> tuple[int, int] | None:
     """The place that a pad gives the first element along a dim, and the distance of two elements;
     None for nodes that do something else, or pad other dims."""
@@ -90,11 +53,6 @@ def padded_at(node: Node, dim: int) -> tuple[int, int] | None:
     if any(c != (0, 0, 0) for d, c in enumerate(config) if d != dim):
         return None
     return config[dim][0], config[dim][2] + 1
-
-
-def between(fill: Operand, part: Slice, before: int, after: int) -> list[Slice]:
-    """A slice between copies of a scalar."""
-    return [s for s in (Slice(fill, 0, before), part, Slice(fill, 0, after)) if s.size]
 
 
 def padding(aval: Any, dim: int, low: int, interior: int, out: int) -> tuple[Any, ...]:
@@ -112,41 +70,29 @@ def padding(aval: Any, dim: int, low: int, interior: int, out: int) -> tuple[Any
     return tuple((low, high, interior) if d == dim else (0, 0, 0) for d in range(rank))
 
 
-class Maker:
-    """Makes new nodes of a graph, each before a node that it has already.
+class Maker(Writer):
+    """Writes down nodes on shifted arrays.
 
     Arguments:
       wiring: the graph as it was; new values are entered in its table of avals.
-      asked: values that the program returns or asks the type of.
-      ids: unused numbers of nodes.
+      asked, ids: as for `Writer`.
     """
 
     def __init__(self, wiring: Wiring, asked: Set[int], ids: Iterator[int]) -> None:
-        self.wiring, self.graph, self.asked, self.ids = wiring, wiring.graph, asked, ids
-        self.before: dict[int, list[Node]] = defaultdict(list)
-        self._shifted: dict[tuple[Operand, int, int, int], tuple[int, Operand]] = {}
+        super().__init__(wiring.graph, asked, ids)
+        self.wiring = wiring
+        self._shifted: dict[tuple[Operand, int, int, int], Operand] = {}
 
-    def emit(self, at: int, like: Node, aval: Any, **changes: Any) -> int:
-        """The result of a new node, which is like another one but for some changes.
-
-        Arguments:
-          at: the position of the node before which it is.
-          like: the node that it is like: at the same line of the user's.
-          aval: shape and dtype of the result.
-          changes: what differs.
-        """
-        out = self.graph.new_value(aval)
-        node = dataclasses.replace(like, id=next(self.ids), outputs=(out,), regions=(), **changes)
-        self.before[at].append(node)
-        return out
+    def view(self, value: Operand, dim: int) -> Strided | None:
+        """The slice that a value is; None for values that are not cut out of others."""
+        return view_of(self.graph, self.wiring.maker(value), value, dim)
 
     def pad(
-        self, at: int, like: Node, x: Operand, fill: Operand, dim: int, shape: tuple[int, int, int]
+        self, like: Node, x: Operand, fill: Operand, dim: int, shape: tuple[int, int, int]
     ) -> int:
         """A value with padding along a dim.
 
         Arguments:
-          at: as in `emit`.
           like: as in `emit`.
           x: the value.
           fill: the scalar to pad with.
@@ -155,72 +101,43 @@ class Maker:
         """
         low, interior, out = shape
         aval = self.graph.aval(x)
-        config = padding(aval, dim, low, interior, out)
         return self.emit(
-            at,
             like,
             resize(aval, dim, out),
             op="pad",
             primitive=lax.pad_p,
-            params={"padding_config": config},
+            params={"padding_config": padding(aval, dim, low, interior, out)},
             inputs=(x, fill),
         )
 
-    def slice(self, at: int, like: Node, source: Operand, cuts: Cuts) -> Operand:
-        """A slice of a value; the value itself if the slice has all of it.
+    def join(self, like: Node, dim: int, pieces: Sequence[Slice], x: Operand) -> int:
+        """Slices one after the other along a dim, of the shape of a value."""
+        pad = dataclasses.replace(like, title="pad")
+        return self.emit(join_node(pad, dim, pieces), self.graph.aval(x))
 
-        Arguments:
-          at: as in `emit`.
-          like: as in `emit`.
-          source: the value.
-          cuts: where it is cut.
-        """
-        aval = self.graph.aval(source)
-        if cuts == whole(aval.shape):
-            return source
-        sliced = aval.update(shape=shape_of(cuts))
-        return self.emit(at, like, sliced, inputs=(source,), **slicing(cuts))
-
-    def join(self, at: int, like: Node, dim: int, pieces: Sequence[Slice], x: Operand) -> int:
-        """Slices one after the other, of the shape of a value.
-
-        Arguments:
-          at: as in `emit`.
-          like: as in `emit`.
-          dim: the dim.
-          pieces: the slices.
-          x: the value.
-        """
-        out = self.graph.new_value(self.graph.aval(x))
-        node = dataclasses.replace(like, id=next(self.ids), outputs=(out,), title="pad")
-        self.before[at].append(join_node(node, dim, pieces))
-        return out
-
-    def shift(self, at: int, like: Node, x: Operand, dim: int, by: int, size: int) -> Operand:
+    def shift(self, like: Node, x: Operand, dim: int, by: int, size: int) -> Operand:
         """A value behind `by` elements that nobody reads, cut off at a size.
 
         An array that is interleaved from two is interleaved again, with the second one shifted.
         """
-        aval = self.graph.aval(x)
+        aval, key = self.graph.aval(x), (x, dim, by, size)
         if by == 0 and aval.shape[dim] == size:
             return x
-        key = (x, dim, by, size)
-        if key in self._shifted and self._shifted[key][0] <= at:
-            return self._shifted[key][1]
-        halves = self._interleaving(x, dim) if by == 1 and aval.shape[dim] == size else None
-        if halves is None:
-            zero = constant(np.zeros((), aval.dtype))
-            found = self.pad(at, like, x, zero, dim, (by, 0, size))
-        else:
-            total, first, second, zero = halves
-            behind = self.shift(at, total, second, dim, 1, size // 2)
-            parts = (
-                self.pad(at, total, behind, zero, dim, (0, 1, size)),
-                self.pad(at, total, first, zero, dim, (1, 1, size)),
-            )
-            found = self.emit(at, total, aval, inputs=parts)
-        self._shifted[key] = (at, found)
-        return found
+        if key not in self._shifted:
+            halves = self._interleaving(x, dim) if by == 1 and aval.shape[dim] == size else None
+            if halves is None:
+                zero = constant(np.zeros((), aval.dtype))
+                found = self.pad(like, x, zero, dim, (by, 0, size))
+            else:
+                total, first, second, zero = halves
+                behind = self.shift(total, second, dim, 1, size // 2)
+                parts = (
+                    self.pad(total, behind, zero, dim, (0, 1, size)),
+                    self.pad(total, first, zero, dim, (1, 1, size)),
+                )
+                found = self.emit(total, aval, inputs=parts)
+            self._shifted[key] = found
+        return self._shifted[key]
 
     def _interleaving(self, x: Operand, dim: int) -> tuple[Node, Operand, Operand, Operand] | None:
         """The sum that interleaves two arrays of one size; the two, and the zero between them."""
@@ -245,55 +162,41 @@ class Maker:
 # ---- alignment ----------------------------------------------------------------------------------
 
 
-def with_alignment(graph: Graph) -> Graph:
-    """A graph that computes on lifted values where that moves fewer elements, in regions too.
-
-    Arguments:
-      graph: a traced program; new values are entered in its table of avals.
-    """
-    return rewrite_graph(graph, _align)
-
-
-def _align(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
-    wiring = Wiring.of(graph)
-    asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
-    maker = Maker(wiring, asked, ids)
-    instead: dict[int, list[Node]] = {}
+@rewriting
+def with_alignment(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
+    """A graph that computes on lifted values where that moves fewer elements, in regions too."""
+    maker = Maker(Wiring(graph), asked, ids)
+    lifts: dict[int, _Lifting] = {}
     seen: set[int] = set()
     for node in graph.nodes:
         for lift in _lifts(maker, node, seen):
-            if lift.saves() > 0 and not lift.replaces(instead):
-                instead |= lift.nodes()
+            if lift.saves() > 0 and lifts.keys().isdisjoint(lift.reached):
+                lifts |= dict.fromkeys(lift.replaced, lift)
     for at, node in enumerate(graph.nodes):
-        if at not in instead and node.op == "pad":
-            put = _put_back(maker, at, node)
-            instead |= {at: [put]} if put is not None else {}
-    if not instead:
+        if at in lifts:
+            lifts[at].write(at, node)
+        else:
+            maker.nodes.append((_put_back(maker, node) if node.op == "pad" else None) or node)
+    if tuple(maker.nodes) == graph.nodes:
         return graph
-    made = [
-        new
-        for at, old in enumerate(graph.nodes)
-        for new in (*maker.before[at], *instead.get(at, [old]))
-    ]
-    return dataclasses.replace(graph, nodes=tuple(without_unread(made, asked)))
+    return dataclasses.replace(graph, nodes=tuple(without_unread(maker.nodes, asked)))
 
 
-def _put_back(maker: Maker, at: int, node: Node) -> Node | None:
+def _put_back(maker: Maker, node: Node) -> Node | None:
     """The node instead of a pad that puts a slice where the array has it: a pad of the array with
     the other elements replaced; None for other pads. Gradients of slices are such pads.
 
     Arguments:
       maker: makes a further node.
-      at: the position of the pad.
       node: the pad.
     """
     x, fill = node.inputs
     graph, out = maker.graph, maker.graph.avals[node.outputs[0]]
     for dim, size in enumerate(out.shape):
-        view, how = view_of(maker.wiring, x, dim), padded_at(node, dim)
+        view, how = maker.view(x, dim), padded_at(node, dim)
         if view is None or how is None or view.stride != 1 or not view.cuts_one_dim:
             continue
-        whole_size, count = graph.aval(view.source).shape[dim], view.size
+        whole_size, count = graph.aval(view.source).shape[dim], graph.aval(x).shape[dim]
         if not count:
             continue
         low, step = how if count > 1 else (how[0], -(-size // whole_size))
@@ -301,10 +204,10 @@ def _put_back(maker: Maker, at: int, node: Node) -> Node | None:
             continue
         after = whole_size - view.start - count
         part = Slice(view.source, view.start, count)
-        kept = between(fill, part, view.start, after)
+        kept = sum_pads((Slice(fill, 0, view.start), part, Slice(fill, 0, after)))
         if step == 1:
             return join_node(node, dim, kept)
-        masked = maker.join(at, node, dim, kept, view.source)
+        masked = maker.join(node, dim, kept, view.source)
         config = padding(graph.aval(masked), dim, 0, step - 1, size)
         params = {"padding_config": config}
         return dataclasses.replace(node, inputs=(masked, fill), params=params)
@@ -348,47 +251,51 @@ class _Lifting:
     """
 
     def __init__(self, maker: Maker, cluster: Cluster, *, size: int, by: int, total: int) -> None:
-        self.maker, self.wiring, self.graph = maker, maker.wiring, maker.graph
-        self.cluster, self.size, self.by, self.total = cluster, size, by, total
+        self.maker, self.graph, self.cluster = maker, maker.graph, cluster
+        self.size, self.by, self.total = size, by, total
         self.lifted: dict[Operand, Operand] = {}
         self.views: list[tuple[Strided, Operand]] = []
+        self.reads = list(self._reads())
+        self.reached = {at for at, *_ in self.reads} | cluster.nodes.keys()
+        changed = {at for at, _, joins, how in self.reads if joins or how is not None}
+        self.replaced = changed | cluster.nodes.keys()
 
     # ---- what moves ------------------------------------------------------------------------------
 
+    def _reads(self) -> Iterator[tuple[int, int, bool, tuple[int, int] | None]]:
+        """The reads of the cluster's values by other nodes: the position of the node, the value,
+        whether the node puts it where it is lifted to, and where a pad puts it (`padded_at`)."""
+        for value, dim in self.cluster.dims.items():
+            for at in dict.fromkeys(self.maker.wiring.readers.get(value, ())):
+                node = self.graph.nodes[at]
+                if at not in self.cluster.nodes:
+                    how = padded_at(node, dim) if node.inputs[0] == value else None
+                    yield at, value, self.joins(node, value), how
+
     def saves(self) -> float:
         """The bytes that each device sends less to its neighbour, where a dim is split."""
-        graph = self.graph
         saved = 0.0
         for leaf, dim in self.cluster.leaves.items():
-            view = view_of(self.wiring, leaf, dim)
+            view = self.maker.view(leaf, dim)
             was = view is not None and view.start >= view.stride
             moves = view is None or not 0 <= self.first(view) < view.stride
-            saved += (was - moves) * bytes_beside(graph.aval(leaf), dim)
-        for value, dim in self.cluster.dims.items():
-            across = bytes_beside(graph.avals[value], dim)
-            stays = value in self.maker.asked
-            for at in self.outside(value):
-                node = graph.nodes[at]
-                how = padded_at(node, dim)
-                if self.joins(node, value):
-                    saved += across
-                elif how is not None and node.inputs[0] == value:
-                    low, step = how
-                    saved += across * (not 0 <= low < step)
-                    saved -= across * (not 0 <= low - self.by * step < step)
-                else:
-                    stays = True
-            saved -= across * stays
-        return saved
+            saved += (was - moves) * bytes_beside(self.graph.aval(leaf), dim)
+        across = {v: bytes_beside(self.graph.avals[v], d) for v, d in self.cluster.dims.items()}
+        stays = across.keys() & self.maker.asked
+        for _, value, joins, how in self.reads:
+            if joins:
+                saved += across[value]
+            elif how is not None:
+                low, step = how
+                moved, moves = not 0 <= low < step, not 0 <= low - self.by * step < step
+                saved += across[value] * (moved - moves)
+            else:
+                stays.add(value)
+        return saved - sum(across[value] for value in stays)
 
     def first(self, view: Strided) -> int:
         """The element of a slice's source that is first in the lifted slice."""
         return view.start - view.stride * self.by
-
-    def outside(self, value: int) -> list[int]:
-        """The positions of the nodes that read a value and are not in the cluster."""
-        found = self.wiring.readers.get(value, ())
-        return [at for at in dict.fromkeys(found) if at not in self.cluster.nodes]
 
     def joins(self, node: Node, value: int) -> bool:
         """Whether a node concatenates a value at the place that it is lifted to."""
@@ -401,69 +308,62 @@ class _Lifting:
         total = sum(a.shape[dim] for a in avals)
         return at == [self.by] and total == self.total
 
-    def replaces(self, instead: dict[int, list[Node]]) -> bool:
-        """Whether another lift has replaced one of the nodes that this one replaces."""
-        at = {at for v in self.cluster.dims for at in self.outside(v)}
-        return not instead.keys().isdisjoint(at | self.cluster.nodes.keys())
-
     # ---- new nodes -------------------------------------------------------------------------------
 
-    def nodes(self) -> dict[int, list[Node]]:
-        """For each position of a node that is replaced, the nodes that come there."""
-        found = {at: self.compute(at) for at in self.cluster.nodes}
-        for value in self.cluster.dims:
-            for at in self.outside(value):
-                node = self.graph.nodes[at]
-                if at not in found and self.joins(node, value):
-                    found[at] = [self.join(node)]
-                elif padded_at(node, self.cluster.dims[value]) and node.inputs[0] == value:
-                    found[at] = [self.pad(at, node, value)]
-        return found
+    def write(self, at: int, node: Node) -> None:
+        """Writes down the nodes that replace one: of the cluster, or a reader of its values."""
+        if at in self.cluster.nodes:
+            self.compute(node, dict(self.cluster.nodes[at]))
+        else:
+            self.maker.nodes.append(self.join(node) if node.op == "concatenate" else self.pad(node))
 
-    def compute(self, at: int) -> list[Node]:
-        """A node of the cluster on lifted operands, and slices of its results as they were."""
-        node, graph = self.graph.nodes[at], self.graph
-        split = dict(self.cluster.nodes[at])
-        inputs = tuple(self.operand(at, node, o) if o in split else o for o in node.inputs)
-        outputs, slices = [], []
+    def compute(self, node: Node, split: dict[Operand, int]) -> None:
+        """A node of the cluster on lifted operands, and slices of its results as they were.
+
+        Arguments:
+          node: the node.
+          split: the dims of its operands and results.
+        """
+        graph = self.graph
+        inputs = tuple(self.operand(node, o) if o in split else o for o in node.inputs)
+        slices = []
         for value in node.outputs:
             dim = split[value]
-            out = graph.new_value(resize(graph.avals[value], dim, self.total))
-            self.lifted[value] = out
-            outputs.append(out)
+            self.lifted[value] = out = graph.new_value(resize(graph.avals[value], dim, self.total))
             shape = graph.avals[out].shape
             cut = (self.by, self.by + graph.avals[value].shape[dim], 1)
             cuts = (*whole(shape[:dim]), cut, *whole(shape[dim + 1 :]))
             fields = {"id": next(self.maker.ids), "inputs": (out,), "outputs": (value,)}
             slices.append(dataclasses.replace(node, **fields, **slicing(cuts)))
-        params = dict(node.params)
+        outputs, params = tuple(self.lifted[v] for v in node.outputs), dict(node.params)
         if "shape" in params:
-            params["shape"] = self.graph.aval(outputs[0]).shape
-        new = dataclasses.replace(node, inputs=inputs, outputs=tuple(outputs), params=params)
-        return [new, *slices]
+            params["shape"] = graph.aval(outputs[0]).shape
+        new = dataclasses.replace(node, inputs=inputs, outputs=outputs, params=params)
+        self.maker.nodes += [new, *slices]
 
-    def operand(self, at: int, node: Node, operand: Operand) -> Operand:
+    def operand(self, node: Node, operand: Operand) -> Operand:
         """An operand of a node of the cluster, lifted; that of a leaf is made before the node."""
         if operand not in self.lifted:
-            self.lifted[operand] = self.leaf(at, node, operand)
+            self.lifted[operand] = self.leaf(node, operand)
         return self.lifted[operand]
 
-    def leaf(self, at: int, node: Node, operand: Operand) -> Operand:
+    def leaf(self, node: Node, operand: Operand) -> Operand:
         """A lifted leaf: a slice that begins earlier, or a shifted array."""
         dim = self.cluster.leaves[operand]
-        view = view_of(self.wiring, operand, dim)
+        view = self.maker.view(operand, dim)
         if view is None:
-            return self.maker.shift(at, node, operand, dim, self.by, self.total)
+            return self.maker.shift(node, operand, dim, self.by, self.total)
         shape, first = self.graph.aval(view.source).shape, self.first(view)
-        if first >= 0 and first + (self.total - 1) * view.stride < shape[dim]:
-            cut = (first, first + (self.total - 1) * view.stride + 1, view.stride)
-            cuts = (*view.cuts[:dim], cut, *view.cuts[dim + 1 :])
-            found = self.maker.slice(at, node, view.source, cuts)
+        last = first + (self.total - 1) * view.stride
+        if first >= 0 and last < shape[dim]:
+            cuts = (*view.cuts[:dim], (first, last + 1, view.stride), *view.cuts[dim + 1 :])
+            is_whole = cuts == whole(shape)
+            found = view.source if is_whole else self.maker.slice(node, view.source, cuts)
             self.views.append((view._replace(start=first), found))
             return found
         if view.stride == 1 and view.cuts_one_dim:
-            return self.maker.shift(at, node, view.source, dim, -first, self.total)
-        return self.maker.shift(at, node, operand, dim, self.by, self.total)
+            return self.maker.shift(node, view.source, dim, -first, self.total)
+        return self.maker.shift(node, operand, dim, self.by, self.total)
 
     def join(self, node: Node) -> Node:
         """A concatenation of lifted operands, each at its place."""
@@ -481,7 +381,7 @@ class _Lifting:
     def in_place(self, operand: Operand, dim: int, at: int, size: int) -> Slice:
         """An operand of a concatenation as a part of a lifted slice of the same array, if there is
         one that has the same elements at the same place."""
-        own = view_of(self.wiring, operand, dim)
+        own = self.maker.view(operand, dim)
         if own is None:
             return Slice(operand, 0, size)
         for view, lifted in self.views:
@@ -491,20 +391,22 @@ class _Lifting:
                 return Slice(lifted, at, size)
         return Slice(operand, 0, size)
 
-    def pad(self, at: int, node: Node, value: int) -> Node:
+    def pad(self, node: Node) -> Node:
         """A pad of a lifted value. Elements that the value itself does not have are replaced by the
         padding, if they are in the result."""
-        dim = self.cluster.dims[value]
+        value, fill = node.inputs
+        assert isinstance(value, int)
+        dim, lifted = self.cluster.dims[value], self.lifted[value]
         how = padded_at(node, dim)
         assert how is not None
-        lifted, (low, step) = self.lifted[value], how
+        low, step = how
         out = self.graph.avals[node.outputs[0]].shape[dim]
         after = self.total - self.by - self.size
         ends = low + (self.size - 1) * step  # the last element of the value itself
         if (low >= step and self.by) or (after and ends + step < out):
             part = Slice(lifted, self.by, self.size)
-            pieces = between(node.inputs[1], part, self.by, after)
-            lifted = self.maker.join(at, node, dim, pieces, lifted)
+            pieces = sum_pads((Slice(fill, 0, self.by), part, Slice(fill, 0, after)))
+            lifted = self.maker.join(node, dim, pieces, lifted)
         first = low - self.by * step
         params = {"padding_config": padding(self.graph.aval(lifted), dim, first, step - 1, out)}
-        return dataclasses.replace(node, inputs=(lifted, node.inputs[1]), params=params)
+        return dataclasses.replace(node, inputs=(lifted, fill), params=params)

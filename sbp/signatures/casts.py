@@ -15,7 +15,7 @@ from sbp.trace.graph import (
     Operand,
     body_of,
     interface_of,
-    rewrite_graph,
+    rewriting,
     with_body_constants,
 )
 
@@ -28,35 +28,28 @@ from sbp.trace.graph import (
 # without a loop. XLA moves such casts out of loops, too, but not across the collective of a plan.
 
 
-def with_hoisted_casts(graph: Graph) -> Graph:
+@rewriting
+def with_hoisted_casts(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
     """A graph in which casts of loop constants to narrower types stand ahead of their loops, in
-    regions too, with the transposes and reshapes before them.
-
-    Arguments:
-      graph: a traced program; new values are entered in its table of avals.
-    """
-
-    def rewrite(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
-        nodes: list[Node] = []
-        for node in graph.nodes:
-            if node.op in LOOPS:
-                before, node = _hoist(graph, node, inspected, ids)
-                nodes += before
-            nodes.append(node)
-        return dataclasses.replace(graph, nodes=tuple(nodes))
-
-    return rewrite_graph(graph, rewrite)
+    regions too, with the transposes and reshapes before them."""
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.op in LOOPS:
+            before, node = _hoist(graph, node, asked, ids)
+            nodes += before
+        nodes.append(node)
+    return dataclasses.replace(graph, nodes=tuple(nodes))
 
 
 def _hoist(
-    graph: Graph, loop: Node, inspected: Set[int], ids: Iterator[int]
+    graph: Graph, loop: Node, asked: Set[int], ids: Iterator[int]
 ) -> tuple[list[Node], Node]:
     """The nodes that stand ahead of a loop, and the loop that reads their results.
 
     Arguments:
       graph: the graph around the loop.
       loop: the loop.
-      inspected: values whose types the program asks for, which stay.
+      asked: values whose types the program asks for, which stay.
       ids: unused numbers of nodes.
     """
     number = body_of(loop)
@@ -77,7 +70,7 @@ def _hoist(
             outside |= {out: outside[o] for o, out in pairs if o in outside}
         elif _moves(graph, node) and node.inputs[0] in {*outside, *makers}:
             makers[node.outputs[0]] = node
-            if _narrows(graph, node) and node.outputs[0] not in inspected:
+            if _narrows(graph, node) and node.outputs[0] not in asked:
                 hoisted.append(node)
     before: list[Node] = []
 

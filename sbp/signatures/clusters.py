@@ -1,7 +1,7 @@
 """Clusters: neighbouring operations that compute each index of a dim without the others."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sbp.signatures.fallback import traits_of
@@ -13,32 +13,25 @@ Bound = tuple[Operand, int]
 """An operand or result of a node, with a dim that the node computes together with others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Wiring:
     """Who makes and who reads the values of a graph.
 
     Arguments:
       graph: the graph, without the nodes of its regions.
+
+    Attributes:
       makers: for each value, the position of its node.
       readers: for each value, the positions of the nodes that read it.
       rows: rows of nodes that were asked for.
     """
 
-    graph: Graph
-    makers: Mapping[int, int]
-    readers: Mapping[int, Sequence[int]]
-    rows: dict[int, tuple[Row, ...]]
-
-    @staticmethod
-    def of(graph: Graph) -> "Wiring":
-        """The wiring of a graph."""
-        readers: dict[int, list[int]] = defaultdict(list)
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.rows = graph, dict[int, tuple[Row, ...]]()
+        self.makers = {v: at for at, node in enumerate(graph.nodes) for v in node.outputs}
+        self.readers = defaultdict[Operand, list[int]](list)
         for at, node in enumerate(graph.nodes):
             for operand in node.inputs:
-                if isinstance(operand, int):
-                    readers[operand].append(at)
-        makers = {v: at for at, node in enumerate(graph.nodes) for v in node.outputs}
-        return Wiring(graph=graph, makers=makers, readers=readers, rows={})
+                self.readers[operand].append(at)
 
     def maker(self, operand: Operand) -> Node | None:
         """The node that makes a value; None for inputs of the graph and constants."""

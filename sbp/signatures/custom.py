@@ -80,7 +80,7 @@ class Custom:
             raise self.error(f"rows= returned {show(given)}, which is not a list of rows")
         rows = [self.fitting(row if isinstance(row, Row) else parse_row(row), op) for row in given]
         return tuple(
-            dict.fromkeys((all_b(op), *(r for r in rows if not self.even or _divides(r, op))))
+            dict.fromkeys((all_b(op), *(r for r in rows if not self.even or op.has_even_shards(r))))
         )
 
     def fitting(self, row: Row, op: Op) -> Row:
@@ -242,11 +242,6 @@ class _Compiled:
 
     def bind(self, *args: Any, **params: Any) -> list[Any]:
         return jax.jit(lambda *xs: _jax.bind(self.primitive, xs, params))(*args)
-
-
-def _divides(row: Row, op: Op) -> bool:
-    sides = (*zip(row.ins, op.ins, strict=True), *zip(row.outs, op.outs, strict=True))
-    return all(op.divides(aval.shape[atom.dim]) for atom, aval in sides if isinstance(atom, Split))
 
 
 def _text(aval: Any) -> str:

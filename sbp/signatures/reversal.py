@@ -13,7 +13,6 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ from jax import lax
 from sbp import _jax
 from sbp.signatures.clusters import Bound, Wiring, bound_to
 from sbp.signatures.fallback import traits_of
-from sbp.trace.graph import Graph, Node, Operand, constant, rewrite_graph
+from sbp.trace.graph import Graph, Node, Operand, constant, rewriting
 from sbp.trace.slices import cuts_of, slicing
 
 # ---- mirrors ------------------------------------------------------------------------------------
@@ -109,26 +108,20 @@ def mirror_image(graph: Graph, node: Node, dims: Mapping[Operand, int]) -> dict[
 # ---- reversal -----------------------------------------------------------------------------------
 
 
-def with_mirrors(graph: Graph) -> Graph:
+@rewriting
+def with_mirrors(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
     """A graph in which operations between reversals are mirrored where that reverses fewer bytes,
-    in regions too.
-
-    Arguments:
-      graph: a traced program; new values are entered in its table of avals.
-    """
-    return rewrite_graph(graph, _mirror)
-
-
-def _mirror(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
-    asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
+    in regions too."""
     seen: set[tuple[Operand, int]] = set()
     while reversal := next(
         (n for n in graph.nodes if len(reversed_dims(n)) == 1 and _key(n) not in seen), None
     ):
-        part = _Part.around(Wiring.of(graph), reversal, asked, ids)
+        wiring = Wiring(graph)
         seen.add(_key(reversal))
-        if part is None:
+        found = bound_to(wiring, *_key(reversal), functools.partial(along_with, wiring))
+        if found is None:  # a value would be reversed along two dims
             continue
+        part = _Part(wiring, asked, ids, *found)
         seen.update(item for values in part.along.values() for item in values.items())
         if part.shrink():
             graph = dataclasses.replace(graph, nodes=part.run())
@@ -143,9 +136,9 @@ def _key(reversal: Node) -> tuple[int, int]:
 # ---- what is mirrored ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
 class _Part:
-    """Operations around a reversal, of which some are mirrored.
+    """All operations that read a reversed array, and those around them up to other reversals, of
+    which some are mirrored.
 
     An array and its reversal are two forms of one value. A node makes and reads certain forms; its
     mirror image makes and reads the other ones.
@@ -153,55 +146,40 @@ class _Part:
     Arguments:
       wiring: the graph.
       asked: values that are read outside of the nodes.
-      along: for each node that has a mirror image, its reversed operands and results.
+      ids: unused numbers of nodes.
+      dims: the dim along which each value is reversed.
+      nodes: for each node that has a mirror image, its reversed operands and results.
+
+    Attributes:
+      along: the nodes, each with its dims.
       sources: for each reversal, its operand.
       reversals: for each of these operands, its reversal.
-      dims: the dim along which each value is reversed.
       mirrored: the positions of the nodes that are mirrored.
-      ids: unused numbers of nodes.
       nodes: the nodes of the graph with mirror images.
       made: for each form of a value that these make, its number.
     """
 
-    wiring: Wiring
-    asked: Set[int]
-    along: dict[int, dict[Operand, int]]
-    sources: dict[Operand, Operand]
-    reversals: dict[Operand, int]
-    dims: dict[Operand, int]
-    mirrored: set[int]
-    ids: Iterator[int]
-    nodes: list[Node] = field(default_factory=list)
-    made: dict[tuple[Operand, bool], Operand] = field(default_factory=dict)
-
-    @staticmethod
-    def around(
-        wiring: Wiring, reversal: Node, asked: Set[int], ids: Iterator[int]
-    ) -> "_Part | None":
-        """All operations that read a reversed array, and those around them up to other reversals;
-        None where a value would be reversed along two dims.
-
-        Arguments:
-          wiring: the graph.
-          reversal: makes the reversed array.
-          asked: values that are read outside of the nodes.
-          ids: unused numbers of nodes.
-        """
-        found = bound_to(wiring, *_key(reversal), functools.partial(along_with, wiring))
-        if found is None:
-            return None
-        dims, nodes = found
-        along = {at: dict(bound) for at, bound in nodes.items()}
-        sources: dict[Operand, Operand] = {}
-        reversals: dict[Operand, int] = {}
+    def __init__(
+        self,
+        wiring: Wiring,
+        asked: Set[int],
+        ids: Iterator[int],
+        dims: dict[Operand, int],
+        nodes: Mapping[int, Sequence[Bound]],
+    ) -> None:
+        self.wiring, self.asked, self.ids, self.dims = wiring, asked, ids, dims
+        self.along = {at: dict(bound) for at, bound in nodes.items()}
+        self.mirrored, self.nodes = set(nodes), list[Node]()
+        self.made: dict[tuple[Operand, bool], Operand] = {}
+        self.sources: dict[Operand, Operand] = {}
+        self.reversals: dict[Operand, int] = {}
         for node in wiring.graph.nodes:
             for d in reversed_dims(node):
                 (x,), (y,) = node.inputs, node.outputs
-                is_new = reversed_dims(node) == (d,) and x not in sources and x not in reversals
+                is_new = reversed_dims(node) == (d,) and x not in {*self.sources, *self.reversals}
                 if is_new and dims.get(x, dims.get(y)) == dims.get(y, dims.get(x)) == d:
                     dims |= {x: d, y: d}
-                    sources[y], reversals[x] = x, y
-        return _Part(wiring, asked, along, sources, reversals, dims, set(along), ids)
+                    self.sources[y], self.reversals[x] = x, y
 
     def shrink(self) -> bool:
         """Leaves out nodes whose mirror images reverse no fewer bytes; whether those that remain

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
-from sbp.types import Atom, B
+from sbp.types import Atom, B, Split
 
 # ---- traits --------------------------------------------------------------------------------------
 # What an operator is, beside its rows. Costs, memory, reports and checks ask for traits. They are
@@ -207,6 +207,11 @@ class Op:
     def divides(self, size: int) -> bool:
         """Whether the mesh axis splits a dim of this size into shards of equal size."""
         return size % self.axis_size == 0
+
+    def has_even_shards(self, row: Row) -> bool:
+        """Whether all shards of all dims that a row splits have equal size."""
+        sides = zip((*row.ins, *row.outs), (*self.ins, *self.outs), strict=True)
+        return all(self.divides(aval.shape[a.dim]) for a, aval in sides if isinstance(a, Split))
 
 
 @dataclass(eq=False)

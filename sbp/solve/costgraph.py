@@ -129,25 +129,11 @@ TIE = 1e-15
 replace each other the first one stays."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Solved:
-    """A variable that was solved away: its best state for each choice of its neighbours' states.
-
-    States are numbered as when the variable was solved away, without the states dropped before.
-
-    Arguments:
-      variable: the variable.
-      scope: its neighbours.
-      best: its best state, an array [state of each variable of `scope`, ..].
-      kept: for each state of the variable, its number in the whole graph.
-      scope_kept: the same for each neighbour.
-    """
-
-    variable: int
-    scope: tuple[int, ...]
-    best: np.ndarray
-    kept: np.ndarray
-    scope_kept: tuple[np.ndarray, ...]
+Solved = tuple[int, tuple[int, ...], np.ndarray, np.ndarray, tuple[np.ndarray, ...]]
+"""A variable that was solved away; its neighbours; its best state, an array [state of each
+neighbour, ..]; for each of its states, the number in the whole graph; and the same for each
+neighbour. States are numbered as when the variable was solved away, without those dropped before.
+"""
 
 
 @dataclass(slots=True)
@@ -287,24 +273,17 @@ class Core:
         return set(scope)
 
     def _record(self, v: int, scope: tuple[int, ...], best: np.ndarray) -> None:
-        self.solved.append(Solved(v, scope, best, self.kept[v], tuple(self.kept[w] for w in scope)))
+        self.solved.append((v, scope, best, self.kept[v], tuple(self.kept[w] for w in scope)))
 
-    def extend(self, states: dict[int, int]) -> list[int]:
-        """A state for each variable of the whole graph, in its numbering, from states of the
-        core."""
-        full = self.extend_over(states)
-        return [full[v] for v in range(len(self.kept))]
-
-    def extend_over(self, states: dict[int, int]) -> dict[int, int]:
-        """As `extend`, for the variables of the core and the variables in `solved`; returns them by
-        variable."""
+    def extend(self, states: dict[int, int]) -> dict[int, int]:
+        """A state for each variable of the core and of `solved`, in the numbering of the whole
+        graph, from states of the core."""
         full = {v: int(self.kept[v][s]) for v, s in states.items()}
-        for one in reversed(self.solved):
+        for variable, scope, best, own, others in reversed(self.solved):
             at = tuple(
-                int(np.searchsorted(kept, full[w]))
-                for w, kept in zip(one.scope, one.scope_kept, strict=True)
+                int(np.searchsorted(kept, full[w])) for w, kept in zip(scope, others, strict=True)
             )
-            full[one.variable] = int(one.kept[int(one.best[at])])
+            full[variable] = int(own[int(best[at])])
         return full
 
     def fork(self) -> "Core":

@@ -2,6 +2,7 @@
 cost of a core, and a good solution."""
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,54 +20,6 @@ batch."""
 
 ENTRIES = 131_072
 """Most entries of a batch of several tables: so few that they stay in the processor's cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class Levels:
-    """Where the variables and messages of a core stand in arrays.
-
-    Arguments:
-      order: the variables, by level. Variables of one level are not linked.
-      rank: the position of each variable in `order`.
-      levels: the first position of each level, and the number of variables.
-      pairs: for each row of the array of messages, its sender and its receiver. Each variable has
-        a row (itself, itself) for its unary costs, followed by the messages that it receives.
-      row: the row of each pair.
-      starts: the first row of each variable, and the number of rows.
-      width: the number of columns: the states of the variable that has most.
-    """
-
-    order: list[int]
-    rank: dict[int, int]
-    levels: list[int]
-    pairs: list[tuple[int, int]]
-    row: dict[tuple[int, int], int]
-    starts: np.ndarray
-    width: int
-
-    @staticmethod
-    def of(core: Core) -> "Levels":
-        """The layout of a core."""
-        depth = _depths(core)
-        order = sorted(depth, key=lambda v: (depth[v], core.places[v]))
-        rank = {v: i for i, v in enumerate(order)}
-        depths = [depth[v] for v in order]
-        levels = [i for i, d in enumerate(depths) if i == 0 or d != depths[i - 1]]
-        pairs: list[tuple[int, int]] = []
-        starts: list[int] = []
-        for v in order:
-            starts.append(len(pairs))
-            pairs.append((v, v))
-            pairs += [(w, v) for w in sorted(core.near[v], key=rank.__getitem__)]
-        return Levels(
-            order,
-            rank,
-            [*levels, len(order)],
-            pairs,
-            {pair: i for i, pair in enumerate(pairs)},
-            np.array([*starts, len(pairs)]),
-            max((len(u) for u in core.unary.values()), default=0),
-        )
 
 
 def _depths(core: Core) -> dict[int, int]:
@@ -127,30 +80,6 @@ class MessageBatch:
         return self.tables[:, self.numbers, states[self.receiver]].T
 
 
-def batches(
-    core: Core, layout: Levels, forbidden: float, *, later: bool
-) -> list[tuple[MessageBatch, ...]]:
-    """The messages of each level to later or to earlier variables.
-
-    Arguments:
-      core: the problem.
-      layout: its layout.
-      forbidden: seconds that stand for an infinite cost.
-      later: whether the receivers come later.
-    """
-    rank, sizes = layout.rank, {v: len(u) for v, u in core.unary.items()}
-    out: list[tuple[MessageBatch, ...]] = []
-    for start, end in zip(layout.levels, layout.levels[1:], strict=False):
-        links = [
-            (sizes[v], sizes[w], rank[v], rank[w])
-            for v in layout.order[start:end]
-            for w in core.near[v]
-            if (rank[w] > rank[v]) == later
-        ]
-        out.append(tuple(_batch(core, layout, start, group, forbidden) for group in _groups(links)))
-    return out
-
-
 _Sized = tuple[int, int, int, int]
 
 
@@ -167,26 +96,6 @@ def _groups(links: list[_Sized]) -> list[list[_Sized]]:
             states, others, entries = link[0], link[1], size
         groups[-1].append(link)
     return groups
-
-
-def _batch(
-    core: Core, layout: Levels, start: int, links: list[_Sized], forbidden: float
-) -> MessageBatch:
-    own, other, senders, receivers = zip(*links, strict=True)
-    tables = np.full((max(own), len(links), max(other)), HUGE)
-    order = layout.order
-    names = [(order[a], order[b]) for a, b in zip(senders, receivers, strict=True)]
-    for i, (v, w) in enumerate(names):
-        tables[: own[i], i, : other[i]] = core.near[v][w]
-    np.copyto(tables, forbidden, where=np.isinf(tables))
-    return MessageBatch(
-        tables,
-        np.array(senders) - start,
-        np.array(receivers),
-        np.array([layout.row[pair] for pair in names]),
-        np.array([layout.row[w, v] for v, w in names]),
-        np.arange(len(links)),
-    )
 
 
 # ---- messages -----------------------------------------------------------------------------------
@@ -270,11 +179,11 @@ def pass_messages(
         stale = 0 if gained else stale + 1
         finished = best_cost - bound <= 1e-9 * max(1e-9, abs(best_cost)) or stale >= patience
     return Bounded(
-        states=dict(zip(passing.layout.order, best.tolist(), strict=True)),
+        states=dict(zip(passing.order, best.tolist(), strict=True)),
         cost=best_cost,
         lower_bound=bound,
         marginals=passing.marginals(),
-        kept={v: core.kept[v] for v in passing.layout.order},
+        kept={v: core.kept[v] for v in passing.order},
         messages=passing.sent(),
     )
 
@@ -286,41 +195,97 @@ class _Passing:
     Arguments:
       core: a feasible core.
       forbidden: seconds that stand for an infinite cost.
+
+    Attributes:
+      order: the variables, by level. Variables of one level are not linked.
+      rank: the position of each variable in `order`.
+      pairs: for each row of the array of messages, its sender and its receiver. Each variable has
+        a row (itself, itself) for its unary costs, followed by the messages that it receives.
+      row: the row of each pair.
+      starts: the first row of each variable, and the number of rows.
+      levels: of each level the variables, their rows, and the first row of each variable in these.
+      messages: an array [row, state]; as many columns as the variable with most states needs.
     """
 
     def __init__(self, core: Core, forbidden: float) -> None:
-        layout = self.layout = Levels.of(core)
-        order, starts = layout.order, layout.starts
+        self.core, self.forbidden = core, forbidden
+        depth = _depths(core)
+        order = self.order = sorted(depth, key=lambda v: (depth[v], core.places[v]))
+        rank = self.rank = {v: i for i, v in enumerate(order)}
+        self.pairs: list[tuple[int, int]] = []
+        starts: list[int] = []
+        for v in order:
+            starts.append(len(self.pairs))
+            self.pairs.append((v, v))
+            self.pairs += [(w, v) for w in sorted(core.near[v], key=rank.__getitem__)]
+        self.row = {pair: i for i, pair in enumerate(self.pairs)}
+        self.starts = np.array([*starts, len(self.pairs)])
         self.sizes = [len(core.unary[v]) for v in order]
         # The rows of unary costs are infinite in the padding, so no padded state is ever chosen.
-        self.messages = np.zeros((len(layout.pairs), layout.width))
-        self.messages[starts[:-1]] = np.inf
-        for v, row in zip(order, starts.tolist(), strict=False):
+        self.messages = np.zeros((len(self.pairs), max(self.sizes, default=0)))
+        self.messages[starts] = np.inf
+        for v, row in zip(order, starts, strict=True):
             unary = core.unary[v]
             self.messages[row, : len(unary)] = np.where(np.isfinite(unary), unary, forbidden)
-        self.later = batches(core, layout, forbidden, later=True)
-        self.earlier = batches(core, layout, forbidden, later=False)
+        first = [i for i, v in enumerate(order) if i == 0 or depth[v] != depth[order[i - 1]]]
+        ends = list(itertools.pairwise([*first, len(order)]))
+        self.levels = [
+            (
+                slice(a, b),
+                slice(self.starts[a], self.starts[b]),
+                self.starts[a:b] - self.starts[a],
+            )
+            for a, b in ends
+        ]
+        self.later, self.earlier = (
+            [tuple(self.batches(a, b, later)) for a, b in ends] for later in (True, False)
+        )
         tables = [b.tables.size for level in (*self.later, *self.earlier) for b in level]
         self.room = np.empty(max(tables, default=0))
-        self.beliefs = np.empty((len(order), layout.width))
-        rank = layout.rank
+        self.beliefs = np.empty((len(order), self.messages.shape[1]))
         before = [sum(rank[w] < rank[v] for w in core.near[v]) for v in order]
         most = [max(1, b, len(core.near[v]) - b) for b, v in zip(before, order, strict=True)]
         self.shares = 1.0 / np.array(most)[:, None]
-        self.levels = [
-            (slice(a, b), slice(starts[a], starts[b]), starts[a:b] - starts[a])
-            for a, b in itertools.pairwise(layout.levels)
+
+    def batches(self, start: int, end: int, later: bool) -> Iterator[MessageBatch]:
+        """The messages of one level to later or to earlier variables.
+
+        Arguments:
+          start, end: the level, as positions in the order.
+          later: whether the receivers come later.
+        """
+        core, order, rank = self.core, self.order, self.rank
+        links = [
+            (self.sizes[rank[v]], self.sizes[rank[w]], rank[v], rank[w])
+            for v in order[start:end]
+            for w in core.near[v]
+            if (rank[w] > rank[v]) == later
         ]
+        for group in _groups(links):
+            own, other, senders, receivers = zip(*group, strict=True)
+            tables = np.full((max(own), len(group), max(other)), HUGE)
+            names = [(order[a], order[b]) for a, b in zip(senders, receivers, strict=True)]
+            for i, (v, w) in enumerate(names):
+                tables[: own[i], i, : other[i]] = core.near[v][w]
+            np.copyto(tables, self.forbidden, where=np.isinf(tables))
+            yield MessageBatch(
+                tables,
+                np.array(senders) - start,
+                np.array(receivers),
+                np.array([self.row[pair] for pair in names]),
+                np.array([self.row[w, v] for v, w in names]),
+                np.arange(len(group)),
+            )
 
     def resume(self, start: Bounded, core: Core) -> None:
         """Takes the messages of an earlier run, for the states that are left. Any messages give a
         valid bound."""
-        starts = self.layout.starts.tolist()
-        for number, t in enumerate(self.layout.order):
+        starts = self.starts.tolist()
+        for number, t in enumerate(self.order):
             if t in start.kept:
                 left = np.searchsorted(start.kept[t], core.kept[t])
                 for row in range(starts[number] + 1, starts[number + 1]):
-                    known = start.messages.get(self.layout.pairs[row])
+                    known = start.messages.get(self.pairs[row])
                     if known is not None:
                         self.messages[row, : len(left)] = known[left]
 
@@ -377,10 +342,8 @@ class _Passing:
         """For each variable and state, seconds by which the bound with this state is above the
         bound. Messages from both sides were up to date at each variable of the forward pass."""
         above = self.beliefs - self.beliefs.min(axis=1, initial=np.inf)[:, None]
-        return {
-            v: row[:size] for v, size, row in zip(self.layout.order, self.sizes, above, strict=True)
-        }
+        return {v: row[:size] for v, size, row in zip(self.order, self.sizes, above, strict=True)}
 
     def sent(self) -> dict[tuple[int, int], np.ndarray]:
         """The messages by the variables between which they were passed."""
-        return dict(zip(self.layout.pairs, self.messages, strict=True))
+        return dict(zip(self.pairs, self.messages, strict=True))

@@ -425,7 +425,7 @@ class Search:
         if not part.feasible:
             return 0
         states, guessed = eliminate(part, self.near_limit)
-        self._offer(part.extend_over(states), core)
+        self._offer(part.extend(states), core)
         return guessed
 
     def _offer(self, states: dict[int, int], core: Core) -> None:
@@ -433,7 +433,8 @@ class Search:
         # Most are not: to go over the whole graph takes ten times as long as over the core.
         if core.constant + _local_cost(core, states) > self.cost * (1 + ROUNDING):
             return
-        full = core.extend(states)
+        states = core.extend(states)
+        full = [states[v] for v in range(len(core.kept))]
         cost = self.graph.cost_of(full)
         if cost < self.cost:
             self.best, self.cost = tuple(full), cost

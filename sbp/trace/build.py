@@ -27,7 +27,7 @@ from sbp.trace.graph import (
     Node,
     Operand,
     collecting_less,
-    rewrite_graph,
+    rewriting,
 )
 from sbp.trace.places import PLACING, Pins, Places, transfer_fields
 from sbp.trace.scopes import REMATTED
@@ -168,14 +168,9 @@ def solve_operands(lengths: Any, operands: tuple[Operand, ...]) -> tuple[Operand
 # (`tests/tpu/test_compiled_memory.py`).
 
 
-def _sum_before_pads(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
-    """A graph in which gradients that are padded alike by zeros are added before they are padded.
-
-    Arguments:
-      graph: the graph; new values are entered in its table of avals.
-      inspected: values whose types the program asks for, which stay.
-      ids: unused numbers of nodes.
-    """
+@rewriting
+def _sum_before_pads(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
+    """A graph in which gradients that are padded alike are added before they are padded."""
     reads = Counter[Operand](o for node in graph.nodes for o in node.inputs)
     reads.update(graph.outputs)
     pads: dict[Operand, Node] = {}
@@ -184,7 +179,7 @@ def _sum_before_pads(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> G
         nodes[node.id] = node
         if _adds_zeros(node) and reads[node.outputs[0]] == 1:
             pads[node.outputs[0]] = node
-        if node.op != "add_any" or not inspected.isdisjoint(node.inputs):
+        if node.op != "add_any" or not asked.isdisjoint(node.inputs):
             continue
         first, second = map(pads.get, node.inputs)
         if first is None or second is None or not _alike(graph, first, second):
@@ -236,10 +231,10 @@ def _alike(graph: Graph, first: Node, second: Node) -> bool:
 # padding as a parameter, each device only gets the rows beside its own.
 
 
-def _fold_edges(graph: Graph, inspected: Set[int], _: Iterator[int]) -> Graph:
+@rewriting
+def _fold_edges(graph: Graph, asked: Set[int], _: Iterator[int]) -> Graph:
     """A graph in which windows on arrays that are padded with zeros read the arrays themselves, and
     windows do not compute the edges that a slice cuts off."""
-    asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
     read = without_unread(graph.nodes, asked)
     reads = Counter[Operand](o for node in read for o in node.inputs)
     makers: dict[Operand, Node] = {}
@@ -353,8 +348,8 @@ def trace(
     graph = builder.graph(closed, tuple(input_names))
     builder.places.warn()
     graph = replace(graph, inspections=tuple(builder.inspections))
-    graph = rewrite_graph(with_slices(graph), _sum_before_pads)
-    return with_joins(rewrite_graph(graph, _fold_edges)), out_shape
+    graph = _sum_before_pads(with_slices(graph))
+    return with_joins(_fold_edges(graph)), out_shape
 
 
 def body_graph(jaxpr: Any) -> Graph:
@@ -393,8 +388,8 @@ class _Builder:
         self.value_ids = itertools.count()
         self.node_ids = itertools.count()
         self.avals: dict[int, Any] = {}
-        self.frames: dict[int, tuple[Span, ...]] = {}
-        self.libraries: dict[int, tuple[str, ...]] = {}
+        self.user_frames = functools.cache(_jax.frames_of)
+        self.library_of = functools.cache(_jax.library_of)
         self.places = Places()
         self.inspections: list[Inspection] = []
 
@@ -599,7 +594,7 @@ class _Builder:
             primitive=eqn.primitive,
             params=params,
             regions=regions,
-            library=self.library_of(eqn),
+            library=self.library_of(eqn.source_info.traceback),
         )
 
     def barrier(self, eqn: Any, operands: tuple[Operand, ...], at: _Within) -> tuple[Operand, ...]:
@@ -633,18 +628,8 @@ class _Builder:
         return tuple(self.graph(body, within=at) for body in bodies)
 
     def frames_of(self, eqn: Any) -> tuple[Span, ...]:
-        if eqn.primitive is annotate_p:
-            return eqn.params["at"]
-        key = id(eqn.source_info.traceback)
-        if key not in self.frames:
-            self.frames[key] = _jax.frames_of(eqn.source_info)
-        return self.frames[key]
-
-    def library_of(self, eqn: Any) -> tuple[str, ...]:
-        key = id(eqn.source_info.traceback)
-        if key not in self.libraries:
-            self.libraries[key] = _jax.library_of(eqn.source_info)
-        return self.libraries[key]
+        own = eqn.primitive is annotate_p
+        return eqn.params["at"] if own else self.user_frames(eqn.source_info.traceback)
 
 
 def _check_effects(eqn: Any, frames: tuple[Span, ...]) -> None:

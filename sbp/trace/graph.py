@@ -213,29 +213,36 @@ def constant(value: Any) -> Constant:
     return Constant(value, _jax.empty_aval((), value.dtype))
 
 
-Rewrite = Callable[[Graph, Set[int], Iterator[int]], Graph]
-"""A graph in the place of one whose regions are rewritten already, from the values whose types the
-program asks for, which stay, and unused numbers of nodes."""
-
-
-def rewrite_graph(graph: Graph, rewrite: Rewrite) -> Graph:
-    """A traced program after a rewrite of its graph and of all regions, inner ones first.
+def rewriting(
+    rewrite: Callable[[Graph, Set[int], Iterator[int]], Graph],
+) -> Callable[[Graph], Graph]:
+    """Decorator: a rewrite of one graph becomes one of a program, of its graph and of all regions,
+    inner ones first.
 
     Arguments:
-      graph: the program; new values are entered in its table of avals.
-      rewrite: what is done to each graph.
+      rewrite: takes a graph whose regions are rewritten already, the values that are read outside
+        of its nodes or whose types the program asks for, which stay, and unused numbers of nodes.
+        New values are entered in the table of avals.
     """
-    inspected = {i.value for i in graph.inspections if isinstance(i.value, int)}
-    ids = itertools.count(max((node.id for node in graph.walk()), default=0) + 1)
 
-    def with_regions(graph: Graph) -> Graph:
-        nodes = tuple(
-            dataclasses.replace(n, regions=tuple(map(with_regions, n.regions))) if n.regions else n
-            for n in graph.nodes
-        )
-        return rewrite(dataclasses.replace(graph, nodes=nodes), inspected, ids)
+    @functools.wraps(rewrite)
+    def rewritten(graph: Graph) -> Graph:
+        inspected = {i.value for i in graph.inspections if isinstance(i.value, int)}
+        ids = itertools.count(max((node.id for node in graph.walk()), default=0) + 1)
 
-    return with_regions(graph)
+        def with_regions(graph: Graph) -> Graph:
+            nodes = tuple(
+                dataclasses.replace(n, regions=tuple(map(with_regions, n.regions)))
+                if n.regions
+                else n
+                for n in graph.nodes
+            )
+            asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
+            return rewrite(dataclasses.replace(graph, nodes=nodes), asked, ids)
+
+        return with_regions(graph)
+
+    return rewritten
 
 
 # ---- dataflow -----------------------------------------------------------------------------------
@@ -588,13 +595,6 @@ def _cond(branches: int, operands: int, results: int) -> Interface:
         for i in range(results)
     )
     return Interface(loop=False, entries=(predicate, *given), exits=exits, fed=(given,) * branches)
-
-
-def bodies_of(node: Node, operand: int) -> list[tuple[Graph, int]]:
-    """The regions that an operand of a node enters, each with the position among its inputs."""
-    entries = interface_of(node).entries
-    places = entries[operand].inputs if entries else ()
-    return [(node.regions[region], position) for region, position in sorted(places)]
 
 
 def amount(node: Node, of_regions: Sequence[float]) -> float:

@@ -5,10 +5,8 @@ traces the operations of one block twice. A slice of a stacked value has the num
 the loop that stacked it.
 """
 
-import itertools
 from collections import defaultdict
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,6 @@ class Numbering:
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
         self._of: dict[int, int] = {}
-        self._fresh = itertools.count()
         self._keys: dict[int, tuple[Any, ...]] = {}
         self._keep: list[Any] = []
         self._inside: Any = None
@@ -41,10 +38,9 @@ class Numbering:
         return ("array", id(operand.value))
 
     def _number(self, key: Any) -> int:
-        if key not in self._known:
-            self._known[key] = next(self._fresh)
-            self._keys[self._known[key]] = key
-        return self._known[key]
+        number = self._known.setdefault(key, len(self._known))
+        self._keys[number] = key
+        return number
 
     def _same(self, operand: Operand) -> int:
         """The number of a value that equals an operand."""
@@ -106,23 +102,13 @@ class Numbering:
                 self._of[value] = self._number(("stack", index, self.of(body.outputs[left.output])))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Twins:
-    """Values that a program computes more than once.
-
-    Arguments:
-      again: value ids of the repeated computations: values equal to an earlier one, and the values
-          that gradients compute them from.
-      times: for each value with an equal one, the first included, the number of equal values.
-    """
-
-    again: frozenset[int]
-    times: dict[int, int]
-
-
-def repeated_values(graph: Graph) -> Twins:
+def repeated_values(graph: Graph) -> tuple[frozenset[int], dict[int, int]]:
     """Finds the values that a program computes more than once: in one block, or in scans of equal
     length. Operands of a scan count where an earlier scan takes equal ones.
+
+    Returns:
+      The repeated values: those equal to an earlier one, and the values that gradients compute them
+      from; and for each value with an equal one, the first included, the number of equal values.
     """
     numbers = Numbering()
     numbers.enter(graph)
@@ -142,7 +128,5 @@ def repeated_values(graph: Graph) -> Twins:
     for node in reversed(graph.nodes):
         if node.backward and not again.isdisjoint(node.outputs):
             again.update(o for o in node.inputs if isinstance(o, int))
-    return Twins(
-        again=frozenset(again),
-        times={v: len(turns) for turns in several for values in turns for v in values},
-    )
+    times = {v: len(turns) for turns in several for values in turns for v in values}
+    return frozenset(again), times

@@ -25,7 +25,7 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.trace.graph import Constant, Graph, Node, Operand, rewrite_graph
+from sbp.trace.graph import Constant, Graph, Node, Operand, rewriting
 
 Cut = tuple[int, int, int]
 """First index, last index (exclusive) and stride of a slice along a dim."""
@@ -55,14 +55,16 @@ def slicing(cuts: Cuts) -> dict[str, Any]:
     return {"op": "slice", "primitive": lax.slice_p, "params": params}
 
 
-def cuts_of(node: Node, value: int, shape: tuple[Any, ...]) -> Cuts | None:
-    """Where a node cuts its first operand to make a value; None for nodes that do something else,
-    and for symbolic sizes.
+def cuts_of(
+    node: Node, value: Operand, shape: tuple[Any, ...], *, symbolic: bool = False
+) -> Cuts | None:
+    """Where a node cuts its first operand to make a value; None for nodes that do something else.
 
     Arguments:
       node: the node.
       value: one of its results.
       shape: the shape of its first operand.
+      symbolic: whether cuts may be symbolic; otherwise None for these.
     """
     params = node.params
     match node.op:
@@ -74,31 +76,71 @@ def cuts_of(node: Node, value: int, shape: tuple[Any, ...]) -> Cuts | None:
             at = node.outputs.index(value)
             cut = (ends[at], ends[at + 1], 1)
             cuts = [cut if d == params["axis"] else (0, s, 1) for d, s in enumerate(shape)]
-        case "pad":
-            config = params["padding_config"]
-            sizes = [i for edges in config for i in edges]
-            if not all(isinstance(i, int | np.integer) and i <= 0 for i in sizes):
-                return None
-            sides = zip(config, shape, strict=True)
+        case "pad" if all(
+            isinstance(size, int | np.integer) and size <= 0
+            for edges in params["padding_config"]
+            for size in edges
+        ):
+            sides = zip(params["padding_config"], shape, strict=True)
             cuts = [(-low, size + high, 1) for (low, high, _), size in sides]
         case _:
             return None
-    found = tuple(tuple(cut) for cut in cuts)
-    if not all(isinstance(i, int | np.integer) for cut in found for i in cut):
+    found = tuple((plain(a), plain(b), plain(c)) for a, b, c in cuts)
+    is_static = all(isinstance(i, int) for cut in found for i in cut)
+    return found if is_static or symbolic else None
+
+
+class Strided(NamedTuple):
+    """A value as every `stride`-th element of another one, along a dim.
+
+    Arguments:
+      source: the other value.
+      cuts: where the source is cut, for each dim.
+      start: the first element along the dim.
+      stride: the distance of two elements in the source.
+      beside: where the slice cuts other dims.
+      cuts_one_dim: whether it has all elements along the other dims.
+    """
+
+    source: Operand
+    cuts: Cuts
+    start: Any
+    stride: int
+    beside: Cuts
+    cuts_one_dim: bool
+
+
+def view_of(
+    graph: Graph, node: Node | None, value: Operand, dim: int, *, symbolic: bool = False
+) -> Strided | None:
+    """The slice that a value is; None for values that are not cut out of others.
+
+    Arguments:
+      graph: the graph.
+      node: makes the value; None for an input or a constant.
+      value: the value.
+      dim: the dim along which it is looked at.
+      symbolic: as in `cuts_of`.
+    """
+    if node is None or node.op not in ("slice", "split"):
         return None
-    return tuple((int(a), int(b), int(c)) for a, b, c in found)
+    (source,) = node.inputs
+    shape = graph.aval(source).shape
+    cuts = cuts_of(node, value, shape, symbolic=symbolic)
+    if cuts is None:
+        return None
+    beside, others = cuts[:dim] + cuts[dim + 1 :], whole(shape[:dim] + shape[dim + 1 :])
+    return Strided(source, cuts, cuts[dim][0], cuts[dim][2], beside, beside == others)
 
 
-def with_slices(graph: Graph) -> Graph:
+@rewriting
+def with_slices(graph: Graph, _: Set[int], __: Iterator[int]) -> Graph:
     """A graph in which slices read the arrays that were sliced first, in regions too. A pad that
     only cuts off edges is a slice."""
     sources: dict[int, tuple[Operand, Cuts]] = {}
     nodes = []
     for node in graph.nodes:
-        if node.regions:
-            regions = tuple(with_slices(r) for r in node.regions)
-            node = dataclasses.replace(node, regions=regions)
-        elif node.op in ("slice", "pad"):
+        if node.op in ("slice", "pad"):
             node = _compose(graph, node, sources)
         for value in node.outputs if node.op in ("slice", "split") else ():
             cuts = cuts_of(node, value, graph.aval(node.inputs[0]).shape)
@@ -210,16 +252,16 @@ def is_most(size: Any, of: Any) -> bool:
     )
 
 
-def with_single_pads(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
+def with_single_pads(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
     """A graph in which a pad of several dims is several pads of one dim, if only slices read it, or
     sums that only slices read.
 
     Arguments:
       graph: the graph, without the nodes of its regions.
-      inspected: values whose types the program asks for.
+      asked: values that are read outside of the nodes, or whose types the program asks for.
       ids: unused numbers of nodes.
     """
-    others = {*inspected, *(o for o in graph.outputs if isinstance(o, int))}
+    others = set(asked)
     sliced: set[Operand] = set()
     for node in reversed(graph.nodes):
         is_sum = (
@@ -299,28 +341,15 @@ _jax.mlir.register_lowering(join_slices_p, _jax.mlir.lower_fun(join_slices, mult
 # Slices that the program puts together again, as one node of `join_slices`.
 
 
-def with_joins(graph: Graph) -> Graph:
+@rewriting
+def with_joins(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
     """A graph in which slices that are put together again are one node, and slices of what is put
-    together read its parts, in regions too.
-
-    Arguments:
-      graph: a traced program; new values are entered in its table of avals.
-    """
-    return rewrite_graph(graph, _with_joins)
-
-
-def _with_joins(graph: Graph, inspected: Set[int], ids: Iterator[int]) -> Graph:
-    """The graph with its joins.
-
-    Arguments:
-      graph: the graph.
-      inspected: values whose types the program asks for, which stay.
-      ids: unused numbers of nodes.
-    """
-    maker = _Joins(with_single_pads(graph, inspected, ids), inspected, ids)
+    together read its parts, in regions too."""
+    maker = _Joins(with_single_pads(graph, asked, ids), asked, ids)
     for node in maker.graph.nodes:
         maker.visit(node)
-    nodes = without_unread(maker.nodes, maker.asked) if maker.changed else maker.nodes
+    is_changed = tuple(maker.nodes) != maker.graph.nodes
+    nodes = without_unread(maker.nodes, asked) if is_changed else maker.nodes
     return dataclasses.replace(graph, nodes=tuple(nodes))
 
 
@@ -380,26 +409,50 @@ def _title(node: Node) -> str:
     return "pad" if node.op == "add_any" else node.name
 
 
-class _Joins:
-    """Finds the joins of a graph.
+class Writer:
+    """Writes down the nodes of a graph that takes the place of another one.
 
     Arguments:
-      graph: the graph.
-      inspected: values whose types the program asks for.
+      graph: the other one; new values are entered in its table of avals.
+      asked: values that are read outside of the nodes, or whose types the program asks for.
       ids: unused numbers of nodes.
     """
 
-    def __init__(self, graph: Graph, inspected: Set[int], ids: Iterator[int]) -> None:
-        self.graph, self.ids = graph, ids
-        self.makers: dict[int, Node] = {v: n for n in graph.nodes for v in n.outputs}
+    def __init__(self, graph: Graph, asked: Set[int], ids: Iterator[int]) -> None:
+        self.graph, self.asked, self.ids = graph, asked, ids
         self.nodes: list[Node] = []
-        self.changed = False
+
+    def emit(self, like: Node, aval: Any, value: int | None = None, **fields: Any) -> int:
+        """The result of a new node, which is like another one but for some fields.
+
+        Arguments:
+          like: the other node: at the same line of the user's.
+          aval: shape and dtype of the result.
+          value: the number of the result; None for a new one.
+          fields: what differs.
+        """
+        value = self.graph.new_value(aval) if value is None else value
+        fields |= {"id": next(self.ids), "outputs": (value,), "regions": ()}
+        self.nodes.append(dataclasses.replace(like, **fields))
+        return value
+
+    def slice(self, like: Node, x: Operand, cuts: Cuts, value: int | None = None) -> int:
+        """A slice of a value; other arguments as those of `emit`."""
+        aval = self.graph.aval(x).update(shape=shape_of(cuts))
+        return self.emit(like, aval, value, inputs=(x,), **slicing(cuts))
+
+
+class _Joins(Writer):
+    """Finds the joins of a graph; arguments as those of `Writer`."""
+
+    def __init__(self, graph: Graph, asked: Set[int], ids: Iterator[int]) -> None:
+        super().__init__(graph, asked, ids)
+        self.makers: dict[int, Node] = {v: n for n in graph.nodes for v in n.outputs}
         self.instead: dict[Operand, Operand] = {}
         self.taken: dict[tuple[Operand, Cuts], Operand] = {}
-        self.asked = {o for o in graph.outputs if isinstance(o, int)} | inspected
-        self.kept = set(self.asked)
+        self.kept = set(asked)
         sliced: Counter[Operand] = Counter()
-        read = set(self.asked)
+        read = set(asked)
         for node in reversed(graph.nodes):
             if node.op in _FEEDING and read.isdisjoint(node.outputs):
                 continue
@@ -421,14 +474,11 @@ class _Joins:
             inputs = tuple(self.instead.get(o, o) for o in node.inputs)
             node = dataclasses.replace(node, inputs=inputs)
             self.makers |= dict.fromkeys(node.outputs, node)
-        if self.slices_parts(node) and node.inputs[0] not in self.kept:
-            replaced = self.read_through(node)
-            self.changed = self.changed or replaced
-            if replaced:
-                return
+        is_sliced = self.slices_parts(node) and node.inputs[0] not in self.kept
+        if is_sliced and self.read_through(node):
+            return
         dim, slices = self.parts(node) or (0, [])
         if self.moves(dim, slices):
-            self.changed = True
             node = join_node(node, dim, slices)
         self.nodes.append(node)
 
@@ -445,20 +495,11 @@ class _Joins:
 
     def cut(self, operand: Operand, dim: int) -> Slice:
         """A value as a slice along a dim of the value that it was cut out of."""
-        whole = Slice(operand, 0, self.graph.aval(operand).shape[dim])
-        maker = self.maker(operand)
-        if maker is None or not isinstance(operand, int):
-            return whole
-        if maker.op == "split" and maker.params["axis"] == dim:
-            sizes, at = maker.params["sizes"], maker.outputs.index(operand)
-            return Slice(maker.inputs[0], sum(sizes[:at]), sizes[at], True)
-        if maker.op == "slice":
-            params, shape = maker.params, self.graph.aval(maker.inputs[0]).shape
-            ends = zip(params["start_indices"], params["limit_indices"], shape, strict=True)
-            whole_beside = all(e == dim or (a, b) == (0, n) for e, (a, b, n) in enumerate(ends))
-            if whole_beside and set(params["strides"] or (1,)) == {1}:
-                return Slice(maker.inputs[0], params["start_indices"][dim], whole.size, True)
-        return whole
+        view = view_of(self.graph, self.maker(operand), operand, dim, symbolic=True)
+        size = self.graph.aval(operand).shape[dim]
+        if view is not None and view.stride == 1 and view.cuts_one_dim:
+            return Slice(view.source, view.start, size, True)
+        return Slice(operand, 0, size)
 
     # ---- slices of what is put together ----------------------------------------------------------
 
@@ -531,13 +572,13 @@ class _Joins:
           cuts: where it is cut.
           value: the number of the slice; None for a new one.
         """
-        maker = self.maker(x)
+        maker, aval = self.maker(x), self.graph.aval(x).update(shape=shape_of(cuts))
         assert maker is not None
         if self.summands(x) is not None:
             inputs = [self.through(node, o, cuts) for o in maker.inputs]
             if any(o is None for o in inputs):
                 return None
-            return self.emit(maker, x, cuts, value, inputs=tuple(inputs))
+            return self.emit(maker, aval, value, inputs=tuple(inputs))
         parts = self.parts(maker)
         assert parts is not None
         dim, slices = parts[0], within(parts[1], cuts[parts[0]])
@@ -555,16 +596,15 @@ class _Joins:
                 beside = (*cuts[:dim], own, *cuts[dim + 1 :])
                 slices[k] = s._replace(source=self.take(node, s.source, beside))
         if is_join:
-            join = join_node(node, dim, slices)
-            return self.emit(join, x, cuts, value)
+            return self.emit(join_node(node, dim, slices), aval, value)
         if len(bodies) == len(slices):
-            return self.emit(maker, x, cuts, value, inputs=tuple(s.source for s in slices))
+            return self.emit(maker, aval, value, inputs=tuple(s.source for s in slices))
         # A pad with fewer copies of its scalar, before and behind one whole value.
         at = next(k for k, s in enumerate(slices) if self.graph.aval(s.source).shape)
         sides = [sum(s.size for s in part) for part in (slices[:at], slices[at + 1 :])]
         config = tuple((*sides, 0) if d == dim else (0, 0, 0) for d in range(len(cuts)))
         fields = {"inputs": (slices[at].source, maker.inputs[1])}
-        return self.emit(maker, x, cuts, value, params={"padding_config": config}, **fields)
+        return self.emit(maker, aval, value, params={"padding_config": config}, **fields)
 
     def take(self, node: Node, x: Operand, cuts: Cuts, value: int | None = None) -> Operand:
         """A slice of a value; arguments as those of `through`."""
@@ -575,19 +615,10 @@ class _Joins:
         is_within = x not in self.kept and self.is_within(x, cuts)
         found = self.through(node, x, cuts, value) if is_within else None
         if found is None:
-            found = self.emit(node, x, cuts, value, inputs=(x,), **slicing(cuts))
+            found = self.slice(node, x, cuts, value)
         if value is None:
             self.taken[x, cuts] = found
         return found
-
-    def emit(self, like: Node, x: Operand, cuts: Cuts, value: int | None, **fields: Any) -> int:
-        """The result of a new node, which is like another one but for some fields; other arguments
-        as those of `through`."""
-        if value is None:
-            value = self.graph.new_value(self.graph.aval(x).update(shape=shape_of(cuts)))
-        fields |= {"id": next(self.ids), "outputs": (value,)}
-        self.nodes.append(dataclasses.replace(like, **fields))
-        return value
 
     def summands(self, x: Operand) -> tuple[Operand, ...] | None:
         """The operands of a sum of cotangents; None for other values."""

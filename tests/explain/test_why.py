@@ -16,7 +16,6 @@ from sbp.plan import fit
 from sbp.report.answers import explanation, link_text
 from sbp.report.wording import deferred_text, full_need_text, refusal_text
 from sbp.trace.graph import Graph
-from sbp.trace.numbering import Twins
 from tests.explain.answers import MESH, masked, planned, shape
 from tests.report import programs, why_programs
 from tests.report.golden import assert_golden
@@ -369,7 +368,7 @@ def test_a_reader_that_takes_another_type_is_priced_with_what_gradients_keep(mon
         ]
 
     kept = prices()
-    monkeypatch.setattr(fit, "repeated_values", lambda graph: Twins(again=frozenset(), times={}))
+    monkeypatch.setattr(fit, "repeated_values", lambda graph: (frozenset(), {}))
     assert kept and min(kept) < min(prices())
 
 

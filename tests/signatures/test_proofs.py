@@ -14,7 +14,6 @@ from sbp.signatures.laws.proofs import (
     INDEX_THEOREMS,
     OF_KERNEL,
     RLIMIT,
-    ScalarOperand,
     Status,
     Theorem,
     contraction,
@@ -113,7 +112,7 @@ def test_wrong_rows_are_refuted(name, args, row):
 def test_a_cast_to_integers_is_not_linear():
     whole: Any = lambda x: z3.ToReal(z3.ToInt(x))
     truncate = lambda x: z3.If(x >= 0, whole(x), -whole(-x))
-    assert decide(law([ScalarOperand(np.dtype(np.float32), P)], P, truncate)) == "refuted"
+    assert decide(law([(np.dtype(np.float32), P, 0)], P, truncate)) == "refuted"
 
 
 def test_contradictory_premises_prove_nothing():

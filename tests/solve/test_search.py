@@ -149,7 +149,9 @@ def test_reductions_lose_no_optimum():
         assert core.feasible
         states, guessed = eliminate(core, 300_000)
         assert guessed == 0
-        assert graph.cost_of(core.extend(states)) == pytest.approx(want)
+        assert graph.cost_of([s for _, s in sorted(core.extend(states).items())]) == pytest.approx(
+            want
+        )
         emptied += not core.unary
     assert emptied > 100
 
@@ -161,7 +163,9 @@ def test_elimination_with_small_tables_says_how_much_it_guessed():
         states, guessed = eliminate(core, 8)
         guesses += guessed > 0
         if guessed == 0 and math.isfinite(want):
-            assert graph.cost_of(core.extend(states)) == pytest.approx(want)
+            assert graph.cost_of(
+                [s for _, s in sorted(core.extend(states).items())]
+            ) == pytest.approx(want)
     assert guesses > 100
 
 

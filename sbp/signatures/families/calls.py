@@ -5,7 +5,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -74,20 +74,9 @@ _KEEPS_STATE = ("axis_index", "prng_", "semaphore_", "get_barrier_semaphore")
 """How the names of operations begin that depend on the device, or on what ran before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GridDim:
-    """An independent grid dim.
-
-    Arguments:
-      position: of the dim in the grid.
-      ins: for each operand, the dim and the size of the blocks that it counts; None for an operand
-          that every point reads alike.
-      outs: for each result, alike.
-    """
-
-    position: int
-    ins: tuple[tuple[int, int] | None, ...]
-    outs: tuple[tuple[int, int], ...]
+GridDim = tuple[int, tuple["tuple[int, int] | None", ...], tuple[tuple[int, int], ...]]
+"""The position of an independent grid dim; for each operand, the dim and the size of the blocks
+that it counts, None for an operand that every point reads alike; and for each result, alike."""
 
 
 def independent_dims(params: dict[str, Any]) -> tuple[GridDim, ...]:
@@ -148,7 +137,7 @@ def _independent(params: dict[str, Any]) -> tuple[GridDim, ...]:
         ins = [*whole, *ins]
         # A result that takes the place of an operand is written where other points may read.
         if all(ins[i] == outs[o] for i, o in params["input_output_aliases"]):
-            found.append(GridDim(position=position, ins=tuple(ins), outs=tuple(outs)))
+            found.append((position, tuple(ins), tuple(outs)))
     return tuple(found)
 
 
@@ -213,14 +202,14 @@ def _flops(params: dict[str, Any], ins: Sequence[Any], outs: Sequence[Any]) -> f
 
 def _rows(op: Op) -> Sequence[Row]:
     rows = []
-    for grid_dim in independent_dims(op.params):
-        counted = zip((*grid_dim.ins, *grid_dim.outs), (*op.ins, *op.outs), strict=True)
+    for _, ins, outs in independent_dims(op.params):
+        counted = zip((*ins, *outs), (*op.ins, *op.outs), strict=True)
         shards = [
             (-(-aval.shape[at[0]] // op.axis_size), at[1]) for at, aval in counted if at is not None
         ]
         if all(shard % block == 0 for shard, block in shards):
-            ins = tuple(B if at is None else Split(at[0]) for at in grid_dim.ins)
-            rows.append(Row(ins, tuple(Split(dim) for dim, _ in grid_dim.outs)))
+            atoms = tuple(B if at is None else Split(at[0]) for at in ins)
+            rows.append(Row(atoms, tuple(Split(dim) for dim, _ in outs)))
     return rows
 
 
@@ -228,9 +217,8 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     """The kernel on the smaller grid of this device's shards."""
     grid_mapping = ctx.params["grid_mapping"]
     grid = list(grid_mapping.grid)
-    for grid_dim in independent_dims(ctx.params):
-        dim, block = grid_dim.outs[0]
-        grid[grid_dim.position] = -(-ctx.local_outs[0][dim] // block)
+    for position, _, ((dim, block), *_) in independent_dims(ctx.params):
+        grid[position] = -(-ctx.local_outs[0][dim] // block)
     shapes = (*ctx.local_ins[grid_mapping.num_index_operands :], *ctx.local_outs)
     mappings = tuple(
         replace(m, array_aval=m.array_aval.update(shape=shape))
@@ -345,12 +333,7 @@ def _function_on_shards(
 
 def _partitioned_rows(op: Op) -> Sequence[Row]:
     """A row for each factor, where the mesh axis splits it evenly."""
-
-    def is_even(row: Row) -> bool:
-        sides = zip((*row.ins, *row.outs), (*op.ins, *op.outs), strict=True)
-        return all(op.divides(a.shape[s.dim]) for s, a in sides if isinstance(s, Split))
-
-    return [row for row in split_rows(op, _passed_factors(op.params)) if is_even(row)]
+    return list(filter(op.has_even_shards, split_rows(op, _passed_factors(op.params))))
 
 
 def _function_for_types(

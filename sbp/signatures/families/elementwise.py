@@ -22,7 +22,6 @@ from sbp.signatures.factors import (
 )
 from sbp.signatures.rule import (
     ROUNDED_PARTS,
-    LocalContext,
     Op,
     Row,
     Traits,
@@ -313,14 +312,12 @@ def elementwise_rows(op: Op) -> Sequence[Row]:
 rule(*ELEMENTWISE, traits=ELEMENTWISE.__getitem__, local=bind_with)(elementwise_rows)
 
 
-@rule(
+# One operand of the barrier: it keeps every type.
+rule(
     "optimization_barrier",
     traits=Traits(moves=True, scales="together", fusion="free"),
     local=lambda ctx, args: _jax.optimization_barrier(args),
-)
-def _barrier_rows(op: Op) -> Sequence[Row]:
-    """One operand of the barrier: it keeps every type."""
-    return [*rows_beside(op), *moved_rows(op)]
+)(lambda op: [*rows_beside(op), *moved_rows(op)])
 
 
 # ---- mulhi --------------------------------------------------------------------------------------
@@ -354,8 +351,8 @@ def high_half(x: Any, y: Any) -> Any:
     return lax.bitcast_convert_type(high, dtype)
 
 
-def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
-    return [high_half(*jnp.broadcast_arrays(*args))]
-
-
-rule("mulhi", traits=Traits(monotone="++"), local=_local)(elementwise_rows)
+rule(
+    "mulhi",
+    traits=Traits(monotone="++"),
+    local=lambda ctx, args: [high_half(*jnp.broadcast_arrays(*args))],
+)(elementwise_rows)

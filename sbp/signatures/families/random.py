@@ -134,26 +134,22 @@ def batch_rows(op: Op) -> list[Row]:
     return [Row((Split(d),) * len(op.ins), (Split(d),) * len(op.outs)) for d in range(rank)]
 
 
-@rule("random_wrap", "random_unwrap", "random_clone", traits=Traits(), local=bind_with)
-def _words(op: Op) -> Sequence[Row]:
-    """From keys to their words, and back."""
-    return batch_rows(op)
+# From keys to their words, and back.
+rule("random_wrap", "random_unwrap", "random_clone", traits=Traits(), local=bind_with)(batch_rows)
 
 
-@rule(
+# Only dims of the batch of keys split. Every device computes all new keys of its shard; a draw
+# depends on its position in the whole result, inside of JAX.
+rule(
     *("random_gamma", "random_seed", "random_split"),
     traits=lambda name: Traits(generates="draws" if name == "random_gamma" else ""),
     local=bind_with,
+)(lambda op: batch_rows(op) if _each_key_alone(op) else [])
+
+
+rule("random_fold_in", traits=Traits(), local=bind_with)(
+    lambda op: rows_beside(op) if _each_key_alone(op) else []
 )
-def _of_keys(op: Op) -> Sequence[Row]:
-    """Only dims of the batch of keys split. Every device computes all new keys of its shard; a draw
-    depends on its position in the whole result, inside of JAX."""
-    return batch_rows(op) if _each_key_alone(op) else []
-
-
-@rule("random_fold_in", traits=Traits(), local=bind_with)
-def _fold_in(op: Op) -> Sequence[Row]:
-    return rows_beside(op) if _each_key_alone(op) else []
 
 
 def counters(
@@ -273,7 +269,7 @@ def _iota_2x32_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     return list(counters(shape, whole, [ctx.out_offset(0, d) for d in range(len(shape))]))
 
 
-@rule("iota_2x32_shape", traits=Traits(generates="counter"), local=_iota_2x32_local)
-def _iota_2x32(op: Op) -> Sequence[Row]:
-    """The counters themselves."""
-    return rows_beside(op) if _counts(op) else []
+# The counters themselves.
+rule("iota_2x32_shape", traits=Traits(generates="counter"), local=_iota_2x32_local)(
+    lambda op: rows_beside(op) if _counts(op) else []
+)

@@ -162,9 +162,7 @@ def _reduce(op: Op) -> Sequence[Row]:
     return [*rows, *(monoid_rows(op, monoid) if monoid else [])]
 
 
-@rule("reduce_xor", traits=Traits(), local=bind_with)
-def _reduce_whole(op: Op) -> Sequence[Row]:
-    return rows_without(op, op.params["axes"])
+rule("reduce_xor", traits=Traits(), local=bind_with)(lambda op: rows_without(op, op.params["axes"]))
 
 
 def _reduce_by_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
@@ -220,9 +218,9 @@ def _reduce_by(op: Op) -> Sequence[Row]:
     return [*rows_without(op, reduced), *along]
 
 
-@rule("approx_top_k", traits=Traits(), local=bind_with)
-def _approx_top_k(op: Op) -> Sequence[Row]:
-    return rows_beside(op, [op.params["reduction_dimension"] % len(op.ins[0].shape)])
+rule("approx_top_k", traits=Traits(), local=bind_with)(
+    lambda op: rows_beside(op, [op.params["reduction_dimension"] % len(op.ins[0].shape)])
+)
 
 
 # ---- folds --------------------------------------------------------------------------------------

@@ -561,9 +561,9 @@ def _stack(op: Op) -> Sequence[Row]:
     ]
 
 
-@rule("unstack", traits=Traits(moves=True, scales="together"), local=bind_with)
-def _unstack(op: Op) -> Sequence[Row]:
-    return [*rows_without(op, [op.params["axis"]]), *moved_rows(op)]
+rule("unstack", traits=Traits(moves=True, scales="together"), local=bind_with)(
+    lambda op: [*rows_without(op, [op.params["axis"]]), *moved_rows(op)]
+)
 
 
 @rule("tile", traits=Traits(moves=True, scales="together"), local=bind_with)

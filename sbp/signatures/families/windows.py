@@ -645,8 +645,8 @@ def _select_and_scatter_add(op: Op) -> Sequence[Row]:
     return [*rows_beside(op, slides), *linear_rows(op, (0,)), *_halo(op, slides)]
 
 
-@rule("select_and_scatter", traits=Traits(), local=bind_with)
-def _select_and_scatter(op: Op) -> Sequence[Row]:
-    """With any pair of functions and an initial value: only dims along which windows do not slide
-    split."""
-    return rows_beside(op, _slides(op, op.ins[0], op.ins[1]))
+# With any pair of functions and an initial value: only dims along which windows do not slide
+# split.
+rule("select_and_scatter", traits=Traits(), local=bind_with)(
+    lambda op: rows_beside(op, _slides(op, op.ins[0], op.ins[1]))
+)

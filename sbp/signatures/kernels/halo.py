@@ -14,7 +14,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -275,22 +275,13 @@ def of_device(table: Sequence[int | bool], axis: str) -> Any:
     return table[0] if len(set(table)) == 1 else jnp.asarray(np.array(table))[lax.axis_index(axis)]
 
 
-class Line(NamedTuple):
-    """A device's own shard between the elements that it receives. The device needs a range of it.
-
-    Arguments:
-      parts: the rounds in the order of their elements; None stands for the shard.
-      padding: number of zeros before the first part and after the last one.
-      starts: for each device, the position of the first element that it needs.
-    """
-
-    parts: tuple[Round | None, ...]
-    padding: tuple[int, int]
-    starts: tuple[int, ...]
-
-
-def line_of(need: Need) -> Line | None:
-    """The line of a need. None where its parts have gaps or overlap, where the elements of a round
+def line_of(
+    need: Need,
+) -> tuple[tuple[Round | None, ...], tuple[int, int], tuple[int, ...]] | None:
+    """A device's own shard between the elements that it receives, of which it needs a range: the
+    rounds in the order of their elements, None for the shard; the number of zeros before the first
+    part and after the last one; and for each device, the position of the first element that it
+    needs. None where its parts have gaps or overlap, where the elements of a round
     stand at different places beside the shards of two devices, and where a device needs less than
     half of the line, which is a copy of its shard."""
     spans: list[tuple[int, int, Round | None]] = [(0, need.chunk, None)]
@@ -311,9 +302,8 @@ def line_of(need: Need) -> Line | None:
         for device, (start, (low, high)) in enumerate(zip(need.starts, wanted, strict=True))
     ]
     before, after = max(0, -min(starts)), max(0, max(starts) + need.width - size)
-    return Line(
-        tuple(r for _, _, r in spans), (before, after), tuple(start + before for start in starts)
-    )
+    parts = tuple(r for _, _, r in spans)
+    return parts, (before, after), tuple(start + before for start in starts)
 
 
 def fetch(
@@ -350,9 +340,10 @@ def fetch(
     line = line_of(need) if onto is None and isinstance(need, Need) else None
     if line is not None:
         # Updates of an array of zeros would take a TPU longer (`python -m benchmarks.row_bytes`).
-        whole = lax.concatenate([x if r is None else pieces[r] for r in line.parts], dim)
-        whole = padded(whole, *line.padding) if any(line.padding) else whole
-        return lax.dynamic_slice_in_dim(whole, of_device(line.starts, axis), need.width, dim)
+        parts, padding, starts = line
+        whole = lax.concatenate([x if r is None else pieces[r] for r in parts], dim)
+        whole = padded(whole, *padding) if any(padding) else whole
+        return lax.dynamic_slice_in_dim(whole, of_device(starts, axis), need.width, dim)
     before = max(0, *(-min(r.place) for r in found), 0)
     after = max(0, *(max(r.place) + r.width - need.width for r in found), 0)
     shape = [need.width if d == dim else size for d, size in enumerate(x.shape)]

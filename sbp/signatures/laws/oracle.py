@@ -7,9 +7,10 @@ to cut the operands into parts, the kernel's results on those parts combine to t
 primitive on whole operands.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -226,10 +227,7 @@ def combine(
         case Split(dim=d):
             return np.take(np.concatenate(values, d), range(shape[d]), d)
         case Unreduced(monoid=m):
-            total = values[0]
-            for v in values[1:]:
-                total = _JOIN[m](total, v)
-            return total
+            return functools.reduce(_JOIN[m], values)
 
 
 # ---- several mesh axes --------------------------------------------------------------------------
@@ -441,7 +439,6 @@ def keys_like(data: np.ndarray, x: Any) -> Any:
     )
 
 
-@dataclass(slots=True, eq=False)
 class Oracle:
     """One equation on given operands; `refute` checks types of its operands and results.
 
@@ -451,17 +448,12 @@ class Oracle:
       args: the whole operands.
     """
 
-    op: Op
-    primitive: Any
-    args: tuple[Any, ...]
-    whole: list[np.ndarray] = field(init=False)
-    _plain: Any = field(init=False)
-    _kernels: dict[Any, Any] = field(init=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        found = rule_for(self.op.name)
-        self._plain = self._bind if found and found.local else jax.jit(self._bind)
-        self.whole = [words_of(x) for x in self._plain(*self.args)]
+    def __init__(self, op: Op, primitive: Any, args: tuple[Any, ...]) -> None:
+        self.op, self.primitive, self.args = op, primitive, args
+        found = rule_for(op.name)
+        self._plain: Any = self._bind if found and found.local else jax.jit(self._bind)
+        self.whole = [words_of(x) for x in self._plain(*args)]
+        self._kernels: dict[Any, Any] = {}
 
     def _bind(self, *args: Any) -> list[Any]:
         return _jax.bind(self.primitive, args, self.op.params)

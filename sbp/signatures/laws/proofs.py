@@ -17,7 +17,7 @@ import z3
 
 from sbp.signatures.fallback import traits_of
 from sbp.signatures.rule import Op, Row
-from sbp.types import Broadcast, Split, Unreduced
+from sbp.types import Atom, Broadcast, Split, Unreduced
 
 # ---- theorems -----------------------------------------------------------------------------------
 # Premises that contradict each other would prove anything, so `decide` first shows that they can be
@@ -251,34 +251,34 @@ def ragged_groups(groups: int) -> Theorem:
     return Theorem((*(s >= 0 for s in sizes), row >= 0), z3.And(*claims))
 
 
-WORD = 5
-"""Bits of a word in the theorem about counters. The law is the same for every width, and Z3 is slow
-on wide multiplications."""
+BITS = 5
+"""Bits of the integers in proofs. The laws are the same for every width, and Z3 is slow on wide
+multiplications."""
 
 
 def counter(_: int) -> Theorem:
     """The linear index of an element, computed in words that wrap, is right while the whole array
     has fewer elements than a word has values."""
     values: tuple[Term, ...] = tuple(
-        z3.BitVec(name, 2 * WORD) for name in ("r", "c", "at_r", "at_c", "i", "j")
+        z3.BitVec(name, 2 * BITS) for name in ("r", "c", "at_r", "at_c", "i", "j")
     )
     rows, columns, at_row, at_column, row, column = values
     premises = [
-        *(z3.ULT(v, 2**WORD) for v in values),
-        z3.ULT(rows * columns, 2**WORD),
+        *(z3.ULT(v, 2**BITS) for v in values),
+        z3.ULT(rows * columns, 2**BITS),
         z3.ULT(at_row + row, rows),
         z3.ULT(at_column + column, columns),
     ]
-    low: list[Term] = [z3.Extract(WORD - 1, 0, v) for v in values]
+    low: list[Term] = [z3.Extract(BITS - 1, 0, v) for v in values]
     narrow = (low[2] + low[4]) * low[1] + (low[3] + low[5])
     wide = (at_row + row) * columns + (at_column + column)
-    return Theorem(tuple(premises), z3.ZeroExt(WORD, narrow) == wide)
+    return Theorem(tuple(premises), z3.ZeroExt(BITS, narrow) == wide)
 
 
 def neutral_padding(monoid: str) -> Theorem:
     """A neutral element as padding does not change a reduction."""
     bits = monoid in ("and", "or")
-    x, e = z3.BitVecs("x e", WORD) if bits else z3.Reals("x e")
+    x, e = z3.BitVecs("x e", BITS) if bits else z3.Reals("x e")
     neutral = {
         "sum": lambda: e == 0,
         "prod": lambda: e == 1,
@@ -333,11 +333,6 @@ OF_KERNEL: dict[str, str] = {
 # ---- scalars ------------------------------------------------------------------------------------
 # Primitives as terms of Z3, on one element of each operand. Floats are reals; integers are bit
 # vectors, which wrap.
-
-
-BITS = 5
-"""Bits of the integers in proofs. The laws are the same for every width, and Z3 is slow on wide
-multiplications."""
 
 
 def join(monoid: str, x: Term, y: Term, unsigned: bool = False) -> Term:
@@ -507,13 +502,13 @@ def theorem(op: Op, row: Row) -> Theorem | None:
     if traits.moves or (op.name == "convert_element_type" and op.ins[0].dtype == op.outs[0].dtype):
         if {a for a in row.ins if isinstance(a, Unreduced)} != {out}:
             return None
-        moved = ScalarOperand(op.outs[row.outs.index(out)].dtype, out)
+        moved = (op.outs[row.outs.index(out)].dtype, out, 0)
         return law([moved], out, lambda x: x)
     if any(isinstance(a, Broadcast) for a in row.outs):
         return None
     if traits.linear_map:
         a, b = _operand("a", op.outs[0].dtype, 2)
-        return law([ScalarOperand(op.outs[0].dtype, out, 2)], out, lambda x: a * x[0] + b * x[1])
+        return law([(op.outs[0].dtype, out, 2)], out, lambda x: a * x[0] + b * x[1])
     operand_dtypes = [a.dtype for a in op.ins]
     if op.name in ("ge", "gt", "le", "lt"):
         operand_dtypes = [np.dtype(np.float32)] * 2  # the law holds for every order; reals have one
@@ -539,25 +534,10 @@ def theorem(op: Op, row: Row) -> Theorem | None:
         divisors = ("p1", "q1") if isinstance(row.ins[1], Unreduced) else ("b1",)
         premises = tuple(variable(name, operand_dtypes[1]) != 0 for name in divisors)
     operands = [
-        ScalarOperand(dtype, atom, _element_count(op, k))
+        (dtype, atom, _element_count(op, k))
         for k, (dtype, atom) in enumerate(zip(operand_dtypes, row.ins, strict=True))
     ]
     return law(operands, out, function, premises, op.outs[0].dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class ScalarOperand:
-    """An operand of a scalar law.
-
-    Arguments:
-      dtype: the dtype of its elements.
-      atom: its type.
-      count: number of elements that the function takes as a list; 0 for one element by itself.
-    """
-
-    dtype: Any
-    atom: Any
-    count: int = 0
 
 
 def _operand(name: str, dtype: Any, count: int) -> Term:
@@ -569,7 +549,7 @@ def _operand(name: str, dtype: Any, count: int) -> Term:
 
 
 def law(
-    operands: Sequence[ScalarOperand],
+    operands: Sequence[tuple[Any, Atom, int]],
     out: Any,
     function: Callable[..., Term],
     premises: Sequence[Any] = (),
@@ -579,7 +559,8 @@ def law(
     operands, b are the operands that are B.
 
     Arguments:
-      operands: the operands.
+      operands: for each operand the dtype of its elements, its type, and the number of elements
+        that the function takes as a list; 0 for one element by itself.
       out: the type of the result, which is partial.
       function: f.
       premises: what is assumed of the variables.
@@ -587,8 +568,7 @@ def law(
           None for a signed order.
     """
     whole, left, right = [], [], []
-    for i, operand in enumerate(operands):
-        dtype, atom, count = operand.dtype, operand.atom, operand.count
+    for i, (dtype, atom, count) in enumerate(operands):
         if isinstance(atom, Unreduced):
             p, q = _operand(f"p{i}", dtype, count), _operand(f"q{i}", dtype, count)
             joined = functools.partial(
