@@ -77,12 +77,13 @@ def find_rows(graph: Graph, sizes: tuple[int, ...]) -> None:
     table = RowTable(mesh_spec(AbstractMesh(sizes, tuple("xyz"[: len(sizes)]))))
     native = native_partials(flow_of(graph), table, {})
     for node in graph.walk():
-        of_each = [
+        of_each = tuple(
             native.get(o, frozenset()) if isinstance(o, int) else frozenset[str]()
             for o in node.inputs
-        ]
+        )
         table.rows(
             node,
+            False,
             [graph.aval(o) for o in node.inputs],
             [graph.avals[o] for o in node.outputs],
             of_each,

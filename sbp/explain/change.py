@@ -1,7 +1,6 @@
 """Changes that a user may make to a program, the plans after them, and the program without a typing
 that they are tried on."""
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
@@ -12,12 +11,11 @@ from sbp.explain.names import BATCHED, Names, asked_text, behind_vmap, pinned_va
 from sbp.infer.check import RLIMIT, Checker, CheckResult
 from sbp.infer.constraints import PinConstraint, System
 from sbp.infer.request import Request
-from sbp.infer.space import Code
 from sbp.plan.fit import best_program
 from sbp.plan.program import Program
 from sbp.signatures import traits_of
 from sbp.source.reader import source_text, users_span
-from sbp.trace.graph import Node
+from sbp.trace.graph import Node, group_by
 
 HelpKind = Literal["pin", "conversion", "other pin", "drop", "policy", "pair"]
 """What a help changes: the dim that a pin splits, an annotation before the line, the kind of a
@@ -271,7 +269,6 @@ class Diagnosis:
         return self.under_policies[text]
 
 
-@dataclass(frozen=True)
 class BlamedFault:
     """A fault of a program.
 
@@ -279,64 +276,42 @@ class BlamedFault:
       diagnosis: the program and its faults.
       findings: the findings of the checker about the fault; the first one decides.
       names: the names of the program's values.
+
+    Attributes:
+      found: the finding that came first.
+      request: the program, and what its types are chosen by.
+      axis: the mesh axis.
+      position: the position of the mesh axis.
+      system: the constraints of the mesh axis.
+      arriving: the finding with those about other operands of its node.
+      made: for each operand of the node the codes in which it can arrive.
+      pins: the pins that what arrives is due to.
     """
 
-    diagnosis: Diagnosis
-    findings: tuple[CheckResult, ...]
-    names: Names
-
-    @property
-    def found(self) -> CheckResult:
-        """The finding that came first."""
-        return self.findings[0]
-
-    @property
-    def request(self) -> Request:
-        """The program, and what its types are chosen by."""
-        return self.diagnosis.request
-
-    @property
-    def axis(self) -> str:
-        """The mesh axis."""
-        return self.found.mesh_axis
-
-    @property
-    def position(self) -> int:
-        """The position of the mesh axis."""
-        return self.request.mesh.names.index(self.axis)
-
-    @property
-    def system(self) -> System:
-        """The constraints of the mesh axis."""
-        return next(s for s in self.diagnosis.checker.systems if s.mesh_axis == self.axis)
-
-    @functools.cached_property
-    def arriving(self) -> tuple[CheckResult, ...]:
-        """The finding with those about other operands of its node."""
-        parts: dict[int, CheckResult] = {}
-        for other in self.findings[1:]:
-            if (
-                other.mesh_axis == self.axis
-                and len(self.found.sink) == len(other.sink) == 1
-                and other.sink[0].node is self.found.sink[0].node
-                and other.sink[0].because.number != self.found.sink[0].because.number
-            ):
-                parts.setdefault(other.sink[0].because.number, other)
-        return self.found, *parts.values()
-
-    @property
-    def made(self) -> dict[int, tuple[Code, ...]]:
-        """For each operand of the node the codes in which it can arrive."""
-        return {
+    def __init__(
+        self, diagnosis: Diagnosis, findings: tuple[CheckResult, ...], names: Names
+    ) -> None:
+        self.diagnosis, self.findings, self.names = diagnosis, findings, names
+        self.found, self.request = found, request = findings[0], diagnosis.request
+        self.axis = found.mesh_axis
+        self.position = request.mesh.names.index(self.axis)
+        self.system = next(s for s in diagnosis.checker.systems if s.mesh_axis == self.axis)
+        beside = (
+            f
+            for f in findings[1:]
+            if f.mesh_axis == self.axis
+            and len(found.sink) == len(f.sink) == 1
+            and f.sink[0].node is found.sink[0].node
+            and f.sink[0].because.number != found.sink[0].because.number
+        )
+        by_operand = group_by(beside, lambda f: f.sink[0].because.number)
+        self.arriving = (found, *(same[0] for same in by_operand.values()))
+        self.made = {
             c.because.number: codes
-            for part in self.arriving
-            for c, codes in zip(part.sink, part.made, strict=True)
+            for f in self.arriving
+            for c, codes in zip(f.sink, f.made, strict=True)
         }
-
-    @property
-    def pins(self) -> list[PinConstraint]:
-        """The pins that what arrives is due to."""
-        return list({c.name: c for part in self.arriving for c in part.pins}.values())
+        self.pins = list({c.name: c for f in self.arriving for c in f.pins}.values())
 
     def subject(self, node: Node) -> str:
         """A node as a title names it: by the user's expression."""

@@ -132,18 +132,6 @@ class ComparedValue(NamedTuple):
     place: SourcePlace | None
 
 
-class ValueKey(NamedTuple):
-    """The key by which values of two programs are matched: "input", "output" or "value", the user's
-    name or expression, whether it is the gradient of that, the function it stands in, and which of
-    the values with that label."""
-
-    kind: str
-    name: str
-    is_gradient: bool
-    function: str
-    number: int
-
-
 class ValueDifference(NamedTuple):
     """A value whose type is not the same in both plans, as each plan has it."""
 
@@ -158,24 +146,17 @@ class TrafficDifference:
     """Collectives that the plans do not have alike.
 
     Arguments:
-      kind: the collective.
-      mesh_axes: names of its mesh axes.
-      change: the atoms before and after a conversion; of another collective, where it runs.
+      send: the first of them.
       made: the operation that makes the value or that sends, with the user's expression; or the
         name of an argument.
       read: the operation that reads the value; empty where an operation sends itself.
-      made_at, read_at: the lines of these operations; None where there is none.
       runs: executions per call, in each plan.
       bytes_per_device: bytes that one device sends per call, in each plan.
     """
 
-    kind: str
-    mesh_axes: tuple[str, ...]
-    change: str
+    send: Send
     made: str
     read: str
-    made_at: SourcePlace | None
-    read_at: SourcePlace | None
     runs: tuple[int, int]
     bytes_per_device: tuple[float, float]
 
@@ -234,6 +215,12 @@ def compare(this: ComparedPlan, other: ComparedPlan) -> Difference:
     )
 
 
+ValueKey = tuple[str, str, bool, str, int]
+"""The key by which values of two programs are matched: "input", "output" or "value", the user's
+name or expression, whether it is the gradient of that, the function it stands in, and which of the
+values with that label."""
+
+
 def _values(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
     """The inputs, the outputs, and the values that the expressions of a program make. Each value
     belongs to its innermost expression; values with one label are numbered in order."""
@@ -249,7 +236,7 @@ def _values(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
         alike = kind, s.label, s.gradient, s.frame.function if s.frame else ""
         t, aval = types.type_of(s), graph.avals[s.values[0]]
         size = float(local_bytes(aval, from_type(t, mesh), mesh.sizes))
-        found[ValueKey(*alike, number=count[alike])] = ComparedValue(t, size, s.place)
+        found[*alike, count[alike]] = ComparedValue(t, size, s.place)
         count[alike] += 1
     return found
 
@@ -259,9 +246,9 @@ def _differing(
 ) -> tuple[ValueDifference, ...]:
     """Values of both plans whose types differ, most bytes first."""
     found = [
-        ValueDifference(key.name, key.is_gradient, value, theirs[key])
+        ValueDifference(*key[1:3], value, theirs[key])
         for key, value in ours.items()
-        if key.kind == kind and key in theirs and theirs[key].type != value.type
+        if key[0] == kind and key in theirs and theirs[key].type != value.type
     ]
     return tuple(
         sorted(found, key=lambda d: -max(d.this.bytes_per_device, d.other.bytes_per_device))
@@ -279,20 +266,10 @@ def _traffic(this: Program, other: Program) -> tuple[TrafficDifference, ...]:
         runs = sum(send.runs for send in here), sum(send.runs for send in there)
         sent = sum(send.bytes for send in here), sum(send.bytes for send in there)
         if runs[0] != runs[1] or sent[0] != sent[1]:
+            ends = {"made": key[3], "read": key[4]}
             first = (here or there)[0]
-            found.append(
-                TrafficDifference(
-                    kind=first.kind,
-                    mesh_axes=first.mesh_axes,
-                    change=first.change,
-                    made=key[3],
-                    read=key[4],
-                    made_at=first.maker and SourcePlace.of(first.maker),
-                    read_at=first.reader and SourcePlace.of(first.reader),
-                    runs=runs,
-                    bytes_per_device=sent,
-                )
-            )
+            one = TrafficDifference(send=first, **ends, runs=runs, bytes_per_device=sent)
+            found.append(one)
     return tuple(sorted(found, key=lambda d: -abs(d.bytes_more)))
 
 

@@ -42,13 +42,12 @@ from sbp.source.editing import (
     under_policy,
 )
 from sbp.source.reader import SourceRead, contains, first_argument, start_of, users_span
-from sbp.trace.graph import Dataflow, Graph, Node, Operand
+from sbp.trace.graph import Dataflow, Graph, Node, Operand, rewriting
 
 # ---- places of new annotations ------------------------------------------------------------------
 # Where an annotation that a help adds to the source stands in the traced program.
 
 
-@dataclass(frozen=True, slots=True)
 class Placement:
     """Finds the places of an annotation, one for each time that its line is traced: in unrolled
     layers, in rematerialisation.
@@ -61,12 +60,14 @@ class Placement:
       dataflow: its values, for the nodes that make them.
       line: the expression that reads the value.
       edit: the first edit of the annotation.
+
+    Attributes:
+      inserts: whether the edit is a statement before the line.
     """
 
-    graph: Graph
-    dataflow: Dataflow
-    line: Span
-    edit: SourceEdit
+    def __init__(self, graph: Graph, dataflow: Dataflow, line: Span, edit: SourceEdit) -> None:
+        self.graph, self.dataflow, self.line, self.edit = graph, dataflow, line, edit
+        self.inserts = edit.span == start_of(edit.span)
 
     def of(self, values: Iterable[Operand]) -> Placed:
         """The places of an annotation of some values that the line reads."""
@@ -115,11 +116,6 @@ class Placement:
         """The frames of the node that makes an operand."""
         maker = self.dataflow.maker(operand)
         return maker.stack if maker is not None else ()
-
-    @property
-    def inserts(self) -> bool:
-        """Whether the edit is a statement before the line."""
-        return self.edit.span == start_of(self.edit.span)
 
     def frame(self, node: Node) -> int | None:
         """The position of the stack frame that reads the annotated value; None if there is none."""
@@ -256,37 +252,34 @@ class Insertions(PinChanges):
         Arguments:
           values: for each value, how the line reads it and the code to annotate it with.
         """
-        line, found = users_span(self.node), list[_Annotated]()
-        for value, (read, code) in values.items():
-            one = self.annotated(value, read, code, line) if read and line else None
-            if one is None:
-                return
-            found.append(one)
-        edits = tuple(edit for one in found for edit in one.edits)
+        line = users_span(self.node)
+        found = [
+            self.annotated(value, read, code, line) if read and line else None
+            for value, (read, code) in values.items()
+        ]
+        shown = [one for one in found if one is not None]
+        if line is None or not shown or len(shown) < len(found):
+            return
+        changes, places = zip(*shown, strict=True)
+        edits = tuple(edit for one in changes for edit in one.edits)
         # Statements before the line annotate local variables. The parameter of a lambda, and a
         # variable of an outer function, have their annotation where they are read.
         before = all(e.replacement.rstrip(" \t").endswith("\n") for e in edits)
-        calls = [call for one in found for call in one.calls]
-        if line:
-            yield Change(
-                text=f"{' and '.join(calls)} {'before' if before else 'at'} line {line.line}",
-                edits=edits,
-                make=functools.partial(
-                    insert_pins,
-                    self.base,
-                    [(one.placed, one.code) for one in found],
-                    self.fault.position,
-                ),
-                without=frozenset((self.fault.axis, c) for one in found for c in one.reads),
-                assumed=tuple(one.assumed for one in found if one.assumed)[:1],
-                kind="conversion",
-            )
+        calls = " and ".join(one.text for one in changes)
+        yield Change(
+            text=f"{calls} {'before' if before else 'at'} line {line.line}",
+            edits=edits,
+            make=functools.partial(insert_pins, self.base, places, self.fault.position),
+            without=frozenset().union(*(one.without for one in changes)),
+            assumed=tuple(a for one in changes for a in one.assumed)[:1],
+            kind="conversion",
+        )
 
     def annotated(
         self, value: Operand, read: SourceRead, code: Code, line: Span
-    ) -> "_Annotated | None":
-        """An annotation of a value; None when the source does not show it, or when it is annotated
-        in the line already.
+    ) -> tuple[Change, tuple[Placed, Code]] | None:
+        """An annotation of a value, with its places and its code; None when the source does not
+        show it, or when it is annotated in the line already.
 
         Arguments:
           value: the value.
@@ -328,32 +321,19 @@ class Insertions(PinChanges):
         if not all(edits) or (end and not assumed):
             return None
         call = f'replicate({{}}, "{axis}")' if code == 0 else f'split({{}}, {code - 1}, "{axis}")'
-        return _Annotated(
-            placed=Placement(self.base.graph, names, line, edits[0][0]).of((value, *others)),
-            code=code,
-            calls=tuple(f"sbp.{call.format(each.code)}" for each in every),
+        place = Placement(self.base.graph, names, line, edits[0][0]).of((value, *others)), code
+        return Change(
+            text=" and ".join(f"sbp.{call.format(each.code)}" for each in every),
             edits=tuple(itertools.chain(*edits)),
-            reads=tuple(
-                c.name
+            make=functools.partial(insert_pins, self.base, [place], self.fault.position),
+            without=frozenset(
+                (axis, c.name)
                 for c in system.constraints
                 if isinstance(c, ReadConstraint) and c.value in values
             ),
-            assumed=assumed,
-        )
-
-
-class _Annotated(NamedTuple):
-    """A new annotation of one value: where it stands in the program, also for values that the line
-    reads alike; its code; its calls, one for each variable of the line that means the same; its
-    edits; the names of the constraints of its reads; the literals of the reader's states after
-    it."""
-
-    placed: Placed
-    code: Code
-    calls: tuple[str, ...]
-    edits: tuple[SourceEdit, ...]
-    reads: tuple[str, ...]
-    assumed: tuple[str, ...]
+            assumed=(assumed,) if assumed else (),
+            kind="conversion",
+        ), place
 
 
 def _line_key(node: Node) -> tuple[Any, ...]:
@@ -479,17 +459,19 @@ def _rescoped(
       request: the program.
     """
 
-    def visit(graph: Graph, inside: bool) -> Graph:
-        nodes: list[Node] = []
-        for node in graph.nodes:
-            here = inside or concerns(node.stack)
-            regions = tuple(visit(r, here) for r in node.regions)
-            nodes.append(
-                replace(node, scope=scope(node.scope) if here else node.scope, regions=regions)
-            )
+    ids = {
+        inner.id
+        for node in request.graph.walk()
+        if concerns(node.stack)
+        for inner in (node, *(n for region in node.regions for n in region.walk()))
+    }
+
+    @rewriting
+    def rescoped(graph: Graph, *_: object) -> Graph:
+        nodes = (replace(n, scope=scope(n.scope)) if n.id in ids else n for n in graph.nodes)
         return replace(graph, nodes=tuple(nodes))
 
-    return replace(request, graph=visit(request.graph, False))
+    return replace(request, graph=rescoped(request.graph))
 
 
 # ---- order --------------------------------------------------------------------------------------

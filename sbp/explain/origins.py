@@ -463,36 +463,24 @@ class Origins:
           number: of the operand.
           change: the change on one mesh axis.
         """
-        kind, partners = self._need_of(reader, number, change)
-        rounds = kind == "rounding" and decode(change.before) == P
-        return ConversionNeed(
-            kind=kind,
-            change=change,
-            node=reader,
-            number=number,
-            row=self.chosen_row(reader, change.axis),
-            partners=partners,
-            allowing=allowing(self.program.graph, reader) if rounds else None,
-        )
-
-    def _need_of(
-        self, reader: Node, number: int, change: AtomChange
-    ) -> tuple[NeedKind, PartnerRows | None]:
-        """The kind of a reader's need, with the operands beside a partial one; arguments as
-        `_reader`."""
+        row = self.chosen_row(reader, change.axis)
+        need = functools.partial(ConversionNeed, change=change, node=reader, number=number, row=row)
         if reader.op == annotate_p.name:
-            return "pin", None
+            return need(kind="pin")
         if reader.regions:
             entry = interface_of(reader).entries[number]
-            return entry.kind if entry.kind in ("predicate", "carry") else "body", None
+            return need(kind=entry.kind if entry.kind in ("predicate", "carry") else "body")
         if change.before >= 0:
-            return "row", None
+            return need(kind="row")
         if rule_for(reader.op) is None:
-            return "no signature", None
+            return need(kind="no signature")
         rows, traits = self.takes(reader, number, change), traits_of(reader.op)
+        if not rows and traits.carries == "rounded" and traits.adapts:
+            sums = decode(change.before) == P
+            allowed = allowing(self.program.graph, reader) if sums else None
+            return need(kind="rounding", allowing=allowed)
         if not rows:
-            is_cast = traits.carries == "rounded" and traits.adapts
-            return "rounding" if is_cast else "not linear", None
+            return need(kind="not linear")
         made = {
             i: self.program.typing.values[o][change.axis]
             for i, o in enumerate(reader.inputs)
@@ -506,12 +494,13 @@ class Origins:
             )
             for row in rows
         ):
-            return "choice", None
-        return "partners", PartnerRows(
+            return need(kind="choice")
+        partners = PartnerRows(
             names=tuple(self.operand(reader, i) for i in made),
             atoms=tuple(made.values()),
             rows=tuple(tuple(encode(row.ins[i]) for i in made) for row in rows),
         )
+        return need(kind="partners", partners=partners)
 
     # ---- results --------------------------------------------------------------------------------
 

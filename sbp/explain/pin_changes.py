@@ -384,9 +384,8 @@ def _input_edits(request: Request, site: PinSite, edit: OptionEdit) -> tuple[Opt
       edit: its new type.
     """
     source = request.demand.source(site.position)
-    if source == "in_types":
-        return (edit,)
-    if source == "keyword argument" or any(c is not None and c < 0 for c in site.codes):
+    is_partial = any(c is not None and c < 0 for c in site.codes)
+    if source == "keyword argument" or (source == "argument" and is_partial):
         return ()
     others = carried_inputs(request, site).items()
     edits = [OptionEdit(option="in_types", value=repr(t), position=i) for i, t in others]

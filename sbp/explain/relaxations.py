@@ -24,8 +24,8 @@ from sbp.explain.pin_changes import drop_pins, repinned, wanted_codes, without_p
 from sbp.infer.choose import choose
 from sbp.infer.constraints import PinSite, pin_sites
 from sbp.infer.request import Request
-from sbp.infer.space import Code, Codes, local_bytes, local_shape, to_type
-from sbp.limits import MOST_BYTES, Budget, boxing_text
+from sbp.infer.space import Codes, local_bytes, local_shape, to_type
+from sbp.limits import MOST_BYTES, boxing_text
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.fit import best_program
 from sbp.plan.ir import Apply, Register
@@ -247,7 +247,19 @@ def following(request: Request, site: PinSite, without: Program) -> Iterator[Hel
       site: the pin, an annotation.
       without: the plan without it.
     """
-    codes = next(_read(site, without), site.codes)
+    rows, made = without.typing.rows, {node.inputs[0] for node in site.nodes}
+    # Partial codes are left out, which a pin would make last.
+    reads = (
+        codes
+        for node in without.typing.graph.walk()
+        if node.id in rows
+        for operand, codes in zip(node.inputs, rows[node.id].ins, strict=False)
+        if operand in made and min(codes, default=0) >= 0
+    )
+    codes = tuple(
+        None if asked is None else code
+        for asked, code in zip(site.codes, next(reads, site.codes), strict=True)
+    )
     change = repinned(request, site, codes)
     if codes != site.codes:
         for one, program in tried([change], plans=1).accepted:
@@ -255,56 +267,8 @@ def following(request: Request, site: PinSite, without: Program) -> Iterator[Hel
                 yield one.help(program)
 
 
-def _read(site: PinSite, without: Program) -> Iterator[tuple[Code | None, ...]]:
-    """The codes in which readers take a value in a plan without its pin, on the mesh axes that the
-    pin names, in program order. Partial codes are left out, which a pin would make last."""
-    made = {node.inputs[0] for node in site.nodes}
-    for node in without.typing.graph.walk():
-        row = without.typing.rows.get(node.id)
-        taken = zip(node.inputs, row.ins, strict=False) if row is not None else ()
-        for operand, codes in taken:
-            if operand in made and min(codes, default=0) >= 0:
-                yield tuple(
-                    None if asked is None else code
-                    for asked, code in zip(site.codes, codes, strict=True)
-                )
-
-
 # ---- budgets ------------------------------------------------------------------------------------
 # Budgets that no plan meets, and the nearest budgets that a plan meets.
-
-
-def nearest_budget(request: Request, number: int, *, plans: int) -> tuple[Budget, Program] | None:
-    """The least size of a budget under which a plan was found, and that plan. The other budgets
-    stay.
-
-    Arguments:
-      request: a request whose budgets no plan meets.
-      number: which budget.
-      plans: the most plans that are made, each for a budget a byte below what the plan before it
-        sends.
-
-    Returns:
-      None when the other budgets are impossible, too.
-    """
-    budget, above = request.budgets[number], float(MOST_BYTES)
-    found: Program | None = None
-    for _ in range(plans + 1):
-        budgets = list(request.budgets)
-        budgets[number] = replace(budget, above=above)
-        program = best_program(replace(request, budgets=tuple(budgets)))
-        if program is None:
-            break
-        found, above = program, largest(program, budget) - 1
-        if above <= budget.above:
-            break
-    return found and (replace(budget, above=above + 1), found)
-
-
-def largest(program: Program, budget: Budget) -> float:
-    """The most bytes that one device sends in one run of a collective that a budget covers."""
-    request = replace(program.typing.graph_request, budgets=(replace(budget, above=0.0),))
-    return max((sent.bytes for sent in over_budget(program.block, request)), default=0.0)
 
 
 def impossible_budgets(request: Request, limits: DiagnosisLimits) -> Diagnostic | None:
@@ -332,22 +296,33 @@ def impossible_budgets(request: Request, limits: DiagnosisLimits) -> Diagnostic 
 
 
 def budget_help(request: Request, number: int, *, plans: int) -> Help | None:
-    """The nearest budget as a help; None when there is none.
+    """The least size of a budget under which a plan was found, as a help; None when the other
+    budgets are impossible, too. The other budgets stay.
 
     Arguments:
       request: a request whose budgets no plan meets.
       number: which budget.
-      plans: the most plans that are made.
+      plans: the most plans that are made, each for a budget a byte below the largest collective of
+        the plan before it.
     """
-    found = nearest_budget(request, number, plans=plans)
-    if found is None:
-        return None
-    budget, program = found
-    return help_with_price(
-        f"allow {bytes_text(budget.above)} in `{request.budgets[number]}`, the smallest size with"
-        " which sbp found a plan",
-        (OptionEdit(option="budgets", position=number, value=budget.above),),
-        program,
+    budget, above = request.budgets[number], float(MOST_BYTES)
+    found: Program | None = None
+    for _ in range(plans + 1):
+        budgets = list(request.budgets)
+        budgets[number] = replace(budget, above=above)
+        program = best_program(replace(request, budgets=tuple(budgets)))
+        if program is None:
+            break
+        watched = replace(program.typing.graph_request, budgets=(replace(budget, above=0.0),))
+        sent = max((s.bytes for s in over_budget(program.block, watched)), default=0.0)
+        found, above = program, sent - 1
+        if above <= budget.above:
+            break
+    size = above + 1
+    return found and help_with_price(
+        f"allow {bytes_text(size)} in `{budget}`, the smallest size with which sbp found a plan",
+        (OptionEdit(option="budgets", position=number, value=size),),
+        found,
     )
 
 
@@ -494,10 +469,8 @@ def _split_pin(request: Request, site: PinSite) -> Tried:
 
 def _pinned_size(request: Request, site: PinSite) -> float:
     """Bytes of a pinned value on one device, with B on the axes that the pin leaves free."""
-    value, codes = pinned_value(request.graph, site), tuple(c or 0 for c in site.codes)
-    if not isinstance(value, int):
-        return 0.0
-    return local_bytes(request.graph.avals[value], codes, request.mesh.sizes)
+    aval = request.graph.aval(pinned_value(request.graph, site))
+    return local_bytes(aval, tuple(c or 0 for c in site.codes), request.mesh.sizes)
 
 
 def _splits(shape: tuple[int, ...], codes: Codes, mesh: MeshSpec) -> Iterator[tuple[int, Codes]]:

@@ -355,11 +355,11 @@ class _Inquiry:
         self.program, self.subject, self.limits = program, subject, limits
         self.planning, self.left = planning, left
         self.origins, self.types = Origins(program), Types(program, program.request.graph)
-
-    @property
-    def is_boundary(self) -> bool:
-        """Whether the value is an input or an output."""
-        return self.subject.kind in ("input", "output")
+        self.is_boundary = subject.kind in ("input", "output")
+        # Splits of an input or output have to divide, unless it is held padded.
+        self.must_divide = self.is_boundary and not program.request.demand.is_padded(
+            subject.kind, subject.position
+        )
 
     def answer(self, others: tuple[Subject, ...], output_names: tuple[str, ...]) -> Why:
         """The answer."""
@@ -480,12 +480,6 @@ class _Inquiry:
         monoids = () if self.is_boundary else sorted(self.program.request.native.get(value, EMPTY))
         partial = [-1 - MONOIDS.index(m) for m in monoids]
         return [c for c in (0, *partial, *splits) if c != current]
-
-    @property
-    def must_divide(self) -> bool:
-        """Whether the value is an input or output whose splits have to divide."""
-        subject, demand = self.subject, self.program.request.demand
-        return self.is_boundary and not demand.is_padded(subject.kind, subject.position)
 
     def pairs(self, codes: Codes, singles: Mapping[Wanted, Alternative]) -> list[Wanted]:
         """Types with other atoms on two mesh axes, of which each has a plan on its own; those that

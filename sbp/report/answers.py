@@ -39,6 +39,7 @@ from sbp.report.wording import (
     size_text,
 )
 from sbp.source.reader import source_text
+from sbp.trace.graph import Node
 from sbp.types import Atom
 
 # ---- links --------------------------------------------------------------------------------------
@@ -502,9 +503,9 @@ def _sent(found: Sequence[TrafficDifference]) -> Table:
     return table_of(
         found,
         {
-            "step": lambda d: d.kind,
-            "mesh axes": lambda d: ", ".join(d.mesh_axes),
-            "change": lambda d: d.change,
+            "step": lambda d: d.send.kind,
+            "mesh axes": lambda d: ", ".join(d.send.mesh_axes),
+            "change": lambda d: d.send.change,
             ">this": lambda d: sent(d.runs[0], d.bytes_per_device[0]),
             ">other": lambda d: sent(d.runs[1], d.bytes_per_device[1]),
         },
@@ -520,9 +521,9 @@ def _more_text(found: Sequence[TrafficDifference]) -> str:
 
 def _ends(one: TrafficDifference) -> str:
     """The maker and the reader of a value that is sent."""
-    read = f", for {one.read}{_at(one.read_at)}" if one.read else ""
-    return f"{one.made}{_at(one.made_at)}{read}"
+    read = f", for {one.read}{_at(one.send.reader)}" if one.read else ""
+    return f"{one.made}{_at(one.send.maker)}{read}"
 
 
-def _at(at: SourcePlace | None) -> str:
-    return "" if at is None else f" {place_text(at)}"
+def _at(node: Node | None) -> str:
+    return "" if node is None else f" {place_text(SourcePlace.of(node))}"

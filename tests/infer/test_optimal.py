@@ -44,6 +44,7 @@ def typings(typing: Typing, table: RowTable):
         ins, outs = [graph.aval(o) for o in node.inputs], [graph.avals[v] for v in node.outputs]
         return table.rows(
             node,
+            False,
             ins,
             outs,
             tuple(

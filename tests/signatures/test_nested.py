@@ -152,7 +152,8 @@ def nd_layouts(eqn: Equation, sizes: tuple[int, ...]) -> list[OpTypes]:
         inputs=tuple(range(count)),
         outputs=tuple(range(count, count + len(eqn.op.outs))),
     )
-    found = RowTable(mesh).rows(node, eqn.op.ins, eqn.op.outs, (frozenset(MONOIDS),) * count)
+    native = (frozenset(MONOIDS),) * count
+    found = RowTable(mesh).rows(node, False, eqn.op.ins, eqn.op.outs, native)
     return [
         OpTypes(
             tuple(tuple(map(decode, t)) for t in r.ins),

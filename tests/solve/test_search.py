@@ -140,6 +140,11 @@ def test_axes_keep_their_bound(axes: int, joint_entries: int):
     assert (without_bound > 20) == (axes > 2 and not joint_entries)
 
 
+def full_cost(graph: CostGraph, core: Core, states: dict[int, int]) -> float:
+    full = core.extend(states)
+    return graph.cost_of([full[v] for v in range(len(full))])
+
+
 def test_reductions_lose_no_optimum():
     emptied = 0
     for _, graph, want in cases(200):
