@@ -30,7 +30,12 @@ from sbp.errors import (
 )
 from sbp.explain.difference import ComparedPlan
 from sbp.explain.faults import explain
-from sbp.explain.relaxations import costly_annotations, gathered_matrices, memory_diagnostic
+from sbp.explain.relaxations import (
+    costly_annotations,
+    gathered_matrices,
+    memory_diagnostic,
+    unchecked_regions,
+)
 from sbp.explain.why import why
 from sbp.infer.request import Request
 from sbp.kinds import FLAG, Kind, instance_of, leaves_of, made_of, public, show, takes
@@ -384,7 +389,8 @@ class Plan:
             if self.program.request.boxing == "auto":
                 with counting_down("choices of types", shown=refine) as solving:
                     costly = costly_annotations(self.program, refine=refine, solving=solving)
-            self._diagnostics = (*costly, *gathered_matrices(self.program))
+            others = (*gathered_matrices(self.program), *unchecked_regions(self.program))
+            self._diagnostics = (*costly, *others)
             self.program.request.caches.clear()
         return Report(
             program=self.program,

@@ -25,7 +25,7 @@ from sbp.api.call import CallReader, CallSignature
 from sbp.api.trees import KeyPath, arguments_of, layer_paths, results_of
 from sbp.errors import SbpError, refused
 from sbp.handwritten.region import tracing_for
-from sbp.infer.pins import resolve_pins
+from sbp.infer.pins import check_axes, resolve_pins
 from sbp.infer.registered import check_registered, check_rules
 from sbp.infer.request import Demand, Request
 from sbp.infer.space import from_type
@@ -386,8 +386,8 @@ def _check(graph: Graph, spec: MeshSpec, mesh: Mesh | AbstractMesh) -> Graph:
     graph = resolve_pins(graph, spec, ids)
     check_rules(graph, spec)
     check_registered(graph, spec)
-    for scope in sorted({node.scope for node in graph.walk()}):
+    for scope, span in {node.scope: node.span for node in graph.walk()}.items():
         for _, axis in policies_in(scope):
             if axis:
-                spec.size(axis)
+                check_axes(NdSbp(free=[axis]), spec, "sbp.policy", span)
     return graph

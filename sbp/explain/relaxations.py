@@ -44,6 +44,20 @@ NOTED_BYTES = 2**20
 which an annotation is costly for what it sends."""
 
 
+def unchecked_regions(program: Program) -> Iterator[Diagnostic]:
+    """A note that sbp runs the program's `jax.shard_map` regions as they are written."""
+    regions = [n for n in program.graph.walk() if n.name == "shard_map" and not n.backward]
+    if regions:
+        spans = dict.fromkeys(s for n in regions if (s := users_span(n)) is not None)
+        yield Diagnostic(
+            code="not-analysed",
+            severity="note",
+            title=f"sbp did not check the inside of {counted(len(regions), 'jax.shard_map region')}"
+            "; use sbp.check_shard_map, or `sbp check --shard-map`",
+            labels=tuple(Label(span=s, text="", primary=i == 0) for i, s in enumerate(spans)),
+        )
+
+
 def gathered_matrices(program: Program) -> tuple[Diagnostic, ...]:
     """A note for each matrix that is split, and that a decomposition or a Fourier transform takes
     whole, where more than `NOTED_BYTES` are sent for it. One that is gathered before a loop and
@@ -230,7 +244,7 @@ def _costly(
             " cost model"
         ),
         labels=(Label(span=site.span, text=price, primary=True),),
-        notes=("both plans and the helps leave out the more expensive annotations above",)
+        notes=("the annotations of the warnings above are in neither plan, nor in the helps",)
         if dearer
         else (),
         helps=tuple(helps),

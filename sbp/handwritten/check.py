@@ -114,14 +114,14 @@ _LABELS: dict[Kind, str] = {
     "copies-as-split": "this is B: the result would hold {n} copies",
     "doubled": "counted {n} times",
     "local": "its operand is {parts}: each device sees only its own shard",
-    "missing": "{parts} from here on",
+    "missing": "{its}{parts} from here on",
     "mixed": "one operand is {parts}, the other is split; reduce the {parts} operand first",
     "monoid": "the parts of {parts} need another reduction",
     "nonlinear": "it does not take {parts}; reduce first",
     "order": "use one order in all specs; the first axis is the outermost",
     "own-block": "each device has its own part of its block of {parts}; reduce first",
     "own-positions": "in the whole value, a device's shard begins at {index} times its length",
-    "partial-as-split": "{parts} from here on",
+    "partial-as-split": "{its}{parts} from here on",
     "pending": "{n} times too large: {pending}",
     "product": "it does not take {parts}; reduce first",
     "ratio": "reduce both operands first: the ratio of two parts is not a part of the ratio",
@@ -188,6 +188,7 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
         "kernel": RANKS.get(fault.node.op, "works on each shard alone"),
         "n": math.prod(mesh.size(a) for a in axes),
         "types": types or "of unknown type",
+        "its": "its gradient is " if primary(finding).backward else "",
         "parts": types or unknown,
         "dims": " or ".join(str(a.dim) for a in fault.atoms if isinstance(a, Split)),
         "index": " and ".join(f'lax.axis_index("{a}")' for a in axes),
@@ -238,10 +239,13 @@ def _notes(finding: Finding) -> Iterator[str]:
             f"the program may be right: if {listed} means the number of devices, write"
             " lax.axis_size instead, so that sbp knows"
         )
+    if finding.fault.kind == "mixed" and finding.fault.node.library:
+        yield "both are made inside of this call: gather its argument, or write the call out"
     if primary(finding).backward:
+        doubled = finding.fault.kind == "doubled" and not finding.region.params["check_vma"]
         yield (
             "with check_vma=True, JAX sums the gradient of a whole value over the devices; with"
-            " check_vma=False it does not"
+            f" check_vma=False it does not{'; remove check_vma=False' * doubled}"
         )
 
 

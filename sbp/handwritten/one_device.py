@@ -568,7 +568,7 @@ def _is_guessed(x: Any) -> bool:
 
 def _values(leaves: Sequence[Any], seed: int) -> list[Any]:
     """Values for all arguments. The second values of floats that are given are the first ones in
-    another order."""
+    another order. Floats that are all equal get random numbers added."""
     return [_value(x, np.random.default_rng([seed, i]), seed) for i, x in enumerate(leaves)]
 
 
@@ -576,8 +576,11 @@ def _value(x: Any, draw: np.random.Generator, seed: int) -> Any:
     if _is_value(x):
         plain = not (isinstance(x, jax.Array) and _jax.is_extended(x.dtype))
         x = np.array(x) if plain else x  # NumPy permutes an empty array in place
-        moved = seed and plain and jnp.issubdtype(x.dtype, jnp.inexact)
-        return draw.permutation(x.ravel()).reshape(x.shape) if moved else x
+        if not plain or x.size < 2 or not jnp.issubdtype(x.dtype, jnp.inexact):
+            return x
+        if (x == x.flat[0]).all():  # such as a bias of zeros, which hides faults
+            return x + (draw.random(x.shape) / 2).astype(x.dtype)
+        return draw.permutation(x.ravel()).reshape(x.shape) if seed else x
     if _jax.is_extended(x.dtype):
         words = draw.integers(0, 2**32, (*x.shape, *_jax.key_shape(x.dtype)), np.uint32)
         return _jax.wrap_key(words, x.dtype)

@@ -174,7 +174,10 @@ class SavedPlan:
         """The program with the choices of the file, certified and verified, which has its text."""
         figures = self.figures
         try:
-            pairs = zip(request.flow.decisions, self.choices, strict=True)
+            decisions = request.flow.decisions
+            if len(decisions) != len(self.choices):
+                raise _refusal("its in_types or out_types pin other values than those of this call")
+            pairs = zip(decisions, self.choices, strict=True)
             choices = [NdRow(*one) if d.kind == "row" else one for d, one in pairs]
             typing = Typing(
                 request=request,
@@ -230,6 +233,7 @@ def _made_for(request: Request) -> dict[str, str]:
         "reduce_dtype": str(request.reduce_dtype),
         "memory_limit": str(request.memory_limit),
         "values held padded": _padded_positions(request.demand),
+        "donated inputs": ", ".join(request.graph.input_names[i] for i in request.donated),
     }
 
 

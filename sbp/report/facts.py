@@ -517,7 +517,7 @@ NAMES: dict[Role, str] = {
     "tensor": "tensor parallel",
     "expert": "expert parallel",
     "pipeline": "pipeline of stages",
-    "none": "the same on all its devices in forward products",
+    "none": "forward products repeated on all its devices",
 }
 SEEN = 0.05
 """Share of the operations, or of the bytes, from which a role is named."""

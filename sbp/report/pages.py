@@ -243,10 +243,6 @@ def _left_out(program: Program) -> Iterator[str]:
             f" {counted(program.unordered_values, 'value')} to more than {ORDERED_TYPES} types;"
             " another order may send less"
         )
-    regions = [n for n in program.graph.walk() if n.name == "shard_map" and not n.backward]
-    if regions:
-        inside = f"the inside of {counted(len(regions), 'jax.shard_map region')}"
-        yield f"sbp did not check {inside}; sbp.check_shard_map checks it"
 
 
 # ---- hardware -----------------------------------------------------------------------------------

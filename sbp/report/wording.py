@@ -162,7 +162,11 @@ def node_text(node: Node, beside: Node | None = None) -> str:
     """
     if node.op == annotate_p.name:
         span = annotation_span(node)
-        return "an annotation" if span is None else f"the annotation{quote(span)} at {place(span)}"
+        return (
+            "a type of in_types or out_types"
+            if span is None
+            else f"the annotation{quote(span)} at {place(span)}"
+        )
     if node.span is None:
         return f"{node.name} in generated code"
     if beside is not None and (node.span, node.backward) == (beside.span, beside.backward):

@@ -90,7 +90,7 @@ def test_a_second_costly_annotation_is_priced_without_the_first():
     assert len(warned) == 2
     assert not warned[0].notes
     assert warned[1].notes == (
-        "both plans and the helps leave out the more expensive annotations above",
+        "the annotations of the warnings above are in neither plan, nor in the helps",
     )
 
 

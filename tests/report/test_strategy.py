@@ -146,7 +146,7 @@ def decoded(weights, h):
 X, W = shape(64, 256), shape(256, 128)
 SPLIT = {"w_in": "y:S(1)", "w_out": "y:S(0)"}
 EXPERTS = {"w_in": shape(8, 256, 512), "w_out": shape(8, 512, 256)}
-WHOLE = "the same on all its devices in forward products"
+WHOLE = "forward products repeated on all its devices"
 
 
 @pytest.mark.parametrize(
