@@ -42,6 +42,7 @@ from sbp.sizes.expressions import deciding_sizes, refuse_symbolic
 from sbp.trace.build import trace
 from sbp.trace.graph import Constant, Graph
 from sbp.trace.places import HOST, returned_in
+from sbp.types import NdSbp
 
 # ---- results ------------------------------------------------------------------------------------
 

@@ -572,6 +572,9 @@ sbp train --workdir runs/b --set ramp_steps=100 --set clip_norm=1
 
         The program may be right. Call sbp.check_shard_map with smaller arguments, or check the part
         of the program without such operations.
+
+        The report of an sbp.jit function has this code as a note if the function calls
+        jax.shard_map. sbp.jit runs such a region as it is written and does not check it.
         """,
         _example(
             '(x):\n    return jax.lax.psum(x.sum(), "model", axis_index_groups=[[0, 1], [2, 3]])',
