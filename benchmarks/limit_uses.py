@@ -237,7 +237,7 @@ def pytest_configure(config: pytest.Config) -> None:
     wrap((why._Inquiry,), "answer", answer)
     wrap((relaxations,), "_dearest_first", dearest)
     wrap((lower._Lowering,), "tree", tree)
-    wrap((fit._PlanSearch,), "at_price", at_price)
+    wrap((fit.PlanSearch,), "at_price", at_price)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -36,7 +36,7 @@ from jax.extend.random import threefry2x32_p
 from jax.interpreters import ad, batching, mlir, partial_eval as pe
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
-from sbp.errors import Span
+from sbp.errors import Span, tracebacks
 
 __all__ = [
     "ClosedJaxpr",
@@ -82,12 +82,10 @@ def scan_counts(params: dict[str, Any]) -> tuple[int, int]:
     return len(list(consts)), len(list(carry))
 
 
-@contextlib.contextmanager
-def own_traces(name: str) -> Iterator[None]:
+def own_traces(name: str) -> contextlib.AbstractContextManager[Any]:
     """JAX takes no trace that it cached under another name: a function that it has seen before is
     traced anew."""
-    with core.extend_axis_env_nd([(name, 1)]):
-        yield
+    return core.extend_axis_env_nd([(name, 1)])
 
 
 def unbound_axis(error: NameError) -> str | None:
@@ -169,11 +167,8 @@ def library_of(traceback: Any) -> tuple[str, ...]:
 
     Tracing and autodiff have their own folders in JAX, and are left out.
     """
-    codes, _ = traceback.raw_frames() if traceback else ((), ())
     found: dict[str, None] = {}
-    for code in codes:
-        if source_info_util.is_user_filename(code.co_filename):
-            break
+    for code in _below_user(traceback):
         folder, _, module = code.co_filename.removeprefix(_LIBRARY).partition(os.sep)
         if code.co_filename.startswith(_LIBRARY) and module and folder != "interpreters":
             function = code.co_qualname.split(".<locals>")[0]
@@ -182,14 +177,17 @@ def library_of(traceback: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _below_user(traceback: Any) -> list[Any]:
+    """The code of JAX's functions below the user's innermost frame, innermost first."""
+    codes = traceback.raw_frames()[0] if traceback else ()
+    is_user = source_info_util.is_user_filename
+    return list(itertools.takewhile(lambda code: not is_user(code.co_filename), codes))
+
+
 def called_by_user(source_info: Any, function: str) -> bool:
     """Whether the user's own code called a function of JAX, which then made the equation."""
-    callee = ""
-    for frame in source_info.traceback.frames if source_info.traceback else ():
-        if source_info_util.is_user_filename(frame.file_name):
-            return callee.rsplit(".", 1)[-1] == function
-        callee = frame.function_name
-    return False
+    below = _below_user(source_info.traceback)
+    return bool(below) and below[-1].co_name == function
 
 
 @functools.cache
@@ -215,11 +213,8 @@ def asked_of_creator(eqn: Any) -> bool:
 def in_backward_rule(source_info: Any) -> bool:
     """Whether the rule of a `custom_vjp` made an equation of a backward pass. Such an equation has
     the traceback of the call in the forward pass."""
-    frames = source_info.traceback.frames if source_info.traceback else ()
-    below = itertools.takewhile(
-        lambda f: not source_info_util.is_user_filename(f.file_name), frames
-    )
-    return any(frame.file_name == _CUSTOM_DERIVATIVES for frame in below)
+    below = _below_user(source_info.traceback)
+    return any(code.co_filename == _CUSTOM_DERIVATIVES for code in below)
 
 
 _CUSTOM_DERIVATIVES = os.path.join(_LIBRARY, "custom_derivatives.py")
@@ -266,15 +261,9 @@ def caller_span() -> Span | None:
 
 def raising_span(error: BaseException) -> Span | None:
     """The user's innermost line in the traceback of an error."""
-    found: Span | None = None
-    traceback = error.__traceback__
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        if source_info_util.is_user_filename(code.co_filename):
-            frame = source_info_util.raw_frame_to_frame(code, traceback.tb_lasti)
-            found = _span_of(frame)
-        traceback = traceback.tb_next
-    return found
+    codes = [(t.tb_frame.f_code, t.tb_lasti) for t in tracebacks(error)]
+    users = [c for c in codes if source_info_util.is_user_filename(c[0].co_filename)]
+    return _span_of(source_info_util.raw_frame_to_frame(*users[-1])) if users else None
 
 
 @contextlib.contextmanager
@@ -561,13 +550,11 @@ def context_mesh() -> Mesh | AbstractMesh | None:
     return None if mesh.empty else mesh
 
 
-@contextlib.contextmanager
-def without_context_mesh() -> Iterator[None]:
+def without_context_mesh() -> contextlib.AbstractContextManager[Any]:
     """Hides the mesh of `jax.set_mesh`, its devices included: a call on arrays runs where these
     are."""
     empty = AbstractMesh((), ())
-    with jax.sharding.use_abstract_mesh(empty) if transforming() else jax.set_mesh(None):
-        yield
+    return jax.sharding.use_abstract_mesh(empty) if transforming() else jax.set_mesh(None)
 
 
 def jit_is_disabled() -> bool:

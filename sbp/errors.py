@@ -623,17 +623,21 @@ def users_stacklevel() -> int:
     return next((level for level, (frame, _) in frames if is_users(frame)), 1)
 
 
+def tracebacks(error: BaseException) -> Iterator[TracebackType]:
+    """The traceback of an error, frame by frame, the outermost first."""
+    at = error.__traceback__
+    while at is not None:
+        yield at
+        at = at.tb_next
+
+
 def users_traceback(error: BaseException) -> TracebackType | None:
     """The traceback of an error without the frames of sbp and of JAX; the whole one where JAX shows
     its own (`jax_traceback_filtering` is "off")."""
-    at, made = error.__traceback__, None
     if getattr(jax.config, "jax_traceback_filtering", "") == "off":
-        return at
-    found: list[TracebackType] = []
-    while at is not None:
-        found += [at] if is_users(at.tb_frame) else []
-        at = at.tb_next
-    for one in reversed(found):
+        return error.__traceback__
+    made = None
+    for one in reversed([t for t in tracebacks(error) if is_users(t.tb_frame)]):
         made = TracebackType(made, one.tb_frame, one.tb_lasti, one.tb_lineno)
     return made
 

@@ -23,7 +23,7 @@ from sbp.api.call import (
     quick_key,
 )
 from sbp.api.holding import plain
-from sbp.api.plan import Plan, make_plan, paths_of_plans
+from sbp.api.plan import Plan, make_plan
 from sbp.api.slips import diagnose
 from sbp.api.symbolic import sized_report
 from sbp.api.tracing import Traced, shapes_of, traced_call
@@ -57,6 +57,7 @@ from sbp.kinds import (
 from sbp.limits import BOXING, POLICIES, Budget, Policy
 from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.plan.program import Program
+from sbp.plan.saved import paths_of_plans
 from sbp.report.report import Report
 from sbp.sizes.expressions import is_symbolic
 

@@ -1,7 +1,6 @@
 """`Plan`: a plan as users see it. It runs, lowers, prices, explains, compares, is saved, and is
 compared with a file in tests."""
 
-import contextlib
 import difflib
 import functools
 import os
@@ -37,146 +36,16 @@ from sbp.explain.relaxations import (
     unchecked_regions,
 )
 from sbp.explain.why import why
-from sbp.infer.request import Request
-from sbp.kinds import FLAG, Kind, instance_of, leaves_of, made_of, public, show, takes
+from sbp.kinds import FLAG, Kind, instance_of, leaves_of, made_of, public, takes
 from sbp.plan.fit import fit
 from sbp.plan.program import Cost, Program
-from sbp.plan.saved import SavedPlan
+from sbp.plan.saved import SavedPlan, load_program, write_file
 from sbp.report.answers import Comparison, Explanation, comparison, explanation
 from sbp.report.facts import inputs, outputs, strategy
 from sbp.report.flows import program_flows
 from sbp.report.report import Report
 from sbp.report.terminal import counting_down
-from sbp.run.execute import Compiling, Executable, JointRun
-
-# ---- files --------------------------------------------------------------------------------------
-# Files of plans: `plan.save` writes them, `sbp.jit(.., plan=path)` reads them.
-
-
-def path_of(path: Any, option: str) -> str:
-    """The path of a plan's file.
-
-    Raises:
-      SbpError: `bad-argument` for what is no path.
-    """
-    try:
-        found = os.fsdecode(path)
-        if b"\0" in os.fsencode(found):
-            raise ValueError("a path has no null character")
-        return os.path.abspath(found)
-    except (TypeError, ValueError) as error:  # ValueError for characters that no path has
-        raise refused(
-            f"{option} must be the path of a file from plan.save, got {show(path)}", error
-        ) from error
-
-
-def paths_of_plans(given: Any) -> tuple[str, ...]:
-    """The paths of `sbp.jit(.., plan=)`: of one file or folder, or of several.
-
-    Raises:
-      SbpError: `bad-argument` for what is no path.
-    """
-    several = given if isinstance(given, list | tuple) else [given]
-    if not several or any(isinstance(path, str) and not path for path in several):
-        raise refused("plan has no path; name a file from plan.save", ValueError)
-    return tuple(path_of(path, "plan") for path in several)
-
-
-def load_program(paths: tuple[str, ...], request: Request) -> Program:
-    """The first plan of some files that fits a request, verified.
-
-    Arguments:
-      paths: of files, and of folders of files that end in `.json`, which are read in the order of
-        their names.
-      request: the program with everything that its plan is chosen by.
-
-    Raises:
-      SbpError: `saved-plan` where a file cannot be read, and where each file was made for another
-        program, mesh, version or option, or does not hold.
-    """
-    files = [file for path in paths for file in _files(path)]
-    texts = [_read(file) for file in files]  # one that is missing is refused wherever it stands
-    wrong: list[SbpError] = []
-    for text in texts:
-        try:
-            return SavedPlan.loads(text).program_for(request)
-        except SbpError as error:
-            if error.code != "saved-plan":
-                raise
-            wrong.append(error)
-    if len(wrong) > 1:
-        raise SbpError(
-            f"none of {len(files)} saved plans is for this call; plan it without plan=, and save"
-            " the plan beside them",
-            code="saved-plan",
-            details=[f"{path}: {error.title}" for path, error in zip(files, wrong, strict=True)],
-        )
-    (error,) = wrong
-    raise SbpError(
-        f"{error.title}; plan again without plan=, and save the new plan",
-        code="saved-plan",
-        details=(*error.details, f"file: {files[0]}"),
-    ) from error
-
-
-def _files(path: str) -> list[str]:
-    """The file at a path, or the plans of a folder.
-
-    Raises:
-      SbpError: `saved-plan` for a folder without any, or that cannot be read.
-    """
-    if not os.path.isdir(path):
-        return [path]
-    try:
-        names = sorted(name for name in os.listdir(path) if name.endswith(".json"))
-    except OSError as error:
-        raise SbpError(
-            f"cannot read {path}: {error.strerror}; make it readable, or name another folder",
-            code="saved-plan",
-        ) from error
-    if not names:
-        raise SbpError(
-            f"the folder {path} has no .json files; write them with plan.save(path)",
-            code="saved-plan",
-        )
-    return [os.path.join(path, name) for name in names]
-
-
-def _read(path: str) -> str:
-    """The text of a file.
-
-    Raises:
-      SbpError: `saved-plan` where it cannot be read.
-    """
-    try:
-        return Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SbpError(
-            f"cannot read {path}: {why}; write it with plan.save(path)", code="saved-plan"
-        ) from error
-
-
-def _write(path: Any, data: bytes) -> None:
-    """Writes a file. Readers see the old file or the new one, and nothing between.
-
-    Raises:
-      SbpError: `saved-plan` where it cannot be written.
-    """
-    target = os.path.realpath(path_of(path, "path"))
-    if os.path.exists(target) and not os.path.isfile(target):
-        raise SbpError(f"{target} is not a file; choose another path", code="saved-plan")
-    partial = f"{target}.{os.getpid()}.partial"
-    try:
-        Path(partial).write_bytes(data)
-        os.replace(partial, target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.remove(partial)
-        raise SbpError(
-            f"cannot write {target}: {error.strerror}; choose another path", code="saved-plan"
-        ) from error
-
+from sbp.run.execute import Executable, JointRun
 
 # ---- plans --------------------------------------------------------------------------------------
 
@@ -217,17 +86,17 @@ class Plan:
 
     @functools.cached_property
     def _executable(self) -> Executable:
-        options, returned = self._reader.options, self.results.leaves
-        compiling = Compiling(
-            name=self._reader.name,
-            donated=self._donated,
+        options = self._reader.options
+        return Executable(
+            self.program,
+            self._reader.mesh,
+            self._reader.name,
+            in_kinds=[leaf.memory for leaf in self._signature.leaves],
+            returned=[(leaf.spec, leaf.memory) for leaf in self.results.leaves],
+            donate_argnums=self._donated,
             keep_unused=options.keep_unused,
             compiler_options=options.compiler_options,
-            in_kinds=tuple(leaf.memory for leaf in self._signature.leaves),
-            out_kinds=tuple(leaf.memory for leaf in returned),
-            out_specs=tuple(leaf.spec for leaf in returned),
         )
-        return Executable(self.program, self._reader.mesh, compiling)
 
     @functools.cached_property
     def holding(self) -> Holding:
@@ -471,7 +340,7 @@ class Plan:
         Raises:
           SbpError: `saved-plan` where the file cannot be written.
         """
-        _write(path, SavedPlan.of(self.program).dumps().encode())
+        write_file(path, SavedPlan.of(self.program).dumps().encode())
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as an artifact of `jax.export`, which runs where sbp is not installed.
@@ -514,7 +383,7 @@ class Plan:
             data = bytes(exported.serialize())
         except (ValueError, TypeError, NotImplementedError, ImportError) as error:
             raise refused(f"plan.export: {error}", error) from error
-        _write(path, data)
+        write_file(path, data)
 
     @property
     def _side(self) -> ComparedPlan:

@@ -169,7 +169,7 @@ def traced_call(
         with deciding_sizes(_CLOSED_OVER):
             graph, flat_shapes = _under_users_mesh(traced, spec)
     except NameError as error:
-        if "unbound axis name" in str(error):  # JAX's advice is to call it under `jax.shard_map`
+        if _jax.unbound_axis(error):  # JAX's advice is to call it under `jax.shard_map`
             error.add_note(_NAMED_COLLECTIVE)
         raise
     check_symbols(graph, (), ())

@@ -46,7 +46,7 @@ which an annotation is costly for what it sends."""
 
 def unchecked_regions(program: Program) -> Iterator[Diagnostic]:
     """A note that sbp runs the program's `jax.shard_map` regions as they are written."""
-    regions = [n for n in program.graph.walk() if n.name == "shard_map" and not n.backward]
+    regions = [n for n in program.written_by_hand() if not (n.title or n.backward)]
     if regions:
         spans = dict.fromkeys(s for n in regions if (s := users_span(n)) is not None)
         yield Diagnostic(
@@ -328,7 +328,7 @@ def budget_help(request: Request, number: int, *, plans: int) -> Help | None:
         if program is None:
             break
         watched = replace(program.typing.graph_request, budgets=(replace(budget, above=0.0),))
-        sent = max((s.bytes for s in over_budget(program.block, watched)), default=0.0)
+        sent = max((size for _, _, size, _ in over_budget(program.block, watched)), default=0.0)
         found, above = program, sent - 1
         if above <= budget.above:
             break

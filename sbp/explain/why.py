@@ -4,7 +4,6 @@ conversions stands where it does.
 Every cost is that of a plan: for another type, the program is planned with that type pinned.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from sbp.explain.origins import ConversionNeed, ConversionReason, Link, Origins
 from sbp.explain.pin_changes import Types, pin_boundary, pin_nodes, pin_subject
 from sbp.explain.subjects import AtomChange, Subject, Subjects, ValueName, changed_axes
 from sbp.infer.check import CheckResult, check
-from sbp.infer.choose import EndCondition, choose
+from sbp.infer.choose import EndCondition
 from sbp.infer.constraints import pin_sites
 from sbp.infer.flow import Place
 from sbp.infer.request import Request
@@ -34,7 +33,7 @@ from sbp.infer.space import (
     needs_of,
     to_type,
 )
-from sbp.plan.fit import best_program, cheapest
+from sbp.plan.fit import PlanSearch, best_program
 from sbp.plan.program import Cost, PlannedBox, Program
 from sbp.trace.graph import Operand
 from sbp.types import MONOIDS, NdSbp
@@ -133,7 +132,7 @@ def plan_deferred(request: Request, group: "Group", need: ConversionNeed) -> Pro
     present = {n.id for n in request.graph.walk()}
     if any(h.at[1] not in present for h in held):
         return Refusal("elsewhere", request)  # in the program since conversions were shared
-    program = cheapest(functools.partial(choose, request, conditions=held), request)
+    program = PlanSearch(request, conditions=held).cheapest()
     if program is None:
         return Refusal("elsewhere", request)
     return program if program.fits else Refusal("memory", request)

@@ -220,11 +220,9 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
 # The mesh that the user sets with `jax.set_mesh`.
 
 
-@contextlib.contextmanager
-def no_mesh() -> Iterator[None]:
+def no_mesh() -> contextlib.AbstractContextManager[Any]:
     """Hides the caller's mesh context, so that traced equations carry no mesh."""
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
-        yield
+    return jax.sharding.use_abstract_mesh(AbstractMesh((), ()))
 
 
 def other_mesh(names: tuple[str, ...], sizes: tuple[int, ...]) -> AbstractMesh | None:

@@ -21,7 +21,7 @@ and table 4).
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sbp.errors import SbpInternalError
@@ -177,15 +177,10 @@ def _divide(hardware: Hardware, sizes: Sequence[int]) -> tuple[list[int], list[i
     return inside, [n // g for n, g in zip(sizes, inside, strict=True)]
 
 
-def _primes(n: int) -> Iterator[int]:
+def _primes(n: int) -> list[int]:
     """The prime factors of n, largest first."""
-    found, p = [], 2
-    while p * p <= n:
-        while n % p == 0:
-            found.append(p)
-            n //= p
-        p += 1
-    yield from reversed([*found, n] if n > 1 else found)
+    least = next((p for p in range(2, math.isqrt(n) + 1) if n % p == 0), n)
+    return [] if n == 1 else [*_primes(n // least), least]
 
 
 def _on_torus(chips: Sequence[int], dims: int) -> tuple[tuple[tuple[int, int], ...], ...]:

@@ -8,7 +8,7 @@ conversions once where their results are worth their memory.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from sbp import _jax
 from sbp.infer.choose import NOTHING, choose
 from sbp.infer.constraints import System, constraints_of
 from sbp.infer.request import Request
-from sbp.infer.typing import Typing, certify
+from sbp.infer.typing import certify
 from sbp.plan.ir import Loop, Register, blocks
 from sbp.plan.memory import DeviceMemory
 from sbp.plan.program import Program, resolve
@@ -73,7 +73,7 @@ def fit(request: Request) -> tuple[Program | None, Program | None]:
         program = free and free.within(request)
         if program is not None:
             return program, program
-    search = _PlanSearch(functools.partial(choose, request), request)
+    search = PlanSearch(request)
     program = search.cheapest()
     if program is None or program.fits:
         if program is not None and request.memory_limit is None:
@@ -87,34 +87,20 @@ def best_program(request: Request) -> Program | None:
     return fit(request)[0]
 
 
-Choosing = Callable[..., Typing | None]
-"""Chooses types as `sbp.infer.choose.choose` does, given shares and prices."""
-
-
-def cheapest(choosing: Choosing, request: Request) -> Program | None:
-    """The cheapest program, whatever it holds.
-
-    Arguments:
-      choosing: chooses the types; it is given no price of memory.
-      request: the program, with everything that its types are chosen by.
-    """
-    return _PlanSearch(choosing, request).cheapest()
-
-
-class _PlanSearch:
+class PlanSearch:
     """Plans of one request at shares and prices.
 
     Arguments:
-      choosing: chooses the types.
       request: the program, with everything that its types are chosen by.
+      options: of `choose`.
 
     Attributes:
       prices: how many prices of memory were tried so far.
       live: the values that are charged besides arguments and results.
     """
 
-    def __init__(self, choosing: Choosing, request: Request) -> None:
-        self.choosing, self.request = choosing, request
+    def __init__(self, request: Request, **options: Any) -> None:
+        self.request, self.options = request, options
         self.live: set[tuple[int, bool]] = set()
         self.prices = 0
 
@@ -125,7 +111,7 @@ class _PlanSearch:
 
     def at(self, shares: Mapping[int, float] = NOTHING, **prices: Any) -> Program | None:
         """The plan of the types that are chosen; None where there are none."""
-        typing = self.choosing(shares=shares, **prices)
+        typing = choose(self.request, shares=shares, **prices, **self.options)
         if typing is None:
             return None
         certify(typing, self.systems)
@@ -273,7 +259,7 @@ def without_repeats(program: Program, room: Room) -> Program:
 # ---- less memory for more time ------------------------------------------------------------------
 
 
-def _trade_memory(search: _PlanSearch, program: Program) -> Program:
+def _trade_memory(search: PlanSearch, program: Program) -> Program:
     """The fastest plan, or one that holds so much less that it is worth the time. No memory limit
     is given.
 
@@ -336,7 +322,7 @@ def held_for_loops(program: Program) -> float:
 # ---- a memory limit -----------------------------------------------------------------------------
 
 
-def _within_memory(search: _PlanSearch, free: Program) -> tuple[Program | None, Program]:
+def _within_memory(search: PlanSearch, free: Program) -> tuple[Program | None, Program]:
     """A cheap program that fits the memory limit, and the program of least memory that was found.
 
     Arguments:

@@ -1,4 +1,5 @@
-"""A plan as a file, and back: what it was made for, its choices of types and rows, and its text.
+"""A plan as a file, and back: what it was made for, its choices of types and rows, and its text;
+and the files themselves.
 
 sbp does not trust a file. The file must have the shape that `dumps` writes. The certificate and the
 verifier check its choices in the same way as new choices. The plan with these choices must have the
@@ -11,15 +12,17 @@ import enum
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from sbp import _jax
-from sbp.errors import SbpError, SbpInternalError, Span
+from sbp.errors import SbpError, SbpInternalError, Span, refused
 from sbp.infer.request import Demand, Request
 from sbp.infer.rows import NdRow
 from sbp.infer.typing import Typing, certify, typing_fields
@@ -271,6 +274,137 @@ def _tuples(x: Any) -> Any:
 
 def _refusal(title: str) -> SbpError:
     return SbpError(title, code="saved-plan", subject="the saved plan")
+
+
+# ---- files --------------------------------------------------------------------------------------
+# Files of plans: `plan.save` writes them, `sbp.jit(.., plan=path)` reads them.
+
+
+def path_of(path: Any, option: str) -> str:
+    """The path of a plan's file.
+
+    Raises:
+      SbpError: `bad-argument` for what is no path.
+    """
+    try:
+        found = os.fsdecode(path)
+        if b"\0" in os.fsencode(found):
+            raise ValueError("a path has no null character")
+        return os.path.abspath(found)
+    except (TypeError, ValueError) as error:  # ValueError for characters that no path has
+        raise refused(
+            f"{option} must be the path of a file from plan.save, got {show(path)}", error
+        ) from error
+
+
+def paths_of_plans(given: Any) -> tuple[str, ...]:
+    """The paths of `sbp.jit(.., plan=)`: of one file or folder, or of several.
+
+    Raises:
+      SbpError: `bad-argument` for what is no path.
+    """
+    several = given if isinstance(given, list | tuple) else [given]
+    if not several or any(isinstance(path, str) and not path for path in several):
+        raise refused("plan has no path; name a file from plan.save", ValueError)
+    return tuple(path_of(path, "plan") for path in several)
+
+
+def load_program(paths: tuple[str, ...], request: Request) -> Program:
+    """The first plan of some files that fits a request, verified.
+
+    Arguments:
+      paths: of files, and of folders of files that end in `.json`, which are read in the order of
+        their names.
+      request: the program with everything that its plan is chosen by.
+
+    Raises:
+      SbpError: `saved-plan` where a file cannot be read, and where each file was made for another
+        program, mesh, version or option, or does not hold.
+    """
+    files = [file for path in paths for file in _plan_files(path)]
+    texts = [
+        _read_file(file) for file in files
+    ]  # one that is missing is refused wherever it stands
+    wrong: list[SbpError] = []
+    for text in texts:
+        try:
+            return SavedPlan.loads(text).program_for(request)
+        except SbpError as error:
+            if error.code != "saved-plan":
+                raise
+            wrong.append(error)
+    if len(wrong) > 1:
+        raise SbpError(
+            f"none of {len(files)} saved plans is for this call; plan it without plan=, and save"
+            " the plan beside them",
+            code="saved-plan",
+            details=[f"{path}: {error.title}" for path, error in zip(files, wrong, strict=True)],
+        )
+    (error,) = wrong
+    raise SbpError(
+        f"{error.title}; plan again without plan=, and save the new plan",
+        code="saved-plan",
+        details=(*error.details, f"file: {files[0]}"),
+    ) from error
+
+
+def _plan_files(path: str) -> list[str]:
+    """The file at a path, or the plans of a folder.
+
+    Raises:
+      SbpError: `saved-plan` for a folder without any, or that cannot be read.
+    """
+    if not os.path.isdir(path):
+        return [path]
+    try:
+        names = sorted(name for name in os.listdir(path) if name.endswith(".json"))
+    except OSError as error:
+        raise SbpError(
+            f"cannot read {path}: {error.strerror}; make it readable, or name another folder",
+            code="saved-plan",
+        ) from error
+    if not names:
+        raise SbpError(
+            f"the folder {path} has no .json files; write them with plan.save(path)",
+            code="saved-plan",
+        )
+    return [os.path.join(path, name) for name in names]
+
+
+def _read_file(path: str) -> str:
+    """The text of a file.
+
+    Raises:
+      SbpError: `saved-plan` where it cannot be read.
+    """
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SbpError(
+            f"cannot read {path}: {why}; write it with plan.save(path)", code="saved-plan"
+        ) from error
+
+
+def write_file(path: Any, data: bytes) -> None:
+    """Writes a file. Readers see the old file or the new one, and nothing between.
+
+    Raises:
+      SbpError: `saved-plan` where it cannot be written.
+    """
+    target = os.path.realpath(path_of(path, "path"))
+    if os.path.exists(target) and not os.path.isfile(target):
+        raise SbpError(f"{target} is not a file; choose another path", code="saved-plan")
+    partial = f"{target}.{os.getpid()}.partial"
+    try:
+        Path(partial).write_bytes(data)
+        os.replace(partial, target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.remove(partial)
+        raise SbpError(
+            f"cannot write {target}: {error.strerror}; choose another path", code="saved-plan"
+        ) from error
 
 
 # ---- digests of programs ------------------------------------------------------------------------

@@ -6,7 +6,6 @@ This module shares no walk with the code that makes plans. It reads the paramete
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from sbp.errors import SbpInternalError
 from sbp.infer.request import Request
@@ -23,31 +22,16 @@ def verify_budgets(block: Block, request: Request) -> None:
     Raises:
       SbpInternalError: naming the collective that a budget forbids.
     """
-    for sent in over_budget(block, request):
-        raise _fail(
-            f"a budget forbids {sent.kind} of {sent.bytes} bytes over mesh axes {sent.mesh_axes}",
-            sent.reader,
-        )
+    for kind, mesh_axes, sent, reader in over_budget(block, request):
+        raise _fail(f"a budget forbids {kind} of {sent} bytes over mesh axes {mesh_axes}", reader)
 
 
-class ForbiddenCollective(NamedTuple):
-    """A collective that a budget forbids.
-
-    Arguments:
-      kind: the collective.
-      mesh_axes: the positions of its mesh axes.
-      bytes: bytes that one device sends in one run.
-      reader: the node that reads its result; None for a result of the program.
-    """
-
-    kind: str
-    mesh_axes: tuple[int, ...]
-    bytes: float
-    reader: Node | None
-
-
-def over_budget(block: Block, request: Request) -> Iterator[ForbiddenCollective]:
-    """The collectives of a plan that budgets forbid, in program order.
+def over_budget(
+    block: Block, request: Request
+) -> Iterator[tuple[str, tuple[int, ...], float, Node | None]]:
+    """The collectives of a plan that budgets forbid, in program order: the kind, the positions of
+    the mesh axes, the bytes that one device sends in one run, and the node that reads the result;
+    None for a result of the program.
 
     Arguments:
       block: the plan.
@@ -64,11 +48,9 @@ def over_budget(block: Block, request: Request) -> Iterator[ForbiddenCollective]
             reader = instruction.node
             bans = request.rules(reader, in_loop=in_loop, free=True).bans
             sends = [(s.kind, (position,), s.bytes) for position, s in instruction.sends]
-        yield from (
-            ForbiddenCollective(*send, reader)
-            for send in sends
-            if any(b.forbids(*send) for b in bans)
-        )
+        for kind, mesh_axes, sent in sends:
+            if any(b.forbids(kind, mesh_axes, sent) for b in bans):
+                yield kind, mesh_axes, sent, reader
 
 
 def _fail(what: str, node: Node | None) -> SbpInternalError:

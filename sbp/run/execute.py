@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -113,42 +112,31 @@ def own_mesh(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
     return with_axis_types(mesh, AxisType.Auto)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiling:
-    """How JAX compiles a plan.
-
-    Arguments:
-      name: the name of the program in HLO and in profiles, behind `jit_`.
-      donated: flat positions of donated arguments.
-      keep_unused: whether arguments that the program does not read are passed to it.
-      compiler_options: options of XLA; None for its own.
-      in_kinds: for each argument JAX's name of its memory; None for the device's own.
-      out_kinds: the same for each result.
-      out_specs: for each result the user's words for its sharding; None where there are none.
-    """
-
-    name: str
-    donated: tuple[int, ...]
-    keep_unused: bool
-    compiler_options: dict[str, Any] | None
-    in_kinds: tuple[str | None, ...]
-    out_kinds: tuple[str | None, ...]
-    out_specs: tuple[PartitionSpec | None, ...]
-
-
 class Executable:
     """A plan ready to run.
 
     Arguments:
       program: the plan.
       mesh: the user's mesh; outputs live on it.
-      compiling: how JAX compiles it.
+      name: the name of the program in HLO and in profiles, behind `jit_`.
+      in_kinds: for each argument JAX's name of its memory; None for the device's own.
+      returned: for each result the user's words for its sharding, None where there are none, and
+        its memory.
+      options: of `jax.jit`: `donate_argnums`, by flat positions, `keep_unused` and
+        `compiler_options`.
     """
 
-    def __init__(self, program: Program, mesh: Mesh | AbstractMesh, compiling: Compiling) -> None:
-        self.program = program
-        self.mesh = mesh
-        self.compiling = compiling
+    def __init__(
+        self,
+        program: Program,
+        mesh: Mesh | AbstractMesh,
+        name: str,
+        in_kinds: Sequence[str | None],
+        returned: Sequence[tuple[PartitionSpec | None, str | None]],
+        **options: Any,
+    ) -> None:
+        self.program, self.mesh = program, mesh
+        self.name, self.options = name, options
         self.inner = own_mesh(mesh)
         graph, spec = program.graph, program.mesh
         in_specs = tuple(
@@ -161,30 +149,26 @@ class Executable:
         )
         self.in_shardings = tuple(
             NamedSharding(self.inner, s, memory_kind=kind)
-            for s, kind in zip(in_specs, compiling.in_kinds, strict=True)
+            for s, kind in zip(in_specs, in_kinds, strict=True)
         )
-        returned = [
+        placed = [
             (s if own is None else own, kind)
-            for s, own, kind in zip(
-                out_specs, compiling.out_specs, compiling.out_kinds, strict=True
-            )
+            for s, (own, kind) in zip(out_specs, returned, strict=True)
         ]
-        self.out_shardings = tuple(NamedSharding(mesh, s, memory_kind=k) for s, k in returned)
+        self.out_shardings = tuple(NamedSharding(mesh, s, memory_kind=k) for s, k in placed)
         # A host callback is lowered with the mesh of the body, and JAX wants one mesh in a program.
         # So the results move to the user's mesh after the program.
         self._rehome = any(node.op.endswith("_callback") for node in graph.walk())
         leaving = (
-            tuple(NamedSharding(self.inner, s, memory_kind=k) for s, k in returned)
+            tuple(NamedSharding(self.inner, s, memory_kind=k) for s, k in placed)
             if self._rehome
             else self.out_shardings
         )
         self.jitted = jax.jit(
-            self._whole(compiling.name, in_specs, out_specs),
+            self._whole(name, in_specs, out_specs),
             in_shardings=self.in_shardings,
             out_shardings=leaving,
-            donate_argnums=compiling.donated,
-            keep_unused=compiling.keep_unused,
-            compiler_options=compiling.compiler_options,
+            **options,
         )
         self._compiled: Any = None
         self._keys = [
@@ -595,7 +579,7 @@ class JointRun:
                 if not (held or position in whole or want is None) and np.ndim(x):
                     _refuse_split(name, want, self._mesh)
         if not self._agreed:
-            agree(self._executable.compiling.name, self._describe(flat), self._processes)
+            agree(self._executable.name, self._describe(flat), self._processes)
             self._agreed = True
         return [
             place_array(x, s)
@@ -606,10 +590,10 @@ class JointRun:
 
     def _describe(self, flat: Sequence[Any]) -> dict[str, Described]:
         parts = description(self._executable.program, self._mesh)
-        options = self._executable.compiling
+        options = self._executable.options
         parts["set of options"] = _described(
-            f"donated arguments {options.donated}, keep_unused={options.keep_unused},"
-            f" compiler_options={options.compiler_options}"
+            f"donated arguments {options['donate_argnums']}, keep_unused={options['keep_unused']},"
+            f" compiler_options={options['compiler_options']}"
         )
         for x, name in zip(flat, self._names, strict=True):
             here = x.is_fully_addressable if isinstance(x, jax.Array) else True

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeGuard
 
-from sbp.errors import SourceEdit, Span, rename_axis
+from sbp.errors import Correction, SourceEdit, Span
 from sbp.limits import Policy
 from sbp.source.reader import (
     ANNOTATIONS,
@@ -417,25 +417,21 @@ def constants_in(at: Span, old: Any, new: Any) -> tuple[SourceEdit, ...]:
             if contains(at, span):
                 found[span] = SourceEdit(span=span, replacement=new)
         elif isinstance(part, ast.Constant | ast.UnaryOp) and contains(at, span_of(part, at.file)):
-            text = _constant(part, old, new)
+            text = _constant(part, at, old, new)
             if text:
                 span = span_of(part, at.file)
                 found[span] = SourceEdit(span=span, replacement=text)
     return tuple(found[span] for span in sorted(found))
 
 
-def _constant(part: ast.expr, old: Any, new: Any) -> str:
+def _constant(part: ast.expr, at: Span, old: Any, new: Any) -> str:
     """The source text of a constant after the replacement; empty where it stays."""
     try:
         value = ast.literal_eval(part)
     except (ValueError, TypeError):
         return ""
-    changed = value
-    if type(value) is type(old) and value == old:
-        changed = new
-    elif isinstance(value, str) and isinstance(old, str) and isinstance(new, str):
-        changed = rename_axis(value, old, new)
-    elif isinstance(value, str) and isinstance(old, int) and isinstance(new, int):
+    changed = Correction(at=at, wrong=old, right=new).of(value)
+    if isinstance(value, str) and isinstance(old, int) and isinstance(new, int):
         changed = value.replace(f"S({old})", f"S({new})")
     if changed is value or changed == value:
         return ""
