@@ -536,7 +536,7 @@ def _poison(graph: Graph, values: Sequence[Any]) -> list[Any]:
             return x
         other = np.array(x)
         other[(slice(-1, None),) * other.ndim] = np.nan  # an array may be empty
-        return jnp.asarray(other, x.dtype)
+        return jnp.asarray(other)
 
     return [of(v, x) for v, x in zip(graph.inputs, values, strict=True)]
 

@@ -615,3 +615,30 @@ def test_a_deleted_array_is_refused(held, pair):
     kept = sbp.jit(lambda a: a * 2, pair, rows[held], rows[held])
     with pytest.raises(sbp.SbpError, match="input a is deleted"):
         kept(x)
+    if held == "array":
+        for take in (kept.plan(jnp.ones(16)).place, lambda x: sbp.Padded.of(x, rows[held], pair)):
+            with pytest.raises(sbp.SbpError, match="is deleted"):
+                take(x)
+
+
+def test_a_collective_of_a_named_axis_says_where_it_belongs(mesh):
+    with pytest.raises(NameError, match="unbound axis name: x") as caught:
+        sbp.jit(lambda x: jax.lax.psum(x, "x"), mesh)(X)
+    assert any("sbp.manual" in note for note in caught.value.__notes__)
+
+
+def test_a_policy_for_another_axis_has_its_line(mesh):
+    def program(x):
+        with sbp.policy("explicit", "z"):
+            return x + 1
+
+    (found,) = sbp.jit(program, mesh).check(X).diagnostics
+    assert found.code == "unknown-axis" and found.primary.span.file == __file__
+
+
+def test_a_region_that_jit_does_not_check_is_noted(mesh):
+    spec = jax.sharding.PartitionSpec("x")
+    own = jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)
+    checked = sbp.manual(jnp.sin, in_types=("x:S(0)",), out_types="x:S(0)")
+    (found,) = sbp.jit(lambda x: checked(own(x)), mesh).check(X).diagnostics
+    assert (found.code, found.severity) == ("not-analysed", "note") and " 1 jax" in found.title

@@ -110,6 +110,10 @@ WRONG = {
         {"memory_limit": 1e9},
         "made with memory_limit None, but this call has memory_limit 1000000000.0",
     ),
+    "donation": (
+        {"donate_argnums": 1},
+        "made with donated inputs \\(none\\), but this .* inputs x",
+    ),
     "input": ({"in_types": (None, "x:S(1)")}, "do not hold in this program: .*input 2 is pinned"),
     "output": ({"out_types": (None, "x:P(sum)")}, "its types do not hold in this program"),
 }

@@ -94,6 +94,14 @@ CODES = {name: (make, ["doubled-reduction"]) for name, make in DOUBLED.items()} 
         ),
         ["wrong-reduction"],
     ),
+    "a bias of zeros": (
+        lambda: (
+            region(lambda x, w, b: lax.psum(x @ w + b, "model"), (*MATMUL, WHOLE)),
+            (np.ones((16, 32)), np.ones((32, 24)), np.zeros(24)),
+            MESH,
+        ),
+        ["misplaced-reduction"],
+    ),
     "an axis of one device": (lambda: (region(twice, over=ONE), (X, W), ONE), []),
     "routing within a group": (lambda: (region(local_routing, BATCH, BATCH), (X,), MESH), []),
     "a slice before the reduction": (lambda: (region(halves), (X, W), MESH), []),
