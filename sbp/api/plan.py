@@ -42,7 +42,7 @@ from sbp.plan.program import Cost, Program
 from sbp.plan.saved import SavedPlan, load_program, write_file
 from sbp.report.answers import Comparison, Explanation, comparison, explanation
 from sbp.report.facts import inputs, outputs, strategy
-from sbp.report.flows import program_flows
+from sbp.report.flows import ProgramFlows
 from sbp.report.report import Report
 from sbp.report.terminal import counting_down
 from sbp.run.execute import Executable, JointRun
@@ -591,7 +591,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     ):
         for tensor in tensors:
             yield f"{kind} {tensor.name}: {tensor.shape} {tensor.type!r}"
-    flows = program_flows(program)
+    flows = ProgramFlows(program)
     places = [(f"{stop.phase} `{stop.text}`", stop.sends) for stop in flows.stops]
     for place, found in (*places, ("returned", flows.results.sends)):
         for one in found:

@@ -34,7 +34,7 @@ from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Program
 from sbp.report.parts import Facts, Page, Section
-from sbp.report.report import Report, Shown
+from sbp.report.report import Report
 from sbp.signatures.fallback import is_known
 from sbp.sizes.claims import (
     Claim,
@@ -369,10 +369,10 @@ class SizedReport(Report):
     sizes: Decided
     limits: tuple[str, ...] = ()
 
-    def _page(self, *, short: bool = False) -> Shown:
+    def _shown(self, *, short: bool = False) -> Page:
         """The page with the sizes first."""
-        page = super()._page(short=short).page
-        return Shown(page=Page(title=page.title, parts=(self._sizes(), *page.parts)))
+        page = super()._shown(short=short)
+        return Page(title=page.title, parts=(self._sizes(), *page.parts))
 
     def _sizes(self) -> Section:
         found, at = self.sizes, point_text(self.sizes.point)

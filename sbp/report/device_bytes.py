@@ -20,7 +20,7 @@ from sbp.report.facts import (
     input_names,
     tensor,
 )
-from sbp.report.flows import MOMENTS, ProgramFlows, place_name, program_flows, traffic
+from sbp.report.flows import MOMENTS, ProgramFlows, place_name, traffic
 from sbp.report.parts import SHOWN_ROWS, Picture, Table, table, table_of
 from sbp.report.svg import (
     CELL,
@@ -96,32 +96,19 @@ class LiveMoment:
         return sum(self.bytes.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveBytes:
-    """What a device has in its own memory.
+    """What a device has in its own memory as a program runs.
+
+    Arguments:
+      program: the plan.
 
     Attributes:
       moments: in program order; the body of a loop stands there once.
+      peak: the fullest moment.
       held: arguments and temporaries that are alive at the peak, the largest first, with how many
         there are of each: those of several layers are one. The name of a temporary is the user's,
         or that of the operation that makes it.
       limit: bytes that a device may have.
-    """
-
-    moments: tuple[LiveMoment, ...]
-    held: tuple[tuple[Tensor, int], ...]
-    limit: float
-
-    @property
-    def peak(self) -> LiveMoment:
-        """The fullest moment."""
-        return max(self.moments, key=lambda m: m.total)
-
-
-class _Memory:
-    """Sorts what a program has in memory into classes.
-
-    Attributes:
       last: the pass of the last instruction that needs each register.
     """
 
@@ -139,6 +126,25 @@ class _Memory:
         for number, register in enumerate(program.block.inputs):
             self.fixed[self.uses.class_of(number)] += self.device.size(register)
         self.fixed["results"] = self.device.results(program.block)
+        sizes = [moment.bytes for moment in self.device.moments(program.block)]
+        count = min(len(sizes), COLUMNS)
+        columns = [
+            range(len(sizes) * n // count, len(sizes) * (n + 1) // count) for n in range(count)
+        ]
+        shown = {max(column, key=lambda i: sizes[i]) for column in columns}
+        most = max(range(len(sizes)), key=lambda i: sizes[i], default=-1)
+        self.moments, held = list[LiveMoment](), self._arguments()
+        for number, moment in enumerate(self.device.moments(program.block)):
+            if number in shown:
+                self.moments.append(self._moment(moment))
+            if number == most:
+                held += self._temporaries(moment)
+        if not self.moments:  # the program returns its arguments
+            self.moments = [LiveMoment(phase=PHASES[0], node=None, bytes=self.fixed)]
+        asked = program.request.memory_limit
+        self.held = sorted(alike(held), key=lambda one: -counted_bytes([one]))
+        self.limit = program.mesh.hardware.hbm_bytes if asked is None else asked
+        self.peak = max(self.moments, key=lambda m: m.total)
 
     def _kind(self, register: Register) -> MemoryClass:
         root = self.uses.root(register.value)
@@ -148,7 +154,7 @@ class _Memory:
         made = self.uses.phases.of[maker.id] if maker else None
         return _BETWEEN.get((made, self.last.get(register)), "temporaries")
 
-    def moment(self, moment: Moment) -> LiveMoment:
+    def _moment(self, moment: Moment) -> LiveMoment:
         """All that is in memory, by class."""
         found = dict(self.fixed)
         for sizes in moment.live:
@@ -163,7 +169,7 @@ class _Memory:
             bytes={kind: found[kind] for kind in COLORS if found[kind]},
         )
 
-    def arguments(self) -> list[Tensor]:
+    def _arguments(self) -> list[Tensor]:
         """The arguments that take bytes."""
         return [
             self._tensor(register, self.uses.class_of(number), self.names[number])
@@ -171,7 +177,7 @@ class _Memory:
             if self.device.size(register)
         ]
 
-    def temporaries(self, moment: Moment) -> Iterator[Tensor]:
+    def _temporaries(self, moment: Moment) -> Iterator[Tensor]:
         """What else is alive at a moment."""
         names = self.uses.names
         for register in moment.registers():
@@ -189,34 +195,6 @@ class _Memory:
             where=_where(maker),
             bytes_per_device=self.device.size(register),
         )
-
-
-def live_bytes(program: Program) -> LiveBytes:
-    """What a device has in memory as the program runs.
-
-    Arguments:
-      program: the plan.
-    """
-    memory = _Memory(program)
-    sizes = [moment.bytes for moment in memory.device.moments(program.block)]
-    count = min(len(sizes), COLUMNS)
-    columns = [range(len(sizes) * n // count, len(sizes) * (n + 1) // count) for n in range(count)]
-    shown = {max(column, key=lambda i: sizes[i]) for column in columns}
-    most = max(range(len(sizes)), key=lambda i: sizes[i], default=-1)
-    moments, held = list[LiveMoment](), memory.arguments()
-    for number, moment in enumerate(memory.device.moments(program.block)):
-        if number in shown:
-            moments.append(memory.moment(moment))
-        if number == most:
-            held += memory.temporaries(moment)
-    if not moments:  # the program returns its arguments
-        moments = [LiveMoment(phase=PHASES[0], node=None, bytes=memory.fixed)]
-    asked = program.request.memory_limit
-    return LiveBytes(
-        moments=tuple(moments),
-        held=tuple(sorted(alike(held), key=lambda one: -counted_bytes([one]))),
-        limit=program.mesh.hardware.hbm_bytes if asked is None else asked,
-    )
 
 
 def _where(node: Node | None) -> str:
@@ -244,7 +222,7 @@ def memory_picture(program: Program) -> Picture:
     Arguments:
       program: the plan.
     """
-    found = live_bytes(program)
+    found = LiveBytes(program)
     caption = _caption(program, found)
     if not found.peak.total:
         return picture(caption, None, "it holds nothing")
@@ -444,7 +422,7 @@ def traffic_picture(program: Program, other: Program | None = None) -> Picture:
     programs = (program,) if other is None else (program, other)
     found = tuple(map(traffic, programs))
     if len({t.grouping for t in found}) > 1:
-        found = tuple(program_flows(p, "function") for p in programs)
+        found = tuple(ProgramFlows(p, "function") for p in programs)
     caption = _sent_caption(found)
     if not any(t.bytes for t in found):
         return picture(caption, None, "no device sends anything")

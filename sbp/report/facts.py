@@ -16,7 +16,7 @@ from sbp.explain.origins import ConversionReason, Origins
 from sbp.explain.subjects import AtomChange, SourcePlace
 from sbp.infer.rows import seen_codes
 from sbp.infer.space import Code, local_shape, to_type
-from sbp.plan.ir import Apply, Block, Loop, Register, Source, walk
+from sbp.plan.ir import Register, Source
 from sbp.plan.program import Phase, Phases, Program, Send, place, sends, shape_text
 from sbp.report.wording import (
     SEGMENT_LIMIT,
@@ -173,28 +173,15 @@ def annotated_tensors(program: Program) -> list[Tensor]:
 # ---- regions ------------------------------------------------------------------------------------
 
 
-def regions(
-    block: Block, every: Sequence[Send], runs: int = 1
-) -> Iterator[tuple[Loop, int, Sequence[Send]]]:
+def regions(program: Program) -> list[tuple[Node, int, list[Send]]]:
     """Scans, whiles and conds in program order, each with the runs of its bodies per call and what
-    they send.
-
-    Arguments:
-      block: the block of the plan, or of a region.
-      every: what it sends.
-      runs: how often it runs per call.
-    """
-    for loop in block.instructions:
-        if isinstance(loop, Loop):
-            own = [send for send in every if loop.node in send.regions]
-            yield loop, runs * loop.trips, own
-            for inner in loop.blocks:
-                yield from regions(inner, own, runs * loop.trips)
-
-
-def instructions(block: Block) -> int:
-    """The number of local operations in a block and its regions."""
-    return sum(isinstance(instruction, Apply) for instruction, *_ in walk(block))
+    they send."""
+    every = sends(program)
+    return [
+        (node, runs * trips_of(node), [send for send in every if node in send.regions])
+        for node, runs in nodes_with_runs(program.graph)
+        if node.op in CONTROL_FLOW
+    ]
 
 
 # ---- collectives --------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ A line is one place however often it runs: the layers of a loop, a scan or a mod
 fold into it, with their count.
 """
 
-import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -108,9 +107,12 @@ class ValueFlow:
     size: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class ProgramFlows:
     """The program as places and what flows between them.
+
+    Arguments:
+      program: the plan.
+      grouping: what a place is: a line, a function, or a scope of `jax.named_scope` and modules.
 
     Attributes:
       stops: in program order.
@@ -118,30 +120,51 @@ class ProgramFlows:
       results: the place of the collectives that convert results.
       called: bytes that one device sends per call. Of a `cond`, the branch that sends most counts;
         the places have all branches.
-      grouping: what a place is.
+      bytes: bytes that one device sends at all places.
+      places: the stops that send something, by the names of their places.
+      costliest: the place that most bytes are sent for; empty where nothing is sent.
     """
 
-    stops: tuple[Stop, ...]
-    flows: tuple[ValueFlow, ...]
-    results: Stop
-    called: float
-    grouping: Grouping
-
-    @property
-    def bytes(self) -> float:
-        """Bytes that one device sends at all places."""
-        return sum(stop.bytes for stop in (*self.stops, self.results))
-
-    @functools.cached_property
-    def places(self) -> dict[str, list[Stop]]:
-        """The stops that send something, by the names of their places."""
-        sending = (stop for stop in (*self.stops, self.results) if stop.bytes)
-        return group_by(sending, lambda stop: stop.name)
-
-    @functools.cached_property
-    def costliest(self) -> list[Stop]:
-        """The place that most bytes are sent for; empty where nothing is sent."""
-        return max(self.places.values(), key=lambda stops: sum(s.bytes for s in stops), default=[])
+    def __init__(self, program: Program, grouping: Grouping = "line") -> None:
+        phases, stops = Phases(program.graph).of, dict[Key, Stop]()
+        sent = group_by(
+            sends(program), lambda s: None if s.is_returned or not s.node else s.node.id
+        )
+        at = dict[int, Key]()
+        copies = defaultdict[Key, dict[Span | None, Counter[str]]](lambda: defaultdict(Counter))
+        for node, runs in nodes_with_runs(program.graph):
+            named = place_name(node, grouping)
+            for send in sent.get(node.id, ()):
+                _stop(stops, named, send.phase).sends.append(send)
+            if node.op not in CONTROL_FLOW:
+                key = at[node.id] = named.name, phases[node.id]
+                copies[key][node.span][node.op] += runs
+                _stop(stops, named, key[1]).born |= _begins_partial(program, node)
+        # An expression that runs once may have several operations of one name, which a library
+        # makes, but as a rule one that is alone. A gradient runs as often as its line.
+        for key, counts in copies.items():
+            stops[key].operations = sum(map(len, counts.values()))
+            stops[key].runs = max(min(count.values()) for count in counts.values())
+        for (name, phase), stop in stops.items():
+            stop.sends = merge(stop.sends)
+            if phase == "backward" and (name, "forward") in stops:
+                stop.runs = stops[name, "forward"].runs
+        numbers = {key: number for number, key in enumerate(stops)}
+        self.flows = _flows(program, {node: numbers[key] for node, key in at.items()})
+        self.stops = tuple(stops.values())
+        for source, leaving in group_by(self.flows, lambda flow: flow.source).items():
+            if source >= 0:
+                self.stops[source].type = max(reversed(leaving), key=lambda flow: flow.size).type
+        self.results = Stop(
+            name="<results>", text="results", phase="returned", sends=merge(sent.get(None, ()))
+        )
+        self.called, self.grouping = program.cost.bytes_per_device, grouping
+        sending = [stop for stop in (*self.stops, self.results) if stop.bytes]
+        self.bytes = sum(stop.bytes for stop in sending)
+        self.places = group_by(sending, lambda stop: stop.name)
+        self.costliest = max(
+            self.places.values(), key=lambda stops: sum(s.bytes for s in stops), default=[]
+        )
 
     def sums(self, row: Callable[[Stop], str]) -> dict[tuple[str, str], float]:
         """Bytes by mesh axes and a property of stops."""
@@ -176,51 +199,6 @@ def merge(found: Iterable[Send]) -> list[Send]:
         for same in group_by(found, lambda s: (s.kind, s.axes, s.change)).values()
     )
     return sorted(merged, key=lambda send: -send.bytes)
-
-
-def program_flows(program: Program, grouping: Grouping = "line") -> ProgramFlows:
-    """The places of a program and the values between them.
-
-    Arguments:
-      program: the plan.
-      grouping: what a place is: a line, a function, or a scope of `jax.named_scope` and modules.
-    """
-    phases, stops = Phases(program.graph).of, dict[Key, Stop]()
-    sent = group_by(sends(program), lambda s: None if s.is_returned or not s.node else s.node.id)
-    at = dict[int, Key]()
-    copies = defaultdict[Key, dict[Span | None, Counter[str]]](lambda: defaultdict(Counter))
-    for node, runs in nodes_with_runs(program.graph):
-        named = place_name(node, grouping)
-        for send in sent.get(node.id, ()):
-            _stop(stops, named, send.phase).sends.append(send)
-        if node.op not in CONTROL_FLOW:
-            key = at[node.id] = named.name, phases[node.id]
-            copies[key][node.span][node.op] += runs
-            _stop(stops, named, key[1]).born |= _begins_partial(program, node)
-    # An expression that runs once may have several operations of one name, which a library makes,
-    # but as a rule one that is alone. A gradient runs as often as its line.
-    for key, counts in copies.items():
-        stops[key].operations = sum(map(len, counts.values()))
-        stops[key].runs = max(min(count.values()) for count in counts.values())
-    for (name, phase), stop in stops.items():
-        stop.sends = merge(stop.sends)
-        if phase == "backward" and (name, "forward") in stops:
-            stop.runs = stops[name, "forward"].runs
-    numbers = {key: number for number, key in enumerate(stops)}
-    flows = _flows(program, {node: numbers[key] for node, key in at.items()})
-    places = tuple(stops.values())
-    for source, leaving in group_by(flows, lambda flow: flow.source).items():
-        if source >= 0:
-            places[source].type = max(reversed(leaving), key=lambda flow: flow.size).type
-    return ProgramFlows(
-        stops=places,
-        flows=flows,
-        results=Stop(
-            name="<results>", text="results", phase="returned", sends=merge(sent.get(None, ()))
-        ),
-        called=program.cost.bytes_per_device,
-        grouping=grouping,
-    )
 
 
 def _stop(stops: dict[Key, Stop], named: PlaceName, phase: Phase) -> Stop:
@@ -273,9 +251,9 @@ def traffic(program: Program) -> ProgramFlows:
     Arguments:
       program: the plan.
     """
-    found = program_flows(program, "scope")
+    found = ProgramFlows(program, "scope")
     scopes = found.places.keys() - {found.results.name}
-    return found if len(scopes) > 1 else program_flows(program, "function")
+    return found if len(scopes) > 1 else ProgramFlows(program, "function")
 
 
 def fold(program: Program, grouping: Grouping | None = None) -> ProgramFlows:
@@ -285,10 +263,10 @@ def fold(program: Program, grouping: Grouping | None = None) -> ProgramFlows:
       program: the plan.
       grouping: what a place is; None to choose.
     """
-    lines = program_flows(program, grouping or "line")
+    lines = ProgramFlows(program, grouping or "line")
     if grouping is not None or len(lines.stops) <= MOST_PLACES:
         return lines
-    coarser = [program_flows(program, g) for g in GROUPINGS[1:]]
+    coarser = [ProgramFlows(program, g) for g in GROUPINGS[1:]]
     fitting = [f for f in coarser if 3 < len(f.stops) <= MOST_PLACES]
     smallest = min([lines, *coarser], key=lambda f: (len(f.stops) <= 3, len(f.stops)))
     return fitting[0] if fitting else smallest

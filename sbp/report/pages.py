@@ -54,7 +54,7 @@ from sbp.report.wording import (
 )
 from sbp.signatures import ROUNDED_PARTS
 from sbp.source.reader import character_index, line_text, names_at, shorten, users_span
-from sbp.trace.graph import CONTROL_FLOW, WHILE_TRIPS, Node, group_by, trips_are_assumed
+from sbp.trace.graph import CONTROL_FLOW, WHILE_TRIPS, Node, group_by, trips_are_assumed, trips_of
 from sbp.types import Unreduced
 
 # ---- findings -----------------------------------------------------------------------------------
@@ -201,8 +201,9 @@ def _choice(program: Program) -> str:
     boxing = policies_text(
         program.request.boxing, program.request.axis_policies, program.mesh.names
     )
+    operations = sum(not node.regions for node in program.graph.walk())
     return (
-        f"{counted(facts.instructions(program.block), 'local operation')}; boxing `{boxing}`; the"
+        f"{counted(operations, 'local operation')}; boxing `{boxing}`; the"
         f" types are {how}{'' if program.typing.bounds_reuse else before}"
     )
 
@@ -332,7 +333,7 @@ def annotated_lines(program: Program) -> tuple[AnnotatedLine, ...]:
     """
     sent = {
         name: sum(s.bytes for s in stops)
-        for name, stops in flows.program_flows(program).places.items()
+        for name, stops in flows.ProgramFlows(program).places.items()
     }
     placed = (
         (node, span)
@@ -379,7 +380,7 @@ def source_page(program: Program, title: str) -> Page:
       program: the plan.
       title: the function's name.
     """
-    lines, places = annotated_lines(program), flows.program_flows(program)
+    lines, places = annotated_lines(program), flows.ProgramFlows(program)
     total, own = places.bytes, [a.bytes_per_device for a in lines]
     most, rest = max(own, default=0.0), total - sum(own)
     sent = f" {bytes_text(total)} in all" if total else " none"
@@ -531,16 +532,16 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
     yield _tensors("output", facts.outputs(program, output_names))
     assumed = f"sbp does not know the trip count of a while loop, and assumes {WHILE_TRIPS}"
     regions = table_of(
-        facts.regions(program.block, sends(program)),
+        facts.regions(program),
         {
-            "region": lambda r: r[0].node.name,
-            "line": lambda r: place_text(SourcePlace.of(r[0].node)),
-            ">trips": lambda r: str(r[0].trips),
+            "region": lambda r: r[0].name,
+            "line": lambda r: place_text(SourcePlace.of(r[0])),
+            ">trips": lambda r: str(trips_of(r[0])),
             ">runs of the body": lambda r: str(r[1]),
             ">conversions that send": lambda r: str(len({s.planned or s.node for s in r[2]})),
             ">per device": lambda r: bytes_text(sum(s.bytes for s in r[2])),
         },
-        detail=lambda r: assumed if trips_are_assumed(r[0].node) else "",
+        detail=lambda r: assumed if trips_are_assumed(r[0]) else "",
     )
     if regions.rows:
         yield Section(title="regions", parts=(regions,))

@@ -152,20 +152,18 @@ class Report(Shows):
 
     def full(self) -> Shown:
         """The full report."""
-        return self._page()
+        return Shown(page=self._shown())
 
     def short(self) -> Shown:
         """The short form: annotated tensors, collectives by source line, bytes and memory per
         device."""
-        return self._page(short=True)
+        return Shown(page=self._shown(short=True))
 
-    def _page(self, *, short: bool = False) -> Shown:
+    def _shown(self, *, short: bool = False) -> Page:
         if self.program is None:
-            return Shown(page=pages.refusal(self.title, self.diagnostics, self.coverage))
-        return Shown(
-            page=pages.plan_page(
-                self.program, self.title, self.output_names, self.diagnostics, short=short
-            )
+            return pages.refusal(self.title, self.diagnostics, self.coverage)
+        return pages.plan_page(
+            self.program, self.title, self.output_names, self.diagnostics, short=short
         )
 
     @takes("Report.picture", skip=1, axis=or_none(TEXT), by=or_none(one_of(flows.GROUPINGS)))
@@ -338,9 +336,6 @@ class Report(Shows):
             "diagnostics": [finding_data(d) for d in self.diagnostics],
         }
 
-    def _shown(self) -> Page:
-        return self.full().page
-
 
 # ---- data ---------------------------------------------------------------------------------------
 
@@ -365,7 +360,7 @@ def plan_data(program: Program, output_names: tuple[str, ...]) -> dict[str, Any]
         "peak_memory_bytes_per_device": program.cost.peak_memory_bytes,
         "modelled_seconds": program.cost.seconds,
         "seconds_by_lane": lane_seconds(Schedule(program)),
-        "memory_at_peak": dict(device_bytes.live_bytes(program).peak.bytes),
+        "memory_at_peak": dict(device_bytes.LiveBytes(program).peak.bytes),
         "limits": {
             "flops": limited.flops,
             "repeated_flops": limited.repeated,
@@ -402,7 +397,7 @@ def modules(program: Program) -> dict[str, dict[str, list[dict[str, Any]]]]:
     Arguments:
       program: the plan.
     """
-    by_scope = flows.program_flows(program, "scope")
+    by_scope = flows.ProgramFlows(program, "scope")
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for stop in (*by_scope.stops, by_scope.results):
         if stop.sends:

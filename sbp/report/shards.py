@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sbp.errors import SbpError, counted, listed
 from sbp.explain.subjects import Subjects
@@ -18,7 +18,7 @@ from sbp.report.svg import CELL, PARTIAL, SPLIT, WHOLE, Board, Ink, Point, pictu
 from sbp.report.wording import sentences
 from sbp.source.reader import shorten
 from sbp.trace.graph import group_by
-from sbp.types import Atom, NdSbp, Split, Unreduced
+from sbp.types import NdSbp, Split, Unreduced
 
 # ---- shards -------------------------------------------------------------------------------------
 
@@ -47,82 +47,67 @@ class ShardFact:
         return any(start == stop for start, stop in self.extents)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorShards:
-    """Where a tensor lives.
+    """Where a tensor lives. A dim of length L that an axis of n devices splits is in blocks of
+    ceil(L / n) elements; an inner axis splits each block so again.
 
     Arguments:
       tensor: its name, shape and type.
       mesh: names and sizes of the mesh axes, outer first.
-      shards: the shards, by their first device.
       times: how many values of the program have the name: one in each unrolled layer.
       types: their other types.
-    """
 
-    tensor: Tensor
-    mesh: tuple[tuple[str, int], ...]
-    shards: tuple[ShardFact, ...]
-    times: int = 1
-    types: tuple[NdSbp, ...] = ()
-
-    @property
-    def summands(self) -> int:
-        """The number of summands of each element; 1 where the tensor is not partial."""
-        return 1 + max(s.summand for s in self.shards)
-
-    def axes_of(self, dim: int) -> tuple[str, ...]:
-        """The mesh axes with several devices that split a dim, outer first."""
-        return tuple(a for a, atom in self.atoms() if atom == Split(dim))
-
-    @property
-    def partial_axes(self) -> tuple[str, ...]:
-        """The mesh axes with several devices that it is partial on."""
-        return tuple(a for a, atom in self.atoms() if isinstance(atom, Unreduced))
-
-    def atoms(self) -> list[tuple[str, Atom]]:
-        """Its atoms on the mesh axes with several devices."""
-        return [(a, self.tensor.type.get(a)) for a, n in self.mesh if n > 1]
-
-
-def tensor_shards(tensor: Tensor, mesh: tuple[tuple[str, int], ...]) -> TensorShards:
-    """The shards of a tensor. A dim of length L that an axis of n devices splits is in blocks of
-    ceil(L / n) elements; an inner axis splits each block so again.
-
-    Arguments:
-      tensor: the tensor.
-      mesh: names and sizes of the mesh axes, outer first.
+    Attributes:
+      shards: the shards, by their first device.
+      summands: the number of summands of each element; 1 where the tensor is not partial.
+      atoms: its atoms on the mesh axes with several devices.
+      partial_axes: the mesh axes with several devices that it is partial on.
 
     >>> x = Tensor(name="x", shape="f32[5]", global_shape=(5,), type=NdSbp({"d": Split(0)}))
-    >>> found = tensor_shards(x, (("d", 4),))
+    >>> found = TensorShards(x, (("d", 4),))
     >>> [(s.extents, s.devices) for s in found.shards]
     [(((0, 2),), (0,)), (((2, 4),), (1,)), (((4, 5),), (2,)), (((5, 5),), (3,))]
     """
-    shape = tensor.global_shape
-    devices: dict[tuple[tuple[Extent, ...], tuple[int, ...], int], list[int]] = defaultdict(list)
-    for device, place in enumerate(itertools.product(*(range(n) for _, n in mesh))):
-        starts, blocks, stops = [0] * len(shape), list(shape), list(shape)
-        at, summand = list[int](), 0
-        for (axis, n), i in zip(mesh, place, strict=True):
-            match tensor.type.get(axis):
-                case Split(dim=dim):
-                    blocks[dim] = -(-blocks[dim] // n)
-                    starts[dim] = min(starts[dim] + i * blocks[dim], stops[dim])
-                    stops[dim] = min(starts[dim] + blocks[dim], stops[dim])
-                    at.append(i)
-                case Unreduced():
-                    summand = summand * n + i
-                case _:
-                    pass
-        # Empty shards of several places are told apart: each is a block of its own.
-        devices[tuple(zip(starts, stops, strict=True)), tuple(at), summand].append(device)
-    return TensorShards(
-        tensor=tensor,
-        mesh=mesh,
-        shards=tuple(
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        mesh: tuple[tuple[str, int], ...],
+        *,
+        times: int = 1,
+        types: tuple[NdSbp, ...] = (),
+    ) -> None:
+        self.tensor, self.mesh, self.times, self.types = tensor, mesh, times, types
+        shape = tensor.global_shape
+        devices: dict[tuple[tuple[Extent, ...], tuple[int, ...], int], list[int]]
+        devices = defaultdict(list)
+        for device, place in enumerate(itertools.product(*(range(n) for _, n in mesh))):
+            starts, blocks, stops = [0] * len(shape), list(shape), list(shape)
+            at, summand = list[int](), 0
+            for (axis, n), i in zip(mesh, place, strict=True):
+                match tensor.type.get(axis):
+                    case Split(dim=dim):
+                        blocks[dim] = -(-blocks[dim] // n)
+                        starts[dim] = min(starts[dim] + i * blocks[dim], stops[dim])
+                        stops[dim] = min(starts[dim] + blocks[dim], stops[dim])
+                        at.append(i)
+                    case Unreduced():
+                        summand = summand * n + i
+                    case _:
+                        pass
+            # Empty shards of several places are told apart: each is a block of its own.
+            devices[tuple(zip(starts, stops, strict=True)), tuple(at), summand].append(device)
+        self.shards = tuple(
             ShardFact(extents=extents, summand=summand, devices=tuple(found))
             for (extents, _, summand), found in devices.items()
-        ),
-    )
+        )
+        self.summands = 1 + max(s.summand for s in self.shards)
+        self.atoms = [(a, tensor.type.get(a)) for a, n in mesh if n > 1]
+        self.partial_axes = tuple(a for a, atom in self.atoms if isinstance(atom, Unreduced))
+
+    def axes_of(self, dim: int) -> tuple[str, ...]:
+        """The mesh axes with several devices that split a dim, outer first."""
+        return tuple(a for a, atom in self.atoms if atom == Split(dim))
 
 
 def telling_tensor(program: Program) -> TensorShards | None:
@@ -136,7 +121,7 @@ def telling_tensor(program: Program) -> TensorShards | None:
         sum(isinstance(fact.type.get(axis), Split | Unreduced) for axis in several)
         for fact in found
     ]
-    return tensor_shards(found[told.index(max(told))], program.mesh.axes) if any(told) else None
+    return TensorShards(found[told.index(max(told))], program.mesh.axes) if any(told) else None
 
 
 def shards_of(program: Program, name: str | int, output_names: tuple[str, ...]) -> TensorShards:
@@ -163,11 +148,8 @@ def shards_of(program: Program, name: str | int, output_names: tuple[str, ...]) 
             f"the plan does not compute `{subject.label}`, because no operation needs its value"
         )
     facts = [tensor(program, s, subject.label) for s in sources]
-    return replace(
-        tensor_shards(facts[0], program.mesh.axes),
-        times=len(sources),
-        types=tuple(t for t in dict.fromkeys(f.type for f in facts) if t != facts[0].type),
-    )
+    others = (t for t in dict.fromkeys(f.type for f in facts) if t != facts[0].type)
+    return TensorShards(facts[0], program.mesh.axes, times=len(sources), types=tuple(others))
 
 
 # ---- picture ------------------------------------------------------------------------------------
@@ -185,21 +167,28 @@ LISTED_SHARDS = 16
 _WIDE, _HIGH, _GAP, _SHEET, _PAGE = 150.0, 44.0, 82.0, 6.0, 1000.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Cut:
-    """A dim as it is drawn.
+    """A dim as it is drawn. The longest block has `longest` pixels, and the others in proportion.
 
     Arguments:
       dim: the dim; -1 where the tensor has no such dim.
-      extents: its blocks that have elements; None stands for those that are left out.
+      extents: its blocks that have elements.
+      longest: the length of the longest block in pixels.
+      gap: the same of blocks that are left out.
+
+    Attributes:
+      extents: the blocks that are drawn; None stands for those that are left out.
       left_out: their number.
       pixels: the length of each.
     """
 
-    dim: int
-    extents: tuple[Extent | None, ...]
-    left_out: int
-    pixels: tuple[float, ...]
+    def __init__(self, dim: int, extents: list[Extent], longest: float, gap: float) -> None:
+        self.left_out = max(0, len(extents) - MOST_BLOCKS)
+        ends = [*extents[: MOST_BLOCKS - 2], None, *extents[-2:]]
+        longest *= 2 if len(extents) == 1 else 1  # a whole dim looks like one
+        most = max((stop - start for start, stop in extents), default=1)
+        self.dim, self.extents = dim, tuple(ends if self.left_out else extents)
+        self.pixels = [gap if e is None else longest * (e[1] - e[0]) / most for e in self.extents]
 
     def cells(self, start: float) -> Iterator[tuple[Extent | None, float, float]]:
         """Each block with the pixel at which it begins and its length."""
@@ -273,28 +262,14 @@ class _ShardDrawing:
         self.blocks = group_by(filled, lambda s: s.extents)
         across, down, self.rest = _drawn_dims(found)
         room = CELL * (2 + max((len(_label(group)) for group in self.blocks.values()), default=0))
-        self.columns = self._cut(across, min(max(64.0, room), _WIDE), _GAP)
-        self.rows = self._cut(down, _HIGH, 0.8 * _HIGH)
+        self.columns = _Cut(across, self._extents(across), min(max(64.0, room), _WIDE), _GAP)
+        self.rows = _Cut(down, self._extents(down), _HIGH, 0.8 * _HIGH)
         self.sheets = min(found.summands - 1, 3)
         ticks = [len(_extent_text(found, down, e)) for e in self.rows.extents if e and down >= 0]
         self.left = CELL * (max(ticks, default=0) + 1) + 4
 
     def _extents(self, dim: int) -> list[Extent]:
-        return sorted({extents[dim] for extents in self.blocks})
-
-    def _cut(self, dim: int, longest: float, gap: float) -> _Cut:
-        """A dim whose longest block has `longest` pixels, and the others in proportion."""
-        extents = self._extents(dim) if dim >= 0 else [(0, 1)]
-        left_out = max(0, len(extents) - MOST_BLOCKS)
-        shown = [*extents[: MOST_BLOCKS - 2], None, *extents[-2:]] if left_out else [*extents]
-        longest *= 2 if len(extents) == 1 else 1  # a whole dim looks like one
-        most = max((stop - start for start, stop in extents), default=1)
-        return _Cut(
-            dim=dim,
-            extents=tuple(shown),
-            left_out=left_out,
-            pixels=tuple(gap if e is None else longest * (e[1] - e[0]) / most for e in shown),
-        )
+        return sorted({e[dim] for e in self.blocks}) if dim >= 0 else [(0, 1)]
 
     def board(self) -> Board:
         """The panels in rows as wide as a page."""
@@ -395,7 +370,7 @@ def _caption(found: TensorShards) -> str:
     op = fact.type.get(partial[0]) if partial else None
     monoid = op.monoid if isinstance(op, Unreduced) else "sum"
     parts = f"each element is the {monoid} of {found.summands} parts on different devices"
-    copied = [a for a, atom in found.atoms() if not isinstance(atom, Split | Unreduced)]
+    copied = [a for a, atom in found.atoms if not isinstance(atom, Split | Unreduced)]
     alike = "Every part is" if partial else "It is whole and the same"
     alike = "Every block is" if splits else alike
     empty = sorted(d for s in found.shards if s.is_empty for d in s.devices)

@@ -17,7 +17,7 @@ from rich.cells import cell_len
 import sbp
 from sbp.plan.program import sends
 from sbp.report.device_bytes import MOST_PLACES, matrices
-from sbp.report.flows import Grouping, ProgramFlows, fold, program_flows, traffic as chosen
+from sbp.report.flows import Grouping, ProgramFlows, fold, traffic as chosen
 from sbp.report.pages import SHOWN_CODE, annotated_lines
 from sbp.report.svg import NAMESPACE, png_of
 from sbp.report.timeline import Schedule, causes
@@ -55,7 +55,7 @@ def lines(function):
 
 
 def stop(plan, line, phase):
-    stops = program_flows(plan.program).stops
+    stops = ProgramFlows(plan.program).stops
     (found,) = [s for s in stops if s.phase == phase and s.where.endswith(f":{line}")]
     return found
 
@@ -72,12 +72,12 @@ def test_a_partial_value_is_shown_from_its_line_to_its_reduction(plan):
 
 def test_layers_that_python_unrolls_are_one_place_with_their_count(plan):
     assert stop(plan, lines(layer) + 2, "forward").runs == 6
-    names = [(s.name, s.phase) for s in program_flows(plan.program).stops]
+    names = [(s.name, s.phase) for s in ProgramFlows(plan.program).stops]
     assert len(set(names)) == len(names)
 
 
 def test_each_flow_is_one_of_the_graph(plan):
-    flows = program_flows(plan.program)
+    flows = ProgramFlows(plan.program)
     assert all(-1 <= f.source < len(flows.stops) and f.source != f.target for f in flows.flows)
     by_line = {(f.source, f.target) for f in flows.flows}
     first = next(n for n, s in enumerate(flows.stops) if s.text.startswith("h = jax.nn.relu"))
@@ -91,7 +91,7 @@ def test_the_drawing_names_what_the_table_names(plan):
     root = ElementTree.fromstring(svg)
     words = [t.text or "" for t in root.iter(f"{{{NAMESPACE}}}text")]
     assert "y = h @ w_out" in words and "forward" in words and "backward" in words
-    flows = program_flows(plan.program)
+    flows = ProgramFlows(plan.program)
     transfers = sum(len(s.sends) for s in (*flows.stops, flows.results))
     assert len([w for w in words if re.search(r"(all_\w+|reduce_scatter|permute)", w)]) == transfers
     total = sum(s.bytes for s in flows.costliest)
@@ -148,7 +148,7 @@ def test_branches_of_a_conditional_are_all_shown_and_that_is_said():
     plan = sbp.jit(step, MESH, in_types=("data:S(0)", None, None), boxing="reduce").plan(
         shape(64, 256), shape(256, 1024), shape(dtype=bool)
     )
-    found = program_flows(plan.program)
+    found = ProgramFlows(plan.program)
     assert found.called == plan.cost.bytes_per_device and found.bytes > found.called * 1.5
     for shown in (plan.report().picture(), plan.report().bytes(), plan.report().source()):
         assert "This counts all branches of conditionals" in " ".join(str(shown).split())
@@ -165,7 +165,7 @@ def test_the_numbers_of_layers_fold_and_others_do_not():
             return jnp.cos(x)
 
     plan = sbp.jit(step, MESH, in_types="data:S(0)").plan(shape(64))
-    names = [s.name for s in program_flows(plan.program, "scope").stops]
+    names = [s.name for s in ProgramFlows(plan.program, "scope").stops]
     assert names == ["block_*/conv2d", "fc1", "fc2"]
 
 
@@ -198,7 +198,7 @@ def scanned_plan():
 
 
 def test_the_caption_says_what_one_collective_sends(scanned_plan):
-    found = [send for s in program_flows(scanned_plan.program).costliest for send in s.sends]
+    found = [send for s in ProgramFlows(scanned_plan.program).costliest for send in s.sends]
     assert {s.kind for s in found} == {"all_reduce"} and len({s.axes for s in found}) == 2
     over = {a: sum(s.bytes for s in found if s.axes == a) for a in ("data", "model")}
     assert over["data"] > over["model"]
@@ -239,16 +239,16 @@ def test_the_reduction_of_a_gradient_after_a_loop_belongs_to_the_backward_pass()
     (after,) = [s for s in sends(plan.program) if s.reduces and not s.regions]
     assert after.reader is not None and not after.reader.backward
     assert after.phase == "backward" and after.runs == 1
-    assert {phase for _, phase in program_flows(plan.program).sums(lambda s: s.phase)} == {
+    assert {phase for _, phase in ProgramFlows(plan.program).sums(lambda s: s.phase)} == {
         "backward"
     }
 
 
 def test_the_picture_and_the_source_name_the_same_line(scanned_plan):
     most = max(annotated_lines(scanned_plan.program), key=lambda a: a.bytes_per_device)
-    (name,) = {s.name for s in program_flows(scanned_plan.program).costliest}
+    (name,) = {s.name for s in ProgramFlows(scanned_plan.program).costliest}
     assert name == f"{most.file}:{most.line}"
-    assert f"for line {program_flows(scanned_plan.program).costliest[0].where}" in " ".join(
+    assert f"for line {ProgramFlows(scanned_plan.program).costliest[0].where}" in " ".join(
         scanned_plan.report().picture().text().split()
     )
 
@@ -281,7 +281,7 @@ def scoped_plan():
 
 
 def traffic(program, grouping: Grouping | None = None) -> ProgramFlows:
-    return chosen(program) if grouping is None else program_flows(program, grouping)
+    return chosen(program) if grouping is None else ProgramFlows(program, grouping)
 
 
 by_moment = lambda found: found.sums(lambda stop: stop.phase)

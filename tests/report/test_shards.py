@@ -18,10 +18,10 @@ from sbp.report.report import Shown
 from sbp.report.shards import (
     MOST_BLOCKS,
     MOST_PANELS,
+    TensorShards,
     shard_picture,
     shards_of,
     telling_tensor,
-    tensor_shards,
 )
 from sbp.report.svg import NAMESPACE
 from sbp.types import Split, Unreduced, parse
@@ -44,7 +44,7 @@ CASES = (
 
 
 def shards_by_name(name, text, shape, type_, mesh):
-    return tensor_shards(Tensor(name=name, shape=text, global_shape=shape, type=type_), mesh)
+    return TensorShards(Tensor(name=name, shape=text, global_shape=shape, type=type_), mesh)
 
 
 def elements_by_hand(shape, type_, mesh):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
-from sbp.report.device_bytes import COLUMNS, live_bytes
+from sbp.report.device_bytes import COLUMNS, LiveBytes
 from sbp.report.svg import NAMESPACE
 from sbp.report.timeline import Schedule, causes, lane_seconds, limits
 from tests.cases import descent, shape
@@ -315,14 +315,14 @@ def memory_plans():
 
 @pytest.mark.parametrize("name", ["tensor", "gathered", "kept"])
 def test_the_peak_is_that_of_the_plan(memory_plans, name):
-    found, cost = live_bytes(memory_plans[name].program), memory_plans[name].cost
+    found, cost = LiveBytes(memory_plans[name].program), memory_plans[name].cost
     assert found.peak.total == pytest.approx(cost.peak_memory_bytes, rel=1e-9)
     assert max(m.total for m in found.moments) == found.peak.total
 
 
 @pytest.mark.parametrize("name", ["tensor", "gathered", "kept"])
 def test_what_is_alive_is_what_the_peak_has(memory_plans, name):
-    found = live_bytes(memory_plans[name].program)
+    found = LiveBytes(memory_plans[name].program)
     by_class: dict[str, float] = {kind: 0.0 for kind in found.peak.bytes}
     for one, count in found.held:
         by_class[one.kind] += count * one.bytes_per_device
@@ -335,27 +335,27 @@ def test_what_is_alive_is_what_the_peak_has(memory_plans, name):
 
 def test_arguments_are_counted_by_hand(memory_plans):
     for name, parts in (("tensor", 4), ("gathered", 8)):
-        for moment in live_bytes(memory_plans[name].program).moments:
+        for moment in LiveBytes(memory_plans[name].program).moments:
             assert moment.bytes["weights"] == STATE / parts
             assert moment.bytes["optimiser"] == STATE / parts
             assert moment.bytes["other arguments"] == TOKENS / 2 * D * 4
 
 
 def test_results_without_donation_take_as_much_again(memory_plans):
-    assert "results" not in live_bytes(memory_plans["tensor"].program).peak.bytes
-    assert live_bytes(memory_plans["kept"].program).peak.bytes["results"] == 2 * STATE / 4
+    assert "results" not in LiveBytes(memory_plans["tensor"].program).peak.bytes
+    assert LiveBytes(memory_plans["kept"].program).peak.bytes["results"] == 2 * STATE / 4
 
 
 def test_the_backward_pass_has_the_activations_of_all_layers(memory_plans):
     # Rematerialisation keeps what enters each layer; tokens are split over both axes between them.
-    found = live_bytes(memory_plans["tensor"].program).peak
+    found = LiveBytes(memory_plans["tensor"].program).peak
     assert found.phase == "backward" and found.bytes["activations"] == LAYERS * TOKENS / 8 * D * 4
     # Their gradients are added up in whole stacks, split over both axes.
     assert found.bytes["gradients"] == pytest.approx(STATE / 8)
 
 
 def test_gathered_weights_are_copies(memory_plans):
-    moments = live_bytes(memory_plans["gathered"].program).moments
+    moments = LiveBytes(memory_plans["gathered"].program).moments
     assert max(m.bytes.get("copies of weights", 0.0) for m in moments) >= D * H / 8 * 4
 
 
@@ -375,7 +375,7 @@ def test_the_limit_is_a_line_where_it_is_near(memory_plans):
 
 
 def test_the_drawing_has_an_area_for_each_class(memory_plans):
-    found = live_bytes(memory_plans["gathered"].program)
+    found = LiveBytes(memory_plans["gathered"].program)
     svg = ElementTree.fromstring(memory_plans["gathered"].report().memory().svg()[0])
     areas = list(svg.iter(f"{{{NAMESPACE}}}polygon"))
     seen = {kind for m in found.moments for kind, size in m.bytes.items() if size}
@@ -393,14 +393,14 @@ def test_a_picture_of_many_moments_has_the_fullest():
         return x
 
     plan = sbp.jit(many, MESH, in_types="data:B").plan(shape(512, 512))
-    found = live_bytes(plan.program)
+    found = LiveBytes(plan.program)
     assert len(found.moments) == COLUMNS < 400
     assert found.peak.total == pytest.approx(plan.cost.peak_memory_bytes)
 
 
 def test_a_program_that_does_nothing_holds_its_arguments_and_has_no_time():
     plan = sbp.jit(lambda x: x, MESH, in_types="data:S(0)", donate_argnums=0).plan(shape(64))
-    assert live_bytes(plan.program).peak.total == plan.cost.peak_memory_bytes == 32 * 4
+    assert LiveBytes(plan.program).peak.total == plan.cost.peak_memory_bytes == 32 * 4
     assert "at most 128.0 B" in words(plan.report().memory())
     assert "no operation of it has a modelled time" in words(plan.report().timeline())
 
@@ -425,7 +425,7 @@ def test_tensors_of_layers_are_one_row():
     plan = sbp.jit(
         descent(stacked), MESH, in_types=(types, "data:S(0)"), out_types=types, donate_argnums=0
     ).plan(weights, shape(TOKENS, D))
-    held = [(one, n) for one, n in live_bytes(plan.program).held if one.kind == "weights"]
+    held = [(one, n) for one, n in LiveBytes(plan.program).held if one.kind == "weights"]
     assert {one.name for one, _ in held} == {"weights[*][0]", "weights[*][1]"}
     assert sum(n for _, n in held) == 2 * LAYERS
     assert sum(n * one.bytes_per_device for one, n in held) == STATE / 4
