@@ -8,6 +8,8 @@ booleans are always exact, since operations that decide from floats (`Want("e")`
 alone.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
