@@ -170,7 +170,11 @@ more(
     ),
     {
         "dynamic_update_slice": [
-            (lambda x, y: lax.dynamic_update_slice(x, y, (2,)), (keys(5), keys(2)))
+            (lambda x, y: lax.dynamic_update_slice(x, y, (2,)), (keys(5), keys(2))),
+            (  # a start that is still negative when JAX has counted it from the end
+                lambda x, y, k: lax.dynamic_update_slice(x, y, (k, 1)),
+                (f(5, 8), f(3, 6), np.int32(-7)),
+            ),
         ],
         "iota": [
             (lambda: lax.broadcasted_iota(np.int32, (5, 3), 0), ()),

@@ -144,7 +144,8 @@ def _dynamic_update_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[
             (index >= 0) & (index < window[d]), [k for k in range(x.ndim) if k != d]
         )
         starts[d] = here.astype(starts[d].dtype)
-    current = lax.dynamic_slice(x, starts, update.shape)
+    # `lax.dynamic_slice` counts negative starts from the end; they have been counted already.
+    current = lax.dynamic_slice_p.bind(x, *starts, slice_sizes=update.shape)
     return bind_with(
         ctx, (x, jnp.where(jnp.broadcast_to(mine, update.shape), update, current), *starts)
     )
