@@ -347,16 +347,16 @@ class Plan:
 
         The file is for the platform of the mesh, and for as many devices. It takes the arguments of
         the function without static ones, and donates none. Give it arrays that lie as the plan
-        takes them: `exported.in_shardings_jax(mesh)` has their shardings. The package `flatbuffers`
-        writes and reads such files.
+        takes them: `exported.in_shardings_jax(mesh)` has their shardings, for a mesh of the same
+        axes, of type Auto. The package `flatbuffers` writes and reads such files.
 
         Arguments:
           path: the file; one that exists is replaced.
 
         Raises:
           SbpError: `bad-argument` where JAX cannot export the program, such as one with a callback,
-            or with arguments in classes that `jax.export` does not know; `saved-plan` where the
-            file cannot be written.
+            or with arguments or results in classes that `jax.export` does not know; `saved-plan`
+            where the file cannot be written.
 
         >>> import sbp, tempfile
         >>> f = sbp.jit(lambda x: 2 * x, sbp.make_mesh((1,), ("data",)))
@@ -376,6 +376,7 @@ class Plan:
         def program(*args: Any, **kwargs: Any) -> Any:
             return jax.tree.unflatten(outs, executable.jitted(*jax.tree.leaves((args, kwargs))))
 
+        program.__name__ = self._reader.name
         jitted = jax.jit(program, out_shardings=self.out_shardings)
         try:
             with _jax.without_context_mesh():

@@ -46,7 +46,8 @@ which an annotation is costly for what it sends."""
 
 def unchecked_regions(program: Program) -> Iterator[Diagnostic]:
     """A note that sbp runs the program's `jax.shard_map` regions as they are written."""
-    regions = [n for n in program.written_by_hand() if not (n.title or n.backward)]
+    own = [n for n in program.written_by_hand() if not n.title]
+    regions = [n for n in own if not n.backward] or own
     if regions:
         spans = dict.fromkeys(s for n in regions if (s := users_span(n)) is not None)
         yield Diagnostic(

@@ -268,6 +268,7 @@ def run_text(run: ComparedRun) -> str:
 
 def _how(run: ComparedRun) -> str:
     values = "its arguments" if run.given else "random values"
+    values += ", with random numbers added to equal elements" * (run.given and run.spread)
     ways = "its {} stages one after the other" if run.stages else "it with {} devices and with one"
     return f"sbp ran {ways.format(run.size)}, on {values}"
 
@@ -578,9 +579,8 @@ def trace_program(
     except ValueError as error:
         if "context mesh cannot be empty" not in str(error):
             raise
-    with jax.sharding.use_abstract_mesh(
-        mesh.abstract_mesh
-    ):  # a shard_map without a mesh of its own
+    # A shard_map without a mesh of its own.
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return body_graph(jax.make_jaxpr(flat)(*shapes))
 
 

@@ -73,6 +73,7 @@ class ComparedRun:
       refused: whether that is because the function does not run on one device.
       because: what shows that a difference may be meant; empty where nothing does.
       given: whether all values are the program's own arguments.
+      spread: whether random numbers were added to arguments whose elements are all equal.
       stages: whether it was compared with its stages, one after the other.
       lost: positions of results of which a slice along the first dim depends on no argument, where
           the results are the same and the program sends values from device to device. Of stages,
@@ -86,6 +87,7 @@ class ComparedRun:
     refused: bool = False
     because: tuple[str, ...] = ()
     given: bool = True
+    spread: bool = False
     stages: bool = False
     lost: tuple[int, ...] = ()
 
@@ -150,6 +152,7 @@ class Comparisons:
       axes: the sizes that its functions have from outside, by the mesh axis.
       mesh: its mesh.
       given: whether the values are the program's own arguments.
+      spread: whether random numbers are added to some of them.
       guessed: whether integers among them had to be guessed.
       values: its arguments.
       others: other values for them, with which repairs are tried as well.
@@ -165,6 +168,7 @@ class Comparisons:
     axes: dict[str, WrittenSizes]
     mesh: MeshSpec
     given: bool
+    spread: bool
     guessed: bool
     values: Sequence[Any] = ()
     others: Sequence[Any] = ()
@@ -221,7 +225,7 @@ class Comparisons:
         failed: dict[Attempt, str] = {}
         apart: dict[Attempt, tuple[tuple[int, ...], Graph]] = {}
         because, axis = set(meant), written.axis
-        run = ComparedRun(mesh_axis=axis.name, size=axis.size, given=self.given)
+        run = ComparedRun(mesh_axis=axis.name, size=axis.size, given=self.given, spread=self.spread)
         for attempt in _attempts(written, chained):
             try:
                 alone = trace_on_one_device(self.traced, written, attempt, self.fn)
@@ -477,6 +481,7 @@ def compared_runs(
         axes=own,
         mesh=mesh,
         given=given,
+        spread=any(map(_is_flat, leaves)),
         guessed=any(map(_is_guessed, leaves)),
     )
     if reason := too_large(graph):
@@ -489,10 +494,13 @@ def compared_runs(
         try:
             found.got = run(found.values)
             first = found.values is values
-            if first and not (found.got.is_finite or given):  # a root of random values
+            if first and not found.got.is_finite:  # a root of random values
                 with jax.ensure_compile_time_eval():
-                    found.values = [_positive(x) for x in found.values]
-                    found.others = [_positive(x) for x in found.others]
+                    exact = [_values(leaves, k, spread=False) for k in (0, 1)]
+                    if not given:
+                        exact = [[_positive(x) for x in values] for values in exact]
+                    found.values, found.others = exact
+                found.spread = False
                 found.got = run(found.values)
         except SbpInternalError:
             raise
@@ -561,24 +569,31 @@ def _is_value(x: Any) -> bool:
     return isinstance(x, np.ndarray | np.generic | bool | int | float | complex)
 
 
+def _is_flat(x: Any) -> bool:
+    """Whether an argument is an array of equal floats, such as a bias of zeros: it hides faults."""
+    several = _is_value(x) and np.size(x) > 1 and jnp.issubdtype(x.dtype, jnp.inexact)
+    return bool(several and (np.asarray(x) == np.ravel(x)[0]).all())
+
+
 def _is_guessed(x: Any) -> bool:
     """Whether an argument is the shape of integers or tests, for which no values are typical."""
     return not (_is_value(x) or _jax.is_extended(x.dtype) or jnp.issubdtype(x.dtype, jnp.inexact))
 
 
-def _values(leaves: Sequence[Any], seed: int) -> list[Any]:
+def _values(leaves: Sequence[Any], seed: int, *, spread: bool = True) -> list[Any]:
     """Values for all arguments. The second values of floats that are given are the first ones in
-    another order. Floats that are all equal get random numbers added."""
-    return [_value(x, np.random.default_rng([seed, i]), seed) for i, x in enumerate(leaves)]
+    another order. Floats that are all equal get random numbers added, if they are to be spread."""
+    draws = (np.random.default_rng([seed, i]) for i in range(len(leaves)))
+    return [_value(x, draw, seed, spread) for x, draw in zip(leaves, draws, strict=True)]
 
 
-def _value(x: Any, draw: np.random.Generator, seed: int) -> Any:
+def _value(x: Any, draw: np.random.Generator, seed: int, spread: bool) -> Any:
     if _is_value(x):
         plain = not (isinstance(x, jax.Array) and _jax.is_extended(x.dtype))
         x = np.array(x) if plain else x  # NumPy permutes an empty array in place
-        if not plain or x.size < 2 or not jnp.issubdtype(x.dtype, jnp.inexact):
+        if not plain or not jnp.issubdtype(x.dtype, jnp.inexact):
             return x
-        if (x == x.flat[0]).all():  # such as a bias of zeros, which hides faults
+        if spread and _is_flat(x):
             return x + (draw.random(x.shape) / 2).astype(x.dtype)
         return draw.permutation(x.ravel()).reshape(x.shape) if seed else x
     if _jax.is_extended(x.dtype):

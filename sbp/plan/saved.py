@@ -33,7 +33,7 @@ from sbp.plan.saving import Repeat, repeats, save
 from sbp.trace.graph import Constant, Graph, Node, Operand
 from sbp.version import VERSION
 
-FORMAT = 4
+FORMAT = 5
 """The version of the file's own form."""
 
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -179,7 +179,10 @@ class SavedPlan:
         try:
             decisions = request.flow.decisions
             if len(decisions) != len(self.choices):
-                raise _refusal("its in_types or out_types pin other values than those of this call")
+                raise _refusal(
+                    f"it has {len(self.choices)} choices, and this call needs {len(decisions)}: its"
+                    " in_types or out_types pin other values, or the file was changed"
+                )
             pairs = zip(decisions, self.choices, strict=True)
             choices = [NdRow(*one) if d.kind == "row" else one for d, one in pairs]
             typing = Typing(
@@ -280,8 +283,8 @@ def _refusal(title: str) -> SbpError:
 # Files of plans: `plan.save` writes them, `sbp.jit(.., plan=path)` reads them.
 
 
-def path_of(path: Any, option: str) -> str:
-    """The path of a plan's file.
+def path_of(path: Any, what: str) -> str:
+    """The absolute path of a file; `what` begins the sentence of an error.
 
     Raises:
       SbpError: `bad-argument` for what is no path.
@@ -292,9 +295,7 @@ def path_of(path: Any, option: str) -> str:
             raise ValueError("a path has no null character")
         return os.path.abspath(found)
     except (TypeError, ValueError) as error:  # ValueError for characters that no path has
-        raise refused(
-            f"{option} must be the path of a file from plan.save, got {show(path)}", error
-        ) from error
+        raise refused(f"{what} must be the path of a file, got {show(path)}", error) from error
 
 
 def paths_of_plans(given: Any) -> tuple[str, ...]:
@@ -322,9 +323,8 @@ def load_program(paths: tuple[str, ...], request: Request) -> Program:
         program, mesh, version or option, or does not hold.
     """
     files = [file for path in paths for file in _plan_files(path)]
-    texts = [
-        _read_file(file) for file in files
-    ]  # one that is missing is refused wherever it stands
+    # All are read: one that is missing is refused wherever it stands.
+    texts = [_read_file(file) for file in files]
     wrong: list[SbpError] = []
     for text in texts:
         try:

@@ -56,6 +56,8 @@ class _InParts:
     __matmul__ = __rmatmul__ = __truediv__ = __rtruediv__ = _refuse
 
     def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self), name):  # a property that raised: its own error
+            return object.__getattribute__(self, name)
         known = hasattr(jax.Array, name) and not name.startswith("_")
         until = f"; call its {self._whole} for an array" if known else ""
         raise AttributeError(f"sbp.{type(self).__name__} has no attribute {name!r}{until}")

@@ -216,8 +216,8 @@ BROKEN = {
     "a list": "[]",
     "another file": '{"a": 1}',
     "another format": '{"sbp plan": 99}',
-    "no text": '{"sbp plan": 4, "made_for": {}, "program": "", "figures": {}, "removed": []}',
-    "wrong kinds": '{"sbp plan": 4, "made_for": [], "program": 3, "figures": 4, "plan": 6}',
+    "no text": '{"sbp plan": 5, "made_for": {}, "program": "", "figures": {}, "removed": []}',
+    "wrong kinds": '{"sbp plan": 5, "made_for": [], "program": 3, "figures": 4, "plan": 6}',
 }
 
 

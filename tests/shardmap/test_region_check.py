@@ -102,6 +102,14 @@ CODES = {name: (make, ["doubled-reduction"]) for name, make in DOUBLED.items()} 
         ),
         ["misplaced-reduction"],
     ),
+    "a root of equal elements": (
+        lambda: (
+            region(lambda x, w, a: lax.psum(x @ w, "model") * jnp.sqrt(1 - a), (*MATMUL, WHOLE)),
+            (np.ones((16, 32)), np.ones((32, 24)), np.full(24, 0.9)),
+            MESH,
+        ),
+        [],
+    ),
     "an axis of one device": (lambda: (region(twice, over=ONE), (X, W), ONE), []),
     "routing within a group": (lambda: (region(local_routing, BATCH, BATCH), (X,), MESH), []),
     "a slice before the reduction": (lambda: (region(halves), (X, W), MESH), []),
