@@ -382,6 +382,7 @@ class Plan:
             with _jax.without_context_mesh():
                 exported = jax.export.export(jitted, platforms=platforms)(*args, **kwargs)
             data = bytes(exported.serialize())
+        # JAX says what it cannot export, such as a callback or an unknown class.
         except (ValueError, TypeError, NotImplementedError, ImportError) as error:
             raise refused(f"plan.export: {error}", error) from error
         write_file(path, data)

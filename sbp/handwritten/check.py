@@ -239,8 +239,9 @@ def _notes(finding: Finding) -> Iterator[str]:
             f"the program may be right: if {listed} means the number of devices, write"
             " lax.axis_size instead, so that sbp knows"
         )
-    if finding.fault.kind == "mixed" and finding.fault.node.library:
-        yield "both are made inside of this call: gather its argument, or write the call out"
+    made, node = finding.fault.made, finding.fault.node
+    if finding.fault.kind == "mixed" and made and users_span(made) == users_span(node):
+        yield "the partial value is made inside of this call: gather its argument, or write it out"
     if primary(finding).backward:
         doubled = finding.fault.kind == "doubled" and not finding.region.params["check_vma"]
         yield (

@@ -95,7 +95,7 @@ class TensorShards:
                         summand = summand * n + i
                     case _:
                         pass
-            # Empty shards of several places are told apart: each is a block of its own.
+            # `at` is a part of the key, so that each empty shard is a block of its own.
             devices[tuple(zip(starts, stops, strict=True)), tuple(at), summand].append(device)
         self.shards = tuple(
             ShardFact(extents=extents, summand=summand, devices=tuple(found))
@@ -177,8 +177,8 @@ class _Cut:
       gap: the same of blocks that are left out.
 
     Attributes:
-      extents: the blocks that are drawn; None stands for those that are left out.
-      left_out: their number.
+      extents: the blocks that are drawn, with None in place of the blocks that are left out.
+      left_out: the number of blocks that are left out.
       pixels: the length of each.
     """
 

@@ -124,6 +124,20 @@ def test_what_a_program_gets(name):
     assert (codes(report), report.ok) == (want, not want)
 
 
+@pytest.mark.parametrize(
+    ("body", "inside"),
+    [
+        (lambda x: jax.nn.softmax(x, 0), True),
+        (lambda x: x.var(0), True),
+        (lambda x: x - x.max(0), False),
+        (lambda x: x / x.sum(0), False),
+    ],
+)
+def test_a_partial_value_inside_of_a_call_is_said(body, inside):
+    (found,) = sbp.check_shard_map(region(body, BATCH, BATCH), X, mesh=MESH).diagnostics
+    assert any("inside of this call" in note for note in found.notes) == inside
+
+
 def test_the_divisor_of_a_mean_may_be_a_cast():
     """JAX 0.12 writes the divisor of `lax.pmean` as a cast of an integer under `check_vma`. The
     gate runs this test with the newest JAX too, where a cast that is not read makes it fail."""

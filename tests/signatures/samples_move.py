@@ -315,18 +315,12 @@ more(
         ]
     },
     *(
-        {name: [(_into(how, FILL), (f(5, 3), _rows, f(5, 3)))]}
-        for how, name in (
-            ("add", "scatter-add"),
-            ("subtract", "scatter-sub"),
-            ("mul", "scatter-mul"),
-            ("min", "scatter-min"),
-            ("max", "scatter-max"),
-            ("set", "scatter"),
-        )
-    ),
-    *(
-        {name: [(_into(how, PROMISE), (i(5), np.array([1, 3, 1, 2, 0], np.int32), i(5)))]}
+        {
+            name: [
+                (_into(how, FILL), (f(5, 3), _rows, f(5, 3))),
+                (_into(how, PROMISE), (i(5), np.array([1, 3, 1, 2, 0], np.int32), i(5))),
+            ]
+        }
         for how, name in (
             ("add", "scatter-add"),
             ("subtract", "scatter-sub"),
