@@ -27,8 +27,9 @@ from jax._src import (
     source_info_util,
 )
 from jax._src.core import ShapedArray, Tracer
-from jax._src.interpreters import mlir as _mlir
+from jax._src.interpreters import batching as _batching, mlir as _mlir, partial_eval as _pe
 from jax._src.lax import lax as _lax_internal
+from jax._src.mesh import get_concrete_mesh
 from jax._src.shard_map import shard_map_p as _shard_map_p
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var
@@ -218,18 +219,6 @@ def in_backward_rule(source_info: Any) -> bool:
 
 
 _CUSTOM_DERIVATIVES = os.path.join(_LIBRARY, "custom_derivatives.py")
-
-_METHOD_CALL = "numpy.array_methods._forward_method_to_aval"
-"""What JAX runs between a method of a traced array and the function behind it."""
-
-
-def numpy_function(source_info: Any) -> str | None:
-    """The function of `jax.numpy`, or the method of an array, that the user called and that made
-    the equation, such as `asarray`; None where the equation comes from elsewhere."""
-    made_by = [f for f in library_of(source_info.traceback) if f != _METHOD_CALL]
-    if not made_by or not made_by[-1].startswith("numpy."):
-        return None
-    return made_by[-1].rsplit(".", 1)[-1].lstrip("_")
 
 
 def _span_of(frame: Any) -> Span:
@@ -505,6 +494,33 @@ def transforming() -> bool:
     return not core.trace_state_clean()
 
 
+def is_staged(values: Sequence[Any]) -> bool:
+    """Whether a call with these values is traced, and does not run now."""
+    traces = _traces(values)
+    return any(isinstance(t, _pe.DynamicJaxprTrace) for t in traces) or any(
+        isinstance(x, Tracer) for x in values
+    )
+
+
+def is_mapped(values: Sequence[Any]) -> bool:
+    """Whether a call with these values is inside `jax.vmap` or `jax.shard_map`. A `jax.jit` between
+    them is traced once for all, so only the transformations inside of it count."""
+    traces = _traces(values)
+    return bool(core.get_axis_env().axis_sizes) or any(
+        isinstance(t, _batching.BatchTrace) for t in traces
+    )
+
+
+def _traces(values: Sequence[Any]) -> Iterator[Any]:
+    """The transformations around a call, up to the innermost `jax.jit`."""
+    tracers: list[Any] = [x for x in values if isinstance(x, Tracer)]
+    for trace in (core.trace_ctx.trace, *(x._trace for x in tracers)):
+        while trace is not None:
+            yield trace
+            is_jit = isinstance(trace, _pe.DynamicJaxprTrace)
+            trace = None if is_jit else getattr(trace, "parent_trace", None)
+
+
 def forwarded(value: Any) -> Any:
     """The value that calls of `jax.jit` and `jax.checkpoint` return unchanged; the value itself for
     another one."""
@@ -544,9 +560,9 @@ def is_unspecified(x: Any) -> bool:
 
 def context_mesh() -> Mesh | AbstractMesh | None:
     """The mesh of `jax.set_mesh`, or of `jax.sharding.use_abstract_mesh`; None for none."""
-    mesh = jax.sharding.get_abstract_mesh() if transforming() else jax.sharding.get_mesh()
-    if mesh.empty:
-        mesh = jax.sharding.get_abstract_mesh()
+    abstract, mesh = jax.sharding.get_abstract_mesh(), get_concrete_mesh()
+    if mesh.abstract_mesh != abstract:  # transformations set an abstract one
+        return None if abstract.empty else abstract
     return None if mesh.empty else mesh
 
 
@@ -577,20 +593,8 @@ check_callable = api_util.check_callable
 def argument_numbers(
     fn: Any, signature: inspect.Signature | None, static: Sequence[Any], donated: Sequence[Any]
 ) -> tuple[tuple[tuple[int, ...], tuple[str, ...]], tuple[tuple[int, ...], tuple[str, ...]]]:
-    """JAX's own reading of static and donated arguments.
-
-    Arguments:
-      fn: the function.
-      signature: its signature; None where Python has none.
-      static: `static_argnums` and `static_argnames`.
-      donated: `donate_argnums` and `donate_argnames`.
-
-    Returns:
-      Numbers and names of the static arguments, and of the donated ones.
-
-    Raises:
-      TypeError, ValueError: as `jax.jit` does.
-    """
+    """Numbers and names of the static arguments (from `static_argnums` and `static_argnames`), and
+    of the donated ones, as `jax.jit` reads them. Raises its TypeErrors and ValueErrors."""
     donate_numbers, donate_names, static_numbers, static_names = api_util.resolve_argnums(
         fn, signature, *donated, *static
     )

@@ -260,7 +260,7 @@ CODES: dict[str, str] = {
     "ignored-memory": "a kind of memory that JAX ignores where the program asks for it",
     "lost-state": "an argument that the function changes in place without returning the change",
     "memory-kind": "a sharding with a kind of memory that an argument or result is not in",
-    "nested-jit": "an sbp.jit function under another transformation runs as the plain function",
+    "nested-jit": "an sbp.jit function runs as the plain function inside another transformation",
     "many-plans": "a function that is called with more signatures than sbp keeps plans for",
     "saved-plan": "a saved plan for another program, mesh or version, or one that does not hold",
     "processes-differ": "several processes are about to run other plans, or other arguments",

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sbp import _jax
 from sbp.annotations import Pin, as_type
@@ -351,11 +351,11 @@ def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
         return leaf.type
     if isinstance(leaf, Padded):
         return leaf.type if fits_on(leaf, axes_of(mesh)) else None
-    if (
-        isinstance(leaf, _jax.Tracer)
-        or not isinstance(sharding, NamedSharding)
-        or not same_mesh(sharding.mesh, mesh)
-    ):
+    if isinstance(leaf, _jax.Tracer):  # on Auto axes, JAX has no sharding of it
+        sharding = jax.typeof(leaf).sharding
+        if AxisType.Explicit not in sharding.mesh.axis_types:
+            return None
+    if not isinstance(sharding, NamedSharding) or not same_mesh(sharding.mesh, mesh):
         return None
     try:
         return as_type(sharding, len(leaf.shape))

@@ -6,9 +6,11 @@ import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from jax.sharding import AbstractMesh, Mesh
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from sbp import _jax
 from sbp.api.boundary import is_given, mesh_of, types_of
@@ -22,6 +24,7 @@ from sbp.api.call import (
     function_name,
     quick_key,
 )
+from sbp.api.composed import Composed
 from sbp.api.holding import plain
 from sbp.api.plan import Plan, make_plan
 from sbp.api.slips import diagnose
@@ -38,6 +41,7 @@ from sbp.errors import (
 )
 from sbp.handwritten.check import check_mesh, coverage, diagnostics_of, trace_program
 from sbp.handwritten.one_device import compared_runs
+from sbp.handwritten.region import is_tracing
 from sbp.kinds import (
     AXIS,
     FLAG,
@@ -59,6 +63,7 @@ from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.plan.program import Program
 from sbp.plan.saved import paths_of_plans
 from sbp.report.report import Report
+from sbp.run.execute import own_mesh
 from sbp.sizes.expressions import is_symbolic
 
 # ---- plans that are kept ------------------------------------------------------------------------
@@ -115,6 +120,7 @@ class Jitted:
         self._readers: dict[Mesh | AbstractMesh, CallReader] = {}
         self._plans: dict[Any, Plan] = {}  # by the keys of call signatures
         self._quick: dict[Any, Plan] = {}  # by keys of `quick_key`
+        self._composed: dict[Any, Composed] = {}  # by the keys of `_plans`
         self._uses, self._warned = itertools.count(), False
         if mesh is not None:
             mesh_spec(mesh, options.hardware)  # refuses what is no mesh, and may have no hash
@@ -152,18 +158,10 @@ class Jitted:
           SbpTypeError: where the program has no typing.
         """
         flat, tree = leaves_of((args, kwargs), "the arguments")
-        nested = _jax.transforming() or any(isinstance(x, _jax.Tracer) for x in flat)
-        if nested:
-            warnings.warn(
-                f"nested-jit: {self.name} was called inside another transformation (jit, grad,"
-                " vmap or another sbp.jit) and runs as the plain function; put sbp.jit around the"
-                " transformation instead",
-                SbpWarning,
-                stacklevel=users_stacklevel(),
-            )
-        if nested or _jax.jit_is_disabled():
-            args, kwargs = plain((args, kwargs))
-            return self._fn(*args, **kwargs)
+        if _jax.jit_is_disabled():
+            return self._inlined(args, kwargs)
+        if _jax.transforming() or any(isinstance(x, _jax.Tracer) for x in flat):
+            return self._call_composed(flat, args, kwargs)
         mesh = self.mesh
         quick = quick_key(flat, tree, mesh)
         plan = self._quick.get(quick)
@@ -183,10 +181,48 @@ class Jitted:
             self._quick[quick] = plan
         return plan.run(leaves)
 
+    def _call_composed(
+        self, flat: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call inside a transformation."""
+        if is_tracing():
+            obstacle = "is called inside another sbp.jit, whose plan has it as a part"
+        elif _jax.is_mapped(flat):
+            obstacle = "is called inside jax.vmap or jax.shard_map"
+        else:
+            mesh = self.mesh
+            is_explicit = AxisType.Explicit in mesh.axis_types
+            reader = self._on(own_mesh(mesh) if is_explicit else mesh)
+            signature, leaves = reader.read(args, kwargs)
+            key = mesh, signature.key
+            composed = self._composed.get(key)
+            if composed is None:
+                plan = functools.partial(self._plan_of, reader, signature)
+                composed = Composed(Jitted, reader, signature, plan, mesh)
+            if composed.obstacle is None:
+                self._composed[key] = composed
+                return composed(leaves)
+            obstacle = composed.obstacle
+        warnings.warn(
+            f"nested-jit: {self.name} {obstacle}, so it runs as the plain function, without a plan"
+            " of its own",
+            SbpWarning,
+            stacklevel=users_stacklevel(),
+        )
+        return self._inlined(args, kwargs)
+
+    def _inlined(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args, kwargs = plain((args, kwargs))
+        return self._fn(*args, **kwargs)
+
     @public
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
-        """The first stage: the program as a graph, and the request that its plan is made from."""
-        return traced_call(*self._read(args, kwargs))
+        """The first stage: the program as a graph, and the request that its plan is made from. It
+        has the attributes of a `jax.stages.Traced`, too."""
+        static = self.options.parameters.static
+        jitted = jax.jit(self, static_argnums=static.numbers, static_argnames=static.names)
+        staged = functools.partial(jitted.trace, *args, **kwargs)
+        return replace(traced_call(*self._read(args, kwargs)), staged=staged)
 
     @public
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
@@ -213,8 +249,8 @@ class Jitted:
 
     def clear_cache(self) -> None:
         """Drops all plans, with their compiled programs."""
-        self._plans.clear()
-        self._quick.clear()
+        for kept in (self._plans, self._quick, self._composed):
+            kept.clear()
 
     def check(self, *args: Any, **kwargs: Any) -> Report:
         """The report on a program. Errors of sbp are in `report.diagnostics` and are not raised.
@@ -407,7 +443,7 @@ def jit(
       in_shardings, out_shardings: as in `jax.jit`, in place of `in_types` and `out_types`:
         `NamedSharding`s on the mesh, `PartitionSpec`s, or None.
       keep_unused, compiler_options: as in `jax.jit`.
-      inline: taken and not read. Inside another transformation the function is always inlined.
+      inline: taken and not read.
       device, backend: refused; the mesh names the devices.
       plan: the file of a plan, from `plan.save`; several files, or a folder of `.json` files, for
         calls with several sets of shapes. Calls run the first plan that was made for them and do

@@ -425,6 +425,13 @@ class Plan:
             self._warn_moved(moved_before)
         return jax.tree.unflatten(self.results.tree, self.holding.results(outs))
 
+    def inline(self, flat: Sequence[Any]) -> list[Any]:
+        """The flat results for flat arrays, inside a transformation of JAX."""
+        if _jax.is_staged(flat):
+            with _jax.without_context_mesh():
+                return list(self._executable.jitted(*flat))
+        return jax.tree.leaves(self.run(flat))
+
     def _refuse_abstract_mesh(self) -> None:
         if isinstance(self._reader.mesh, AbstractMesh):
             raise SbpError(

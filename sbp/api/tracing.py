@@ -114,10 +114,19 @@ class Traced:
         chosen by.
       results: the arrays that the function returns, with the types and the memory that are asked
         for them.
+      staged: makes what `jax.jit` of the function traces; None where a function is planned.
     """
 
     request: Request
     results: Leaves
+    staged: Callable[[], Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """What a `jax.stages.Traced` has, such as `lower` and `jaxpr`: `jax.export.export` reads
+        these."""
+        if self.staged is None or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.staged(), name)
 
 
 Tracer = Callable[[Callable[..., Any], Sequence[Any], Sequence[str]], tuple[Graph, Any]]
@@ -282,10 +291,19 @@ def _under_users_mesh(traced: Callable[[AbstractMesh | None], Found], spec: Mesh
 
 def shapes_of(reader: CallReader, signature: CallSignature) -> Any:
     """What a call returns, as `jax.ShapeDtypeStruct`s."""
+    results, _ = traced_results(reader, signature)
+    return results.like([leaf.aval for leaf in results.leaves])
+
+
+def traced_results(reader: CallReader, signature: CallSignature) -> tuple[Leaves, bool]:
+    """What a call returns, with the types that are asked, and whether the function closes over no
+    value of a transformation."""
     call, spec = _FlatResults(signature, reader, signature.leaves), reader.spec
     laid_out = [_laid_out(leaf, None, spec) for leaf in signature.leaves]
-    shapes = _under_users_mesh(lambda _: jax.eval_shape(call, *laid_out), spec)
-    return call.results(shapes).like(shapes)
+    make = jax.make_jaxpr(call, return_shape=True)
+    closed, shapes = _under_users_mesh(lambda _: make(*laid_out), spec)
+    is_closed = not any(isinstance(c, _jax.Tracer) for c in closed.consts)
+    return with_result_types(reader, call.results(shapes)), is_closed
 
 
 class _FlatResults:

@@ -273,6 +273,11 @@ class _Scope:
 _SCOPE: ContextVar[_Scope | None] = ContextVar("sbp_manual_scope", default=None)
 
 
+def is_tracing() -> bool:
+    """Whether an `sbp.jit` is tracing a function."""
+    return _SCOPE.get() is not None
+
+
 @contextlib.contextmanager
 def tracing_for(mesh: MeshSpec) -> Iterator[None]:
     """A context in which `sbp.jit` traces a function: `manual` regions are made for its mesh, and

@@ -144,12 +144,17 @@ def _names_axes(place: Any) -> bool:
     return bool(spec.unreduced) or any(entry not in nothing for entry in spec.partitions)
 
 
+_METHOD_CALL = "numpy.array_methods._forward_method_to_aval"
+"""What JAX runs between a method of a traced array and the function behind it."""
+
+
 def _call_of(eqn: Any) -> str:
     """What the user wrote to get an equation that names a place."""
     name = eqn.primitive.name
-    if creator := _jax.numpy_function(eqn.source_info):
+    made_by = [f for f in _jax.library_of(eqn.source_info.traceback) if f != _METHOD_CALL]
+    if made_by and made_by[-1].startswith("numpy."):  # such as `jnp.asarray`
         given = "out_sharding" if "out_sharding" in eqn.params else "device"
-        return f"{given}= of {creator}"
+        return f"{given}= of {made_by[-1].rsplit('.', 1)[-1].lstrip('_')}"
     if name == "device_put" and not _jax.called_by_user(eqn.source_info, name):
         return "the offload of a checkpoint policy"
     return _CALLS.get(name, name if name in PLACING else f"out_sharding= of {name}")

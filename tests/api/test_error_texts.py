@@ -136,7 +136,7 @@ def moved_keys():
 
 
 def nested():
-    jax.jit(sbp.jit(jnp.sin, mesh()))(jnp.ones(8))
+    jax.vmap(sbp.jit(jnp.sin, mesh()))(jnp.ones(8))
 
 
 @pytest.mark.parametrize(

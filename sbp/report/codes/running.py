@@ -277,19 +277,21 @@ f(jax.device_put(jnp.zeros((8, 4)), plan.in_shardings[0]))
     CodePage(
         "nested-jit",
         """
-        You called an sbp.jit function under another transformation (jit, grad, vmap, or another
-        sbp.jit). Types belong to the outermost program, so the function runs as the plain function,
-        and its annotations count for an outer sbp.jit.
+        You called an sbp.jit function inside jax.vmap, jax.shard_map or another sbp.jit; or, inside
+        jit or grad, it closes over a value that JAX traces, or takes or returns sbp.Partial or
+        sbp.Padded. sbp then runs the plain function without a plan of its own. Inside another
+        sbp.jit, the outer plan covers it, annotations included.
 
-        Transform first, then sbp.jit the result once.
+        Put sbp.jit around the transformation. Inside another sbp.jit, leave out the inner one. Pass
+        values that JAX traces as arguments.
         """,
         """
 f = sbp.jit(lambda x: (x * x).sum(), mesh)
-jax.grad(f)(jnp.zeros(8))
+jax.vmap(f)(jnp.zeros((8, 4)))
 """,
         """
-f = sbp.jit(jax.grad(lambda x: (x * x).sum()), mesh)
-f.plan(jnp.zeros(8))
+f = sbp.jit(jax.vmap(lambda x: (x * x).sum()), mesh)
+f.plan(jnp.zeros((8, 4)))
 """,
     ),
     CodePage(

@@ -1,0 +1,283 @@
+"""An `sbp.jit` function inside a transformation of JAX: `jax.jit` gets its plan, and `jax.grad` and
+its relatives get plans of its derivative."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from sbp import _jax
+from sbp.api.boundary import Leaves
+from sbp.api.call import ArgumentChoice, CallReader, CallSignature, JitOptions, Parameters
+from sbp.api.plan import Plan
+from sbp.api.tracing import traced_results
+from sbp.infer.space import from_type
+from sbp.run.execute import partition_spec
+from sbp.types import NdSbp
+
+Planner = Callable[[Callable[..., Any], Any, JitOptions], Any]
+"""Function, mesh and options -> the function as `sbp.jit` gives it."""
+
+
+class Composed:
+    """The calls with one signature, inside transformations.
+
+    Arguments:
+      planner: makes the planned functions of a derivative.
+      reader: the function with its mesh and options.
+      signature: the signature.
+      plan: makes the plan of the calls.
+      mesh: the user's mesh. The mesh of the reader has Auto axes.
+
+    Attributes:
+      obstacle: why no plan can serve, after the name of the function; None where one can.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        reader: CallReader,
+        signature: CallSignature,
+        plan: Callable[[], Plan],
+        mesh: Mesh | AbstractMesh,
+    ) -> None:
+        self._reader, self._plan, self._mesh = reader, plan, mesh
+        self._results, is_closed = traced_results(reader, signature)
+        self.obstacle: str | None = None
+        if not is_closed:
+            self.obstacle = "closes over a value of the transformation around it"
+        elif any(x.partial or x.padded for x in (*signature.leaves, *self._results.leaves)):
+            self.obstacle = "takes or returns sbp.Partial or sbp.Padded inside a transformation"
+        derivatives: dict[tuple[int, ...], _Derivative] = {}
+
+        @jax.custom_jvp
+        def call(*flat: Any) -> list[Any]:
+            return plan().inline(flat)
+
+        def push(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            moving = tuple(i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero))
+            if moving not in derivatives:
+                derivatives[moving] = _Derivative(planner, reader, signature, self._results, moving)
+            return derivatives[moving].push(primals, [tangents[i] for i in moving])
+
+        call.defjvp(push, symbolic_zeros=True)
+        self._call = call
+
+    def __call__(self, flat: Sequence[Any]) -> Any:
+        """The results for flat arguments, which may be tracers."""
+        flat, auto = list(map(jnp.asarray, flat)), self._reader.mesh
+        if self._mesh is auto:
+            return jax.tree.unflatten(self._results.tree, self._call(*flat))
+        # As `jax.sharding.auto_axes` does.
+        with jax.sharding.use_abstract_mesh(auto.abstract_mesh):
+            flat = [jax.sharding.reshard(x, PartitionSpec(*[None] * x.ndim)) for x in flat]
+            outs = self._call(*flat)
+        shardings = _shardings(outs, self._plan().program.output_types, self._mesh, self._reader)
+        return jax.tree.unflatten(
+            self._results.tree, list(map(jax.sharding.reshard, outs, shardings))
+        )
+
+
+class _Derivative:
+    """The derivative of a function with respect to some of its flat arguments, in three planned
+    functions: `forward` returns the results and the residuals, `tangents` and `cotangents` continue
+    from the residuals. The types of the residuals come from a plan of `forward` and `cotangents`
+    together.
+
+    Arguments:
+      moving: the positions of these arguments; for the others see `Composed`.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        reader: CallReader,
+        signature: CallSignature,
+        results: Leaves,
+        moving: tuple[int, ...],
+    ) -> None:
+        self._call, self._reader, self._moving = signature.call, reader, moving
+        self._smooth = [
+            o for o, x in enumerate(results.leaves) if jnp.issubdtype(x.aval.dtype, jnp.inexact)
+        ]
+        """The positions of the results that have tangents."""
+        self._arguments = [signature.avals[i] for i in moving]
+        smooth = [results.leaves[o] for o in self._smooth]
+        cotangents = [leaf.aval for leaf in smooth]
+        self.avals = list(map(jax.typeof, cotangents))
+        count = len(signature.leaves)
+
+        def joint(*args: Any) -> tuple[Any, ...]:
+            outs, made = self._forward(*args[:count])
+            residuals = self._residuals(args, made)
+            return outs, made, self._transposed(*residuals, *args[count:])
+
+        def planned(
+            name: str, fn: Callable[..., Any], arguments: Sequence[str], ins: Any, outs: Any
+        ) -> Any:
+            options = replace(
+                reader.options,
+                in_types=tuple(ins),
+                out_types=outs,
+                in_option="in_types",
+                out_option="out_types",
+                plan=None,
+                parameters=Parameters(
+                    names=tuple(arguments), static=ArgumentChoice(), donated=ArgumentChoice()
+                ),
+            )
+            named = _jax.named_function(lambda *x: fn(*x), f"{reader.name}_{name}", arguments)
+            return planner(named, reader.mesh, options)
+
+        names = [*signature.names, *(f"cotangent of {leaf.name}" for leaf in smooth)]
+        ins = [*(leaf.type for leaf in signature.leaves), *[None] * len(smooth)]
+        asked = [leaf.type for leaf in results.leaves], None, None
+        program = planned("joint", joint, names, ins, asked).plan(*signature.avals, *cotangents)
+        self._types = program.program.input_types
+        outs, made = program.program.output_types[: -len(moving)], len(results.leaves)
+        types = [self._types[i] for i in moving]
+        residuals = self._residuals(self._types, outs[made:])
+        held = [f"residuals[{i}]" for i in range(len(residuals))]
+        self.forward = planned(
+            "forward",
+            self._forward,
+            signature.names,
+            self._types[:count],
+            (list(outs[:made]), list(outs[made:])),
+        )
+        moved = [*held, *(signature.names[i] for i in moving)]
+        self.tangents = planned("tangents", self._pushed, moved, [*residuals, *types], None)
+        self.cotangents = planned(
+            "cotangents",
+            self._transposed,
+            [*held, *names[count:]],
+            [*residuals, *self._types[count:]],
+            types,
+        )
+
+    def push(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The results, and their tangents."""
+        primals = self._placed(primals, self._types)
+        outs, made = self.forward(*primals)
+        tangents = self._placed(tangents, [self._types[i] for i in self._moving])
+        pushed = pushed_p.bind(*self._residuals(primals, made), *tangents, derivative=self)
+        given = dict(zip(self._smooth, pushed, strict=True))
+        zeros = [SymbolicZero(jax.typeof(x).to_tangent_aval()) for x in outs]
+        return outs, [given.get(o, zero) for o, zero in enumerate(zeros)]
+
+    def pull(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        """The cotangents of the arguments."""
+        types = self._types[-len(cotangents) :]
+        return self.cotangents(*residuals, *self._placed(cotangents, types))
+
+    def _placed(self, arrays: Sequence[Any], types: Sequence[NdSbp]) -> list[Any]:
+        """Arrays where plans take them. JAX then knows the devices, too, for which it does not look
+        into the primitive below."""
+        if not isinstance(self._reader.mesh, Mesh):
+            return list(arrays)
+        shardings = _shardings(arrays, types, self._reader.mesh, self._reader)
+        return list(map(jax.device_put, arrays, shardings))
+
+    def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The residuals, and the other arguments."""
+        count = sum(_is_residual(s) for s in self._sources)
+        return args[:count], args[count:]
+
+    def _forward(self, *flat: Any) -> tuple[list[Any], list[Any]]:
+        """The results, and the residuals that are neither arguments nor constants."""
+
+        def smooth(*moving: Any) -> tuple[list[Any], list[Any]]:
+            full = list(flat)
+            for i, x in zip(self._moving, moving, strict=True):
+                full[i] = x
+            outs = jax.tree.leaves(self._call(*full))
+            return [outs[o] for o in self._smooth], outs
+
+        moving = [flat[i] for i in self._moving]
+        values, pushforward, outs = jax.linearize(smooth, *moving, has_aux=True)
+        for o, value in zip(self._smooth, values, strict=True):
+            outs[o] = value
+        linear = jax.make_jaxpr(pushforward)(*self._arguments)
+        at = {id(x): i for i, x in enumerate(flat)}
+        self._linear, consts = linear.jaxpr, linear.consts
+        self._sources: list[Any] = [
+            at.get(id(c)) if isinstance(c, _jax.Tracer) else c for c in consts
+        ]
+        """Of each residual the position of the argument that it is, None for a value that `forward`
+        returns, or the constant that it is."""
+        return outs, [c for c, s in zip(consts, self._sources, strict=True) if s is None]
+
+    def _residuals(self, flat: Sequence[Any], made: Sequence[Any]) -> list[Any]:
+        """The residuals that are not constants."""
+        rest = iter(made)
+        return [next(rest) if s is None else flat[s] for s in self._sources if _is_residual(s)]
+
+    def _pushed(self, *args: Any) -> list[Any]:
+        """The tangents of the results, from the residuals and the tangents of the arguments."""
+        residuals, tangents = self.split(args)
+        rest = iter(residuals)
+        consts = [next(rest) if _is_residual(s) else s for s in self._sources]
+        return _jax.eval_jaxpr(_jax.ClosedJaxpr(self._linear, consts), tangents)
+
+    def _transposed(self, *args: Any) -> Any:
+        """The cotangents of the arguments, from the residuals and the cotangents of the results."""
+        residuals, cotangents = self.split(args)
+        transposed = jax.linear_transpose(
+            functools.partial(self._pushed, *residuals), *self._arguments
+        )
+        return list(transposed(list(cotangents)))
+
+
+def _shardings(
+    arrays: Sequence[Any], types: Sequence[NdSbp], mesh: Mesh | AbstractMesh, reader: CallReader
+) -> list[NamedSharding]:
+    spec = reader.spec
+    return [
+        NamedSharding(mesh, partition_spec(from_type(t, spec), spec, jnp.ndim(x)))
+        for x, t in zip(arrays, types, strict=False)
+    ]
+
+
+def _is_residual(source: Any) -> bool:
+    return source is None or isinstance(source, int)
+
+
+# ---- the primitive ------------------------------------------------------------------------------
+# The tangents of a planned call: a linear function with a planned transpose.
+
+
+pushed_p = _jax.Primitive("sbp_pushed")
+pushed_p.multiple_results = True
+
+
+def _planned(*args: Any, derivative: _Derivative) -> list[Any]:
+    return derivative.tangents(*args)
+
+
+def _jvp(primals: Any, tangents: Any, *, derivative: _Derivative) -> Any:
+    tangents = list(map(_jax.ad.instantiate_zeros, tangents))
+    return jax.jvp(derivative.tangents, primals, tangents)
+
+
+def _transpose(cts: Any, *args: Any, derivative: _Derivative) -> list[Any]:
+    residuals, _ = derivative.split(args)
+    cotangents = derivative.pull(residuals, list(map(_jax.ad.instantiate_zeros, cts)))
+    return [*[None] * len(residuals), *cotangents]
+
+
+def _batch(args: Any, dims: Any, *, derivative: _Derivative) -> Any:
+    outs = jax.vmap(derivative.tangents, in_axes=dims)(*args)
+    return outs, [0] * len(outs)
+
+
+pushed_p.def_impl(_planned)
+pushed_p.def_abstract_eval(lambda *_, derivative: derivative.avals)
+_jax.mlir.register_lowering(pushed_p, _jax.mlir.lower_fun(_planned, multiple_results=True))
+_jax.ad.primitive_jvps[pushed_p] = _jvp
+_jax.ad.primitive_transposes[pushed_p] = _transpose
+_jax.batching.primitive_batchers[pushed_p] = _batch

@@ -1,0 +1,189 @@
+"""An `sbp.jit` function inside the transformations of JAX has the results of the plain function,
+and is run by plans."""
+
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+import sbp
+from tests.same import assert_same_results
+
+KEYS = jax.random.split(jax.random.key(0), 4)
+W = {"up": jax.random.normal(KEYS[0], (16, 32)), "down": jax.random.normal(KEYS[1], (32, 10))}
+X, Y = jax.random.normal(KEYS[2], (24, 16)), jax.random.randint(KEYS[3], (24,), 0, 10)
+T = jax.tree.map(jnp.cos, W)
+TYPES = ({"up": "model:S(1)", "down": "model:S(0)"}, "data:S(0)", "data:S(0)")
+close = functools.partial(assert_same_results, rtol=2e-5, atol=2e-5)
+
+
+def loss(w, x, y):
+    logits = jax.checkpoint(lambda h: jnp.tanh(h @ w["up"]) @ w["down"])(x)
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1).mean()
+
+
+def planned(fn, sizes=(4, 2), **options):
+    return sbp.jit(fn, sbp.make_mesh(sizes, ("data", "model", "pod")[: len(sizes)]), **options)
+
+
+def summed_gradients(f, w):
+    return sum(map(jnp.sum, jax.tree.leaves(jax.grad(f)(w, X, Y))))
+
+
+def in_a_scan(f, w):
+    def add(total, x):
+        return total + jax.lax.cond(x[0, 0] > 0, f, lambda w, x, y: 1.0, w, x, Y), None
+
+    return jax.lax.scan(add, 0.0, jnp.stack([X, -X]))[0]
+
+
+TRANSFORMATIONS = {
+    "jit": lambda f: jax.jit(f)(W, X, Y),
+    "grad": lambda f: jax.grad(f)(W, X, Y),
+    "grad of two": lambda f: jax.value_and_grad(f, argnums=(0, 1))(W, X, Y),
+    "jit of grad": lambda f: jax.jit(jax.grad(f))(W, X, Y),
+    "grad of jit": lambda f: jax.grad(jax.jit(f))(W, X, Y),
+    "vjp": lambda f: jax.vjp(f, W, X, Y)[1](2.0)[0],
+    "jvp": lambda f: jax.jvp(lambda w: f(w, X, Y), (W,), (T,)),
+    "jit of linearize": lambda f: jax.jit(jax.linearize(lambda w: f(w, X, Y), W)[1])(T),
+    "jvp of grad": lambda f: jax.jvp(lambda w: jax.grad(f)(w, X, Y), (W,), (T,)),
+    "grad of grad": lambda f: jax.jit(jax.grad(functools.partial(summed_gradients, f)))(W),
+    "checkpoint": lambda f: jax.grad(jax.checkpoint(f))(W, X, Y),
+    "scan and cond": lambda f: jax.jit(jax.grad(functools.partial(in_a_scan, f)))(W),
+    "vmap of jit": lambda f: jax.vmap(jax.jit(lambda x: f(W, x, Y)))(jnp.stack([X, -X])),
+}
+
+
+@pytest.mark.parametrize("transformed", TRANSFORMATIONS.values(), ids=TRANSFORMATIONS)
+def test_transformations(transformed):
+    close(transformed(loss), transformed(planned(loss, in_types=TYPES)))
+
+
+@pytest.mark.parametrize("sizes", [(1,), (8,), (2, 4), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("rows", [24, 21])
+@pytest.mark.filterwarnings("ignore:uneven-boundary")
+def test_meshes_and_rows_that_do_not_divide(sizes, rows):
+    f, x, y = planned(loss, sizes, in_types=(None, "data:S(0)", "data:S(0)")), X[:rows], Y[:rows]
+    close(jax.grad(loss)(W, x, y), jax.jit(jax.grad(f))(W, x, y))
+
+
+def test_plans_have_all_collectives():
+    """Residuals are held between the forward and the backward plan as both take them."""
+    lowered = jax.jit(jax.grad(planned(loss, in_types=TYPES))).lower(W, X, Y)
+    text = lowered.compile().as_text() or ""
+    sent = re.findall(r"= .* (?:all|reduce|collective)-.*op_name=\"([^\"]*)\"", text)
+    assert len(sent) > 1 and all("shard_map" in name for name in sent)
+    assert all(f"jit({name})" in text for name in ("loss_forward", "loss_cotangents"))
+
+
+def test_gradients_have_the_types_of_their_arguments():
+    f = planned(loss, in_types=TYPES)
+    want = f.plan(W, X, Y).in_shardings[0]
+    for got in (jax.grad(f)(W, X, Y), jax.jit(jax.grad(f))(W, X, Y)):
+        for g, sharding in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert g.sharding.is_equivalent_to(sharding, g.ndim)
+
+
+def noisy(key, n, w, x, *, scale):
+    kept = jax.random.bernoulli(key, 0.5, x.shape)
+    out = (x * kept * scale) @ w["up"] + n
+    return (out**2).sum(), {"kept": kept, "most": out.argmax(), "key": jax.random.split(key)[0]}
+
+
+def test_keys_integers_keywords_static_arguments_and_other_results():
+    key, transform = jax.random.key(7), functools.partial(jax.value_and_grad, has_aux=True)
+    f = planned(noisy, in_types=(None, None, "data:S(0)"), static_argnums=1)
+    for argnums in (2, (2, 3)):
+        want = transform(noisy, argnums)(key, 2, W, X, scale=3.0)
+        close(want, transform(f, argnums)(key, 2, W, X, scale=3.0))
+        jitted = jax.jit(transform(f, argnums), static_argnums=1)
+        close(want, jitted(key, 2, W, X, scale=3.0))
+    by_scale = jax.grad(lambda s: noisy(key, 2, W, X, scale=s)[0])(3.0)
+    close(by_scale, jax.grad(lambda s: f(key, 2, W, X, scale=s)[0])(3.0))
+
+
+def test_derivatives_of_the_users_own():
+    @jax.custom_vjp
+    def clipped(x):
+        return x
+
+    clipped.defvjp(lambda x: (x, x), lambda x, g: (jnp.clip(g, -1, 1) + x * 0,))
+
+    def total(z, x):
+        return jnp.abs(z * z).sum() + (3 * clipped(x)).sum()
+
+    args = X + 1j * X, X
+    close(jax.grad(total, (0, 1))(*args), jax.grad(planned(total), (0, 1))(*args))
+
+
+def test_explicit_axes():
+    """Arguments are pinned to the types that JAX derived for them."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+
+    def layer(w, x):
+        return jnp.tanh(x @ w)
+
+    def program(f):
+        return lambda w, x: (f(w, f(w, x)) ** 2).sum()
+
+    w = jnp.cos(jnp.arange(256.0)).reshape(16, 16)
+    f = sbp.jit(layer, mesh)
+    held = jax.device_put(w, jax.NamedSharding(mesh, jax.P(None, "model")))
+    x = jax.device_put(X, jax.NamedSharding(mesh, jax.P("data")))
+    want = jax.grad(program(layer), (0, 1))(w, X)
+    with jax.set_mesh(mesh):
+        for transformed in (jax.grad(program(f), (0, 1)), jax.jit(jax.grad(program(f), (0, 1)))):
+            for a, b in zip(want, transformed(held, x), strict=True):
+                np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+        assert jax.jit(f)(held, x).shape == (24, 16)
+
+
+def test_export():
+    """`jax.export` takes the function."""
+    f: Any = planned(loss, in_types=TYPES)
+    exported = jax.export.deserialize(jax.export.export(f)(W, X, Y).serialize())
+    assert exported.nr_devices == 8
+    place = jax.NamedSharding(f.mesh, jax.P())
+    args = jax.device_put((W, X, Y), place)
+    close(loss(W, X, Y), jax.jit(exported.call)(*args))
+    with pytest.raises(AttributeError, match="no_such_stage"):
+        f.trace(W, X, Y).no_such_stage
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (lambda f: jax.vmap(lambda x: f(x, 1.0))(X), "jax.vmap or jax.shard_map"),
+        (lambda f: jax.vmap(jax.grad(lambda x: f(x, 1.0).sum()))(X), "jax.vmap"),
+        (lambda f: planned(lambda x: f(x, 1.0))(X), "another sbp.jit"),
+    ],
+)
+def test_transformations_that_take_the_plain_function(program, reason):
+    def scaled(x, by):
+        return jnp.sin(x) * by
+
+    with pytest.warns(sbp.SbpWarning, match=f"nested-jit: scaled is called inside .*{reason}"):
+        got = program(planned(scaled))
+    close(program(scaled), got)
+
+
+def test_inside_a_region_the_function_is_plain():
+    mesh = sbp.make_mesh((4,), ("data",))
+    f = sbp.jit(lambda x: (x * x).sum(), mesh)
+    region = jax.shard_map(
+        lambda x: f(x)[None], mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P("data")
+    )
+    with pytest.warns(sbp.SbpWarning, match="inside jax.vmap or jax.shard_map"):
+        got = jax.jit(region)(X)
+    np.testing.assert_allclose(got, (X * X).reshape(4, -1).sum(1), rtol=1e-5)
+
+
+def test_an_error_is_that_of_the_plan():
+    f = planned(loss, in_types=({"up": "model:S(7)", "down": None}, None, None))
+    with pytest.raises(sbp.SbpError, match="dim-out-of-range"):
+        jax.jit(jax.grad(f))(W, X, Y)
