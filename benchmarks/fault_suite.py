@@ -5,7 +5,7 @@
 A program of the folder is right but for one fault: below the faulty line stands `# meant: ` and the
 line that was meant. sbp sees the source without these comments. For each program: whether the fault
 is flagged, with the right core, with a first help after which the program has no error, and whether
-that restores what was meant. `tests/explain/test_fault_programs.py` runs some of them.
+that restores what was meant. `tests/explain/test_faults.py` runs some of them.
 """
 
 from __future__ import annotations

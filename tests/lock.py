@@ -32,7 +32,6 @@ MODULES = (
     "tests/handwritten/test_manual.py",
     "tests/shardmap/test_alone.py",
     "tests/shardmap/test_practice.py",
-    "tests/shardmap/test_right.py",
     "tests/shardmap/test_wrong.py",
 )
 """Tests that are locked as a whole: the gallery, and programs written by hand."""

@@ -79,7 +79,7 @@ def test_the_lock_names_what_is_there():
     assert lock.read().keys() <= {*lock.primitives(), *lock.MODULES}
     assert lock.key("tests/signatures/test_laws.py::test_rows_hold[scatter-add]") == "scatter-add"
     assert lock.key("tests/signatures/test_proofs.py::test_contractions[max]") is None
-    assert lock.key("tests/plan/test_fit.py::test_a[add]") is None
+    assert lock.key("tests/plan/test_saving.py::test_a[add]") is None
 
 
 @pytest.mark.parametrize("area", mutate.AREAS)

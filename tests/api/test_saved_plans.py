@@ -1,5 +1,6 @@
 """`plan.save(path)` and `sbp.jit(.., plan=path)`."""
 
+import json
 import os
 import re
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 
 import sbp
 from sbp.api import plan as plans_of_calls
+from sbp.errors import SbpError
+from tests.edits import run_source
 from tests.same import assert_same_results
 
 TYPES = (("y:S(1)", "y:S(0)"), "x:S(0)")
@@ -226,3 +229,165 @@ def test_another_process_reads_the_plan(path, mesh):
         [sys.executable, "-c", RESTART, str(path)], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == str(sbp.jit(step, mesh, in_types=TYPES).plan(W, X))
+
+
+# ---- exported plans ------------------------------------------------------------------------------
+# `plan.export(path)`: the file runs in a process that cannot import sbp.
+
+
+LOADED = """
+import pathlib, sys
+sys.modules["sbp"] = None
+import jax, numpy as np
+from jax.export import deserialize
+from jax.sharding import AxisType
+exported = deserialize(pathlib.Path(sys.argv[1]).read_bytes())
+mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+shardings = jax.tree.unflatten(exported.in_tree, exported.in_shardings_jax(mesh))
+arrays = [np.load(f"{sys.argv[1]}{i}.npy") for i in range(len(exported.in_avals))]
+args, kwargs = jax.device_put(jax.tree.unflatten(exported.in_tree, arrays), shardings)
+for i, x in enumerate(jax.tree.leaves(exported.call(*args, **kwargs))):
+    np.save(f"{sys.argv[1]}{i}.npy", x)
+"""
+
+
+def noisy(key, x, *, scale):
+    return {"sum": jnp.cumsum(x, 0) * scale, "noise": jax.random.normal(key, x.shape)}
+
+
+@pytest.mark.parametrize(
+    ("fn", "in_types", "args", "kwargs"),
+    [
+        (step, TYPES, (W, X), {}),
+        (noisy, None, (np.array([0, 1], np.uint32), X), {"scale": np.float32(2)}),
+        (noisy, (None, "y:S(1)"), (np.array([0, 1], np.uint32), X[:13]), {"scale": np.float32(2)}),
+    ],
+)
+def test_an_exported_plan_runs_without_sbp(tmp_path, fn, in_types, args, kwargs):
+    f = sbp.jit(fn, sbp.make_mesh((2, 4), ("x", "y")), in_types)
+    f.plan(*args, **kwargs).export(tmp_path / "plan")
+    for i, x in enumerate(jax.tree.leaves((args, kwargs))):
+        np.save(tmp_path / f"plan{i}.npy", x)
+    subprocess.run([sys.executable, "-c", LOADED, tmp_path / "plan"], check=True)
+    want = jax.tree.map(np.asarray, jax.jit(fn)(*args, **kwargs))
+    got = [np.load(tmp_path / f"plan{i}.npy") for i in range(len(jax.tree.leaves(want)))]
+    assert_same_results(want, jax.tree.unflatten(jax.tree.structure(want), got))
+
+
+def test_a_plan_on_an_abstract_mesh_is_exported_for_its_hardware(tmp_path):
+    mesh = jax.sharding.AbstractMesh((2, 4), ("x", "y"))
+    sbp.jit(step, mesh, hardware="tpu-v5e").plan(W, X).export(tmp_path / "plan")
+    exported = jax.export.deserialize((tmp_path / "plan").read_bytes())
+    assert exported.platforms == ("tpu",) and exported.nr_devices == 8
+
+
+def test_what_jax_cannot_export_is_refused(tmp_path):
+    def printing(x):
+        jax.debug.print("{}", x)
+        return x
+
+    plan = sbp.jit(printing, sbp.make_mesh((2, 4), ("x", "y"))).plan(X)
+    with pytest.raises(sbp.SbpError, match=r"plan\.export: .*callback"):
+        plan.export(tmp_path / "plan")
+    assert not (tmp_path / "plan").exists()
+
+
+# ---- plans in files for tests --------------------------------------------------------------------
+# Plans in files for tests, and reports as data.
+
+
+MESH = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+SHAPES = [jax.ShapeDtypeStruct(s, "float32") for s in ((64, 256), (256, 1024), (1024, 256))]
+
+
+def ffn(x, w_in, w_out):
+    with jax.named_scope("block_7"):
+        h = jax.nn.relu(x @ w_in)
+        y = h @ w_out
+    return y - jnp.mean(y)
+
+
+def plan_of(rows="data:S(0)"):
+    types = (rows, "model:S(1)", "model:S(0)")
+    return sbp.jit(ffn, MESH, in_types=types, out_types=rows, boxing="reduce").plan(*SHAPES)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return plan_of()
+
+
+def test_a_plan_is_compared_with_its_file(plan, tmp_path, monkeypatch):
+    file = tmp_path / "plan.txt"
+    with pytest.raises(
+        AssertionError, match=r"plan\.txt is missing: run the test once with SBP_UPD"
+    ):
+        sbp.assert_plan_unchanged(plan, file)
+    monkeypatch.setenv("SBP_UPDATE_PLANS", "1")
+    sbp.assert_plan_unchanged(plan, file)
+    monkeypatch.delenv("SBP_UPDATE_PLANS")
+    before = file.read_text()
+    sbp.assert_plan_unchanged(plan, str(file))
+    assert "forward `return y - jnp.mean(y)`: all_reduce on data, P(sum) -> B, 1 runs" in before
+    assert "returned: all_reduce on model, P(sum) -> B" in before  # a sum passes what is linear
+    with pytest.raises(AssertionError) as caught:
+        sbp.assert_plan_unchanged(plan_of("B"), file)
+    lines = str(caught.value).splitlines()
+    assert "-input x: f32[64,256] data:S(0)" in lines and "+input x: f32[64,256] B" in lines
+    assert file.read_text() == before
+
+
+def test_lines_that_move_change_nothing(plan, tmp_path):
+    file, source = tmp_path / "plan.txt", "def f(x):\n    y = x @ x\n    return y / y.sum()\n"
+    for number, lead in enumerate(("", "\n# a comment\n\n")):
+        f = run_source(lead + source, f"<moved {number}>")["f"]
+        made = sbp.jit(f, MESH, in_types=("data:S(1)",)).plan(
+            jax.ShapeDtypeStruct((64, 64), "float32")
+        )
+        sbp.assert_plan_unchanged(made, file, update=number == 0)
+
+
+def test_files_that_are_none_are_refused(plan, tmp_path):
+    (tmp_path / "other.txt").write_text("mine")
+    with pytest.raises(SbpError, match="is not a file of assert_plan_unchanged"):
+        sbp.assert_plan_unchanged(plan, tmp_path / "other.txt")
+    with pytest.raises(SbpError, match="cannot read"):
+        sbp.assert_plan_unchanged(plan, tmp_path)
+    with pytest.raises(SbpError, match="cannot write"):
+        sbp.assert_plan_unchanged(plan, tmp_path / "none" / "plan.txt", update=True)
+    with pytest.raises(SbpError, match=r"plan"):
+        # A function in place of a plan, which the type checker refuses, too.
+        sbp.assert_plan_unchanged(ffn, tmp_path / "plan.txt")  # pyright: ignore
+    assert (tmp_path / "other.txt").read_text() == "mine"
+
+
+def test_the_report_as_data_has_the_figures_of_the_plan(plan):
+    data = json.loads(json.dumps(plan.report().to_json()))
+    assert (data["format"], data["function"], data["ok"]) == ("sbp report 1", "ffn", True)
+    found, cost = data["plan"], plan.program.cost
+    assert found["bytes_sent_per_device"] == cost.bytes_per_device
+    assert found["strategy"]["model"].startswith("tensor parallel")
+    assert [t["type"] for t in found["inputs"]] == ["data:S(0)", "model:S(1)", "model:S(0)"]
+    assert [t["on_one_device"] for t in found["inputs"]] == [
+        "f32[32,256]",
+        "f32[256,256]",
+        "f32[256,256]",
+    ]
+    sent = sum(c["bytes_sent_per_device"] for c in found["collectives"])
+    by_module = sum(
+        c["bytes_sent_per_device"]
+        for phases in found["modules"].values()
+        for some in phases.values()
+        for c in some
+    )
+    assert sent == pytest.approx(cost.bytes_per_device) == by_module
+    assert set(found["modules"]) <= {"", "block_*"}
+
+
+def test_a_refusal_as_data_has_its_findings():
+    explicit = sbp.jit(
+        lambda x, w: x @ w, MESH, in_types=("model:S(1)", "model:S(1)"), boxing="explicit"
+    )
+    data = explicit.check(SHAPES[0], jax.ShapeDtypeStruct((256, 64), "float32")).to_json()
+    assert not data["ok"] and data["plan"] is None
+    assert data["diagnostics"][0]["severity"] == "error"
