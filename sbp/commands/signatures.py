@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh
 from rich.console import Console
 
 from sbp.api.jit import jit
-from sbp.commands.parser import arguments, required_parameters
+from sbp.commands.command_line import arguments, required_parameters
 from sbp.errors import SbpError, bytes_text, counted, listed
 from sbp.plan.program import shape_text
 from sbp.report.facts import outputs

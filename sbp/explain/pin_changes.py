@@ -19,7 +19,7 @@ from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.layout import padded
-from sbp.plan.program import Program, place
+from sbp.plan.program import place
 from sbp.source.editing import Part, repin as repinned_source
 from sbp.source.reader import expression_at, position_at, source_text, users_span
 from sbp.trace.graph import Dataflow, Graph, Node, Operand, group_by
@@ -247,43 +247,6 @@ def _pinned_after(request: Request, subject: Subject, wanted: Wanted) -> Request
     # without the annotation, as they do when the source annotates the result.
     after = {v: pin for v in subject.values if v in read}
     return replace(request, graph=rewrite(graph, after=after, own=own))
-
-
-class Types:
-    """The types of subjects of the program `asked` in a plan of it, or of an edit in which one of
-    them is pinned.
-
-    Arguments:
-      program: the plan.
-      asked: the program.
-    """
-
-    def __init__(self, program: Program, asked: Graph) -> None:
-        self.program, self.asked = program, asked
-        new = [
-            n
-            for n in program.graph.walk()
-            if n.op == annotate_p.name and n.outputs[0] not in asked.avals
-        ]
-        # For each value that was pinned by the edit, the annotation's result.
-        self.pinned = {n.inputs[0]: n.outputs[0] for n in reversed(new)}
-
-    def type_of(self, subject: Subject) -> NdSbp:
-        """The type of a subject. Values may be missing in the plan: a conversion that is not
-        repeated takes with it the operations that only fed it."""
-        if subject.kind == "output":
-            return self.program.output_types[subject.position]
-        typing, values = self.program.typing, set(subject.values)
-        pinned = [self.pinned[v] for v in subject.values if v in self.pinned]
-        if subject.kind == "made" and pinned:
-            return typing.type_of(pinned[0])
-        present = [v for v in subject.values if v in typing.values]
-        if not present:  # the annotation was taken out: take its operand
-            inputs = (
-                o for n in self.asked.walk() if not values.isdisjoint(n.outputs) for o in n.inputs
-            )
-            present = [o for o in inputs if isinstance(o, int) and o in typing.values]
-        return typing.type_of(present[0])
 
 
 def _own_reads(graph: Graph, subject: Subject) -> frozenset[tuple[int, Operand]]:

@@ -13,8 +13,8 @@ from typing import Literal
 from sbp.annotations import annotate_p
 from sbp.errors import SHOWN
 from sbp.explain.origins import ConversionNeed, ConversionReason, Link, Origins
-from sbp.explain.pin_changes import Types, pin_boundary, pin_nodes, pin_subject
-from sbp.explain.subjects import AtomChange, Subject, Subjects, ValueName, changed_axes
+from sbp.explain.pin_changes import pin_boundary, pin_nodes, pin_subject
+from sbp.explain.subjects import AtomChange, Subject, Subjects, Types, ValueName, changed_axes
 from sbp.infer.check import CheckResult, check
 from sbp.infer.choose import EndCondition
 from sbp.infer.constraints import pin_sites

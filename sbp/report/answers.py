@@ -6,16 +6,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sbp.errors import counted, seconds_text
-from sbp.explain.difference import (
+from sbp.explain.origins import Link, without_passing
+from sbp.explain.subjects import (
+    AxisRow,
     ComparedPlan,
     Difference,
     Setting,
+    SourcePlace,
+    Subject,
     TrafficDifference,
     ValueDifference,
+    ValueName,
     compare,
 )
-from sbp.explain.origins import Link, without_passing
-from sbp.explain.subjects import AxisRow, SourcePlace, Subject, ValueName
 from sbp.explain.why import Alternative, AxisStory, ExplainedConversion, Why
 from sbp.infer.space import Code, decode
 from sbp.infer.typing import OPTIMAL_GAP

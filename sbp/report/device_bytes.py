@@ -21,18 +21,22 @@ from sbp.report.facts import (
     tensor,
 )
 from sbp.report.flows import MOMENTS, ProgramFlows, place_name, traffic
-from sbp.report.parts import SHOWN_ROWS, Picture, Table, table, table_of
-from sbp.report.svg import (
+from sbp.report.parts import (
     CELL,
     COSTLY,
     PARTIAL,
+    SHOWN_ROWS,
     SPLIT,
     WHOLE,
     Board,
     Ink,
+    Picture,
     Point,
+    Table,
     draw_phases,
     picture,
+    table,
+    table_of,
 )
 from sbp.report.wording import branches_text, sentences, times_text
 from sbp.source.reader import shorten

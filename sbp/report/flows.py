@@ -22,8 +22,20 @@ from sbp.errors import (
 from sbp.infer.space import to_type
 from sbp.plan.program import PHASES, Phase, Phases, Program, Send, sends
 from sbp.report.facts import nodes_with_runs
-from sbp.report.parts import Picture, Share, Table, table_of
-from sbp.report.svg import CELL, COSTLY, PARTIAL, SPLIT, WHOLE, Board, Ink, picture
+from sbp.report.parts import (
+    CELL,
+    COSTLY,
+    PARTIAL,
+    SPLIT,
+    WHOLE,
+    Board,
+    Ink,
+    Picture,
+    Share,
+    Table,
+    picture,
+    table_of,
+)
 from sbp.report.wording import branches_text, sentences, without_number
 from sbp.source.reader import line_text, shorten, users_span
 from sbp.trace.graph import CONTROL_FLOW, Dataflow, Node, group_by

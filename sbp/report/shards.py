@@ -13,8 +13,19 @@ from sbp.explain.subjects import Subjects
 from sbp.plan.ir import Register, Source
 from sbp.plan.program import Program
 from sbp.report.facts import Tensor, annotated_tensors, inputs, tensor
-from sbp.report.parts import Picture, Table, table
-from sbp.report.svg import CELL, PARTIAL, SPLIT, WHOLE, Board, Ink, Point, picture
+from sbp.report.parts import (
+    CELL,
+    PARTIAL,
+    SPLIT,
+    WHOLE,
+    Board,
+    Ink,
+    Picture,
+    Point,
+    Table,
+    picture,
+    table,
+)
 from sbp.report.wording import sentences
 from sbp.source.reader import shorten
 from sbp.trace.graph import group_by

@@ -13,23 +13,21 @@ from sbp.plan.program import PHASES, Phase, Phases, Program
 from sbp.report.facts import flops_of
 from sbp.report.flows import Grouping, PlaceName, place_name
 from sbp.report.parts import (
-    SHOWN_ROWS,
-    Picture,
-    Section,
-    Table,
-    table,
-    table_of,
-)
-from sbp.report.svg import (
     COSTLY,
     PARTIAL,
     PHASE_HEIGHT,
+    SHOWN_ROWS,
     SPLIT,
     WHOLE,
     Board,
     Ink,
+    Picture,
+    Section,
+    Table,
     draw_phases,
     picture,
+    table,
+    table_of,
 )
 from sbp.report.wording import sentences
 from sbp.trace.graph import CONTROL_FLOW, LOOPS, Node, group_by, trips_are_assumed, trips_of

@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 import sbp
 from sbp.errors import SbpError
 from sbp.report.facts import Tensor
-from sbp.report.parts import Page
+from sbp.report.parts import NAMESPACE, Page
 from sbp.report.report import Shown
 from sbp.report.shards import (
     MOST_BLOCKS,
@@ -23,7 +23,6 @@ from sbp.report.shards import (
     shards_of,
     telling_tensor,
 )
-from sbp.report.svg import NAMESPACE
 from sbp.types import Split, Unreduced, parse
 
 MESH = AbstractMesh((2, 4), ("data", "model"))

@@ -2,10 +2,8 @@
 
 from xml.etree import ElementTree
 
-from sbp.report.html import page_html
-from sbp.report.parts import Facts, Page, Picture
-from sbp.report.svg import NAMESPACE, Board, Ink
-from sbp.report.terminal import page_lines
+from sbp.report.parts import NAMESPACE, Board, Facts, Ink, Page, Picture
+from sbp.report.rendering import page_html, page_lines
 
 WORDS = '<b title="x">&amp;\x00\x1b[31m \u202eright to left\u202c 漢字 ]]>'
 
