@@ -304,9 +304,8 @@ def _value(part: ast.expr, text: str, scope: SymbolicScope) -> Any:
 
 def _is_key(part: ast.expr | None) -> bool:
     """Whether a syntax tree stands for a key of a dict: numbers, texts, and tuples of them."""
-    if isinstance(part, ast.Tuple):
-        return all(map(_is_key, part.elts))
-    return isinstance(part, ast.Constant | ast.UnaryOp)
+    parts = part.elts if isinstance(part, ast.Tuple) else []
+    return all(map(_is_key, parts)) and isinstance(part, ast.Tuple | ast.Constant | ast.UnaryOp)
 
 
 def _shape(sizes: Sequence[ast.expr], text: str, scope: SymbolicScope) -> tuple[Any, ...]:
@@ -424,13 +423,22 @@ def _findings(report: Report) -> Page:
         return Page(parts=parts)
     cost, mesh = report.program.cost, report.program.mesh
     assumed = " (assumed; --hardware names another)" if mesh.is_assumed else ""
-    pairs = (
-        ("mesh", f"{mesh}"),
-        ("sent per call", f"{bytes_text(cost.bytes_per_device)} per device"),
-        ("peak memory", f"{bytes_text(cost.peak_memory_bytes)} per device"),
-        ("modelled time", f"{seconds_text(cost.seconds)} on {mesh.hardware.name}{assumed}"),
+    return Page(
+        parts=(
+            *parts,
+            Facts(
+                pairs=(
+                    ("mesh", f"{mesh}"),
+                    ("sent per call", f"{bytes_text(cost.bytes_per_device)} per device"),
+                    ("peak memory", f"{bytes_text(cost.peak_memory_bytes)} per device"),
+                    (
+                        "modelled time",
+                        f"{seconds_text(cost.seconds)} on {mesh.hardware.name}{assumed}",
+                    ),
+                )
+            ),
+        )
     )
-    return Page(parts=(*parts, Facts(pairs=pairs)))
 
 
 def _show_users_error(error: "UserCodeError", target: str) -> None:
