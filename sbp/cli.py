@@ -14,8 +14,13 @@ from typing import Any
 
 from rich.console import Console
 
-from sbp.commands.check import is_target, show_program
-from sbp.commands.parser import COMMANDS, command_parser, completion_script
+from sbp.commands.command_line import (
+    COMMANDS,
+    command_parser,
+    completion_script,
+    is_target,
+    show_program,
+)
 from sbp.commands.signatures import show_signatures
 from sbp.errors import CODES, SbpError, nearest
 from sbp.kinds import Kind, takes

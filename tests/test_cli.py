@@ -17,7 +17,7 @@ import pytest
 
 import sbp
 from sbp.cli import _PROGRAMS, main
-from sbp.commands.parser import arguments
+from sbp.commands.command_line import arguments
 from sbp.commands.signatures import signature_page, signatures_page
 from sbp.errors import CODES, SbpError, SbpTypeError, SbpWarning
 from sbp.report.codes import PAGES, PRELUDE

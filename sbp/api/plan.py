@@ -27,7 +27,6 @@ from sbp.errors import (
     refused,
     users_stacklevel,
 )
-from sbp.explain.difference import ComparedPlan
 from sbp.explain.faults import explain
 from sbp.explain.relaxations import (
     costly_annotations,
@@ -35,6 +34,7 @@ from sbp.explain.relaxations import (
     memory_diagnostic,
     unchecked_regions,
 )
+from sbp.explain.subjects import ComparedPlan
 from sbp.explain.why import why
 from sbp.kinds import FLAG, Kind, instance_of, leaves_of, made_of, public, takes
 from sbp.plan.fit import fit
@@ -43,8 +43,8 @@ from sbp.plan.saved import SavedPlan, load_program, write_file
 from sbp.report.answers import Comparison, Explanation, comparison, explanation
 from sbp.report.facts import inputs, outputs, strategy
 from sbp.report.flows import ProgramFlows
+from sbp.report.rendering import counting_down
 from sbp.report.report import Report
-from sbp.report.terminal import counting_down
 from sbp.run.execute import Executable, JointRun
 
 # ---- plans --------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh
 from rich.console import Console
 
 from sbp.api.jit import jit
-from sbp.commands.parser import arguments, required_parameters
+from sbp.commands.command_line import arguments, required_parameters
 from sbp.errors import SbpError, bytes_text, counted, listed
 from sbp.plan.program import shape_text
 from sbp.report.facts import outputs
@@ -209,7 +209,7 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
             *([Section(title=whole, parts=(costs,))] if calls else []),
         ),
     )
-    data = {
+    return page, {
         "function": shown,
         "inputs": inputs,
         "others": others,
@@ -226,7 +226,6 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
         ],
         "calls": calls,
     }
-    return page, data
 
 
 def _is_function(value: Any) -> bool:
@@ -316,8 +315,9 @@ def _of_arrays(function: Callable[..., Any], given: _Given) -> tuple[Callable[..
 
     def call(*values: Any) -> Any:
         left = iter(values)
-        filled = [next(left) if a else leaf for a, leaf in zip(is_array, leaves, strict=True)]
-        args, kwargs = jax.tree.unflatten(tree, filled)
+        args, kwargs = jax.tree.unflatten(
+            tree, [next(left) if a else leaf for a, leaf in zip(is_array, leaves, strict=True)]
+        )
         return function(*args, **kwargs)
 
     return call, list(itertools.compress(leaves, is_array))

@@ -19,7 +19,7 @@ from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
 from sbp.infer.space import Code, decode, encode
 from sbp.layout import padded
-from sbp.plan.program import Program, place
+from sbp.plan.program import place
 from sbp.source.editing import Part, repin as repinned_source
 from sbp.source.reader import expression_at, position_at, source_text, users_span
 from sbp.trace.graph import Dataflow, Graph, Node, Operand, group_by
@@ -100,8 +100,11 @@ def pin_nodes(request: Request, nodes: Iterable[Node], wanted: Wanted) -> Reques
     for node in nodes:
         pin: Pin = node.params["pin"]
         codes = wanted_codes(pinned_codes(pin, request.mesh), wanted)
-        named = zip(request.mesh.names, codes, strict=True)
-        atoms = {axis: decode(c) for axis, c in named if c is not None}
+        atoms = {
+            axis: decode(c)
+            for axis, c in zip(request.mesh.names, codes, strict=True)
+            if c is not None
+        }
         at[node.id] = replace(pin, type=NdSbp(atoms), complete=False) if atoms else None
     return replace(request, graph=rewrite(request.graph, at=at)) if at else request
 
@@ -134,8 +137,10 @@ def insert_pins(
         if any(len(request.graph.aval(v).shape) < code for v in values):
             return None
         before = {node: tuple((v, pin) for v in found) for node, found in placed_before.items()}
-        after = dict.fromkeys(placed_after, pin)
-        request = replace(request, graph=rewrite(request.graph, before=before, after=after))
+        request = replace(
+            request,
+            graph=rewrite(request.graph, before=before, after=dict.fromkeys(placed_after, pin)),
+        )
     return request
 
 
@@ -223,20 +228,22 @@ def pin_subject(request: Request, subject: Subject, wanted: Wanted) -> Request:
         case "input" | "output" as kind:
             return pin_boundary(request, kind, subject.position, wanted)
         case "annotation":
-            mine = (
-                n
-                for n in request.graph.walk()
-                if n.op == annotate_p.name and n.outputs[0] in subject.values
+            return pin_nodes(
+                request,
+                (
+                    n
+                    for n in request.graph.walk()
+                    if n.op == annotate_p.name and n.outputs[0] in subject.values
+                ),
+                wanted,
             )
-            return pin_nodes(request, mine, wanted)
         case "made":
             return _pinned_after(request, subject, wanted)
 
 
 def _pinned_after(request: Request, subject: Subject, wanted: Wanted) -> Request:
     graph, names = request.graph, request.mesh.names
-    asked = ((names[k], c) for k, c in sorted(wanted.items()))
-    pin = Pin(NdSbp({axis: decode(c) for axis, c in asked if c is not None}))
+    pin = Pin(NdSbp({names[k]: decode(c) for k, c in sorted(wanted.items()) if c is not None}))
     own = _own_reads(graph, subject)
     # A copy that only the operation's own gradient reads is not annotated in the source's program
     # either: JAX drops it as dead.
@@ -247,43 +254,6 @@ def _pinned_after(request: Request, subject: Subject, wanted: Wanted) -> Request
     # without the annotation, as they do when the source annotates the result.
     after = {v: pin for v in subject.values if v in read}
     return replace(request, graph=rewrite(graph, after=after, own=own))
-
-
-class Types:
-    """The types of subjects of the program `asked` in a plan of it, or of an edit in which one of
-    them is pinned.
-
-    Arguments:
-      program: the plan.
-      asked: the program.
-    """
-
-    def __init__(self, program: Program, asked: Graph) -> None:
-        self.program, self.asked = program, asked
-        new = [
-            n
-            for n in program.graph.walk()
-            if n.op == annotate_p.name and n.outputs[0] not in asked.avals
-        ]
-        # For each value that was pinned by the edit, the annotation's result.
-        self.pinned = {n.inputs[0]: n.outputs[0] for n in reversed(new)}
-
-    def type_of(self, subject: Subject) -> NdSbp:
-        """The type of a subject. Values may be missing in the plan: a conversion that is not
-        repeated takes with it the operations that only fed it."""
-        if subject.kind == "output":
-            return self.program.output_types[subject.position]
-        typing, values = self.program.typing, set(subject.values)
-        pinned = [self.pinned[v] for v in subject.values if v in self.pinned]
-        if subject.kind == "made" and pinned:
-            return typing.type_of(pinned[0])
-        present = [v for v in subject.values if v in typing.values]
-        if not present:  # the annotation was taken out: take its operand
-            inputs = (
-                o for n in self.asked.walk() if not values.isdisjoint(n.outputs) for o in n.inputs
-            )
-            present = [o for o in inputs if isinstance(o, int) and o in typing.values]
-        return typing.type_of(present[0])
 
 
 def _own_reads(graph: Graph, subject: Subject) -> frozenset[tuple[int, Operand]]:
@@ -387,8 +357,10 @@ def _input_edits(request: Request, site: PinSite, edit: OptionEdit) -> tuple[Opt
     is_partial = any(c is not None and c < 0 for c in site.codes)
     if source == "keyword argument" or (source == "argument" and is_partial):
         return ()
-    others = carried_inputs(request, site).items()
-    edits = [OptionEdit(option="in_types", value=repr(t), position=i) for i, t in others]
+    edits = [
+        OptionEdit(option="in_types", value=repr(t), position=i)
+        for i, t in carried_inputs(request, site).items()
+    ]
     return tuple(sorted((*edits, edit), key=lambda e: e.position or 0))
 
 
@@ -602,11 +574,12 @@ class PinChanges:
         first, since they keep the least memory. The pins are those of the fault on its mesh axis,
         and those of the findings that end in the same place. They can make up two sides, such as
         the terms of two sums that are multiplied."""
-        findings = (f for f in self.fault.findings if f.mesh_axis == self.fault.axis)
-        sites = self.sites_of({c.name: c for f in findings for c in f.pins}.values())
+        pins = {
+            c.name: c for f in self.fault.findings if f.mesh_axis == self.fault.axis for c in f.pins
+        }
         moves = [
             pair
-            for a, b in itertools.combinations(sites, 2)
+            for a, b in itertools.combinations(self.sites_of(pins.values()), 2)
             for pair in itertools.product(self.moves(*a), self.moves(*b))
         ]
         for pair in sorted(moves, key=lambda pair: sum(code <= 0 for _, _, code in pair)):

@@ -1,19 +1,29 @@
-"""The values that a user's name stands for: a variable, an input, an output or a source line; and
-how answers quote them."""
+"""The values that a user's name stands for: a variable, an input, an output or a source line; how
+answers quote them; and the differences between two plans: settings, costs, types of values,
+conversions.
+
+The programs of two plans need not be the same. Values are matched by the user's names and by the
+text of their line, not by its number.
+"""
 
 import ast
 import itertools
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, NamedTuple
 
 from sbp.annotations import annotate_p
 from sbp.errors import SbpError, Span, file_name, nearest, position_text
-from sbp.infer.space import Code, Codes
-from sbp.source.reader import Targets, expression_at, name_called, names_at, source_text
+from sbp.explain.names import Names
+from sbp.infer.constraints import pin_sites
+from sbp.infer.space import Code, Codes, decode, from_type, local_bytes
+from sbp.limits import policies_in
+from sbp.plan.program import Cost, Program, Send, sends
+from sbp.source.reader import Targets, expression_at, name_called, names_at, source_text, users_span
 from sbp.trace.graph import SCAN, Dataflow, Graph, Node, Operand, group_by, interface_of
+from sbp.types import NdSbp
 
 # ---- quotes -------------------------------------------------------------------------------------
 # Source places, names of values, rows and changes of atoms, as answers quote them.
@@ -105,8 +115,9 @@ class AtomChange:
 
 def changed_axes(source: Codes, target: Codes) -> list[int]:
     """Positions of the mesh axes on which two types differ."""
-    pairs = zip(source, target, strict=True)
-    return [k for k, (before, after) in enumerate(pairs) if before != after]
+    return [
+        k for k, (before, after) in enumerate(zip(source, target, strict=True)) if before != after
+    ]
 
 
 # ---- subjects -----------------------------------------------------------------------------------
@@ -123,14 +134,13 @@ def kind_of(node: Node, graph: Graph) -> tuple[Any, ...]:
     The operations inside a library's function are one line of the user; JAX's own traceback
     distinguishes them.
     """
-    shapes = tuple((tuple(graph.avals[v].shape), str(graph.avals[v].dtype)) for v in node.outputs)
     return (
         node.op,
         node.span,
         getattr(node.source_info, "traceback", None),
         node.in_gradient,
         len(node.inputs),
-        shapes,
+        tuple((tuple(graph.avals[v].shape), str(graph.avals[v].dtype)) for v in node.outputs),
     )
 
 
@@ -264,8 +274,9 @@ class Subjects:
         if line is None:
             named = self.innermost(s for s in self.places if names_at(s))
             variables = (s.label for s in named if s.label.isidentifier())
-            known = {*self.graph.input_names, *self.output_names, *variables}
-            return nearest(text, known, limit=12)
+            return nearest(
+                text, {*self.graph.input_names, *self.output_names, *variables}, limit=12
+            )
         numbers = sorted({s.line for s in self.places}, key=lambda n: abs(n - int(line["line"])))
         near = ", ".join(map(str, sorted(numbers[:3])))
         return f"; lines near it with values: {near}" if near else ""
@@ -370,3 +381,315 @@ def _is_gradient_call(span: Span) -> str:
     expression, _ = expression_at(span)
     called = name_called(expression.func) if isinstance(expression, ast.Call) else ""
     return called if called in ("grad", "value_and_grad") else ""
+
+
+class Types:
+    """The types of subjects of the program `asked` in a plan of it, or of an edit in which one of
+    them is pinned.
+
+    Arguments:
+      program: the plan.
+      asked: the program.
+    """
+
+    def __init__(self, program: Program, asked: Graph) -> None:
+        self.program, self.asked = program, asked
+        new = [
+            n
+            for n in program.graph.walk()
+            if n.op == annotate_p.name and n.outputs[0] not in asked.avals
+        ]
+        # For each value that was pinned by the edit, the annotation's result.
+        self.pinned = {n.inputs[0]: n.outputs[0] for n in reversed(new)}
+
+    def type_of(self, subject: Subject) -> NdSbp:
+        """The type of a subject. Values may be missing in the plan: a conversion that is not
+        repeated takes with it the operations that only fed it."""
+        if subject.kind == "output":
+            return self.program.output_types[subject.position]
+        typing, values = self.program.typing, set(subject.values)
+        pinned = [self.pinned[v] for v in subject.values if v in self.pinned]
+        if subject.kind == "made" and pinned:
+            return typing.type_of(pinned[0])
+        present = [v for v in subject.values if v in typing.values]
+        if not present:  # the annotation was taken out: take its operand
+            present = [
+                o
+                for n in self.asked.walk()
+                if not values.isdisjoint(n.outputs)
+                for o in n.inputs
+                if isinstance(o, int) and o in typing.values
+            ]
+        return typing.type_of(present[0])
+
+
+# ---- settings -----------------------------------------------------------------------------------
+# The settings that differ between two plans: mesh, hardware, policies, limits, budgets, donation
+# and pins.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedPlan:
+    """One of the two plans that are compared, with the names that its user knows.
+
+    Arguments:
+      title: the function's name.
+      program: the plan.
+      output_names: names of the results.
+      donated: names of the inputs that are donated.
+    """
+
+    title: str
+    program: Program
+    output_names: tuple[str, ...] = ()
+    donated: tuple[str, ...] = ()
+
+
+class Setting(NamedTuple):
+    """A setting that differs between two plans.
+
+    Attributes:
+      kind: which setting. "figure": a figure of the hardware; "network": that of a mesh axis;
+        "policy": the policies around a line; "input", "output" and "annotation": a pin.
+      subject: the figure, the mesh axis, the text of the line, or the name of the pinned value;
+        empty for other kinds.
+      this, other: the setting of each plan, by kind; None where a plan has none. A mesh is (mesh
+        axis, size) pairs, boxing (mesh axis, policy) pairs, the policies around a line are the sets
+        of (policy, mesh axis) pairs, innermost first, and pins the (mesh axis, atom) pairs of each.
+    """
+
+    kind: str
+    subject: str
+    this: Any
+    other: Any
+
+
+_OF_BOTH = frozenset({"figure", "policy"})
+"""Settings that are compared where both plans have the hardware or the line."""
+
+
+def settings(this: ComparedPlan, other: ComparedPlan) -> Iterator[Setting]:
+    """The settings that differ between two plans."""
+    ours, theirs = _settings(this), _settings(other)
+    for key in dict.fromkeys((*ours, *theirs)):
+        both = key in ours and key in theirs
+        if ours.get(key) != theirs.get(key) and (both or key[0] not in _OF_BOTH):
+            yield Setting(key[0], key[1], ours.get(key), theirs.get(key))
+
+
+def _settings(side: ComparedPlan) -> dict[tuple[str, str, str], Any]:
+    """The settings of a plan by kind, subject, and the function of a line."""
+    request, names = side.program.request, side.program.mesh.names
+    hardware, own = request.mesh.hardware, request.axis_policies or (None,) * len(names)
+    policies = [policy or request.boxing for policy in own]
+    found: dict[tuple[str, str, str], Any] = {
+        ("function", "", ""): side.title,
+        ("mesh", "", ""): tuple(zip(names, request.mesh.sizes, strict=True)),
+        ("hardware", "", ""): hardware.name,
+        **{
+            ("figure", f"{field.name} of {hardware.name}", ""): getattr(hardware, field.name)
+            for field in fields(hardware)
+            if field.name != "slow_axes"
+        },
+        **{("network", axis, ""): network for axis, network in sorted(hardware.slow_axes)},
+        # One policy for all mesh axes is the same on meshes with other axes.
+        ("boxing", "", ""): (
+            policies[0] if len(set(policies)) == 1 else tuple(zip(names, policies, strict=True))
+        ),
+        ("memory limit", "", ""): request.memory_limit,
+        ("budgets", "", ""): frozenset(request.budgets),
+        ("reduce_dtype", "", ""): request.reduce_dtype,
+        ("donated", "", ""): frozenset(side.donated),
+    }
+    for node in request.graph.walk():
+        span = users_span(node)
+        text = source_text(span, 44).replace("`", "'")
+        if span and text:
+            key, around = ("policy", text, span.function), tuple(reversed(policies_in(node.scope)))
+            found[key] = found.get(key, frozenset()) | ({around} if around else set())
+    graph_names = Names(request.graph)
+    for site in pin_sites(request):
+        named = site.source == "output" and side.output_names
+        name = side.output_names[site.position] if named else graph_names.site(site)
+        # Types of inputs and outputs are complete, so B is left out there.
+        atoms = tuple(
+            (axis, decode(c))
+            for axis, c in zip(request.mesh.names, site.codes, strict=True)
+            if c is not None and (c != 0 or site.source == "annotation")
+        )
+        pins = found.get((site.source, name, ""), ())
+        found[site.source, name, ""] = pins if atoms in pins else (*pins, atoms)
+    return found
+
+
+# ---- differences --------------------------------------------------------------------------------
+
+
+class ComparedValue(NamedTuple):
+    """A value in one plan: its type, the bytes of one device's shard, and its line; None for inputs
+    and outputs."""
+
+    type: NdSbp
+    bytes_per_device: float
+    place: SourcePlace | None
+
+
+class ValueDifference(NamedTuple):
+    """A value whose type is not the same in both plans, as each plan has it."""
+
+    name: str
+    is_gradient: bool
+    this: ComparedValue
+    other: ComparedValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficDifference:
+    """Collectives that the plans do not have alike.
+
+    Arguments:
+      send: the first of them.
+      made: the operation that makes the value or that sends, with the user's expression; or the
+        name of an argument.
+      read: the operation that reads the value; empty where an operation sends itself.
+      runs: executions per call, in each plan.
+      bytes_per_device: bytes that one device sends per call, in each plan.
+    """
+
+    send: Send
+    made: str
+    read: str
+    runs: tuple[int, int]
+    bytes_per_device: tuple[float, float]
+
+    @property
+    def bytes_more(self) -> float:
+        """Bytes that the other plan sends beyond this one."""
+        return self.bytes_per_device[1] - self.bytes_per_device[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """All that differs between two plans; each list has most bytes first.
+
+    Arguments:
+      titles: the functions.
+      settings: what was asked differently.
+      costs: of a call of each.
+      inputs, outputs, values: types that differ, by name.
+      sent: collectives that differ.
+      matched: number of values that both have, inputs and outputs included.
+      unmatched: number of values that only one has, for each.
+    """
+
+    titles: tuple[str, str]
+    settings: tuple[Setting, ...]
+    costs: tuple[Cost, Cost]
+    inputs: tuple[ValueDifference, ...]
+    outputs: tuple[ValueDifference, ...]
+    values: tuple[ValueDifference, ...]
+    sent: tuple[TrafficDifference, ...]
+    matched: int
+    unmatched: tuple[int, int]
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs."""
+        return (
+            not (self.settings or self.inputs or self.outputs or self.values or self.sent)
+            and self.costs[0] == self.costs[1]
+        )
+
+
+def compare(this: ComparedPlan, other: ComparedPlan) -> Difference:
+    """The differences of another plan from this one."""
+    ours, theirs = _values(this), _values(other)
+    return Difference(
+        titles=(this.title, other.title),
+        settings=tuple(settings(this, other)),
+        costs=(this.program.cost, other.program.cost),
+        inputs=_differing("input", ours, theirs),
+        outputs=_differing("output", ours, theirs),
+        values=_differing("value", ours, theirs),
+        sent=_traffic(this.program, other.program),
+        matched=len(ours.keys() & theirs.keys()),
+        unmatched=(len(ours.keys() - theirs.keys()), len(theirs.keys() - ours.keys())),
+    )
+
+
+ValueKey = tuple[str, str, bool, str, int]
+"""The key by which values of two programs are matched: "input", "output" or "value", the user's
+name or expression, whether it is the gradient of that, the function it stands in, and which of the
+values with that label."""
+
+
+def _values(side: ComparedPlan) -> dict[ValueKey, ComparedValue]:
+    """The inputs, the outputs, and the values that the expressions of a program make. Each value
+    belongs to its innermost expression; values with one label are numbered in order."""
+    subjects = Subjects(side.program.request.graph, side.output_names)
+    values = side.program.typing.values
+    inner = (s for s in subjects.innermost(subjects.places) if any(v in values for v in s.values))
+    found: dict[ValueKey, ComparedValue] = {}
+    count: Counter[tuple[Any, ...]] = Counter()
+    graph, mesh = side.program.request.graph, side.program.mesh
+    types = Types(side.program, graph)
+    for s in (*subjects.boundary(), *sorted(distinct(inner), key=lambda s: s.values[0])):
+        kind = s.kind if s.kind in ("input", "output") else "value"
+        alike = kind, s.label, s.gradient, s.frame.function if s.frame else ""
+        t, aval = types.type_of(s), graph.avals[s.values[0]]
+        size = float(local_bytes(aval, from_type(t, mesh), mesh.sizes))
+        found[*alike, count[alike]] = ComparedValue(t, size, s.place)
+        count[alike] += 1
+    return found
+
+
+def _differing(
+    kind: str, ours: Mapping[ValueKey, ComparedValue], theirs: Mapping[ValueKey, ComparedValue]
+) -> tuple[ValueDifference, ...]:
+    """Values of both plans whose types differ, most bytes first."""
+    found = [
+        ValueDifference(*key[1:3], value, theirs[key])
+        for key, value in ours.items()
+        if key[0] == kind and key in theirs and theirs[key].type != value.type
+    ]
+    return tuple(
+        sorted(found, key=lambda d: -max(d.this.bytes_per_device, d.other.bytes_per_device))
+    )
+
+
+# ---- traffic ------------------------------------------------------------------------------------
+
+
+def _traffic(this: Program, other: Program) -> tuple[TrafficDifference, ...]:
+    ours, theirs = _sends(this), _sends(other)
+    found = [
+        TrafficDifference(
+            send=(ours.get(key) or theirs[key])[0],
+            made=key[3],
+            read=key[4],
+            runs=(sum(s.runs for s in ours[key]), sum(s.runs for s in theirs[key])),
+            bytes_per_device=(sum(s.bytes for s in ours[key]), sum(s.bytes for s in theirs[key])),
+        )
+        for key in dict.fromkeys((*ours, *theirs))
+    ]
+    differing = (d for d in found if len({*d.runs}) > 1 or d.bytes_more)
+    return tuple(sorted(differing, key=lambda d: -abs(d.bytes_more)))
+
+
+def _sends(program: Program) -> defaultdict[tuple[Any, ...], list[Send]]:
+    """The collectives of a plan by what they may have in common with another plan's: kind, mesh
+    axes, change, maker, reader, the passes of these two, and kernel."""
+    names, found = Names(program.graph), defaultdict[tuple[Any, ...], list[Send]](list)
+    for s in sends(program):
+        value = names.value(s.planned.box.source.value) if s.planned else ""
+        made = _end(s.maker) or (f"`{value}`" if value else "an argument of a body")
+        read = (_end(s.reader) or "the end") if s.planned else ""
+        passes = [n.backward if n else None for n in (s.maker, s.reader)]
+        found[s.kind, s.mesh_axes, s.change, made, read, *passes, s.kernel].append(s)
+    return found
+
+
+def _end(node: Node | None) -> str:
+    """An operation that makes or reads a value; empty for none."""
+    text = source_text(node.span, 44).replace("`", "'") if node else ""
+    return "" if node is None else f"{node.name} `{text}`" if text else node.name

@@ -207,10 +207,7 @@ def _others(finding: Finding, main: Node) -> Iterator[tuple[Node, str]]:
     if fault.kind == "pending":
         yield fault.node, "the mean of one shard is taken here"
     elif fault.made is not None:
-        text = {
-            "doubled": "reduced here first",
-            "copies": "whole from here on",
-        }
+        text = {"doubled": "reduced here first", "copies": "whole from here on"}
         yield fault.made, text.get(fault.kind, "partial from here on")
     if finding.observer is not None and finding.observer is not main:
         yield finding.observer, "taken here"
@@ -329,13 +326,11 @@ def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
 
 def _labels(texts: Iterable[tuple[Node, str]]) -> tuple[Label, ...]:
     """Labels on the user's lines of some operations, the first one as the primary one."""
-    found = dict[Span, str]()
-    for node, text in texts:
-        span = users_span(node)
-        if span is not None:
-            found.setdefault(span, text)
+    spans = ((users_span(node), text) for node, text in texts)
+    found = group_by(((span, text) for span, text in spans if span), lambda at: at[0])
     return tuple(
-        Label(span=span, text=text, primary=i == 0) for i, (span, text) in enumerate(found.items())
+        Label(span=span, text=same[0][1], primary=i == 0)
+        for i, (span, same) in enumerate(found.items())
     )
 
 
@@ -468,8 +463,7 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                     ends[name] += ring
                     continue
                 if kind in COUNTED and scalars(finding.fault.node):
-                    numbers = (*finding.numbers, *sorted(written.numbers))
-                    finding = replace(finding, numbers=numbers)
+                    finding = replace(finding, numbers=(*finding.numbers, *sorted(written.numbers)))
                 # The same fault on several mesh axes is one.
                 known = found.get(finding.key, finding)
                 both = {*known.mesh_axes, *finding.mesh_axes}
@@ -481,10 +475,9 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
         found |= {finding.key: finding for finding in wrong}
     # A collective that mixes up the dims of a value does so on other mesh axes as well.
     placed = {f.fault.node.id for f in found.values() if f.fault.kind != "local"}
-    findings = (
+    return tuple(
         f for f in found.values() if f.fault.kind != "local" or f.fault.node.id not in placed
-    )
-    return tuple(findings), ends
+    ), ends
 
 
 # ---- helps --------------------------------------------------------------------------------------

@@ -22,8 +22,20 @@ from sbp.errors import (
 from sbp.infer.space import to_type
 from sbp.plan.program import PHASES, Phase, Phases, Program, Send, sends
 from sbp.report.facts import nodes_with_runs
-from sbp.report.parts import Picture, Share, Table, table_of
-from sbp.report.svg import CELL, COSTLY, PARTIAL, SPLIT, WHOLE, Board, Ink, picture
+from sbp.report.parts import (
+    CELL,
+    COSTLY,
+    PARTIAL,
+    SPLIT,
+    WHOLE,
+    Board,
+    Ink,
+    Picture,
+    Share,
+    Table,
+    picture,
+    table_of,
+)
 from sbp.report.wording import branches_text, sentences, without_number
 from sbp.source.reader import line_text, shorten, users_span
 from sbp.trace.graph import CONTROL_FLOW, Dataflow, Node, group_by
@@ -168,11 +180,13 @@ class ProgramFlows:
 
     def sums(self, row: Callable[[Stop], str]) -> dict[tuple[str, str], float]:
         """Bytes by mesh axes and a property of stops."""
-        found = defaultdict[tuple[str, str], float](float)
-        for stop in (*self.stops, self.results):
-            for send in stop.sends if stop.bytes else ():
-                found[send.axes, row(stop)] += send.bytes
-        return found
+        sent = (
+            (send.bytes, (send.axes, row(stop)))
+            for stop in (*self.stops, self.results)
+            for send in (stop.sends if stop.bytes else ())
+        )
+        groups = group_by(sent, lambda at: at[1])
+        return {key: sum(size for size, _ in same) for key, same in groups.items()}
 
 
 def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:

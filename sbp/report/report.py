@@ -9,10 +9,9 @@ from sbp.errors import Diagnostic, SbpError
 from sbp.handwritten.check import Coverage
 from sbp.kinds import FLAG, TEXT, Kind, instance_of, is_whole, made_of, one_of, or_none, takes
 from sbp.plan.program import PHASES, Program
-from sbp.report import device_bytes, facts, flows, pages, shards, terminal
-from sbp.report.html import page_html
-from sbp.report.parts import Page, Picture, Section
-from sbp.report.svg import png_of
+from sbp.report import device_bytes, facts, flows, pages, shards
+from sbp.report.parts import Page, Picture, Section, png_of
+from sbp.report.rendering import page_html, page_lines
 from sbp.report.timeline import (
     Schedule,
     lane_seconds,
@@ -47,7 +46,7 @@ class Shows:
     @takes("text", skip=1, width=_WIDTH)
     def text(self, width: int = TEXT_WIDTH) -> str:
         """Plain text of at most `width` columns, the same on every terminal."""
-        return "\n".join(line.plain.rstrip() for line in terminal.page_lines(self._shown(), width))
+        return "\n".join(line.plain.rstrip() for line in page_lines(self._shown(), width))
 
     @takes("html", skip=1, standalone=FLAG)
     def html(self, *, standalone: bool = False) -> str:
@@ -58,7 +57,7 @@ class Shows:
         return self.text()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from terminal.page_lines(self._shown(), options.max_width)
+        yield from page_lines(self._shown(), options.max_width)
 
     def _repr_html_(self) -> str:
         return self.html()
@@ -83,7 +82,7 @@ class Shown(Shows):
     @takes("lines", skip=1, width=_WIDTH)
     def lines(self, width: int = TEXT_WIDTH) -> list[str]:
         """The lines of the plain text."""
-        return [line.plain.rstrip() for line in terminal.page_lines(self.page, width)]
+        return [line.plain.rstrip() for line in page_lines(self.page, width)]
 
     def svg(self) -> tuple[str, ...]:
         """The pictures of the page, each as SVG."""

@@ -13,8 +13,19 @@ from sbp.explain.subjects import Subjects
 from sbp.plan.ir import Register, Source
 from sbp.plan.program import Program
 from sbp.report.facts import Tensor, annotated_tensors, inputs, tensor
-from sbp.report.parts import Picture, Table, table
-from sbp.report.svg import CELL, PARTIAL, SPLIT, WHOLE, Board, Ink, Point, picture
+from sbp.report.parts import (
+    CELL,
+    PARTIAL,
+    SPLIT,
+    WHOLE,
+    Board,
+    Ink,
+    Picture,
+    Point,
+    Table,
+    picture,
+    table,
+)
 from sbp.report.wording import sentences
 from sbp.source.reader import shorten
 from sbp.trace.graph import group_by
@@ -79,8 +90,7 @@ class TensorShards:
     ) -> None:
         self.tensor, self.mesh, self.times, self.types = tensor, mesh, times, types
         shape = tensor.global_shape
-        devices: dict[tuple[tuple[Extent, ...], tuple[int, ...], int], list[int]]
-        devices = defaultdict(list)
+        devices = defaultdict[tuple[tuple[Extent, ...], tuple[int, ...], int], list[int]](list)
         for device, place in enumerate(itertools.product(*(range(n) for _, n in mesh))):
             starts, blocks, stops = [0] * len(shape), list(shape), list(shape)
             at, summand = list[int](), 0
@@ -192,8 +202,12 @@ class _Cut:
 
     def cells(self, start: float) -> Iterator[tuple[Extent | None, float, float]]:
         """Each block with the pixel at which it begins and its length."""
-        begins = itertools.accumulate(self.pixels, initial=start)
-        return zip(self.extents, begins, self.pixels, strict=False)
+        return zip(
+            self.extents,
+            itertools.accumulate(self.pixels, initial=start),
+            self.pixels,
+            strict=False,
+        )
 
 
 def shard_picture(found: TensorShards) -> Picture:
@@ -219,8 +233,10 @@ def _drawn_dims(found: TensorShards) -> tuple[int, int, tuple[int, ...]]:
 
 def _devices_text(devices: Sequence[int], limit: int = 3, between: str = ",") -> str:
     """Devices with their runs joined, such as `0-3, 8-11`; the middle of many is left out."""
-    runs = group_by(enumerate(devices), lambda at: at[1] - at[0]).values()
-    texts = [f"{run[0][1]}-{run[-1][1]}" if run[1:] else str(run[0][1]) for run in runs]
+    texts = [
+        f"{run[0][1]}-{run[-1][1]}" if run[1:] else str(run[0][1])
+        for run in group_by(enumerate(devices), lambda at: at[1] - at[0]).values()
+    ]
     return between.join(_elide(texts, limit))
 
 

@@ -19,7 +19,7 @@ from sbp.plan.program import sends
 from sbp.report.device_bytes import MOST_PLACES, matrices
 from sbp.report.flows import Grouping, ProgramFlows, fold, traffic as chosen
 from sbp.report.pages import SHOWN_CODE, annotated_lines
-from sbp.report.svg import NAMESPACE, png_of
+from sbp.report.parts import NAMESPACE, png_of
 from sbp.report.timeline import Schedule, causes
 from sbp.report.wording import bytes_text
 from tests.cases import descent, shape

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from sbp.report.html import STYLE
+from sbp.report.rendering import STYLE
 
 # @jupyterlab/rendermime 4.6.6 (style/base.css, rules of .jp-RenderedHTMLCommon) and
 # @jupyterlab/outputarea 4.6.6 (style/base.css, rules of .jp-OutputArea-output): what they set on an

@@ -17,8 +17,8 @@ from sbp.errors import SbpError, SbpTypeError, seconds_text
 from sbp.explain.origins import ConversionNeed, PartnerRows
 from sbp.explain.subjects import AtomChange, ValueName
 from sbp.report.facts import collectives
+from sbp.report.rendering import wrap
 from sbp.report.report import Report, render_error
-from sbp.report.terminal import wrap
 from sbp.report.wording import bytes_text, full_need_text
 from tests.explain.answers import planned, shape
 from tests.report import golden

@@ -13,8 +13,8 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 import sbp
 from sbp.errors import SbpError
 from sbp.report.facts import Tensor
-from sbp.report.html import page_html
-from sbp.report.parts import Facts, Page, Picture
+from sbp.report.parts import NAMESPACE, Board, Facts, Ink, Page, Picture
+from sbp.report.rendering import page_html, page_lines
 from sbp.report.report import Shown
 from sbp.report.shards import (
     MOST_BLOCKS,
@@ -24,8 +24,6 @@ from sbp.report.shards import (
     shards_of,
     telling_tensor,
 )
-from sbp.report.svg import NAMESPACE, Board, Ink
-from sbp.report.terminal import page_lines
 from sbp.types import Split, Unreduced, parse
 
 MESH = AbstractMesh((2, 4), ("data", "model"))

@@ -12,7 +12,7 @@ import pytest
 
 import sbp
 from sbp.report.device_bytes import COLUMNS, LiveBytes
-from sbp.report.svg import NAMESPACE
+from sbp.report.parts import NAMESPACE
 from sbp.report.timeline import Schedule, causes, lane_seconds, limits
 from tests.cases import descent, shape
 

@@ -11,8 +11,8 @@ pytest.importorskip(
 from axe_playwright_python.sync_playwright import Axe
 
 from sbp.errors import Diagnostic, Label, Span
-from sbp.report.html import page_html
 from sbp.report.parts import Facts, Page
+from sbp.report.rendering import page_html
 from sbp.report.report import Report
 from tests.report.samples import DIAGNOSTICS, remember_sources
 from tests.report.test_report import report_of
