@@ -606,12 +606,25 @@ def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
     findings, ends = find_faults(compared)
     causes = _causes(findings)
     helper = Helper(compared) if causes else None
-    said = [diagnostic(f, compared.mesh, helper.helps(f)) for f in causes if helper]
+    said = _together(diagnostic(f, compared.mesh, helper.helps(f)) for f in causes if helper)
     shown = (run_diagnostic(c.run, ends.get(c.run.mesh_axis, ())) for c in compared.compared)
     said += [d for d in shown if d is not None and not (causes and d.code == DIFFERS)]
     return tuple(
         sorted(said, key=lambda d: (d.primary is None, d.primary.span if d.primary else None))
     )
+
+
+def _together(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Diagnostics, where those with the same helps are one: they have one cause."""
+    same = group_by(diagnostics, lambda d: (d.code, d.helps) if d.helps else id(d))
+    return [
+        replace(
+            first,
+            labels=(*first.labels, *(replace(x, primary=False) for d in rest for x in d.labels)),
+            notes=(*first.notes, *(f"the help also mends this: {d.title}" for d in rest)),
+        )
+        for first, *rest in same.values()
+    ]
 
 
 def _causes(findings: tuple[Finding, ...]) -> list[Finding]:

@@ -97,3 +97,24 @@ def test_a_doubled_loss_is_told_once():
     report = sbp.check_shard_map(program.program(False), *program.args, mesh=mesh())
     assert [d.code for d in report.diagnostics] == ["doubled-reduction"], report.text()
     assert report.diagnostics[0].helps
+
+
+def test_gradients_with_one_cause_are_one_error():
+    def loss(layers, x, y):
+        for w, b in layers:
+            x = jnp.tanh(x @ w + b)
+        return ((x - y) ** 2).mean()
+
+    def update(layers, x, y):
+        gradients = jax.grad(loss)(layers, x, y)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, layers, gradients)
+
+    rows = PS("data")
+    step = jax.shard_map(
+        update, mesh=mesh(), in_specs=(PS(), rows, rows), out_specs=PS(), check_vma=False
+    )
+    x = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
+    layers = [(x[:8] + n, x[8]) for n in range(3)]
+    (d,) = sbp.check_shard_map(step, layers, x, 2 * x, mesh=mesh()).diagnostics
+    assert d.code == "missing-reduction" and [label.primary for label in d.labels] == [True, False]
+    assert d.notes[-1].startswith("the help also mends this: the gradient of `x @ w + b` is left")
