@@ -19,7 +19,7 @@ from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import NATIVE, Reduction, WideSum, block_dim
 from sbp.limits import POLICIES, Policy
-from sbp.machine.lowerings import copies_for_lanes
+from sbp.machine.hardware import copies_for_lanes
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.factors import admissible
 from sbp.types import MONOIDS, Atom, B, NdSbp, Split, Unreduced

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from sbp.moe.config import PAD, ModelConfig
-from sbp.moe.experts import moe_feed_forward
-from sbp.moe.gating import GatingMetrics, RouterLosses
+from sbp.moe.experts import GatingMetrics, RouterLosses, moe_feed_forward
 from sbp.moe.layers import (
     KeysValues,
     Rotary,
@@ -28,9 +27,8 @@ from sbp.moe.layers import (
     subkey,
     wide_dtype,
 )
-from sbp.moe.pipeline import Pipeline
 from sbp.moe.routers import ROUTERS
-from sbp.moe.sharding import PLAIN, Sharding
+from sbp.moe.sharding import PLAIN, Pipeline, Sharding
 
 Tree = Any
 Array = Any  # a jax.Array inside a step, a numpy array outside

@@ -9,8 +9,7 @@ import optax
 
 import sbp
 from sbp.moe.config import PAD, ModelConfig, TrainConfig
-from sbp.moe.experts import EXPERT_WEIGHTS
-from sbp.moe.gating import balance_biases
+from sbp.moe.experts import EXPERT_WEIGHTS, balance_biases
 from sbp.moe.layers import Segments, wide_dtype
 from sbp.moe.model import Batch, Metrics, init_params, loss_fn
 from sbp.moe.sharding import PLAIN, Mesh, Sharding, check_parts, leaf_types, sharding_of

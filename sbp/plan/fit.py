@@ -20,9 +20,8 @@ from sbp.infer.typing import certify
 from sbp.plan.ir import Loop, Register, blocks
 from sbp.plan.memory import DeviceMemory
 from sbp.plan.program import Program, resolve
-from sbp.plan.saving import repeats, save
+from sbp.plan.saving import repeated_values, repeats, save
 from sbp.trace.graph import LOOPS, collecting_less
-from sbp.trace.numbering import repeated_values
 
 WORTH = 0.4
 """Share of a plan's seconds that a rise of its peak by as large a share must save at least, where

@@ -25,7 +25,7 @@ from typing import Any
 from sbp import _jax
 from sbp.infer.space import local_shape
 from sbp.infer.typing import Typing
-from sbp.machine.lowerings import TILE, elements_in_tiles
+from sbp.machine.hardware import TILE, elements_in_tiles
 from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register, Source
 from sbp.signatures import traits_of
 from sbp.signatures.rule import Shape

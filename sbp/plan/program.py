@@ -16,6 +16,7 @@ from sbp.infer.space import Codes, Step, decode, local_shape, to_type
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import (
+    ORDERED_TYPES,
     Apply,
     Block,
     Box,
@@ -24,9 +25,10 @@ from sbp.plan.ir import (
     Loop,
     Register,
     Source,
+    lower,
+    types_read,
     walk,
 )
-from sbp.plan.lower import ORDERED_TYPES, lower, types_read
 from sbp.plan.memory import DeviceMemory, reused_inputs
 from sbp.plan.saving import Repeat
 from sbp.plan.verify import over_budget, verify, verify_budgets
@@ -171,7 +173,7 @@ class Program:
 
     @property
     def unordered_values(self) -> int:
-        """The number of values that are read in more than `lower.ORDERED_TYPES` other types. One
+        """The number of values that are read in more than `ir.ORDERED_TYPES` other types. One
         order of their conversions was priced."""
         return sum(
             len(types - {self.typing.values[value]}) > ORDERED_TYPES

@@ -17,8 +17,8 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.clusters import Cluster, Wiring, cluster_of
 from sbp.signatures.kernels.halo import bytes_beside
+from sbp.signatures.rewrites import Cluster, Wiring, cluster_of
 from sbp.trace.graph import Graph, Node, Operand, constant, rewriting
 from sbp.trace.slices import (
     Slice,

@@ -44,6 +44,9 @@ class Constant:
 BARRIER = "optimization_barrier"
 """The operator that returns its operands; XLA does not merge computations across it."""
 
+SAME = frozenset({"sbp_annotate", BARRIER})
+"""Operators whose results equal their operands, one by one."""
+
 DIM_AS_VALUE = "dim_as_value"
 """The operator whose result is the value of a symbolic size."""
 

@@ -14,8 +14,7 @@ from sbp.infer.request import native_partials
 from sbp.infer.rows import RowTable
 from sbp.infer.space import is_even
 from sbp.infer.typing import Typing
-from sbp.plan.ir import Box
-from sbp.plan.lower import lower
+from sbp.plan.ir import Box, lower
 from tests.slices import sliced
 
 pytestmark = pytest.mark.laws

@@ -10,8 +10,7 @@ import pytest
 
 import sbp
 from sbp.plan.fit import best_program
-from sbp.plan.saving import repeats
-from sbp.trace.numbering import repeated_values
+from sbp.plan.saving import repeated_values, repeats
 from tests.cases import shape as f32
 
 MESH = jax.sharding.AbstractMesh((8,), ("d",))

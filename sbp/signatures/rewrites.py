@@ -1,18 +1,13 @@
-"""Computations between reversals, in the order of the arrays that the program reverses.
-
-`lax.associative_scan(.., reverse=True)` and `jnp.flip(jnp.cumsum(jnp.flip(x)))` reverse an array,
-compute, and reverse the results. If the dim is split over devices, each reversal moves every shard
-to another device. Nearly every operation between them has a mirror image, which computes the
-reversed result from the reversed operands: a slice that counts from the other end, a pad whose two
-sides change places, an elementwise operation as it is. A mirror image reads the array that the
-program reversed, and gives what the program reverses again.
-"""
+"""Rewrites of a traced program under which fewer bytes cross shards: computations between reversals
+are mirrored, and casts to narrower types are moved; and the clusters that rewrites move as one."""
 
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,13 +15,197 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.clusters import Bound, Wiring, bound_to
 from sbp.signatures.fallback import traits_of
-from sbp.trace.graph import Graph, Node, Operand, constant, rewriting
+from sbp.signatures.rule import Op, Row, rule_for
+from sbp.trace.graph import (
+    LOOPS,
+    Graph,
+    Node,
+    Operand,
+    body_of,
+    constant,
+    interface_of,
+    rewriting,
+    with_body_constants,
+)
 from sbp.trace.slices import cuts_of, slicing
+from sbp.types import Split
+
+# ---- clusters -----------------------------------------------------------------------------------
+# Neighbouring operations that compute each index of a dim without the others.
+
+
+Bound = tuple[Operand, int]
+"""An operand or result of a node, with a dim that the node computes together with others."""
+
+
+class Wiring:
+    """Who makes and who reads the values of a graph.
+
+    Arguments:
+      graph: the graph, without the nodes of its regions.
+
+    Attributes:
+      makers: for each value, the position of its node.
+      readers: for each value, the positions of the nodes that read it.
+      rows: rows of nodes that were asked for.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.rows = graph, dict[int, tuple[Row, ...]]()
+        self.makers = {v: at for at, node in enumerate(graph.nodes) for v in node.outputs}
+        self.readers = defaultdict[Operand, list[int]](list)
+        for at, node in enumerate(graph.nodes):
+            for operand in node.inputs:
+                self.readers[operand].append(at)
+
+    def maker(self, operand: Operand) -> Node | None:
+        """The node that makes a value; None for inputs of the graph and constants."""
+        at = self.makers.get(operand) if isinstance(operand, int) else None
+        return None if at is None else self.graph.nodes[at]
+
+    def beside(self, value: int) -> list[tuple[int, bool]]:
+        """The positions of the nodes that read a value, and of the node that makes it, each with
+        whether it makes the value."""
+        found = [(at, False) for at in self.readers.get(value, ())]
+        return found + ([(self.makers[value], True)] if value in self.makers else [])
+
+    def pointwise(self, at: int, value: Operand, dim: int, made: bool) -> Sequence[Bound]:
+        """The operands and results of a node that a row splits together with one of them, if the
+        node computes each index of the dim without the others; none for other nodes.
+
+        Arguments:
+          at: the position of the node.
+          value: the operand or result.
+          dim: its dim.
+          made: whether the value is a result.
+        """
+        node = self.graph.nodes[at]
+        for row in self._rows(at):
+            values, atoms = (node.outputs, row.outs) if made else (node.inputs, row.ins)
+            pairs = zip(values, atoms, strict=True)
+            if {atom for v, atom in pairs if v is value or v == value} == {Split(dim)}:
+                return split_values(node, row)
+        return ()
+
+    def _rows(self, at: int) -> tuple[Row, ...]:
+        """The rows that split a dim in all results of a node, and compute each index without the
+        others."""
+        if at not in self.rows:
+            node = self.graph.nodes[at]
+            makers = [self.maker(o) for o in node.inputs]
+            # A sum of pads puts arrays side by side: it is no computation.
+            is_sum_of_pads = all(m is not None and m.op == "pad" for m in makers)
+            found: Sequence[Row] = ()
+            if traits_of(node.op).pointwise and not is_sum_of_pads:
+                found = self._rows_on(node, 1)
+            self.rows[at] = tuple(row for row in found if self._is_by_index(node, row))
+        return self.rows[at]
+
+    def _rows_on(self, node: Node, n: int) -> Sequence[Row]:
+        """The rows of a node on `n` devices."""
+        rule, aval = rule_for(node.op), self.graph.aval
+        ins, outs = tuple(map(aval, node.inputs)), tuple(map(aval, node.outputs))
+        return () if rule is None else rule.rows(Op(node.op, node.params, ins, outs, n))
+
+    def _is_by_index(self, node: Node, row: Row) -> bool:
+        """Whether a row splits a dim of one size in all results, and would do so with one index on
+        each device. Groups of features of a convolution are split whole."""
+        if row.kernel != "local" or not all(isinstance(atom, Split) for atom in row.outs):
+            return False
+        sizes = {self.graph.aval(v).shape[dim] for v, dim in split_values(node, row)}
+        if len(sizes) != 1:
+            return False
+        (size,) = sizes
+        return traits_of(node.op).elementwise or row in self._rows_on(node, max(1, size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Operations on values that have one size along a dim, each index by itself.
+
+    Arguments:
+      nodes: the operands and results that each node binds, by its position in the graph.
+      dims: the dim of each value that a node of the cluster makes.
+      leaves: the dim of each other value that the nodes read.
+    """
+
+    nodes: dict[int, Sequence[Bound]]
+    dims: dict[int, int]
+    leaves: dict[Operand, int]
+
+
+def split_values(node: Node, row: Row) -> list[Bound]:
+    """The operands and results of a node that a row splits, each with its dim."""
+    values, atoms = (*node.inputs, *node.outputs), (*row.ins, *row.outs)
+    return [
+        (value, atom.dim)
+        for value, atom in zip(values, atoms, strict=True)
+        if isinstance(atom, Split)
+    ]
+
+
+def bound_to(
+    wiring: Wiring,
+    value: int,
+    dim: int,
+    along: Callable[[int, Operand, int, bool], Sequence[Bound]],
+) -> tuple[dict[Operand, int], dict[int, Sequence[Bound]]] | None:
+    """The values that nodes bind to a dim of a value, each with its dim, and what each of these
+    nodes binds, by its position; None where a value would have two dims.
+
+    Arguments:
+      wiring: the graph.
+      value: the value.
+      dim: its dim.
+      along: what a node binds together, from its position, a value that it reads or makes, the dim
+        of that, and whether it makes it; nothing for a node that binds nothing.
+    """
+    dims: dict[Operand, int] = {value: dim}
+    nodes: dict[int, Sequence[Bound]] = {}
+    pending: list[Operand] = [value]
+    while pending:
+        found = pending.pop()
+        for at, made in wiring.beside(found) if isinstance(found, int) else ():
+            bound = () if at in nodes else along(at, found, dims[found], made)
+            if bound:
+                nodes[at] = bound
+                pending += dict.fromkeys(v for v, _ in bound if v not in dims)
+                if any(dims.setdefault(v, d) != d for v, d in bound):
+                    return None
+    return dims, nodes
+
+
+def cluster_of(wiring: Wiring, value: int, dim: int) -> Cluster | None:
+    """The largest cluster around a value and one of its dims; None where a value would have two
+    dims.
+
+    Arguments:
+      wiring: the graph.
+      value: a result of the cluster.
+      dim: its dim.
+    """
+    found = bound_to(wiring, value, dim, wiring.pointwise)
+    if found is None:
+        return None
+    dims, nodes = found
+    made = {v for at in nodes for v in wiring.graph.nodes[at].outputs}
+    return Cluster(
+        nodes=dict(sorted(nodes.items())),
+        dims={v: d for v, d in dims.items() if isinstance(v, int) and v in made},
+        leaves={v: d for v, d in dims.items() if v not in made},
+    )
+
 
 # ---- mirrors ------------------------------------------------------------------------------------
-# Mirror images of operations: they compute reversed results from reversed operands.
+# Computations between reversals, in the order of the arrays that the program reverses.
+#
+# `lax.associative_scan(.., reverse=True)` and `jnp.flip(jnp.cumsum(jnp.flip(x)))` reverse an array,
+# compute, and reverse the results. If the dim is split over devices, each reversal moves every
+# shard to another device. Nearly every operation between them has a mirror image, which computes
+# the reversed result from the reversed operands: a slice that counts from the other end, a pad
+# whose two sides change places, an elementwise operation as it is. A mirror image reads the array
+# that the program reversed, and gives what the program reverses again.
 
 
 _MOVING = frozenset({"slice", "split", "pad", "concatenate", "join_slices"})
@@ -354,3 +533,137 @@ def _holds_exactly(counter: Any) -> bool:
     if jnp.issubdtype(counter.dtype, jnp.integer):
         return last <= jnp.iinfo(counter.dtype).max
     return last <= 2 ** (jnp.finfo(counter.dtype).nmant + 1)
+
+
+# ---- casts ahead of loops -----------------------------------------------------------------------
+# Casts of loop constants to narrower types, ahead of the loop.
+#
+# A loop that casts a weight in each trip reads the weight itself. If the weight is split over
+# devices, it is gathered ahead of the loop, before the cast: in float32 twice the bytes of the
+# bfloat16 that the trips compute with. Ahead of the loop the cast comes first, as in a program
+# without a loop. XLA moves such casts out of loops, too, but not across the collective of a plan.
+
+
+@rewriting
+def with_hoisted_casts(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
+    """A graph in which casts of loop constants to narrower types stand ahead of their loops, in
+    regions too, with the transposes and reshapes before them."""
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.op in LOOPS:
+            before, node = _hoist(graph, node, asked, ids)
+            nodes += before
+        nodes.append(node)
+    return dataclasses.replace(graph, nodes=tuple(nodes))
+
+
+def _hoist(
+    graph: Graph, loop: Node, asked: Set[int], ids: Iterator[int]
+) -> tuple[list[Node], Node]:
+    """The nodes that stand ahead of a loop, and the loop that reads their results.
+
+    Arguments:
+      graph: the graph around the loop.
+      loop: the loop.
+      asked: values whose types the program asks for, which stay.
+      ids: unused numbers of nodes.
+    """
+    number = body_of(loop)
+    body = loop.regions[number]
+    fed = interface_of(loop).fed[number]
+    # Values of the body that are fixed, each with what it is outside of the loop; and the nodes
+    # that move elements of them.
+    outside: dict[Operand, Operand] = {
+        value: loop.inputs[entry.operand]
+        for value, entry in zip(body.inputs, fed, strict=True)
+        if entry.kind == "constant"
+    }
+    makers: dict[Operand, Node] = {}
+    hoisted: list[Node] = []
+    for node in body.nodes:
+        if node.is_barrier:
+            pairs = zip(node.inputs, node.outputs, strict=True)
+            outside |= {out: outside[o] for o, out in pairs if o in outside}
+        elif _moves(graph, node) and node.inputs[0] in {*outside, *makers}:
+            makers[node.outputs[0]] = node
+            if _narrows(graph, node) and node.outputs[0] not in asked:
+                hoisted.append(node)
+    before: list[Node] = []
+
+    def made(value: Operand) -> Operand:
+        """A value of the body, made ahead of the loop."""
+        if value not in outside:
+            node = makers[value]
+            inputs, new = (made(node.inputs[0]),), graph.new_value(graph.aval(value))
+            fields = {"id": next(ids), "inputs": inputs, "outputs": (new,)}
+            before.append(dataclasses.replace(node, **fields))
+            outside[value] = new
+        return outside[value]
+
+    if not hoisted:
+        return before, loop
+    constants = {node.outputs[0]: made(node.outputs[0]) for node in hoisted}
+    nodes = _read_nodes(body, {n.id for n in hoisted})
+    read = {*body.outputs, *(o for n in nodes for o in n.inputs)}
+    body = dataclasses.replace(body, nodes=nodes)
+    return before, with_body_constants(loop, body, read, constants)
+
+
+def _read_nodes(body: Graph, hoisted: Set[int]) -> tuple[Node, ...]:
+    """The nodes of a body without those of some ids, and without those that moved elements for
+    them."""
+    read, kept = set(body.outputs), list[Node]()
+    for node in reversed(body.nodes):
+        for_hoisted = traits_of(node.op).carries and not read.intersection(node.outputs)
+        if node.id not in hoisted and not for_hoisted:
+            read.update(node.inputs)
+            kept.append(node)
+    return tuple(reversed(kept))
+
+
+def _moves(graph: Graph, node: Node) -> bool:
+    """Whether a node has each element of its one operand once, perhaps rounded."""
+    traits = traits_of(node.op)
+    return (
+        len(node.inputs) == len(node.outputs) == 1
+        and not node.regions
+        and (traits.carries in ("arranged", "copied") or _narrows(graph, node))
+    )
+
+
+def _narrows(graph: Graph, node: Node) -> bool:
+    """Whether a node casts its operand to a type of fewer bytes."""
+    traits = traits_of(node.op)
+    if not (traits.carries == "rounded" and traits.adapts):
+        return False
+    before, after = graph.aval(node.inputs[0]), graph.avals[node.outputs[0]]
+    return _jax.itemsize(after.dtype) < _jax.itemsize(before.dtype)
+
+
+# ---- casts behind lookups -----------------------------------------------------------------------
+# Casts of tables of which few rows are read.
+#
+# `table.astype(bfloat16)[tokens]` casts the whole table: XLA does not move a cast behind a lookup.
+# The rows that were looked up are cast instead (`sbp.run.interpret`).
+
+
+def rounds(graph: Graph, node: Node) -> bool:
+    """Whether a node rounds numbers to a dtype of fewer bytes.
+
+    Arguments:
+      graph: a program with the node.
+      node: the node.
+    """
+    return _narrows(graph, node) and all(
+        jnp.issubdtype(graph.aval(o).dtype, np.floating) for o in (*node.inputs, *node.outputs)
+    )
+
+
+def looks_up(node: Node, operand: int) -> bool:
+    """Whether a node takes elements of an operand at indices, and does nothing else with it.
+
+    Arguments:
+      node: a node.
+      operand: the position of an operand.
+    """
+    return node.op == "gather" and operand == 0
