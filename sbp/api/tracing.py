@@ -34,10 +34,10 @@ from sbp.machine.mesh import MeshSpec, other_mesh, users_mesh
 from sbp.run.execute import partition_spec
 from sbp.signatures.alignment import with_alignment
 from sbp.signatures.custom import check_registered, check_rules
-from sbp.signatures.fallback import is_known
 from sbp.signatures.rewrites import with_hoisted_casts, with_mirrors
-from sbp.sizes.claims import check_symbols
-from sbp.sizes.expressions import deciding_sizes, refuse_symbolic
+from sbp.signatures.rule import is_known
+from sbp.sizes.claims import check_symbols, deciding_sizes
+from sbp.sizes.scope import refuse_symbolic
 from sbp.trace.build import trace
 from sbp.trace.graph import Constant, Graph
 from sbp.trace.places import HOST, returned_in

@@ -2,11 +2,10 @@
 that sbp knows, from which costs are computed, and what the TPU compiler makes of collectives."""
 
 import csv
-import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any, Literal, get_args
 
@@ -178,7 +177,7 @@ class Hardware:
         """
         network = Network(bytes_per_second=bytes_per_second, latency_seconds=latency_seconds)
         others = tuple(pair for pair in self.slow_axes if pair[0] != mesh_axis)
-        return dataclasses.replace(self, slow_axes=(*others, (mesh_axis, network)))
+        return replace(self, slow_axes=(*others, (mesh_axis, network)))
 
     @takes("Hardware.product_flops_per_second", skip=1, itemsize=_BYTES, precision=_PRECISION)
     def product_flops_per_second(self, itemsize: int, precision: Precision = "default") -> float:
@@ -365,7 +364,7 @@ HARDWARE: dict[str, Hardware] = {
             beyond=_gbit(50),
         ),
         _H100,
-        dataclasses.replace(_H100, name="h200", hbm_bytes_per_second=4800e9, hbm_bytes=141e9),
+        replace(_H100, name="h200", hbm_bytes_per_second=4800e9, hbm_bytes=141e9),
         # Simulated host devices share one memory: a collective is a copy and a rendezvous of
         # threads.
         Hardware(

@@ -7,11 +7,10 @@ scan takes it as an additional stacked operand. Within one block, operations of 
 read the converted value of the forward pass. Operations that only the repeated conversion needed
 are removed."""
 
-import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -345,9 +344,9 @@ class _Saving:
     def typing(self) -> Typing:
         """The rewritten typing."""
         graph = self.block(self.old.graph, self.here, top=True)
-        return dataclasses.replace(
+        return replace(
             self.old,
-            graph=dataclasses.replace(graph, avals=self.avals),
+            graph=replace(graph, avals=self.avals),
             values=self.values,
             rows=self.rows,
             region_outputs=self.returned,
@@ -369,16 +368,16 @@ class _Saving:
                 self.redirect(node, o, c, instead)
                 for o, c in zip(node.inputs, row.ins, strict=True)
             )
-            node = dataclasses.replace(node, inputs=inputs)
+            node = replace(node, inputs=inputs)
             if top and node.op == SCAN:
                 node = self.scan(node)
             nodes.append(node)
-        graph = dataclasses.replace(graph, nodes=tuple(nodes), avals=self.avals)
+        graph = replace(graph, nodes=tuple(nodes), avals=self.avals)
         if top and not instead:
             return graph
         # Operations with effects stay.
         read = without_unread(graph.nodes, set(graph.outputs), lambda node: not _acts(node))
-        return dataclasses.replace(graph, nodes=tuple(read))
+        return replace(graph, nodes=tuple(read))
 
     def redirect(
         self, node: Node, operand: Operand, codes: Codes, instead: dict[int, int]
@@ -425,8 +424,8 @@ class _Saving:
                     host=_jax.in_host(aval),
                 )
                 self.values[whole] = stack(r.codes)
-                node = dataclasses.replace(node, outputs=(*node.outputs, whole))
-                body = dataclasses.replace(body, outputs=(*body.outputs, r.first))
+                node = replace(node, outputs=(*node.outputs, whole))
+                body = replace(body, outputs=(*body.outputs, r.first))
                 row = NdRow(row.ins, (*row.outs, stack(r.codes)), row.kernels)
                 returned = (*returned, r.codes)
             elif r.loop == node.id and r.value not in instead:
@@ -434,14 +433,14 @@ class _Saving:
                 assert r.first_loop is not None
                 self.avals[value] = self.avals[r.first]
                 self.values[value] = r.codes
-                node = dataclasses.replace(
+                node = replace(
                     node, inputs=(*node.inputs, self.stacked[r.first_loop, r.first, r.codes])
                 )
-                body = dataclasses.replace(body, inputs=(*body.inputs, value))
+                body = replace(body, inputs=(*body.inputs, value))
                 row = NdRow((*row.ins, stack(r.codes)), row.outs, row.kernels)
                 instead[r.value] = value
         self.rows[node.id], self.returned[node.id, 0] = row, returned
-        return dataclasses.replace(node, regions=(self.block(body, instead) if instead else body,))
+        return replace(node, regions=(self.block(body, instead) if instead else body,))
 
 
 def _acts(node: Node) -> bool:

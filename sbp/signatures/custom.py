@@ -24,10 +24,12 @@ from sbp.errors import Diagnostic, SbpError, Span, bytes_text, counted, nearest,
 from sbp.kinds import FLAG, Kind, fits, leaves_of, refuse_unless, returning_arrays, show, takes
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.factors import admissible
-from sbp.signatures.fallback import FALLBACK, REFUSED, TYPED_BY_SBP
 from sbp.signatures.laws.oracle import Oracle, parts, words_of
 from sbp.signatures.region import REGION_OPS
 from sbp.signatures.rule import (
+    FALLBACK,
+    REFUSED,
+    TYPED_BY_SBP,
     LocalContext,
     Op,
     Row,

@@ -1,13 +1,12 @@
 """Rewrites of a traced program under which fewer bytes cross shards: computations between reversals
 are mirrored, and casts to narrower types are moved; and the clusters that rewrites move as one."""
 
-import dataclasses
 import functools
 import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,8 +14,7 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.fallback import traits_of
-from sbp.signatures.rule import Op, Row, rule_for
+from sbp.signatures.rule import Op, Row, rule_for, traits_of
 from sbp.trace.graph import (
     LOOPS,
     Graph,
@@ -28,7 +26,7 @@ from sbp.trace.graph import (
     rewriting,
     with_body_constants,
 )
-from sbp.trace.slices import cuts_of, slicing
+from sbp.trace.slices import Writer, cuts_of, slicing, without_unread
 from sbp.types import Split
 
 # ---- clusters -----------------------------------------------------------------------------------
@@ -303,7 +301,7 @@ def with_mirrors(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
         part = _Part(wiring, asked, ids, *found)
         seen.update(item for values in part.along.values() for item in values.items())
         if part.shrink():
-            graph = dataclasses.replace(graph, nodes=part.run())
+            graph = replace(graph, nodes=part.run())
     return graph
 
 
@@ -315,7 +313,7 @@ def _key(reversal: Node) -> tuple[int, int]:
 # ---- what is mirrored ----------------------------------------------------------------------------
 
 
-class _Part:
+class _Part(Writer):
     """All operations that read a reversed array, and those around them up to other reversals, of
     which some are mirrored.
 
@@ -334,7 +332,7 @@ class _Part:
       sources: for each reversal, its operand.
       reversals: for each of these operands, its reversal.
       mirrored: the positions of the nodes that are mirrored.
-      nodes: the nodes of the graph with mirror images.
+      nodes: the nodes of the graph with mirror images, so far.
       made: for each form of a value that these make, its number.
     """
 
@@ -346,9 +344,10 @@ class _Part:
         dims: dict[Operand, int],
         nodes: Mapping[int, Sequence[Bound]],
     ) -> None:
-        self.wiring, self.asked, self.ids, self.dims = wiring, asked, ids, dims
+        super().__init__(wiring.graph, asked, ids)
+        self.wiring, self.dims = wiring, dims
         self.along = {at: dict(bound) for at, bound in nodes.items()}
-        self.mirrored, self.nodes = set(nodes), list[Node]()
+        self.mirrored = set(nodes)
         self.made: dict[tuple[Operand, bool], Operand] = {}
         self.sources: dict[Operand, Operand] = {}
         self.reversals: dict[Operand, int] = {}
@@ -397,7 +396,7 @@ class _Part:
             return 0
         at = self.wiring.makers.get(value) if isinstance(value, int) else None
         made = self.is_mirrored(at, value)
-        aval = self.wiring.graph.aval(value)
+        aval = self.graph.aval(value)
         size = math.prod(aval.shape) * _jax.itemsize(aval.dtype)
         return size if self.is_read(value, not made) else 0
 
@@ -415,7 +414,7 @@ class _Part:
             if form in self.asked and turned == is_reversed:
                 return True
             for at in self.wiring.readers.get(form, ()):
-                is_own = self.wiring.graph.nodes[at].outputs == (other,)
+                is_own = self.graph.nodes[at].outputs == (other,)
                 if not is_own and (turned != self.is_mirrored(at, form)) == is_reversed:
                     return True
         return False
@@ -426,7 +425,7 @@ class _Part:
 
     def is_free(self, value: Operand) -> bool:
         """Whether both forms of a value are made without a reversal: they are equal, or count."""
-        node, aval = self.wiring.maker(value), self.wiring.graph.aval(value)
+        node, aval = self.wiring.maker(value), self.graph.aval(value)
         counts = node is not None and node.op == "iota" and not node.inputs and _holds_exactly(aval)
         is_asked = not self.asked.isdisjoint({value, self.reversals.get(value)})
         return (counts or self.is_uniform(value)) and not is_asked
@@ -435,7 +434,7 @@ class _Part:
         """Whether both forms of a value are equal: all elements along the dim are, or there are
         fewer than two."""
         dim, node = self.dims[value], self.wiring.maker(value)
-        if self.wiring.graph.aval(value).shape[dim] < 2:
+        if self.graph.aval(value).shape[dim] < 2:
             return True
         if node is None:
             return False
@@ -446,20 +445,20 @@ class _Part:
 
     def run(self) -> tuple[Node, ...]:
         """All nodes, in an order in which each one comes after those that it reads."""
-        for at, node in enumerate(self.wiring.graph.nodes):
+        for at, node in enumerate(self.graph.nodes):
             if node.outputs[:1] and node.outputs[0] in self.sources:
                 continue
             inputs = tuple(self.operand(node, at, v) for v in node.inputs)
             if at not in self.mirrored:
-                self.nodes.append(dataclasses.replace(node, inputs=inputs))
+                self.nodes.append(replace(node, inputs=inputs))
                 self.made.update({(v, False): v for v in node.outputs})
                 continue
-            fields = mirror_image(self.wiring.graph, node, self.along[at])
+            fields = mirror_image(self.graph, node, self.along[at])
             outputs = tuple(self.name(v, True) for v in fields.get("outputs", node.outputs))
             if "inputs" in fields:
                 inputs = inputs[::-1]
             new = {**fields, "inputs": inputs, "outputs": outputs}
-            self.nodes.append(dataclasses.replace(node, **new))
+            self.nodes.append(replace(node, **new))
         for value in sorted(self.asked):
             if value in self.dims:
                 self.operand(self.nodes[-1], None, value)
@@ -469,7 +468,7 @@ class _Part:
         """The number of a form of a value that is made now."""
         found = self.reversals.get(value) if is_reversed else value
         if not isinstance(found, int):
-            found = self.wiring.graph.new_value(self.wiring.graph.aval(value))
+            found = self.graph.new_value(self.graph.aval(value))
         self.made[value, is_reversed] = found
         return found
 
@@ -512,14 +511,11 @@ class _Part:
             if self.is_uniform(value):
                 self.made[value, is_reversed] = other
                 return
-            aval = self.wiring.graph.aval(value)
+            aval = self.graph.aval(value)
             last = constant(np.asarray(aval.shape[dim] - 1, aval.dtype))
             fields = {"op": "sub", "primitive": lax.sub_p, "params": {}, "inputs": (last, other)}
-        outputs = (self.name(value, is_reversed),)
-        node = dataclasses.replace(
-            like, id=next(self.ids), outputs=outputs, regions=(), title="", **fields
-        )
-        self.nodes.append(node)
+        aval, number = self.graph.aval(value), self.name(value, is_reversed)
+        self.emit(like, aval, number, title="", **fields)
 
 
 def _holds_exactly(counter: Any) -> bool:
@@ -554,7 +550,7 @@ def with_hoisted_casts(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Gra
             before, node = _hoist(graph, node, asked, ids)
             nodes += before
         nodes.append(node)
-    return dataclasses.replace(graph, nodes=tuple(nodes))
+    return replace(graph, nodes=tuple(nodes))
 
 
 def _hoist(
@@ -588,37 +584,25 @@ def _hoist(
             makers[node.outputs[0]] = node
             if _narrows(graph, node) and node.outputs[0] not in asked:
                 hoisted.append(node)
-    before: list[Node] = []
+    if not hoisted:
+        return [], loop
+    writer = Writer(graph, asked, ids)
 
     def made(value: Operand) -> Operand:
         """A value of the body, made ahead of the loop."""
         if value not in outside:
             node = makers[value]
-            inputs, new = (made(node.inputs[0]),), graph.new_value(graph.aval(value))
-            fields = {"id": next(ids), "inputs": inputs, "outputs": (new,)}
-            before.append(dataclasses.replace(node, **fields))
-            outside[value] = new
+            inputs = (made(node.inputs[0]),)
+            outside[value] = writer.emit(node, graph.aval(value), inputs=inputs)
         return outside[value]
 
-    if not hoisted:
-        return before, loop
     constants = {node.outputs[0]: made(node.outputs[0]) for node in hoisted}
-    nodes = _read_nodes(body, {n.id for n in hoisted})
+    # Nor do the nodes stay that moved elements for those that are hoisted.
+    left = [node for node in body.nodes if node not in hoisted]
+    nodes = without_unread(left, set(body.outputs), lambda node: bool(traits_of(node.op).carries))
     read = {*body.outputs, *(o for n in nodes for o in n.inputs)}
-    body = dataclasses.replace(body, nodes=nodes)
-    return before, with_body_constants(loop, body, read, constants)
-
-
-def _read_nodes(body: Graph, hoisted: Set[int]) -> tuple[Node, ...]:
-    """The nodes of a body without those of some ids, and without those that moved elements for
-    them."""
-    read, kept = set(body.outputs), list[Node]()
-    for node in reversed(body.nodes):
-        for_hoisted = traits_of(node.op).carries and not read.intersection(node.outputs)
-        if node.id not in hoisted and not for_hoisted:
-            read.update(node.inputs)
-            kept.append(node)
-    return tuple(reversed(kept))
+    body = replace(body, nodes=tuple(nodes))
+    return writer.nodes, with_body_constants(loop, body, read, constants)
 
 
 def _moves(graph: Graph, node: Node) -> bool:

@@ -134,7 +134,8 @@ def _of_body(graph: Graph, sizes: dict[str, int]) -> float:
 def _of_collective(graph: Graph, node: Node, sizes: dict[str, int]) -> float:
     if node.op not in KINDS:
         return 0.0
-    operands = sum(_bytes(graph.aval(o)) for o in node.inputs)
+    avals = map(graph.aval, node.inputs)
+    operands = sum(math.prod(a.shape) * _jax.itemsize(a.dtype) for a in avals)
     groups = node.params.get("axis_index_groups")
     n = len(groups[0]) if groups else math.prod(sizes[a] for a in names_of(node))
     match KINDS[node.op]:
@@ -146,10 +147,6 @@ def _of_collective(graph: Graph, node: Node, sizes: dict[str, int]) -> float:
             return (n - 1) / n * operands
         case "permute" | "broadcast":
             return operands if n > 1 else 0.0
-
-
-def _bytes(aval: Any) -> float:
-    return math.prod(aval.shape) * _jax.itemsize(aval.dtype)
 
 
 # ---- evaluation ---------------------------------------------------------------------------------

@@ -3,8 +3,7 @@
 import itertools
 import math
 
-from sbp.sizes.expressions import value_of
-from sbp.sizes.scope import Scope, explore, numbers
+from sbp.sizes.scope import Scope, explore, numbers, value_of
 from tests.sizes.oracle import dims
 
 
