@@ -121,8 +121,8 @@ class Hardware:
       slow_axes: mesh axes that run over a network of their own; see `with_axis`.
       scatters_whole_mesh: whether the compiler keeps a reduce-scatter over all devices. Where it
           makes an all-reduce of one, it runs in two stages, over groups of devices, which send as
-          many bytes. None takes what was measured on the nearest slice (`sbp.machine.hardware`);
-          other platforms than TPUs keep it.
+          many bytes. None takes what was measured on the nearest slice (`lowerings`); other
+          platforms than TPUs keep it.
       overlaps: whether a device computes while it sends.
       host_bytes_per_second: the rate at which one device copies to or from host memory, one way.
       platform: JAX's name of the platform, which a plan on an abstract mesh is lowered for.

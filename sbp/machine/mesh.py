@@ -407,8 +407,7 @@ class MeshSpec:
         return sizes[mesh_axis]
 
     def collective(self, kind: str, positions: tuple[int, ...]) -> AlphaBeta:
-        """The time of a collective over the mesh axes at these positions; see
-        `sbp.machine.mesh.alpha_beta`.
+        """The time of a collective over the mesh axes at these positions; see `alpha_beta`.
 
         >>> mesh = MeshSpec(axes=(("d", 8),), hardware=HARDWARE["h100"])
         >>> mesh.collective("all_gather", (0,)).of(450e6) > 1e-3
