@@ -33,7 +33,7 @@ from benchmarks.hlo.traffic import (
     instructions,
     result_shape,
 )
-from sbp.machine import lowerings
+from sbp import machine
 
 assert gshard_bytes
 
@@ -183,7 +183,7 @@ def main() -> None:
             found.append(row)
             print(",".join(map(str, row.values())), flush=True)
     if args.write:
-        path = Path(lowerings.__file__).with_name("lowerings.csv")
+        path = Path(machine.__file__).with_name("lowerings.csv")
         with path.open("w", encoding="utf-8", newline="") as file:
             file.write(f"# libtpu {metadata.version('libtpu')}\n")
             writer = csv.DictWriter(file, list(found[0]), lineterminator="\n")

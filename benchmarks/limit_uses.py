@@ -26,7 +26,7 @@ import z3
 from sbp.api import slips
 from sbp.explain import change, faults, helps, relaxations, why
 from sbp.handwritten import check, emulation, measured, one_device, written_sizes
-from sbp.plan import fit, lower
+from sbp.plan import fit, ir
 from sbp.signatures import custom
 from sbp.signatures.laws import proofs
 from sbp.sizes import claims, scope
@@ -52,7 +52,7 @@ LIMITS: dict[str, Any] = {
     "explain.DiagnosisLimits.pins": change.DiagnosisLimits().pins,
     "explain.why.WhyLimits.plans": why.WhyLimits().plans,
     "explain.relaxations.SOLUTIONS": relaxations.SOLUTIONS,
-    "plan.lower.ORDERED_TYPES": lower.ORDERED_TYPES,
+    "plan.ir.ORDERED_TYPES": ir.ORDERED_TYPES,
     "plan.fit.PRICES, from the lowest": len(fit.PRICES),
 }
 
@@ -209,7 +209,7 @@ def dearest(before: Any, request: Any, program: Any, sites: Any) -> Any:
 
 
 def tree(before: Any, self: Any, value: int, types: Any) -> Any:
-    use("plan.lower.ORDERED_TYPES", len(types - {self.typing.values[value]}))
+    use("plan.ir.ORDERED_TYPES", len(types - {self.typing.values[value]}))
     return before(self, value, types)
 
 
@@ -236,7 +236,7 @@ def pytest_configure(config: pytest.Config) -> None:
     wrap((relaxations,), "_conflicting_pins", conflicting)
     wrap((why._Inquiry,), "answer", answer)
     wrap((relaxations,), "_dearest_first", dearest)
-    wrap((lower._Lowering,), "tree", tree)
+    wrap((ir._Lowering,), "tree", tree)
     wrap((fit.PlanSearch,), "at_price", at_price)
 
 

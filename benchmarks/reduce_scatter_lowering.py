@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from benchmarks.gshard_bytes import MIB  # sets the ahead-of-time environment before JAX is used
 from benchmarks.hlo.schedule import step_time
 from benchmarks.hlo.traffic import bytes_by_kind, collectives
-from sbp.machine.lowerings import Arrangement, arrangement
+from sbp.machine.hardware import Arrangement, arrangement
 from sbp.machine.mesh import mesh_spec
 from sbp.run.boxing import Boxing, run_scatter
 

@@ -16,8 +16,7 @@ from typing import Any
 import grimp
 
 from sbp.signatures import REFUSED, known_primitives
-from sbp.signatures.fallback import FALLBACK
-from sbp.signatures.rule import names
+from sbp.signatures.rule import FALLBACK, names
 
 ROOT = Path(__file__).parents[1]
 
@@ -238,7 +237,8 @@ PATTERNS: Mapping[str, str] = {
     "sbp/limits.py": "policy marks in a name that `jax.checkpoint` keeps",
     "sbp/plan/saved.py": "the text form of a plan",
     "sbp/signatures/custom.py": "names that users register",
-    "sbp/sizes/expressions.py": "messages of JAX about symbolic sizes",
+    "sbp/sizes/claims.py": "messages of JAX about symbolic sizes",
+    "sbp/sizes/scope.py": "constraints on sizes",
     "sbp/errors.py": "paths of installed libraries",
     "sbp/trace/scopes.py": "name stacks of JAX",
     "sbp/types.py": "the text form of a type",

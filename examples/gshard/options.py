@@ -19,8 +19,7 @@ from examples.gshard.presets import PRESETS, preset_name
 from examples.gshard.profiler import Window
 from sbp.errors import SbpError, nearest
 from sbp.moe.config import ModelConfig
-from sbp.moe.pipeline import Pipeline
-from sbp.moe.sharding import AXES, Sharding, check_parts, need_x64, sharding_of
+from sbp.moe.sharding import AXES, Pipeline, Sharding, check_parts, need_x64, sharding_of
 
 # ---- configuration files ------------------------------------------------------------------------
 

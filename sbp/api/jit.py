@@ -64,7 +64,7 @@ from sbp.plan.program import Program
 from sbp.plan.saved import paths_of_plans
 from sbp.report.report import Report
 from sbp.run.execute import own_mesh
-from sbp.sizes.expressions import is_symbolic
+from sbp.sizes.scope import is_symbolic
 
 # ---- plans that are kept ------------------------------------------------------------------------
 # `Jitted` keeps the plans of its function, by call signature.

@@ -35,28 +35,32 @@ from sbp.machine.mesh import MeshSpec
 from sbp.plan.program import Program
 from sbp.report.parts import Facts, Page, Section
 from sbp.report.report import Report
-from sbp.signatures.fallback import is_known
+from sbp.signatures.rule import is_known
 from sbp.sizes.claims import (
     Claim,
     Decided,
     check_symbols,
     claims_of,
     decide,
+    deciding_sizes,
     element_claims,
     point_text,
 )
-from sbp.sizes.expressions import (
+from sbp.sizes.scope import (
+    Lift,
     Point,
+    Scope,
+    Solver,
+    Unanswered,
     constraints_of,
-    deciding_sizes,
     first_difference,
     graph_at,
     map_sizes,
+    numbers,
     shape_text,
     symbolic_in,
     symbols_in,
 )
-from sbp.sizes.scope import Lift, Scope, Solver, Unanswered, numbers
 from sbp.source.editing import sizes_edits
 from sbp.trace.build import trace
 from sbp.trace.graph import Graph

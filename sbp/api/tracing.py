@@ -26,7 +26,6 @@ from sbp.api.trees import KeyPath, arguments_of, layer_paths, results_of
 from sbp.errors import SbpError, refused
 from sbp.handwritten.region import tracing_for
 from sbp.infer.pins import check_axes, resolve_pins
-from sbp.infer.registered import check_registered, check_rules
 from sbp.infer.request import Demand, Request
 from sbp.infer.space import from_type
 from sbp.kinds import paths_of
@@ -34,11 +33,11 @@ from sbp.limits import policies_in
 from sbp.machine.mesh import MeshSpec, other_mesh, users_mesh
 from sbp.run.execute import partition_spec
 from sbp.signatures.alignment import with_alignment
-from sbp.signatures.casts import with_hoisted_casts
-from sbp.signatures.fallback import is_known
-from sbp.signatures.reversal import with_mirrors
-from sbp.sizes.claims import check_symbols
-from sbp.sizes.expressions import deciding_sizes, refuse_symbolic
+from sbp.signatures.custom import check_registered, check_rules
+from sbp.signatures.rewrites import with_hoisted_casts, with_mirrors
+from sbp.signatures.rule import is_known
+from sbp.sizes.claims import check_symbols, deciding_sizes
+from sbp.sizes.scope import refuse_symbolic
 from sbp.trace.build import trace
 from sbp.trace.graph import Constant, Graph
 from sbp.trace.places import HOST, returned_in

@@ -20,8 +20,16 @@ from sbp.signatures import traits_of
 from sbp.signatures.kernels.shards import reduce_dims
 from sbp.signatures.rule import BITCAST, RAGGED_PRODUCT
 from sbp.trace.build import body_graph
-from sbp.trace.collectives import KINDS, REDUCTIONS, SHARD_MAP, mesh_sizes, names_of
-from sbp.trace.evaluate import environment, run_node, run_regions
+from sbp.trace.collectives import (
+    KINDS,
+    REDUCTIONS,
+    SHARD_MAP,
+    environment,
+    mesh_sizes,
+    names_of,
+    run_node,
+    run_regions,
+)
 from sbp.trace.graph import SCAN, Dataflow, Graph, Node, trips_of
 from sbp.types import Atom, B, NdSbp, Split, Unreduced
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from sbp.annotations import Pin, annotate_p
 from sbp.infer.flow import Flow
 from sbp.kinds import REDUCE_DTYPES
-from sbp.machine.lowerings import TILE
+from sbp.machine.hardware import TILE
 from sbp.signatures import traits_of
 from sbp.trace.graph import Graph, Node
 

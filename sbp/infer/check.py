@@ -7,10 +7,9 @@ and a core is a set of literals. The terms of an axis are built once; the checks
 in the literals that they assume.
 """
 
-import dataclasses
 import functools
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import z3
@@ -199,7 +198,7 @@ class _Axis:
         if _ends_in_region(found):  # no line of a loop is the first one: another core may have one
             other = self._result_of(*self._fewer(asked, equations, core))
             found = found if _ends_in_region(other) else other
-        return dataclasses.replace(found, minimal=self.unanswered == unanswered)
+        return replace(found, minimal=self.unanswered == unanswered)
 
     def _result_of(self, asked: list[str], between: list[str]) -> CheckResult:
         """The result for a core, its equations minimised by deletion, later equations first.

@@ -27,7 +27,7 @@ from sbp.infer.request import Request
 from sbp.infer.space import POLICY_KINDS, Ban, Code, Rules, TypeSpace, decode, detour
 from sbp.limits import Policy
 from sbp.machine.mesh import MeshSpec
-from sbp.trace.graph import Constant, Node
+from sbp.trace.graph import Constant, Node, group_by
 from sbp.types import MONOIDS
 
 # ---- reasons -------------------------------------------------------------------------------------
@@ -293,12 +293,11 @@ def pin_sites(request: Request) -> tuple[PinSite, ...]:
             if codes is not None and any(c is not None for c in codes)
         ]
 
-    groups: dict[Any, list[Node]] = {}
-    for node in graph.walk():
-        if node.op == annotate_p.name and node.params["pin"] is not None:
-            codes = pinned_codes(node.params["pin"], mesh)
-            if any(c is not None for c in codes):
-                groups.setdefault((node.span or node.id, codes), []).append(node)
+    annotated = (n for n in graph.walk() if n.op == annotate_p.name and n.params["pin"] is not None)
+    groups = group_by(
+        annotated, lambda node: (node.span or node.id, pinned_codes(node.params["pin"], mesh))
+    )
+    pinned = [(c, nodes) for (_, c), nodes in groups.items() if any(x is not None for x in c)]
     annotations = (
         PinSite(
             name=f"a{number}",
@@ -308,7 +307,7 @@ def pin_sites(request: Request) -> tuple[PinSite, ...]:
             nodes=tuple(nodes),
             position=nodes[0].params["pin"].input,
         )
-        for number, ((_, codes), nodes) in enumerate(groups.items())
+        for number, (codes, nodes) in enumerate(pinned)
     )
     return (
         *at_boundary("input", demand.inputs),

@@ -2,10 +2,9 @@
 modelled seconds of local operations, floating-point work of contractions and memory traffic of the
 others."""
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,8 +17,7 @@ from sbp.infer.rows import NdRow, seen_codes
 from sbp.infer.space import LOCAL, Codes, Rules, Spaces, Step, decode, local_shape
 from sbp.machine.hardware import Hardware
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures import Op, Row, Sent, kernel_named, traits_of
-from sbp.signatures.rule import Shape
+from sbp.signatures import Op, Row, Sent, Shape, kernel_named, traits_of
 from sbp.trace.graph import LOOPS, Graph, Node, Operand, body_of, interface_of
 from sbp.trace.places import TRANSFER, computes_in_host
 from sbp.types import MONOIDS, Unreduced
@@ -172,11 +170,6 @@ def _slices(loop: Node) -> dict[int, tuple[float | None, ...]]:
     A cast or another layout of a slice passes it on to what reads that, which reads it in the bytes
     of the result. A product reads its operands whole anyway.
     """
-
-    def size(o: Operand) -> int:
-        aval = body.aval(o)
-        return math.prod(aval.shape) * _jax.itemsize(aval.dtype)
-
     number = body_of(loop)
     body = loop.regions[number]
     unread = {
@@ -196,7 +189,11 @@ def _slices(loop: Node) -> dict[int, tuple[float | None, ...]]:
         for k, (o, v) in enumerate(zip(node.inputs, node.outputs, strict=False)):
             if inlined and o in first:
                 unread.add(v)
-                shares[k] = max(0.0, 1.0 - size(v) / max(1, size(o)))
+                written, sliced = (
+                    math.prod(aval.shape) * _jax.itemsize(aval.dtype)
+                    for aval in (body.aval(v), body.aval(o))
+                )
+                shares[k] = max(0.0, 1.0 - written / max(1, sliced))
         found[node.id] = tuple(shares)
     return found
 
@@ -314,8 +311,8 @@ def row_sends(graph: Graph, node: Node, row: NdRow, mesh: MeshSpec) -> tuple[tup
                     _widen(ins, on_axis(graph, node, row, mesh, other), row, position)
             times = _times(graph, node, row, mesh, position)
             found += [
-                (position, dataclasses.replace(sent, rounds=times * sent.rounds))
-                for sent in sends(dataclasses.replace(op, ins=tuple(ins)), own)
+                (position, replace(sent, rounds=times * sent.rounds))
+                for sent in sends(replace(op, ins=tuple(ins)), own)
             ]
     return tuple(found)
 

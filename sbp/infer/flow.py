@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 from sbp.annotations import annotate_p
 from sbp.errors import Span
-from sbp.trace.graph import Entry, Exit, Graph, Node, Operand, interface_of, weighed_trips
-from sbp.trace.numbering import SAME
+from sbp.trace.graph import SAME, Entry, Exit, Graph, Node, Operand, interface_of, weighed_trips
 
 Place = tuple[Literal["row", "value", "operand", "result", "output"], *tuple[int, ...]]
 """Where a `Typing` stores a decision or a read: ("row", node id); ("value", value), the type in

@@ -19,7 +19,7 @@ from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import NATIVE, Reduction, WideSum, block_dim
 from sbp.limits import POLICIES, Policy
-from sbp.machine.lowerings import copies_for_lanes
+from sbp.machine.hardware import copies_for_lanes
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.factors import admissible
 from sbp.types import MONOIDS, Atom, B, NdSbp, Split, Unreduced
@@ -126,6 +126,18 @@ def is_even(shape: Sequence[int], codes: Codes, sizes: Sequence[int]) -> bool:
             parts[code - 1] *= n
     divides = all(size % n == 0 for size, n in zip(shape, parts, strict=True))
     return divides and (max(parts, default=1) == 1 or all(size != 0 for size in shape))
+
+
+def has_elements(
+    shape: Sequence[Any], codes: Codes, sizes: Sequence[int], forced: frozenset[tuple[int, int]]
+) -> bool:
+    """Whether splits of one dim on several axes leave an element for each device. Those in
+    `forced`, (mesh axis position, dim), do not count."""
+    parts: dict[int, int] = {}
+    for position, (c, n) in enumerate(zip(codes, sizes, strict=True)):
+        if c > 0 and (position, c - 1) not in forced:
+            parts[c] = parts.get(c, 1) * n
+    return all(shape[c - 1] >= n for c, n in parts.items())
 
 
 # ---- rules --------------------------------------------------------------------------------------
@@ -294,7 +306,7 @@ class TypeSpace:
         reduction: Reduction = NATIVE,
     ) -> None:
         self.shape, self.itemsize, self.mesh, self.sizes = shape, itemsize, mesh, mesh.sizes
-        self.forced, self.reduction = forced, reduction
+        self.reduction = reduction
         partials = [-1 - MONOIDS.index(m) for m in sorted(monoids)]
         choices = [
             [
@@ -309,7 +321,7 @@ class TypeSpace:
         self.types: list[Codes] = [
             t
             for t in itertools.product(*choices)
-            if len({c for c in t if c < 0}) <= 1 and self._large_enough(t)
+            if len({c for c in t if c < 0}) <= 1 and has_elements(shape, t, self.sizes, forced)
         ]
         self.index: dict[Codes, int] = {t: i for i, t in enumerate(self.types)}
         self.local_bytes = np.array(
@@ -319,15 +331,6 @@ class TypeSpace:
         self._seconds: dict[Rules, np.ndarray] = {}
         self._collective = functools.cache(mesh.collective)
         self.unlimited = Rules(("auto",) * len(self.sizes))
-
-    def _large_enough(self, t: Codes) -> bool:
-        """Whether splits of one dim on several axes leave an element for each device; splits in
-        `forced` do not count."""
-        parts: dict[int, int] = {}
-        for position, (c, n) in enumerate(zip(t, self.sizes, strict=True)):
-            if c > 0 and (position, c - 1) not in self.forced:
-                parts[c] = parts.get(c, 1) * n
-        return all(self.shape[c - 1] >= n for c, n in parts.items())
 
     def steps_from(self, source: Codes) -> list[Step]:
         """The single steps out of a type. A step may split or join a dim on one axis only while no

@@ -4,10 +4,9 @@ The options of a decision are the rows of a node, or the types of a value that n
 chooser takes one of them, and the certificate checks that it did.
 """
 
-import dataclasses
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sbp.errors import SbpInternalError
@@ -89,7 +88,7 @@ class Typing:
         """The request with `graph` as its program, for the rules and rows of its nodes."""
         if self.graph is self.request.graph:
             return self.request
-        return dataclasses.replace(self.request, graph=self.graph, given_sums=self.sums)
+        return replace(self.request, graph=self.graph, given_sums=self.sums)
 
     def choice(self, decision: Decision) -> Choice:
         """The row or type of a decision."""

@@ -1,7 +1,5 @@
 """Checkpoints of a run: state, place in the data, and what they belong to."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import hashlib
@@ -25,9 +23,7 @@ import orbax.checkpoint as ocp
 from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig, TrainConfig
 from sbp.moe.hosts import from_first, gather, is_first, share_folder, whole
-from sbp.moe.step import TrainState
-
-Tree = Any
+from sbp.moe.step import TrainState, Tree
 
 # ---- what checkpoints belong to -----------------------------------------------------------------
 
@@ -332,7 +328,7 @@ def quiet() -> None:
         logging.getLogger(name).addFilter(lambda record: not _is_of_orbax(record))
     before = sys.unraisablehook
 
-    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
         frames = traceback.extract_tb(unraisable.exc_traceback)
         if not frames or frames[-1].name != "_check_closed":  # of an event loop
             before(unraisable)
@@ -388,7 +384,7 @@ class Checkpoints:
             os.close(self._lock)
             raise
 
-    def __enter__(self) -> Checkpoints:
+    def __enter__(self) -> "Checkpoints":
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, tb: object) -> None:

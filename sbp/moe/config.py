@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from sbp.errors import SbpError, counted, nearest
@@ -91,7 +90,7 @@ TRAIN_CHOICES = {
 def out_of_bounds(config: Any, bounds: Bounds) -> list[str]:
     """One fault for each field of a dataclass that is not a number, or out of its bounds."""
     faults = []
-    kinds: Mapping[str, object] = {f.name: f.type for f in dataclasses.fields(config)}
+    kinds: Mapping[str, object] = {f.name: f.type for f in fields(config)}
     for name, (least, below) in bounds.items():
         value, kind = getattr(config, name), WHOLE_NUMBER if kinds[name] == "int" else NUMBER
         if not kind.accepts(value):
@@ -238,7 +237,7 @@ class ModelConfig:
 
     def decoder(self) -> ModelConfig:
         """The configuration as the decoder's layers have it."""
-        return dataclasses.replace(self, router=self.decoder_router or self.router)
+        return replace(self, router=self.decoder_router or self.router)
 
     @property
     def weight_dtype(self) -> str:

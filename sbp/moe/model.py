@@ -1,9 +1,8 @@
 """The GShard Transformer, encoder-decoder or decoder-only: parameters, forward pass and loss."""
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,16 +10,18 @@ import jax
 import jax.numpy as jnp
 
 from sbp.moe.config import PAD, ModelConfig
-from sbp.moe.experts import moe_feed_forward
-from sbp.moe.gating import GatingMetrics, RouterLosses
 from sbp.moe.layers import (
+    Array,
+    GatingMetrics,
     KeysValues,
     Rotary,
+    RouterLosses,
     attention,
     cast_weights,
     dropout,
     feed_forward,
     keys_values,
+    moe_feed_forward,
     places,
     rms_norm,
     same_segment,
@@ -28,13 +29,8 @@ from sbp.moe.layers import (
     subkey,
     wide_dtype,
 )
-from sbp.moe.pipeline import Pipeline
 from sbp.moe.routers import ROUTERS
-from sbp.moe.sharding import PLAIN, Sharding
-
-Tree = Any
-Array = Any  # a jax.Array inside a step, a numpy array outside
-
+from sbp.moe.sharding import PLAIN, Pipeline, Sharding, Tree
 
 # ---- stacks of layers ---------------------------------------------------------------------------
 # The layer pairs of one side of the model under one scan, in training and in decoding.
@@ -136,7 +132,7 @@ class Stack:
 
         def stage(layers: Any, x: jax.Array, beside: Any, index: jax.Array) -> Any:
             tokens, memory, segments = beside
-            part = dataclasses.replace(
+            part = replace(
                 self, tokens=tokens, memory=memory, segments=segments, key=subkey(self.key, index)
             )
             x, aux, metrics = part._layers(layers, x)
@@ -548,25 +544,21 @@ class Draw:
         }
 
     def experts(self, pairs: int, router: str) -> Tree:
-        m, e, h = self.cfg.model_dim, self.cfg.experts, self.cfg.expert_dim
-        return {
+        """The paper's experts and their router; then what other routers have, and other experts."""
+        cfg, m, e, h = self.cfg, self.cfg.model_dim, self.cfg.experts, self.cfg.expert_dim
+        wide, shared = wide_dtype(cfg.weight_dtype), h * cfg.shared_experts
+        tree = {
             "norm": self.ones(pairs, m),
-            "gate": self.uniform(m, pairs, m, e).astype(wide_dtype(self.cfg.weight_dtype)),
+            "gate": self.uniform(m, pairs, m, e).astype(wide),
             "expert_in": self.uniform(m, pairs, e, m, h),
             "expert_out": self.uniform(h, pairs, e, h, m),
-            **self.experts_besides(pairs, router),
         }
-
-    def experts_besides(self, pairs: int, router: str) -> Tree:
-        """What other experts than the paper's have, and other routers."""
-        cfg, m, h = self.cfg, self.cfg.model_dim, self.cfg.expert_dim
-        dtype, tree, shared = wide_dtype(cfg.weight_dtype), {}, h * cfg.shared_experts
         for name in ROUTERS[router].weights:
-            shape = (cfg.experts,) if name == "bias" else (m, cfg.experts)
-            tree[name] = jnp.zeros((pairs, *shape), dtype)
+            shape = (e,) if name == "bias" else (m, e)
+            tree[name] = jnp.zeros((pairs, *shape), wide)
         names = ("in", "linear") if cfg.expert_activation == "swiglu" else ("in",)
         if "linear" in names:
-            tree["expert_linear"] = self.uniform(m, pairs, cfg.experts, m, h)
+            tree["expert_linear"] = self.uniform(m, pairs, e, m, h)
         if shared:
             tree |= {f"shared_{name}": self.uniform(m, pairs, m, shared) for name in names}
             tree["shared_out"] = self.uniform(shared, pairs, shared, m)

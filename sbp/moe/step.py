@@ -9,15 +9,11 @@ import optax
 
 import sbp
 from sbp.moe.config import PAD, ModelConfig, TrainConfig
-from sbp.moe.experts import EXPERT_WEIGHTS
-from sbp.moe.gating import balance_biases
-from sbp.moe.layers import Segments, wide_dtype
+from sbp.moe.layers import EXPERT_WEIGHTS, Segments, balance_biases, wide_dtype
 from sbp.moe.model import Batch, Metrics, init_params, loss_fn
-from sbp.moe.sharding import PLAIN, Mesh, Sharding, check_parts, leaf_types, sharding_of
+from sbp.moe.sharding import PLAIN, Mesh, Sharding, Tree, check_parts, leaf_types, sharding_of
 
 # ---- optimisers ---------------------------------------------------------------------------------
-
-Tree = Any
 
 
 def sqrt_decay(learning_rate: float = 1.0, warmup_steps: int = 10_000) -> Callable[[Any], Any]:

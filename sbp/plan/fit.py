@@ -5,11 +5,10 @@ other prices of the bytes that values take on a device. Of each typing the plan 
 conversions once where their results are worth their memory.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sbp import _jax
@@ -20,9 +19,8 @@ from sbp.infer.typing import certify
 from sbp.plan.ir import Loop, Register, blocks
 from sbp.plan.memory import DeviceMemory
 from sbp.plan.program import Program, resolve
-from sbp.plan.saving import repeats, save
+from sbp.plan.saving import repeated_values, repeats, save
 from sbp.trace.graph import LOOPS, collecting_less
-from sbp.trace.numbering import repeated_values
 
 WORTH = 0.4
 """Share of a plan's seconds that a rise of its peak by as large a share must save at least, where
@@ -69,7 +67,7 @@ def fit(request: Request) -> tuple[Program | None, Program | None]:
     if request.budgets:
         # A reader for which a collective is forbidden may use the result of the same collective
         # for another reader. So the cheapest plan without budgets is tried first.
-        free = best_program(dataclasses.replace(request, budgets=()))
+        free = best_program(replace(request, budgets=()))
         program = free and free.within(request)
         if program is not None:
             return program, program
@@ -221,7 +219,7 @@ def _best(*programs: Program | None) -> Program | None:
     best = min(made, key=room.order)
     fastest = min(made, key=lambda p: (not p.fits, p.cost.seconds))
     slower = best.cost.seconds > fastest.cost.seconds
-    return dataclasses.replace(best, faster=fastest.cost) if slower else best
+    return replace(best, faster=fastest.cost) if slower else best
 
 
 def without_repeats(program: Program, room: Room) -> Program:
@@ -247,13 +245,13 @@ def without_repeats(program: Program, room: Room) -> Program:
         over, seconds = room.order(saved)
         less = saved.cost.bytes_per_device < best.cost.bytes_per_device
         if less and not over and seconds <= room.order(best)[1]:
-            best = dataclasses.replace(saved, before=program, removed=removed)
+            best = replace(saved, before=program, removed=removed)
         elif len(group) > 1:
             half = len(group) // 2
             waiting += [group[half:], group[:half]]
     if best is not program:
         certify(best.typing)
-    return dataclasses.replace(best, declined=tuple(r for r in found if r not in best.removed))
+    return replace(best, declined=tuple(r for r in found if r not in best.removed))
 
 
 # ---- less memory for more time ------------------------------------------------------------------
@@ -289,9 +287,7 @@ def _trade_memory(search: PlanSearch, program: Program) -> Program:
     best = min(tried, key=lambda p: p.cost.seconds * p.cost.peak_memory_bytes**WORTH)
     if best.cost.peak_memory_bytes > peak - enough:
         return program
-    return dataclasses.replace(
-        best, memory_prices=search.prices, faster=program.faster or program.cost
-    )
+    return replace(best, memory_prices=search.prices, faster=program.faster or program.cost)
 
 
 def held_for_loops(program: Program) -> float:
@@ -349,7 +345,7 @@ def _within_memory(search: PlanSearch, free: Program) -> tuple[Program | None, P
                     best = min(best, found, key=lambda p: p.cost.seconds)
                 else:
                     too_low = middle
-            best = dataclasses.replace(best, memory_prices=search.prices)
+            best = replace(best, memory_prices=search.prices)
             return best, best
         too_low = price
     return None, least

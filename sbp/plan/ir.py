@@ -1,16 +1,22 @@
-"""The instructions of a plan: local operations, conversions and regions.
+"""The instructions of a plan: local operations, conversions and regions; and how a typing becomes
+instructions.
 
 Every collective is a conversion, or runs inside the kernel of an operation. All instructions read
-the registers `ins` and write the registers `outs`.
-"""
+the registers `ins` and write the registers `outs`."""
 
-from collections.abc import Iterator
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from sbp.infer.rows import NdRow
-from sbp.infer.space import Codes, Step
+from sbp.annotations import annotate_p
+from sbp.infer.cost import row_sends
+from sbp.infer.rows import EMPTY, NdRow
+from sbp.infer.space import Codes, Rules, Step, TypeSpace, detour
+from sbp.infer.typing import Typing
 from sbp.signatures import Sent, kernel_named
-from sbp.trace.graph import Constant, Node
+from sbp.trace.graph import LOOPS, Constant, Dataflow, Graph, Node, Operand, trips_of
+from sbp.types import MONOIDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +162,188 @@ def walk(
                 )
         else:
             yield instruction, trips, regions, block
+
+
+# ---- lowering -----------------------------------------------------------------------------------
+# Typing -> instructions: each operand is converted to the type that its reader takes, before its
+# first reader and once per type.
+
+
+ORDERED_TYPES = 4
+"""Types of one value for which all orders of its conversions are priced: 4 types have 24 orders. Of
+more types one order is priced."""
+
+
+def lower(typing: Typing) -> Block:
+    """Writes a typing out as instructions.
+
+    The order is the program's. A value that readers take in several types is converted along the
+    cheapest tree: gathered for one reader, it is sliced for the next. A reader whose rules forbid
+    some conversion takes the path that its rules allow.
+    """
+    return _Lowering(typing).block(typing.graph, typing.outputs)
+
+
+def types_read(typing: Typing) -> dict[int, frozenset[Codes]]:
+    """For each value that is read, the types in which its readers take it."""
+    found: dict[int, set[Codes]] = defaultdict(set)
+    for edge in typing.graph_request.flow.edges:
+        if isinstance(edge.operand, int):
+            found[edge.operand].add(typing.codes_at(edge.place))
+    return {value: frozenset(types) for value, types in found.items()}
+
+
+class _Lowering:
+    """Lowers one typing."""
+
+    def __init__(self, typing: Typing) -> None:
+        self.typing = typing
+        self.request = typing.graph_request
+        self.loops = 0
+        self.makers = Dataflow(typing.graph).makers
+        self.there = {v: {codes} for v, codes in typing.values.items()}
+        self.parents = {
+            v: self.tree(v, types)
+            for v, types in types_read(typing).items()
+            if types != frozenset({typing.values[v]})
+        }
+
+    def space(self, value: int, types: Iterable[Codes]) -> TypeSpace:
+        """The type space of a value, with the given types among its types."""
+        types = tuple(types)
+        aval = self.typing.graph.avals[value]
+        monoids = frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0)
+        monoids |= self.request.native.get(value, EMPTY)
+        monoids = detour(aval.dtype, monoids) if self.request.budgets else monoids
+        forced = frozenset((i, c - 1) for t in types for i, c in enumerate(t) if c > 0)
+        return self.request.spaces.of(aval, monoids, forced, self.request.reduction(value))
+
+    def block(self, graph: Graph, returned: tuple[Codes, ...], owner: Node | None = None) -> Block:
+        """A graph as instructions.
+
+        Arguments:
+          graph: the program, or a region.
+          returned: the types in which it returns its results.
+          owner: the node whose region it is; None for the program.
+        """
+        typing = self.typing
+        written: list[Instruction] = []
+        for node in graph.nodes:
+            row = typing.rows[node.id]
+            ins = tuple(
+                self.read(written, o, c, node, node)
+                for o, c in zip(node.inputs, row.ins, strict=True)
+            )
+            outs = tuple(Register(v, typing.values[v]) for v in node.outputs)
+            if node.regions:
+                self.loops += node.op in LOOPS
+                blocks = tuple(
+                    self.block(r, typing.region_outputs[node.id, i], node)
+                    for i, r in enumerate(node.regions)
+                )
+                self.loops -= node.op in LOOPS
+                written.append(
+                    Loop(node=node, ins=ins, outs=outs, blocks=blocks, trips=trips_of(node))
+                )
+            else:
+                written.append(
+                    Apply(
+                        node=node,
+                        row=row,
+                        ins=ins,
+                        outs=outs,
+                        sends=row_sends(graph, node, row, typing.mesh),
+                    )
+                )
+        outputs = tuple(
+            self.read(written, o, c, None, owner)
+            for o, c in zip(graph.outputs, returned, strict=True)
+        )
+        return Block(
+            inputs=tuple(Register(v, typing.values[v]) for v in graph.inputs),
+            instructions=tuple(written),
+            outputs=outputs,
+        )
+
+    def read(
+        self,
+        written: list[Instruction],
+        operand: Operand,
+        codes: Codes,
+        reader: Node | None,
+        under: Node | None,
+    ) -> Source:
+        """The register of an operand in a type. Writes the conversions that lead to it first.
+
+        Arguments:
+          written: the instructions of the reader's block so far.
+          operand: a value or a constant.
+          codes: the type.
+          reader: the node that reads the operand; None for the block's results.
+          under: the node whose rules hold for the read; None for the program's results.
+        """
+        if isinstance(operand, Constant):
+            return ConstantRegister(operand, codes)
+        there = self.there[operand]
+        if codes not in there:
+            # Policies do not apply to annotations and to the program's results.
+            free = under is None or under.op == annotate_p.name
+            rules = self.request.rules(under, in_loop=self.loops > 0, free=free, value=operand)
+            parent = (
+                self.parents[operand][codes]
+                if rules.unlimited
+                else self.nearest(operand, sorted(there), codes, rules)
+            )
+            source = self.read(written, operand, parent, reader, under)
+            assert isinstance(source, Register)
+            written.append(
+                Box(
+                    source=source,
+                    target=Register(operand, codes),
+                    steps=self.space(operand, (parent, codes)).path(parent, codes, rules),
+                    reader=reader,
+                    maker=self.makers.get(operand),
+                )
+            )
+            there.add(codes)
+        return Register(operand, codes)
+
+    def nearest(self, value: int, have: list[Codes], target: Codes, rules: Rules) -> Codes:
+        """The type in `have` from which the conversion to `target` is cheapest under the rules."""
+        space = self.space(value, [*have, target])
+        seconds = space.seconds(rules)[:, space.index[target]]
+        return min(have, key=lambda t: (float(seconds[space.index[t]]), t))
+
+    def tree(self, value: int, types: frozenset[Codes]) -> dict[Codes, Codes]:
+        """For each type in which a value is read, the type that it is converted from.
+
+        In an order of conversions, each type is made from the cheapest type before it. The
+        cheapest order is taken, of more than `ORDERED_TYPES` types the sorted one.
+        """
+        made = self.typing.values[value]
+        space = self.space(value, {made, *types})
+        seconds = space.seconds()
+        targets = sorted(types - {made})
+        every = len(targets) <= ORDERED_TYPES
+        orders = list(itertools.permutations(targets) if every else [tuple(targets)])
+        # A type that no reader takes may serve several: gathered once, then sliced for each.
+        between = (
+            {tuple(0 if c < 0 else c for c in made), (0,) * len(made)} - {made, *targets}
+            if len(targets) > 1
+            else set()
+        )
+        orders += [(extra, *order) for extra in sorted(between) for order in orders]
+        best: tuple[float, dict[Codes, Codes]] | None = None
+        for order in orders:
+            there, cost, parents = [made], 0.0, {}
+            for t in order:
+                price, parent = min(
+                    (float(seconds[space.index[s], space.index[t]]), i) for i, s in enumerate(there)
+                )
+                cost += price
+                parents[t] = there[parent]
+                there.append(t)
+            if best is None or cost < best[0] - 1e-18:
+                best = cost, parents
+        assert best is not None
+        return best[1]

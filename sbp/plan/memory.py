@@ -25,10 +25,9 @@ from typing import Any
 from sbp import _jax
 from sbp.infer.space import local_shape
 from sbp.infer.typing import Typing
-from sbp.machine.lowerings import TILE, elements_in_tiles
+from sbp.machine.hardware import TILE, elements_in_tiles
 from sbp.plan.ir import Apply, Block, Box, Instruction, Loop, Register, Source
-from sbp.signatures import traits_of
-from sbp.signatures.rule import Shape
+from sbp.signatures import Shape, traits_of
 from sbp.trace.graph import group_by, interface_of
 
 GAPS = 0.12

@@ -16,6 +16,7 @@ from sbp.infer.space import Codes, Step, decode, local_shape, to_type
 from sbp.infer.typing import Typing
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import (
+    ORDERED_TYPES,
     Apply,
     Block,
     Box,
@@ -24,9 +25,10 @@ from sbp.plan.ir import (
     Loop,
     Register,
     Source,
+    lower,
+    types_read,
     walk,
 )
-from sbp.plan.lower import ORDERED_TYPES, lower, types_read
 from sbp.plan.memory import DeviceMemory, reused_inputs
 from sbp.plan.saving import Repeat
 from sbp.plan.verify import over_budget, verify, verify_budgets
@@ -171,7 +173,7 @@ class Program:
 
     @property
     def unordered_values(self) -> int:
-        """The number of values that are read in more than `lower.ORDERED_TYPES` other types. One
+        """The number of values that are read in more than `ir.ORDERED_TYPES` other types. One
         order of their conversions was priced."""
         return sum(
             len(types - {self.typing.values[value]}) > ORDERED_TYPES
@@ -254,15 +256,6 @@ def wide_text(how: WideSum) -> str:
     return native if how.dim is None else f"{how.dtype} along dim {how.dim}"
 
 
-def stages_text(stages: Sequence[int]) -> str:
-    """How a reduce-scatter runs in several stages.
-
-    >>> stages_text((2, 4))
-    'in stages of 2 and 4'
-    """
-    return f"in stages of {' and '.join(map(str, stages))}"
-
-
 def change_text(step: Step, stages: Sequence[int] = ()) -> str:
     """The atoms before and after a step of a conversion, such as `P(sum) -> S(0)`, and how it sums
     where the user chose a wider dtype or where it runs in several stages.
@@ -279,9 +272,10 @@ def change_text(step: Step, stages: Sequence[int] = ()) -> str:
 
 
 def _ways(step: Step, stages: Sequence[int]) -> list[str]:
-    """How a step runs, where that is not as usual."""
+    """How a step runs, where that is not as usual: a reduce-scatter in several stages is `in stages
+    of 2 and 4`."""
     wide = [wide_text(step.wide)] if step.wide else []
-    return [*wide, stages_text(stages)] if stages else wide
+    return [*wide, f"in stages of {' and '.join(map(str, stages))}"] if stages else wide
 
 
 def place(span: Span) -> str:

@@ -7,14 +7,13 @@ text of the file.
 """
 
 import contextlib
-import dataclasses
 import enum
 import hashlib
 import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +138,7 @@ class SavedPlan:
         if request.budgets:
             # Planning tries without the budgets first, as `sbp.plan.fit` says.
             with contextlib.suppress(SbpError):
-                free = self._resolve(dataclasses.replace(request, budgets=()))
+                free = self._resolve(replace(request, budgets=()))
                 program = free.within(request)
         program = program or self._resolve(request)
         if self.seal != _seal(self.figures, self.removed):
@@ -204,9 +203,9 @@ class SavedPlan:
             if removed:
                 typing = save(typing, removed)
                 certify(typing)
-                program = dataclasses.replace(resolve(typing), before=first, removed=removed)
+                program = replace(resolve(typing), before=first, removed=removed)
             faster = figures["faster"]
-            return dataclasses.replace(
+            return replace(
                 program,
                 declined=tuple(r for r in known.values() if r not in removed),
                 memory_prices=figures["memory_prices"],
@@ -257,7 +256,7 @@ def _figures(program: Program) -> dict[str, Any]:
         "lower_bound": last.lower_bound,
         "bounds_reuse": last.bounds_reuse,
         "memory_prices": program.memory_prices,
-        "faster": program.faster and dataclasses.asdict(program.faster),
+        "faster": program.faster and asdict(program.faster),
     }
 
 
@@ -477,8 +476,8 @@ def _parameter(value: Any) -> str:
                 for eqn in _jax.open_jaxpr(value)[0].eqns
             )
             return "; ".join([*steps, *(f"{a.dtype}{a.shape}" for a in _jax.avals_in(value))])
-        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            names = [f.name for f in dataclasses.fields(value)]
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            names = [f.name for f in fields(value)]
             return _items((name, getattr(value, name)) for name in names)
         case np.dtype() | np.generic():
             return str(value)

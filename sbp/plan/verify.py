@@ -11,8 +11,7 @@ from sbp.errors import SbpInternalError
 from sbp.infer.request import Request
 from sbp.infer.space import Codes, stack
 from sbp.plan.ir import Apply, Block, Box, Loop, Register, Source, walk
-from sbp.trace.graph import Node
-from sbp.trace.numbering import SAME
+from sbp.trace.graph import SAME, Node
 
 
 def verify_budgets(block: Block, request: Request) -> None:

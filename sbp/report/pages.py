@@ -24,9 +24,8 @@ from sbp.handwritten.check import Coverage, run_text
 from sbp.infer.accumulation import is_real
 from sbp.infer.space import encode, to_type
 from sbp.limits import policies_text
-from sbp.machine.hardware import HARDWARE
-from sbp.machine.lowerings import compiler, scatters_whole_mesh
-from sbp.plan.lower import ORDERED_TYPES
+from sbp.machine.hardware import HARDWARE, compiler, scatters_whole_mesh
+from sbp.plan.ir import ORDERED_TYPES
 from sbp.plan.program import Program, place, sends
 from sbp.report import device_bytes, facts, flows, shards, timeline
 from sbp.report.parts import (

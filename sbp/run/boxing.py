@@ -14,7 +14,7 @@ from sbp import _jax
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import WideSum
 from sbp.infer.space import Codes, Step, decode, local_shape
-from sbp.machine.lowerings import TILE, Arrangement, joins_lanes
+from sbp.machine.hardware import TILE, Arrangement, joins_lanes
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.kernels.shards import in_rows, neutral, reduce_dims
 from sbp.signatures.rule import shard_extent
@@ -99,7 +99,7 @@ def _groups(stages: tuple[int, ...]) -> tuple[list[list[int]], ...]:
 
 
 def run_scatter(x: Any, name: str, dim: int, groups: list[list[int]], how: Arrangement) -> Any:
-    """This device's block of the sum over its group, arranged as `sbp.machine.lowerings` says.
+    """This device's block of the sum over its group, arranged as `sbp.machine.hardware` says.
 
     Arguments:
       x: this device's part, of which the size of a group divides `dim`.

@@ -16,7 +16,7 @@ from sbp.annotations import annotate_p
 from sbp.errors import SbpInternalError
 from sbp.infer.space import Codes, Step, local_shape
 from sbp.infer.typing import Typing
-from sbp.machine.lowerings import TILE, fills_tiles
+from sbp.machine.hardware import TILE, fills_tiles
 from sbp.machine.mesh import MeshSpec
 from sbp.plan.ir import (
     Apply,
@@ -31,11 +31,10 @@ from sbp.plan.ir import (
 from sbp.plan.memory import DeviceMemory, stored_values
 from sbp.run.boxing import Boxing, split_axes
 from sbp.signatures import LocalContext, rule_for, traits_of
-from sbp.signatures.casts import looks_up, rounds
 from sbp.signatures.kernels.shards import in_rows
 from sbp.signatures.region import REGION_OPS, parts, pick_p
-from sbp.trace.collectives import SHARD_MAP
-from sbp.trace.evaluate import evaluate, run_regions
+from sbp.signatures.rewrites import looks_up, rounds
+from sbp.trace.collectives import SHARD_MAP, evaluate, run_regions
 from sbp.trace.graph import LOOPS, SCAN, Graph, Node, interface_of
 from sbp.trace.scopes import scope_within
 

@@ -12,8 +12,8 @@ from sbp.signatures.custom import (
     registered as registered,
     unregister as unregister,
 )
-from sbp.signatures.fallback import REFUSED as REFUSED, traits_of as traits_of
 from sbp.signatures.rule import (
+    REFUSED as REFUSED,
     ROUNDED_PARTS as ROUNDED_PARTS,
     Kernel as Kernel,
     LocalContext as LocalContext,
@@ -21,6 +21,7 @@ from sbp.signatures.rule import (
     Row as Row,
     Rule as Rule,
     Sent as Sent,
+    Shape as Shape,
     Traits as Traits,
     add_rule as add_rule,
     all_b as all_b,
@@ -28,4 +29,5 @@ from sbp.signatures.rule import (
     known_kernels as known_kernels,
     known_primitives as known_primitives,
     rule_for as rule_for,
+    traits_of as traits_of,
 )

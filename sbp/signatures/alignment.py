@@ -17,8 +17,8 @@ import numpy as np
 from jax import lax
 
 from sbp import _jax
-from sbp.signatures.clusters import Cluster, Wiring, cluster_of
 from sbp.signatures.kernels.halo import bytes_beside
+from sbp.signatures.rewrites import Cluster, Wiring, cluster_of
 from sbp.trace.graph import Graph, Node, Operand, constant, rewriting
 from sbp.trace.slices import (
     Slice,
@@ -26,7 +26,6 @@ from sbp.trace.slices import (
     Writer,
     is_zero,
     join_node,
-    slicing,
     sum_pads,
     view_of,
     whole,
@@ -326,20 +325,19 @@ class _Lifting:
         """
         graph = self.graph
         inputs = tuple(self.operand(node, o) if o in split else o for o in node.inputs)
-        slices = []
-        for value in node.outputs:
-            dim = split[value]
-            self.lifted[value] = out = graph.new_value(resize(graph.avals[value], dim, self.total))
-            shape = graph.avals[out].shape
-            cut = (self.by, self.by + graph.avals[value].shape[dim], 1)
-            cuts = (*whole(shape[:dim]), cut, *whole(shape[dim + 1 :]))
-            fields = {"id": next(self.maker.ids), "inputs": (out,), "outputs": (value,)}
-            slices.append(dataclasses.replace(node, **fields, **slicing(cuts)))
-        outputs, params = tuple(self.lifted[v] for v in node.outputs), dict(node.params)
+        outputs = tuple(
+            graph.new_value(resize(graph.avals[v], split[v], self.total)) for v in node.outputs
+        )
+        params = dict(node.params)
         if "shape" in params:
             params["shape"] = graph.aval(outputs[0]).shape
         new = dataclasses.replace(node, inputs=inputs, outputs=outputs, params=params)
-        self.maker.nodes += [new, *slices]
+        self.maker.nodes.append(new)
+        for value, out in zip(node.outputs, outputs, strict=True):
+            dim, shape = split[value], graph.avals[value].shape
+            cut = (self.by, self.by + shape[dim], 1)
+            self.maker.slice(node, out, (*whole(shape[:dim]), cut, *whole(shape[dim + 1 :])), value)
+            self.lifted[value] = out
 
     def operand(self, node: Node, operand: Operand) -> Operand:
         """An operand of a node of the cluster, lifted; that of a leaf is made before the node."""

@@ -3,7 +3,8 @@
 A typing claims that the rule of each node gives the chosen row, and that each split leaves every
 device an element; `sbp.infer.typing.certify` checks the same at one choice of sizes. A program
 claims that its reshapes keep the number of elements, which JAX does not check for symbolic sizes.
-A claim is a predicate on sizes, so that it can be decided for all of them.
+A claim is a predicate on sizes, so that it can be decided for all of them. A trace may ask what
+symbolic sizes do not decide, which is an error.
 
 >>> import jax
 >>> (size,) = jax.export.symbolic_shape("4*b")
@@ -13,35 +14,55 @@ A claim is a predicate on sizes, so that it can be decided for all of them.
 """
 
 import ast
+import contextlib
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
 
+from sbp import _jax
 from sbp.errors import SHOWN, SbpError, Span, counted
 from sbp.infer.flow import Decision
 from sbp.infer.pins import pinned_codes
 from sbp.infer.rows import NdRow, nests
-from sbp.infer.space import Code, Codes, encode, is_even, to_type
+from sbp.infer.space import (
+    Codes,
+    encode,
+    has_elements,
+    is_even,
+    local_shape,
+    needs_of,
+    to_type,
+)
 from sbp.infer.typing import Typing
 from sbp.limits import Policy
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import ROUNDED_PARTS, Op, all_b, kernel_named, rule_for, traits_of
 from sbp.signatures.region import REGION_OPS, region_rows
-from sbp.sizes.expressions import (
+from sbp.sizes.scope import (
+    COMPARISONS,
     MULTIPLE,
+    OPPOSITE,
+    Explored,
+    Lift,
     Point,
+    Region,
+    Scope,
+    Solver,
+    explore,
     is_symbolic,
     map_sizes,
+    minimal,
+    numbers,
     parse,
     shape_text,
     symbolic_in,
     symbols_in,
 )
-from sbp.sizes.scope import Explored, Lift, Region, Scope, Solver, explore, minimal, numbers
 from sbp.trace.graph import DIM_AS_VALUE, Graph, Node, group_by
 
 TRIED = 512
@@ -155,13 +176,8 @@ def _large(
 
 
 def _large_enough(shape: Sequence[Any], codes: Codes, pinned: Codes, sizes: Sequence[int]) -> bool:
-    forced = [k for k, c in enumerate(pinned) if c > 0 and shape[c - 1] < _parts(c, pinned, sizes)]
-    free = tuple(0 if k in forced else c for k, c in enumerate(codes))
-    return all(shape[c - 1] >= _parts(c, free, sizes) for c in sorted(set(free)) if c > 0)
-
-
-def _parts(code: Code, codes: Codes, sizes: Sequence[int]) -> int:
-    return math.prod(n for c, n in zip(codes, sizes, strict=True) if c == code)
+    forced, _ = needs_of(shape, (pinned,), sizes)
+    return has_elements(shape, codes, sizes, forced)
 
 
 def _row(node: Node, program: Graph, typing: Typing) -> Iterator[Claim]:
@@ -238,7 +254,9 @@ def _is_offered(
             and all(c <= 0 or a.shape[c - 1] >= n for a, c in zip(avals, codes, strict=True))
         ):
             shards = tuple(
-                a if k == kernel.gathers else _shard_of(a, c, n)
+                a
+                if k == kernel.gathers
+                else jax.ShapeDtypeStruct(local_shape(a.shape, (c,), (n,)), a.dtype)
                 for k, (a, c) in enumerate(zip(avals, codes, strict=True))
             )
             ins, outs = shards[: len(op.ins)], shards[len(op.ins) :]
@@ -246,12 +264,6 @@ def _is_offered(
             if _is_offered(inner, row, mesh, policies, (*kernels, r.kernel)):
                 return True
     return False
-
-
-def _shard_of(aval: Any, code: Code, n: int) -> Any:
-    """The shard on a mesh axis of size n, blocks rounded up."""
-    sizes = (-(-d // n) if k == code else d for k, d in enumerate(aval.shape, 1))
-    return jax.ShapeDtypeStruct(tuple(sizes), aval.dtype)
 
 
 # ---- numbers of elements ------------------------------------------------------------------------
@@ -527,3 +539,78 @@ def _scope_text(scope: Scope) -> str:
     shown = [c for c in scope.constraints if c not in added]
     bounded = [n for n in scope.names if any(c.startswith((f"{n}>", f"{n} >")) for c in shown)]
     return " and ".join([*(f"{n} >= 1" for n in scope.names if n not in bounded), *shown])
+
+
+# ---- questions that sizes do not decide ---------------------------------------------------------
+
+# JAX removes the frames that hold the sizes from the traceback of its errors. Only its messages
+# have them.
+_REST = re.compile(r"remainder (.+) should be 0")
+_COMPARISON = re.compile(r"comparison '(.+?)' (>=|<=|>|<) '(.+?)' is inconclusive")
+
+
+@contextlib.contextmanager
+def deciding_sizes(advice: str, given: tuple[str, ...] | None = None) -> Iterator[None]:
+    """Traces the user's function inside.
+
+    Arguments:
+      advice: what to change where the function asks something that symbolic sizes do not decide.
+      given: the constraints on the sizes of the arguments; None where the arguments have numbers.
+
+    Raises:
+      SbpError: `symbolic-sizes`, at the user's line that asks it.
+    """
+    try:
+        yield
+    except jax.errors.InconclusiveDimensionOperation as error:
+        first = " ".join(str(error).split("\n")[0].split()).removesuffix(".")
+        found = () if given is None else deciding_constraints(error, given)
+        if found:
+            either = " or ".join(f'"{c}"' for c in found)
+            advice = f"add {either} to the constraints of jax.export.symbolic_shape, or {advice}"
+        raise SbpError(
+            f"the program depends on more than its symbolic sizes say: {first}; {advice}",
+            code="symbolic-sizes",
+            span=_jax.raising_span(error),
+        ) from error
+
+
+def deciding_constraints(error: BaseException, given: tuple[str, ...]) -> tuple[str, ...]:
+    """The constraints of which each answers the question behind an error, as JAX finds when it has
+    them; empty where there are none, or the question is not known.
+
+    Arguments:
+      error: JAX's error about symbolic sizes.
+      given: the constraints that there are.
+
+    >>> (b,) = jax.export.symbolic_shape("b")
+    >>> try:
+    ...     b > 5
+    ... except jax.errors.InconclusiveDimensionOperation as error:
+    ...     print(deciding_constraints(error, ()))
+    ('b >= 6', 'b <= 5')
+    """
+    asked: list[tuple[str, str, str]] = []
+    if rest := _REST.search(str(error)):
+        asked = [(rest[1], "==", "0")]
+    elif comparison := _COMPARISON.search(str(error)):
+        left, how, right = comparison.groups()
+        asked = [(left, how, right), (left, OPPOSITE[how], right)]
+    return tuple(text for a in asked if _answers((*given, text := _as_constraint(*a)), *a))
+
+
+def _as_constraint(left: str, how: str, right: str) -> str:
+    """A comparison as JAX takes it in a constraint: with `>=` or `<=`."""
+    step = {">": 1, "<": -1}.get(how, 0)
+    if step:
+        right = str(int(right) + step) if right.lstrip("-").isdigit() else f"{right} {step:+d}"
+    return f"{left} {how}{'=' if step else ''} {right}"
+
+
+def _answers(constraints: tuple[str, ...], left: str, how: str, right: str) -> bool:
+    """Whether JAX answers a comparison with yes under some constraints."""
+    try:
+        sizes = jax.export.symbolic_shape(f"{left}, {right}", constraints=constraints)
+        return bool(COMPARISONS[how](*sizes))
+    except (ValueError, jax.errors.InconclusiveDimensionOperation):
+        return False

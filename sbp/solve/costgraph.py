@@ -200,9 +200,7 @@ class Core:
             changed = self._drop_states(v)
             if not self.feasible:
                 return
-            if len(self.unary[v]) == 1:
-                changed |= self._settle(v)
-            elif len(self.near[v]) <= 2:
+            if len(self.unary[v]) == 1 or len(self.near[v]) <= 2:
                 changed |= self._solve_away(v)
             for w in sorted(changed - queued, reverse=True):
                 if w in self.unary:
@@ -237,23 +235,15 @@ class Core:
             self.near[w][v] = smaller.T
         return set(self.near[v])
 
-    def _settle(self, v: int) -> set[int]:
-        """Adds the costs of a variable with one state to its neighbours' unary costs; returns the
-        neighbours."""
+    def _solve_away(self, v: int) -> set[int]:
+        """Replaces a variable with one state, or with at most two neighbours, by costs of its
+        neighbours; returns these."""
         unary, near = self.unary.pop(v), self.near.pop(v)
+        scope = tuple(sorted(near)) if len(unary) > 1 else ()
         for w, table in near.items():
             del self.near[w][v]
-            self.unary[w] = self.unary[w] + table[0]
-        self.constant += float(unary[0])
-        self._record(v, (), np.array(0))
-        return set(near)
-
-    def _solve_away(self, v: int) -> set[int]:
-        """Replaces a variable with at most two neighbours by costs of these; returns them."""
-        unary, near = self.unary.pop(v), self.near.pop(v)
-        scope = tuple(sorted(near))
-        for w in scope:
-            del self.near[w][v]
+            if len(unary) == 1:
+                self.unary[w] = self.unary[w] + table[0]
         if not scope:
             self.constant += float(unary.min())
             self._record(v, scope, np.array(unary.argmin()))
@@ -270,7 +260,7 @@ class Core:
                 table = table + self.near[a][b]
             self.near[a][b] = table
             self.near[b][a] = table.T
-        return set(scope)
+        return set(near)
 
     def _record(self, v: int, scope: tuple[int, ...], best: np.ndarray) -> None:
         self.solved.append((v, scope, best, self.kept[v], tuple(self.kept[w] for w in scope)))

@@ -1,7 +1,6 @@
 """Traces a function on ShapeDtypeStructs and makes a `Graph` of its jaxpr: calls are inlined, loops
 and branches become nodes with regions, and every node keeps the user's source line."""
 
-import dataclasses
 import functools
 import itertools
 from collections import Counter
@@ -152,13 +151,6 @@ JAX differ; where a parameter has several names, blanks separate them."""
 REMAT = frozenset({"remat", "remat2", "checkpoint"})
 
 
-def solve_operands(lengths: Any, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
-    """The operands of a custom_linear_solve that its solve reads: the constants of the solve and
-    the right-hand sides. Derivatives read the others."""
-    before = lengths.matvec + lengths.vecmat
-    return operands[before : before + lengths.solve] + operands[sum(lengths) :]
-
-
 # ---- sums of arrays before padding --------------------------------------------------------------
 # JAX makes the gradient of an array that is sliced twice, as `logits[:, :-1]` in a loss that reads
 # it for its normaliser and for its targets, of one zero pad for each slice, and adds the padded
@@ -182,19 +174,19 @@ def _sum_before_pads(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph
         if node.op != "add_any" or not asked.isdisjoint(node.inputs):
             continue
         first, second = map(pads.get, node.inputs)
-        if first is None or second is None or not _alike(graph, first, second):
+        if first is None or second is None or _padding(graph, first) != _padding(graph, second):
             continue
         value = graph.new_value(graph.aval(first.inputs[0]))
         added = (first.inputs[0], second.inputs[0])
-        whole = dataclasses.replace(
+        whole = replace(
             second, id=next(ids), inputs=(value, second.inputs[1]), outputs=node.outputs
         )
         del nodes[first.id], nodes[second.id]
-        nodes[node.id] = dataclasses.replace(node, inputs=added, outputs=(value,))
+        nodes[node.id] = replace(node, inputs=added, outputs=(value,))
         nodes[whole.id] = whole
         if reads[whole.outputs[0]] == 1:
             pads[whole.outputs[0]] = whole
-    return dataclasses.replace(graph, nodes=tuple(nodes.values()))
+    return replace(graph, nodes=tuple(nodes.values()))
 
 
 def _adds_zeros(node: Node) -> bool:
@@ -211,15 +203,11 @@ def _adds_zeros(node: Node) -> bool:
     )
 
 
-def _alike(graph: Graph, first: Node, second: Node) -> bool:
-    """Whether two pads lengthen arrays of one shape in one way, in one part of the program: of
-    another part, other policies may hold."""
-
-    def of(node: Node) -> tuple[Any, ...]:
-        aval = graph.aval(node.inputs[0])
-        return aval.shape, aval.dtype, node.params, node.scope
-
-    return of(first) == of(second)
+def _padding(graph: Graph, pad: Node) -> tuple[Any, ...]:
+    """What pads have in common that lengthen arrays of one shape in one way, in one part of the
+    program: in another part, other policies may hold."""
+    aval = graph.aval(pad.inputs[0])
+    return aval.shape, aval.dtype, pad.params, pad.scope
 
 
 # ---- windows of padded arrays -------------------------------------------------------------------
@@ -528,8 +516,10 @@ class _Builder:
         name = eqn.primitive.name
         recomputed = name in REMAT and eqn.params.get("differentiated")
         if name == "custom_linear_solve":
-            called = eqn.params["jaxprs"].solve
-            operands = solve_operands(eqn.params["const_lengths"], operands)
+            # The solve reads its constants and the right-hand sides. Derivatives read the others.
+            called, lengths = eqn.params["jaxprs"].solve, eqn.params["const_lengths"]
+            before = lengths.matvec + lengths.vecmat
+            operands = operands[before : before + lengths.solve] + operands[sum(lengths) :]
         else:
             called = next(eqn.params[k] for k in INLINED[name].split() if k in eqn.params)
         if recomputed and eqn.params.get("prevent_cse"):

@@ -2,14 +2,13 @@
 graphs inside a node."""
 
 import contextlib
-import dataclasses
 import functools
 import gc
 import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from sbp import _jax
@@ -43,6 +42,9 @@ class Constant:
 
 BARRIER = "optimization_barrier"
 """The operator that returns its operands; XLA does not merge computations across it."""
+
+SAME = frozenset({"sbp_annotate", BARRIER})
+"""Operators whose results equal their operands, one by one."""
 
 DIM_AS_VALUE = "dim_as_value"
 """The operator whose result is the value of a symbolic size."""
@@ -115,7 +117,7 @@ class Node:
     def is_batched(self) -> bool:
         """Whether the node was traced under `jax.vmap`, so that its arrays have dims that the user
         does not see."""
-        return scopes.in_vmap(self.scope)
+        return "vmap(" in self.scope
 
     @property
     def is_barrier(self) -> bool:
@@ -232,13 +234,11 @@ def rewriting(
 
         def with_regions(graph: Graph) -> Graph:
             nodes = tuple(
-                dataclasses.replace(n, regions=tuple(map(with_regions, n.regions)))
-                if n.regions
-                else n
+                replace(n, regions=tuple(map(with_regions, n.regions))) if n.regions else n
                 for n in graph.nodes
             )
             asked = inspected | {o for o in graph.outputs if isinstance(o, int)}
-            return rewrite(dataclasses.replace(graph, nodes=nodes), asked, ids)
+            return rewrite(replace(graph, nodes=nodes), asked, ids)
 
         return with_regions(graph)
 
@@ -501,9 +501,9 @@ def with_body_constants(
     kept = [k for k in range(count) if body.inputs[k] in read]
     inputs = (*(body.inputs[k] for k in kept), *more, *body.inputs[count:])
     regions = list(loop.regions)
-    regions[number] = dataclasses.replace(body, inputs=inputs)
+    regions[number] = replace(body, inputs=inputs)
     name = "num_consts" if is_scan else "body_nconsts"
-    return dataclasses.replace(
+    return replace(
         loop,
         params={**loop.params, name: len(kept) + len(more)},
         inputs=(

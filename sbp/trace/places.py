@@ -23,8 +23,7 @@ from sbp import _jax
 from sbp.annotations import Pin
 from sbp.errors import Span, warn
 from sbp.trace import scopes
-from sbp.trace.graph import Graph, Node, Operand
-from sbp.trace.numbering import SAME
+from sbp.trace.graph import SAME, Graph, Node, Operand
 from sbp.types import NdSbp
 
 PLACING = frozenset(

@@ -28,15 +28,6 @@ def in_recomputation(scope: str) -> bool:
     return in_transpose(scope) and scope.count(REMATTED) > 1 and not in_transpose(last)
 
 
-def in_vmap(scope: str) -> bool:
-    """Whether a name stack is that of an operation under `jax.vmap`.
-
-    >>> in_vmap("jvp(vmap(mlp))")
-    True
-    """
-    return "vmap(" in scope
-
-
 _TRANSFORMS = re.compile(r"\b(transpose|jvp|vmap|jit)\(|\)")
 _REGION_SCOPES = frozenset([REMATTED, "checkpoint", "while", "body", "cond", "scan", "closed_call"])
 

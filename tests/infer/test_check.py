@@ -21,8 +21,7 @@ from sbp.infer.space import from_type
 from sbp.infer.typing import certify
 from sbp.limits import Policy
 from sbp.machine.mesh import Hardware, mesh_spec
-from sbp.plan.ir import Apply, Block, Box, Loop
-from sbp.plan.lower import lower
+from sbp.plan.ir import Apply, Block, Box, Loop, lower
 from sbp.plan.verify import verify
 from sbp.trace.build import trace
 from tests.cases import shape

@@ -25,8 +25,7 @@ from sbp.infer.request import native_partials
 from sbp.infer.rows import RowTable
 from sbp.infer.space import is_even
 from sbp.infer.typing import Typing
-from sbp.plan.ir import Box
-from sbp.plan.lower import lower
+from sbp.plan.ir import Box, lower
 from sbp.signatures import Op, Rule, rule_for
 from sbp.trace.graph import Graph
 from tests.infer.test_check import shape, traced as request_of

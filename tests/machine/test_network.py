@@ -18,17 +18,18 @@ import pytest
 
 import sbp
 from sbp._jax import ENDS_ON_AXIS_NAMES
-from sbp.machine.hardware import HARDWARE, Network, hardware_of_kind
-from sbp.machine.lowerings import (
+from sbp.machine.hardware import (
+    HARDWARE,
+    Network,
     arrangement,
     compiler,
     copies_for_lanes,
+    hardware_of_kind,
     joins_lanes,
     lowerings,
     scatters_whole_mesh,
 )
-from sbp.machine.mesh import MeshSpec, mesh_spec
-from sbp.machine.network import lay_out
+from sbp.machine.mesh import MeshSpec, lay_out, mesh_spec
 
 GATHERS = ("all_gather", "reduce_scatter")
 KINDS = (*GATHERS, "all_reduce", "all_to_all", "permute")

@@ -9,7 +9,7 @@ import numpy as np
 
 import sbp
 from sbp.moe.config import ModelConfig
-from sbp.moe.gating import GatingMetrics, RouterLosses, route
+from sbp.moe.layers import GatingMetrics, RouterLosses, route
 from sbp.moe.routers import Scores
 from sbp.moe.sharding import PLAIN
 from sbp.moe.step import init_state, make_train_step, plan_train_step

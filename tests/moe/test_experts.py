@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.moe import experts
+from sbp.moe import layers
 from sbp.moe.config import ModelConfig
-from sbp.moe.experts import moe_feed_forward
+from sbp.moe.layers import moe_feed_forward
 from sbp.moe.routers import ROUTERS, balanced_bias
 from sbp.moe.sharding import PLAIN, Sharding, sharding_of
 from tests.moe import loops
@@ -357,10 +357,10 @@ def test_split_experts_are_reduced_behind_combine(monkeypatch):
         "expert_in": "expert:S(0) model:S(2)",
         "expert_out": "expert:S(0) model:S(1)",
     }
-    each = experts._each_expert
+    each = layers._each_expert
 
     def planned(pin):
-        monkeypatch.setattr(experts, "_each_expert", lambda *args: pin(each(*args)))
+        monkeypatch.setattr(layers, "_each_expert", lambda *args: pin(each(*args)))
         plan = sbp.jit(
             forward(cfg, sharding),
             mesh,

@@ -15,8 +15,7 @@ from examples.gshard.display import load_bars
 from examples.gshard.presets import preset
 from sbp.errors import SbpError
 from sbp.moe.config import BOS, EOS, PAD
-from sbp.moe.gating import GatingMetrics
-from sbp.moe.layers import dropout, positions
+from sbp.moe.layers import GatingMetrics, dropout, positions
 from sbp.moe.model import Batch, Memory, Metrics, decode, encode, init_params, loss_fn
 from sbp.moe.step import init_state, make_train_step, stacked_dims
 from sbp.moe.trainer import (

@@ -14,8 +14,7 @@ import sbp
 from examples.gshard.options import parse_args
 from examples.gshard.presets import preset
 from sbp.moe.model import init_params
-from sbp.moe.pipeline import Pipeline
-from sbp.moe.sharding import PLAIN, leaf_types, sharding_of
+from sbp.moe.sharding import PLAIN, Pipeline, leaf_types, sharding_of
 from sbp.moe.step import gradients, state_shapes
 from tests.moe.steps import (
     assert_equal_to_one_device,

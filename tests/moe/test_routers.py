@@ -12,7 +12,7 @@ import pytest
 from examples.gshard.presets import preset
 from sbp.errors import SbpError
 from sbp.moe.config import ModelConfig
-from sbp.moe.gating import expert_capacity, gate
+from sbp.moe.layers import expert_capacity, gate
 from sbp.moe.routers import ROUTERS
 from sbp.moe.step import init_state, make_train_step
 from tests.moe import loops

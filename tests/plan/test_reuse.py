@@ -12,8 +12,7 @@ import pytest
 import sbp
 from sbp.plan.fit import best_program, room_of, without_repeats
 from sbp.plan.saved import SavedPlan
-from sbp.plan.saving import repeats
-from sbp.trace.numbering import repeated_values
+from sbp.plan.saving import repeated_values, repeats
 from tests.cases import shape as f32
 
 LAYERS = 8

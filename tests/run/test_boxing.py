@@ -15,7 +15,7 @@ import pytest
 import sbp
 from benchmarks.hlo.traffic import collectives
 from sbp.infer.space import RELAYOUT_PASSES, Step, TypeSpace, decode
-from sbp.machine.lowerings import copies_for_lanes, joins_lanes
+from sbp.machine.hardware import copies_for_lanes, joins_lanes
 from sbp.machine.mesh import Hardware, MeshSpec
 from sbp.run import boxing
 from sbp.run.boxing import Boxing

@@ -14,8 +14,8 @@ from jax import lax
 
 import sbp
 from sbp.signatures.alignment import with_alignment
-from sbp.signatures.reversal import with_mirrors
-from sbp.trace.evaluate import evaluate
+from sbp.signatures.rewrites import with_mirrors
+from sbp.trace.collectives import evaluate
 from sbp.trace.graph import Graph
 from tests.trace.test_joins import assert_same_values, graph_of, ops
 

@@ -14,9 +14,8 @@ from jax.experimental.custom_partitioning import custom_partitioning
 import sbp
 from sbp import _jax
 from sbp.errors import SbpError
-from sbp.infer.registered import draw
 from sbp.signatures import Op, Row, register, registered, rule_for, unregister
-from sbp.signatures.custom import custom_for, parse_row
+from sbp.signatures.custom import custom_for, draw, parse_row
 from sbp.types import B, P, S
 
 X = (np.random.default_rng(0).integers(-16, 16, (8, 12)) / 4).astype(np.float32)

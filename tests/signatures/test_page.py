@@ -14,8 +14,8 @@ from samples import SAMPLES, equations, on, primitives
 from sbp.commands.signatures import KNOWN, family
 from sbp.plan.program import shape_text
 from sbp.signatures import Op, Row, all_b, known_kernels, known_primitives, rule_for
-from sbp.signatures.fallback import FALLBACK, REFUSED
 from sbp.signatures.laws.proofs import row_status
+from sbp.signatures.rule import FALLBACK, REFUSED
 from sbp.types import Split, Unreduced
 
 ROOT = Path(__file__).parents[2]

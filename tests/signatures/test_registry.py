@@ -33,8 +33,7 @@ from sbp.signatures import (
     traits_of,
 )
 from sbp.signatures.factors import linear_rows, rows_beside
-from sbp.signatures.fallback import FALLBACK, REFUSED
-from sbp.signatures.rule import _RULES, add_kernel, names, remove_rule, rule
+from sbp.signatures.rule import _RULES, FALLBACK, REFUSED, add_kernel, names, remove_rule, rule
 from sbp.sizes.scope import Size, holds_at
 from sbp.types import B, P, S
 

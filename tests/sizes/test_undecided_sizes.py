@@ -10,8 +10,7 @@ from sbp import _jax
 from sbp.signatures import registered
 from sbp.sizes import scope
 from sbp.sizes.claims import Claim, decide
-from sbp.sizes.expressions import value_of
-from sbp.sizes.scope import Scope, explore, numbers
+from sbp.sizes.scope import Scope, explore, numbers, value_of
 from tests.sizes.oracle import MESH, TP, W, dims, f32, holds_there, mlp, sized
 
 

@@ -30,7 +30,7 @@ from benchmarks.plan_collectives import compared, table
 from benchmarks.repro import CASES, judge
 from sbp.cli import main
 from sbp.infer.space import JOINED_BYTES
-from sbp.machine.lowerings import lowerings
+from sbp.machine.hardware import lowerings
 from tests.run.test_collectives import assert_within_plan
 from tests.run.test_shifts import ONLY_RINGS
 from tests.tpu.topology import mesh_of, of

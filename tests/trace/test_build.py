@@ -22,7 +22,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import sbp
 from sbp.trace.build import trace
-from sbp.trace.evaluate import evaluate
+from sbp.trace.collectives import evaluate
 from sbp.trace.graph import (
     YOUNG,
     Graph,

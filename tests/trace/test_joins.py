@@ -15,7 +15,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 import sbp
 from sbp.trace.build import trace
-from sbp.trace.evaluate import evaluate
+from sbp.trace.collectives import evaluate
 from sbp.trace.graph import Graph
 from tests.same import assert_close
 

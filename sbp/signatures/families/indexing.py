@@ -32,7 +32,6 @@ from sbp.signatures.rule import (
     Op,
     Row,
     Traits,
-    add_kernel,
     bind_with,
     names,
     rule,
@@ -42,24 +41,6 @@ from sbp.types import B, Split, Unreduced
 # ---- dynamic slices -----------------------------------------------------------------------------
 # `dynamic_slice` and `dynamic_update_slice`. Along a split dim, each device reads or writes the
 # part of the window that falls on its shard.
-
-
-# These two do not nest: on the sizes that one mesh axis leaves of a dim, a rule for another axis
-# cannot distinguish a window from the whole dim.
-add_kernel(
-    Kernel(
-        name="masked_dynamic_slice",
-        summary="each device puts down the elements it owns, zeros elsewhere; the parts add up",
-        nests=False,
-    )
-)
-add_kernel(
-    Kernel(
-        name="owned_update",
-        summary="each device writes the part of the update that falls on its shard",
-        nests=False,
-    )
-)
 
 
 def _whole_factors(op: Op, small: Any) -> tuple[Dims, list[int]]:
@@ -107,6 +88,15 @@ def _dynamic_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
     "dynamic_slice",
     traits=Traits(moves=True, scales="together", indices=range(1, sys.maxsize)),
     local=_dynamic_slice_local,
+    kernels=(
+        Kernel(
+            name="masked_dynamic_slice",
+            summary="each device puts down the elements it owns, zeros elsewhere; the parts add up",
+            # On the sizes that one mesh axis leaves of a dim, a rule for another axis cannot
+            # distinguish a window from the whole dim.
+            nests=False,
+        ),
+    ),
 )
 def _dynamic_slice(op: Op) -> Sequence[Row]:
     """Dims sliced whole split; a cut dim splits with a partial result."""
@@ -155,6 +145,13 @@ def _dynamic_update_slice_local(ctx: LocalContext, args: Sequence[Any]) -> list[
     "dynamic_update_slice",
     traits=Traits(moves=True, scales="together", indices=range(2, sys.maxsize)),
     local=_dynamic_update_slice_local,
+    kernels=(
+        Kernel(
+            name="owned_update",
+            summary="each device writes the part of the update that falls on its shard",
+            nests=False,  # as `masked_dynamic_slice`
+        ),
+    ),
 )
 def _dynamic_update_slice(op: Op) -> Sequence[Row]:
     """Dims that the update covers split in all three; a cut dim splits in operand and result."""
@@ -285,30 +282,6 @@ class Indexing:
 # ---- rules --------------------------------------------------------------------------------------
 
 
-add_kernel(
-    Kernel(
-        name="masked_gather",
-        summary="each device looks up what it owns, zeros elsewhere; the parts add up",
-    )
-)
-add_kernel(Kernel(name="shifted_scatter", summary="each device writes what falls on its shard"))
-# These two do not nest: on the sizes that one mesh axis leaves of a dim, a rule for another axis
-# cannot distinguish a window from the whole dim.
-add_kernel(
-    Kernel(
-        name="masked_windows",
-        summary="each device reads the part of each window that it owns; the parts add up",
-        nests=False,
-    )
-)
-add_kernel(
-    Kernel(
-        name="shifted_windows",
-        summary="each device writes the part of each window that falls on its shard",
-        nests=False,
-    )
-)
-
 _MODE = lax.GatherScatterMode
 _SCATTER_MONOID = {
     "scatter-add": "sum",
@@ -390,7 +363,20 @@ def _as_int32(index: Any) -> Any:
 
 
 @rule(
-    "gather", traits=Traits(moves=True, scales="together", indices=range(1, 2)), local=_gather_local
+    "gather",
+    traits=Traits(moves=True, scales="together", indices=range(1, 2)),
+    local=_gather_local,
+    kernels=(
+        Kernel(
+            name="masked_gather",
+            summary="each device looks up what it owns, zeros elsewhere; the parts add up",
+        ),
+        Kernel(
+            name="masked_windows",
+            summary="each device reads the part of each window that it owns; the parts add up",
+            nests=False,  # as `masked_dynamic_slice`
+        ),
+    ),
 )
 def _gather(op: Op) -> Sequence[Row]:
     """Index batches and whole slices split; a dim that indices point into splits with a partial
@@ -489,6 +475,14 @@ def _scatter_local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
         indices=range(1, 2),
     ),
     local=_scatter_local,
+    kernels=(
+        Kernel(name="shifted_scatter", summary="each device writes what falls on its shard"),
+        Kernel(
+            name="shifted_windows",
+            summary="each device writes the part of each window that falls on its shard",
+            nests=False,  # as `masked_dynamic_slice`
+        ),
+    ),
 )
 def _scatter(op: Op) -> Sequence[Row]:
     """Rows that split the updates have a partial operand and a partial result, under the scatter's

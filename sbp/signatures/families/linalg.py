@@ -30,7 +30,6 @@ from sbp.signatures.rule import (
     Row,
     Shape,
     Traits,
-    add_kernel,
     bind_with,
     rule,
 )
@@ -189,21 +188,6 @@ def _scaled_dot(op: Op) -> Sequence[Row]:
 # split, each device counts from the first row of its first group.
 
 
-add_kernel(
-    Kernel(
-        name="ragged_shards", summary="each device counts how much of each group lies in its shard"
-    )
-)
-add_kernel(
-    Kernel(
-        name="ragged_groups",
-        summary=(
-            "each device multiplies the rows of its own groups, zeros elsewhere; the parts add up"
-        ),
-    )
-)
-
-
 def _roles(params: dict[str, Any], ins: Sequence[Any]) -> tuple[FactorMap, str]:
     """The factors of a ragged product, named as in `dot_factors` with `g` for the groups, and the
     factor that the groups divide.
@@ -288,7 +272,22 @@ def _local(ctx: LocalContext, args: Sequence[Any]) -> list[Any]:
 
 
 @rule(
-    "ragged_dot_general", traits=Traits(pointwise=True, contracts=True, scales="each"), local=_local
+    "ragged_dot_general",
+    traits=Traits(pointwise=True, contracts=True, scales="each"),
+    local=_local,
+    kernels=(
+        Kernel(
+            name="ragged_shards",
+            summary="each device counts how much of each group lies in its shard",
+        ),
+        Kernel(
+            name="ragged_groups",
+            summary=(
+                "each device multiplies the rows of its own groups, zeros elsewhere; the parts add"
+                " up"
+            ),
+        ),
+    ),
 )
 def _ragged_dot_general(op: Op) -> Sequence[Row]:
     """Other dims split as in `dot_general`; the ragged dim splits with the kernel `ragged_shards`,

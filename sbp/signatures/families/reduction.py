@@ -27,7 +27,6 @@ from sbp.signatures.rule import (
     Row,
     Sent,
     Traits,
-    add_kernel,
     bind_with,
     rule,
 )
@@ -80,18 +79,6 @@ def _join_totals(ctx: LocalContext, totals: Any) -> Any:
     return lax.index_in_dim(running, running.shape[0] - 1, 0, keepdims=False)
 
 
-add_kernel(
-    Kernel(
-        name="prefix",
-        summary="totals of all shards are gathered; those before are joined in",
-        # Each device sends the total of its shard to all others.
-        sends=lambda op, row: (
-            Sent("all_gather", (op.axis_size - 1) * bytes_beside(op.ins[0], op.params["axis"])),
-        ),
-    )
-)
-
-
 def _prefix_traits(name: str) -> Traits:
     monoid = _PREFIX_MONOIDS.get(name, "")
     return Traits(
@@ -109,6 +96,16 @@ def _prefix_traits(name: str) -> Traits:
     "cumlogsumexp",
     traits=_prefix_traits,
     local=_cumulative_local,
+    kernels=(
+        Kernel(
+            name="prefix",
+            summary="totals of all shards are gathered; those before are joined in",
+            # Each device sends the total of its shard to all others.
+            sends=lambda op, row: (
+                Sent("all_gather", (op.axis_size - 1) * bytes_beside(op.ins[0], op.params["axis"])),
+            ),
+        ),
+    ),
 )
 def _cumulative(op: Op) -> Sequence[Row]:
     """Other dims split; the operator's own dim splits with the kernel `prefix`."""
@@ -195,16 +192,18 @@ def _exchange_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     return (Sent("all_gather", (op.axis_size - 1) * size, len(op.outs)),)
 
 
-add_kernel(
-    Kernel(
-        name="reduced_shards",
-        summary="the results of all shards are gathered and reduced together",
-        sends=_exchange_sends,
-    )
+@rule(
+    "reduce",
+    traits=Traits(),
+    local=_reduce_by_local,
+    kernels=(
+        Kernel(
+            name="reduced_shards",
+            summary="the results of all shards are gathered and reduced together",
+            sends=_exchange_sends,
+        ),
+    ),
 )
-
-
-@rule("reduce", traits=Traits(), local=_reduce_by_local)
 def _reduce_by(op: Op) -> Sequence[Row]:
     """A reduction by any associative function: other dims split; a reduced dim splits with the
     kernel `reduced_shards`."""
@@ -314,16 +313,19 @@ def _pair_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     return (Sent("all_gather", (op.axis_size - 1) * op.outs[0].size * pair, 2),)
 
 
-add_kernel(
-    Kernel(
-        name="pair",
-        summary="(value, index) of each shard is gathered and compared",
-        sends=_pair_sends,
-    )
+@rule(
+    "argmax",
+    "argmin",
+    traits=Traits(orderless=True),
+    local=_extreme_local,
+    kernels=(
+        Kernel(
+            name="pair",
+            summary="(value, index) of each shard is gathered and compared",
+            sends=_pair_sends,
+        ),
+    ),
 )
-
-
-@rule("argmax", "argmin", traits=Traits(orderless=True), local=_extreme_local)
 def _extreme(op: Op) -> Sequence[Row]:
     """Other dims split; the searched dim splits with the kernel `pair`."""
     (axis,) = op.params["axes"]
@@ -365,17 +367,19 @@ def _candidate_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     return (Sent("all_gather", (op.axis_size - 1) * kept * pair, 2),)
 
 
-add_kernel(
-    Kernel(
-        name="candidates",
-        summary="the k best of each shard are gathered, the best of those kept",
-        sends=_candidate_sends,
-        nests=False,
-    )
+@rule(
+    "top_k",
+    traits=Traits(scales="together", orderless=True),
+    local=_top_k_local,
+    kernels=(
+        Kernel(
+            name="candidates",
+            summary="the k best of each shard are gathered, the best of those kept",
+            sends=_candidate_sends,
+            nests=False,
+        ),
+    ),
 )
-
-
-@rule("top_k", traits=Traits(scales="together", orderless=True), local=_top_k_local)
 def _top_k(op: Op) -> Sequence[Row]:
     """Other dims split; the searched dim splits with the kernel `candidates`."""
     axis = _top_k_axis(op.params, len(op.ins[0].shape))
@@ -439,17 +443,19 @@ def _sort_sends(op: Op, row: Row) -> tuple[Sent, ...]:
     return (Sent("permute", count * elements * itemsize, count * (len(op.ins) + 1)),)
 
 
-add_kernel(
-    Kernel(
-        name="sorting_network",
-        summary="shards are merged and split along a bitonic network",
-        sends=_sort_sends,
-        nests=False,
-    )
+@rule(
+    "sort",
+    traits=Traits(moves=True, scales="together", orderless=True),
+    local=_sort_local,
+    kernels=(
+        Kernel(
+            name="sorting_network",
+            summary="shards are merged and split along a bitonic network",
+            sends=_sort_sends,
+            nests=False,
+        ),
+    ),
 )
-
-
-@rule("sort", traits=Traits(moves=True, scales="together", orderless=True), local=_sort_local)
 def _sort(op: Op) -> Sequence[Row]:
     """Other dims split; the sorted dim splits over 2**k devices with the kernel
     `sorting_network`."""

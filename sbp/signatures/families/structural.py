@@ -1,6 +1,5 @@
 """Primitives that move elements or rearrange whole dims."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -30,24 +29,13 @@ from sbp.signatures.kernels.halo import (
     padded_shard,
 )
 from sbp.signatures.kernels.shards import ReshapeGroup, owned_along, picked_along, split_groups
-from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Traits, add_kernel, bind_with, rule
+from sbp.signatures.rule import Kernel, LocalContext, Op, Row, Traits, bind_with, rule
 from sbp.trace.slices import Piece, join_slices
 from sbp.types import Atom, B, Split, Unreduced
 
 # ---- moves along a dim --------------------------------------------------------------------------
 # Primitives that move elements along a dim: `slice`, `split`, `pad`, `rev`, `reshape`. Along a
 # split dim, devices exchange elements with their neighbours.
-
-
-# Does not nest: on the sizes that one mesh axis leaves of a dim, a rule for another axis cannot
-# distinguish a slice from the whole dim.
-add_kernel(
-    Kernel(
-        name="masked_slice",
-        summary="each device puts down the elements it owns; the parts add up",
-        nests=False,
-    )
-)
 
 
 def split_dim(row: Row) -> int:
@@ -117,9 +105,7 @@ def _moving_rows(op: Op, dims: Sequence[int], windows: Sequence[Windows]) -> lis
       windows: what the results read along each dim.
     """
     return [
-        dataclasses.replace(row, kernel="aligned")
-        if windows[split_dim(row)].is_aligned(op.axis_size)
-        else row
+        replace(row, kernel="aligned") if windows[split_dim(row)].is_aligned(op.axis_size) else row
         for row in halo_rows(op, dims)
     ]
 
@@ -178,6 +164,15 @@ def _devices(ctx: LocalContext, dim: int) -> int:
     traits=Traits(moves=True, scales="together"),
     local=_slice_local,
     exchanges=lambda op, row: window_exchanges(op, row, _slice_windows),
+    kernels=(
+        Kernel(
+            name="masked_slice",
+            summary="each device puts down the elements it owns; the parts add up",
+            # On the sizes that one mesh axis leaves of a dim, a rule for another axis cannot
+            # distinguish a slice from the whole dim.
+            nests=False,
+        ),
+    ),
 )
 def _slice(op: Op) -> Sequence[Row]:
     """Whole dims split; a cut dim splits with halo exchange, or with a partial result."""
@@ -516,7 +511,7 @@ _ARRANGES = Traits(
 
 @rule(
     "transpose",
-    traits=dataclasses.replace(_ARRANGES, fusion="free", adapts=False),
+    traits=replace(_ARRANGES, fusion="free", adapts=False),
     local=bind_with,
 )
 def _transpose(op: Op) -> Sequence[Row]:

@@ -192,35 +192,27 @@ FILL_PASSES = 3
 copied."""
 
 
-def _sends(operand: int) -> Callable[[Op, Row], tuple[Sent, ...]]:
-    """The traffic of the kernel in which this operand goes round: n - 1 times, each device sends a
-    shard to its neighbour."""
-
-    def sends(op: Op, row: Row) -> tuple[Sent, ...]:
-        aval, atom, n = op.ins[operand], row.ins[operand], op.axis_size
-        assert isinstance(atom, Split)
-        shard = -(-aval.shape[atom.dim] // n) * bytes_beside(aval, atom.dim)
-        return (Sent("permute", (n - 1) * shard, n - 1),)
-
-    return sends
+def _sends(op: Op, row: Row) -> tuple[Sent, ...]:
+    """What a device sends: n - 1 times, a shard of the operand that goes round to its neighbour."""
+    operand, n = ROTATIONS.index(row.kernel), op.axis_size
+    aval, atom = op.ins[operand], row.ins[operand]
+    assert isinstance(atom, Split)
+    shard = -(-aval.shape[atom.dim] // n) * bytes_beside(aval, atom.dim)
+    return (Sent("permute", (n - 1) * shard, n - 1),)
 
 
-def _traffic(operand: int) -> Callable[[Op, Row], float]:
-    """The memory traffic of the kernel in which this operand goes round, beyond one pass over
-    operands and result."""
-
-    def traffic(op: Op, row: Row) -> float:
-        atom, n, out = row.ins[operand], op.axis_size, op.outs[0]
-        assert isinstance(atom, Split)
-        shard = math.prod(out.shape) / n
-        contracted, _ = op.params["dimension_numbers"]
-        if atom.dim in contracted[operand]:
-            return SUM_PASSES * n * shard * jnp.dtype(sum_dtype(out.dtype)).itemsize
-        other = op.ins[1 - operand]
-        again = (n - 1) * math.prod(other.shape) / n * other.dtype.itemsize
-        return again + FILL_PASSES * shard * out.dtype.itemsize
-
-    return traffic
+def _traffic(op: Op, row: Row) -> float:
+    """The memory traffic beyond one pass over operands and result."""
+    operand, n, out = ROTATIONS.index(row.kernel), op.axis_size, op.outs[0]
+    atom = row.ins[operand]
+    assert isinstance(atom, Split)
+    shard = math.prod(out.shape) / n
+    contracted, _ = op.params["dimension_numbers"]
+    if atom.dim in contracted[operand]:
+        return SUM_PASSES * n * shard * jnp.dtype(sum_dtype(out.dtype)).itemsize
+    other = op.ins[1 - operand]
+    again = (n - 1) * math.prod(other.shape) / n * other.dtype.itemsize
+    return again + FILL_PASSES * shard * out.dtype.itemsize
 
 
 def _panel_count(op: Op, rows: Sequence[tuple[Row, int]]) -> int:
@@ -251,20 +243,18 @@ def _panel_count(op: Op, rows: Sequence[tuple[Row, int]]) -> int:
     return 1 if panels is None else panels.count
 
 
-for _operand, _name in enumerate(ROTATIONS):
-    _summary = (
-        f"shards of the {('left', 'right')[_operand]} operand go round the ring, each multiplied"
-        " where it is"
-    )
+for _operand, _side in enumerate(("left", "right")):
     add_kernel(
         Kernel(
-            name=_name,
-            summary=_summary,
-            sends=_sends(_operand),
+            name=ROTATIONS[_operand],
+            summary=(
+                f"shards of the {_side} operand go round the ring, each multiplied where it is"
+            ),
+            sends=_sends,
             nests=False,
             gathers=_operand,
             overlaps=True,
-            traffic=_traffic(_operand),
+            traffic=_traffic,
             work=RING_WORK,
             times=_panel_count,
         )

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import z3
 
-from sbp.signatures.fallback import traits_of
-from sbp.signatures.rule import Op, Row
+from sbp.signatures.rule import Op, Row, traits_of
 from sbp.types import Atom, Broadcast, Split, Unreduced
 
 # ---- theorems -----------------------------------------------------------------------------------

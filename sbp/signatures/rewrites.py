@@ -1,0 +1,653 @@
+"""Rewrites of a traced program under which fewer bytes cross shards: computations between reversals
+are mirrored, and casts to narrower types are moved; and the clusters that rewrites move as one."""
+
+import functools
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sbp import _jax
+from sbp.signatures.rule import Op, Row, rule_for, traits_of
+from sbp.trace.graph import (
+    LOOPS,
+    Graph,
+    Node,
+    Operand,
+    body_of,
+    constant,
+    interface_of,
+    rewriting,
+    with_body_constants,
+)
+from sbp.trace.slices import Writer, cuts_of, slicing, without_unread
+from sbp.types import Split
+
+# ---- clusters -----------------------------------------------------------------------------------
+# Neighbouring operations that compute each index of a dim without the others.
+
+
+Bound = tuple[Operand, int]
+"""An operand or result of a node, with a dim that the node computes together with others."""
+
+
+class Wiring:
+    """Who makes and who reads the values of a graph.
+
+    Arguments:
+      graph: the graph, without the nodes of its regions.
+
+    Attributes:
+      makers: for each value, the position of its node.
+      readers: for each value, the positions of the nodes that read it.
+      rows: rows of nodes that were asked for.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.rows = graph, dict[int, tuple[Row, ...]]()
+        self.makers = {v: at for at, node in enumerate(graph.nodes) for v in node.outputs}
+        self.readers = defaultdict[Operand, list[int]](list)
+        for at, node in enumerate(graph.nodes):
+            for operand in node.inputs:
+                self.readers[operand].append(at)
+
+    def maker(self, operand: Operand) -> Node | None:
+        """The node that makes a value; None for inputs of the graph and constants."""
+        at = self.makers.get(operand) if isinstance(operand, int) else None
+        return None if at is None else self.graph.nodes[at]
+
+    def beside(self, value: int) -> list[tuple[int, bool]]:
+        """The positions of the nodes that read a value, and of the node that makes it, each with
+        whether it makes the value."""
+        found = [(at, False) for at in self.readers.get(value, ())]
+        return found + ([(self.makers[value], True)] if value in self.makers else [])
+
+    def pointwise(self, at: int, value: Operand, dim: int, made: bool) -> Sequence[Bound]:
+        """The operands and results of a node that a row splits together with one of them, if the
+        node computes each index of the dim without the others; none for other nodes.
+
+        Arguments:
+          at: the position of the node.
+          value: the operand or result.
+          dim: its dim.
+          made: whether the value is a result.
+        """
+        node = self.graph.nodes[at]
+        for row in self._rows(at):
+            values, atoms = (node.outputs, row.outs) if made else (node.inputs, row.ins)
+            pairs = zip(values, atoms, strict=True)
+            if {atom for v, atom in pairs if v is value or v == value} == {Split(dim)}:
+                return split_values(node, row)
+        return ()
+
+    def _rows(self, at: int) -> tuple[Row, ...]:
+        """The rows that split a dim in all results of a node, and compute each index without the
+        others."""
+        if at not in self.rows:
+            node = self.graph.nodes[at]
+            makers = [self.maker(o) for o in node.inputs]
+            # A sum of pads puts arrays side by side: it is no computation.
+            is_sum_of_pads = all(m is not None and m.op == "pad" for m in makers)
+            found: Sequence[Row] = ()
+            if traits_of(node.op).pointwise and not is_sum_of_pads:
+                found = self._rows_on(node, 1)
+            self.rows[at] = tuple(row for row in found if self._is_by_index(node, row))
+        return self.rows[at]
+
+    def _rows_on(self, node: Node, n: int) -> Sequence[Row]:
+        """The rows of a node on `n` devices."""
+        rule, aval = rule_for(node.op), self.graph.aval
+        ins, outs = tuple(map(aval, node.inputs)), tuple(map(aval, node.outputs))
+        return () if rule is None else rule.rows(Op(node.op, node.params, ins, outs, n))
+
+    def _is_by_index(self, node: Node, row: Row) -> bool:
+        """Whether a row splits a dim of one size in all results, and would do so with one index on
+        each device. Groups of features of a convolution are split whole."""
+        if row.kernel != "local" or not all(isinstance(atom, Split) for atom in row.outs):
+            return False
+        sizes = {self.graph.aval(v).shape[dim] for v, dim in split_values(node, row)}
+        if len(sizes) != 1:
+            return False
+        (size,) = sizes
+        return traits_of(node.op).elementwise or row in self._rows_on(node, max(1, size))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Operations on values that have one size along a dim, each index by itself.
+
+    Arguments:
+      nodes: the operands and results that each node binds, by its position in the graph.
+      dims: the dim of each value that a node of the cluster makes.
+      leaves: the dim of each other value that the nodes read.
+    """
+
+    nodes: dict[int, Sequence[Bound]]
+    dims: dict[int, int]
+    leaves: dict[Operand, int]
+
+
+def split_values(node: Node, row: Row) -> list[Bound]:
+    """The operands and results of a node that a row splits, each with its dim."""
+    values, atoms = (*node.inputs, *node.outputs), (*row.ins, *row.outs)
+    return [
+        (value, atom.dim)
+        for value, atom in zip(values, atoms, strict=True)
+        if isinstance(atom, Split)
+    ]
+
+
+def bound_to(
+    wiring: Wiring,
+    value: int,
+    dim: int,
+    along: Callable[[int, Operand, int, bool], Sequence[Bound]],
+) -> tuple[dict[Operand, int], dict[int, Sequence[Bound]]] | None:
+    """The values that nodes bind to a dim of a value, each with its dim, and what each of these
+    nodes binds, by its position; None where a value would have two dims.
+
+    Arguments:
+      wiring: the graph.
+      value: the value.
+      dim: its dim.
+      along: what a node binds together, from its position, a value that it reads or makes, the dim
+        of that, and whether it makes it; nothing for a node that binds nothing.
+    """
+    dims: dict[Operand, int] = {value: dim}
+    nodes: dict[int, Sequence[Bound]] = {}
+    pending: list[Operand] = [value]
+    while pending:
+        found = pending.pop()
+        for at, made in wiring.beside(found) if isinstance(found, int) else ():
+            bound = () if at in nodes else along(at, found, dims[found], made)
+            if bound:
+                nodes[at] = bound
+                pending += dict.fromkeys(v for v, _ in bound if v not in dims)
+                if any(dims.setdefault(v, d) != d for v, d in bound):
+                    return None
+    return dims, nodes
+
+
+def cluster_of(wiring: Wiring, value: int, dim: int) -> Cluster | None:
+    """The largest cluster around a value and one of its dims; None where a value would have two
+    dims.
+
+    Arguments:
+      wiring: the graph.
+      value: a result of the cluster.
+      dim: its dim.
+    """
+    found = bound_to(wiring, value, dim, wiring.pointwise)
+    if found is None:
+        return None
+    dims, nodes = found
+    made = {v for at in nodes for v in wiring.graph.nodes[at].outputs}
+    return Cluster(
+        nodes=dict(sorted(nodes.items())),
+        dims={v: d for v, d in dims.items() if isinstance(v, int) and v in made},
+        leaves={v: d for v, d in dims.items() if v not in made},
+    )
+
+
+# ---- mirrors ------------------------------------------------------------------------------------
+# Computations between reversals, in the order of the arrays that the program reverses.
+#
+# `lax.associative_scan(.., reverse=True)` and `jnp.flip(jnp.cumsum(jnp.flip(x)))` reverse an array,
+# compute, and reverse the results. If the dim is split over devices, each reversal moves every
+# shard to another device. Nearly every operation between them has a mirror image, which computes
+# the reversed result from the reversed operands: a slice that counts from the other end, a pad
+# whose two sides change places, an elementwise operation as it is. A mirror image reads the array
+# that the program reversed, and gives what the program reverses again.
+
+
+_MOVING = frozenset({"slice", "split", "pad", "concatenate", "join_slices"})
+"""Operations on arrays of one rank that put slices and padding side by side."""
+_CUMULATIVE = frozenset({"cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})
+"""Operations with a parameter for the direction."""
+
+
+def reversed_dims(node: Node) -> tuple[int, ...]:
+    """The dims that a node reverses."""
+    return tuple(map(int, node.params["dimensions"])) if node.op == "rev" else ()
+
+
+def along_with(wiring: Wiring, at: int, value: Operand, dim: int, made: bool) -> Sequence[Bound]:
+    """The operands and results of a node that are reversed together with one of them, each with its
+    dim; none for a node that has no mirror image.
+
+    Arguments:
+      wiring: the graph.
+      at: the position of the node.
+      value: one of its operands or results.
+      dim: the dim of it that is reversed.
+      made: whether it is a result.
+    """
+    node, aval = wiring.graph.nodes[at], wiring.graph.aval
+    moves = node.op in _MOVING or (node.op == "rev" and dim not in reversed_dims(node))
+    cumulative = node.op in _CUMULATIVE and node.params["axis"] == dim
+    if moves or cumulative or traits_of(node.op).elementwise:
+        found = [(v, dim) for v in (*node.inputs, *node.outputs) if aval(v).shape]
+    else:
+        found = wiring.pointwise(at, value, dim, made)
+    dims = dict(found)
+    has_one_dim = len(set(found)) == len(dims) and set(node.outputs) <= dims.keys()
+    return list(dims.items()) if has_one_dim else ()
+
+
+def mirror_image(graph: Graph, node: Node, dims: Mapping[Operand, int]) -> dict[str, Any]:
+    """The fields of the node that makes reversed results from reversed operands, but for its
+    operands and results; those are in the order of the fields `inputs` and `outputs`.
+
+    Arguments:
+      graph: the graph.
+      node: the node.
+      dims: the operands and results that are reversed, each with its dim.
+    """
+    dim, params = dims[node.outputs[0]], node.params
+    match node.op:
+        case "slice":
+            cuts = cuts_of(node, node.outputs[0], graph.aval(node.inputs[0]).shape)
+            assert cuts is not None
+            start, end, stride = cuts[dim]
+            size = graph.aval(node.inputs[0]).shape[dim]
+            last = start + (end - 1 - start) // stride * stride
+            turned = (size - 1 - last, size - start, stride) if start < end else (0, 0, 1)
+            return slicing((*cuts[:dim], turned, *cuts[dim + 1 :]))
+        case "split" if params["axis"] == dim:
+            sizes = tuple(params["sizes"][::-1])
+            return {"params": {**params, "sizes": sizes}, "outputs": node.outputs[::-1]}
+        case "pad":
+            sides = [tuple(side) for side in params["padding_config"]]
+            low, high, interior = sides[dim]
+            sides[dim] = (high, low, interior)
+            return {"params": {**params, "padding_config": tuple(sides)}}
+        case "concatenate" if params["dimension"] == dim:
+            return {"inputs": node.inputs[::-1]}
+        case "join_slices" if params["dimension"] == dim:
+            sizes = [a.shape[dim] if a.shape else None for a in map(graph.aval, node.inputs)]
+            pieces = tuple(
+                (k, 0 if (whole := sizes[k]) is None else whole - start - size, size)
+                for k, start, size in params["pieces"][::-1]
+            )
+            return {"params": {**params, "pieces": pieces}}
+        case op if op in _CUMULATIVE and params["axis"] == dim:
+            return {"params": {**params, "reverse": not params["reverse"]}}
+        case _:
+            return {}
+
+
+# ---- reversal -----------------------------------------------------------------------------------
+
+
+@rewriting
+def with_mirrors(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
+    """A graph in which operations between reversals are mirrored where that reverses fewer bytes,
+    in regions too."""
+    seen: set[tuple[Operand, int]] = set()
+    while reversal := next(
+        (n for n in graph.nodes if len(reversed_dims(n)) == 1 and _key(n) not in seen), None
+    ):
+        wiring = Wiring(graph)
+        seen.add(_key(reversal))
+        found = bound_to(wiring, *_key(reversal), functools.partial(along_with, wiring))
+        if found is None:  # a value would be reversed along two dims
+            continue
+        part = _Part(wiring, asked, ids, *found)
+        seen.update(item for values in part.along.values() for item in values.items())
+        if part.shrink():
+            graph = replace(graph, nodes=part.run())
+    return graph
+
+
+def _key(reversal: Node) -> tuple[int, int]:
+    """The result of a node that reverses one dim, and the dim."""
+    return reversal.outputs[0], reversed_dims(reversal)[0]
+
+
+# ---- what is mirrored ----------------------------------------------------------------------------
+
+
+class _Part(Writer):
+    """All operations that read a reversed array, and those around them up to other reversals, of
+    which some are mirrored.
+
+    An array and its reversal are two forms of one value. A node makes and reads certain forms; its
+    mirror image makes and reads the other ones.
+
+    Arguments:
+      wiring: the graph.
+      asked: values that are read outside of the nodes.
+      ids: unused numbers of nodes.
+      dims: the dim along which each value is reversed.
+      nodes: for each node that has a mirror image, its reversed operands and results.
+
+    Attributes:
+      along: the nodes, each with its dims.
+      sources: for each reversal, its operand.
+      reversals: for each of these operands, its reversal.
+      mirrored: the positions of the nodes that are mirrored.
+      nodes: the nodes of the graph with mirror images, so far.
+      made: for each form of a value that these make, its number.
+    """
+
+    def __init__(
+        self,
+        wiring: Wiring,
+        asked: Set[int],
+        ids: Iterator[int],
+        dims: dict[Operand, int],
+        nodes: Mapping[int, Sequence[Bound]],
+    ) -> None:
+        super().__init__(wiring.graph, asked, ids)
+        self.wiring, self.dims = wiring, dims
+        self.along = {at: dict(bound) for at, bound in nodes.items()}
+        self.mirrored = set(nodes)
+        self.made: dict[tuple[Operand, bool], Operand] = {}
+        self.sources: dict[Operand, Operand] = {}
+        self.reversals: dict[Operand, int] = {}
+        for node in wiring.graph.nodes:
+            for d in reversed_dims(node):
+                (x,), (y,) = node.inputs, node.outputs
+                is_new = reversed_dims(node) == (d,) and x not in {*self.sources, *self.reversals}
+                if is_new and dims.get(x, dims.get(y)) == dims.get(y, dims.get(x)) == d:
+                    dims |= {x: d, y: d}
+                    self.sources[y], self.reversals[x] = x, y
+
+    def shrink(self) -> bool:
+        """Leaves out nodes whose mirror images reverse no fewer bytes; whether those that remain
+        reverse fewer bytes than the program."""
+        values = {self.sources.get(v, v) for v in self.dims}
+        was = self._with(set(self.mirrored), values)
+        changed = True
+        while changed:
+            changed = False
+            for at in itertools.chain(sorted(self.along), sorted(self.along, reverse=True)):
+                beside = {self.sources.get(v, v) for v in self.along[at]}
+                before, after = self._costs(beside), self._with({at}, beside)
+                if after < before or (after == before and at in self.mirrored):
+                    self.mirrored.symmetric_difference_update({at})
+                    changed = True
+        return self._costs(values) < was
+
+    def _costs(self, values: Set[Operand]) -> int:
+        """The bytes that are reversed to make values."""
+        return sum(map(self._cost, values))
+
+    def _with(self, nodes: Set[int], values: Set[Operand]) -> int:
+        """The bytes that are reversed to make values, with other forms of some nodes."""
+        self.mirrored.symmetric_difference_update(nodes)
+        found = self._costs(values)
+        self.mirrored.symmetric_difference_update(nodes)
+        return found
+
+    def _cost(self, value: Operand) -> int:
+        """The bytes that are reversed to make the forms of a value that are read.
+
+        Arguments:
+          value: a value that no reversal makes.
+        """
+        if self.is_free(value):
+            return 0
+        at = self.wiring.makers.get(value) if isinstance(value, int) else None
+        made = self.is_mirrored(at, value)
+        aval = self.graph.aval(value)
+        size = math.prod(aval.shape) * _jax.itemsize(aval.dtype)
+        return size if self.is_read(value, not made) else 0
+
+    def is_read(self, value: Operand, is_reversed: bool) -> bool:
+        """Whether something reads a form of a value.
+
+        Arguments:
+          value: a value that no reversal makes.
+          is_reversed: which form.
+        """
+        other = self.reversals.get(value)
+        for form, turned in ((value, False), (other, True)):
+            if not isinstance(form, int):
+                continue
+            if form in self.asked and turned == is_reversed:
+                return True
+            for at in self.wiring.readers.get(form, ()):
+                is_own = self.graph.nodes[at].outputs == (other,)
+                if not is_own and (turned != self.is_mirrored(at, form)) == is_reversed:
+                    return True
+        return False
+
+    def is_mirrored(self, at: int | None, value: Operand) -> bool:
+        """Whether a node is mirrored and has the other form of a value therefore."""
+        return at in self.mirrored and value in self.along[at]
+
+    def is_free(self, value: Operand) -> bool:
+        """Whether both forms of a value are made without a reversal: they are equal, or count."""
+        node, aval = self.wiring.maker(value), self.graph.aval(value)
+        counts = node is not None and node.op == "iota" and not node.inputs and _holds_exactly(aval)
+        is_asked = not self.asked.isdisjoint({value, self.reversals.get(value)})
+        return (counts or self.is_uniform(value)) and not is_asked
+
+    def is_uniform(self, value: Operand) -> bool:
+        """Whether both forms of a value are equal: all elements along the dim are, or there are
+        fewer than two."""
+        dim, node = self.dims[value], self.wiring.maker(value)
+        if self.graph.aval(value).shape[dim] < 2:
+            return True
+        if node is None:
+            return False
+        copies = node.op == "broadcast_in_dim" and dim not in node.params["broadcast_dimensions"]
+        return copies or (node.op == "iota" and node.params["dimension"] != dim)
+
+    # ---- new nodes -------------------------------------------------------------------------------
+
+    def run(self) -> tuple[Node, ...]:
+        """All nodes, in an order in which each one comes after those that it reads."""
+        for at, node in enumerate(self.graph.nodes):
+            if node.outputs[:1] and node.outputs[0] in self.sources:
+                continue
+            inputs = tuple(self.operand(node, at, v) for v in node.inputs)
+            if at not in self.mirrored:
+                self.nodes.append(replace(node, inputs=inputs))
+                self.made.update({(v, False): v for v in node.outputs})
+                continue
+            fields = mirror_image(self.graph, node, self.along[at])
+            outputs = tuple(self.name(v, True) for v in fields.get("outputs", node.outputs))
+            if "inputs" in fields:
+                inputs = inputs[::-1]
+            new = {**fields, "inputs": inputs, "outputs": outputs}
+            self.nodes.append(replace(node, **new))
+        for value in sorted(self.asked):
+            if value in self.dims:
+                self.operand(self.nodes[-1], None, value)
+        return tuple(self.nodes)
+
+    def name(self, value: Operand, is_reversed: bool) -> int:
+        """The number of a form of a value that is made now."""
+        found = self.reversals.get(value) if is_reversed else value
+        if not isinstance(found, int):
+            found = self.graph.new_value(self.graph.aval(value))
+        self.made[value, is_reversed] = found
+        return found
+
+    def operand(self, reader: Node, at: int | None, value: Operand) -> Operand:
+        """What a node reads now instead of an operand; it is made before the node.
+
+        Arguments:
+          reader: the node.
+          at: its position; None for what is read outside of the nodes.
+          value: the operand.
+        """
+        if value not in self.dims:
+            return value
+        source = self.sources.get(value, value)
+        turned = (value in self.sources) != self.is_mirrored(at, value)
+        if (source, turned) not in self.made:
+            if not turned and self.wiring.maker(source) is None:
+                return source
+            self.make(reader, source, turned)
+        return self.made[source, turned]
+
+    def make(self, reader: Node, value: Operand, is_reversed: bool) -> None:
+        """Makes a form of a value of which there is the other one.
+
+        Arguments:
+          reader: the node that needs it.
+          value: a value that no reversal makes.
+          is_reversed: the form to make.
+        """
+        dim = self.dims[value]
+        other = self.made.get((value, not is_reversed), value)
+        like = self.wiring.maker(self.reversals.get(value, value)) or reader
+        fields: dict[str, Any] = {
+            "op": "rev",
+            "primitive": lax.rev_p,
+            "params": {"dimensions": (dim,)},
+            "inputs": (other,),
+        }
+        if self.is_free(value):
+            if self.is_uniform(value):
+                self.made[value, is_reversed] = other
+                return
+            aval = self.graph.aval(value)
+            last = constant(np.asarray(aval.shape[dim] - 1, aval.dtype))
+            fields = {"op": "sub", "primitive": lax.sub_p, "params": {}, "inputs": (last, other)}
+        aval, number = self.graph.aval(value), self.name(value, is_reversed)
+        self.emit(like, aval, number, title="", **fields)
+
+
+def _holds_exactly(counter: Any) -> bool:
+    """Whether the dtype of an array that counts has each of the numbers: a float of few bits rounds
+    large ones, a small integer starts again at its smallest.
+
+    Arguments:
+      counter: its shape and dtype.
+    """
+    last = max(counter.shape) - 1
+    if jnp.issubdtype(counter.dtype, jnp.integer):
+        return last <= jnp.iinfo(counter.dtype).max
+    return last <= 2 ** (jnp.finfo(counter.dtype).nmant + 1)
+
+
+# ---- casts ahead of loops -----------------------------------------------------------------------
+# Casts of loop constants to narrower types, ahead of the loop.
+#
+# A loop that casts a weight in each trip reads the weight itself. If the weight is split over
+# devices, it is gathered ahead of the loop, before the cast: in float32 twice the bytes of the
+# bfloat16 that the trips compute with. Ahead of the loop the cast comes first, as in a program
+# without a loop. XLA moves such casts out of loops, too, but not across the collective of a plan.
+
+
+@rewriting
+def with_hoisted_casts(graph: Graph, asked: Set[int], ids: Iterator[int]) -> Graph:
+    """A graph in which casts of loop constants to narrower types stand ahead of their loops, in
+    regions too, with the transposes and reshapes before them."""
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.op in LOOPS:
+            before, node = _hoist(graph, node, asked, ids)
+            nodes += before
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _hoist(
+    graph: Graph, loop: Node, asked: Set[int], ids: Iterator[int]
+) -> tuple[list[Node], Node]:
+    """The nodes that stand ahead of a loop, and the loop that reads their results.
+
+    Arguments:
+      graph: the graph around the loop.
+      loop: the loop.
+      asked: values whose types the program asks for, which stay.
+      ids: unused numbers of nodes.
+    """
+    number = body_of(loop)
+    body = loop.regions[number]
+    fed = interface_of(loop).fed[number]
+    # Values of the body that are fixed, each with what it is outside of the loop; and the nodes
+    # that move elements of them.
+    outside: dict[Operand, Operand] = {
+        value: loop.inputs[entry.operand]
+        for value, entry in zip(body.inputs, fed, strict=True)
+        if entry.kind == "constant"
+    }
+    makers: dict[Operand, Node] = {}
+    hoisted: list[Node] = []
+    for node in body.nodes:
+        if node.is_barrier:
+            pairs = zip(node.inputs, node.outputs, strict=True)
+            outside |= {out: outside[o] for o, out in pairs if o in outside}
+        elif _moves(graph, node) and node.inputs[0] in {*outside, *makers}:
+            makers[node.outputs[0]] = node
+            if _narrows(graph, node) and node.outputs[0] not in asked:
+                hoisted.append(node)
+    if not hoisted:
+        return [], loop
+    writer = Writer(graph, asked, ids)
+
+    def made(value: Operand) -> Operand:
+        """A value of the body, made ahead of the loop."""
+        if value not in outside:
+            node = makers[value]
+            inputs = (made(node.inputs[0]),)
+            outside[value] = writer.emit(node, graph.aval(value), inputs=inputs)
+        return outside[value]
+
+    constants = {node.outputs[0]: made(node.outputs[0]) for node in hoisted}
+    # Nor do the nodes stay that moved elements for those that are hoisted.
+    left = [node for node in body.nodes if node not in hoisted]
+    nodes = without_unread(left, set(body.outputs), lambda node: bool(traits_of(node.op).carries))
+    read = {*body.outputs, *(o for n in nodes for o in n.inputs)}
+    body = replace(body, nodes=tuple(nodes))
+    return writer.nodes, with_body_constants(loop, body, read, constants)
+
+
+def _moves(graph: Graph, node: Node) -> bool:
+    """Whether a node has each element of its one operand once, perhaps rounded."""
+    traits = traits_of(node.op)
+    return (
+        len(node.inputs) == len(node.outputs) == 1
+        and not node.regions
+        and (traits.carries in ("arranged", "copied") or _narrows(graph, node))
+    )
+
+
+def _narrows(graph: Graph, node: Node) -> bool:
+    """Whether a node casts its operand to a type of fewer bytes."""
+    traits = traits_of(node.op)
+    if not (traits.carries == "rounded" and traits.adapts):
+        return False
+    before, after = graph.aval(node.inputs[0]), graph.avals[node.outputs[0]]
+    return _jax.itemsize(after.dtype) < _jax.itemsize(before.dtype)
+
+
+# ---- casts behind lookups -----------------------------------------------------------------------
+# Casts of tables of which few rows are read.
+#
+# `table.astype(bfloat16)[tokens]` casts the whole table: XLA does not move a cast behind a lookup.
+# The rows that were looked up are cast instead (`sbp.run.interpret`).
+
+
+def rounds(graph: Graph, node: Node) -> bool:
+    """Whether a node rounds numbers to a dtype of fewer bytes.
+
+    Arguments:
+      graph: a program with the node.
+      node: the node.
+    """
+    return _narrows(graph, node) and all(
+        jnp.issubdtype(graph.aval(o).dtype, np.floating) for o in (*node.inputs, *node.outputs)
+    )
+
+
+def looks_up(node: Node, operand: int) -> bool:
+    """Whether a node takes elements of an operand at indices, and does nothing else with it.
+
+    Arguments:
+      node: a node.
+      operand: the position of an operand.
+    """
+    return node.op == "gather" and operand == 0
