@@ -9,7 +9,9 @@ import pytest
 
 import sbp
 import sbp as s
-from sbp.errors import SourceEdit
+from sbp.errors import OptionEdit, SourceEdit
+from sbp.explain.change import DiagnosisLimits
+from sbp.explain.faults import explain
 from tests.edits import check_helps, helped
 from tests.explain.expected import MESH, MESH_2D, shape
 
@@ -173,3 +175,220 @@ def test_an_uneven_type_of_an_input_is_changed_in_in_types():
     found = sbp.jit(program, MESH, **options).check(*args).diagnostics
     assert any("leave x free" in h.text for d in found for h in d.helps)
     check_helps(program, MESH, options, args, [d for d in found if d.severity == "error"])
+
+
+# ---- pins on several mesh axes together ----------------------------------------------------------
+# Helps for pins that have a typing on each mesh axis, but not on all axes together.
+# Helps that change pins: to another kind of atom, in all layers, two at once; and their dims in
+# the user's line, where a library or `jax.vmap` moves them.
+
+
+GRID = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+X = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+EXPLICIT = {"boxing": "explicit"}
+
+
+def two_conflicts(x, z):
+    a = jnp.tanh(sbp.annotate(x, data=sbp.B, model=sbp.S(0)))
+    b = jnp.tanh(sbp.annotate(x, data=sbp.S(0), model=sbp.B))
+    c = jnp.tanh(sbp.annotate(z, data=sbp.B, model=sbp.S(0)))
+    d = jnp.tanh(sbp.annotate(z, data=sbp.S(0), model=sbp.B))
+    return a + b, c * d
+
+
+def error_of(program, options, count):
+    (error,) = helped(program, GRID, (X,) * count, **options)
+    assert "on the mesh axes `data`, `model` together" in error.title
+    return error
+
+
+def test_two_pins_are_dropped_where_no_one_pin_helps():
+    error = error_of(two_conflicts, EXPLICIT, 2)
+    start = two_conflicts.__code__.co_firstlineno
+    for help_ in error.helps:
+        lines = {e.span.line - start for e in help_.edits if isinstance(e, SourceEdit)}
+        assert len(lines & {1, 2}) == len(lines & {3, 4}) == 1, help_
+    assert "not shown: 1 more change that fixes this error" in error.notes
+
+
+def test_two_inputs_are_left_free():
+    types = ("data:S(1) model:S(1)", "data:B model:S(1)") * 2
+    error = error_of(lambda x, y, z, w: (x + y, z * w), EXPLICIT | {"in_types": types}, 4)
+    assert error.helps[0].text == "leave x free in in_types and leave z free in in_types"
+    assert len(error.helps[0].edits) == 2
+
+
+def test_changes_that_were_not_tried_are_counted():
+    request = sbp.jit(two_conflicts, GRID, boxing="explicit").trace(X, X).request
+    (few,) = explain(request, limits=DiagnosisLimits(plans=1))
+    assert len(few.helps) == 1 and "not tried: 5 more changes" in few.notes
+
+
+# ---- changed pins --------------------------------------------------------------------------------
+
+LINE = jax.sharding.AbstractMesh((8,), ("d",))
+WIDE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+
+
+def helps(fn, *args, **options):
+    found = sbp.jit(fn, LINE, **options).check(*args).diagnostics
+    if all(isinstance(a, jax.ShapeDtypeStruct) for a in args):
+        check_helps(fn, LINE, options, args, found)
+    return [h for d in found for h in d.helps]
+
+
+def test_a_sum_in_a_loop_stays_partial_under_a_budget():
+    def accumulate(xs, w):
+        def body(total, x):
+            part = sbp.split(x, 0, "d").T @ sbp.split(x, 0, "d")
+            return sbp.replicate(total + part, "d"), None
+
+        return jax.lax.scan(body, jnp.zeros((64, 64)), xs)[0] @ w
+
+    xs = jax.ShapeDtypeStruct((4, 64, 64), jnp.float32)
+    found = helps(accumulate, xs, WIDE, budgets=[sbp.forbid(where="loop", axis="d")])
+    assert "P(sum) on `d`" in found[0].text and found[-1].text.startswith("allow ")
+
+
+def test_one_leaf_of_all_layers_changes_at_once():
+    def mlp(blocks, x):
+        for p in blocks:
+            x = jax.nn.relu(x @ p["up"]) @ p["down"]
+        return x
+
+    blocks = [{"up": WIDE, "down": WIDE}] * 3
+    types = {"*/up": "d:S(1)", "*/down": "d:S(1)"}
+    first = helps(mlp, blocks, WIDE, in_types=(types, "B"), boxing="reduce")[0]
+    assert "and 2 more like it" in first.text
+    edits = [e for e in first.edits if isinstance(e, OptionEdit)]
+    assert [(e.position, e.value) for e in edits] == [(0, "d:S(0)"), (2, "d:S(0)"), (4, "d:S(0)")]
+
+
+def test_an_annotation_with_another_split_still_converts():
+    """Without the annotation the partial value arrives at the cosine."""
+
+    def program(x, w):
+        x = sbp.split(x @ w, 1, "d")
+        return jnp.cumsum(jnp.cos(x), axis=1)
+
+    found = helps(program, WIDE, WIDE, in_types=("d:S(1)", "d:S(0)"), boxing="explicit")
+    assert found[0].text.startswith("split x on dim 0 at line")
+
+
+FOUR = (WIDE,) * 4
+STRICT: dict[str, Any] = {"boxing": "explicit"}
+SIDES = ("d:S(1)", "d:S(1)", "d:S(0)", "d:S(0)")
+
+
+def sums(a, b, c, d):
+    return (a + b) * (c + d)
+
+
+def found(fn, args=FOUR, **options):
+    (d,) = helped(fn, LINE, args, **STRICT, **options)
+    return d.helps
+
+
+def test_a_pair_that_gives_up_a_split_hides_no_change_of_one_place():
+    """A row split of `x` with `w` replicated has a typing, too."""
+
+    def tanh(x, w):
+        return jnp.tanh(sbp.split(x, 1, "d") @ sbp.split(w, 0, "d"))
+
+    request = sbp.jit(tanh, LINE, **STRICT).trace(WIDE, WIDE).request
+    (every,) = explain(request, limits=DiagnosisLimits(shown=100))
+    pair = [" on dim 0" in h.text and " and replicate " in h.text for h in every.helps]
+    assert sum(pair) == 1 and pair[-1]
+    (few,) = explain(request, limits=DiagnosisLimits(shown=len(pair) - 1))
+    assert len(few.helps) == len(pair) - 1
+    assert [h.text for h in few.helps if " and " in h.text] == []
+
+
+@pytest.mark.parametrize("types", [("d:S(1)", None, "d:S(0)", None), ("d:S(1)", *SIDES[1:3], None)])
+def test_where_one_change_works_no_pair_is_offered(types):
+    assert not any(" and " in h.text for h in found(sums, in_types=types))
+
+
+def test_pairs_that_were_not_tried_are_counted():
+    request = sbp.jit(sums, LINE, in_types=SIDES, **STRICT).trace(*FOUR).request
+    (every,) = explain(request, limits=DiagnosisLimits(plans=100, shown=100))
+    assert sum(" and " in h.text for h in every.helps) == 2
+    assert not any("not tried" in n for n in every.notes)
+    (few,) = explain(request, limits=DiagnosisLimits(plans=1))
+    assert any("not tried" in n for n in few.notes)
+
+
+def test_the_dims_of_a_transform_along_another_dim():
+    def program(x):
+        x = sbp.split(x, 1, "d")
+        y = jnp.fft.fft(x, axis=1)
+        return jnp.abs(y)
+
+    x = jax.ShapeDtypeStruct((7, 16, 24), jnp.float32)  # dim 0 does not divide
+    (found,) = sbp.jit(program, LINE, boxing="explicit").check(x).diagnostics
+    assert found.primary is not None
+    assert found.primary.text == "x is S(1) here, which fft does not take"
+    assert {(*r.inputs, *r.outputs) for r in found.rows} == {("B", "B"), ("S(2)", "S(2)")}
+    assert any("split x on dim 2" in h.text and "y becomes S(2)" in h.text for h in found.helps)
+
+
+# ---- dims of jax.vmap ---------------------------------------------------------------------------
+
+
+def pinned_inside(x, w):
+    def one(row):
+        row = sbp.split(row, 1, "d")
+        return row @ sbp.split(w, 1, "d")
+
+    return jax.vmap(one)(x)
+
+
+def pinned_outside(x, w):
+    x, w = sbp.split(x, 2, "d"), sbp.split(w, 1, "d")
+    return jax.vmap(lambda row: jnp.tanh(row) @ w)(x)
+
+
+def met_inside(x, w):
+    def one(a, b):
+        a, b = sbp.split(a, 0, "d"), sbp.split(b, 1, "d")
+        return jnp.tanh(a) + jnp.tanh(b)
+
+    return jax.vmap(one)(x, x)
+
+
+@pytest.mark.parametrize(
+    "program,texts",
+    [
+        (
+            pinned_inside,
+            (
+                "row is S(1) on `d` under vmap, the contracted dim",
+                "w is S(1) on `d` under vmap, not contracted",
+            ),
+        ),
+        (
+            pinned_outside,
+            (
+                "jnp.tanh(row) is S(2), w is S(1): they cannot meet here, in dims of the",
+                "x is S(2) on `d`: dim 2 of 8x16x16",
+                "w is S(1) on `d`, not contracted",
+            ),
+        ),
+        (
+            met_inside,
+            (
+                "a as S(0) and b as S(1) cannot meet in",
+                "a is S(0) on `d` under vmap: dim 0 of 16x16",
+                "b is S(1) on `d` under vmap: dim 1 of 16x16",
+            ),
+        ),
+    ],
+    ids=lambda v: getattr(v, "__name__", ""),
+)
+def test_dims_under_vmap_are_those_that_the_user_wrote(program, texts):
+    """Where it is not known which of the user's dims a dim is, that is said."""
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 16, 16), (16, 16))]
+    (found,) = sbp.jit(program, LINE, boxing="explicit").check(*args).diagnostics
+    said = "\n".join([found.title, *(label.text for label in found.labels)])
+    assert all(text in said for text in texts), said
+    assert found.rule.endswith(", dims of the batched arrays")
