@@ -30,7 +30,7 @@ from jax._src.core import ShapedArray, Tracer
 from jax._src.interpreters import batching as _batching, mlir as _mlir, partial_eval as _pe
 from jax._src.lax import lax as _lax_internal
 from jax._src.mesh import get_concrete_mesh
-from jax._src.shard_map import shard_map_p as _shard_map_p
+from jax._src.shard_map import ShardMapTrace, shard_map_p as _shard_map_p
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var
 from jax.extend.random import threefry2x32_p
@@ -496,19 +496,16 @@ def transforming() -> bool:
 
 def is_staged(values: Sequence[Any]) -> bool:
     """Whether a call with these values is traced, and does not run now."""
-    traces = _traces(values)
-    return any(isinstance(t, _pe.DynamicJaxprTrace) for t in traces) or any(
-        isinstance(x, Tracer) for x in values
-    )
+    traced = any(isinstance(x, Tracer) for x in values)
+    return traced or any(isinstance(t, _pe.DynamicJaxprTrace) for t in _traces(values))
 
 
 def is_mapped(values: Sequence[Any]) -> bool:
-    """Whether a call with these values is inside `jax.vmap` or `jax.shard_map`. A `jax.jit` between
-    them is traced once for all, so only the transformations inside of it count."""
-    traces = _traces(values)
-    return bool(core.get_axis_env().axis_sizes) or any(
-        isinstance(t, _batching.BatchTrace) for t in traces
-    )
+    """Whether a call with these values is inside `jax.vmap` or `jax.shard_map`, with no `jax.jit`
+    between them: that is traced once for all of its calls."""
+    mapping = _batching.BatchTrace | ShardMapTrace
+    named = bool(core.get_axis_env().axis_sizes)
+    return named or any(isinstance(t, mapping) for t in _traces(values))
 
 
 def _traces(values: Sequence[Any]) -> Iterator[Any]:
@@ -519,6 +516,13 @@ def _traces(values: Sequence[Any]) -> Iterator[Any]:
             yield trace
             is_jit = isinstance(trace, _pe.DynamicJaxprTrace)
             trace = None if is_jit else getattr(trace, "parent_trace", None)
+
+
+def primal_of(value: Any) -> Any:
+    """The value that a transformation such as `jax.grad` differentiates at; others as they are."""
+    while isinstance(value, Tracer) and hasattr(value, "primal"):
+        value = value.primal
+    return value
 
 
 def forwarded(value: Any) -> Any:

@@ -346,6 +346,7 @@ def carried_type(leaf: Any, mesh: Mesh | AbstractMesh) -> NdSbp | None:
     """The type that pins an argument because it has it already: that of a `Partial`, of a `Padded`
     that a mesh with these axes can hold, or of a `NamedSharding` on the same devices. None for
     other arguments."""
+    leaf = _jax.primal_of(leaf)
     sharding = getattr(leaf, "sharding", None)
     if isinstance(leaf, Partial):
         return leaf.type

@@ -16,7 +16,9 @@ from sbp.api.boundary import Leaves
 from sbp.api.call import ArgumentChoice, CallReader, CallSignature, JitOptions, Parameters
 from sbp.api.plan import Plan
 from sbp.api.tracing import traced_results
+from sbp.errors import SbpError
 from sbp.infer.space import from_type
+from sbp.plan.program import Program
 from sbp.run.execute import partition_spec
 from sbp.types import NdSbp
 
@@ -84,10 +86,10 @@ class Composed:
 
 
 class _Derivative:
-    """The derivative of a function with respect to some of its flat arguments, in three planned
-    functions: `forward` returns the results and the residuals, `tangents` and `cotangents` continue
-    from the residuals. The types of the residuals come from a plan of `forward` and `cotangents`
-    together.
+    """The derivative of a function with respect to some of its flat arguments, in planned
+    functions: `forward` returns the results and the residuals; `tangents`, and one function for
+    each set of results that have cotangents, continue from the residuals. The types of the
+    residuals come from a plan of the forward and the backward pass together.
 
     Arguments:
       moving: the positions of these arguments; for the others see `Composed`.
@@ -101,84 +103,113 @@ class _Derivative:
         results: Leaves,
         moving: tuple[int, ...],
     ) -> None:
-        self._call, self._reader, self._moving = signature.call, reader, moving
+        self._planner, self._reader = planner, reader
+        self._call, self._moving = signature.call, moving
         self._smooth = [
             o for o, x in enumerate(results.leaves) if jnp.issubdtype(x.aval.dtype, jnp.inexact)
         ]
         """The positions of the results that have tangents."""
         self._arguments = [signature.avals[i] for i in moving]
         smooth = [results.leaves[o] for o in self._smooth]
-        cotangents = [leaf.aval for leaf in smooth]
-        self.avals = list(map(jax.typeof, cotangents))
-        count = len(signature.leaves)
+        self._names = [*signature.names, *(f"cotangent of {leaf.name}" for leaf in smooth)]
+        every, count = range(len(smooth)), len(signature.leaves)
 
         def joint(*args: Any) -> tuple[Any, ...]:
             outs, made = self._forward(*args[:count])
+            cotangents = args[count:]
+            if not cotangents:
+                return outs, made
             residuals = self._residuals(args, made)
-            return outs, made, self._transposed(*residuals, *args[count:])
+            return outs, made, *self._transposed(every, *residuals, *cotangents)
 
-        def planned(
-            name: str, fn: Callable[..., Any], arguments: Sequence[str], ins: Any, outs: Any
-        ) -> Any:
-            options = replace(
-                reader.options,
-                in_types=tuple(ins),
-                out_types=outs,
-                in_option="in_types",
-                out_option="out_types",
-                plan=None,
-                parameters=Parameters(
-                    names=tuple(arguments), static=ArgumentChoice(), donated=ArgumentChoice()
-                ),
-            )
-            named = _jax.named_function(lambda *x: fn(*x), f"{reader.name}_{name}", arguments)
-            return planner(named, reader.mesh, options)
+        def plan_of(cotangents: Sequence[Any], gradients: int) -> Program:
+            ins = [*(leaf.type for leaf in signature.leaves), *[None] * len(cotangents)]
+            outs = [leaf.type for leaf in results.leaves], None, *[None] * gradients
+            # Donated arguments and their gradients have the same types.
+            found = self._planned("joint", joint, self._names[: len(ins)], ins, outs, moving)
+            return found.plan(*signature.avals, *cotangents).program
 
-        names = [*signature.names, *(f"cotangent of {leaf.name}" for leaf in smooth)]
-        ins = [*(leaf.type for leaf in signature.leaves), *[None] * len(smooth)]
-        asked = [leaf.type for leaf in results.leaves], None, None
-        program = planned("joint", joint, names, ins, asked).plan(*signature.avals, *cotangents)
-        self._types = program.program.input_types
-        outs, made = program.program.output_types[: -len(moving)], len(results.leaves)
-        types = [self._types[i] for i in moving]
-        residuals = self._residuals(self._types, outs[made:])
-        held = [f"residuals[{i}]" for i in range(len(residuals))]
-        self.forward = planned(
-            "forward",
-            self._forward,
-            signature.names,
-            self._types[:count],
-            (list(outs[:made]), list(outs[made:])),
+        try:
+            program = plan_of([leaf.aval for leaf in smooth], len(moving))
+        except (ValueError, NotImplementedError) as error:
+            if isinstance(error, SbpError):
+                raise
+            program = plan_of((), 0)  # such as a `while` loop, which has no backward pass
+        self._types = program.input_types[:count]
+        self._cotangent_types = program.input_types[count:] or [None] * len(smooth)
+        outs, made = len(results.leaves), self._sources.count(None)
+        types = program.output_types[: outs + made]
+        self._held = self._residuals(self._types, types[outs:])
+        asked = list(types[:outs]), list(types[outs:])
+        self.forward = self._planned("forward", self._forward, signature.names, self._types, asked)
+        self.tangents = self._planned(
+            "tangents",
+            self._pushed,
+            [f"residuals[{i}]" for i in range(len(self._held))]
+            + [signature.names[i] for i in moving],
+            [*self._held, *(self._types[i] for i in moving)],
+            None,
         )
-        moved = [*held, *(signature.names[i] for i in moving)]
-        self.tangents = planned("tangents", self._pushed, moved, [*residuals, *types], None)
-        self.cotangents = planned(
-            "cotangents",
-            self._transposed,
-            [*held, *names[count:]],
-            [*residuals, *self._types[count:]],
-            types,
+        self._pulls: dict[tuple[int, ...], Any] = {}
+
+    def _planned(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        arguments: Sequence[str],
+        in_types: Sequence[Any],
+        out_types: Any,
+        donated: tuple[int, ...] = (),
+    ) -> Any:
+        options = replace(
+            self._reader.options,
+            in_types=tuple(in_types),
+            out_types=out_types,
+            in_option="in_types",
+            out_option="out_types",
+            plan=None,
+            parameters=Parameters(
+                names=tuple(arguments), static=ArgumentChoice(), donated=ArgumentChoice(donated)
+            ),
         )
+        name = f"{self._reader.name}_{name}"
+        named = _jax.named_function(lambda *args: fn(*args), name, arguments)
+        return self._planner(named, self._reader.mesh, options)
 
     def push(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The results, and their tangents."""
         primals = self._placed(primals, self._types)
         outs, made = self.forward(*primals)
-        tangents = self._placed(tangents, [self._types[i] for i in self._moving])
-        pushed = pushed_p.bind(*self._residuals(primals, made), *tangents, derivative=self)
+        avals = [jax.typeof(x).to_tangent_aval() for x in outs]
+        pushed = pushed_p.bind(
+            *self._residuals(primals, made),
+            *self._placed(tangents, [self._types[i] for i in self._moving]),
+            derivative=self,
+            avals=tuple(avals[o] for o in self._smooth),
+        )
         given = dict(zip(self._smooth, pushed, strict=True))
-        zeros = [SymbolicZero(jax.typeof(x).to_tangent_aval()) for x in outs]
-        return outs, [given.get(o, zero) for o, zero in enumerate(zeros)]
+        return outs, [given.get(o, SymbolicZero(aval)) for o, aval in enumerate(avals)]
 
     def pull(self, residuals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        """The cotangents of the arguments."""
-        types = self._types[-len(cotangents) :]
-        return self.cotangents(*residuals, *self._placed(cotangents, types))
+        """The cotangents of the arguments, from those of the results, some of which are zeros."""
+        given = tuple(k for k, ct in enumerate(cotangents) if type(ct) is not _jax.ad.Zero)
+        types = [self._cotangent_types[k] for k in given]
+        if given not in self._pulls:
+            names = [f"residuals[{i}]" for i in range(len(self._held))]
+            self._pulls[given] = self._planned(
+                "cotangents",
+                functools.partial(self._transposed, given),
+                [*names, *(self._names[len(self._types) + k] for k in given)],
+                [*self._held, *types],
+                [self._types[i] for i in self._moving],
+            )
+        placed = self._placed([cotangents[k] for k in given], types)
+        return self._pulls[given](*residuals, *placed)
 
-    def _placed(self, arrays: Sequence[Any], types: Sequence[NdSbp]) -> list[Any]:
+    def _placed(self, arrays: Sequence[Any], types: Sequence[NdSbp | None]) -> list[Any]:
         """Arrays where plans take them. JAX then knows the devices, too, for which it does not look
         into the primitive below."""
-        if not isinstance(self._reader.mesh, Mesh):
+        if not isinstance(self._reader.mesh, Mesh) or _jax.is_mapped(arrays):
             return list(arrays)
         shardings = _shardings(arrays, types, self._reader.mesh, self._reader)
         return list(map(jax.device_put, arrays, shardings))
@@ -224,22 +255,28 @@ class _Derivative:
         consts = [next(rest) if _is_residual(s) else s for s in self._sources]
         return _jax.eval_jaxpr(_jax.ClosedJaxpr(self._linear, consts), tangents)
 
-    def _transposed(self, *args: Any) -> Any:
-        """The cotangents of the arguments, from the residuals and the cotangents of the results."""
+    def _transposed(self, given: Sequence[int], *args: Any) -> list[Any]:
+        """The cotangents of the arguments, from the residuals and the cotangents of the given
+        results, by their positions among those that have tangents."""
         residuals, cotangents = self.split(args)
-        transposed = jax.linear_transpose(
-            functools.partial(self._pushed, *residuals), *self._arguments
-        )
-        return list(transposed(list(cotangents)))
+
+        def pushed(*tangents: Any) -> list[Any]:
+            found = self._pushed(*residuals, *tangents)
+            return [found[k] for k in given]
+
+        return list(jax.linear_transpose(pushed, *self._arguments)(list(cotangents)))
 
 
 def _shardings(
-    arrays: Sequence[Any], types: Sequence[NdSbp], mesh: Mesh | AbstractMesh, reader: CallReader
+    arrays: Sequence[Any],
+    types: Sequence[NdSbp | None],
+    mesh: Mesh | AbstractMesh,
+    reader: CallReader,
 ) -> list[NamedSharding]:
     spec = reader.spec
     return [
-        NamedSharding(mesh, partition_spec(from_type(t, spec), spec, jnp.ndim(x)))
-        for x, t in zip(arrays, types, strict=False)
+        NamedSharding(mesh, partition_spec(from_type(t or NdSbp(), spec), spec, jnp.ndim(x)))
+        for x, t in zip(arrays, types, strict=True)
     ]
 
 
@@ -255,28 +292,27 @@ pushed_p = _jax.Primitive("sbp_pushed")
 pushed_p.multiple_results = True
 
 
-def _planned(*args: Any, derivative: _Derivative) -> list[Any]:
+def _planned(*args: Any, derivative: _Derivative, avals: Any) -> list[Any]:
     return derivative.tangents(*args)
 
 
-def _jvp(primals: Any, tangents: Any, *, derivative: _Derivative) -> Any:
-    tangents = list(map(_jax.ad.instantiate_zeros, tangents))
-    return jax.jvp(derivative.tangents, primals, tangents)
+def _jvp(primals: Any, tangents: Any, *, derivative: _Derivative, avals: Any) -> Any:
+    moved = tuple(map(_jax.ad.instantiate_zeros, tangents))
+    return jax.jvp(derivative.tangents, tuple(primals), moved)
 
 
-def _transpose(cts: Any, *args: Any, derivative: _Derivative) -> list[Any]:
+def _transpose(cts: Any, *args: Any, derivative: _Derivative, avals: Any) -> list[Any]:
     residuals, _ = derivative.split(args)
-    cotangents = derivative.pull(residuals, list(map(_jax.ad.instantiate_zeros, cts)))
-    return [*[None] * len(residuals), *cotangents]
+    return [*[None] * len(residuals), *derivative.pull(residuals, cts)]
 
 
-def _batch(args: Any, dims: Any, *, derivative: _Derivative) -> Any:
+def _batch(args: Any, dims: Any, *, derivative: _Derivative, avals: Any) -> Any:
     outs = jax.vmap(derivative.tangents, in_axes=dims)(*args)
     return outs, [0] * len(outs)
 
 
 pushed_p.def_impl(_planned)
-pushed_p.def_abstract_eval(lambda *_, derivative: derivative.avals)
+pushed_p.def_abstract_eval(lambda *_, derivative, avals: avals)
 _jax.mlir.register_lowering(pushed_p, _jax.mlir.lower_fun(_planned, multiple_results=True))
 _jax.ad.primitive_jvps[pushed_p] = _jvp
 _jax.ad.primitive_transposes[pushed_p] = _transpose

@@ -16,7 +16,7 @@ from jax.experimental.custom_partitioning import SdyShardingRule
 
 from sbp import _jax
 from sbp.annotations import Pin, annotate_p
-from sbp.errors import SbpError, Span
+from sbp.errors import SbpError, Span, refused
 from sbp.limits import policies_in
 from sbp.trace.graph import (
     BARRIER,
@@ -521,7 +521,9 @@ class _Builder:
             before = lengths.matvec + lengths.vecmat
             operands = operands[before : before + lengths.solve] + operands[sum(lengths) :]
         else:
-            called = next(eqn.params[k] for k in INLINED[name].split() if k in eqn.params)
+            called = next((eqn.params[k] for k in INLINED[name].split() if k in eqn.params), None)
+            if called is None:  # as JAX says it, where it traces the derivative
+                raise refused("jax.custom_vjp functions have no forward-mode derivative", TypeError)
         if recomputed and eqn.params.get("prevent_cse"):
             operands = self.barrier(eqn, operands, at)
         inside = f"{at.scope}/{REMATTED}" if recomputed else at.scope

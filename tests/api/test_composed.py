@@ -53,6 +53,7 @@ TRANSFORMATIONS = {
     "jit of linearize": lambda f: jax.jit(jax.linearize(lambda w: f(w, X, Y), W)[1])(T),
     "jvp of grad": lambda f: jax.jvp(lambda w: jax.grad(f)(w, X, Y), (W,), (T,)),
     "grad of grad": lambda f: jax.jit(jax.grad(functools.partial(summed_gradients, f)))(W),
+    "grad of jvp": lambda f: jax.grad(lambda w: jax.jvp(lambda w: f(w, X, Y), (w,), (T,))[1])(W),
     "checkpoint": lambda f: jax.grad(jax.checkpoint(f))(W, X, Y),
     "scan and cond": lambda f: jax.jit(jax.grad(functools.partial(in_a_scan, f)))(W),
     "vmap of jit": lambda f: jax.vmap(jax.jit(lambda x: f(W, x, Y)))(jnp.stack([X, -X])),
@@ -140,7 +141,8 @@ def test_explicit_axes():
         for transformed in (jax.grad(program(f), (0, 1)), jax.jit(jax.grad(program(f), (0, 1)))):
             for a, b in zip(want, transformed(held, x), strict=True):
                 np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
-        assert jax.jit(f)(held, x).shape == (24, 16)
+        scaled = jax.grad(sbp.jit(lambda w: (w**2).mean(), mesh))
+        np.testing.assert_allclose(scaled(held), jax.jit(scaled)(held), rtol=2e-5)
 
 
 def test_export():
@@ -155,12 +157,18 @@ def test_export():
         f.trace(W, X, Y).no_such_stage
 
 
+def mapped(f):
+    mesh, whole = sbp.make_mesh((8,), ("rows",)), jax.P()
+    return jax.shard_map(f, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+
+
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
         (lambda f: jax.vmap(lambda x: f(x, 1.0))(X), "jax.vmap or jax.shard_map"),
         (lambda f: jax.vmap(jax.grad(lambda x: f(x, 1.0).sum()))(X), "jax.vmap"),
         (lambda f: planned(lambda x: f(x, 1.0))(X), "another sbp.jit"),
+        (lambda f: mapped(lambda x: f(x, 1.0))(X), "jax.shard_map"),
     ],
 )
 def test_transformations_that_take_the_plain_function(program, reason):
@@ -172,15 +180,27 @@ def test_transformations_that_take_the_plain_function(program, reason):
     close(program(scaled), got)
 
 
-def test_inside_a_region_the_function_is_plain():
-    mesh = sbp.make_mesh((4,), ("data",))
-    f = sbp.jit(lambda x: (x * x).sum(), mesh)
-    region = jax.shard_map(
-        lambda x: f(x)[None], mesh=mesh, in_specs=jax.P("data"), out_specs=jax.P("data")
-    )
-    with pytest.warns(sbp.SbpWarning, match="inside jax.vmap or jax.shard_map"):
-        got = jax.jit(region)(X)
-    np.testing.assert_allclose(got, (X * X).reshape(4, -1).sum(1), rtol=1e-5)
+def test_functions_without_a_backward_pass():
+    def loop(x):
+        return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.sin(c[1])), (0, x))
+
+    def with_aux(x):
+        return (x**2).sum(), loop(x)
+
+    f = planned(with_aux)
+    close(jax.jvp(with_aux, (X,), (X,)), jax.jvp(f, (X,), (X,)))
+    gradient = functools.partial(jax.grad, has_aux=True)
+    close(gradient(with_aux)(X), gradient(f)(X))
+    with pytest.raises(ValueError, match="Reverse-mode differentiation does not work for"):
+        jax.grad(planned(lambda x: loop(x)[1].sum()))(X)
+
+
+def test_arrays_keep_the_types_that_they_have():
+    f, place = planned(loss), jax.NamedSharding(planned(loss).mesh, jax.P(None, "data"))
+    w = {"up": jax.device_put(W["up"], place), "down": W["down"]}
+    got = jax.grad(f)(w, X, Y)
+    close(jax.grad(loss)(W, X, Y), got)
+    assert got["up"].sharding.is_equivalent_to(place, 2)
 
 
 def test_an_error_is_that_of_the_plan():

@@ -1,5 +1,4 @@
-"""Z3's verdict against the chooser's on seeded programs, minimal cores, and the second look at
-chosen typings."""
+"""Z3's verdicts against the chooser's on seeded programs, minimal cores, and certificates."""
 
 import dataclasses
 import itertools
@@ -564,9 +563,7 @@ def test_a_mutation_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 # ---- types of shardings --------------------------------------------------------------------------
-# The type of a pin in JAX's own words, against the slices that JAX itself gives each device; and
-# the errors of a sharding that the mesh cannot have.
-
+# Pins in JAX's words, against the slices that JAX gives each device, and refused shardings.
 
 MESH = sbp.make_mesh((2, 4), ("x", "y"))
 FLAT = Mesh(np.array(jax.devices()), ("all",))
