@@ -423,22 +423,13 @@ def _findings(report: Report) -> Page:
         return Page(parts=parts)
     cost, mesh = report.program.cost, report.program.mesh
     assumed = " (assumed; --hardware names another)" if mesh.is_assumed else ""
-    return Page(
-        parts=(
-            *parts,
-            Facts(
-                pairs=(
-                    ("mesh", f"{mesh}"),
-                    ("sent per call", f"{bytes_text(cost.bytes_per_device)} per device"),
-                    ("peak memory", f"{bytes_text(cost.peak_memory_bytes)} per device"),
-                    (
-                        "modelled time",
-                        f"{seconds_text(cost.seconds)} on {mesh.hardware.name}{assumed}",
-                    ),
-                )
-            ),
-        )
+    pairs = (
+        ("mesh", f"{mesh}"),
+        ("sent per call", f"{bytes_text(cost.bytes_per_device)} per device"),
+        ("peak memory", f"{bytes_text(cost.peak_memory_bytes)} per device"),
+        ("modelled time", f"{seconds_text(cost.seconds)} on {mesh.hardware.name}{assumed}"),
     )
+    return Page(parts=(*parts, Facts(pairs=pairs)))
 
 
 def _show_users_error(error: "UserCodeError", target: str) -> None:
