@@ -304,8 +304,9 @@ def _value(part: ast.expr, text: str, scope: SymbolicScope) -> Any:
 
 def _is_key(part: ast.expr | None) -> bool:
     """Whether a syntax tree stands for a key of a dict: numbers, texts, and tuples of them."""
-    parts = part.elts if isinstance(part, ast.Tuple) else []
-    return all(map(_is_key, parts)) and isinstance(part, ast.Tuple | ast.Constant | ast.UnaryOp)
+    if isinstance(part, ast.Tuple):
+        return all(map(_is_key, part.elts))
+    return isinstance(part, ast.Constant | ast.UnaryOp)
 
 
 def _shape(sizes: Sequence[ast.expr], text: str, scope: SymbolicScope) -> tuple[Any, ...]:

@@ -209,7 +209,7 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
             *([Section(title=whole, parts=(costs,))] if calls else []),
         ),
     )
-    return page, {
+    data = {
         "function": shown,
         "inputs": inputs,
         "others": others,
@@ -226,6 +226,7 @@ def _function_answer(name: str, given: _Given | None) -> tuple[Page, Any]:
         ],
         "calls": calls,
     }
+    return page, data
 
 
 def _is_function(value: Any) -> bool:
@@ -315,9 +316,8 @@ def _of_arrays(function: Callable[..., Any], given: _Given) -> tuple[Callable[..
 
     def call(*values: Any) -> Any:
         left = iter(values)
-        args, kwargs = jax.tree.unflatten(
-            tree, [next(left) if a else leaf for a, leaf in zip(is_array, leaves, strict=True)]
-        )
+        filled = [next(left) if a else leaf for a, leaf in zip(is_array, leaves, strict=True)]
+        args, kwargs = jax.tree.unflatten(tree, filled)
         return function(*args, **kwargs)
 
     return call, list(itertools.compress(leaves, is_array))

@@ -304,10 +304,8 @@ class BlamedFault:
             and f.sink[0].node is found.sink[0].node
             and f.sink[0].because.number != found.sink[0].because.number
         )
-        self.arriving = (
-            found,
-            *(same[0] for same in group_by(beside, lambda f: f.sink[0].because.number).values()),
-        )
+        by_operand = group_by(beside, lambda f: f.sink[0].because.number)
+        self.arriving = (found, *(same[0] for same in by_operand.values()))
         self.made = {
             c.because.number: codes
             for f in self.arriving

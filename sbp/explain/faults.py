@@ -257,8 +257,10 @@ _FORBIDS: Mapping[str, str] = {
 
 def budget_notes(fault: BlamedFault) -> Iterator[str]:
     """The budgets that are to blame."""
-    yield from (f"the budget: {fault.request.budgets[n]}" for n in fault.found.budgets)
-    if len(fault.found.budgets) > 1:
+    numbers = fault.found.budgets
+    for number in numbers:
+        yield f"the budget: {fault.request.budgets[number]}"
+    if len(numbers) > 1:
         yield "sbp looked for a larger size only in the first of these budgets"
 
 
@@ -340,12 +342,15 @@ def explain(request: Request, *, limits: DiagnosisLimits = LIMITS) -> tuple[Diag
     ]
     if found.last.status == "unknown":
         policies = boxing_text(request.boxing, request.axis_policies, request.mesh.names)
+        title = (
+            "the checker reached its resource limit before it could say why there is no typing on"
+            f" mesh axis `{found.last.mesh_axis}`"
+        )
         diagnostics.append(
             Diagnostic(
                 code="solver-limit",
                 severity="error",
-                title="the checker reached its resource limit before it could say why there is no"
-                f" typing on mesh axis `{found.last.mesh_axis}`",
+                title=title,
                 notes=(f"the program has no types under {policies}; check a smaller part of it",),
             )
         )
@@ -376,8 +381,9 @@ def _diagnosis(request: Request, limits: DiagnosisLimits) -> Diagnosis:
     without: set[tuple[str, str]] = set()
     found, stuck = checker.check(), False
     while found.status == "unsat" and len(same) < 3 * limits.faults and not stuck:
+        names = {budget_literal(number) for number in found.budgets}
         to_blame = (
-            {(axis, budget_literal(n)) for axis in request.mesh.names for n in found.budgets}
+            {(axis, name) for axis in request.mesh.names for name in names}
             or {(found.mesh_axis, c.name) for c in found.pins}
             or {(found.mesh_axis, POLICY_LITERAL)}
         )
@@ -447,9 +453,9 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
         least = budget_help(fault.request, fault.found.budgets[0], plans=limits.plans)
         last = () if least is None else (least,)
         shown = found.helps[: limits.shown - len(last)]
-        found = replace(
-            found, helps=(*shown, *last), unshown=found.unshown + len(found.helps) - len(shown)
-        )
+        unshown = found.unshown + len(found.helps) - len(shown)
+        found = replace(found, helps=(*shown, *last), unshown=unshown)
+    limited = limit_notes(fault, found, len(near) - limits.rows)
     return Diagnostic(
         code=code,
         severity="error",
@@ -457,7 +463,7 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
         labels=_labels(fault, node, text),
         rule=heading,
         rows=tuple(near[: limits.rows]),
-        notes=(*notes(fault, node), *limit_notes(fault, found, len(near) - limits.rows)),
+        notes=(*notes(fault, node), *limited),
         helps=found.helps,
         scope=scope_of(node),
     )
@@ -498,11 +504,9 @@ def diagnostic_without_pins(fault: BlamedFault) -> Diagnostic:
     reasons = [c.because.text for c in fault.found.equations]
     more = len(reasons) - SHOWN
     shown = [*reasons[:SHOWN], *([f"and {counted(more, 'more constraint')}"] if more > 0 else [])]
+    spans = dict.fromkeys(c.because.span for c in fault.found.equations if c.because.span)
     labels = (
-        Label(span=s, text="part of the conflict", primary=n == 0)
-        for n, s in enumerate(
-            dict.fromkeys(c.because.span for c in fault.found.equations if c.because.span)
-        )
+        Label(span=s, text="part of the conflict", primary=n == 0) for n, s in enumerate(spans)
     )
     return Diagnostic(
         code="no-typing",

@@ -120,15 +120,13 @@ class Placement:
     def frame(self, node: Node) -> int | None:
         """The position of the stack frame that reads the annotated value; None if there is none."""
         start = self.edit.span if self.inserts else self.line
-        return next(
-            (
-                k
-                for k, s in enumerate(node.stack)
-                if (s.file, s.function) == (self.line.file, self.line.function)
-                and (s.line, s.column) >= (start.line, start.column)
-            ),
-            None,
+        found = (
+            k
+            for k, s in enumerate(node.stack)
+            if (s.file, s.function) == (self.line.file, self.line.function)
+            and (s.line, s.column) >= (start.line, start.column)
         )
+        return next(found, None)
 
     def start(self, siblings: tuple[Node, ...], reader: int, maker: Node | None) -> Node:
         """The first node of the statement that a node belongs to, after what makes the value.
@@ -181,11 +179,8 @@ class Insertions(PinChanges):
             yield from self.at_region()
             return
         if node.span == users_span(node):
-            wanted = [
-                wrong
-                for wrong in map(self.misfits, self.base.axis_rows(node, self.fault.position))
-                if wrong
-            ]
+            rows = self.base.axis_rows(node, self.fault.position)
+            wanted = [wrong for wrong in map(self.misfits, rows) if wrong]
             least = min(map(len, wanted), default=0)  # no more annotations than it takes
             for wrong in wanted:
                 if len(wrong) == least:
@@ -440,11 +435,8 @@ def _policy_edits(graph: Graph, old: Policy, new: Policy, axis: str) -> tuple[So
         for node in graph.walk()
         if node.stack and any(p == old and a in ("", axis) for p, a in policies_in(node.scope))
     ]
-    found = [
-        one
-        for file in dict.fromkeys(span.file for node in concerned for span in node.stack)
-        for one in loosened_policies(file, old, new, axis)
-    ]
+    files = dict.fromkeys(span.file for node in concerned for span in node.stack)
+    found = [one for file in files for one in loosened_policies(file, old, new, axis)]
     shown = all(
         any(contains(body, span) for body, _ in found for span in node.stack) for node in concerned
     )
@@ -476,12 +468,8 @@ def _rescoped(
 
     @rewriting
     def rescoped(graph: Graph, *_: object) -> Graph:
-        return replace(
-            graph,
-            nodes=tuple(
-                replace(n, scope=scope(n.scope)) if n.id in ids else n for n in graph.nodes
-            ),
-        )
+        nodes = (replace(n, scope=scope(n.scope)) if n.id in ids else n for n in graph.nodes)
+        return replace(graph, nodes=tuple(nodes))
 
     return replace(request, graph=rescoped(request.graph))
 
@@ -635,9 +623,8 @@ def _by_policy(fault: BlamedFault, base: Request, plans: int) -> list[Tried]:
         changes = list[Change]()
         for text, edits, change in loosers:
             make = functools.partial(diagnosis.under_policy, text, change)
-            whole = Change(
-                text=text + CLEARS_ALL if several else text, edits=edits, make=make, kind="policy"
-            )
+            clears = text + CLEARS_ALL if several else text
+            whole = Change(text=clears, edits=edits, make=make, kind="policy")
             changes.append(whole)
             if several:
                 part = functools.partial(lambda change: best_program(change(base)), change)

@@ -66,30 +66,25 @@ def gathered_matrices(program: Program) -> tuple[Diagnostic, ...]:
     found: dict[int, Diagnostic] = {}
     for planned in program.boxes():
         source, target = planned.box.source, planned.box.target
-        over = " and ".join(
-            f"`{name}`"
-            for name, have, take in zip(program.mesh.names, source.codes, target.codes, strict=True)
-            if have > 0 and take == 0
-        )
+        pairs = zip(program.mesh.names, source.codes, target.codes, strict=True)
+        over = " and ".join(f"`{name}`" for name, have, take in pairs if have > 0 and take == 0)
         if not over or planned.bytes_per_device <= NOTED_BYTES:
             continue
         shape, sent = shape_text(program.graph.avals[source.value]), planned.bytes_per_device
         label = f"takes {shape} whole, so sbp gathers it on {over}: {bytes_text(sent)} per device"
         for node in _taking_whole(planned):
             what, at = f"{node.name} `{source_text(node.span)}`", node.span
-            found.setdefault(
-                node.id,
-                Diagnostic(
-                    code="gathered-matrix",
-                    severity="note",
-                    title=f"{what} is computed whole on every device of {over}",
-                    labels=(Label(span=at, text=label, primary=True),) if at else (),
-                    notes=(
-                        f"sbp can split {node.name} only along its batch dims: each device needs"
-                        " the other dims whole",
-                    ),
+            note = Diagnostic(
+                code="gathered-matrix",
+                severity="note",
+                title=f"{what} is computed whole on every device of {over}",
+                labels=(Label(span=at, text=label, primary=True),) if at else (),
+                notes=(
+                    f"sbp can split {node.name} only along its batch dims: each device needs the"
+                    " other dims whole",
                 ),
             )
+            found.setdefault(node.id, note)
     return tuple(found.values())
 
 
@@ -198,14 +193,25 @@ def _dearest_first(request: Request, program: Program, dear: Sequence[PinSite]) 
             without = best_program(drop_pins(request, site))
         if without is None or without.cost.seconds > DEARER * whole.cost.seconds:
             continue
-        # A tenth of a plan may be a microsecond.
-        sent, left = program.cost.bytes_per_device, without.cost.bytes_per_device
-        if whole.cost.seconds - without.cost.seconds >= FLOOR_SECONDS or (
-            sent > NOTED_BYTES and left <= DEARER * sent
-        ):
+        if _matters(program, whole.cost.seconds, without):
             found.append(_costly(request, site, whole, without, dearer=len(found)))
             request, whole = drop_pins(request, site), without
     return found
+
+
+def _matters(program: Program, whole: float, without: Program) -> bool:
+    """Whether the cost of an annotation is large enough to be reported: a tenth of a plan may be a
+    microsecond.
+
+    Arguments:
+      program: the plan.
+      whole: seconds of the plan, without a memory limit.
+      without: the plan without the annotation.
+    """
+    sent, left = program.cost.bytes_per_device, without.cost.bytes_per_device
+    return whole - without.cost.seconds >= FLOOR_SECONDS or (
+        sent > NOTED_BYTES and left <= DEARER * sent
+    )
 
 
 def _costly(
@@ -269,10 +275,11 @@ def following(request: Request, site: PinSite, without: Program) -> Iterator[Hel
         None if asked is None else code
         for asked, code in zip(site.codes, next(reads, site.codes), strict=True)
     )
-    changes = [repinned(request, site, codes)] if codes != site.codes else []
-    for one, program in tried(changes, plans=1).accepted:
-        if without.cost.seconds > DEARER * program.cost.seconds:
-            yield one.help(program)
+    change = repinned(request, site, codes)
+    if codes != site.codes:
+        for one, program in tried([change], plans=1).accepted:
+            if without.cost.seconds > DEARER * program.cost.seconds:
+                yield one.help(program)
 
 
 # ---- budgets ------------------------------------------------------------------------------------
@@ -348,8 +355,8 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
     which split would make it smaller."""
     names, mesh, graph = Names(least.graph), least.mesh, least.typing.graph
     peak = least.cost.peak_memory_bytes
-    inputs = (r for n, r in enumerate(least.block.inputs) if n not in least.reused)
-    live = (*inputs, *least.fullest, *least.block.outputs)
+    kept = [r for n, r in enumerate(least.block.inputs) if n not in least.reused]
+    live = (*kept, *least.fullest, *least.block.outputs)
     held = {
         (r.value, r.codes) for r in live if isinstance(r, Register) and r.value in least.graph.avals
     }
@@ -375,6 +382,7 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         if s.span
     )
     found, enough = bytes_text(peak), math.ceil(peak)
+    looser = OptionEdit(option="memory_limit", value=enough)
     return Diagnostic(
         code="memory-limit",
         severity="error",
@@ -384,12 +392,7 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         ),
         labels=(*labels.values(), *pinned),
         notes=(*notes, *limited, "a smaller plan may exist: sbp does not try every plan"),
-        helps=(
-            *helps,
-            help_with_price(
-                f"memory_limit={enough}", (OptionEdit(option="memory_limit", value=enough),), least
-            ),
-        ),
+        helps=(*helps, help_with_price(f"memory_limit={enough}", (looser,), least)),
     )
 
 
@@ -415,9 +418,8 @@ def _held_text(names: Names, least: Program, value: int, codes: Codes) -> str:
         f" {to_type(codes, mesh)!r} takes {bytes_text(local_bytes(aval, codes, mesh.sizes))} per"
         " device"
     )
-    ways = [
-        (local_bytes(aval, c, mesh.sizes), k, c[k]) for k, c in _splits(aval.shape, codes, mesh)
-    ]
+    splits = _splits(aval.shape, codes, mesh)
+    ways = [(local_bytes(aval, c, mesh.sizes), k, c[k]) for k, c in splits]
     if not ways:
         return text
     smaller, k, code = min(ways)
@@ -452,9 +454,8 @@ def _freed_pins(least: Program) -> tuple[list[Help], list[PinSite], tuple[str, .
     helps, freed = list[Help](), list[PinSite]()
     for one, program in (*alone.accepted, *together.accepted):
         if len(drops[one]) == 1 and len(helps) < shown:
-            helps += [
-                change.help(found) for change, found in _split_pin(request, *drops[one]).accepted
-            ]
+            split = _split_pin(request, *drops[one])
+            helps += [change.help(found) for change, found in split.accepted]
         helps.append(one.help(program))
         freed += drops[one]
     return helps[:shown], freed, left_out(len(helps) - shown, alone.untried)
@@ -495,8 +496,8 @@ def _splits(shape: tuple[int, ...], codes: Codes, mesh: MeshSpec) -> Iterator[tu
       codes: its type.
       mesh: the mesh.
     """
-    local = local_shape(shape, codes, mesh.sizes)
     for k, n in enumerate(mesh.sizes):
+        local = local_shape(shape, codes, mesh.sizes)
         for dim, size in enumerate(local):
             if n > 1 and codes[k] == 0 and size % n == 0 and size:
                 yield k, tuple(1 + dim if i == k else c for i, c in enumerate(codes))

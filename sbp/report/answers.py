@@ -167,23 +167,19 @@ def _axis(why: Why, story: AxisStory) -> Section:
     links = without_passing(story.links)
     # The ends of a chain say most.
     order = [*links[: SHOWN_LINKS - 1], *links[-1:], *links[SHOWN_LINKS - 1 : -1]]
+    made = table_of(
+        links if len(links) <= SHOWN_LINKS else order,
+        {
+            "value": lambda link: str(link.subject),
+            "type": lambda link: repr(decode(link.atom)),
+            "because": link_text,
+            "line": lambda link: place_cell(link.place),
+        },
+        shown=SHOWN_LINKS,
+        rest=lambda left: f"and {counted(len(left), 'more value')} between the last two rows",
+    )
     return Section(
-        title=f"on `{story.mesh_axis}` {story.atom}: {verdict(why, story)}",
-        parts=(
-            table_of(
-                links if len(links) <= SHOWN_LINKS else order,
-                {
-                    "value": lambda link: str(link.subject),
-                    "type": lambda link: repr(decode(link.atom)),
-                    "because": link_text,
-                    "line": lambda link: place_cell(link.place),
-                },
-                shown=SHOWN_LINKS,
-                rest=lambda left: (
-                    f"and {counted(len(left), 'more value')} between the last two rows"
-                ),
-            ),
-        ),
+        title=f"on `{story.mesh_axis}` {story.atom}: {verdict(why, story)}", parts=(made,)
     )
 
 
@@ -284,26 +280,25 @@ def _conversions(why: Why, mesh: MeshSpec) -> Section:
             title="conversions",
             parts=("none: every operation that reads the value takes this type",),
         )
+    made = table_of(
+        why.conversions,
+        {
+            "step": lambda c: ", ".join(s.kind for s in c.steps),
+            "mesh axes": lambda c: ", ".join(
+                dict.fromkeys(mesh.names[k] for s in c.steps for k in s.mesh_axes)
+            ),
+            "change": lambda c: ", ".join(dict.fromkeys(map(change_text, c.steps))),
+            ">runs": lambda c: str(c.runs),
+            ">per device": lambda c: bytes_text(c.bytes_per_device),
+        },
+        detail=lambda c: conversion_text(why, c),
+        shown=SHOWN_CONVERSIONS,
+        rest=lambda left: f"and {len(left)} more: {size_text(left)} per device",
+    )
     return Section(
         title=f"conversions: {counted(len(why.conversions), 'kind')},"
         f" {size_text(why.conversions)} per device",
-        parts=(
-            table_of(
-                why.conversions,
-                {
-                    "step": lambda c: ", ".join(s.kind for s in c.steps),
-                    "mesh axes": lambda c: ", ".join(
-                        dict.fromkeys(mesh.names[k] for s in c.steps for k in s.mesh_axes)
-                    ),
-                    "change": lambda c: ", ".join(dict.fromkeys(map(change_text, c.steps))),
-                    ">runs": lambda c: str(c.runs),
-                    ">per device": lambda c: bytes_text(c.bytes_per_device),
-                },
-                detail=lambda c: conversion_text(why, c),
-                shown=SHOWN_CONVERSIONS,
-                rest=lambda left: f"and {len(left)} more: {size_text(left)} per device",
-            ),
-        ),
+        parts=(made,),
     )
 
 
@@ -326,20 +321,16 @@ def conversion_text(why: Why, one: ExplainedConversion) -> str:
 def _others(found: Sequence[tuple[Subject, object]]) -> Section:
     """Other values with the same name or line."""
     boundary = {"input": "an input", "output": "an output"}
-    return Section(
-        title="of the same name or line",
-        parts=(
-            table_of(
-                found,
-                {
-                    "value": lambda one: _name(one[0]),
-                    "type": lambda one: repr(one[1]),
-                    "line": lambda one: place_cell(one[0].place) or boundary.get(one[0].kind, ""),
-                },
-                shown=SHOWN_OTHERS,
-            ),
-        ),
+    made = table_of(
+        found,
+        {
+            "value": lambda one: _name(one[0]),
+            "type": lambda one: repr(one[1]),
+            "line": lambda one: place_cell(one[0].place) or boundary.get(one[0].kind, ""),
+        },
+        shown=SHOWN_OTHERS,
     )
+    return Section(title="of the same name or line", parts=(made,))
 
 
 # ---- settings -----------------------------------------------------------------------------------
@@ -445,16 +436,10 @@ def _differences(found: Difference) -> Iterator[Part]:
         yield "nothing differs"
         return
     if found.settings:
-        yield Section(
-            title="options and pins that differ",
-            parts=(
-                table(
-                    ("what", "this", "other"),
-                    map(setting_cells, found.settings),
-                    shown=SHOWN_SETTINGS,
-                ),
-            ),
+        made = table(
+            ("what", "this", "other"), map(setting_cells, found.settings), shown=SHOWN_SETTINGS
         )
+        yield Section(title="options and pins that differ", parts=(made,))
     yield Section(title="cost of a call, per device", parts=(_costs(found),))
     if found.sent:
         yield Section(
@@ -473,11 +458,8 @@ def _differences(found: Difference) -> Iterator[Part]:
                 parts=(_values(noun, differing, shown),),
             )
     alike = found.matched - len(found.inputs) - len(found.outputs) - len(found.values)
-    only = " and ".join(
-        f"{n} only in {which}"
-        for n, which in zip(found.unmatched, ("this", "the other"), strict=True)
-        if n
-    )
+    both = zip(found.unmatched, ("this", "the other"), strict=True)
+    only = " and ".join(f"{n} only in {which}" for n, which in both if n)
     yield f"{counted(alike, 'value')} of the same type in both{'; ' if only else ''}{only}"
 
 

@@ -196,9 +196,13 @@ class LiveBytes:
         return replace(
             tensor(self.program, register, name),
             kind=kind,
-            where="" if maker is None else place_name(maker).where,
+            where=_where(maker),
             bytes_per_device=self.device.size(register),
         )
+
+
+def _where(node: Node | None) -> str:
+    return "" if node is None else place_name(node).where
 
 
 # ---- picture of memory --------------------------------------------------------------------------
@@ -226,40 +230,22 @@ def memory_picture(program: Program) -> Picture:
     caption = _caption(program, found)
     if not found.peak.total:
         return picture(caption, None, "it holds nothing")
-    return picture(
-        caption,
-        _drawing(found),
-        table_of(
-            ((kind, size) for kind, size in found.peak.bytes.items() if size),
-            {
-                "class": lambda one: one[0],
-                ">at the peak": lambda one: bytes_text(one[1]),
-                ">share": lambda one: f"{one[1] / found.peak.total:.1%}",
-            },
-        ),
-        table_of(
-            found.held,
-            {
-                "alive at the peak": lambda one: times_text(one[0].name, one[1]),
-                "class": lambda one: one[0].kind,
-                "shape": lambda one: one[0].shape,
-                "type": lambda one: repr(one[0].type),
-                "line": lambda one: one[0].where,
-                ">per device": lambda one: bytes_text(counted_bytes([one])),
-            },
-            shown=SHOWN_ROWS,
-            rest=lambda left: (
-                f"and {counted(len(left), 'smaller one')}: {bytes_text(counted_bytes(left))}"
-            ),
-        ),
+    classes = table_of(
+        ((kind, size) for kind, size in found.peak.bytes.items() if size),
+        {
+            "class": lambda one: one[0],
+            ">at the peak": lambda one: bytes_text(one[1]),
+            ">share": lambda one: f"{one[1] / found.peak.total:.1%}",
+        },
     )
+    return picture(caption, _drawing(found), classes, _held_table(found.held))
 
 
 def _caption(program: Program, found: LiveBytes) -> str:
     peak, at, hardware = found.peak, "", program.mesh.hardware.name
     if peak.node is not None:
         phase = "the update" if peak.phase == "update" else f"the {peak.phase} pass"
-        where = place_name(peak.node).where
+        where = _where(peak.node)
         at = f", at {peak.node.name}" + (f" of {where}" if where else "") + f" in {phase}"
     share, limit = peak.total / found.limit, bytes_text(found.limit)
     part = f"{share:.1%} of" if share >= MIN_SHARE else "under 0.1% of"
@@ -343,6 +329,24 @@ def _steps(heights: Iterable[float], wide: float) -> Iterator[Point]:
     for height, level in groupby(enumerate(heights), key=lambda at: at[1]):
         numbers = [n for n, _ in level]
         yield from ((_NAME + wide * n, height) for n in (numbers[0], numbers[-1] + 1))
+
+
+def _held_table(held: Sequence[tuple[Tensor, int]]) -> Table:
+    return table_of(
+        held,
+        {
+            "alive at the peak": lambda one: times_text(one[0].name, one[1]),
+            "class": lambda one: one[0].kind,
+            "shape": lambda one: one[0].shape,
+            "type": lambda one: repr(one[0].type),
+            "line": lambda one: one[0].where,
+            ">per device": lambda one: bytes_text(counted_bytes([one])),
+        },
+        shown=SHOWN_ROWS,
+        rest=lambda left: (
+            f"and {counted(len(left), 'smaller one')}: {bytes_text(counted_bytes(left))}"
+        ),
+    )
 
 
 # ---- picture of what is sent --------------------------------------------------------------------

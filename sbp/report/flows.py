@@ -180,13 +180,11 @@ class ProgramFlows:
 
     def sums(self, row: Callable[[Stop], str]) -> dict[tuple[str, str], float]:
         """Bytes by mesh axes and a property of stops."""
-        sent = (
-            (send.bytes, (send.axes, row(stop)))
-            for stop in (*self.stops, self.results)
-            for send in (stop.sends if stop.bytes else ())
-        )
-        groups = group_by(sent, lambda at: at[1])
-        return {key: sum(size for size, _ in same) for key, same in groups.items()}
+        found = defaultdict[tuple[str, str], float](float)
+        for stop in (*self.stops, self.results):
+            for send in stop.sends if stop.bytes else ():
+                found[send.axes, row(stop)] += send.bytes
+        return found
 
 
 def place_name(node: Node, grouping: Grouping = "line") -> PlaceName:

@@ -83,15 +83,14 @@ def diagnostics_of(error: SbpError) -> tuple[Diagnostic, ...]:
     if isinstance(error, SbpTypeError):
         return error.diagnostics
     span = error.span or _jax.raising_span(error)
-    return (
-        Diagnostic(
-            code=error.code,
-            severity="error",
-            title=error.title,
-            labels=(*([Label(span=span, text="", primary=True)] if span else []), *error.related),
-            notes=tuple(f"  {line}" for line in error.details),
-        ),
+    found = Diagnostic(
+        code=error.code,
+        severity="error",
+        title=error.title,
+        labels=(*([Label(span=span, text="", primary=True)] if span else []), *error.related),
+        notes=tuple(f"  {line}" for line in error.details),
     )
+    return (found,)
 
 
 def _lines(file: str, labels: list[Label]) -> Iterator[SourceLine]:
@@ -255,28 +254,23 @@ def hardware_page() -> Page:
     >>> hardware_page().parts[0].rows[1].cells[:2]
     ('tpu-v3', '61.5')
     """
+    made = table_of(
+        HARDWARE.values(),
+        {
+            "name": lambda h: h.name,
+            ">TFLOP/s": lambda h: f"{h.flops_per_second / 1e12:.4g}",
+            ">float32": lambda h: f"{h.product_flops_per_second(4) / 1e12:.4g}",
+            ">memory": lambda h: bytes_text(h.hbm_bytes),
+            ">GB/s": lambda h: f"{h.hbm_bytes_per_second / 1e9:.4g}",
+            "network": lambda h: f"{h.torus_dims}-D torus" if h.topology == "torus" else "switch",
+            ">link": lambda h: f"{h.link_bytes_per_second / 1e9:.4g}",
+            ">joins": lambda h: str(h.joined_devices) if h.beyond else "",
+            ">beyond": lambda h: f"{h.beyond.bytes_per_second / 1e9:.4g}" if h.beyond else "",
+        },
+    )
     return Page(
         title="hardware, per JAX device; link and beyond are in GB/s, one way",
-        parts=(
-            table_of(
-                HARDWARE.values(),
-                {
-                    "name": lambda h: h.name,
-                    ">TFLOP/s": lambda h: f"{h.flops_per_second / 1e12:.4g}",
-                    ">float32": lambda h: f"{h.product_flops_per_second(4) / 1e12:.4g}",
-                    ">memory": lambda h: bytes_text(h.hbm_bytes),
-                    ">GB/s": lambda h: f"{h.hbm_bytes_per_second / 1e9:.4g}",
-                    "network": lambda h: (
-                        f"{h.torus_dims}-D torus" if h.topology == "torus" else "switch"
-                    ),
-                    ">link": lambda h: f"{h.link_bytes_per_second / 1e9:.4g}",
-                    ">joins": lambda h: str(h.joined_devices) if h.beyond else "",
-                    ">beyond": lambda h: (
-                        f"{h.beyond.bytes_per_second / 1e9:.4g}" if h.beyond else ""
-                    ),
-                },
-            ),
-        ),
+        parts=(made,),
     )
 
 
@@ -366,17 +360,16 @@ def _makes(program: Program, nodes: Sequence[Node]) -> tuple[tuple[str, str], ..
     forward = [n for n in nodes if not n.backward] or nodes
     last, span = forward[-1], users_span(forward[-1])
     names = [name for group in names_at(span) for name in group]
-    return tuple(
-        dict.fromkeys(
-            (
-                names[k] if len(names) == len(last.outputs) else "",
-                repr(to_type(program.typing.values[value], program.mesh)) or "B",
-            )
-            for node in forward
-            if node.op == last.op and users_span(node) == span
-            for k, value in enumerate(node.outputs)
+    found = (
+        (
+            names[k] if len(names) == len(last.outputs) else "",
+            repr(to_type(program.typing.values[value], program.mesh)) or "B",
         )
+        for node in forward
+        if node.op == last.op and users_span(node) == span
+        for k, value in enumerate(node.outputs)
     )
+    return tuple(dict.fromkeys(found))
 
 
 def source_page(program: Program, title: str) -> Page:
@@ -569,23 +562,19 @@ def _cost(program: Program) -> Facts:
 
 
 def _annotated(found: Sequence[facts.Tensor]) -> Section:
-    return Section(
-        title=counted(len(found), "annotated tensor"),
-        parts=(
-            table_of(
-                found,
-                {
-                    "tensor": lambda t: f"{t.name} again" if t.is_repeat else t.name,
-                    "shape": lambda t: t.shape,
-                    "pinned": lambda t: _pin_text(t.pin) if t.pin else "",
-                    "type": lambda t: repr(t.type),
-                    ">per device": lambda t: bytes_text(t.bytes_per_device),
-                    "line": lambda t: t.where,
-                },
-                shown=SHOWN_TENSORS,
-            ),
-        ),
+    made = table_of(
+        found,
+        {
+            "tensor": lambda t: f"{t.name} again" if t.is_repeat else t.name,
+            "shape": lambda t: t.shape,
+            "pinned": lambda t: _pin_text(t.pin) if t.pin else "",
+            "type": lambda t: repr(t.type),
+            ">per device": lambda t: bytes_text(t.bytes_per_device),
+            "line": lambda t: t.where,
+        },
+        shown=SHOWN_TENSORS,
     )
+    return Section(title=counted(len(found), "annotated tensor"), parts=(made,))
 
 
 def _pin_text(pin: Pin) -> str:
@@ -602,27 +591,23 @@ def _collectives(program: Program, found: Sequence[facts.Collective], *, short: 
     if not found:
         return Section(title="collectives", parts=("none: no device sends anything",))
     total = program.cost.bytes_per_device
-    runs = counted(sum(c.runs for c in found), "run")
-    return Section(
-        title=f"collectives: {runs}, {bytes_text(total)} per device",
-        parts=(
-            table_of(
-                found,
-                {
-                    "collective": lambda c: c.kind,
-                    "mesh axes": lambda c: c.mesh_axes,
-                    "change": lambda c: listed(c.changes, 1),
-                    "tensor": lambda c: listed(c.tensors, 1),
-                    ">runs": lambda c: str(c.runs),
-                    ">per device": lambda c: bytes_text(c.bytes_per_device),
-                    "share": lambda c: Share(fraction=c.bytes_per_device / total if total else 0.0),
-                },
-                detail=lambda c: facts.detail(c, 1 if short else 2),
-                shown=SHOWN_SHORT if short else SHOWN_COLLECTIVES,
-                rest=lambda left: f"and {len(left)} more groups: {size_text(left)} per device",
-            ),
-        ),
+    made = table_of(
+        found,
+        {
+            "collective": lambda c: c.kind,
+            "mesh axes": lambda c: c.mesh_axes,
+            "change": lambda c: listed(c.changes, 1),
+            "tensor": lambda c: listed(c.tensors, 1),
+            ">runs": lambda c: str(c.runs),
+            ">per device": lambda c: bytes_text(c.bytes_per_device),
+            "share": lambda c: Share(fraction=c.bytes_per_device / total if total else 0.0),
+        },
+        detail=lambda c: facts.detail(c, 1 if short else 2),
+        shown=SHOWN_SHORT if short else SHOWN_COLLECTIVES,
+        rest=lambda left: f"and {len(left)} more groups: {size_text(left)} per device",
     )
+    runs = counted(sum(c.runs for c in found), "run")
+    return Section(title=f"collectives: {runs}, {bytes_text(total)} per device", parts=(made,))
 
 
 def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
@@ -635,24 +620,23 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
 
     rows = facts.alike(found)
     largest = sorted(rows, key=lambda row: -facts.counted_bytes([row]))[:SHOWN_TENSORS]
+    made = table_of(
+        sorted(rows, key=lambda row: row not in largest),
+        {
+            noun: lambda row: name(*row),
+            "shape": lambda row: row[0].shape,
+            "type": lambda row: repr(row[0].type),
+            "on one device": lambda row: row[0].local_shape,
+            ">per device": lambda row: bytes_text(facts.counted_bytes([row])),
+        },
+        shown=len(largest),
+        rest=lambda left: (
+            f"and {counted(sum(count for _, count in left), 'smaller one')}:"
+            f" {bytes_text(facts.counted_bytes(left))} per device"
+        ),
+    )
     return Section(
         title=f"{counted(len(found), noun)}: {bytes_text(facts.counted_bytes(rows))} per device",
-        parts=(
-            table_of(
-                sorted(rows, key=lambda row: row not in largest),
-                {
-                    noun: lambda row: name(*row),
-                    "shape": lambda row: row[0].shape,
-                    "type": lambda row: repr(row[0].type),
-                    "on one device": lambda row: row[0].local_shape,
-                    ">per device": lambda row: bytes_text(facts.counted_bytes([row])),
-                },
-                shown=len(largest),
-                rest=lambda left: (
-                    f"and {counted(sum(count for _, count in left), 'smaller one')}:"
-                    f" {bytes_text(facts.counted_bytes(left))} per device"
-                ),
-            ),
-        ),
+        parts=(made,),
         opened=len(rows) <= SHOWN_TENSORS,
     )

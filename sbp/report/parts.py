@@ -336,10 +336,8 @@ class Board:
         """Straight lines from point to point, with a head at the last where `arrow` is true."""
         self._add("polyline", {"points": _path(points), "fill": "none", **_stroke(ink)}, title)
         if arrow:
-            self._add(
-                "polygon",
-                {"points": _path(_head(points[-2], points[-1], ink.width)), "fill": ink.color},
-            )
+            head = _head(points[-2], points[-1], ink.width)
+            self._add("polygon", {"points": _path(head), "fill": ink.color})
 
     def area(self, points: Sequence[Point], ink: Ink = Ink(), *, title: str = "") -> None:
         """A filled polygon."""

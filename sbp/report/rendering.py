@@ -172,11 +172,8 @@ def _records(table: Table, width: int) -> Iterator[Text]:
     for row in table.rows:
         first, *others = (_cell(cell, bars=False) for cell in row.cells)
         yield from _lines(first, width, "bold")
-        said = [
-            f"{heading} {' '.join(cell.split())}"
-            for heading, cell in zip(table.headings[1:], others, strict=True)
-            if cell.strip()
-        ]
+        pairs = zip(table.headings[1:], others, strict=True)
+        said = [f"{heading} {' '.join(cell.split())}" for heading, cell in pairs if cell.strip()]
         yield from _lines("; ".join(said), width, indent=2)
         yield from _lines(row.detail, width, "dim", 4)
     yield from _lines(table.rest, width, "dim")

@@ -90,7 +90,8 @@ class TensorShards:
     ) -> None:
         self.tensor, self.mesh, self.times, self.types = tensor, mesh, times, types
         shape = tensor.global_shape
-        devices = defaultdict[tuple[tuple[Extent, ...], tuple[int, ...], int], list[int]](list)
+        devices: dict[tuple[tuple[Extent, ...], tuple[int, ...], int], list[int]]
+        devices = defaultdict(list)
         for device, place in enumerate(itertools.product(*(range(n) for _, n in mesh))):
             starts, blocks, stops = [0] * len(shape), list(shape), list(shape)
             at, summand = list[int](), 0
@@ -202,12 +203,8 @@ class _Cut:
 
     def cells(self, start: float) -> Iterator[tuple[Extent | None, float, float]]:
         """Each block with the pixel at which it begins and its length."""
-        return zip(
-            self.extents,
-            itertools.accumulate(self.pixels, initial=start),
-            self.pixels,
-            strict=False,
-        )
+        begins = itertools.accumulate(self.pixels, initial=start)
+        return zip(self.extents, begins, self.pixels, strict=False)
 
 
 def shard_picture(found: TensorShards) -> Picture:
@@ -233,10 +230,8 @@ def _drawn_dims(found: TensorShards) -> tuple[int, int, tuple[int, ...]]:
 
 def _devices_text(devices: Sequence[int], limit: int = 3, between: str = ",") -> str:
     """Devices with their runs joined, such as `0-3, 8-11`; the middle of many is left out."""
-    texts = [
-        f"{run[0][1]}-{run[-1][1]}" if run[1:] else str(run[0][1])
-        for run in group_by(enumerate(devices), lambda at: at[1] - at[0]).values()
-    ]
+    runs = group_by(enumerate(devices), lambda at: at[1] - at[0]).values()
+    texts = [f"{run[0][1]}-{run[-1][1]}" if run[1:] else str(run[0][1]) for run in runs]
     return between.join(_elide(texts, limit))
 
 

@@ -346,9 +346,8 @@ def _lane(board: Board, found: Schedule, longest: Interval | None, lane: str, to
         ink = Ink(color=_color(one, longest), opacity=0.35, width=0.5, dashed=beside > 0)
         board.rect((left, top + 3), (right - left, tall), ink, title=told + late)
         board.inside(left, right, top + 19, one.what, title=told + late, spare=1)
-    for column, some in group_by(
-        by_size.get(False, ()), lambda at: int((at[1] - _NAME) / _SEEN)
-    ).items():
+    columns = group_by(by_size.get(False, ()), lambda at: int((at[1] - _NAME) / _SEEN))
+    for column, some in columns.items():
         filled = sum(one.seconds for one, *_ in some) / found.seconds * _PLOT / _SEEN
         color = _color(max((one for one, *_ in some), key=lambda one: one.seconds), longest)
         ink = Ink(color=color, opacity=0.35 * min(1, filled), width=0)
@@ -509,24 +508,22 @@ def limits_section(program: Program) -> Section:
         f" {program.mesh.hardware.name}; nothing was measured"
         f"{by_hand if _by_hand(program) else ''}"
     )
+    parts = table_of(
+        sorted((w for w in found.works if w.total), key=lambda w: -w.total),
+        {
+            "part": lambda w: w.place,
+            "pass": lambda w: w.phase,
+            ">FLOPs": lambda w: _flops_text(w.flops),
+            ">modelled": lambda w: seconds_text(w.total),
+            ">share": lambda w: _percent(w.total / found.total),
+            "bound by": lambda w: f"{w.bound} ({_percent(w.seconds[w.bound] / w.total)})",
+        },
+        shown=SHOWN_ROWS,
+        rest=lambda left: f"and {counted(len(left), 'smaller part')}",
+    )
     return Section(
         title=f"limits: {_flops_text(found.flops)} per call",
-        parts=(
-            text,
-            table_of(
-                sorted((w for w in found.works if w.total), key=lambda w: -w.total),
-                {
-                    "part": lambda w: w.place,
-                    "pass": lambda w: w.phase,
-                    ">FLOPs": lambda w: _flops_text(w.flops),
-                    ">modelled": lambda w: seconds_text(w.total),
-                    ">share": lambda w: _percent(w.total / found.total),
-                    "bound by": lambda w: f"{w.bound} ({_percent(w.seconds[w.bound] / w.total)})",
-                },
-                shown=SHOWN_ROWS,
-                rest=lambda left: f"and {counted(len(left), 'smaller part')}",
-            ),
-        ),
+        parts=(text, parts),
     )
 
 

@@ -89,7 +89,8 @@ def common_name(names: Sequence[str]) -> str:
     >>> common_name(["state[0].mu[1]", "state[0].mu[2]"]), common_name(["w[3]"])
     ('state[0].mu[*]', 'w[3]')
     """
-    columns = zip(*(name.split("[") for name in (without_numbers(names[0]), *names)), strict=True)
+    starred = without_numbers(names[0]).split("[")
+    columns = zip(starred, *(name.split("[") for name in names), strict=True)
     return "[".join(first if len({first, *rest}) == 1 else star for star, first, *rest in columns)
 
 
@@ -215,8 +216,9 @@ def full_need_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
       need: the need for the conversion.
       output_names: names of the program's results.
     """
-    templates = _RETURNED if need.node is None else _READ if need.is_read else _LEFT
-    return _sentence(templates, need, output_names)
+    if need.node is None:
+        return _sentence(_RETURNED, need, output_names)
+    return _sentence(_READ if need.is_read else _LEFT, need)
 
 
 def deferred_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
@@ -326,10 +328,8 @@ def _partners(found: PartnerRows) -> str:
     """The atoms that rows take beside the partial value, and the atoms that are there."""
 
     def named(codes: Sequence[Code], between: str) -> str:
-        return ", ".join(
-            f"{name}{between}{decode(code)!r}"
-            for name, code in zip(found.names, codes, strict=True)
-        )
+        pairs = zip(found.names, codes, strict=True)
+        return ", ".join(f"{name}{between}{decode(code)!r}" for name, code in pairs)
 
     rows = sorted({named(row, " ") for row in found.rows})
     more = [f"{len(rows) - 3} more"] if len(rows) > 3 else []

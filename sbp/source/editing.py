@@ -198,26 +198,16 @@ def convert_value(
     if here is None or is_local(source, here, module):
         return ()
     if read.span is not None:
-        return (
-            SourceEdit(
-                span=read.span,
-                replacement=_call(exact_text(read.span), atoms, module),
-                imports=names.imports,
-            ),
-        )
+        text = _call(exact_text(read.span), atoms, module)
+        return (SourceEdit(span=read.span, replacement=text, imports=names.imports),)
     owner = owner_of(source, here, read.code)
     statement = statement_of(source, here)
     if statement is not None and owner is function_of(source, here):
         before = _before(statement, line.file)
         if before is not None:
             made = f"{read.code} = {_call(read.code, atoms, module)}{before}"
-            return (
-                SourceEdit(
-                    span=start_of(span_of(statement, line.file)),
-                    replacement=made,
-                    imports=names.imports,
-                ),
-            )
+            place = start_of(span_of(statement, line.file))
+            return (SourceEdit(span=place, replacement=made, imports=names.imports),)
     scope = owner if owner is not None else function_of(source, here)
     return tuple(
         SourceEdit(
@@ -245,10 +235,8 @@ def reads(line: Span | None, name: str) -> bool:
     """Whether an expression reads a value by its name."""
     if line is None:
         return False
-    return any(
-        contains(line, span_of(part, line.file))
-        for part in _reads(parsed_file(line.file).tree, name)
-    )
+    found = _reads(parsed_file(line.file).tree, name)
+    return any(contains(line, span_of(part, line.file)) for part in found)
 
 
 def _reads(scope: ast.AST | None, name: str) -> Iterator[ast.expr]:
@@ -464,7 +452,8 @@ def sizes_edits(
     """
     if made_at is None:
         return ()
-    calls = [node for node in ast.walk(parsed_file(made_at.file).tree) if _makes_sizes(node, names)]
+    tree = parsed_file(made_at.file).tree
+    calls = [node for node in ast.walk(tree) if _makes_sizes(node, names)]
     if len(calls) != 1:
         return ()
     (call,) = calls
