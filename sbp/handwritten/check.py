@@ -207,7 +207,10 @@ def _others(finding: Finding, main: Node) -> Iterator[tuple[Node, str]]:
     if fault.kind == "pending":
         yield fault.node, "the mean of one shard is taken here"
     elif fault.made is not None:
-        text = {"doubled": "reduced here first", "copies": "whole from here on"}
+        text = {
+            "doubled": "reduced here first",
+            "copies": "whole from here on",
+        }
         yield fault.made, text.get(fault.kind, "partial from here on")
     if finding.observer is not None and finding.observer is not main:
         yield finding.observer, "taken here"
@@ -326,11 +329,13 @@ def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
 
 def _labels(texts: Iterable[tuple[Node, str]]) -> tuple[Label, ...]:
     """Labels on the user's lines of some operations, the first one as the primary one."""
-    spans = ((users_span(node), text) for node, text in texts)
-    found = group_by(((span, text) for span, text in spans if span), lambda at: at[0])
+    found = dict[Span, str]()
+    for node, text in texts:
+        span = users_span(node)
+        if span is not None:
+            found.setdefault(span, text)
     return tuple(
-        Label(span=span, text=same[0][1], primary=i == 0)
-        for i, (span, same) in enumerate(found.items())
+        Label(span=span, text=text, primary=i == 0) for i, (span, text) in enumerate(found.items())
     )
 
 
@@ -463,7 +468,8 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
                     ends[name] += ring
                     continue
                 if kind in COUNTED and scalars(finding.fault.node):
-                    finding = replace(finding, numbers=(*finding.numbers, *sorted(written.numbers)))
+                    numbers = (*finding.numbers, *sorted(written.numbers))
+                    finding = replace(finding, numbers=numbers)
                 # The same fault on several mesh axes is one.
                 known = found.get(finding.key, finding)
                 both = {*known.mesh_axes, *finding.mesh_axes}
@@ -475,9 +481,10 @@ def find_faults(compared: Comparisons) -> tuple[tuple[Finding, ...], dict[str, l
         found |= {finding.key: finding for finding in wrong}
     # A collective that mixes up the dims of a value does so on other mesh axes as well.
     placed = {f.fault.node.id for f in found.values() if f.fault.kind != "local"}
-    return tuple(
+    findings = (
         f for f in found.values() if f.fault.kind != "local" or f.fault.node.id not in placed
-    ), ends
+    )
+    return tuple(findings), ends
 
 
 # ---- helps --------------------------------------------------------------------------------------

@@ -122,13 +122,12 @@ def claims(graph: Graph) -> Iterator[tuple[Node, list[int]]]:
     A residual claims none: only the region of a gradient reads it, with the same spec."""
     readers = Dataflow(graph).readers
     for node in regions_of(graph):
+        pairs = enumerate(zip(node.outputs, node.params["out_specs"], strict=True))
         yield (
             node,
             [
                 i
-                for i, (v, spec) in enumerate(
-                    zip(node.outputs, node.params["out_specs"], strict=True)
-                )
+                for i, (v, spec) in pairs
                 if v not in readers or not all(_takes_back(r, v, spec) for r in readers[v])
             ],
         )
@@ -139,11 +138,8 @@ def _takes_back(reader: Node | None, value: int, spec: Any) -> bool:
     residual has no other readers, and its spec claims nothing."""
     if reader is None or reader.op != SHARD_MAP or not reader.backward:
         return False
-    return all(
-        own == spec
-        for operand, own in zip(reader.inputs, reader.params["in_specs"], strict=True)
-        if operand == value
-    )
+    taken = zip(reader.inputs, reader.params["in_specs"], strict=True)
+    return all(own == spec for operand, own in taken if operand == value)
 
 
 # ---- emulation ----------------------------------------------------------------------------------
@@ -274,9 +270,8 @@ def program_run(graph: Graph, *, every: bool = False) -> Callable[[Sequence[Any]
     def whole(*inputs: Any) -> Any:
         values = dict[int, Any]()
         outs = _record(graph, inputs, 0, values)
-        return [plain(y) for y in outs], {
-            v: plain(y) for v, y in values.items() if every or v in returned
-        }
+        kept = {v: plain(y) for v, y in values.items() if every or v in returned}
+        return [plain(y) for y in outs], kept
 
     compiled: list[Any] = []
 
@@ -287,9 +282,8 @@ def program_run(graph: Graph, *, every: bool = False) -> Callable[[Sequence[Any]
             compiled.append(jax.jit(whole).lower(*args).compile(_QUICKLY))
         with jax.ensure_compile_time_eval():
             outs, values = jax.device_get(compiled[0](*args))
-        return Ran(
-            graph, list(map(np.asarray, outs)), {v: np.asarray(y) for v, y in values.items()}
-        )
+        arrays = {v: np.asarray(y) for v, y in values.items()}
+        return Ran(graph, list(map(np.asarray, outs)), arrays)
 
     return run
 
@@ -349,8 +343,8 @@ def _drawn(aval: Any, ins: Sequence[Any]) -> Any:
     """What a draw gives: the same number everywhere; the next key is the one before."""
     if any((x.shape, x.dtype) == (aval.shape, aval.dtype) for x in ins):
         return next(x for x in ins if (x.shape, x.dtype) == (aval.shape, aval.dtype))
-    bits = max(0, 32 - 8 * aval.dtype.itemsize)
-    drawn = _DRAWN / 2**32 if jnp.issubdtype(aval.dtype, jnp.inexact) else _DRAWN >> bits
+    inexact, itemsize = jnp.issubdtype(aval.dtype, jnp.inexact), aval.dtype.itemsize
+    drawn = _DRAWN / 2**32 if inexact else _DRAWN >> max(0, 32 - 8 * itemsize)
     return jnp.full(aval.shape, drawn, aval.dtype)
 
 
@@ -369,7 +363,8 @@ def _scan(node: Node, args: Sequence[Any], axes: int, found: dict[int, Any]) -> 
 
     outs = run_regions(node, args, lambda n, x: _record(node.regions[n], x, axes, values), scan)
     if not axes:  # of a scan around regions: its trips come after the mesh axes
-        behind = next((len(n.params["mesh"].shape) for n in regions_of(node.regions[0])), 0)
+        maps = regions_of(node.regions[0])
+        behind = next((len(n.params["mesh"].shape) for n in maps), 0)
         values = {v: jnp.moveaxis(y, 0, behind) for v, y in values.items()}
     found.update(values)
     return outs
@@ -442,9 +437,9 @@ def _cut(x: Any, spec: Any, sizes: dict[str, int]) -> Any:
             return jnp.moveaxis(jax.vmap(cut)(_parts(x, atom.monoid, n)), 0, i)
     by_dim = axes_by_dim(spec, x.ndim, list(sizes))
     places = [a for axes in by_dim for a in (*axes, "")]  # the dims of `blocks`; "" is a shard
+    lengths = zip(x.shape, by_dim, strict=True)
     blocks = (
-        [*(sizes[a] for a in axes), length // _count(axes, sizes)]
-        for length, axes in zip(x.shape, by_dim, strict=True)
+        [*(sizes[a] for a in axes), length // _count(axes, sizes)] for length, axes in lengths
     )
     split = [a for a in sizes if a in places]
     y = x.reshape([*itertools.chain(*blocks)])

@@ -144,10 +144,10 @@ def region_findings(
         operand = body.graph.outputs[i]
         claim = atom_of(node.params["out_specs"][i], name)
         fits = operand not in body.types or Reading(claim, 0) in body.readings(operand)
-        # One element for each device: what each of them has, side by side.
-        fits |= isinstance(claim, Split) and body.graph.aval(operand).shape[claim.dim] == 1
         if not isinstance(operand, int) or (fits and i not in uneven):
             continue
+        if isinstance(claim, Split) and body.graph.aval(operand).shape[claim.dim] == 1:
+            continue  # one element for each device: what each of them has, side by side
         claimed = body.claimed(operand, claim)
         tried = (b.lost(operand) for b in (body, *trips))
         lost = None if claimed else next(filter(None, tried), None)
@@ -167,12 +167,8 @@ def reversed_order(region: Node) -> tuple[str, ...]:
     stated = (*region.params["in_specs"], *region.params["out_specs"])
     # A type orders the axes of a dim as the mesh does.
     specs = (spec for spec in stated if isinstance(spec, PartitionSpec))
-    found = {
-        pair
-        for spec in specs
-        for axes in axes_by_dim(spec, len(spec), ())
-        for pair in itertools.combinations(axes, 2)
-    }
+    dims = (axes for spec in specs for axes in axes_by_dim(spec, len(spec), ()))
+    found = {pair for axes in dims for pair in itertools.combinations(axes, 2)}
     return next(((a, b) for a, b in sorted(found) if (b, a) in found), ())
 
 
@@ -189,8 +185,9 @@ class Body:
 
     def readings(self, operand: Operand) -> Readings:
         """The readings of a value; a constant of the program is the same on all devices."""
-        whole = frozenset({Reading(B, 0)})
-        return self.types.get(operand, frozenset()) if isinstance(operand, int) else whole
+        if not isinstance(operand, int):
+            return frozenset({Reading(B, 0)})
+        return self.types.get(operand, frozenset())
 
     def atoms(self, operand: Operand, power: int | None = 0) -> tuple[Atom, ...]:
         """The types of a value in a fixed order, those with another power left out."""
@@ -330,11 +327,8 @@ class Body:
         nothing where values of other devices or the index of a device have a part in it."""
         reached = self.reached(operand)
         nodes = [m for m in self.makers(reached) if m.op not in CONTROL_FLOW]
-        measured = [
-            m
-            for m in nodes
-            if any(v in self.types for v in m.outputs) and reached.isdisjoint(m.inputs)
-        ]
+        typed = [m for m in nodes if any(v in self.types for v in m.outputs)]
+        measured = [m for m in typed if not reached & {*m.inputs}]
         faults = [(m, fault) for m in measured if (fault := self.of_operation(m)) is not None]
         ends = [m for m in measured if all(m is not known for known, _ in faults)]
         sent = self.sent(operand)
@@ -417,9 +411,8 @@ class Body:
                 if split:
                     return Fault("wrong-gather", node, None, dim, (split,))
                 if self.is_partial(operand):
-                    return Fault(
-                        "partial-as-split", node, self.origin(operand), dim, self.atoms(operand)[:1]
-                    )
+                    partial = self.atoms(operand)[:1]
+                    return Fault("partial-as-split", node, self.origin(operand), dim, partial)
             case "exchange" if whole:
                 return Fault("copies", node, self.reducer(operand), node.params["concat_axis"])
             case _:

@@ -141,11 +141,8 @@ def index_values(graph: Graph) -> set[int]:
             found |= own
         elif made <= literal:
             literal |= own
-        entered = (
-            pair
-            for region, fed in zip(node.regions, interface_of(node).fed, strict=True)
-            for pair in zip(region.inputs, fed, strict=True)
-        )
+        inner = zip(node.regions, interface_of(node).fed, strict=True)
+        entered = (pair for region, fed in inner for pair in zip(region.inputs, fed, strict=True))
         found |= {v for v, entry in entered if node.inputs[entry.operand] in found}
     return found
 
@@ -173,10 +170,8 @@ def _counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
     """For each value of a program the same one in another trace of it."""
     same = dict[int, int]()
     for a, b in _match(graph, alone):
-        pairs = [
-            (a.outputs, b.outputs),
-            *((x.inputs, y.inputs) for x, y in zip(inner_graphs(a), inner_graphs(b), strict=False)),
-        ]
+        inner = zip(inner_graphs(a), inner_graphs(b), strict=False)
+        pairs = [(a.outputs, b.outputs), *((x.inputs, y.inputs) for x, y in inner)]
         for mine, theirs in pairs:
             if len(mine) == len(theirs):
                 same |= dict(zip(mine, theirs, strict=True))
@@ -212,9 +207,8 @@ def scalars(node: Node) -> set[float]:
     written = all(f.startswith(_OPERATORS) for f in node.library)
     if not written or traits_of(node.op).numpy not in (np.divide, np.multiply):
         return set()
-    return {
-        float(np.real(x.value)) for x in node.inputs if isinstance(x, Constant) and not x.aval.shape
-    }
+    constants = (x for x in node.inputs if isinstance(x, Constant) and not x.aval.shape)
+    return {float(np.real(x.value)) for x in constants}
 
 
 def renumber(graph: Graph, nodes: Collection[int], n: int) -> Graph:
@@ -252,7 +246,8 @@ def places_of(node: Node) -> range:
 
 def bodies(graph: Graph) -> Iterator[Node]:
     """The operations of all regions."""
-    return (node for region in regions_of(graph) for node in region.params["body"].walk())
+    for region in regions_of(graph):
+        yield from region.params["body"].walk()
 
 
 def permutes(graph: Graph, name: str) -> bool:
@@ -307,8 +302,8 @@ def one_each(graph: Graph, alone: Graph, name: str) -> Iterator[str]:
     for (a, results), (b, _) in zip(claims(graph), claims(alone), strict=False):
         for i in results:
             claim = atom_of(a.params["out_specs"][i], name)
-            both = (a.params["body"], b.params["body"])
-            shapes = [g.aval(g.outputs[i]).shape for g in both if i < len(g.outputs)]
+            bodies = [node.params["body"] for node in (a, b)]
+            shapes = [g.aval(g.outputs[i]).shape for g in bodies if i < len(g.outputs)]
             if isinstance(claim, Split) and all(x[claim.dim] == 1 for x in shapes):
                 yield "a region returns one element for each device"
 

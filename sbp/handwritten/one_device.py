@@ -201,11 +201,8 @@ class Comparisons:
                 self.wanted = [run(values) for values in sets]
             run = program_run(graph)
             every = [run(values) for values in sets]
-            wrong = {
-                (i,)
-                for got, wanted in zip(every, self.wanted, strict=True)
-                for i in _differing(got, wanted)
-            }
+            pairs = zip(every, self.wanted, strict=True)
+            wrong = {(i,) for got, wanted in pairs for i in _differing(got, wanted)}
             return frozenset(wrong).union(*(uneven(graph, got, self.mesh) for got in every))
         except SbpInternalError:
             raise
@@ -242,9 +239,8 @@ class Comparisons:
             if not differs and not uneven:
                 lost = self.find_unreached() if chained else ()
                 wrong = lost if attempt.chained else ()
-                return Compared(
-                    run=replace(run, apart=wrong, stages=attempt.chained, lost=lost), alone=attempt
-                )
+                same = replace(run, apart=wrong, stages=attempt.chained, lost=lost)
+                return Compared(run=same, alone=attempt)
             apart[attempt] = differs, alone
             pairs = list(zip(self.got.results, want.results, strict=True))
             if attempt.chained and not all(_multiple(*pairs[i]) for i in differs):
@@ -311,9 +307,8 @@ class Comparisons:
         meant = bool(because)
         if any(x.shape != y.shape for x, y in zip(self.got.results, want.results, strict=True)):
             guesses.add("the shape of its result depends on the number of devices")
-        run = replace(
-            run, apart=apart[last][0], because=tuple(sorted(because | guesses)), stages=last.chained
-        )
+        reasons = tuple(sorted(because | guesses))
+        run = replace(run, apart=apart[last][0], because=reasons, stages=last.chained)
         return Compared(
             run=run,
             alone=best,
@@ -346,9 +341,8 @@ class Comparisons:
         changed slice by slice."""
         if not all(map(_has_few_slices, map(np.asarray, self.values))):
             return ()
-        return tuple(
-            i for i, x in enumerate(self.reaches(self.graph)) if x.size and not x.any(0).all()
-        )
+        every = enumerate(self.reaches(self.graph))
+        return tuple(i for i, x in every if x.size and not x.any(0).all())
 
 
 def _attempts(written: WrittenSizes, chained: bool) -> Iterator[Attempt]:
@@ -377,11 +371,8 @@ def _multiple(got: np.ndarray, want: np.ndarray) -> bool:
 
 def _differing(got: Ran, want: Ran) -> tuple[int, ...]:
     """Positions of results that differ between two runs."""
-    return tuple(
-        i
-        for i, (x, y) in enumerate(zip(got.results, want.results, strict=True))
-        if x.shape != y.shape or differ(x, y)
-    )
+    pairs = enumerate(zip(got.results, want.results, strict=True))
+    return tuple(i for i, (x, y) in pairs if x.shape != y.shape or differ(x, y))
 
 
 # ---- the program on one device ------------------------------------------------------------------
@@ -434,10 +425,10 @@ def _chain(bind: Bind, args: Sequence[Any], params: dict[str, Any], axis: AxisIn
         raise ValueError("no operand has one element for each device")
     given, out = list(args), None
     for stage in range(axis.size):
-        shards = (
+        shards = [
             x if d is None else lax.slice_in_dim(x, stage, stage + 1, axis=d)
             for x, d in zip(given, dims, strict=True)
-        )
+        ]
         out = bind(tuple(shards), params)
         results = list(out)
         streams = [
@@ -592,7 +583,8 @@ def _is_guessed(x: Any) -> bool:
 def _values(leaves: Sequence[Any], seed: int, *, spread: bool = True) -> list[Any]:
     """Values for all arguments. The second values of floats that are given are the first ones in
     another order. Floats that are all equal get random numbers added, if they are to be spread."""
-    return [_value(x, np.random.default_rng([seed, i]), seed, spread) for i, x in enumerate(leaves)]
+    draws = (np.random.default_rng([seed, i]) for i in range(len(leaves)))
+    return [_value(x, draw, seed, spread) for x, draw in zip(leaves, draws, strict=True)]
 
 
 def _value(x: Any, draw: np.random.Generator, seed: int, spread: bool) -> Any:

@@ -4,13 +4,16 @@ edit of the program and of its source; and the programs after these edits.
 An edit is offered only where the source shows its place: an expression, a variable or a call of the
 user, in every call of its line. Functions that are differentiated inside a region are not edited,
 because their gradient is already traced.
+
+Edits of the source have spans of the original text. Two insertions wrap an expression in a call,
+and two deletions remove a call, so the edits of one help may nest.
 """
 
 import ast
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,25 +24,18 @@ from sbp import _jax
 from sbp.errors import OptionEdit, SourceEdit, Span
 from sbp.handwritten.emulation import nodes_of, outs_of, split_over, without
 from sbp.handwritten.faults import PMEAN, Fault, Finding
-from sbp.handwritten.sites import (
-    Edits,
-    Site,
-    Sites,
-    axes_text,
-    divide_by_sizes,
-    in_order,
-    into_call,
-    lax_in,
-    put_through,
-)
+from sbp.handwritten.sites import Site, Sites
 from sbp.machine.mesh import MeshSpec
 from sbp.source.reader import (
     end_of,
     expression_at,
+    line_text,
     name_called,
+    parsed_file,
     source_text,
     span_of,
     start_of,
+    statement_at,
     users_span,
 )
 from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, handwritten_bytes, names_of
@@ -112,21 +108,20 @@ def edit_program(graph: Graph, edit: GraphEdit, sizes: dict[str, int]) -> Graph:
       edit: the edit.
       sizes: devices along each mesh axis.
     """
-    numbers = itertools.count(max((0, *(n.id for n in nodes_of(graph)), *graph.avals)) + 1)
+    top = max((n.id for n in nodes_of(graph)), default=0)
+    numbers = itertools.count(max(top, *graph.avals, 0) + 1)
     return _Editor(edit, sizes, dict(graph.avals), numbers).graph(graph, None)
 
 
 def bytes_sent(graph: Graph) -> float:
     """Bytes that one device sends in the collectives of all regions, times the trips of loops."""
-    return sum(
-        (
-            handwritten_bytes(node)
-            if node.op == SHARD_MAP
-            else amount(node, [bytes_sent(region) for region in node.regions])
-            for node in graph.nodes
-        ),
-        0.0,
+    each = (
+        handwritten_bytes(node)
+        if node.op == SHARD_MAP
+        else amount(node, [bytes_sent(region) for region in node.regions])
+        for node in graph.nodes
     )
+    return sum(each, 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,10 +148,8 @@ class _Editor:
                 continue
             params: dict[str, Any] = node.params | ({} if axes is None else {"axes": axes})
             if node.op == SHARD_MAP:
-                specs = tuple(
-                    edit.stated.get((node.id, i), spec)
-                    for i, spec in enumerate(params["out_specs"])
-                )
+                outs = enumerate(params["out_specs"])
+                specs = tuple(edit.stated.get((node.id, i), spec) for i, spec in outs)
                 params = params | {"body": self.graph(params["body"], node), "out_specs": specs}
             node = replace(
                 node,
@@ -212,15 +205,103 @@ class _Editor:
     def divided(self, operand: int, divisor: int, like: Node, nodes: list[Node]) -> int:
         """The value of a new division of a value."""
         aval, div = self.avals[operand], jax.lax.div_p
+        by = constant(np.asarray(divisor, aval.dtype))
         return self.node(
-            like,
-            nodes,
-            aval,
-            op=div.name,
-            primitive=div,
-            params={},
-            inputs=(operand, constant(np.asarray(divisor, aval.dtype))),
+            like, nodes, aval, op=div.name, primitive=div, params={}, inputs=(operand, by)
         )
+
+
+# ---- edits of the source ------------------------------------------------------------------------
+
+
+Edits = tuple[SourceEdit, ...]
+
+
+def lax_in(file: str) -> tuple[str, tuple[str, ...]]:
+    """The name of `jax.lax` in a file, and the import statements that the file needs for it."""
+    for node in parsed_file(file).tree.body:
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            name, module = alias.asname or alias.name, getattr(node, "module", "")
+            if (module, alias.name) == ("jax", "lax"):
+                return name, ()
+            if (module, alias.name) == ("", "jax"):
+                return f"{name}.lax", ()
+    return "lax", ("from jax import lax",)
+
+
+def into_call(span: Span, function: str, arguments: str) -> Edits:
+    """An expression as the first argument of a function of `jax.lax`.
+
+    Arguments:
+      span: the expression.
+      function: the function's name.
+      arguments: the other arguments, as source text.
+    """
+    lax, imports = lax_in(span.file)
+    return (
+        SourceEdit(span=start_of(span), replacement=f"{lax}.{function}(", imports=imports),
+        SourceEdit(span=end_of(span), replacement=f", {arguments})"),
+    )
+
+
+def after_statement(span: Span, name: str, function: str, arguments: str) -> Edits:
+    """A variable put through a function of `jax.lax` after the statement that sets it.
+
+    Arguments:
+      span: an expression in the statement.
+      name: the variable.
+      function: the function's name.
+      arguments: the other arguments, as source text.
+
+    Returns:
+      The edits; none where no statement stands at the span.
+    """
+    statement = statement_at(parsed_file(span.file), span)
+    if statement is None:
+        return ()
+    lax, imports = lax_in(span.file)
+    before = (line_text(span.file, statement.lineno) or "").encode()[: statement.col_offset]
+    between = "; " if before.strip() else "\n" + before.decode()
+    text = f"{between}{name} = {lax}.{function}({name}, {arguments})"
+    place = end_of(span_of(statement, span.file))
+    return (SourceEdit(span=place, replacement=text, imports=imports),)
+
+
+def divide_by_sizes(span: Span, axes: tuple[str, ...]) -> Edits:
+    """The edits that divide an expression by the number of devices along some mesh axes."""
+    lax, imports = lax_in(span.file)
+    sizes = " * ".join(f'{lax}.axis_size("{axis}")' for axis in axes)
+    by = sizes if len(axes) == 1 else f"({sizes})"
+    return (
+        SourceEdit(span=start_of(span), replacement="(", imports=imports),
+        SourceEdit(span=end_of(span), replacement=f" / {by})"),
+    )
+
+
+def in_order(edits: Iterable[SourceEdit]) -> Edits:
+    """Edits in source order, each once; an insertion comes before a deletion at the same place."""
+    return tuple(
+        sorted(
+            dict.fromkeys(edits),
+            key=lambda e: (e.span.file, start_of(e.span), e.span != start_of(e.span)),
+        )
+    )
+
+
+def axes_text(axes: tuple[str, ...]) -> str:
+    """Mesh axes as source text.
+
+    >>> axes_text(("data",)), axes_text(("data", "model"))
+    ('"data"', '("data", "model")')
+    """
+    return f'"{axes[0]}"' if len(axes) == 1 else "(" + ", ".join(f'"{a}"' for a in axes) + ")"
+
+
+def put_through(site: Site, function: str, arguments: str) -> Edits:
+    """The edits that put the value of a site through a function of `jax.lax`."""
+    if site.name:
+        return after_statement(site.spans[0], site.name, function, arguments)
+    return tuple(e for span in site.spans for e in into_call(span, function, arguments))
 
 
 # ---- candidates ---------------------------------------------------------------------------------
@@ -263,10 +344,8 @@ class CollectiveCall:
         args, file = self.call.args, self.span.file
         if axes:
             named = [k.value for k in self.call.keywords if k.arg == "axis_name"]
-            return tuple(
-                SourceEdit(span=span_of(e, file), replacement=axes_text(axes))
-                for e in (*args[1:2], *named)
-            )
+            places = (span_of(e, file) for e in (*args[1:2], *named))
+            return tuple(SourceEdit(span=at, replacement=axes_text(axes)) for at in places)
         if not args:
             return ()
         first, last = start_of(span_of(args[0], file)), end_of(span_of(args[0], file))
@@ -345,13 +424,8 @@ class Repairs:
             text = f"divide {call.text} by {n}, the size of {_names(axes)}"
             yield (GraphEdit(text, divide_by_sizes(call.span, axes), divide=divide),)
         elif call.name == CALLED["sum"] and set(names_of(node)) == set(axes):
-            yield (
-                GraphEdit(
-                    f"use lax.pmean in place of {call.text}",
-                    call.renamed(CALLED["mean"]),
-                    divide=divide,
-                ),
-            )
+            source = call.renamed(CALLED["mean"])
+            yield (GraphEdit(f"use lax.pmean in place of {call.text}", source, divide=divide),)
 
     def sum_up(self, division: Node) -> Iterator[Variants]:
         """A sum instead of a `lax.pmean`. A division by hand has no such repair: another divisor
@@ -365,14 +439,14 @@ class Repairs:
         """Another reduction."""
         call = self.call(node)
         if call is not None and op and call.name in REDUCING_CALLS:
-            yield (
-                GraphEdit(
-                    text=f"use lax.{op} in place of {call.text}",
-                    source=call.renamed(op),
-                    rename={n.id: op for n in call.nodes},
-                    over={d.id: () for n in call.nodes for d in self.divisions(n)},
-                ),
+            divisions = [d for n in call.nodes for d in self.divisions(n)]
+            edit = GraphEdit(
+                text=f"use lax.{op} in place of {call.text}",
+                source=call.renamed(op),
+                rename={n.id: op for n in call.nodes},
+                over={d.id: () for d in divisions},
             )
+            yield (edit,)
 
     def redirect(self, finding: Finding) -> Iterator[Variants]:
         """A sum over another mesh axis; the result stays split along the first one."""
@@ -406,8 +480,8 @@ class Repairs:
         op = reduction_of(finding.fault)
         maker = self.sites.maker(finding.region, finding.result)
         sites = [self.sites.value(node) for node in (finding.fault.made, maker) if node is not None]
-        found = dict.fromkeys(s for s in sites if s) if op else ()
-        yield from (self.reduction(finding, (site,), op) for site in found)
+        for site in dict.fromkeys(s for s in sites if s) if op else ():
+            yield self.reduction(finding, (site,), op)
 
     def reduction(
         self,
@@ -459,28 +533,23 @@ class Repairs:
         if self.result_shape(finding)[dim] % self.size(axes) == 0:
             yield _resharded(finding, site, "scattered", "scatter_dimension", dim)
         text = f"reduce {site.text} with lax.psum(.., {named}), and "
-        edit = GraphEdit(
-            text,
-            into_call(site.spans[0], CALLED["sum"], named),
-            (Reduce(finding.region.id, finding.result, axes),),
-        )
+        added = Reduce(finding.region.id, finding.result, axes)
+        edit = GraphEdit(text, into_call(site.spans[0], CALLED["sum"], named), (added,))
         yield (self.leave_out_axes(finding, edit),)
 
     def gather(self, finding: Finding) -> Iterator[Variants]:
         """A split result that is returned as whole."""
         site = self.result(finding)
-        if site is not None:
-            dims = range(len(self.result_shape(finding)))
-            yield from (_resharded(finding, site, "gathered", "axis", dim) for dim in dims)
+        if site is None:
+            return
+        for dim in range(len(self.result_shape(finding))):
+            yield _resharded(finding, site, "gathered", "axis", dim)
 
     def leave_out_axes(self, finding: Finding, edit: GraphEdit) -> GraphEdit:
         """An edit after which the result is stated to be whole on the mesh axes of the finding."""
         text = f"{edit.text}leave {_names(finding.mesh_axes)} out of {_outs(finding)}"
-        return _specified(
-            finding,
-            replace(edit, text=text),
-            functools.reduce(without, finding.mesh_axes, _spec(finding)),
-        )
+        whole = functools.reduce(without, finding.mesh_axes, _spec(finding))
+        return _specified(finding, replace(edit, text=text), whole)
 
     # ---- a reduction before the operation that is at fault --------------------------------------
 
@@ -491,8 +560,8 @@ class Repairs:
         late = finding.observer
         gone = self.without(late, finding.mesh_axes) if late is not None else None
         for change in (None,) if gone is None else (gone, None):
-            places = self.places(finding, op)
-            yield from (self.reduction(finding, some, op, change) for some in places)
+            for places in self.places(finding, op):
+                yield self.reduction(finding, places, op, change)
 
     def places(self, finding: Finding, op: str) -> Iterator[tuple[Site, ...]]:
         """The places where a value may be reduced before an operation: for all its readers, or for
@@ -591,7 +660,8 @@ def _resharded(finding: Finding, site: Site, act: str, dimension: str, dim: int)
     arguments = f"{axes_text(finding.mesh_axes)}, {dimension}={dim}, tiled=True"
     text = f"return lax.{CALLED[act]}(.., {arguments}) of {site.text}"
     added = Reduce(finding.region.id, finding.result, finding.mesh_axes, op, dim=dim)
-    return (GraphEdit(text, into_call(site.spans[0], CALLED[act], arguments), (added,)),)
+    source = into_call(site.spans[0], CALLED[act], arguments)
+    return (GraphEdit(text, source, (added,)),)
 
 
 def reduction_of(fault: Fault) -> str:
@@ -610,11 +680,8 @@ def _specified(finding: Finding, edit: GraphEdit, spec: Any) -> GraphEdit:
     outs, stated = outs_of(finding.region), {(finding.region.id, finding.result): spec}
     function = "sbp.manual" if outs == "out_types" else "jax.shard_map"
     value = repr(spec) if outs == "out_types" else spec
-    return replace(
-        edit,
-        options=(OptionEdit(option=outs, value=value, position=finding.result, function=function),),
-        stated=stated,
-    )
+    option = OptionEdit(option=outs, value=value, position=finding.result, function=function)
+    return replace(edit, options=(option,), stated=stated)
 
 
 def _expression(node: Node) -> str:

@@ -1,5 +1,4 @@
-"""The values of a user's expression in a traced program, for each call of its line, and edits of
-the source there.
+"""The values of a user's expression in a traced program, for each call of its line.
 
 An edit of a line changes all equations of that line: one for each call, and those of its gradient.
 An edit is tried on all equations that the line made. It is not tried where the line is
@@ -9,23 +8,18 @@ differentiated inside a region: the gradient is already traced, and the edit wou
 import ast
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sbp.errors import SourceEdit, Span
+from sbp.errors import Span
 from sbp.signatures import traits_of
 from sbp.source.reader import (
-    end_of,
     expression_at,
-    line_text,
     names_at,
-    parsed_file,
     position_at,
     position_of,
     source_text,
     span_of,
-    start_of,
-    statement_at,
     users_span,
 )
 from sbp.trace.collectives import SHARD_MAP, SUMS
@@ -335,99 +329,3 @@ def _parts(expression: ast.expr) -> Iterator[ast.expr]:
                 yield func.value
         case _:
             return
-
-
-# ---- edits of the source ------------------------------------------------------------------------
-# They have spans of the original text. Two insertions wrap an expression in a call, and two
-# deletions remove a call, so the edits of one help may nest.
-
-
-Edits = tuple[SourceEdit, ...]
-
-
-def lax_in(file: str) -> tuple[str, tuple[str, ...]]:
-    """The name of `jax.lax` in a file, and the import statements that the file needs for it."""
-    for node in parsed_file(file).tree.body:
-        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
-            name, module = alias.asname or alias.name, getattr(node, "module", "")
-            if (module, alias.name) == ("jax", "lax"):
-                return name, ()
-            if (module, alias.name) == ("", "jax"):
-                return f"{name}.lax", ()
-    return "lax", ("from jax import lax",)
-
-
-def into_call(span: Span, function: str, arguments: str) -> Edits:
-    """An expression as the first argument of a function of `jax.lax`.
-
-    Arguments:
-      span: the expression.
-      function: the function's name.
-      arguments: the other arguments, as source text.
-    """
-    lax, imports = lax_in(span.file)
-    return (
-        SourceEdit(span=start_of(span), replacement=f"{lax}.{function}(", imports=imports),
-        SourceEdit(span=end_of(span), replacement=f", {arguments})"),
-    )
-
-
-def after_statement(span: Span, name: str, function: str, arguments: str) -> Edits:
-    """A variable put through a function of `jax.lax` after the statement that sets it.
-
-    Arguments:
-      span: an expression in the statement.
-      name: the variable.
-      function: the function's name.
-      arguments: the other arguments, as source text.
-
-    Returns:
-      The edits; none where no statement stands at the span.
-    """
-    statement = statement_at(parsed_file(span.file), span)
-    if statement is None:
-        return ()
-    lax, imports = lax_in(span.file)
-    before = (line_text(span.file, statement.lineno) or "").encode()[: statement.col_offset]
-    between = "; " if before.strip() else "\n" + before.decode()
-    text = f"{between}{name} = {lax}.{function}({name}, {arguments})"
-    return (
-        SourceEdit(span=end_of(span_of(statement, span.file)), replacement=text, imports=imports),
-    )
-
-
-def divide_by_sizes(span: Span, axes: tuple[str, ...]) -> Edits:
-    """The edits that divide an expression by the number of devices along some mesh axes."""
-    lax, imports = lax_in(span.file)
-    sizes = " * ".join(f'{lax}.axis_size("{axis}")' for axis in axes)
-    by = sizes if len(axes) == 1 else f"({sizes})"
-    return (
-        SourceEdit(span=start_of(span), replacement="(", imports=imports),
-        SourceEdit(span=end_of(span), replacement=f" / {by})"),
-    )
-
-
-def in_order(edits: Iterable[SourceEdit]) -> Edits:
-    """Edits in source order, each once; an insertion comes before a deletion at the same place."""
-    return tuple(
-        sorted(
-            dict.fromkeys(edits),
-            key=lambda e: (e.span.file, start_of(e.span), e.span != start_of(e.span)),
-        )
-    )
-
-
-def axes_text(axes: tuple[str, ...]) -> str:
-    """Mesh axes as source text.
-
-    >>> axes_text(("data",)), axes_text(("data", "model"))
-    ('"data"', '("data", "model")')
-    """
-    return f'"{axes[0]}"' if len(axes) == 1 else "(" + ", ".join(f'"{a}"' for a in axes) + ")"
-
-
-def put_through(site: Site, function: str, arguments: str) -> Edits:
-    """The edits that put the value of a site through a function of `jax.lax`."""
-    if site.name:
-        return after_statement(site.spans[0], site.name, function, arguments)
-    return tuple(e for span in site.spans for e in into_call(span, function, arguments))

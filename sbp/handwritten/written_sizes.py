@@ -79,7 +79,8 @@ class AxisInCode:
         if not isinstance(value, list | tuple) or len(value) < 2:
             return None
         pairs = [p for p in value if isinstance(p, tuple | list) and len(p) == 2]
-        are_indices = all(type(i) is int and 0 <= i < self.size for p in pairs for i in p)
+        indices = {i for p in pairs for i in p}
+        are_indices = all(type(i) is int and 0 <= i < self.size for i in indices)
         if len(pairs) != len(value) or not are_indices:
             return None
         return [(0, 0)] if len({p[1] for p in pairs}) == self.size else []
@@ -151,7 +152,9 @@ class _Copier:
                 if jnp.issubdtype(value.dtype, jnp.integer) and value.size > 1:
                     self.found.fixed.add(f"the integers `{name}`")
                 return value
-            case _ if isinstance(value, str | bytes | bool | None) or hasattr(value, "dtype"):
+            case None | str() | bytes() | bool():
+                return value
+            case _ if hasattr(value, "dtype"):
                 return value
             case types.FunctionType() | functools.partial() if depth == 0:
                 self.found.fixed.add("functions that are called deep inside")
@@ -162,15 +165,12 @@ class _Copier:
                 used = _names(getattr(value.func, "__code__", None))
                 args = [self.value(str(i), x, used, depth - 1) for i, x in enumerate(value.args)]
                 named = {k: self.value(k, x, used, depth - 1) for k, x in value.keywords.items()}
-                return functools.partial(
-                    self.value("", value.func, used, depth - 1), *args, **named
-                )
+                inner = self.value("", value.func, used, depth - 1)
+                return functools.partial(inner, *args, **named)
             case types.MethodType():
                 used = _names(getattr(value.__func__, "__code__", None))
-                return types.MethodType(
-                    self.value("", value.__func__, used, depth - 1),
-                    self.settings(value.__self__, used),
-                )
+                own = self.value("", value.__func__, used, depth - 1)
+                return types.MethodType(own, self.settings(value.__self__, used))
             case jax.custom_vjp() | jax.custom_jvp():
                 made: Any = type(value)(value.fun)
                 made.__dict__.update(value.__dict__)
@@ -278,8 +278,8 @@ class _Copier:
             given, count = fn.__defaults__ or (), fn.__code__.co_argcount
             arguments = fn.__code__.co_varnames[count - len(given) : count]
             made.__defaults__ = tuple(map(copied, arguments, given)) or None
-            by_name = fn.__kwdefaults__ or {}
-            made.__kwdefaults__ = {k: copied(k, v) for k, v in by_name.items()} or None
+            by_name = (fn.__kwdefaults__ or {}).items()
+            made.__kwdefaults__ = {k: copied(k, v) for k, v in by_name} or None
         return made
 
     def code(self, code: types.CodeType) -> types.CodeType:
@@ -291,11 +291,8 @@ class _Copier:
             if (i.opcode in dis.hasconst or i.opname == "LOAD_SMALL_INT") and type(i.argval) is int
         }
         numbers = {c: self.written(c) for c in sorted(loaded)}
-        return code.replace(
-            co_consts=tuple(
-                numbers.get(c, c) if type(c) is int else self.written(c) for c in code.co_consts
-            )
-        )
+        consts = (numbers.get(c, c) if type(c) is int else self.written(c) for c in code.co_consts)
+        return code.replace(co_consts=tuple(consts))
 
     def written(self, value: Any) -> Any:
         """A constant of the source."""
@@ -305,6 +302,7 @@ class _Copier:
             case tuple():
                 return tuple(map(self.written, value))
             case int() if type(value) is int:
-                return self.number(str(value), value, self.found.axis.alone(value, in_source=True))
+                alone = self.found.axis.alone(value, in_source=True)
+                return self.number(str(value), value, alone)
             case _:
                 return value
