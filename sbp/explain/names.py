@@ -100,8 +100,9 @@ class Names(Dataflow):
     @functools.cached_property
     def made(self) -> frozenset[tuple[str, Position]]:
         """The places of all expressions of the user from which the program has operations."""
-        spans = {span for node in self.graph.walk() for span in node.stack}
-        return frozenset(map(_position, spans))
+        return frozenset(
+            map(_position, {span for node in self.graph.walk() for span in node.stack})
+        )
 
     def is_other(self, name: str, node: Node, value: Operand, at: Span | None = None) -> bool:
         """Whether a variable that a node's line reads is surely another value.
@@ -312,9 +313,8 @@ def _argument(name: str, binding: VariableBinding, caller: Span) -> ast.expr | N
 
 def pinned_value(graph: Graph, site: PinSite) -> Operand:
     """The value that a pin stands on."""
-    if site.source == "annotation":
-        return site.nodes[0].outputs[0]
-    return (graph.inputs if site.source == "input" else graph.outputs)[site.position]
+    boundary = {"input": graph.inputs, "output": graph.outputs}.get(site.source)
+    return site.nodes[0].outputs[0] if boundary is None else boundary[site.position]
 
 
 def pinned_text(site: PinSite, mesh: MeshSpec, codes: tuple[Code | None, ...] | None = None) -> str:

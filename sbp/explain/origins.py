@@ -355,8 +355,7 @@ class Origins:
         made = self.program.typing.values[operand][k] if isinstance(operand, int) else wanted
         if made == wanted:
             return [link], operand
-        subject = self.label(operand)
-        more = Link(kind=kind, subject=subject, atom=wanted, node=link.node, made=made)
+        more = Link(kind=kind, subject=self.label(operand), atom=wanted, node=link.node, made=made)
         return [link, more], operand
 
     def _leads(self, node: Node, code: Code, k: int) -> list[int]:
@@ -433,10 +432,8 @@ class Origins:
 
     def chosen_row(self, node: Node, axis: int) -> AxisRow | None:
         """The chosen row of an operation; None for regions and operations without operands."""
-        row = self.program.typing.rows.get(node.id)
-        if row is None or node.regions or not row.ins:
-            return None
-        return AxisRow.of(row.ins, row.outs, axis)
+        row = None if node.regions else self.program.typing.rows.get(node.id)
+        return AxisRow.of(row.ins, row.outs, axis) if row is not None and row.ins else None
 
     def takes(self, node: Node, number: int, change: AtomChange) -> list[Row]:
         """The rows of a node that take an operand without a change.
@@ -450,8 +447,11 @@ class Origins:
         at, atom = 0 if node.is_barrier else number, decode(change.before)
         request = self.program.typing.graph_request
         one = slice(number, number + 1) if node.is_barrier else slice(None)
-        rows = request.axis_rows(node, change.axis, communicates=True, operands=one)
-        return [row for row in rows if row.ins[at] == atom]
+        return [
+            row
+            for row in request.axis_rows(node, change.axis, communicates=True, operands=one)
+            if row.ins[at] == atom
+        ]
 
     # ---- readers --------------------------------------------------------------------------------
 
@@ -477,8 +477,9 @@ class Origins:
         rows, traits = self.takes(reader, number, change), traits_of(reader.op)
         if not rows and traits.carries == "rounded" and traits.adapts:
             sums = decode(change.before) == P
-            allowed = allowing(self.program.graph, reader) if sums else None
-            return need(kind="rounding", allowing=allowed)
+            return need(
+                kind="rounding", allowing=allowing(self.program.graph, reader) if sums else None
+            )
         if not rows:
             return need(kind="not linear")
         made = {
@@ -495,12 +496,14 @@ class Origins:
             for row in rows
         ):
             return need(kind="choice")
-        partners = PartnerRows(
-            names=tuple(self.operand(reader, i) for i in made),
-            atoms=tuple(made.values()),
-            rows=tuple(tuple(encode(row.ins[i]) for i in made) for row in rows),
+        return need(
+            kind="partners",
+            partners=PartnerRows(
+                names=tuple(self.operand(reader, i) for i in made),
+                atoms=tuple(made.values()),
+                rows=tuple(tuple(encode(row.ins[i]) for i in made) for row in rows),
+            ),
         )
-        return need(kind="partners", partners=partners)
 
     # ---- results --------------------------------------------------------------------------------
 
@@ -518,8 +521,9 @@ class Origins:
         left = interface_of(node).leaving(region)[number]
         blocker: Node | None = None
         if left.kind == "carry" and change.before < 0:
-            carry = node.regions[region].inputs[left.entry_position(region)]
-            blocker = self._blocker(carry, change)
+            blocker = self._blocker(
+                node.regions[region].inputs[left.entry_position(region)], change
+            )
         return ConversionNeed(
             kind=left.kind if left.kind in ("predicate", "carry") else "body",
             change=change,

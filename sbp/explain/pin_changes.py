@@ -100,8 +100,11 @@ def pin_nodes(request: Request, nodes: Iterable[Node], wanted: Wanted) -> Reques
     for node in nodes:
         pin: Pin = node.params["pin"]
         codes = wanted_codes(pinned_codes(pin, request.mesh), wanted)
-        named = zip(request.mesh.names, codes, strict=True)
-        atoms = {axis: decode(c) for axis, c in named if c is not None}
+        atoms = {
+            axis: decode(c)
+            for axis, c in zip(request.mesh.names, codes, strict=True)
+            if c is not None
+        }
         at[node.id] = replace(pin, type=NdSbp(atoms), complete=False) if atoms else None
     return replace(request, graph=rewrite(request.graph, at=at)) if at else request
 
@@ -134,8 +137,10 @@ def insert_pins(
         if any(len(request.graph.aval(v).shape) < code for v in values):
             return None
         before = {node: tuple((v, pin) for v in found) for node, found in placed_before.items()}
-        after = dict.fromkeys(placed_after, pin)
-        request = replace(request, graph=rewrite(request.graph, before=before, after=after))
+        request = replace(
+            request,
+            graph=rewrite(request.graph, before=before, after=dict.fromkeys(placed_after, pin)),
+        )
     return request
 
 
@@ -223,20 +228,22 @@ def pin_subject(request: Request, subject: Subject, wanted: Wanted) -> Request:
         case "input" | "output" as kind:
             return pin_boundary(request, kind, subject.position, wanted)
         case "annotation":
-            mine = (
-                n
-                for n in request.graph.walk()
-                if n.op == annotate_p.name and n.outputs[0] in subject.values
+            return pin_nodes(
+                request,
+                (
+                    n
+                    for n in request.graph.walk()
+                    if n.op == annotate_p.name and n.outputs[0] in subject.values
+                ),
+                wanted,
             )
-            return pin_nodes(request, mine, wanted)
         case "made":
             return _pinned_after(request, subject, wanted)
 
 
 def _pinned_after(request: Request, subject: Subject, wanted: Wanted) -> Request:
     graph, names = request.graph, request.mesh.names
-    asked = ((names[k], c) for k, c in sorted(wanted.items()))
-    pin = Pin(NdSbp({axis: decode(c) for axis, c in asked if c is not None}))
+    pin = Pin(NdSbp({names[k]: decode(c) for k, c in sorted(wanted.items()) if c is not None}))
     own = _own_reads(graph, subject)
     # A copy that only the operation's own gradient reads is not annotated in the source's program
     # either: JAX drops it as dead.
@@ -350,8 +357,10 @@ def _input_edits(request: Request, site: PinSite, edit: OptionEdit) -> tuple[Opt
     is_partial = any(c is not None and c < 0 for c in site.codes)
     if source == "keyword argument" or (source == "argument" and is_partial):
         return ()
-    others = carried_inputs(request, site).items()
-    edits = [OptionEdit(option="in_types", value=repr(t), position=i) for i, t in others]
+    edits = [
+        OptionEdit(option="in_types", value=repr(t), position=i)
+        for i, t in carried_inputs(request, site).items()
+    ]
     return tuple(sorted((*edits, edit), key=lambda e: e.position or 0))
 
 
@@ -565,11 +574,12 @@ class PinChanges:
         first, since they keep the least memory. The pins are those of the fault on its mesh axis,
         and those of the findings that end in the same place. They can make up two sides, such as
         the terms of two sums that are multiplied."""
-        findings = (f for f in self.fault.findings if f.mesh_axis == self.fault.axis)
-        sites = self.sites_of({c.name: c for f in findings for c in f.pins}.values())
+        pins = {
+            c.name: c for f in self.fault.findings if f.mesh_axis == self.fault.axis for c in f.pins
+        }
         moves = [
             pair
-            for a, b in itertools.combinations(sites, 2)
+            for a, b in itertools.combinations(self.sites_of(pins.values()), 2)
             for pair in itertools.product(self.moves(*a), self.moves(*b))
         ]
         for pair in sorted(moves, key=lambda pair: sum(code <= 0 for _, _, code in pair)):

@@ -115,8 +115,9 @@ class AtomChange:
 
 def changed_axes(source: Codes, target: Codes) -> list[int]:
     """Positions of the mesh axes on which two types differ."""
-    pairs = zip(source, target, strict=True)
-    return [k for k, (before, after) in enumerate(pairs) if before != after]
+    return [
+        k for k, (before, after) in enumerate(zip(source, target, strict=True)) if before != after
+    ]
 
 
 # ---- subjects -----------------------------------------------------------------------------------
@@ -133,14 +134,13 @@ def kind_of(node: Node, graph: Graph) -> tuple[Any, ...]:
     The operations inside a library's function are one line of the user; JAX's own traceback
     distinguishes them.
     """
-    shapes = tuple((tuple(graph.avals[v].shape), str(graph.avals[v].dtype)) for v in node.outputs)
     return (
         node.op,
         node.span,
         getattr(node.source_info, "traceback", None),
         node.in_gradient,
         len(node.inputs),
-        shapes,
+        tuple((tuple(graph.avals[v].shape), str(graph.avals[v].dtype)) for v in node.outputs),
     )
 
 
@@ -274,8 +274,9 @@ class Subjects:
         if line is None:
             named = self.innermost(s for s in self.places if names_at(s))
             variables = (s.label for s in named if s.label.isidentifier())
-            known = {*self.graph.input_names, *self.output_names, *variables}
-            return nearest(text, known, limit=12)
+            return nearest(
+                text, {*self.graph.input_names, *self.output_names, *variables}, limit=12
+            )
         numbers = sorted({s.line for s in self.places}, key=lambda n: abs(n - int(line["line"])))
         near = ", ".join(map(str, sorted(numbers[:3])))
         return f"; lines near it with values: {near}" if near else ""
@@ -412,10 +413,13 @@ class Types:
             return typing.type_of(pinned[0])
         present = [v for v in subject.values if v in typing.values]
         if not present:  # the annotation was taken out: take its operand
-            inputs = (
-                o for n in self.asked.walk() if not values.isdisjoint(n.outputs) for o in n.inputs
-            )
-            present = [o for o in inputs if isinstance(o, int) and o in typing.values]
+            present = [
+                o
+                for n in self.asked.walk()
+                if not values.isdisjoint(n.outputs)
+                for o in n.inputs
+                if isinstance(o, int) and o in typing.values
+            ]
         return typing.type_of(present[0])
 
 
@@ -657,21 +661,22 @@ def _differing(
 
 
 def _traffic(this: Program, other: Program) -> tuple[TrafficDifference, ...]:
-    sides = _sends(this), _sends(other)
-    found: list[TrafficDifference] = []
-    for key in dict.fromkeys((*sides[0], *sides[1])):
-        here, there = (side.get(key, []) for side in sides)
-        runs = sum(send.runs for send in here), sum(send.runs for send in there)
-        sent = sum(send.bytes for send in here), sum(send.bytes for send in there)
-        if runs[0] != runs[1] or sent[0] != sent[1]:
-            ends = {"made": key[3], "read": key[4]}
-            first = (here or there)[0]
-            one = TrafficDifference(send=first, **ends, runs=runs, bytes_per_device=sent)
-            found.append(one)
-    return tuple(sorted(found, key=lambda d: -abs(d.bytes_more)))
+    ours, theirs = _sends(this), _sends(other)
+    found = [
+        TrafficDifference(
+            send=(ours.get(key) or theirs[key])[0],
+            made=key[3],
+            read=key[4],
+            runs=(sum(s.runs for s in ours[key]), sum(s.runs for s in theirs[key])),
+            bytes_per_device=(sum(s.bytes for s in ours[key]), sum(s.bytes for s in theirs[key])),
+        )
+        for key in dict.fromkeys((*ours, *theirs))
+    ]
+    differing = (d for d in found if len({*d.runs}) > 1 or d.bytes_more)
+    return tuple(sorted(differing, key=lambda d: -abs(d.bytes_more)))
 
 
-def _sends(program: Program) -> dict[tuple[Any, ...], list[Send]]:
+def _sends(program: Program) -> defaultdict[tuple[Any, ...], list[Send]]:
     """The collectives of a plan by what they may have in common with another plan's: kind, mesh
     axes, change, maker, reader, the passes of these two, and kernel."""
     names, found = Names(program.graph), defaultdict[tuple[Any, ...], list[Send]](list)

@@ -111,8 +111,9 @@ def plan_deferred(request: Request, group: "Group", need: ConversionNeed) -> Pro
     if node is None:
         return plan_of(pin_boundary(request, "output", need.number, before))
     if need.kind == "pin":
-        sites = (s for s in pin_sites(request) if any(n.id == node.id for n in s.nodes))
-        pinned = [n for s in sites for n in s.nodes]
+        pinned = [
+            n for s in pin_sites(request) if node.id in {n.id for n in s.nodes} for n in s.nodes
+        ]
         return plan_of(pin_nodes(request, pinned, dict.fromkeys(axes)))
 
     is_row = need.kind == "row"
@@ -320,8 +321,9 @@ def why(
     *others, subject = Subjects(program.request.graph, output_names).find(name)
     first = min(limits.plans, limits.first_operations // max(1, program.request.size))
     most = limits.plans if refine else first
-    inquiry = _Inquiry(program, subject, limits, planning, most)
-    return inquiry.answer(tuple(others), tuple(output_names))
+    return _Inquiry(program, subject, limits, planning, most).answer(
+        tuple(others), tuple(output_names)
+    )
 
 
 Wanted = tuple[tuple[int, Code | None], ...]
@@ -371,8 +373,7 @@ class _Inquiry:
         deferred = min(self.limits.deferred, len(groups), self.left)
         self.left -= deferred
         axes = [k for k, n in enumerate(self.program.mesh.sizes) if n > 1]
-        options = {k: self.options(k, codes[k]) for k in axes}
-        turns = itertools.zip_longest(*([(k, c) for c in options[k]] for k in axes))
+        turns = itertools.zip_longest(*([(k, c) for c in self.options(k, codes[k])] for k in axes))
         asked: list[Wanted] = [((k, None),) for k in axes if self.is_pinned(k)]
         asked += [(one,) for turn in turns for one in turn if one is not None]
         singles = {wanted: self.plan(wanted) for wanted in asked[: max(0, self.left)]}
@@ -412,8 +413,9 @@ class _Inquiry:
     def explain_conversion(self, group: Group, *, tried: bool) -> ExplainedConversion:
         """A conversion with its reason, and a plan with the conversion elsewhere if asked."""
         first, instead = group[0], None
-        change = AtomChange.of(first.box.source.codes, first.box.target.codes)
-        reason = self.origins.reason(first, change)
+        reason = self.origins.reason(
+            first, AtomChange.of(first.box.source.codes, first.box.target.codes)
+        )
         if tried:
             self.planning(self.left)
         if tried and not reason.need.is_forced:
@@ -474,8 +476,11 @@ class _Inquiry:
         then the splits."""
         value, n = self.subject.values[0], self.program.mesh.sizes[position]
         shape = self.program.request.graph.avals[value].shape
-        even = not self.must_divide
-        splits = [1 + d for d, size in enumerate(shape) if size >= n and (even or size % n == 0)]
+        splits = [
+            1 + d
+            for d, size in enumerate(shape)
+            if size >= n and not (self.must_divide and size % n)
+        ]
         monoids = () if self.is_boundary else sorted(self.program.request.native.get(value, EMPTY))
         partial = [-1 - MONOIDS.index(m) for m in monoids]
         return [c for c in (0, *partial, *splits) if c != current]
@@ -534,18 +539,17 @@ class _Inquiry:
             links = (Link(kind=kind, subject=own, atom=code, donor=donor), *links)
             if self.is_pinned(position):
                 links = (Link(kind="output", subject=own, atom=code),)
-        possible = [
+        possible = (
             a
             for ((k, c),), a in singles.items()
             if k == position and c is not None and a.cost is not None
-        ]
-        best = min(possible, key=_by_cost, default=None)
+        )
         return AxisStory(
             mesh_axis=self.program.mesh.names[position],
             atom=repr(decode(code)),
             links=links,
             pinned=self.is_pinned(position),
-            next_best=singles.get(((position, None),), best),
+            next_best=singles.get(((position, None),), min(possible, key=_by_cost, default=None)),
         )
 
 

@@ -141,8 +141,11 @@ def index_values(graph: Graph) -> set[int]:
             found |= own
         elif made <= literal:
             literal |= own
-        inner = zip(node.regions, interface_of(node).fed, strict=True)
-        entered = (pair for region, fed in inner for pair in zip(region.inputs, fed, strict=True))
+        entered = (
+            pair
+            for region, fed in zip(node.regions, interface_of(node).fed, strict=True)
+            for pair in zip(region.inputs, fed, strict=True)
+        )
         found |= {v for v, entry in entered if node.inputs[entry.operand] in found}
     return found
 
@@ -170,8 +173,10 @@ def _counterparts(graph: Graph, alone: Graph) -> dict[int, int]:
     """For each value of a program the same one in another trace of it."""
     same = dict[int, int]()
     for a, b in _match(graph, alone):
-        inner = zip(inner_graphs(a), inner_graphs(b), strict=False)
-        pairs = [(a.outputs, b.outputs), *((x.inputs, y.inputs) for x, y in inner)]
+        pairs = [
+            (a.outputs, b.outputs),
+            *((x.inputs, y.inputs) for x, y in zip(inner_graphs(a), inner_graphs(b), strict=False)),
+        ]
         for mine, theirs in pairs:
             if len(mine) == len(theirs):
                 same |= dict(zip(mine, theirs, strict=True))
@@ -207,8 +212,9 @@ def scalars(node: Node) -> set[float]:
     written = all(f.startswith(_OPERATORS) for f in node.library)
     if not written or traits_of(node.op).numpy not in (np.divide, np.multiply):
         return set()
-    constants = (x for x in node.inputs if isinstance(x, Constant) and not x.aval.shape)
-    return {float(np.real(x.value)) for x in constants}
+    return {
+        float(np.real(x.value)) for x in node.inputs if isinstance(x, Constant) and not x.aval.shape
+    }
 
 
 def renumber(graph: Graph, nodes: Collection[int], n: int) -> Graph:
@@ -246,8 +252,7 @@ def places_of(node: Node) -> range:
 
 def bodies(graph: Graph) -> Iterator[Node]:
     """The operations of all regions."""
-    for region in regions_of(graph):
-        yield from region.params["body"].walk()
+    return (node for region in regions_of(graph) for node in region.params["body"].walk())
 
 
 def permutes(graph: Graph, name: str) -> bool:
@@ -302,8 +307,8 @@ def one_each(graph: Graph, alone: Graph, name: str) -> Iterator[str]:
     for (a, results), (b, _) in zip(claims(graph), claims(alone), strict=False):
         for i in results:
             claim = atom_of(a.params["out_specs"][i], name)
-            bodies = [node.params["body"] for node in (a, b)]
-            shapes = [g.aval(g.outputs[i]).shape for g in bodies if i < len(g.outputs)]
+            both = (a.params["body"], b.params["body"])
+            shapes = [g.aval(g.outputs[i]).shape for g in both if i < len(g.outputs)]
             if isinstance(claim, Split) and all(x[claim.dim] == 1 for x in shapes):
                 yield "a region returns one element for each device"
 

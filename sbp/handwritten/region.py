@@ -69,10 +69,13 @@ from sbp.types import Broadcast, NdSbp, Split, Unreduced, parse
 def _move_splits(entry: Any, rank: int) -> list[str]:
     """The text of a type with each of its splits on each other dim."""
     own = parse(entry) if isinstance(entry, str) else entry
-    atoms = own.items() if isinstance(own, NdSbp) else ()
-    splits = [(name, atom.dim) for name, atom in atoms if isinstance(atom, Split)]
-    moved = ((name, dim) for name, old in splits for dim in range(rank) if dim != old)
-    return [repr(NdSbp({**own, name: Split(dim)}, own.free)) for name, dim in moved]
+    return [
+        repr(NdSbp({**own, name: Split(dim)}, own.free))
+        for name, atom in (own.items() if isinstance(own, NdSbp) else ())
+        if isinstance(atom, Split)
+        for dim in range(rank)
+        if dim != atom.dim
+    ]
 
 
 def _with_entries(
@@ -93,10 +96,9 @@ def _with_entries(
     """
     counts = collections.Counter(map(repr, in_types))
     others = {repr(t): t for t in in_types if t is not None}
-    ranked = sorted(others, key=lambda text: -counts[text])
     likely = [
         (*in_types[:i], others[text], *in_types[i + 1 :])
-        for text in ranked
+        for text in sorted(others, key=lambda text: -counts[text])
         for i in wrong
         if repr(in_types[i]) != text
     ]
@@ -182,8 +184,11 @@ def types_of_arguments(
             f" {len(types)} {'entry' if len(types) == 1 else 'entries'} for"
             f" {counted(len(args), 'argument')}; give one entry for each argument"
         )
-    pairs = zip(types, args, strict=True)
-    return [t for entry, arg in pairs for t in leaf_types(entry, arg, "in_types", mesh)]
+    return [
+        t
+        for entry, arg in zip(types, args, strict=True)
+        for t in leaf_types(entry, arg, "in_types", mesh)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,23 +243,27 @@ class _Body:
             else Constant(x, h.aval)
             for x, h in itertools.zip_longest(self.closed_over, self.ins)
         )
-        stated = {
-            "body": body,
-            "in_specs": tuple(h.type for h in self.ins),
-            "out_specs": tuple(h.type for h in self.outs),
-        }
         region = Node(
             id=max((n.id for n in body.walk()), default=0) + 1,
             op=SHARD_MAP,
             primitive=None,
-            params=self.params | stated,
+            params=self.params
+            | {
+                "body": body,
+                "in_specs": tuple(h.type for h in self.ins),
+                "out_specs": tuple(h.type for h in self.outs),
+            },
             inputs=operands,
             outputs=tuple(body.new_value(h.aval) for h in self.outs),
             span=span,
             stack=(span,) if span else (),
         )
-        inputs = tuple(v for v in operands if isinstance(v, int))
-        return Graph(inputs=inputs, outputs=region.outputs, nodes=(region,), avals=body.avals)
+        return Graph(
+            inputs=tuple(v for v in operands if isinstance(v, int)),
+            outputs=region.outputs,
+            nodes=(region,),
+            avals=body.avals,
+        )
 
 
 # ---- regions ------------------------------------------------------------------------------------
@@ -415,8 +424,9 @@ class _Region:
         if body.key not in self.scope.checked:
             self.scope.checked.add(body.key)
             self.check(body, lambda f: self.body(f, given, tree, out_types, self.abstract))
-        operands = zip((*body.closed_over, *flat), body.ins, strict=True)
-        encoded = [self.encode(x, h) for x, h in operands]
+        encoded = [
+            self.encode(x, h) for x, h in zip((*body.closed_over, *flat), body.ins, strict=True)
+        ]
 
         def shards(*given: Any) -> Any:
             return self.shards(body, given)
@@ -459,8 +469,9 @@ class _Region:
             mesh=self.mesh,
             meant=meant,
         )
-        pairs = (pair for h in body.ins for pair in h.type.items())
-        partial = {name for name, atom in pairs if isinstance(atom, Unreduced)}
+        partial = {
+            name for h in body.ins for name, atom in h.type.items() if isinstance(atom, Unreduced)
+        }
         depends = any(c.run.wrong and c.run.mesh_axis in partial for c in compared.compared)
         said = diagnostics_of(compared)
         if depends:  # on how a P operand is parted
@@ -482,8 +493,12 @@ class _Region:
         if made is not None and (made.file, made.line) not in shown:
             text = "sbp.manual declares the types of the region here"
             labels = (*labels, Label(span=made, text=text))
-        more = f"more on this kind of fault: sbp explain {found.code}"
-        return replace(found, code=CODE, labels=labels, notes=(*found.notes, more))
+        return replace(
+            found,
+            code=CODE,
+            labels=labels,
+            notes=(*found.notes, f"more on this kind of fault: sbp explain {found.code}"),
+        )
 
     # ---- operands and results -------------------------------------------------------------------
 
@@ -504,9 +519,8 @@ class _Region:
 
     def whole(self, local: Any, t: NdSbp) -> _ClaimedArray:
         """A result with its global shape: a split dim is as long as all of its blocks."""
-        dims = axes_by_dim(t, len(local.shape), self.mesh.names)
-        counts = (math.prod(map(self.mesh.size, axes)) for axes in dims)
-        shape = tuple(size * n for size, n in zip(local.shape, counts, strict=True))
+        dims = zip(local.shape, axes_by_dim(t, len(local.shape), self.mesh.names), strict=True)
+        shape = tuple(size * math.prod(map(self.mesh.size, axes)) for size, axes in dims)
         return self.claim(jax.ShapeDtypeStruct(shape, local.dtype), t)
 
     def even(self, x: Any, t: NdSbp, number: int) -> Any:
@@ -520,8 +534,9 @@ class _Region:
         Raises:
           SbpError: `bad-argument` for a dim that does not divide, without `padded`.
         """
-        by_dim = zip(x.shape, axes_by_dim(t, x.ndim, self.mesh.names), strict=True)
-        for dim, (size, axes) in enumerate(by_dim):
+        for dim, (size, axes) in enumerate(
+            zip(x.shape, axes_by_dim(t, x.ndim, self.mesh.names), strict=True)
+        ):
             counts = [*map(self.mesh.size, axes)]
             if size % math.prod(counts) == 0:
                 continue
@@ -546,8 +561,10 @@ class _Region:
 
     def dims(self, claimed: _ClaimedArray) -> list[tuple[str, ...] | None]:
         """The mesh axes that split each dim of an array."""
-        by_dim = axes_by_dim(claimed.type, len(claimed.aval.shape), self.mesh.names)
-        return [axes or None for axes in by_dim]
+        return [
+            axes or None
+            for axes in axes_by_dim(claimed.type, len(claimed.aval.shape), self.mesh.names)
+        ]
 
     def encode(self, x: Any, claimed: _ClaimedArray) -> Any:
         for name, n, atom in reversed(
@@ -663,8 +680,7 @@ class _Region:
     def shards(self, body: _Body, shards: Sequence[Any]) -> tuple[Any, ...]:
         """Runs the body on shards with the leading dims of `spec`; the body itself takes and gives
         shards without them."""
-        pairs = zip(shards, body.ins, strict=True)
-        own = [x.reshape(h.local(self.mesh.sizes)) for x, h in pairs]
+        own = [x.reshape(h.local(self.mesh.sizes)) for x, h in zip(shards, body.ins, strict=True)]
         results = map(
             jnp.asarray, _jax.eval_jaxpr(body.params["jaxpr"], own)
         )  # a constant may be a number

@@ -89,8 +89,7 @@ def common_name(names: Sequence[str]) -> str:
     >>> common_name(["state[0].mu[1]", "state[0].mu[2]"]), common_name(["w[3]"])
     ('state[0].mu[*]', 'w[3]')
     """
-    starred = without_numbers(names[0]).split("[")
-    columns = zip(starred, *(name.split("[") for name in names), strict=True)
+    columns = zip(*(name.split("[") for name in (without_numbers(names[0]), *names)), strict=True)
     return "[".join(first if len({first, *rest}) == 1 else star for star, first, *rest in columns)
 
 
@@ -216,9 +215,8 @@ def full_need_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
       need: the need for the conversion.
       output_names: names of the program's results.
     """
-    if need.node is None:
-        return _sentence(_RETURNED, need, output_names)
-    return _sentence(_READ if need.is_read else _LEFT, need)
+    templates = _RETURNED if need.node is None else _READ if need.is_read else _LEFT
+    return _sentence(templates, need, output_names)
 
 
 def deferred_text(need: ConversionNeed, output_names: Sequence[str]) -> str:
@@ -328,8 +326,10 @@ def _partners(found: PartnerRows) -> str:
     """The atoms that rows take beside the partial value, and the atoms that are there."""
 
     def named(codes: Sequence[Code], between: str) -> str:
-        pairs = zip(found.names, codes, strict=True)
-        return ", ".join(f"{name}{between}{decode(code)!r}" for name, code in pairs)
+        return ", ".join(
+            f"{name}{between}{decode(code)!r}"
+            for name, code in zip(found.names, codes, strict=True)
+        )
 
     rows = sorted({named(row, " ") for row in found.rows})
     more = [f"{len(rows) - 3} more"] if len(rows) > 3 else []

@@ -192,8 +192,7 @@ def innermost(source: ParsedSource, span: Span) -> ast.AST | None:
 
 def statement_of(source: ParsedSource, part: ast.AST) -> ast.stmt | None:
     """The innermost statement that a part stands in."""
-    parts = (part, *source.around(part))
-    return next((p for p in parts if isinstance(p, ast.stmt)), None)
+    return next((p for p in (part, *source.around(part)) if isinstance(p, ast.stmt)), None)
 
 
 def statement_at(source: ParsedSource, span: Span) -> ast.stmt | None:
@@ -331,8 +330,9 @@ def _binding(text: str, name: str, at: Span) -> VariableBinding | None:
     if not isinstance(owner, FUNCTIONS):
         return None
     positional = [a.arg for a in (*owner.args.posonlyargs, *owner.args.args)]
-    position = positional.index(name) if name in positional else -1
-    return VariableBinding(function=owner.name, position=position)
+    return VariableBinding(
+        function=owner.name, position=positional.index(name) if name in positional else -1
+    )
 
 
 def _stores(source: ParsedSource, owner: ast.AST, name: str) -> list[ast.Name]:
@@ -439,9 +439,7 @@ def name_called(part: ast.expr | None) -> str:
 
 def source_text(span: Span | None, limit: int = 60) -> str:
     """The source text at a span on one line; empty when there is none."""
-    if span is None:
-        return ""
-    return shorten(" ".join(exact_text(span).split()), limit)
+    return "" if span is None else shorten(" ".join(exact_text(span).split()), limit)
 
 
 def shorten(text: str, limit: int) -> str:
@@ -550,8 +548,7 @@ def scope_of(node: Node) -> str:
     span = users_span(node)
     if node.backward and span:
         return f"the gradient of line {span.line}"
-    parts = scope_names(node.scope)
-    named = [p for p in parts if "->" not in p and not policies_in(p)]
+    named = [p for p in scope_names(node.scope) if "->" not in p and not policies_in(p)]
     called = [
         s.function for s in reversed(node.stack) if s.function and not s.function.startswith("<")
     ]
@@ -663,8 +660,9 @@ def _wrappers(text: str, file: str) -> dict[tuple[int, int], frozenset[str]]:
                 )
                 | ast.Lambda(args=arguments, body=value)
             ):
-                names = frozenset(a.arg for a in (*arguments.posonlyargs, *arguments.args))
-                found[value.lineno, value.col_offset] = names
+                found[value.lineno, value.col_offset] = frozenset(
+                    a.arg for a in (*arguments.posonlyargs, *arguments.args)
+                )
             case _:
                 pass
     return found
