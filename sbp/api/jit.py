@@ -200,6 +200,8 @@ class Jitted:
                 plan = functools.partial(self._plan_of, reader, signature)
                 composed = Composed(Jitted, reader, signature, plan, mesh)
             if composed.obstacle is None:
+                if len(self._composed) >= MOST_PLANS:
+                    self._composed.clear()  # they come back with the next calls
                 self._composed[key] = composed
                 return composed(leaves)
             obstacle = composed.obstacle

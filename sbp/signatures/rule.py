@@ -564,7 +564,7 @@ _TYPED_BY_SBP = {
     "taken apart by the trace: its body's equations are typed in its place": """
         call checkpoint closed_call composite core_call custom_jvp_call custom_jvp_call_jaxpr
         custom_lin custom_linear_solve custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call
-        eval_jaxpr jit linear_call pjit remat remat2 remat_opt xla_metadata_call
+        eval_jaxpr jit linear_call pjit remat remat2 remat_opt sbp_pushed xla_metadata_call
     """,
     "says where a value lies: the trace reads it as an annotation": (
         "mesh_cast pvary reshard sharding_constraint with_memory_space_constraint"

@@ -126,6 +126,9 @@ def _cast_number(eqn: Any, operands: tuple[Operand, ...]) -> Constant | None:
 # The primitives that only call a jaxpr, and their parameters.
 
 
+_LOWERED = ("custom_partitioning", "sbp_pushed")
+"""Known primitives that are traced as the functions that they are lowered to."""
+
 INLINED = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -535,7 +538,7 @@ class _Builder:
         """The closed jaxpr that stands for an equation: the function that a primitive of another
         library is lowered to, or that `custom_partitioning` partitions. None for others."""
         name = _jax.op_name(eqn)
-        if at.manual or (self.is_known(name) and name != "custom_partitioning"):
+        if at.manual or (self.is_known(name) and name not in _LOWERED):
             return None
         if eqn.primitive.name == "custom_partitioning":
             body = eqn.params["call"]
