@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sbp import _jax
 from sbp.api.boundary import Leaves
@@ -34,7 +34,7 @@ class Composed:
       reader: the function with its mesh and options.
       signature: the signature.
       plan: makes the plan of the calls.
-      mesh: the user's mesh. The mesh of the reader has Auto axes.
+      mesh: the mesh that arguments and results are on. The mesh of the reader has Auto axes.
 
     Attributes:
       obstacle: why no plan can serve, after the name of the function; None where one can.
@@ -73,7 +73,7 @@ class Composed:
     def __call__(self, flat: Sequence[Any]) -> Any:
         """The results for flat arguments, which may be tracers."""
         flat, auto = list(map(jnp.asarray, flat)), self._reader.mesh
-        if self._mesh is auto:
+        if AxisType.Explicit not in self._mesh.axis_types:
             return jax.tree.unflatten(self._results.tree, self._call(*flat))
         # As `jax.sharding.auto_axes` does.
         with jax.sharding.use_abstract_mesh(auto.abstract_mesh):
@@ -105,6 +105,7 @@ class _Derivative:
     ) -> None:
         self._planner, self._reader = planner, reader
         self._call, self._moving = signature.call, moving
+        self._traced: list[Any] | None = None
         self._smooth = [
             o for o, x in enumerate(results.leaves) if jnp.issubdtype(x.aval.dtype, jnp.inexact)
         ]
@@ -241,6 +242,17 @@ class _Derivative:
         ]
         """Of each residual the position of the argument that it is, None for a value that `forward`
         returns, or the constant that it is."""
+        residuals = [
+            (s if _is_residual(s) else "a constant", jnp.shape(c), c.dtype)
+            for s, c in zip(self._sources, consts, strict=True)
+        ]
+        if self._traced not in (None, residuals):
+            raise SbpError(
+                f"{self._reader.name} computes something else each time that it is traced. Find the"
+                " value that changes between two calls, such as a counter, and pass it as an"
+                " argument."
+            )
+        self._traced = residuals
         return outs, [c for c, s in zip(consts, self._sources, strict=True) if s is None]
 
     def _residuals(self, flat: Sequence[Any], made: Sequence[Any]) -> list[Any]:

@@ -190,15 +190,19 @@ class Jitted:
         elif _jax.is_mapped(flat):
             obstacle = "is called inside jax.vmap or jax.shard_map"
         else:
-            mesh = self.mesh
-            is_explicit = AxisType.Explicit in mesh.axis_types
-            reader = self._on(own_mesh(mesh) if is_explicit else mesh)
+            mesh = around = self.mesh
+            context = _jax.context_mesh()
+            if AxisType.Explicit in mesh.axis_types:
+                mesh = own_mesh(mesh)
+            elif context is not None and context.shape_tuple == mesh.shape_tuple:
+                around = context  # JAX traces the calls around this one on its axes
+            reader = self._on(mesh)
             signature, leaves = reader.read(args, kwargs)
-            key = mesh, signature.key
+            key = around, signature.key
             composed = self._composed.get(key)
             if composed is None:
                 plan = functools.partial(self._plan_of, reader, signature)
-                composed = Composed(Jitted, reader, signature, plan, mesh)
+                composed = Composed(Jitted, reader, signature, plan, around)
             if composed.obstacle is None:
                 if len(self._composed) >= MOST_PLANS:
                     self._composed.clear()  # they come back with the next calls

@@ -624,14 +624,14 @@ def diagnostics_of(compared: Comparisons) -> tuple[Diagnostic, ...]:
 def _together(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Diagnostics, where those with the same helps are one: they have one cause."""
     same = group_by(diagnostics, lambda d: (d.code, d.helps) if d.helps else id(d))
-    return [
-        replace(
-            first,
-            labels=(*first.labels, *(replace(x, primary=False) for d in rest for x in d.labels)),
-            notes=(*first.notes, *(f"the help also mends this: {d.title}" for d in rest)),
-        )
-        for first, *rest in same.values()
-    ]
+    said = []
+    for first, *rest in same.values():
+        labels = {x.span: x for x in first.labels}
+        for label in (x for d in rest for x in d.labels):
+            labels.setdefault(label.span, replace(label, primary=False))
+        notes = (f"the help also mends this: {d.title}" for d in rest)
+        said.append(replace(first, labels=tuple(labels.values()), notes=(*first.notes, *notes)))
+    return said
 
 
 def _causes(findings: tuple[Finding, ...]) -> list[Finding]:

@@ -145,6 +145,28 @@ def test_explicit_axes():
         np.testing.assert_allclose(scaled(held), jax.jit(scaled)(held), rtol=2e-5)
 
 
+@pytest.mark.parametrize("wrapped", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_auto_axes_inside_explicit_ones(wrapped):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    f = planned(lambda w, x: jnp.tanh(x @ w["up"]).sum(), in_types=(None, "data:S(0)"))
+    want = jax.grad(lambda w, x: jnp.tanh(x @ w["up"]).sum())(W, X)
+    with jax.set_mesh(mesh):
+        close(want, wrapped(jax.grad(f))(W, X))
+
+
+def test_a_function_that_changes_between_traces():
+    layers = []
+
+    def deeper(x):
+        layers.append(jnp.sin)
+        for layer in layers:
+            x = layer(x)
+        return x.sum()
+
+    with pytest.raises(sbp.SbpError, match="deeper computes something else each time"):
+        jax.grad(planned(deeper))(X)
+
+
 def test_export():
     """`jax.export` takes the function."""
     f: Any = planned(loss, in_types=TYPES)
