@@ -29,10 +29,10 @@ from benchmarks.steps.suite import SUITE
 from benchmarks.steps.unseen import UNSEEN
 from sbp.infer import choose
 from sbp.solve import costgraph, messages, search
-from sbp.solve.search import solve_axes
+from sbp.solve.search import solve
 
 Problem = tuple[Any, ...]
-"""The arguments of `solve_axes`."""
+"""The arguments of `solve`."""
 
 
 class Solved(NamedTuple):
@@ -57,7 +57,6 @@ CHANGES: dict[str, list[tuple[str, AbstractContextManager[Any]]]] = {
     "NEAR_LIMIT": [
         (f"{v:,}", defaults(search.Search.__init__, near_limit=v)) for v in (500_000, 8_000_000)
     ],
-    "NEAR": [(f"{v:g}", mock.patch.object(search, "NEAR", v)) for v in (5e-3, 8e-2)],
     "PATIENCE": [(f"{v}", defaults(messages.pass_messages, patience=v)) for v in (3, 10)],
     "FORBIDDEN": [(f"{v:g}", defaults(messages.pass_messages, forbidden=v)) for v in (1e2, 1e4)],
     "WINDOW": [(f"{v}", defaults(search.windows, width=v)) for v in (24, 96)],
@@ -93,7 +92,7 @@ def _scan() -> object:
 
 def _problem(plan: Callable[[], object]) -> Problem:
     """The first problem of a plan, in which repeated conversions are free."""
-    with mock.patch.object(choose, "solve_axes", wraps=solve_axes) as solving:
+    with mock.patch.object(choose, "solve", wraps=solve) as solving:
         plan()
     return solving.call_args_list[0].args
 
@@ -101,7 +100,7 @@ def _problem(plan: Callable[[], object]) -> Problem:
 def solved(problem: Problem) -> Solved:
     """Searches the states of a problem."""
     start = time.process_time()
-    found = solve_axes(*problem)
+    found = solve(*problem)
     assert found is not None
     gap = 1 - found.lower_bound / found.cost if found.cost else 0.0
     return Solved(found.cost, gap, time.process_time() - start)

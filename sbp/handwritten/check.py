@@ -629,7 +629,8 @@ def _together(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
         labels = {x.span: x for x in first.labels}
         for label in (x for d in rest for x in d.labels):
             labels.setdefault(label.span, replace(label, primary=False))
-        notes = (f"the help also mends this: {d.title}" for d in rest)
+        titles = dict.fromkeys(d.title for d in rest if d.title != first.title)
+        notes = (f"the help also mends this: {title}" for title in titles)
         said.append(replace(first, labels=tuple(labels.values()), notes=(*first.notes, *notes)))
     return said
 

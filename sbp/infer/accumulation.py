@@ -43,9 +43,14 @@ class WideSum:
     dim: int | None
 
 
+Kept = tuple[frozenset[int] | None, ...]
+"""For each mesh axis the codes that types have there, None for all; empty for all on all axes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """How partial sums of a value are added up, and what else its conversions cost.
+    """How partial sums of a value are added up, what else its conversions cost, and what they go
+    through.
 
     Arguments:
       wide: the wider dtype in which they are accumulated (`WideSum`); None for their own.
@@ -53,11 +58,13 @@ class Reduction:
         (`infer.cost`).
       fused: whether the value reaches memory only where a collective converts it
         (`infer.cost`).
+      kept: the codes that types have in between.
     """
 
     wide: str | None = None
     together: int = 1
     fused: bool = False
+    kept: Kept = ()
 
 
 NATIVE = Reduction()

@@ -10,12 +10,13 @@ loop.
 """
 
 import functools
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,14 +25,14 @@ from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import NATIVE, Reduction
 from sbp.infer.cost import allowed_rows, row_seconds, undominated_rows
 from sbp.infer.flow import End, Place
-from sbp.infer.request import Request
+from sbp.infer.request import JOINT_AXES, Request
 from sbp.infer.rows import EMPTY, NdRow
-from sbp.infer.space import Codes, Rules, TypeSpace, detour, needs_of, stack
-from sbp.infer.typing import Options, Typing, typing_fields
-from sbp.limits import POLICIES
+from sbp.infer.space import Codes, Rules, TypeSpace, detour, kept_codes, needs_of, stack
+from sbp.infer.typing import Options, Typing, Window, typing_fields
 from sbp.solve.costgraph import CostGraph
-from sbp.solve.search import solve_axes
+from sbp.solve.search import solve
 from sbp.trace.graph import Node, group_by
+from sbp.types import MONOIDS
 
 # ---- cost graphs --------------------------------------------------------------------------------
 # The costs of conversions are pairwise costs between where a value is made and where it is read.
@@ -54,12 +55,6 @@ class PricedEnd:
     rules: Rules | None = None
 
 
-def _strictness(rules: Rules | None) -> int:
-    """A number to sort rules by: if rules A allow nothing that rules B forbid, A's is at least
-    B's."""
-    return 0 if rules is None else sum(POLICIES.index(p) for p in rules.policies) + len(rules.bans)
-
-
 def _seconds_between(
     space: TypeSpace, source: tuple[Codes, ...], target: tuple[Codes, ...], rules: Rules | None
 ) -> np.ndarray:
@@ -70,6 +65,20 @@ def _seconds_between(
 
 DEFERRAL = 1e-12
 """Seconds by which a row that takes a partial and yields a partial is preferred."""
+
+
+class Solved(NamedTuple):
+    """A solution of a problem.
+
+    Attributes:
+      cost: seconds with the price of memory, without what `shares` leaves out.
+      bound: seconds below which no solution costs.
+      typing: the types.
+    """
+
+    cost: float
+    bound: float
+    typing: Typing
 
 
 class Problem:
@@ -85,6 +94,7 @@ class Problem:
       shares: for each value that is computed more than once, the share of a conversion's seconds
         that is charged, from 0 to 1 (`plan.saving`). The seconds to store the result of the first
         conversion are charged in any case. The seconds of the typing have all of it.
+      window: the typings; None for all.
 
     Attributes:
       costs: the costs.
@@ -98,8 +108,10 @@ class Problem:
         byte_price: float,
         live: frozenset[tuple[int, bool]],
         shares: Mapping[int, float],
+        window: Window | None = None,
     ) -> None:
         self.request, self.byte_price, self.shares = request, byte_price, shares
+        self.window = window
         self.costs = CostGraph()
         self.rows: dict[int, tuple[NdRow, ...]] = {}
         self.types: dict[int, tuple[Codes, ...]] = {}
@@ -107,7 +119,7 @@ class Problem:
         self.waived: list[tuple[int, int, np.ndarray]] = []
         # The same questions are asked for many values and ends.
         self._needs, self._matrix = functools.cache(needs_of), functools.cache(_seconds_between)
-        options = Options(request)
+        self._options = options = Options(request, window)
         self._spaces = options.spaces
         for number, decision in enumerate(request.flow.decisions):
             if decision.kind == "row":
@@ -154,7 +166,16 @@ class Problem:
         reduction: Reduction = NATIVE,
     ) -> TypeSpace:
         forced, partial = self._needs(aval.shape, frozenset(codes), self.request.mesh.sizes)
-        return self._spaces.of(aval, monoids | partial, forced, reduction)
+        monoids = monoids | partial
+        kept = self.request.kept(codes, monoids)
+        return self._spaces.of(aval, monoids, forced, reduction, kept)
+
+    def _space_of(self, aval: Any, types: Sequence[Codes], reduction: Reduction) -> TypeSpace:
+        """The space of some types of a value, without those of too many parts."""
+        monoids = frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0)
+        return self._spaces.of(
+            aval, monoids, reduction=reduction, kept=self.request.kept(types, ())
+        )
 
     def codes(self, end: End) -> tuple[Codes, ...]:
         """The type of an end in each state of its variable."""
@@ -197,7 +218,7 @@ class Problem:
     def _priced_rows(self, node: Node, in_loop: bool) -> tuple[tuple[NdRow, ...], np.ndarray]:
         """The rows of a node that its rules allow and that are not dominated, with the seconds of
         each."""
-        graph, every = self.request.graph, self.request.rows_of(node)
+        graph, every = self.request.graph, self._options.rows(node)
         rules = self.request.rules(node, in_loop=in_loop)
         avals = tuple(graph.aval(o) for o in (*node.inputs, *node.outputs))
         reductions = tuple(
@@ -221,7 +242,7 @@ class Problem:
                 - DEFERRAL * carries
             )
             kept = undominated_rows(
-                rows, seconds, avals, reductions, self._spaces, self.request.strictest
+                rows, seconds, avals, reductions, self._space_of, self.request.strictest
             )
             # The entry keeps `every` alive, since its id is in the key.
             known[key] = (
@@ -248,6 +269,13 @@ class Problem:
                 self._convert(value, space, maker, ends[0])
             else:
                 shared = tuple(t for t in space.types if t in every)
+                if self.window:  # few of the types between the ends are types of ends
+                    kept = kept_codes(every)
+                    shared = tuple(
+                        t
+                        for t in space.types
+                        if all(c in (codes or ()) for c, codes in zip(t, kept, strict=True))
+                    )
                 self._share(value, space, maker, ends, shared)
 
     def _convert(self, value: int, space: TypeSpace, source: PricedEnd, end: PricedEnd) -> None:
@@ -297,7 +325,7 @@ class Problem:
         """
         groups = group_by(ends, lambda end: end.rules)
         copies: list[PricedEnd] = []
-        for rules, group in sorted(groups.items(), key=lambda g: -_strictness(g[0])):
+        for rules, group in sorted(groups.items(), key=lambda g: -(g[0].strictness if g[0] else 0)):
             # A result that strict rules allow serves readers whose rules allow more, too.
             within = (
                 copy
@@ -313,16 +341,26 @@ class Problem:
             for end in group:
                 self._convert(value, space, copy, end)
 
+    @property
+    def entries(self) -> int:
+        """The entries of all tables of pairwise costs together."""
+        return sum(table.size for table in self.costs.pairs.values())
+
     # ---- solution -------------------------------------------------------------------------------
 
-    def solve(self, cutoff: float = math.inf) -> Typing | None:
-        """The cheapest typing, or None when there is none under the policy. When no typing takes
-        `cutoff` seconds or less, any typing."""
+    def solve(self, cutoff: float = math.inf, bound: float | None = None) -> Solved | None:
+        """The cheapest typing, or None when there is none under the policy.
+
+        Arguments:
+          cutoff: seconds. When no typing takes as few, any typing is returned.
+          bound: for a window, seconds below which no typing of the whole program is.
+        """
         if any(len(u) == 0 for u in self.costs.unary):
             return None
-        solution = solve_axes(self.costs, self._profiles(), len(self.request.mesh.sizes), cutoff)
+        solution = solve(self.costs, cutoff)
         if solution is None:
             return None
+        bound = solution.lower_bound if bound is None else min(bound, solution.cost)
         states = solution.states
         choices = [
             (self.rows if n in self.rows else self.types)[n][states[n]]
@@ -332,7 +370,7 @@ class Problem:
         waived = sum(
             float(costs[states[source], states[end]]) for source, end, costs in self.waived
         )
-        return Typing(
+        typing = Typing(
             request=self.request,
             graph=self.request.graph,
             **typing_fields(self.request.flow, choices),
@@ -340,35 +378,9 @@ class Problem:
             # Both without the price of memory: no typing that takes as few bytes costs less than
             # the bound.
             seconds=solution.cost - charged + waived,
-            lower_bound=solution.lower_bound - charged,
+            lower_bound=bound - charged,
         )
-
-    def _profiles(self) -> list[np.ndarray]:
-        """For each variable an array [state, axis] of numbers: equal for states that have the same
-        atoms on the axis, 0 for B everywhere."""
-        axes = len(self.request.mesh.sizes)
-        # Operations that are alike have one tuple of rows, which `self.rows` keeps alive.
-        different = {id(rows): rows for rows in self.rows.values()}
-        of_rows = {
-            key: _profile([(*r.ins, *r.outs) for r in rows], axes)
-            for key, rows in different.items()
-        }
-        return [
-            of_rows[id(self.rows[variable])]
-            if variable in self.rows
-            else _profile([(t,) for t in self.types[variable]], axes)
-            for variable in range(len(self.costs.unary))
-        ]
-
-
-def _profile(states: Sequence[tuple[Codes, ...]], axes: int) -> np.ndarray:
-    out = np.zeros((len(states), axes), dtype=int)
-    for axis in range(axes):
-        numbers: dict[tuple[int, ...], int] = {}
-        for i, state in enumerate(states):
-            said = tuple(t[axis] for t in state)
-            out[i, axis] = 0 if not any(said) else numbers.setdefault(said, len(numbers) + 1)
-    return out
+        return Solved(solution.cost, bound, typing)
 
 
 # ---- choice --------------------------------------------------------------------------------------
@@ -398,6 +410,18 @@ class EndCondition:
         return agrees != self.differs
 
 
+NEAR = 0.02
+"""Gap of a solution on all mesh axes, as a share of its cost, below which no two of them are
+searched again: such searches rarely improve it."""
+
+JOINT_ENTRIES = 80_000_000
+"""Most entries of all cost matrices together, 8 bytes each, with which three mesh axes are chosen
+jointly."""
+
+WORTHWHILE = 1e-3
+"""Share by which a search on two mesh axes has to lower the cost. The choice ends when no two axes
+do."""
+
 NOTHING: Mapping[int, float] = MappingProxyType({})
 
 
@@ -426,13 +450,36 @@ def choose(
     Returns:
       The typing, or None when there is none under the policy and the conditions.
     """
-    problem = Problem(request, byte_price, live, shares)
     reads = request.flow.reads() if conditions else {}
-    for condition in conditions:
-        end = reads[condition.at].end
-        admitted = np.array([condition.admits(t) for t in problem.codes(end)], dtype=bool)
-        seconds = problem.costs.unary[end.variable]
-        problem.costs.unary[end.variable] = np.where(admitted, seconds, np.inf)
-        if not admitted.any():
-            return None
-    return problem.solve(cutoff)
+
+    def problem(window: Window | None) -> Problem:
+        found = Problem(request, byte_price, live, shares, window)
+        for condition in conditions:
+            end = reads[condition.at].end
+            admitted = np.array([condition.admits(t) for t in found.codes(end)], dtype=bool)
+            seconds = found.costs.unary[end.variable]
+            found.costs.unary[end.variable] = np.where(admitted, seconds, np.inf)
+        return found
+
+    axes = sorted(request.axes, key=lambda k: -request.mesh.sizes[k])
+    width = max(0, min(2, len(axes) - 1))
+    some = list(itertools.combinations(axes, width)) if width else []
+    joint = problem(None) if len(axes) <= JOINT_AXES else None
+    is_small = joint is not None and (len(axes) <= 2 or joint.entries <= JOINT_ENTRIES)
+    best = joint.solve(cutoff) if joint is not None and is_small else None
+    if best is None and some:  # the search of all axes may miss the few typings that there are
+        wider = (c for r in range(width, len(axes)) for c in itertools.combinations(axes, r))
+        starts = (problem(Window(free, None)).solve(bound=0.0) for free in wider)
+        best = next(filter(None, starts), None)
+        if best is None and joint is not None and not is_small:
+            best = joint.solve(cutoff)
+    bound, stale = best.bound if best else 0.0, 0
+    for free in itertools.cycle(some):
+        if best is None or stale >= len(some) or bound > cutoff:
+            break
+        if best.cost - bound <= NEAR * best.cost:
+            break
+        found = problem(Window(free, best.typing)).solve(bound=bound)
+        improves = found is not None and found.cost < best.cost * (1 - WORTHWHILE)
+        best, stale = (found, 1) if improves else (best, stale + 1)
+    return best and best.typing

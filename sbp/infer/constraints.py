@@ -451,7 +451,7 @@ class _SystemBuilder:
 
     def projection(self, node: Node, in_loop: bool) -> tuple[tuple[Code, ...], ...]:
         """The rows of a node on this axis, each as the codes of its operands and results."""
-        rows = self.request.rows_of(node)
+        rows = self.request.rows_along(node, self.position)
         rules = self.request.rules(node, in_loop=in_loop)
         key = id(rows), rules  # the table keeps its rows alive
         if key not in self.projections:

@@ -3,7 +3,7 @@ modelled seconds of local operations, floating-point work of contractions and me
 others."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -14,13 +14,13 @@ from sbp import _jax
 from sbp.annotations import annotate_p
 from sbp.infer.accumulation import Reduction
 from sbp.infer.rows import NdRow, seen_codes
-from sbp.infer.space import LOCAL, Codes, Rules, Spaces, Step, decode, local_shape
+from sbp.infer.space import LOCAL, Codes, Rules, Step, TypeSpace, decode, local_shape
 from sbp.machine.hardware import Hardware
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Op, Row, Sent, Shape, kernel_named, traits_of
 from sbp.trace.graph import LOOPS, Graph, Node, Operand, body_of, interface_of
 from sbp.trace.places import TRANSFER, computes_in_host
-from sbp.types import MONOIDS, Unreduced
+from sbp.types import Unreduced
 
 # ---- what the compiler makes cheaper -------------------------------------------------------------
 # What the TPU compiler makes cheaper than the constants below say: how much of what an operation
@@ -532,7 +532,7 @@ def undominated_rows(
     seconds: np.ndarray,
     avals: Sequence[Any],
     reductions: Sequence[Reduction],
-    spaces: Spaces,
+    space_of: Callable[[Any, Sequence[Codes], Reduction], TypeSpace],
     rules: Rules,
 ) -> np.ndarray:
     """Which rows a cheapest typing may need. A row is left out if another row, with conversions of
@@ -546,7 +546,7 @@ def undominated_rows(
       seconds: the cost of each row.
       avals: of each operand, then of each result.
       reductions: for each operand, then for each result, how it is converted.
-      spaces: type spaces of the mesh.
+      space_of: the type space of a value with some types, without types of too many parts.
       rules: rules that allow a conversion only where all places of the program allow it.
 
     Returns:
@@ -561,8 +561,7 @@ def undominated_rows(
         types = [r.ins[position] if is_operand else r.outs[position - operands] for r in rows]
         distinct = sorted(set(types))
         if len(distinct) > 1:
-            monoids = frozenset(MONOIDS[-1 - c] for t in distinct for c in t if c < 0)
-            space = spaces.of(aval, monoids, reduction=reductions[position])
+            space = space_of(aval, distinct, reductions[position])
             known = [t in space.index for t in distinct]
             at = [space.index.get(t, 0) for t in distinct]
             boxing = space.seconds(rules)[np.ix_(at, at)].copy()

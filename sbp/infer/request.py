@@ -13,6 +13,7 @@ from sbp import _jax
 from sbp.annotations import Pin
 from sbp.errors import SbpInternalError
 from sbp.infer.accumulation import (
+    Kept,
     Reduction,
     Sums,
     chosen_sums,
@@ -28,8 +29,8 @@ from sbp.infer.cost import (
     reduced_together,
 )
 from sbp.infer.flow import Flow, flow_of
-from sbp.infer.rows import EMPTY, NdRow, PartialRow, RowTable, worth_having
-from sbp.infer.space import Ban, Rules, Spaces
+from sbp.infer.rows import EMPTY, AxisRow, NdRow, PartialRow, RowTable, worth_having
+from sbp.infer.space import Ban, Codes, Rules, Spaces, encode, kept_codes
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Row, traits_of
@@ -293,6 +294,10 @@ class Demand:
         return {value: monoids for value, monoids in found.items() if monoids}
 
 
+JOINT_AXES = 3
+"""Most mesh axes of more than one device on which all rows of a node are enumerated together."""
+
+
 class RequestCaches:
     """Row tables and type spaces, by mesh. A request shares them with all requests that are made
     from it by edits.
@@ -306,9 +311,9 @@ class RequestCaches:
         self.table = functools.cache(RowTable)
         self.spaces = functools.cache(Spaces)
         self.row_costs: dict[Any, Any] = {}
-        self._rows: list[dict[int, tuple[NdRow, ...]]] = []
+        self._rows: list[dict[Any, tuple[NdRow, ...]]] = []
 
-    def rows_by_node(self) -> dict[int, tuple[NdRow, ...]]:
+    def rows_by_node(self) -> dict[Any, tuple[NdRow, ...]]:
         """An empty dict for the rows of one request's nodes."""
         self._rows.append({})
         return self._rows[-1]
@@ -424,11 +429,44 @@ class Request:
         seeds = self.demand.partial_inputs(self.graph)
         return native_partials(self.flow, self.table, seeds, rounding)
 
-    def rows_of(self, node: Node) -> tuple[NdRow, ...]:
-        """The rows of a node, also rows that its rules forbid."""
-        if node.id not in self._rows:
-            self._rows[node.id] = self.table.rows_in(self.graph, node, self.native, self.rounding)
-        return self._rows[node.id]
+    def rows_of(self, node: Node, wanted: tuple[AxisRow | None, ...] = ()) -> tuple[NdRow, ...]:
+        """The rows of a node, also rows that its rules forbid.
+
+        Arguments:
+          node: the node.
+          wanted: for each mesh axis, the only row there if the node has it; empty for all rows.
+        """
+        key = node.id, wanted
+        if key not in self._rows:
+            self._rows[key] = self.table.rows_in(
+                self.graph, node, self.native, self.rounding, wanted
+            )
+        return self._rows[key]
+
+    @functools.cached_property
+    def axes(self) -> tuple[int, ...]:
+        """The positions of the mesh axes of more than one device."""
+        return tuple(k for k, n in enumerate(self.mesh.sizes) if n > 1)
+
+    def kept(self, types: Iterable[Codes], monoids: Iterable[str]) -> Kept:
+        """The codes that the space of some types has on each mesh axis, empty for all.
+
+        Arguments:
+          types: the types.
+          monoids: the monoids through which a conversion may go around a budget.
+        """
+        if len(self.axes) <= JOINT_AXES:
+            return ()
+        partial = (encode(Unreduced(m)) for m in monoids) if self.budgets else ()
+        return kept_codes(types, frozenset(partial))
+
+    def rows_along(self, node: Node, position: int) -> tuple[NdRow, ...]:
+        """Rows of a node that are, on one mesh axis, all rows that it has there."""
+        if len(self.axes) <= JOINT_AXES:
+            return self.rows_of(node)
+        axes = len(self.mesh.sizes)
+        whole = NdRow.whole(len(node.inputs), len(node.outputs), axes).by_axis
+        return self.rows_of(node, tuple(None if k == position else whole[k] for k in range(axes)))
 
     def axis_rows(
         self,
@@ -455,7 +493,7 @@ class Request:
         return table.rows_on(node, node.id in self.rounding, ins, outs, position)
 
     @functools.cached_property
-    def _rows(self) -> dict[int, tuple[NdRow, ...]]:
+    def _rows(self) -> dict[Any, tuple[NdRow, ...]]:
         """The rows of nodes by their ids: to find them in the table compares shapes."""
         return self.caches.rows_by_node()
 

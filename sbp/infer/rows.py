@@ -40,6 +40,10 @@ def _split_aval(shape: tuple[int, ...], dtype: Any, host: bool, dim: int, n: int
 EMPTY: frozenset[str] = frozenset()
 
 
+AxisRow = tuple[tuple[Code, ...], tuple[Code, ...], str]
+"""A row on one mesh axis: the codes of operands, the codes of results, and the kernel."""
+
+
 @dataclass(frozen=True, slots=True)
 class NdRow:
     """One signature over all mesh axes, in codes: a type for each operand and each result."""
@@ -47,6 +51,20 @@ class NdRow:
     ins: tuple[Codes, ...]
     outs: tuple[Codes, ...]
     kernels: tuple[str, ...] = ()
+
+    @staticmethod
+    def whole(ins: int, outs: int, axes: int) -> "NdRow":
+        """The row that computes on whole operands, by the numbers of operands, results and mesh
+        axes."""
+        return NdRow(((0,) * axes,) * ins, ((0,) * axes,) * outs, ("local",) * axes)
+
+    @property
+    def by_axis(self) -> tuple[AxisRow, ...]:
+        """The row on each mesh axis."""
+        return tuple(
+            (tuple(t[k] for t in self.ins), tuple(t[k] for t in self.outs), kernel)
+            for k, kernel in enumerate(self.kernels)
+        )
 
     def at(self, column: int) -> Codes:
         """The type of an operand by its number, or of a result: results are counted after
@@ -186,8 +204,9 @@ class RowTable:
         node: Node,
         native: Mapping[int, frozenset[str]],
         rounding: Container[int] = (),
+        wanted: tuple[AxisRow | None, ...] = (),
     ) -> tuple[NdRow, ...]:
-        """All ND rows of a node of a program.
+        """The ND rows of a node of a program.
 
         Arguments:
           graph: the program.
@@ -195,6 +214,7 @@ class RowTable:
           native: for each value of the program, the monoids under which it can be partial without a
             conversion.
           rounding: the ids of casts that may round the parts of a sum.
+          wanted: as for `rows`.
         """
         return self.rows(
             node,
@@ -202,6 +222,7 @@ class RowTable:
             [graph.aval(o) for o in node.inputs],
             [graph.avals[o] for o in node.outputs],
             tuple(native.get(o, EMPTY) if isinstance(o, int) else EMPTY for o in node.inputs),
+            wanted,
         )
 
     @_once
@@ -212,15 +233,18 @@ class RowTable:
         ins: Sequence[Any],
         outs: Sequence[Any],
         native: tuple[frozenset[str], ...],
+        wanted: tuple[AxisRow | None, ...] = (),
     ) -> Iterable[NdRow]:
-        """All ND rows of a node.
+        """The ND rows of a node.
 
         Arguments:
           node, rounds, ins, outs: as for `rows_on`.
           native: for each operand, the monoids under which it can be partial without a conversion.
             Rows that `worth_having` refuses are left out.
+          wanted: for each mesh axis, the only row there if the node has it, None for all rows;
+            empty for all rows on all axes.
         """
-        found = self._extend(node, rounds, native, tuple(ins), tuple(outs))
+        found = self._extend(node, rounds, native, wanted, (tuple(ins), tuple(outs)))
         rule = rule_for(node.op)
         if rule is None or (fits := rule.fits) is None:
             return found
@@ -241,18 +265,18 @@ class RowTable:
         node: Node,
         rounds: bool,
         native: tuple[frozenset[str], ...],
-        ins: tuple[Any, ...],
-        outs: tuple[Any, ...],
+        wanted: tuple[AxisRow | None, ...],
+        avals: tuple[tuple[Any, ...], tuple[Any, ...]],
         outer: tuple[_Branch, ...] = (),
     ) -> Iterator[NdRow]:
         """The ND rows of a node that begin with rows on the outer mesh axes.
 
         Arguments:
-          node, rounds, native: as for `rows`.
-          ins, outs: avals of operands and results, as the outer axes leave them.
+          node, rounds, native, wanted: as for `rows`.
+          avals: of operands and of results, as the outer axes leave them.
           outer: the row on each outer axis.
         """
-        kernels = tuple(b.kernel for b in outer)
+        (ins, outs), kernels = avals, tuple(b.kernel for b in outer)
         if len(kernels) == len(self._all_local):
             row = NdRow(
                 tuple(tuple(b.ins[i] for b in outer) for i in range(len(ins))),
@@ -267,11 +291,13 @@ class RowTable:
             if one_monoid and (kernels == self._all_local or nests(row)):
                 yield row
             return
-        for b in self._branches(node, rounds, ins, outs, len(kernels)):
+        branches = self._branches(node, rounds, ins, outs, len(kernels))
+        here = wanted[len(kernels)] if wanted else None
+        for b in [b for b in branches if here in (None, (b.ins, b.outs, b.kernel))] or branches:
             # The shards of an operand go round one axis at most.
             if worth_having(b.ins, native) and not (b.goes_round and b.kernel in kernels):
                 inner = b.inner_ins, b.inner_outs
-                yield from self._extend(node, rounds, native, *inner, (*outer, b))
+                yield from self._extend(node, rounds, native, wanted, inner, (*outer, b))
 
     @_once
     def _branches(

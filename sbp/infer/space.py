@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
 
 from sbp import _jax
 from sbp.errors import SbpInternalError
-from sbp.infer.accumulation import NATIVE, Reduction, WideSum, block_dim
+from sbp.infer.accumulation import NATIVE, Kept, Reduction, WideSum, block_dim
 from sbp.limits import POLICIES, Policy
 from sbp.machine.hardware import copies_for_lanes
 from sbp.machine.mesh import MeshSpec
@@ -220,6 +221,12 @@ class Rules:
         return looser and set(self.bans) >= set(other.bans)
 
     @property
+    def strictness(self) -> int:
+        """A number to sort rules by: if these rules allow nothing that others forbid, theirs is at
+        most this one."""
+        return sum(POLICIES.index(p) for p in self.policies) + len(self.bans)
+
+    @property
     def unlimited(self) -> bool:
         """Whether they allow every conversion."""
         return not self.bans and all(p == "auto" for p in self.policies)
@@ -283,8 +290,38 @@ def _kind(code: Code) -> str:
     return "B" if code == 0 else "S" if code > 0 else "P"
 
 
+LARGE = 600
+"""Types of a space above which the cheapest conversions are found from each type by a search of the
+few steps out of each type, and not by comparing all pairs through each type."""
+
+
+def kept_codes(types: Iterable[Codes], through: frozenset[Code] = frozenset()) -> Kept:
+    """The codes that conversions between some types go through: those of the types; on an axis that
+    has several, or splits a dim which another axis splits, also B; and on one that has
+    several, P among them, also the splits of the other axes: a sum may be scattered first and
+    gathered later.
+
+    Arguments:
+      types: the types.
+      through: further codes, on axes that have several.
+
+    >>> [sorted(codes or ()) for codes in kept_codes([(1, 3, 0), (2, 3, 0)])]
+    [[0, 1, 2], [3], [0]]
+    """
+    columns = [frozenset(column) for column in zip(*types, strict=True)]
+    splits = frozenset(c for column in columns for c in column if c > 0)
+
+    def kept(k: int) -> frozenset[Code]:
+        here, others = columns[k], frozenset[Code]().union(*columns[:k], *columns[k + 1 :])
+        if len(here) == 1:
+            return here | {0} if here & others & splits else here
+        return here | {0} | through | (splits if min(here) < 0 else frozenset())
+
+    return tuple(map(kept, range(len(columns))))
+
+
 class TypeSpace:
-    """All types of one shape on a mesh with the step graph between them.
+    """The types of one shape on a mesh with the step graph between them.
 
     Arguments:
       shape: the global shape.
@@ -293,7 +330,7 @@ class TypeSpace:
       monoids: monoids that may occur.
       forced: (mesh axis position, dim) of splits that a pin asks for, although the dim has fewer
           elements than the axis has devices.
-      reduction: how partial sums are added up, and what else conversions cost.
+      reduction: how partial sums are added up, and how else conversions run.
     """
 
     def __init__(
@@ -318,6 +355,8 @@ class TypeSpace:
             else [0]
             for position, n in enumerate(self.sizes)
         ]
+        for options, some in zip(choices, reduction.kept, strict=False):
+            options[:] = [c for c in options if some is None or c in some]
         self.types: list[Codes] = [
             t
             for t in itertools.product(*choices)
@@ -328,6 +367,7 @@ class TypeSpace:
             [math.prod(local_shape(shape, t, self.sizes)) * itemsize for t in self.types],
             dtype=float,
         )
+        self._codes = [{t[position] for t in self.types} for position in range(len(self.sizes))]
         self._seconds: dict[Rules, np.ndarray] = {}
         self._collective = functools.cache(mesh.collective)
         self.unlimited = Rules(("auto",) * len(self.sizes))
@@ -344,7 +384,7 @@ class TypeSpace:
             inner = source[position + 1 :]
             if old > 0 and old in inner:
                 continue
-            for new in {t[position] for t in self.types}:
+            for new in self._codes[position]:
                 if new == old or (new > 0 and new in inner):
                     continue
                 kind = _CHANGES.get((_kind(old), _kind(new)))
@@ -366,6 +406,8 @@ class TypeSpace:
                         if k > i
                     ):
                         target = tuple(0 if i in axes else c for i, c in enumerate(source))
+                        if target not in self.index:
+                            continue
                         n = math.prod(self.sizes[i] for i in axes)
                         steps.append(self._step(kind, axes, source, target, n, here))
         return steps
@@ -469,8 +511,11 @@ class TypeSpace:
                     if rules.allows(step.kind, step.mesh_axes, step.bytes_sent):
                         j = self.index[step.target]
                         cost[i, j] = min(cost[i, j], step.seconds)
-            for k in range(count):
-                np.minimum(cost, cost[:, k, None] + cost[None, k, :], out=cost)
+            if count > LARGE:
+                cost = dijkstra(csgraph_from_dense(cost, null_value=INFINITE))
+            else:
+                for k in range(count):
+                    np.minimum(cost, cost[:, k, None] + cost[None, k, :], out=cost)
             self._seconds[rules] = cost
         return self._seconds[rules]
 
@@ -639,6 +684,7 @@ class Spaces:
         monoids: frozenset[str],
         forced: frozenset[tuple[int, int]] = frozenset(),
         reduction: Reduction = NATIVE,
+        kept: Kept = (),
     ) -> TypeSpace:
         """The space of one value.
 
@@ -646,6 +692,9 @@ class Spaces:
           aval: its shape, dtype and memory.
           monoids, forced: as `TypeSpace` takes them.
           reduction: how partial sums are added up, and what else conversions cost.
+          kept: the codes on each mesh axis; empty for all.
         """
         shape, itemsize = tuple(aval.shape), _jax.itemsize(aval.dtype)
+        if kept:
+            reduction = replace(reduction, kept=kept)
         return self._get(shape, itemsize, _jax.in_host(aval), monoids, forced, reduction)

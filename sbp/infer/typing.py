@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sbp.errors import SbpInternalError
-from sbp.infer.accumulation import Sums
+from sbp.infer.accumulation import Kept, Sums
 from sbp.infer.constraints import (
     Constraint,
     PinConstraint,
@@ -22,7 +22,7 @@ from sbp.infer.cost import allowed_rows
 from sbp.infer.flow import Decision, End, Flow, Place
 from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
-from sbp.infer.rows import Choice, NdRow
+from sbp.infer.rows import AxisRow, Choice, NdRow
 from sbp.infer.space import (
     INFINITE,
     Code,
@@ -31,12 +31,13 @@ from sbp.infer.space import (
     decode,
     detour,
     is_even,
+    kept_codes,
     needs_of,
     stack,
     to_type,
 )
 from sbp.machine.mesh import MeshSpec
-from sbp.trace.graph import Graph
+from sbp.trace.graph import Graph, Node
 from sbp.types import MONOIDS, NdSbp
 
 OPTIMAL_GAP = 1e-6
@@ -133,15 +134,49 @@ class Typing:
 # ---- options of a decision -----------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """A part of the typings of a program: on the mesh axes in `free` all of them, on the others the
+    one in `like`.
+
+    Arguments:
+      free: positions of mesh axes.
+      like: a typing of the program; None for B wherever that is possible.
+    """
+
+    free: tuple[int, ...]
+    like: Typing | None
+
+    def row(self, node: Node, axes: int) -> tuple[AxisRow | None, ...]:
+        """The row of a node on each of the mesh axes, None where they are free."""
+        like = (
+            NdRow.whole(len(node.inputs), len(node.outputs), axes)
+            if self.like is None
+            else self.like.rows[node.id]
+        )
+        return tuple(None if k in self.free else row for k, row in enumerate(like.by_axis))
+
+    def codes(self, decision: Decision, pinned: tuple[int | None, ...]) -> tuple[Code | None, ...]:
+        """The code of a decision on a type on each mesh axis, None where they are free.
+
+        Arguments:
+          decision: the decision.
+          pinned: the code that a pin asks on each mesh axis, None for none.
+        """
+        have = pinned if self.like is None else self.like.codes_at(decision.place)
+        return tuple(None if k in self.free else c or 0 for k, c in enumerate(have))
+
+
 class Options:
     """The options of a program's decisions.
 
     Arguments:
       request: the program with its mesh, demand, policies and limits.
+      window: the typings whose decisions they are; None for all.
     """
 
-    def __init__(self, request: Request) -> None:
-        self.request, self.sizes = request, request.mesh.sizes
+    def __init__(self, request: Request, window: Window | None = None) -> None:
+        self.request, self.sizes, self.window = request, request.mesh.sizes, window
         # Asked for once: to find them hashes the whole mesh.
         self.spaces, self.native = request.spaces, request.native
 
@@ -150,9 +185,15 @@ class Options:
         if decision.kind == "predicate":
             return ((0,) * len(self.sizes),)
         wanted = self._pinned_codes(decision)
-        return tuple(
-            t for t in self._space(decision, wanted).types if self._fits(decision, wanted, t)
-        )
+        codes = self.window.codes(decision, wanted) if self.window else (None,) * len(wanted)
+        kept = tuple(None if c is None else frozenset((c,)) for c in codes)
+        space = self._space(decision, wanted, kept)
+        return tuple(t for t in space.types if self._fits(decision, wanted, t))
+
+    def rows(self, node: Node) -> tuple[NdRow, ...]:
+        """The rows of a node, also rows that its rules forbid."""
+        window = self.window
+        return self.request.rows_of(node, window.row(node, len(self.sizes)) if window else ())
 
     def has(self, decision: Decision, choice: Choice) -> bool:
         """Whether a choice is one of the options of a decision. Rows that the policies or budgets
@@ -161,15 +202,14 @@ class Options:
             node, request = decision.node, self.request
             assert node is not None
             rules = request.rules(node, in_loop=decision.in_loop)
-            return choice in request.rows_of(node) and bool(
+            return choice in request.rows_of(node, choice.by_axis) and bool(
                 allowed_rows(request.graph, node, (choice,), rules, request.mesh)
             )
         if decision.kind == "predicate":
             return choice in self.types(decision)
         wanted = self._pinned_codes(decision)
-        return choice in self._space(decision, wanted).index and self._fits(
-            decision, wanted, choice
-        )
+        space = self._space(decision, wanted, kept_codes([choice]))
+        return choice in space.index and self._fits(decision, wanted, choice)
 
     def _pinned_codes(self, decision: Decision) -> tuple[int | None, ...]:
         """The code that a pin asks on each mesh axis; None where the axis is free."""
@@ -184,11 +224,12 @@ class Options:
             case _:
                 return free
 
-    def _space(self, decision: Decision, wanted: tuple[int | None, ...]) -> TypeSpace:
+    def _space(self, decision: Decision, wanted: tuple[int | None, ...], kept: Kept) -> TypeSpace:
         """The types of the value of a decision, with the pinned ones among them."""
         pinned = tuple(c or 0 for c in wanted)
         forced, partial = needs_of(decision.aval.shape, (pinned,), self.sizes)
-        return self.spaces.of(decision.aval, decision.monoids(self.native) | partial, forced)
+        monoids = decision.monoids(self.native) | partial
+        return self.spaces.of(decision.aval, monoids, forced, kept=kept)
 
     def _fits(self, decision: Decision, wanted: tuple[int | None, ...], codes: Codes) -> bool:
         """Whether a type agrees with the pin of a decision. On a free axis an input or output has
@@ -370,7 +411,8 @@ def _certify_boxing(
             monoids = frozenset(MONOIDS[-1 - c] for c in codes if c < 0)
             monoids = detour(aval.dtype, monoids) if first.rules.bans else monoids
             forced = frozenset((i, c - 1) for t in key[1:3] for i, c in enumerate(t) if c > 0)
-            space = spaces.of(aval, monoids, forced)
+            kept = typing.request.kept(key[1:3], monoids)
+            space = spaces.of(aval, monoids, forced, kept=kept)
             seconds = space.seconds(first.rules)
             seen[key] = bool(seconds[space.index[key[1]], space.index[key[2]]] < INFINITE)
         if not seen.get(key, True):

@@ -178,8 +178,8 @@ def lower(typing: Typing) -> Block:
     """Writes a typing out as instructions.
 
     The order is the program's. A value that readers take in several types is converted along the
-    cheapest tree: gathered for one reader, it is sliced for the next. A reader whose rules forbid
-    some conversion takes the path that its rules allow.
+    cheapest tree that the rules of the readers allow: gathered for one reader, it is sliced for the
+    next.
     """
     return _Lowering(typing).block(typing.graph, typing.outputs)
 
@@ -202,10 +202,18 @@ class _Lowering:
         self.loops = 0
         self.makers = Dataflow(typing.graph).makers
         self.there = {v: {codes} for v, codes in typing.values.items()}
+        reads: dict[int, dict[Codes, Rules]] = defaultdict(dict)
+        for edge in self.request.flow.edges:
+            if isinstance(edge.operand, int):
+                rules = self.request.rules(
+                    edge.node, value=edge.operand, in_loop=edge.in_loop, free=edge.free
+                )
+                same, codes = reads[edge.operand], typing.codes_at(edge.place)
+                same[codes] = max(same.get(codes, rules), rules, key=lambda r: r.strictness)
         self.parents = {
-            v: self.tree(v, types)
-            for v, types in types_read(typing).items()
-            if types != frozenset({typing.values[v]})
+            v: self.tree(v, rules)
+            for v, rules in reads.items()
+            if rules.keys() != {typing.values[v]}
         }
 
     def space(self, value: int, types: Iterable[Codes]) -> TypeSpace:
@@ -216,7 +224,8 @@ class _Lowering:
         monoids |= self.request.native.get(value, EMPTY)
         monoids = detour(aval.dtype, monoids) if self.request.budgets else monoids
         forced = frozenset((i, c - 1) for t in types for i, c in enumerate(t) if c > 0)
-        return self.request.spaces.of(aval, monoids, forced, self.request.reduction(value))
+        kept = self.request.kept(types, monoids)
+        return self.request.spaces.of(aval, monoids, forced, self.request.reduction(value), kept)
 
     def block(self, graph: Graph, returned: tuple[Codes, ...], owner: Node | None = None) -> Block:
         """A graph as instructions.
@@ -289,11 +298,7 @@ class _Lowering:
             # Policies do not apply to annotations and to the program's results.
             free = under is None or under.op == annotate_p.name
             rules = self.request.rules(under, in_loop=self.loops > 0, free=free, value=operand)
-            parent = (
-                self.parents[operand][codes]
-                if rules.unlimited
-                else self.nearest(operand, sorted(there), codes, rules)
-            )
+            parent = self.parents[operand][codes]
             source = self.read(written, operand, parent, reader, under)
             assert isinstance(source, Register)
             written.append(
@@ -308,22 +313,19 @@ class _Lowering:
             there.add(codes)
         return Register(operand, codes)
 
-    def nearest(self, value: int, have: list[Codes], target: Codes, rules: Rules) -> Codes:
-        """The type in `have` from which the conversion to `target` is cheapest under the rules."""
-        space = self.space(value, [*have, target])
-        seconds = space.seconds(rules)[:, space.index[target]]
-        return min(have, key=lambda t: (float(seconds[space.index[t]]), t))
-
-    def tree(self, value: int, types: frozenset[Codes]) -> dict[Codes, Codes]:
+    def tree(self, value: int, reads: dict[Codes, Rules]) -> dict[Codes, Codes]:
         """For each type in which a value is read, the type that it is converted from.
 
         In an order of conversions, each type is made from the cheapest type before it. The
         cheapest order is taken, of more than `ORDERED_TYPES` types the sorted one.
+
+        Arguments:
+          value: the value.
+          reads: the types, each with the strictest rules of its readers.
         """
         made = self.typing.values[value]
-        space = self.space(value, {made, *types})
-        seconds = space.seconds()
-        targets = sorted(types - {made})
+        strictest = max(reads.values(), key=lambda r: r.strictness)
+        targets = sorted(reads.keys() - {made})
         every = len(targets) <= ORDERED_TYPES
         orders = list(itertools.permutations(targets) if every else [tuple(targets)])
         # A type that no reader takes may serve several: gathered once, then sliced for each.
@@ -332,13 +334,15 @@ class _Lowering:
             if len(targets) > 1
             else set()
         )
+        space = self.space(value, {made, *reads, *between})
         orders += [(extra, *order) for extra in sorted(between) for order in orders]
         best: tuple[float, dict[Codes, Codes]] | None = None
         for order in orders:
             there, cost, parents = [made], 0.0, {}
             for t in order:
+                seconds = space.seconds(reads.get(t, strictest))[:, space.index[t]]
                 price, parent = min(
-                    (float(seconds[space.index[s], space.index[t]]), i) for i, s in enumerate(there)
+                    (float(seconds[space.index[s]]), i) for i, s in enumerate(there)
                 )
                 cost += price
                 parents[t] = there[parent]

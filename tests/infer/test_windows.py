@@ -1,0 +1,94 @@
+"""Types that are chosen on some mesh axes at a time, as on more than three axes."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh
+
+import sbp
+from sbp.infer import choose as choosing, request as requests
+from sbp.infer.choose import choose
+from sbp.infer.typing import certify
+from sbp.report.timeline import Schedule
+from tests.infer.test_check import shape, traced
+from tests.same import assert_same_results
+
+
+def loss(w, x):
+    h = jax.nn.gelu(x @ w["up"]) @ w["down"]
+    return jnp.mean((h - h.max(-1, keepdims=True)) ** 2)
+
+
+def step(w, x):
+    value, grads = jax.value_and_grad(loss)(w, x)
+    norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads)))
+    return value, jax.tree.map(lambda p, g: p - 0.1 * g / jnp.maximum(1.0, norm), w, grads)
+
+
+def arguments(rows=64, width=32):
+    return {"up": shape(width, 4 * width), "down": shape(4 * width, width)}, shape(rows, width)
+
+
+def jointly(monkeypatch, axes):
+    """Enumerates the rows of nodes on so many mesh axes together."""
+    for module in (choosing, requests):
+        monkeypatch.setattr(module, "JOINT_AXES", axes)
+
+
+@pytest.mark.parametrize("boxing", ["auto", "reduce"])
+@pytest.mark.parametrize("pinned", ["B", "a:S(0) b:S(0)", "b:S(1) d:S(0)"])
+def test_four_axes_are_near_the_joint_choice(monkeypatch, pinned, boxing):
+    mesh = AbstractMesh((2, 2, 2, 2), tuple("abcd"))
+
+    def chosen():
+        w, x = arguments()
+        request = traced(step, (w, x), mesh, [None, None, pinned], boxing=boxing)
+        found = choose(request)
+        assert found is not None
+        certify(found)
+        return found
+
+    windows = chosen()
+    assert windows.lower_bound == 0
+    jointly(monkeypatch, 4)
+    assert windows.seconds <= 1.05 * chosen().seconds
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("rows", [64, 21])
+@pytest.mark.filterwarnings("ignore:uneven-boundary")
+def test_values_of_types_that_are_chosen_in_windows(monkeypatch, rows, axes):
+    jointly(monkeypatch, axes)
+    rng = np.random.default_rng(0)
+    args = jax.tree.map(lambda a: rng.normal(size=a.shape).astype("float32"), arguments(rows))
+    f = sbp.jit(step, sbp.make_mesh((2, 2, 2), tuple("abc")), in_types=(None, "a:S(0) c:S(1)"))
+    assert_same_results(step(*args), f(*args), rtol=2e-5, atol=2e-5)
+
+
+def test_three_axes_that_are_too_large_together(monkeypatch):
+    mesh = AbstractMesh((2, 2, 2), tuple("abc"))
+    joint = choose(traced(step, arguments(), mesh))
+    monkeypatch.setattr(choosing, "JOINT_ENTRIES", 0)
+    windows = choose(traced(step, arguments(), mesh))
+    assert joint is not None and windows is not None
+    assert 0 == windows.lower_bound < joint.seconds <= windows.seconds <= 1.05 * joint.seconds
+
+
+def test_five_axes_have_a_plan():
+    """All rows on five axes at once do not fit into memory."""
+    mesh = AbstractMesh((4, 4, 4, 2, 2), ("data", "fsdp", "tensor", "expert", "sequence"))
+    f = sbp.jit(step, mesh, in_types=(None, "data:S(0) fsdp:S(0)"))
+    program = f.plan(*arguments(512, 512)).program
+    assert program.cost.bytes_per_device > 0 and math.isfinite(program.cost.seconds)
+
+
+@pytest.mark.parametrize("boxing", ["auto", "reduce"])
+def test_the_modelled_time_is_that_of_the_plan(boxing):
+    """A gradient is read whole and split: it is reduced once, whatever the policy."""
+    mesh = AbstractMesh((2, 4), ("data", "model"))
+    pinned = ({"up": "model:S(1)", "down": "model:S(0)"}, "data:S(0)")
+    program = sbp.jit(step, mesh, in_types=pinned, boxing=boxing).plan(*arguments()).program
+    assert Schedule(program).seconds == pytest.approx(program.cost.seconds, rel=1e-6)
