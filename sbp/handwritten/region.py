@@ -598,11 +598,17 @@ class _Region:
         shards has other `in_types` than it was written for.
 
         Raises:
-          SbpError: `manual-types`, also of the kind that the body raises.
+          SbpError: `manual-types`, also of the kind that the body raises; `unknown-axis` where the
+            body uses an axis that the mesh lacks.
         """
         try:
             return self.body(self.fn, given, tree, out_types, self.abstract)
         except (SbpError, SbpInternalError):
+            raise
+        except NameError as error:
+            missing = _jax.unbound_axis(error)
+            if missing is not None:
+                self.mesh.size(missing)  # raises, and names the nearest axis
             raise
         except (TypeError, ValueError) as error:
             one = self.abstract_of((1,) * len(self.mesh.names))

@@ -469,3 +469,12 @@ def test_a_body_that_takes_no_whole_operands_raises_as_it_is():
     with pytest.raises(TypeError) as error:
         sbp.jit(region, mesh).plan(jnp.ones((8, 8)), jnp.ones((4, 8)))
     assert not isinstance(error.value, sbp.SbpError)
+
+
+def test_a_misspelled_axis_in_a_region_is_named():
+    def region(x):
+        return sbp.manual(lambda p: jax.lax.psum(p, "modle"), "B", "B")(x)
+
+    mesh = sbp.make_mesh((2, 4), ("data", "model"))
+    (found,) = sbp.jit(region, mesh).check(jnp.ones((8, 4))).diagnostics
+    assert found.code == "unknown-axis" and 'did you mean "model"' in found.title
