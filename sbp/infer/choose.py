@@ -72,7 +72,7 @@ class Solved(NamedTuple):
 
     Attributes:
       cost: seconds with the price of memory, without what `shares` leaves out.
-      bound: seconds below which no solution costs.
+      bound: seconds. No solution costs less.
       typing: the types.
     """
 
@@ -353,7 +353,7 @@ class Problem:
 
         Arguments:
           cutoff: seconds. When no typing takes as few, any typing is returned.
-          bound: for a window, seconds below which no typing of the whole program is.
+          bound: for a window, seconds. No typing of the whole program costs less.
         """
         if any(len(u) == 0 for u in self.costs.unary):
             return None

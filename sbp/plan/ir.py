@@ -5,6 +5,7 @@ Every collective is a conversion, or runs inside the kernel of an operation. All
 the registers `ins` and write the registers `outs`."""
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -298,7 +299,7 @@ class _Lowering:
             # Policies do not apply to annotations and to the program's results.
             free = under is None or under.op == annotate_p.name
             rules = self.request.rules(under, in_loop=self.loops > 0, free=free, value=operand)
-            parent = self.parents[operand][codes]
+            parent = self.parent(operand, codes, rules)
             source = self.read(written, operand, parent, reader, under)
             assert isinstance(source, Register)
             written.append(
@@ -312,6 +313,19 @@ class _Lowering:
             )
             there.add(codes)
         return Register(operand, codes)
+
+    def parent(self, value: int, target: Codes, rules: Rules) -> Codes:
+        """The type that a value is converted to `target` from: that of its tree, if the rules allow
+        the conversions there; otherwise the nearest one that there is."""
+        there, parents, step = self.there[value], self.parents[value], target
+        while step not in there and not rules.unlimited:
+            space = self.space(value, (parents[step], step))
+            if math.isinf(space.seconds(rules)[space.index[parents[step]], space.index[step]]):
+                space = self.space(value, (*there, target))
+                seconds = space.seconds(rules)[:, space.index[target]]
+                return min(sorted(there), key=lambda t: float(seconds[space.index[t]]))
+            step = parents[step]
+        return parents[target]
 
     def tree(self, value: int, reads: dict[Codes, Rules]) -> dict[Codes, Codes]:
         """For each type in which a value is read, the type that it is converted from.
