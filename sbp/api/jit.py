@@ -194,7 +194,11 @@ class Jitted:
             context = _jax.context_mesh()
             if AxisType.Explicit in mesh.axis_types:
                 mesh = own_mesh(mesh)
-            elif context is not None and context.shape_tuple == mesh.shape_tuple:
+            elif (
+                context is not None
+                and AxisType.Explicit in context.axis_types
+                and context.shape_tuple == mesh.shape_tuple
+            ):
                 around = context  # JAX traces the calls around this one on its axes
             reader = self._on(mesh)
             signature, leaves = reader.read(args, kwargs)

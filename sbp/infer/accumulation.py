@@ -44,13 +44,14 @@ class WideSum:
 
 
 Kept = tuple[frozenset[int] | None, ...]
-"""For each mesh axis the codes that types have there, None for all; empty for all on all axes."""
+"""For each mesh axis the codes of the types that conversions may go through, None for all; empty
+for all codes on all axes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """How partial sums of a value are added up, what else its conversions cost, and what they go
-    through.
+    """How partial sums of a value are added up, what else its conversions cost, and which types
+    they may go through.
 
     Arguments:
       wide: the wider dtype in which they are accumulated (`WideSum`); None for their own.
@@ -58,7 +59,7 @@ class Reduction:
         (`infer.cost`).
       fused: whether the value reaches memory only where a collective converts it
         (`infer.cost`).
-      kept: the codes that types have in between.
+      kept: the codes of the types that conversions may go through.
     """
 
     wide: str | None = None

@@ -94,7 +94,7 @@ class Problem:
       shares: for each value that is computed more than once, the share of a conversion's seconds
         that is charged, from 0 to 1 (`plan.saving`). The seconds to store the result of the first
         conversion are charged in any case. The seconds of the typing have all of it.
-      window: the typings; None for all.
+      window: the typings to choose from; None for all.
 
     Attributes:
       costs: the costs.
@@ -171,7 +171,8 @@ class Problem:
         return self._spaces.of(aval, monoids, forced, reduction, kept)
 
     def _space_of(self, aval: Any, types: Sequence[Codes], reduction: Reduction) -> TypeSpace:
-        """The space of some types of a value, without those of too many parts."""
+        """The space of some types of a value. It lacks the types that split a dim into more parts
+        than it has elements."""
         monoids = frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0)
         return self._spaces.of(
             aval, monoids, reduction=reduction, kept=self.request.kept(types, ())
@@ -269,12 +270,12 @@ class Problem:
                 self._convert(value, space, maker, ends[0])
             else:
                 shared = tuple(t for t in space.types if t in every)
-                if self.window:  # few of the types between the ends are types of ends
+                if self.window:  # of the types between the ends, few are types of ends
                     kept = kept_codes(every)
                     shared = tuple(
                         t
                         for t in space.types
-                        if all(c in (codes or ()) for c, codes in zip(t, kept, strict=True))
+                        if all(c in codes for c, codes in zip(t, kept, strict=True))
                     )
                 self._share(value, space, maker, ends, shared)
 

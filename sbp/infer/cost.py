@@ -546,7 +546,7 @@ def undominated_rows(
       seconds: the cost of each row.
       avals: of each operand, then of each result.
       reductions: for each operand, then for each result, how it is converted.
-      space_of: the type space of a value with some types, without types of too many parts.
+      space_of: the type space of a value for some of its types.
       rules: rules that allow a conversion only where all places of the program allow it.
 
     Returns:

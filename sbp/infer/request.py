@@ -449,7 +449,7 @@ class Request:
         return tuple(k for k, n in enumerate(self.mesh.sizes) if n > 1)
 
     def kept(self, types: Iterable[Codes], monoids: Iterable[str]) -> Kept:
-        """The codes that the space of some types has on each mesh axis, empty for all.
+        """The codes that a large space of some types has on each mesh axis, empty for all.
 
         Arguments:
           types: the types.
@@ -457,16 +457,14 @@ class Request:
         """
         if len(self.axes) <= JOINT_AXES:
             return ()
-        partial = (encode(Unreduced(m)) for m in monoids) if self.budgets else ()
-        return kept_codes(types, frozenset(partial))
+        return kept_codes(types, [encode(Unreduced(m)) for m in monoids if self.budgets])
 
     def rows_along(self, node: Node, position: int) -> tuple[NdRow, ...]:
         """Rows of a node that are, on one mesh axis, all rows that it has there."""
         if len(self.axes) <= JOINT_AXES:
             return self.rows_of(node)
-        axes = len(self.mesh.sizes)
-        whole = NdRow.whole(len(node.inputs), len(node.outputs), axes).by_axis
-        return self.rows_of(node, tuple(None if k == position else whole[k] for k in range(axes)))
+        whole = NdRow.whole(len(node.inputs), len(node.outputs), len(self.mesh.sizes))
+        return self.rows_of(node, whole.by_axis({position}))
 
     def axis_rows(
         self,

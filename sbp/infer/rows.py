@@ -58,11 +58,12 @@ class NdRow:
         axes."""
         return NdRow(((0,) * axes,) * ins, ((0,) * axes,) * outs, ("local",) * axes)
 
-    @property
-    def by_axis(self) -> tuple[AxisRow, ...]:
-        """The row on each mesh axis."""
+    def by_axis(self, free: Container[int] = ()) -> tuple[AxisRow | None, ...]:
+        """The row on each mesh axis; None on the axes at the positions in `free`."""
         return tuple(
-            (tuple(t[k] for t in self.ins), tuple(t[k] for t in self.outs), kernel)
+            None
+            if k in free
+            else (tuple(t[k] for t in self.ins), tuple(t[k] for t in self.outs), kernel)
             for k, kernel in enumerate(self.kernels)
         )
 

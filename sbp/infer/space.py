@@ -222,8 +222,7 @@ class Rules:
 
     @property
     def strictness(self) -> int:
-        """A number to sort rules by: if these rules allow nothing that others forbid, theirs is at
-        most this one."""
+        """A number to sort rules by: it is less for rules that allow more."""
         return sum(POLICIES.index(p) for p in self.policies) + len(self.bans)
 
     @property
@@ -290,22 +289,22 @@ def _kind(code: Code) -> str:
     return "B" if code == 0 else "S" if code > 0 else "P"
 
 
-LARGE = 600
-"""Types of a space above which the cheapest conversions are found from each type by a search of the
-few steps out of each type, and not by comparing all pairs through each type."""
+LARGE = 700
+"""Types of a space above which Dijkstra's algorithm finds the cheapest conversions. On more than
+three mesh axes, the conversions of such a space go through some of its types only."""
 
 
-def kept_codes(types: Iterable[Codes], through: frozenset[Code] = frozenset()) -> Kept:
-    """The codes that conversions between some types go through: those of the types; on an axis that
-    has several, or splits a dim which another axis splits, also B; and on one that has
-    several, P among them, also the splits of the other axes: a sum may be scattered first and
-    gathered later.
+def kept_codes(types: Iterable[Codes], through: Iterable[Code] = ()) -> tuple[frozenset[Code], ...]:
+    """For each mesh axis the codes of some types, with others that conversions may go through.
+
+    B is added where the types differ, and where another axis splits the same dim. The splits of the
+    other axes are added where the types differ and one is partial: a sum may be scattered first.
 
     Arguments:
       types: the types.
-      through: further codes, on axes that have several.
+      through: further codes for axes on which the types differ.
 
-    >>> [sorted(codes or ()) for codes in kept_codes([(1, 3, 0), (2, 3, 0)])]
+    >>> [sorted(codes) for codes in kept_codes([(1, 3, 0), (2, 3, 0)])]
     [[0, 1, 2], [3], [0]]
     """
     columns = [frozenset(column) for column in zip(*types, strict=True)]
@@ -315,7 +314,7 @@ def kept_codes(types: Iterable[Codes], through: frozenset[Code] = frozenset()) -
         here, others = columns[k], frozenset[Code]().union(*columns[:k], *columns[k + 1 :])
         if len(here) == 1:
             return here | {0} if here & others & splits else here
-        return here | {0} | through | (splits if min(here) < 0 else frozenset())
+        return here.union((0, *through), splits if min(here) < 0 else ())
 
     return tuple(map(kept, range(len(columns))))
 
@@ -330,7 +329,7 @@ class TypeSpace:
       monoids: monoids that may occur.
       forced: (mesh axis position, dim) of splits that a pin asks for, although the dim has fewer
           elements than the axis has devices.
-      reduction: how partial sums are added up, and how else conversions run.
+      reduction: how the value is converted.
     """
 
     def __init__(
@@ -355,8 +354,8 @@ class TypeSpace:
             else [0]
             for position, n in enumerate(self.sizes)
         ]
-        for options, some in zip(choices, reduction.kept, strict=False):
-            options[:] = [c for c in options if some is None or c in some]
+        for k, some in enumerate(reduction.kept):
+            choices[k] = [c for c in choices[k] if some is None or c in some]
         self.types: list[Codes] = [
             t
             for t in itertools.product(*choices)
@@ -692,9 +691,10 @@ class Spaces:
           aval: its shape, dtype and memory.
           monoids, forced: as `TypeSpace` takes them.
           reduction: how partial sums are added up, and what else conversions cost.
-          kept: the codes on each mesh axis; empty for all.
+          kept: the codes on each mesh axis if the space is large; empty for all.
         """
         shape, itemsize = tuple(aval.shape), _jax.itemsize(aval.dtype)
-        if kept:
+        codes = (1 + len(monoids) + sum(size >= n for size in shape) for _, n in self.mesh.axes)
+        if kept and math.prod(codes) > LARGE:
             reduction = replace(reduction, kept=kept)
         return self._get(shape, itemsize, _jax.in_host(aval), monoids, forced, reduction)

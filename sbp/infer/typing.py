@@ -136,8 +136,8 @@ class Typing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """A part of the typings of a program: on the mesh axes in `free` all of them, on the others the
-    one in `like`.
+    """Some typings of a program: any types on the mesh axes in `free`, and the types of one typing
+    on the other axes.
 
     Arguments:
       free: positions of mesh axes.
@@ -149,12 +149,9 @@ class Window:
 
     def row(self, node: Node, axes: int) -> tuple[AxisRow | None, ...]:
         """The row of a node on each of the mesh axes, None where they are free."""
-        like = (
-            NdRow.whole(len(node.inputs), len(node.outputs), axes)
-            if self.like is None
-            else self.like.rows[node.id]
-        )
-        return tuple(None if k in self.free else row for k, row in enumerate(like.by_axis))
+        if self.like is None:
+            return NdRow.whole(len(node.inputs), len(node.outputs), axes).by_axis(self.free)
+        return self.like.rows[node.id].by_axis(self.free)
 
     def codes(self, decision: Decision, pinned: tuple[int | None, ...]) -> tuple[Code | None, ...]:
         """The code of a decision on a type on each mesh axis, None where they are free.
@@ -172,7 +169,7 @@ class Options:
 
     Arguments:
       request: the program with its mesh, demand, policies and limits.
-      window: the typings whose decisions they are; None for all.
+      window: the typings that are considered; None for all.
     """
 
     def __init__(self, request: Request, window: Window | None = None) -> None:
@@ -187,8 +184,12 @@ class Options:
         wanted = self._pinned_codes(decision)
         codes = self.window.codes(decision, wanted) if self.window else (None,) * len(wanted)
         kept = tuple(None if c is None else frozenset((c,)) for c in codes)
-        space = self._space(decision, wanted, kept)
-        return tuple(t for t in space.types if self._fits(decision, wanted, t))
+        return tuple(
+            t
+            for t in self._space(decision, wanted, kept).types
+            if all(want in (None, c) for want, c in zip(codes, t, strict=True))
+            and self._fits(decision, wanted, t)
+        )
 
     def rows(self, node: Node) -> tuple[NdRow, ...]:
         """The rows of a node, also rows that its rules forbid."""
@@ -202,7 +203,7 @@ class Options:
             node, request = decision.node, self.request
             assert node is not None
             rules = request.rules(node, in_loop=decision.in_loop)
-            return choice in request.rows_of(node, choice.by_axis) and bool(
+            return choice in request.rows_of(node, choice.by_axis()) and bool(
                 allowed_rows(request.graph, node, (choice,), rules, request.mesh)
             )
         if decision.kind == "predicate":

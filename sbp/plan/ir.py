@@ -185,13 +185,18 @@ def lower(typing: Typing) -> Block:
     return _Lowering(typing).block(typing.graph, typing.outputs)
 
 
-def types_read(typing: Typing) -> dict[int, frozenset[Codes]]:
-    """For each value that is read, the types in which its readers take it."""
-    found: dict[int, set[Codes]] = defaultdict(set)
-    for edge in typing.graph_request.flow.edges:
+def types_read(typing: Typing) -> dict[int, dict[Codes, set[Rules]]]:
+    """For each value that is read, the types in which its readers take it, each with the rules of
+    these readers."""
+    request = typing.graph_request
+    found = defaultdict[int, dict[Codes, set[Rules]]](lambda: defaultdict(set))
+    for edge in request.flow.edges:
         if isinstance(edge.operand, int):
-            found[edge.operand].add(typing.codes_at(edge.place))
-    return {value: frozenset(types) for value, types in found.items()}
+            rules = request.rules(
+                edge.node, value=edge.operand, in_loop=edge.in_loop, free=edge.free
+            )
+            found[edge.operand][typing.codes_at(edge.place)].add(rules)
+    return found
 
 
 class _Lowering:
@@ -203,18 +208,10 @@ class _Lowering:
         self.loops = 0
         self.makers = Dataflow(typing.graph).makers
         self.there = {v: {codes} for v, codes in typing.values.items()}
-        reads: dict[int, dict[Codes, Rules]] = defaultdict(dict)
-        for edge in self.request.flow.edges:
-            if isinstance(edge.operand, int):
-                rules = self.request.rules(
-                    edge.node, value=edge.operand, in_loop=edge.in_loop, free=edge.free
-                )
-                same, codes = reads[edge.operand], typing.codes_at(edge.place)
-                same[codes] = max(same.get(codes, rules), rules, key=lambda r: r.strictness)
         self.parents = {
-            v: self.tree(v, rules)
-            for v, rules in reads.items()
-            if rules.keys() != {typing.values[v]}
+            v: self.tree(v, types)
+            for v, types in types_read(typing).items()
+            if types.keys() != {typing.values[v]}
         }
 
     def space(self, value: int, types: Iterable[Codes]) -> TypeSpace:
@@ -299,7 +296,7 @@ class _Lowering:
             # Policies do not apply to annotations and to the program's results.
             free = under is None or under.op == annotate_p.name
             rules = self.request.rules(under, in_loop=self.loops > 0, free=free, value=operand)
-            parent = self.parent(operand, codes, rules)
+            parent = self.parents[operand][codes]
             source = self.read(written, operand, parent, reader, under)
             assert isinstance(source, Register)
             written.append(
@@ -314,31 +311,18 @@ class _Lowering:
             there.add(codes)
         return Register(operand, codes)
 
-    def parent(self, value: int, target: Codes, rules: Rules) -> Codes:
-        """The type that a value is converted to `target` from: that of its tree, if the rules allow
-        the conversions there; otherwise the nearest one that there is."""
-        there, parents, step = self.there[value], self.parents[value], target
-        while step not in there and not rules.unlimited:
-            space = self.space(value, (parents[step], step))
-            if math.isinf(space.seconds(rules)[space.index[parents[step]], space.index[step]]):
-                space = self.space(value, (*there, target))
-                seconds = space.seconds(rules)[:, space.index[target]]
-                return min(sorted(there), key=lambda t: float(seconds[space.index[t]]))
-            step = parents[step]
-        return parents[target]
-
-    def tree(self, value: int, reads: dict[Codes, Rules]) -> dict[Codes, Codes]:
+    def tree(self, value: int, reads: dict[Codes, set[Rules]]) -> dict[Codes, Codes]:
         """For each type in which a value is read, the type that it is converted from.
 
         In an order of conversions, each type is made from the cheapest type before it. The
-        cheapest order is taken, of more than `ORDERED_TYPES` types the sorted one.
+        cheapest order is taken, of more than `ORDERED_TYPES` types the sorted one. All conversions
+        up to a type obey the rules of its readers, since the first reader runs them.
 
         Arguments:
           value: the value.
-          reads: the types, each with the strictest rules of its readers.
+          reads: the types, each with the rules of its readers.
         """
         made = self.typing.values[value]
-        strictest = max(reads.values(), key=lambda r: r.strictness)
         targets = sorted(reads.keys() - {made})
         every = len(targets) <= ORDERED_TYPES
         orders = list(itertools.permutations(targets) if every else [tuple(targets)])
@@ -354,9 +338,9 @@ class _Lowering:
         for order in orders:
             there, cost, parents = [made], 0.0, {}
             for t in order:
-                seconds = space.seconds(reads.get(t, strictest))[:, space.index[t]]
                 price, parent = min(
-                    (float(seconds[space.index[s]]), i) for i, s in enumerate(there)
+                    (self.price(space, (s, t), parents, reads.get(t)), i)
+                    for i, s in enumerate(there)
                 )
                 cost += price
                 parents[t] = there[parent]
@@ -365,3 +349,24 @@ class _Lowering:
                 best = cost, parents
         assert best is not None
         return best[1]
+
+    @staticmethod
+    def price(
+        space: TypeSpace,
+        ends: tuple[Codes, Codes],
+        parents: dict[Codes, Codes],
+        rules: set[Rules] | None,
+    ) -> float:
+        """Seconds of a conversion; infinite if some of the rules forbid it or a conversion before
+        it."""
+        first, second = ends
+        found = 0.0
+        for each in rules or (space.unlimited,):
+            seconds, source = space.seconds(each), first
+            found = max(found, float(seconds[space.index[first], space.index[second]]))
+            while source in parents and not each.unlimited:
+                before = parents[source]
+                if math.isinf(seconds[space.index[before], space.index[source]]):
+                    return math.inf
+                source = before
+        return found

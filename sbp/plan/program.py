@@ -176,7 +176,7 @@ class Program:
         """The number of values that are read in more than `ir.ORDERED_TYPES` other types. One
         order of their conversions was priced."""
         return sum(
-            len(types - {self.typing.values[value]}) > ORDERED_TYPES
+            len(types.keys() - {self.typing.values[value]}) > ORDERED_TYPES
             for value, types in types_read(self.typing).items()
         )
 

@@ -1,6 +1,5 @@
-"""Types that are chosen on some mesh axes at a time, as on more than three axes."""
-
-import math
+"""Types that are chosen on some mesh axes at a time, as on more than three axes; and plans of the
+types that are chosen."""
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +8,11 @@ import pytest
 from jax.sharding import AbstractMesh
 
 import sbp
-from sbp.infer import choose as choosing, request as requests
+from sbp.infer import choose as choosing, request as requests, space as spaces
 from sbp.infer.choose import choose
+from sbp.infer.space import TypeSpace
 from sbp.infer.typing import certify
+from sbp.machine.mesh import mesh_spec
 from sbp.report.timeline import Schedule
 from tests.infer.test_check import shape, traced
 from tests.same import assert_same_results
@@ -77,12 +78,29 @@ def test_three_axes_that_are_too_large_together(monkeypatch):
     assert 0 == windows.lower_bound < joint.seconds <= windows.seconds <= 1.05 * joint.seconds
 
 
-def test_five_axes_have_a_plan():
-    """All rows on five axes at once do not fit into memory."""
-    mesh = AbstractMesh((4, 4, 4, 2, 2), ("data", "fsdp", "tensor", "expert", "sequence"))
-    f = sbp.jit(step, mesh, in_types=(None, "data:S(0) fsdp:S(0)"))
-    program = f.plan(*arguments(512, 512)).program
-    assert program.cost.bytes_per_device > 0 and math.isfinite(program.cost.seconds)
+def test_five_axes_are_used():
+    def planned(*sizes):
+        names = ("data", "fsdp", "tensor", "expert", "sequence")[: len(sizes)]
+        f = sbp.jit(step, AbstractMesh(sizes, names), in_types=(None, "data:S(0) fsdp:S(0)"))
+        return f.plan(*arguments(4096, 1024)).program
+
+    five = planned(4, 4, 2, 2, 2)
+    assert five.cost.seconds < 0.5 * planned(4, 4).cost.seconds
+    assert Schedule(five).seconds == pytest.approx(five.cost.seconds, rel=1e-3)
+
+
+def test_both_searches_of_conversions_find_the_same_seconds(monkeypatch):
+    def seconds():
+        space = TypeSpace((64, 16, 4), 4, mesh_spec(mesh), frozenset({"sum", "max"}))
+        return space.seconds()
+
+    mesh = AbstractMesh((2, 2, 2), tuple("abc"))
+    found = seconds()
+    monkeypatch.setattr(spaces, "LARGE", 0)
+    np.testing.assert_allclose(seconds(), found, rtol=1e-12)
+
+
+# ---- the plan of the chosen types ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("boxing", ["auto", "reduce"])
@@ -91,4 +109,35 @@ def test_the_modelled_time_is_that_of_the_plan(boxing):
     mesh = AbstractMesh((2, 4), ("data", "model"))
     pinned = ({"up": "model:S(1)", "down": "model:S(0)"}, "data:S(0)")
     program = sbp.jit(step, mesh, in_types=pinned, boxing=boxing).plan(*arguments()).program
+    assert Schedule(program).seconds == pytest.approx(program.cost.seconds, rel=1e-6)
+
+
+def test_a_conversion_obeys_the_budgets_of_its_first_reader():
+    """The forward pass may not send what the backward pass reads, so it scatters the sum, and the
+    backward pass gathers the result."""
+
+    @jax.custom_vjp
+    def squared(y):
+        return sbp.split(y, 0, "d") ** 2
+
+    squared.defvjp(lambda y: (squared(y), y), lambda y, ct: (2 * ct * sbp.replicate(y, "d"),))
+
+    def both(x, w):
+        out, pull = jax.vjp(lambda w: squared(x @ w), w)
+        return out, pull(jnp.ones_like(out))[0]
+
+    mesh = sbp.make_mesh((8,), ("d",))
+    args = np.random.default_rng(0).normal(size=(2, 16, 16)).astype("float32")
+    f = sbp.jit(
+        both,
+        mesh,
+        in_types=("d:S(1)", "d:S(0)"),
+        budgets=[
+            sbp.forbid("all_reduce", where="forward"),
+            sbp.forbid("all_gather", where="forward"),
+        ],
+    )
+    assert_same_results(both(*args), f(*args), rtol=2e-5, atol=2e-5)
+    program = f.plan(*args).program
+    assert [box.box.steps[0].kind for box in program.boxes()] == ["reduce_scatter", "all_gather"]
     assert Schedule(program).seconds == pytest.approx(program.cost.seconds, rel=1e-6)
