@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sbp import _jax
-from sbp.errors import SbpError, Span, refused
+from sbp.errors import SbpError, Span, counted, refused
 from sbp.kinds import (
     AXIS,
     Kind,
@@ -145,7 +145,7 @@ def as_type(value: Any, ndim: int | None = None, mesh_axes: tuple[str, ...] | No
         case str():
             t = parse(value)
         case NamedSharding():
-            t = as_type(value.spec, mesh_axes=tuple(value.mesh.axis_names))
+            t = as_type(value.spec, ndim, tuple(value.mesh.axis_names))
         case PartitionSpec():
             if PartitionSpec.UNCONSTRAINED in value.partitions:
                 raise SbpError(
@@ -170,6 +170,13 @@ def as_type(value: Any, ndim: int | None = None, mesh_axes: tuple[str, ...] | No
             )
     if ndim is not None:
         check_rank(t, ndim)
+        if isinstance(value, PartitionSpec) and len(value) > ndim:
+            raise refused(
+                f"{value} is for {counted(len(value), 'dim')}, but the tensor has"
+                f" {counted(ndim, 'dim')}; leave out entries at the end",
+                ValueError,
+                code="dim-out-of-range",
+            )
     return t
 
 

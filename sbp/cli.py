@@ -79,6 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         name, rest = (words[0], words[1:]) if words else ("", [])
         about_program = rest in (["--help"], ["-h"]) or any(map(is_target, rest))
         if name in _PROGRAMS and not (name == "check" and about_program):
+            if name in ("train", "plan") and any(map(is_target, rest)):
+                raise SbpError(
+                    f"sbp {name} takes no program, only options of the MoE Transformer; for a"
+                    f" program of yours, use sbp report {' '.join(rest)}",
+                    code="unknown-option",
+                )
             return _load(name, *_PROGRAMS[name])(rest)
         if name and not name.startswith("-") and name not in COMMANDS:
             raise SbpError(f"no command {name!r}{nearest(name, COMMANDS)}", code="unknown-option")

@@ -11,6 +11,7 @@ Traceback (most recent call last):
 sbp.errors.ArgumentError: bad-argument: double: `n` must be a whole number, got '4'
 """
 
+import contextlib
 import functools
 import inspect
 import numbers
@@ -303,19 +304,25 @@ def reduce_dtype_name(reduce_dtype: Any) -> str | None:
     return name
 
 
-def deleted(what: str) -> SbpError:
-    """The error for an array whose memory is gone."""
-    return refused(
-        f"{what} is deleted: an earlier call took it by donation, or its delete() was called; pass"
-        " the result of that call, or a copy made before it",
-        RuntimeError,
-    )
+def check_alive(x: Any, what: str) -> None:
+    """Raises an error for an array whose memory is gone; a traced array has none."""
+    with contextlib.suppress(jax.errors.ConcretizationTypeError):
+        if isinstance(x, jax.Array) and x.is_deleted():
+            raise refused(
+                f"{what} is deleted: an earlier call took it by donation, or its delete() was"
+                " called; pass the result of that call, or a copy made before it",
+                RuntimeError,
+            )
 
 
 def takes_no_such_call(error: TypeError) -> bool:
-    """Whether a call itself failed, and no line of the callee ran: it takes other arguments. To be
-    asked in the frame that calls."""
-    return error.__traceback__ is not None and error.__traceback__.tb_next is None
+    """Whether a call itself failed, and no line of the user's ran: the callee, or the function that
+    JAX wraps in it, takes other arguments. To be asked in the frame that calls."""
+    if error.__traceback__ is None or error.__traceback__.tb_next is None:
+        return error.__traceback__ is not None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__.tb_next)]
+    about_arguments = any(words in str(error) for words in (") takes ", ") missing ", ") got "))
+    return about_arguments and not any(map(is_users, frames))
 
 
 def fits(

@@ -210,7 +210,7 @@ class Layout(Mapping[str, tuple[str, ...]]):
             if leaf is None:
                 return None
             if not _is_names(leaf):
-                raise _LEAF.refusal("Layout.types", "each leaf of `names`", leaf)
+                raise _LEAF.refusal("Layout.types", "leaf of names", leaf)
             return self.type(*leaf, free=free)
 
         leaves, tree = leaves_of(names, "Layout.types: `names`", _is_names)

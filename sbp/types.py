@@ -48,7 +48,8 @@ class Split:
             object.__setattr__(self, "dim", int(self.dim))
         if isinstance(self.dim, bool) or not isinstance(self.dim, int) or self.dim < 0:
             raise SbpError(
-                f"S(dim) takes a dim >= 0, got {show(self.dim)}; count dims from the front",
+                f"S(dim) takes a whole number >= 0, got {show(self.dim)}; count dims from the"
+                " front",
                 code="dim-out-of-range",
             )
 

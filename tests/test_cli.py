@@ -156,6 +156,7 @@ def test_every_sample_holds_its_primitive():
         (["signatures", "zzz"], "`sbp signatures` lists those that have one"),
         (["explian"], 'did you mean "explain"'),
         (["--versoin"], "unrecognized arguments"),
+        (["plan", "model.py:step"], "for a program of yours, use sbp report model.py:step"),
     ],
 )
 def test_bad_arguments(argv, message, capsys):
@@ -260,6 +261,7 @@ def crash(x):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     (tmp_path / "model.py").write_text(PROGRAM)
+    (tmp_path / "unclosed.py").write_text("def f(x:\n    pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     kept = dict(sys.modules)
@@ -311,6 +313,13 @@ def test_check(words, status, said, folder, capsys):
             "NameError: name 'undefined_name' is not defined",
         ),
         (["model.py:right", "--arsg"], "unrecognized arguments"),
+        (["model.py:right", "--mesh", "data=two"], "size of 'data' must be a whole number of 1"),
+        (
+            ["model.py:plain", "--args=f32[8]"],
+            "If it returns (function, arguments), leave out --args",
+        ),
+        (["model.py:right", "--devices", "-1"], "--devices must be at least 1, got -1"),
+        (["unclosed.py:f"], "line 1\n    def f(x:\n         ^\nSyntaxError: '(' was never closed"),
         (
             ["model.py:model.method", "--args", "f32[8]", "--mesh", "data=2"],
             "is a method, which keeps the mesh",
@@ -375,6 +384,15 @@ def test_report(folder, capsys, monkeypatch):
     assert "cannot write no/out.html" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "views", [["--json", "--html", "x.html"], ["--short", "--source"], ["--html", ""]]
+)
+def test_views_that_no_report_can_be(views, folder, capsys):
+    assert main(["report", "model.py:right", "--args", MATRICES, *views]) == 2
+    captured = capsys.readouterr()
+    assert views[0] in captured.err and captured.out == ""
+
+
 def test_a_shard_map_is_checked(folder, capsys):
     (folder / "mapped.py").write_text("""
 import functools, jax
@@ -411,7 +429,9 @@ def test_symbolic_sizes_of_one_call_are_related():
     assert y.shape[0] == 2 * x.shape[0] and named == {"flag": True, "n": -3, "to": "relu"}
 
 
-@pytest.mark.parametrize("text", ["open('x')", "f32[-1]", "**{}", "f32[8]) + (3", "x[", "f32[1.5]"])
+@pytest.mark.parametrize(
+    "text", ["open('x')", "f32[-1]", "**{}", "f32[8]) + (3", "x[", "f32[1.5]", "f32[None]"]
+)
 def test_other_texts_are_refused(text):
     with pytest.raises(sbp.SbpError, match="--args"):
         arguments(text)

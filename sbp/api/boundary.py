@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.export import is_symbolic_dim
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sbp import _jax
@@ -25,7 +26,7 @@ from sbp.errors import SbpError, Span, refused, warn
 from sbp.infer.pins import check_axes, check_monoids
 from sbp.infer.request import TypeSource
 from sbp.infer.space import from_type, is_even
-from sbp.kinds import leaves_of, paths_of, show, takes_no_such_call
+from sbp.kinds import is_whole, leaves_of, paths_of, show, takes_no_such_call
 from sbp.layout import FullySharded, PaddedType
 from sbp.machine.mesh import MeshSpec
 from sbp.run.arrays import Padded, Partial, axes_of, fits_on, held_padded, same_layout
@@ -390,6 +391,17 @@ def with_arrival(leaf: Leaf, x: Any, mesh: Mesh | AbstractMesh) -> Leaf:
         )
     if isinstance(x, Partial) and x.type != leaf.type:
         raise refused(f"{what} {pinned} a Partial of {x.type!r}", ValueError, code=code)
+    if isinstance(x, Partial):
+        axes = {n: size for n, size in axes_of(mesh) if isinstance(x.type.get(n), Unreduced)}
+        lead = tuple(x.parts.shape[: x.rank])
+        if lead != tuple(axes.values()):
+            wanted = ", ".join(f"{n}={size}" for n, size in axes_of(mesh))
+            raise refused(
+                f"{what} is a Partial of {x.type!r} with parts {lead}, which do not fit the mesh"
+                f" ({wanted}); call its .reduce() first",
+                ValueError,
+                code=code,
+            )
     if leaf.partial and not isinstance(x, Partial | jax.ShapeDtypeStruct):
         raise refused(
             f"{what} {pinned} not an sbp.Partial; pass a Partial, or pin it S or B",
@@ -417,7 +429,8 @@ def with_arrival(leaf: Leaf, x: Any, mesh: Mesh | AbstractMesh) -> Leaf:
 def _no_array(x: Any) -> str:
     """Why JAX takes no such argument, and what to pass instead."""
     dtype = getattr(x, "dtype", None)
-    if not isinstance(x, np.ndarray | np.generic) or not isinstance(dtype, np.dtype):
+    arrays = np.ndarray | np.generic | jax.ShapeDtypeStruct
+    if not isinstance(x, arrays) or not isinstance(dtype, np.dtype):
         return f"is not an array: {type(x).__name__}; mark it static or pass an array"
     if not dtype.isnative and dtype.kind in "biufc":
         native = dtype.newbyteorder("=").name
@@ -450,6 +463,15 @@ def shape_of(x: Any, name: str) -> jax.ShapeDtypeStruct:
             " one",
             TypeError,
         )
+    if isinstance(x, jax.ShapeDtypeStruct):
+        if not all(is_symbolic_dim(n) or (is_whole(n) and n >= 0) for n in x.shape):
+            raise refused(
+                f"input {name} is a ShapeDtypeStruct of shape {x.shape}; give each dim's size as a"
+                " whole number",
+                ValueError,
+            )
+        if isinstance(x.dtype, np.dtype) and (x.dtype.kind in "OUSMm" or not x.dtype.isnative):
+            raise refused(f"input {name} {_no_array(x)}", TypeError)
     try:
         aval: Any = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
         return jax.ShapeDtypeStruct(

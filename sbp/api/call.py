@@ -34,7 +34,7 @@ from sbp.api.trees import (
 )
 from sbp.errors import Span, counted, listed, refused, warn
 from sbp.infer.pins import check_axes
-from sbp.kinds import deleted, paths_of, show, takes_no_such_call
+from sbp.kinds import check_alive, paths_of, show, takes_no_such_call
 from sbp.limits import Budget, Policy
 from sbp.machine.mesh import Hardware, mesh_spec
 from sbp.run.arrays import Padded, Partial
@@ -159,6 +159,12 @@ def refuse_taken(flat: Sequence[Any], names: Sequence[str], donated: Sequence[in
     first: dict[int, int] = {}
     taken = frozenset(donated)
     for i, x in enumerate(flat):
+        if isinstance(x, _jax.Tracer):
+            raise refused(
+                f"input {names[i]} is traced by a transformation of JAX (jit, grad or vmap); pass"
+                " arrays, outside of the transformation",
+                TypeError,
+            )
         if isinstance(x, jax.ShapeDtypeStruct):
             raise refused(
                 f"input {names[i]} is a ShapeDtypeStruct; pass an array, or use plan(..), check(..)"
@@ -167,8 +173,7 @@ def refuse_taken(flat: Sequence[Any], names: Sequence[str], donated: Sequence[in
             )
         if not isinstance(x, jax.Array):
             continue
-        if x.is_deleted():
-            raise deleted(f"input {names[i]}")
+        check_alive(x, f"input {names[i]}")
         same = first.setdefault(id(x), i) if taken else i
         if same != i and not taken.isdisjoint((same, i)):
             twice, other = (i, same) if i in taken else (same, i)

@@ -2,6 +2,7 @@
 `sbp.check_shard_map`, a type checker for programs that already use `jax.shard_map`."""
 
 import functools
+import inspect
 import itertools
 import os
 import warnings
@@ -145,6 +146,9 @@ class Jitted:
                 " jax.set_mesh(mesh)"
             )
         return mesh
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Jitted":
+        return self  # as `jax.jit`'s functions
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As an attribute of an object, the function is a method."""
@@ -513,7 +517,8 @@ def _check_function(fn: Any, device: Any, backend: Any) -> None:
     try:
         _jax.check_callable(fn)
     except TypeError as error:
-        raise refused(f"sbp.jit takes a function, got {show(fn)}", error) from error
+        kind = "the generator " if inspect.isgeneratorfunction(fn) else ""
+        raise refused(f"sbp.jit takes a function, got {kind}{show(fn)}", error) from error
     for option, value in (("device", device), ("backend", backend)):
         if value is not None:
             raise SbpError(

@@ -396,6 +396,9 @@ class Plan:
             donated=tuple(self._names[i] for i in self._donated),
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Plan":
+        return self
+
     def __repr__(self) -> str:
         return str(self.program)
 

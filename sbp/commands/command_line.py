@@ -30,7 +30,7 @@ import sbp
 from sbp._jax import context_mesh
 from sbp.api.jit import Jitted, JittedMethod, check_shard_map, jit
 from sbp.errors import CODES, SbpError, bytes_text, nearest, seconds_text
-from sbp.kinds import AXIS_NAMES, can_name
+from sbp.kinds import AXIS_NAMES, can_name, is_whole
 from sbp.moe.sharding import simulate_devices
 from sbp.report.concepts import CONCEPT_WORDS
 from sbp.report.pages import diagnostics_of, refusal
@@ -315,7 +315,8 @@ def _shape(sizes: Sequence[ast.expr], text: str, scope: SymbolicScope) -> tuple[
         shape = symbolic_shape(given, scope=scope)
     except ValueError:
         raise _refused(text, f"has the sizes [{given}]; it is not of the form") from None
-    if any(isinstance(size, int) and size < 0 for size in shape):
+    wrong = (isinstance(s, ast.Constant) and not is_whole(s.value) for s in sizes)
+    if any(wrong) or any(isinstance(size, int) and size < 0 for size in shape):
         raise _refused(text, f"has the sizes [{given}]; it is not of the form")
     return tuple(shape)
 
@@ -349,7 +350,13 @@ def mesh_axes(text: str) -> Mapping[str, int]:
     axes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (word.strip() for word in part.partition("="))
-        if not can_name(name) or not size.isdecimal() or int(size) < 1 or name in axes:
+        if can_name(name) and size and not (size.isdecimal() and int(size)):
+            raise SbpError(
+                f"--mesh {text!r}: the size of {name!r} must be a whole number of 1 or more, got"
+                f" {size!r}",
+                code="unknown-option",
+            )
+        if not can_name(name) or not size or name in axes:
             raise SbpError(
                 f"--mesh {text!r} is not of the form data=2,model=4; {AXIS_NAMES}",
                 code="unknown-option",
@@ -387,6 +394,14 @@ def show_program(given: argparse.Namespace) -> int:
     Raises:
       SbpError: `unknown-option` where the HTML file cannot be written.
     """
+    views = [f"--{v}" for v in ("json", "html", "short", "source") if getattr(given, v, None)]
+    if len(views) > 1 and views != ["--html", "--short"]:
+        raise SbpError(
+            f"{' and '.join(views)} print one report in several ways; give one of them",
+            code="unknown-option",
+        )
+    if getattr(given, "html", None) == "":
+        raise SbpError("--html needs the name of a file", code="unknown-option")
     try:
         report = _check(given)
     except UserCodeError as error:
@@ -440,10 +455,12 @@ def _show_users_error(error: "UserCodeError", target: str) -> None:
     ours = str(Path(sbp.__file__).parent), sysconfig.get_path("stdlib"), "<"
     frames = traceback.extract_tb(cause.__traceback__)
     theirs = [not (f.filename.startswith(ours) or in_library(f.filename)) for f in frames]
-    first = theirs.index(True) if any(theirs) else 0
+    first = theirs.index(True) if any(theirs) else len(frames)
     name = type(cause).__name__
+    shown = traceback.format_exception_only(cause)  # of a SyntaxError, the line
+    said = "".join(shown) if isinstance(cause, SyntaxError) else f"{name}: {cause}\n"
     print(
-        f"{''.join(traceback.format_list(frames[first:]))}{name}: {cause}\nsbp could not check"
+        f"{''.join(traceback.format_list(frames[first:]))}{said}sbp could not check"
         f" {target}: its code raised {name}.{error}",
         file=sys.stderr,
     )
@@ -484,6 +501,8 @@ def _check(given: argparse.Namespace) -> Report:
       UserCodeError: where the user's code raises something else while it is loaded or traced.
     """
     mesh = mesh_axes(given.mesh) if given.mesh is not None else {}
+    if given.devices is not None and given.devices < 1:
+        raise SbpError(f"--devices must be at least 1, got {given.devices}", code="unknown-option")
     if given.devices is not None:  # other kinds of devices are not used
         jax.config.update("jax_platforms", "cpu")
     # Programs that are checked send nothing to simulated devices.
@@ -508,6 +527,11 @@ def _check(given: argparse.Namespace) -> Report:
 
 
 _MORE_DEVICES = " If it needs more devices: --devices N"
+_SHARDED = (
+    " The mesh has Explicit axes, and --args gives no shardings. Write a function without arguments"
+    " that returns (function, arguments), the arguments as jax.ShapeDtypeStruct with sharding=,"
+    " and name it as TARGET"
+)
 
 
 def _run(action: Callable[[], Any], hint: str = _MORE_DEVICES) -> Any:
@@ -524,7 +548,9 @@ def _run(action: Callable[[], Any], hint: str = _MORE_DEVICES) -> Any:
     except SbpError:
         raise
     except (Exception, SystemExit) as error:  # any exception may come from the user's code
-        raise UserCodeError(hint) from error
+        if "in_specs passed to shard_map" in str(error):
+            hint = _SHARDED
+        raise UserCodeError("" if isinstance(error, SyntaxError) else hint) from error
 
 
 # ---- finding the function -----------------------------------------------------------------------
@@ -657,9 +683,10 @@ def _jit(function: Callable[..., Any], axes: AbstractMesh | None, given: argpars
             )
         return function
     if axes is None and context_mesh() is None:
+        without = ". If it returns (function, arguments), leave out --args"
         raise SbpError(
             f"{given.target} is a plain function and has no mesh; give one, such as --mesh"
-            " data=2,model=4, or name an sbp.jit function",
+            " data=2,model=4, or name an sbp.jit function" + without * (given.args is not None),
             code="unknown-option",
         )
     return jit(function, axes, hardware=given.hardware)

@@ -231,8 +231,8 @@ def notes(fault: BlamedFault, node: Node) -> Iterator[str]:
     others = other_pins(fault)
     if others:
         more = [counted(len(others) - SHOWN, "more pin")] if len(others) > SHOWN else []
-        each = "each of these pins" if len(others) > 1 else "this pin"
-        yield f"{each} gives this error by itself, too: {', '.join([*others[:SHOWN], *more])}"
+        each = "each of these pins" if len(others) > 1 else "another pin"
+        yield f"{each} alone gives this error, too: {', '.join([*others[:SHOWN], *more])}"
     through = [users_span(c.node) for c in fault.found.equations if c.node and c.node is not node]
     lines = [
         s for s in through if s and (here is None or (s.file, s.line) != (here.file, here.line))

@@ -41,7 +41,14 @@ from sbp.source.editing import (
     statement_span,
     under_policy,
 )
-from sbp.source.reader import SourceRead, contains, first_argument, start_of, users_span
+from sbp.source.reader import (
+    SourceRead,
+    contains,
+    first_argument,
+    source_text,
+    start_of,
+    users_span,
+)
 from sbp.trace.graph import Dataflow, Graph, Node, Operand, rewriting
 
 # ---- places of new annotations ------------------------------------------------------------------
@@ -655,7 +662,9 @@ def _became(fault: BlamedFault, node: Node, program: Program) -> str:
     if code is None or node.regions or node.is_batched:
         return ""
     atom = decode(result_code(fault.names, node, 0, code[fault.position]))
-    return f"; {fault.names.value(node.outputs[0]) or 'the result'} becomes {atom!r}"
+    written = source_text(users_span(node), 24)
+    name = fault.names.value(node.outputs[0]) or (f"`{written}`" if written else "the result")
+    return f"; {name} becomes {atom!r}"
 
 
 def _splits_twice(one: Change, program: Program) -> bool:

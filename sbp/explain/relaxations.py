@@ -229,6 +229,7 @@ def _costly(
     assert site.span is not None
     before, after = program.cost, without.cost
     rise = before.seconds / after.seconds - 1 if after.seconds else math.inf
+    slower = f"{100 * rise:.0f}% slower" if rise < 10 else f"{rise + 1:.0f} times as slow"
     price = (
         f"with this pin, each device sends {bytes_text(before.bytes_per_device)} and a call takes"
         f" {seconds_text(before.seconds)}; without it, {bytes_text(after.bytes_per_device)} and"
@@ -241,7 +242,7 @@ def _costly(
         severity="warning",
         title=(
             f"pinning {Names(request.graph).site(site)} to"
-            f" {pinned_text(site, request.mesh)} makes the plan {100 * rise:.0f}% slower in the"
+            f" {pinned_text(site, request.mesh)} makes the plan {slower} in the"
             " cost model"
         ),
         labels=(Label(span=site.span, text=price, primary=True),),
@@ -381,13 +382,15 @@ def memory_diagnostic(least: Program, limit: float) -> Diagnostic:
         for s in pins
         if s.span
     )
-    found, enough = bytes_text(peak), math.ceil(peak)
+    found, allowed, enough = bytes_text(peak), bytes_text(limit), math.ceil(peak)
+    if found == allowed:
+        found, allowed = f"{enough} bytes", f"{limit:.0f} bytes"
     looser = OptionEdit(option="memory_limit", value=enough)
     return Diagnostic(
         code="memory-limit",
         severity="error",
         title=(
-            f"sbp found no plan that fits in memory_limit, {bytes_text(limit)} per device; the"
+            f"sbp found no plan that fits in memory_limit, {allowed} per device; the"
             f" smallest plan that it found takes {found} per device"
         ),
         labels=(*labels.values(), *pinned),

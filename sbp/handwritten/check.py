@@ -36,7 +36,7 @@ from sbp.handwritten.measured import scalars
 from sbp.handwritten.one_device import ComparedRun, Comparisons
 from sbp.handwritten.repairs import GraphEdit, Repairs, bytes_sent, edit_program
 from sbp.handwritten.sites import Sites
-from sbp.kinds import deleted, leaves_of, returning_arrays
+from sbp.kinds import check_alive, leaves_of, returning_arrays, takes_no_such_call
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures.rule import RANKS
 from sbp.source.reader import scope_of, source_text, users_span
@@ -122,7 +122,7 @@ _LABELS: dict[Kind, str] = {
     "own-block": "each device has its own part of its block of {parts}; reduce first",
     "own-positions": "in the whole value, a device's shard begins at {index} times its length",
     "partial-as-split": "{its}{parts} from here on",
-    "pending": "{n} times too large: {pending}",
+    "pending": "{pending}",
     "product": "it does not take {parts}; reduce first",
     "ratio": "reduce both operands first: the ratio of two parts is not a part of the ratio",
     "same-block": "the block that belongs to a device depends on its index",
@@ -176,17 +176,23 @@ def _facts(finding: Finding, mesh: MeshSpec) -> dict[str, Any]:
         claim = f"S({fault.operand})"
     types = " or ".join(map(repr, fault.atoms))
     unknown = "partial" if fault.kind in ("missing", "partial-as-split") else "two partial sums"
-    summed = "JAX has summed the gradient already; take lax.pmean of the loss inside the gradient"
+    n = math.prod(mesh.size(a) for a in axes)
+    pending = f"{n} times too large: use lax.pmean for means of shards"
+    if primary(finding).backward:  # what follows may add up the gradient again
+        pending = (
+            "too large: JAX has summed the gradient already; take lax.pmean of the loss inside"
+        )
+        pending += " the gradient, and no sum after it"
     return {
         "what": _subject(primary(finding)),
-        "pending": summed if primary(finding).backward else "use lax.pmean for means of shards",
+        "pending": pending,
         "result": f"result {finding.result} of {_subject(finding.region)}",
         "claim": claim,
         "axes": f"mesh {'axis' if len(axes) == 1 else 'axes'} "
         + " and ".join(f"`{a}`" for a in axes),
         "dim": fault.operand,
         "kernel": RANKS.get(fault.node.op, "works on each shard alone"),
-        "n": math.prod(mesh.size(a) for a in axes),
+        "n": n,
         "types": types or "of unknown type",
         "its": "its gradient is " if primary(finding).backward else "",
         "parts": types or unknown,
@@ -205,7 +211,8 @@ def _others(finding: Finding, main: Node) -> Iterator[tuple[Node, str]]:
     """Other operations that play a part."""
     fault = finding.fault
     if fault.kind == "pending":
-        yield fault.node, "the mean of one shard is taken here"
+        word = "mean" if "mean" in source_text(users_span(fault.node)) else "value"
+        yield fault.node, f"the {word} of one shard is taken here"
     elif fault.made is not None:
         text = {
             "doubled": "reduced here first",
@@ -314,15 +321,17 @@ def run_diagnostic(run: ComparedRun, ends: Sequence[Node]) -> Diagnostic | None:
     # Values that come from other devices are the most telling ones.
     sent = [(n, "from another device") for n in ends if KINDS.get(n.op) in SENDING]
     others = [(n, "depends on the device") for n in ends if KINDS.get(n.op) not in SENDING]
+    labels = _labels([*sent, *others])
+    untyped = f"the marked values have no type on {axis}; " if labels else ""
     return Diagnostic(
         code=DIFFERS,
         severity="warning",
         title=_lost(run) if run.lost else title,
-        labels=_labels([*sent, *others]),
+        labels=labels,
         notes=(
             run_text(run),
-            f"the marked values have no type on {axis}; look for a wrong neighbor, owner, offset or"
-            " number of steps, or for an operation that only some devices are meant to run",
+            f"{untyped}look for a wrong neighbor, owner, offset, factor or number of steps, or for"
+            " an operation that only some devices are meant to run",
         ),
     )
 
@@ -573,7 +582,12 @@ def trace_program(
     shapes = [_abstract(x) for x in leaves]
 
     def flat(*values: Any) -> Any:
-        return returning_arrays(fn)(*jax.tree.unflatten(structure, values))
+        try:
+            return returning_arrays(fn)(*jax.tree.unflatten(structure, values))
+        except TypeError as error:
+            if takes_no_such_call(error):
+                raise refused(f"the program was called wrongly: {error}", error) from error
+            raise
 
     try:
         return body_graph(jax.make_jaxpr(flat)(*shapes))
@@ -587,8 +601,7 @@ def trace_program(
 
 def _abstract(x: Any) -> jax.ShapeDtypeStruct:
     if isinstance(getattr(x, "shape", None), tuple) and hasattr(x, "dtype"):
-        if isinstance(x, jax.Array) and x.is_deleted():
-            raise deleted("sbp.check_shard_map: an argument")
+        check_alive(x, "sbp.check_shard_map: an argument")
         sharding = getattr(x, "sharding", None)
         explicit = (
             isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types

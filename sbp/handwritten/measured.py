@@ -207,6 +207,11 @@ def fixed_numbers(
     return found
 
 
+def changed_numbers(graph: Graph, alone: Graph) -> set[int]:
+    """The ids of operations whose numbers are others in another trace of a program."""
+    return {a.id for a, b in _match(graph, alone) if scalars(a) != scalars(b)}
+
+
 def scalars(node: Node) -> set[float]:
     """The numbers in a product or ratio that the user writes; empty for any other operation."""
     written = all(f.startswith(_OPERATORS) for f in node.library)

@@ -8,6 +8,7 @@ Some right programs compute another value there: each device ranks its own eleme
 of its own to play. `ComparedRun.because` has what shows that.
 """
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from sbp.handwritten.emulation import (
 from sbp.handwritten.measured import (
     Types,
     bodies,
+    changed_numbers,
     fixed_numbers,
     is_good,
     lengths_of,
@@ -289,6 +291,13 @@ class Comparisons:
         types, best = max(typed, key=lambda t: sum(map(is_good, t[0].values())))
         alone, want = wanted[best].graph, wanted[best]
         fixed = fixed_numbers(self.graph, alone, axis.size, axis.lengths)
+        for name, other in self.axes.items() if fixed else ():
+            if name != axis.name:  # a number may be the size of that axis
+                with contextlib.suppress(ValueError):
+                    sizes = WrittenSizes(other.axis)
+                    there = trace_on_one_device(self.traced, sizes, Attempt(), self.fn)
+                    changed = changed_numbers(self.graph, there)
+                    fixed = {i: number for i, number in fixed.items() if i not in changed}
         devices = {f"{n:g}" for n in (axis.size, axis.devices)}
         counts = {i for i, number in fixed.values() if number in devices}
         twos = {i for i, number in fixed.values() if number in ("2", "0.5")}

@@ -59,7 +59,7 @@ from sbp.signatures.region import parts_p, pick_p
 from sbp.trace.build import body_graph
 from sbp.trace.collectives import SHARD_MAP
 from sbp.trace.graph import Constant, Graph, Node
-from sbp.types import Broadcast, NdSbp, Split, Unreduced, parse
+from sbp.types import B, Broadcast, NdSbp, Split, Unreduced, parse
 
 # ---- entries ------------------------------------------------------------------------------------
 # Entries of the `in_types` of a hand-written region that were probably meant to be others: those
@@ -515,6 +515,10 @@ class _Region:
             raise
 
     def claim(self, x: Any, t: NdSbp) -> _ClaimedArray:
+        """An array with its claimed type. The shards of a dim without elements are whole."""
+        t = NdSbp(
+            {k: B if isinstance(a, Split) and not x.shape[a.dim] else a for k, a in t.items()}
+        )
         return _ClaimedArray(t, t.over(self.mesh.names), _jax.empty_aval(x.shape, x.dtype))
 
     def whole(self, local: Any, t: NdSbp) -> _ClaimedArray:

@@ -13,7 +13,7 @@ import ast
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,16 +26,23 @@ from sbp.handwritten.emulation import nodes_of, outs_of, split_over, without
 from sbp.handwritten.faults import PMEAN, Fault, Finding
 from sbp.handwritten.sites import Site, Sites
 from sbp.machine.mesh import MeshSpec
+from sbp.source.editing import (
+    Edits,
+    after_statement,
+    axes_text,
+    divide_by_sizes,
+    in_order,
+    into_call,
+    lax_in,
+)
 from sbp.source.reader import (
     end_of,
+    exact_text,
     expression_at,
-    line_text,
     name_called,
-    parsed_file,
     source_text,
     span_of,
     start_of,
-    statement_at,
     users_span,
 )
 from sbp.trace.collectives import CALLED, REDUCING_CALLS, SHARD_MAP, handwritten_bytes, names_of
@@ -214,89 +221,6 @@ class _Editor:
 # ---- edits of the source ------------------------------------------------------------------------
 
 
-Edits = tuple[SourceEdit, ...]
-
-
-def lax_in(file: str) -> tuple[str, tuple[str, ...]]:
-    """The name of `jax.lax` in a file, and the import statements that the file needs for it."""
-    for node in parsed_file(file).tree.body:
-        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
-            name, module = alias.asname or alias.name, getattr(node, "module", "")
-            if (module, alias.name) == ("jax", "lax"):
-                return name, ()
-            if (module, alias.name) == ("", "jax"):
-                return f"{name}.lax", ()
-    return "lax", ("from jax import lax",)
-
-
-def into_call(span: Span, function: str, arguments: str) -> Edits:
-    """An expression as the first argument of a function of `jax.lax`.
-
-    Arguments:
-      span: the expression.
-      function: the function's name.
-      arguments: the other arguments, as source text.
-    """
-    lax, imports = lax_in(span.file)
-    return (
-        SourceEdit(span=start_of(span), replacement=f"{lax}.{function}(", imports=imports),
-        SourceEdit(span=end_of(span), replacement=f", {arguments})"),
-    )
-
-
-def after_statement(span: Span, name: str, function: str, arguments: str) -> Edits:
-    """A variable put through a function of `jax.lax` after the statement that sets it.
-
-    Arguments:
-      span: an expression in the statement.
-      name: the variable.
-      function: the function's name.
-      arguments: the other arguments, as source text.
-
-    Returns:
-      The edits; none where no statement stands at the span.
-    """
-    statement = statement_at(parsed_file(span.file), span)
-    if statement is None:
-        return ()
-    lax, imports = lax_in(span.file)
-    before = (line_text(span.file, statement.lineno) or "").encode()[: statement.col_offset]
-    between = "; " if before.strip() else "\n" + before.decode()
-    text = f"{between}{name} = {lax}.{function}({name}, {arguments})"
-    place = end_of(span_of(statement, span.file))
-    return (SourceEdit(span=place, replacement=text, imports=imports),)
-
-
-def divide_by_sizes(span: Span, axes: tuple[str, ...]) -> Edits:
-    """The edits that divide an expression by the number of devices along some mesh axes."""
-    lax, imports = lax_in(span.file)
-    sizes = " * ".join(f'{lax}.axis_size("{axis}")' for axis in axes)
-    by = sizes if len(axes) == 1 else f"({sizes})"
-    return (
-        SourceEdit(span=start_of(span), replacement="(", imports=imports),
-        SourceEdit(span=end_of(span), replacement=f" / {by})"),
-    )
-
-
-def in_order(edits: Iterable[SourceEdit]) -> Edits:
-    """Edits in source order, each once; an insertion comes before a deletion at the same place."""
-    return tuple(
-        sorted(
-            dict.fromkeys(edits),
-            key=lambda e: (e.span.file, start_of(e.span), e.span != start_of(e.span)),
-        )
-    )
-
-
-def axes_text(axes: tuple[str, ...]) -> str:
-    """Mesh axes as source text.
-
-    >>> axes_text(("data",)), axes_text(("data", "model"))
-    ('"data"', '("data", "model")')
-    """
-    return f'"{axes[0]}"' if len(axes) == 1 else "(" + ", ".join(f'"{a}"' for a in axes) + ")"
-
-
 def put_through(site: Site, function: str, arguments: str) -> Edits:
     """The edits that put the value of a site through a function of `jax.lax`."""
     if site.name:
@@ -387,6 +311,7 @@ class Repairs:
             case "pending" | "scaled" if fault.made is not None:
                 yield from self.average(fault.made, axes)
                 yield from self.drop(fault.made, axes)
+                yield from self.divide(finding.observer, axes)
             case "monoid":
                 yield from self.rename(fault.node, reduction_of(fault))
             case "missing":
@@ -426,6 +351,18 @@ class Repairs:
         elif call.name == CALLED["sum"] and set(names_of(node)) == set(axes):
             source = call.renamed(CALLED["mean"])
             yield (GraphEdit(f"use lax.pmean in place of {call.text}", source, divide=divide),)
+
+    def divide(self, observer: Node | None, axes: tuple[str, ...]) -> Iterator[Variants]:
+        """A division instead of a `lax.pmean` of gradients that JAX has added up already."""
+        call = None if observer is None else self.call(observer)
+        if observer is None or call is None or call.name != CALLED["mean"]:
+            return
+        if {*names_of(observer)} == {*axes} and call.call.args:
+            tree = exact_text(span_of(call.call.args[0], call.span.file))
+            by = " * ".join(f'lax.axis_size("{axis}")' for axis in axes)
+            text = f"divide by {by} in place of {call.text}"
+            source = divide_by_sizes(call.span, axes, tree)
+            yield (GraphEdit(text, source, over={n.id: () for n in call.nodes}),)
 
     def sum_up(self, division: Node) -> Iterator[Variants]:
         """A sum instead of a `lax.pmean`. A division by hand has no such repair: another divisor
@@ -617,7 +554,12 @@ class Repairs:
                 divide[n.id] = left
         first = call.nodes[0]
         kept = set(names_of(first)) - set(axes)
-        text = f"drop {call.text}" + (f" over {_names(axes)}" if kept else "")
+        text = f"drop {call.text}"
+        if kept:
+            text = f"drop {_names(axes)} from {call.text}"
+        elif call.call.args and isinstance(call.call.args[0], ast.Call):
+            inner = source_text(span_of(call.call.args[0], call.span.file))
+            text = f"put `{inner}` in place of {call.text}"
         return GraphEdit(text, call.over(over[first.id]), over=over, divide=divide)
 
     def divisions(self, node: Node) -> tuple[Node, ...]:

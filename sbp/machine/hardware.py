@@ -5,9 +5,11 @@ import csv
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from typing import Any, Literal, get_args
+
+import numpy as np
 
 from sbp.kinds import (
     AXIS,
@@ -155,6 +157,12 @@ class Hardware:
     overlaps: bool = True
     host_bytes_per_second: float = 15e9
     platform: Platform = "tpu"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.number):  # JSON takes numbers of Python only
+                object.__setattr__(self, field.name, value.item())
 
     @takes("Hardware.with_axis", skip=1, mesh_axis=AXIS)
     def with_axis(

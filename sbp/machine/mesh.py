@@ -548,9 +548,10 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
     _check_names(names, devices=math.prod(map(int, axis_sizes)))
     devices = jax.devices()
     need = math.prod(map(int, axis_sizes))
+    sizes = " x ".join(map(str, axis_sizes)) + f" = {need}" * (len(axis_sizes) > 1)
     if need > len(devices):
         raise ArgumentError(
-            f"the mesh has {' x '.join(map(str, axis_sizes))} = {need} devices, but JAX has only"
+            f"the mesh has {sizes} devices, but JAX has only"
             f" {len(devices)}; use a smaller mesh, plan on a jax.sharding.AbstractMesh, or simulate"
             f" host devices with XLA_FLAGS=--xla_force_host_platform_device_count={need}",
             code="mesh-devices",

@@ -329,7 +329,8 @@ def _within_memory(search: PlanSearch, free: Program) -> tuple[Program | None, P
       As `fit`.
     """
     program, least, too_low = free, free, PRICES[0] / 10
-    for price in PRICES:
+    even = free.cost.seconds / free.cost.peak_memory_bytes  # memory weighs as much as time
+    for price in sorted((*PRICES, even, 4 * even)):
         found = search.at_price(price, free, fuller=program)
         if found is None:
             break

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from sbp import _jax
+from sbp.annotations import annotate_p
 from sbp.errors import Span, position_text
 from sbp.infer.accumulation import WideSum
 from sbp.infer.cost import late_values, step_sends, step_stages
@@ -393,11 +394,11 @@ class _Writer:
     def conversions(self, box: Box) -> Iterator[str]:
         """A line for each step of a conversion: a collective, or a local slice, mask or pad."""
         reader = box.reader
-        comment = (
-            "needed at the end"
-            if reader is None
-            else f"needed by {reader.name} {node_place(reader)}"
-        )
+        comment = "needed at the end"
+        if reader is not None:
+            pin = reader.op == annotate_p.name and reader.span is None
+            needed = "in_types or out_types" if pin else f"{reader.name} {node_place(reader)}"
+            comment = f"needed by {needed}"
         operand = self.operand(box.source)
         for step in box.steps:
             register = Register(box.target.value, step.target)

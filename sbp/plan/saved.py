@@ -381,7 +381,7 @@ def _read_file(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise SbpError(
-            f"cannot read {path}: {why}; write it with plan.save(path)", code="saved-plan"
+            f"cannot read {show(path)}: {why}; write it with plan.save(path)", code="saved-plan"
         ) from error
 
 

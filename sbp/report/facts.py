@@ -438,11 +438,14 @@ class InputUses:
 
     def _weights(self, node: Node) -> list[Weight]:
         """Which operand of a product is a weight: an input that the update reads too; without an
-        update, the only operand that is an input, or the second of two. Both operands where they
-        are inputs that the update does not read: frozen weights, or data."""
+        update, the only operand that is an input, or the second of two; of a product with two
+        batch dims, such as one of attention, neither. Both operands where they are inputs that the
+        update does not read: frozen weights, or data."""
         roots = [(n, r) for n in (1, 0) if (r := self.root(node.inputs[n])) is not None]
         if "update" not in self.phases.of.values():
-            return roots[:1]
+            numbers = node.params.get("dimension_numbers", ())  # contracted and batch dims
+            is_numbered = len(numbers) == 2 and len(numbers[1][0]) > 1
+            return [] if is_numbered else roots[:1]
         return [(n, r) for n, r in roots if "update" in self.readers[r]][:1] or roots
 
 

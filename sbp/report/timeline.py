@@ -450,7 +450,7 @@ class Limits(Work):
         Source: Chowdhery et al., "PaLM" (arXiv:2204.02311), appendix B. As there, what
         rematerialisation repeats does not count.
         """
-        possible = self.peak * self.modelled
+        possible = self.peak * self.modelled if self.modelled else 0.0
         return self.flops / possible if possible else 0.0
 
 
@@ -529,7 +529,7 @@ def limits_section(program: Program) -> Section:
 
 def _flops_text(flops: float) -> str:
     """A number of operations with three significant digits and a unit of thousands."""
-    thousands = min(int(math.log10(max(flops, 1)) // 3), 6)
+    thousands = int(min(math.log10(max(flops, 1)) / 3, 6))
     return f"{flops / 1000**thousands:.3g} {['', *'KMGTPE'][thousands]}FLOP"
 
 

@@ -192,7 +192,7 @@ def need_text(reason: ConversionReason) -> str:
     if need.kind == "pin":
         span = annotation_span(need.node)
         return (
-            "pinned by an annotation"
+            "pinned by in_types or out_types"
             if span is None
             else f"pinned by{quote(span)} at {place(span)}"
         )
@@ -244,6 +244,7 @@ _PREDICATE = "it is the predicate of {node}, and every device needs the same pre
 
 _READ = {
     "pin": "pinned as {after} by `{source}` {place}",
+    "given pin": "pinned as {after} by in_types or out_types",
     "predicate": _PREDICATE,
     "carry": "carried as {after} by {node}",
     "body": "taken into the body as {after} by {node}",
@@ -303,7 +304,8 @@ def _sentence(
             "dtype": node.params.get("new_dtype"),
         }
     )
-    return templates.get(need.kind, templates[""]).format(
+    kind = "given pin" if need.kind == "pin" and node is not None and not node.span else need.kind
+    return templates.get(kind, templates[""]).format(
         before=before,
         after=repr(decode(need.change.after)),
         allowing=allowing if need.allowing else "",

@@ -19,7 +19,7 @@ from sbp.annotations import as_type
 from sbp.errors import ArgumentError, ArgumentTypeError, SbpError, nearest, refused
 from sbp.infer.accumulation import Reduction, is_real, wide
 from sbp.infer.space import TypeSpace, from_type
-from sbp.kinds import Kind, deleted, is_whole, made_of, or_none, reduce_dtype_name, show, takes
+from sbp.kinds import Kind, check_alive, is_whole, made_of, or_none, reduce_dtype_name, show, takes
 from sbp.machine.mesh import mesh_spec
 from sbp.run.boxing import Boxing
 from sbp.run.execute import is_simulated, own_mesh, partition_spec, place_array
@@ -144,6 +144,7 @@ class Partial(_InParts):
             raise _PARTIAL_PARTS.refusal("Partial.reduce", "parts", self.parts)
         mesh = self._mesh()
         if mesh is not None:
+            check_alive(self.parts, "this Partial")
             return _on_mesh(self, mesh)
         x, dims = self.parts, tuple(range(self.rank))
         if self.monoid != "sum" or not is_real(x.dtype):
@@ -461,8 +462,7 @@ class Padded(_InParts):
         """
         if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
             x = _numpy(x)
-        elif isinstance(x, jax.Array) and x.is_deleted():
-            raise deleted("Padded.of: `x`")
+        check_alive(x, "Padded.of: `x`")
         whole = tuple(x.shape) if shape is None else tuple(map(int, shape))
         t, axes = _held_type(type, whole, mesh)
         padding = Padding.of(whole, t, axes)

@@ -3,7 +3,7 @@ statement or change its policy, or change arguments of a call."""
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeGuard
 
@@ -16,6 +16,7 @@ from sbp.source.reader import (
     SourceRead,
     binding_of,
     contains,
+    end_of,
     exact_text,
     expression_at,
     function_of,
@@ -33,6 +34,8 @@ from sbp.source.reader import (
     statement_of,
 )
 from sbp.types import Atom, Broadcast, NdSbp, Split, Unreduced
+
+Edits = tuple[SourceEdit, ...]
 
 Part = Literal["result", "cotangent", "whole"]
 """The part of an annotation that an edit changes: the type of its result, that of the cotangent, or
@@ -60,7 +63,7 @@ def repin(
     free: tuple[str, ...] = (),
     reduce_dtype: str | None = None,
     is_constraint: bool = False,
-) -> tuple[SourceEdit, ...]:
+) -> Edits:
     """Edits that make an annotation pin other atoms.
 
     Arguments:
@@ -176,9 +179,7 @@ def _keywords(atoms: Mapping[str, Atom], module: str) -> list[str]:
 # ---- new annotations ----------------------------------------------------------------------------
 
 
-def convert_value(
-    line: Span, read: SourceRead, atoms: Mapping[str, Atom]
-) -> tuple[SourceEdit, ...]:
+def convert_value(line: Span, read: SourceRead, atoms: Mapping[str, Atom]) -> Edits:
     """Edits that annotate a value for the line that reads it, and for later lines.
 
     A local variable gets a new statement before the line. An expression, a variable of an outer
@@ -267,7 +268,7 @@ def _before(statement: ast.stmt, file: str) -> str | None:
 
 def under_policy(
     line: Span, policy: Policy, axis: str
-) -> tuple[tuple[SourceEdit, ...], Callable[[Sequence[Span]], bool]] | None:
+) -> tuple[Edits, Callable[[Sequence[Span]], bool]] | None:
     """The edits that put a policy on one mesh axis around the statement of a line, and whether an
     operation with some frames is traced while the statement runs; None where the statement has
     statements inside, or shares a line with another one."""
@@ -399,7 +400,7 @@ def items_of(call: Span | None, name: str, count: int) -> list[tuple[Span, str]]
     return [(span, exact_text(span)) for span in spans]
 
 
-def constants_in(at: Span, old: Any, new: Any) -> tuple[SourceEdit, ...]:
+def constants_in(at: Span, old: Any, new: Any) -> Edits:
     """Edits that replace a constant in an expression. A name of a keyword argument, and a name in
     the text of a type, count as constants.
 
@@ -439,9 +440,7 @@ def _constant(part: ast.expr, at: Span, old: Any, new: Any) -> str:
     return text if '"' in text or not isinstance(changed, str) else f'"{changed}"'
 
 
-def sizes_edits(
-    made_at: Span | None, names: Sequence[str], constraints: Sequence[str]
-) -> tuple[SourceEdit, ...]:
+def sizes_edits(made_at: Span | None, names: Sequence[str], constraints: Sequence[str]) -> Edits:
     """Edits that give the call of `jax.export.symbolic_shape` which makes some sizes other
     constraints; none where the file does not show one such call.
 
@@ -474,3 +473,96 @@ def _makes_sizes(part: ast.AST, names: Sequence[str]) -> TypeGuard[ast.Call]:
             return set(names) <= set(re.findall(r"\w+", str(written)))
         case _:
             return False
+
+
+# ---- collectives --------------------------------------------------------------------------------
+# Edits of programs that call `jax.lax` themselves.
+
+
+def lax_in(file: str) -> tuple[str, tuple[str, ...]]:
+    """The name of `jax.lax` in a file, and the import statements that the file needs for it."""
+    for node in parsed_file(file).tree.body:
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            name, module = alias.asname or alias.name, getattr(node, "module", "")
+            if (module, alias.name) == ("jax", "lax"):
+                return name, ()
+            if (module, alias.name) == ("", "jax"):
+                return f"{name}.lax", ()
+    return "lax", ("from jax import lax",)
+
+
+def into_call(span: Span, function: str, arguments: str) -> Edits:
+    """An expression as the first argument of a function of `jax.lax`.
+
+    Arguments:
+      span: the expression.
+      function: the function's name.
+      arguments: the other arguments, as source text.
+    """
+    lax, imports = lax_in(span.file)
+    return (
+        SourceEdit(span=start_of(span), replacement=f"{lax}.{function}(", imports=imports),
+        SourceEdit(span=end_of(span), replacement=f", {arguments})"),
+    )
+
+
+def after_statement(span: Span, name: str, function: str, arguments: str) -> Edits:
+    """A variable put through a function of `jax.lax` after the statement that sets it.
+
+    Arguments:
+      span: an expression in the statement.
+      name: the variable.
+      function: the function's name.
+      arguments: the other arguments, as source text.
+
+    Returns:
+      The edits; none where no statement stands at the span.
+    """
+    statement = statement_at(parsed_file(span.file), span)
+    if statement is None:
+        return ()
+    lax, imports = lax_in(span.file)
+    before = (line_text(span.file, statement.lineno) or "").encode()[: statement.col_offset]
+    between = "; " if before.strip() else "\n" + before.decode()
+    text = f"{between}{name} = {lax}.{function}({name}, {arguments})"
+    place = end_of(span_of(statement, span.file))
+    return (SourceEdit(span=place, replacement=text, imports=imports),)
+
+
+def divide_by_sizes(span: Span, axes: tuple[str, ...], tree: str = "") -> Edits:
+    """The edits that divide an expression by the number of devices along some mesh axes.
+
+    Arguments:
+      span: the expression.
+      axes: the mesh axes.
+      tree: the source text of a pytree whose leaves are divided in place of the expression.
+    """
+    lax, imports = lax_in(span.file)
+    sizes = " * ".join(f'{lax}.axis_size("{axis}")' for axis in axes)
+    by = sizes if len(axes) == 1 else f"({sizes})"
+    if tree:
+        text = f"jax.tree.map(lambda g: g / {by}, {tree})"
+        return (SourceEdit(span=span, replacement=text, imports=(*imports, "import jax")),)
+    return (
+        SourceEdit(span=start_of(span), replacement="(", imports=imports),
+        SourceEdit(span=end_of(span), replacement=f" / {by})"),
+    )
+
+
+def in_order(edits: Iterable[SourceEdit]) -> Edits:
+    """Edits in source order, each once; an insertion comes before a deletion at the same place."""
+    return tuple(
+        sorted(
+            dict.fromkeys(edits),
+            key=lambda e: (e.span.file, start_of(e.span), e.span != start_of(e.span)),
+        )
+    )
+
+
+def axes_text(axes: tuple[str, ...]) -> str:
+    """Mesh axes as source text.
+
+    >>> axes_text(("data",)), axes_text(("data", "model"))
+    ('"data"', '("data", "model")')
+    """
+    return f'"{axes[0]}"' if len(axes) == 1 else "(" + ", ".join(f'"{a}"' for a in axes) + ")"

@@ -1,6 +1,7 @@
 """Ways to write and to call an `sbp.jit` function that `jax.jit` has.
 Static and donated arguments, and arguments that are no arrays, as `jax.jit` takes them."""
 
+import copy
 import dataclasses
 import functools
 from typing import Any
@@ -595,6 +596,12 @@ def test_a_device_is_named_by_the_mesh(option, pair):
         functools.partial(sbp.jit, **{option: "cpu"})(two, pair)
 
 
+def test_a_copy_of_what_was_planned(pair):
+    f = sbp.jit(lambda x: x + 1, pair)
+    plan = f.plan(jnp.ones(8))
+    assert copy.deepcopy({"f": f, "plan": plan}) == {"f": f, "plan": plan}
+
+
 @pytest.mark.parametrize("held", ["array", "Padded", "Partial"])
 def test_a_deleted_array_is_refused(held, pair):
     """The runtime ends the process where a compiled function gets an array that it has taken."""
@@ -610,6 +617,9 @@ def test_a_deleted_array_is_refused(held, pair):
     kept = sbp.jit(lambda a: a * 2, pair, rows[held], rows[held])
     with pytest.raises(sbp.SbpError, match="input a is deleted"):
         kept(x)
+    if held == "Partial":
+        with pytest.raises(sbp.SbpError, match="this Partial is deleted"):
+            x.reduce()
     if held == "array":
         for take in (kept.plan(jnp.ones(16)).place, lambda x: sbp.Padded.of(x, rows[held], pair)):
             with pytest.raises(sbp.SbpError, match="is deleted"):

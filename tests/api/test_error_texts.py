@@ -263,8 +263,25 @@ def test_a_leaked_value_names_the_function():
 def test_arrays_of_dtypes_that_jax_lacks(x: Any, says: str):
     with pytest.raises(TypeError):
         jax.jit(lambda batch: batch["x"])({"x": x})
+    f = sbp.jit(lambda batch: batch["x"], EIGHT)
     with pytest.raises(TypeError, match=rf"^bad-argument: .*input batch\['x'\] {says}"):
-        sbp.jit(lambda batch: batch["x"], EIGHT)({"x": x})
+        f({"x": x})
+    if isinstance(x, np.ndarray):
+        with pytest.raises(TypeError, match=rf"input batch\['x'\] {says}"):
+            f.plan({"x": jax.ShapeDtypeStruct(x.shape, x.dtype)})
+
+
+@pytest.mark.parametrize("shape", [(None, 4), (-1, 4), (jnp.int32(8), 4)])
+def test_every_dim_of_an_input_has_a_size(shape: Any):
+    with pytest.raises(sbp.SbpError, match=r"input x is .*; give each dim's size as"):
+        sbp.jit(jnp.sin, EIGHT).plan(jax.ShapeDtypeStruct(shape, "float32"))
+
+
+@pytest.mark.parametrize("wrap", [jax.jit, jax.grad, jax.vmap, jax.checkpoint, lambda f: f])
+def test_a_call_with_too_few_arguments(wrap: Any):
+    with pytest.raises(sbp.SbpError, match=r"was called wrongly: .* missing 1 required") as caught:
+        sbp.jit(wrap(lambda x, y: x + y), EIGHT)(np.ones(8, "float32"))
+    assert isinstance(caught.value, TypeError)
 
 
 @pytest.mark.parametrize(

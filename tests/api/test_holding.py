@@ -303,6 +303,12 @@ def test_wrong_arguments_are_not_placed(name):
         plan.place(*args)
 
 
+def test_a_traced_array_is_not_placed():
+    plan = sbp.jit(lambda w: w * 2, sbp.make_mesh((2,), ("x",))).plan(W)
+    with pytest.raises(sbp.SbpError, match="input w is traced by a transformation"):
+        jax.jit(lambda w: plan.place(w))(W)
+
+
 def test_an_abstract_mesh_has_no_places():
     plan = sbp.jit(lambda w: w * 2, jax.sharding.AbstractMesh((2,), ("x",)), hardware="cpu").plan(W)
     with pytest.raises(sbp.SbpError, match="abstract-mesh"):

@@ -443,3 +443,12 @@ def test_keyword_arguments_go_with_in_types_beside_out_shardings():
     np.testing.assert_array_equal(result, SQUARE + SQUARE)
     with pytest.raises(ValueError, match="in_shardings names positional"):
         sbp.jit(lambda x, *, y: x + y, DEVICES, in_shardings=(P("x"),))(SQUARE, y=SQUARE)
+
+
+@pytest.mark.parametrize("option", ["in_types", "out_types", "in_shardings", "out_shardings"])
+def test_a_spec_of_more_dims_than_the_array_is_refused(option):
+    """As by `jax.jit`, also where the dims are not split."""
+    options: Any = {option: P("x", None, None)}
+    with pytest.raises(sbp.SbpError, match="is for 3 dims, but the tensor has 2 dims") as caught:
+        sbp.jit(lambda x: x, DEVICES, **options).plan(SQUARE)
+    assert isinstance(caught.value, ValueError)

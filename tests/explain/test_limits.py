@@ -178,7 +178,7 @@ def test_pins_without_a_label_are_counted():
         return jax.tree.map(jnp.tanh, [a, b, c, d, e, f])
 
     (found,) = diagnosed(program, [shape(8 * n, 8) for n in range(1, 7)])
-    (note,) = [n for n in found.notes if "gives this error by itself" in n]
+    (note,) = [n for n in found.notes if "alone gives this error" in n]
     assert note.count(" as P(sum)") == 3 and note.endswith(", 2 more pins")
 
 

@@ -478,3 +478,10 @@ def test_a_misspelled_axis_in_a_region_is_named():
     mesh = sbp.make_mesh((2, 4), ("data", "model"))
     (found,) = sbp.jit(region, mesh).check(jnp.ones((8, 4))).diagnostics
     assert found.code == "unknown-axis" and 'did you mean "model"' in found.title
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_region_of_arrays_without_elements(padded):
+    total = sbp.manual(lambda a: jax.lax.psum(a.sum(0), "data"), "data:S(0)", "B", padded=padded)
+    mesh = sbp.make_mesh((2, 4), ("data", "model"))
+    assert sbp.jit(total, mesh)(jnp.zeros((0, 3))).tolist() == [0, 0, 0]

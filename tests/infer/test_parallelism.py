@@ -111,6 +111,21 @@ def test_fully_sharded_when_memory_is_short():
     assert found["all_reduce"] == 0
 
 
+def test_a_small_step_takes_less_memory():
+    """Prices of memory between the powers of ten have the plan that fits."""
+
+    def step(p, x, y):
+        loss = lambda p: ((jnp.tanh(x @ p["w1"]) @ p["w2"] - y) ** 2).mean()
+        return jax.tree.map(lambda w, g: w - 0.1 * g, p, jax.grad(loss)(p))
+
+    mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+    types = ({"w1": "model:S(1)", "w2": "model:S(0)"}, "data:S(0)", "data:S(0)")
+    limit = 2.2 * 2**20
+    f = sbp.jit(step, mesh, in_types=types, donate_argnums=0, memory_limit=limit)
+    plan = f.plan(mlp_params(256, 1024), shape(512, 256), shape(512, 256))
+    assert plan.cost.peak_memory_bytes <= limit
+
+
 def moe_loss(p, x, y, dispatch, combine):
     tokens = jnp.einsum("gsec,gsm->egcm", dispatch, x)
     hidden = jax.nn.relu(jnp.einsum("egcm,emh->egch", tokens, p["wi"]))

@@ -281,3 +281,13 @@ def test_phases_of_a_step():
     assert mlp.__code__.co_firstlineno + 1 in lines["forward"] & lines["backward"]
     assert {first + 2, first + 3} <= lines["update"]
     assert not {first + 2, first + 3} & (lines["forward"] | lines["backward"])
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_attention_on_queries_keys_and_values_has_no_experts(dim):
+    def attention(q, k, v):
+        weights = jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k))
+        return jnp.einsum("bhqk,bhkd->bhqd", weights, v)
+
+    said = used(attention, LINE, f"x:S({dim})", *[shape(8, 8, 64, 32)] * 3)
+    assert said == ["products of activations alone"]

@@ -2,12 +2,15 @@
 collective in its lane, and its peak with each class of bytes. What limits a program adds up to the
 plan's time. FLOPs and bytes are counted by hand."""
 
+import json
 import re
 from collections import defaultdict
+from typing import Any
 from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import sbp
@@ -431,3 +434,14 @@ def test_tensors_of_layers_are_one_row():
     assert sum(n * one.bytes_per_device for one, n in held) == STATE / 4
     text = plan.report().text()
     assert "25 inputs" in text and f"weights[*][1] ({LAYERS}) (donated)" in text
+
+
+@pytest.mark.parametrize("rate", [np.float32(1e12), float("inf")])
+def test_rates_that_json_and_tables_cannot_write(rate):
+    names = ("flops_per_second", "hbm_bytes_per_second", "hbm_bytes", "link_bytes_per_second")
+    figures: dict[str, Any] = dict.fromkeys(names, rate)
+    hardware = sbp.Hardware(name="fast", **figures)
+    mesh = jax.sharding.AbstractMesh((4,), ("x",))
+    plan = sbp.jit(lambda x: x @ x, mesh, in_types="x:S(0)", hardware=hardware)
+    report = plan.plan(jax.ShapeDtypeStruct((8, 8), "float32")).report()
+    assert json.dumps(report.to_json()) and "FLOP" in str(report.roofline())

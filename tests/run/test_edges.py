@@ -249,10 +249,14 @@ BAD = {
         "not an array until you call its .full",
     ),
     "partial sum for a maximum": (
-        lambda m: sbp.jit(lambda x: x, m).plan(sbp.Partial(GRID, sbp.parse("x:P(max)")))(
-            sbp.Partial(GRID, sbp.parse("x:P(sum)"))
+        lambda m: sbp.jit(lambda x: x, m).plan(sbp.Partial(GRID[:2], sbp.parse("x:P(max)")))(
+            sbp.Partial(GRID[:2], sbp.parse("x:P(sum)"))
         ),
         r"input x is x:P\(sum\), but the plan takes x:P\(max\)",
+    ),
+    "Partial of another mesh": (
+        lambda m: sbp.jit(lambda x: x, m)(sbp.Partial(GRID[:5], sbp.parse("x:P(sum)"))),
+        r"input x is a Partial of x:P\(sum\) with parts \(5,\), which do not fit the mesh",
     ),
     "plan inside of jit": (
         lambda m: jax.jit(sbp.jit(lambda x: x, m).plan(GRID))(GRID),

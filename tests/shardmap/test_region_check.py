@@ -116,6 +116,32 @@ CODES = {name: (make, ["doubled-reduction"]) for name, make in DOUBLED.items()} 
 }
 
 
+def test_a_number_that_is_the_size_of_another_axis_may_not_be_that_of_this_one():
+    def step(w, x):
+        g = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        return lax.psum(g, ("data", "model")) / lax.axis_size("model")
+
+    specs = PartitionSpec(), PartitionSpec(("data", "model"))
+    program = region(step, specs, PartitionSpec())
+    (found,) = sbp.check_shard_map(program, W, X, mesh=MESH).diagnostics
+    assert (found.code, found.severity) == ("wrong-reduction", "error")
+
+
+def test_arguments_may_be_traced():
+    def checked(x, w):
+        assert codes(sbp.check_shard_map(region(twice), x, w, mesh=MESH)) == ["doubled-reduction"]
+        return x
+
+    jax.eval_shape(checked, X, W)
+
+
+@pytest.mark.parametrize("args", [(X,), (X, W, W)])
+def test_a_call_with_another_number_of_arguments(args):
+    program = region(lambda x, w: x @ w, PartitionSpec(), PartitionSpec())
+    with pytest.raises(sbp.SbpError, match=r"program was called wrongly: .*positional argument"):
+        sbp.check_shard_map(program, *args, mesh=MESH)
+
+
 @pytest.mark.parametrize("name", list(CODES))
 def test_what_a_program_gets(name):
     make, want = CODES[name]

@@ -51,6 +51,13 @@ def gradients_left(p, x, y):
     return value, update(p, g)
 
 
+def gradients_averaged_again(p, x, y):
+    """With check_vma=True, JAX has summed the gradients already."""
+    value, g = jax.value_and_grad(loss_of_tree)(p, x, y)
+    g = lax.pmean(g, "data")
+    return lax.pmean(value, "data"), update(p, g)
+
+
 def value_left(w, x, y):
     value, g = jax.value_and_grad(loss)(w, x, y)
     g = lax.pmean(g, "data")
@@ -170,6 +177,9 @@ GRADIENTS = {
     "gradient_left": Faulty(gradient_left, step, (W, X, Y), STEP, PS()),
     "gradients_left": Faulty(gradients_left, step_of_tree, (PARAMS, X, Y), STEP, PS()),
     "value_left": Faulty(value_left, step, (W, X, Y), STEP, PS()),
+    "gradients_averaged_again": Faulty(
+        gradients_averaged_again, step_of_tree, (PARAMS, X, Y), STEP, PS(), vma=(True,)
+    ),
     "gradient_returned": Faulty(
         lambda w, x, y: jax.grad(loss)(w, x, y), jax.grad(loss), (W, X, Y), STEP, PS()
     ),
