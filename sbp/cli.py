@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = parser.parse_args(words)
         console = Console(highlight=False)
         match given.command:
-            case "check" | "report":
+            case "check" | "report" | "emit":
                 return show_program(given)
             case "explain":
                 _explain(console, " ".join(given.name))

@@ -384,6 +384,15 @@ def test_report(folder, capsys, monkeypatch):
     assert "cannot write no/out.html" in capsys.readouterr().err
 
 
+def test_a_plan_is_written_as_a_file(folder, capsys):
+    words = ["emit", "model.py:right", "--args", MATRICES, "-o", "out.py"]
+    assert main(words) == 0 and "wrote out.py" in capsys.readouterr().out
+    assert "jax.shard_map" in (folder / "out.py").read_text()
+    assert main(words) == 2 and "replace it with --force" in capsys.readouterr().err
+    assert main([*words, "--force"]) == 0
+    capsys.readouterr()
+
+
 @pytest.mark.parametrize(
     "views", [["--json", "--html", "x.html"], ["--short", "--source"], ["--html", ""]]
 )

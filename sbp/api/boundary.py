@@ -318,6 +318,8 @@ def read_entry(t: Any, leaf: Leaf, names: tuple[str, str], mesh: MeshSpec, skip:
         try:
             # The truth of a ShapeDtypeStruct is its length, which a scalar does not have.
             t = t(path, shape if leaf.struct is None else leaf.struct)
+        except SbpError as error:  # of `sbp.padded` without parentheses
+            raise error.about(names[0]) from None
         except TypeError as error:
             if takes_no_such_call(error):
                 raise refused(

@@ -3,6 +3,7 @@ compared with a file in tests."""
 
 import difflib
 import functools
+import io
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh
 
 from sbp import _jax
 from sbp.api.call import CallReader, CallSignature, quick_key, refuse_taken
+from sbp.api.emit import Call, emit
 from sbp.api.holding import Holding
 from sbp.api.tracing import Traced, Tracer, traced_call
 from sbp.errors import (
@@ -386,6 +389,63 @@ class Plan:
         except (ValueError, TypeError, NotImplementedError, ImportError) as error:
             raise refused(f"plan.export: {error}", error) from error
         write_file(path, data)
+
+    def source(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The plan as a Python file that imports `jax` and nothing of sbp.
+
+        The file has one function for the body of `jax.shard_map`, for each body of a loop or a
+        branch, and for each kernel of several operations. A comment behind a line has the type of
+        its value and the user's line; for a collective also the bytes that a device sends, and the
+        operation that needs the result. The file is for one platform, that of the mesh. It makes
+        its mesh with `jax.make_mesh`. For an `sbp.Partial` or `sbp.Padded`, it has the array of its
+        parts.
+
+        Arguments:
+          path: the file to write; one that exists is replaced. Large arrays that the function
+            closes over are in a file beside it, which ends in `.npz`.
+
+        Returns:
+          The text of the file.
+
+        Raises:
+          SbpError: `bad-argument` for what has no such source, such as a callback, a kernel in
+            Pallas, or an array in host memory; under other settings of JAX than those of the plan;
+            for the name of a file that does not end in .py; `saved-plan` where it cannot be
+            written.
+
+        >>> import sbp
+        >>> f = sbp.jit(lambda x: 2 * x, sbp.make_mesh((1,), ("data",)))
+        >>> text = f.plan(jax.ShapeDtypeStruct((2,), "float32")).source()
+        >>> [line for line in text.splitlines() if " = 2.0 * x" in line]
+        ['    mul = 2.0 * x  # B, at <doctest sbp.api.plan.Plan.source[1]>:1']
+        """
+        if _jax.trace_key() != self._signature.key[-1]:
+            raise SbpError(
+                "plan.source runs under the settings of JAX that the plan was made under, such as"
+                " jax.enable_x64; call it there"
+            )
+        if path is not None and not str(path).endswith(".py"):
+            raise refused(f"the name of the file must end in .py, got {path!r}", ValueError)
+        parameters = self._reader.options.parameters
+        static = parameters.static.positions(len(parameters.names), "static_argnums")
+        args, kwargs = self._signature.tree.children()
+        names = [n for i, n in enumerate(parameters.names) if i not in static]
+        names += [f"argument_{i}" for i in range(len(names), len(args.children()))]
+        call = Call(
+            name=self._reader.name,
+            positional=names[: len(args.children())],
+            keywords=(kwargs.node_data() or (dict, ()))[1],
+            ins=self._signature.tree,
+            outs=self.results.tree,
+        )
+        found = emit(self.program, self._executable, call, self.holding.shapes)
+        if path is not None:
+            if found.arrays:
+                data: Any = io.BytesIO()
+                np.savez(data, **found.arrays)  # pyright: ignore[reportArgumentType]
+                write_file(Path(path).with_suffix(".npz"), data.getvalue())
+            write_file(path, found.text.encode())
+        return found.text
 
     @property
     def _side(self) -> ComparedPlan:

@@ -29,7 +29,7 @@ from rich.console import Console
 import sbp
 from sbp._jax import context_mesh
 from sbp.api.jit import Jitted, JittedMethod, check_shard_map, jit
-from sbp.errors import CODES, SbpError, bytes_text, nearest, seconds_text
+from sbp.errors import CODES, SbpError, bytes_text, counted, nearest, seconds_text
 from sbp.kinds import AXIS_NAMES, can_name, is_whole
 from sbp.moe.sharding import simulate_devices
 from sbp.report.concepts import CONCEPT_WORDS
@@ -46,6 +46,7 @@ COMMANDS: Mapping[str, str] = {
     "train": "in a checkout: train the GShard MoE Transformer",
     "check": "check FILE:FUNCTION; in a checkout also whether sbp train would begin",
     "report": "the full report on FILE:FUNCTION",
+    "emit": "write the plan of FILE:FUNCTION as a Python file that needs JAX alone",
     "curves": "in a checkout: draw the curves of a training run as an HTML page",
     "export": "in a checkout: a trained model as one safetensors file",
     "plan": "in a checkout: types and price of a training step, without training it",
@@ -103,11 +104,13 @@ _OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "report": {
         **_PROGRAM,
         "--short": {"action": "store_true", "help": "the short report"},
-        "--source": {
-            "action": "store_true",
-            "help": "the source, each line with its types and bytes",
-        },
+        "--source": {"action": "store_true", "help": "the source, each line with types and bytes"},
         "--html": {"metavar": "FILE", "help": "write the report to this file as HTML"},
+    },
+    "emit": {
+        **{k: v for k, v in _PROGRAM.items() if k not in ("--shard-map", "--json")},
+        "-o": {"dest": "output", "metavar": "FILE", "required": True, "help": "the file to write"},
+        "--force": {"action": "store_true", "help": "replace the file if it exists"},
     },
     "signatures": {
         "name": {
@@ -394,30 +397,35 @@ def show_program(given: argparse.Namespace) -> int:
     Raises:
       SbpError: `unknown-option` where the HTML file cannot be written.
     """
+    written = Path(getattr(given, "output", "x") or "x")
+    exists = written.exists() or written.with_suffix(".npz").exists()
+    if given.command == "emit" and exists and not given.force:
+        about = f"{given.output} exists; name another file, or replace it with --force"
+        raise SbpError(about, code="unknown-option")
     views = [f"--{v}" for v in ("json", "html", "short", "source") if getattr(given, v, None)]
     if len(views) > 1 and views != ["--html", "--short"]:
-        raise SbpError(
-            f"{' and '.join(views)} print one report in several ways; give one of them",
-            code="unknown-option",
-        )
-    if getattr(given, "html", None) == "":
-        raise SbpError("--html needs the name of a file", code="unknown-option")
+        about = f"{' and '.join(views)} print one report in several ways; give one of them"
+        raise SbpError(about, code="unknown-option")
+    if "" in (getattr(given, "html", None), getattr(given, "output", None)):
+        raise SbpError("--html and -o need the name of a file", code="unknown-option")
     try:
         report = _check(given)
     except UserCodeError as error:
         _show_users_error(error, given.target)
         return 2
+    if isinstance(report, str):
+        arrays = f" and {written.with_suffix('.npz')}" if "ARRAYS = " in report else ""
+        print(f"wrote {given.output}{arrays}: {counted(report.count(chr(10)), 'line')}")
+        return 0
     page = _page(report, given)
-    if given.json:
+    if getattr(given, "json", None):
         print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
     elif getattr(given, "html", None):
         try:
             Path(given.html).write_text(page.html(standalone=True), encoding="utf-8")
         except OSError as error:
-            raise SbpError(
-                f"cannot write {given.html}: {error.strerror}; name another file",
-                code="unknown-option",
-            ) from None
+            about = f"cannot write {given.html}: {error.strerror}; name another file"
+            raise SbpError(about, code="unknown-option") from None
         print(f"wrote {given.html}")
     else:
         Console(highlight=False).print(page, soft_wrap=True)
@@ -493,8 +501,8 @@ def is_target(word: str) -> bool:
     return name.endswith(".py") or (is_module and function[:1].isidentifier())
 
 
-def _check(given: argparse.Namespace) -> Report:
-    """The report on the program that the options name.
+def _check(given: argparse.Namespace) -> Report | str:
+    """The report on the program that the options name; for `sbp emit`, the source of its plan.
 
     Raises:
       SbpError: `unknown-option` where there is no such program, or it lacks arguments or a mesh.
@@ -515,12 +523,13 @@ def _check(given: argparse.Namespace) -> Report:
             raise
         return Report(program=None, diagnostics=diagnostics_of(error), title=given.target)
     axes = AbstractMesh(tuple(mesh.values()), tuple(mesh)) if mesh else None
+    if given.command == "emit":
+        jitted = _jit(function, axes, given)
+        return _run(lambda: jitted.plan(*args, **kwargs).source(given.output), "")
     if given.shard_map:
         if axes is None:
-            raise SbpError(
-                "--shard-map needs the mesh of the program, such as --mesh data=2,model=4",
-                code="unknown-option",
-            )
+            about = "--shard-map needs the mesh of the program, such as --mesh data=2,model=4"
+            raise SbpError(about, code="unknown-option")
         return _run(lambda: check_shard_map(function, *args, mesh=axes, **kwargs), "")
     jitted = _jit(function, axes, given)
     return _run(lambda: jitted.check(*args, **kwargs), "")
@@ -528,9 +537,8 @@ def _check(given: argparse.Namespace) -> Report:
 
 _MORE_DEVICES = " If it needs more devices: --devices N"
 _SHARDED = (
-    " The mesh has Explicit axes, and --args gives no shardings. Write a function without arguments"
-    " that returns (function, arguments), the arguments as jax.ShapeDtypeStruct with sharding=,"
-    " and name it as TARGET"
+    " --args gives no shardings, which Explicit axes need. Name a function without arguments that"
+    " returns (function, arguments), these as jax.ShapeDtypeStruct with sharding="
 )
 
 

@@ -23,7 +23,7 @@ from sbp.plan.ir import Apply, Block, Box, ConstantRegister, Loop
 from sbp.plan.program import Program
 from sbp.plan.saved import digests
 from sbp.run.boxing import without_padding
-from sbp.run.interpret import Interpreter
+from sbp.run.interpret import Called, Interpreter
 from sbp.trace.graph import Constant, Graph
 from sbp.types import NdSbp, Split
 
@@ -170,6 +170,7 @@ class Executable:
             out_shardings=leaving,
             **options,
         )
+        self._specs = in_specs, out_specs
         self._compiled: Any = None
         self._keys = [
             i for i, v in enumerate(graph.inputs) if _jax.is_extended(graph.avals[v].dtype)
@@ -179,12 +180,22 @@ class Executable:
         self._in_flight: deque[Any] | None = deque() if is_simulated(mesh) else None
 
     def _whole(
-        self, name: str, in_specs: Sequence[PartitionSpec], out_specs: tuple[PartitionSpec, ...]
+        self,
+        name: str,
+        in_specs: Sequence[PartitionSpec],
+        out_specs: tuple[PartitionSpec, ...],
+        called: Called = lambda _, run, args: run(*args),
     ) -> Callable[..., tuple[Any, ...]]:
-        """The program as a function of flat global arrays."""
+        """The program as a function of flat global arrays.
+
+        Arguments:
+          name: its name.
+          in_specs, out_specs: as `jax.shard_map` takes them.
+          called: as `Interpreter` takes it.
+        """
         program, graph = self.program, self.program.graph
         kept = graph.avals.keys() - program.request.graph.avals.keys()
-        interpreter = Interpreter(program.typing, frozenset(kept))
+        interpreter = Interpreter(program.typing, frozenset(kept), called)
         in_codes = [r.codes for r in program.block.inputs]
         out_codes = program.typing.outputs
         # XLA refuses a region whose operands have no elements. Such operands are made inside.
@@ -248,6 +259,16 @@ class Executable:
                     # of it cannot be drawn. Each device's part has the shape of a copy.
                     whole = tuple(max(c, 0) for c in codes)
                     inspection.callback(named_sharding(whole, mesh, self.mesh, ndim))
+
+    def traced(self, called: Called, shapes: Sequence[Any]) -> Any:
+        """The closed jaxpr of the program for flat `ShapeDtypeStruct`s.
+
+        Arguments:
+          called: as `Interpreter` takes it.
+          shapes: the arguments.
+        """
+        with _jax.without_context_mesh():
+            return jax.make_jaxpr(self._whole(self.name, *self._specs, called))(*shapes)
 
     def lower(self, shapes: Sequence[Any]) -> Any:
         """The `jax.stages.Lowered` of the program for flat `ShapeDtypeStruct`s; on an abstract

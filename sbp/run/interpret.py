@@ -1,5 +1,6 @@
 """The interpreter: runs a block's instructions on the shards of one device, inside `shard_map`."""
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
@@ -469,15 +470,20 @@ class Place(LocalContext):
         return lax.axis_index(self.mesh.names) == 0
 
 
+Called = Callable[[Instruction, Callable[..., list[Any]], list[Any]], list[Any]]
+
+
 class Interpreter:
     """Runs blocks of one plan.
 
     Arguments:
       typing: the types of the program, for shapes and the mesh.
       kept: the values that the plan stacks for the backward pass and the user's program does not.
+      called: runs an instruction: gets it, its function, and the function's arguments.
     """
 
-    def __init__(self, typing: Typing, kept: frozenset[int]) -> None:
+    def __init__(self, typing: Typing, kept: frozenset[int], called: Called) -> None:
+        self.called = called
         self.graph, self.mesh = typing.graph, typing.mesh
         self.memory = DeviceMemory(typing, in_host=False)
         self.boxing = Boxing(typing.mesh)
@@ -520,10 +526,10 @@ class Interpreter:
         def read(source: Source) -> Any:
             return self.constant(source) if isinstance(source, ConstantRegister) else env[source]
 
-        for instruction in block.instructions:
+        def run(instruction: Instruction, *args: Any) -> list[Any]:
             match instruction:
                 case Apply():
-                    results = [read(s) for s in instruction.ins]
+                    results = list(args)
                     if not kept.isdisjoint(instruction.outs):
                         results = [rounded_to_bfloat16(x) for x in results]
                     # A late cast passes its operand on, and what is looked up in it is cast.
@@ -532,23 +538,26 @@ class Interpreter:
                     if not late.isdisjoint(instruction.ins):
                         dtype = self.graph.avals[instruction.outs[0].value].dtype
                         results = [x.astype(dtype) for x in results]
-                    env.update(zip(instruction.outs, results, strict=True))
+                    return results
                 case Box():
                     node = instruction.reader or instruction.maker
                     with self.at(node) if node else nullcontext():
                         shape = self.graph.avals[instruction.source.value].shape
-                        x = self.boxing.run(env[instruction.source], shape, instruction.steps)
+                        x = self.boxing.run(args[0], shape, instruction.steps)
                         in_order = instruction.target in self.rows and fills_tiles(x.shape)
-                        env[instruction.target] = in_rows(x) if in_order else x
+                        return [in_rows(x) if in_order else x]
                 case Loop():
-                    if instruction.node.id in early:
-                        tied = early[instruction.node.id]
-                        after = lax.optimization_barrier([env[r] for r in tied])
-                        env.update(zip(tied, after, strict=True))
                     with self.at(instruction.node):
-                        operands = [read(s) for s in instruction.ins]
-                        results = self.loop(instruction, operands, received)
-                    env.update(zip(instruction.outs, results, strict=True))
+                        return self.loop(instruction, list(args), received)
+
+        for instruction in block.instructions:
+            if isinstance(instruction, Loop) and instruction.node.id in early:
+                tied = early[instruction.node.id]
+                after = lax.optimization_barrier([env[r] for r in tied])
+                env.update(zip(tied, after, strict=True))
+            operands = [read(s) for s in instruction.ins]
+            results = self.called(instruction, functools.partial(run, instruction), operands)
+            env.update(zip(instruction.outs, results, strict=True))
         return [read(s) for s in block.outputs]
 
     def constant(self, source: ConstantRegister) -> Any:

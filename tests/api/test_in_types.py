@@ -179,6 +179,7 @@ def test_matches(pattern, path, named):
             (lambda path, leaf: "dta:S(0)" if leaf.shape else None, None),
             "in_types[0] for params['blocks'][0]['out']['b']: the mesh",
         ),
+        ((sbp.padded, None), "in_types[0]: sbp.padded: too many positional arguments"),
         (("B",), "in_types has 1 entry for 2 non-static positional arguments (params, x)"),
     ],
 )  # fmt: skip

@@ -1,0 +1,218 @@
+"""The source of a plan: it runs without sbp, computes the plan's values bit for bit, and sends what
+the plan sends."""
+
+import functools
+import re
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sbp
+from tests.fuzz.generate import generate
+from tests.fuzz.oracle import jitted
+from tests.run.programs import CASES, NAMES, arguments, function_of
+
+COLLECTIVE = re.compile(
+    r"= (\S+|\([^)]*\)) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)\("
+)
+
+
+def module(plan: Any) -> dict[str, Any]:
+    """The names of the file of a plan."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "emitted.py")
+        plan.source(path)
+        try:
+            return runpy.run_path(str(path))
+        finally:  # a file sets it for its process
+            jax.config.update("jax_enable_x64", False)
+
+
+def sent(lowered: Any) -> Counter[tuple[str, ...]]:
+    """The collectives of a compiled program, with the shapes of their results."""
+    return Counter(COLLECTIVE.findall(lowered.compile().as_text()))
+
+
+def assert_same_program(plan: Any, args: Any, *, compiled: bool = True) -> None:
+    run, (_, leaves) = module(plan)["run"], plan._reader.read(tuple(args), {})
+    flat, *_ = plan.holding.taken(leaves)
+    copies = jax.tree.map(jnp.copy, flat)  # the plan may take its arguments by donation
+    for got, want in zip(run(*copies), plan._executable.jitted(*flat), strict=True):
+        if jnp.issubdtype(got.dtype, jax.dtypes.prng_key):
+            got, want = jax.random.key_data(got), jax.random.key_data(want)
+        np.testing.assert_array_equal(got, want, strict=True)
+    if compiled:
+        assert sent(run.lower(*plan.holding.shapes)) == sent(plan.lower())
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 4), (2, 2, 2)], ids=["8", "2x4", "2x2x2"])
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_the_same_program(case, shape):
+    names = NAMES[: len(shape)]
+    args = arguments(case)
+    f = sbp.jit(function_of(case, names), sbp.make_mesh(shape, names))
+    assert_same_program(f.plan(*args), args)
+
+
+REFUSED = {"random_gamma", "reshard"}
+"""Operations of generated programs that have no public function."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(40))
+def test_generated_programs(seed):
+    f, args = jitted(generate(seed))
+    try:
+        plan = f.plan(*args)
+        plan.source()
+    except sbp.SbpError as error:
+        if "plan.source" not in str(error):
+            pytest.skip("the program has no typing")
+        assert any(f"the operation {name} " in str(error) for name in REFUSED), error
+        return
+    assert_same_program(plan, args, compiled=False)
+
+
+def step(params, state, batch, *, scale):
+    loss = lambda p: scale * jnp.mean((jnp.tanh(batch["x"] @ p["w"]) - batch["y"]) ** 2)
+    value, grads = jax.value_and_grad(loss)(params)
+    updates, state = optax.adam(0.1).update(grads, state, params)
+    return optax.apply_updates(params, updates), state, {"loss": value, "parts": [value, None]}
+
+
+def step_arguments():
+    rng = np.random.default_rng(0)
+    params = {"w": jnp.asarray(rng.normal(size=(16, 8)), "float32")}
+    batch = {k: jnp.asarray(rng.normal(size=(32, n)), "float32") for k, n in (("x", 16), ("y", 8))}
+    return params, optax.adam(0.1).init(params), batch
+
+
+def test_the_file_takes_and_returns_what_the_function_does():
+    f = sbp.jit(step, sbp.make_mesh((8,), ("d",)), in_types=(None, None, "d:S(0)"))
+    args = step_arguments()
+    plan = f.plan(*args, scale=jnp.float32(2))
+    got, want = (g(*args, scale=jnp.float32(2)) for g in (module(plan)["step"], plan))
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_file_runs_where_sbp_is_not_installed(tmp_path):
+    table = jnp.arange(64.0).reshape(8, 8)  # the function closes over it
+    f = sbp.jit(lambda x: x @ table, sbp.make_mesh((8,), ("d",)))
+    path = tmp_path / "program.py"
+    text = f.plan(jnp.ones((8, 8))).source(path)
+    assert path.read_text() == text and path.with_suffix(".npz").exists()
+    check = "import sys; sys.modules['sbp'] = None; import numpy as np, program;"
+    check += "fn = program.x_lambda; print(np.asarray(fn(np.ones((8, 8), 'float32'))).sum())"
+    run = [sys.executable, "-c", check]
+    found = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert float(found.stdout) == 8 * 64 * 63 / 2
+
+
+def test_lines_say_types_bytes_and_lines_of_the_program():
+    def ffn(x, w_in, w_out):
+        h = jax.nn.relu(x @ w_in)
+        return h @ w_out
+
+    mesh = sbp.make_mesh((4,), ("model",))
+    shapes = [jax.ShapeDtypeStruct(s, "float32") for s in ((8, 16), (16, 32), (32, 16))]
+    f = sbp.jit(ffn, mesh, (None, "model:S(1)", "model:S(0)"), "B", boxing="reduce")
+    text = f.plan(*shapes).source()
+    line = f"test_source.py:{ffn.__code__.co_firstlineno + 2}"
+    reduced = [line for line in text.splitlines() if "lax.psum(" in line or "sent," in line]
+    assert any("model:P(sum) -> B, 768.0 B sent" in found for found in reduced), text
+    assert re.search(rf"h @ w_out  # model:P\(sum\), at .*{line}", text)
+
+
+NUMBERS = {
+    "uint32": lambda x: jnp.where(
+        x > 3, jnp.uint32(2**32 - 1), x.astype("uint32") ^ jnp.uint32(3e9)
+    ),
+    "complex": lambda x: x * complex(jnp.inf, 1) + jnp.complex64(complex(-0.0, -1)),
+    "bfloat16": functools.partial(lambda c, x: x[:, :4] * c, jnp.ones(4, "bfloat16")),
+    "int4": functools.partial(
+        lambda c, x: x[:, :4] * c.astype("float32"), jnp.arange(4, dtype="int4")
+    ),
+    "NaN": functools.partial(lambda c, x: x[:, :2] * c, jnp.asarray([jnp.nan, -jnp.inf])),
+    "empty": functools.partial(lambda c, x: jnp.concatenate([c, x]), jnp.zeros((0, 8))),
+    "key": functools.partial(lambda k, x: x * jax.random.normal(k, x.shape), jax.random.key(5)),
+    "wide": lambda x: (x.astype("float64") * 0.1).astype("float32"),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_and_arrays_of_the_program(name):
+    args = (jnp.arange(128.0).reshape(16, 8),)
+    with jax.enable_x64(name == "wide"):
+        plan = sbp.jit(NUMBERS[name], sbp.make_mesh((8,), ("d",))).plan(*args)
+        assert_same_program(plan, args, compiled=False)
+
+
+def test_the_precision_of_products_is_written():
+    with jax.default_matmul_precision("highest"):
+        plan = sbp.jit(lambda x: x @ x, sbp.make_mesh((8,), ("d",))).plan(jnp.ones((8, 8)))
+        assert "lax.Precision.HIGHEST" in plan.source()
+
+
+def run(run, jax, *rest, **named):
+    return run * jax + rest[0] + named["class"]
+
+
+def test_names_that_the_file_uses_itself():
+    x = jnp.arange(8.0)
+    plan = sbp.jit(run, sbp.make_mesh((8,), ("d",))).plan(x, x, x, **{"class": x})
+    np.testing.assert_array_equal(module(plan)["run_2"](x, x, x, **{"class": x}), x * x + 2 * x)
+
+
+def test_other_shapes_are_refused():
+    plan = sbp.jit(lambda x: x.mean(), sbp.make_mesh((8,), ("d",))).plan(jnp.ones(8))
+    with pytest.raises(ValueError, match=r"for arrays of the shapes \(\(8,\),\)"):
+        module(plan)["x_lambda"](jnp.ones(16))
+
+
+def test_equal_loops_are_one_function():
+    def program(x):
+        for _ in range(3):
+            x, _ = jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, length=3)
+        return x
+
+    text = sbp.jit(program, sbp.make_mesh((8,), ("d",))).plan(jnp.ones(8)).source()
+    assert text.count("jnp.sin(") + text.count("lax.sin(") <= 2
+
+
+@pytest.mark.parametrize(
+    ("program", "named"),
+    [
+        (lambda x: jax.pure_callback(np.sin, x, x), "pure_callback"),
+        (lambda x: jax.random.gamma(jax.random.key(0), x), "random_gamma"),
+    ],
+    ids=["callback", "gamma"],
+)
+def test_what_has_no_source_is_named(program, named):
+    plan = sbp.jit(program, sbp.make_mesh((2,), ("d",)), in_types="d:S(0)").plan(jnp.ones(8))
+    with pytest.raises(sbp.SbpError, match=rf"plan\.source: the operation {named} has no source"):
+        plan.source()
+
+
+def test_a_file_of_another_kind_is_not_written(tmp_path):
+    plan = sbp.jit(jnp.sin, sbp.make_mesh((2,), ("d",))).plan(jnp.ones(8))
+    with pytest.raises(sbp.SbpError, match=r"must end in \.py"):
+        plan.source(tmp_path / "plan.npz")
+
+
+def test_a_file_is_replaced(tmp_path):
+    plan = sbp.jit(jnp.sin, sbp.make_mesh((2,), ("d",))).plan(jnp.ones(8))
+    path = Path(tmp_path, "sine.py")
+    path.write_text("old")
+    assert plan.source(path) == path.read_text() != "old"
