@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name in _PROGRAMS and not (name == "check" and about_program):
             if name in ("train", "plan") and any(map(is_target, rest)):
                 raise SbpError(
-                    f"sbp {name} takes no program, only options of the MoE Transformer; for a"
-                    f" program of yours, use sbp report {' '.join(rest)}",
+                    f"sbp {name} takes options of the MoE Transformer, and no program of yours; use"
+                    f" sbp report {' '.join(rest)}",
                     code="unknown-option",
                 )
             return _load(name, *_PROGRAMS[name])(rest)

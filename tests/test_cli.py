@@ -156,7 +156,7 @@ def test_every_sample_holds_its_primitive():
         (["signatures", "zzz"], "`sbp signatures` lists those that have one"),
         (["explian"], 'did you mean "explain"'),
         (["--versoin"], "unrecognized arguments"),
-        (["plan", "model.py:step"], "for a program of yours, use sbp report model.py:step"),
+        (["plan", "model.py:step"], "no program of yours; use sbp report model.py:step"),
     ],
 )
 def test_bad_arguments(argv, message, capsys):

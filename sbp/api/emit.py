@@ -32,6 +32,7 @@ from sbp.signatures.expressions import (
 )
 from sbp.source.reader import users_span
 from sbp.trace.equations import Bodies, bodies_of
+from sbp.trace.graph import Node
 from sbp.trace.places import HOST
 from sbp.version import VERSION
 
@@ -82,7 +83,7 @@ class Emitted(NamedTuple):
     """
 
     text: str
-    arrays: dict[str, np.ndarray]
+    arrays: dict[str, Any]
 
 
 class Call(NamedTuple):
@@ -135,8 +136,9 @@ def emit(program: Program, executable: Executable, call: Call, shapes: Sequence[
         "donate_argnums": text_of(tuple(executable.options["donate_argnums"])),
     }
     run = ["run = jax.jit(", f"    {flat},", *(f"    {k}={v}," for k, v in options.items()), ")"]
-    named = "named"
+    named, keywords = "named", [f"named[{k!r}]" for k in call.keywords]
     if plain:
+        keywords = call.keywords
         heads += ["*", *call.keywords] if call.keywords else []
         named = f"{{{', '.join(f'{k!r}: {k}' for k in call.keywords)}}}"
     else:
@@ -148,7 +150,7 @@ def emit(program: Program, executable: Executable, call: Call, shapes: Sequence[
         "    if tuple(map(jnp.shape, arrays)) != SHAPES:",
         '        raise ValueError(f"the plan is for arrays of the shapes {SHAPES}")',
         "    outs = run(*arrays)",
-        f"    return {_result(call.outs, numbers, _by_structure(call))}",
+        f"    return {_result(call.outs, numbers, _by_structure(call, keywords))}",
     ]
     update = 'jax.config.update("{}", {})\n'.format
     settings = update("jax_enable_x64", True) * is_wide
@@ -183,10 +185,15 @@ def _shardings(shardings: Sequence[Any]) -> str:
     return f"(\n{''.join(lines)}    )" if shardings else "()"
 
 
-def _by_structure(call: Call) -> dict[Any, str]:
-    """The first argument of each structure."""
+def _by_structure(call: Call, keywords: Sequence[str]) -> dict[Any, str]:
+    """The first argument of each structure, as an expression.
+
+    Arguments:
+      call: the user's function.
+      keywords: its keyword arguments as expressions.
+    """
     args, kwargs = (tree.children() for tree in call.ins.children())
-    pairs = [*zip(args, call.positional, strict=True), *zip(kwargs, call.keywords, strict=True)]
+    pairs = [*zip(args, call.positional, strict=True), *zip(kwargs, keywords, strict=True)]
     return dict(reversed(pairs))
 
 
@@ -229,8 +236,8 @@ def free_name(wanted: str, taken: set[str]) -> str:
     >>> free_name("p['w']", {"p_w"})
     'p_w_2'
     """
-    words = "".join(c if c.isalnum() else " " for c in wanted).split() or ["x"]
-    name = "_".join(words)
+    words = "".join(c if f"_{c}".isidentifier() else " " for c in wanted).split() or ["x"]
+    name = "_".join(words).strip("_") or "x"
     name = f"x_{name}" if name[0].isdigit() or keyword.iskeyword(name) else name
     numbered = (f"{name}_{n}" for n in itertools.count(2))
     return name if name not in taken else next(n for n in numbered if n not in taken)
@@ -277,7 +284,7 @@ class _SourceWriter:
         self.functions: dict[str, str] = {}  # by their text without the name
         self.scopes: list[_FunctionNames] = []  # of the functions being written, inside out
         self.texts: list[str] = []
-        self.arrays: dict[str, np.ndarray] = {}
+        self.arrays: dict[str, Any] = {}
         self.numbers: dict[int, int] = {}
         self.loop: Loop | None = None
         self.chosen: dict[Any, tuple[bool, int, bool]] = {}
@@ -416,13 +423,15 @@ class _SourceWriter:
           SbpError: `bad-argument` for an operation that has none.
         """
         values = [self.value(v, scope) for v in eqn.invars]
-        places = [None if is_literal(v) else f"_{n}" for n, v in enumerate(values)]
-        names = [p for p in places if p]
-        avals = [v.aval for v, p in zip(eqn.invars, places, strict=True) if p]
+        places = [v if is_literal(v) else f"_{n}" for n, v in enumerate(values)]
+        pairs = [*zip(eqn.invars, places, strict=True)]
+        avals = [v.aval for v, p in pairs if not is_literal(p)]
 
         def operands(plain: bool, tried: bool) -> list[str]:
-            every = zip(eqn.invars, places, strict=True)
-            return [p if p and tried else self.read(v, scope, plain=plain) for v, p in every]
+            return [
+                p if tried and not is_literal(p) else self.read(v, scope, plain=plain)
+                for v, p in pairs
+            ]
 
         key = (eqn.primitive.name, str(eqn.params), str(operands(False, True)), str(avals))
         if key not in self.chosen:
@@ -430,7 +439,7 @@ class _SourceWriter:
                 (plain, number, alone)
                 for plain in (True, False)
                 for number, text in enumerate(expressions(eqn, operands(plain, True)))
-                if (alone := traces_to(text, names, avals, eqn, self.mesh.axes)) is not None
+                if (alone := traces_to(text, places, avals, eqn, self.mesh.axes)) is not None
             ][:1]
             if not ways:
                 raise no_source(f"the operation {eqn.primitive.name}")
@@ -491,21 +500,17 @@ class _SourceWriter:
     def comment(self, instruction: Instruction) -> str:
         """What an instruction does: its types and the user's line; what a conversion sends, and for
         which operation."""
-        node = instruction.node if not isinstance(instruction, Box) else instruction.reader
-        where = "for the result"
-        if node is not None:
-            span = users_span(node)
-            before = "in the gradient of" if node.backward else "at"
-            where = f"{before} {place(span)}" if span else "in generated code"
         if isinstance(instruction, Box):
             ends, sent = (instruction.source, instruction.target), instruction.bytes_sent
-            types = " -> ".join(self.type(r.codes) for r in ends)
-            is_pin = node is not None and node.op == annotate_p.name and not node.span
-            name = "" if node is None else "for in_types" if is_pin else f"for {node.name} "
-            where = name if is_pin else name + where
+            types, where = " -> ".join(self.type(r.codes) for r in ends), "for the result"
+            if reader := instruction.reader:
+                is_pin = reader.op == annotate_p.name and reader.span is None
+                name = "in_types or out_types" if is_pin else f"{reader.name} {_place(reader)}"
+                where = f"for {name}"
         else:
             types = ", ".join(dict.fromkeys(self.type(r.codes) for r in instruction.outs))
             sent = instruction.bytes_sent if isinstance(instruction, Apply) else 0.0
+            where = _place(instruction.node)
         return f"{types}{f', {bytes_text(sent)} sent' if sent else ''}, {where}"
 
     def title(self, instruction: Instruction) -> tuple[str, str]:
@@ -523,7 +528,7 @@ class _SourceWriter:
 
         Arguments:
           closed: the jaxpr of the body.
-          number: of the body among those of the loop.
+          number: the index of the body in the loop.
           wanted: a name for it, if the user's function has none.
           split: as in `function`.
         """
@@ -599,6 +604,13 @@ class _SourceWriter:
 def _one_result(eqn: Any, call: str, parameters: str) -> str:
     """A function that returns a tuple, also of one result."""
     return f"lambda {parameters}: {f'({call},)' if len(eqn.outvars) == 1 else call}"
+
+
+def _place(node: Node) -> str:
+    """The user's line of a node, as a phrase."""
+    span = users_span(node)
+    before = "in the gradient of" if node.backward else "at"
+    return f"{before} {place(span)}" if span else "in generated code"
 
 
 def _short_name(instruction: Instruction) -> str:

@@ -408,10 +408,10 @@ class Plan:
           The text of the file.
 
         Raises:
-          SbpError: `bad-argument` for what has no such source, such as a callback, a kernel in
-            Pallas, or an array in host memory; under other settings of JAX than those of the plan;
-            for the name of a file that does not end in .py; `saved-plan` where it cannot be
-            written.
+          SbpError: `bad-argument` for an operation that has no source, such as a callback or a
+            kernel in Pallas, for an array in host memory, and for a file name that does not end in
+            .py. You get it also if JAX has other settings now than when the plan was made.
+            `saved-plan` if the file cannot be written.
 
         >>> import sbp
         >>> f = sbp.jit(lambda x: 2 * x, sbp.make_mesh((1,), ("data",)))
@@ -442,7 +442,7 @@ class Plan:
         if path is not None:
             if found.arrays:
                 data: Any = io.BytesIO()
-                np.savez(data, **found.arrays)  # pyright: ignore[reportArgumentType]
+                np.savez(data, **found.arrays)
                 write_file(Path(path).with_suffix(".npz"), data.getvalue())
             write_file(path, found.text.encode())
         return found.text

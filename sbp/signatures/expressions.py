@@ -86,7 +86,7 @@ _HOMES = (("lax", lax), ("jax.lax.linalg", lax.linalg))
 _SAME = {"add_any": "add", "empty2": "empty"}
 """Primitives that compute the same as another one."""
 
-_IGNORED = {"sharding", "out_sharding", "update_jaxpr", "update_consts", "async_output", "accuracy"}
+_IGNORED = {"sharding", "out_sharding"}
 """Parameters that do not change what one device computes."""
 
 
@@ -221,18 +221,19 @@ def _expressions(eqn: Any, ins: Sequence[str]) -> Iterator[str]:
 
 
 def traces_to(
-    text: str, names: Sequence[str], avals: Sequence[Any], eqn: Any, axes: Sequence[tuple[str, int]]
+    text: str, operands: Sequence[Any], avals: Sequence[Any], eqn: Any, axes: Sequence[Any]
 ) -> bool | None:
     """Whether the value of an expression is an array and not a tuple of arrays; None where JAX does
     not trace the expression to the equation.
 
     Arguments:
       text: the expression.
-      names: the names of its variables, one for each variable among the operands.
+      operands: of the equation: the name of each variable in the expression, or a literal.
       avals: shapes and dtypes of the variables.
       eqn: the equation.
       axes: names and sizes of the mesh axes.
     """
+    names = [o for o in operands if not is_literal(o)]
     try:
         function = eval(f"lambda {', '.join(names)}: {text}", dict(MODULES))
         traced = jax.make_jaxpr(function, axis_env=[*axes], return_shape=True)
@@ -242,21 +243,24 @@ def traces_to(
     found, _ = _jax.open_jaxpr(closed)
     if len(found.eqns) != 1 or not _is_same(found.eqns[0], eqn):
         return None
-    (one,) = found.eqns
-    read = [v for v in one.invars if not is_literal(v)]
-    numbers = [[v for v in e.invars if is_literal(v)] for e in (one, eqn)]
-    in_order = read == [*found.invars] and [*found.outvars] == [*one.outvars]
-    equal = all(_equal(_number(a), _number(b)) for a, b in zip(*numbers, strict=False))
-    return not isinstance(made, tuple | list) if in_order and equal else None
+    (one,), variables = found.eqns, iter(found.invars)
+    wanted = [o if is_literal(o) else next(variables) for o in operands]
+    if len(one.invars) != len(wanted) or [*found.outvars] != [*one.outvars]:
+        return None
+    equal = all(map(_same_operand, one.invars, wanted))
+    return not isinstance(made, tuple | list) if equal else None
+
+
+def _same_operand(found: Any, wanted: Any) -> bool:
+    if not is_literal(wanted) or not is_literal(found):
+        return found is wanted
+    numbers = (np.asarray(x.val, x.aval.dtype) for x in (found, wanted))
+    return _equal(*numbers)
 
 
 def is_literal(atom: Any) -> bool:
     """Whether an operand of an equation is a number, and not a variable."""
     return hasattr(atom, "val")
-
-
-def _number(literal: Any) -> np.ndarray:
-    return np.asarray(literal.val, literal.aval.dtype)
 
 
 def _is_same(found: Any, eqn: Any) -> bool:

@@ -196,8 +196,9 @@ def test_equal_loops_are_one_function():
     [
         (lambda x: jax.pure_callback(np.sin, x, x), "pure_callback"),
         (lambda x: jax.random.gamma(jax.random.key(0), x), "random_gamma"),
+        (lambda x: x.at[jnp.array([1, 3])].apply(jnp.sin), "scatter"),  # not one that stores
     ],
-    ids=["callback", "gamma"],
+    ids=["callback", "gamma", "apply"],
 )
 def test_what_has_no_source_is_named(program, named):
     plan = sbp.jit(program, sbp.make_mesh((2,), ("d",)), in_types="d:S(0)").plan(jnp.ones(8))
