@@ -1,49 +1,22 @@
-"""The source of a plan: a Python file that imports `jax` and nothing of sbp. It is written from the
-trace of what the plan runs, and JAX traces each expression in it to the operation that it stands
-for."""
+"""The source of a plan: a Python file that imports `jax` and nothing of sbp."""
 
-import builtins
-import itertools
-import keyword
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from sbp import _jax
-from sbp.annotations import annotate_p
+from sbp.api.source_writer import SourceWriter, free_name
 from sbp.errors import bytes_text
-from sbp.explain.names import Names
-from sbp.infer.space import Codes, to_type
-from sbp.plan.ir import Apply, Box, Instruction, Loop
-from sbp.plan.program import Program, place
+from sbp.plan.program import Program
 from sbp.run.execute import Executable
 from sbp.signatures.expressions import (
-    LITERAL_ELEMENTS,
-    MODULES,
-    expressions,
-    is_literal,
     no_source,
-    scalar_text,
     text_of,
-    traces_to,
     tuple_text,
 )
-from sbp.source.reader import users_span
-from sbp.trace.equations import Bodies, bodies_of
-from sbp.trace.graph import Node
 from sbp.trace.places import HOST
 from sbp.version import VERSION
 
-INLINE = 3
-"""The largest number of operations of one instruction that are written where it runs; more are a
-function."""
-
-WIDTH = 100
-"""Columns of a line with its comment; the comment of a longer one stands above."""
-
-_NUMBERED = "sbp_instruction_"
 _HEAD = '''"""`{name}`, as sbp {version} planned it for the mesh {mesh} of {platform} devices.
 
 The file needs JAX and no sbp. It was written for JAX {jax}.
@@ -114,7 +87,7 @@ def emit(program: Program, executable: Executable, call: Call, shapes: Sequence[
     Raises:
       SbpError: `bad-argument` for an operation that has no source.
     """
-    writer, mesh = _SourceWriter(program), program.mesh
+    writer, mesh = SourceWriter(program), program.mesh
     heads, reserved = list[str](), writer.module | {*call.keywords}
     for name in call.positional:
         heads.append(free_name(name, reserved | {*heads}))
@@ -130,12 +103,18 @@ def emit(program: Program, executable: Executable, call: Call, shapes: Sequence[
         jax.enable_x64(is_wide or config.jax_enable_x64),
     ):
         flat = writer.function(closed, f"{own}_of_arrays", names=program.graph.input_names)
-    options = {
-        "in_shardings": _shardings(executable.in_shardings),
-        "out_shardings": _shardings(executable.out_shardings),
-        "donate_argnums": text_of(tuple(executable.options["donate_argnums"])),
-    }
-    run = ["run = jax.jit(", f"    {flat},", *(f"    {k}={v}," for k, v in options.items()), ")"]
+    run = [
+        "def shardings(specs):",
+        "    return tuple(NamedSharding(mesh, spec) for spec in specs)",
+        "",
+        "",
+        "run = jax.jit(",
+        f"    {flat},",
+        f"    in_shardings=shardings({_specs(executable.in_shardings)}),",
+        f"    out_shardings=shardings({_specs(executable.out_shardings)}),",
+        f"    donate_argnums={tuple(executable.options['donate_argnums'])},",
+        ")",
+    ]
     named, keywords = "named", [f"named[{k!r}]" for k in call.keywords]
     if plain:
         keywords = call.keywords
@@ -178,11 +157,10 @@ def emit(program: Program, executable: Executable, call: Call, shapes: Sequence[
     return Emitted(f"{head}\n\n\n{body}\n", writer.arrays)
 
 
-def _shardings(shardings: Sequence[Any]) -> str:
+def _specs(shardings: Sequence[Any]) -> str:
     if any(s.memory_kind == HOST for s in shardings):
         raise no_source("an argument or a result in host memory")
-    lines = (f"        NamedSharding(mesh, {text_of(s.spec)}),\n" for s in shardings)
-    return f"(\n{''.join(lines)}    )" if shardings else "()"
+    return f"[{', '.join(text_of(s.spec) for s in shardings)}]"
 
 
 def _by_structure(call: Call, keywords: Sequence[str]) -> dict[Any, str]:
@@ -228,392 +206,3 @@ def _is_plain(tree: Any) -> bool:
 def _are_written(keys: Sequence[Any]) -> bool:
     """Whether keys of a dict can be written."""
     return all(type(key) in (str, int, bool) for key in keys)
-
-
-def free_name(wanted: str, taken: set[str]) -> str:
-    """A name that is not taken.
-
-    >>> free_name("p['w']", {"p_w"})
-    'p_w_2'
-    """
-    words = "".join(c if f"_{c}".isidentifier() else " " for c in wanted).split() or ["x"]
-    name = "_".join(words).strip("_") or "x"
-    name = f"x_{name}" if name[0].isdigit() or keyword.iskeyword(name) else name
-    numbered = (f"{name}_{n}" for n in itertools.count(2))
-    return name if name not in taken else next(n for n in numbered if n not in taken)
-
-
-# ---- functions ----------------------------------------------------------------------------------
-
-
-class _FunctionNames:
-    """The names in one function.
-
-    Arguments:
-      module: the names of the module.
-    """
-
-    def __init__(self, module: set[str]) -> None:
-        self.values: dict[Any, Any] = {}  # of a variable: its name or expression, or a literal
-        self.hints: dict[Any, str] = {}
-        self.module, self.taken = module, set[str]()
-
-    def name(self, var: Any, otherwise: str) -> str:
-        """The name of a new variable."""
-        if type(var).__name__ == "DropVar":
-            return "_"
-        found = free_name(self.hints.get(var) or otherwise, self.taken | self.module)
-        self.taken.add(found)
-        self.values[var] = found
-        return found
-
-
-class _SourceWriter:
-    """Writes the functions of a plan.
-
-    Arguments:
-      program: the plan.
-    """
-
-    def __init__(self, program: Program) -> None:
-        self.program, self.mesh = program, program.mesh
-        self.user = Names(program.graph)
-        self.instructions: list[Instruction] = []
-        self.module = {*MODULES, *dir(builtins), "functools", "Path", "NamedSharding", "AxisType"}
-        self.module |= {"ARRAYS", "SHAPES", "mesh", "run", "arrays", "outs", "named"}
-        self.functions: dict[str, str] = {}  # by their text without the name
-        self.scopes: list[_FunctionNames] = []  # of the functions being written, inside out
-        self.texts: list[str] = []
-        self.arrays: dict[str, Any] = {}
-        self.numbers: dict[int, int] = {}
-        self.loop: Loop | None = None
-        self.chosen: dict[Any, tuple[bool, int, bool]] = {}
-
-    def called(self, instruction: Instruction, run: Callable[..., Any], args: list[Any]) -> Any:
-        """Runs an instruction as a function of its own, whose name is its number."""
-
-        def numbered(*args: Any) -> Any:
-            return run(*args)
-
-        numbered.__name__ = f"{_NUMBERED}{len(self.instructions)}"
-        self.instructions.append(instruction)
-        return jax.jit(numbered)(*args)
-
-    def function(
-        self,
-        closed: Any,
-        wanted: str,
-        doc: str = "",
-        names: Sequence[str] = (),
-        split: Sequence[int] = (),
-    ) -> str:
-        """The name of the function of a jaxpr. Equal functions are written once.
-
-        Arguments:
-          closed: the jaxpr.
-          wanted: a name for it.
-          doc: its docstring.
-          names: names for its arguments.
-          split: for the body of a scan: how many arguments are constants, and how many carries.
-        """
-        jaxpr, consts = _jax.open_jaxpr(closed)
-        taken = set[str]().union(self.module, *(s.taken for s in self.scopes))
-        name = free_name(wanted, taken)
-        self.module.add(name)
-        scope, is_main = _FunctionNames(self.module), not self.scopes
-        scope.taken |= {"carry", "slices"} if split else set()
-        self.scopes.append(scope)
-        self.enter(jaxpr, consts, scope)
-        given = names if len(names) == len(jaxpr.invars) else [""] * len(jaxpr.invars)
-        ins = [scope.name(v, g or "x") for v, g in zip(jaxpr.invars, given, strict=True)]
-        lines, head = list[str](), ins
-        if split:
-            constants, carries = split
-            parts = ins[constants : constants + carries], ins[constants + carries :]
-            head = [*ins[:constants], "carry", "slices"]
-            pairs = zip(parts, ("carry", "slices"), strict=True)
-            lines = [f"{tuple_text(part)} = {of}" for part, of in pairs if part]
-        lines += self.body(jaxpr, scope)
-        outs = [self.read(v, scope) for v in jaxpr.outvars]
-        if split:
-            outs = [tuple_text(outs[: split[1]]), tuple_text(outs[split[1] :])]
-        lines.append(f"return {tuple_text(outs) if is_main else ', '.join(outs)}")
-        self.scopes.pop()
-        body = "\n    ".join([f"({', '.join(head)}):", *([f'"""{doc}"""'] if doc else []), *lines])
-        known = self.functions.setdefault(body, name)
-        if known == name:
-            self.texts.append(f"def {name}{body}")
-        else:  # the same function was written before
-            self.module.remove(name)
-        return known
-
-    def enter(self, jaxpr: Any, consts: Sequence[Any], scope: _FunctionNames) -> None:
-        """Enters the arrays that a jaxpr closes over."""
-        for var, value in zip(jaxpr.constvars, consts, strict=True):
-            scope.values[var] = self.constant(value)
-
-    def constant(self, value: Any) -> str:
-        """An array that the program closes over, as an expression."""
-        if _jax.is_extended(value.dtype):
-            words = self.constant(_jax.words(value))
-            return f"jax.random.wrap_key_data({words}, impl={str(jax.random.key_impl(value))!r})"
-        host = np.asarray(value)
-        is_small = 0 < host.size <= LITERAL_ELEMENTS and host.dtype.kind in "biuf"
-        if is_small and np.isfinite(host).all():
-            return text_of(host) if host.ndim else scalar_text(host, host, plain=False)
-        name = f"a{self.numbers.setdefault(id(value), len(self.numbers))}"
-        text, dtype = f'ARRAYS["{name}"]', host.dtype
-        if dtype.kind not in "biufc":  # files of NumPy do not have this dtype
-            host, text = host.view(f"u{dtype.itemsize}"), f"{text}.view(jnp.{dtype.name})"
-        self.arrays[name] = host
-        return text
-
-    def read(self, atom: Any, scope: _FunctionNames, *, plain: bool = False) -> str:
-        """An operand as an expression; a number may be written without its dtype if `plain`."""
-        value = atom if is_literal(atom) else scope.values[atom]
-        if not is_literal(value):
-            return value
-        number = value.val
-        return (
-            self.constant(number)
-            if np.ndim(number)
-            else scalar_text(number, value.aval, plain=plain)
-        )
-
-    def body(self, jaxpr: Any, scope: _FunctionNames) -> Iterator[str]:
-        """The lines of the equations of a jaxpr whose results are read."""
-        live, kept = {v for v in jaxpr.outvars if not is_literal(v)}, list[Any]()
-        for eqn in reversed(jaxpr.eqns):
-            if eqn.effects or not live.isdisjoint(eqn.outvars):
-                kept.append(eqn)
-                live.update(v for v in eqn.invars if not is_literal(v))
-        for eqn in reversed(kept):
-            yield from self.equation(eqn, scope)
-
-    # ---- one equation ---------------------------------------------------------------------------
-
-    def equation(self, eqn: Any, scope: _FunctionNames) -> Iterator[str]:
-        """The lines of an equation."""
-        inner = bodies_of(eqn, self.mesh.hardware.platform)
-        number: Any = self.value(eqn.invars[0], scope) if eqn.invars else None
-        if inner.form == "platform":  # the file is for one platform
-            scope.values[eqn.outvars[0]] = "0"
-        elif inner.form == "choice" and len(inner.jaxprs) == 1:
-            yield from self.inline(eqn.replace(invars=eqn.invars[1:]), inner.jaxprs[0], scope)
-        elif inner.form == "function":
-            name = eqn.params.get("name", eqn.primitive.name)
-            yield from self.call(eqn, inner.jaxprs[0], name, scope)
-        elif "new_dtype" in eqn.params and is_literal(number):  # a cast of a number
-            value, (out,) = np.asarray(number.val).astype(eqn.params["new_dtype"]), eqn.outvars
-            scope.values[out] = scalar_text(value, out.aval, plain=False)
-        else:
-            expression, alone = self.region(eqn, inner, scope) or self.operation(eqn, scope)
-            outs = [scope.name(v, "t") for v in eqn.outvars]
-            left = ", ".join(outs) if alone or len(outs) != 1 else f"({outs[0]},)"
-            if inner.form == "counted loop":
-                carries = inner.counts[1]
-                left = f"{tuple_text(outs[:carries])}, {tuple_text(outs[carries:])}"
-            yield f"{left} = {expression}" if outs else expression
-
-    def operation(self, eqn: Any, scope: _FunctionNames) -> tuple[str, bool]:
-        """An operation as an expression that JAX traces to it, and whether the value of the
-        expression is an array, not a tuple of arrays.
-
-        Raises:
-          SbpError: `bad-argument` for an operation that has none.
-        """
-        values = [self.value(v, scope) for v in eqn.invars]
-        places = [v if is_literal(v) else f"_{n}" for n, v in enumerate(values)]
-        pairs = [*zip(eqn.invars, places, strict=True)]
-        avals = [v.aval for v, p in pairs if not is_literal(p)]
-
-        def operands(plain: bool, tried: bool) -> list[str]:
-            return [
-                p if tried and not is_literal(p) else self.read(v, scope, plain=plain)
-                for v, p in pairs
-            ]
-
-        key = (eqn.primitive.name, str(eqn.params), str(operands(False, True)), str(avals))
-        if key not in self.chosen:
-            ways = [
-                (plain, number, alone)
-                for plain in (True, False)
-                for number, text in enumerate(expressions(eqn, operands(plain, True)))
-                if (alone := traces_to(text, places, avals, eqn, self.mesh.axes)) is not None
-            ][:1]
-            if not ways:
-                raise no_source(f"the operation {eqn.primitive.name}")
-            self.chosen[key] = ways[0]
-        plain, number, alone = self.chosen[key]
-        return expressions(eqn, operands(plain, False))[number], alone
-
-    def value(self, atom: Any, scope: _FunctionNames) -> Any:
-        """What a variable stands for: an expression or a literal."""
-        return atom if is_literal(atom) else scope.values[atom]
-
-    # ---- calls ----------------------------------------------------------------------------------
-
-    def call(self, eqn: Any, closed: Any, name: str, scope: _FunctionNames) -> Iterator[str]:
-        """The lines of a call: its operations where they are few, else a call of a function."""
-        jaxpr, _ = _jax.open_jaxpr(closed)
-        number = name.removeprefix(_NUMBERED)
-        instruction = self.instructions[int(number)] if number != name else None
-        if instruction is not None:
-            for var, register in zip(eqn.outvars, instruction.outs, strict=True):
-                scope.hints[var] = self.user.value(register.value) or _short_name(instruction)
-        if len(jaxpr.eqns) <= INLINE or isinstance(instruction, Loop):
-            outer, self.loop = self.loop, instruction if isinstance(instruction, Loop) else None
-            lines = [*self.inline(eqn, closed, scope)]
-            self.loop = outer
-        else:
-            own, doc = (name, "") if instruction is None else self.title(instruction)
-            ins = [self.read(v, scope) for v in eqn.invars]
-            names = [x if x.isidentifier() else "" for x in ins]
-            function = self.function(closed, own, doc, names)
-            ins = [f"jnp.asarray({x})" if n == "" else x for n, x in zip(names, ins, strict=True)]
-            outs = ", ".join(scope.name(v, "t") for v in eqn.outvars)
-            lines = [f"{outs} = " * bool(outs) + f"{function}({', '.join(ins)})"]
-        comment = self.comment(instruction) if instruction is not None else ""
-        if not comment or any("# " in line for line in lines):
-            yield from lines
-        elif len(lines) == 1 and len(lines[0]) + len(comment) < WIDTH - 3:
-            yield f"{lines[0]}  # {comment}"
-        elif lines:
-            yield from (f"# {comment}", *lines)
-
-    def inline(self, eqn: Any, closed: Any, scope: _FunctionNames) -> Iterator[str]:
-        """The lines of the operations of a call."""
-        jaxpr, consts = _jax.open_jaxpr(closed)
-        self.enter(jaxpr, consts, scope)
-        for inner, outer in zip(jaxpr.invars, eqn.invars, strict=True):
-            scope.values[inner] = self.value(outer, scope)
-        for inner, outer in zip(jaxpr.outvars, eqn.outvars, strict=True):
-            if not is_literal(inner) and outer in scope.hints:
-                scope.hints.setdefault(inner, scope.hints[outer])
-        yield from self.body(jaxpr, scope)
-        for inner, outer in zip(jaxpr.outvars, eqn.outvars, strict=True):
-            scope.values[outer] = self.value(inner, scope)
-
-    def type(self, codes: Codes) -> str:
-        return repr(to_type(codes, self.mesh))
-
-    def comment(self, instruction: Instruction) -> str:
-        """What an instruction does: its types and the user's line; what a conversion sends, and for
-        which operation."""
-        if isinstance(instruction, Box):
-            ends, sent = (instruction.source, instruction.target), instruction.bytes_sent
-            types, where = " -> ".join(self.type(r.codes) for r in ends), "for the result"
-            if reader := instruction.reader:
-                is_pin = reader.op == annotate_p.name and reader.span is None
-                name = "in_types or out_types" if is_pin else f"{reader.name} {_place(reader)}"
-                where = f"for {name}"
-        else:
-            types = ", ".join(dict.fromkeys(self.type(r.codes) for r in instruction.outs))
-            sent = instruction.bytes_sent if isinstance(instruction, Apply) else 0.0
-            where = _place(instruction.node)
-        return f"{types}{f', {bytes_text(sent)} sent' if sent else ''}, {where}"
-
-    def title(self, instruction: Instruction) -> tuple[str, str]:
-        """A name and a docstring for the function of an instruction."""
-        if isinstance(instruction, Box):
-            kinds = [*dict.fromkeys(s.kind for s in instruction.steps)]
-            return "_".join(kinds), f"Converts a value to another type: {', '.join(kinds)}."
-        assert isinstance(instruction, Apply)
-        return instruction.node.op, f"{instruction.node.op} on the shards of one device."
-
-    # ---- loops and branches ---------------------------------------------------------------------
-
-    def part(self, closed: Any, number: int, wanted: str, split: Sequence[int] = ()) -> str:
-        """The name of the function of a body of the loop or branch that is being written.
-
-        Arguments:
-          closed: the jaxpr of the body.
-          number: the index of the body in the loop.
-          wanted: a name for it, if the user's function has none.
-          split: as in `function`.
-        """
-        names: list[str] = []
-        if self.loop is not None and number < len(self.loop.blocks):
-            block = self.loop.blocks[number]
-            names = [self.user.value(r.value) for r in block.inputs]
-            spans = (i.node.span for i in block.instructions if isinstance(i, Apply))
-            first = next(filter(None, spans), None)
-            wanted = first.function if first and first.function.isidentifier() else wanted
-        return self.function(closed, wanted, names=names, split=split)
-
-    def region(self, eqn: Any, inner: Bodies, scope: _FunctionNames) -> tuple[str, bool] | None:
-        """A loop, a branch or the `shard_map` as an expression, and whether its value is an array;
-        None for other operations."""
-        ins = [self.read(v, scope) for v in eqn.invars]
-        match inner.form:
-            case "counted loop":
-                return self.counted_loop(eqn.params, inner, ins), False
-            case "open loop":
-                return self.open_loop(eqn, inner, ins), False
-            case "choice":
-                each = [self.part(b, n, "branch") for n, b in enumerate(inner.jaxprs)]
-                each = [_one_result(eqn, f"{b}(*x)", "*x") for b in each]
-                branches = f"[{', '.join(each)}]"
-                return f"lax.switch({', '.join([ins[0], branches, *ins[1:]])})", False
-            case "fold":
-                count, combine = len(ins) // 2, self.function(inner.jaxprs[0], "combine")
-                both = _one_result(eqn, f"{combine}(*a, *b)", "a, b")
-                arrays = f"{tuple_text(ins[:count])}, {tuple_text(ins[count:])}"
-                return f"lax.reduce({arrays}, {both}, {text_of(eqn.params['dimensions'])})", False
-            case "region":
-                return self.sharded(eqn.params, inner, ins), True
-            case _:
-                return None
-
-    def counted_loop(self, params: Mapping[str, Any], inner: Bodies, ins: list[str]) -> str:
-        """A `lax.scan`."""
-        constants, carries = inner.counts
-        turn = self.part(inner.jaxprs[0], 0, "turn", inner.counts)
-        if constants:
-            turn = f"functools.partial({', '.join([turn, *ins[:constants]])})"
-        first, rest = ins[constants : constants + carries], ins[constants + carries :]
-        options = f"length={params['length']}{', reverse=True' * params['reverse']}"
-        options += f", unroll={params['unroll']}" if params["unroll"] != 1 else ""
-        return f"lax.scan({turn}, {tuple_text(first)}, {tuple_text(rest)}, {options})"
-
-    def open_loop(self, eqn: Any, inner: Bodies, ins: list[str]) -> str:
-        """A `lax.while_loop`."""
-        m, n = inner.counts
-        constants, wanted = (ins[:m], ins[m : m + n]), ("test", "turn")
-        test, turn = (
-            f"{self.part(body, k, wanted[k])}({', '.join([*constants[k], '*s'])})"
-            for k, body in enumerate(inner.jaxprs)
-        )
-        turn, state = _one_result(eqn, turn, "s"), tuple_text(ins[m + n :])
-        return f"lax.while_loop(lambda s: {test}, {turn}, {state})"
-
-    def sharded(self, params: Mapping[str, Any], inner: Bodies, ins: list[str]) -> str:
-        """The `jax.shard_map` of the plan."""
-        names, specs = self.program.graph.input_names, params["out_specs"]
-        body = self.function(inner.jaxprs[0], "on_each_device", names=names)
-        given = {
-            "mesh": "mesh",
-            "in_specs": text_of(params["in_specs"]),
-            "out_specs": text_of(specs if len(specs) != 1 else specs[0]),
-            "check_vma": "False",
-        }
-        lines = "".join(f"        {k}={v},\n" for k, v in given.items())
-        return f"jax.shard_map(\n        {body},\n{lines}    )({', '.join(ins)})"
-
-
-def _one_result(eqn: Any, call: str, parameters: str) -> str:
-    """A function that returns a tuple, also of one result."""
-    return f"lambda {parameters}: {f'({call},)' if len(eqn.outvars) == 1 else call}"
-
-
-def _place(node: Node) -> str:
-    """The user's line of a node, as a phrase."""
-    span = users_span(node)
-    before = "in the gradient of" if node.backward else "at"
-    return f"{before} {place(span)}" if span else "in generated code"
-
-
-def _short_name(instruction: Instruction) -> str:
-    """A name for the result of an instruction that the user has not named."""
-    node = instruction.maker if isinstance(instruction, Box) else instruction.node
-    return "x" if node is None or node.op == annotate_p.name else node.op

@@ -473,8 +473,8 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
             f"mesh must be a jax.sharding.Mesh or AbstractMesh, got {type(mesh).__name__}",
             TypeError,
         )
-    axes = tuple((str(name), int(size)) for name, size in mesh.shape.items())
     _check_names(mesh.axis_names, devices=mesh.size if isinstance(mesh, Mesh) else 0)
+    axes = tuple((name, int(size)) for name, size in mesh.shape.items())
     is_assumed = hardware is None and isinstance(mesh, AbstractMesh)
     if hardware is None:
         hardware = _hardware_of(mesh)
@@ -496,7 +496,9 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
 def _check_names(names: Sequence[Any], *, devices: int) -> None:
     """Refuses the names of mesh axes that no text can have, and those with which JAX ends the
     process on so many devices; 0 for a mesh without devices."""
-    for name in map(str, names):
+    for name in names:
+        if not isinstance(name, str):
+            raise refused(f"names of mesh axes must be strings, got {show(name)}", TypeError)
         if not can_name(name):
             raise SbpError(f"rename the mesh axis {show(name)}: {AXIS_NAMES}")
         ends = (devices and not name.isascii()) or (devices > 1 and "\\" in name)

@@ -204,7 +204,8 @@ class Boxing:
             case "slice", _, Split(dim=d):
                 x = _apart(pad_dim(x, d, n * there[d]))
                 start = lax.axis_index(names[0]) * there[d]
-                return _apart(lax.dynamic_slice_in_dim(x, start, there[d], d))
+                part = lax.dynamic_slice_in_dim(x, start, there[d], d, allow_negative_indices=False)
+                return _apart(part)
             case "mask", _, Unreduced(monoid=monoid):
                 if monoid not in ("sum", "prod"):
                     return x

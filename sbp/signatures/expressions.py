@@ -4,6 +4,7 @@ that trace to it, and its parameters and numbers as they are written."""
 import contextlib
 import enum
 import inspect
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from jax.sharding import PartitionSpec
 from sbp import _jax
 from sbp.errors import SbpError, refused
 from sbp.kinds import show
+from sbp.trace.equations import is_literal
 
 LITERAL_ELEMENTS = 16
 """The largest array that is written as numbers."""
@@ -42,8 +44,10 @@ _INFIX = {
 }
 
 _CALLS = {
+    **{f"reduce_{name}": f"{{0}}.{name}({{dims}})" for name in ("sum", "prod", "max", "min")},
     "all_gather": "lax.all_gather({0}, {axis_name}, axis={all_gather_dimension}, tiled={tiled})",
     "all_to_all": "lax.all_to_all({0}, {axis_name}, {split_axis}, {concat_axis}, tiled={tiled})",
+    **{name: f"lax.{name}({{0}}, {{dims}}, {{index_dtype}})" for name in ("argmax", "argmin")},
     "broadcast_in_dim": "lax.broadcast_in_dim({0}, {shape}, {broadcast_dimensions})",
     "concatenate": "lax.concatenate([{all}], {dimension})",
     "convert_element_type": "{0}.astype({new_dtype})",
@@ -129,7 +133,8 @@ def text_of(value: Any) -> str:
         case float():
             return repr(value) if np.isfinite(value) else f"float({str(value)!r})"
         case PartitionSpec():
-            return f"P({', '.join(map(text_of, value))})"
+            split = max((n for n, part in enumerate(value, 1) if part is not None), default=0)
+            return f"P({', '.join(map(text_of, value[:split]))})"
         case Layout():
             return f"Layout(major_to_minor={text_of(value.major_to_minor)})"
         case _jax.Primitive():
@@ -193,8 +198,18 @@ def _expressions(eqn: Any, ins: Sequence[str]) -> Iterator[str]:
     for key, value in params.items():
         with contextlib.suppress(SbpError):
             texts[key] = text_of(value)
+    if name.startswith(("reduce_", "arg")) and "axes" in params:
+        dims = params["axes"]
+        texts["dims"] = text_of(dims[0] if len(dims) == 1 else dims)
+    if name == "broadcast_in_dim":
+        dims, rank = params["broadcast_dimensions"], len(params["shape"])
+        yield f"lax.expand_dims({ins[0]}, {tuple(d for d in range(rank) if d not in dims)})"
     if name in _INFIX and len(ins) == 2:
         yield f"{ins[0]} {_INFIX[name]} {ins[1]}"
+    if name == "dot_general":
+        precision = texts["precision"]
+        given = f", precision={precision}" if precision != "None" else ""
+        yield f'jnp.einsum("{_subscripts(eqn)}", {", ".join(ins)}{given})'
     if name in _CALLS:
         lists = {f"from_{n}": tuple_text(ins[n:]) for n in (1, 2)} | {"all": ", ".join(ins)}
         ranks = [len(v.aval.shape) for v in eqn.invars]
@@ -210,14 +225,30 @@ def _expressions(eqn: Any, ins: Sequence[str]) -> Iterator[str]:
     for home, module in _HOMES:
         function = getattr(module, name, None)
         with contextlib.suppress(TypeError, ValueError):  # it has no signature, or is none
-            takes = inspect.signature(function).parameters if function else ()
-            given = (f"{k}={v}" for k, v in texts.items() if k in takes and params[k] is not None)
+            takes: Any = inspect.signature(function).parameters if function else {}
+            given = (
+                f"{k}={v}"
+                for k, v in texts.items()
+                if k in takes and params[k] is not None and params[k] is not takes[k].default
+            )
             if function:
                 yield f"{home}.{name}({', '.join([*ins, *given])})"
     for home, module in _HOMES:
         if hasattr(module, f"{name}_p"):
             every = [*ins, *(f"{k}={v}" for k, v in texts.items())]
             yield f"{home}.{name}_p.bind({', '.join(every)})"
+
+
+def _subscripts(eqn: Any) -> str:
+    """The subscripts of `jnp.einsum` for a product."""
+    (contracted, batch), letters = eqn.params["dimension_numbers"], iter(string.ascii_lowercase)
+    left, right = ([next(letters) for _ in v.aval.shape] for v in eqn.invars)
+    pairs = [pair for sides in (batch, contracted) for pair in zip(*sides, strict=True)]
+    for a, b in pairs:
+        right[b] = left[a]
+    shared = [left[a] for a in batch[0]]
+    free = [x for x in left if x not in right] + [x for x in right if x not in left]
+    return f"{''.join(left)},{''.join(right)}->{''.join([*shared, *free])}"
 
 
 def traces_to(
@@ -237,7 +268,8 @@ def traces_to(
     try:
         function = eval(f"lambda {', '.join(names)}: {text}", dict(MODULES))
         traced = jax.make_jaxpr(function, axis_env=[*axes], return_shape=True)
-        closed, made = traced(*avals)
+        with jax.disable_jit():  # such as that of `jnp.einsum`
+            closed, made = traced(*avals)
     except (LookupError, ArithmeticError, AttributeError, TypeError, ValueError, SyntaxError):
         return None
     found, _ = _jax.open_jaxpr(closed)
@@ -256,11 +288,6 @@ def _same_operand(found: Any, wanted: Any) -> bool:
         return found is wanted
     numbers = (np.asarray(x.val, x.aval.dtype) for x in (found, wanted))
     return _equal(*numbers)
-
-
-def is_literal(atom: Any) -> bool:
-    """Whether an operand of an equation is a number, and not a variable."""
-    return hasattr(atom, "val")
 
 
 def _is_same(found: Any, eqn: Any) -> bool:

@@ -1,7 +1,11 @@
-"""What an equation of a jaxpr runs: the bodies of a loop, the branches of a choice, a function."""
+"""What an equation of a jaxpr runs: the bodies of a loop, the branches of a choice, a function; and
+blocks of equations that a jaxpr repeats."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from sbp import _jax
 
@@ -9,6 +13,11 @@ Form = Literal["counted loop", "open loop", "choice", "function", "fold", "regio
 """How an equation runs its bodies: `scan`, `while`, `cond`; a function, also one with derivatives
 of its own; `reduce` with a function; `shard_map`; the index of a platform; nothing, as other
 operations."""
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an operand of an equation is a number, and not a variable."""
+    return hasattr(atom, "val")
 
 
 class Bodies(NamedTuple):
@@ -57,3 +66,207 @@ def bodies_of(eqn: Any, platform: str) -> Bodies:
             return Bodies("platform")
         case _:
             return Bodies("")
+
+
+# ---- blocks -------------------------------------------------------------------------------------
+
+
+LEAST_BLOCK = 8
+"""Equations of the smallest block that is found."""
+
+
+class Repeat(NamedTuple):
+    """Equations, or blocks of equations, that a jaxpr has more than once. A block has the
+    attributes of a jaxpr and of an equation.
+
+    Attributes:
+      key: equal for blocks that compute the same.
+      eqns: the equations.
+      invars: the variables from outside that they read.
+      outvars: their results that something outside of one of these blocks reads.
+    """
+
+    key: Any
+    eqns: Sequence[Any]
+    invars: Sequence[Any]
+    outvars: Sequence[Any]
+    constvars: Sequence[Any] = ()
+
+    @property
+    def effects(self) -> set[Any]:
+        return set().union(*(eqn.effects for eqn in self.eqns))
+
+
+class CodePlace(NamedTuple):
+    """Where an equation comes from.
+
+    Attributes:
+      text: equal for equations of equal blocks.
+      calls: the calls of the user that it stands in, the outermost first.
+    """
+
+    text: str
+    calls: Sequence[Any]
+
+
+Placed = Callable[[Any], CodePlace | None]
+"""Gives the place of an equation; None for one that is in no block."""
+
+
+def in_blocks(eqns: Sequence[Any], outvars: Sequence[Any], place: Placed) -> list[Any]:
+    """Equations of a jaxpr, with those that it repeats as blocks. A block begins and ends where
+    calls of the user do, as far as it has operations of several calls.
+
+    Arguments:
+      eqns: the equations.
+      outvars: the results of the jaxpr.
+      place: places of equations.
+    """
+    items, numbers = [*eqns], dict[Any, int]()
+    codes = [numbers.setdefault(_token(e, place), len(numbers)) for e in items]
+    calls = [found.calls if (found := place(eqn)) else () for eqn in items]
+    shared = [*itertools.starmap(_shared, itertools.pairwise([(), *calls, ()]))]
+    while (found := _repeat(np.array(codes), shared)) is not None:
+        start, length = found
+        wiring, places = _wiring(items[start : start + length]), list[int]()
+        for at in range(start, len(codes) - length + 1):
+            is_free = not places or at >= places[-1] + length
+            if is_free and codes[at : at + length] == codes[start : start + length]:
+                places += [at] if _wiring(items[at : at + length]) == wiring else []
+        number = len(numbers)
+        numbers[number, "block"] = number
+        if len(places) == 1:
+            codes[start] = number  # the equations are equal, but their operands come from elsewhere
+            continue
+        blocks = _blocks_at(items, outvars, places, length)
+        for at, block in reversed([*zip(places, blocks, strict=True)]):
+            items[at : at + length], codes[at : at + length] = [block], [number]
+            del shared[at + 1 : at + length]
+    return items
+
+
+def _shared(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """How many of the first items of two sequences are equal."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def _blocks_at(
+    items: Sequence[Any], outvars: Sequence[Any], places: Sequence[int], length: int
+) -> list[Repeat]:
+    """The blocks of some length at some places of a jaxpr."""
+    readers: dict[Any, list[int]] = {v: [-1] for v in outvars if not is_literal(v)}
+    for at, item in enumerate(items):
+        for v in item.invars:
+            if not is_literal(v):
+                readers.setdefault(v, []).append(at)
+    made = [[v for item in items[at : at + length] for v in item.outvars] for at in places]
+    is_read = [
+        any(
+            not at <= reader < at + length
+            for v, at in zip(same, places, strict=True)
+            for reader in readers.get(v, ())
+        )
+        for same in zip(*made, strict=True)
+    ]
+    blocks = list[Repeat]()
+    for at, results in zip(places, made, strict=True):
+        part, own = items[at : at + length], {*results}
+        reads = [v for item in part for v in item.invars if not is_literal(v)]
+        outs = [v for v, read in zip(results, is_read, strict=True) if read]
+        ins = [*dict.fromkeys(v for v in reads if v not in own)]
+        blocks.append(Repeat(key=(id(items), *places), eqns=part, invars=ins, outvars=outs))
+    return blocks
+
+
+def _repeat(codes: np.ndarray, shared: Sequence[int]) -> tuple[int, int] | None:
+    """The start and the length of the equal parts that save most equations as one block.
+
+    Arguments:
+      codes: equal for equal equations.
+      shared: how many calls each equation shares with the one before it, and 0 for the end.
+    """
+    best, found = LEAST_BLOCK - 1, None
+    for distance in range(LEAST_BLOCK, len(codes)):
+        equal = codes[distance:] == codes[:-distance]
+        if np.count_nonzero(equal) <= best:
+            continue
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], equal, [0]])))
+        for start, end in edges.reshape(-1, 2).tolist():
+            if end - start <= best:
+                continue
+            if end - start > distance:  # as equal layers: a block begins at an outermost call
+                start += int(np.argmin(shared[start : start + distance]))
+                saved = (end - start) // distance * distance
+                block = start, distance
+            else:
+                start, end = _whole_calls(shared, start, end)
+                saved = end - start
+                block = start, saved
+            if saved > best:
+                best, found = saved, block
+    return found
+
+
+def _whole_calls(shared: Sequence[int], start: int, end: int) -> tuple[int, int]:
+    """The largest part of a range of equations that begins and ends where whole calls do."""
+    while end - start > 1:
+        least = min(shared[start + 1 : end])
+        inside = [at for at in range(start + 1, end) if shared[at] == least]
+        first = start if shared[start] <= least else inside[0]
+        last = end if shared[end] <= least else inside[-1]
+        if first == last:  # one call ends and another begins here
+            first, last = max((start, first), (first, end), key=lambda part: part[1] - part[0])
+        if (first, last) == (start, end):
+            break
+        start, end = first, last
+    return start, end
+
+
+def _token(eqn: Any, place: Placed | None) -> Any:
+    """A value that is equal for equations that compute the same on their operands."""
+    if isinstance(eqn, Repeat):
+        return eqn.key
+    found = place(eqn) if place is not None else CodePlace("", ())
+    if found is None:
+        return id(eqn)
+    jaxprs = [*_bodies(eqn)]
+    is_function = bodies_of(eqn, "").form == "function"
+    params = (
+        (k, str(v))
+        for k, v in sorted(eqn.params.items())
+        if not is_function and not (jaxprs and "jaxpr" in k) and k != "branches"
+    )
+    return (
+        *(eqn.primitive.name, found.text, *params),
+        *map(_body_token, jaxprs),
+        *(_value(v) for v in eqn.invars),
+        *((str(v.aval), type(v).__name__) for v in eqn.outvars),
+    )
+
+
+def _bodies(eqn: Any) -> Iterator[Any]:
+    """The jaxprs in the parameters of an equation."""
+    for value in eqn.params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(part, _jax.Jaxpr | _jax.ClosedJaxpr):
+                yield part
+
+
+def _value(atom: Any) -> Any:
+    return (str(atom.aval), repr(atom.val)) if is_literal(atom) else str(atom.aval)
+
+
+def _body_token(closed: Any) -> Any:
+    jaxpr, consts = _jax.open_jaxpr(closed)
+    wiring = _wiring(jaxpr.eqns, [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars)
+    return wiring, tuple(map(id, consts)), tuple(_token(eqn, None) for eqn in jaxpr.eqns)
+
+
+def _wiring(eqns: Sequence[Any], ins: Sequence[Any] = (), outs: Sequence[Any] = ()) -> Any:
+    """Which operation reads which result: the variables as numbers."""
+    atoms = [*ins, *(v for eqn in eqns for v in (*eqn.invars, *eqn.outvars)), *outs]
+    numbers: dict[Any, int] = {}
+    return tuple(
+        repr(v.val) if is_literal(v) else numbers.setdefault(v, len(numbers)) for v in atoms
+    )

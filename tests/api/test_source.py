@@ -181,6 +181,37 @@ def test_other_shapes_are_refused():
         module(plan)["x_lambda"](jnp.ones(16))
 
 
+def layers(params, x):
+    def layer(w, x):
+        centered = x - x.mean(-1, keepdims=True)
+        return x + jnp.tanh(centered @ w) @ w.T
+
+    def loss(params):
+        y = x
+        for w in params:
+            y = layer(w, y)
+        return (y**2).mean()
+
+    return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(loss)(params))
+
+
+def test_equal_layers_are_one_function():
+    rng = np.random.default_rng(0)
+    params = [jnp.asarray(rng.normal(size=(16, 16)), "float32") for _ in range(6)]
+    args = params, jnp.asarray(rng.normal(size=(32, 16)), "float32")
+    mesh = sbp.make_mesh((2, 4), ("data", "model"))
+    plan = sbp.jit(layers, mesh, ("model:S(1)", "data:S(0)")).plan(*args)
+    text = plan.source()
+    assert "def layer(" in text and "def layer_gradient(" in text
+    assert text.count("lax.tanh(") <= 3  # one layer with its neighbors, not six
+    assert_same_program(plan, args)
+
+
+def test_an_expression_has_the_operations_of_a_line():
+    f = sbp.jit(lambda x: jnp.tanh(2 * jnp.exp(x) - 1) / 2, sbp.make_mesh((2,), ("d",)), "d:S(0)")
+    assert "lax.tanh(2.0 * lax.exp(x) - 1.0) / 2.0" in f.plan(jnp.ones(8)).source()
+
+
 def test_equal_loops_are_one_function():
     def program(x):
         for _ in range(3):
