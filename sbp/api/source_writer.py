@@ -30,7 +30,7 @@ from sbp.signatures.expressions import (
     tuple_text,
 )
 from sbp.source.reader import users_span
-from sbp.trace.equations import Repeat, Bodies, CodePlace, bodies_of, in_blocks, is_literal
+from sbp.trace.equations import Bodies, CodePlace, RepeatedBlock, bodies_of, in_blocks, is_literal
 from sbp.trace.graph import Node
 
 INLINE = 3
@@ -136,12 +136,14 @@ class SourceWriter:
           names: names for its arguments.
           split: for the body of a scan: how many arguments are constants, and how many carries.
         """
-        jaxpr, consts = (closed, ()) if isinstance(closed, Repeat) else _jax.open_jaxpr(closed)
+        jaxpr, consts = (
+            (closed, ()) if isinstance(closed, RepeatedBlock) else _jax.open_jaxpr(closed)
+        )
         taken = set[str]().union(self.module, *(s.taken for s in self.scopes))
         name = free_name(wanted, taken)
         self.module.add(name)
         is_main = not self.scopes
-        scope = _FunctionNames(self.module, is_block=isinstance(closed, Repeat))
+        scope = _FunctionNames(self.module, is_block=isinstance(closed, RepeatedBlock))
         scope.taken |= {"carry", "slices"} if split else set()
         self.scopes.append(scope)
         self.enter(jaxpr, consts, scope)
@@ -212,7 +214,9 @@ class SourceWriter:
         items = in_blocks(kept, jaxpr.outvars, self.place)
         scope.nested |= self.nested(jaxpr, items)
         for item in items:
-            yield from (self.block if isinstance(item, Repeat) else self.equation)(item, scope)
+            yield from (self.block if isinstance(item, RepeatedBlock) else self.equation)(
+                item, scope
+            )
 
     def place(self, eqn: Any) -> CodePlace | None:
         """Where the instruction of an equation comes from."""
@@ -241,7 +245,7 @@ class SourceWriter:
     def line(self, eqn: Any) -> Any:
         """The line of the user that an equation is written for, one value for all operations that
         no instruction is; None for an equation that may not be part of a longer expression."""
-        if isinstance(eqn, Repeat):
+        if isinstance(eqn, RepeatedBlock):
             return None
         form = bodies_of(eqn, self.mesh.hardware.platform).form
         instruction = self.instruction(eqn)
@@ -363,14 +367,14 @@ class SourceWriter:
 
     def hint(self, item: Any, scope: _FunctionNames) -> None:
         """Gives the results of instructions the names that the user has for them."""
-        if isinstance(item, Repeat):
+        if isinstance(item, RepeatedBlock):
             for eqn in item.eqns:
                 self.hint(eqn, scope)
         elif instruction := self.instruction(item):
             for var, register in zip(item.outvars, instruction.outs, strict=True):
                 scope.hints[var] = self.user.value(register.value) or _short_name(instruction)
 
-    def block(self, block: Repeat, scope: _FunctionNames) -> Iterator[str]:
+    def block(self, block: RepeatedBlock, scope: _FunctionNames) -> Iterator[str]:
         """The line of a call of a block, whose function is written for the first of these calls."""
         ins = [self.read(v, scope) for v in block.invars]
         names = [x if x.isidentifier() else "" for x in ins]
@@ -381,7 +385,7 @@ class SourceWriter:
         outs = ", ".join(scope.name(v, "t") for v in block.outvars)
         yield f"{outs} = {self.blocks[block.key]}({', '.join(ins)})"
 
-    def user_function(self, block: Repeat) -> str:
+    def user_function(self, block: RepeatedBlock) -> str:
         """The innermost function of the user that all operations of a block come from."""
         nodes = [i.node for i in self.applied(block.eqns)]
         stacks = [[s.function for s in node.stack] for node in nodes if node.stack] or [[]]
@@ -392,7 +396,7 @@ class SourceWriter:
     def applied(self, items: Sequence[Any]) -> Iterator[Apply]:
         """The operations of equations and blocks."""
         for item in items:
-            if isinstance(item, Repeat):
+            if isinstance(item, RepeatedBlock):
                 yield from self.applied(item.eqns)
             elif isinstance(instruction := self.instruction(item), Apply):
                 yield instruction

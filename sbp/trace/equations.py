@@ -75,7 +75,7 @@ LEAST_BLOCK = 8
 """Equations of the smallest block that is found."""
 
 
-class Repeat(NamedTuple):
+class RepeatedBlock(NamedTuple):
     """Equations, or blocks of equations, that a jaxpr has more than once. A block has the
     attributes of a jaxpr and of an equation.
 
@@ -153,7 +153,7 @@ def _shared(a: Sequence[Any], b: Sequence[Any]) -> int:
 
 def _blocks_at(
     items: Sequence[Any], outvars: Sequence[Any], places: Sequence[int], length: int
-) -> list[Repeat]:
+) -> list[RepeatedBlock]:
     """The blocks of some length at some places of a jaxpr."""
     readers: dict[Any, list[int]] = {v: [-1] for v in outvars if not is_literal(v)}
     for at, item in enumerate(items):
@@ -169,13 +169,13 @@ def _blocks_at(
         )
         for same in zip(*made, strict=True)
     ]
-    blocks = list[Repeat]()
+    blocks = list[RepeatedBlock]()
     for at, results in zip(places, made, strict=True):
         part, own = items[at : at + length], {*results}
         reads = [v for item in part for v in item.invars if not is_literal(v)]
         outs = [v for v, read in zip(results, is_read, strict=True) if read]
         ins = [*dict.fromkeys(v for v in reads if v not in own)]
-        blocks.append(Repeat(key=(id(items), *places), eqns=part, invars=ins, outvars=outs))
+        blocks.append(RepeatedBlock(key=(id(items), *places), eqns=part, invars=ins, outvars=outs))
     return blocks
 
 
@@ -225,7 +225,7 @@ def _whole_calls(shared: Sequence[int], start: int, end: int) -> tuple[int, int]
 
 def _token(eqn: Any, place: Placed | None) -> Any:
     """A value that is equal for equations that compute the same on their operands."""
-    if isinstance(eqn, Repeat):
+    if isinstance(eqn, RepeatedBlock):
         return eqn.key
     found = place(eqn) if place is not None else CodePlace("", ())
     if found is None:
