@@ -402,6 +402,11 @@ def test_views_that_no_report_can_be(views, folder, capsys):
     assert views[0] in captured.err and captured.out == ""
 
 
+def test_arguments_that_the_function_does_not_take(folder, capsys):
+    assert main(["check", "model.py:plain", "--args", "f32[8],f32[8]", "--mesh", "data=2"]) == 2
+    assert "was called wrongly" in capsys.readouterr().out
+
+
 def test_a_shard_map_is_checked(folder, capsys):
     (folder / "mapped.py").write_text("""
 import functools, jax

@@ -112,6 +112,11 @@ class Parameters:
             one: for numbers and names that the function does not have, of another kind, or that are
             static and donated.
         """
+        for option, numbers in (("static_argnums", static[0]), ("donate_argnums", donated[0])):
+            if isinstance(numbers, str):
+                names = option.replace("nums", "names")
+                about = f"{option} takes numbers of arguments, got {show(numbers)}"
+                raise refused(f"{about}; {names} takes names", TypeError)
         try:
             signature = inspect.signature(fn)
         except (TypeError, ValueError):

@@ -39,7 +39,7 @@ from sbp.explain.relaxations import (
 )
 from sbp.explain.subjects import ComparedPlan
 from sbp.explain.why import why
-from sbp.kinds import FLAG, Kind, instance_of, leaves_of, made_of, public, takes
+from sbp.kinds import FLAG, Kind, instance_of, leaves_of, made_of, public, show, takes
 from sbp.plan.fit import fit
 from sbp.plan.program import Cost, Program
 from sbp.plan.saved import SavedPlan, load_program, write_file
@@ -48,6 +48,7 @@ from sbp.report.facts import inputs, outputs, strategy
 from sbp.report.flows import ProgramFlows
 from sbp.report.rendering import counting_down
 from sbp.report.report import Report
+from sbp.run.arrays import Padded, Partial
 from sbp.run.execute import Executable, JointRun
 
 # ---- plans --------------------------------------------------------------------------------------
@@ -387,7 +388,10 @@ class Plan:
             data = bytes(exported.serialize())
         # JAX says what it cannot export, such as a callback or an unknown class.
         except (ValueError, TypeError, NotImplementedError, ImportError) as error:
-            raise refused(f"plan.export: {error}", error) from error
+            own = next((k.__name__ for k in (Partial, Padded) if k.__name__ in str(error)), None)
+            advice = "return whole arrays, or write the plan with plan.source(path)"
+            why = f"jax.export does not know sbp.{own}; {advice}" if own else str(error)
+            raise refused(f"plan.export: {why}", error) from error
         write_file(path, data)
 
     def source(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -624,6 +628,8 @@ def assert_plan_unchanged(
     ['-input x: f32[8,8] data:S(0)']
     """
     path, text = Path(file), "\n".join(_lines(plan)) + "\n"
+    if "\n" in str(path):
+        raise _bad(f"assert_plan_unchanged takes the name of a file, got {show(str(path))}")
     if update or os.environ.get(UPDATE) == "1":
         try:
             path.write_text(text, "utf-8")

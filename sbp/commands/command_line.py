@@ -429,7 +429,8 @@ def show_program(given: argparse.Namespace) -> int:
         print(f"wrote {given.html}")
     else:
         Console(highlight=False).print(page, soft_wrap=True)
-    return 0 if report.ok else 1
+    is_called_wrongly = any(d.code == "bad-argument" and not d.labels for d in report.diagnostics)
+    return 0 if report.ok else 2 if is_called_wrongly and report.program is None else 1
 
 
 def _page(report: Report, given: argparse.Namespace) -> Shown:

@@ -84,6 +84,26 @@ def test_names_that_no_file_has(name):
         sbp.assert_plan_unchanged(plan, name)
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: sbp.jit(jnp.sin, MESH, static_argnums="0"), "static_argnames takes names"),
+        (lambda: sbp.jit(jnp.sin, jax.make_mesh((2,), (0,))), "names of mesh axes must be strings"),
+        (
+            lambda: sbp.assert_plan_unchanged(plan := sbp.jit(jnp.sin, MESH).plan(X), str(plan)),
+            "takes the name of a file",
+        ),
+        (
+            lambda: sbp.jit(jnp.sum, MESH, "data:S(0)", "data:P(sum)").plan(X).export("x"),
+            r"does not know sbp\.Partial; return whole arrays, or write the plan",
+        ),
+    ],
+)
+def test_what_to_give_instead(call, said):
+    with pytest.raises(sbp.SbpError, match=said):
+        call()
+
+
 def test_a_region_may_return_a_number():
     pair = sbp.manual(lambda x: (x, 3), in_types=("data:S(0)",), out_types=("data:S(0)", "B"))
     doubled, three = sbp.jit(pair, sbp.make_mesh((2,), ("data",)))(X)
