@@ -403,7 +403,7 @@ def test_views_that_no_report_can_be(views, folder, capsys):
 
 
 def test_arguments_that_the_function_does_not_take(folder, capsys):
-    assert main(["check", "model.py:plain", "--args", "f32[8],f32[8]", "--mesh", "data=2"]) == 2
+    assert main(["check", "model.py:plain", "--args", "f32[8]", "--mesh", "data=2"]) == 2
     assert "was called wrongly" in capsys.readouterr().out
 
 
