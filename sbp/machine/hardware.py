@@ -221,6 +221,9 @@ def _gbit(per_second: float) -> Network:
     return Network(bytes_per_second=per_second * 1e9 / 8, latency_seconds=_DCN_LATENCY)
 
 
+SLICE_NETWORK = _gbit(25)
+"""The network between slices of TPUs that the table has no figure for: that of the v5e."""
+
 _H100 = Hardware(
     name="h100",
     # nvidia.com, H100 and H200 data sheets (SXM), without sparsity: BF16, TF32 (JAX's default for
@@ -373,6 +376,43 @@ HARDWARE: dict[str, Hardware] = {
         ),
         _H100,
         replace(_H100, name="h200", hbm_bytes_per_second=4800e9, hbm_bytes=141e9),
+        # nvidia.com, data sheets of HGX B200 and GB200 NVL72, for one of 8 and of 72 GPUs, without
+        # sparsity. NVLink of 1.8 TB/s both ways; a 400 Gbit/s adapter a GPU between nodes.
+        replace(
+            _H100,
+            name="b200",
+            flops_per_second=2250e12,
+            f32_flops_per_second=1125e12,
+            highest_flops_per_second=75e12,
+            hbm_bytes_per_second=7700e9,
+            hbm_bytes=180e9,
+            link_bytes_per_second=900e9,
+        ),
+        replace(
+            _H100,
+            name="gb200",
+            flops_per_second=2500e12,
+            f32_flops_per_second=1250e12,
+            highest_flops_per_second=80e12,
+            hbm_bytes_per_second=8000e9,
+            hbm_bytes=186e9,
+            link_bytes_per_second=900e9,
+            joined_devices=72,
+            host_bytes_per_second=225e9,  # NVLink-C2C: 900 GB/s both ways, for two GPUs
+        ),
+        # amd.com, data sheets of the Instinct MI300X and its platform of eight: BF16, TF32 and FP32
+        # of matrices; seven links of 64 GB/s each way; PCIe Gen5 x16.
+        replace(
+            _H100,
+            name="mi300x",
+            flops_per_second=1307e12,
+            f32_flops_per_second=654e12,
+            highest_flops_per_second=163e12,
+            hbm_bytes_per_second=5300e9,
+            hbm_bytes=192e9,
+            link_bytes_per_second=448e9,
+            platform="rocm",
+        ),
         # Simulated host devices share one memory: a collective is a copy and a rendezvous of
         # threads.
         Hardware(
@@ -399,6 +439,9 @@ _KINDS = (
     ("tpu v5", "tpu-v5p"),
     ("tpu v6", "tpu-v6e"),
     ("tpu7x", "tpu-v7x"),
+    ("gb200", "gb200"),
+    ("b200", "b200"),
+    ("mi300x", "mi300x"),
     ("h200", "h200"),
     ("h100", "h100"),
     ("cpu", "cpu"),

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from sbp.errors import ArgumentError, SbpError, SbpInternalError, nearest, refus
 from sbp.kinds import AXES, AXIS_NAMES, Kind, can_name, is_whole, show, takes
 from sbp.machine.hardware import (
     HARDWARE as HARDWARE,
+    SLICE_NETWORK,
     Arrangement,
     Hardware as Hardware,
     Network,
@@ -487,6 +488,8 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
         hardware = HARDWARE[hardware]
     if not isinstance(hardware, Hardware):
         raise SbpError(f"hardware must be an sbp.Hardware or the name of one, got {show(hardware)}")
+    if isinstance(mesh, Mesh) and not hardware.slow_axes:
+        hardware = _on_slices(hardware, mesh)
     spec = MeshSpec(axes=axes, hardware=hardware, is_assumed=is_assumed)
     for mesh_axis, _ in hardware.slow_axes:
         spec.size(mesh_axis)
@@ -515,6 +518,22 @@ def _hardware_of(mesh: Mesh | AbstractMesh) -> Hardware:
         return HARDWARE["tpu-v3"]
     device = mesh.devices.flat[0]
     return hardware_of_kind(device.device_kind, device.platform)
+
+
+def _on_slices(hardware: Hardware, mesh: Mesh) -> Hardware:
+    """The hardware with the network between slices, where the devices of a mesh are in several. An
+    axis that is only in part across slices, and is not the outermost of these, is priced as if
+    each of its devices were in another slice."""
+    index: Any = np.vectorize(lambda d: getattr(d, "slice_index", None) or 0, otypes=[int])
+    slices = index(mesh.devices)
+    count = len(np.unique(slices))
+    if count < 2:
+        return hardware
+    network = hardware.beyond or SLICE_NETWORK
+    if mesh.size % count == 0 and (np.diff(slices.ravel()) >= 0).all():  # the outer axes
+        return replace(hardware, joined_devices=mesh.size // count, beyond=network)
+    across = [name for k, name in enumerate(mesh.axis_names) if np.diff(slices, axis=k).any()]
+    return replace(hardware, slow_axes=tuple((name, network) for name in across))
 
 
 _SIZES = Kind(

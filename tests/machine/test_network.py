@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 import sbp
 from sbp._jax import ENDS_ON_AXIS_NAMES
@@ -267,6 +268,9 @@ def test_stages_take_the_sides_one_after_the_other(name, devices, factor):
         *(
             ("NVIDIA H100 80GB HBM3", "gpu", "h100"),
             ("NVIDIA H200", "gpu", "h200"),
+            ("NVIDIA B200", "gpu", "b200"),
+            ("NVIDIA GB200", "gpu", "gb200"),
+            ("AMD Instinct MI300X", "gpu", "mi300x"),
             ("cpu", "cpu", "cpu"),
         ),
         *(("NVIDIA A100-SXM4-40GB", "gpu", "h100"), ("TPU v9", "tpu", "tpu-v6e")),
@@ -603,3 +607,45 @@ def test_jax_alone_ends_the_process(name, n):
     ends = ENDS_ON_AXIS_NAMES and (name, n) in ENDING
     assert (ran.returncode != 0) == ends
     assert ends or ran.stdout.strip() == b"512.0"
+
+
+# ---- slices --------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    id: int
+    slice_index: int | None
+    platform: str = "tpu"
+    device_kind: str = "TPU v5 lite"
+    process_index: int = 0
+
+
+def sliced(shape, names, slices):
+    """A mesh of chips with these indices of slices."""
+    chips = [Chip(n, k) for n, k in enumerate(np.ravel(slices))]
+    return mesh_spec(Mesh(np.array(chips, object).reshape(shape), names))
+
+
+def test_an_axis_across_slices_has_the_network_between_them():
+    # One gather of shards of 1 MB between two slices takes the latency and 1 MB at 25 Gbit/s.
+    two = np.repeat([0, 1], 16)
+    outer = sliced((2, 16), ("a", "b"), two)
+    inner = sliced((16, 2), ("b", "a"), np.tile([0, 1], 16))
+    for mesh, position in ((outer, 0), (inner, 1)):
+        link = mesh.collective("all_gather", (position,))
+        assert link.seconds == pytest.approx(mesh.hardware.latency_seconds + 20e-6)
+        assert link.seconds_per_byte == pytest.approx(8 / 25e9)
+    whole = sliced((2, 16), ("a", "b"), np.zeros(32, int))
+    assert outer.collective("all_gather", (1,)) == inner.collective("all_gather", (0,))
+    assert outer.collective("all_gather", (1,)).seconds_per_byte < 8 / 25e9 / 10
+    assert whole.hardware == sliced((2, 16), ("a", "b"), [None] * 32).hardware
+    assert whole.hardware == HARDWARE["tpu-v5e"]
+
+
+def test_an_axis_in_part_across_slices():
+    axis = sliced((32,), ("d",), np.repeat([0, 1], 16)).collective("all_gather", (0,))
+    pair = sliced((2, 16), ("a", "b"), np.repeat([0, 1], 16)).collective("all_gather", (0, 1))
+    assert axis == pair
+    shuffled = sliced((32,), ("d",), np.tile([0, 1], 16)).collective("all_gather", (0,))
+    assert shuffled.seconds_per_byte == pytest.approx(8 / 25e9)

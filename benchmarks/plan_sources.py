@@ -1,0 +1,88 @@
+"""Files of plans (`plan.source()`) of whole training steps.
+
+    python -m benchmarks.plan_sources [STEP ...]
+
+For each step of `benchmarks.steps` and for GShard's step, it prints the operations that the plan
+runs, the lines of the file, the seconds that it took to write, and the operations that only one of
+the file and the plan has. Both are traced by JAX; calls of functions are counted as the operations
+in them. No device is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+from jax.sharding import AbstractMesh
+
+from benchmarks import gshard_ref, planning_speed
+from benchmarks.steps.suite import SUITE
+from benchmarks.steps.unseen import UNSEEN
+
+
+def operations(jaxpr: Any) -> Iterator[str]:
+    """The operations of a jaxpr and of all its bodies, with the types of their operands."""
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        bodies = [
+            part
+            for value in eqn.params.values()
+            for part in (value if isinstance(value, tuple | list) else (value,))
+            if hasattr(getattr(part, "jaxpr", part), "eqns")
+        ]
+        for body in bodies:
+            yield from operations(body)
+        if eqn.primitive.name not in ("jit", "custom_jvp_call", "custom_vjp_call"):
+            types = (v.aval.str_short() for v in (*eqn.invars, *eqn.outvars))
+            yield f"{eqn.primitive.name} {' '.join(types)}"
+
+
+def traced(run: Any, shapes: Any) -> Counter[str]:
+    return Counter(operations(jax.make_jaxpr(run)(*shapes)))
+
+
+def plans(wanted: list[str]) -> Iterator[tuple[str, Any]]:
+    """The plans, by the names of the steps."""
+    for name, make in (SUITE | UNSEEN).items():
+        if not wanted or name in wanted:
+            step = make()
+            mesh = AbstractMesh(tuple(n for _, n in step.mesh), tuple(a for a, _ in step.mesh))
+            yield name, step.planned(mesh, hardware=f"tpu-{step.chip}")
+    if not wanted or "gshard" in wanted:
+        case = planning_speed.CASES["one-axis"]
+        arguments = gshard_ref.abstract_arguments(case.config)
+        yield "gshard", planning_speed.step(case).plan(*arguments)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("step", nargs="*")
+    print(f"{'step':<24} operations  lines  seconds  only one has")
+    for name, plan in plans(parser.parse_args().step):
+        start = time.perf_counter()
+        try:
+            text = plan.source()
+        except Exception as error:  # a step whose plan has no file is a line of the table
+            print(f"{name:<24} {error}", flush=True)
+            continue
+        seconds = time.perf_counter() - start
+        names: dict[str, Any] = {"__file__": sys.argv[0]}
+        with mock.patch.object(jax, "make_mesh", AbstractMesh):
+            exec(compile(text, name, "exec"), names)
+        shapes = plan.holding.shapes
+        mine, theirs = traced(names["run"], shapes), traced(plan._executable.jitted, shapes)
+        other = [*(mine - theirs).items(), *(theirs - mine).items()]
+        said = ", ".join(f"{count} {text.split()[0]}" for text, count in other) or "-"
+        print(
+            f"{name:<24} {mine.total():>10,} {len(text.splitlines()):>6,} {seconds:>8.1f}  {said}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
