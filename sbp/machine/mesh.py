@@ -547,7 +547,7 @@ _SIZES = Kind(
 
 @takes("sbp.make_mesh", axis_sizes=_SIZES, axis_names=AXES)
 def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
-    """A mesh over the first of `jax.devices()`, with Auto axes.
+    """A mesh over the first of `jax.devices()`, in the order of `jax.make_mesh`, with Auto axes.
 
     Arguments:
       axis_sizes: the size of each axis, outer first.
@@ -569,15 +569,17 @@ def make_mesh(axis_sizes: Sequence[int], axis_names: Sequence[str]) -> Mesh:
     _check_names(names, devices=math.prod(map(int, axis_sizes)))
     devices = jax.devices()
     need = math.prod(map(int, axis_sizes))
-    sizes = " x ".join(map(str, axis_sizes)) + f" = {need}" * (len(axis_sizes) > 1)
+    product = " x ".join(map(str, axis_sizes)) + f" = {need}" * (len(axis_sizes) > 1)
     if need > len(devices):
         raise ArgumentError(
-            f"the mesh has {sizes} devices, but JAX has only"
+            f"the mesh has {product} devices, but JAX has only"
             f" {len(devices)}; use a smaller mesh, plan on a jax.sharding.AbstractMesh, or simulate"
             f" host devices with XLA_FLAGS=--xla_force_host_platform_device_count={need}",
             code="mesh-devices",
         )
-    return Mesh(np.asarray(devices[:need]).reshape(tuple(axis_sizes)), names)
+    sizes = tuple(map(int, axis_sizes))
+    auto = (AxisType.Auto,) * len(names)
+    return jax.make_mesh(sizes, names, axis_types=auto, devices=devices[:need])
 
 
 # ---- the user's mesh ----------------------------------------------------------------------------
