@@ -27,7 +27,7 @@ from sbp.infer.cost import allowed_rows, row_seconds, undominated_rows
 from sbp.infer.flow import End, Place
 from sbp.infer.request import JOINT_AXES, Request
 from sbp.infer.rows import EMPTY, NdRow
-from sbp.infer.space import Codes, Rules, TypeSpace, detour, kept_codes, needs_of, stack
+from sbp.infer.space import Codes, Rules, TypeSpace, kept_codes, needs_of, stack
 from sbp.infer.typing import Options, Typing, Window, typing_fields
 from sbp.solve.costgraph import CostGraph
 from sbp.solve.search import solve
@@ -167,16 +167,14 @@ class Problem:
     ) -> TypeSpace:
         forced, partial = self._needs(aval.shape, frozenset(codes), self.request.mesh.sizes)
         monoids = monoids | partial
-        kept = self.request.kept(codes, monoids)
+        kept = self.request.kept(codes)
         return self._spaces.of(aval, monoids, forced, reduction, kept)
 
     def _space_of(self, aval: Any, types: Sequence[Codes], reduction: Reduction) -> TypeSpace:
         """The space of some types of a value. It lacks the types that split a dim into more parts
         than it has elements."""
         monoids = frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0)
-        return self._spaces.of(
-            aval, monoids, reduction=reduction, kept=self.request.kept(types, ())
-        )
+        return self._spaces.of(aval, monoids, reduction=reduction, kept=self.request.kept(types))
 
     def codes(self, end: End) -> tuple[Codes, ...]:
         """The type of an end in each state of its variable."""
@@ -264,8 +262,7 @@ class Problem:
             aval = self.request.graph.avals[value]
             every = {t for e in (maker, *ends) for t in e.codes}
             native = self.request.native.get(value, EMPTY)
-            monoids = detour(aval.dtype, native) if self.request.budgets else native
-            space = self._space(aval, monoids, sorted(every), self.request.reduction(value))
+            space = self._space(aval, native, sorted(every), self.request.reduction(value))
             if len(ends) == 1:
                 self._convert(value, space, maker, ends[0])
             else:

@@ -24,7 +24,7 @@ from sbp.infer.cost import allowed_rows
 from sbp.infer.flow import Decision, Edge, End
 from sbp.infer.pins import pinned_codes
 from sbp.infer.request import Request
-from sbp.infer.space import POLICY_KINDS, Ban, Code, Rules, TypeSpace, decode, detour
+from sbp.infer.space import POLICY_KINDS, Ban, Code, Rules, TypeSpace, decode
 from sbp.limits import Policy
 from sbp.machine.mesh import MeshSpec
 from sbp.trace.graph import Constant, Node, group_by
@@ -137,7 +137,7 @@ class Conversions:
         codes: frozenset[Code],
         rules: Rules,
     ) -> tuple[TypeSpace, np.ndarray]:
-        monoids = detour(dtype, frozenset(MONOIDS[-1 - c] for c in partial))
+        monoids = frozenset(MONOIDS[-1 - c] for c in partial)
         forced = frozenset((0, c - 1) for c in codes if c > 0)
         space = TypeSpace(tuple(shape), _jax.itemsize(dtype), self._alone, monoids, forced)
         bans = tuple(

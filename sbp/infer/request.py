@@ -30,7 +30,7 @@ from sbp.infer.cost import (
 )
 from sbp.infer.flow import Flow, flow_of
 from sbp.infer.rows import EMPTY, AxisRow, NdRow, PartialRow, RowTable, worth_having
-from sbp.infer.space import Ban, Codes, Rules, Spaces, encode, kept_codes
+from sbp.infer.space import Ban, Codes, Rules, Spaces, kept_codes
 from sbp.limits import POLICIES, Budget, Policy, policies_in
 from sbp.machine.mesh import MeshSpec
 from sbp.signatures import Row, traits_of
@@ -448,16 +448,9 @@ class Request:
         """The positions of the mesh axes of more than one device."""
         return tuple(k for k, n in enumerate(self.mesh.sizes) if n > 1)
 
-    def kept(self, types: Iterable[Codes], monoids: Iterable[str]) -> Kept:
-        """The codes that a large space of some types has on each mesh axis, empty for all.
-
-        Arguments:
-          types: the types.
-          monoids: the monoids through which a conversion may go around a budget.
-        """
-        if len(self.axes) <= JOINT_AXES:
-            return ()
-        return kept_codes(types, [encode(Unreduced(m)) for m in monoids if self.budgets])
+    def kept(self, types: Iterable[Codes]) -> Kept:
+        """The codes that a large space of some types has on each mesh axis, empty for all."""
+        return () if len(self.axes) <= JOINT_AXES else kept_codes(types)
 
     def rows_along(self, node: Node, position: int) -> tuple[NdRow, ...]:
         """Rows of a node that are, on one mesh axis, all rows that it has there."""

@@ -22,7 +22,6 @@ from sbp.infer.accumulation import NATIVE, Kept, Reduction, WideSum, block_dim
 from sbp.limits import POLICIES, Policy
 from sbp.machine.hardware import copies_for_lanes
 from sbp.machine.mesh import MeshSpec
-from sbp.signatures.factors import admissible
 from sbp.types import MONOIDS, Atom, B, NdSbp, Split, Unreduced
 
 Code = int
@@ -178,11 +177,10 @@ class Ban:
           mesh_axes: positions of the mesh axes it runs over.
           bytes_sent: bytes that a device sends.
         """
-        return (
-            bytes_sent > self.above
-            and (self.kind is None or self.kind == kind)
-            and not self.mesh_axes.isdisjoint(mesh_axes)
-        )
+        # Zero-padded shards are whole copies, which a sum or an exchange of parts then completes.
+        copies = kind == "zero_pad" and self.kind in ("all_gather", "all_to_all")
+        sends = bytes_sent > self.above and self.kind in (None, kind)
+        return (copies or sends) and not self.mesh_axes.isdisjoint(mesh_axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,18 +227,6 @@ class Rules:
     def unlimited(self) -> bool:
         """Whether they allow every conversion."""
         return not self.bans and all(p == "auto" for p in self.policies)
-
-
-def detour(dtype: Any, monoids: frozenset[str]) -> frozenset[str]:
-    """The monoids through which a conversion may go where a budget forbids the direct step: S -> P
-    -> B needs no all-gather.
-
-    Arguments:
-      dtype: of the value.
-      monoids: the monoids under which the value can be partial. If there are none, the first monoid
-        of the dtype is taken.
-    """
-    return monoids or frozenset(admissible(dtype)[:1])
 
 
 # ---- steps and spaces ---------------------------------------------------------------------------
@@ -294,7 +280,7 @@ LARGE = 700
 three mesh axes, the conversions of such a space go through some of its types only."""
 
 
-def kept_codes(types: Iterable[Codes], through: Iterable[Code] = ()) -> tuple[frozenset[Code], ...]:
+def kept_codes(types: Iterable[Codes]) -> tuple[frozenset[Code], ...]:
     """For each mesh axis the codes of some types, with others that conversions may go through.
 
     B is added where the types differ, and where another axis splits the same dim. The splits of the
@@ -302,7 +288,6 @@ def kept_codes(types: Iterable[Codes], through: Iterable[Code] = ()) -> tuple[fr
 
     Arguments:
       types: the types.
-      through: further codes for axes on which the types differ.
 
     >>> [sorted(codes) for codes in kept_codes([(1, 3, 0), (2, 3, 0)])]
     [[0, 1, 2], [3], [0]]
@@ -314,7 +299,7 @@ def kept_codes(types: Iterable[Codes], through: Iterable[Code] = ()) -> tuple[fr
         here, others = columns[k], frozenset[Code]().union(*columns[:k], *columns[k + 1 :])
         if len(here) == 1:
             return here | {0} if here & others & splits else here
-        return here.union((0, *through), splits if min(here) < 0 else ())
+        return here.union((0,), splits if min(here) < 0 else ())
 
     return tuple(map(kept, range(len(columns))))
 

@@ -29,7 +29,6 @@ from sbp.infer.space import (
     Codes,
     TypeSpace,
     decode,
-    detour,
     is_even,
     kept_codes,
     needs_of,
@@ -410,9 +409,8 @@ def _certify_boxing(
         if source != target and key not in seen:
             codes = (*source, *target)
             monoids = frozenset(MONOIDS[-1 - c] for c in codes if c < 0)
-            monoids = detour(aval.dtype, monoids) if first.rules.bans else monoids
             forced = frozenset((i, c - 1) for t in key[1:3] for i, c in enumerate(t) if c > 0)
-            kept = typing.request.kept(key[1:3], monoids)
+            kept = typing.request.kept(key[1:3])
             space = spaces.of(aval, monoids, forced, kept=kept)
             seconds = space.seconds(first.rules)
             seen[key] = bool(seconds[space.index[key[1]], space.index[key[2]]] < INFINITE)

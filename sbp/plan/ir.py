@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sbp.annotations import annotate_p
 from sbp.infer.cost import row_sends
 from sbp.infer.rows import EMPTY, NdRow
-from sbp.infer.space import Codes, Rules, Step, TypeSpace, detour
+from sbp.infer.space import Codes, Rules, Step, TypeSpace
 from sbp.infer.typing import Typing
 from sbp.signatures import Sent, kernel_named
 from sbp.trace.graph import LOOPS, Constant, Dataflow, Graph, Node, Operand, trips_of
@@ -220,9 +220,8 @@ class _Lowering:
         aval = self.typing.graph.avals[value]
         monoids = frozenset(MONOIDS[-1 - c] for t in types for c in t if c < 0)
         monoids |= self.request.native.get(value, EMPTY)
-        monoids = detour(aval.dtype, monoids) if self.request.budgets else monoids
         forced = frozenset((i, c - 1) for t in types for i, c in enumerate(t) if c > 0)
-        kept = self.request.kept(types, monoids)
+        kept = self.request.kept(types)
         return self.request.spaces.of(aval, monoids, forced, self.request.reduction(value), kept)
 
     def block(self, graph: Graph, returned: tuple[Codes, ...], owner: Node | None = None) -> Block:

@@ -174,7 +174,10 @@ def _padded(*args: Any, **kwargs: Any) -> Any:
     return sbp.jit(users_body, MESH, in_types=rows, out_types=rows).plan(SHAPE)
 
 
-_jax_static = lambda *args, **options: jax.jit(users_two, **options)(*args)
+def _jax_static(*args: Any, **options: Any) -> Any:
+    """A call that may take its arguments by donation."""
+    own = (jnp.copy(x) if isinstance(x, jax.Array) else x for x in args)
+    return jax.jit(users_two, **options)(*own)
 
 
 _sbp_static = lambda *args, **options: sbp.jit(users_two, MESH, **options).plan(*args)
