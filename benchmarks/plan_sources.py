@@ -37,9 +37,10 @@ def operations(jaxpr: Any) -> Iterator[str]:
         ]
         for body in bodies:
             yield from operations(body)
-        if eqn.primitive.name not in ("jit", "custom_jvp_call", "custom_vjp_call"):
+        name = eqn.primitive.name.replace("add_any", "add")
+        if name not in ("jit", "custom_jvp_call", "custom_vjp_call"):
             types = (v.aval.str_short() for v in (*eqn.invars, *eqn.outvars))
-            yield f"{eqn.primitive.name} {' '.join(types)}"
+            yield f"{name} {' '.join(types)}"
 
 
 def traced(run: Any, shapes: Any) -> Counter[str]:

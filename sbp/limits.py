@@ -106,7 +106,7 @@ def forbid(
           text of the plan names it; None for all of them. A reduce-scatter that the TPU compiler
           would turn into an all-reduce runs as an all-to-all and a local sum, and counts as a
           reduce-scatter. A budget for "all_gather" or "all_to_all" also forbids to pad shards with
-          zeros to the whole size, whose sum would be the same copy.
+          zeros to the whole size, whatever `above` is: their sum would be the same copy.
       axis: the mesh axis; None for any.
       above: bytes one device may send each time a collective runs.
       where: "anywhere", "forward", "backward" or "loop" (inside scan and while).

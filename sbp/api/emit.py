@@ -21,15 +21,16 @@ _HEAD = '''"""`{name}`, as sbp {version} planned it for the mesh {mesh} of {plat
 
 The file needs JAX and no sbp. It was written for JAX {jax}.
 
-Behind a line stand the type of its value on each mesh axis (S(d) is split along dim d, P(..) is
-partial, and on other axes each device has the whole value) and the line of your program. Behind a
-collective stand the bytes that each device sends each time it runs. A call sends {sent} in all.
+A comment has the type of a value on each mesh axis, and the line of your program: S(d) is split
+along dim d, P(sum) is a sum that is not added up yet, and on the axes that it does not name, each
+device has the whole value (B if it names none). For a collective, it has the bytes that one device
+sends each time the collective runs. In one call, one device sends {sent}.
 """
 
 {imports}
 
 {arrays}mesh = jax.make_mesh({sizes}, {names}, axis_types=(AxisType.Auto,) * {count})
-SHAPES = {shapes}'''
+ARGUMENTS = {arguments}'''
 
 
 _IMPORTS = (
@@ -103,6 +104,7 @@ def emit(program: Program, executable: Executable, call: Call, shapes: Sequence[
         jax.enable_x64(is_wide or config.jax_enable_x64),
     ):
         flat = writer.function(closed, f"{own}_of_arrays", names=program.graph.input_names)
+    donated = tuple(executable.options["donate_argnums"])
     run = [
         "def shardings(specs):",
         "    return tuple(NamedSharding(mesh, spec) for spec in specs)",
@@ -112,7 +114,7 @@ def emit(program: Program, executable: Executable, call: Call, shapes: Sequence[
         f"    {flat},",
         f"    in_shardings=shardings({_specs(executable.in_shardings)}),",
         f"    out_shardings=shardings({_specs(executable.out_shardings)}),",
-        f"    donate_argnums={tuple(executable.options['donate_argnums'])},",
+        *([f"    donate_argnums={donated},"] if donated else []),
         ")",
     ]
     named, keywords = "named", [f"named[{k!r}]" for k in call.keywords]
@@ -123,11 +125,14 @@ def emit(program: Program, executable: Executable, call: Call, shapes: Sequence[
     else:
         heads.append(f"**{named}")
     numbers = iter(range(call.outs.num_leaves))
+    given = tuple_text(call.positional)
+    given = f"({given}, {named})" if call.keywords else given
     main = [
         f"def {own}({', '.join(heads)}):",
-        f"    arrays = jax.tree.leaves(({tuple_text(call.positional)}, {named}))",
-        "    if tuple(map(jnp.shape, arrays)) != SHAPES:",
-        '        raise ValueError(f"the plan is for arrays of the shapes {SHAPES}")',
+        f"    arrays = jax.tree.leaves({given})",
+        '    given = tuple(f"{jnp.result_type(x)}{[*jnp.shape(x)]}" for x in arrays)',
+        "    if given != ARGUMENTS:",
+        '        raise ValueError(f"the plan takes {ARGUMENTS}, and not {given}")',
         "    outs = run(*arrays)",
         f"    return {_result(call.outs, numbers, _by_structure(call, keywords))}",
     ]
@@ -142,7 +147,7 @@ def emit(program: Program, executable: Executable, call: Call, shapes: Sequence[
     used = [line for needs, line in _IMPORTS if any(w.startswith(needs) for w in words)]
     head = _HEAD.format(
         name=own,
-        shapes=text_of(tuple(tuple(map(int, s.shape)) for s in shapes)),
+        arguments=text_of(tuple(f"{s.dtype}{[*map(int, s.shape)]}" for s in shapes)),
         version=VERSION,
         mesh=mesh,
         platform=mesh.hardware.platform,

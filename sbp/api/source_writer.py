@@ -80,7 +80,8 @@ class _FunctionNames:
             return "_"
         wanted = self.hints.get(var) or otherwise
         if self.is_block:
-            wanted = "_".join(word for word in wanted.split("_") if not word.isdigit())
+            words = wanted.replace("[", "_").replace("]", "_").split("_")
+            wanted = "_".join(word for word in words if not word.isdigit())
         found = free_name(wanted, self.taken | self.module)
         self.taken.add(found)
         self.values[var] = found
@@ -99,7 +100,17 @@ class SourceWriter:
         self.user = Names(program.graph)
         self.instructions: list[Instruction] = []
         self.module = {*MODULES, *dir(builtins), "functools", "Path", "NamedSharding", "AxisType"}
-        self.module |= {"ARRAYS", "SHAPES", "mesh", "run", "arrays", "outs", "named", "shardings"}
+        self.module |= {
+            "ARRAYS",
+            "ARGUMENTS",
+            "given",
+            "mesh",
+            "run",
+            "arrays",
+            "outs",
+            "named",
+            "shardings",
+        }
         self.functions: dict[str, str] = {}  # by their text without the name
         self.scopes: list[_FunctionNames] = []  # of the functions being written, inside out
         self.texts: list[str] = []
@@ -219,7 +230,9 @@ class SourceWriter:
             )
 
     def place(self, eqn: Any) -> CodePlace | None:
-        """Where the instruction of an equation comes from."""
+        """Where the instruction of an equation comes from, or the first one of a block."""
+        while isinstance(eqn, RepeatedBlock):
+            eqn = eqn.eqns[0]
         instruction = self.instruction(eqn)
         if instruction is None:
             return None
@@ -329,8 +342,9 @@ class SourceWriter:
         plain, number, alone = self.chosen[key]
         written = operands(plain, False)
         text = expressions(eqn, written)[number]
-        if any(w.startswith("(") for w in written):  # without parentheses that it does not need
-            text = ast.unparse(ast.parse(text)).replace("'", '"')
+        if any(w.startswith("(") for w in written):
+            needed = ast.unparse(ast.parse(text))  # leaves out parentheses
+            text = needed if '"' in needed else needed.replace("'", '"')
         return text, alone
 
     def value(self, atom: Any, scope: _FunctionNames) -> Any:
@@ -439,7 +453,7 @@ class SourceWriter:
         """A name and a docstring for the function of an instruction."""
         if isinstance(instruction, Box):
             kinds = [*dict.fromkeys(s.kind for s in instruction.steps)]
-            return "_".join(kinds), f"Converts a value to another type: {', '.join(kinds)}."
+            return "_".join(kinds), f"Changes how a value is held: {', '.join(kinds)}."
         assert isinstance(instruction, Apply)
         return instruction.node.op, f"{instruction.node.op} on the shards of one device."
 

@@ -77,6 +77,7 @@ _CALLS = {
     " {padding}, {base_dilation}, {window_dilation})",
     "reshape": "{0}.reshape({new_sizes})",
     "select_n": "lax.select({0}, {2}, {1})",
+    "stack": "lax.stack([{all}], {axis})",
     "slice": "lax.slice({0}, {start_indices}, {limit_indices}, {strides})",
     "threefry2x32": "jax.extend.random.threefry2x32_p.bind({all})",
     "top_k": "lax.top_k({0}, {k})",

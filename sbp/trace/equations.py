@@ -169,13 +169,13 @@ def _blocks_at(
         )
         for same in zip(*made, strict=True)
     ]
-    blocks = list[RepeatedBlock]()
+    blocks, key = list[RepeatedBlock](), object()
     for at, results in zip(places, made, strict=True):
         part, own = items[at : at + length], {*results}
         reads = [v for item in part for v in item.invars if not is_literal(v)]
         outs = [v for v, read in zip(results, is_read, strict=True) if read]
         ins = [*dict.fromkeys(v for v in reads if v not in own)]
-        blocks.append(RepeatedBlock(key=(id(items), *places), eqns=part, invars=ins, outvars=outs))
+        blocks.append(RepeatedBlock(key=key, eqns=part, invars=ins, outvars=outs))
     return blocks
 
 
