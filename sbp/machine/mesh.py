@@ -371,11 +371,13 @@ class MeshSpec:
       axes: (name, size) pairs; the order is the nesting order of splits of one dim.
       hardware: the figures that costs are computed from.
       is_assumed: whether neither the user nor a device names the hardware.
+      slices: in how many slices the devices are.
     """
 
     axes: tuple[tuple[str, int], ...]
     hardware: Hardware
     is_assumed: bool = field(default=False, compare=False)
+    slices: int = field(default=1, compare=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -488,9 +490,11 @@ def mesh_spec(mesh: Mesh | AbstractMesh, hardware: Hardware | str | None = None)
         hardware = HARDWARE[hardware]
     if not isinstance(hardware, Hardware):
         raise SbpError(f"hardware must be an sbp.Hardware or the name of one, got {show(hardware)}")
-    if isinstance(mesh, Mesh) and not hardware.slow_axes:
-        hardware = _on_slices(hardware, mesh)
-    spec = MeshSpec(axes=axes, hardware=hardware, is_assumed=is_assumed)
+    slices = 1
+    if isinstance(mesh, Mesh):
+        index: Any = np.vectorize(lambda d: getattr(d, "slice_index", None) or 0, otypes=[int])
+        hardware, slices = _on_slices(hardware, mesh.axis_names, index(mesh.devices))
+    spec = MeshSpec(axes=axes, hardware=hardware, is_assumed=is_assumed, slices=slices)
     for mesh_axis, _ in hardware.slow_axes:
         spec.size(mesh_axis)
     return spec
@@ -520,20 +524,25 @@ def _hardware_of(mesh: Mesh | AbstractMesh) -> Hardware:
     return hardware_of_kind(device.device_kind, device.platform)
 
 
-def _on_slices(hardware: Hardware, mesh: Mesh) -> Hardware:
-    """The hardware with the network between slices, where the devices of a mesh are in several. An
-    axis that is only in part across slices, and is not the outermost of these, is priced as if
-    each of its devices were in another slice."""
-    index: Any = np.vectorize(lambda d: getattr(d, "slice_index", None) or 0, otypes=[int])
-    slices = index(mesh.devices)
-    count = len(np.unique(slices))
-    if count < 2:
-        return hardware
-    network = hardware.beyond or SLICE_NETWORK
-    if mesh.size % count == 0 and (np.diff(slices.ravel()) >= 0).all():  # the outer axes
-        return replace(hardware, joined_devices=mesh.size // count, beyond=network)
-    across = [name for k, name in enumerate(mesh.axis_names) if np.diff(slices, axis=k).any()]
-    return replace(hardware, slow_axes=tuple((name, network) for name in across))
+def _on_slices(
+    hardware: Hardware, names: Sequence[str], slices: np.ndarray
+) -> tuple[Hardware, int]:
+    """The hardware with the network between slices, unless the user has given one for an axis, and
+    the number of slices. An axis that is only in part across slices, and is not the outermost of
+    these, is priced as if each of its devices were in another slice.
+
+    Arguments:
+      hardware: the hardware in one slice.
+      names: the mesh axes.
+      slices: for each device of the mesh the slice that it is in.
+    """
+    count, network = len(np.unique(slices)), hardware.beyond or SLICE_NETWORK
+    if count < 2 or hardware.slow_axes:
+        return hardware, count
+    if slices.size % count == 0 and (np.diff(slices.ravel()) >= 0).all():  # the outer axes
+        return replace(hardware, joined_devices=slices.size // count, beyond=network), count
+    across = [name for k, name in enumerate(names) if np.diff(slices, axis=k).any()]
+    return replace(hardware, slow_axes=tuple((name, network) for name in across)), count
 
 
 _SIZES = Kind(
