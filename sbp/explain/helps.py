@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from sbp.annotations import annotate_p
 from sbp.errors import SHOWN, Edit, Help, OptionEdit, SourceEdit, Span
-from sbp.explain.change import Accepted, BlamedFault, Change, HelpKind, Tried, tried
+from sbp.explain.change import Accepted, BlamedFault, Change, Diagnosis, HelpKind, Tried, tried
 from sbp.explain.names import result_code
 from sbp.explain.pin_changes import PinChanges, Placed, insert_pins, set_pins, site_in
 from sbp.explain.relaxations import DEARER
@@ -373,81 +373,82 @@ Looser = tuple[str, tuple[Edit, ...], Callable[[Request], Request]]
 """A policy that allows more: in words, as edits, and as a change of a program."""
 
 
-def looser_policies(
-    request: Request, found: Blamed, position: int
-) -> tuple[list[Looser], list[Looser]]:
+def looser_policies(request: Request, found: Blamed, position: int) -> Iterator[Looser]:
     """The policies that allow more than the one that is to blame, and before them the
     `reduce_dtype` with which a cast needs no conversion. The policy of the program changes on all
-    mesh axes without a policy of their own, another policy on one axis.
-
-    Regions have no names, so two regions with one policy look alike in the program. A region's
-    policy therefore changes only for the line, or in all regions that set it.
+    mesh axes without a policy of their own, another policy on one axis; that of a region changes
+    for the line alone.
 
     Arguments:
       request: the program.
       found: the policy that is to blame.
       position: the position of the mesh axis.
-
-    Returns:
-      The changes; and those for when none of these gives a typing, since they change more than the
-      line of the fault.
     """
-    narrow, wide = list[Looser](), list[Looser]()
     node, blamed, origin = found
     dtype = node and allowing(request.graph, node)
     if dtype and request.reduce_dtype is None:
-        text = f"reduce_dtype=jnp.{dtype}, so that sbp casts each part and sums them in {dtype}"
-        edit = OptionEdit(option="reduce_dtype", value=dtype)
-        narrow.append((text, (edit,), functools.partial(replace, reduce_dtype=dtype)))
+        yield (
+            f"reduce_dtype=jnp.{dtype}, so that sbp casts each part and sums them in {dtype}",
+            (OptionEdit(option="reduce_dtype", value=dtype),),
+            functools.partial(replace, reduce_dtype=dtype),
+        )
     names, own = request.mesh.names, request.axis_policies
-    axis, line = names[position], users_span(node) if node else None
-    for policy in POLICIES[: POLICIES.index(blamed)][::-1]:
+    line = users_span(node) if node else None
+    for policy in _looser_than(blamed):
         if origin != "region":
             base, per_axis = policy, own
             if origin == "axis":
-                base = request.boxing
                 each = own or (None,) * len(names)
-                per_axis = (*each[:position], policy, *each[position + 1 :])
-            edit = OptionEdit(option="boxing", value=boxing_option(base, per_axis, names))
-            change = functools.partial(replace, boxing=base, axis_policies=per_axis)
-            narrow.append((boxing_text(base, per_axis, names), (edit,), change))
-            continue
-        region = under_policy(line, policy, axis) if line else None
-        if region is not None and line is not None:
+                base, per_axis = request.boxing, (*each[:position], policy, *each[position + 1 :])
+            yield (
+                boxing_text(base, per_axis, names),
+                (OptionEdit(option="boxing", value=boxing_option(base, per_axis, names)),),
+                functools.partial(replace, boxing=base, axis_policies=per_axis),
+            )
+        elif line and (region := under_policy(line, policy, names[position])):
             edits, runs = region
-            text = f'put line {line.line} under sbp.policy("{policy}", "{axis}")'
             # The statement, and everything called from it, is in a region of its own.
-            inside = functools.partial(_inside, policy_mark(policy, axis))
-            narrow.append((text, edits, functools.partial(_rescoped, inside, runs)))
-        edits = _policy_edits(request.graph, blamed, policy, axis)
-        if edits:
-            text = f'write "{policy}" instead of "{blamed}" on `{axis}` in every sbp.policy'
-            scope = functools.partial(with_policy, old=blamed, new=policy, axis=axis)
-            wide.append((text, edits, functools.partial(_rescoped, scope, lambda stack: True)))
-    return narrow, wide
+            inside = functools.partial(_inside, policy_mark(policy, names[position]))
+            yield (
+                f'put line {line.line} under sbp.policy("{policy}", "{names[position]}")',
+                edits,
+                functools.partial(_rescoped, inside, runs),
+            )
 
 
-def _policy_edits(graph: Graph, old: Policy, new: Policy, axis: str) -> tuple[SourceEdit, ...]:
-    """Edits of all regions that set a policy on a mesh axis; none where the source does not show
-    all of them.
+def looser_regions(request: Request, found: Blamed, axis: str) -> Iterator[Looser]:
+    """The policies that allow more in all regions that set the one that is to blame: for when no
+    change of the line gives a typing. Regions have no names, so two regions with one policy look
+    alike in the program. None where the source does not show all of them.
 
     Arguments:
-      graph: the program.
-      old: the policy of these regions.
-      new: the policy in its place.
+      request: the program.
+      found: the policy that is to blame.
       axis: the mesh axis.
     """
-    concerned = [
-        node
-        for node in graph.walk()
+    _, old, origin = found
+    stacks = [
+        node.stack
+        for node in request.graph.walk()
         if node.stack and any(p == old and a in ("", axis) for p, a in policies_in(node.scope))
     ]
-    files = dict.fromkeys(span.file for node in concerned for span in node.stack)
-    found = [one for file in files for one in loosened_policies(file, old, new, axis)]
-    shown = all(
-        any(contains(body, span) for body, _ in found for span in node.stack) for node in concerned
-    )
-    return tuple(edit for _, edit in found) if shown else ()
+    files = dict.fromkeys(span.file for stack in stacks for span in stack)
+    for new in _looser_than(old) if origin == "region" else ():
+        regions = [one for file in files for one in loosened_policies(file, old, new, axis)]
+        if regions and all(
+            any(contains(body, span) for body, _ in regions for span in stack) for stack in stacks
+        ):
+            scope = functools.partial(with_policy, old=old, new=new, axis=axis)
+            yield (
+                f'write "{new}" instead of "{old}" on `{axis}` in every sbp.policy',
+                tuple(edit for _, edit in regions),
+                functools.partial(_rescoped, scope, lambda stack: True),
+            )
+
+
+def _looser_than(policy: Policy) -> tuple[Policy, ...]:
+    """The policies that allow more than a policy, the nearest first."""
+    return POLICIES[: POLICIES.index(policy)][::-1]
 
 
 def _inside(mark: str, scope: str) -> str:
@@ -617,29 +618,42 @@ def _base(fault: BlamedFault) -> tuple[Request, set[tuple[str, str]]]:
 
 def _by_policy(fault: BlamedFault, base: Request, plans: int) -> list[Tried]:
     """Policies that allow more, first with all faults in the program, then without the others; in a
-    large program the first that gives a typing.
+    large program the first that gives a typing. Those of all regions are tried where no other gives
+    one, since they change more than the line of the fault.
 
     Arguments:
       fault: the fault.
       base: the program without the pins of its other faults.
       plans: the most plans.
     """
-    diagnosis, tries = fault.diagnosis, list[Tried]()
-    several, found = len(diagnosis.groups) > 1, policy_to_blame(fault.request, fault.found)
-    for loosers in looser_policies(fault.request, found, fault.position) if found else ():
-        changes = list[Change]()
-        for text, edits, change in loosers:
-            make = functools.partial(diagnosis.under_policy, text, change)
-            clears = text + CLEARS_ALL if several else text
-            whole = Change(text=clears, edits=edits, make=make, kind="policy")
-            changes.append(whole)
-            if several:
-                part = functools.partial(lambda change: best_program(change(base)), change)
-                changes.append(replace(whole, text=text, make=part, instead=whole))
-        if not any(t.accepted for t in tries):
-            helps = 1 if diagnosis.limits.is_large(diagnosis.request.size) else None
-            tries.append(tried(changes, plans=plans, helps=helps, plan=lambda program: program))
+    diagnosis, found = fault.diagnosis, policy_to_blame(fault.request, fault.found)
+    if found is None:
+        return []
+    helps = 1 if diagnosis.limits.is_large(diagnosis.request.size) else None
+
+    def attempt(loosers: Iterator[Looser]) -> Tried:
+        changes = [one for looser in loosers for one in _policy_changes(diagnosis, base, looser)]
+        return tried(changes, plans=plans, helps=helps, plan=lambda program: program)
+
+    tries = [attempt(looser_policies(fault.request, found, fault.position))]
+    if not tries[0].accepted:
+        tries.append(attempt(looser_regions(fault.request, found, fault.axis)))
     return tries
+
+
+def _policy_changes(diagnosis: Diagnosis, base: Request, looser: Looser) -> Iterator[Change]:
+    """A policy of the whole program, then of the program without its other faults."""
+    text, edits, change = looser
+    several = len(diagnosis.groups) > 1
+    whole = Change(
+        text=text + CLEARS_ALL if several else text,
+        edits=edits,
+        make=functools.partial(diagnosis.under_policy, text, change),
+        kind="policy",
+    )
+    yield whole
+    if several:
+        yield replace(whole, text=text, make=lambda: best_program(change(base)), instead=whole)
 
 
 def _rank(fault: BlamedFault, node: Node, accepted: Accepted) -> RankedHelp:
