@@ -379,8 +379,8 @@ def _diagnosis(request: Request, limits: DiagnosisLimits) -> Diagnosis:
     checker = Checker(request, rlimit=limits.solver_resources)
     same: dict[Any, list[CheckResult]] = {}
     without: set[tuple[str, str]] = set()
-    found, stuck = checker.check(), False
-    while found.status == "unsat" and len(same) < 3 * limits.faults and not stuck:
+    found = checker.check()
+    while found.status == "unsat" and len(same) < 3 * limits.faults:
         names = {budget_literal(number) for number in found.budgets}
         to_blame = (
             {(axis, name) for axis in request.mesh.names for name in names}
@@ -390,11 +390,10 @@ def _diagnosis(request: Request, limits: DiagnosisLimits) -> Diagnosis:
         place = _key(found)
         known = (k for k in same if k[0] == place and any(_is_related(f, found) for f in same[k]))
         same.setdefault(next(known, (place, found.mesh_axis)), []).append(found)
-        # With nothing left to leave out, the checker would find the same fault for ever.
-        stuck = to_blame <= without
-        if not stuck:
-            without |= to_blame
-            found = checker.check(without)
+        if to_blame <= without:
+            break  # with nothing left to leave out, the checker would find the same fault for ever
+        without |= to_blame
+        found = checker.check(without)
     return Diagnosis(
         request=request,
         checker=checker,

@@ -79,20 +79,19 @@ class Placement:
     def of(self, values: Iterable[Operand]) -> Placed:
         """The places of an annotation of some values that the line reads."""
         placed: Placed = defaultdict(dict), set()
-        nodes = [n for n in self.graph.walk() if not n.in_gradient and self.frame(n) is not None]
+        nodes = [n for n in self.graph.walk() if not n.in_gradient and self.frames(n)]
         for value in values:
             reading = [n for n in nodes if value in n.inputs]
             # Other expressions of a comprehension may read the value, too.
             first = next((n for n in reading if self.line in n.stack), reading[0])
-            number, depth = first.inputs.index(value), self.frame(first)
-            assert depth is not None
-            path = first.stack[: depth + 1]
+            number, frames = first.inputs.index(value), self.frames(first)
+            inner = len(first.stack) - len(frames) + 1
             readers = {first.id} | {
                 n.id
                 for n in nodes
-                if (n.op, len(n.inputs), n.stack[: depth + 1])
-                == (first.op, len(first.inputs), path)
-                and path[-1] not in self.stack(n.inputs[number])
+                if (n.op, len(n.inputs), n.stack[:inner])
+                == (first.op, len(first.inputs), first.stack[:inner])
+                and frames[0] not in self.stack(n.inputs[number])
             }
             for graph in self.graph.graphs():
                 for k, node in enumerate(graph.nodes):
@@ -114,7 +113,7 @@ class Placement:
         maker, (before, after) = self.dataflow.maker(operand), placed
         if self.inserts:
             before[self.start(siblings, reader, maker).id][operand] = None
-        elif maker is not None and self.frame(maker) is not None and isinstance(operand, int):
+        elif maker is not None and self.frames(maker) and isinstance(operand, int):
             after.add(operand)
         else:
             before[siblings[reader].id][operand] = None
@@ -124,16 +123,17 @@ class Placement:
         maker = self.dataflow.maker(operand)
         return maker.stack if maker is not None else ()
 
-    def frame(self, node: Node) -> int | None:
-        """The position of the stack frame that reads the annotated value; None if there is none."""
+    def frames(self, node: Node) -> tuple[Span, ...]:
+        """The frames of a node from the one that reads the annotated value outwards; empty if none
+        reads it."""
         start = self.edit.span if self.inserts else self.line
-        found = (
+        reading = (
             k
             for k, s in enumerate(node.stack)
             if (s.file, s.function) == (self.line.file, self.line.function)
             and (s.line, s.column) >= (start.line, start.column)
         )
-        return next(found, None)
+        return node.stack[next(reading, len(node.stack)) :]
 
     def start(self, siblings: tuple[Node, ...], reader: int, maker: Node | None) -> Node:
         """The first node of the statement that a node belongs to, after what makes the value.
@@ -143,24 +143,21 @@ class Placement:
           reader: the position of the node that reads the value.
           maker: what makes the value.
         """
-        statement, depth = statement_span(self.line), self.frame(siblings[reader])
-        assert depth is not None
-        caller, first = siblings[reader].stack[depth + 1 :], reader
-        while statement is not None and first > 0:
-            node = siblings[first - 1]
-            k = self.frame(node)
-            # By its id: edits of the program, such as dropping another fault's pins, copy nodes.
-            made = maker is not None and node.id == maker.id
-            end = statement.end_line, statement.end_column
-            if (
-                made
-                or k is None
-                or node.stack[k + 1 :] != caller
-                or (node.stack[k].line, node.stack[k].column) >= end
-            ):
-                break
-            first -= 1
-        return siblings[first]
+        statement, frames = statement_span(self.line), self.frames(siblings[reader])
+
+        def is_inside(node: Node) -> bool:
+            own = self.frames(node)
+            return (
+                statement is not None
+                # By its id: edits of the program, such as dropping another pin, copy nodes.
+                and (maker is None or node.id != maker.id)
+                and own != ()
+                and own[1:] == frames[1:]
+                and (own[0].line, own[0].column) < (statement.end_line, statement.end_column)
+            )
+
+        earlier = itertools.takewhile(is_inside, reversed(siblings[:reader]))
+        return [siblings[reader], *earlier][-1]
 
 
 # ---- insertions ---------------------------------------------------------------------------------
@@ -399,7 +396,8 @@ def looser_policies(request: Request, found: Blamed, position: int) -> Iterator[
             base, per_axis = policy, own
             if origin == "axis":
                 each = own or (None,) * len(names)
-                base, per_axis = request.boxing, (*each[:position], policy, *each[position + 1 :])
+                base = request.boxing
+                per_axis = (*each[:position], policy, *each[position + 1 :])
             yield (
                 boxing_text(base, per_axis, names),
                 (OptionEdit(option="boxing", value=boxing_option(base, per_axis, names)),),
