@@ -50,17 +50,16 @@ def arrives(fault: BlamedFault, node: Node) -> str:
     reduce."""
     shown, made = fault.names.operand_names(node), fault.made
     n = fault.request.mesh.sizes[fault.position]
-    told, partial = dict[str, None](), dict[str, None]()
+    users = {i: [operand_code(fault.names, node, i, c) for c in made[i]] for i in made}
+    texts = {i: f"{shown[i]} is {atoms_text(codes)}" for i, codes in users.items()}
     for i, codes in made.items():
-        users = [operand_code(fault.names, node, i, code) for code in codes]
-        text = f"{shown[i]} is {atoms_text(users)}"
-        dim = codes[0] - 1 if len(codes) == 1 else -1
-        size = fault.request.graph.aval(node.inputs[i]).shape[dim] if dim >= 0 else n
-        if size < n:
-            return f"{text}, but its dim {users[0] - 1} of size {size} is shorter than {n} devices"
-        told[text] = None
-        if left(codes) == "partial":
-            partial[shown[i]] = None
+        if len(codes) == 1 and codes[0] > 0:
+            size = fault.request.graph.aval(node.inputs[i]).shape[codes[0] - 1]
+            if size < n:
+                short = f"its dim {users[i][0] - 1} of size {size} is shorter than {n} devices"
+                return f"{texts[i]}, but {short}"
+    told = dict.fromkeys(texts.values())
+    partial = dict.fromkeys(shown[i] for i, codes in made.items() if left(codes) == "partial")
     if len(fault.found.sink) == 1:
         text = f"{', '.join(told)} here, which {node.name} does not take"
     elif len(told) == 1:

@@ -20,7 +20,6 @@ from sbp.infer.choose import EndCondition
 from sbp.infer.constraints import pin_sites
 from sbp.infer.flow import Place
 from sbp.infer.request import Request
-from sbp.infer.rows import EMPTY
 from sbp.infer.space import (
     Code,
     Codes,
@@ -481,7 +480,7 @@ class _Inquiry:
             for d, size in enumerate(shape)
             if size >= n and not (self.must_divide and size % n)
         ]
-        monoids = () if self.is_boundary else sorted(self.program.request.native.get(value, EMPTY))
+        monoids = () if self.is_boundary else sorted(self.program.request.native.get(value, ()))
         partial = [-1 - MONOIDS.index(m) for m in monoids]
         return [c for c in (0, *partial, *splits) if c != current]
 

@@ -120,11 +120,12 @@ class LiveBytes:
         self.program, self.names = program, input_names(program)
         self.device = DeviceMemory(program.typing, in_host=False)
         self.uses = InputUses(program)
-        self.last: dict[Register, Phase] = {}
-        for block in blocks(program.block):
-            found = stored_values(block, program.graph.avals, self.device.elements)
-            for register, at in found.last.items():
-                self.last[register] = self.uses.phases.place(block.instructions[at])[1]
+        avals, elements = program.graph.avals, self.device.elements
+        self.last: dict[Register, Phase] = {
+            register: self.uses.phases.place(block.instructions[at])[1]
+            for block in blocks(program.block)
+            for register, at in stored_values(block, avals, elements).last.items()
+        }
         self.kind = functools.cache(self._kind)
         self.fixed: dict[MemoryClass, float] = dict.fromkeys(COLORS, 0.0)
         for number, register in enumerate(program.block.inputs):

@@ -2,20 +2,18 @@
 make the values and need them converted, what inputs are (weights, the optimiser's state, or other
 arguments), and the strategy: what each mesh axis is used for, in the names of the field."""
 
-import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from sbp import _jax
 from sbp.annotations import Pin, annotate_p
 from sbp.errors import listed, position_text
 from sbp.explain.names import Names
 from sbp.explain.origins import ConversionReason, Origins
 from sbp.explain.subjects import AtomChange, SourcePlace
 from sbp.infer.rows import seen_codes
-from sbp.infer.space import Code, local_shape, to_type
+from sbp.infer.space import Code, local_bytes, to_type
 from sbp.plan.ir import Register, Source
 from sbp.plan.program import Phase, Phases, Program, Send, place, sends, shape_text
 from sbp.report.wording import (
@@ -95,8 +93,7 @@ def tensor(program: Program, source: Source, name: str) -> Tensor:
         global_shape=tuple(aval.shape),
         type=to_type(source.codes, program.mesh),
         local_shape=shape_text(aval, source.codes, program.mesh.sizes),
-        bytes_per_device=math.prod(local_shape(aval.shape, source.codes, program.mesh.sizes))
-        * _jax.itemsize(aval.dtype),
+        bytes_per_device=local_bytes(aval, source.codes, program.mesh.sizes),
     )
 
 
@@ -588,8 +585,7 @@ class _Reading:
 
     def _share(self, part: Set[int], whole: Set[int]) -> float:
         """The share of some inputs in the bytes of others."""
-        avals = [self.uses.graph.avals[value] for value in self.uses.graph.inputs]
-        sizes = [math.prod(aval.shape) * _jax.itemsize(aval.dtype) for aval in avals]
+        sizes = [local_bytes(self.uses.graph.avals[v], (), ()) for v in self.uses.graph.inputs]
         total = sum(sizes[n] for n in whole)
         return sum(sizes[n] for n in part & whole) / total if total else 0.0
 

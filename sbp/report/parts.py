@@ -445,8 +445,7 @@ def picture(caption: str, board: Board | None, *instead: Plain) -> Picture:
 
 
 def _fill(ink: Ink) -> dict[str, float | str]:
-    border = _stroke(ink) if ink.width else {}
-    return {"fill": ink.color, "fill-opacity": ink.opacity, **border}
+    return {"fill": ink.color, "fill-opacity": ink.opacity} | (_stroke(ink) if ink.width else {})
 
 
 def _stroke(ink: Ink) -> dict[str, float | str]:
