@@ -256,10 +256,9 @@ _FORBIDS: Mapping[str, str] = {
 
 def budget_notes(fault: BlamedFault) -> Iterator[str]:
     """The budgets that are to blame."""
-    numbers = fault.found.budgets
-    for number in numbers:
+    for number in fault.found.budgets:
         yield f"the budget: {fault.request.budgets[number]}"
-    if len(numbers) > 1:
+    if len(fault.found.budgets) > 1:
         yield "sbp looked for a larger size only in the first of these budgets"
 
 
@@ -470,11 +469,10 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
 def _is_conflict(fault: BlamedFault, node: Node) -> bool:
     """Whether pins conflict that are not on operands of the node itself. Where a partial value
     arrives, a reduction is missing, which is no conflict."""
-    pins = fault.found.pins
-    if len(pins) < 2 or fault.found.sink[0].because.at_region:
-        return len(pins) > 1
+    if len(fault.found.pins) < 2 or fault.found.sink[0].because.at_region:
+        return len(fault.found.pins) > 1
     return all(c >= 0 for codes in fault.made.values() for c in codes) and not any(
-        fault.direct(node, c) for c in pins
+        fault.direct(node, c) for c in fault.found.pins
     )
 
 

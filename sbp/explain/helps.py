@@ -214,18 +214,17 @@ class Insertions(PinChanges):
 
     def at_region(self) -> Iterator[Change]:
         """Annotations of the values that enter a loop or a branch."""
-        names = self.fault.names
         for c, wanted in zip(self.fault.found.sink, self.fault.found.wanted, strict=True):
             value: Operand = c.value
             if value not in self.node.inputs:
                 continue
-            maker, name = names.maker(value), names.value(value)
+            maker, name = self.fault.names.maker(value), self.fault.names.value(value)
             read = SourceRead(name) if name else None
             if c.because.entry is not None and c.because.entry.kind == "predicate":
                 read = first_argument(self.node)
                 while maker and traits_of(maker.op).adapts and maker.span == self.node.span:
                     value = maker.inputs[0]
-                    maker = names.maker(value)
+                    maker = self.fault.names.maker(value)
             if isinstance(value, int):
                 for code in (c for c in self.codes(value) if c in wanted):
                     yield from self.insertion({value: (read, code)})

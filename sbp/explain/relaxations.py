@@ -93,8 +93,7 @@ def _taking_whole(planned: PlannedBox) -> Iterator[Node]:
     Arguments:
       planned: the conversion that gathers it.
     """
-    target = planned.box.target
-    whole = {target}
+    whole = {planned.box.target}
     for i in planned.block.instructions:
         if not isinstance(i, Apply) or whole.isdisjoint(i.ins):
             continue
@@ -102,7 +101,7 @@ def _taking_whole(planned: PlannedBox) -> Iterator[Node]:
         if traits.whole:
             yield i.node
         elif traits.elementwise or traits.moves:
-            whole.update(r for r in i.outs if r.codes == target.codes)
+            whole.update(r for r in i.outs if r.codes == planned.box.target.codes)
 
 
 # ---- costly annotations -------------------------------------------------------------------------

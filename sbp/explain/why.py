@@ -450,11 +450,10 @@ class _Inquiry:
 
     def is_pinned(self, position: int) -> bool:
         """Whether the user pins the subject itself on a mesh axis."""
-        kind, values = self.subject.kind, self.subject.values
         return any(
-            any(n.outputs[0] in values for n in site.nodes)
-            if kind == "annotation"
-            else (site.source, site.position) == (kind, self.subject.position)
+            any(n.outputs[0] in self.subject.values for n in site.nodes)
+            if self.subject.kind == "annotation"
+            else (site.source, site.position) == (self.subject.kind, self.subject.position)
             for site in pin_sites(self.program.request)
             if site.codes[position] is not None
         )
@@ -510,9 +509,8 @@ class _Inquiry:
     def is_type(self, shape: tuple[int, ...], codes: Codes) -> bool:
         """Whether a shape can have a type: its dims are long enough to split, and its partial atoms
         have one monoid."""
-        sizes = self.program.mesh.sizes
-        too_short, monoids = needs_of(shape, (codes,), sizes)
-        is_held = not self.must_divide or is_even(shape, codes, sizes)
+        too_short, monoids = needs_of(shape, (codes,), self.program.mesh.sizes)
+        is_held = not self.must_divide or is_even(shape, codes, self.program.mesh.sizes)
         return is_held and not too_short and len(monoids) <= 1
 
     # ---- origins --------------------------------------------------------------------------------

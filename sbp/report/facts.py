@@ -269,7 +269,6 @@ def _of_conversion(
 ) -> Collective:
     """A collective of a conversion."""
     assert send.planned is not None
-    returned = reason.need.is_returned
     results = [output_name(output_names, n.number) for n in reason.needs if n.is_returned]
     return _collective(
         program,
@@ -277,8 +276,8 @@ def _of_conversion(
         (send.planned.box.target.value,),
         line=_line(reason),
         made=(maker_text(reason),),
-        needed=() if returned else (need_text(reason),),
-        returned=(listed(results, 1),) if returned else (),
+        needed=() if reason.need.is_returned else (need_text(reason),),
+        returned=(listed(results, 1),) if reason.need.is_returned else (),
     )
 
 
@@ -569,18 +568,17 @@ class _Reading:
           roles: those of the products.
         """
         inputs, values = self.uses.graph.inputs, self.program.typing.values
-        weights = self.uses.weights
         stored = {n for n, value in enumerate(inputs) if values[value][k] > 0}
         state = {n for n in range(len(inputs)) if self.uses.class_of(n) == "optimiser"}
         # The weights that products and lookups split, too.
         kept = {n for node, at, n in self.uses.reads if self._taken(node, k)[at] > 0}
-        gathered, held = self._share(stored - kept, weights), self._share(stored, state)
+        gathered, held = self._share(stored - kept, self.uses.weights), self._share(stored, state)
         if gathered >= SEEN:
             some = "" if gathered >= _MOST else f" ({gathered:.0%} of them)"
             yield f"weights gathered on use (FSDP){some}"
             if roles.isdisjoint(("tensor", "expert")):
                 yield "not tensor parallel"
-        elif held >= SEEN and held > self._share(kept, weights) + SEEN:
+        elif held >= SEEN and held > self._share(kept, self.uses.weights) + SEEN:
             yield "optimiser split (ZeRO-1)"
 
     def _share(self, part: Set[int], whole: Set[int]) -> float:

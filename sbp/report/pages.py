@@ -154,24 +154,23 @@ def precision(program: Program) -> tuple[Section, ...]:
     Returns:
       A section; none where the user chose no `reduce_dtype`, and where no float is summed.
     """
-    graph, sums = program.graph, program.typing.sums
     found = defaultdict[tuple[str, str], list[tuple[int, float]]](list)
     for send in sends(program):
         step, planned = send.step, send.planned
         # An all-gather of blocks that were exchanged and added belongs to the same sum.
         if step and planned and send.reduces and send.kind != "all_gather":
-            dtype = graph.avals[planned.box.target.value].dtype
+            dtype = program.graph.avals[planned.box.target.value].dtype
             if step.source[step.mesh_axes[0]] == _SUM and is_real(dtype):
                 wide = step.wide if step.wide and step.wide.dim is not None else None
                 how = wide.dtype if wide else f"{dtype}, by the platform"
                 found[str(dtype), how].append((planned.trips, step.bytes_sent * planned.trips))
-    if not sums or not found:
+    if not program.typing.sums or not found:
         return ()
     rows = (
         (parts, how, str(sum(runs for runs, _ in same)), bytes_text(sum(sent for _, sent in same)))
         for (parts, how), same in sorted(found.items())
     )
-    nodes, typed = graph.walk(), program.typing.rows
+    nodes, typed = program.graph.walk(), program.typing.rows
     casts = [node_text(n) for n in nodes if ROUNDED_PARTS.name in typed[n.id].kernels]
     named = (
         f"{counted(len(casts), 'cast')} of parts before their sum (`reduce_dtype`):"
@@ -188,11 +187,10 @@ def precision(program: Program) -> tuple[Section, ...]:
 
 
 def _choice(program: Program) -> str:
-    gap = program.typing.gap
-    most = max(0.1, math.ceil(1000 * gap) / 10)
+    most = max(0.1, math.ceil(1000 * program.typing.gap) / 10)
     found = "the cheapest that sbp found; " + (
         f"no others are more than {most:.1f}% cheaper in the cost model"
-        if gap < 1
+        if program.typing.gap < 1
         else "sbp does not know how much cheaper others may be"
     )
     how = "proved cheapest in the cost model" if program.typing.optimal else found

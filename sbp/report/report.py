@@ -326,12 +326,11 @@ class Report(Shows):
         >>> Report(program=None, title="step").to_json()["ok"]
         True
         """
-        program = self.program
         return {
             "format": FORMAT,
             "function": self.title,
             "ok": self.ok,
-            "plan": None if program is None else plan_data(program, self.output_names),
+            "plan": None if self.program is None else plan_data(self.program, self.output_names),
             "diagnostics": [finding_data(d) for d in self.diagnostics],
         }
 
