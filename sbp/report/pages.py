@@ -41,6 +41,7 @@ from sbp.report.parts import (
     Table,
     table,
     table_of,
+    table_section,
 )
 from sbp.report.wording import (
     branches_text,
@@ -560,7 +561,8 @@ def _cost(program: Program) -> Facts:
 
 
 def _annotated(found: Sequence[facts.Tensor]) -> Section:
-    made = table_of(
+    return table_section(
+        counted(len(found), "annotated tensor"),
         found,
         {
             "tensor": lambda t: f"{t.name} again" if t.is_repeat else t.name,
@@ -572,7 +574,6 @@ def _annotated(found: Sequence[facts.Tensor]) -> Section:
         },
         shown=SHOWN_TENSORS,
     )
-    return Section(title=counted(len(found), "annotated tensor"), parts=(made,))
 
 
 def _pin_text(pin: Pin) -> str:
@@ -588,8 +589,9 @@ def _pin_text(pin: Pin) -> str:
 def _collectives(program: Program, found: Sequence[facts.Collective], *, short: bool) -> Section:
     if not found:
         return Section(title="collectives", parts=("none: no device sends anything",))
-    total = program.cost.bytes_per_device
-    made = table_of(
+    total, runs = program.cost.bytes_per_device, counted(sum(c.runs for c in found), "run")
+    return table_section(
+        f"collectives: {runs}, {bytes_text(total)} per device",
         found,
         {
             "collective": lambda c: c.kind,
@@ -604,8 +606,6 @@ def _collectives(program: Program, found: Sequence[facts.Collective], *, short: 
         shown=SHOWN_SHORT if short else SHOWN_COLLECTIVES,
         rest=lambda left: f"and {len(left)} more groups: {size_text(left)} per device",
     )
-    runs = counted(sum(c.runs for c in found), "run")
-    return Section(title=f"collectives: {runs}, {bytes_text(total)} per device", parts=(made,))
 
 
 def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
@@ -618,7 +618,8 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
 
     rows = facts.alike(found)
     largest = sorted(rows, key=lambda row: -facts.counted_bytes([row]))[:SHOWN_TENSORS]
-    made = table_of(
+    return table_section(
+        f"{counted(len(found), noun)}: {bytes_text(facts.counted_bytes(rows))} per device",
         sorted(rows, key=lambda row: row not in largest),
         {
             noun: lambda row: name(*row),
@@ -632,9 +633,5 @@ def _tensors(noun: str, found: Sequence[facts.Tensor]) -> Section:
             f"and {counted(sum(count for _, count in left), 'smaller one')}:"
             f" {bytes_text(facts.counted_bytes(left))} per device"
         ),
-    )
-    return Section(
-        title=f"{counted(len(found), noun)}: {bytes_text(facts.counted_bytes(rows))} per device",
-        parts=(made,),
         opened=len(rows) <= SHOWN_TENSORS,
     )
