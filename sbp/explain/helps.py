@@ -172,25 +172,22 @@ class Insertions(PinChanges):
         Budgets hold for annotations, too."""
         yield from self.moved()
         if not self.fault.found.budgets and users_span(self.node) and not self.node.in_gradient:
-            yield from self.inserted()
+            at_region = self.fault.found.sink[0].because.at_region
+            yield from self.at_region() if at_region else self.inserted()
         yield from self.drops()
 
     def inserted(self) -> Iterator[Change]:
         """Annotations before the line: first on operands that do not fit a row which the other
         operands fit, then on values that enter the line."""
         node, names = self.node, self.fault.names
-        if self.fault.found.sink[0].because.at_region:
-            yield from self.at_region()
-            return
         if node.span == users_span(node):
             rows = self.base.axis_rows(node, self.fault.position)
             wanted = [wrong for wrong in map(self.misfits, rows) if wrong]
             least = min(map(len, wanted), default=0)  # no more annotations than it takes
-            for wrong in wanted:
-                if len(wrong) == least:
-                    yield from self.insertion(
-                        {node.inputs[i]: (names.read(node, i), c) for i, c in wrong.items()}
-                    )
+            for wrong in (w for w in wanted if len(w) == least):
+                yield from self.insertion(
+                    {node.inputs[i]: (names.read(node, i), c) for i, c in wrong.items()}
+                )
         for value in self.entering():
             name = names.entering(value, node, alone=True)
             if name and reads(users_span(node), name):
@@ -231,13 +228,10 @@ class Insertions(PinChanges):
 
     def entering(self) -> list[int]:
         """The values that bring the pinned types into the line, last ones first."""
-        here, found = users_span(self.node), dict[int, None]()
-        for c in reversed(self.fault.found.equations):
-            if c.node and users_span(c.node) == here:
-                maker = self.fault.names.maker(c.value)
-                if maker is None or users_span(maker) != here:
-                    found[c.value] = None
-        return list(found)
+        here, equations = users_span(self.node), reversed(self.fault.found.equations)
+        read = [c.value for c in equations if c.node and users_span(c.node) == here]
+        makers = {value: self.fault.names.maker(value) for value in read}
+        return [v for v, maker in makers.items() if maker is None or users_span(maker) != here]
 
     def codes(self, value: int) -> list[Code]:
         """The codes that a value may be annotated with: B, and splits of a dim that divides. Under

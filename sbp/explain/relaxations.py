@@ -95,13 +95,12 @@ def _taking_whole(planned: PlannedBox) -> Iterator[Node]:
     """
     whole = {planned.box.target}
     for i in planned.block.instructions:
-        if not isinstance(i, Apply) or whole.isdisjoint(i.ins):
-            continue
-        traits = traits_of(i.node.op)
-        if traits.whole:
-            yield i.node
-        elif traits.elementwise or traits.moves:
-            whole.update(r for r in i.outs if r.codes == planned.box.target.codes)
+        if isinstance(i, Apply) and not whole.isdisjoint(i.ins):
+            traits = traits_of(i.node.op)
+            if traits.whole:
+                yield i.node
+            elif traits.elementwise or traits.moves:
+                whole.update(r for r in i.outs if r.codes == planned.box.target.codes)
 
 
 # ---- costly annotations -------------------------------------------------------------------------
@@ -495,8 +494,7 @@ def _splits(shape: tuple[int, ...], codes: Codes, mesh: MeshSpec) -> Iterator[tu
       mesh: the mesh.
     """
     for k, n in enumerate(mesh.sizes):
-        local = local_shape(shape, codes, mesh.sizes)
-        for dim, size in enumerate(local):
+        for dim, size in enumerate(local_shape(shape, codes, mesh.sizes)):
             if n > 1 and codes[k] == 0 and size % n == 0 and size:
                 yield k, tuple(1 + dim if i == k else c for i, c in enumerate(codes))
 
