@@ -452,7 +452,6 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
         shown = found.helps[: limits.shown - len(last)]
         unshown = found.unshown + len(found.helps) - len(shown)
         found = replace(found, helps=(*shown, *last), unshown=unshown)
-    limited = limit_notes(fault, found, len(near) - limits.rows)
     return Diagnostic(
         code=code,
         severity="error",
@@ -460,7 +459,7 @@ def diagnostic(fault: BlamedFault) -> Diagnostic:
         labels=_labels(fault, node, text),
         rule=heading,
         rows=tuple(near[: limits.rows]),
-        notes=(*notes(fault, node), *limited),
+        notes=(*notes(fault, node), *limit_notes(fault, found, len(near) - limits.rows)),
         helps=found.helps,
         scope=scope_of(node),
     )

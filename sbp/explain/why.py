@@ -473,10 +473,9 @@ class _Inquiry:
         """Other atoms that the value may have on a mesh axis: B, then P where some row makes it so,
         then the splits."""
         value, n = self.subject.values[0], self.program.mesh.sizes[position]
-        shape = self.program.request.graph.avals[value].shape
         splits = [
             1 + d
-            for d, size in enumerate(shape)
+            for d, size in enumerate(self.program.request.graph.avals[value].shape)
             if size >= n and not (self.must_divide and size % n)
         ]
         monoids = () if self.is_boundary else sorted(self.program.request.native.get(value, ()))

@@ -451,9 +451,8 @@ def _sent_caption(found: Sequence[ProgramFlows]) -> str:
 def _matrix_drawing(both: tuple[Matrix, Matrix]) -> Board:
     plans = len(both[0].plans)
     block = _CELL * (max(len(m.columns) for m in both) + 1) + _GAP
-    tall = sum(_ROW * (len(m.rows) + 1) + _GAP for m in both) + 20
-    board = Board(_PLACE + block * plans, tall)
     top = 20.0
+    board = Board(_PLACE + block * plans, top + sum(_ROW * (len(m.rows) + 1) + _GAP for m in both))
     for plan, name in enumerate(("this plan", "the other plan") if plans > 1 else ()):
         board.text((_PLACE + block * plan, 12), name, Ink(bold=True))
     for matrix in both:
