@@ -597,13 +597,11 @@ def _base(fault: BlamedFault) -> tuple[Request, set[tuple[str, str]]]:
     base, gone = fault.request, set[tuple[str, str]]()
     mine = {(r.mesh_axis, c.name) for r in fault.findings for c in r.pins}
     others = (r for group in fault.diagnosis.groups if group != fault.findings for r in group)
-    for other in others:
-        position = base.mesh.names.index(other.mesh_axis)
-        for c in other.pins:
-            if (other.mesh_axis, c.name) not in mine | gone:
-                site = site_in(base, c.site)
-                base = set_pins(base, [(site, {position: None})] if site else []) or base
-                gone.add((other.mesh_axis, c.name))
+    for axis, c in ((r.mesh_axis, c) for r in others for c in r.pins):
+        if (axis, c.name) not in mine | gone:
+            site, position = site_in(base, c.site), base.mesh.names.index(axis)
+            base = set_pins(base, [(site, {position: None})] if site else []) or base
+            gone.add((axis, c.name))
     return base, gone
 
 

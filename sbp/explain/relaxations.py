@@ -177,13 +177,10 @@ def _dearest_first(request: Request, program: Program, dear: Sequence[PinSite]) 
       dear: the annotations without which a choice of types was cheaper.
     """
     whole = best_program(request) if dear else None  # a plan counts the reuse of conversions
-    alone = [(best_program(drop_pins(request, site)), site) for site in dear]
-    ranked = sorted(
-        ((p.cost.seconds, n, p, site) for n, (p, site) in enumerate(alone) if p is not None),
-        key=lambda one: one[:2],
-    )
+    alone = ((best_program(drop_pins(request, site)), site) for site in dear)
+    planned = [(p, site) for p, site in alone if p is not None]
     found: list[Diagnostic] = []
-    for _, _, without, site in ranked:
+    for without, site in sorted(planned, key=lambda one: one[0].cost.seconds):
         if found:
             without = best_program(drop_pins(request, site))
         if whole and without and _matters(program, whole.cost.seconds, without):

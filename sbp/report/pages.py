@@ -528,21 +528,21 @@ def _parts(program: Program, output_names: tuple[str, ...], *, short: bool) -> I
         )
     yield _tensors("input", facts.inputs(program))
     yield _tensors("output", facts.outputs(program, output_names))
-    assumed = f"sbp does not know the trip count of a while loop, and assumes {WHILE_TRIPS}"
-    regions = table_of(
-        facts.regions(program),
-        {
-            "region": lambda r: r[0].name,
-            "line": lambda r: place_text(SourcePlace.of(r[0])),
-            ">trips": lambda r: str(trips_of(r[0])),
-            ">runs of the body": lambda r: str(r[1]),
-            ">conversions that send": lambda r: str(len({s.planned or s.node for s in r[2]})),
-            ">per device": lambda r: bytes_text(sum(s.bytes for s in r[2])),
-        },
-        detail=lambda r: assumed if trips_are_assumed(r[0]) else "",
-    )
-    if regions.rows:
-        yield Section(title="regions", parts=(regions,))
+    if regions := facts.regions(program):
+        assumed = f"sbp does not know the trip count of a while loop, and assumes {WHILE_TRIPS}"
+        yield table_section(
+            "regions",
+            regions,
+            {
+                "region": lambda r: r[0].name,
+                "line": lambda r: place_text(SourcePlace.of(r[0])),
+                ">trips": lambda r: str(trips_of(r[0])),
+                ">runs of the body": lambda r: str(r[1]),
+                ">conversions that send": lambda r: str(len({s.planned or s.node for s in r[2]})),
+                ">per device": lambda r: bytes_text(sum(s.bytes for s in r[2])),
+            },
+            detail=lambda r: assumed if trips_are_assumed(r[0]) else "",
+        )
 
 
 def _cost(program: Program) -> Facts:
