@@ -407,24 +407,23 @@ def looser_policies(request: Request, found: Blamed, position: int) -> Iterator[
             )
 
 
-def looser_regions(request: Request, found: Blamed, axis: str) -> Iterator[Looser]:
-    """The policies that allow more in all regions that set the one that is to blame: for when no
-    change of the line gives a typing. Regions have no names, so two regions with one policy look
-    alike in the program. None where the source does not show all of them.
+def looser_regions(request: Request, old: Policy, axis: str) -> Iterator[Looser]:
+    """The policies that allow more, in all regions that set a policy: for when no change of the
+    line gives a typing. Regions have no names, so two regions with one policy look alike in the
+    program. None where the source does not show all of them.
 
     Arguments:
       request: the program.
-      found: the policy that is to blame.
+      old: the policy that is to blame.
       axis: the mesh axis.
     """
-    _, old, origin = found
     stacks = [
         node.stack
         for node in request.graph.walk()
         if node.stack and any(p == old and a in ("", axis) for p, a in policies_in(node.scope))
     ]
     files = dict.fromkeys(span.file for stack in stacks for span in stack)
-    for new in _looser_than(old) if origin == "region" else ():
+    for new in _looser_than(old):
         regions = [one for file in files for one in loosened_policies(file, old, new, axis)]
         if regions and all(
             any(contains(body, span) for body, _ in regions for span in stack) for stack in stacks
@@ -624,9 +623,10 @@ def _by_policy(fault: BlamedFault, base: Request, plans: int) -> list[Tried]:
         changes = [one for looser in loosers for one in _policy_changes(diagnosis, base, looser)]
         return tried(changes, plans=plans, helps=helps, plan=lambda program: program)
 
+    _, policy, origin = found
     tries = [attempt(looser_policies(fault.request, found, fault.position))]
-    if not tries[0].accepted:
-        tries.append(attempt(looser_regions(fault.request, found, fault.axis)))
+    if origin == "region" and not tries[0].accepted:
+        tries.append(attempt(looser_regions(fault.request, policy, fault.axis)))
     return tries
 
 
