@@ -197,13 +197,9 @@ class LiveBytes:
         return replace(
             tensor(self.program, register, name),
             kind=kind,
-            where=_where(maker),
+            where=place_name(maker).where if maker else "",
             bytes_per_device=self.device.size(register),
         )
-
-
-def _where(node: Node | None) -> str:
-    return "" if node is None else place_name(node).where
 
 
 # ---- picture of memory --------------------------------------------------------------------------
@@ -246,7 +242,7 @@ def _caption(program: Program, found: LiveBytes) -> str:
     peak, at, hardware = found.peak, "", program.mesh.hardware.name
     if peak.node is not None:
         phase = "the update" if peak.phase == "update" else f"the {peak.phase} pass"
-        where = _where(peak.node)
+        where = place_name(peak.node).where
         at = f", at {peak.node.name}" + (f" of {where}" if where else "") + f" in {phase}"
     share, limit = peak.total / found.limit, bytes_text(found.limit)
     part = f"{share:.1%} of" if share >= MIN_SHARE else "under 0.1% of"
